@@ -1,0 +1,38 @@
+# libtorch comes from a `torch` wheel or a libtorch folder: -DTorch_DIR=.../share/cmake/Torch or
+# CMAKE_PREFIX_PATH. All else from the system.
+find_package(Torch REQUIRED)
+if(NOT Torch_VERSION)
+  file(STRINGS ${TORCH_INSTALL_PREFIX}/include/torch/headeronly/version.h ZERO_TORCH_VERSION_LINE
+       REGEX "define TORCH_VERSION ")
+  string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" Torch_VERSION "${ZERO_TORCH_VERSION_LINE}")
+endif()
+message(STATUS "libtorch ${Torch_VERSION} in ${TORCH_INSTALL_PREFIX}")
+if(Torch_VERSION AND (Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.14))
+  message(WARNING "zerotorch is tested with libtorch 2.11 to 2.13, this is ${Torch_VERSION}")
+endif()
+
+# Torch's imported targets carry flags of its own build; we only want headers and libraries.
+add_library(zero_libtorch INTERFACE)
+add_library(zero::libtorch ALIAS zero_libtorch)
+set_target_properties(zero_libtorch PROPERTIES EXPORT_NAME libtorch)
+target_link_libraries(zero_libtorch INTERFACE torch)
+
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(Threads REQUIRED)
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
+find_library(XXHASH_LIBRARY xxhash REQUIRED)
+add_library(zero_xxhash INTERFACE)
+target_include_directories(zero_xxhash SYSTEM INTERFACE ${XXHASH_INCLUDE_DIR})
+target_link_libraries(zero_xxhash INTERFACE ${XXHASH_LIBRARY})
+
+if(ZERO_BUILD_MODELS)
+  find_package(CLI11 REQUIRED)
+endif()
+if(ZERO_WITH_MPI)
+  find_package(MPI COMPONENTS CXX)
+endif()
+if(ZERO_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+endif()

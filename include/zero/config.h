@@ -1,0 +1,207 @@
+#pragma once
+// Config: the DeepSpeed JSON as typed fields. Every key DeepSpeed knows is honoured, or accepted with a
+// notice because it cannot change anything here, or refused with its line, the reason and a suggestion;
+// docs/config.md lists them all. Plain values: copy freely, no libtorch, no globals.
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zero {
+
+/// What happens to a key of the JSON.
+enum class KeyStatus : std::uint8_t {
+  kHonoured,  ///< its value changes what the engine does, or only the value that is already true is taken
+  kNoEffect,  ///< accepted; a notice says why it changes nothing
+  kRefused,   ///< a ConfigError, unless it is off (false, empty, its harmless value)
+};
+
+std::string_view status_name(KeyStatus status);
+
+/// One key of the schema. All views live as long as the program.
+struct KeyInfo {
+  std::string_view path;           ///< "zero_optimization.stage"; "*" stands for any name
+  std::string_view kind;           ///< "bool", "count", "number", "string", "section", ...
+  std::string_view default_value;  ///< as JSON; empty where there is none
+  KeyStatus status = KeyStatus::kHonoured;
+  std::string_view note;  ///< meaning, or why it changes nothing, or why it is refused and what to use
+  std::string_view
+      accepted_values;        ///< not honoured: values accepted without a word, as JSON, separated by '|'
+  std::string_view alias_of;  ///< for an old name: the path that replaces it
+};
+
+/// Every key that may appear in a file, aliases included, grouped by section.
+std::span<const KeyInfo> schema();
+
+struct Config {
+  // ---- batch: train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * ranks ----
+  // 0 means not given. At least one of the first two must be given; resolve_batch() fills in the rest.
+
+  /// Samples per optimizer step over all ranks.
+  std::int64_t train_batch_size = 0;
+  /// Samples per rank in one forward/backward. Activation memory grows with it.
+  std::int64_t train_micro_batch_size_per_gpu = 0;
+  /// Micro-batches per rank and step. Costs time, not memory.
+  std::int64_t gradient_accumulation_steps = 0;
+
+  struct Optimizer {
+    /// False when the file has no "optimizer" section: AdamW with the defaults below is used.
+    bool given = false;
+    /// "AdamW" or "Adam", in this spelling whatever the file's case.
+    std::string type = "AdamW";
+    double lr = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double eps = 1e-8;
+    /// DeepSpeed's default 0.0 (torch::optim::AdamW has 0.01).
+    double weight_decay = 0.0;
+    bool bias_correction = true;
+    /// True: decoupled weight decay (AdamW). False: decay is added to the gradient (L2). Always true for
+    /// type AdamW; for type Adam the default is true as well, as in DeepSpeed.
+    bool adam_w_mode = true;
+  };
+  Optimizer optimizer;
+
+  struct Scheduler {
+    enum class Type : std::uint8_t { kNone, kWarmupLR, kWarmupDecayLR, kWarmupCosineLR };
+    enum class WarmupType : std::uint8_t { kLog, kLinear };
+    /// kNone when the file has no "scheduler" section: the learning rate stays optimizer.lr.
+    Type type = Type::kNone;
+    /// Steps of warm-up, at least 2 (a smaller number is raised, as DeepSpeed does).
+    std::int64_t warmup_num_steps = 1000;
+    WarmupType warmup_type = WarmupType::kLog;
+    /// WarmupLR and WarmupDecayLR: learning rate at step 0.
+    double warmup_min_lr = 0.0;
+    /// WarmupLR and WarmupDecayLR: learning rate after warm-up. Default: optimizer.lr for WarmupLR, 0.001 for
+    /// WarmupDecayLR; already resolved here.
+    double warmup_max_lr = 1e-3;
+    /// WarmupDecayLR and WarmupCosineLR: steps of the whole schedule, warm-up included. Required.
+    std::int64_t total_num_steps = 0;
+    /// WarmupCosineLR: first and last learning rate, as parts of optimizer.lr.
+    double warmup_min_ratio = 0.0;
+    double cos_min_ratio = 1e-4;
+    /// -1: start from the beginning; otherwise the index of the last step already done.
+    std::int64_t last_batch_iteration = -1;
+  };
+  Scheduler scheduler;
+
+  struct Bf16 {
+    /// Parameters, activations and gradients in bf16, fp32 master weights. False: all in fp32.
+    bool enabled = false;
+    /// Skip the step on all ranks when a gradient is not finite. DeepSpeed's default.
+    bool check_grad_overflow = true;
+  };
+  Bf16 bf16;
+
+  // ---- step ----
+
+  /// Upper bound of the global gradient norm; 0 is off. The default is that of DeepSpeed since 0.19 (1.0).
+  double gradient_clipping = 1.0;
+
+  // ---- what is said ----
+
+  /// One progress line on rank 0 every so many steps; 0: none.
+  std::int64_t steps_per_print = 0;
+  /// Log how long forward, backward and step take.
+  bool wall_clock_breakdown = false;
+  /// Log the memory ledger at the same places.
+  bool memory_breakdown = false;
+  /// Log the resolved configuration at start.
+  bool dump_state = false;
+
+  struct Tensorboard {
+    bool enabled = false;
+    /// Folder of the event files; empty: "runs" below the working folder.
+    std::string output_path;
+    /// Sub-folder of output_path for this job.
+    std::string job_name = "DeepSpeedJobName";
+  };
+  Tensorboard tensorboard;
+
+  struct ZeroOptimization {
+    /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters.
+    int stage = 0;
+    /// Overlap reduction with backward (and gathers with forward at stage 3). Default: true at stage 3, else
+    /// false, as in DeepSpeed; already resolved here. Costs one more bucket.
+    bool overlap_comm = false;
+    /// In elements: a unit's gradient is reduced in pieces (buckets) of at most this many. Smaller: less
+    /// bucket memory, more collectives.
+    std::int64_t reduce_bucket_size = 500'000'000;
+    /// Stages 0-2, in elements: updated parameters are spread in pieces of at most this many.
+    std::int64_t allgather_bucket_size = 500'000'000;
+    /// In elements: the optimizer updates its shard in pieces of at most this many.
+    std::int64_t sub_group_size = 1'000'000'000;
+    /// False: a parameter without gradient at the end of a step is an error that names it.
+    bool ignore_unused_parameters = true;
+    /// Stage 3, in elements: how much stays gathered at once. Smaller: less memory, more gathers.
+    std::int64_t stage3_max_live_parameters = 1'000'000'000;
+    /// Stage 3, in elements: keep a unit gathered when it is used again within this distance.
+    std::int64_t stage3_max_reuse_distance = 1'000'000'000;
+    /// Stage 3, in elements: how far to gather ahead of use. 0: no prefetch.
+    std::int64_t stage3_prefetch_bucket_size = 50'000'000;
+    /// Stage 3, in elements: parameters smaller than this are never released.
+    std::int64_t stage3_param_persistence_threshold = 100'000;
+    /// Stage 3, in elements: upper bound of all parameters kept by the threshold above.
+    std::int64_t stage3_model_persistence_threshold = INT64_MAX;
+    /// Stage 3: allow consolidating the low-precision weights into one file when asked to save them.
+    bool stage3_gather_16bit_weights_on_model_save = false;
+    /// Modules gathered as one, by their name in the model (leaf_module.names) or the end of it
+    /// (leaf_module.name_suffixes).
+    std::vector<std::string> leaf_module_names;
+    std::vector<std::string> leaf_module_name_suffixes;
+  };
+  ZeroOptimization zero_optimization;
+
+  /// Our own section: what DeepSpeed has no key for.
+  struct Zerotorch {
+    enum class Store : std::uint8_t { kAuto, kNodeShared, kCopying };
+    enum class VerifyParameters : std::uint8_t { kBroadcast, kVerify };
+    /// Stage 3: where gathered parameters live. auto: node_shared when all ranks are on one host, else
+    /// copying.
+    Store store = Store::kAuto;
+    /// Upper bound of a unit, in elements; 0: chosen from the model. Smaller units: less memory, more
+    /// gathers.
+    std::int64_t unit_numel = 0;
+    /// Modules (names in the model) that each become one unit, whatever their size.
+    std::vector<std::string> unit_names;
+    /// Seed of the random streams; not given: left to the program.
+    std::optional<std::int64_t> seed;
+    /// Reseed libtorch's generator per global micro-batch, so that dropout does not depend on the number of
+    /// ranks. False: the generator is left alone.
+    bool reseed_per_micro_batch = true;
+    /// At start: broadcast takes rank 0's parameters; verify compares and fails on the first difference.
+    VerifyParameters verify_parameters = VerifyParameters::kBroadcast;
+    /// Pin each rank to its share of the cores.
+    bool bind_cores_to_rank = false;
+    /// How long a collective may take, in seconds; 0: the group's default.
+    double timeout_s = 0;
+    /// Check at every operator that no released parameter is read. Slow; for debugging.
+    bool debug_observer = false;
+  };
+  Zerotorch zerotorch;
+
+  /// Deprecated names that were used, keys that change nothing here and why, and defaults worth knowing; one
+  /// line each, for rank 0 to log once. Not part of to_json().
+  std::vector<std::string> notices;
+
+  /// Reads and checks a file. Local. Throws IoError when it cannot be read, else as from_text().
+  static Config from_file(const std::string& path);
+
+  /// Parses and checks `json` (// and /* */ comments and trailing commas are allowed). `source` prefixes
+  /// errors. Local. Throws one ConfigError that lists up to 20 problems, one per line:
+  /// "source:line: path: problem; remedy".
+  static Config from_text(std::string_view json, std::string_view source = "<text>");
+
+  /// The resolved configuration as JSON with DeepSpeed's keys; from_text(to_json()) has the same fields.
+  std::string to_json() const;
+
+  /// Fills in the missing of train_batch_size, train_micro_batch_size_per_gpu and
+  /// gradient_accumulation_steps for `world_size` ranks, as DeepSpeed does. Idempotent. Local. Throws
+  /// ConfigError with all three numbers and the world size when they contradict or do not divide, or when
+  /// neither of the first two was given.
+  void resolve_batch(int world_size);
+};
+
+}  // namespace zero

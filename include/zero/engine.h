@@ -1,0 +1,189 @@
+#pragma once
+// initialize() and Engine: train any torch::nn::Module under ZeRO 0-3.
+//
+//   auto group  = zero::init_distributed();
+//   auto model  = MyTransformer(options);
+//   auto engine = zero::initialize(model, zero::Config::from_file("ds_config.json"));
+//   auto loss   = criterion(engine(inputs), labels);   // or model->forward(...): the same
+//   engine.backward(loss);
+//   engine.step();                                     // acts at accumulation boundaries
+//
+// Every rank makes the same calls in the same order. One thread at a time uses an engine.
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "zero/config.h"
+#include "zero/group.h"
+#include "zero/memory.h"
+#include "zero/report.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace zero {
+
+/// Parameters that share hyper-parameters. What is not given is the optimizer's.
+struct ParameterGroup {
+  /// Full names (as in named_parameters()); a trailing or leading '*' matches any prefix or suffix. Each
+  /// parameter belongs to the first group that names it, all others to an implicit last one.
+  std::vector<std::string> names;
+  std::optional<double> lr, weight_decay, eps;
+  std::optional<std::pair<double, double>> betas;
+};
+
+struct InitializeOptions {
+  /// Not given: init_distributed().
+  std::optional<Group> group;
+  std::vector<ParameterGroup> parameter_groups;
+  /// A client optimizer (torch::optim::AdamW or Adam, not stepped yet): its groups and hyper-parameters are
+  /// taken over, its own states are never made. The JSON must then have no "optimizer" section.
+  torch::optim::Optimizer* optimizer = nullptr;
+};
+
+enum class OptimizerState : std::uint8_t { kExpAvg, kExpAvgSq };
+
+class Engine {
+ public:
+  Engine(Engine&&) noexcept;
+  Engine& operator=(Engine&&) noexcept;
+  /// Local. Parameters that are whole stay usable as ordinary tensors; sharded ones throw on use from now on.
+  ~Engine();
+
+  /// Runs backward from a scalar `loss` and sends gradients to their owners; they are dropped from the
+  /// module. Losses are averaged over micro-batches and ranks by step(). *Collective.* Throws ModelError
+  /// (loss not a scalar, module moved by .to()), CommError.
+  void backward(const at::Tensor& loss);
+
+  /// Ends a micro-batch; at an accumulation boundary also clips, updates and publishes the parameters.
+  /// *Collective.* Throws CommError, ModelError when ranks used different units.
+  void step();
+
+  int rank() const;
+  int world_size() const;
+  int local_rank() const;
+  at::Device device() const;
+  const Group& group() const;
+  const Config& config() const;
+
+  std::int64_t global_steps() const;  ///< optimizer steps so far, skipped ones included
+  std::int64_t skipped_steps() const;  ///< steps not taken because a gradient was not finite
+  std::int64_t micro_steps() const;   ///< micro-batches so far, of this rank
+  /// True when the next step() updates the parameters.
+  bool is_gradient_accumulation_boundary() const;
+  double learning_rate() const;  ///< of the first parameter group, for the next update
+  /// Overrides the schedule's value until the next set_learning_rate. Same value on every rank.
+  void set_learning_rate(double lr);
+  /// Global 2-norm of the averaged gradient at the last update, before clipping; 0 before the first.
+  double grad_norm() const;
+  double loss_scale() const;  ///< 1 unless fp16
+
+  MemoryReport memory_report() const;
+  /// What this rank held for the model alone, before initialize().
+  MemoryReport memory_before_initialize() const;
+  CommunicationReport communication_report() const;
+  StepBreakdown step_breakdown() const;  ///< seconds of the last step, by kind
+
+  torch::nn::Module& module() const;
+
+  /// Full fp32 values of a parameter by name, [its sizes], the same on every rank. *Collective.* Throws
+  /// ModelError for unknown names (says the nearest).
+  at::Tensor full_weight(std::string_view name);
+  /// Replaces a parameter's value (fp32 master and low-precision copy) on all ranks; `value` must be the
+  /// same on every rank. *Collective.*
+  void set_full_weight(std::string_view name, const at::Tensor& value);
+  /// The averaged gradient of the running accumulation window, fp32, not clipped; zeros when there is none.
+  /// Call between backward() and step(). *Collective.*
+  at::Tensor full_gradient(std::string_view name);
+  /// An optimizer state, fp32. *Collective.* Throws ModelError for frozen parameters.
+  at::Tensor full_optimizer_state(std::string_view name, OptimizerState state);
+
+  /// Throws ModelError naming the parameter when the module was moved or converted behind the engine's back.
+  void check_module() const;
+
+  struct Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// An engine that also calls its module: engine(inputs...) is module->forward(inputs...).
+template <class ModulePtr>
+class ModuleEngine : public Engine {
+ public:
+  ModuleEngine(Engine engine, ModulePtr module) : Engine(std::move(engine)), module_(std::move(module)) {}
+
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    check_module();
+    return module_->forward(std::forward<Args>(args)...);
+  }
+  ModulePtr& typed_module() { return module_; }
+
+ private:
+  ModulePtr module_;
+};
+
+namespace detail {
+Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, InitializeOptions options);
+template <class T>
+concept ModuleHolderLike = requires(T holder) {
+  { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+};
+}  // namespace detail
+
+/// Takes over `model`'s parameters: makes them the same on all ranks, shards what the stage says, and
+/// returns the engine. The module stays the caller's and keeps working, unchanged. Peak memory: the model
+/// as it was plus one unit. *Collective.* Throws ConfigError, ModelError (ranks with different models,
+/// unsupported dtypes), IoError (memory), CommError.
+template <detail::ModuleHolderLike Holder>
+ModuleEngine<Holder> initialize(const Holder& model, Config config, InitializeOptions options = {}) {
+  return {detail::make_engine(model.ptr(), std::move(config), std::move(options)), model};
+}
+template <std::derived_from<torch::nn::Module> M>
+ModuleEngine<std::shared_ptr<M>> initialize(const std::shared_ptr<M>& model, Config config,
+                                            InitializeOptions options = {}) {
+  return {detail::make_engine(model, std::move(config), std::move(options)), model};
+}
+/// The same with the configuration as JSON text.
+template <class Model>
+auto initialize(const Model& model, std::string_view json, InitializeOptions options = {}) {
+  return initialize(model, Config::from_text(json), std::move(options));
+}
+
+/// While alive, the given parameters are whole on every rank. With `modifier_rank` that rank may write
+/// them in place (torch::nn::init, copy_, ...); the destructor (or close()) spreads what it wrote to all ranks and to the fp32
+/// master weights. Without it they are read-only. *Collective* at both ends.
+class GatheredParameters {
+ public:
+  GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters, std::optional<int> modifier_rank = {});
+  /// All parameters of the module.
+  explicit GatheredParameters(Engine& engine, std::optional<int> modifier_rank = {});
+  GatheredParameters(const GatheredParameters&) = delete;
+  GatheredParameters& operator=(const GatheredParameters&) = delete;
+  ~GatheredParameters();
+  /// As the destructor, but may throw CommError. Idempotent.
+  void close();
+
+ private:
+  Engine::Impl* engine_;
+  std::vector<int> parameters_;
+  std::optional<int> modifier_rank_;
+  int exceptions_ = 0;
+};
+
+}  // namespace zero

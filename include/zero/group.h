@@ -1,0 +1,177 @@
+#pragma once
+// Group: the ranks that share one model, and their collectives. No globals, no libtorch.
+//
+// Collectives are entered by every rank of the group in the same order with matching arguments; a
+// mismatch is reported on all ranks with both sides' recent calls. They are asynchronous: the call
+// posts the work and returns a Work, which makes progress inside test() and wait(). All memory is
+// host memory. One thread at a time may use a group.
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero/dtype.h"
+
+namespace zero {
+
+namespace comm {
+class Backend;
+class WorkState;
+class Region;
+}  // namespace comm
+
+enum class ReduceOp : std::uint8_t { kSum, kMax, kMin };
+
+struct CollectiveOptions {
+  /// What this call is about (a unit or parameter name); appears in errors and in the flight
+  /// recorder, cut to 47 characters.
+  std::string_view label = {};
+  /// Zero: the group's default.
+  std::chrono::milliseconds timeout{0};
+  /// True: the caller keeps `in` unchanged until its next barrier(), so wait() may return before the
+  /// other ranks have read it. False: after wait() the input may be overwritten.
+  bool input_stable_until_barrier = false;
+};
+
+/// A collective under way. A value: copies refer to the same work. Dropping the last copy before
+/// completion does not cancel it: the group finishes or aborts it.
+class Work {
+ public:
+  Work() = default;  ///< already complete
+  explicit Work(std::shared_ptr<comm::WorkState> state) : state_(std::move(state)) {}
+
+  /// Makes progress; true when complete. Never blocks. Throws CommError as wait() does.
+  bool test();
+  /// Blocks until complete. Throws CommError naming the late, stopped, dead or diverging rank and
+  /// the collective.
+  void wait();
+  /// False for a default-constructed Work.
+  bool valid() const { return state_ != nullptr; }
+
+ private:
+  std::shared_ptr<comm::WorkState> state_;
+};
+
+/// Memory from Group::allocate or allocate_node_shared. Shared ownership; unmapped with the last copy.
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  explicit SharedMemory(std::shared_ptr<comm::Region> region) : region_(std::move(region)) {}
+  void* data() const;
+  std::size_t nbytes() const;
+  explicit operator bool() const { return region_ != nullptr; }
+  const std::shared_ptr<comm::Region>& region() const { return region_; }
+
+ private:
+  std::shared_ptr<comm::Region> region_;
+};
+
+/// What one kind of collective has moved so far, seen from this rank. Elements, not bytes, so that
+/// it can be compared with the theory; `nbytes_*` are the same in bytes.
+struct CollectiveCounter {
+  std::int64_t calls = 0;
+  std::int64_t numel_sent = 0;      ///< elements of mine that other ranks had to get
+  std::int64_t numel_received = 0;  ///< elements of other ranks that I had to get
+  std::int64_t nbytes_sent = 0;
+  std::int64_t nbytes_received = 0;
+  double wait_seconds = 0;  ///< time spent inside wait() and blocked
+};
+
+struct CommunicationCounters {
+  CollectiveCounter all_gather, reduce_scatter, all_reduce, broadcast, barrier;
+};
+
+/// Called once per exchange with one pointer per rank, in rank order: that rank's slice for me, [counts[rank()]]
+/// elements of the exchanged dtype, valid only during the call. Called from test() or wait().
+using ConsumeSlices = std::function<void(std::span<const void* const> slices)>;
+
+class Group {
+ public:
+  /// A group of one: every collective is a local copy or nothing.
+  Group();
+  explicit Group(std::shared_ptr<comm::Backend> backend);
+
+  int rank() const;
+  int size() const;
+  int local_rank() const;  ///< rank among the group's ranks on this host
+  int local_size() const;  ///< how many of the group's ranks are on this host
+  /// "self", "shm" or "mpi".
+  std::string_view backend() const;
+  /// True when every rank is on this host, so that allocate_node_shared works.
+  bool single_node() const;
+
+  /// *Collective.* out = concatenation over ranks of their `counts[r]` elements; `in` may be the
+  /// address of this rank's slice inside `out` (in place). `counts` has size() entries, may hold zeros.
+  Work all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
+                  const CollectiveOptions& options = {});
+
+  /// *Collective.* Ordered reduction of slices: for my slice of `counts[rank()]` elements
+  /// out[i] = ((base + in_0[i]) + in_1[i]) + ... + in_{N-1}[i], with base = out[i] when `accumulate`, else 0.
+  /// `in` holds sum(counts) elements of `dtype`. `out_dtype` is fp32 for fp32/bf16/fp16 inputs (each
+  /// addend is widened exactly, sums are fp32), or `dtype` for fp32, fp64 and int64.
+  Work reduce_scatter(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
+                      DType out_dtype, bool accumulate, const CollectiveOptions& options = {});
+
+  /// *Collective.* The transport of reduce_scatter without its arithmetic: `consume` sees every
+  /// rank's slice for me, in place where the backend can (input in allocate() memory), else staged.
+  /// Counted as a reduce_scatter.
+  Work exchange(const void* in, std::span<const std::int64_t> counts, DType dtype, ConsumeSlices consume,
+                const CollectiveOptions& options = {});
+
+  /// *Collective.* In place on `numel` elements, the same bits on every rank; sums in rank order;
+  /// bf16 and fp16 are summed in fp32 and rounded once (to nearest even). Not for kByte.
+  Work all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op = ReduceOp::kSum,
+                  const CollectiveOptions& options = {});
+
+  /// *Collective.* Every rank ends with root's `numel` elements.
+  Work broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options = {});
+
+  /// *Collective.* Complete when every rank has entered it.
+  Work barrier(const CollectiveOptions& options = {});
+
+  /// *Local.* Zero-filled, 4096-byte aligned memory that other ranks of this host can read in place
+  /// when it is the input of a collective. Falls back to private memory where sharing cannot be had.
+  /// Throws IoError when the memory cannot be had (says how much was asked and how much is free).
+  SharedMemory allocate(std::size_t nbytes);
+
+  /// *Collective.* One zero-filled mapping, written and read by all ranks. Throws CommError unless
+  /// single_node(); IoError as allocate.
+  SharedMemory allocate_node_shared(std::size_t nbytes, std::string_view label);
+
+  /// *Local.* Marks the group as failed: every other rank's pending and later collectives throw a
+  /// CommError with `reason` and this rank. Called by destructors during stack unwinding. Idempotent.
+  void abort(std::string_view reason) noexcept;
+
+  CommunicationCounters counters() const;
+  void reset_counters();
+
+  /// Default for CollectiveOptions::timeout. Initially 30 minutes (ZERO_TIMEOUT_S overrides).
+  void set_timeout(std::chrono::milliseconds timeout);
+  std::chrono::milliseconds timeout() const;
+
+  /// The last calls every rank entered, newest last, one line each; for error messages and debugging.
+  std::string flight_recorder() const;
+
+ private:
+  std::shared_ptr<comm::Backend> backend_;
+};
+
+struct DistributedOptions {
+  /// "auto": mpi under mpirun/srun when built with it and the ranks span hosts, or when asked for by
+  /// ZERO_BACKEND=mpi; shm when all ranks are local; self when alone.
+  std::string backend = "auto";
+  std::chrono::milliseconds timeout{0};           ///< 0: the default of Group::set_timeout
+  std::chrono::milliseconds rendezvous_timeout{60'000};
+};
+
+/// *Collective.* The group described by the launcher's environment (zero launch, torchrun, OpenMPI,
+/// MPICH/PMI, Slurm); with no launcher a group of one. Throws ConfigError when the environment
+/// contradicts itself (rank not below world size, unknown backend), CommError when ranks do not
+/// arrive in time (says which), IoError when shared memory cannot be had.
+Group init_distributed(const DistributedOptions& options = {});
+
+}  // namespace zero

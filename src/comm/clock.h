@@ -1,0 +1,17 @@
+#pragma once
+// The clock of timeouts and of the flight recorder.
+#include <chrono>
+#include <cstdint>
+
+namespace zero::comm {
+
+/// Nanoseconds of CLOCK_MONOTONIC: comparable between processes of one host. Local, thread-safe.
+inline std::int64_t monotonic_ns() {
+  using namespace std::chrono;
+  return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+inline constexpr std::int64_t kNanosPerMilli = 1'000'000;
+inline constexpr std::int64_t kNanosPerSecond = 1'000'000'000;
+
+}  // namespace zero::comm

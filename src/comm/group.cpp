@@ -1,0 +1,281 @@
+// zero::Group: argument checks, counters, and the collectives composed of a backend's transports.
+#include "zero/group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <vector>
+
+#include "comm/backend.h"
+#include "comm/reduce_kernels.h"
+#include "zero/errors.h"
+
+namespace zero {
+namespace {
+
+using comm::Call;
+using comm::CollectiveKind;
+using comm::Transport;
+
+/// Up to here each rank reads everybody's input and sums all of it: one step instead of two.
+constexpr std::int64_t kSmallAllReduceNbytes = 64 << 10;
+/// Boundaries of the slices of a large all_reduce: whole cache lines.
+constexpr std::int64_t kSliceMultiple = 64;
+
+[[noreturn]] void refuse(const comm::Backend& backend, std::string_view function, const CollectiveOptions& options,
+                         const std::string& problem) {
+  throw ConfigError(fmt::format("{}(\"{}\") on rank {} of {}: {}", function, options.label, backend.rank(),
+                                backend.size(), problem));
+}
+
+std::int64_t checked_total(const comm::Backend& backend, std::string_view function,
+                           std::span<const std::int64_t> counts, const CollectiveOptions& options) {
+  if (counts.size() != static_cast<std::size_t>(backend.size())) {
+    refuse(backend, function, options,
+           fmt::format("counts has {} entries, wanted one per rank, {}.", counts.size(), backend.size()));
+  }
+  std::int64_t total = 0;
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    if (counts[r] < 0) {
+      refuse(backend, function, options, fmt::format("counts[{}] is {}, wanted 0 or more elements.", r, counts[r]));
+    }
+    total += counts[r];
+  }
+  return total;
+}
+
+void check_pointer(const comm::Backend& backend, std::string_view function, std::string_view name,
+                   const void* pointer, std::int64_t numel, const CollectiveOptions& options) {
+  if (numel < 0) refuse(backend, function, options, fmt::format("numel is {}, wanted 0 or more.", numel));
+  if (numel > 0 && !pointer) {
+    refuse(backend, function, options, fmt::format("`{}` is null but {} elements are wanted of it.", name, numel));
+  }
+}
+
+Call make_call(CollectiveKind kind, Transport transport, DType dtype, const CollectiveOptions& options) {
+  Call call;
+  call.kind = kind;
+  call.transport = transport;
+  call.dtype = dtype;
+  call.label = options.label;
+  call.timeout = options.timeout;
+  call.input_stable = options.input_stable_until_barrier;
+  return call;
+}
+
+void count(CollectiveCounter& counter, std::int64_t sent, std::int64_t received, DType dtype) {
+  const auto nbytes = static_cast<std::int64_t>(element_nbytes(dtype));
+  counter.calls += 1;
+  counter.numel_sent += sent;
+  counter.numel_received += received;
+  counter.nbytes_sent += sent * nbytes;
+  counter.nbytes_received += received * nbytes;
+}
+
+/// Slices of a large all_reduce: as even as whole multiples allow, the last ones may be shorter or empty.
+void divide(std::int64_t numel, std::span<std::int64_t> counts) {
+  const auto ranks = static_cast<std::int64_t>(counts.size());
+  const std::int64_t share = (numel + ranks * kSliceMultiple - 1) / (ranks * kSliceMultiple) * kSliceMultiple;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const std::int64_t begin = std::min(r * share, numel);
+    counts[static_cast<std::size_t>(r)] = std::min(begin + share, numel) - begin;
+  }
+}
+
+/// Per-rank counts without an allocation for groups of ordinary width.
+class Counts {
+ public:
+  explicit Counts(int ranks) {
+    if (static_cast<std::size_t>(ranks) > inline_.size()) heap_.resize(static_cast<std::size_t>(ranks));
+    span_ = heap_.empty() ? std::span(inline_).first(static_cast<std::size_t>(ranks)) : std::span(heap_);
+  }
+  std::span<std::int64_t> span() { return span_; }
+
+ private:
+  std::array<std::int64_t, 64> inline_{};
+  std::vector<std::int64_t> heap_;
+  std::span<std::int64_t> span_;
+};
+
+void* advance(void* pointer, std::int64_t numel, DType dtype) {
+  return static_cast<char*>(pointer) + numel * static_cast<std::int64_t>(element_nbytes(dtype));
+}
+
+}  // namespace
+
+bool Work::test() { return !state_ || state_->test(); }
+
+void Work::wait() {
+  if (state_) state_->wait();
+}
+
+void* SharedMemory::data() const { return region_ ? region_->data() : nullptr; }
+std::size_t SharedMemory::nbytes() const { return region_ ? region_->nbytes() : 0; }
+
+Group::Group() : backend_(comm::make_self_backend()) {}
+Group::Group(std::shared_ptr<comm::Backend> backend) : backend_(std::move(backend)) {}
+
+int Group::rank() const { return backend_->rank(); }
+int Group::size() const { return backend_->size(); }
+int Group::local_rank() const { return backend_->local_rank(); }
+int Group::local_size() const { return backend_->local_size(); }
+std::string_view Group::backend() const { return backend_->name(); }
+bool Group::single_node() const { return backend_->local_size() == backend_->size(); }
+
+Work Group::all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
+                       const CollectiveOptions& options) {
+  constexpr std::string_view kFunction = "all_gather";
+  const std::int64_t total = checked_total(*backend_, kFunction, counts, options);
+  const auto me = static_cast<std::size_t>(rank());
+  const std::int64_t before = std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0});
+  check_pointer(*backend_, kFunction, "in", in, counts[me], options);
+  check_pointer(*backend_, kFunction, "out", out, total, options);
+  const char* const my_slice = static_cast<const char*>(advance(out, before, dtype));
+  const char* const in_begin = static_cast<const char*>(in);
+  const char* const in_end = in_begin + counts[me] * static_cast<std::int64_t>(element_nbytes(dtype));
+  if (counts[me] > 0 && in != my_slice && in_begin < advance(out, total, dtype) && in_end > out) {
+    refuse(*backend_, kFunction, options,
+           fmt::format("`in` overlaps `out` at byte {}; in place it must be this rank's slice, at byte {}.",
+                       in_begin - static_cast<char*>(out), my_slice - static_cast<char*>(out)));
+  }
+  Call call = make_call(CollectiveKind::kAllGather, Transport::kGather, dtype, options);
+  call.numel = total;
+  call.counts = counts;
+  call.in = in;
+  call.out = out;
+  Work work(backend_->post(call));
+  count(backend_->counters().all_gather, counts[me] * (size() - 1), total - counts[me], dtype);
+  return work;
+}
+
+Work Group::reduce_scatter(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
+                           DType out_dtype, bool accumulate, const CollectiveOptions& options) {
+  constexpr std::string_view kFunction = "reduce_scatter";
+  const std::int64_t total = checked_total(*backend_, kFunction, counts, options);
+  const std::int64_t mine = counts[static_cast<std::size_t>(rank())];
+  check_pointer(*backend_, kFunction, "in", in, total, options);
+  check_pointer(*backend_, kFunction, "out", out, mine, options);
+  const bool narrows = dtype == out_dtype && (dtype == DType::kBFloat16 || dtype == DType::kFloat16);
+  if (!comm::reduce_supported(dtype, out_dtype) || narrows) {
+    refuse(*backend_, kFunction, options,
+           fmt::format("{} to {} is not supported; wanted fp32, bf16 or fp16 to fp32, fp64 to fp64, or int64 to int64.",
+                       dtype_name(dtype), dtype_name(out_dtype)));
+  }
+  Call call = make_call(CollectiveKind::kReduceScatter, Transport::kScatter, dtype, options);
+  call.numel = total;
+  call.counts = counts;
+  call.in = in;
+  call.reduction = {out, out_dtype, ReduceOp::kSum, accumulate ? comm::ReduceBase::kOut : comm::ReduceBase::kZero};
+  Work work(backend_->post(call));
+  count(backend_->counters().reduce_scatter, total - mine, mine * (size() - 1), dtype);
+  return work;
+}
+
+Work Group::exchange(const void* in, std::span<const std::int64_t> counts, DType dtype, ConsumeSlices consume,
+                     const CollectiveOptions& options) {
+  constexpr std::string_view kFunction = "exchange";
+  const std::int64_t total = checked_total(*backend_, kFunction, counts, options);
+  const std::int64_t mine = counts[static_cast<std::size_t>(rank())];
+  check_pointer(*backend_, kFunction, "in", in, total, options);
+  if (!consume) refuse(*backend_, kFunction, options, "`consume` is empty; wanted a function.");
+  Call call = make_call(CollectiveKind::kReduceScatter, Transport::kScatter, dtype, options);
+  call.numel = total;
+  call.counts = counts;
+  call.in = in;
+  call.consume = std::move(consume);
+  Work work(backend_->post(call));
+  count(backend_->counters().reduce_scatter, total - mine, mine * (size() - 1), dtype);
+  return work;
+}
+
+Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op, const CollectiveOptions& options) {
+  constexpr std::string_view kFunction = "all_reduce";
+  check_pointer(*backend_, kFunction, "inout", inout, numel, options);
+  if (!comm::reduce_supported(dtype, dtype)) {
+    refuse(*backend_, kFunction, options, fmt::format("{} cannot be summed.", dtype_name(dtype)));
+  }
+  CollectiveCounter& counter = backend_->counters().all_reduce;
+  Call call = make_call(CollectiveKind::kAllReduce, Transport::kView, dtype, options);
+  call.op = op;
+  call.numel = numel;
+  call.in = inout;
+  call.input_stable = false;
+  call.reduction = {inout, dtype, op, comm::ReduceBase::kFirst};
+  if (numel * static_cast<std::int64_t>(element_nbytes(dtype)) <= kSmallAllReduceNbytes) {
+    call.stage_input = true;
+    Work work(backend_->post(call));
+    count(counter, numel * (size() - 1), numel * (size() - 1), dtype);
+    return work;
+  }
+  // Large: each rank reduces one slice and everybody gathers the slices. Both calls take their place in
+  // the order now; the second becomes ready when the first one's sum is done.
+  Counts counts(size());
+  divide(numel, counts.span());
+  const std::int64_t mine = counts.span()[static_cast<std::size_t>(rank())];
+  const std::int64_t before =
+      std::accumulate(counts.span().begin(), counts.span().begin() + rank(), std::int64_t{0});
+  void* const my_slice = advance(inout, before, dtype);
+  call.transport = Transport::kScatter;
+  call.counts = counts.span();
+  call.reduction.out = my_slice;
+  call.deferred = true;
+  const std::shared_ptr<comm::WorkState> reduced = backend_->post(call);
+  call.transport = Transport::kGather;
+  call.phase = 1;
+  call.in = my_slice;
+  call.out = inout;
+  std::shared_ptr<comm::WorkState> gathered = backend_->post(call);
+  reduced->chain(gathered);
+  reduced->start();
+  count(counter, numel - mine + mine * (size() - 1), mine * (size() - 1) + numel - mine, dtype);
+  return Work(std::move(gathered));
+}
+
+Work Group::broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options) {
+  constexpr std::string_view kFunction = "broadcast";
+  check_pointer(*backend_, kFunction, "inout", inout, numel, options);
+  if (root < 0 || root >= size()) {
+    refuse(*backend_, kFunction, options, fmt::format("root is {}, wanted 0 to {}.", root, size() - 1));
+  }
+  Call call = make_call(CollectiveKind::kBroadcast, Transport::kBroadcast, dtype, options);
+  call.root = root;
+  call.numel = numel;
+  call.in = inout;
+  call.out = inout;
+  Work work(backend_->post(call));
+  const bool is_root = rank() == root;
+  count(backend_->counters().broadcast, is_root ? numel * (size() - 1) : 0, is_root ? 0 : numel, dtype);
+  return work;
+}
+
+Work Group::barrier(const CollectiveOptions& options) {
+  Work work(backend_->post(make_call(CollectiveKind::kBarrier, Transport::kBarrier, DType::kByte, options)));
+  count(backend_->counters().barrier, 0, 0, DType::kByte);
+  return work;
+}
+
+SharedMemory Group::allocate(std::size_t nbytes) { return backend_->allocate(nbytes); }
+
+SharedMemory Group::allocate_node_shared(std::size_t nbytes, std::string_view label) {
+  return backend_->allocate_node_shared(nbytes, label);
+}
+
+void Group::abort(std::string_view reason) noexcept { backend_->abort(reason); }
+
+CommunicationCounters Group::counters() const { return backend_->counters(); }
+void Group::reset_counters() { backend_->counters() = {}; }
+
+void Group::set_timeout(std::chrono::milliseconds timeout) {
+  if (timeout.count() <= 0) {
+    throw ConfigError(fmt::format("set_timeout: got {} ms, wanted more than 0.", timeout.count()));
+  }
+  backend_->set_default_timeout(timeout);
+}
+
+std::chrono::milliseconds Group::timeout() const { return backend_->default_timeout(); }
+
+std::string Group::flight_recorder() const { return backend_->flight_recorder(); }
+
+}  // namespace zero

@@ -1,0 +1,143 @@
+#pragma once
+// The ranks of MPI_COMM_WORLD. Only point-to-point messages are used: every call first sends its record to
+// every rank and compares those that come, so that a divergence is found before any data is received,
+// and a late rank is known by name. Then the data moves, tagged with the sequence number; sums are
+// made here, in rank order.
+//
+// Bytes on the wire per call and rank: (N-1) records of 96 bytes, and the data of the transport.
+// Failures and farewells travel as notices on a communicator of their own.
+#include <mpi.h>
+
+#include <array>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/backend.h"
+#include "comm/mpi_requests.h"
+#include "comm/posted_call.h"
+#include "comm/process.h"
+#include "comm/wait_policy.h"
+
+namespace zero::comm {
+
+class MpiGroup;
+
+class MpiWork final : public WorkState {
+ public:
+  explicit MpiWork(MpiGroup* group) : group_(group) {}
+  bool test() override;
+  void wait() override;
+  void start() override { ready_ = true; }
+  void chain(std::shared_ptr<WorkState> next) override { next_ = std::move(next); }
+
+ private:
+  friend class MpiGroup;
+  enum class Phase : std::uint8_t { kRecords, kData, kForward, kMoved, kDone };
+
+  MpiGroup* group_;  ///< null once the group is gone
+  PostedCall call_;
+  Phase phase_ = Phase::kRecords;
+  bool ready_ = false;
+  std::vector<CallRecord> records_;        ///< [N] received
+  std::vector<MPI_Request> record_receives_;  ///< [N]
+  MpiRequests record_sends_;
+  MpiRequests data_;
+  std::vector<std::byte> scratch_;  ///< slices of the other ranks
+  std::shared_ptr<WorkState> next_;
+  std::exception_ptr error_;
+};
+
+class MpiGroup final : public Backend {
+ public:
+  /// *Collective.* Throws CommError.
+  MpiGroup(int rank, int size);
+  /// Waits until all ranks leave, so that nobody misses anything; while an exception unwinds the stack it
+  /// aborts the group instead.
+  ~MpiGroup() override;
+
+  std::string_view name() const override { return "mpi"; }
+  int local_rank() const override { return local_rank_; }
+  int local_size() const override { return local_size_; }
+  std::shared_ptr<WorkState> post(const Call& call) override;
+  SharedMemory allocate(std::size_t nbytes) override;
+  void abort(std::string_view reason) noexcept override;
+  std::string flight_recorder() const override;
+
+ protected:
+  const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
+  pid_t pid_of(int rank) const override { return peers_[static_cast<std::size_t>(rank)].process.pid; }
+
+ private:
+  friend class MpiWork;
+  static constexpr std::size_t kWindow = 128;  ///< calls under way
+  static constexpr std::size_t kRemembered = 16;
+  static constexpr std::size_t kNoticeBytes = 4000;
+
+  struct Peer {
+    ProcessId process;
+    bool on_this_host = false;
+    bool left = false;              ///< it has destroyed its group
+    std::uint64_t heard = 0;        ///< calls it is known to have entered
+    std::int64_t stopped_since_ns = 0;
+    std::array<CallRecord, kRemembered> recent;
+  };
+
+  // mpi_group.cpp
+  void introduce();
+  void send_records(MpiWork& work);
+  void progress();
+  bool step(MpiWork& work);
+  bool receive_records(MpiWork& work);
+  void move_data(MpiWork& work);
+  void move_broadcast(MpiWork& work);
+  bool finish(MpiWork& work);
+  std::vector<std::byte> take_scratch(std::size_t nbytes);
+  void leave() noexcept;
+  void give_up_requests() noexcept;
+
+  // mpi_wait.cpp
+  template <class Done>
+  void block_until(Done done, std::uint64_t target, std::chrono::milliseconds timeout);
+  void wait(MpiWork& work);
+  void check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout);
+  std::vector<int> missing_ranks(std::uint64_t sequence) const;
+  std::string problem_of(int peer, std::int64_t now_ns);
+  void receive_notices();
+  void send_notice(int tag, const std::string& text) noexcept;
+  void throw_if_failed() const;
+  [[noreturn]] void fail_group(const std::string& reason);
+  std::string position_of(int rank) const;
+  std::string recent_calls(int rank) const;
+  MpiWork& work_at(std::uint64_t sequence) const { return *works_[sequence % kWindow]; }
+
+  MPI_Comm data_comm_ = MPI_COMM_NULL;
+  MPI_Comm record_comm_ = MPI_COMM_NULL;
+  MPI_Comm notice_comm_ = MPI_COMM_NULL;
+  std::shared_ptr<RegionRegistry> registry_;
+  int local_rank_ = 0;
+  int local_size_ = 1;
+  std::vector<Peer> peers_;
+
+  std::array<std::shared_ptr<MpiWork>, kWindow> works_;
+  std::uint64_t next_sequence_ = 0;
+  std::uint64_t data_sequence_ = 0;  ///< calls that are done here
+  bool progressing_ = false;
+  bool discarding_ = false;  ///< the group is being destroyed: results go nowhere
+  std::vector<const void*> slices_;
+  std::vector<std::vector<std::byte>> free_scratch_;
+
+  std::string failure_;  ///< empty: none
+  std::vector<char> notice_;
+  MPI_Request notice_receive_ = MPI_REQUEST_NULL;
+  std::deque<std::string> sent_notices_;
+  MpiRequests notice_sends_;
+  const WaitPolicy policy_;
+  const pid_t pid_;
+  const int exceptions_at_start_;
+  std::int64_t last_check_ns_ = 0;
+};
+
+}  // namespace zero::comm

@@ -1,0 +1,227 @@
+// Waiting and failing over MPI.
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "comm/clock.h"
+#include "comm/mpi_group.h"
+#include "comm/mpi_session.h"
+#include "zero/errors.h"
+
+namespace zero::comm {
+namespace {
+
+constexpr int kFailureTag = 0;
+constexpr int kFarewellTag = 1;
+constexpr std::int64_t kNapAfterNs = 5 * kNanosPerMilli;
+constexpr std::chrono::microseconds kNap{20};
+
+double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(kNanosPerSecond); }
+
+}  // namespace
+
+bool MpiWork::test() {
+  if (phase_ == Phase::kDone) return true;
+  if (error_) std::rethrow_exception(error_);
+  if (!group_) throw CommError(fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
+  group_->progress();
+  if (phase_ == Phase::kDone) return true;
+  if (error_) std::rethrow_exception(error_);
+  group_->throw_if_failed();
+  group_->check_peers(call_.record.sequence, call_.record.entered_ns, call_.timeout);
+  return false;
+}
+
+void MpiWork::wait() {
+  if (phase_ == Phase::kDone) return;
+  if (error_) std::rethrow_exception(error_);
+  if (!group_) throw CommError(fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
+  group_->wait(*this);
+}
+
+void MpiGroup::wait(MpiWork& work) {
+  if (progressing_) {
+    throw CommError(fmt::format("{}: wait() inside a finish step of the same group would never end; wait after it",
+                                describe(work.call_.record)));
+  }
+  const std::int64_t begin_ns = monotonic_ns();
+  CollectiveCounter* const counter = counter_of(work.call_.record.kind);
+  const auto account = [&] {
+    if (counter) counter->wait_seconds += to_seconds(monotonic_ns() - begin_ns);
+  };
+  try {
+    block_until([&] { return work.phase_ == MpiWork::Phase::kDone || work.error_; }, work.call_.record.sequence,
+                work.call_.timeout);
+  } catch (...) {
+    account();
+    throw;
+  }
+  account();
+  if (work.error_) std::rethrow_exception(work.error_);
+}
+
+template <class Done>
+void MpiGroup::block_until(Done done, std::uint64_t target, std::chrono::milliseconds timeout) {
+  const std::int64_t since_ns = monotonic_ns();
+  while (true) {
+    progress();
+    if (done()) return;
+    throw_if_failed();
+    const std::int64_t waited_ns = monotonic_ns() - since_ns;
+    if (waited_ns < policy_.spin_ns) {
+      cpu_relax();
+    } else if (waited_ns < kNapAfterNs) {
+      ::sched_yield();
+    } else {
+      check_peers(target, since_ns, timeout);
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+}
+
+std::vector<int> MpiGroup::missing_ranks(std::uint64_t sequence) const {
+  std::vector<int> missing;
+  const bool leaving = sequence >= next_sequence_;
+  for (int peer = 0; peer < size(); ++peer) {
+    const Peer& state = peers_[static_cast<std::size_t>(peer)];
+    if (peer != rank() && (leaving ? !state.left : state.heard <= sequence)) missing.push_back(peer);
+  }
+  if (!missing.empty() || leaving) return missing;
+  for (int peer = 0; peer < size(); ++peer) {  // all have come: somebody's data has not
+    if (peer != rank()) missing.push_back(peer);
+  }
+  return missing;
+}
+
+void MpiGroup::check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout) {
+  const std::int64_t now_ns = monotonic_ns();
+  const bool late = now_ns - since_ns >= timeout.count() * kNanosPerMilli;
+  if (now_ns - last_check_ns_ < policy_.slice_ns && !late) return;
+  if (now_ns - last_check_ns_ > 10 * policy_.slice_ns) {
+    for (Peer& peer : peers_) peer.stopped_since_ns = 0;
+  }
+  last_check_ns_ = now_ns;
+  const std::uint64_t sequence = std::min(target, data_sequence_);
+  const bool leaving = sequence >= next_sequence_;
+  const std::string call = leaving ? std::string("the end of the group") : describe(work_at(sequence).call_.record);
+  const std::vector<int> missing = missing_ranks(sequence);
+  for (const int peer : missing) {
+    const std::string problem = problem_of(peer, now_ns);
+    if (problem.empty()) continue;
+    fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer), problem, rank(),
+                           call, position_of(peer)));
+  }
+  if (!late) return;
+  std::string late_ranks;
+  for (const int peer : missing) {
+    const bool here = peers_[static_cast<std::size_t>(peer)].heard > sequence;
+    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer),
+                              here ? "has not sent its data" : "has not arrived", position_of(peer));
+  }
+  fail_group(fmt::format("timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
+                         "(ZERO_TIMEOUT_S, Group::set_timeout).",
+                         rank(), to_seconds(now_ns - since_ns), call, late_ranks));
+}
+
+std::string MpiGroup::problem_of(int peer, std::int64_t now_ns) {
+  Peer& state = peers_[static_cast<std::size_t>(peer)];
+  if (state.left) return "left the group (it was destroyed there)";
+  if (!state.on_this_host) return {};  // mpirun ends all ranks when one on another host dies
+  switch (process_state(state.process)) {
+    case ProcessState::kGone: return "died (see its own output; killed for lack of memory? see dmesg)";
+    case ProcessState::kRunning: state.stopped_since_ns = 0; return {};
+    case ProcessState::kStopped: break;
+  }
+  if (state.stopped_since_ns == 0) state.stopped_since_ns = now_ns;
+  const std::int64_t stopped_ns = now_ns - state.stopped_since_ns;
+  if (stopped_ns < policy_.stopped_limit_ns) return {};
+  return fmt::format("is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
+                     to_seconds(stopped_ns));
+}
+
+void MpiGroup::receive_notices() {
+  while (true) {
+    int arrived = 0;
+    MPI_Status status;
+    check_mpi(MPI_Test(&notice_receive_, &arrived, &status), "MPI_Test");
+    if (!arrived) return;
+    int nbytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &nbytes);
+    const std::string text(notice_.data(), static_cast<std::size_t>(nbytes));
+    if (status.MPI_TAG == kFarewellTag) peers_[static_cast<std::size_t>(status.MPI_SOURCE)].left = true;
+    check_mpi(MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_, &notice_receive_),
+              "MPI_Irecv");
+    if (status.MPI_TAG == kFailureTag) {
+      failure_ = text;
+      return;
+    }
+  }
+}
+
+void MpiGroup::send_notice(int tag, const std::string& text) noexcept {
+  try {
+    const std::string& kept = sent_notices_.emplace_back(text.substr(0, kNoticeBytes));
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank() || peers_[static_cast<std::size_t>(peer)].left) continue;
+      // One byte at least: MpiRequests sends nothing for nothing.
+      notice_sends_.send(kept.empty() ? " " : kept.data(), std::max<std::size_t>(kept.size(), 1), peer, tag, notice_comm_);
+    }
+    // Let it go out before this rank does something else, such as ending.
+    const std::int64_t deadline_ns = monotonic_ns() + kNanosPerSecond;
+    while (!notice_sends_.test() && monotonic_ns() < deadline_ns) ::sched_yield();
+  } catch (...) {
+    // The others will notice by themselves.
+  }
+}
+
+void MpiGroup::abort(std::string_view reason) noexcept {
+  if (!failure_.empty()) return;
+  try {
+    failure_ = fmt::format("rank {} (pid {}) aborted the group: {}. {}", rank(), pid_, reason, position_of(rank()));
+  } catch (...) {
+    failure_ = "aborted";
+  }
+  send_notice(kFailureTag, failure_);
+}
+
+void MpiGroup::throw_if_failed() const {
+  if (failure_.empty()) return;
+  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}", failure_, rank(), size(), position_of(rank())));
+}
+
+void MpiGroup::fail_group(const std::string& reason) {
+  if (failure_.empty()) {
+    failure_ = reason;
+    send_notice(kFailureTag, reason);
+  }
+  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}", failure_, rank(), size(), position_of(rank())));
+}
+
+std::string MpiGroup::position_of(int peer) const {
+  const Peer& state = peers_[static_cast<std::size_t>(peer)];
+  const std::string_view who = peer == rank() ? "This rank" : "It";
+  if (state.heard == 0) return fmt::format("{} has entered no collective.", who);
+  return fmt::format("{} last called {}{}.", who, describe(state.recent[(state.heard - 1) % kRemembered]),
+                     peer == rank() ? "" : ", as far as this rank has heard");
+}
+
+std::string MpiGroup::recent_calls(int peer) const {
+  constexpr std::uint64_t kShown = 8;
+  const Peer& state = peers_[static_cast<std::size_t>(peer)];
+  std::string text;
+  for (std::uint64_t s = state.heard > kShown ? state.heard - kShown : 0; s < state.heard; ++s) {
+    text += fmt::format("    {}\n", describe(state.recent[s % kRemembered]));
+  }
+  return text.empty() ? std::string("    none\n") : text;
+}
+
+std::string MpiGroup::flight_recorder() const {
+  std::string text;
+  for (int r = 0; r < size(); ++r) text += fmt::format("rank {}:\n{}", r, recent_calls(r));
+  return text;
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,33 @@
+#pragma once
+// Is that process still there? Liveness of ranks on this host, by pid and start time.
+#include <sys/types.h>
+
+#include <cstdint>
+
+namespace zero::comm {
+
+/// A process, safe against reuse of its pid. `start_time` is field 22 of /proc/<pid>/stat, in clock ticks.
+struct ProcessId {
+  pid_t pid = 0;
+  std::uint64_t start_time = 0;
+};
+
+enum class ProcessState : std::uint8_t {
+  kRunning,  ///< running, sleeping or waiting for I/O
+  kStopped,  ///< by SIGSTOP, a terminal or a debugger
+  kGone,     ///< exited, killed, a zombie, or the pid belongs to another process by now
+};
+
+/// The calling process. Local, thread-safe.
+ProcessId this_process();
+
+/// Start time of `pid`, 0 when it is not known. Local, thread-safe.
+std::uint64_t start_time_of(pid_t pid);
+
+/// Reads /proc; where that is not readable falls back to kill(pid, 0). Local, thread-safe, about 10 us.
+ProcessState process_state(const ProcessId& process);
+
+/// How many CPUs this process may run on (its affinity mask). Local.
+int available_cpus();
+
+}  // namespace zero::comm

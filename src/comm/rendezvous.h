@@ -1,0 +1,54 @@
+#pragma once
+// Who am I: rank, world size and job, from the variables of whatever started this process. Pure functions of
+// the environment, so that every launcher's variables can be tested without the launcher.
+#include <sys/types.h>
+
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace zero::comm {
+
+using Environment = std::map<std::string, std::string>;
+
+/// In the order of precedence. kNone: started by hand, a group of one.
+enum class Launcher { kNone, kZero, kTorchrun, kOpenMpi, kPmi, kSlurm };
+
+std::string_view launcher_name(Launcher launcher);
+
+struct Discovery {
+  Launcher launcher = Launcher::kNone;
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;  ///< 0: the launcher does not say
+  /// The same on all ranks of a host and of no other job that runs at the same time.
+  std::string job_id;
+  /// ZERO_BACKEND, empty when not set.
+  std::string wanted_backend;
+};
+
+/// Reads the variables of, in this order: zero launch (ZERO_RANK, ZERO_WORLD_SIZE, ZERO_LOCAL_RANK,
+/// ZERO_LOCAL_WORLD_SIZE, ZERO_JOB_ID), torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, ...), Open MPI
+/// (OMPI_COMM_WORLD_*), MPICH and other PMI (PMI_*, MPI_LOCAL*), Slurm (SLURM_PROCID, SLURM_NTASKS, ...; only
+/// inside srun). `parent` identifies the parent process, the job id of launchers that give none. Throws
+/// ConfigError naming variables, values and remedy when a value is missing or no number, rank is
+/// not below world size, or two launchers other than Slurm disagree about a world size above 1 (Slurm's
+/// describe the allocation, in which other launchers may run). Local.
+Discovery discover(const Environment& environment, const std::string& parent);
+
+enum class BackendKind { kSelf, kShm, kMpi };
+
+/// The backend for `requested` ("auto", "self", "shm" or "mpi"; "auto" yields to ZERO_BACKEND). auto: self when
+/// alone; mpi under mpirun (Open MPI, MPICH) when the build has it, for its ranks may span hosts
+/// and mpirun looks after them; else shm when all ranks are on this host; else mpi. Throws
+/// ConfigError for an unknown or impossible choice. Local.
+BackendKind choose_backend(const Discovery& discovery, const std::string& requested, bool build_has_mpi);
+
+/// The environment of this process. Local.
+Environment current_environment();
+
+/// "pid-starttime" of the parent of this process. Local.
+std::string parent_tag();
+
+}  // namespace zero::comm

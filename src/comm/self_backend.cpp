@@ -1,0 +1,102 @@
+// The group of one: collectives are local copies, done when post() returns.
+#include <cstring>
+
+#include "base/check.h"
+#include "comm/backend.h"
+#include "comm/clock.h"
+#include "comm/process.h"
+
+namespace zero::comm {
+namespace {
+
+constexpr std::size_t kRecordedCalls = 16;
+
+/// A call of a group of one is complete once it has been started.
+class SelfWork final : public WorkState {
+ public:
+  explicit SelfWork(const Call& call) : call_(call) {}
+  bool test() override {
+    ZERO_CHECK(done_, "deferred call never started");
+    return true;
+  }
+  void wait() override { test(); }
+  void chain(std::shared_ptr<WorkState> next) override { next_ = std::move(next); }
+  void start() override {
+    run(call_);
+    done_ = true;
+    if (next_) next_->start();
+  }
+
+  static void run(const Call& call) {
+    const std::size_t nbytes = static_cast<std::size_t>(call.numel) * element_nbytes(call.dtype);
+    switch (call.transport) {
+      case Transport::kGather:
+        if (nbytes > 0 && call.in != call.out) std::memcpy(call.out, call.in, nbytes);
+        break;
+      case Transport::kScatter:
+      case Transport::kView: run_finish_step(call.reduction, call.consume, call.dtype, {&call.in, 1}, call.numel); break;
+      case Transport::kBroadcast:
+      case Transport::kBarrier: break;
+    }
+  }
+
+ private:
+  Call call_;
+  std::shared_ptr<WorkState> next_;
+  bool done_ = false;
+};
+
+class SelfBackend final : public Backend {
+ public:
+  SelfBackend() : Backend(0, 1), registry_(std::make_shared<RegionRegistry>(0, nullptr)) {}
+
+  std::string_view name() const override { return "self"; }
+
+  std::shared_ptr<WorkState> post(const Call& call) override {
+    if (!failure_.empty()) throw CommError(failure_);
+    CallRecord& record = recent_[next_sequence_ % kRecordedCalls];
+    record = make_record(call, next_sequence_++);
+    record.entered_ns = monotonic_ns();
+    if (call.deferred) return std::make_shared<SelfWork>(call);
+    SelfWork::run(call);
+    record.left_ns = monotonic_ns();
+    return nullptr;
+  }
+
+  SharedMemory allocate(std::size_t nbytes) override {
+    return SharedMemory(Region::create(registry_, nbytes, Region::Sharing::kPrivate, "allocate"));
+  }
+
+  void abort(std::string_view reason) noexcept override {
+    try {
+      if (failure_.empty()) failure_ = fmt::format("rank 0 aborted the group: {}", reason);
+    } catch (...) {
+      // Out of memory: there is nobody else to tell.
+    }
+  }
+
+  std::string flight_recorder() const override {
+    std::string text;
+    const std::uint64_t first = next_sequence_ > kRecordedCalls ? next_sequence_ - kRecordedCalls : 0;
+    for (std::uint64_t s = first; s < next_sequence_; ++s) {
+      text += fmt::format("rank 0: {}\n", describe_with_times(recent_[s % kRecordedCalls], monotonic_ns()));
+    }
+    return text;
+  }
+
+ protected:
+  const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
+  pid_t pid_of(int) const override { return this_process().pid; }
+
+ private:
+  std::shared_ptr<RegionRegistry> registry_;
+  std::string failure_;
+  std::uint64_t next_sequence_ = 0;
+  CallRecord recent_[kRecordedCalls];
+};
+
+}  // namespace
+
+std::shared_ptr<Backend> make_self_backend() { return std::make_shared<SelfBackend>(); }
+
+}  // namespace zero::comm

@@ -1,0 +1,164 @@
+#pragma once
+// The ranks of one host over shared memory. See shm_segment.h for what they share.
+//
+// Life of a call (ShmWork): post() takes a sequence number, writes the record and - unless deferred -
+// makes the input readable (in place when it lies in a Region, else through the staging region). The data
+// phase copies or sums straight out of the peers' inputs; data phases run strictly in sequence order, in
+// whichever of post(), test() or wait() gets there first. Then `left` is raised. The call is complete when
+// its data phase is done and, if its input may change afterwards, when all peers have left it too.
+//
+// Files: shm_backend.cpp posts and progresses, shm_wait.cpp waits and explains failures, shm_memory.cpp
+// finds and stages inputs.
+#include <array>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/backend.h"
+#include "comm/posted_call.h"
+#include "comm/shm_segment.h"
+#include "comm/staging.h"
+#include "comm/wait_policy.h"
+
+namespace zero::comm {
+
+class ShmBackend;
+
+class ShmWork final : public WorkState {
+ public:
+  explicit ShmWork(ShmBackend* backend) : backend_(backend) {}
+  bool test() override;
+  void wait() override;
+  void start() override;
+  void chain(std::shared_ptr<WorkState> next) override { next_ = std::move(next); }
+
+ private:
+  friend class ShmBackend;
+
+  /// How far a peer's part is.
+  enum class Peer : std::uint8_t { kUnseen, kVerified, kDone };
+
+  void reset(int ranks);
+
+  ShmBackend* backend_;  ///< null once the group is gone
+  PostedCall call_;
+  std::size_t in_nbytes_ = 0;
+
+  bool ready_ = false;       ///< my input may be read
+  bool staged_ = false;      ///< peers read a copy of it
+  bool data_done_ = false;
+  bool complete_ = false;
+  std::vector<Peer> peers_;
+  int peers_left_ = 0;  ///< peers that are not kDone
+  std::shared_ptr<Region> input_region_;
+  std::shared_ptr<WorkState> next_;
+  std::exception_ptr error_;  ///< thrown by the finish step
+};
+
+class ShmBackend final : public Backend {
+ public:
+  /// `segment` has this rank attached. Local.
+  ShmBackend(std::shared_ptr<ControlSegment> segment, int rank);
+  /// Waits until the peers have read what they still need of this rank, then leaves; while an exception
+  /// unwinds the stack it aborts the group instead.
+  ~ShmBackend() override;
+
+  std::string_view name() const override { return "shm"; }
+  std::shared_ptr<WorkState> post(const Call& call) override;
+  SharedMemory allocate(std::size_t nbytes) override;
+  void abort(std::string_view reason) noexcept override;
+  std::string flight_recorder() const override;
+
+ protected:
+  const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
+  pid_t pid_of(int rank) const override { return segment_->process_of(rank).pid; }
+
+ private:
+  friend class ShmWork;
+
+  // shm_backend.cpp
+  ShmWork& new_work(const Call& call);
+  ShmWork& work_at(std::uint64_t sequence) { return *works_[sequence % kRingSlots]; }
+  void make_ready(ShmWork& work);
+  void publish_ready();
+  void start(ShmWork& work);
+  /// Runs data phases as far as the peers allow. Throws what a finish step throws.
+  void progress();
+  bool run_data_phase(ShmWork& work);
+  /// Compares the calls of `peer` with mine, up to call `sequence`, which it has entered.
+  void verify_peer(std::uint64_t sequence, int peer);
+  void copy_from_peer(ShmWork& work, int peer);
+  void finish(ShmWork& work);
+  void retire();
+  void leave() noexcept;
+  bool drop_unfinished_works();
+
+  // shm_wait.cpp
+  /// Progresses until `done()`, which depends on call `target`: spins, yields, then sleeps.
+  template <class Done>
+  void block_until(Done done, std::uint64_t target, std::chrono::milliseconds timeout);
+  void wait(ShmWork& work);
+  void wait_for_room(std::uint64_t sequence);
+  void wait_for_readers(std::uint64_t sequence);
+  void wait_for_staging_room(std::size_t nbytes);
+  /// Liveness and timeouts, for a caller that has waited for call `target` since `since_ns`. Throws CommError.
+  void check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout);
+  /// Why `peer` will not come, or nothing.
+  std::string problem_of(int peer, std::int64_t now_ns, bool look_at_process);
+  /// The call whose peers hold up `target`, and those peers.
+  struct Blocker {
+    std::uint64_t sequence;
+    bool readers;  ///< they have come, but still read this rank's input
+    std::vector<int> ranks;
+  };
+  Blocker blocker_of(std::uint64_t target) const;
+  void throw_if_failed() const;
+  [[noreturn]] void throw_failure() const;
+  [[noreturn]] void fail_group(const std::string& reason);
+  std::string call_text(std::uint64_t sequence) const;
+  std::string position_of(int rank) const;
+  std::string recent_calls(int rank, std::size_t count) const;
+
+  // shm_memory.cpp
+  /// Publishes where the peers find the input of `work`.
+  void locate_input(ShmWork& work);
+  InputLocation location_of(const Region& region, const void* address) const;
+  /// Input of `peer` in call `sequence`.
+  const std::byte* map_input(int peer, std::uint64_t sequence);
+  void forget_freed_regions(int peer);
+
+  bool peer_has(const std::atomic<std::uint64_t> RankBlock::*counter, int peer, std::uint64_t sequence) const {
+    return (segment_->block(peer).*counter).load(std::memory_order_seq_cst) > sequence;
+  }
+
+  std::shared_ptr<ControlSegment> segment_;
+  std::shared_ptr<RegionRegistry> registry_;
+  StagingArena staging_;
+  RankBlock& mine_;
+  const pid_t pid_;
+  const int exceptions_at_start_;
+
+  std::array<std::shared_ptr<ShmWork>, kRingSlots> works_;
+  std::uint64_t next_sequence_ = 0;     ///< calls entered
+  std::uint64_t ready_sequence_ = 0;    ///< calls whose input is readable
+  std::uint64_t data_sequence_ = 0;     ///< calls whose data phase is done here
+  std::uint64_t retired_sequence_ = 0;  ///< calls that every rank has left
+  std::uint64_t last_input_ = 0;        ///< 1 + the last call in which peers read an input of mine
+  bool progressing_ = false;            ///< a finish step may call into the group again
+
+  std::vector<std::uint64_t> verified_;  ///< [size()] the peer's calls below this are like mine
+  std::vector<const void*> slices_;  ///< [size()], reused
+  struct PeerRegions {
+    std::unordered_map<std::uint64_t, Mapping> mappings;  ///< by RegionId::key()
+    std::uint32_t freed_seen = 0;
+  };
+  std::vector<PeerRegions> peer_regions_;
+  std::vector<std::int64_t> stopped_since_ns_;  ///< 0: not stopped
+  std::int64_t last_check_ns_ = 0;
+  const WaitPolicy policy_;
+};
+
+}  // namespace zero::comm

@@ -1,0 +1,81 @@
+// Where inputs lie: in place, in the staging arena, and mapped at the peers.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/shm_backend.h"
+#include "zero/errors.h"
+
+namespace zero::comm {
+
+void ShmBackend::locate_input(ShmWork& work) {
+  InputLocation location;
+  if (work.in_nbytes_ > 0 && size() > 1) {
+    const std::uint64_t sequence = work.call_.record.sequence;
+    std::shared_ptr<Region> region;
+    if (!work.call_.stage_input) region = registry_->find(work.call_.in, work.in_nbytes_);
+    if (region && region->shared()) {
+      location = location_of(*region, work.call_.in);
+      work.input_region_ = std::move(region);
+    } else {
+      wait_for_staging_room(work.in_nbytes_);
+      StagingArena::Block block = staging_.take(work.in_nbytes_, sequence);
+      std::memcpy(block.data, work.call_.in, work.in_nbytes_);
+      location = location_of(*block.region, block.data);
+      work.input_region_ = std::move(block.region);
+      work.staged_ = true;
+    }
+    last_input_ = std::max(last_input_, sequence + 1);
+  }
+  mine_.ring[work.call_.record.sequence % kRingSlots].input.store(location);
+}
+
+InputLocation ShmBackend::location_of(const Region& region, const void* address) const {
+  InputLocation location;
+  location.offset_nbytes = static_cast<const std::byte*>(address) - region.data();
+  location.region_nbytes = region.nbytes();
+  location.region_owner = region.id().owner;
+  location.region_number = region.id().number;
+  location.fd = region.fd();
+  return location;
+}
+
+const std::byte* ShmBackend::map_input(int peer, std::uint64_t sequence) {
+  const InputLocation location = segment_->block(peer).ring[sequence % kRingSlots].input.load();
+  if (location.region_owner < 0) return nullptr;
+  const RegionId id{location.region_owner, location.region_number};
+  forget_freed_regions(id.owner);
+  auto& mappings = peer_regions_[static_cast<std::size_t>(id.owner)].mappings;
+  auto found = mappings.find(id.key());
+  if (found == mappings.end()) {
+    // A node-shared region is mapped here already, by its own name.
+    if (const auto region = registry_->find(id)) return region->data() + location.offset_nbytes;
+    try {
+      const FileDescriptor fd = open_descriptor_of(pid_of(peer), location.fd);
+      found = mappings.emplace(id.key(), Mapping(fd.get(), round_up(location.region_nbytes, kPageBytes))).first;
+    } catch (const IoError& error) {
+      const std::string problem = problem_of(peer, 0, true);
+      fail_group(fmt::format("rank {} (pid {}) {} in {}", peer, pid_of(peer),
+                             problem.empty() ? std::string("cannot be read: ") + error.what() : problem,
+                             call_text(sequence)));
+    }
+  }
+  return found->second.data() + location.offset_nbytes;
+}
+
+void ShmBackend::forget_freed_regions(int peer) {
+  PeerRegions& known = peer_regions_[static_cast<std::size_t>(peer)];
+  const RankBlock& block = segment_->block(peer);
+  const std::uint32_t count = block.freed_count.load(std::memory_order_acquire);
+  if (count == known.freed_seen) return;
+  for (std::uint32_t i = known.freed_seen; i != count && count - i <= kFreedEntries; ++i) {
+    const std::uint32_t number = block.freed[i % kFreedEntries].load(std::memory_order_relaxed);
+    known.mappings.erase(RegionId{peer, number}.key());
+  }
+  // Lapped, before or while reading: mappings are only a cache.
+  if (block.freed_count.load(std::memory_order_acquire) - known.freed_seen > kFreedEntries) known.mappings.clear();
+  known.freed_seen = count;
+}
+
+}  // namespace zero::comm

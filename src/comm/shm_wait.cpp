@@ -1,0 +1,236 @@
+// Waiting, and finding out why it takes so long.
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "comm/clock.h"
+#include "comm/shm_backend.h"
+#include "comm/wait_policy.h"
+#include "zero/errors.h"
+
+namespace zero::comm {
+namespace {
+
+/// Counts this rank among the sleepers for the length of a scope.
+class SleeperGuard {
+ public:
+  explicit SleeperGuard(std::atomic<std::uint32_t>& sleepers) : sleepers_(sleepers) { sleepers_.fetch_add(1); }
+  ~SleeperGuard() { sleepers_.fetch_sub(1); }
+  SleeperGuard(const SleeperGuard&) = delete;
+  SleeperGuard& operator=(const SleeperGuard&) = delete;
+
+ private:
+  std::atomic<std::uint32_t>& sleepers_;
+};
+
+double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(kNanosPerSecond); }
+
+}  // namespace
+
+bool ShmWork::test() {
+  if (complete_) return true;
+  if (error_) std::rethrow_exception(error_);
+  if (!backend_) throw CommError(fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
+  backend_->progress();
+  if (complete_) return true;
+  if (error_) std::rethrow_exception(error_);
+  backend_->throw_if_failed();
+  backend_->check_peers(call_.record.sequence, call_.record.entered_ns, call_.timeout);
+  return false;
+}
+
+void ShmWork::wait() {
+  if (complete_) return;
+  if (error_) std::rethrow_exception(error_);
+  if (!backend_) throw CommError(fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
+  backend_->wait(*this);
+}
+
+void ShmBackend::wait(ShmWork& work) {
+  if (progressing_) {
+    throw CommError(fmt::format("{}: wait() inside a finish step of the same group would never end; wait after it",
+                                describe(work.call_.record)));
+  }
+  progress();
+  if (work.complete_) return;
+  const std::int64_t begin_ns = monotonic_ns();
+  CollectiveCounter* const counter = counter_of(work.call_.record.kind);
+  const auto account = [&] {
+    if (counter) counter->wait_seconds += to_seconds(monotonic_ns() - begin_ns);
+  };
+  try {
+    block_until([&] { return work.complete_ || work.error_; }, work.call_.record.sequence, work.call_.timeout);
+  } catch (...) {
+    account();
+    throw;
+  }
+  account();
+  if (work.error_) std::rethrow_exception(work.error_);
+}
+
+template <class Done>
+void ShmBackend::block_until(Done done, std::uint64_t target, std::chrono::milliseconds timeout) {
+  const auto arrived = [&] {
+    progress();
+    if (done()) return true;
+    throw_if_failed();
+    return false;
+  };
+  if (arrived()) return;
+  const std::int64_t since_ns = monotonic_ns();
+  constexpr int kLooksPerClock = 16;
+  do {
+    for (int look = 0; look < kLooksPerClock; ++look) {
+      cpu_relax();
+      if (arrived()) return;
+    }
+  } while (monotonic_ns() - since_ns < policy_.spin_ns);
+  for (int i = 0; i < policy_.yields; ++i) {
+    ::sched_yield();
+    if (arrived()) return;
+  }
+  const std::int64_t deadline_ns = since_ns + timeout.count() * kNanosPerMilli;
+  while (true) {
+    check_peers(target, since_ns, timeout);
+    const SleeperGuard guard(segment_->header().sleepers);
+    const std::uint32_t event = segment_->header().event.load(std::memory_order_seq_cst);
+    if (arrived()) return;
+    const std::int64_t remaining_ns = deadline_ns - monotonic_ns();
+    if (remaining_ns > 0) segment_->sleep(event, std::min(policy_.slice_ns, remaining_ns));
+    if (arrived()) return;
+  }
+}
+
+void ShmBackend::wait_for_room(std::uint64_t sequence) {
+  if (sequence - retired_sequence_ < kRingSlots) return;
+  if (progressing_) {
+    throw CommError(fmt::format("{} calls are under way, no room for another one inside a finish step", kRingSlots));
+  }
+  const std::uint64_t oldest = sequence - kRingSlots;
+  block_until([&] { return retired_sequence_ > oldest; }, oldest, default_timeout());
+}
+
+void ShmBackend::wait_for_staging_room(std::size_t nbytes) {
+  constexpr std::size_t kStagingLimit = 256u << 20;
+  const auto fits = [&] { return staging_.used_nbytes() == 0 || staging_.used_nbytes() + nbytes <= kStagingLimit; };
+  while (!progressing_ && !fits()) {
+    const std::uint64_t oldest = retired_sequence_;
+    block_until([&] { return retired_sequence_ > oldest; }, oldest, default_timeout());
+  }
+}
+
+void ShmBackend::wait_for_readers(std::uint64_t sequence) {
+  const auto read_by_all = [&] {
+    retire();
+    return retired_sequence_ > sequence;
+  };
+  block_until(read_by_all, sequence, default_timeout());
+}
+
+ShmBackend::Blocker ShmBackend::blocker_of(std::uint64_t target) const {
+  Blocker blocker{std::min(target, data_sequence_), data_sequence_ > target, {}};
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const bool missing =
+        blocker.readers ? !peer_has(&RankBlock::left, peer, target)
+                        : works_[blocker.sequence % kRingSlots]->peers_[static_cast<std::size_t>(peer)] !=
+                                  ShmWork::Peer::kDone &&
+                              !peer_has(&RankBlock::ready, peer, blocker.sequence);
+    if (missing) blocker.ranks.push_back(peer);
+  }
+  return blocker;
+}
+
+void ShmBackend::check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout) {
+  const std::int64_t now_ns = monotonic_ns();
+  const bool late = now_ns - since_ns >= timeout.count() * kNanosPerMilli;
+  const bool look_at_processes = now_ns - last_check_ns_ >= policy_.slice_ns;
+  bool somebody_left = false;
+  for (int peer = 0; peer < size(); ++peer) {
+    somebody_left |= segment_->block(peer).state.load(std::memory_order_seq_cst) == RankState::kLeft;
+  }
+  if (!look_at_processes && !late && !somebody_left) return;
+  if (look_at_processes) {
+    // After a while without looks nothing is known about how long a peer has been stopped.
+    if (now_ns - last_check_ns_ > 10 * policy_.slice_ns) std::fill(stopped_since_ns_.begin(), stopped_since_ns_.end(), 0);
+    last_check_ns_ = now_ns;
+  }
+  const Blocker blocker = blocker_of(target);
+  for (const int peer : blocker.ranks) {
+    const std::string problem = problem_of(peer, now_ns, look_at_processes);
+    if (problem.empty()) continue;
+    // It may have come just before it left.
+    const Blocker still = blocker_of(target);
+    if (still.sequence != blocker.sequence || std::find(still.ranks.begin(), still.ranks.end(), peer) == still.ranks.end()) {
+      return;
+    }
+    fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer), problem, rank(),
+                           call_text(blocker.sequence), position_of(peer)));
+  }
+  if (!late) return;
+  std::string late_ranks;
+  for (const int peer : blocker.ranks) {
+    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer),
+                              blocker.readers ? "has not read this rank's input" : "has not arrived", position_of(peer));
+  }
+  fail_group(fmt::format("timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
+                         "(ZERO_TIMEOUT_S, Group::set_timeout).",
+                         rank(), to_seconds(now_ns - since_ns), call_text(blocker.sequence), late_ranks));
+}
+
+std::string ShmBackend::problem_of(int peer, std::int64_t now_ns, bool look_at_process) {
+  if (segment_->block(peer).state.load(std::memory_order_acquire) == RankState::kLeft) {
+    return "left the group (it was destroyed there)";
+  }
+  if (!look_at_process) return {};
+  std::int64_t& stopped_since_ns = stopped_since_ns_[static_cast<std::size_t>(peer)];
+  switch (process_state(segment_->process_of(peer))) {
+    case ProcessState::kGone: return "died (see its own output; killed for lack of memory? see dmesg)";
+    case ProcessState::kRunning: stopped_since_ns = 0; return {};
+    case ProcessState::kStopped: break;
+  }
+  if (stopped_since_ns == 0) stopped_since_ns = now_ns;
+  const std::int64_t stopped_ns = now_ns - stopped_since_ns;
+  if (stopped_ns < policy_.stopped_limit_ns) return {};
+  return fmt::format("is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
+                     to_seconds(stopped_ns));
+}
+
+void ShmBackend::throw_if_failed() const {
+  if (segment_->failed()) throw_failure();
+}
+
+void ShmBackend::throw_failure() const {
+  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}", segment_->reason(), rank(), size(), position_of(rank())));
+}
+
+void ShmBackend::fail_group(const std::string& reason) {
+  segment_->fail(rank(), reason);
+  throw_failure();
+}
+
+std::string ShmBackend::call_text(std::uint64_t sequence) const {
+  return describe(works_[sequence % kRingSlots]->call_.record);
+}
+
+std::string ShmBackend::position_of(int peer) const {
+  const std::uint64_t entered = segment_->block(peer).entered.load(std::memory_order_acquire);
+  const std::string_view who = peer == rank() ? "This rank" : "It";
+  if (entered == 0) return fmt::format("{} has entered no collective.", who);
+  const CallRecord last = segment_->block(peer).ring[(entered - 1) % kRingSlots].record.load();
+  return fmt::format("{} last called {}.", who, describe_with_times(last, monotonic_ns()));
+}
+
+std::string ShmBackend::recent_calls(int peer, std::size_t count) const {
+  const RankBlock& block = segment_->block(peer);
+  const std::uint64_t entered = block.entered.load(std::memory_order_acquire);
+  const std::uint64_t first = entered > count ? entered - count : 0;
+  std::string text;
+  for (std::uint64_t s = first; s < entered; ++s) {
+    text += fmt::format("    {}\n", describe_with_times(block.ring[s % kRingSlots].record.load(), monotonic_ns()));
+  }
+  return text.empty() ? std::string("    none\n") : text;
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,30 @@
+#pragma once
+// How a rank waits: how long it spins before it gives its CPU away, and how often it looks after its peers.
+#include <cstdint>
+
+#include "comm/clock.h"
+#include "comm/process.h"
+
+namespace zero::comm {
+
+struct WaitPolicy {
+  std::int64_t spin_ns = 0;
+  int yields = 0;                                          ///< after spinning, before sleeping
+  std::int64_t slice_ns = 100 * kNanosPerMilli;            ///< longest sleep between two looks at the peers
+  std::int64_t stopped_limit_ns = 3 * kNanosPerSecond;  ///< a peer stopped for longer fails the group
+
+  /// Spins long when every rank has a CPU, hardly when they must share. ZERO_STOPPED_LIMIT_S overrides
+  /// how long a rank may be stopped (raise it to work with a debugger). Throws ConfigError. Local.
+  static WaitPolicy for_local_ranks(int local_ranks);
+};
+
+/// Tells the CPU that this is a spin loop.
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,47 @@
+#include "zero/config.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "config/binder.h"
+#include "config/jsonc.h"
+#include "config/problems.h"
+#include "zero/errors.h"
+
+namespace zero {
+
+namespace {
+
+std::string read_file(const std::string& path) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  try {
+    // Opening a folder succeeds; reading it throws.
+    if (file.is_open()) return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  } catch (const std::ios_base::failure&) {
+    errno = errno != 0 ? errno : EIO;
+  }
+  throw IoError(fmt::format("{}: cannot read the configuration: {}", path, std::strerror(errno)));
+}
+
+}  // namespace
+
+Config Config::from_file(const std::string& path) { return from_text(read_file(path), path); }
+
+Config Config::from_text(std::string_view json, std::string_view source) {
+  config::Problems problems{std::string(source)};
+  const config::Document document = config::parse_jsonc(json, problems);
+  // A document that did not parse has nothing more to say.
+  if (document.root.is_null()) problems.throw_if_any();
+  Config config;
+  const config::GivenKeys given = config::bind(document, config, problems);
+  config::cross_check(given, config, problems);
+  problems.throw_if_any();
+  return config;
+}
+
+}  // namespace zero

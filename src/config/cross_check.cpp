@@ -1,0 +1,149 @@
+// Rules between keys, and defaults that depend on other keys.
+#include <fmt/format.h>
+
+#include <array>
+#include <string_view>
+
+#include "config/binder.h"
+
+namespace zero::config {
+namespace {
+
+using Scheduler = Config::Scheduler;
+
+struct Check {
+  const GivenKeys& given;
+  Config& config;
+  Problems& problems;
+
+  const Given* find(std::string_view path) const {
+    const auto found = given.find(std::string(path));
+    return found == given.end() ? nullptr : &found->second;
+  }
+  void problem(const Given& at, std::string_view text) {
+    problems.add(at.line, fmt::format("{}: {}", at.path, text));
+  }
+  void notice(std::string text) { config.notices.push_back(std::move(text)); }
+};
+
+void check_dtypes(Check& check) {
+  const std::string_view in_use = check.config.bf16.enabled ? "bf16" : "fp32";
+  const auto must_match = [&](std::string_view path, std::string_view why) {
+    const Given* given = check.find(path);
+    if (given == nullptr || given->value.text.empty()) return;
+    const bool is_bf16 = given->value.text.find("bf") != std::string::npos;
+    if (is_bf16 == check.config.bf16.enabled) return;
+    check.problem(*given, fmt::format("got \"{}\", but bf16.enabled is {}, so want \"{}\": {}",
+                                      given->value.text, check.config.bf16.enabled, in_use, why));
+  };
+  must_match("communication_data_type",
+             "gradients travel in the parameters' dtype and are summed in fp32; change it or remove the key");
+  must_match("data_types.param_dtype",
+             "bf16.enabled chooses the dtype; change one of the two or remove the key");
+}
+
+void check_optimizer(Check& check) {
+  Config::Optimizer& optimizer = check.config.optimizer;
+  const Given* section = check.find("optimizer");
+  optimizer.given = check.find("optimizer.type") != nullptr;
+  if (!optimizer.given) {
+    if (check.find("optimizer.params") != nullptr) {
+      check.problem(*section, "has params but no type; add \"type\": \"AdamW\"");
+    }
+    return;
+  }
+  const Given* mode = check.find("optimizer.params.adam_w_mode");
+  if (optimizer.type == "AdamW" && mode != nullptr && !optimizer.adam_w_mode) {
+    optimizer.adam_w_mode = true;
+    check.notice(
+        fmt::format("{}: no effect: type AdamW is always decoupled, as in DeepSpeed; write type Adam for L2",
+                    mode->path));
+  }
+  if (check.find("optimizer.params.weight_decay") == nullptr) {
+    check.notice(
+        "optimizer.params.weight_decay: not given: 0.0 as in DeepSpeed (torch::optim::AdamW has 0.01)");
+  }
+}
+
+struct SchedulerParameter {
+  std::string_view name;
+  bool warmup, decay, cosine;  // taken by WarmupLR, WarmupDecayLR, WarmupCosineLR
+};
+constexpr std::array<SchedulerParameter, 8> kSchedulerParameters = {{
+    {"warmup_min_lr", true, true, false},
+    {"warmup_max_lr", true, true, false},
+    {"warmup_num_steps", true, true, true},
+    {"warmup_type", true, true, true},
+    {"total_num_steps", false, true, true},
+    {"warmup_min_ratio", false, false, true},
+    {"cos_min_ratio", false, false, true},
+    {"last_batch_iteration", true, true, true},
+}};
+
+bool takes(Scheduler::Type type, const SchedulerParameter& parameter) {
+  switch (type) {
+    case Scheduler::Type::kWarmupLR: return parameter.warmup;
+    case Scheduler::Type::kWarmupDecayLR: return parameter.decay;
+    case Scheduler::Type::kWarmupCosineLR: return parameter.cosine;
+    case Scheduler::Type::kNone: return false;
+  }
+  return false;
+}
+
+void check_scheduler(Check& check) {
+  Scheduler& scheduler = check.config.scheduler;
+  const Given* section = check.find("scheduler");
+  const Given* type = check.find("scheduler.type");
+  if (section == nullptr) return;
+  if (type == nullptr) {
+    if (check.find("scheduler.params") != nullptr) {
+      check.problem(*section,
+                    "has params but no type; add \"type\": \"WarmupLR\", \"WarmupDecayLR\" or "
+                    "\"WarmupCosineLR\"");
+    }
+    return;
+  }
+  if (scheduler.type == Scheduler::Type::kNone) return;  // a type that was refused
+  std::string taken;
+  for (const SchedulerParameter& parameter : kSchedulerParameters) {
+    if (takes(scheduler.type, parameter)) taken += (taken.empty() ? "" : ", ") + std::string(parameter.name);
+  }
+  for (const SchedulerParameter& parameter : kSchedulerParameters) {
+    const Given* given = check.find(fmt::format("scheduler.params.{}", parameter.name));
+    if (given == nullptr || takes(scheduler.type, parameter)) continue;
+    check.problem(*given, fmt::format("not a parameter of {}, which takes {}", type->value.text, taken));
+  }
+  const Given* total = check.find("scheduler.params.total_num_steps");
+  if (scheduler.type != Scheduler::Type::kWarmupLR && total == nullptr) {
+    check.problem(*type, fmt::format("{} needs params.total_num_steps: the optimizer steps of the whole run",
+                                     type->value.text));
+  }
+  if (total != nullptr && scheduler.total_num_steps > 0 &&
+      scheduler.total_num_steps < scheduler.warmup_num_steps) {
+    check.notice(fmt::format("{}: {} is less than warmup_num_steps, {}: the warm-up is never finished",
+                             total->path, scheduler.total_num_steps, scheduler.warmup_num_steps));
+  }
+  if (scheduler.type == Scheduler::Type::kWarmupLR &&
+      check.find("scheduler.params.warmup_max_lr") == nullptr) {
+    scheduler.warmup_max_lr = check.config.optimizer.lr;
+  }
+}
+
+}  // namespace
+
+void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
+  Check check{given, config, problems};
+  check_dtypes(check);
+  check_optimizer(check);
+  check_scheduler(check);
+  if (check.find("zero_optimization.overlap_comm") == nullptr) {
+    config.zero_optimization.overlap_comm = config.zero_optimization.stage == 3;
+  }
+  if (check.find("gradient_clipping") == nullptr) {
+    check.notice(
+        "gradient_clipping: not given: 1.0 as in DeepSpeed since 0.19.3 (0 before); write 0 to switch it "
+        "off");
+  }
+}
+
+}  // namespace zero::config

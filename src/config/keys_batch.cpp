@@ -1,0 +1,137 @@
+// Batch sizes, and what applies to the step as a whole.
+#include "config/schema.h"
+
+namespace zero::config {
+namespace {
+
+using enum KeyStatus;
+
+constexpr Key kBatch[] = {
+    {.path = "train_batch_size",
+     .kind = Kind::kCount,
+     .fallback = "null",
+     .note = "samples per optimizer step over all ranks",
+     .minimum = 1,
+     .bind = [](Config& c, const Value& v) { c.train_batch_size = v.count; }},
+    {.path = "train_micro_batch_size_per_gpu",
+     .kind = Kind::kCount,
+     .fallback = "null",
+     .note = "samples per rank in one forward/backward",
+     .minimum = 1,
+     .bind = [](Config& c, const Value& v) { c.train_micro_batch_size_per_gpu = v.count; }},
+    {.path = "train_micro_batch_size_per_device",
+     .kind = Kind::kCount,
+     .fallback = "null",
+     .alias_of = "train_micro_batch_size_per_gpu"},
+    {.path = "gradient_accumulation_steps",
+     .kind = Kind::kCount,
+     .fallback = "null",
+     .note = "micro-batches per rank and step",
+     .minimum = 1,
+     .bind = [](Config& c, const Value& v) { c.gradient_accumulation_steps = v.count; }},
+    {.path = "managed_gradient_accumulation",
+     .kind = Kind::kBool,
+     .fallback = "true",
+     .status = kRefused,
+     .note = "the engine counts the micro-batches of a step; keep true and set gradient_accumulation_steps",
+     .harmless = "true"},
+    {.path = "dataloader_drop_last",
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .status = kNoEffect,
+     .note = "the program feeds the engine; there is no data loader to configure",
+     .harmless = "false"},
+};
+
+constexpr Key kStep[] = {
+    {.path = "gradient_clipping",
+     .kind = Kind::kNumber,
+     .fallback = "1.0",
+     .note = "upper bound of the global gradient norm; 0 is off",
+     .bind = [](Config& c, const Value& v) { c.gradient_clipping = v.number; }},
+    {.path = "prescale_gradients",
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .status = kRefused,
+     .note =
+         "gradients are summed in fp32 in a fixed order and divided once after it, so there is nothing to "
+         "scale before; remove the key",
+     .harmless = "false"},
+    {.path = "gradient_predivide_factor",
+     .kind = Kind::kNumber,
+     .fallback = "1.0",
+     .status = kRefused,
+     .note =
+         "gradients are summed in fp32 in a fixed order and divided once after it, so there is nothing to "
+         "divide before; remove the key",
+     .harmless = "1.0"},
+    {.path = "gradient_allreduce_op",
+     .kind = Kind::kChoice,
+     .fallback = "\"mean\"",
+     .status = kRefused,
+     .note = "gradients are averaged; scale the loss for a sum",
+     .harmless = "\"mean\"",
+     .choices = "mean|sum"},
+    {.path = "sparse_gradients",
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .status = kRefused,
+     .note = "sparse gradients are not built; use dense embeddings",
+     .harmless = "false"},
+    {.path = "communication_data_type",
+     .kind = Kind::kChoice,
+     .fallback = "null",
+     .note =
+         "only the parameters' own dtype (\"bf16\" with bf16 enabled, else \"fp32\"): gradients travel in it "
+         "and are summed in fp32",
+     .choices = "bf16|fp32",
+     .refused_choices = "fp16"},
+    {.path = "fp32_allreduce",
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .status = kNoEffect,
+     .note = "sums are always fp32",
+     .harmless = "true"},
+    {.path = "allreduce_always_fp32",
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .status = kNoEffect,
+     .note = "sums are always fp32",
+     .harmless = "true"},
+    {.path = "disable_allgather",
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .status = kNoEffect,
+     .note = "updated parameters are published in one way only",
+     .harmless = "false"},
+    {.path = "zero_allow_untested_optimizer",
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .status = kNoEffect,
+     .note = "only the optimizers named in docs/config.md exist, and they are tested",
+     .harmless = "false"},
+    {.path = "zero_force_ds_cpu_optimizer",
+     .kind = Kind::kBool,
+     .fallback = "true",
+     .status = kNoEffect,
+     .note = "the engine's own fused optimizer is always used",
+     .harmless = "true"},
+    {.path = "graph_harvesting",
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .status = kRefused,
+     .note = "CUDA graphs are not built; remove the key",
+     .harmless = "false"},
+    {.path = "vocabulary_size",
+     .kind = Kind::kCount,
+     .fallback = "null",
+     .status = kNoEffect,
+     .note = "DeepSpeed only uses it for a warning about alignment"},
+};
+
+}  // namespace
+
+std::span<const Key> batch_keys() { return kBatch; }
+std::span<const Key> step_keys() { return kStep; }
+
+}  // namespace zero::config

@@ -1,0 +1,79 @@
+// Our own section, "zerotorch".
+#include "config/schema.h"
+
+namespace zero::config {
+namespace {
+
+using Store = Config::Zerotorch::Store;
+using VerifyParameters = Config::Zerotorch::VerifyParameters;
+
+constexpr Key kKeys[] = {
+    {.path = "zerotorch",
+     .kind = Kind::kSection,
+     .fallback = "null",
+     .note = "what DeepSpeed has no key for"},
+    {.path = "zerotorch.store",
+     .kind = Kind::kChoice,
+     .fallback = "\"auto\"",
+     .note = "where gathered parameters live; auto: node_shared when all ranks are on one host, else copying",
+     .choices = "auto|node_shared|copying",
+     .bind =
+         [](Config& c, const Value& v) {
+           c.zerotorch.store = v.text == "auto"          ? Store::kAuto
+                               : v.text == "node_shared" ? Store::kNodeShared
+                                                         : Store::kCopying;
+         }},
+    {.path = "zerotorch.unit_numel",
+     .kind = Kind::kCount,
+     .fallback = "0",
+     .note = "upper bound of a unit in elements; 0: chosen from the model",
+     .bind = [](Config& c, const Value& v) { c.zerotorch.unit_numel = v.count; }},
+    {.path = "zerotorch.unit_names",
+     .kind = Kind::kStrings,
+     .fallback = "[]",
+     .note = "modules that each become one unit, by their name in the model",
+     .bind = [](Config& c, const Value& v) { c.zerotorch.unit_names = v.texts; }},
+    {.path = "zerotorch.seed",
+     .kind = Kind::kCount,
+     .fallback = "null",
+     .note = "seed of the random streams",
+     .bind = [](Config& c, const Value& v) { c.zerotorch.seed = v.count; }},
+    {.path = "zerotorch.reseed_per_micro_batch",
+     .kind = Kind::kBool,
+     .fallback = "true",
+     .note =
+         "reseed libtorch's generator per global micro-batch, so that dropout does not depend on the ranks",
+     .bind = [](Config& c, const Value& v) { c.zerotorch.reseed_per_micro_batch = v.boolean; }},
+    {.path = "zerotorch.verify_parameters",
+     .kind = Kind::kChoice,
+     .fallback = "\"broadcast\"",
+     .note = "at start: broadcast takes rank 0's parameters, verify compares and fails on a difference",
+     .choices = "broadcast|verify",
+     .bind =
+         [](Config& c, const Value& v) {
+           c.zerotorch.verify_parameters =
+               v.text == "verify" ? VerifyParameters::kVerify : VerifyParameters::kBroadcast;
+         }},
+    {.path = "zerotorch.bind_cores_to_rank",
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .note = "pin each rank to its share of the cores",
+     .bind = [](Config& c, const Value& v) { c.zerotorch.bind_cores_to_rank = v.boolean; }},
+    {.path = "zerotorch.timeout_s",
+     .kind = Kind::kNumber,
+     .fallback = "0",
+     .note = "how long a collective may take in seconds; 0: the group's default",
+     .maximum = 31'536'000,
+     .bind = [](Config& c, const Value& v) { c.zerotorch.timeout_s = v.number; }},
+    {.path = "zerotorch.debug_observer",
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .note = "check at every operator that no released parameter is read; slow",
+     .bind = [](Config& c, const Value& v) { c.zerotorch.debug_observer = v.boolean; }},
+};
+
+}  // namespace
+
+std::span<const Key> zerotorch_keys() { return kKeys; }
+
+}  // namespace zero::config

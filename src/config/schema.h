@@ -1,0 +1,93 @@
+#pragma once
+// The schema: one row per key of the JSON, declarative, so that the binder, the documentation and the tests
+// all read the same table. The rows are in keys_*.cpp, one file per part of the JSON.
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero/config.h"
+
+namespace zero::config {
+
+enum class Kind : std::uint8_t {
+  kSection,
+  kBool,
+  kCount,  // whole number, also written 5e8
+  kNumber,
+  kString,
+  kChoice,   // string out of `choices`, any case
+  kPair,     // two numbers
+  kStrings,  // list of strings, or one string
+  kAny,
+};
+
+/// A value whose kind and range have been checked; only the member of its kind is set.
+struct Value {
+  bool boolean = false;
+  std::int64_t count = 0;
+  double number = 0;
+  double second = 0;  // of a pair; the first is `number`
+  std::string text;   // kChoice: as spelt in `choices`
+  std::vector<std::string> texts;
+};
+
+using Bind = void (*)(Config&, const Value&);
+
+struct Key {
+  std::string_view path;
+  Kind kind = Kind::kAny;
+  std::string_view fallback = {};  // default, as JSON
+  KeyStatus status = KeyStatus::kHonoured;
+  std::string_view note = {};
+  /// kNoEffect and kRefused: values that are accepted without a word, as JSON, separated by '|'.
+  std::string_view harmless = {};
+  /// kCount and kNumber: inclusive range; `above` makes the lower end exclusive, `below` the upper.
+  double minimum = 0;
+  double maximum = std::numeric_limits<double>::infinity();
+  bool above = false;
+  bool below = false;
+  /// kChoice: what is taken, separated by '|'; and what DeepSpeed has and we refuse by name.
+  std::string_view choices = {};
+  std::string_view refused_choices = {};
+  /// kSection, refused: members (separated by '|') that switch it on. "*": any member; "**": any "enabled"
+  /// at any depth.
+  std::string_view gate = {};
+  std::string_view alias_of = {};
+  Bind bind = nullptr;
+};
+
+std::span<const Key> batch_keys();
+std::span<const Key> optimizer_keys();
+std::span<const Key> scheduler_keys();
+std::span<const Key> precision_keys();
+std::span<const Key> zero_keys();
+std::span<const Key> offload_keys();
+std::span<const Key> step_keys();
+std::span<const Key> monitor_keys();
+std::span<const Key> checkpoint_keys();
+std::span<const Key> tuning_keys();
+std::span<const Key> parallel_keys();
+std::span<const Key> compression_keys();
+std::span<const Key> zerotorch_keys();
+
+/// All of the above, in this order.
+const std::vector<const Key*>& all_keys();
+
+/// The row of exactly this path, or of "parent.*" for a parent of it; null when there is none.
+const Key* find_key(std::string_view path);
+
+/// Names that may follow `section` ("" for the top level), aliases included, "*" not.
+std::vector<std::string_view> names_in(std::string_view section);
+
+/// Sections (at most three) in which `name` is a key; "" stands for the top level.
+std::vector<std::string_view> sections_with(std::string_view name);
+
+std::string_view kind_name(Kind kind);
+
+/// "a|b|c" -> {"a", "b", "c"}; empty -> {}.
+std::vector<std::string_view> split(std::string_view joined);
+
+}  // namespace zero::config

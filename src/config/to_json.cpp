@@ -1,0 +1,97 @@
+// Config -> JSON with DeepSpeed's keys.
+#include <nlohmann/json.hpp>
+
+#include "zero/config.h"
+
+namespace zero {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json optimizer_json(const Config::Optimizer& optimizer) {
+  return {{"type", optimizer.type},
+          {"params",
+           {{"lr", optimizer.lr},
+            {"betas", {optimizer.beta1, optimizer.beta2}},
+            {"eps", optimizer.eps},
+            {"weight_decay", optimizer.weight_decay},
+            {"bias_correction", optimizer.bias_correction},
+            {"adam_w_mode", optimizer.adam_w_mode}}}};
+}
+
+ordered_json scheduler_json(const Config::Scheduler& scheduler) {
+  using Type = Config::Scheduler::Type;
+  ordered_json params = {
+      {"warmup_num_steps", scheduler.warmup_num_steps},
+      {"warmup_type", scheduler.warmup_type == Config::Scheduler::WarmupType::kLog ? "log" : "linear"},
+      {"last_batch_iteration", scheduler.last_batch_iteration}};
+  if (scheduler.type == Type::kWarmupCosineLR) {
+    params["warmup_min_ratio"] = scheduler.warmup_min_ratio;
+    params["cos_min_ratio"] = scheduler.cos_min_ratio;
+  } else {
+    params["warmup_min_lr"] = scheduler.warmup_min_lr;
+    params["warmup_max_lr"] = scheduler.warmup_max_lr;
+  }
+  if (scheduler.type != Type::kWarmupLR) params["total_num_steps"] = scheduler.total_num_steps;
+  const char* type = scheduler.type == Type::kWarmupLR        ? "WarmupLR"
+                     : scheduler.type == Type::kWarmupDecayLR ? "WarmupDecayLR"
+                                                              : "WarmupCosineLR";
+  return {{"type", type}, {"params", params}};
+}
+
+ordered_json zero_json(const Config::ZeroOptimization& zero) {
+  return {{"stage", zero.stage},
+          {"overlap_comm", zero.overlap_comm},
+          {"ignore_unused_parameters", zero.ignore_unused_parameters},
+          {"stage3_max_live_parameters", zero.stage3_max_live_parameters},
+          {"stage3_max_reuse_distance", zero.stage3_max_reuse_distance},
+          {"stage3_prefetch_bucket_size", zero.stage3_prefetch_bucket_size},
+          {"stage3_param_persistence_threshold", zero.stage3_param_persistence_threshold},
+          {"stage3_model_persistence_threshold", zero.stage3_model_persistence_threshold},
+          {"stage3_gather_16bit_weights_on_model_save", zero.stage3_gather_16bit_weights_on_model_save},
+          {"leaf_module",
+           {{"names", zero.leaf_module_names}, {"name_suffixes", zero.leaf_module_name_suffixes}}}};
+}
+
+ordered_json zerotorch_json(const Config::Zerotorch& own) {
+  using Store = Config::Zerotorch::Store;
+  using Verify = Config::Zerotorch::VerifyParameters;
+  const char* store = own.store == Store::kAuto         ? "auto"
+                      : own.store == Store::kNodeShared ? "node_shared"
+                                                        : "copying";
+  return {{"store", store},
+          {"unit_numel", own.unit_numel},
+          {"unit_names", own.unit_names},
+          {"seed", own.seed ? ordered_json(*own.seed) : ordered_json()},
+          {"reseed_per_micro_batch", own.reseed_per_micro_batch},
+          {"verify_parameters", own.verify_parameters == Verify::kVerify ? "verify" : "broadcast"},
+          {"bind_cores_to_rank", own.bind_cores_to_rank},
+          {"timeout_s", own.timeout_s},
+          {"debug_observer", own.debug_observer}};
+}
+
+}  // namespace
+
+std::string Config::to_json() const {
+  const auto count = [](std::int64_t value) { return value == 0 ? ordered_json() : ordered_json(value); };
+  ordered_json root;
+  root["train_batch_size"] = count(train_batch_size);
+  root["train_micro_batch_size_per_gpu"] = count(train_micro_batch_size_per_gpu);
+  root["gradient_accumulation_steps"] = count(gradient_accumulation_steps);
+  if (optimizer.given) root["optimizer"] = optimizer_json(optimizer);
+  if (scheduler.type != Scheduler::Type::kNone) root["scheduler"] = scheduler_json(scheduler);
+  root["bf16"] = {{"enabled", bf16.enabled}, {"check_grad_overflow", bf16.check_grad_overflow}};
+  root["gradient_clipping"] = gradient_clipping;
+  root["steps_per_print"] = steps_per_print;
+  root["wall_clock_breakdown"] = wall_clock_breakdown;
+  root["memory_breakdown"] = memory_breakdown;
+  root["dump_state"] = dump_state;
+  root["tensorboard"] = {{"enabled", tensorboard.enabled},
+                         {"output_path", tensorboard.output_path},
+                         {"job_name", tensorboard.job_name}};
+  root["zero_optimization"] = zero_json(zero_optimization);
+  root["zerotorch"] = zerotorch_json(zerotorch);
+  return root.dump(2) + "\n";
+}
+
+}  // namespace zero

@@ -1,0 +1,206 @@
+// pack_corpus: list, read and deduplicate, shuffle, split, write.
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <unordered_set>
+
+#include "data/corpus_json.h"
+#include "data/files.h"
+#include "data/listing.h"
+#include "data/random.h"
+#include "zero/data.h"
+#include "zero/errors.h"
+
+namespace zero {
+namespace {
+
+namespace fs = std::filesystem;
+using data::SourceFile;
+
+/// Ends every file in the packed corpus; no text file contains it.
+constexpr char kSeparator = '\0';
+
+void check_options(const CorpusOptions& options) {
+  const auto refuse = [](const std::string& text) { throw ConfigError("corpus: " + text); };
+  if (options.source.empty()) refuse("no source; give a file or a folder of text");
+  if (options.folder.empty()) refuse("no folder; say where the packed corpus goes");
+  if (options.suffixes.empty()) refuse("no suffixes; give at least one, as in \".py\"");
+  if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {
+    refuse(fmt::format("validation_fraction: got {}, want above 0 and below 1", options.validation_fraction));
+  }
+  if (options.max_file_nbytes < 1 || options.min_file_nbytes > options.max_file_nbytes ||
+      options.max_nbytes < 0) {
+    refuse(fmt::format(
+        "file sizes {} to {} and at most {} in all: want an increasing range and nothing negative",
+        options.min_file_nbytes, options.max_file_nbytes, options.max_nbytes));
+  }
+}
+
+/// Reads every file once; keeps those that are text and not seen before.
+std::vector<SourceFile> usable_files(data::Listing listing, CorpusInfo& info) {
+  std::vector<SourceFile> usable;
+  std::unordered_set<std::string> seen;
+  std::string contents;
+  for (SourceFile& file : listing.files) {
+    if (!data::read_file(file.path, contents)) {
+      ++info.files_unreadable;
+    } else if (contents.empty() || !data::is_text(contents)) {
+      ++info.files_not_text;
+    } else if (!seen.insert(file.content_hash = data::hash_of(contents)).second) {
+      ++info.files_duplicate;
+    } else {
+      file.nbytes = static_cast<std::int64_t>(contents.size());
+      usable.push_back(std::move(file));
+    }
+  }
+  return usable;
+}
+
+void shuffle(std::vector<SourceFile>& files, std::uint64_t seed) {
+  data::Random random(seed);
+  for (std::size_t i = files.size(); i > 1; --i) std::swap(files[i - 1], files[random.below(i)]);
+}
+
+void keep_up_to(std::vector<SourceFile>& files, std::int64_t max_nbytes) {
+  std::int64_t sum = 0;
+  std::size_t kept = 0;
+  while (kept < files.size() && sum < max_nbytes) sum += files[kept++].nbytes + 1;
+  files.resize(kept);
+}
+
+/// How many of the first files are validation: the count whose bytes come closest to the target.
+std::size_t validation_count(const std::vector<SourceFile>& files, double target) {
+  double sum = 0, best = target;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i + 1 < files.size() && sum < target; ++i) {
+    sum += static_cast<double>(files[i].nbytes + 1);
+    if (std::abs(sum - target) < best) best = std::abs(sum - target), count = i + 1;
+  }
+  return count;
+}
+
+/// One split on its way to disk, with its byte counts.
+class SplitWriter {
+ public:
+  SplitWriter(const fs::path& path, XXH3_state_t* hash) : writer_(path), hash_(hash) {}
+  void append(std::string_view bytes) {
+    writer_.append(bytes);
+    XXH3_128bits_update(hash_, bytes.data(), bytes.size());
+    for (const char c : bytes) ++histogram_[static_cast<unsigned char>(c)];
+  }
+  void finish() { writer_.finish(); }
+  std::int64_t nbytes() const { return writer_.nbytes(); }
+  double entropy_nats() const { return data::entropy_nats(histogram_); }
+
+ private:
+  data::FileWriter writer_;
+  XXH3_state_t* hash_;
+  data::Histogram histogram_{};
+};
+
+/// Where to cut a text so that about `tail_nbytes` are after it: after a line end where there is one, never
+/// inside a character.
+std::size_t cut_position(std::string_view text, double tail_nbytes) {
+  const auto wanted = static_cast<std::size_t>(std::max(0.0, static_cast<double>(text.size()) - tail_nbytes));
+  const std::size_t line_end = text.rfind('\n', wanted);
+  if (line_end != std::string_view::npos && line_end + 1 > wanted / 2) return line_end + 1;
+  std::size_t cut = wanted;
+  while (cut > 0 && cut < text.size() && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
+  return cut;
+}
+
+void write_splits(const std::vector<SourceFile>& files, double validation_fraction, const fs::path& folder,
+                  CorpusInfo& info) {
+  double total = 0;
+  for (const SourceFile& file : files) total += static_cast<double>(file.nbytes + 1);
+  const double target = total * validation_fraction;
+  const std::size_t first_train = validation_count(files, target);
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), &XXH3_freeState);
+  XXH3_128bits_reset(hash.get());
+  SplitWriter validation(folder / data::kValidationFile, hash.get());
+  SplitWriter train(folder / data::kTrainFile, hash.get());
+  std::string contents;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (!data::read_file(files[i].path, contents) || data::hash_of(contents) != files[i].content_hash) {
+      throw IoError(
+          fmt::format("{}: changed while the corpus was packed; try again", files[i].path.string()));
+    }
+    contents += kSeparator;
+    std::string_view text = contents;
+    if (first_train == 0 && i + 1 == files.size()) {
+      // No whole file is small enough for validation: it gets the end of the last one.
+      const std::size_t cut = cut_position(text, target);
+      validation.append(text.substr(cut));
+      text = text.substr(0, cut);
+    }
+    (i < first_train ? validation : train).append(text);
+  }
+  validation.finish();
+  train.finish();
+  info.train_nbytes = train.nbytes();
+  info.validation_nbytes = validation.nbytes();
+  info.train_unigram_entropy_nats = train.entropy_nats();
+  info.validation_unigram_entropy_nats = validation.entropy_nats();
+  const XXH128_hash_t digest = XXH3_128bits_digest(hash.get());
+  info.hash = fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
+}
+
+/// A folder that holds something else is never replaced.
+void check_target(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder, error)) return;
+  const bool ours = fs::is_directory(folder, error) &&
+                    (fs::exists(folder / data::kCorpusFile, error) || fs::is_empty(folder, error));
+  if (!ours) {
+    throw IoError(
+        fmt::format("{}: exists and holds no packed corpus; choose another folder", folder.string()));
+  }
+}
+
+}  // namespace
+
+CorpusInfo pack_corpus(const CorpusOptions& options) {
+  check_options(options);
+  data::Listing listing = data::list_files(options);
+  const std::string fingerprint = data::fingerprint(options, listing);
+  // "x/" and "x" are the same folder; the temporary one goes beside it, not into it.
+  fs::path folder = fs::absolute(options.folder).lexically_normal();
+  if (folder.filename().empty()) folder = folder.parent_path();
+  if (auto found = data::find_packed(folder, fingerprint)) return *found;
+  check_target(folder);
+
+  CorpusInfo info;
+  info.folder = folder;
+  info.source = options.source.string();
+  info.files_wrong_size = listing.wrong_size;
+  info.files_unreadable = listing.unreadable;
+  std::vector<SourceFile> files = usable_files(std::move(listing), info);
+  if (files.empty()) {
+    throw IoError(
+        fmt::format("{}: no usable text: {} files of the wrong size (want {} to {} bytes), {} not text, {} "
+                    "unreadable, and only files ending in {} are taken; check the folder, the suffixes and "
+                    "the sizes",
+                    info.source, info.files_wrong_size, options.min_file_nbytes, options.max_file_nbytes,
+                    info.files_not_text, info.files_unreadable, fmt::join(options.suffixes, " ")));
+  }
+  shuffle(files, options.seed);
+  if (options.max_nbytes > 0) keep_up_to(files, options.max_nbytes);
+  info.files = static_cast<std::int64_t>(files.size());
+
+  std::error_code error;
+  fs::create_directories(folder.parent_path(), error);
+  if (error)
+    throw IoError(fmt::format("{}: cannot create: {}", folder.parent_path().string(), error.message()));
+  data::TemporaryFolder temporary(folder);
+  write_splits(files, options.validation_fraction, temporary.path(), info);
+  data::write_corpus_json(temporary.path(), info, fingerprint);
+  // Another rank may have packed the same meanwhile; its readers keep what they have.
+  if (auto found = data::find_packed(folder, fingerprint)) return *found;
+  temporary.replace(folder);
+  return info;
+}
+
+}  // namespace zero

@@ -1,0 +1,44 @@
+#include "engine/agreement.h"
+
+#include <fmt/format.h>
+
+#include <sstream>
+
+namespace zero::engine {
+namespace {
+
+/// Every rank gets root's string. *Collective.*
+std::string broadcast_text(std::string text, int root, Group& group, std::string_view label) {
+  std::int64_t length = static_cast<std::int64_t>(text.size());
+  group.broadcast(&length, 1, DType::kInt64, root, {.label = label}).wait();
+  text.resize(static_cast<std::size_t>(length));
+  group.broadcast(text.data(), length, DType::kByte, root, {.label = label}).wait();
+  return text;
+}
+
+std::string compare(const std::string& mine, const std::string& root, int rank) {
+  std::istringstream mine_lines(mine), root_lines(root);
+  std::string mine_line, root_line;
+  while (true) {
+    const bool has_mine = static_cast<bool>(std::getline(mine_lines, mine_line));
+    const bool has_root = static_cast<bool>(std::getline(root_lines, root_line));
+    if (!has_mine && !has_root) return {};
+    if (!has_mine) mine_line = "nothing";
+    if (!has_root) root_line = "nothing";
+    if (mine_line != root_line) return fmt::format("rank {} has {}, rank 0 has {}", rank, mine_line, root_line);
+  }
+}
+
+}  // namespace
+
+std::optional<std::string> first_difference(const std::string& text, Group& group, std::string_view label) {
+  if (group.size() == 1) return std::nullopt;
+  const std::string root = broadcast_text(text, 0, group, label);
+  const std::string difference = compare(text, root, group.rank());
+  std::int64_t lowest = difference.empty() ? group.size() : group.rank();
+  group.all_reduce(&lowest, 1, DType::kInt64, ReduceOp::kMin, {.label = label}).wait();
+  if (lowest == group.size()) return std::nullopt;
+  return broadcast_text(difference, static_cast<int>(lowest), group, label);
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,14 @@
+#pragma once
+// Whether all ranks say the same.
+#include <optional>
+#include <string>
+
+#include "zero/group.h"
+
+namespace zero::engine {
+
+/// Compares line by line with rank 0's text. Empty when all agree; else, the same on every rank: the
+/// lowest rank that differs, its first differing line and rank 0's. *Collective.*
+std::optional<std::string> first_difference(const std::string& text, Group& group, std::string_view label);
+
+}  // namespace zero::engine

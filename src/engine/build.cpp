@@ -1,0 +1,337 @@
+// initialize(): from a module and a configuration to an engine.
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <xxhash.h>
+
+#include <exception>
+
+#include "base/log.h"
+#include "engine/agreement.h"
+#include "engine/engine_impl.h"
+#include "intercept/gradient_hook.h"
+#include "storage/activation_meter.h"
+#include "zero/errors.h"
+
+namespace zero::engine {
+namespace {
+
+using sharding::Range;
+using sharding::Sharding;
+using storage::FlatBuffer;
+
+/// The one place where a stage becomes what is sharded.
+Sharding sharding_of_stage(int stage) {
+  return {.optimizer_states = stage >= 1, .gradients = stage >= 2, .parameters = stage >= 3};
+}
+
+DType low_dtype_of(const Config& config, const Inventory& inventory) {
+  for (const auto& item : inventory.parameters) {
+    const DType dtype = [&] {
+      try {
+        return storage::to_dtype(item.tensor.scalar_type());
+      } catch (const ModelError& error) {
+        throw ModelError(fmt::format("parameter '{}': {}", item.name, error.what()));
+      }
+    }();
+    if (dtype != DType::kFloat32 && !config.bf16.enabled) {
+      throw ModelError(fmt::format("parameter '{}' is {}, but the configuration does not enable bf16; add "
+                                   "\"bf16\": {{\"enabled\": true}} or build the module in fp32",
+                                   item.name, dtype_name(dtype)));
+    }
+  }
+  return config.bf16.enabled ? DType::kBFloat16 : DType::kFloat32;
+}
+
+c10::Device device_of(const Inventory& inventory, const Group& group) {
+  c10::Device device = inventory.parameters.empty() ? c10::Device(c10::kCPU) : inventory.parameters[0].tensor.device();
+  for (const auto& item : inventory.parameters) {
+    if (item.tensor.device() != device) {
+      throw ModelError(fmt::format("parameter '{}' is on {} and others are on {}; move the whole module to one device",
+                                   item.name, item.tensor.device().str(), device.str()));
+    }
+  }
+  if (!device.is_cpu() && group.size() > 1) {
+    throw ConfigError(fmt::format("the module is on {} and the group has {} ranks, but the '{}' backend moves host "
+                                  "memory only; use one rank, or keep the module on the CPU",
+                                  device.str(), group.size(), group.backend()));
+  }
+  return device;
+}
+
+void make_model(Engine::Impl& impl) {
+  auto& model = impl.model;
+  const auto& inventory = impl.inventory;
+  std::vector<layout::ParameterInfo> infos;
+  for (const auto& item : inventory.parameters) {
+    infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad()});
+  }
+  layout::UnitOptions options{impl.config.zerotorch.unit_numel, impl.config.zerotorch.unit_names};
+  for (const auto& name : impl.config.zero_optimization.leaf_module_names) options.unit_names.push_back(name);
+  const auto units = layout::make_units(inventory.tree, infos, options);
+  model.parameters.resize(infos.size());
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    sharding::Unit unit{units[u].name, units[u].trainable, units[u].numel, {},
+                        layout::shard_cuts(units[u].numel, impl.group.size(), static_cast<int>(u))};
+    for (const auto& slot : units[u].slots) {
+      auto& parameter = model.parameters[slot.parameter];
+      parameter.name = infos[slot.parameter].name;
+      parameter.tensor = inventory.parameters[slot.parameter].tensor;
+      parameter.unit = static_cast<int>(u);
+      parameter.range = slot.range();
+      parameter.handle = c10::make_intrusive<intercept::ParameterHandle>(parameter.name, slot.parameter,
+                                                                         parameter.unit);
+      unit.parameters.push_back(slot.parameter);
+    }
+    model.units.push_back(std::move(unit));
+  }
+  model.sharding = sharding_of_stage(impl.config.zero_optimization.stage);
+  model.low_dtype = low_dtype_of(impl.config, inventory);
+  model.device = device_of(inventory, impl.group);
+  model.group = impl.group;
+}
+
+bool use_node_shared(const Engine::Impl& impl) {
+  using Store = Config::Zerotorch::Store;
+  const auto wanted = impl.config.zerotorch.store;
+  const bool possible = impl.group.single_node() && impl.model.device.is_cpu();
+  if (wanted == Store::kNodeShared && !possible) {
+    throw ConfigError("zerotorch.store: 'node_shared' needs all ranks on one host and the module on the CPU; use "
+                      "'copying' or 'auto'");
+  }
+  if (wanted == Store::kAuto) return possible && impl.group.size() > 1 && impl.model.sharding.parameters;
+  return wanted == Store::kNodeShared;
+}
+
+/// Units whose parameters are all below the persistence threshold stay whole, smallest first, up to the
+/// model-wide bound.
+std::vector<bool> resident_units(const Engine::Impl& impl) {
+  const auto& model = impl.model;
+  const auto& zero = impl.config.zero_optimization;
+  if (!model.sharding.parameters || model.world_size() == 1) return std::vector<bool>(model.units.size(), true);
+  std::vector<bool> resident(model.units.size(), false);
+  std::int64_t left = zero.stage3_model_persistence_threshold;
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    std::int64_t largest = 0;
+    for (int p : model.units[u].parameters) largest = std::max(largest, model.parameters[p].range.numel());
+    if (largest >= zero.stage3_param_persistence_threshold || model.units[u].numel > left) continue;
+    resident[u] = true;
+    left -= model.units[u].numel;
+  }
+  return resident;
+}
+
+void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
+  const auto& zero = impl.config.zero_optimization;
+  if (use_node_shared(impl)) {
+    impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.times);
+  } else {
+    impl.store = sharding::make_copying_store(
+        impl.model, impl.ledger, impl.times,
+        {.resident = resident_units(impl),
+         .max_live_numel = zero.stage3_max_live_parameters,
+         .max_reuse_numel = zero.stage3_max_reuse_distance,
+         .prefetch_numel = zero.overlap_comm ? zero.stage3_prefetch_bucket_size : 0,
+         .publish_bucket_numel = zero.allgather_bucket_size});
+  }
+  impl.base_lr = std::move(setup.base_lr);
+  impl.optimizer = std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger,
+                                                                std::move(setup.options));
+  impl.reducer = std::make_unique<sharding::GradientReducer>(
+      impl.model, impl.ledger, impl.times,
+      sharding::ReducerOptions{.bucket_numel = zero.reduce_bucket_size, .overlap = zero.overlap_comm});
+}
+
+/// Strides of the flat layout: the parameter's own where they are dense, so that user code that looks at
+/// strides sees what it made.
+std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
+  std::vector<std::int64_t> strides(tensor.dim());
+  std::int64_t next = 1;
+  for (std::int64_t d = tensor.dim() - 1; d >= 0; --d) {
+    strides[d] = next;
+    next *= std::max<std::int64_t>(tensor.size(d), 1);
+  }
+  return strides;
+}
+
+/// Fails on every rank when a parameter's initial values differ from rank 0's.
+void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const FlatBuffer& values) {
+  Group group = impl.group;
+  const auto count = static_cast<std::int64_t>(unit.parameters.size());
+  std::vector<std::int64_t> mine(unit.parameters.size());
+  for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
+    const Range range = impl.model.parameters[unit.parameters[i]].range;
+    const auto nbytes = static_cast<std::size_t>(range.numel()) * sizeof(float);
+    mine[i] = static_cast<std::int64_t>(XXH3_64bits(static_cast<float*>(values.data()) + range.begin, nbytes));
+  }
+  std::vector<std::int64_t> all(mine.size() * group.size());
+  group.all_gather(mine.data(), all.data(), std::vector<std::int64_t>(group.size(), count), DType::kInt64,
+                   {.label = unit.name}).wait();
+  for (int rank = 1; rank < group.size(); ++rank) {
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      if (all[rank * mine.size() + i] == all[i]) continue;
+      throw ModelError(fmt::format(
+          "parameter '{}' has other initial values on rank {} than on rank 0; seed all ranks alike, or set "
+          "zerotorch.verify_parameters to \"broadcast\" to take rank 0's",
+          impl.model.parameters[unit.parameters[i]].name, rank));
+    }
+  }
+}
+
+/// Makes one unit's values the same on all ranks, hands them to store and optimizer, and takes the
+/// parameters over. The module's own memory of the unit is freed here.
+void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
+  auto& model = impl.model;
+  const auto& unit = model.units[u];
+  const at::Tensor whole = staging.view(0, unit.numel);
+  whole.zero_();
+  for (int p : unit.parameters) {
+    const auto& parameter = model.parameters[p];
+    const auto strides = dense_strides(parameter.tensor);
+    whole.as_strided(parameter.tensor.sizes(), strides, parameter.range.begin).copy_(parameter.tensor.detach());
+  }
+  if (impl.group.size() > 1) {
+    if (impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify) {
+      verify_unit(impl, unit, staging);
+    } else {
+      impl.group.broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name}).wait();
+    }
+  }
+  impl.optimizer->load(u, whole);
+  const auto nbytes = element_nbytes(model.low_dtype);
+  for (int p : unit.parameters) {
+    auto& parameter = model.parameters[p];
+    parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model.low_dtype),
+                            dense_strides(parameter.tensor),
+                            static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.device,
+                            impl.store.get());
+  }
+}
+
+void adopt_parameters(Engine::Impl& impl) {
+  at::NoGradGuard no_grad;
+  std::int64_t largest = 0;
+  for (const auto& unit : impl.model.units) largest = std::max(largest, unit.numel);
+  const FlatBuffer staging =
+      impl.model.device.is_cpu()
+          ? FlatBuffer::make_readable(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest, impl.group)
+          : FlatBuffer::make_private(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest, impl.model.device);
+  for (std::size_t u = 0; u < impl.model.units.size(); ++u) adopt_unit(impl, static_cast<int>(u), staging);
+  impl.store->start();
+}
+
+/// Buffers follow the parameters' precision, as DeepSpeed's module conversion does, and start as rank 0's.
+void adopt_buffers(Engine::Impl& impl) {
+  at::NoGradGuard no_grad;
+  for (const auto& item : impl.inventory.buffers) {
+    if (impl.group.size() > 1) {
+      at::Tensor values = item.tensor.contiguous();
+      impl.group.broadcast(values.mutable_data_ptr(), static_cast<std::int64_t>(values.nbytes()), DType::kByte, 0,
+                           {.label = item.name}).wait();
+      if (!values.is_same(item.tensor)) item.tensor.copy_(values);
+    }
+    if (impl.model.low_dtype != DType::kFloat32 && item.tensor.is_floating_point()) {
+      item.tensor.set_data(item.tensor.to(storage::to_scalar_type(impl.model.low_dtype)));
+    }
+  }
+}
+
+void hook_gradients(Engine::Impl& impl) {
+  for (std::size_t p = 0; p < impl.model.parameters.size(); ++p) {
+    const auto& tensor = impl.model.parameters[p].tensor;
+    if (!tensor.requires_grad()) continue;
+    impl.hooks.push_back(intercept::hook_gradient(
+        tensor, [&impl, p](at::Tensor& gradient) { impl.reducer->add(static_cast<int>(p), gradient); }));
+  }
+}
+
+optim::LrScheduleOptions schedule_of(const Config::Scheduler& from) {
+  using From = Config::Scheduler::Type;
+  using To = optim::LrScheduleOptions::Type;
+  optim::LrScheduleOptions to;
+  to.type = from.type == From::kWarmupLR         ? To::kWarmup
+            : from.type == From::kWarmupDecayLR  ? To::kWarmupDecay
+            : from.type == From::kWarmupCosineLR ? To::kWarmupCosine
+                                                 : To::kConstant;
+  to.linear_warmup = from.warmup_type == Config::Scheduler::WarmupType::kLinear;
+  to.warmup_steps = from.warmup_num_steps;
+  to.total_steps = from.total_num_steps;
+  to.min_lr = from.warmup_min_lr;
+  to.max_lr = from.warmup_max_lr;
+  to.min_ratio = from.warmup_min_ratio;
+  to.cosine_min_ratio = from.cos_min_ratio;
+  return to;
+}
+
+MemoryReport measure_module(const Inventory& inventory) {
+  MemoryReport report;
+  std::int64_t nbytes = 0, gradient_nbytes = 0;
+  for (const auto& item : inventory.parameters) {
+    nbytes += static_cast<std::int64_t>(item.tensor.nbytes());
+    if (item.tensor.grad().defined()) gradient_nbytes += static_cast<std::int64_t>(item.tensor.grad().nbytes());
+  }
+  report[MemoryKind::kParameters] = {nbytes, nbytes};
+  report[MemoryKind::kGradients] = {gradient_nbytes, gradient_nbytes};
+  report[MemoryKind::kActivations] = storage::activation_use();
+  return report;
+}
+
+/// One seed for all ranks: the configuration's, or that of rank 0's default generator.
+std::uint64_t choose_seed(const Config& config, Group& group) {
+  auto seed = static_cast<std::int64_t>(
+      config.zerotorch.seed.value_or(static_cast<std::int64_t>(at::globalContext().defaultGenerator(c10::kCPU).current_seed())));
+  group.broadcast(&seed, 1, DType::kInt64, 0, {.label = "seed"}).wait();
+  return static_cast<std::uint64_t>(seed);
+}
+
+void log_start(const Engine::Impl& impl, const std::string& optimizer) {
+  if (impl.group.rank() != 0) return;
+  for (const auto& notice : impl.config.notices) base::log_info("config: {}", notice);
+  std::int64_t numel = 0;
+  for (const auto& parameter : impl.model.parameters) numel += parameter.range.numel();
+  base::log_info("ZeRO stage {}, {} rank{} ({}), {} store: {:.2f} M parameters ({}) in {} units, {}",
+                 impl.config.zero_optimization.stage, impl.group.size(), impl.group.size() == 1 ? "" : "s",
+                 impl.group.backend(), use_node_shared(impl) ? "node-shared" : "copying", numel / 1e6,
+                 dtype_name(impl.model.low_dtype), impl.model.units.size(), optimizer);
+}
+
+}  // namespace
+
+std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, Config config,
+                                    InitializeOptions options) {
+  if (!module) throw ModelError("initialize: the module is empty (a default-constructed module holder?)");
+  auto impl = std::make_unique<Engine::Impl>();
+  impl->exceptions_at_start = std::uncaught_exceptions();
+  impl->config = std::move(config);
+  impl->group = options.group ? *options.group : init_distributed();
+  impl->module = std::move(module);
+  base::set_log_rank(impl->group.size() > 1 ? impl->group.rank() : -1);
+  if (impl->config.zerotorch.timeout_s > 0) {
+    impl->group.set_timeout(std::chrono::milliseconds(static_cast<std::int64_t>(impl->config.zerotorch.timeout_s * 1e3)));
+  }
+  impl->config.resolve_batch(impl->group.size());
+  if (auto difference = first_difference(impl->config.to_json(), impl->group, "config")) {
+    throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
+  }
+  storage::install_activation_meter();
+  impl->inventory = take_inventory(*impl->module);
+  check_agreement(impl->inventory, impl->group);
+  impl->memory_before = measure_module(impl->inventory);
+  OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
+  const std::string description = setup.description;
+  impl->schedule = schedule_of(impl->config.scheduler);
+  impl->seed = choose_seed(impl->config, impl->group);
+  make_model(*impl);
+  make_parts(*impl, std::move(setup));
+  adopt_parameters(*impl);
+  adopt_buffers(*impl);
+  hook_gradients(*impl);
+  impl->reseed();
+  log_start(*impl, description);
+  return impl;
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,84 @@
+#pragma once
+// What an Engine is made of. Only this room sees all others.
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/inventory.h"
+#include "optim/lr_schedule.h"
+#include "storage/ledger.h"
+#include "zero/engine.h"
+#include "zero/gradient_reducer.h"
+#include "zero/parameter_store.h"
+#include "zero/sharded_model.h"
+#include "zero/sharded_optimizer.h"
+
+namespace zero {
+
+struct Engine::Impl {
+  // In order of construction; destroyed in reverse.
+  Config config;
+  Group group;
+  std::shared_ptr<torch::nn::Module> module;
+  MemoryReport memory_before;
+  storage::Ledger ledger;
+  engine::Inventory inventory;
+  sharding::ShardedModel model;
+  StepBreakdown times;        ///< running: since the last boundary
+  StepBreakdown last_times;
+  std::unique_ptr<sharding::ParameterStore> store;
+  std::unique_ptr<sharding::ShardedOptimizer> optimizer;
+  std::unique_ptr<sharding::GradientReducer> reducer;
+  std::vector<std::shared_ptr<void>> hooks;
+
+  std::vector<double> base_lr;  ///< by optimizer group
+  optim::LrScheduleOptions schedule;
+  std::optional<double> lr_override;
+
+  std::uint64_t seed = 0;
+  std::int64_t global_steps = 0;
+  std::int64_t skipped_steps = 0;
+  std::int64_t micro_steps = 0;
+  std::int64_t control_nbytes = 0;
+  double grad_norm = 0;
+  int gathered_scopes = 0;  ///< GatheredParameters alive
+  int exceptions_at_start = 0;
+  std::vector<double> norm_send, norm_receive;  ///< reused by every norm
+  bool failed = false;
+
+  ~Impl();
+
+  /// Mean over the micro-batches of a step: what turns a sum of gradients into their average.
+  double averaging() const {
+    return 1.0 / static_cast<double>(config.gradient_accumulation_steps * group.size());
+  }
+  double lr_of(std::size_t optimizer_group) const;
+  /// Throws if an earlier call failed half-way: what the ranks hold no longer agrees.
+  void check_usable() const;
+  void check_module() const;
+  /// Keys libtorch's random streams by the global micro-batch that comes next.
+  void reseed() const;
+  /// Global 2-norm of the averaged gradient; checks that all ranks used the same units. *Collective.*
+  double compute_norm();
+  void apply_step(double norm);
+  /// Assembles a parameter's fp32 values from the ranks' parts; `part_of(unit, range)` gives mine.
+  template <class PartOf>
+  at::Tensor gather_full(int parameter, std::string_view label, PartOf part_of);
+};
+
+namespace engine {
+/// Builds the engine; see zero::initialize.
+std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, Config config,
+                                    InitializeOptions options);
+
+struct OptimizerSetup {
+  sharding::OptimizerOptions options;
+  std::vector<double> base_lr;  ///< by group
+  std::string description;      ///< for the log
+};
+/// Hyper-parameters from the JSON or the client optimizer, and which parameter uses which. Local. Throws
+/// ConfigError.
+OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options,
+                                const Inventory& inventory);
+}  // namespace engine
+}  // namespace zero

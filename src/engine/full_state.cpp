@@ -1,0 +1,109 @@
+// Whole tensors by parameter name, from what the ranks hold in shards.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include "engine/engine_impl.h"
+#include "intercept/gradient_hook.h"
+#include "zero/errors.h"
+
+namespace zero {
+namespace {
+
+/// [sizes] contiguous, from the parameter's elements in the order of its own memory.
+at::Tensor to_shape(const at::Tensor& flat, const at::Tensor& like) {
+  if (like.numel() == 0) return at::zeros(like.sizes(), flat.options());
+  return flat.as_strided(like.sizes(), like.strides(), 0).clone(at::MemoryFormat::Contiguous);
+}
+
+}  // namespace
+
+template <class PartOf>
+at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, PartOf part_of) {
+  at::NoGradGuard no_grad;
+  check_usable();
+  const auto& target = model.parameters[parameter];
+  const auto& unit = model.units[target.unit];
+  const auto counts = layout::shard_counts(unit.cuts, target.range);
+  const layout::Range mine = layout::intersect(target.range, unit.shard(group.rank()));
+  at::Tensor flat = at::empty({target.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(model.device));
+  const at::Tensor part = part_of(target.unit, mine);
+  if (group.size() == 1) {
+    if (part.defined()) flat.copy_(part);
+  } else {
+    group.all_gather(part.defined() ? part.const_data_ptr() : nullptr, flat.mutable_data_ptr(), counts,
+                     DType::kFloat32, {.label = label}).wait();
+  }
+  return to_shape(flat, target.tensor);
+}
+
+at::Tensor Engine::full_weight(std::string_view name) {
+  auto& impl = *impl_;
+  const int p = engine::find_parameter(impl.inventory, name);
+  const auto& parameter = impl.model.parameters[p];
+  if (impl.model.units[parameter.unit].trainable) {
+    return impl.gather_full(p, name, [&](int unit, layout::Range range) {
+      return impl.optimizer->master_view(unit, range);
+    });
+  }
+  // Frozen parameters have no master.
+  at::NoGradGuard no_grad;
+  impl.store->pin({&parameter.unit, 1});
+  at::Tensor flat = impl.store->pinned_view(parameter.unit)
+                        .narrow(0, parameter.range.begin, parameter.range.numel())
+                        .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  impl.store->unpin({&parameter.unit, 1});
+  return to_shape(flat, parameter.tensor);
+}
+
+void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
+  auto& impl = *impl_;
+  impl.check_usable();
+  at::NoGradGuard no_grad;
+  const int p = engine::find_parameter(impl.inventory, name);
+  const auto& parameter = impl.model.parameters[p];
+  if (!value.defined() || value.sizes() != parameter.tensor.sizes()) {
+    throw ModelError(fmt::format("set_full_weight('{}'): the value's shape is not the parameter's", name));
+  }
+  at::Tensor flat = at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl.model.device));
+  if (parameter.range.numel() > 0) {
+    flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(value);
+  }
+  impl.store->quiesce();
+  impl.group.barrier({.label = name}).wait();  // nobody reads the old values any more
+  impl.optimizer->load_range(parameter.unit, parameter.range, flat);
+  impl.store->publish(/*frozen_too=*/true);
+  intercept::bump_version(parameter.tensor);
+}
+
+at::Tensor Engine::full_gradient(std::string_view name) {
+  auto& impl = *impl_;
+  impl.check_usable();
+  const int p = engine::find_parameter(impl.inventory, name);
+  const auto& parameter = impl.model.parameters[p];
+  if (!impl.model.units[parameter.unit].trainable) {
+    throw ModelError(fmt::format("parameter '{}' is frozen and has no gradient", name));
+  }
+  if (impl.reducer->micro_batch_has_gradients()) impl.reducer->flush();
+  if (impl.reducer->window_is_empty()) return at::zeros(parameter.tensor.sizes(), at::kFloat);
+  return impl.gather_full(p, name, [&](int unit, layout::Range range) -> at::Tensor {
+    if (range.empty()) return {};
+    const auto held = impl.reducer->gradient_range(unit);
+    return impl.reducer->accumulated(unit).narrow(0, range.begin - held.begin, range.numel());
+  }).mul_(impl.averaging());
+}
+
+at::Tensor Engine::full_optimizer_state(std::string_view name, OptimizerState state) {
+  auto& impl = *impl_;
+  const int p = engine::find_parameter(impl.inventory, name);
+  if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
+    throw ModelError(fmt::format("parameter '{}' is frozen and has no optimizer states", name));
+  }
+  return impl.gather_full(p, name, [&](int unit, layout::Range range) {
+    return state == OptimizerState::kExpAvg ? impl.optimizer->exp_avg_view(unit, range)
+                                            : impl.optimizer->exp_avg_sq_view(unit, range);
+  });
+}
+
+}  // namespace zero

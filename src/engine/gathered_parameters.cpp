@@ -1,0 +1,80 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <set>
+
+#include "base/log.h"
+#include "engine/engine_impl.h"
+#include "intercept/gradient_hook.h"
+#include "zero/errors.h"
+
+namespace zero {
+namespace {
+
+std::vector<int> units_of(const sharding::ShardedModel& model, const std::vector<int>& parameters) {
+  std::set<int> units;
+  for (int p : parameters) units.insert(model.parameters[p].unit);
+  return {units.begin(), units.end()};
+}
+
+std::vector<at::Tensor> all_parameters(Engine& engine) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& parameter : engine.impl().model.parameters) tensors.push_back(parameter.tensor);
+  return tensors;
+}
+
+}  // namespace
+
+GatheredParameters::GatheredParameters(Engine& engine, std::optional<int> modifier_rank)
+    : GatheredParameters(engine, all_parameters(engine), modifier_rank) {}
+
+GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters,
+                                       std::optional<int> modifier_rank)
+    : engine_(&engine.impl()), modifier_rank_(modifier_rank), exceptions_(std::uncaught_exceptions()) {
+  auto& impl = *engine_;
+  impl.check_usable();
+  if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= impl.group.size())) {
+    throw ConfigError(fmt::format("GatheredParameters: modifier_rank {} is not a rank of a group of {}",
+                                  *modifier_rank, impl.group.size()));
+  }
+  for (const auto& tensor : parameters) {
+    const auto* handle = intercept::ParameterHandle::of(tensor);
+    if (!handle || handle->observer() != impl.store.get()) {
+      throw ModelError("GatheredParameters: a tensor is not a parameter of this engine's module");
+    }
+    parameters_.push_back(handle->parameter());
+  }
+  std::sort(parameters_.begin(), parameters_.end());
+  parameters_.erase(std::unique(parameters_.begin(), parameters_.end()), parameters_.end());
+  impl.store->pin(units_of(impl.model, parameters_));
+  if (modifier_rank == impl.group.rank()) impl.store->allow_writes(parameters_, true);
+  ++impl.gathered_scopes;
+}
+
+void GatheredParameters::close() {
+  if (!engine_) return;
+  auto& impl = *std::exchange(engine_, nullptr);
+  const auto units = units_of(impl.model, parameters_);
+  --impl.gathered_scopes;
+  impl.store->allow_writes(parameters_, false);
+  if (modifier_rank_ && std::uncaught_exceptions() == exceptions_) {
+    impl.store->spread(parameters_, *modifier_rank_);
+    for (int p : parameters_) {
+      const auto& parameter = impl.model.parameters[p];
+      impl.optimizer->refresh(parameter.unit, parameter.range);
+      intercept::bump_version(parameter.tensor);
+    }
+  }
+  impl.store->unpin(units);
+}
+
+GatheredParameters::~GatheredParameters() {
+  try {
+    close();
+  } catch (const std::exception& error) {
+    base::log_error("GatheredParameters: {}", error.what());
+  }
+}
+
+}  // namespace zero

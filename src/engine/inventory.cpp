@@ -1,0 +1,96 @@
+#include "engine/inventory.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <set>
+
+#include "config/did_you_mean.h"
+#include "engine/agreement.h"
+#include "zero/errors.h"
+
+namespace zero::engine {
+namespace {
+
+class Walker {
+ public:
+  explicit Walker(Inventory& inventory) : inventory_(inventory) {}
+
+  layout::ModuleNode walk(torch::nn::Module& module, const std::string& name) {
+    layout::ModuleNode node;
+    node.name = name;
+    const std::string prefix = name.empty() ? "" : name + ".";
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      if (add_parameter(prefix + item.key(), item.value())) {
+        node.parameters.push_back(static_cast<int>(inventory_.parameters.size()) - 1);
+      }
+    }
+    for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+      const at::Tensor& buffer = item.value();
+      if (buffer.defined() && seen_buffers_.insert(buffer.unsafeGetTensorImpl()).second) {
+        inventory_.buffers.push_back({prefix + item.key(), buffer});
+      }
+    }
+    for (const auto& item : module.named_children()) {
+      if (item.value()) node.children.push_back(walk(*item.value(), prefix + item.key()));
+    }
+    return node;
+  }
+
+ private:
+  bool add_parameter(const std::string& name, const at::Tensor& tensor) {
+    if (!tensor.defined()) return false;  // register_parameter with an empty tensor: an absent bias
+    if (!tensor.is_leaf()) {
+      throw ModelError(fmt::format("parameter '{}' is not a leaf of the autograd graph (it was computed from other "
+                                   "tensors); register a tensor made by detach()", name));
+    }
+    const auto [found, is_new] =
+        index_of_.try_emplace(tensor.unsafeGetTensorImpl(), static_cast<int>(inventory_.parameters.size()));
+    inventory_.index_of.emplace(name, found->second);
+    if (is_new) inventory_.parameters.push_back({name, tensor});
+    return is_new;
+  }
+
+  Inventory& inventory_;
+  std::map<const void*, int> index_of_;
+  std::set<const void*> seen_buffers_;
+};
+
+std::string describe(const Inventory& inventory) {
+  std::string text;
+  const auto add = [&](const char* what, const Inventory::Named& item) {
+    text += fmt::format("{} '{}' {} [{}]{}\n", what, item.name, c10::toString(item.tensor.scalar_type()),
+                        fmt::join(item.tensor.sizes(), ", "), item.tensor.requires_grad() ? "" : " frozen");
+  };
+  for (const auto& item : inventory.parameters) add("parameter", item);
+  for (const auto& item : inventory.buffers) add("buffer", item);
+  return text;
+}
+
+}  // namespace
+
+Inventory take_inventory(torch::nn::Module& module) {
+  Inventory inventory;
+  inventory.tree = Walker(inventory).walk(module, "");
+  return inventory;
+}
+
+void check_agreement(const Inventory& inventory, Group& group) {
+  if (auto difference = first_difference(describe(inventory), group, "model")) {
+    throw ModelError(fmt::format("the ranks have different models: {}; build the same module with the same options on "
+                                 "every rank", *difference));
+  }
+}
+
+int find_parameter(const Inventory& inventory, std::string_view name) {
+  if (auto found = inventory.index_of.find(name); found != inventory.index_of.end()) return found->second;
+  std::vector<std::string_view> names;
+  for (const auto& [known, index] : inventory.index_of) names.push_back(known);
+  const auto nearest = config::nearest(name, names);
+  throw ModelError(fmt::format("the module has no parameter '{}'{}", name,
+                               nearest.empty() ? std::string() : fmt::format("; did you mean '{}'?", nearest)));
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,39 @@
+#pragma once
+// Inventory: what a torch::nn::Module holds, with tied tensors seen once.
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "layout/units.h"
+#include "zero/group.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace zero::engine {
+
+struct Inventory {
+  struct Named {
+    std::string name;  ///< the first name the tensor was seen under
+    at::Tensor tensor;
+  };
+  std::vector<Named> parameters;          ///< distinct, in registration order
+  std::vector<Named> buffers;             ///< distinct, in registration order
+  std::map<std::string, int, std::less<>> index_of;  ///< every name, aliases included, to `parameters`
+  layout::ModuleNode tree;
+};
+
+/// Walks the module. Local. Throws ModelError for undefined or non-leaf parameters.
+Inventory take_inventory(torch::nn::Module& module);
+
+/// Names, shapes, dtypes and requires_grad of all ranks' models must agree. *Collective.* Throws ModelError
+/// on every rank, naming the first difference from rank 0.
+void check_agreement(const Inventory& inventory, Group& group);
+
+/// The parameter called `name`; throws ModelError with the nearest name.
+int find_parameter(const Inventory& inventory, std::string_view name);
+
+}  // namespace zero::engine

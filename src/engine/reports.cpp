@@ -1,0 +1,33 @@
+#include <fmt/format.h>
+
+#include "engine/engine_impl.h"
+
+namespace zero {
+
+MemoryReport Engine::memory_report() const { return impl_->ledger.report(); }
+MemoryReport Engine::memory_before_initialize() const { return impl_->memory_before; }
+StepBreakdown Engine::step_breakdown() const { return impl_->last_times; }
+
+CommunicationReport Engine::communication_report() const {
+  CommunicationReport report = impl_->store->counts();
+  report.world_size = impl_->group.size();
+  for (const auto& parameter : impl_->model.parameters) report.parameters_numel += parameter.range.numel();
+  report.padded_numel = impl_->model.padded_numel();
+  report.reduced_numel = impl_->reducer->reduced_numel();
+  report.published_numel += impl_->reducer->published_numel();
+  report.reductions = impl_->reducer->reductions();
+  report.control_nbytes = impl_->control_nbytes;
+  return report;
+}
+
+std::string CommunicationReport::to_string() const {
+  return fmt::format(
+      "{} ranks, {} parameters laid out in {} elements\n"
+      "received by this rank: gathered {} in {} gathers ({} prefetched), reduced {} in {} reductions, published {} "
+      "elements; control {} bytes\n"
+      "most parameters live at once: {} elements\n",
+      world_size, parameters_numel, padded_numel, gathered_numel, gathers, prefetched_gathers, reduced_numel,
+      reductions, published_numel, control_nbytes, peak_live_numel);
+}
+
+}  // namespace zero

@@ -1,0 +1,37 @@
+#pragma once
+// The few places where we reach into libtorch's internals, for libtorch 2.11 to 2.13.
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/TensorImpl.h>
+
+namespace zero::intercept {
+
+/// The spare dispatch key that marks a parameter. It ranks above autograd and autocast, so the boxed
+/// fallback sees the operator as the user wrote it (`lstm`, not its pieces). No kernel of libtorch uses it.
+inline constexpr c10::DispatchKey kParameterKey = c10::DispatchKey::DeferredInit;
+
+namespace detail {
+/// TensorImpl::key_set_ is protected and has no setter; a pointer to member reaches it without copying
+/// the tensor, so that every handle the user already holds sees the key.
+struct KeySetAccess : c10::TensorImpl {
+  static c10::DispatchKeySet c10::TensorImpl::* member() { return &KeySetAccess::key_set_; }
+};
+}  // namespace detail
+
+inline bool has_parameter_key(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has(kParameterKey);
+}
+
+inline void add_parameter_key(const at::Tensor& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  auto& keys = impl->*detail::KeySetAccess::member();
+  keys = keys.add(kParameterKey);
+}
+
+inline void remove_parameter_key(const at::Tensor& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  auto& keys = impl->*detail::KeySetAccess::member();
+  keys = keys.remove(kParameterKey);
+}
+
+}  // namespace zero::intercept

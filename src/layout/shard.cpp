@@ -1,0 +1,42 @@
+#include "layout/shard.h"
+
+#include "base/check.h"
+
+namespace zero::layout {
+
+std::vector<std::int64_t> shard_cuts(std::int64_t unit_numel, int world_size, int unit_index) {
+  ZERO_CHECK(unit_numel >= 0 && unit_numel % kBlockNumel == 0, "unit of {} elements", unit_numel);
+  ZERO_CHECK(world_size > 0 && unit_index >= 0);
+  const std::int64_t blocks = unit_numel / kBlockNumel;
+  const std::int64_t each = blocks / world_size;
+  const std::int64_t extra = blocks % world_size;
+  std::vector<std::int64_t> cuts(world_size + 1, 0);
+  for (int rank = 0; rank < world_size; ++rank) {
+    const int turn = ((rank - unit_index) % world_size + world_size) % world_size;
+    cuts[rank + 1] = cuts[rank] + (each + (turn < extra ? 1 : 0)) * kBlockNumel;
+  }
+  return cuts;
+}
+
+std::vector<std::int64_t> shard_counts(const std::vector<std::int64_t>& cuts, Range range) {
+  std::vector<std::int64_t> counts(cuts.size() - 1);
+  for (std::size_t rank = 0; rank + 1 < cuts.size(); ++rank) {
+    counts[rank] = intersect(range, {cuts[rank], cuts[rank + 1]}).numel();
+  }
+  return counts;
+}
+
+std::vector<Range> bucket_ranges(std::int64_t unit_numel, std::int64_t bucket_numel) {
+  const std::int64_t most = std::max(bucket_numel / kBlockNumel, std::int64_t{1}) * kBlockNumel;
+  const std::int64_t pieces = (unit_numel + most - 1) / most;
+  std::vector<Range> ranges;
+  if (pieces == 0) return ranges;
+  // Pieces of equal size: a small rest would cost a collective of its own.
+  const std::int64_t each = round_up((unit_numel + pieces - 1) / pieces, kBlockNumel);
+  for (std::int64_t begin = 0; begin < unit_numel; begin += each) {
+    ranges.push_back({begin, std::min(begin + each, unit_numel)});
+  }
+  return ranges;
+}
+
+}  // namespace zero::layout

@@ -1,0 +1,56 @@
+#pragma once
+// Which parameters form a unit (what is gathered and released together), and where each one lies in the
+// unit's flat buffer. Depends on the model and the unit options only: never on ranks, stage, store or
+// dtype, so that norms and curves are the same whatever those are. Pure integer maths.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "layout/shard.h"
+
+namespace zero::layout {
+
+/// A module of the user's model, without libtorch: `parameters` are indices into a list of distinct
+/// parameters, in registration order; a tied parameter appears only where it was seen first.
+struct ModuleNode {
+  std::string name;  ///< full name from the root; "" for the root
+  std::vector<int> parameters;
+  std::vector<ModuleNode> children;
+};
+
+struct ParameterInfo {
+  std::string name;
+  std::int64_t numel = 0;
+  bool trainable = true;
+};
+
+struct UnitOptions {
+  /// Largest unit, in elements, unless one module's own parameters are larger. 0: an eighth of the model.
+  std::int64_t unit_numel = 0;
+  /// Modules that become one unit each, whatever their size.
+  std::vector<std::string> unit_names;
+};
+
+/// One parameter's place in its unit.
+struct Slot {
+  int parameter = 0;
+  std::int64_t offset_numel = 0;  ///< multiple of kAlignNumel
+  std::int64_t numel = 0;         ///< may be zero
+  Range range() const { return {offset_numel, offset_numel + numel}; }
+};
+
+struct Unit {
+  std::string name;      ///< the module's, or "a..b" for merged neighbours
+  bool trainable = true;  ///< frozen and trainable parameters never share a unit
+  std::vector<Slot> slots;
+  std::int64_t numel = 0;          ///< with padding, a multiple of kBlockNumel
+  std::int64_t payload_numel = 0;  ///< without
+};
+
+/// Cuts the model into units: the largest modules of at most unit_numel elements; a module's own
+/// parameters when it is larger than that; small neighbours merged. Every parameter is in exactly one
+/// unit. Throws ConfigError when unit_names names no module.
+std::vector<Unit> make_units(const ModuleNode& root, const std::vector<ParameterInfo>& parameters,
+                             const UnitOptions& options);
+
+}  // namespace zero::layout

@@ -1,0 +1,58 @@
+#include "layout/use_order.h"
+
+#include "base/check.h"
+
+namespace zero::layout {
+namespace {
+constexpr std::size_t kRecent = 16;
+}
+
+UseOrder::UseOrder(std::vector<std::int64_t> unit_numel)
+    : unit_numel_(std::move(unit_numel)),
+      last_context_of_(unit_numel_.size(), -1),
+      last_position_of_(unit_numel_.size(), 0) {}
+
+void UseOrder::use(int unit, int phase) {
+  if (unit == current_unit_ && phase == current_phase_) return;
+  ZERO_CHECK(unit >= 0 && unit < static_cast<int>(unit_numel_.size()), "unit {}", unit);
+  const auto key = std::make_tuple(current_unit_, unit, phase);
+  auto [found, is_new] = index_of_.try_emplace(key, static_cast<int>(contexts_.size()));
+  if (is_new) contexts_.push_back({unit, -1, -1});
+  const int context = found->second;
+  if (current_context_ >= 0) contexts_[current_context_].next = context;
+  if (const int before = last_context_of_[unit]; before >= 0) {
+    contexts_[before].reuse_distance = position_ - last_position_of_[unit];
+  }
+  position_ += unit_numel_[unit];
+  last_context_of_[unit] = context;
+  last_position_of_[unit] = position_;
+  current_unit_ = unit;
+  current_phase_ = phase;
+  current_context_ = context;
+  hash_ = (hash_ ^ (static_cast<std::uint64_t>(unit) * 2 + phase + 1)) * 1099511628211ull;
+  if (recent_.size() < kRecent) {
+    recent_.push_back(unit);
+  } else {
+    recent_[recent_begin_] = unit;
+    recent_begin_ = (recent_begin_ + 1) % kRecent;
+  }
+}
+
+int UseOrder::predict(int ahead) const {
+  int context = current_context_;
+  for (int i = 0; i < ahead && context >= 0; ++i) context = contexts_[context].next;
+  return context < 0 ? -1 : contexts_[context].unit;
+}
+
+std::int64_t UseOrder::reuse_distance(int unit) const {
+  const int context = last_context_of_[unit];
+  return context < 0 ? -1 : contexts_[context].reuse_distance;
+}
+
+std::vector<int> UseOrder::recent() const {
+  std::vector<int> out;
+  for (std::size_t i = 0; i < recent_.size(); ++i) out.push_back(recent_[(recent_begin_ + i) % recent_.size()]);
+  return out;
+}
+
+}  // namespace zero::layout

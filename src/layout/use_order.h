@@ -1,0 +1,61 @@
+#pragma once
+// UseOrder: remembers in which order units are used and predicts what comes next and how far away the
+// next use of a unit is. A pure function of the history of uses, so that all ranks predict alike.
+//
+// A *context* is (previous unit, unit, phase); the same context is expected to be followed by the same
+// next one as last time. That covers forward, backward, recomputation and evaluation without knowing
+// where a pass begins or ends, and follows a changed order by itself.
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace zero::layout {
+
+class UseOrder {
+ public:
+  /// `unit_numel[u]`: what a use of unit u adds to reuse distances.
+  explicit UseOrder(std::vector<std::int64_t> unit_numel);
+
+  /// Notes the use of `unit`; repeated uses of the current unit are one. `phase` tells passes apart
+  /// (0 forward, 1 backward).
+  void use(int unit, int phase);
+
+  /// The unit expected after the current one, `ahead` (>= 1) uses on; -1 when not known.
+  int predict(int ahead) const;
+
+  /// Elements of other units expected to be used between the last use of `unit` and its next one;
+  /// -1 when not known.
+  std::int64_t reuse_distance(int unit) const;
+
+  int current() const { return current_unit_; }
+
+  /// Hash over the whole history: equal on ranks whose control flow is equal.
+  std::uint64_t hash() const { return hash_; }
+
+  /// The last units used, oldest first, at most 16: for error messages.
+  std::vector<int> recent() const;
+
+ private:
+  struct Context {
+    int unit = -1;
+    int next = -1;                       ///< context index
+    std::int64_t reuse_distance = -1;
+  };
+
+  std::vector<std::int64_t> unit_numel_;
+  std::map<std::tuple<int, int, int>, int> index_of_;
+  std::vector<Context> contexts_;
+  std::vector<int> last_context_of_;            ///< by unit
+  std::vector<std::int64_t> last_position_of_;  ///< by unit, in elements used so far
+  std::vector<int> recent_;
+  std::size_t recent_begin_ = 0;
+  std::int64_t position_ = 0;
+  std::uint64_t hash_ = 1469598103934665603ull;
+  int current_unit_ = -1;
+  int current_phase_ = -1;
+  int current_context_ = -1;
+};
+
+}  // namespace zero::layout

@@ -1,0 +1,52 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+
+#include "zero/errors.h"
+#include "zero/models.h"
+
+namespace zero {
+namespace {
+
+struct Preset {
+  const char* name;
+  std::int64_t layers, dim, heads, seq;
+};
+constexpr std::array<Preset, 5> kPresets = {{
+    {"gpt-tiny", 2, 64, 2, 64},
+    {"gpt-10m", 8, 384, 6, 256},
+    {"gpt-25m", 8, 512, 8, 256},
+    {"gpt-152m", 12, 1024, 16, 256},
+    {"gpt-1b", 20, 2048, 16, 256},
+}};
+
+}  // namespace
+
+GPTOptions gpt_preset(std::string_view name) {
+  for (const Preset& preset : kPresets) {
+    if (name != preset.name) continue;
+    GPTOptions options;
+    options.layers = preset.layers;
+    options.dim = preset.dim;
+    options.heads = preset.heads;
+    options.seq = preset.seq;
+    return options;
+  }
+  throw ConfigError(fmt::format("model: got '{}', want one of {}", name, fmt::join(gpt_presets(), ", ")));
+}
+
+std::vector<std::string> gpt_presets() {
+  std::vector<std::string> names;
+  for (const Preset& preset : kPresets) names.emplace_back(preset.name);
+  return names;
+}
+
+std::int64_t gpt_numel(const GPTOptions& options) {
+  const std::int64_t d = options.dim;
+  // qkv 3d^2 + 3d, proj d^2 + d, fc 4d^2 + 4d, out 4d^2 + d, two layer norms 4d.
+  const std::int64_t block = 12 * d * d + 13 * d;
+  return options.vocab * d * (options.tied ? 1 : 2) + options.seq * d + options.layers * block + 2 * d;
+}
+
+}  // namespace zero

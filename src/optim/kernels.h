@@ -1,0 +1,74 @@
+#pragma once
+// The CPU passes over flat shards. Each exists for plain x86-64/any CPU, AVX2 and AVX-512, compiled from one
+// source without contraction of multiply and add, and gives the same bits in all three: elementwise IEEE
+// operations in a fixed order, sums in fixed lanes. Chosen once at run time.
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "zero/dtype.h"
+
+namespace zero::optim {
+
+/// Sums of squares are made per block of this many elements.
+inline constexpr std::int64_t kSumBlockNumel = 1024;
+
+/// One ordered reduction onto the owner's shard: accumulator = ((base + slice_0) + slice_1) + ...
+struct ReduceArgs {
+  float* accumulator = nullptr;             ///< [numel]
+  std::span<const void* const> slices;      ///< in rank order, [numel] each, of `dtype`
+  DType dtype = DType::kFloat32;            ///< kBFloat16 or kFloat32
+  std::int64_t numel = 0;                   ///< multiple of kSumBlockNumel
+  bool first = false;                       ///< base is 0 instead of the accumulator's value
+  double* block_sumsq = nullptr;            ///< [numel / kSumBlockNumel], sums of squares of the result; or null
+};
+
+struct AdamHyper {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  bool decoupled = true;        ///< AdamW; false: decay is added to the gradient
+  bool bias_correction = true;
+  std::int64_t step = 1;        ///< 1 for the first update
+  double gradient_scale = 1;    ///< multiplies the gradient: averaging, unscaling and clipping in one
+};
+
+/// One fused update of [numel] elements. `low` (bf16 or null) receives the new weights, rounded to
+/// nearest even.
+struct AdamArgs {
+  float* master = nullptr;
+  float* exp_avg = nullptr;
+  float* exp_avg_sq = nullptr;
+  const float* gradient = nullptr;
+  void* low = nullptr;
+  std::int64_t numel = 0;
+};
+
+struct Kernels {
+  const char* isa;
+  void (*reduce)(const ReduceArgs&);
+  void (*adam)(const AdamArgs&, const AdamHyper&);
+  /// Sums of squares per block of [numel] fp32 elements.
+  void (*block_sumsq)(const float* values, std::int64_t numel, double* out);
+  void (*fp32_to_bf16)(const float* in, std::uint16_t* out, std::int64_t numel);
+  void (*bf16_to_fp32)(const std::uint16_t* in, float* out, std::int64_t numel);
+  /// master[i] = low[i] wherever low[i] is not what master[i] rounds to.
+  void (*refresh_master)(const std::uint16_t* low, float* master, std::int64_t numel);
+  /// memcpy that does not read the destination into the cache; for data that another rank reads next.
+  void (*copy)(void* out, const void* in, std::size_t nbytes);
+};
+
+enum class Isa : std::uint8_t { kGeneric, kAvx2, kAvx512 };
+
+/// The best set this CPU runs (ZERO_ISA=generic|avx2|avx512 lowers it).
+const Kernels& kernels();
+/// A given set, for tests; null when this CPU cannot run it.
+const Kernels* kernels_for(Isa isa);
+
+namespace generic { extern const Kernels kKernels; }
+namespace avx2 { extern const Kernels kKernels; }
+namespace avx512 { extern const Kernels kKernels; }
+
+}  // namespace zero::optim

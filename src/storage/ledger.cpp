@@ -1,0 +1,58 @@
+#include "storage/ledger.h"
+
+#include <fmt/format.h>
+
+#include "storage/activation_meter.h"
+
+namespace zero {
+
+std::string_view memory_kind_name(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::kParameters: return "parameters";
+    case MemoryKind::kGather: return "gather buffers";
+    case MemoryKind::kMaster: return "master weights";
+    case MemoryKind::kOptimizer: return "optimizer";
+    case MemoryKind::kGradients: return "gradients";
+    case MemoryKind::kBuckets: return "buckets";
+    case MemoryKind::kStaging: return "staging";
+    case MemoryKind::kActivations: return "activations";
+  }
+  return "?";
+}
+
+std::int64_t MemoryReport::total_nbytes() const {
+  std::int64_t sum = 0;
+  for (const auto& kind : kinds) sum += kind.current_nbytes;
+  return sum;
+}
+
+std::string MemoryReport::to_string() const {
+  std::string text;
+  for (int i = 0; i < kMemoryKinds; ++i) {
+    text += fmt::format("{:<15}{:>10.2f} MB (peak {:.2f} MB)\n", memory_kind_name(static_cast<MemoryKind>(i)),
+                        kinds[i].current_nbytes / 1e6, kinds[i].peak_nbytes / 1e6);
+  }
+  return text;
+}
+
+namespace storage {
+
+void Ledger::add(MemoryKind kind, std::int64_t nbytes) {
+  auto& entry = entries_[static_cast<int>(kind)];
+  const std::int64_t now = entry.current.fetch_add(nbytes) + nbytes;
+  std::int64_t peak = entry.peak.load();
+  while (now > peak && !entry.peak.compare_exchange_weak(peak, now)) {
+  }
+}
+
+MemoryReport Ledger::report() const {
+  MemoryReport report;
+  for (int i = 0; i < kMemoryKinds; ++i) {
+    report.kinds[i] = {entries_[i].current.load(), entries_[i].peak.load()};
+  }
+  report[MemoryKind::kActivations] = activation_use();
+  return report;
+}
+
+}  // namespace storage
+}  // namespace zero

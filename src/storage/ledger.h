@@ -1,0 +1,24 @@
+#pragma once
+// The memory ledger: every allocation of the engine, by kind. One per engine.
+#include <atomic>
+#include <cstdint>
+
+#include "zero/memory.h"
+
+namespace zero::storage {
+
+class Ledger {
+ public:
+  /// Thread-safe; `nbytes` may be negative to give back.
+  void add(MemoryKind kind, std::int64_t nbytes);
+  MemoryReport report() const;
+
+ private:
+  struct Entry {
+    std::atomic<std::int64_t> current{0};
+    std::atomic<std::int64_t> peak{0};
+  };
+  std::array<Entry, kMemoryKinds> entries_;
+};
+
+}  // namespace zero::storage

@@ -1,0 +1,285 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "zero/buffer_pool.h"
+#include "zero/parameter_store.h"
+
+namespace zero::sharding {
+namespace {
+
+using storage::FlatBuffer;
+
+enum class State : std::uint8_t { kReleased, kGathering, kGathered, kResident };
+
+struct UnitState {
+  State state = State::kReleased;
+  int pins = 0;                     ///< operators and scopes that need the unit whole
+  std::int64_t shard_offset = 0;    ///< in shards_
+  FlatBuffer* buffer = nullptr;     ///< while gathering or gathered
+  FlatBuffer resident;
+  Work work;
+  bool prefetched = false;
+};
+
+class CopyingStore final : public ParameterStore {
+ public:
+  CopyingStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times, CopyingStoreOptions options)
+      : ParameterStore(model, times),
+        options_(std::move(options)),
+        states_(model.units.size()),
+        pool_([this, &ledger](std::int64_t numel) {
+          return FlatBuffer::make_private(ledger, MemoryKind::kGather, model_.low_dtype, numel, model_.device);
+        }) {
+    std::int64_t sharded = 0;
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      auto& state = states_[i];
+      if (options_.resident[i]) {
+        state.state = State::kResident;
+        state.resident = make_resident(ledger, unit(i).numel);
+        continue;
+      }
+      state.shard_offset = sharded;
+      sharded += unit(i).shard(model.rank()).numel();
+    }
+    shards_ = make_resident(ledger, sharded);
+  }
+
+  Range writable_range(int index) const override {
+    // Without sharded optimizer states every rank computes, and so keeps, the whole unit by itself.
+    const bool whole = is_resident(index) && !model_.sharding.optimizer_states;
+    return whole ? unit(index).whole() : unit(index).shard(model_.rank());
+  }
+  void* writable(int index) override {
+    const Range range = writable_range(index);
+    if (range.empty()) return nullptr;
+    auto& state = states_[index];
+    return is_resident(index) ? state.resident.data_at(range.begin) : shards_.data_at(state.shard_offset);
+  }
+  at::Tensor writable_view(int index) override {
+    const Range range = writable_range(index);
+    auto& state = states_[index];
+    return is_resident(index) ? state.resident.view(range.begin, range.numel())
+                              : shards_.view(state.shard_offset, range.numel());
+  }
+
+  void start() override {
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      if (is_resident(i)) attach(static_cast<int>(i), states_[i].resident.data());
+    }
+    spread_residents(/*frozen_too=*/true);
+    counts_ = {};  // the report is about training
+  }
+
+  void quiesce() override {
+    for (std::size_t i = 0; i < states_.size(); ++i) finish_gather(static_cast<int>(i));
+  }
+
+  void publish(bool frozen_too) override {
+    Stopwatch watch(times_.publish);
+    for (std::size_t i = 0; i < states_.size(); ++i) drop(static_cast<int>(i));  // stale from here on
+    spread_residents(frozen_too);
+  }
+
+  void pin(std::span<const int> units) override {
+    for (int index : units) {
+      ++states_[index].pins;
+      make_whole(index);
+    }
+  }
+  void unpin(std::span<const int> units) override {
+    for (int index : units) {
+      if (--states_[index].pins == 0) drop(index);
+    }
+  }
+
+  at::Tensor pinned_view(int index) override { return whole_buffer(index).view(0, unit(index).numel); }
+
+  void spread(std::span<const int> parameters, int root) override {
+    for (int p : parameters) {
+      const auto& parameter = model_.parameters[p];
+      auto& state = states_[parameter.unit];
+      const auto& whole = whole_buffer(parameter.unit);
+      model_.group
+          .broadcast(whole.data_at(parameter.range.begin), parameter.range.numel(), model_.low_dtype, root,
+                     {.label = parameter.name})
+          .wait();
+      if (is_resident(parameter.unit)) continue;
+      const Range shard = unit(parameter.unit).shard(model_.rank());
+      const Range mine = layout::intersect(shard, parameter.range);
+      if (mine.empty()) continue;
+      shards_.view(state.shard_offset + mine.begin - shard.begin, mine.numel())
+          .copy_(whole.view(mine.begin, mine.numel()));
+    }
+    model_.group.barrier({.label = "spread parameters"}).wait();
+  }
+
+  std::shared_ptr<void> keep_alive(int index) override {
+    return is_resident(index) ? states_[index].resident.keep_alive() : nullptr;
+  }
+
+  void before_use(intercept::ParameterHandle& handle) override {
+    const int index = handle.unit();
+    auto& state = states_[index];
+    const int before = order_.current();
+    order_.use(index, phase());
+    ++state.pins;  // first, so that making room does not drop it
+    try {
+      if (before >= 0 && before != index) leave(before);
+      if (!is_resident(index)) {
+        make_whole(index);
+        prefetch();
+      } else if (before != index) {
+        prefetch();
+      }
+    } catch (...) {
+      --state.pins;
+      throw;
+    }
+  }
+  void after_use(intercept::ParameterHandle& handle) noexcept override {
+    const int index = handle.unit();
+    // An operator that used two units leaves the first one only now.
+    if (--states_[index].pins == 0 && index != order_.current()) leave(index);
+  }
+
+ private:
+  FlatBuffer make_resident(storage::Ledger& ledger, std::int64_t numel) {
+    return model_.device.is_cpu()
+               ? FlatBuffer::make_readable(ledger, MemoryKind::kParameters, model_.low_dtype, numel, model_.group)
+               : FlatBuffer::make_private(ledger, MemoryKind::kParameters, model_.low_dtype, numel, model_.device);
+  }
+  const FlatBuffer& whole_buffer(int index) const {
+    return is_resident(index) ? states_[index].resident : *states_[index].buffer;
+  }
+  bool is_resident(std::size_t index) const { return states_[index].state == State::kResident; }
+
+  /// The unit was used before and another one is now: drop it unless it is needed again soon.
+  void leave(int index) {
+    const auto& state = states_[index];
+    if (state.state != State::kGathered || state.pins > 0) return;
+    const std::int64_t distance = order_.reuse_distance(index);
+    if (distance >= 0 && distance <= options_.max_reuse_numel && live_numel_ <= options_.max_live_numel) return;
+    drop(index);
+  }
+
+  void drop(int index) {
+    auto& state = states_[index];
+    finish_gather(index);
+    if (state.state != State::kGathered || state.pins > 0) return;
+    release(index);
+    pool_.give_back(state.buffer);
+    state.buffer = nullptr;
+    state.state = State::kReleased;
+    live_numel_ -= unit(index).numel;
+  }
+
+  /// Drops units that are not in use, those needed latest first, until `numel` more fit.
+  bool make_room(std::int64_t numel, bool for_prefetch) {
+    while (live_numel_ + numel > options_.max_live_numel) {
+      if (for_prefetch) return false;  // looking ahead never costs what is live
+      int victim = -1;
+      std::int64_t farthest = -1;
+      for (std::size_t i = 0; i < states_.size(); ++i) {
+        if (states_[i].state != State::kGathered || states_[i].pins > 0) continue;
+        const std::int64_t known = order_.reuse_distance(static_cast<int>(i));
+        const std::int64_t distance = known < 0 ? INT64_MAX : known;
+        if (victim < 0 || distance > farthest) {
+          victim = static_cast<int>(i);
+          farthest = distance;
+        }
+      }
+      if (victim < 0) return false;
+      drop(victim);
+    }
+    return true;
+  }
+
+  void begin_gather(int index, bool prefetched) {
+    auto& state = states_[index];
+    const Unit& the_unit = unit(index);
+    state.buffer = pool_.take(the_unit.numel);
+    const auto counts = layout::shard_counts(the_unit.cuts, the_unit.whole());
+    const Range shard = the_unit.shard(model_.rank());
+    const void* mine = shard.empty() ? nullptr : shards_.data_at(state.shard_offset);
+    state.work = model_.group.all_gather(mine, state.buffer->data(), counts, model_.low_dtype,
+                                         {.label = the_unit.name, .input_stable_until_barrier = true});
+    state.state = State::kGathering;
+    state.prefetched = prefetched;
+    live_numel_ += the_unit.numel;
+    counts_.peak_live_numel = std::max(counts_.peak_live_numel, live_numel_);
+    counts_.gathered_numel += the_unit.numel - shard.numel();
+    ++counts_.gathers;
+    if (prefetched) {
+      ++counts_.prefetched_gathers;
+      prefetching_numel_ += the_unit.numel;
+    }
+  }
+
+  void finish_gather(int index) {
+    auto& state = states_[index];
+    if (state.state != State::kGathering) return;
+    Stopwatch watch(times_.gather);
+    state.work.wait();
+    state.work = {};
+    if (state.prefetched) prefetching_numel_ -= unit(index).numel;
+    attach(index, state.buffer->data());
+    state.state = State::kGathered;
+  }
+
+  void make_whole(int index) {
+    auto& state = states_[index];
+    if (state.state == State::kReleased) {
+      make_room(unit(index).numel, /*for_prefetch=*/false);
+      begin_gather(index, /*prefetched=*/false);
+    }
+    finish_gather(index);
+  }
+
+  /// Begins to gather the units that come next, as far as the options allow. Depends on the history of
+  /// uses only, so that all ranks begin the same gathers in the same order.
+  void prefetch() {
+    for (int ahead = 1; prefetching_numel_ < options_.prefetch_numel; ++ahead) {
+      const int next = order_.predict(ahead);
+      if (next < 0 || next == order_.current() || ahead > static_cast<int>(states_.size())) return;
+      if (states_[next].state != State::kReleased) continue;
+      const std::int64_t numel = unit(next).numel;
+      if (prefetching_numel_ + numel > options_.prefetch_numel || !make_room(numel, true)) return;
+      begin_gather(next, /*prefetched=*/true);
+    }
+  }
+
+  /// Sends every owner's slice of resident units to all ranks.
+  void spread_residents(bool frozen_too) {
+    if (model_.world_size() == 1) return;
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      const Unit& the_unit = unit(i);
+      if (!is_resident(i) || !(the_unit.trainable || frozen_too)) continue;
+      if (writable_range(i) == the_unit.whole()) continue;
+      for (const Range bucket : layout::bucket_ranges(the_unit.numel, options_.publish_bucket_numel)) {
+        const Range mine = layout::intersect(bucket, the_unit.shard(model_.rank()));
+        const auto counts = layout::shard_counts(the_unit.cuts, bucket);
+        model_.group
+            .all_gather(states_[i].resident.data_at(mine.begin), states_[i].resident.data_at(bucket.begin),
+                        counts, model_.low_dtype, {.label = the_unit.name, .input_stable_until_barrier = true})
+            .wait();
+        counts_.published_numel += bucket.numel() - mine.numel();
+      }
+    }
+  }
+
+  CopyingStoreOptions options_;
+  std::vector<UnitState> states_;
+  FlatBuffer shards_;
+  BufferPool pool_;
+  std::int64_t live_numel_ = 0;         ///< gathering and gathered, residents apart
+  std::int64_t prefetching_numel_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger,
+                                                   StepBreakdown& times, CopyingStoreOptions options) {
+  return std::make_unique<CopyingStore>(model, ledger, times, std::move(options));
+}
+
+}  // namespace zero::sharding

@@ -1,0 +1,292 @@
+#include "zero/gradient_reducer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "optim/device_passes.h"
+#include "optim/kernels.h"
+
+namespace zero::sharding {
+
+using layout::kBlockNumel;
+using storage::FlatBuffer;
+
+GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
+                                 ReducerOptions options)
+    : model_(model),
+      times_(times),
+      options_(options),
+      slots_(model.parameters.size()) {
+  make_buckets();
+  const auto make = [this, &ledger](std::int64_t numel) {
+    return model_.device.is_cpu()
+               ? FlatBuffer::make_readable(ledger, MemoryKind::kBuckets, model_.low_dtype, numel, model_.group)
+               : FlatBuffer::make_private(ledger, MemoryKind::kBuckets, model_.low_dtype, numel, model_.device);
+  };
+  if (model.sharding.gradients) {
+    std::int64_t largest = 0;
+    for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
+    // One being filled, one being read by others, one in between.
+    pool_limit_numel_ = (options.overlap ? 3 : 1) * largest;
+    pool_ = std::make_unique<BufferPool>(make);
+  } else {
+    for (auto& bucket : buckets_) own_buffers_.push_back(make(bucket.range.numel()));
+  }
+  std::int64_t total = 0;
+  for (std::size_t i = 0; i < model.units.size(); ++i) {
+    accumulator_offsets_.push_back(total);
+    if (model.units[i].trainable) total += gradient_range(static_cast<int>(i)).numel();
+  }
+  accumulators_ =
+      model.sharding.optimizer_states || !model.device.is_cpu()
+          ? FlatBuffer::make_private(ledger, MemoryKind::kGradients, DType::kFloat32, total, model.device)
+          : FlatBuffer::make_readable(ledger, MemoryKind::kGradients, DType::kFloat32, total, model.group);
+}
+
+GradientReducer::~GradientReducer() = default;
+
+void GradientReducer::make_buckets() {
+  std::int64_t block_offset = 0;
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    const Unit& unit = model_.units[u];
+    if (!unit.trainable) continue;
+    for (const Range range : layout::bucket_ranges(unit.numel, options_.bucket_numel)) {
+      Bucket bucket;
+      bucket.unit = static_cast<int>(u);
+      bucket.range = range;
+      bucket.counts = layout::shard_counts(unit.cuts, range);
+      bucket.block_offset = block_offset;
+      block_offset += bucket.counts[model_.rank()] / kBlockNumel;
+      std::int64_t filled = range.begin;
+      for (int p : unit.parameters) {
+        const Range part = layout::intersect(model_.parameters[p].range, range);
+        if (part.empty()) continue;
+        if (part.begin > filled) bucket.gaps.push_back({filled, part.begin});
+        filled = part.end;
+        slots_[p].places.push_back({static_cast<int>(buckets_.size()), static_cast<int>(bucket.parameters.size())});
+        bucket.parameters.push_back(p);
+      }
+      if (filled < range.end) bucket.gaps.push_back({filled, range.end});
+      bucket.has.assign(bucket.parameters.size(), false);
+      buckets_.push_back(std::move(bucket));
+    }
+  }
+  block_sumsq_.assign(block_offset, 0.0);
+  fresh_.assign(buckets_.size(), true);
+}
+
+Range GradientReducer::gradient_range(int unit) const {
+  const Unit& the_unit = model_.units[unit];
+  return model_.sharding.optimizer_states ? the_unit.shard(model_.rank()) : the_unit.whole();
+}
+
+std::int64_t GradientReducer::shard_blocks(int unit, int rank) const {
+  return model_.units[unit].shard(rank).numel() / kBlockNumel;
+}
+
+at::Tensor GradientReducer::accumulated(int unit) const {
+  return accumulators_.view(accumulator_offsets_[unit], gradient_range(unit).numel());
+}
+
+float* GradientReducer::accumulator(int unit) const {
+  return accumulators_.empty() ? nullptr
+                               : static_cast<float*>(accumulators_.data_at(accumulator_offsets_[unit]));
+}
+
+void GradientReducer::add(int parameter, const at::Tensor& gradient) {
+  slots_[parameter].used = any_used_ = true;
+  for (const auto place : slots_[parameter].places) {
+    Bucket& bucket = buckets_[place.bucket];
+    if (!bucket.buffer || bucket.work.valid()) open(bucket);
+    // A second gradient before the bucket was sent (several backwards in one micro-batch) adds to the first.
+    const bool again = bucket.has[place.position];
+    copy_in(bucket, parameter, gradient, again);
+    if (again) continue;
+    bucket.has[place.position] = true;
+    if (++bucket.arrived == static_cast<int>(bucket.parameters.size())) send(bucket);
+  }
+}
+
+void GradientReducer::open(Bucket& bucket) {
+  if (bucket.work.valid()) {  // sent before in this micro-batch (a second backward): one round at a time
+    Stopwatch watch(times_.wait);
+    bucket.work.wait();
+    std::erase(sent_, index_of(bucket));
+    close(bucket);
+  }
+  if (!pool_) {
+    bucket.buffer = &own_buffers_[index_of(bucket)];
+  } else {
+    while (!(bucket.buffer = pool_->try_take(bucket.range.numel()))) {
+      if (pool_->total_numel() + bucket.range.numel() <= pool_limit_numel_ || sent_.empty()) {
+        bucket.buffer = pool_->take(bucket.range.numel());
+        break;
+      }
+      Stopwatch watch(times_.wait);
+      Bucket& oldest = buckets_[sent_.front()];
+      oldest.work.wait();
+      sent_.pop_front();
+      close(oldest);
+    }
+  }
+  for (const Range gap : bucket.gaps) {
+    bucket.buffer->view(gap.begin - bucket.range.begin, gap.numel()).zero_();
+  }
+}
+
+void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to) {
+  Stopwatch watch(times_.gradient_copy);
+  at::NoGradGuard no_grad;
+  const auto& target = model_.parameters[parameter];
+  const Range part = layout::intersect(target.range, bucket.range);
+  // The flat buffer holds the parameter's elements in the order of its own memory, whatever its strides.
+  at::Tensor source = gradient;
+  if (source.strides() != target.tensor.strides() || !source.is_non_overlapping_and_dense() ||
+      source.scalar_type() != target.tensor.scalar_type() || source.device() != model_.device) {
+    source = at::empty_strided(target.tensor.sizes(), target.tensor.strides(),
+                               gradient.options().dtype(target.tensor.scalar_type()).device(model_.device));
+    source.copy_(gradient.is_sparse() ? gradient.to_dense() : gradient);
+  }
+  const std::int64_t nbytes = static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
+  const std::int64_t to = part.begin - bucket.range.begin;
+  const std::int64_t from = part.begin - target.range.begin;
+  if (model_.device.is_cpu() && !add_to) {
+    optim::kernels().copy(bucket.buffer->data_at(to),
+                          static_cast<const char*>(source.const_data_ptr()) + from * nbytes,
+                          static_cast<std::size_t>(part.numel() * nbytes));
+    return;
+  }
+  const at::Tensor flat = source.as_strided({part.numel()}, {1}, source.storage_offset() + from);
+  const at::Tensor slot = bucket.buffer->view(to, part.numel());
+  add_to ? slot.add_(flat) : slot.copy_(flat);
+}
+
+void GradientReducer::send(Bucket& bucket) {
+  const int index = index_of(bucket);
+  window_is_empty_ = false;
+  bucket.arrived = 0;
+  bucket.has.assign(bucket.parameters.size(), false);
+  ++bucket.rounds;
+  ++reductions_;
+  if (model_.world_size() == 1) {
+    const void* mine = bucket.buffer->data();
+    reduce(bucket, {&mine, 1});
+    close(bucket);
+    return;
+  }
+  reduced_numel_ += (model_.world_size() - 1) * bucket.counts[model_.rank()];
+  bucket.work = model_.group.exchange(
+      bucket.buffer->data(), bucket.counts, model_.low_dtype,
+      [this, index](std::span<const void* const> slices) { reduce(buckets_[index], slices); },
+      {.label = model_.units[bucket.unit].name});
+  sent_.push_back(index);
+  drain(/*wait_for_all=*/!options_.overlap);
+}
+
+void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices) {
+  Stopwatch watch(times_.reduce);
+  const int index = index_of(bucket);
+  const Unit& unit = model_.units[bucket.unit];
+  const Range mine = layout::intersect(bucket.range, unit.shard(model_.rank()));
+  const bool first = fresh_[index];
+  fresh_[index] = false;
+  if (mine.empty()) return;
+  const std::int64_t offset =
+      accumulator_offsets_[bucket.unit] + mine.begin - gradient_range(bucket.unit).begin;
+  double* sums = block_sumsq_.data() + bucket.block_offset;
+  if (model_.device.is_cpu()) {
+    optim::kernels().reduce({.accumulator = static_cast<float*>(accumulators_.data_at(offset)),
+                             .slices = slices,
+                             .dtype = model_.low_dtype,
+                             .numel = mine.numel(),
+                             .first = first,
+                             .block_sumsq = sums});
+    return;
+  }
+  const at::Tensor slice = bucket.buffer->view(mine.begin - bucket.range.begin, mine.numel());
+  const at::Tensor accumulator = accumulators_.view(offset, mine.numel());
+  optim::reduce_on_device(accumulator, {&slice, 1}, first);
+  optim::block_sumsq_on_device(accumulator, sums);
+}
+
+void GradientReducer::close(Bucket& bucket) {
+  bucket.work = {};
+  if (pool_) pool_->give_back(bucket.buffer);
+  bucket.buffer = nullptr;
+}
+
+void GradientReducer::drain(bool wait_for_all) {
+  while (!sent_.empty()) {
+    Bucket& oldest = buckets_[sent_.front()];
+    if (wait_for_all) {
+      Stopwatch watch(times_.wait);
+      oldest.work.wait();
+    } else if (!oldest.work.test()) {
+      return;
+    }
+    sent_.pop_front();
+    close(oldest);
+  }
+}
+
+void GradientReducer::zero_missing(Bucket& bucket) {
+  if (!bucket.buffer) {
+    open(bucket);
+    bucket.buffer->view(0, bucket.range.numel()).zero_();
+    return;
+  }
+  for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
+    if (bucket.has[i]) continue;
+    const Range part = layout::intersect(model_.parameters[bucket.parameters[i]].range, bucket.range);
+    bucket.buffer->view(part.begin - bucket.range.begin, part.numel()).zero_();
+  }
+}
+
+void GradientReducer::flush() {
+  for (auto& bucket : buckets_) {
+    const bool is_open = bucket.buffer && !bucket.work.valid();
+    if (bucket.rounds > 0 && !is_open) continue;
+    zero_missing(bucket);
+    send(bucket);
+  }
+  drain(/*wait_for_all=*/true);
+}
+
+void GradientReducer::finish_micro_batch() {
+  flush();
+  for (auto& bucket : buckets_) bucket.rounds = 0;
+  unused_.clear();
+  for (std::size_t p = 0; p < slots_.size(); ++p) {
+    if (!slots_[p].used && !slots_[p].places.empty()) unused_.push_back(static_cast<int>(p));
+    slots_[p].used = false;
+  }
+  any_used_ = false;
+}
+
+void GradientReducer::replicate() {
+  if (model_.sharding.optimizer_states || model_.world_size() == 1) return;
+  Stopwatch watch(times_.publish);
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    const Unit& unit = model_.units[u];
+    if (!unit.trainable) continue;
+    const Range mine = unit.shard(model_.rank());
+    const auto counts = layout::shard_counts(unit.cuts, unit.whole());
+    float* whole = accumulator(static_cast<int>(u));
+    model_.group
+        .all_gather(whole + mine.begin, whole, counts, DType::kFloat32,
+                    {.label = unit.name, .input_stable_until_barrier = true})
+        .wait();
+    published_numel_ += unit.numel - mine.numel();
+  }
+}
+
+void GradientReducer::start_window() {
+  fresh_.assign(buckets_.size(), true);
+  window_is_empty_ = true;
+}
+
+}  // namespace zero::sharding

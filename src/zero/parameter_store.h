@@ -1,0 +1,100 @@
+#pragma once
+// ParameterStore: where the low-precision parameters live, and how the module comes to see them whole.
+//
+// State of a unit, seen from this rank, and what it costs:
+//   released   only the shard                        S elements
+//   gathering  a buffer is being filled              S + U
+//   gathered   parameters are attached to the buffer S + U
+//   resident   always whole, no shard apart          U
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "layout/use_order.h"
+#include "zero/sharded_model.h"
+
+namespace zero::sharding {
+
+class ParameterStore : public intercept::UseObserver {
+ public:
+  ParameterStore(ShardedModel& model, StepBreakdown& times);
+  ~ParameterStore() override = default;
+
+  /// The part of `unit` this rank may write and others rely on: its shard, or the whole unit where
+  /// every rank keeps and updates its own copy.
+  virtual Range writable_range(int unit) const = 0;
+  /// Address of element writable_range(unit).begin; null when that is empty.
+  virtual void* writable(int unit) = 0;
+  /// Tensor over writable_range(unit).
+  virtual at::Tensor writable_view(int unit) = 0;
+
+  /// *Collective.* Called once after every rank has written its initial values.
+  virtual void start() = 0;
+  /// *Collective order.* Completes everything under way, so that shards may be written after the next
+  /// collective.
+  virtual void quiesce() = 0;
+  /// *Collective.* Called after writable ranges were written: every rank sees the new values from here on.
+  /// Frozen units are left out unless `frozen_too`.
+  virtual void publish(bool frozen_too) = 0;
+
+  /// *Collective.* Keeps units whole until unpin().
+  virtual void pin(std::span<const int> units) = 0;
+  virtual void unpin(std::span<const int> units) = 0;
+  /// A pinned unit's values, [U]. Local.
+  virtual at::Tensor pinned_view(int unit) = 0;
+  /// *Collective.* Spreads parameter values that `root` wrote into pinned memory to every copy.
+  virtual void spread(std::span<const int> parameters, int root) = 0;
+
+  /// Keeps what a retired handle needs; see ParameterHandle::retire. Local.
+  virtual std::shared_ptr<void> keep_alive(int unit) = 0;
+
+  /// Lets in-place writes to the given parameters pass. Local.
+  void allow_writes(std::span<const int> parameters, bool allowed);
+
+  const layout::UseOrder& order() const { return order_; }
+  /// The units last used, by name, for errors about diverging ranks.
+  std::string recent_order() const;
+  /// Counts that the communication report takes over.
+  const CommunicationReport& counts() const { return counts_; }
+
+  void before_write(intercept::ParameterHandle& handle, const char* op_name) override;
+
+ protected:
+  const Unit& unit(int index) const { return model_.units[index]; }
+  /// Points all parameters of `index` into `base`, the unit's whole buffer.
+  void attach(int index, void* base);
+  void release(int index);
+  int phase() const;
+
+  ShardedModel& model_;
+  StepBreakdown& times_;
+  layout::UseOrder order_;
+  CommunicationReport counts_;
+
+ private:
+  std::vector<bool> writes_allowed_;
+};
+
+/// Node-shared: the parameters of a node exist once, in a mapping all its ranks read; a shard is the owner's
+/// writable slice; a gather is a pointer. Memory: 1/N of the model per rank. *Collective.*
+std::unique_ptr<ParameterStore> make_node_shared_store(ShardedModel& model, storage::Ledger& ledger,
+                                                       StepBreakdown& times);
+
+struct CopyingStoreOptions {
+  /// Units that are always whole on every rank: all of them unless parameters are sharded.
+  std::vector<bool> resident;
+  std::int64_t max_live_numel = 1'000'000'000;
+  std::int64_t max_reuse_numel = 1'000'000'000;
+  std::int64_t prefetch_numel = 50'000'000;
+  std::int64_t publish_bucket_numel = 500'000'000;
+};
+
+/// Copying: every rank holds its shards; a gather copies a unit into a pooled buffer. Sharded units are gathered
+/// just before use, ahead of it when the order of use is known, and dropped when the next unit is
+/// used unless they are needed again within max_reuse_numel. *Collective.*
+std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger,
+                                                   StepBreakdown& times, CopyingStoreOptions options);
+
+}  // namespace zero::sharding

@@ -1,0 +1,91 @@
+#pragma once
+// The vocabulary of this room.
+//
+//   unit       parameters gathered and released together; one flat buffer [U]
+//   shard      a rank's slice of a unit [S]
+//   sharded    split over the ranks; replicated: whole on every rank
+//   low        the parameter as the module reads it (bf16, or fp32 without mixed precision)
+//   master     fp32 weights the optimizer updates; the same memory as `low` when that is fp32 and writable
+//   publish    make updated shards readable by all ranks
+// Nobody in this room asks for a stage: Sharding says what is split.
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "intercept/parameter_handle.h"
+#include "layout/shard.h"
+#include "layout/units.h"
+#include "storage/flat_buffer.h"
+#include "zero/group.h"
+#include "zero/report.h"
+
+namespace zero::sharding {
+
+using layout::Range;
+
+struct Sharding {
+  bool optimizer_states = false;
+  bool gradients = false;
+  bool parameters = false;
+};
+
+struct Parameter {
+  std::string name;
+  at::Tensor tensor;  ///< the user's own; shares its TensorImpl
+  c10::intrusive_ptr<intercept::ParameterHandle> handle;
+  int unit = -1;
+  Range range;  ///< in its unit
+};
+
+struct Unit {
+  std::string name;
+  bool trainable = true;
+  std::int64_t numel = 0;
+  std::vector<int> parameters;      ///< indices into ShardedModel::parameters
+  std::vector<std::int64_t> cuts;   ///< [N+1], see layout::shard_cuts
+
+  Range shard(int rank) const { return {cuts[rank], cuts[rank + 1]}; }
+  Range whole() const { return {0, numel}; }
+};
+
+/// What all parts of this room know of the model. Built once by the engine; outlives them.
+struct ShardedModel {
+  std::vector<Parameter> parameters;
+  std::vector<Unit> units;
+  Sharding sharding;
+  DType low_dtype = DType::kFloat32;
+  c10::Device device{c10::kCPU};
+  Group group;
+
+  int rank() const { return group.rank(); }
+  int world_size() const { return group.size(); }
+  std::int64_t padded_numel() const {
+    std::int64_t sum = 0;
+    for (const auto& unit : units) sum += unit.numel;
+    return sum;
+  }
+  /// Sum of the range lengths of all units for which `range_of` is not empty.
+  template <class RangeOf>
+  std::int64_t total(RangeOf range_of) const {
+    std::int64_t sum = 0;
+    for (const auto& unit : units) sum += range_of(unit).numel();
+    return sum;
+  }
+};
+
+/// Adds the seconds of a scope to `*seconds`.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds);
+  ~Stopwatch();
+
+ private:
+  double& seconds_;
+  double begin_;
+};
+
+}  // namespace zero::sharding

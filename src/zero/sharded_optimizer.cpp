@@ -1,0 +1,175 @@
+#include "zero/sharded_optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "optim/device_passes.h"
+#include "zero/gradient_reducer.h"
+
+namespace zero::sharding {
+
+using storage::FlatBuffer;
+
+ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, storage::Ledger& ledger,
+                                   OptimizerOptions options)
+    : model_(model), store_(store), options_(std::move(options)), segments_(model.units.size()) {
+  std::int64_t total = 0;
+  master_is_low_ = model.low_dtype == DType::kFloat32;
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    offsets_.push_back(total);
+    if (!model.units[u].trainable) continue;
+    const Range range = update_range(static_cast<int>(u));
+    total += range.numel();
+    // Elements that another rank writes for all cannot be the master of this rank.
+    if (store.writable_range(static_cast<int>(u)) != range) master_is_low_ = false;
+  }
+  const auto make = [&](MemoryKind kind) {
+    return FlatBuffer::make_private(ledger, kind, DType::kFloat32, total, model.device);
+  };
+  if (!master_is_low_) master_ = make(MemoryKind::kMaster);
+  exp_avg_ = make(MemoryKind::kOptimizer);
+  exp_avg_sq_ = make(MemoryKind::kOptimizer);
+  make_segments();
+}
+
+Range ShardedOptimizer::update_range(int unit) const {
+  const Unit& the_unit = model_.units[unit];
+  return model_.sharding.optimizer_states ? the_unit.shard(model_.rank()) : the_unit.whole();
+}
+
+void ShardedOptimizer::make_segments() {
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    const Unit& unit = model_.units[u];
+    if (!unit.trainable) continue;
+    const Range mine = update_range(static_cast<int>(u));
+    auto& segments = segments_[u];
+    for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
+      const int p = unit.parameters[i];
+      const int group = options_.group_of_parameter[p];
+      // Padding goes with the parameter before it: its gradient is zero and stays so.
+      const bool last = i + 1 == unit.parameters.size();
+      const std::int64_t end = last ? unit.numel : model_.parameters[unit.parameters[i + 1]].range.begin;
+      const Range range = layout::intersect({model_.parameters[p].range.begin, end}, mine);
+      if (range.empty()) continue;
+      if (!segments.empty() && segments.back().group == group && segments.back().range.end == range.begin) {
+        segments.back().range.end = range.end;
+      } else {
+        segments.push_back({group, range});
+      }
+    }
+  }
+}
+
+void ShardedOptimizer::load(int unit, const at::Tensor& whole) {
+  load_range(unit, model_.units[unit].whole(), whole);
+}
+
+void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& values) {
+  at::NoGradGuard no_grad;
+  const Range written = store_.writable_range(unit);
+  if (const Range part = layout::intersect(written, range); !part.empty()) {
+    store_.writable_view(unit)
+        .narrow(0, part.begin - written.begin, part.numel())
+        .copy_(values.narrow(0, part.begin - range.begin, part.numel()));
+  }
+  if (!model_.units[unit].trainable || master_is_low_) return;
+  const Range updated = layout::intersect(update_range(unit), range);
+  if (updated.empty()) return;
+  state_view(master_, unit, updated).copy_(values.narrow(0, updated.begin - range.begin, updated.numel()));
+}
+
+void ShardedOptimizer::update(const GradientReducer& reducer, const std::vector<double>& lr,
+                              double gradient_scale) {
+  ++steps_;
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    if (segments_[u].empty()) continue;
+    const int unit = static_cast<int>(u);
+    const at::Tensor gradient = reducer.accumulated(unit);
+    for (const Segment& segment : segments_[u]) {
+      optim::AdamHyper hyper = options_.groups[segment.group].hyper;
+      hyper.lr = lr[segment.group];
+      hyper.step = steps_;
+      hyper.gradient_scale = gradient_scale;
+      for (std::int64_t begin = segment.range.begin; begin < segment.range.end;) {
+        const std::int64_t end = std::min(segment.range.end, begin + options_.sub_group_numel);
+        update_segment(unit, {segment.group, {begin, end}}, hyper, gradient);
+        begin = end;
+      }
+    }
+  }
+}
+
+void ShardedOptimizer::update_segment(int unit, const Segment& segment, const optim::AdamHyper& hyper,
+                                      const at::Tensor& gradient) {
+  const Range updated = update_range(unit);
+  const Range written = store_.writable_range(unit);
+  // Ranges this rank updates for itself only are run without the low-precision output.
+  for (const Range part : {layout::intersect(segment.range, {updated.begin, written.begin}),
+                           layout::intersect(segment.range, written),
+                           layout::intersect(segment.range, {written.end, updated.end})}) {
+    if (part.empty()) continue;
+    const bool writes = part.begin >= written.begin && part.end <= written.end;
+    const at::Tensor low =
+        writes ? store_.writable_view(unit).narrow(0, part.begin - written.begin, part.numel()) : at::Tensor();
+    const at::Tensor master = master_is_low_ ? low : state_view(master_, unit, part);
+    const at::Tensor exp_avg = state_view(exp_avg_, unit, part);
+    const at::Tensor exp_avg_sq = state_view(exp_avg_sq_, unit, part);
+    const at::Tensor grad = gradient.narrow(0, part.begin - updated.begin, part.numel());
+    const bool writes_low = writes && !master_is_low_;
+    if (!model_.device.is_cpu()) {
+      optim::adam_on_device(master, exp_avg, exp_avg_sq, grad, writes_low ? low : at::Tensor(), hyper);
+      continue;
+    }
+    const bool low_is_bf16 = model_.low_dtype == DType::kBFloat16;
+    optim::kernels().adam({.master = master.mutable_data_ptr<float>(),
+                           .exp_avg = exp_avg.mutable_data_ptr<float>(),
+                           .exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>(),
+                           .gradient = grad.const_data_ptr<float>(),
+                           .low = writes_low && low_is_bf16 ? low.mutable_data_ptr() : nullptr,
+                           .numel = part.numel()},
+                          hyper);
+    if (writes_low && !low_is_bf16) {
+      std::memcpy(low.mutable_data_ptr(), master.const_data_ptr(), static_cast<std::size_t>(part.numel()) * 4);
+    }
+  }
+}
+
+void ShardedOptimizer::refresh(int unit, Range range) {
+  if (!model_.units[unit].trainable || master_is_low_) return;
+  at::NoGradGuard no_grad;
+  const Range part = layout::intersect(update_range(unit), range);
+  if (part.empty()) return;
+  const at::Tensor low = store_.pinned_view(unit).narrow(0, part.begin, part.numel());
+  const at::Tensor master = state_view(master_, unit, part);
+  const at::Tensor widened = low.to(at::kFloat);
+  master.copy_(at::where(master.to(low.scalar_type()).eq(low), master, widened));
+}
+
+at::Tensor ShardedOptimizer::state_view(const FlatBuffer& buffer, int unit, Range range) const {
+  const Range updated = update_range(unit);
+  ZERO_CHECK(range.begin >= updated.begin && range.end <= updated.end);
+  return buffer.view(offsets_[unit] + range.begin - updated.begin, range.numel());
+}
+
+at::Tensor ShardedOptimizer::master_view(int unit, Range range) const {
+  const Range part = layout::intersect(range, update_range(unit));
+  if (part.empty()) return at::Tensor();
+  if (!master_is_low_) return state_view(master_, unit, part);
+  return store_.writable_view(unit).narrow(0, part.begin - store_.writable_range(unit).begin, part.numel());
+}
+
+at::Tensor ShardedOptimizer::exp_avg_view(int unit, Range range) const {
+  const Range part = layout::intersect(range, update_range(unit));
+  return part.empty() ? at::Tensor() : state_view(exp_avg_, unit, part);
+}
+
+at::Tensor ShardedOptimizer::exp_avg_sq_view(int unit, Range range) const {
+  const Range part = layout::intersect(range, update_range(unit));
+  return part.empty() ? at::Tensor() : state_view(exp_avg_sq_, unit, part);
+}
+
+}  // namespace zero::sharding

@@ -1,0 +1,218 @@
+// Every way a key can be wrong, and what is said about it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "zero/config.h"
+#include "zero/errors.h"
+
+namespace zero {
+namespace {
+
+std::string error_of(std::string_view text) {
+  try {
+    Config::from_text(text, "c");
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(ConfigErrors, UnknownKeys) {
+  EXPECT_EQ(error_of("{\"zero_optimization\": {\n\"reduce_bucket_sizes\": 1}}"),
+            "c:2: zero_optimization.reduce_bucket_sizes: unknown key; did you mean 'reduce_bucket_size'?");
+  EXPECT_EQ(error_of(R"({"stage": 2})"), "c:1: stage: unknown key; 'stage' belongs in 'zero_optimization'");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "Adam", "gradient_clipping": 1}})"),
+            "c:1: optimizer.gradient_clipping: unknown key; 'gradient_clipping' belongs at the top level");
+  EXPECT_EQ(error_of(R"({"qqqqqqqqqq": 2})"),
+            "c:1: qqqqqqqqqq: unknown key; docs/config.md lists the keys of the top level");
+  EXPECT_EQ(error_of(R"({"fp16": {"enabled": false, "los_scale": 0}})"),
+            "c:1: fp16.los_scale: unknown key; did you mean 'loss_scale'?");
+  EXPECT_NE(error_of(R"({"": 1})"), "");
+  EXPECT_NE(error_of(R"({"a.b": 1})"), "");
+  EXPECT_NE(error_of(R"({"zero_optimization.stage": 1, "train_batch_size": 1})"), "") << "a dot is no path";
+}
+
+TEST(ConfigErrors, WrongKinds) {
+  EXPECT_EQ(error_of(R"({"bf16": {"enabled": "true"}})"),
+            "c:1: bf16.enabled: got \"true\", want true or false; remove the quotes");
+  EXPECT_EQ(error_of(R"({"bf16": {"enabled": 1}})"), "c:1: bf16.enabled: got 1, want true or false");
+  EXPECT_EQ(error_of(R"({"bf16": true})"), "c:1: bf16: got true, want an object {...}");
+  EXPECT_EQ(error_of(R"({"train_batch_size": 1.5})"),
+            "c:1: train_batch_size: got 1.5, want a whole number, at least 1");
+  EXPECT_EQ(error_of(R"({"train_batch_size": true})"),
+            "c:1: train_batch_size: got true, want a whole number, at least 1");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}})"),
+            "c:1: optimizer.params.lr: got \"1e-3\", want a number, at least 0; remove the quotes");
+  EXPECT_EQ(
+      error_of(R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}})"),
+      "c:1: optimizer.params.betas: got [0.9], want a list of two numbers, each at least 0 and below 1");
+  EXPECT_EQ(error_of(R"({"tensorboard": {"output_path": 3}})"),
+            "c:1: tensorboard.output_path: got 3, want a string");
+  EXPECT_EQ(error_of(R"({"zerotorch": {"unit_names": [1]}})"),
+            "c:1: zerotorch.unit_names: got [1], want a list of strings");
+  EXPECT_EQ(error_of(R"({"bf16": {"enabled": null}})"), "c:1: bf16.enabled: got null, want true or false");
+  EXPECT_EQ(error_of("[1]"), "c:1: got [1], want an object {...}");
+  EXPECT_NE(error_of("null"), "");
+  EXPECT_EQ(error_of(R"({"train_batch_size": null, "bf16": null, "zerotorch": {"seed": null}})"), "");
+}
+
+TEST(ConfigErrors, Ranges) {
+  EXPECT_EQ(error_of(R"({"zero_optimization": {"stage": 4}})"),
+            "c:1: zero_optimization.stage: got 4, want a whole number, 0 to 3");
+  EXPECT_NE(error_of(R"({"zero_optimization": {"stage": -1}})"), "");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "Adam", "params": {"lr": -1}}})"),
+            "c:1: optimizer.params.lr: got -1, want a number, at least 0");
+  EXPECT_NE(error_of(R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9, 1.0]}}})"), "");
+  EXPECT_NE(error_of(R"({"optimizer": {"type": "Adam", "params": {"betas": [-0.1, 0.9]}}})"), "");
+  EXPECT_NE(error_of(R"({"train_batch_size": 0})"), "");
+  EXPECT_NE(error_of(R"({"train_batch_size": 1e19})"), "");
+  EXPECT_NE(error_of(R"({"train_batch_size": 18446744073709551615})"), "");
+  EXPECT_NE(error_of(R"({"gradient_clipping": -0.5})"), "");
+  EXPECT_NE(error_of(R"({"zerotorch": {"timeout_s": -1}})"), "");
+  EXPECT_NE(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}})"), "");
+}
+
+TEST(ConfigErrors, CountsInScientificNotation) {
+  const auto prefetch = [](const char* text) {
+    return Config::from_text(std::string(R"({"zero_optimization": {"stage3_prefetch_bucket_size": )") + text +
+                             "}}")
+        .zero_optimization.stage3_prefetch_bucket_size;
+  };
+  EXPECT_EQ(prefetch("5e8"), 500'000'000);
+  EXPECT_EQ(prefetch("5e+08"), 500'000'000);
+  EXPECT_EQ(prefetch("5.0"), 5);
+  EXPECT_EQ(prefetch("0"), 0);
+  EXPECT_EQ(prefetch("9223372036854775807"), INT64_MAX);
+  EXPECT_THROW(prefetch("5e-1"), ConfigError);
+}
+
+TEST(ConfigErrors, OptimizersAndSchedulesWeDoNotHave) {
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 1}}})"),
+            "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "AdmaW"}})"),
+            "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\"; did you mean 'AdamW'?");
+  for (const char* type : {"Lamb", "sgd", "Lion", "muon", "ZeroOneAdam", "OneBitLamb", "Adagrad"}) {
+    EXPECT_NE(error_of(std::string(R"({"optimizer": {"type": ")") + type + "\"}}").find("is not built"),
+              std::string::npos);
+  }
+  EXPECT_EQ(
+      error_of(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1}}})"),
+      "c:1: scheduler.type: 'OneCycle' is not built; available: WarmupLR, WarmupDecayLR, WarmupCosineLR");
+  EXPECT_NE(error_of(R"({"scheduler": {"type": "LRRangeTest"}})").find("is not built"), std::string::npos);
+  EXPECT_EQ(error_of(R"({"optimizer": {"params": {"lr": 1}}})"),
+            "c:1: optimizer: has params but no type; add \"type\": \"AdamW\"");
+  EXPECT_NE(error_of(R"({"scheduler": {"params": {"warmup_num_steps": 3}}})").find("no type"),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})").find("AMSGrad"),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})")
+                .find("gradient_clipping"),
+            std::string::npos);
+}
+
+TEST(ConfigErrors, ScheduleParameters) {
+  EXPECT_EQ(
+      error_of(
+          R"({"scheduler": {"type": "WarmupCosineLR",
+              "params": {"total_num_steps": 9, "warmup_max_lr": 1}}})"),
+      "c:2: scheduler.params.warmup_max_lr: not a parameter of WarmupCosineLR, which takes warmup_num_steps, "
+      "warmup_type, total_num_steps, warmup_min_ratio, cos_min_ratio, last_batch_iteration");
+  EXPECT_EQ(error_of(R"({"scheduler": {"type": "WarmupDecayLR", "params": {}}})"),
+            "c:1: scheduler.type: WarmupDecayLR needs params.total_num_steps: the optimizer steps of the "
+            "whole run");
+  EXPECT_NE(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 9}}})"), "");
+}
+
+TEST(ConfigErrors, DtypesMustAgree) {
+  EXPECT_EQ(error_of(R"({"communication_data_type": "fp32"})"), "");
+  EXPECT_EQ(error_of(R"({"communication_data_type": "bf16", "bf16": {"enabled": true}})"), "");
+  EXPECT_EQ(error_of(R"({"communication_data_type": "fp32", "bf16": {"enabled": true}})"),
+            "c:1: communication_data_type: got \"fp32\", but bf16.enabled is true, so want \"bf16\": "
+            "gradients travel "
+            "in the parameters' dtype and are summed in fp32; change it or remove the key");
+  EXPECT_NE(error_of(R"({"communication_data_type": "fp16"})"), "");
+  EXPECT_EQ(error_of(R"({"data_types": {"grad_accum_dtype": "fp32", "param_dtype": "float"}})"), "");
+  EXPECT_NE(error_of(R"({"data_types": {"grad_accum_dtype": "bf16"}})").find("accumulated in fp32"),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"data_types": {"param_dtype": "bf16"}})"), "");
+}
+
+TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
+  for (const char* section :
+       {"amp", "autotuning", "elasticity", "flops_profiler", "comms_logger", "wandb", "comet", "csv_monitor",
+        "data_efficiency", "curriculum_learning", "eigenvalue", "nebula", "progressive_layer_drop",
+        "hybrid_engine", "torch_autocast", "fp16", "expert_parallel", "compile", "weight_quantization"}) {
+    const std::string name = std::string("{\"") + section + "\": ";
+    EXPECT_EQ(error_of(name + "{\"enabled\": false}}"), "") << section;
+    EXPECT_EQ(error_of(name + "{}}"), "") << section;
+    EXPECT_EQ(error_of(name + "null}"), "") << section;
+    const std::string error = error_of(name + "{\"enabled\": true}}");
+    EXPECT_TRUE(error.starts_with(std::string("c:1: ") + section)) << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+  }
+  EXPECT_EQ(
+      error_of(
+          R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": false}}}})"),
+      "");
+  EXPECT_NE(
+      error_of(
+          R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})"),
+      "");
+  EXPECT_NE(error_of(R"({"sparse_attention": {"mode": "fixed"}})"), "");
+  EXPECT_NE(error_of(R"({"tensor_parallel": {"autotp_size": 4}})"), "");
+  EXPECT_EQ(error_of(R"({"tensor_parallel": {"autotp_size": 0}})"), "");
+  EXPECT_NE(error_of(R"({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}})"), "");
+  EXPECT_NE(error_of(R"({"zero_optimization": {"zero_quantized_weights": true}})"), "");
+  EXPECT_NE(error_of(R"({"zero_optimization": {"zero_hpz_partition_size": 8}})"), "");
+  EXPECT_EQ(error_of(R"({"zero_optimization": {"zero_hpz_partition_size": 1, "mics_shard_size": -1}})"), "");
+  EXPECT_NE(error_of(R"({"zero_optimization": {"mics_shard_size": 4}})"), "");
+  EXPECT_NE(error_of(R"({"prescale_gradients": true})"), "");
+  EXPECT_EQ(error_of(R"({"prescale_gradients": false, "gradient_predivide_factor": 1})"), "");
+  EXPECT_NE(error_of(R"({"gradient_predivide_factor": 2})"), "");
+  EXPECT_NE(error_of(R"({"sparse_gradients": true})"), "");
+  EXPECT_NE(error_of(R"({"gradient_allreduce_op": "sum"})"), "");
+}
+
+TEST(ConfigErrors, Offload) {
+  for (const char* where : {"offload_optimizer", "offload_param"}) {
+    for (const char* device : {"cpu", "nvme"}) {
+      const std::string error =
+          error_of(std::string(R"({"zero_optimization": {")") + where + R"(": {"device": ")" + device +
+                   R"(", "nvme_path": "/x", "buffer_count": 4}}})");
+      EXPECT_EQ(error,
+                std::string("c:1: zero_optimization.") + where + ".device: \"" + device +
+                    "\" is not supported: offload is not built yet; remove the section (without a GPU the "
+                    "states are in host memory anyway)");
+    }
+    EXPECT_EQ(error_of(std::string(R"({"zero_optimization": {")") + where + R"(": {"device": "none"}}})"),
+              "");
+    EXPECT_EQ(error_of(std::string(R"({"zero_optimization": {")") + where + R"(": {"pin_memory": true}}})"),
+              "");
+    EXPECT_NE(error_of(std::string(R"({"zero_optimization": {")") + where + R"(": {"device": "disk"}}})"),
+              "");
+  }
+  for (const char* old :
+       {"cpu_offload", "cpu_offload_param", "cpu_offload_params", "cpu_offload_use_pin_memory"}) {
+    const std::string key = std::string(R"({"zero_optimization": {")") + old;
+    EXPECT_NE(error_of(key + "\": true}}").find("offload is not built yet"), std::string::npos);
+    EXPECT_EQ(error_of(key + "\": false}}"), "");
+  }
+}
+
+TEST(ConfigErrors, AllProblemsAtOnceInTheOrderOfTheFile) {
+  std::string text = "{\n\"zz\": 1,\n\"train_batch_size\": 0,\n\"bf16\": {\"enabled\": 3},\n\"zz\": 2,\n";
+  EXPECT_EQ(error_of(text + "\"aa\": 1}"),
+            "c:2: zz: unknown key; docs/config.md lists the keys of the top level\n"
+            "c:3: train_batch_size: got 0, want a whole number, at least 1\n"
+            "c:4: bf16.enabled: got 3, want true or false\n"
+            "c:5: zz: given twice, first on line 2; remove one\n"
+            "c:6: aa: unknown key; docs/config.md lists the keys of the top level");
+  for (int i = 0; i < 40; ++i) text += "\"unknown_key_" + std::to_string(i) + "\": 1,\n";
+  const std::string error = error_of(text + "}");
+  EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 20);
+  EXPECT_TRUE(error.ends_with("\nc: and 24 more")) << error;
+}
+
+}  // namespace
+}  // namespace zero
