@@ -291,8 +291,8 @@ bool MpiGroup::finish(MpiWork& work) {
   work.phase_ = MpiWork::Phase::kDone;
   work.call_.consume = nullptr;
   if (!work.scratch_.empty()) free_scratch_.push_back(std::exchange(work.scratch_, {}));
-  Peer& me = peers_[static_cast<std::size_t>(rank())];
-  me.recent[call.record.sequence % kRemembered].left_ns = monotonic_ns();
+  CallRecord& remembered = peers_[static_cast<std::size_t>(rank())].recent[call.record.sequence % kRemembered];
+  if (remembered.sequence == call.record.sequence) remembered.left_ns = monotonic_ns();
   ++data_sequence_;
   if (work.next_) std::exchange(work.next_, nullptr)->start();
   return true;
@@ -317,7 +317,7 @@ void MpiGroup::leave() noexcept {
     send_notice(kFarewell, {});
     const auto everybody_left = [&] {
       return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-        return peer.left || &peer == &peers_[static_cast<std::size_t>(rank())];
+        return peer.left_ns != 0 || &peer == &peers_[static_cast<std::size_t>(rank())];
       });
     };
     block_until([&] { return everybody_left() && notice_sends_.test(); }, all, default_timeout());

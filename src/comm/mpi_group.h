@@ -11,6 +11,7 @@
 #include <array>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -79,7 +80,7 @@ class MpiGroup final : public Backend {
   struct Peer {
     ProcessId process;
     bool on_this_host = false;
-    bool left = false;              ///< it has destroyed its group
+    std::int64_t left_ns = 0;       ///< when it said that it destroys its group; 0: it has not
     std::uint64_t heard = 0;        ///< calls it is known to have entered
     std::int64_t stopped_since_ns = 0;
     std::array<CallRecord, kRemembered> recent;
@@ -99,8 +100,8 @@ class MpiGroup final : public Backend {
   void give_up_requests() noexcept;
 
   // mpi_wait.cpp
-  template <class Done>
-  void block_until(Done done, std::uint64_t target, std::chrono::milliseconds timeout);
+  /// Progresses until `done()`, which depends on call `target` (next_sequence_: on everybody leaving).
+  void block_until(const std::function<bool()>& done, std::uint64_t target, std::chrono::milliseconds timeout);
   void wait(MpiWork& work);
   void check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout);
   std::vector<int> missing_ranks(std::uint64_t sequence) const;

@@ -17,6 +17,7 @@ namespace {
 constexpr int kFailureTag = 0;
 constexpr int kFarewellTag = 1;
 constexpr std::int64_t kNapAfterNs = 5 * kNanosPerMilli;
+constexpr std::int64_t kFarewellGraceNs = kNanosPerSecond / 2;
 constexpr std::chrono::microseconds kNap{20};
 
 double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(kNanosPerSecond); }
@@ -63,8 +64,7 @@ void MpiGroup::wait(MpiWork& work) {
   if (work.error_) std::rethrow_exception(work.error_);
 }
 
-template <class Done>
-void MpiGroup::block_until(Done done, std::uint64_t target, std::chrono::milliseconds timeout) {
+void MpiGroup::block_until(const std::function<bool()>& done, std::uint64_t target, std::chrono::milliseconds timeout) {
   const std::int64_t since_ns = monotonic_ns();
   while (true) {
     progress();
@@ -87,7 +87,7 @@ std::vector<int> MpiGroup::missing_ranks(std::uint64_t sequence) const {
   const bool leaving = sequence >= next_sequence_;
   for (int peer = 0; peer < size(); ++peer) {
     const Peer& state = peers_[static_cast<std::size_t>(peer)];
-    if (peer != rank() && (leaving ? !state.left : state.heard <= sequence)) missing.push_back(peer);
+    if (peer != rank() && (leaving ? state.left_ns == 0 : state.heard <= sequence)) missing.push_back(peer);
   }
   if (!missing.empty() || leaving) return missing;
   for (int peer = 0; peer < size(); ++peer) {  // all have come: somebody's data has not
@@ -128,7 +128,8 @@ void MpiGroup::check_peers(std::uint64_t target, std::int64_t since_ns, std::chr
 
 std::string MpiGroup::problem_of(int peer, std::int64_t now_ns) {
   Peer& state = peers_[static_cast<std::size_t>(peer)];
-  if (state.left) return "left the group (it was destroyed there)";
+  // Its last messages and its farewell come by different ways: give them time.
+  if (state.left_ns != 0 && now_ns - state.left_ns > kFarewellGraceNs) return "left the group (it was destroyed there)";
   if (!state.on_this_host) return {};  // mpirun ends all ranks when one on another host dies
   switch (process_state(state.process)) {
     case ProcessState::kGone: return "died (see its own output; killed for lack of memory? see dmesg)";
@@ -151,7 +152,7 @@ void MpiGroup::receive_notices() {
     int nbytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &nbytes);
     const std::string text(notice_.data(), static_cast<std::size_t>(nbytes));
-    if (status.MPI_TAG == kFarewellTag) peers_[static_cast<std::size_t>(status.MPI_SOURCE)].left = true;
+    if (status.MPI_TAG == kFarewellTag) peers_[static_cast<std::size_t>(status.MPI_SOURCE)].left_ns = monotonic_ns();
     check_mpi(MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_, &notice_receive_),
               "MPI_Irecv");
     if (status.MPI_TAG == kFailureTag) {
@@ -165,7 +166,7 @@ void MpiGroup::send_notice(int tag, const std::string& text) noexcept {
   try {
     const std::string& kept = sent_notices_.emplace_back(text.substr(0, kNoticeBytes));
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank() || peers_[static_cast<std::size_t>(peer)].left) continue;
+      if (peer == rank()) continue;
       // One byte at least: MpiRequests sends nothing for nothing.
       notice_sends_.send(kept.empty() ? " " : kept.data(), std::max<std::size_t>(kept.size(), 1), peer, tag, notice_comm_);
     }

@@ -42,6 +42,9 @@ ordered_json scheduler_json(const Config::Scheduler& scheduler) {
 ordered_json zero_json(const Config::ZeroOptimization& zero) {
   return {{"stage", zero.stage},
           {"overlap_comm", zero.overlap_comm},
+          {"reduce_bucket_size", zero.reduce_bucket_size},
+          {"allgather_bucket_size", zero.allgather_bucket_size},
+          {"sub_group_size", zero.sub_group_size},
           {"ignore_unused_parameters", zero.ignore_unused_parameters},
           {"stage3_max_live_parameters", zero.stage3_max_live_parameters},
           {"stage3_max_reuse_distance", zero.stage3_max_reuse_distance},

@@ -61,6 +61,17 @@ c10::Device device_of(const Inventory& inventory, const Group& group) {
   return device;
 }
 
+void add_names_with_suffix(const layout::ModuleNode& node, const std::vector<std::string>& suffixes,
+                           std::vector<std::string>& names) {
+  for (const auto& suffix : suffixes) {
+    if (!node.name.empty() && node.name.ends_with(suffix)) {
+      names.push_back(node.name);
+      return;  // what lies inside belongs to the same unit
+    }
+  }
+  for (const auto& child : node.children) add_names_with_suffix(child, suffixes, names);
+}
+
 void make_model(Engine::Impl& impl) {
   auto& model = impl.model;
   const auto& inventory = impl.inventory;
@@ -69,7 +80,9 @@ void make_model(Engine::Impl& impl) {
     infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad()});
   }
   layout::UnitOptions options{impl.config.zerotorch.unit_numel, impl.config.zerotorch.unit_names};
-  for (const auto& name : impl.config.zero_optimization.leaf_module_names) options.unit_names.push_back(name);
+  const auto& zero = impl.config.zero_optimization;
+  options.unit_names.insert(options.unit_names.end(), zero.leaf_module_names.begin(), zero.leaf_module_names.end());
+  add_names_with_suffix(inventory.tree, zero.leaf_module_name_suffixes, options.unit_names);
   const auto units = layout::make_units(inventory.tree, infos, options);
   model.parameters.resize(infos.size());
   for (std::size_t u = 0; u < units.size(); ++u) {

@@ -1,3 +1,4 @@
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -99,7 +100,7 @@ void GPTImpl::reset_parameters() {
       parameter.fill_(name.ends_with(".weight") ? 1.0 : 0.0);  // only layer norms have 1-d weights
     } else {
       const bool ends_branch = name.ends_with(".proj.weight") || name.ends_with(".out.weight");
-      parameter.normal_(0.0, ends_branch ? residual : 0.02);
+      parameter.normal_(0.0, ends_branch ? residual : 0.02, at::detail::getDefaultCPUGenerator());
     }
   }
 }

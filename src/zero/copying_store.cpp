@@ -250,11 +250,11 @@ class CopyingStore final : public ParameterStore {
 
   /// Sends every owner's slice of resident units to all ranks.
   void spread_residents(bool frozen_too) {
-    if (model_.world_size() == 1) return;
+    // Without sharded optimizer states every rank has computed all of it by itself.
+    if (model_.world_size() == 1 || !model_.sharding.optimizer_states) return;
     for (std::size_t i = 0; i < states_.size(); ++i) {
       const Unit& the_unit = unit(i);
       if (!is_resident(i) || !(the_unit.trainable || frozen_too)) continue;
-      if (writable_range(i) == the_unit.whole()) continue;
       for (const Range bucket : layout::bucket_ranges(the_unit.numel, options_.publish_bucket_numel)) {
         const Range mine = layout::intersect(bucket, the_unit.shard(model_.rank()));
         const auto counts = layout::shard_counts(the_unit.cuts, bucket);

@@ -157,6 +157,10 @@ std::vector<RankResult> spawn(int n, const std::function<void(Group)>& fn, const
       started += child.started;
       ended += child.ended;
     }
+    if (options.expendable_rank >= 0 && ended + 1 == children.size()) {
+      const Child& expendable = children[static_cast<std::size_t>(options.expendable_rank)];
+      if (!expendable.ended) ::kill(expendable.result.pid, SIGKILL);
+    }
     if (!told && started == children.size()) {
       told = true;
       std::vector<pid_t> pids;

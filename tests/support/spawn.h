@@ -15,6 +15,8 @@ struct SpawnOptions {
   std::chrono::milliseconds timeout{60'000};      ///< then all ranks are killed
   std::chrono::milliseconds group_timeout{0};     ///< of collectives; 0: the default
   std::chrono::milliseconds rendezvous_timeout{20'000};
+  /// Killed once all others have ended: a rank that a test stops or leaves hanging. -1: none.
+  int expendable_rank = -1;
   /// Called in the parent once every rank has its group, with the pids by rank; for kill tests.
   std::function<void(const std::vector<pid_t>& pids)> on_started;
 };

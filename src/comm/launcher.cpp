@@ -1,0 +1,361 @@
+#include "comm/launcher.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "comm/clock.h"
+#include "comm/line_forwarder.h"
+#include "comm/process.h"
+#include "comm/rendezvous.h"
+#include "comm/shm_segment.h"
+#include "zero/errors.h"
+
+namespace zero::comm {
+namespace {
+
+constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+
+std::string new_job_id() {
+  std::random_device random;
+  return fmt::format("{}-{:08x}{:08x}", ::getpid(), random(), random());
+}
+
+/// A TCP port that was free just now, for programs that meet at MASTER_PORT.
+int free_port() {
+  const FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  if (!socket || ::bind(socket.get(), generic, length) != 0 || ::getsockname(socket.get(), generic, &length) != 0) return 29500;
+  return ntohs(address.sin_port);
+}
+
+void remove_shm_files(const std::string& job_id) {
+  const std::string prefix = ControlSegment::name_of(job_id).substr(1);
+  DIR* folder = ::opendir("/dev/shm");
+  if (!folder) return;
+  while (const dirent* entry = ::readdir(folder)) {
+    if (std::string_view(entry->d_name).starts_with(prefix)) ::shm_unlink(fmt::format("/{}", entry->d_name).c_str());
+  }
+  ::closedir(folder);
+}
+
+/// The signals of the job arrive at a descriptor; ranks start with the mask there was before.
+class SignalReader {
+ public:
+  SignalReader() {
+    sigset_t mask;
+    sigemptyset(&mask);
+    for (const int signal : kForwarded) sigaddset(&mask, signal);
+    sigaddset(&mask, SIGCHLD);
+    struct sigaction by_default {};
+    by_default.sa_handler = SIG_DFL;
+    ::sigaction(SIGCHLD, &by_default, &old_child_action_);  // ignored children could not be waited for
+    ::sigprocmask(SIG_BLOCK, &mask, &old_mask_);
+    fd_ = FileDescriptor(::signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+  ~SignalReader() {
+    ::sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+    ::sigaction(SIGCHLD, &old_child_action_, nullptr);
+  }
+  SignalReader(const SignalReader&) = delete;
+  SignalReader& operator=(const SignalReader&) = delete;
+
+  int fd() const { return fd_.get(); }
+  const sigset_t& old_mask() const { return old_mask_; }
+  /// The next signal, 0 when there is none.
+  int read() const {
+    signalfd_siginfo info{};
+    return ::read(fd_.get(), &info, sizeof(info)) == sizeof(info) ? static_cast<int>(info.ssi_signo) : 0;
+  }
+
+ private:
+  sigset_t old_mask_;
+  struct sigaction old_child_action_ {};
+  FileDescriptor fd_;
+};
+
+/// Children whose parent (a rank) has ended come to this process, which can then reap them.
+class SubreaperGuard {
+ public:
+  SubreaperGuard() {
+    ::prctl(PR_GET_CHILD_SUBREAPER, &before_);
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  }
+  ~SubreaperGuard() { ::prctl(PR_SET_CHILD_SUBREAPER, before_); }
+  SubreaperGuard(const SubreaperGuard&) = delete;
+  SubreaperGuard& operator=(const SubreaperGuard&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+struct Rank {
+  int rank = 0;
+  pid_t pid = 0;  ///< also its process group
+  bool running = false;
+  LineForwarder out;
+  LineForwarder err;
+};
+
+struct Failure {
+  int rank;
+  pid_t pid;
+  int status;
+  std::int64_t at_ns;
+};
+
+class Job {
+ public:
+  explicit Job(const LaunchOptions& options);
+  ~Job();
+  int run();
+
+ private:
+  void start(int rank, const SignalReader& signals);
+  std::vector<std::string> environment_of(int rank) const;
+  [[noreturn]] void become_rank(std::vector<std::string>& environment, const SignalReader& signals, int out, int err,
+                                int error_fd);
+  bool running() const;
+  void poll_once(const SignalReader& signals);
+  void handle_signal(int signal);
+  void reap();
+  void escalate();
+  void signal_all(int signal);
+  int report() const;
+
+  const LaunchOptions& options_;
+  const pid_t launcher_ = ::getpid();
+  const std::int64_t start_ns_ = monotonic_ns();
+  const int port_ = free_port();
+  std::string job_id_;
+  std::vector<Rank> ranks_;
+  std::optional<Failure> failure_;
+  std::int64_t ending_since_ns_ = 0;  ///< first failure or signal; 0: none
+  int interrupts_ = 0;
+  bool terminated_ = false;
+  bool killed_ = false;
+};
+
+Job::Job(const LaunchOptions& options) : options_(options), ranks_(static_cast<std::size_t>(options.nproc)) {
+  const auto wanted = options.environment.find("ZERO_JOB_ID");
+  job_id_ = wanted != options.environment.end() ? wanted->second : new_job_id();
+}
+
+Job::~Job() {
+  signal_all(SIGKILL);
+  for (const Rank& rank : ranks_) {
+    if (rank.pid == 0) continue;
+    ::kill(-rank.pid, SIGKILL);  // what the rank itself has started
+    while (::waitpid(-rank.pid, nullptr, 0) > 0 || errno == EINTR) {
+    }
+  }
+  remove_shm_files(job_id_);
+}
+
+std::vector<std::string> Job::environment_of(int rank) const {
+  Environment environment = current_environment();
+  const std::string rank_text = std::to_string(rank);
+  const std::string size_text = std::to_string(options_.nproc);
+  for (const char* name : {"ZERO_RANK", "ZERO_LOCAL_RANK", "RANK", "LOCAL_RANK"}) environment[name] = rank_text;
+  for (const char* name : {"ZERO_WORLD_SIZE", "ZERO_LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}) {
+    environment[name] = size_text;
+  }
+  environment["ZERO_JOB_ID"] = job_id_;
+  environment["MASTER_ADDR"] = "127.0.0.1";
+  environment["MASTER_PORT"] = std::to_string(port_);
+  environment.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, available_cpus() / options_.nproc)));
+  for (const auto& [name, value] : options_.environment) environment[name] = value;
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : environment) lines.push_back(name + "=" + value);
+  return lines;
+}
+
+void Job::become_rank(std::vector<std::string>& environment, const SignalReader& signals, int out, int err, int error_fd) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != launcher_) ::_exit(127);  // it died before the line above
+  const int null = ::open("/dev/null", O_RDONLY);
+  if (null >= 0) ::dup2(null, STDIN_FILENO);
+  if (out >= 0) ::dup2(out, STDOUT_FILENO);
+  if (err >= 0) ::dup2(err, STDERR_FILENO);
+  std::vector<char*> arguments, variables;
+  for (const std::string& argument : options_.command) arguments.push_back(const_cast<char*>(argument.c_str()));
+  for (std::string& variable : environment) variables.push_back(variable.data());
+  arguments.push_back(nullptr);
+  variables.push_back(nullptr);
+  ::sigprocmask(SIG_SETMASK, &signals.old_mask(), nullptr);
+  ::execvpe(arguments[0], arguments.data(), variables.data());
+  const int error = errno;
+  [[maybe_unused]] const ssize_t wrote = ::write(error_fd, &error, sizeof(error));
+  ::_exit(127);
+}
+
+/// Both ends of a pipe, closed on exec.
+std::pair<FileDescriptor, FileDescriptor> make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError(fmt::format("launch: pipe failed: {}", std::strerror(errno)));
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+void Job::start(int rank, const SignalReader& signals) {
+  std::vector<std::string> environment = environment_of(rank);
+  std::pair<FileDescriptor, FileDescriptor> out, err, error = make_pipe();
+  if (options_.prefix_output) {
+    out = make_pipe();
+    err = make_pipe();
+  }
+  const pid_t pid = ::fork();
+  if (pid < 0) throw IoError(fmt::format("launch: fork of rank {} failed: {}", rank, std::strerror(errno)));
+  if (pid == 0) become_rank(environment, signals, out.second.get(), err.second.get(), error.second.get());
+  ::setpgid(pid, pid);  // here too: whoever comes first
+  Rank& started = ranks_[static_cast<std::size_t>(rank)];
+  started.rank = rank;
+  started.pid = pid;
+  started.running = true;
+  if (options_.prefix_output) {
+    const std::string prefix = fmt::format("[{}] ", rank);
+    started.out = LineForwarder(std::move(out.first), STDOUT_FILENO, prefix);
+    started.err = LineForwarder(std::move(err.first), STDERR_FILENO, prefix);
+  }
+  error.second = FileDescriptor();
+  int code = 0;
+  if (::read(error.first.get(), &code, sizeof(code)) == sizeof(code)) {
+    throw ConfigError(fmt::format("launch: cannot start \"{}\": {}. Give a program in PATH or a path to an executable file.",
+                                  options_.command[0], std::strerror(code)));
+  }
+}
+
+bool Job::running() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; });
+}
+
+int Job::run() {
+  const SignalReader signals;
+  for (int rank = 0; rank < options_.nproc; ++rank) start(rank, signals);
+  while (running()) {
+    poll_once(signals);
+    reap();
+    escalate();
+  }
+  for (Rank& rank : ranks_) {
+    ::kill(-rank.pid, SIGKILL);  // its own children may hold the pipes open
+    rank.out.forward();
+    rank.err.forward();
+    rank.out.finish();
+    rank.err.finish();
+  }
+  return report();
+}
+
+void Job::poll_once(const SignalReader& signals) {
+  constexpr int kTimeoutMs = 100;
+  std::vector<pollfd> polled{{signals.fd(), POLLIN, 0}};
+  for (const Rank& rank : ranks_) {
+    if (rank.out.fd() >= 0) polled.push_back({rank.out.fd(), POLLIN, 0});
+    if (rank.err.fd() >= 0) polled.push_back({rank.err.fd(), POLLIN, 0});
+  }
+  ::poll(polled.data(), polled.size(), kTimeoutMs);
+  for (Rank& rank : ranks_) {
+    rank.out.forward();
+    rank.err.forward();
+  }
+  while (const int signal = signals.read()) handle_signal(signal);
+}
+
+void Job::handle_signal(int signal) {
+  if (signal == SIGCHLD) return;
+  if (signal == SIGUSR1) return signal_all(signal);
+  if (ending_since_ns_ == 0) ending_since_ns_ = monotonic_ns();
+  if (signal == SIGINT || signal == SIGTERM) ++interrupts_;
+  signal_all(interrupts_ > 1 ? SIGKILL : signal);
+}
+
+void Job::reap() {
+  for (Rank& rank : ranks_) {
+    int status = 0;
+    // The whole group: a rank's own children come here once it has ended.
+    for (pid_t pid = 0; rank.running && (pid = ::waitpid(-rank.pid, &status, WNOHANG)) > 0;) {
+      if (pid != rank.pid) continue;
+      rank.running = false;
+      const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+      if (!well && !failure_) {
+        failure_ = Failure{rank.rank, rank.pid, status, monotonic_ns()};
+        if (ending_since_ns_ == 0) ending_since_ns_ = failure_->at_ns;
+      }
+    }
+  }
+}
+
+void Job::escalate() {
+  if (ending_since_ns_ == 0) return;
+  const std::int64_t ending_ms = (monotonic_ns() - ending_since_ns_) / kNanosPerMilli;
+  if (!terminated_ && ending_ms >= options_.grace_ms) {
+    terminated_ = true;
+    signal_all(SIGTERM);
+    signal_all(SIGCONT);  // a stopped rank could not act on it
+  }
+  if (!killed_ && ending_ms >= options_.grace_ms + options_.kill_after_ms) {
+    killed_ = true;
+    signal_all(SIGKILL);
+  }
+}
+
+void Job::signal_all(int signal) {
+  for (const Rank& rank : ranks_) {
+    if (rank.running) ::kill(-rank.pid, signal);
+  }
+}
+
+int Job::report() const {
+  if (!failure_) return 0;
+  const int status = failure_->status;
+  const bool by_signal = WIFSIGNALED(status);
+  const std::string how = by_signal ? fmt::format("killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
+                                    : fmt::format("exit code {}", WEXITSTATUS(status));
+  const char* const others = killed_        ? "; the others had to be killed"
+                             : terminated_  ? "; the others had to be terminated"
+                                            : "";
+  const double seconds = static_cast<double>(failure_->at_ns - start_ns_) / static_cast<double>(kNanosPerSecond);
+  const std::string line = fmt::format("zero launch: rank {} of {} (pid {}) failed first: {}, after {:.1f} s{}\n",
+                                       failure_->rank, options_.nproc, failure_->pid, how, seconds, others);
+  [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, line.data(), line.size());
+  return by_signal ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& options) {
+  constexpr int kMostRanks = 4096;
+  if (options.nproc < 1 || options.nproc > kMostRanks) {
+    throw ConfigError(fmt::format("launch: got {} ranks, wanted 1 to {}.", options.nproc, kMostRanks));
+  }
+  if (options.command.empty() || options.command[0].empty()) {
+    throw ConfigError("launch: no program given; wanted `zero launch -n N -- program arguments`.");
+  }
+  const SubreaperGuard subreaper;
+  Job job(options);
+  return job.run();
+}
+
+}  // namespace zero::comm

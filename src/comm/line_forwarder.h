@@ -1,0 +1,31 @@
+#pragma once
+// Copies a rank's output, line by line and with a prefix.
+#include <string>
+
+#include "comm/memory.h"
+
+namespace zero::comm {
+
+class LineForwarder {
+ public:
+  LineForwarder() = default;
+  /// Reads from `source`, writes to descriptor `target`.
+  LineForwarder(FileDescriptor source, int target, std::string prefix);
+
+  /// Descriptor to poll, -1 at the end of the input.
+  int fd() const { return source_.get(); }
+  /// Copies the lines that are there. Never blocks on the input. Local.
+  void forward();
+  /// Copies what is left, with a newline when the last line has none. Local.
+  void finish();
+
+ private:
+  void write_lines(std::size_t end);
+
+  FileDescriptor source_;
+  int target_ = -1;
+  std::string prefix_;
+  std::string pending_;  ///< read, not yet written
+};
+
+}  // namespace zero::comm

@@ -1,0 +1,351 @@
+// Promise P6: no rank ever hangs silently. A rank that is killed, stopped, throws or leaves ends all
+// others within seconds, with its number and the collective in their errors, and leaves nothing behind.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/shm_segment.h"
+#include "spawn.h"
+#include "zero/errors.h"
+
+namespace zero::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kRanks = 3;
+constexpr int kVictim = 1;
+constexpr double kDeadlineS = 10;
+
+/// One way to call each collective, with buffers that live as long as the object.
+class Caller {
+ public:
+  Caller(Group& group, std::string collective) : group_(group), collective_(std::move(collective)) {
+    counts_.assign(static_cast<std::size_t>(group.size()), 5000);
+    in_.resize(counts_.size() * 5000, 1.0f);
+    out_.resize(in_.size());
+    shared_ = group.allocate(in_.size() * sizeof(float));
+  }
+
+  void call(std::string_view label) {
+    const CollectiveOptions options{.label = label};
+    auto* const shared = static_cast<float*>(shared_.data());
+    if (collective_ == "all_gather") group_.all_gather(shared, out_.data(), counts_, DType::kFloat32, options).wait();
+    if (collective_ == "reduce_scatter") {
+      group_.reduce_scatter(in_.data(), out_.data(), counts_, DType::kFloat32, DType::kFloat32, false, options).wait();
+    }
+    if (collective_ == "exchange") group_.exchange(shared, counts_, DType::kFloat32, [](auto) {}, options).wait();
+    if (collective_ == "all_reduce") group_.all_reduce(out_.data(), 10, DType::kFloat32, ReduceOp::kMax, options).wait();
+    if (collective_ == "large all_reduce") {
+      const auto numel = static_cast<std::int64_t>(in_.size());
+      group_.all_reduce(shared, numel, DType::kFloat32, ReduceOp::kMax, options).wait();
+      group_.all_reduce(in_.data(), numel, DType::kFloat32, ReduceOp::kMax, options).wait();
+    }
+    if (collective_ == "broadcast") group_.broadcast(out_.data(), 100, DType::kFloat32, 0, options).wait();
+    if (collective_ == "barrier") group_.barrier(options).wait();
+    if (collective_ == "allocate_node_shared") group_.allocate_node_shared(8192, label);
+    if (collective_ == "polled barrier") {
+      Work work = group_.barrier(options);
+      while (!work.test()) std::this_thread::sleep_for(100us);
+    }
+  }
+
+  /// What the error must call it.
+  std::string name_in_errors() const {
+    if (collective_ == "exchange") return "reduce_scatter";
+    return collective_.substr(collective_.rfind(' ') + 1);
+  }
+
+ private:
+  Group& group_;
+  std::string collective_;
+  std::vector<std::int64_t> counts_;
+  std::vector<float> in_, out_;
+  SharedMemory shared_;
+};
+
+const std::string kCollectives[] = {"all_gather", "reduce_scatter", "exchange",            "all_reduce", "large all_reduce",
+                                    "broadcast",  "barrier",        "allocate_node_shared", "polled barrier"};
+
+/// Everybody makes a few calls, then the victim does `fate` instead of the next, the others go on for ever.
+std::vector<RankResult> run_with_fate(const std::string& collective, const std::function<void(Group&)>& fate, int victim) {
+  SpawnOptions options;
+  options.timeout = 20s;
+  options.expendable_rank = victim;
+  return spawn(
+      kRanks,
+      [&](Group group) {
+        Caller caller(group, collective);
+        for (int step = 0; step < 5; ++step) caller.call("warm up");
+        if (group.rank() == victim) return fate(group);
+        while (true) caller.call("layer.7");
+      },
+      options);
+}
+
+void expect_others_end(const std::vector<RankResult>& results, const std::string& collective, int victim,
+                       const std::string& cause) {
+  std::string name = collective == "exchange" ? "reduce_scatter" : collective.substr(collective.rfind(' ') + 1);
+  for (const RankResult& result : results) {
+    if (result.rank == victim) continue;
+    EXPECT_EQ(result.exit_code, 1) << "rank " << result.rank << " signal " << result.signal;
+    EXPECT_LT(result.seconds, kDeadlineS);
+    for (const std::string& part : {"rank " + std::to_string(victim) + " (pid", name, cause, std::string("This is rank")}) {
+      EXPECT_NE(result.error.find(part), std::string::npos)
+          << collective << ": rank " << result.rank << ", wanted \"" << part << "\" in: " << result.error;
+    }
+  }
+  EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
+}
+
+TEST(CommFailure, KilledRankEndsTheOthers) {
+  for (const std::string& collective : kCollectives) {
+    const auto results = run_with_fate(collective, [](Group&) { ::raise(SIGKILL); }, kVictim);
+    expect_others_end(results, collective, kVictim, "died");
+    EXPECT_EQ(results[kVictim].signal, SIGKILL);
+  }
+}
+
+TEST(CommFailure, KilledRankZeroEndsTheOthers) {
+  for (const std::string& collective : kCollectives) {
+    expect_others_end(run_with_fate(collective, [](Group&) { ::raise(SIGKILL); }, 0), collective, 0, "died");
+  }
+}
+
+TEST(CommFailure, StoppedRankEndsTheOthers) {
+  expect_others_end(run_with_fate("barrier", [](Group&) { ::raise(SIGSTOP); }, kVictim), "barrier", kVictim, "is stopped");
+  ::setenv("ZERO_STOPPED_LIMIT_S", "0.4", 1);
+  for (const std::string& collective : kCollectives) {
+    expect_others_end(run_with_fate(collective, [](Group&) { ::raise(SIGSTOP); }, kVictim), collective, kVictim, "is stopped");
+  }
+  ::unsetenv("ZERO_STOPPED_LIMIT_S");
+}
+
+TEST(CommFailure, ShortStopIsNoFailure) {
+  SpawnOptions options;
+  options.on_started = [](const std::vector<pid_t>& pids) {
+    ::kill(pids[kVictim], SIGSTOP);
+    ::usleep(700'000);
+    ::kill(pids[kVictim], SIGCONT);
+  };
+  expect_all_ok(spawn(kRanks, [](Group group) {
+    for (int i = 0; i < 20; ++i) {
+      std::this_thread::sleep_for(10ms);
+      group.barrier().wait();
+    }
+  }, options));
+}
+
+TEST(CommFailure, ThrowingRankEndsTheOthers) {
+  for (const std::string& collective : kCollectives) {
+    const auto results = run_with_fate(collective, [](Group&) { throw std::runtime_error("loss is NaN"); }, kVictim);
+    expect_others_end(results, collective, kVictim, "aborted the group");
+    EXPECT_EQ(results[kVictim].error, "loss is NaN");
+  }
+}
+
+TEST(CommFailure, AbortingRankEndsTheOthers) {
+  for (const std::string& collective : kCollectives) {
+    expect_others_end(run_with_fate(collective, [](Group& group) { group.abort("no more data"); }, kVictim), collective,
+                      kVictim, "no more data");
+  }
+}
+
+TEST(CommFailure, RankThatReturnsEarlyEndsTheOthers) {
+  for (const std::string& collective : kCollectives) {
+    expect_others_end(run_with_fate(collective, [](Group&) {}, kVictim), collective, kVictim, "left the group");
+  }
+}
+
+TEST(CommFailure, RankThatExitsWithoutDestructorsEndsTheOthers) {
+  expect_others_end(run_with_fate("reduce_scatter", [](Group&) { ::_exit(0); }, kVictim), "reduce_scatter", kVictim, "died");
+}
+
+TEST(CommFailure, KilledAtAnyMomentNobodyHangsAndNothingIsWrong) {
+  for (int round = 0; round < 24; ++round) {
+    const int victim = round % kRanks;
+    SpawnOptions options;
+    options.timeout = 20s;
+    options.on_started = [&](const std::vector<pid_t>& pids) {
+      ::usleep(static_cast<useconds_t>(round * 733 % 9000));
+      ::kill(pids[static_cast<std::size_t>(victim)], SIGKILL);
+    };
+    const auto results = spawn(kRanks, [](Group group) {
+      const std::vector<std::int64_t> counts(kRanks, 40'000);
+      const SharedMemory in = group.allocate(kRanks * 40'000 * 8);
+      auto* const values = static_cast<std::int64_t*>(in.data());
+      std::vector<std::int64_t> out(40'000), all(kRanks * 40'000);
+      for (std::int64_t step = 0;; ++step) {
+        std::fill(values, values + kRanks * 40'000, step);
+        group.reduce_scatter(values, out.data(), counts, DType::kInt64, DType::kInt64, false).wait();
+        if (out[39'999] != kRanks * step) throw ModelError("wrong sum");
+        group.all_gather(out.data(), all.data(), counts, DType::kInt64).wait();
+        if (all[0] != kRanks * step || all.back() != kRanks * step) throw ModelError("wrong gather");
+        group.all_reduce(all.data(), 3, DType::kInt64).wait();
+      }
+    }, options);
+    for (const RankResult& result : results) {
+      if (result.rank == victim) continue;
+      EXPECT_EQ(result.exit_code, 1);
+      EXPECT_LT(result.seconds, kDeadlineS);
+      EXPECT_NE(result.error.find("rank " + std::to_string(victim) + " (pid"), std::string::npos) << result.error;
+      EXPECT_NE(result.error.find("died"), std::string::npos) << result.error;
+    }
+    EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
+  }
+}
+
+TEST(CommFailure, LeavingInAnyOrderIsNoFailure) {
+  for (int late = 0; late < kRanks; ++late) {
+    expect_all_ok(spawn(kRanks, [&](Group group) {
+      const SharedMemory in = group.allocate(4096);
+      std::vector<float> all(1024 * kRanks);
+      const std::vector<std::int64_t> counts(kRanks, 1024);
+      group.barrier().wait();
+      if (group.rank() == late) std::this_thread::sleep_for(300ms);
+      // The fast ranks are through and leave before the late one has read their input.
+      group.all_gather(in.data(), all.data(), counts, DType::kFloat32, {.input_stable_until_barrier = true});
+      group.barrier();
+    }));
+  }
+}
+
+TEST(CommFailure, WorksAndMemoryMayOutliveTheirGroup) {
+  expect_all_ok(spawn(2, [](Group group) {
+    std::vector<float> all(2048);
+    const std::vector<std::int64_t> counts(2, 1024);
+    SharedMemory memory = group.allocate(4096);
+    Work pending = group.all_gather(memory.data(), all.data(), counts, DType::kFloat32);
+    group = Group();
+    static_cast<char*>(memory.data())[4095] = 1;
+    try {
+      pending.wait();
+    } catch (const CommError& error) {
+      EXPECT_NE(std::string(error.what()).find("the group was destroyed"), std::string::npos) << error.what();
+    }
+  }));
+}
+
+// Rendezvous.
+
+std::string unique_id(const std::string& name) { return "failure-test-" + name + "-" + std::to_string(::getpid()); }
+
+template <class Error>
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("another type: ") + error.what();
+  }
+  return "nothing thrown";
+}
+
+/// Runs `action` in a child; its exit code is 0 unless it throws.
+pid_t in_child(const std::function<void()>& action) {
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  try {
+    action();
+  } catch (...) {
+    ::_exit(1);
+  }
+  ::_exit(0);
+}
+
+int exit_code_of(pid_t pid) {
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+TEST(CommRendezvous, NamesTheRanksThatDoNotCome) {
+  const std::string text = error_of<CommError>([] { comm::ControlSegment::rendezvous(unique_id("late"), 0, 3, 200ms); });
+  EXPECT_NE(text.find("ranks 1, 2 of 3 did not arrive within 0.2 s"), std::string::npos) << text;
+  EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
+  const std::string other = error_of<CommError>([] { comm::ControlSegment::rendezvous(unique_id("late"), 1, 3, 200ms); });
+  EXPECT_NE(other.find("rank 0 did not arrive"), std::string::npos) << other;
+}
+
+TEST(CommRendezvous, DeadRankIsNoticedBeforeTheTimeout) {
+  const std::string id = unique_id("dead");
+  const pid_t child = in_child([&] {
+    ::alarm(1);  // dies while it waits for rank 2
+    comm::ControlSegment::rendezvous(id, 1, 3, 30s);
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string text = error_of<CommError>([&] { comm::ControlSegment::rendezvous(id, 0, 3, 30s); });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  EXPECT_NE(text.find("rank 1 (pid " + std::to_string(child) + ") died"), std::string::npos) << text;
+  EXPECT_EQ(exit_code_of(child), -SIGALRM);
+  EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
+}
+
+TEST(CommRendezvous, SegmentOfADeadJobIsTakenOver) {
+  const std::string id = unique_id("stale");
+  const pid_t dead = in_child([&] { comm::ControlSegment::rendezvous(id, 0, 2, 30s); });
+  while (leftover_shm_names().empty()) ::usleep(1000);
+  ::usleep(20'000);
+  ::kill(dead, SIGKILL);
+  exit_code_of(dead);
+  ASSERT_EQ(leftover_shm_names().size(), 1u);
+  const pid_t peer = in_child([&] { comm::ControlSegment::rendezvous(id, 1, 2, 20s); });
+  ::usleep(50'000);  // it meets the stale segment first and must not trust it
+  comm::ControlSegment::rendezvous(id, 0, 2, 20s);
+  EXPECT_EQ(exit_code_of(peer), 0);
+  EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
+}
+
+TEST(CommRendezvous, HalfMadeSegmentIsTakenOver) {
+  const std::string id = unique_id("half");
+  const std::string name = comm::ControlSegment::name_of(id);
+  const int fd = ::shm_open(name.c_str(), O_CREAT | O_RDWR, 0600);  // as left by a creator killed at once
+  ASSERT_GE(fd, 0);
+  const timespec long_ago[2] = {{::time(nullptr) - 60, 0}, {::time(nullptr) - 60, 0}};
+  ::futimens(fd, long_ago);
+  ::close(fd);
+  const std::string text = error_of<CommError>([&] { comm::ControlSegment::rendezvous(id, 0, 2, 300ms); });
+  EXPECT_NE(text.find("rank 1 of 2 did not arrive"), std::string::npos) << text;
+  EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
+}
+
+TEST(CommRendezvous, ContradictionsAreConfigErrors) {
+  const std::string id = unique_id("contradiction");
+  const pid_t creator = in_child([&] { comm::ControlSegment::rendezvous(id, 0, 3, 15s); });
+  while (leftover_shm_names().empty()) ::usleep(1000);
+  const pid_t first = in_child([&] { comm::ControlSegment::rendezvous(id, 1, 3, 15s); });
+  ::usleep(100'000);
+  const std::string width = error_of<ConfigError>([&] { comm::ControlSegment::rendezvous(id, 1, 2, 5s); });
+  EXPECT_NE(width.find("rank 1 wants a group of 2 ranks"), std::string::npos) << width;
+  const std::string twice = error_of<ConfigError>([&] { comm::ControlSegment::rendezvous(id, 1, 3, 5s); });
+  EXPECT_NE(twice.find("rank 1 is taken"), std::string::npos) << twice;
+  const std::string in_use = error_of<ConfigError>([&] { comm::ControlSegment::rendezvous(id, 0, 3, 300ms); });
+  EXPECT_NE(in_use.find("job id is in use"), std::string::npos) << in_use;
+  comm::ControlSegment::rendezvous(id, 2, 3, 5s);
+  EXPECT_EQ(exit_code_of(creator), 0);
+  EXPECT_EQ(exit_code_of(first), 0);
+}
+
+TEST(CommRendezvous, ManyGroupsOneAfterTheOther) {
+  const std::string id = unique_id("again");
+  const auto join = [&](int rank) {
+    for (int i = 0; i < 30; ++i) comm::ControlSegment::rendezvous(id, rank, 2, 10s);
+  };
+  const pid_t peer = in_child([&] { join(1); });
+  join(0);
+  EXPECT_EQ(exit_code_of(peer), 0);
+  EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
+}
+
+}  // namespace
+}  // namespace zero::testing

@@ -1,0 +1,193 @@
+#include "support/parity.h"
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+
+#include <bit>
+#include <set>
+
+#include "support/odd_model.h"
+#include "zero/zero.h"
+
+namespace zero::testing {
+namespace {
+
+constexpr double kClip = 0.05;
+constexpr std::uint64_t kSeed = 20240607;
+
+std::string json_of(const ParityCase& c) {
+  return fmt::format(R"({{
+    "train_batch_size": 36,
+    "train_micro_batch_size_per_gpu": 3,
+    "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}}},
+    "gradient_clipping": {},
+    "bf16": {{"enabled": {}}},
+    "zero_optimization": {{
+      "stage": {}, "overlap_comm": {}, "reduce_bucket_size": {}, "allgather_bucket_size": {},
+      "stage3_param_persistence_threshold": 40, "stage3_max_live_parameters": 8000,
+      "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": 4000, "sub_group_size": {}
+    }},
+    "zerotorch": {{"store": "{}", "seed": {}}}
+  }})", c.clipping ? kClip : 0.0, c.bf16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
+      c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000, c.tiny_buckets ? 700 : 1000000,
+      c.node_shared ? "node_shared" : "copying", kSeed);
+}
+
+void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.contiguous();
+  const auto* values = flat.const_data_ptr<float>();
+  for (std::int64_t i = 0; i < flat.numel(); ++i) {
+    hash = (hash ^ std::bit_cast<std::uint32_t>(values[i])) * 1099511628211ull;
+  }
+}
+
+/// The generator state the engine gives to a micro-batch (see docs/reproducibility.md).
+void seed_micro_batch(std::int64_t global_index) {
+  std::uint64_t z = kSeed + (static_cast<std::uint64_t>(global_index) + 1) * 0x9E3779B97F4A7C15ull;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  at::manual_seed(z ^ (z >> 31));
+}
+
+std::vector<float> values_of(const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.detach().to(at::kFloat).contiguous();
+  return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
+}
+
+}  // namespace
+
+std::string ParityCase::curve() const {
+  return fmt::format("{}{}", bf16 ? "bf16" : "fp32", clipping ? " clipped" : "");
+}
+
+std::string ParityCase::name() const {
+  return fmt::format("stage {} {} {}{}{}", stage, node_shared ? "node-shared" : "copying", curve(),
+                     tiny_buckets ? " tiny-buckets" : "", overlap ? " overlap" : "");
+}
+
+std::vector<ParityCase> parity_cases(bool reduced) {
+  std::vector<ParityCase> cases;
+  for (int stage = 0; stage < 4; ++stage) {
+    for (int bits = 0; bits < 32; ++bits) {
+      const bool node_shared = bits & 1, bf16 = bits & 2, clipping = bits & 4, tiny = bits & 8, overlap = bits & 16;
+      // A covering sample: the last two axes follow the others.
+      if (reduced && (tiny != (node_shared != bf16) || overlap != (clipping != node_shared))) continue;
+      cases.push_back({stage, node_shared, bf16, clipping, tiny, overlap});
+    }
+  }
+  return cases;
+}
+
+std::string ParityResult::text() const {
+  std::string out;
+  for (double loss : losses) out += fmt::format("{:016x} ", std::bit_cast<std::uint64_t>(loss));
+  for (double norm : norms) out += fmt::format("{:016x} ", std::bit_cast<std::uint64_t>(norm));
+  return out + fmt::format("{:016x}", weights_hash);
+}
+
+ParityResult run_parity_case(const ParityCase& test_case, Group group) {
+  at::set_num_threads(1);
+  at::manual_seed(17 + group.rank());  // ranks start apart: initialize() must make them one
+  if (group.rank() == 0) at::manual_seed(17);
+  OddModel model;
+  auto engine = initialize(model, json_of(test_case), InitializeOptions{.group = group});
+  ParityResult result;
+  const int ranks = group.size(), rank = group.rank();
+  for (int step = 0; step < kParitySteps; ++step) {
+    std::vector<double> mine, all(kParityMicroBatches);
+    for (int j = 0; j < kParityMicroBatches / ranks; ++j) {
+      const std::int64_t index = step * kParityMicroBatches + j * ranks + rank;
+      const at::Tensor loss = model->loss(micro_batch_tokens(index));
+      engine.backward(loss);
+      engine.step();
+      mine.push_back(loss.item<float>());
+    }
+    const std::vector<std::int64_t> counts(ranks, kParityMicroBatches / ranks);
+    group.all_gather(mine.data(), all.data(), counts, DType::kFloat64).wait();
+    for (int i = 0; i < kParityMicroBatches; ++i) {
+      result.losses.push_back(all[i % ranks * (kParityMicroBatches / ranks) + i / ranks]);
+    }
+    result.norms.push_back(engine.grad_norm());
+  }
+  result.weights_hash = 1469598103934665603ull;
+  for (const auto& item : model->named_parameters()) {
+    hash_tensor(result.weights_hash, engine.full_weight(item.key()));
+    if (!item.value().requires_grad()) continue;
+    hash_tensor(result.weights_hash, engine.full_optimizer_state(item.key(), OptimizerState::kExpAvg));
+    hash_tensor(result.weights_hash, engine.full_optimizer_state(item.key(), OptimizerState::kExpAvgSq));
+  }
+  return result;
+}
+
+PlainResult run_plain(bool bf16, bool clipping) {
+  at::set_num_threads(1);
+  at::manual_seed(17);
+  OddModel model;
+  std::vector<at::Tensor> parameters, masters;
+  std::set<const void*> seen;
+  for (auto& parameter : model->parameters()) {
+    const bool is_new = seen.insert(parameter.unsafeGetTensorImpl()).second;  // tied ones are listed twice
+    if (parameter.requires_grad() && is_new) parameters.push_back(parameter);
+  }
+  for (auto& parameter : parameters) {
+    masters.push_back(bf16 ? parameter.detach().clone().requires_grad_() : parameter);
+  }
+  if (bf16) model->to(at::kBFloat16);
+  torch::optim::AdamW optimizer(
+      masters, torch::optim::AdamWOptions(0.01).betas(std::make_tuple(0.9, 0.95)).eps(1e-8).weight_decay(0.1));
+  PlainResult result;
+  for (int step = 0; step < kParitySteps; ++step) {
+    std::vector<at::Tensor> sums;
+    for (const auto& master : masters) sums.push_back(at::zeros_like(master.detach()));
+    for (int i = 0; i < kParityMicroBatches; ++i) {
+      const std::int64_t index = step * kParityMicroBatches + i;
+      seed_micro_batch(index);
+      const at::Tensor loss = model->loss(micro_batch_tokens(index));
+      loss.backward();
+      result.losses.push_back(loss.item<float>());
+      for (std::size_t p = 0; p < parameters.size(); ++p) {
+        if (parameters[p].grad().defined()) sums[p].add_(parameters[p].grad().to(at::kFloat));
+        parameters[p].mutable_grad().reset();
+      }
+    }
+    for (std::size_t p = 0; p < masters.size(); ++p) masters[p].mutable_grad() = sums[p].div_(kParityMicroBatches);
+    result.norms.push_back(torch::nn::utils::clip_grad_norm_(masters, clipping ? kClip : 1e30));
+    optimizer.step();
+    if (bf16) {
+      at::NoGradGuard no_grad;
+      for (std::size_t p = 0; p < parameters.size(); ++p) parameters[p].copy_(masters[p]);
+    }
+    for (auto& master : masters) master.mutable_grad().reset();
+  }
+  for (const auto& master : masters) result.weights.push_back(values_of(master));
+  return result;
+}
+
+PlainResult run_engine_plain(const ParityCase& test_case) {
+  at::set_num_threads(1);
+  at::manual_seed(17);
+  OddModel model;
+  auto engine = initialize(model, json_of(test_case), InitializeOptions{.group = Group()});
+  PlainResult result;
+  for (int step = 0; step < kParitySteps; ++step) {
+    for (int i = 0; i < kParityMicroBatches; ++i) {
+      const at::Tensor loss = model->loss(micro_batch_tokens(step * kParityMicroBatches + i));
+      engine.backward(loss);
+      engine.step();
+      result.losses.push_back(loss.item<float>());
+    }
+    result.norms.push_back(engine.grad_norm());
+  }
+  std::set<const void*> seen;
+  for (const auto& item : model->named_parameters()) {
+    if (!item.value().requires_grad() || !seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    result.weights.push_back(values_of(engine.full_weight(item.key())));
+  }
+  return result;
+}
+
+}  // namespace zero::testing
