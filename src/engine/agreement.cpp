@@ -31,6 +31,8 @@ std::string compare(const std::string& mine, const std::string& root, int rank) 
 
 }  // namespace
 
+void leave_together(Group& group) { group.barrier({.label = "error on all ranks"}).wait(); }
+
 std::optional<std::string> first_difference(const std::string& text, Group& group, std::string_view label) {
   if (group.size() == 1) return std::nullopt;
   const std::string root = broadcast_text(text, 0, group, label);
@@ -38,7 +40,9 @@ std::optional<std::string> first_difference(const std::string& text, Group& grou
   std::int64_t lowest = difference.empty() ? group.size() : group.rank();
   group.all_reduce(&lowest, 1, DType::kInt64, ReduceOp::kMin, {.label = label}).wait();
   if (lowest == group.size()) return std::nullopt;
-  return broadcast_text(difference, static_cast<int>(lowest), group, label);
+  std::string found = broadcast_text(difference, static_cast<int>(lowest), group, label);
+  leave_together(group);
+  return found;
 }
 
 }  // namespace zero::engine

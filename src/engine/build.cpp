@@ -186,6 +186,7 @@ void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const Fla
   for (int rank = 1; rank < group.size(); ++rank) {
     for (std::size_t i = 0; i < mine.size(); ++i) {
       if (all[rank * mine.size() + i] == all[i]) continue;
+      leave_together(group);
       throw ModelError(fmt::format(
           "parameter '{}' has other initial values on rank {} than on rank 0; seed all ranks alike, or set "
           "zerotorch.verify_parameters to \"broadcast\" to take rank 0's",
@@ -311,12 +312,28 @@ void log_start(const Engine::Impl& impl, const std::string& optimizer) {
                  dtype_name(impl.model.low_dtype), impl.model.units.size(), optimizer);
 }
 
+/// The part of initialize() in which ranks depend on each other. *Collective.*
+void join_ranks(Engine::Impl& impl, OptimizerSetup setup) {
+  if (auto difference = first_difference(impl.config.to_json(), impl.group, "config")) {
+    throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
+  }
+  check_agreement(impl.inventory, impl.group);
+  impl.seed = choose_seed(impl.config, impl.group);
+  make_parts(impl, std::move(setup));
+  adopt_parameters(impl);
+  adopt_buffers(impl);
+  hook_gradients(impl);
+  if (impl.config.zerotorch.debug_observer) impl.debug_observer = std::make_unique<intercept::DebugObserver>();
+  impl.reseed();
+}
+
 }  // namespace
 
 std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, Config config,
                                     InitializeOptions options) {
   if (!module) throw ModelError("initialize: the module is empty (a default-constructed module holder?)");
   auto impl = std::make_unique<Engine::Impl>();
+  impl->aborts_on_exception = false;  // until ranks depend on each other
   impl->exceptions_at_start = std::uncaught_exceptions();
   impl->config = std::move(config);
   impl->group = options.group ? *options.group : init_distributed();
@@ -325,24 +342,22 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
   if (impl->config.zerotorch.timeout_s > 0) {
     impl->group.set_timeout(std::chrono::milliseconds(static_cast<std::int64_t>(impl->config.zerotorch.timeout_s * 1e3)));
   }
+  // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
   impl->config.resolve_batch(impl->group.size());
-  if (auto difference = first_difference(impl->config.to_json(), impl->group, "config")) {
-    throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
-  }
-  storage::install_activation_meter();
   impl->inventory = take_inventory(*impl->module);
-  check_agreement(impl->inventory, impl->group);
-  impl->memory_before = measure_module(impl->inventory);
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = setup.description;
   impl->schedule = schedule_of(impl->config.scheduler);
-  impl->seed = choose_seed(impl->config, impl->group);
   make_model(*impl);
-  make_parts(*impl, std::move(setup));
-  adopt_parameters(*impl);
-  adopt_buffers(*impl);
-  hook_gradients(*impl);
-  impl->reseed();
+  storage::install_activation_meter();
+  impl->memory_before = measure_module(impl->inventory);
+  try {
+    join_ranks(*impl, std::move(setup));
+  } catch (const std::exception& error) {
+    impl->group.abort(error.what());
+    throw;
+  }
+  impl->aborts_on_exception = true;
   log_start(*impl, description);
   return impl;
 }

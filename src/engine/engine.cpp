@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/agreement.h"
 #include "engine/engine_impl.h"
 #include "intercept/gradient_hook.h"
 #include "zero/errors.h"
@@ -31,7 +32,9 @@ Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, Ini
 
 Engine::Impl::~Impl() {
   // Leaving by exception: tell the others now, they would wait for this rank.
-  if (std::uncaught_exceptions() > exceptions_at_start) group.abort("the engine was destroyed by an exception");
+  if (aborts_on_exception && std::uncaught_exceptions() > exceptions_at_start) {
+    group.abort("its engine was destroyed by an exception");
+  }
   hooks.clear();
   for (auto& parameter : model.parameters) {
     if (!parameter.handle) continue;
@@ -103,7 +106,7 @@ double Engine::Impl::compute_norm() {
     std::string all(kText * group.size(), '\0');
     group.all_gather(order.data(), all.data(), std::vector<std::int64_t>(group.size(), kText), DType::kByte,
                      {.label = "unit orders"}).wait();
-    failed = true;
+    engine::leave_together(group);
     throw ModelError(fmt::format(
         "ranks 0 and {} used the model's units in different orders, so their steps do not belong together. Last "
         "used on rank 0: {}; on rank {}: {}. Every rank must run the same layers; give a skipped layer's "
@@ -156,6 +159,11 @@ void Engine::step() {
     throw ModelError("step() inside a zero::GatheredParameters: close it first, its parameters would be stale");
   }
   impl.failed = true;  // until the end: a throw on the way leaves the ranks apart
+  if (impl.debug_observer) {
+    if (const auto seen = impl.debug_observer->take_violations(); !seen.empty()) {
+      throw InternalError(fmt::format("{} operators saw a released parameter; the first: {}", seen.size(), seen[0]));
+    }
+  }
   const bool boundary = is_gradient_accumulation_boundary();
   impl.reducer->finish_micro_batch();
   if (const auto& unused = impl.reducer->unused_parameters();

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/inventory.h"
+#include "intercept/debug_observer.h"
 #include "optim/lr_schedule.h"
 #include "storage/ledger.h"
 #include "zero/engine.h"
@@ -30,6 +31,7 @@ struct Engine::Impl {
   std::unique_ptr<sharding::ShardedOptimizer> optimizer;
   std::unique_ptr<sharding::GradientReducer> reducer;
   std::vector<std::shared_ptr<void>> hooks;
+  std::unique_ptr<intercept::DebugObserver> debug_observer;
 
   std::vector<double> base_lr;  ///< by optimizer group
   optim::LrScheduleOptions schedule;
@@ -45,6 +47,7 @@ struct Engine::Impl {
   int exceptions_at_start = 0;
   std::vector<double> norm_send, norm_receive;  ///< reused by every norm
   bool failed = false;
+  bool aborts_on_exception = true;  ///< leaving by exception ends the other ranks too
 
   ~Impl();
 

@@ -8,12 +8,12 @@
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
-#include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
+#include "base/check.h"
 #include "intercept/compat.h"
 #include "intercept/parameter_handle.h"
+#include "intercept/view_operators.h"
 
 namespace zero::intercept {
 namespace {
@@ -23,21 +23,6 @@ struct OpInfo {
   bool is_view = false;
   std::uint64_t written = 0;  ///< bit i: argument i is written in place
 };
-
-/// Operators that return a view and read no data, whatever their arguments. By name and on purpose
-/// short: `to`, `reshape`, `contiguous` and `flatten` may copy and are not among them.
-bool is_view_operator(std::string_view name) {
-  static const std::unordered_set<std::string_view> kViews = {
-      "aten::t",          "aten::transpose",   "aten::view",        "aten::view_as",   "aten::narrow",
-      "aten::select",     "aten::slice",       "aten::permute",     "aten::expand",    "aten::expand_as",
-      "aten::unsqueeze",  "aten::squeeze",     "aten::detach",      "aten::alias",     "aten::as_strided",
-      "aten::split",      "aten::chunk",       "aten::unbind",      "aten::movedim",   "aten::numpy_T",
-      "aten::mT",         "aten::unflatten",   "aten::split_with_sizes", "aten::swapaxes", "aten::diagonal",
-      "aten::_reshape_alias", "aten::size", "aten::stride", "aten::sym_size", "aten::sym_stride",
-      "aten::sym_numel", "aten::is_same_size", "aten::_version", "aten::output_nr", "aten::requires_grad_",
-      "aten::retain_grad", "aten::retains_grad", "aten::is_leaf", "prim::device"};
-  return kViews.contains(name);
-}
 
 OpInfo describe(const c10::FunctionSchema& schema) {
   OpInfo info{schema.name().c_str(), is_view_operator(schema.name()), 0};
@@ -77,6 +62,11 @@ class Uses {
     handles_.push_back(handle);
   }
 
+  /// No operator ever sees a released parameter: gathering one must not have released another.
+  void check() const {
+    for (const auto* handle : handles_) ZERO_CHECK(handle->attached(), "'{}' is released", handle->name());
+  }
+
  private:
   c10::SmallVector<ParameterHandle*, 8> handles_;
 };
@@ -103,6 +93,7 @@ void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet k
       add_argument(uses, (*stack)[first + i], i < 64 && (info.written >> i & 1), info);
     }
   }
+  uses.check();
   c10::impl::ExcludeDispatchKeyGuard no_recursion(kParameterKey);
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kParameterKey), stack);
 }

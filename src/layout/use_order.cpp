@@ -17,7 +17,7 @@ void UseOrder::use(int unit, int phase) {
   ZERO_CHECK(unit >= 0 && unit < static_cast<int>(unit_numel_.size()), "unit {}", unit);
   const auto key = std::make_tuple(current_unit_, unit, phase);
   auto [found, is_new] = index_of_.try_emplace(key, static_cast<int>(contexts_.size()));
-  if (is_new) contexts_.push_back({unit, -1, -1});
+  if (is_new) contexts_.push_back({unit, phase, -1, -1});
   const int context = found->second;
   if (current_context_ >= 0) contexts_[current_context_].next = context;
   if (const int before = last_context_of_[unit]; before >= 0) {
@@ -38,10 +38,10 @@ void UseOrder::use(int unit, int phase) {
   }
 }
 
-int UseOrder::predict(int ahead) const {
+UseOrder::Prediction UseOrder::predict(int ahead) const {
   int context = current_context_;
   for (int i = 0; i < ahead && context >= 0; ++i) context = contexts_[context].next;
-  return context < 0 ? -1 : contexts_[context].unit;
+  return context < 0 ? Prediction{} : Prediction{contexts_[context].unit, contexts_[context].phase};
 }
 
 std::int64_t UseOrder::reuse_distance(int unit) const {

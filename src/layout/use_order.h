@@ -22,14 +22,19 @@ class UseOrder {
   /// (0 forward, 1 backward).
   void use(int unit, int phase);
 
-  /// The unit expected after the current one, `ahead` (>= 1) uses on; -1 when not known.
-  int predict(int ahead) const;
+  struct Prediction {
+    int unit = -1;  ///< -1: not known
+    int phase = 0;
+  };
+  /// What is expected after the current use, `ahead` (>= 1) uses on.
+  Prediction predict(int ahead) const;
 
   /// Elements of other units expected to be used between the last use of `unit` and its next one;
   /// -1 when not known.
   std::int64_t reuse_distance(int unit) const;
 
   int current() const { return current_unit_; }
+  int current_phase() const { return current_phase_; }
 
   /// Hash over the whole history: equal on ranks whose control flow is equal.
   std::uint64_t hash() const { return hash_; }
@@ -40,6 +45,7 @@ class UseOrder {
  private:
   struct Context {
     int unit = -1;
+    int phase = 0;
     int next = -1;                       ///< context index
     std::int64_t reuse_distance = -1;
   };

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/check.h"
@@ -201,8 +203,13 @@ class CopyingStore final : public ParameterStore {
     const auto counts = layout::shard_counts(the_unit.cuts, the_unit.whole());
     const Range shard = the_unit.shard(model_.rank());
     const void* mine = shard.empty() ? nullptr : shards_.data_at(state.shard_offset);
+    // The label says what the gather is for: ranks whose order of use differs then disagree at once.
+    char label[48];
+    const auto end = fmt::format_to_n(label, sizeof label, "{} for {}", the_unit.name,
+                                      order_.current() < 0 ? "(scope)" : unit(order_.current()).name);
+    const std::string_view text(label, std::min(end.size, sizeof label));
     state.work = model_.group.all_gather(mine, state.buffer->data(), counts, model_.low_dtype,
-                                         {.label = the_unit.name, .input_stable_until_barrier = true});
+                                         {.label = text, .input_stable_until_barrier = true});
     state.state = State::kGathering;
     state.prefetched = prefetched;
     live_numel_ += the_unit.numel;
@@ -239,8 +246,10 @@ class CopyingStore final : public ParameterStore {
   /// uses only, so that all ranks begin the same gathers in the same order.
   void prefetch() {
     for (int ahead = 1; prefetching_numel_ < options_.prefetch_numel; ++ahead) {
-      const int next = order_.predict(ahead);
+      const auto [next, next_phase] = order_.predict(ahead);
       if (next < 0 || next == order_.current() || ahead > static_cast<int>(states_.size())) return;
+      // After backward comes a step, which makes everything gathered before it stale.
+      if (next_phase < order_.current_phase()) return;
       if (states_[next].state != State::kReleased) continue;
       const std::int64_t numel = unit(next).numel;
       if (prefetching_numel_ + numel > options_.prefetch_numel || !make_room(numel, true)) return;

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+#include <string_view>
 #include <thread>
 
 #include "comm/local_groups.h"
@@ -208,10 +209,12 @@ void expect_all_ok(const std::vector<RankResult>& results) {
 }
 
 std::vector<std::string> leftover_shm_names() {
+  const std::string pid = "-" + std::to_string(::getpid());
   std::vector<std::string> names;
   if (DIR* folder = ::opendir("/dev/shm")) {
     while (const dirent* entry = ::readdir(folder)) {
-      if (std::strncmp(entry->d_name, "zerotorch-", 10) == 0) names.emplace_back(entry->d_name);
+      const std::string_view name(entry->d_name);
+      if (name.starts_with("zerotorch-") && name.find(pid) != std::string_view::npos) names.emplace_back(name);
     }
     ::closedir(folder);
   }

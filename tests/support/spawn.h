@@ -43,7 +43,8 @@ std::vector<RankResult> spawn_threads(int n, const std::function<void(Group grou
 /// Adds a gtest failure for every rank that is not ok.
 void expect_all_ok(const std::vector<RankResult>& results);
 
-/// Names of files of this library in /dev/shm. For tests that nothing is left behind.
+/// Names of files of this library in /dev/shm whose job id holds this process's pid, as that of spawn()
+/// does. For tests that nothing is left behind.
 std::vector<std::string> leftover_shm_names();
 
 }  // namespace zero::testing

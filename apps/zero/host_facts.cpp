@@ -1,0 +1,97 @@
+#include "host_facts.h"
+
+#include <ATen/Version.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/utsname.h>
+#include <torch/headeronly/version.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "comm/process.h"
+
+namespace zero::app {
+namespace {
+
+/// The value of "Name:   1234 kB" in a file of /proc, in bytes; 0 when it is not there.
+std::int64_t kilobyte_field(const char* path, std::string_view name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(name)) return std::strtoll(line.c_str() + name.size(), nullptr, 10) * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string zerotorch_version() { return ZERO_VERSION; }
+std::string libtorch_version() { return TORCH_VERSION; }
+
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const auto colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  utsname names{};
+  return ::uname(&names) == 0 ? names.machine : "unknown";
+}
+
+nlohmann::ordered_json host_facts() {
+  utsname names{};
+  ::uname(&names);
+  nlohmann::ordered_json variables = nlohmann::ordered_json::object();
+  for (const char* name : {"OMP_NUM_THREADS", "ZERO_BACKEND", "ZERO_TIMEOUT_S", "ZERO_LOG_LEVEL", "ZERO_DATA"}) {
+    if (const char* value = std::getenv(name)) variables[name] = value;
+  }
+  return {{"versions",
+           {{"zerotorch", zerotorch_version()},
+            {"libtorch", libtorch_version()},
+            {"compiler", __VERSION__},
+            {"build_type", ZERO_BUILD_TYPE}}},
+          {"host",
+           {{"name", names.nodename},
+            {"system", fmt::format("{} {} {}", names.sysname, names.release, names.machine)},
+            {"cpu", cpu_name()},
+            {"libtorch_instruction_set", at::get_cpu_capability()},
+            {"cores_available", comm::available_cpus()},
+            {"memory_total_nbytes", kilobyte_field("/proc/meminfo", "MemTotal:")},
+            {"memory_available_nbytes", available_memory_nbytes()}}},
+          {"variables", variables}};
+}
+
+std::int64_t resident_nbytes() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t whole = 0, resident = 0;
+  file >> whole >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+std::int64_t proportional_nbytes() { return kilobyte_field("/proc/self/smaps_rollup", "Pss:"); }
+
+std::int64_t available_memory_nbytes() { return kilobyte_field("/proc/meminfo", "MemAvailable:"); }
+
+bool bind_to_core_share(int local_rank, int local_size) {
+  cpu_set_t mine, share;
+  if (::sched_getaffinity(0, sizeof(mine), &mine) != 0) return false;
+  const int cores = CPU_COUNT(&mine);
+  if (local_size > cores) return false;
+  const int first = local_rank * cores / local_size, last = (local_rank + 1) * cores / local_size;
+  CPU_ZERO(&share);
+  for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &mine)) continue;
+    if (seen >= first && seen < last) CPU_SET(cpu, &share);
+    ++seen;
+  }
+  return ::sched_setaffinity(0, sizeof(share), &share) == 0;
+}
+
+int threads_per_rank(int local_size) {
+  if (const char* wanted = std::getenv("OMP_NUM_THREADS")) return std::max(1, std::atoi(wanted));
+  return std::max(1, comm::available_cpus() / local_size);
+}
+
+}  // namespace zero::app

@@ -1,0 +1,47 @@
+#include "stop_signal.h"
+
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+namespace zero::app {
+namespace {
+
+volatile sig_atomic_t g_signal = 0;
+volatile sig_atomic_t g_announce = 0;
+
+void on_signal(int signal) {
+  if (g_signal != 0) {
+    ::signal(signal, SIG_DFL);
+    ::raise(signal);
+    return;
+  }
+  g_signal = signal;
+  if (g_announce == 0) return;
+  constexpr char kText[] = "\nstopping at the end of this step; once more ends at once\n";
+  [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+}
+
+}  // namespace
+
+void watch_stop_signals(bool announce) {
+  g_announce = announce ? 1 : 0;
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
+}
+
+int received_stop_signal() { return g_signal; }
+
+const char* stop_signal_name(int signal) {
+  switch (signal) {
+    case SIGINT: return "SIGINT";
+    case SIGTERM: return "SIGTERM";
+    case SIGHUP: return "SIGHUP";
+    default: return "a signal";
+  }
+}
+
+}  // namespace zero::app

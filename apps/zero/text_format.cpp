@@ -1,0 +1,89 @@
+#include "text_format.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <numbers>
+#include <string_view>
+
+namespace zero::app {
+namespace {
+
+/// Length of the UTF-8 character at the front of `text`, 0 when there is none.
+std::size_t character_length(std::string_view text) {
+  const auto first = static_cast<unsigned char>(text[0]);
+  const std::size_t length = first < 0x80 ? 1 : first >= 0xF0 && first < 0xF5 ? 4 : first >= 0xE0 && first < 0xF0 ? 3
+                             : first >= 0xC2 && first < 0xE0 ? 2 : 0;
+  if (length > text.size()) return 0;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) return 0;
+  }
+  return length;
+}
+
+}  // namespace
+
+std::string with_commas(std::int64_t value) {
+  std::string text = std::to_string(value);
+  const std::size_t first = value < 0 ? 1 : 0;
+  for (std::size_t i = text.size(); i > first + 3;) text.insert(i -= 3, ",");
+  return text;
+}
+
+std::string human_nbytes(std::int64_t nbytes) {
+  const auto value = static_cast<double>(nbytes);
+  if (value >= 1e9) return fmt::format("{:.2f} GB", value / 1e9);
+  if (value >= 1e6) return fmt::format("{:.1f} MB", value / 1e6);
+  if (value >= 1e3) return fmt::format("{:.1f} kB", value / 1e3);
+  return fmt::format("{} bytes", nbytes);
+}
+
+std::string human_count(double count) {
+  if (count >= 1e9) return fmt::format("{:.2f} G", count / 1e9);
+  if (count >= 1e6) return fmt::format("{:.1f} M", count / 1e6);
+  if (count >= 1e4) return fmt::format("{:.1f} k", count / 1e3);
+  return fmt::format("{:.0f}", count);
+}
+
+std::string clock_time(double seconds) {
+  const auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));
+  if (whole >= 3600) return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+  return fmt::format("{}:{:02}", whole / 60, whole % 60);
+}
+
+std::string duration(double seconds) {
+  if (seconds < 59.95) return fmt::format("{:.1f} s", seconds);
+  const auto whole = static_cast<std::int64_t>(std::llround(seconds));
+  if (whole < 3600) return fmt::format("{} min {} s", whole / 60, whole % 60);
+  return fmt::format("{} h {} min", whole / 3600, whole / 60 % 60);
+}
+
+double to_bits(double nats) { return nats / std::numbers::ln2; }
+
+std::string printable(const std::string& text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t length = character_length(std::string_view(text).substr(i));
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool control = byte == 0x7F || (byte < 0x20 && byte != '\n' && byte != '\t');
+    if (length == 0 || control) {
+      result += '?';
+      ++i;
+    } else {
+      result.append(text, i, length);
+      i += length;
+    }
+  }
+  return result;
+}
+
+std::string short_path(const std::string& path) {
+  const char* home = std::getenv("HOME");
+  const std::string_view prefix = home ? home : "";
+  const bool inside = prefix.size() > 1 && path.starts_with(prefix) &&
+                      (path.size() == prefix.size() || path[prefix.size()] == '/');
+  return inside ? "~" + path.substr(prefix.size()) : path;
+}
+
+}  // namespace zero::app

@@ -1,0 +1,25 @@
+#pragma once
+// Numbers as people read them.
+#include <cstdint>
+#include <string>
+
+namespace zero::app {
+
+/// 1234567 -> "1,234,567".
+std::string with_commas(std::int64_t value);
+/// Bytes with a decimal unit: "43.8 MB", "1.20 GB".
+std::string human_nbytes(std::int64_t nbytes);
+/// A count with a unit: "14.5 M", "820".
+std::string human_count(double count);
+/// Seconds on a clock: "0:48", "1:02:03".
+std::string clock_time(double seconds);
+/// Seconds in words: "3.2 s", "1 min 43 s", "2 h 5 min".
+std::string duration(double seconds);
+/// Nats to bits.
+double to_bits(double nats);
+/// `text` with control characters and bytes that are no UTF-8 replaced by '?'; line ends and tabs stay.
+std::string printable(const std::string& text);
+/// `path` with the home folder as "~", for messages.
+std::string short_path(const std::string& path);
+
+}  // namespace zero::app

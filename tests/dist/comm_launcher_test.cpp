@@ -1,0 +1,326 @@
+// The launcher: exit codes, prefixes, signals, no orphans. Ranks are shell scripts, or this program itself
+// with --as-rank=<what>.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "comm/launcher.h"
+#include "comm/process.h"
+#include "comm/shm_segment.h"
+#include "zero/errors.h"
+#include "zero/group.h"
+
+namespace zero::testing {
+
+std::string g_program;  ///< path of this test
+
+namespace {
+
+using namespace std::chrono_literals;
+
+/// A folder for the files of one test.
+class Folder {
+ public:
+  Folder() {
+    char pattern[] = "/tmp/zero_launcher_XXXXXX";
+    path_ = ::mkdtemp(pattern);
+  }
+  ~Folder() { [[maybe_unused]] const int rc = std::system(("rm -rf " + path_).c_str()); }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+struct Outcome {
+  int exit_code = -1;  ///< 128 + signal when the launcher itself was killed
+  std::string out, err;
+  double seconds = 0;
+};
+
+/// launch() in a child process; `meanwhile` runs here with its pid.
+Outcome run_launcher(const comm::LaunchOptions& options, const std::function<void(pid_t)>& meanwhile = {}) {
+  const Folder folder;
+  const auto begin = std::chrono::steady_clock::now();
+  std::fflush(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::dup2(::open(folder.file("out").c_str(), O_CREAT | O_WRONLY, 0600), STDOUT_FILENO);
+    ::dup2(::open(folder.file("err").c_str(), O_CREAT | O_WRONLY, 0600), STDERR_FILENO);
+    int code = 99;
+    try {
+      code = comm::launch(options);
+    } catch (const ConfigError& error) {
+      std::fprintf(stderr, "ConfigError: %s\n", error.what());
+    }
+    std::fflush(nullptr);
+    ::_exit(code);
+  }
+  if (meanwhile) meanwhile(pid);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  Outcome outcome;
+  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  outcome.out = read_file(folder.file("out"));
+  outcome.err = read_file(folder.file("err"));
+  return outcome;
+}
+
+comm::LaunchOptions script(int nproc, const std::string& text) {
+  comm::LaunchOptions options;
+  options.nproc = nproc;
+  options.command = {"sh", "-c", text};
+  options.grace_ms = 1000;
+  options.kill_after_ms = 500;
+  return options;
+}
+
+comm::LaunchOptions as_rank(int nproc, const std::string& what) {
+  comm::LaunchOptions options;
+  options.nproc = nproc;
+  options.command = {g_program, "--as-rank=" + what};
+  return options;
+}
+
+std::multiset<std::string> lines_of(const std::string& text) {
+  std::multiset<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.insert(line);
+  return lines;
+}
+
+bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+void wait_for_file(const std::string& path) {
+  for (int i = 0; i < 1000 && !exists(path); ++i) ::usleep(5000);
+  ASSERT_TRUE(exists(path)) << path;
+}
+
+bool is_alive(const std::string& pid_file) {
+  const int pid = std::atoi(read_file(pid_file).c_str());
+  for (int i = 0; i < 100; ++i) {
+    // A zombie that nobody reaps in a container counts as gone.
+    if (pid <= 0 || comm::process_state({pid, 0}) == comm::ProcessState::kGone) return false;
+    ::usleep(10'000);
+  }
+  return true;
+}
+
+TEST(Launcher, OutputIsPrefixedLineByLineAndKeptApart) {
+  const Outcome outcome = run_launcher(script(3, "printf 'one\\ntwo'; sleep 0.05; printf ' more\\nlast'; echo wrong >&2"));
+  EXPECT_EQ(outcome.exit_code, 0);
+  std::multiset<std::string> out, err;
+  for (const char* rank : {"[0] ", "[1] ", "[2] "}) {
+    for (const char* line : {"one", "two more", "last"}) out.insert(std::string(rank) + line);
+    err.insert(std::string(rank) + "wrong");
+  }
+  EXPECT_EQ(lines_of(outcome.out), out);
+  EXPECT_EQ(lines_of(outcome.err), err);
+}
+
+TEST(Launcher, LongOutputArrivesWhole) {
+  const Outcome outcome = run_launcher(script(2, "i=0; while [ $i -lt 5000 ]; do echo line $i of rank $ZERO_RANK; i=$((i+1)); done"));
+  EXPECT_EQ(outcome.exit_code, 0);
+  const auto lines = lines_of(outcome.out);
+  EXPECT_EQ(lines.size(), 10'000u);
+  EXPECT_EQ(lines.count("[1] line 4999 of rank 1"), 1u);
+  EXPECT_EQ(lines.count("[0] line 17 of rank 0"), 1u);
+}
+
+TEST(Launcher, WithoutPrefixTheRanksWriteThemselves) {
+  comm::LaunchOptions options = script(2, "echo $ZERO_RANK");
+  options.prefix_output = false;
+  EXPECT_EQ(lines_of(run_launcher(options).out), (std::multiset<std::string>{"0", "1"}));
+}
+
+TEST(Launcher, EnvironmentOfTheRanks) {
+  ::unsetenv("OMP_NUM_THREADS");
+  comm::LaunchOptions options = script(
+      2, "echo $ZERO_RANK $ZERO_WORLD_SIZE $ZERO_LOCAL_RANK $ZERO_LOCAL_WORLD_SIZE $RANK $WORLD_SIZE $LOCAL_RANK "
+         "$LOCAL_WORLD_SIZE $MASTER_ADDR $EXTRA; test $MASTER_PORT -gt 0 && test -n $ZERO_JOB_ID && test $OMP_NUM_THREADS -ge 1 "
+         "&& ! read line");
+  options.environment["EXTRA"] = "more";
+  const Outcome outcome = run_launcher(options);
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(lines_of(outcome.out), (std::multiset<std::string>{"[0] 0 2 0 2 0 2 0 2 127.0.0.1 more", "[1] 1 2 1 2 1 2 1 2 127.0.0.1 more"}));
+  comm::LaunchOptions threads = script(2, "echo $OMP_NUM_THREADS");
+  threads.environment["OMP_NUM_THREADS"] = "7";
+  EXPECT_EQ(lines_of(run_launcher(threads).out), (std::multiset<std::string>{"[0] 7", "[1] 7"}));
+}
+
+TEST(Launcher, FirstFailureGivesTheExitCode) {
+  const Outcome outcome = run_launcher(script(3, "if [ $ZERO_RANK = 1 ]; then exit 42; fi; sleep 0.3; exit 3"));
+  EXPECT_EQ(outcome.exit_code, 42);
+  EXPECT_NE(outcome.err.find("zero launch: rank 1 of 3 (pid "), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("failed first: exit code 42"), std::string::npos) << outcome.err;
+  EXPECT_EQ(run_launcher(script(3, "true")).exit_code, 0);
+}
+
+TEST(Launcher, SignalOfARankGivesTheExitCode) {
+  const Outcome outcome = run_launcher(script(2, "if [ $ZERO_RANK = 1 ]; then kill -9 $$; fi; sleep 0.2"));
+  EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
+  EXPECT_NE(outcome.err.find("rank 1 of 2"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("killed by signal 9"), std::string::npos) << outcome.err;
+}
+
+TEST(Launcher, HangingRanksAreTerminatedAfterTheGrace) {
+  const Outcome outcome = run_launcher(script(3, "if [ $ZERO_RANK = 2 ]; then exit 5; fi; exec sleep 60"));
+  EXPECT_EQ(outcome.exit_code, 5);
+  EXPECT_GT(outcome.seconds, 0.9);
+  EXPECT_LT(outcome.seconds, 5);
+  EXPECT_NE(outcome.err.find("had to be terminated"), std::string::npos) << outcome.err;
+}
+
+TEST(Launcher, StubbornAndStoppedRanksAreKilled) {
+  const Outcome outcome = run_launcher(
+      script(3, "if [ $ZERO_RANK = 2 ]; then exit 5; fi; trap '' TERM INT; if [ $ZERO_RANK = 1 ]; then kill -STOP $$; fi; "
+                "while true; do sleep 0.05; done"));
+  EXPECT_EQ(outcome.exit_code, 5);
+  EXPECT_LT(outcome.seconds, 6);
+  EXPECT_NE(outcome.err.find("had to be killed"), std::string::npos) << outcome.err;
+}
+
+TEST(Launcher, SignalsArePassedOn) {
+  for (const auto& [signal, name] : std::map<int, std::string>{{SIGTERM, "TERM"}, {SIGINT, "INT"}, {SIGHUP, "HUP"}, {SIGUSR1, "USR1"}}) {
+    const Folder folder;
+    const std::string text = "trap 'echo got " + name + "; exit 0' " + name + "; touch " + folder.file("ready") +
+                             "$ZERO_RANK; while true; do sleep 0.02; done";
+    const Outcome outcome = run_launcher(script(2, text), [&, number = signal](pid_t pid) {
+      wait_for_file(folder.file("ready0"));
+      wait_for_file(folder.file("ready1"));
+      ::kill(pid, number);
+    });
+    EXPECT_EQ(outcome.exit_code, 0) << name;
+    EXPECT_EQ(lines_of(outcome.out), (std::multiset<std::string>{"[0] got " + name, "[1] got " + name}));
+  }
+}
+
+TEST(Launcher, SecondInterruptKills) {
+  const Folder folder;
+  comm::LaunchOptions options = script(2, "trap '' INT TERM; touch " + folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done");
+  options.grace_ms = 30'000;
+  const Outcome outcome = run_launcher(options, [&](pid_t pid) {
+    wait_for_file(folder.file("ready0"));
+    wait_for_file(folder.file("ready1"));
+    ::kill(pid, SIGINT);
+    ::usleep(200'000);
+    ::kill(pid, SIGINT);
+  });
+  EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
+  EXPECT_LT(outcome.seconds, 10);
+}
+
+TEST(Launcher, RanksDieWithTheLauncher) {
+  const Folder folder;
+  const Outcome outcome = run_launcher(script(1, "echo $$ > " + folder.file("pid.tmp") + "; mv " + folder.file("pid.tmp") + " " +
+                                                     folder.file("pid") + "; exec sleep 60"),
+                                       [&](pid_t pid) {
+                                         wait_for_file(folder.file("pid"));
+                                         ::kill(pid, SIGKILL);
+                                       });
+  EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
+  EXPECT_FALSE(is_alive(folder.file("pid")));
+}
+
+TEST(Launcher, LeavesNoOrphans) {
+  const Folder folder;
+  const Outcome outcome = run_launcher(script(2, "sleep 60 & echo $! > " + folder.file("pid") + "$ZERO_RANK; exit 0"));
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_LT(outcome.seconds, 5);
+  EXPECT_FALSE(is_alive(folder.file("pid0")));
+  EXPECT_FALSE(is_alive(folder.file("pid1")));
+}
+
+TEST(Launcher, ProgramThatCannotStartIsAConfigError) {
+  comm::LaunchOptions options;
+  options.nproc = 2;
+  options.command = {"./no_such_program"};
+  const Outcome missing = run_launcher(options);
+  EXPECT_EQ(missing.exit_code, 99);
+  EXPECT_NE(missing.err.find("cannot start \"./no_such_program\": No such file"), std::string::npos) << missing.err;
+  options.command.clear();
+  EXPECT_THROW(comm::launch(options), ConfigError);
+  options.command = {"true"};
+  options.nproc = 0;
+  EXPECT_THROW(comm::launch(options), ConfigError);
+}
+
+TEST(Launcher, RemovesWhatTheJobLeftInDevShm) {
+  const std::string id = "launcher-test-" + std::to_string(::getpid());
+  comm::LaunchOptions options = as_rank(2, "die-before-rendezvous");
+  options.environment["ZERO_JOB_ID"] = id;
+  EXPECT_EQ(run_launcher(options).exit_code, 128 + SIGKILL);
+  EXPECT_FALSE(exists("/dev/shm" + comm::ControlSegment::name_of(id)));
+}
+
+TEST(Launcher, RanksFormAGroup) {
+  const Outcome outcome = run_launcher(as_rank(3, "sum"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(lines_of(outcome.out), (std::multiset<std::string>{"[0] sum 3 on shm", "[1] sum 3 on shm", "[2] sum 3 on shm"}));
+}
+
+TEST(Launcher, DeadRankIsExplainedByTheOthers) {
+  const Outcome outcome = run_launcher(as_rank(3, "die"));
+  EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
+  EXPECT_LT(outcome.seconds, 6);
+  EXPECT_NE(outcome.err.find("[0] CommError: rank 1 (pid"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("[2] CommError: rank 1 (pid"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("zero launch: rank 1 of 3"), std::string::npos) << outcome.err;
+}
+
+/// What a rank does when this program is started by the launcher.
+int be_rank(const std::string& what) {
+  try {
+    if (what == "die-before-rendezvous" && std::atoi(std::getenv("ZERO_RANK")) == 1) {
+      ::usleep(200'000);
+      ::raise(SIGKILL);
+    }
+    if (what == "die-before-rendezvous") {
+      // Rank 0 made its segment; it is killed too, with the name still there.
+      std::thread([] { ::usleep(400'000); ::raise(SIGKILL); }).detach();
+    }
+    Group group = init_distributed();
+    std::int64_t sum = group.rank();
+    group.all_reduce(&sum, 1, DType::kInt64).wait();
+    if (what == "die" && group.rank() == 1) ::raise(SIGKILL);
+    group.barrier({.label = "end"}).wait();
+    const std::string line = "sum " + std::to_string(sum) + " on " + std::string(group.backend()) + "\n";
+    return ::write(STDOUT_FILENO, line.data(), line.size()) > 0 ? 0 : 1;
+  } catch (const CommError& error) {
+    std::fprintf(stderr, "CommError: %s\n", error.what());
+    return 1;
+  }
+}
+
+}  // namespace
+}  // namespace zero::testing
+
+int main(int argc, char** argv) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  const std::string prefix = "--as-rank=";
+  if (first.rfind(prefix, 0) == 0) return zero::testing::be_rank(first.substr(prefix.size()));
+  zero::testing::g_program = "/proc/" + std::to_string(::getpid()) + "/exe";
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

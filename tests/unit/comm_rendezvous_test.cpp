@@ -1,0 +1,150 @@
+// Who am I, from every launcher's variables.
+#include "comm/rendezvous.h"
+
+#include <gtest/gtest.h>
+
+#include "zero/errors.h"
+
+namespace zero::comm {
+namespace {
+
+Discovery discover_in(const Environment& environment) { return discover(environment, "77-1234"); }
+
+std::string error_of(const Environment& environment) {
+  try {
+    discover_in(environment);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "nothing thrown";
+}
+
+#define EXPECT_CONTAINS(text, part) \
+  EXPECT_NE((text).find(part), std::string::npos) << "wanted \"" << (part) << "\" in: " << (text)
+
+void expect_place(const Discovery& found, Launcher launcher, int rank, int size, int local_rank, int local_size) {
+  EXPECT_EQ(found.launcher, launcher) << launcher_name(found.launcher);
+  EXPECT_EQ(found.rank, rank);
+  EXPECT_EQ(found.size, size);
+  EXPECT_EQ(found.local_rank, local_rank);
+  EXPECT_EQ(found.local_size, local_size);
+}
+
+TEST(Rendezvous, AloneWithoutALauncher) {
+  expect_place(discover_in({}), Launcher::kNone, 0, 1, 0, 1);
+  // Variables that many tools set for other reasons.
+  expect_place(discover_in({{"LOCAL_RANK", "3"}, {"WORLD_SIZE", "8"}, {"HOME", "/root"}}), Launcher::kNone, 0, 1, 0, 1);
+}
+
+TEST(Rendezvous, ZeroLaunch) {
+  const Environment environment{{"ZERO_RANK", "2"}, {"ZERO_WORLD_SIZE", "4"}, {"ZERO_LOCAL_RANK", "2"},
+                                {"ZERO_LOCAL_WORLD_SIZE", "4"}, {"ZERO_JOB_ID", "abc"}, {"RANK", "2"}, {"WORLD_SIZE", "4"}};
+  expect_place(discover_in(environment), Launcher::kZero, 2, 4, 2, 4);
+  EXPECT_EQ(discover_in(environment).job_id, "abc");
+  expect_place(discover_in({{"ZERO_RANK", "1"}, {"ZERO_WORLD_SIZE", "2"}}), Launcher::kZero, 1, 2, 1, 2);
+}
+
+TEST(Rendezvous, Torchrun) {
+  const Environment environment{{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
+                                {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "none"},
+                                {"TORCHELASTIC_RESTART_COUNT", "2"}};
+  expect_place(discover_in(environment), Launcher::kTorchrun, 5, 8, 1, 4);
+  EXPECT_EQ(discover_in(environment).job_id, "torchrun-none-29500-2-77-1234");
+  // By hand: no local variables, no agent.
+  const Environment by_hand{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "1234"}};
+  expect_place(discover_in(by_hand), Launcher::kTorchrun, 1, 2, 0, 0);
+  EXPECT_EQ(discover_in(by_hand).job_id, "env-1234");
+}
+
+TEST(Rendezvous, OpenMpi) {
+  const Environment environment{{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "1234.1"}};
+  expect_place(discover_in(environment), Launcher::kOpenMpi, 3, 4, 1, 2);
+  EXPECT_EQ(discover_in(environment).job_id, "ompi-1234.1");
+}
+
+TEST(Rendezvous, MpichAndOtherPmi) {
+  expect_place(discover_in({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}}), Launcher::kPmi,
+               1, 2, 1, 2);
+  EXPECT_EQ(discover_in({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}).job_id, "parent-77-1234");
+}
+
+TEST(Rendezvous, SlurmOnlyInsideSrun) {
+  Environment environment{{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "6"}, {"SLURM_LOCALID", "1"}, {"SLURM_JOB_ID", "9"},
+                          {"SLURM_TASKS_PER_NODE", "2(x3)"}};
+  expect_place(discover_in(environment), Launcher::kNone, 0, 1, 0, 1);  // the batch script itself
+  environment["SLURM_STEP_ID"] = "0";
+  expect_place(discover_in(environment), Launcher::kSlurm, 5, 6, 1, 2);
+  EXPECT_EQ(discover_in(environment).job_id, "slurm-9-0");
+  environment["SLURM_TASKS_PER_NODE"] = "4,2";
+  EXPECT_EQ(discover_in(environment).local_size, 0);
+  environment["SLURM_NTASKS"] = "1";
+  environment["SLURM_PROCID"] = "0";
+  expect_place(discover_in(environment), Launcher::kNone, 0, 1, 0, 1);
+}
+
+TEST(Rendezvous, OurLauncherComesFirst) {
+  const Environment environment{{"ZERO_RANK", "1"}, {"ZERO_WORLD_SIZE", "2"}, {"RANK", "1"}, {"WORLD_SIZE", "2"},
+                                {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"},
+                                {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"}, {"SLURM_STEP_ID", "3"}};
+  // mpirun -n 1 and srun may have started our launcher.
+  expect_place(discover_in(environment), Launcher::kZero, 1, 2, 1, 2);
+}
+
+TEST(Rendezvous, ContradictionsNameVariablesValuesAndRemedy) {
+  std::string text = error_of({{"ZERO_RANK", "4"}, {"ZERO_WORLD_SIZE", "4"}});
+  EXPECT_CONTAINS(text, "ZERO_RANK=4");
+  EXPECT_CONTAINS(text, "ZERO_WORLD_SIZE=4");
+  EXPECT_CONTAINS(text, "zero launch");
+  text = error_of({{"RANK", "two"}, {"WORLD_SIZE", "4"}});
+  EXPECT_CONTAINS(text, "RANK: got \"two\"");
+  EXPECT_CONTAINS(error_of({{"RANK", "-1"}, {"WORLD_SIZE", "4"}}), "got \"-1\"");
+  EXPECT_CONTAINS(error_of({{"RANK", "1 "}, {"WORLD_SIZE", "4"}}), "got \"1 \"");
+  EXPECT_CONTAINS(error_of({{"RANK", "99999999999"}, {"WORLD_SIZE", "4"}}), "RANK");
+  EXPECT_CONTAINS(error_of({{"ZERO_RANK", "0"}}), "ZERO_WORLD_SIZE is not set although ZERO_RANK");
+  EXPECT_CONTAINS(error_of({{"OMPI_COMM_WORLD_SIZE", "2"}}), "OMPI_COMM_WORLD_RANK is not set");
+  text = error_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
+  EXPECT_CONTAINS(text, "disagree");
+  EXPECT_CONTAINS(text, "torchrun says 2");
+  EXPECT_CONTAINS(text, "OMPI_COMM_WORLD_SIZE=4");
+  EXPECT_CONTAINS(error_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "2"}}), "local rank 3");
+}
+
+Discovery place(Launcher launcher, int size, int local_size, std::string wanted = {}) {
+  Discovery discovery;
+  discovery.launcher = launcher;
+  discovery.size = size;
+  discovery.local_size = local_size;
+  discovery.wanted_backend = std::move(wanted);
+  return discovery;
+}
+
+TEST(Rendezvous, BackendChoice) {
+  constexpr bool kMpi = true, kNoMpi = false;
+  EXPECT_EQ(choose_backend(place(Launcher::kNone, 1, 1), "auto", kMpi), BackendKind::kSelf);
+  EXPECT_EQ(choose_backend(place(Launcher::kZero, 4, 4), "auto", kMpi), BackendKind::kShm);
+  EXPECT_EQ(choose_backend(place(Launcher::kTorchrun, 4, 4), "auto", kMpi), BackendKind::kShm);
+  EXPECT_EQ(choose_backend(place(Launcher::kTorchrun, 4, 0), "auto", kMpi), BackendKind::kShm);
+  EXPECT_EQ(choose_backend(place(Launcher::kOpenMpi, 4, 4), "auto", kMpi), BackendKind::kMpi);
+  EXPECT_EQ(choose_backend(place(Launcher::kOpenMpi, 4, 4), "auto", kNoMpi), BackendKind::kShm);
+  EXPECT_EQ(choose_backend(place(Launcher::kOpenMpi, 4, 2), "auto", kMpi), BackendKind::kMpi);
+  EXPECT_EQ(choose_backend(place(Launcher::kSlurm, 4, 4), "auto", kMpi), BackendKind::kShm);
+  EXPECT_EQ(choose_backend(place(Launcher::kSlurm, 4, 2), "auto", kMpi), BackendKind::kMpi);
+  EXPECT_EQ(choose_backend(place(Launcher::kOpenMpi, 4, 4, "shm"), "auto", kMpi), BackendKind::kShm);
+  EXPECT_EQ(choose_backend(place(Launcher::kZero, 4, 4, "mpi"), "auto", kMpi), BackendKind::kMpi);
+  EXPECT_EQ(choose_backend(place(Launcher::kZero, 4, 4, "mpi"), "shm", kMpi), BackendKind::kShm);
+  EXPECT_EQ(choose_backend(place(Launcher::kNone, 1, 1, "shm"), "auto", kMpi), BackendKind::kShm);
+}
+
+TEST(Rendezvous, ImpossibleBackendsAreConfigErrors) {
+  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2), "nccl", true), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2, "gloo"), "auto", true), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2), "self", true), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2), "mpi", false), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kOpenMpi, 4, 2), "shm", true), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kTorchrun, 4, 2), "auto", true), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kSlurm, 4, 0), "auto", false), ConfigError);
+}
+
+}  // namespace
+}  // namespace zero::comm
