@@ -33,7 +33,7 @@ std::uint64_t hash_counts(std::span<const std::int64_t> counts) {
 
 void set_label(CallRecord& record, std::string_view label) {
   const std::size_t length = std::min(label.size(), kLabelBytes - 1);
-  std::memcpy(record.label, label.data(), length);
+  if (length > 0) std::memcpy(record.label, label.data(), length);
   std::memset(record.label + length, 0, kLabelBytes - length);
 }
 

@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/log.h"
 #include "comm/clock.h"
+#include "comm/copy.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
@@ -197,7 +197,7 @@ void ShmBackend::copy_from_peer(ShmWork& work, int peer) {
   if (nbytes == 0) return;
   const std::byte* const source = map_input(peer, call.record.sequence);
   auto* const target = call.transport == Transport::kGather ? call.out_slice(peer) : static_cast<std::byte*>(call.out);
-  if (target != source) std::memcpy(target, source, nbytes);
+  if (target != source) copy_bytes(target, source, nbytes);
 }
 
 void ShmBackend::finish(ShmWork& work) {
@@ -205,7 +205,7 @@ void ShmBackend::finish(ShmWork& work) {
   try {
     if (call.transport == Transport::kGather) {
       std::byte* const target = call.out_slice(rank());
-      if (work.in_nbytes_ > 0 && target != call.in) std::memcpy(target, call.in, work.in_nbytes_);
+      if (work.in_nbytes_ > 0 && target != call.in) copy_bytes(target, call.in, work.in_nbytes_);
     } else if (call.transport == Transport::kScatter || call.transport == Transport::kView) {
       const std::size_t offset = call.transport == Transport::kScatter ? call.slice_offset_nbytes(rank()) : 0;
       for (int peer = 0; peer < size(); ++peer) {

@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "comm/copy.h"
 #include "comm/shm_backend.h"
 #include "zero/errors.h"
 
@@ -21,7 +21,7 @@ void ShmBackend::locate_input(ShmWork& work) {
     } else {
       wait_for_staging_room(work.in_nbytes_);
       StagingArena::Block block = staging_.take(work.in_nbytes_, sequence);
-      std::memcpy(block.data, work.call_.in, work.in_nbytes_);
+      copy_bytes(block.data, work.call_.in, work.in_nbytes_);
       location = location_of(*block.region, block.data);
       work.input_region_ = std::move(block.region);
       work.staged_ = true;

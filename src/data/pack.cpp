@@ -1,5 +1,6 @@
 // pack_corpus: list, read and deduplicate, shuffle, split, write.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <xxhash.h>
 
 #include <algorithm>

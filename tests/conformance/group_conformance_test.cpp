@@ -99,7 +99,9 @@ TEST(GroupConformance, RanksAndSizes) {
     EXPECT_EQ(group.local_size(), group.size());
     EXPECT_EQ(group.local_rank(), group.rank());
     EXPECT_TRUE(group.single_node());
-    if (!std::getenv("ZERO_TIMEOUT_S")) EXPECT_EQ(group.timeout(), 30min);
+    if (!std::getenv("ZERO_TIMEOUT_S")) {
+      EXPECT_EQ(group.timeout(), 30min);
+    }
     group.set_timeout(5s);
     EXPECT_EQ(group.timeout(), 5s);
     group.barrier().wait();

@@ -1,0 +1,24 @@
+#pragma once
+// Standard output of the one process that talks to the user.
+#include <cstdio>
+#include <string>
+
+namespace zero::app {
+
+class Console {
+ public:
+  explicit Console(bool enabled) : enabled_(enabled) {}
+
+  /// Writes `text` as it is and flushes; nothing when not enabled.
+  void print(const std::string& text) const {
+    if (!enabled_) return;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+  bool enabled() const { return enabled_; }
+
+ private:
+  bool enabled_;
+};
+
+}  // namespace zero::app

@@ -1,0 +1,32 @@
+#pragma once
+// What a rank adds up over its steps, and how the ranks bring such things together.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "zero/group.h"
+#include "zero/memory.h"
+#include "zero/report.h"
+
+namespace zero::app {
+
+/// Seconds and elements of all steps so far; plain doubles, so that ranks can exchange them.
+struct StepTotals {
+  double data = 0, forward = 0, backward = 0, step = 0;
+  StepBreakdown inside{};  ///< parts of backward and step
+  double gathered_numel = 0, reduced_numel = 0, published_numel = 0;
+
+  double seconds() const { return data + forward + backward + step; }
+};
+
+/// Adds the breakdown of one step.
+void add(StepBreakdown& sum, const StepBreakdown& one);
+
+/// *Collective.* Every rank's `mine`, one after the other, in rank order.
+std::vector<double> gather_doubles(Group group, std::span<const double> mine, const char* label);
+/// *Collective.* The mean over ranks.
+StepTotals mean_over_ranks(Group group, const StepTotals& mine);
+/// *Collective.* Every rank's report, in rank order.
+std::vector<MemoryReport> gather_memory(Group group, const MemoryReport& mine);
+
+}  // namespace zero::app

@@ -1,0 +1,73 @@
+#include "train_config.h"
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+namespace zero::app {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::int64_t kMicroBatch = 4;
+constexpr std::int64_t kMicroBatchesPerStep = 4;  // over all ranks
+constexpr double kLearningRate = 1e-3;
+
+/// True when the file itself says what overlap_comm is; unknown counts as yes.
+bool names_overlap_comm(const std::string& path) {
+  std::ifstream file(path);
+  const auto json = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
+  if (!json.is_object()) return true;
+  return json.contains("zero_optimization") && json["zero_optimization"].contains("overlap_comm");
+}
+
+/// Applies the command line to a resolved configuration and checks the result as a whole.
+Config override_config(const Config& config, const TrainOptions& options) {
+  ordered_json json = ordered_json::parse(config.to_json());
+  if (options.stage) {
+    json["zero_optimization"]["stage"] = *options.stage;
+    // Its default follows the stage.
+    if (!names_overlap_comm(options.config)) json["zero_optimization"].erase("overlap_comm");
+  }
+  if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
+  if (options.seed || !config.zerotorch.seed) json["zerotorch"]["seed"] = options.seed.value_or(kDefaultSeed);
+  Config result = Config::from_text(json.dump(), options.config.empty() ? "built-in configuration" : options.config);
+  result.notices = config.notices;
+  return result;
+}
+
+}  // namespace
+
+std::string builtin_config(const TrainOptions& options, int ranks) {
+  const std::int64_t accumulation = std::max<std::int64_t>(1, kMicroBatchesPerStep / ranks);
+  const ordered_json json = {
+      {"train_micro_batch_size_per_gpu", kMicroBatch},
+      {"gradient_accumulation_steps", accumulation},
+      {"gradient_clipping", 1.0},
+      {"bf16", {{"enabled", true}}},
+      {"zero_optimization", {{"stage", options.stage.value_or(3)}}},
+      {"optimizer",
+       {{"type", "AdamW"},
+        {"params", {{"lr", kLearningRate}, {"betas", {0.9, 0.95}}, {"eps", 1e-8}, {"weight_decay", 0.1}}}}},
+      {"scheduler",
+       {{"type", "WarmupCosineLR"},
+        {"params",
+         {{"total_num_steps", options.steps},
+          {"warmup_num_steps", std::max<std::int64_t>(2, options.steps / 20)},
+          {"warmup_type", "linear"},
+          {"warmup_min_ratio", 0.01},
+          {"cos_min_ratio", 0.05}}}}}};
+  return json.dump(2);
+}
+
+Config make_config(const TrainOptions& options, int ranks) {
+  const Config base = options.config.empty() ? Config::from_text(builtin_config(options, ranks), "built-in configuration")
+                                             : Config::from_file(options.config);
+  Config config = override_config(base, options);
+  config.resolve_batch(ranks);
+  return config;
+}
+
+}  // namespace zero::app

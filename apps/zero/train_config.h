@@ -1,0 +1,16 @@
+#pragma once
+// The configuration of a run: the built-in JSON or the user's file, with what the command line overrides.
+#include "train_options.h"
+#include "zero/config.h"
+
+namespace zero::app {
+
+/// The built-in configuration for `ranks` ranks, as JSON text: bf16, ZeRO-3, AdamW with warm-up and cosine. The
+/// global batch is the same for 1, 2 and 4 ranks.
+std::string builtin_config(const TrainOptions& options, int ranks);
+
+/// The built-in configuration, or the file of --config, with --stage, --store and --seed applied and the batch
+/// resolved for `ranks`. Local. Throws ConfigError, IoError.
+Config make_config(const TrainOptions& options, int ranks);
+
+}  // namespace zero::app

@@ -1,0 +1,52 @@
+#pragma once
+// The options of `zero train`, as the user gives them.
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace CLI {
+class App;
+}
+
+namespace zero::app {
+
+struct TrainOptions {
+  std::optional<int> ranks;  ///< not given: 2, or what the launcher started
+  // What to learn from.
+  std::string data;       ///< empty: see choose_corpus()
+  std::string cache_dir;  ///< empty: see choose_corpus()
+  bool pack_only = false;
+  // The model.
+  std::string preset = "gpt-10m";
+  std::optional<std::int64_t> layers, dim, heads, seq;
+  // How to train it.
+  std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
+  std::optional<int> stage;
+  std::string store;  ///< empty: the configuration's
+  std::int64_t steps = 300;
+  std::optional<std::int64_t> seed;        ///< not given: the configuration's, else kDefaultSeed
+  std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 4
+  std::int64_t eval_batches = 12;          ///< of kValidationBatchSize sequences; 0: the whole split
+  // The sample at the end.
+  std::int64_t sample_length = 400;
+  std::string prompt = "import torch\\n";  ///< \n and \t stand for a line end and a tab
+  double temperature = 0.7;
+  std::int64_t top_k = 40;
+  // What is said and written.
+  std::string run_dir;  ///< empty: runs/<date-time>-<preset>
+  bool quiet = false;
+  bool no_tensorboard = false;
+  bool print_config = false;
+  bool as_rank = false;  ///< internal: this process is a rank that `zero train` has started
+};
+
+inline constexpr std::int64_t kDefaultSeed = 1234;
+inline constexpr int kDefaultRanks = 2;
+
+/// Adds the options to `command`. Their values are in `options` once it is parsed.
+void add_train_options(CLI::App& command, TrainOptions& options);
+
+/// "\n" -> a line end, "\t" -> a tab, "\\" -> a backslash.
+std::string unescape(const std::string& text);
+
+}  // namespace zero::app

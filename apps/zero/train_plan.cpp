@@ -1,0 +1,154 @@
+#include "train_plan.h"
+
+#include <fmt/format.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "console.h"
+#include "corpus_choice.h"
+#include "host_facts.h"
+#include "run_folder.h"
+#include "text_format.h"
+#include "train_config.h"
+#include "zero/errors.h"
+#include "zero/models.h"
+
+namespace zero::app {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, preset, layers, dim, heads, seq, parameters_numel, config, corpus_folder,
+                                   corpus_hash, train_nbytes, baseline_nats, run_folder, tensorboard_folder, steps,
+                                   eval_every, eval_batches, seed, prompt, sample_length, top_k, temperature, quiet)
+
+namespace {
+
+/// The model's sizes. Throws ConfigError for an unknown preset and for sizes that do not fit each other.
+void choose_model(TrainPlan& plan, const TrainOptions& options) {
+  GPTOptions model = gpt_preset(options.preset);
+  model.layers = options.layers.value_or(model.layers);
+  model.dim = options.dim.value_or(model.dim);
+  model.heads = options.heads.value_or(model.heads);
+  model.seq = options.seq.value_or(model.seq);
+  if (model.dim % model.heads != 0) {
+    throw ConfigError(fmt::format("model: dim {} is not a multiple of heads {}; change --dim or --heads", model.dim,
+                                  model.heads));
+  }
+  plan.preset = options.preset;
+  plan.layers = model.layers;
+  plan.dim = model.dim;
+  plan.heads = model.heads;
+  plan.seq = model.seq;
+  plan.parameters_numel = gpt_numel(model);
+}
+
+std::string describe_model(const TrainPlan& plan) {
+  const bool as_is = gpt_preset(plan.preset).layers == plan.layers && gpt_preset(plan.preset).dim == plan.dim &&
+                     gpt_preset(plan.preset).heads == plan.heads && gpt_preset(plan.preset).seq == plan.seq;
+  return fmt::format("model      {}{}: {} parameters in {} layers of width {}, {} heads, context of {} bytes\n", plan.preset,
+                     as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)), plan.layers,
+                     plan.dim, plan.heads, plan.seq);
+}
+
+std::string describe_training(const TrainPlan& plan, const Config& config, int ranks) {
+  const std::int64_t tokens = plan.steps * config.train_batch_size * plan.seq;
+  const std::string lr = fmt::format("lr {:g}", config.optimizer.lr);
+  return fmt::format(
+      "training   {} steps x {} sequences ({} rank{} x micro-batch {} x accumulation {}) x {} bytes = {} tokens{}\n"
+      "           {}, ZeRO stage {}, {} {}{}\n",
+      plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s", config.train_micro_batch_size_per_gpu,
+      config.gradient_accumulation_steps, plan.seq, human_count(static_cast<double>(tokens)),
+      tokens > plan.train_nbytes ? fmt::format(", {:.1f} epochs", static_cast<double>(tokens) / plan.train_nbytes) : "",
+      config.bf16.enabled ? "bf16" : "fp32", config.zero_optimization.stage, config.optimizer.type, lr,
+      config.gradient_clipping > 0 ? fmt::format(", gradients clipped at {:g}", config.gradient_clipping) : "");
+}
+
+/// A word of warning when the ranks of this host would not fit its memory; 18 bytes a parameter are the states
+/// of all ranks together at stage 3, and more at lower stages.
+std::string describe_memory(const TrainPlan& plan, const Config& config, int ranks) {
+  const std::int64_t copies = config.zero_optimization.stage >= 3 ? 1 : ranks;
+  const double states = static_cast<double>(plan.parameters_numel) * static_cast<double>(16 + 2 * copies);
+  const double initial = static_cast<double>(plan.parameters_numel) * 4.0 * ranks;
+  const double needed = std::max(states, initial), available = static_cast<double>(available_memory_nbytes());
+  if (available == 0 || needed < 0.9 * available) return "";
+  return fmt::format("warning: the model's states alone need about {} on this host, and {} of memory are free\n",
+                     human_nbytes(static_cast<std::int64_t>(needed)), human_nbytes(static_cast<std::int64_t>(available)));
+}
+
+std::string tensorboard_folder(const Config& config, const std::string& run_folder) {
+  namespace fs = std::filesystem;
+  if (!config.tensorboard.enabled) return (fs::path(run_folder) / "tensorboard").string();
+  const fs::path output = config.tensorboard.output_path.empty() ? fs::path("runs") : fs::path(config.tensorboard.output_path);
+  return fs::absolute(output / config.tensorboard.job_name).lexically_normal().string();
+}
+
+std::string utc_now() {
+  const time_t now = ::time(nullptr);
+  tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  ::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+void write_environment(const TrainPlan& plan, int ranks, const std::string& command_line) {
+  nlohmann::ordered_json facts = host_facts();
+  facts["run"] = {{"command_line", command_line},
+                  {"working_folder", std::filesystem::current_path().string()},
+                  {"started_at", utc_now()},
+                  {"ranks", ranks},
+                  {"corpus_folder", plan.corpus_folder},
+                  {"corpus_hash", plan.corpus_hash}};
+  RunFolder(plan.run_folder).write_json("environment.json", facts);
+}
+
+}  // namespace
+
+std::string to_json(const TrainPlan& plan) { return nlohmann::json(plan).dump(); }
+
+TrainPlan plan_from_json(const std::string& json) {
+  try {
+    return nlohmann::json::parse(json).get<TrainPlan>();
+  } catch (const nlohmann::json::exception& error) {
+    throw InternalError(fmt::format("the plan of the run cannot be read: {}", error.what()));
+  }
+}
+
+TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string& command_line) {
+  TrainPlan plan;
+  choose_model(plan, options);
+  const Config config = make_config(options, ranks);
+  plan.config = config.to_json();
+  plan.seed = *config.zerotorch.seed;
+  plan.steps = options.steps;
+  plan.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, (options.steps + 3) / 4));
+  plan.eval_batches = options.eval_batches;
+  plan.prompt = unescape(options.prompt);
+  plan.sample_length = options.sample_length;
+  plan.top_k = options.top_k;
+  plan.temperature = options.temperature;
+  plan.quiet = options.quiet;
+
+  const Console console(!options.quiet);
+  console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
+  const auto start = std::chrono::steady_clock::now();
+  const CorpusInfo corpus = pack_and_check(choose_corpus(options.data, options.cache_dir), plan.seq);
+  const std::chrono::duration<double> packing = std::chrono::steady_clock::now() - start;
+  plan.corpus_folder = corpus.folder.string();
+  plan.corpus_hash = corpus.hash;
+  plan.train_nbytes = corpus.train_nbytes;
+  plan.baseline_nats = corpus.validation_unigram_entropy_nats;
+  plan.run_folder = make_run_folder(options.run_dir, options.preset).string();
+  if (!options.no_tensorboard) plan.tensorboard_folder = tensorboard_folder(config, plan.run_folder);
+  write_environment(plan, ranks, command_line);
+
+  console.print(describe_corpus(corpus, packing.count()) + describe_model(plan) + describe_training(plan, config, ranks));
+  console.print(fmt::format("run        {}\n", short_path(plan.run_folder)));
+  for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
+  console.print(describe_memory(plan, config, ranks) + "\n");
+  return plan;
+}
+
+}  // namespace zero::app

@@ -1,0 +1,36 @@
+#pragma once
+// A run of `zero train` with everything decided: what the ranks get, as JSON, from whoever prepared it.
+#include <cstdint>
+#include <string>
+
+#include "train_options.h"
+
+namespace zero::app {
+
+struct TrainPlan {
+  std::string preset;
+  std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
+  std::int64_t parameters_numel = 0;
+  std::string config;  ///< resolved, as JSON
+  std::string corpus_folder, corpus_hash;
+  std::int64_t train_nbytes = 0;
+  double baseline_nats = 0;  ///< unigram entropy of the validation split, per byte
+  std::string run_folder, tensorboard_folder;  ///< tensorboard_folder empty: none
+  std::int64_t steps = 0, eval_every = 0, eval_batches = 0;
+  std::int64_t seed = 0;
+  std::string prompt;
+  std::int64_t sample_length = 0, top_k = 0;
+  double temperature = 0;
+  bool quiet = false;
+};
+
+std::string to_json(const TrainPlan& plan);
+/// Throws InternalError for anything that to_json() did not write.
+TrainPlan plan_from_json(const std::string& json);
+
+/// Everything that can be checked and done before ranks exist, for `ranks` ranks: configuration, model, text
+/// (packed here), run folder with environment.json. Prints what was decided unless quiet. Local. Throws
+/// ConfigError, IoError.
+TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string& command_line);
+
+}  // namespace zero::app

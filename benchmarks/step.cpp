@@ -1,0 +1,255 @@
+// What a ZeRO step costs over forward and backward alone, in one run on the same model.
+//
+//   step [--ranks 2] [--preset gpt-152m] [--batch 2] [--accumulation 1] [--modes stage3,...]
+//
+// Every mode trains interleaved with the baseline: the same GPT in bf16 with private parameters, forward and
+// backward, gradients dropped, no optimizer, no communication. The ratio is that of the medians. Verified
+// while measured: the losses of all modes must be the same numbers. One JSON line per mode on rank 0.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <torch/nn/module.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/clock.h"
+#include "comm/launcher.h"
+#include "storage/activation_meter.h"
+#include "zero/models.h"
+#include "zero/zero.h"
+
+namespace {
+
+using zero::base::seconds_now;
+
+struct Options {
+  int ranks = 2;
+  std::string preset = "gpt-152m";
+  std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
+  std::int64_t batch = 2;
+  std::int64_t accumulation = 1;
+  int steps = 8;
+  int warmup = 3;
+  bool fp32 = false;
+  bool pin = true;
+  std::string modes = "stage0,stage1,stage2,stage3-copying,stage3";
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+double pss_mb() {
+  std::ifstream in("/proc/self/smaps_rollup");
+  std::string line;
+  while (std::getline(in, line)) {
+    if (line.rfind("Pss:", 0) == 0) return std::stod(line.substr(4)) / 1024;
+  }
+  return 0;
+}
+
+long page_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
+/// Tokens of step i for this rank: [batch, seq + 1].
+at::Tensor tokens_of(const Options& options, std::int64_t seq, int rank, std::int64_t index) {
+  at::Tensor tokens = at::empty({options.batch, seq + 1}, at::kLong);
+  auto* out = tokens.mutable_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < tokens.numel(); ++i) {
+    std::uint64_t z = (i + 1 + index * 7919 + rank * 104729) * 0x9E3779B97F4A7C15ull;
+    z ^= z >> 29;
+    z *= 0xBF58476D1CE4E5B9ull;
+    out[i] = static_cast<std::int64_t>((z >> 33) % 256);
+  }
+  return tokens;
+}
+
+zero::GPTOptions model_options(const Options& options) {
+  zero::GPTOptions model = zero::gpt_preset(options.preset);
+  if (options.layers) model.layers = options.layers;
+  if (options.dim) model.dim = options.dim;
+  if (options.heads) model.heads = options.heads;
+  if (options.seq) model.seq = options.seq;
+  return model;
+}
+
+std::string json_of(const Options& options, const std::string& mode) {
+  const bool copying = mode.find("copying") != std::string::npos;
+  const bool node_shared = mode.find("shared") != std::string::npos || (mode.substr(0, 6) == "stage3" && !copying);
+  return fmt::format(
+      R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
+           "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "weight_decay": 0.01}}}},
+           "gradient_clipping": 1.0, "bf16": {{"enabled": {}}},
+           "zero_optimization": {{"stage": {}, "overlap_comm": true, "stage3_max_reuse_distance": 0}},
+           "zerotorch": {{"store": "{}"}}}})",
+      options.batch, options.accumulation, !options.fp32, mode[5],
+      copying || !node_shared ? "copying" : "node_shared");
+}
+
+/// Forward and backward of one step's micro-batches; returns the last loss.
+template <class Loss, class After>
+double run_step(const Options& options, std::int64_t seq, int rank, std::int64_t step, Loss loss_of, After after) {
+  double last = 0;
+  for (std::int64_t j = 0; j < options.accumulation; ++j) {
+    const at::Tensor tokens = tokens_of(options, seq, rank, step * options.accumulation + j);
+    const at::Tensor loss = loss_of(tokens.narrow(1, 0, seq), tokens.narrow(1, 1, seq).contiguous());
+    after(loss);
+    last = loss.item<float>();
+  }
+  return last;
+}
+
+struct Measured {
+  std::vector<double> baseline, engine;
+  std::vector<long> faults;
+  std::vector<zero::StepBreakdown> breakdowns;
+  double last_loss = 0;
+};
+
+nlohmann::json summary(const Options& options, const std::string& mode, const Measured& measured,
+                       std::int64_t numel, double peak_mb, zero::Group group) {
+  const auto mean_of = [&](auto member) {
+    std::vector<double> values;
+    for (const auto& breakdown : measured.breakdowns) values.push_back(breakdown.*member * 1e3);
+    double value = median(values);
+    group.all_reduce(&value, 1, zero::DType::kFloat64).wait();
+    return std::round(value / group.size() * 10) / 10;
+  };
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < measured.engine.size(); ++i) ratios.push_back(measured.engine[i] / measured.baseline[i]);
+  using B = zero::StepBreakdown;
+  return {{"mode", mode},
+          {"parameters", numel},
+          {"ranks", options.ranks},
+          {"batch", options.batch},
+          {"accumulation", options.accumulation},
+          {"dtype", options.fp32 ? "fp32" : "bf16"},
+          {"baseline_s", median(measured.baseline)},
+          {"step_s", median(measured.engine)},
+          {"ratio", std::round(median(measured.engine) / median(measured.baseline) * 1000) / 1000},
+          {"ratio_pairs_median", std::round(median(ratios) * 1000) / 1000},
+          {"page_faults_per_step", median({measured.faults.begin(), measured.faults.end()})},
+          {"pss_mb_all_ranks", std::round(peak_mb)},
+          {"loss", measured.last_loss},
+          {"ms",
+           {{"gradient_copy", mean_of(&B::gradient_copy)},
+            {"reduce", mean_of(&B::reduce)},
+            {"gather", mean_of(&B::gather)},
+            {"wait", mean_of(&B::wait)},
+            {"norm", mean_of(&B::norm)},
+            {"update", mean_of(&B::update)},
+            {"publish", mean_of(&B::publish)}}}};
+}
+
+int run_rank(const Options& options) {
+  zero::storage::keep_freed_memory();
+  at::set_num_threads(1);
+  zero::Group group = zero::init_distributed();
+  if (options.pin) {
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    CPU_SET(group.local_rank() % std::max(1u, std::thread::hardware_concurrency()), &cpus);
+    sched_setaffinity(0, sizeof cpus, &cpus);
+  }
+  const auto model_opts = model_options(options);
+  at::manual_seed(1);
+  zero::GPT plain(model_opts);
+  if (!options.fp32) plain->to(at::kBFloat16);
+  double expected_loss = NAN;
+  std::stringstream modes(options.modes);
+  for (std::string mode; std::getline(modes, mode, ',');) {
+    at::manual_seed(1);
+    zero::GPT model(model_opts);
+    auto engine = zero::initialize(model, json_of(options, mode), zero::InitializeOptions{.group = group});
+    Measured measured;
+    double peak = 0;
+    for (int i = 0; i < options.warmup + options.steps; ++i) {
+      group.barrier().wait();
+      double begin = seconds_now();
+      run_step(options, model_opts.seq, group.rank(), i,
+               [&](const at::Tensor& x, const at::Tensor& y) { return plain->loss(x, y); },
+               [&](const at::Tensor& loss) {
+                 loss.backward();
+                 for (auto& parameter : plain->parameters()) parameter.mutable_grad().reset();
+               });
+      group.barrier().wait();
+      const double baseline = seconds_now() - begin;
+      begin = seconds_now();
+      const long faults = page_faults();
+      measured.last_loss = run_step(
+          options, model_opts.seq, group.rank(), i,
+          [&](const at::Tensor& x, const at::Tensor& y) { return model->loss(x, y); },
+          [&](const at::Tensor& loss) {
+            engine.backward(loss);
+            engine.step();
+          });
+      group.barrier().wait();
+      const double step = seconds_now() - begin;
+      peak = std::max(peak, pss_mb());
+      if (i < options.warmup) continue;
+      measured.baseline.push_back(baseline);
+      measured.engine.push_back(step);
+      measured.faults.push_back(page_faults() - faults);
+      measured.breakdowns.push_back(engine.step_breakdown());
+    }
+    group.all_reduce(&peak, 1, zero::DType::kFloat64).wait();
+    const auto line = summary(options, mode, measured, zero::gpt_numel(model_opts), peak, group);
+    if (group.rank() == 0) {
+      std::cout << line.dump() << std::endl;
+      if (std::isnan(expected_loss)) expected_loss = measured.last_loss;
+      if (measured.last_loss != expected_loss) {
+        std::cerr << mode << ": loss " << measured.last_loss << ", other modes " << expected_loss << "\n";
+        return 1;
+      }
+    }
+    group.barrier().wait();
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("What a ZeRO step costs over forward and backward alone.");
+  app.add_option("--ranks", options.ranks);
+  app.add_option("--preset", options.preset);
+  app.add_option("--layers", options.layers);
+  app.add_option("--dim", options.dim);
+  app.add_option("--heads", options.heads);
+  app.add_option("--seq", options.seq);
+  app.add_option("--batch", options.batch);
+  app.add_option("--accumulation", options.accumulation);
+  app.add_option("--steps", options.steps);
+  app.add_option("--warmup", options.warmup);
+  app.add_option("--modes", options.modes);
+  app.add_flag("--fp32", options.fp32);
+  app.add_flag("!--no-pin", options.pin);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (options.ranks > 1 && !std::getenv("ZERO_RANK") && !std::getenv("OMPI_COMM_WORLD_RANK")) {
+      zero::comm::LaunchOptions launch;
+      launch.nproc = options.ranks;
+      launch.command.assign(argv, argv + argc);
+      launch.prefix_output = false;
+      return zero::comm::launch(launch);
+    }
+    return run_rank(options);
+  } catch (const std::exception& error) {
+    std::cerr << "step: " << error.what() << "\n";
+    return 2;
+  }
+}
