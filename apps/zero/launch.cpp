@@ -43,14 +43,21 @@ zero::comm::LaunchOptions to_options(const Arguments& arguments, std::vector<std
 
 void add_launch_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("launch", "start the ranks of a job on this host and look after them");
-  command->add_option("-n,--nproc", arguments->nproc, "number of ranks")->required()->check(CLI::Range(1, 4096));
+  CLI::App* command =
+      app.add_subcommand("launch", "start the ranks of a job on this host and look after them");
+  command->add_option("-n,--nproc", arguments->nproc, "number of ranks")
+      ->required()
+      ->check(CLI::Range(1, 4096));
   command->add_flag("--no-prefix", arguments->no_prefix, "do not begin each line of output with the rank");
   command
-      ->add_option("--grace", arguments->grace_s, "seconds the other ranks may go on after the first failure (default 8)")
+      ->add_option("--grace", arguments->grace_s,
+                   "seconds the other ranks may go on after the first failure (default 8)")
       ->check(CLI::Range(0.0, 3600.0));
-  command->add_option("--env", arguments->environment, "NAME=VALUE for the ranks; may be repeated")->take_all()->allow_extra_args(false);
-  command->add_option("program", arguments->program, "program; its arguments follow, after `--` they may look like options of ours");
+  command->add_option("--env", arguments->environment, "NAME=VALUE for the ranks; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_option("program", arguments->program,
+                      "program; its arguments follow, after `--` they may look like options of ours");
   command->footer("Example:  zero launch -n 2 -- ./train --config ds.json");
   command->prefix_command();
   command->callback([command, arguments, &exit_code] {

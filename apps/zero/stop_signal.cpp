@@ -1,8 +1,9 @@
 #include "stop_signal.h"
 
 #include <signal.h>
-#include <string.h>
 #include <unistd.h>
+
+#include <initializer_list>
 
 namespace zero::app {
 namespace {

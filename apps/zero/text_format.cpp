@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <numbers>
@@ -25,9 +26,13 @@ std::size_t character_length(std::string_view text) {
 }  // namespace
 
 std::string with_commas(std::int64_t value) {
-  std::string text = std::to_string(value);
+  const std::string digits = std::to_string(value);
   const std::size_t first = value < 0 ? 1 : 0;
-  for (std::size_t i = text.size(); i > first + 3;) text.insert(i -= 3, ",");
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i > first && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
   return text;
 }
 
@@ -83,7 +88,7 @@ std::string short_path(const std::string& path) {
   const std::string_view prefix = home ? home : "";
   const bool inside = prefix.size() > 1 && path.starts_with(prefix) &&
                       (path.size() == prefix.size() || path[prefix.size()] == '/');
-  return inside ? "~" + path.substr(prefix.size()) : path;
+  return inside ? fmt::format("~{}", path.substr(prefix.size())) : path;
 }
 
 }  // namespace zero::app

@@ -42,7 +42,7 @@ Config override_config(const Config& config, const TrainOptions& options) {
 
 std::string builtin_config(const TrainOptions& options, int ranks) {
   const std::int64_t accumulation = std::max<std::int64_t>(1, kMicroBatchesPerStep / ranks);
-  const ordered_json json = {
+  ordered_json json = {
       {"train_micro_batch_size_per_gpu", kMicroBatch},
       {"gradient_accumulation_steps", accumulation},
       {"gradient_clipping", 1.0},
@@ -59,6 +59,8 @@ std::string builtin_config(const TrainOptions& options, int ranks) {
           {"warmup_type", "linear"},
           {"warmup_min_ratio", 0.01},
           {"cos_min_ratio", 0.05}}}}}};
+  json["zerotorch"] = {{"seed", options.seed.value_or(kDefaultSeed)}};
+  if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
   return json.dump(2);
 }
 

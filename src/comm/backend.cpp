@@ -17,16 +17,18 @@ std::chrono::milliseconds timeout_from_environment() {
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
   if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
-    throw ConfigError(fmt::format(
-        "environment variable ZERO_TIMEOUT_S: got \"{}\", wanted a number of seconds above 0 (timeout of collectives).",
-        text));
+    throw ConfigError(
+        fmt::format("environment variable ZERO_TIMEOUT_S: got \"{}\", wanted a number of seconds above 0 "
+                    "(timeout of collectives).",
+                    text));
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
 }  // namespace
 
-Backend::Backend(int rank, int size) : rank_(rank), size_(size), default_timeout_(timeout_from_environment()) {}
+Backend::Backend(int rank, int size)
+    : rank_(rank), size_(size), default_timeout_(timeout_from_environment()) {}
 
 CollectiveCounter* Backend::counter_of(CollectiveKind kind) {
   switch (kind) {

@@ -48,12 +48,12 @@ struct Call {
   DType dtype = DType::kByte;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;
-  std::int64_t numel = 0;           ///< of the collective; kView and kBroadcast: of each rank's `in`
+  std::int64_t numel = 0;            ///< of the collective; kView and kBroadcast: of each rank's `in`
   std::int64_t recorded_numel = -1;  ///< what the ranks compare and the errors say, where it is not `numel`
   std::span<const std::int64_t> counts = {};  ///< kGather and kScatter: [size()] elements per rank
   const void* in = nullptr;
   void* out = nullptr;
-  Reduction reduction = {};   ///< used when `consume` is empty
+  Reduction reduction = {};  ///< used when `consume` is empty
   ConsumeSlices consume = {};
   std::string_view label = {};
   std::chrono::milliseconds timeout{0};

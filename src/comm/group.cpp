@@ -24,8 +24,8 @@ constexpr std::int64_t kSmallAllReduceNbytes = 64 << 10;
 /// Boundaries of the slices of a large all_reduce: whole cache lines.
 constexpr std::int64_t kSliceMultiple = 64;
 
-[[noreturn]] void refuse(const comm::Backend& backend, std::string_view function, const CollectiveOptions& options,
-                         const std::string& problem) {
+[[noreturn]] void refuse(const comm::Backend& backend, std::string_view function,
+                         const CollectiveOptions& options, const std::string& problem) {
   throw ConfigError(fmt::format("{}(\"{}\") on rank {} of {}: {}", function, options.label, backend.rank(),
                                 backend.size(), problem));
 }
@@ -39,7 +39,8 @@ std::int64_t checked_total(const comm::Backend& backend, std::string_view functi
   std::int64_t total = 0;
   for (std::size_t r = 0; r < counts.size(); ++r) {
     if (counts[r] < 0) {
-      refuse(backend, function, options, fmt::format("counts[{}] is {}, wanted 0 or more elements.", r, counts[r]));
+      refuse(backend, function, options,
+             fmt::format("counts[{}] is {}, wanted 0 or more elements.", r, counts[r]));
     }
     total += counts[r];
   }
@@ -50,7 +51,8 @@ void check_pointer(const comm::Backend& backend, std::string_view function, std:
                    const void* pointer, std::int64_t numel, const CollectiveOptions& options) {
   if (numel < 0) refuse(backend, function, options, fmt::format("numel is {}, wanted 0 or more.", numel));
   if (numel > 0 && !pointer) {
-    refuse(backend, function, options, fmt::format("`{}` is null but {} elements are wanted of it.", name, numel));
+    refuse(backend, function, options,
+           fmt::format("`{}` is null but {} elements are wanted of it.", name, numel));
   }
 }
 
@@ -159,15 +161,18 @@ Work Group::reduce_scatter(const void* in, void* out, std::span<const std::int64
   check_pointer(*backend_, kFunction, "out", out, mine, options);
   const bool narrows = dtype == out_dtype && (dtype == DType::kBFloat16 || dtype == DType::kFloat16);
   if (!comm::reduce_supported(dtype, out_dtype) || narrows) {
-    refuse(*backend_, kFunction, options,
-           fmt::format("{} to {} is not supported; wanted fp32, bf16 or fp16 to fp32, fp64 to fp64, or int64 to int64.",
-                       dtype_name(dtype), dtype_name(out_dtype)));
+    refuse(
+        *backend_, kFunction, options,
+        fmt::format(
+            "{} to {} is not supported; wanted fp32, bf16 or fp16 to fp32, fp64 to fp64, or int64 to int64.",
+            dtype_name(dtype), dtype_name(out_dtype)));
   }
   Call call = make_call(CollectiveKind::kReduceScatter, Transport::kScatter, dtype, options);
   call.numel = total;
   call.counts = counts;
   call.in = in;
-  call.reduction = {out, out_dtype, ReduceOp::kSum, accumulate ? comm::ReduceBase::kOut : comm::ReduceBase::kZero};
+  call.reduction = {out, out_dtype, ReduceOp::kSum,
+                    accumulate ? comm::ReduceBase::kOut : comm::ReduceBase::kZero};
   Work work(backend_->post(call));
   count(backend_->counters().reduce_scatter, total - mine, mine * (size() - 1), dtype);
   return work;
@@ -190,7 +195,8 @@ Work Group::exchange(const void* in, std::span<const std::int64_t> counts, DType
   return work;
 }
 
-Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op, const CollectiveOptions& options) {
+Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op,
+                       const CollectiveOptions& options) {
   constexpr std::string_view kFunction = "all_reduce";
   check_pointer(*backend_, kFunction, "inout", inout, numel, options);
   if (!comm::reduce_supported(dtype, dtype)) {
@@ -233,7 +239,8 @@ Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op
   return Work(std::move(gathered));
 }
 
-Work Group::broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options) {
+Work Group::broadcast(void* inout, std::int64_t numel, DType dtype, int root,
+                      const CollectiveOptions& options) {
   constexpr std::string_view kFunction = "broadcast";
   check_pointer(*backend_, kFunction, "inout", inout, numel, options);
   if (root < 0 || root >= size()) {

@@ -11,13 +11,15 @@
 namespace zero {
 namespace {
 
-std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery, const DistributedOptions& options) {
+std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery,
+                                            const DistributedOptions& options) {
   switch (comm::choose_backend(discovery, options.backend, comm::build_has_mpi())) {
     case comm::BackendKind::kSelf: return comm::make_self_backend();
     case comm::BackendKind::kMpi: return comm::make_mpi_backend(discovery.rank, discovery.size);
     case comm::BackendKind::kShm:
       return std::make_shared<comm::ShmBackend>(
-          comm::ControlSegment::rendezvous(discovery.job_id, discovery.rank, discovery.size, options.rendezvous_timeout),
+          comm::ControlSegment::rendezvous(discovery.job_id, discovery.rank, discovery.size,
+                                           options.rendezvous_timeout),
           discovery.rank);
   }
   return nullptr;
@@ -27,9 +29,10 @@ std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery, co
 
 Group init_distributed(const DistributedOptions& options) {
   if (options.timeout.count() < 0 || options.rendezvous_timeout.count() <= 0) {
-    throw ConfigError(fmt::format("init_distributed: timeout {} ms, rendezvous_timeout {} ms; wanted 0 or more, and "
-                                  "more than 0.",
-                                  options.timeout.count(), options.rendezvous_timeout.count()));
+    throw ConfigError(
+        fmt::format("init_distributed: timeout {} ms, rendezvous_timeout {} ms; wanted 0 or more, and "
+                    "more than 0.",
+                    options.timeout.count(), options.rendezvous_timeout.count()));
   }
   const comm::Discovery discovery = comm::discover(comm::current_environment(), comm::parent_tag());
   Group group(make_backend(discovery, options));

@@ -46,7 +46,9 @@ int free_port() {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof(address);
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  if (!socket || ::bind(socket.get(), generic, length) != 0 || ::getsockname(socket.get(), generic, &length) != 0) return 29500;
+  if (!socket || ::bind(socket.get(), generic, length) != 0 ||
+      ::getsockname(socket.get(), generic, &length) != 0)
+    return 29500;
   return ntohs(address.sin_port);
 }
 
@@ -55,7 +57,8 @@ void remove_shm_files(const std::string& job_id) {
   DIR* folder = ::opendir("/dev/shm");
   if (!folder) return;
   while (const dirent* entry = ::readdir(folder)) {
-    if (std::string_view(entry->d_name).starts_with(prefix)) ::shm_unlink(fmt::format("/{}", entry->d_name).c_str());
+    if (std::string_view(entry->d_name).starts_with(prefix))
+      ::shm_unlink(fmt::format("/{}", entry->d_name).c_str());
   }
   ::closedir(folder);
 }
@@ -68,7 +71,7 @@ class SignalReader {
     sigemptyset(&mask);
     for (const int signal : kForwarded) sigaddset(&mask, signal);
     sigaddset(&mask, SIGCHLD);
-    struct sigaction by_default {};
+    struct sigaction by_default{};
     by_default.sa_handler = SIG_DFL;
     ::sigaction(SIGCHLD, &by_default, &old_child_action_);  // ignored children could not be waited for
     ::sigprocmask(SIG_BLOCK, &mask, &old_mask_);
@@ -91,7 +94,7 @@ class SignalReader {
 
  private:
   sigset_t old_mask_;
-  struct sigaction old_child_action_ {};
+  struct sigaction old_child_action_{};
   FileDescriptor fd_;
 };
 
@@ -134,8 +137,8 @@ class Job {
  private:
   void start(int rank, const SignalReader& signals);
   std::vector<std::string> environment_of(int rank) const;
-  [[noreturn]] void become_rank(std::vector<std::string>& environment, const SignalReader& signals, int out, int err,
-                                int error_fd);
+  [[noreturn]] void become_rank(std::vector<std::string>& environment, const SignalReader& signals, int out,
+                                int err, int error_fd);
   bool running() const;
   void poll_once(const SignalReader& signals);
   void handle_signal(int signal);
@@ -177,7 +180,8 @@ std::vector<std::string> Job::environment_of(int rank) const {
   Environment environment = current_environment();
   const std::string rank_text = std::to_string(rank);
   const std::string size_text = std::to_string(options_.nproc);
-  for (const char* name : {"ZERO_RANK", "ZERO_LOCAL_RANK", "RANK", "LOCAL_RANK"}) environment[name] = rank_text;
+  for (const char* name : {"ZERO_RANK", "ZERO_LOCAL_RANK", "RANK", "LOCAL_RANK"})
+    environment[name] = rank_text;
   for (const char* name : {"ZERO_WORLD_SIZE", "ZERO_LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}) {
     environment[name] = size_text;
   }
@@ -191,7 +195,8 @@ std::vector<std::string> Job::environment_of(int rank) const {
   return lines;
 }
 
-void Job::become_rank(std::vector<std::string>& environment, const SignalReader& signals, int out, int err, int error_fd) {
+void Job::become_rank(std::vector<std::string>& environment, const SignalReader& signals, int out, int err,
+                      int error_fd) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != launcher_) ::_exit(127);  // it died before the line above
@@ -200,7 +205,8 @@ void Job::become_rank(std::vector<std::string>& environment, const SignalReader&
   if (out >= 0) ::dup2(out, STDOUT_FILENO);
   if (err >= 0) ::dup2(err, STDERR_FILENO);
   std::vector<char*> arguments, variables;
-  for (const std::string& argument : options_.command) arguments.push_back(const_cast<char*>(argument.c_str()));
+  for (const std::string& argument : options_.command)
+    arguments.push_back(const_cast<char*>(argument.c_str()));
   for (std::string& variable : environment) variables.push_back(variable.data());
   arguments.push_back(nullptr);
   variables.push_back(nullptr);
@@ -214,7 +220,8 @@ void Job::become_rank(std::vector<std::string>& environment, const SignalReader&
 /// Both ends of a pipe, closed on exec.
 std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError(fmt::format("launch: pipe failed: {}", std::strerror(errno)));
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    throw IoError(fmt::format("launch: pipe failed: {}", std::strerror(errno)));
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 
@@ -241,8 +248,9 @@ void Job::start(int rank, const SignalReader& signals) {
   error.second = FileDescriptor();
   int code = 0;
   if (::read(error.first.get(), &code, sizeof(code)) == sizeof(code)) {
-    throw ConfigError(fmt::format("launch: cannot start \"{}\": {}. Give a program in PATH or a path to an executable file.",
-                                  options_.command[0], std::strerror(code)));
+    throw ConfigError(fmt::format(
+        "launch: cannot start \"{}\": {}. Give a program in PATH or a path to an executable file.",
+        options_.command[0], std::strerror(code)));
   }
 }
 
@@ -331,14 +339,17 @@ int Job::report() const {
   if (!failure_) return 0;
   const int status = failure_->status;
   const bool by_signal = WIFSIGNALED(status);
-  const std::string how = by_signal ? fmt::format("killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
-                                    : fmt::format("exit code {}", WEXITSTATUS(status));
-  const char* const others = killed_        ? "; the others had to be killed"
-                             : terminated_  ? "; the others had to be terminated"
-                                            : "";
-  const double seconds = static_cast<double>(failure_->at_ns - start_ns_) / static_cast<double>(kNanosPerSecond);
-  const std::string line = fmt::format("zero launch: rank {} of {} (pid {}) failed first: {}, after {:.1f} s{}\n",
-                                       failure_->rank, options_.nproc, failure_->pid, how, seconds, others);
+  const std::string how =
+      by_signal ? fmt::format("killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
+                : fmt::format("exit code {}", WEXITSTATUS(status));
+  const char* const others = killed_       ? "; the others had to be killed"
+                             : terminated_ ? "; the others had to be terminated"
+                                           : "";
+  const double seconds =
+      static_cast<double>(failure_->at_ns - start_ns_) / static_cast<double>(kNanosPerSecond);
+  const std::string line =
+      fmt::format("zero launch: rank {} of {} (pid {}) failed first: {}, after {:.1f} s{}\n", failure_->rank,
+                  options_.nproc, failure_->pid, how, seconds, others);
   [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, line.data(), line.size());
   return by_signal ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }

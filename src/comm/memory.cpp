@@ -63,7 +63,8 @@ std::uint64_t cgroup_available_nbytes() {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string path = line.substr(second + 1);
     if (controllers.empty()) {
-      room = std::min(room, cgroup_room("/sys/fs/cgroup" + path, "/memory.max", "/memory.current", "inactive_file"));
+      room = std::min(
+          room, cgroup_room("/sys/fs/cgroup" + path, "/memory.max", "/memory.current", "inactive_file"));
     } else if (controllers.find("memory") != std::string::npos) {
       room = std::min(room, cgroup_room("/sys/fs/cgroup/memory" + path, "/memory.limit_in_bytes",
                                         "/memory.usage_in_bytes", "total_inactive_file"));
@@ -92,10 +93,12 @@ void check_memory_available(std::size_t nbytes, const std::string& what) {
   if (nbytes < kCheckedNbytes) return;
   const std::uint64_t available = available_memory_nbytes();
   if (nbytes <= available) return;
-  throw IoError(fmt::format(
-      "{}: wanted {:.2f} GiB ({} bytes) of memory, but only {:.2f} GiB are available to this process (MemAvailable "
-      "and memory cgroup). Use more ranks or hosts, a higher ZeRO stage or offload, or a smaller model or bucket.",
-      what, gib(nbytes), nbytes, gib(available)));
+  throw IoError(
+      fmt::format("{}: wanted {:.2f} GiB ({} bytes) of memory, but only {:.2f} GiB are available to this "
+                  "process (MemAvailable "
+                  "and memory cgroup). Use more ranks or hosts, a higher ZeRO stage or offload, or a smaller "
+                  "model or bucket.",
+                  what, gib(nbytes), nbytes, gib(available)));
 }
 
 FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
@@ -114,8 +117,9 @@ Mapping::Mapping(int fd, std::size_t nbytes) : nbytes_(nbytes) {
   const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   void* address = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (address == MAP_FAILED) {
-    throw IoError(fmt::format("mapping {} bytes of memory failed: {}. Look at `ulimit -v` and vm.max_map_count.", nbytes,
-                              std::strerror(errno)));
+    throw IoError(
+        fmt::format("mapping {} bytes of memory failed: {}. Look at `ulimit -v` and vm.max_map_count.",
+                    nbytes, std::strerror(errno)));
   }
   data_ = static_cast<std::byte*>(address);
   (void)::madvise(address, nbytes, MADV_HUGEPAGE);  // best effort: without it only the page size differs
@@ -138,11 +142,13 @@ FileDescriptor create_memfd(std::size_t nbytes, const std::string& what) {
   check_memory_available(nbytes, what);
   FileDescriptor fd(::memfd_create("zerotorch", MFD_CLOEXEC));
   if (!fd) {
-    throw IoError(fmt::format("{}: memfd_create failed: {}. Look at `ulimit -n`: one descriptor per shared buffer is used.",
-                              what, std::strerror(errno)));
+    throw IoError(fmt::format(
+        "{}: memfd_create failed: {}. Look at `ulimit -n`: one descriptor per shared buffer is used.", what,
+        std::strerror(errno)));
   }
   if (::ftruncate(fd.get(), static_cast<off_t>(nbytes)) != 0) {
-    throw IoError(fmt::format("{}: growing a shared buffer to {} bytes failed: {}.", what, nbytes, std::strerror(errno)));
+    throw IoError(fmt::format("{}: growing a shared buffer to {} bytes failed: {}.", what, nbytes,
+                              std::strerror(errno)));
   }
   return fd;
 }
@@ -151,11 +157,13 @@ FileDescriptor open_descriptor_of(pid_t pid, int fd) {
   const std::string path = fmt::format("/proc/{}/fd/{}", pid, fd);
   FileDescriptor opened(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!opened) {
-    throw IoError(fmt::format(
-        "opening shared memory of process {} ({}) failed: {}. The ranks of a host must run as the same user in the same "
-        "pid namespace (container) and be allowed to read each other's /proc; else use ZERO_BACKEND=mpi. See also "
-        "`ulimit -n`.",
-        pid, path, std::strerror(errno)));
+    throw IoError(
+        fmt::format("opening shared memory of process {} ({}) failed: {}. The ranks of a host must run as "
+                    "the same user in the same "
+                    "pid namespace (container) and be allowed to read each other's /proc; else use "
+                    "ZERO_BACKEND=mpi. See also "
+                    "`ulimit -n`.",
+                    pid, path, std::strerror(errno)));
   }
   return opened;
 }
@@ -222,8 +230,8 @@ Region::~Region() {
 
 bool Region::created_here() const { return creator_pid_ == ::getpid(); }
 
-std::shared_ptr<Region> Region::create(std::shared_ptr<RegionRegistry> registry, std::size_t nbytes, Sharing sharing,
-                                       const std::string& what) {
+std::shared_ptr<Region> Region::create(std::shared_ptr<RegionRegistry> registry, std::size_t nbytes,
+                                       Sharing sharing, const std::string& what) {
   const std::size_t mapped_nbytes = round_up(std::max<std::size_t>(nbytes, 1), kPageBytes);
   FileDescriptor fd;
   if (sharing == Sharing::kPrivate) {

@@ -17,10 +17,11 @@ std::shared_ptr<Backend> make_mpi_backend(int rank, int size) {
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &mpi_size), "MPI_Comm_size");
   if (mpi_rank != rank || mpi_size != size) {
-    throw ConfigError(fmt::format(
-        "the environment says rank {} of {}, MPI says rank {} of {}. Start the ranks with the mpirun of the MPI library this "
-        "build uses (or srun --mpi=pmix), or use ZERO_BACKEND=shm on one host.",
-        rank, size, mpi_rank, mpi_size));
+    throw ConfigError(
+        fmt::format("the environment says rank {} of {}, MPI says rank {} of {}. Start the ranks with the "
+                    "mpirun of the MPI library this "
+                    "build uses (or srun --mpi=pmix), or use ZERO_BACKEND=shm on one host.",
+                    rank, size, mpi_rank, mpi_size));
   }
   return std::make_shared<MpiGroup>(rank, size);
 }

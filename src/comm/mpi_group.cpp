@@ -55,14 +55,16 @@ MpiGroup::MpiGroup(int rank, int size)
     MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
   }
   introduce();
-  check_mpi(MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_, &notice_receive_),
+  check_mpi(MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_,
+                      &notice_receive_),
             "MPI_Irecv");
 }
 
 void MpiGroup::introduce() {
   const Introduction mine = introduce_myself();
   std::vector<Introduction> all(peers_.size());
-  check_mpi(MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, data_comm_), "MPI_Allgather");
+  check_mpi(MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, data_comm_),
+            "MPI_Allgather");
   local_size_ = 0;
   for (std::size_t r = 0; r < all.size(); ++r) {
     peers_[r].process = {static_cast<pid_t>(all[r].pid), all[r].start_time};
@@ -95,7 +97,8 @@ std::shared_ptr<WorkState> MpiGroup::post(const Call& call) {
   progress();
   if (next_sequence_ - data_sequence_ >= kWindow) {
     if (progressing_) {
-      throw CommError(fmt::format("{} calls are under way, no room for another one inside a finish step", kWindow));
+      throw CommError(
+          fmt::format("{} calls are under way, no room for another one inside a finish step", kWindow));
     }
     const std::uint64_t oldest = data_sequence_;
     block_until([&] { return data_sequence_ > oldest; }, oldest, default_timeout());
@@ -125,7 +128,8 @@ void MpiGroup::send_records(MpiWork& work) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const auto p = static_cast<std::size_t>(peer);
-    check_mpi(MPI_Irecv(&work.records_[p], sizeof(CallRecord), MPI_BYTE, peer, tag, record_comm_, &work.record_receives_[p]),
+    check_mpi(MPI_Irecv(&work.records_[p], sizeof(CallRecord), MPI_BYTE, peer, tag, record_comm_,
+                        &work.record_receives_[p]),
               "MPI_Irecv");
     work.record_sends_.send(&work.call_.record, sizeof(CallRecord), peer, tag, record_comm_);
   }
@@ -190,8 +194,10 @@ bool MpiGroup::receive_records(MpiWork& work) {
     const int other = static_cast<int>(p);
     const CallRecord& mine = work.call_.record;
     if (same_call(mine, theirs)) continue;
-    fail_group(rank() < other ? mismatch_message(rank(), mine, recent_calls(rank()), other, theirs, recent_calls(other))
-                              : mismatch_message(other, theirs, recent_calls(other), rank(), mine, recent_calls(rank())));
+    fail_group(
+        rank() < other
+            ? mismatch_message(rank(), mine, recent_calls(rank()), other, theirs, recent_calls(other))
+            : mismatch_message(other, theirs, recent_calls(other), rank(), mine, recent_calls(rank())));
   }
   return all;
 }
@@ -226,7 +232,8 @@ void MpiGroup::move_data(MpiWork& work) {
   const bool to_scratch = !gather || discarding_;
   if (to_scratch) {
     std::size_t nbytes = 0;
-    for (int peer = 0; peer < size(); ++peer) nbytes += peer == rank() ? 0 : round_up(incoming_nbytes(peer), 64);
+    for (int peer = 0; peer < size(); ++peer)
+      nbytes += peer == rank() ? 0 : round_up(incoming_nbytes(peer), 64);
     work.scratch_ = take_scratch(nbytes);
   }
   std::byte* scratch = work.scratch_.data();
@@ -239,7 +246,8 @@ void MpiGroup::move_data(MpiWork& work) {
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + size() - step) % size();
     if (scatter) {
-      work.data_.send(call.input() + call.slice_offset_nbytes(peer), call.slice_nbytes(peer), peer, tag, data_comm_);
+      work.data_.send(call.input() + call.slice_offset_nbytes(peer), call.slice_nbytes(peer), peer, tag,
+                      data_comm_);
     } else {
       work.data_.send(call.in, call.input_nbytes(rank()), peer, tag, data_comm_);
     }
@@ -256,7 +264,8 @@ void MpiGroup::move_broadcast(MpiWork& work) {
   for (int bit = lowest >> 1; bit > 0; bit >>= 1) {
     if (relative + bit >= size()) continue;
     const int child = (rank() + bit) % size();
-    work.data_.send(call.out, call.input_nbytes(call.record.root), child, tag_of(call.record.sequence), data_comm_);
+    work.data_.send(call.out, call.input_nbytes(call.record.root), child, tag_of(call.record.sequence),
+                    data_comm_);
   }
 }
 
@@ -276,7 +285,8 @@ bool MpiGroup::finish(MpiWork& work) {
       for (int step = 1; step < size(); ++step, scratch += round_up(nbytes, 64)) {
         slices_[static_cast<std::size_t>((rank() + step) % size())] = scratch;
       }
-      slices_[static_cast<std::size_t>(rank())] = call.input() + (scatter ? call.slice_offset_nbytes(rank()) : 0);
+      slices_[static_cast<std::size_t>(rank())] =
+          call.input() + (scatter ? call.slice_offset_nbytes(rank()) : 0);
       run_finish_step(call.reduction, call.consume, call.record.dtype, slices_, call.finish_numel(rank()));
     }
   } catch (const std::exception& error) {
@@ -291,7 +301,8 @@ bool MpiGroup::finish(MpiWork& work) {
   work.phase_ = MpiWork::Phase::kDone;
   work.call_.consume = nullptr;
   if (!work.scratch_.empty()) free_scratch_.push_back(std::exchange(work.scratch_, {}));
-  CallRecord& remembered = peers_[static_cast<std::size_t>(rank())].recent[call.record.sequence % kRemembered];
+  CallRecord& remembered =
+      peers_[static_cast<std::size_t>(rank())].recent[call.record.sequence % kRemembered];
   if (remembered.sequence == call.record.sequence) remembered.left_ns = monotonic_ns();
   ++data_sequence_;
   if (work.next_) std::exchange(work.next_, nullptr)->start();

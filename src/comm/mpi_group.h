@@ -42,7 +42,7 @@ class MpiWork final : public WorkState {
   PostedCall call_;
   Phase phase_ = Phase::kRecords;
   bool ready_ = false;
-  std::vector<CallRecord> records_;        ///< [N] received
+  std::vector<CallRecord> records_;           ///< [N] received
   std::vector<MPI_Request> record_receives_;  ///< [N]
   MpiRequests record_sends_;
   MpiRequests data_;
@@ -80,8 +80,8 @@ class MpiGroup final : public Backend {
   struct Peer {
     ProcessId process;
     bool on_this_host = false;
-    std::int64_t left_ns = 0;       ///< when it said that it destroys its group; 0: it has not
-    std::uint64_t heard = 0;        ///< calls it is known to have entered
+    std::int64_t left_ns = 0;  ///< when it said that it destroys its group; 0: it has not
+    std::uint64_t heard = 0;   ///< calls it is known to have entered
     std::int64_t stopped_since_ns = 0;
     std::array<CallRecord, kRemembered> recent;
   };
@@ -101,7 +101,8 @@ class MpiGroup final : public Backend {
 
   // mpi_wait.cpp
   /// Progresses until `done()`, which depends on call `target` (next_sequence_: on everybody leaving).
-  void block_until(const std::function<bool()>& done, std::uint64_t target, std::chrono::milliseconds timeout);
+  void block_until(const std::function<bool()>& done, std::uint64_t target,
+                   std::chrono::milliseconds timeout);
   void wait(MpiWork& work);
   void check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout);
   std::vector<int> missing_ranks(std::uint64_t sequence) const;

@@ -15,8 +15,9 @@ void MpiRequests::send(const void* data, std::size_t nbytes, int peer, int tag, 
   const auto* bytes = static_cast<const std::byte*>(data);
   for (std::size_t done = 0; done < nbytes; done += kPieceNbytes) {
     const int count = static_cast<int>(std::min(kPieceNbytes, nbytes - done));
-    check_mpi(MPI_Isend(bytes + done, count, MPI_BYTE, peer, tag, comm, &requests_.emplace_back(MPI_REQUEST_NULL)),
-              "MPI_Isend");
+    check_mpi(
+        MPI_Isend(bytes + done, count, MPI_BYTE, peer, tag, comm, &requests_.emplace_back(MPI_REQUEST_NULL)),
+        "MPI_Isend");
   }
 }
 
@@ -24,15 +25,17 @@ void MpiRequests::receive(void* data, std::size_t nbytes, int peer, int tag, MPI
   auto* bytes = static_cast<std::byte*>(data);
   for (std::size_t done = 0; done < nbytes; done += kPieceNbytes) {
     const int count = static_cast<int>(std::min(kPieceNbytes, nbytes - done));
-    check_mpi(MPI_Irecv(bytes + done, count, MPI_BYTE, peer, tag, comm, &requests_.emplace_back(MPI_REQUEST_NULL)),
-              "MPI_Irecv");
+    check_mpi(
+        MPI_Irecv(bytes + done, count, MPI_BYTE, peer, tag, comm, &requests_.emplace_back(MPI_REQUEST_NULL)),
+        "MPI_Irecv");
   }
 }
 
 bool MpiRequests::test() {
   if (requests_.empty()) return true;
   int done = 0;
-  check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+  check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE),
+            "MPI_Testall");
   if (done) requests_.clear();
   return done != 0;
 }

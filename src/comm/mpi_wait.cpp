@@ -27,7 +27,9 @@ double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cas
 bool MpiWork::test() {
   if (phase_ == Phase::kDone) return true;
   if (error_) std::rethrow_exception(error_);
-  if (!group_) throw CommError(fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
+  if (!group_)
+    throw CommError(
+        fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
   group_->progress();
   if (phase_ == Phase::kDone) return true;
   if (error_) std::rethrow_exception(error_);
@@ -39,14 +41,17 @@ bool MpiWork::test() {
 void MpiWork::wait() {
   if (phase_ == Phase::kDone) return;
   if (error_) std::rethrow_exception(error_);
-  if (!group_) throw CommError(fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
+  if (!group_)
+    throw CommError(
+        fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
   group_->wait(*this);
 }
 
 void MpiGroup::wait(MpiWork& work) {
   if (progressing_) {
-    throw CommError(fmt::format("{}: wait() inside a finish step of the same group would never end; wait after it",
-                                describe(work.call_.record)));
+    throw CommError(
+        fmt::format("{}: wait() inside a finish step of the same group would never end; wait after it",
+                    describe(work.call_.record)));
   }
   const std::int64_t begin_ns = monotonic_ns();
   CollectiveCounter* const counter = counter_of(work.call_.record.kind);
@@ -54,8 +59,8 @@ void MpiGroup::wait(MpiWork& work) {
     if (counter) counter->wait_seconds += to_seconds(monotonic_ns() - begin_ns);
   };
   try {
-    block_until([&] { return work.phase_ == MpiWork::Phase::kDone || work.error_; }, work.call_.record.sequence,
-                work.call_.timeout);
+    block_until([&] { return work.phase_ == MpiWork::Phase::kDone || work.error_; },
+                work.call_.record.sequence, work.call_.timeout);
   } catch (...) {
     account();
     throw;
@@ -64,7 +69,8 @@ void MpiGroup::wait(MpiWork& work) {
   if (work.error_) std::rethrow_exception(work.error_);
 }
 
-void MpiGroup::block_until(const std::function<bool()>& done, std::uint64_t target, std::chrono::milliseconds timeout) {
+void MpiGroup::block_until(const std::function<bool()>& done, std::uint64_t target,
+                           std::chrono::milliseconds timeout) {
   const std::int64_t since_ns = monotonic_ns();
   while (true) {
     progress();
@@ -106,13 +112,14 @@ void MpiGroup::check_peers(std::uint64_t target, std::int64_t since_ns, std::chr
   last_check_ns_ = now_ns;
   const std::uint64_t sequence = std::min(target, data_sequence_);
   const bool leaving = sequence >= next_sequence_;
-  const std::string call = leaving ? std::string("the end of the group") : describe(work_at(sequence).call_.record);
+  const std::string call =
+      leaving ? std::string("the end of the group") : describe(work_at(sequence).call_.record);
   const std::vector<int> missing = missing_ranks(sequence);
   for (const int peer : missing) {
     const std::string problem = problem_of(peer, now_ns);
     if (problem.empty()) continue;
-    fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer), problem, rank(),
-                           call, position_of(peer)));
+    fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer),
+                           problem, rank(), call, position_of(peer)));
   }
   if (!late) return;
   std::string late_ranks;
@@ -121,15 +128,17 @@ void MpiGroup::check_peers(std::uint64_t target, std::int64_t since_ns, std::chr
     late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer),
                               here ? "has not sent its data" : "has not arrived", position_of(peer));
   }
-  fail_group(fmt::format("timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
-                         "(ZERO_TIMEOUT_S, Group::set_timeout).",
-                         rank(), to_seconds(now_ns - since_ns), call, late_ranks));
+  fail_group(fmt::format(
+      "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
+      "(ZERO_TIMEOUT_S, Group::set_timeout).",
+      rank(), to_seconds(now_ns - since_ns), call, late_ranks));
 }
 
 std::string MpiGroup::problem_of(int peer, std::int64_t now_ns) {
   Peer& state = peers_[static_cast<std::size_t>(peer)];
   // Its last messages and its farewell come by different ways: give them time.
-  if (state.left_ns != 0 && now_ns - state.left_ns > kFarewellGraceNs) return "left the group (it was destroyed there)";
+  if (state.left_ns != 0 && now_ns - state.left_ns > kFarewellGraceNs)
+    return "left the group (it was destroyed there)";
   if (!state.on_this_host) return {};  // mpirun ends all ranks when one on another host dies
   switch (process_state(state.process)) {
     case ProcessState::kGone: return "died (see its own output; killed for lack of memory? see dmesg)";
@@ -139,8 +148,9 @@ std::string MpiGroup::problem_of(int peer, std::int64_t now_ns) {
   if (state.stopped_since_ns == 0) state.stopped_since_ns = now_ns;
   const std::int64_t stopped_ns = now_ns - state.stopped_since_ns;
   if (stopped_ns < policy_.stopped_limit_ns) return {};
-  return fmt::format("is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
-                     to_seconds(stopped_ns));
+  return fmt::format(
+      "is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
+      to_seconds(stopped_ns));
 }
 
 void MpiGroup::receive_notices() {
@@ -152,8 +162,10 @@ void MpiGroup::receive_notices() {
     int nbytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &nbytes);
     const std::string text(notice_.data(), static_cast<std::size_t>(nbytes));
-    if (status.MPI_TAG == kFarewellTag) peers_[static_cast<std::size_t>(status.MPI_SOURCE)].left_ns = monotonic_ns();
-    check_mpi(MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_, &notice_receive_),
+    if (status.MPI_TAG == kFarewellTag)
+      peers_[static_cast<std::size_t>(status.MPI_SOURCE)].left_ns = monotonic_ns();
+    check_mpi(MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_,
+                        &notice_receive_),
               "MPI_Irecv");
     if (status.MPI_TAG == kFailureTag) {
       failure_ = text;
@@ -168,7 +180,8 @@ void MpiGroup::send_notice(int tag, const std::string& text) noexcept {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       // One byte at least: MpiRequests sends nothing for nothing.
-      notice_sends_.send(kept.empty() ? " " : kept.data(), std::max<std::size_t>(kept.size(), 1), peer, tag, notice_comm_);
+      notice_sends_.send(kept.empty() ? " " : kept.data(), std::max<std::size_t>(kept.size(), 1), peer, tag,
+                         notice_comm_);
     }
     // Let it go out before this rank does something else, such as ending.
     const std::int64_t deadline_ns = monotonic_ns() + kNanosPerSecond;
@@ -181,7 +194,8 @@ void MpiGroup::send_notice(int tag, const std::string& text) noexcept {
 void MpiGroup::abort(std::string_view reason) noexcept {
   if (!failure_.empty()) return;
   try {
-    failure_ = fmt::format("rank {} (pid {}) aborted the group: {}. {}", rank(), pid_, reason, position_of(rank()));
+    failure_ =
+        fmt::format("rank {} (pid {}) aborted the group: {}. {}", rank(), pid_, reason, position_of(rank()));
   } catch (...) {
     failure_ = "aborted";
   }
@@ -190,7 +204,8 @@ void MpiGroup::abort(std::string_view reason) noexcept {
 
 void MpiGroup::throw_if_failed() const {
   if (failure_.empty()) return;
-  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}", failure_, rank(), size(), position_of(rank())));
+  throw CommError(
+      fmt::format("{}\n  This is rank {} of {}. {}", failure_, rank(), size(), position_of(rank())));
 }
 
 void MpiGroup::fail_group(const std::string& reason) {
@@ -198,7 +213,8 @@ void MpiGroup::fail_group(const std::string& reason) {
     failure_ = reason;
     send_notice(kFailureTag, reason);
   }
-  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}", failure_, rank(), size(), position_of(rank())));
+  throw CommError(
+      fmt::format("{}\n  This is rank {} of {}. {}", failure_, rank(), size(), position_of(rank())));
 }
 
 std::string MpiGroup::position_of(int peer) const {

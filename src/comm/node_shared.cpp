@@ -52,10 +52,11 @@ void throw_first_error(const std::vector<Attempt>& attempts) {
 
 SharedMemory Backend::allocate_node_shared(std::size_t nbytes, std::string_view label) {
   if (local_size() != size()) {
-    throw CommError(fmt::format(
-        "allocate_node_shared(\"{}\"): {} of the group's {} ranks are on this host; one mapping for all needs all of "
-        "them on one host. Use the copying parameter store across hosts.",
-        label, local_size(), size()));
+    throw CommError(
+        fmt::format("allocate_node_shared(\"{}\"): {} of the group's {} ranks are on this host; one mapping "
+                    "for all needs all of "
+                    "them on one host. Use the copying parameter store across hosts.",
+                    label, local_size(), size()));
   }
   constexpr int kCreator = 0;
   const std::string what = fmt::format("allocate_node_shared(\"{}\")", label);

@@ -67,10 +67,11 @@ class Reader {
     int value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < 0) {
-      throw ConfigError(fmt::format(
-          "environment variable {}: got \"{}\", wanted a whole number of 0 or more. Start the ranks with `zero launch`, "
-          "torchrun or mpirun, or unset the variable.",
-          name, text));
+      throw ConfigError(
+          fmt::format("environment variable {}: got \"{}\", wanted a whole number of 0 or more. Start the "
+                      "ranks with `zero launch`, "
+                      "torchrun or mpirun, or unset the variable.",
+                      name, text));
     }
     return value;
   }
@@ -93,9 +94,10 @@ bool applies(const Variables& variables, const Reader& reader) {
 
 Value require(const std::optional<Value>& value, const char* name, const char* found, Launcher launcher) {
   if (value) return *value;
-  throw ConfigError(fmt::format(
-      "environment variable {} is not set although {} ({}) is. Set both, or neither to run alone, or use `zero launch`.",
-      name, found, launcher_name(launcher)));
+  throw ConfigError(
+      fmt::format("environment variable {} is not set although {} ({}) is. Set both, or neither to run "
+                  "alone, or use `zero launch`.",
+                  name, found, launcher_name(launcher)));
 }
 
 std::string slurm_local_size(const Reader& reader) {
@@ -127,12 +129,14 @@ std::string job_id_of(Launcher launcher, const Reader& reader, const std::string
     case Launcher::kTorchrun:
       // Ranks that were started by hand share no parent but the address and port they would meet at.
       if (!reader.text("TORCHELASTIC_RUN_ID")) return fmt::format("env-{}", text_or("MASTER_PORT", "0"));
-      return fmt::format("torchrun-{}-{}-{}-{}", text_or("TORCHELASTIC_RUN_ID", ""), text_or("MASTER_PORT", "0"),
-                         text_or("TORCHELASTIC_RESTART_COUNT", "0"), parent);
+      return fmt::format("torchrun-{}-{}-{}-{}", text_or("TORCHELASTIC_RUN_ID", ""),
+                         text_or("MASTER_PORT", "0"), text_or("TORCHELASTIC_RESTART_COUNT", "0"), parent);
     case Launcher::kOpenMpi:
-      return fmt::format("ompi-{}", text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", parent.c_str()).c_str()));
+      return fmt::format(
+          "ompi-{}", text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", parent.c_str()).c_str()));
     case Launcher::kSlurm:
-      return fmt::format("slurm-{}-{}", text_or("SLURM_JOB_ID", ""), text_or("SLURM_STEP_ID", text_or("SLURM_STEPID", "").c_str()));
+      return fmt::format("slurm-{}-{}", text_or("SLURM_JOB_ID", ""),
+                         text_or("SLURM_STEP_ID", text_or("SLURM_STEPID", "").c_str()));
     case Launcher::kNone:
     case Launcher::kZero:
     case Launcher::kPmi: break;
@@ -146,10 +150,11 @@ Discovery read(const Variables& variables, const Reader& reader, const std::stri
   const Value checked_rank = require(rank, variables.rank[0], variables.size[0], variables.launcher);
   const Value checked_size = require(size, variables.size[0], variables.rank[0], variables.launcher);
   if (checked_rank.value >= checked_size.value) {
-    throw ConfigError(fmt::format(
-        "{}={} and {}={} contradict each other: ranks count from 0 and must be below the world size. Correct the "
-        "variables or start the ranks with `zero launch`.",
-        checked_rank.name, checked_rank.value, checked_size.name, checked_size.value));
+    throw ConfigError(
+        fmt::format("{}={} and {}={} contradict each other: ranks count from 0 and must be below the world "
+                    "size. Correct the "
+                    "variables or start the ranks with `zero launch`.",
+                    checked_rank.name, checked_rank.value, checked_size.name, checked_size.value));
   }
   Discovery found;
   found.launcher = variables.launcher;
@@ -159,10 +164,11 @@ Discovery read(const Variables& variables, const Reader& reader, const std::stri
   const auto local_rank = reader.number(variables.local_rank);
   found.local_rank = local_rank ? local_rank->value : found.local_size == found.size ? found.rank : 0;
   if (found.local_size > found.size || (found.local_size > 0 && found.local_rank >= found.local_size)) {
-    throw ConfigError(fmt::format(
-        "{}: local rank {}, local world size {} and world size {} contradict each other: local rank < local world size "
-        "<= world size is wanted. Correct the variables or start the ranks with `zero launch`.",
-        launcher_name(found.launcher), found.local_rank, found.local_size, found.size));
+    throw ConfigError(
+        fmt::format("{}: local rank {}, local world size {} and world size {} contradict each other: local "
+                    "rank < local world size "
+                    "<= world size is wanted. Correct the variables or start the ranks with `zero launch`.",
+                    launcher_name(found.launcher), found.local_rank, found.local_size, found.size));
   }
   found.job_id = job_id_of(found.launcher, reader, parent);
   return found;
@@ -173,7 +179,8 @@ void check_agreement(const Discovery& chosen, const Variables& other, const Read
   const auto size = reader.number(other.size);
   if (!size || size->value == 1 || size->value == chosen.size) return;
   throw ConfigError(fmt::format(
-      "two launchers disagree about the world size: {} says {}, {} says {}={}. Start the ranks with one launcher only, or "
+      "two launchers disagree about the world size: {} says {}, {} says {}={}. Start the ranks with one "
+      "launcher only, or "
       "unset the variables of the other.",
       launcher_name(chosen.launcher), chosen.size, launcher_name(other.launcher), size->name, size->value));
 }
@@ -220,12 +227,13 @@ BackendKind choose_backend(const Discovery& discovery, const std::string& reques
   if (wanted == "mpi") {
     if (build_has_mpi) return BackendKind::kMpi;
     throw ConfigError(fmt::format(
-        "{}: got \"mpi\", but this build has no MPI. Use shm on one host, or build with -DZERO_WITH_MPI=ON.", where));
+        "{}: got \"mpi\", but this build has no MPI. Use shm on one host, or build with -DZERO_WITH_MPI=ON.",
+        where));
   }
   if (wanted == "shm") {
     if (one_host || discovery.local_size == 0) return BackendKind::kShm;
-    throw ConfigError(fmt::format("{}: got \"shm\", but only {} of {} ranks are on this host; wanted mpi.", where,
-                                  discovery.local_size, discovery.size));
+    throw ConfigError(fmt::format("{}: got \"shm\", but only {} of {} ranks are on this host; wanted mpi.",
+                                  where, discovery.local_size, discovery.size));
   }
   if (wanted != "auto") {
     throw ConfigError(fmt::format("{}: got \"{}\", wanted auto, self, shm or mpi.", where, wanted));
@@ -238,7 +246,8 @@ BackendKind choose_backend(const Discovery& discovery, const std::string& reques
   if (one_host || by_hand) return BackendKind::kShm;
   if (build_has_mpi && discovery.launcher == Launcher::kSlurm) return BackendKind::kMpi;
   throw ConfigError(fmt::format(
-      "{} started {} ranks, {} on this host: ranks on several hosts need MPI. Start them with mpirun or srun and a build "
+      "{} started {} ranks, {} on this host: ranks on several hosts need MPI. Start them with mpirun or srun "
+      "and a build "
       "with -DZERO_WITH_MPI=ON{}.",
       launcher_name(discovery.launcher), discovery.size,
       discovery.local_size == 0 ? std::string("an unknown number") : std::to_string(discovery.local_size),
@@ -250,7 +259,8 @@ Environment current_environment() {
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view text(*entry);
     const auto equals = text.find('=');
-    if (equals != std::string_view::npos) environment.emplace(text.substr(0, equals), text.substr(equals + 1));
+    if (equals != std::string_view::npos)
+      environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return environment;
 }

@@ -29,9 +29,9 @@ struct Discovery {
 };
 
 /// Reads the variables of, in this order: zero launch (ZERO_RANK, ZERO_WORLD_SIZE, ZERO_LOCAL_RANK,
-/// ZERO_LOCAL_WORLD_SIZE, ZERO_JOB_ID), torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, ...), Open MPI
-/// (OMPI_COMM_WORLD_*), MPICH and other PMI (PMI_*, MPI_LOCAL*), Slurm (SLURM_PROCID, SLURM_NTASKS, ...; only
-/// inside srun). `parent` identifies the parent process, the job id of launchers that give none. Throws
+/// ZERO_LOCAL_WORLD_SIZE, ZERO_JOB_ID), torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, ...), Open
+/// MPI (OMPI_COMM_WORLD_*), MPICH and other PMI (PMI_*, MPI_LOCAL*), Slurm (SLURM_PROCID, SLURM_NTASKS, ...;
+/// only inside srun). `parent` identifies the parent process, the job id of launchers that give none. Throws
 /// ConfigError naming variables, values and remedy when a value is missing or no number, rank is
 /// not below world size, or two launchers other than Slurm disagree about a world size above 1 (Slurm's
 /// describe the allocation, in which other launchers may run). Local.
@@ -39,10 +39,10 @@ Discovery discover(const Environment& environment, const std::string& parent);
 
 enum class BackendKind { kSelf, kShm, kMpi };
 
-/// The backend for `requested` ("auto", "self", "shm" or "mpi"; "auto" yields to ZERO_BACKEND). auto: self when
-/// alone; mpi under mpirun (Open MPI, MPICH) when the build has it, for its ranks may span hosts
-/// and mpirun looks after them; else shm when all ranks are on this host; else mpi. Throws
-/// ConfigError for an unknown or impossible choice. Local.
+/// The backend for `requested` ("auto", "self", "shm" or "mpi"; "auto" yields to ZERO_BACKEND). auto: self
+/// when alone; mpi under mpirun (Open MPI, MPICH) when the build has it, for its ranks may span hosts and
+/// mpirun looks after them; else shm when all ranks are on this host; else mpi. Throws ConfigError for an
+/// unknown or impossible choice. Local.
 BackendKind choose_backend(const Discovery& discovery, const std::string& requested, bool build_has_mpi);
 
 /// The environment of this process. Local.

@@ -34,7 +34,9 @@ class SelfWork final : public WorkState {
         if (nbytes > 0 && call.in != call.out) std::memcpy(call.out, call.in, nbytes);
         break;
       case Transport::kScatter:
-      case Transport::kView: run_finish_step(call.reduction, call.consume, call.dtype, {&call.in, 1}, call.numel); break;
+      case Transport::kView:
+        run_finish_step(call.reduction, call.consume, call.dtype, {&call.in, 1}, call.numel);
+        break;
       case Transport::kBroadcast:
       case Transport::kBarrier: break;
     }

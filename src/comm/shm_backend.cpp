@@ -164,7 +164,8 @@ bool ShmBackend::run_data_phase(ShmWork& work) {
       state = ShmWork::Peer::kVerified;
     }
     if (!peer_has(&RankBlock::ready, peer, sequence)) continue;
-    if (work.call_.transport == Transport::kGather || work.call_.transport == Transport::kBroadcast) copy_from_peer(work, peer);
+    if (work.call_.transport == Transport::kGather || work.call_.transport == Transport::kBroadcast)
+      copy_from_peer(work, peer);
     state = ShmWork::Peer::kDone;
     --work.peers_left_;
   }
@@ -196,7 +197,8 @@ void ShmBackend::copy_from_peer(ShmWork& work, int peer) {
   const std::size_t nbytes = call.input_nbytes(peer);
   if (nbytes == 0) return;
   const std::byte* const source = map_input(peer, call.record.sequence);
-  auto* const target = call.transport == Transport::kGather ? call.out_slice(peer) : static_cast<std::byte*>(call.out);
+  auto* const target =
+      call.transport == Transport::kGather ? call.out_slice(peer) : static_cast<std::byte*>(call.out);
   if (target != source) copy_bytes(target, source, nbytes);
 }
 
@@ -229,7 +231,8 @@ void ShmBackend::finish(ShmWork& work) {
   work.call_.consume = nullptr;
   const bool peers_read_my_input = work.in_nbytes_ > 0 && !work.staged_ && size() > 1;
   if (!peers_read_my_input || work.call_.input_stable) work.complete_ = true;
-  mine_.ring[work.call_.record.sequence % kRingSlots].record.store_word(offsetof(CallRecord, left_ns), monotonic_ns());
+  mine_.ring[work.call_.record.sequence % kRingSlots].record.store_word(offsetof(CallRecord, left_ns),
+                                                                        monotonic_ns());
   mine_.left.store(++data_sequence_, std::memory_order_seq_cst);
   segment_->notify();
   if (work.next_) std::exchange(work.next_, nullptr)->start();
@@ -257,7 +260,8 @@ SharedMemory ShmBackend::allocate(std::size_t nbytes) {
 
 void ShmBackend::abort(std::string_view reason) noexcept {
   try {
-    segment_->fail(rank(), fmt::format("rank {} (pid {}) aborted the group: {}. {}", rank(), pid_, reason, position_of(rank())));
+    segment_->fail(rank(), fmt::format("rank {} (pid {}) aborted the group: {}. {}", rank(), pid_, reason,
+                                       position_of(rank())));
   } catch (...) {
     segment_->fail(rank(), "a rank aborted the group and had no memory left to say why");
   }

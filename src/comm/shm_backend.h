@@ -47,8 +47,8 @@ class ShmWork final : public WorkState {
   PostedCall call_;
   std::size_t in_nbytes_ = 0;
 
-  bool ready_ = false;       ///< my input may be read
-  bool staged_ = false;      ///< peers read a copy of it
+  bool ready_ = false;   ///< my input may be read
+  bool staged_ = false;  ///< peers read a copy of it
   bool data_done_ = false;
   bool complete_ = false;
   std::vector<Peer> peers_;
@@ -104,7 +104,8 @@ class ShmBackend final : public Backend {
   void wait_for_room(std::uint64_t sequence);
   void wait_for_readers(std::uint64_t sequence);
   void wait_for_staging_room(std::size_t nbytes);
-  /// Liveness and timeouts, for a caller that has waited for call `target` since `since_ns`. Throws CommError.
+  /// Liveness and timeouts, for a caller that has waited for call `target` since `since_ns`. Throws
+  /// CommError.
   void check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout);
   /// Why `peer` will not come, or nothing.
   std::string problem_of(int peer, std::int64_t now_ns, bool look_at_process);
@@ -130,7 +131,8 @@ class ShmBackend final : public Backend {
   const std::byte* map_input(int peer, std::uint64_t sequence);
   void forget_freed_regions(int peer);
 
-  bool peer_has(const std::atomic<std::uint64_t> RankBlock::*counter, int peer, std::uint64_t sequence) const {
+  bool peer_has(const std::atomic<std::uint64_t> RankBlock::* counter, int peer,
+                std::uint64_t sequence) const {
     return (segment_->block(peer).*counter).load(std::memory_order_seq_cst) > sequence;
   }
 
@@ -150,7 +152,7 @@ class ShmBackend final : public Backend {
   bool progressing_ = false;            ///< a finish step may call into the group again
 
   std::vector<std::uint64_t> verified_;  ///< [size()] the peer's calls below this are like mine
-  std::vector<const void*> slices_;  ///< [size()], reused
+  std::vector<const void*> slices_;      ///< [size()], reused
   struct PeerRegions {
     std::unordered_map<std::uint64_t, Mapping> mappings;  ///< by RegionId::key()
     std::uint32_t freed_seen = 0;

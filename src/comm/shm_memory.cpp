@@ -2,7 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
+#include "comm/clock.h"
 #include "comm/copy.h"
 #include "comm/shm_backend.h"
 #include "zero/errors.h"
@@ -53,12 +56,18 @@ const std::byte* ShmBackend::map_input(int peer, std::uint64_t sequence) {
     if (const auto region = registry_->find(id)) return region->data() + location.offset_nbytes;
     try {
       const FileDescriptor fd = open_descriptor_of(pid_of(peer), location.fd);
-      found = mappings.emplace(id.key(), Mapping(fd.get(), round_up(location.region_nbytes, kPageBytes))).first;
+      found =
+          mappings.emplace(id.key(), Mapping(fd.get(), round_up(location.region_nbytes, kPageBytes))).first;
     } catch (const IoError& error) {
-      const std::string problem = problem_of(peer, 0, true);
-      fail_group(fmt::format("rank {} (pid {}) {} in {}", peer, pid_of(peer),
-                             problem.empty() ? std::string("cannot be read: ") + error.what() : problem,
-                             call_text(sequence)));
+      // A process that is being killed closes its files a little before it counts as gone.
+      const std::int64_t deadline_ns = monotonic_ns() + kNanosPerSecond;
+      std::string problem;
+      while ((problem = problem_of(peer, monotonic_ns(), true)).empty() && monotonic_ns() < deadline_ns) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      if (problem.empty()) problem = std::string("cannot be read: ") + error.what();
+      fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer),
+                             problem, rank(), call_text(sequence), position_of(peer)));
     }
   }
   return found->second.data() + location.offset_nbytes;
@@ -74,7 +83,8 @@ void ShmBackend::forget_freed_regions(int peer) {
     known.mappings.erase(RegionId{peer, number}.key());
   }
   // Lapped, before or while reading: mappings are only a cache.
-  if (block.freed_count.load(std::memory_order_acquire) - known.freed_seen > kFreedEntries) known.mappings.clear();
+  if (block.freed_count.load(std::memory_order_acquire) - known.freed_seen > kFreedEntries)
+    known.mappings.clear();
   known.freed_seen = count;
 }
 

@@ -25,10 +25,12 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x7a65726f'73686d31;  // "zeroshm1": raise with the layout
 constexpr std::int64_t kPollNs = 2 * kNanosPerMilli;
-constexpr std::int64_t kCreationGraceS = 5;  ///< a segment without magic that is older was left by a dead creator
+constexpr std::int64_t kCreationGraceS =
+    5;  ///< a segment without magic that is older was left by a dead creator
 
 std::size_t segment_nbytes(int ranks) {
-  return round_up(sizeof(SegmentHeader), kPageBytes) + round_up(sizeof(RankBlock) * static_cast<std::size_t>(ranks), kPageBytes);
+  return round_up(sizeof(SegmentHeader), kPageBytes) +
+         round_up(sizeof(RankBlock) * static_cast<std::size_t>(ranks), kPageBytes);
 }
 
 void write_header(ControlSegment& segment, int ranks) {
@@ -60,32 +62,35 @@ class NameGuard {
 void reserve(const FileDescriptor& fd, const std::string& name, std::size_t nbytes) {
   const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(nbytes));
   if (error == 0) return;
-  struct statvfs stats {};
+  struct statvfs stats{};
   std::uint64_t free_nbytes = 0;
-  if (::statvfs("/dev/shm", &stats) == 0) free_nbytes = static_cast<std::uint64_t>(stats.f_bavail) * stats.f_frsize;
-  throw IoError(fmt::format(
-      "creating the control segment /dev/shm{} failed: {}. Wanted {} bytes, {} are free in /dev/shm. Remove what fills "
-      "/dev/shm or enlarge it (mount -o remount,size=1g /dev/shm; docker run --shm-size=1g).",
-      name, std::strerror(error), nbytes, free_nbytes));
+  if (::statvfs("/dev/shm", &stats) == 0)
+    free_nbytes = static_cast<std::uint64_t>(stats.f_bavail) * stats.f_frsize;
+  throw IoError(
+      fmt::format("creating the control segment /dev/shm{} failed: {}. Wanted {} bytes, {} are free in "
+                  "/dev/shm. Remove what fills "
+                  "/dev/shm or enlarge it (mount -o remount,size=1g /dev/shm; docker run --shm-size=1g).",
+                  name, std::strerror(error), nbytes, free_nbytes));
 }
 
 enum class Existing { kAlive, kStale, kUnfinished };
 
 Existing judge(const FileDescriptor& fd, ControlSegment* segment) {
-  struct stat stats {};
+  struct stat stats{};
   if (!segment || segment->header().magic.load(std::memory_order_acquire) != kMagic) {
     if (::fstat(fd.get(), &stats) != 0) return Existing::kStale;
     return ::time(nullptr) - stats.st_mtime > kCreationGraceS ? Existing::kStale : Existing::kUnfinished;
   }
   const SegmentHeader& head = segment->header();
   return process_state({head.creator_pid, head.creator_start_time}) == ProcessState::kGone ? Existing::kStale
-                                                                                            : Existing::kAlive;
+                                                                                           : Existing::kAlive;
 }
 
 /// Null while the file is not yet large enough to hold a header.
 std::shared_ptr<ControlSegment> map_existing(const FileDescriptor& fd) {
-  struct stat stats {};
-  if (::fstat(fd.get(), &stats) != 0 || static_cast<std::size_t>(stats.st_size) < segment_nbytes(1)) return nullptr;
+  struct stat stats{};
+  if (::fstat(fd.get(), &stats) != 0 || static_cast<std::size_t>(stats.st_size) < segment_nbytes(1))
+    return nullptr;
   return std::make_shared<ControlSegment>(Mapping(fd.get(), static_cast<std::size_t>(stats.st_size)));
 }
 
@@ -96,8 +101,9 @@ FileDescriptor create_or_take_over(const std::string& name, std::int64_t deadlin
     FileDescriptor fd(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
     if (fd) return fd;
     if (errno != EEXIST) {
-      throw IoError(fmt::format("creating the control segment /dev/shm{} failed: {}. Is /dev/shm mounted and writable?",
-                                name, std::strerror(errno)));
+      throw IoError(
+          fmt::format("creating the control segment /dev/shm{} failed: {}. Is /dev/shm mounted and writable?",
+                      name, std::strerror(errno)));
     }
     FileDescriptor existing(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
     if (!existing && errno == ENOENT) continue;
@@ -109,9 +115,10 @@ FileDescriptor create_or_take_over(const std::string& name, std::int64_t deadlin
       continue;
     }
     if (monotonic_ns() > deadline_ns) {
-      throw ConfigError(fmt::format(
-          "the job id is in use: /dev/shm{} belongs to the running process {}. Give every job its own ZERO_JOB_ID.", name,
-          segment ? segment->header().creator_pid : 0));
+      throw ConfigError(
+          fmt::format("the job id is in use: /dev/shm{} belongs to the running process {}. Give every job "
+                      "its own ZERO_JOB_ID.",
+                      name, segment ? segment->header().creator_pid : 0));
     }
     std::this_thread::sleep_for(std::chrono::nanoseconds(kPollNs));
   }
@@ -139,10 +146,11 @@ void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::
     if (segment.failed()) throw CommError("rendezvous failed: " + segment.reason());
     if (now_ns > deadline_ns) {
       const std::vector<int> absent = absent_ranks(segment);
-      problem = fmt::format("{} of {} did not arrive within {:.1f} s. Was every rank started, with the same job id, world "
-                            "size and user, on this host?",
-                            absent.empty() ? "rank 0" : ranks_text(absent), segment.ranks(),
-                            static_cast<double>(timeout.count()) / 1e3);
+      problem = fmt::format(
+          "{} of {} did not arrive within {:.1f} s. Was every rank started, with the same job id, world "
+          "size and user, on this host?",
+          absent.empty() ? "rank 0" : ranks_text(absent), segment.ranks(),
+          static_cast<double>(timeout.count()) / 1e3);
     } else if (now_ns > next_check_ns) {
       next_check_ns = now_ns + 100 * kNanosPerMilli;
       for (int r = 0; r < segment.ranks(); ++r) {
@@ -160,7 +168,8 @@ void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::
   }
 }
 
-std::shared_ptr<ControlSegment> create_and_gather(const std::string& name, int ranks, std::chrono::milliseconds timeout,
+std::shared_ptr<ControlSegment> create_and_gather(const std::string& name, int ranks,
+                                                  std::chrono::milliseconds timeout,
                                                   std::int64_t deadline_ns) {
   const FileDescriptor fd = create_or_take_over(name, deadline_ns);
   NameGuard guard(name);
@@ -188,18 +197,20 @@ std::shared_ptr<ControlSegment> find_and_attach(const std::string& name, int ran
   std::shared_ptr<ControlSegment> segment;
   while (!(segment = find_segment(name))) {
     if (monotonic_ns() > deadline_ns) {
-      throw CommError(fmt::format(
-          "rendezvous failed: rank 0 did not arrive within {:.1f} s (no /dev/shm{}). Was rank 0 started, with the same "
-          "job id and user, on this host? See its own output.",
-          static_cast<double>(timeout.count()) / 1e3, name));
+      throw CommError(
+          fmt::format("rendezvous failed: rank 0 did not arrive within {:.1f} s (no /dev/shm{}). Was rank 0 "
+                      "started, with the same "
+                      "job id and user, on this host? See its own output.",
+                      static_cast<double>(timeout.count()) / 1e3, name));
     }
     std::this_thread::sleep_for(std::chrono::nanoseconds(kPollNs));
   }
   if (segment->header().nbytes != segment_nbytes(ranks) || segment->ranks() != ranks) {
-    throw ConfigError(fmt::format(
-        "rank {} wants a group of {} ranks, rank 0 (pid {}) has made one of {}. The world size must be the same "
-        "everywhere, and every job needs its own ZERO_JOB_ID and the same build of the library.",
-        rank, ranks, segment->header().creator_pid, segment->ranks()));
+    throw ConfigError(
+        fmt::format("rank {} wants a group of {} ranks, rank 0 (pid {}) has made one of {}. The world size "
+                    "must be the same "
+                    "everywhere, and every job needs its own ZERO_JOB_ID and the same build of the library.",
+                    rank, ranks, segment->header().creator_pid, segment->ranks()));
   }
   segment->attach(rank);
   wait_for(*segment, rank, deadline_ns, timeout,

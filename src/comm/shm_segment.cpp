@@ -23,7 +23,8 @@ RankBlock& ControlSegment::block(int rank) const {
 
 ProcessId ControlSegment::process_of(int rank) const {
   const RankBlock& ranks_block = block(rank);
-  return {ranks_block.pid.load(std::memory_order_relaxed), ranks_block.start_time.load(std::memory_order_relaxed)};
+  return {ranks_block.pid.load(std::memory_order_relaxed),
+          ranks_block.start_time.load(std::memory_order_relaxed)};
 }
 
 void ControlSegment::attach(int rank) {
@@ -31,10 +32,11 @@ void ControlSegment::attach(int rank) {
   const ProcessId self = this_process();
   std::int32_t expected = 0;
   if (!mine.pid.compare_exchange_strong(expected, self.pid)) {
-    throw ConfigError(fmt::format(
-        "rank {} is taken by process {}: process {} has the same rank. Give every process its own ZERO_RANK (or RANK), "
-        "and every job its own ZERO_JOB_ID.",
-        rank, expected, self.pid));
+    throw ConfigError(
+        fmt::format("rank {} is taken by process {}: process {} has the same rank. Give every process its "
+                    "own ZERO_RANK (or RANK), "
+                    "and every job its own ZERO_JOB_ID.",
+                    rank, expected, self.pid));
   }
   mine.start_time.store(self.start_time, std::memory_order_relaxed);
   mine.state.store(RankState::kPresent, std::memory_order_seq_cst);

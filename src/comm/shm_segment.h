@@ -21,8 +21,8 @@
 
 namespace zero::comm {
 
-inline constexpr std::size_t kRingSlots = 128;      ///< calls a rank may have under way, and remembers
-inline constexpr std::size_t kFreedEntries = 256;   ///< freed regions remembered for peers
+inline constexpr std::size_t kRingSlots = 128;     ///< calls a rank may have under way, and remembers
+inline constexpr std::size_t kFreedEntries = 256;  ///< freed regions remembered for peers
 inline constexpr std::size_t kReasonBytes = 8192;
 inline constexpr std::size_t kCacheLine = 64;
 
@@ -57,7 +57,7 @@ class Published {
 struct InputLocation {
   std::int64_t offset_nbytes = 0;
   std::uint64_t region_nbytes = 0;
-  std::int32_t region_owner = -1;   ///< -1: no input
+  std::int32_t region_owner = -1;  ///< -1: no input
   std::uint32_t region_number = 0;
   std::int32_t fd = -1;  ///< in the process of the rank that entered the call
   std::int32_t unused = 0;
@@ -113,8 +113,8 @@ class ControlSegment {
 
   /// *Collective* over the ranks of this host. Rank 0 creates /dev/shm/<name>, the others attach, and
   /// the name is removed before anybody returns. A segment left by a dead process is taken over.
-  /// Throws IoError (no room in /dev/shm, no permission), ConfigError (rank taken, job id in use), CommError (a rank
-  /// did not come or died; says which).
+  /// Throws IoError (no room in /dev/shm, no permission), ConfigError (rank taken, job id in use), CommError
+  /// (a rank did not come or died; says which).
   static std::shared_ptr<ControlSegment> rendezvous(const std::string& job_id, int rank, int ranks,
                                                     std::chrono::milliseconds timeout);
 

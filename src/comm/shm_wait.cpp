@@ -15,7 +15,9 @@ namespace {
 /// Counts this rank among the sleepers for the length of a scope.
 class SleeperGuard {
  public:
-  explicit SleeperGuard(std::atomic<std::uint32_t>& sleepers) : sleepers_(sleepers) { sleepers_.fetch_add(1); }
+  explicit SleeperGuard(std::atomic<std::uint32_t>& sleepers) : sleepers_(sleepers) {
+    sleepers_.fetch_add(1);
+  }
   ~SleeperGuard() { sleepers_.fetch_sub(1); }
   SleeperGuard(const SleeperGuard&) = delete;
   SleeperGuard& operator=(const SleeperGuard&) = delete;
@@ -31,7 +33,9 @@ double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cas
 bool ShmWork::test() {
   if (complete_) return true;
   if (error_) std::rethrow_exception(error_);
-  if (!backend_) throw CommError(fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
+  if (!backend_)
+    throw CommError(
+        fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
   backend_->progress();
   if (complete_) return true;
   if (error_) std::rethrow_exception(error_);
@@ -43,14 +47,17 @@ bool ShmWork::test() {
 void ShmWork::wait() {
   if (complete_) return;
   if (error_) std::rethrow_exception(error_);
-  if (!backend_) throw CommError(fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
+  if (!backend_)
+    throw CommError(
+        fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
   backend_->wait(*this);
 }
 
 void ShmBackend::wait(ShmWork& work) {
   if (progressing_) {
-    throw CommError(fmt::format("{}: wait() inside a finish step of the same group would never end; wait after it",
-                                describe(work.call_.record)));
+    throw CommError(
+        fmt::format("{}: wait() inside a finish step of the same group would never end; wait after it",
+                    describe(work.call_.record)));
   }
   progress();
   if (work.complete_) return;
@@ -60,7 +67,8 @@ void ShmBackend::wait(ShmWork& work) {
     if (counter) counter->wait_seconds += to_seconds(monotonic_ns() - begin_ns);
   };
   try {
-    block_until([&] { return work.complete_ || work.error_; }, work.call_.record.sequence, work.call_.timeout);
+    block_until([&] { return work.complete_ || work.error_; }, work.call_.record.sequence,
+                work.call_.timeout);
   } catch (...) {
     account();
     throw;
@@ -105,7 +113,8 @@ void ShmBackend::block_until(Done done, std::uint64_t target, std::chrono::milli
 void ShmBackend::wait_for_room(std::uint64_t sequence) {
   if (sequence - retired_sequence_ < kRingSlots) return;
   if (progressing_) {
-    throw CommError(fmt::format("{} calls are under way, no room for another one inside a finish step", kRingSlots));
+    throw CommError(
+        fmt::format("{} calls are under way, no room for another one inside a finish step", kRingSlots));
   }
   const std::uint64_t oldest = sequence - kRingSlots;
   block_until([&] { return retired_sequence_ > oldest; }, oldest, default_timeout());
@@ -113,7 +122,9 @@ void ShmBackend::wait_for_room(std::uint64_t sequence) {
 
 void ShmBackend::wait_for_staging_room(std::size_t nbytes) {
   constexpr std::size_t kStagingLimit = 256u << 20;
-  const auto fits = [&] { return staging_.used_nbytes() == 0 || staging_.used_nbytes() + nbytes <= kStagingLimit; };
+  const auto fits = [&] {
+    return staging_.used_nbytes() == 0 || staging_.used_nbytes() + nbytes <= kStagingLimit;
+  };
   while (!progressing_ && !fits()) {
     const std::uint64_t oldest = retired_sequence_;
     block_until([&] { return retired_sequence_ > oldest; }, oldest, default_timeout());
@@ -153,7 +164,8 @@ void ShmBackend::check_peers(std::uint64_t target, std::int64_t since_ns, std::c
   if (!look_at_processes && !late && !somebody_left) return;
   if (look_at_processes) {
     // After a while without looks nothing is known about how long a peer has been stopped.
-    if (now_ns - last_check_ns_ > 10 * policy_.slice_ns) std::fill(stopped_since_ns_.begin(), stopped_since_ns_.end(), 0);
+    if (now_ns - last_check_ns_ > 10 * policy_.slice_ns)
+      std::fill(stopped_since_ns_.begin(), stopped_since_ns_.end(), 0);
     last_check_ns_ = now_ns;
   }
   const Blocker blocker = blocker_of(target);
@@ -162,21 +174,24 @@ void ShmBackend::check_peers(std::uint64_t target, std::int64_t since_ns, std::c
     if (problem.empty()) continue;
     // It may have come just before it left.
     const Blocker still = blocker_of(target);
-    if (still.sequence != blocker.sequence || std::find(still.ranks.begin(), still.ranks.end(), peer) == still.ranks.end()) {
+    if (still.sequence != blocker.sequence ||
+        std::find(still.ranks.begin(), still.ranks.end(), peer) == still.ranks.end()) {
       return;
     }
-    fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer), problem, rank(),
-                           call_text(blocker.sequence), position_of(peer)));
+    fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer),
+                           problem, rank(), call_text(blocker.sequence), position_of(peer)));
   }
   if (!late) return;
   std::string late_ranks;
   for (const int peer : blocker.ranks) {
     late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer),
-                              blocker.readers ? "has not read this rank's input" : "has not arrived", position_of(peer));
+                              blocker.readers ? "has not read this rank's input" : "has not arrived",
+                              position_of(peer));
   }
-  fail_group(fmt::format("timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
-                         "(ZERO_TIMEOUT_S, Group::set_timeout).",
-                         rank(), to_seconds(now_ns - since_ns), call_text(blocker.sequence), late_ranks));
+  fail_group(fmt::format(
+      "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
+      "(ZERO_TIMEOUT_S, Group::set_timeout).",
+      rank(), to_seconds(now_ns - since_ns), call_text(blocker.sequence), late_ranks));
 }
 
 std::string ShmBackend::problem_of(int peer, std::int64_t now_ns, bool look_at_process) {
@@ -193,8 +208,9 @@ std::string ShmBackend::problem_of(int peer, std::int64_t now_ns, bool look_at_p
   if (stopped_since_ns == 0) stopped_since_ns = now_ns;
   const std::int64_t stopped_ns = now_ns - stopped_since_ns;
   if (stopped_ns < policy_.stopped_limit_ns) return {};
-  return fmt::format("is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
-                     to_seconds(stopped_ns));
+  return fmt::format(
+      "is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
+      to_seconds(stopped_ns));
 }
 
 void ShmBackend::throw_if_failed() const {
@@ -202,7 +218,8 @@ void ShmBackend::throw_if_failed() const {
 }
 
 void ShmBackend::throw_failure() const {
-  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}", segment_->reason(), rank(), size(), position_of(rank())));
+  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}", segment_->reason(), rank(), size(),
+                              position_of(rank())));
 }
 
 void ShmBackend::fail_group(const std::string& reason) {
@@ -228,7 +245,8 @@ std::string ShmBackend::recent_calls(int peer, std::size_t count) const {
   const std::uint64_t first = entered > count ? entered - count : 0;
   std::string text;
   for (std::uint64_t s = first; s < entered; ++s) {
-    text += fmt::format("    {}\n", describe_with_times(block.ring[s % kRingSlots].record.load(), monotonic_ns()));
+    text += fmt::format("    {}\n",
+                        describe_with_times(block.ring[s % kRingSlots].record.load(), monotonic_ns()));
   }
   return text.empty() ? std::string("    none\n") : text;
 }

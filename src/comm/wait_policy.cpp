@@ -24,9 +24,10 @@ WaitPolicy WaitPolicy::for_local_ranks(int local_ranks) {
     char* end = nullptr;
     const double seconds = std::strtod(text, &end);
     if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
-      throw ConfigError(fmt::format("environment variable ZERO_STOPPED_LIMIT_S: got \"{}\", wanted a number of seconds "
-                                    "above 0 (how long a rank may be stopped before the group fails).",
-                                    text));
+      throw ConfigError(
+          fmt::format("environment variable ZERO_STOPPED_LIMIT_S: got \"{}\", wanted a number of seconds "
+                      "above 0 (how long a rank may be stopped before the group fails).",
+                      text));
     }
     policy.stopped_limit_ns = static_cast<std::int64_t>(seconds * static_cast<double>(kNanosPerSecond));
   }

@@ -9,8 +9,8 @@ namespace zero::comm {
 
 struct WaitPolicy {
   std::int64_t spin_ns = 0;
-  int yields = 0;                                          ///< after spinning, before sleeping
-  std::int64_t slice_ns = 100 * kNanosPerMilli;            ///< longest sleep between two looks at the peers
+  int yields = 0;                                       ///< after spinning, before sleeping
+  std::int64_t slice_ns = 100 * kNanosPerMilli;         ///< longest sleep between two looks at the peers
   std::int64_t stopped_limit_ns = 3 * kNanosPerSecond;  ///< a peer stopped for longer fails the group
 
   /// Spins long when every rank has a CPU, hardly when they must share. ZERO_STOPPED_LIMIT_S overrides

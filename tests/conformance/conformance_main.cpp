@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "spawn.h"
+#include "support/spawn.h"
 #include "zero/errors.h"
 
 namespace zero::testing {

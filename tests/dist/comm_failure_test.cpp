@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/shm_segment.h"
-#include "spawn.h"
+#include "support/spawn.h"
 #include "zero/errors.h"
 
 namespace zero::testing {
@@ -39,12 +39,17 @@ class Caller {
   void call(std::string_view label) {
     const CollectiveOptions options{.label = label};
     auto* const shared = static_cast<float*>(shared_.data());
-    if (collective_ == "all_gather") group_.all_gather(shared, out_.data(), counts_, DType::kFloat32, options).wait();
+    if (collective_ == "all_gather")
+      group_.all_gather(shared, out_.data(), counts_, DType::kFloat32, options).wait();
     if (collective_ == "reduce_scatter") {
-      group_.reduce_scatter(in_.data(), out_.data(), counts_, DType::kFloat32, DType::kFloat32, false, options).wait();
+      group_
+          .reduce_scatter(in_.data(), out_.data(), counts_, DType::kFloat32, DType::kFloat32, false, options)
+          .wait();
     }
-    if (collective_ == "exchange") group_.exchange(shared, counts_, DType::kFloat32, [](auto) {}, options).wait();
-    if (collective_ == "all_reduce") group_.all_reduce(out_.data(), 10, DType::kFloat32, ReduceOp::kMax, options).wait();
+    if (collective_ == "exchange")
+      group_.exchange(shared, counts_, DType::kFloat32, [](auto) {}, options).wait();
+    if (collective_ == "all_reduce")
+      group_.all_reduce(out_.data(), 10, DType::kFloat32, ReduceOp::kMax, options).wait();
     if (collective_ == "large all_reduce") {
       const auto numel = static_cast<std::int64_t>(in_.size());
       group_.all_reduce(shared, numel, DType::kFloat32, ReduceOp::kMax, options).wait();
@@ -73,14 +78,16 @@ class Caller {
   SharedMemory shared_;
 };
 
-const std::string kCollectives[] = {"all_gather", "reduce_scatter", "exchange",            "all_reduce", "large all_reduce",
-                                    "broadcast",  "barrier",        "allocate_node_shared", "polled barrier"};
+const std::string kCollectives[] = {"all_gather", "reduce_scatter",       "exchange",
+                                    "all_reduce", "large all_reduce",     "broadcast",
+                                    "barrier",    "allocate_node_shared", "polled barrier"};
 
 /// Everybody makes a few calls, then the victim does `fate` instead of the next, the others go on for ever.
-std::vector<RankResult> run_with_fate(const std::string& collective, const std::function<void(Group&)>& fate, int victim) {
+std::vector<RankResult> run_with_fate(const std::string& collective, const std::function<void(Group&)>& fate,
+                                      int victim, bool never_ends = false) {
   SpawnOptions options;
   options.timeout = 20s;
-  options.expendable_rank = victim;
+  if (never_ends) options.expendable_rank = victim;
   return spawn(
       kRanks,
       [&](Group group) {
@@ -94,12 +101,14 @@ std::vector<RankResult> run_with_fate(const std::string& collective, const std::
 
 void expect_others_end(const std::vector<RankResult>& results, const std::string& collective, int victim,
                        const std::string& cause) {
-  std::string name = collective == "exchange" ? "reduce_scatter" : collective.substr(collective.rfind(' ') + 1);
+  std::string name =
+      collective == "exchange" ? "reduce_scatter" : collective.substr(collective.rfind(' ') + 1);
   for (const RankResult& result : results) {
     if (result.rank == victim) continue;
     EXPECT_EQ(result.exit_code, 1) << "rank " << result.rank << " signal " << result.signal;
     EXPECT_LT(result.seconds, kDeadlineS);
-    for (const std::string& part : {"rank " + std::to_string(victim) + " (pid", name, cause, std::string("This is rank")}) {
+    for (const std::string& part :
+         {"rank " + std::to_string(victim) + " (pid", name, cause, std::string("This is rank")}) {
       EXPECT_NE(result.error.find(part), std::string::npos)
           << collective << ": rank " << result.rank << ", wanted \"" << part << "\" in: " << result.error;
     }
@@ -122,10 +131,14 @@ TEST(CommFailure, KilledRankZeroEndsTheOthers) {
 }
 
 TEST(CommFailure, StoppedRankEndsTheOthers) {
-  expect_others_end(run_with_fate("barrier", [](Group&) { ::raise(SIGSTOP); }, kVictim), "barrier", kVictim, "is stopped");
+  expect_others_end(run_with_fate(
+                        "barrier", [](Group&) { ::raise(SIGSTOP); }, kVictim, true),
+                    "barrier", kVictim, "is stopped");
   ::setenv("ZERO_STOPPED_LIMIT_S", "0.4", 1);
   for (const std::string& collective : kCollectives) {
-    expect_others_end(run_with_fate(collective, [](Group&) { ::raise(SIGSTOP); }, kVictim), collective, kVictim, "is stopped");
+    expect_others_end(run_with_fate(
+                          collective, [](Group&) { ::raise(SIGSTOP); }, kVictim, true),
+                      collective, kVictim, "is stopped");
   }
   ::unsetenv("ZERO_STOPPED_LIMIT_S");
 }
@@ -137,17 +150,21 @@ TEST(CommFailure, ShortStopIsNoFailure) {
     ::usleep(700'000);
     ::kill(pids[kVictim], SIGCONT);
   };
-  expect_all_ok(spawn(kRanks, [](Group group) {
-    for (int i = 0; i < 20; ++i) {
-      std::this_thread::sleep_for(10ms);
-      group.barrier().wait();
-    }
-  }, options));
+  expect_all_ok(spawn(
+      kRanks,
+      [](Group group) {
+        for (int i = 0; i < 20; ++i) {
+          std::this_thread::sleep_for(10ms);
+          group.barrier().wait();
+        }
+      },
+      options));
 }
 
 TEST(CommFailure, ThrowingRankEndsTheOthers) {
   for (const std::string& collective : kCollectives) {
-    const auto results = run_with_fate(collective, [](Group&) { throw std::runtime_error("loss is NaN"); }, kVictim);
+    const auto results =
+        run_with_fate(collective, [](Group&) { throw std::runtime_error("loss is NaN"); }, kVictim);
     expect_others_end(results, collective, kVictim, "aborted the group");
     EXPECT_EQ(results[kVictim].error, "loss is NaN");
   }
@@ -155,19 +172,23 @@ TEST(CommFailure, ThrowingRankEndsTheOthers) {
 
 TEST(CommFailure, AbortingRankEndsTheOthers) {
   for (const std::string& collective : kCollectives) {
-    expect_others_end(run_with_fate(collective, [](Group& group) { group.abort("no more data"); }, kVictim), collective,
-                      kVictim, "no more data");
+    expect_others_end(run_with_fate(
+                          collective, [](Group& group) { group.abort("no more data"); }, kVictim),
+                      collective, kVictim, "no more data");
   }
 }
 
 TEST(CommFailure, RankThatReturnsEarlyEndsTheOthers) {
   for (const std::string& collective : kCollectives) {
-    expect_others_end(run_with_fate(collective, [](Group&) {}, kVictim), collective, kVictim, "left the group");
+    expect_others_end(
+        run_with_fate(collective, [](Group&) {}, kVictim), collective, kVictim, "left the group");
   }
 }
 
 TEST(CommFailure, RankThatExitsWithoutDestructorsEndsTheOthers) {
-  expect_others_end(run_with_fate("reduce_scatter", [](Group&) { ::_exit(0); }, kVictim), "reduce_scatter", kVictim, "died");
+  expect_others_end(run_with_fate(
+                        "reduce_scatter", [](Group&) { ::_exit(0); }, kVictim),
+                    "reduce_scatter", kVictim, "died");
 }
 
 TEST(CommFailure, KilledAtAnyMomentNobodyHangsAndNothingIsWrong) {
@@ -179,25 +200,29 @@ TEST(CommFailure, KilledAtAnyMomentNobodyHangsAndNothingIsWrong) {
       ::usleep(static_cast<useconds_t>(round * 733 % 9000));
       ::kill(pids[static_cast<std::size_t>(victim)], SIGKILL);
     };
-    const auto results = spawn(kRanks, [](Group group) {
-      const std::vector<std::int64_t> counts(kRanks, 40'000);
-      const SharedMemory in = group.allocate(kRanks * 40'000 * 8);
-      auto* const values = static_cast<std::int64_t*>(in.data());
-      std::vector<std::int64_t> out(40'000), all(kRanks * 40'000);
-      for (std::int64_t step = 0;; ++step) {
-        std::fill(values, values + kRanks * 40'000, step);
-        group.reduce_scatter(values, out.data(), counts, DType::kInt64, DType::kInt64, false).wait();
-        if (out[39'999] != kRanks * step) throw ModelError("wrong sum");
-        group.all_gather(out.data(), all.data(), counts, DType::kInt64).wait();
-        if (all[0] != kRanks * step || all.back() != kRanks * step) throw ModelError("wrong gather");
-        group.all_reduce(all.data(), 3, DType::kInt64).wait();
-      }
-    }, options);
+    const auto results = spawn(
+        kRanks,
+        [](Group group) {
+          const std::vector<std::int64_t> counts(kRanks, 40'000);
+          const SharedMemory in = group.allocate(kRanks * 40'000 * 8);
+          auto* const values = static_cast<std::int64_t*>(in.data());
+          std::vector<std::int64_t> out(40'000), all(kRanks * 40'000);
+          for (std::int64_t step = 0;; ++step) {
+            std::fill(values, values + kRanks * 40'000, step);
+            group.reduce_scatter(values, out.data(), counts, DType::kInt64, DType::kInt64, false).wait();
+            if (out[39'999] != kRanks * step) throw ModelError("wrong sum");
+            group.all_gather(out.data(), all.data(), counts, DType::kInt64).wait();
+            if (all[0] != kRanks * step || all.back() != kRanks * step) throw ModelError("wrong gather");
+            group.all_reduce(all.data(), 3, DType::kInt64).wait();
+          }
+        },
+        options);
     for (const RankResult& result : results) {
       if (result.rank == victim) continue;
       EXPECT_EQ(result.exit_code, 1);
       EXPECT_LT(result.seconds, kDeadlineS);
-      EXPECT_NE(result.error.find("rank " + std::to_string(victim) + " (pid"), std::string::npos) << result.error;
+      EXPECT_NE(result.error.find("rank " + std::to_string(victim) + " (pid"), std::string::npos)
+          << result.error;
       EXPECT_NE(result.error.find("died"), std::string::npos) << result.error;
     }
     EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
@@ -237,7 +262,9 @@ TEST(CommFailure, WorksAndMemoryMayOutliveTheirGroup) {
 
 // Rendezvous.
 
-std::string unique_id(const std::string& name) { return "failure-test-" + name + "-" + std::to_string(::getpid()); }
+std::string unique_id(const std::string& name) {
+  return "failure-test-" + name + "-" + std::to_string(::getpid());
+}
 
 template <class Error>
 std::string error_of(const std::function<void()>& action) {
@@ -270,10 +297,12 @@ int exit_code_of(pid_t pid) {
 }
 
 TEST(CommRendezvous, NamesTheRanksThatDoNotCome) {
-  const std::string text = error_of<CommError>([] { comm::ControlSegment::rendezvous(unique_id("late"), 0, 3, 200ms); });
+  const std::string text =
+      error_of<CommError>([] { comm::ControlSegment::rendezvous(unique_id("late"), 0, 3, 200ms); });
   EXPECT_NE(text.find("ranks 1, 2 of 3 did not arrive within 0.2 s"), std::string::npos) << text;
   EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
-  const std::string other = error_of<CommError>([] { comm::ControlSegment::rendezvous(unique_id("late"), 1, 3, 200ms); });
+  const std::string other =
+      error_of<CommError>([] { comm::ControlSegment::rendezvous(unique_id("late"), 1, 3, 200ms); });
   EXPECT_NE(other.find("rank 0 did not arrive"), std::string::npos) << other;
 }
 
@@ -329,7 +358,8 @@ TEST(CommRendezvous, ContradictionsAreConfigErrors) {
   EXPECT_NE(width.find("rank 1 wants a group of 2 ranks"), std::string::npos) << width;
   const std::string twice = error_of<ConfigError>([&] { comm::ControlSegment::rendezvous(id, 1, 3, 5s); });
   EXPECT_NE(twice.find("rank 1 is taken"), std::string::npos) << twice;
-  const std::string in_use = error_of<ConfigError>([&] { comm::ControlSegment::rendezvous(id, 0, 3, 300ms); });
+  const std::string in_use =
+      error_of<ConfigError>([&] { comm::ControlSegment::rendezvous(id, 0, 3, 300ms); });
   EXPECT_NE(in_use.find("job id is in use"), std::string::npos) << in_use;
   comm::ControlSegment::rendezvous(id, 2, 3, 5s);
   EXPECT_EQ(exit_code_of(creator), 0);

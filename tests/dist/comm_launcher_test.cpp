@@ -128,7 +128,8 @@ bool is_alive(const std::string& pid_file) {
 }
 
 TEST(Launcher, OutputIsPrefixedLineByLineAndKeptApart) {
-  const Outcome outcome = run_launcher(script(3, "printf 'one\\ntwo'; sleep 0.05; printf ' more\\nlast'; echo wrong >&2"));
+  const Outcome outcome =
+      run_launcher(script(3, "printf 'one\\ntwo'; sleep 0.05; printf ' more\\nlast'; echo wrong >&2"));
   EXPECT_EQ(outcome.exit_code, 0);
   std::multiset<std::string> out, err;
   for (const char* rank : {"[0] ", "[1] ", "[2] "}) {
@@ -140,7 +141,8 @@ TEST(Launcher, OutputIsPrefixedLineByLineAndKeptApart) {
 }
 
 TEST(Launcher, LongOutputArrivesWhole) {
-  const Outcome outcome = run_launcher(script(2, "i=0; while [ $i -lt 5000 ]; do echo line $i of rank $ZERO_RANK; i=$((i+1)); done"));
+  const Outcome outcome = run_launcher(
+      script(2, "i=0; while [ $i -lt 5000 ]; do echo line $i of rank $ZERO_RANK; i=$((i+1)); done"));
   EXPECT_EQ(outcome.exit_code, 0);
   const auto lines = lines_of(outcome.out);
   EXPECT_EQ(lines.size(), 10'000u);
@@ -156,21 +158,25 @@ TEST(Launcher, WithoutPrefixTheRanksWriteThemselves) {
 
 TEST(Launcher, EnvironmentOfTheRanks) {
   ::unsetenv("OMP_NUM_THREADS");
-  comm::LaunchOptions options = script(
-      2, "echo $ZERO_RANK $ZERO_WORLD_SIZE $ZERO_LOCAL_RANK $ZERO_LOCAL_WORLD_SIZE $RANK $WORLD_SIZE $LOCAL_RANK "
-         "$LOCAL_WORLD_SIZE $MASTER_ADDR $EXTRA; test $MASTER_PORT -gt 0 && test -n $ZERO_JOB_ID && test $OMP_NUM_THREADS -ge 1 "
-         "&& ! read line");
+  comm::LaunchOptions options = script(2,
+                                       "echo $ZERO_RANK $ZERO_WORLD_SIZE $ZERO_LOCAL_RANK "
+                                       "$ZERO_LOCAL_WORLD_SIZE $RANK $WORLD_SIZE $LOCAL_RANK "
+                                       "$LOCAL_WORLD_SIZE $MASTER_ADDR $EXTRA; test $MASTER_PORT -gt 0 && "
+                                       "test -n $ZERO_JOB_ID && test $OMP_NUM_THREADS -ge 1 "
+                                       "&& ! read line");
   options.environment["EXTRA"] = "more";
   const Outcome outcome = run_launcher(options);
   EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_EQ(lines_of(outcome.out), (std::multiset<std::string>{"[0] 0 2 0 2 0 2 0 2 127.0.0.1 more", "[1] 1 2 1 2 1 2 1 2 127.0.0.1 more"}));
+  EXPECT_EQ(lines_of(outcome.out), (std::multiset<std::string>{"[0] 0 2 0 2 0 2 0 2 127.0.0.1 more",
+                                                               "[1] 1 2 1 2 1 2 1 2 127.0.0.1 more"}));
   comm::LaunchOptions threads = script(2, "echo $OMP_NUM_THREADS");
   threads.environment["OMP_NUM_THREADS"] = "7";
   EXPECT_EQ(lines_of(run_launcher(threads).out), (std::multiset<std::string>{"[0] 7", "[1] 7"}));
 }
 
 TEST(Launcher, FirstFailureGivesTheExitCode) {
-  const Outcome outcome = run_launcher(script(3, "if [ $ZERO_RANK = 1 ]; then exit 42; fi; sleep 0.3; exit 3"));
+  const Outcome outcome =
+      run_launcher(script(3, "if [ $ZERO_RANK = 1 ]; then exit 42; fi; sleep 0.3; exit 3"));
   EXPECT_EQ(outcome.exit_code, 42);
   EXPECT_NE(outcome.err.find("zero launch: rank 1 of 3 (pid "), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("failed first: exit code 42"), std::string::npos) << outcome.err;
@@ -193,19 +199,21 @@ TEST(Launcher, HangingRanksAreTerminatedAfterTheGrace) {
 }
 
 TEST(Launcher, StubbornAndStoppedRanksAreKilled) {
-  const Outcome outcome = run_launcher(
-      script(3, "if [ $ZERO_RANK = 2 ]; then exit 5; fi; trap '' TERM INT; if [ $ZERO_RANK = 1 ]; then kill -STOP $$; fi; "
-                "while true; do sleep 0.05; done"));
+  const Outcome outcome = run_launcher(script(3,
+                                              "if [ $ZERO_RANK = 2 ]; then exit 5; fi; trap '' TERM INT; if "
+                                              "[ $ZERO_RANK = 1 ]; then kill -STOP $$; fi; "
+                                              "while true; do sleep 0.05; done"));
   EXPECT_EQ(outcome.exit_code, 5);
   EXPECT_LT(outcome.seconds, 6);
   EXPECT_NE(outcome.err.find("had to be killed"), std::string::npos) << outcome.err;
 }
 
 TEST(Launcher, SignalsArePassedOn) {
-  for (const auto& [signal, name] : std::map<int, std::string>{{SIGTERM, "TERM"}, {SIGINT, "INT"}, {SIGHUP, "HUP"}, {SIGUSR1, "USR1"}}) {
+  for (const auto& [signal, name] :
+       std::map<int, std::string>{{SIGTERM, "TERM"}, {SIGINT, "INT"}, {SIGHUP, "HUP"}, {SIGUSR1, "USR1"}}) {
     const Folder folder;
-    const std::string text = "trap 'echo got " + name + "; exit 0' " + name + "; touch " + folder.file("ready") +
-                             "$ZERO_RANK; while true; do sleep 0.02; done";
+    const std::string text = "trap 'echo got " + name + "; exit 0' " + name + "; touch " +
+                             folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done";
     const Outcome outcome = run_launcher(script(2, text), [&, number = signal](pid_t pid) {
       wait_for_file(folder.file("ready0"));
       wait_for_file(folder.file("ready1"));
@@ -218,7 +226,8 @@ TEST(Launcher, SignalsArePassedOn) {
 
 TEST(Launcher, SecondInterruptKills) {
   const Folder folder;
-  comm::LaunchOptions options = script(2, "trap '' INT TERM; touch " + folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done");
+  comm::LaunchOptions options = script(
+      2, "trap '' INT TERM; touch " + folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done");
   options.grace_ms = 30'000;
   const Outcome outcome = run_launcher(options, [&](pid_t pid) {
     wait_for_file(folder.file("ready0"));
@@ -233,19 +242,21 @@ TEST(Launcher, SecondInterruptKills) {
 
 TEST(Launcher, RanksDieWithTheLauncher) {
   const Folder folder;
-  const Outcome outcome = run_launcher(script(1, "echo $$ > " + folder.file("pid.tmp") + "; mv " + folder.file("pid.tmp") + " " +
-                                                     folder.file("pid") + "; exec sleep 60"),
-                                       [&](pid_t pid) {
-                                         wait_for_file(folder.file("pid"));
-                                         ::kill(pid, SIGKILL);
-                                       });
+  const Outcome outcome =
+      run_launcher(script(1, "echo $$ > " + folder.file("pid.tmp") + "; mv " + folder.file("pid.tmp") + " " +
+                                 folder.file("pid") + "; exec sleep 60"),
+                   [&](pid_t pid) {
+                     wait_for_file(folder.file("pid"));
+                     ::kill(pid, SIGKILL);
+                   });
   EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
   EXPECT_FALSE(is_alive(folder.file("pid")));
 }
 
 TEST(Launcher, LeavesNoOrphans) {
   const Folder folder;
-  const Outcome outcome = run_launcher(script(2, "sleep 60 & echo $! > " + folder.file("pid") + "$ZERO_RANK; exit 0"));
+  const Outcome outcome =
+      run_launcher(script(2, "sleep 60 & echo $! > " + folder.file("pid") + "$ZERO_RANK; exit 0"));
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_LT(outcome.seconds, 5);
   EXPECT_FALSE(is_alive(folder.file("pid0")));
@@ -258,7 +269,8 @@ TEST(Launcher, ProgramThatCannotStartIsAConfigError) {
   options.command = {"./no_such_program"};
   const Outcome missing = run_launcher(options);
   EXPECT_EQ(missing.exit_code, 99);
-  EXPECT_NE(missing.err.find("cannot start \"./no_such_program\": No such file"), std::string::npos) << missing.err;
+  EXPECT_NE(missing.err.find("cannot start \"./no_such_program\": No such file"), std::string::npos)
+      << missing.err;
   options.command.clear();
   EXPECT_THROW(comm::launch(options), ConfigError);
   options.command = {"true"};
@@ -277,7 +289,8 @@ TEST(Launcher, RemovesWhatTheJobLeftInDevShm) {
 TEST(Launcher, RanksFormAGroup) {
   const Outcome outcome = run_launcher(as_rank(3, "sum"));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_EQ(lines_of(outcome.out), (std::multiset<std::string>{"[0] sum 3 on shm", "[1] sum 3 on shm", "[2] sum 3 on shm"}));
+  EXPECT_EQ(lines_of(outcome.out),
+            (std::multiset<std::string>{"[0] sum 3 on shm", "[1] sum 3 on shm", "[2] sum 3 on shm"}));
 }
 
 TEST(Launcher, DeadRankIsExplainedByTheOthers) {
@@ -298,7 +311,10 @@ int be_rank(const std::string& what) {
     }
     if (what == "die-before-rendezvous") {
       // Rank 0 made its segment; it is killed too, with the name still there.
-      std::thread([] { ::usleep(400'000); ::raise(SIGKILL); }).detach();
+      std::thread([] {
+        ::usleep(400'000);
+        ::raise(SIGKILL);
+      }).detach();
     }
     Group group = init_distributed();
     std::int64_t sum = group.rank();

@@ -12,8 +12,8 @@
 namespace zero::testing {
 
 struct SpawnOptions {
-  std::chrono::milliseconds timeout{60'000};      ///< then all ranks are killed
-  std::chrono::milliseconds group_timeout{0};     ///< of collectives; 0: the default
+  std::chrono::milliseconds timeout{60'000};   ///< then all ranks are killed
+  std::chrono::milliseconds group_timeout{0};  ///< of collectives; 0: the default
   std::chrono::milliseconds rendezvous_timeout{20'000};
   /// Killed once all others have ended: a rank that a test stops or leaves hanging. -1: none.
   int expendable_rank = -1;
@@ -35,7 +35,8 @@ struct RankResult {
 /// Forks n processes (1 or more; the caller must be single-threaded); each joins an shm group and runs `fn`.
 /// Failed gtest assertions and exceptions of a rank arrive in its result. Exit codes: 0 well, 1
 /// exception, 2 failed assertion. Returns when all have ended; leaves no process behind.
-std::vector<RankResult> spawn(int n, const std::function<void(Group group)>& fn, const SpawnOptions& options = {});
+std::vector<RankResult> spawn(int n, const std::function<void(Group group)>& fn,
+                              const SpawnOptions& options = {});
 
 /// The same with ranks as threads; an exception of a rank arrives in its result, assertions go to gtest.
 std::vector<RankResult> spawn_threads(int n, const std::function<void(Group group)>& fn);

@@ -25,7 +25,8 @@ TEST(CommProcess, FollowsAChildThroughItsLife) {
   int status = 0;
   ::waitpid(child, &status, WUNTRACED);
   EXPECT_EQ(process_state(id), ProcessState::kStopped);
-  EXPECT_EQ(process_state({child, id.start_time + 1}), ProcessState::kGone);  // the pid was given to another process
+  EXPECT_EQ(process_state({child, id.start_time + 1}),
+            ProcessState::kGone);  // the pid was given to another process
   ::kill(child, SIGKILL);
   siginfo_t info{};
   ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);

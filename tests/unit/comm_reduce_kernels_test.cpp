@@ -34,8 +34,9 @@ std::vector<const void*> pointers(const std::vector<Bytes>& inputs) {
 
 TEST(ReduceKernels, EveryInstructionSetGivesTheReferenceBits) {
   const std::pair<DType, DType> types[] = {
-      {DType::kFloat32, DType::kFloat32}, {DType::kBFloat16, DType::kFloat32}, {DType::kFloat16, DType::kFloat32},
-      {DType::kBFloat16, DType::kBFloat16}, {DType::kFloat16, DType::kFloat16}, {DType::kFloat64, DType::kFloat64},
+      {DType::kFloat32, DType::kFloat32}, {DType::kBFloat16, DType::kFloat32},
+      {DType::kFloat16, DType::kFloat32}, {DType::kBFloat16, DType::kBFloat16},
+      {DType::kFloat16, DType::kFloat16}, {DType::kFloat64, DType::kFloat64},
       {DType::kInt64, DType::kInt64}};
   std::uint64_t salt = 0;
   for (const auto& [dtype, out_dtype] : types) {
@@ -43,21 +44,27 @@ TEST(ReduceKernels, EveryInstructionSetGivesTheReferenceBits) {
       for (const std::size_t ranks : {1u, 2u, 3u, 5u}) {
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
           for (const ReduceBase base : {ReduceBase::kZero, ReduceBase::kOut, ReduceBase::kFirst}) {
-            if (base == ReduceBase::kOut && out_dtype != DType::kFloat32 && dtype != DType::kFloat64 && dtype != DType::kInt64) continue;
+            if (base == ReduceBase::kOut && out_dtype != DType::kFloat32 && dtype != DType::kFloat64 &&
+                dtype != DType::kInt64)
+              continue;
             if (base == ReduceBase::kZero && element_nbytes(out_dtype) == 2) continue;
             ++salt;
             std::vector<Bytes> inputs;
-            for (std::size_t r = 0; r < ranks; ++r) inputs.push_back(wild_data(dtype, numel, static_cast<int>(r), salt));
+            for (std::size_t r = 0; r < ranks; ++r)
+              inputs.push_back(wild_data(dtype, numel, static_cast<int>(r), salt));
             const Bytes start = wild_data(out_dtype, numel, 9, salt);
             const Bytes zeros(start.size());
-            const Bytes* reference_base = base == ReduceBase::kOut ? &start : base == ReduceBase::kZero ? &zeros : nullptr;
+            const Bytes* reference_base = base == ReduceBase::kOut    ? &start
+                                          : base == ReduceBase::kZero ? &zeros
+                                                                      : nullptr;
             const Bytes expected = reduce_in_order(inputs, dtype, out_dtype, op, reference_base, 0, numel);
             for (const KernelIsa isa : supported_isas()) {
               Bytes out = start;
               reduce_ordered_with(isa, pointers(inputs), numel, dtype, {out.data(), out_dtype, op, base});
-              ASSERT_EQ(out, expected) << isa_name(isa) << " " << dtype_name(dtype) << " to " << dtype_name(out_dtype) << " numel "
-                                       << numel << " ranks " << ranks << " op " << static_cast<int>(op) << " base "
-                                       << static_cast<int>(base);
+              ASSERT_EQ(out, expected)
+                  << isa_name(isa) << " " << dtype_name(dtype) << " to " << dtype_name(out_dtype) << " numel "
+                  << numel << " ranks " << ranks << " op " << static_cast<int>(op) << " base "
+                  << static_cast<int>(base);
             }
           }
         }
@@ -74,7 +81,8 @@ TEST(ReduceKernels, OutMayBeAnyOfTheSlices) {
         std::vector<Bytes> inputs;
         for (int r = 0; r < 3; ++r) inputs.push_back(wild_data(dtype, kNumel, r, 5));
         const Bytes expected = reduce_in_order(inputs, dtype, dtype, ReduceOp::kSum, nullptr, 0, kNumel);
-        reduce_ordered_with(isa, pointers(inputs), kNumel, dtype, {inputs[alias].data(), dtype, ReduceOp::kSum, ReduceBase::kFirst});
+        reduce_ordered_with(isa, pointers(inputs), kNumel, dtype,
+                            {inputs[alias].data(), dtype, ReduceOp::kSum, ReduceBase::kFirst});
         EXPECT_EQ(inputs[alias], expected) << "slice " << alias << " " << isa_name(isa);
       }
     }
@@ -87,14 +95,18 @@ TEST(ReduceKernels, EveryHalfValueIsWidenedExactly) {
   const void* slices[] = {all.data()};
   for (const KernelIsa isa : supported_isas()) {
     std::vector<float> out(all.size());
-    reduce_ordered_with(isa, slices, 65536, DType::kFloat16, {out.data(), DType::kFloat32, ReduceOp::kSum, ReduceBase::kFirst});
+    reduce_ordered_with(isa, slices, 65536, DType::kFloat16,
+                        {out.data(), DType::kFloat32, ReduceOp::kSum, ReduceBase::kFirst});
     for (std::size_t i = 0; i < all.size(); ++i) {
       const float wanted = fp16_to_float(all[i]);
-      ASSERT_TRUE(std::isnan(wanted) ? std::isnan(out[i]) : std::bit_cast<std::uint32_t>(out[i]) == std::bit_cast<std::uint32_t>(wanted))
+      ASSERT_TRUE(std::isnan(wanted)
+                      ? std::isnan(out[i])
+                      : std::bit_cast<std::uint32_t>(out[i]) == std::bit_cast<std::uint32_t>(wanted))
           << i << " " << isa_name(isa);
     }
     std::vector<std::uint16_t> back(all.size());
-    reduce_ordered_with(isa, slices, 65536, DType::kFloat16, {back.data(), DType::kFloat16, ReduceOp::kSum, ReduceBase::kFirst});
+    reduce_ordered_with(isa, slices, 65536, DType::kFloat16,
+                        {back.data(), DType::kFloat16, ReduceOp::kSum, ReduceBase::kFirst});
     for (std::size_t i = 0; i < all.size(); ++i) {
       const bool nan = (i & 0x7c00) == 0x7c00 && (i & 0x3ff) != 0;
       ASSERT_EQ(back[i], nan ? (0x7e00 | (i & 0x8000)) : i) << isa_name(isa);
@@ -115,7 +127,8 @@ TEST(ReduceKernels, RoundingOfSumsIsToNearestEven) {
     const void* slices[] = {a.data(), b.data()};
     for (const KernelIsa isa : supported_isas()) {
       std::vector<std::uint16_t> out(kNumel);
-      reduce_ordered_with(isa, slices, kNumel, dtype, {out.data(), dtype, ReduceOp::kSum, ReduceBase::kFirst});
+      reduce_ordered_with(isa, slices, kNumel, dtype,
+                          {out.data(), dtype, ReduceOp::kSum, ReduceBase::kFirst});
       for (std::size_t i = 0; i < a.size(); ++i) {
         const bool half = dtype == DType::kFloat16;
         const float sum = half ? fp16_to_float(a[i]) + fp16_to_float(b[i])
@@ -123,7 +136,8 @@ TEST(ReduceKernels, RoundingOfSumsIsToNearestEven) {
         if (std::isnan(sum)) {
           ASSERT_EQ(out[i] & 0x7fff, half ? 0x7e00 : 0x7fc0);
         } else {
-          ASSERT_EQ(out[i], half ? float_to_fp16(sum) : float_to_bf16(sum)) << a[i] << " + " << b[i] << " = " << sum;
+          ASSERT_EQ(out[i], half ? float_to_fp16(sum) : float_to_bf16(sum))
+              << a[i] << " + " << b[i] << " = " << sum;
         }
       }
     }
@@ -136,7 +150,8 @@ TEST(ReduceKernels, MaxAndMinKeepNan) {
   const void* slices[] = {a.data(), b.data()};
   for (const KernelIsa isa : supported_isas()) {
     std::vector<float> out(4);
-    reduce_ordered_with(isa, slices, 4, DType::kFloat32, {out.data(), DType::kFloat32, ReduceOp::kMax, ReduceBase::kFirst});
+    reduce_ordered_with(isa, slices, 4, DType::kFloat32,
+                        {out.data(), DType::kFloat32, ReduceOp::kMax, ReduceBase::kFirst});
     EXPECT_EQ(out[0], 2);
     EXPECT_TRUE(std::isnan(out[1]));
     EXPECT_TRUE(std::isnan(out[2]));
@@ -149,7 +164,8 @@ TEST(ReduceKernels, SumFromZeroTurnsMinusZeroIntoZero) {
   const void* slices[] = {a.data(), b.data()};
   for (const KernelIsa isa : supported_isas()) {
     float out = 1;
-    reduce_ordered_with(isa, slices, 1, DType::kFloat32, {&out, DType::kFloat32, ReduceOp::kSum, ReduceBase::kZero});
+    reduce_ordered_with(isa, slices, 1, DType::kFloat32,
+                        {&out, DType::kFloat32, ReduceOp::kSum, ReduceBase::kZero});
     EXPECT_FALSE(std::signbit(out));  // as the accumulator of plain additions that started at 0
   }
 }

@@ -1,0 +1,67 @@
+# The front door. Two commands are enough:
+#   make train    watch a GPT train under ZeRO-3 on two ranks of this machine
+#   make test     build and run the tests
+# Each installs what is missing, configures, builds, and repeats nothing the second time.
+#
+# Variables:
+#   TORCH_DIR=/path   an installed libtorch 2.11-2.13 or torch package folder, instead of a wheel in .venv
+#   PIP_ARGS="..."    options for pip, for example --index-url with the CPU wheels of PyTorch
+#   JOBS=N            build jobs (default: the number of cores, at most one per 2 GiB of memory)
+#   ARGS="..."        options of `zero train`, for example ARGS="--data ~/books --steps 200"
+#   PRESET=release    a preset of CMakePresets.json: release, debug, asan, tsan
+
+PRESET ?= release
+BUILD := build/$(PRESET)
+JOBS ?= $(shell awk -v c=$$(nproc) '/MemTotal/ {m=int($$2/2097152); print (m<1)?1:((m<c)?m:c)}' /proc/meminfo)
+CTEST := ctest --test-dir $(BUILD) --output-on-failure
+export TORCH_DIR PIP_ARGS
+
+.PHONY: help setup configure build train test test-full test-asan test-tsan bench install clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
+
+setup:
+	@scripts/bootstrap.sh
+
+configure: setup
+	@scripts/configure.sh $(PRESET)
+
+build: configure
+	@echo "zerotorch: building in $(BUILD) with $(JOBS) jobs"
+	@cmake --build $(BUILD) -j $(JOBS)
+
+train: configure
+	@echo "zerotorch: building the command line in $(BUILD) with $(JOBS) jobs"
+	@cmake --build $(BUILD) -j $(JOBS) --target zero
+	@$(BUILD)/apps/zero/zero train $(ARGS)
+
+test: build
+	@echo "zerotorch: running the tests (slow suites apart: make test-full)"
+	@$(CTEST) -LE "slow"
+
+# Every combination of the parity matrix, and whatever else is labelled slow.
+test-full: build
+	@ZERO_PARITY=full $(CTEST) -L "slow"
+
+# Address and undefined-behaviour sanitizers on the unit and dist tests.
+test-asan:
+	@$(MAKE) --no-print-directory configure PRESET=asan
+	@cmake --build build/asan -j $(JOBS)
+	@ctest --test-dir build/asan --output-on-failure -L "unit|dist" -LE "slow|mpi"
+
+# Thread sanitizer on the communication room: ranks as threads of one process.
+test-tsan:
+	@$(MAKE) --no-print-directory configure PRESET=tsan
+	@cmake --build build/tsan -j $(JOBS) --target group_conformance_test
+	@ctest --test-dir build/tsan --output-on-failure -R "group_conformance_threads"
+
+bench: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target bench_step
+	@$(BUILD)/benchmarks/step $(ARGS)
+
+install: build
+	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
+
+clean:
+	rm -rf build

@@ -1,0 +1,123 @@
+// The memory half of report_tables.h.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "report_tables.h"
+#include "text_format.h"
+
+namespace zero::app {
+namespace {
+
+constexpr std::size_t kMostColumns = 4;
+constexpr MemoryKind kStates[] = {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer,
+                                  MemoryKind::kGradients};
+constexpr MemoryKind kBuffers[] = {MemoryKind::kGather, MemoryKind::kBuckets, MemoryKind::kStaging};
+
+struct Column {
+  std::string title;
+  MemoryReport report;
+};
+
+/// Least or most of each kind over the ranks.
+MemoryReport extreme(const std::vector<MemoryReport>& reports, bool most) {
+  MemoryReport result = reports.front();
+  for (const auto& report : reports) {
+    for (int i = 0; i < kMemoryKinds; ++i) {
+      auto& kept = result.kinds[i].current_nbytes;
+      const auto seen = report.kinds[i].current_nbytes;
+      kept = most ? std::max(kept, seen) : std::min(kept, seen);
+    }
+  }
+  return result;
+}
+
+std::vector<Column> columns_of(const std::vector<MemoryReport>& before, const std::vector<MemoryReport>& after,
+                               const MemoryReport& ddp) {
+  std::vector<Column> columns = {{"as built", before.front()}};
+  if (after.size() <= kMostColumns) {
+    for (std::size_t r = 0; r < after.size(); ++r) columns.push_back({fmt::format("rank {}", r), after[r]});
+  } else {
+    columns.push_back({"least", extreme(after, false)});
+    columns.push_back({"most", extreme(after, true)});
+  }
+  columns.push_back({"with DDP", ddp});
+  return columns;
+}
+
+std::string megabytes(std::int64_t nbytes) { return nbytes == 0 ? "-" : fmt::format("{:.1f}", nbytes / 1e6); }
+
+std::string row(std::string_view label, const std::vector<Column>& columns, auto value) {
+  std::string text = fmt::format("  {:<18}", label);
+  for (const Column& column : columns) text += fmt::format("{:>11}", value(column));
+  return text + "\n";
+}
+
+}  // namespace
+
+MemoryReport ddp_memory(std::int64_t parameters_numel, bool bf16) {
+  MemoryReport report;
+  const auto hold = [&](MemoryKind kind, std::int64_t each) {
+    report[kind] = {each * parameters_numel, each * parameters_numel};
+  };
+  hold(MemoryKind::kParameters, bf16 ? 2 : 4);
+  hold(MemoryKind::kGradients, bf16 ? 2 : 4);
+  hold(MemoryKind::kMaster, bf16 ? 4 : 0);
+  hold(MemoryKind::kOptimizer, 8);
+  return report;
+}
+
+std::int64_t states_nbytes(const MemoryReport& report) {
+  std::int64_t sum = 0;
+  for (const MemoryKind kind : kStates) sum += report[kind].current_nbytes;
+  return sum;
+}
+
+std::int64_t buffers_peak_nbytes(const MemoryReport& report) {
+  std::int64_t sum = 0;
+  for (const MemoryKind kind : kBuffers) sum += report[kind].peak_nbytes;
+  return sum;
+}
+
+std::string memory_table(const std::vector<MemoryReport>& before, const std::vector<MemoryReport>& after,
+                         const MemoryReport& ddp, int stage) {
+  const std::vector<Column> columns = columns_of(before, after, ddp);
+  std::string text = row("memory in MB", columns, [](const Column& column) { return column.title; });
+  std::vector<MemoryKind> kinds(std::begin(kStates), std::end(kStates));
+  kinds.insert(kinds.end(), std::begin(kBuffers), std::end(kBuffers));
+  for (const MemoryKind kind : kinds) {
+    const auto value = [&](const Column& column) { return column.report[kind].current_nbytes; };
+    if (std::all_of(columns.begin(), columns.end(), [&](const Column& c) { return value(c) == 0; })) continue;
+    text += row(memory_kind_name(kind), columns, [&](const Column& column) { return megabytes(value(column)); });
+  }
+  const auto total = [&](const Column& column) {
+    std::int64_t sum = 0;
+    for (const MemoryKind kind : kinds) sum += column.report[kind].current_nbytes;
+    return sum;
+  };
+  text += row("total", columns, [&](const Column& column) { return megabytes(total(column)); });
+  std::int64_t most = 1;
+  for (const auto& report : after) most = std::max(most, states_nbytes(report));
+  const double factor = static_cast<double>(states_nbytes(ddp)) / static_cast<double>(most);
+  text += "  As built: each rank's fp32 module before initialize(). With DDP: every rank holds all of it (2 bytes a\n"
+          "  parameter for bf16 weights, 2 for gradients, 4 for fp32 masters, 8 for Adam; 4 + 4 + 0 + 8 in fp32).\n";
+  text += fmt::format("  ZeRO stage {} on {} rank{}: {:.2f} x {} than DDP per rank.\n", stage, after.size(),
+                      after.size() == 1 ? "" : "s", factor >= 1 ? factor : 1 / factor, factor >= 1 ? "less" : "more");
+  return text;
+}
+
+std::string first_step_memory(const std::vector<MemoryReport>& reports, const MemoryReport& ddp) {
+  const auto peak = [](const MemoryReport& report) {
+    return states_nbytes(report) + buffers_peak_nbytes(report) + report[MemoryKind::kActivations].peak_nbytes;
+  };
+  const auto most = std::max_element(reports.begin(), reports.end(),
+                                     [&](const auto& a, const auto& b) { return peak(a) < peak(b); });
+  const std::int64_t activations = (*most)[MemoryKind::kActivations].peak_nbytes;
+  return fmt::format("memory     peak of step 1 per rank: states {} + buckets and buffers {} + activations {} = {}\n"
+                     "           with DDP: states {} + activations {} = {}, and its buckets\n",
+                     human_nbytes(states_nbytes(*most)), human_nbytes(buffers_peak_nbytes(*most)),
+                     human_nbytes(activations), human_nbytes(peak(*most)), human_nbytes(states_nbytes(ddp)),
+                     human_nbytes(activations), human_nbytes(states_nbytes(ddp) + activations));
+}
+
+}  // namespace zero::app

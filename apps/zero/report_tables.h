@@ -1,0 +1,58 @@
+#pragma once
+// What a run says about memory, and about itself when it is over. Text for people, and summary.json.
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rank_totals.h"
+#include "train_plan.h"
+#include "zero/memory.h"
+
+namespace zero::app {
+
+/// What each rank of DDP holds for a model: bf16 (fp32) parameters 2 (4) bytes each, gradients 2 (4), fp32 master
+/// weights 4 (0), Adam's two moments 8: 16 in all. DDP's gradient buckets are not counted.
+MemoryReport ddp_memory(std::int64_t parameters_numel, bool bf16);
+
+/// Bytes that stay for the whole run: parameters, master weights, optimizer, gradients.
+std::int64_t states_nbytes(const MemoryReport& report);
+/// Peak bytes of gather buffers, buckets and staging.
+std::int64_t buffers_peak_nbytes(const MemoryReport& report);
+
+/// Kinds by ranks: as built, after initialize() for each rank, and what DDP would hold.
+std::string memory_table(const std::vector<MemoryReport>& before, const std::vector<MemoryReport>& after,
+                         const MemoryReport& ddp, int stage);
+/// Peaks of the first step, of the rank that needs most.
+std::string first_step_memory(const std::vector<MemoryReport>& reports, const MemoryReport& ddp);
+
+struct RunResult {
+  std::int64_t steps_done = 0;
+  int stop_signal = 0;  ///< 0: ran to its end
+  double last_loss = 0;  ///< smoothed training loss, nats per byte
+  std::optional<double> first_validation, last_validation;  ///< nats per byte
+  std::int64_t last_validation_step = 0;
+  std::int64_t tokens = 0;
+  std::int64_t skipped_steps = 0;
+  double training_seconds = 0;  ///< steps only
+  double total_seconds = 0;     ///< with start, validation and sample
+  StepTotals totals;            ///< of all steps, mean over ranks
+  std::int64_t padded_numel = 0;
+  int ranks = 1;
+  int stage = 0;
+  std::vector<MemoryReport> memory;  ///< by rank, at the end
+  MemoryReport ddp;
+  std::int64_t host_nbytes = 0;  ///< PSS of all ranks
+};
+
+/// Elements each rank received per step, in units of P (N-1)/N; 0 for one rank.
+double traffic_in_model_sizes(const RunResult& result);
+
+/// The last lines of a run.
+std::string describe_result(const TrainPlan& plan, const RunResult& result);
+/// The same in one line and a half, for --quiet.
+std::string describe_result_briefly(const TrainPlan& plan, const RunResult& result);
+nlohmann::ordered_json summary_json(const TrainPlan& plan, const RunResult& result);
+
+}  // namespace zero::app

@@ -1,0 +1,167 @@
+// The end of a run: the other half of report_tables.h.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "report_tables.h"
+#include "stop_signal.h"
+#include "text_format.h"
+
+namespace zero::app {
+namespace {
+
+using nlohmann::ordered_json;
+
+double tokens_per_s(const RunResult& result) {
+  return result.training_seconds > 0 ? static_cast<double>(result.tokens) / result.training_seconds : 0;
+}
+
+/// Relative to the working folder where that is shorter.
+std::string folder_name(const TrainPlan& plan) {
+  std::error_code error;
+  const std::string relative = std::filesystem::proximate(plan.run_folder, error).string();
+  return !error && relative.size() < plan.run_folder.size() && !relative.starts_with("..") ? relative
+                                                                                           : short_path(plan.run_folder);
+}
+
+std::string describe_validation(const TrainPlan& plan, const RunResult& result) {
+  if (!result.last_validation) return fmt::format("result     training loss {:.3f} nats per byte\n", result.last_loss);
+  const double nats = *result.last_validation;
+  return fmt::format("result     validation loss {:.3f} nats = {:.3f} bits per byte after {} steps ({:.3f} nats before)\n"
+                     "           {:.0f} % of the unigram entropy, {:.3f} nats = {:.3f} bits per byte\n",
+                     nats, to_bits(nats), result.last_validation_step, *result.first_validation,
+                     100 * nats / plan.baseline_nats, plan.baseline_nats, to_bits(plan.baseline_nats));
+}
+
+std::string describe_times(const RunResult& result) {
+  const double each = 1e3 / static_cast<double>(result.steps_done);
+  const StepTotals& t = result.totals;
+  return fmt::format(
+      "time       {:.1f} ms a step: data {:.1f}, forward {:.1f}, backward {:.1f}, step {:.1f} (means over ranks)\n"
+      "           of these: gradient copies {:.1f}, reduction {:.1f}, waiting for parameters {:.1f} and for other ranks "
+      "{:.1f},\n"
+      "           norm {:.1f}, update {:.1f}, publishing {:.1f}\n",
+      each * t.seconds(), each * t.data, each * t.forward, each * t.backward, each * t.step,
+      each * t.inside.gradient_copy, each * t.inside.reduce, each * t.inside.gather, each * t.inside.wait,
+      each * t.inside.norm, each * t.inside.update, each * t.inside.publish);
+}
+
+std::string describe_traffic(const RunResult& result) {
+  if (result.ranks == 1) return "";
+  const auto steps = static_cast<double>(result.steps_done);
+  const StepTotals& t = result.totals;
+  return fmt::format("traffic    each rank receives {} elements a step: gathered {}, reduced {}, published {}\n"
+                     "           = {:.2f} x P (N-1)/N, with P = {} parameters as laid out and N = {} ranks\n",
+                     human_count((t.gathered_numel + t.reduced_numel + t.published_numel) / steps),
+                     human_count(t.gathered_numel / steps), human_count(t.reduced_numel / steps),
+                     human_count(t.published_numel / steps), traffic_in_model_sizes(result),
+                     human_count(static_cast<double>(result.padded_numel)), result.ranks);
+}
+
+ordered_json memory_json(const RunResult& result) {
+  ordered_json ranks = ordered_json::array();
+  for (const MemoryReport& report : result.memory) {
+    ordered_json kinds = ordered_json::object();
+    for (int i = 0; i < kMemoryKinds; ++i) {
+      kinds[std::string(memory_kind_name(static_cast<MemoryKind>(i)))] = {
+          {"current_nbytes", report.kinds[i].current_nbytes}, {"peak_nbytes", report.kinds[i].peak_nbytes}};
+    }
+    ranks.push_back(kinds);
+  }
+  return {{"by_rank", ranks},
+          {"ddp_states_nbytes_per_rank", states_nbytes(result.ddp)},
+          {"host_pss_nbytes", result.host_nbytes}};
+}
+
+ordered_json times_json(const RunResult& result) {
+  const double each = result.steps_done > 0 ? 1e3 / static_cast<double>(result.steps_done) : 0;
+  const StepTotals& t = result.totals;
+  return {{"total", each * t.seconds()},
+          {"data", each * t.data},
+          {"forward", each * t.forward},
+          {"backward", each * t.backward},
+          {"step", each * t.step},
+          {"gradient_copy", each * t.inside.gradient_copy},
+          {"reduce", each * t.inside.reduce},
+          {"gather", each * t.inside.gather},
+          {"wait", each * t.inside.wait},
+          {"norm", each * t.inside.norm},
+          {"update", each * t.inside.update},
+          {"publish", each * t.inside.publish}};
+}
+
+}  // namespace
+
+double traffic_in_model_sizes(const RunResult& result) {
+  if (result.ranks == 1 || result.steps_done == 0) return 0;
+  const double elements = result.totals.gathered_numel + result.totals.reduced_numel + result.totals.published_numel;
+  const double unit = static_cast<double>(result.padded_numel) * (result.ranks - 1) / result.ranks;
+  return elements / static_cast<double>(result.steps_done) / unit;
+}
+
+std::string describe_result(const TrainPlan& plan, const RunResult& result) {
+  std::string text;
+  if (result.stop_signal != 0) {
+    text += fmt::format("stopped by {} after {} of {} steps\n", stop_signal_name(result.stop_signal), result.steps_done,
+                        plan.steps);
+  }
+  text += describe_validation(plan, result);
+  if (result.steps_done > 0) {
+    text += fmt::format("speed      {} tokens/s; {} steps in {}, all in {}\n", with_commas(std::llround(tokens_per_s(result))),
+                        result.steps_done, duration(result.training_seconds), duration(result.total_seconds));
+    text += describe_times(result) + describe_traffic(result);
+  }
+  if (result.skipped_steps > 0) {
+    text += fmt::format("           {} steps were skipped: the gradient was not finite\n", result.skipped_steps);
+  }
+  text += fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
+                      result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
+  text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
+  if (!plan.tensorboard_folder.empty()) {
+    const std::string run = folder_name(plan);
+    text += fmt::format("           tensorboard --logdir {}\n",
+                        plan.tensorboard_folder.starts_with(plan.run_folder + "/") ? run : plan.tensorboard_folder);
+  }
+  return text;
+}
+
+std::string describe_result_briefly(const TrainPlan& plan, const RunResult& result) {
+  const std::string loss = result.last_validation
+                               ? fmt::format("validation loss {:.4f} nats per byte ({:.0f} % of unigram)",
+                                             *result.last_validation, 100 * *result.last_validation / plan.baseline_nats)
+                               : fmt::format("training loss {:.4f} nats per byte", result.last_loss);
+  return fmt::format("{}{} steps, {}, {} tokens/s, {}: {}\n",
+                     result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal)) : "",
+                     result.steps_done, loss, with_commas(std::llround(tokens_per_s(result))),
+                     duration(result.total_seconds), folder_name(plan));
+}
+
+ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
+  const auto or_null = [](const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); };
+  return {{"finished", result.stop_signal == 0},
+          {"stopped_by", result.stop_signal == 0 ? ordered_json() : ordered_json(stop_signal_name(result.stop_signal))},
+          {"stop_signal", result.stop_signal},
+          {"steps", result.steps_done},
+          {"steps_wanted", plan.steps},
+          {"skipped_steps", result.skipped_steps},
+          {"preset", plan.preset},
+          {"parameters_numel", plan.parameters_numel},
+          {"ranks", result.ranks},
+          {"stage", result.stage},
+          {"train_loss", result.last_loss},
+          {"val_loss", or_null(result.last_validation)},
+          {"val_loss_at_start", or_null(result.first_validation)},
+          {"val_loss_step", result.last_validation_step},
+          {"baseline", plan.baseline_nats},
+          {"tokens", result.tokens},
+          {"tokens_per_s", tokens_per_s(result)},
+          {"training_seconds", result.training_seconds},
+          {"total_seconds", result.total_seconds},
+          {"ms_per_step", times_json(result)},
+          {"received_per_step_in_model_sizes", traffic_in_model_sizes(result)},
+          {"memory", memory_json(result)}};
+}
+
+}  // namespace zero::app

@@ -1,0 +1,169 @@
+#include "train_command.h"
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "comm/launcher.h"
+#include "comm/process.h"
+#include "comm/rendezvous.h"
+#include "console.h"
+#include "corpus_choice.h"
+#include "text_format.h"
+#include "train_config.h"
+#include "train_options.h"
+#include "train_plan.h"
+#include "train_rank.h"
+#include "zero/errors.h"
+
+namespace zero::app {
+namespace {
+
+constexpr const char* kPlanVariable = "ZERO_TRAIN_PLAN";
+constexpr int kGraceMs = 120'000;  // a step of a large model may take long
+
+/// The exit code of a rank that returned or threw. All ranks find the same fault in a configuration or model; one
+/// of them says it.
+template <class Run>
+int rank_exit_code(int rank, Run run) {
+  const std::string who = rank == 0 ? "" : fmt::format("rank {}: ", rank);
+  try {
+    const int signal = run();
+    return signal == 0 ? 0 : 128 + signal;
+  } catch (const ConfigError& error) {
+    if (rank == 0) fmt::print(stderr, "zero: error: {}\n", error.what());
+    return 2;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "zero: error: {}out of memory; take a smaller --preset, --seq or micro-batch\n", who);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "zero: error: {}{}\n", who, error.what());
+  }
+  return 1;
+}
+
+/// A rank that `zero train` has started. A clean stop is no failure here: the parent reads it from summary.json.
+int run_as_rank() {
+  const char* text = std::getenv(kPlanVariable);
+  if (!text) throw ConfigError("--as-rank is for zero train itself");
+  const TrainPlan plan = plan_from_json(text);
+  const int rank = comm::discover(comm::current_environment(), comm::parent_tag()).rank;
+  const int code = rank_exit_code(rank, [&] { return train_rank(plan, init_distributed()); });
+  return code > 128 ? 0 : code;
+}
+
+/// Ranks that torchrun, mpirun, srun or `zero launch` has started: rank 0 prepares, the others get its plan.
+int run_under_launcher(const TrainOptions& options, int rank, const std::string& command_line) {
+  return rank_exit_code(rank, [&] {
+    Group group = init_distributed();
+    std::string text;
+    std::int64_t length = -1;
+    const auto share = [&] { group.broadcast(&length, 1, DType::kInt64, 0, {.label = "plan"}).wait(); };
+    if (rank == 0) {
+      try {
+        text = to_json(prepare_run(options, group.size(), command_line));
+      } catch (...) {
+        share();  // the others end with this rank
+        throw;
+      }
+      length = static_cast<std::int64_t>(text.size());
+    }
+    share();
+    if (length < 0) throw ConfigError("rank 0 could not prepare the run");
+    text.resize(static_cast<std::size_t>(length));
+    group.broadcast(text.data(), length, DType::kByte, 0, {.label = "plan"}).wait();
+    return train_rank(plan_from_json(text), group);
+  });
+}
+
+std::string own_path() {
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) throw IoError(fmt::format("cannot find this program in /proc/self/exe: {}", error.message()));
+  return path.string();
+}
+
+/// The signal that ended the run, from its summary; 0 when it ran to its end.
+int stop_signal_of(const std::string& run_folder) {
+  std::ifstream file(std::filesystem::path(run_folder) / "summary.json");
+  const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  return summary.is_object() ? summary.value("stop_signal", 0) : 0;
+}
+
+int run_locally(const TrainOptions& options, const std::string& command_line) {
+  const int ranks = options.ranks.value_or(kDefaultRanks);
+  const int most = std::max(8, 4 * comm::available_cpus());
+  if (ranks > most) {
+    throw ConfigError(fmt::format("--ranks: got {}, want at most {}: this host has {} cores. Use mpirun for several hosts",
+                                  ranks, most, comm::available_cpus()));
+  }
+  const TrainPlan plan = prepare_run(options, ranks, command_line);
+  if (ranks == 1) {
+    return rank_exit_code(0, [&] { return train_rank(plan, Group()); });
+  }
+  comm::LaunchOptions launch;
+  launch.nproc = ranks;
+  launch.command = {own_path(), "train", "--as-rank"};
+  launch.prefix_output = false;
+  launch.environment = {{kPlanVariable, to_json(plan)}};
+  launch.grace_ms = kGraceMs;
+  const int code = comm::launch(launch);
+  const int signal = code == 0 ? stop_signal_of(plan.run_folder) : 0;
+  return signal == 0 ? code : 128 + signal;
+}
+
+void check_ranks_fit(const TrainOptions& options, const comm::Discovery& found) {
+  if (!options.ranks || *options.ranks == found.size) return;
+  throw ConfigError(fmt::format("--ranks {}, but {} started {}; leave --ranks away", *options.ranks,
+                                comm::launcher_name(found.launcher), found.size));
+}
+
+int run_train(const TrainOptions& options, const std::string& command_line) {
+  const Console console(true);
+  if (options.as_rank) return run_as_rank();
+  if (options.print_config) {
+    const int ranks = options.ranks.value_or(kDefaultRanks);
+    const std::string text = make_config(options, ranks).to_json();  // checked in any case
+    console.print((options.config.empty() ? builtin_config(options, ranks) : text) + "\n");
+    return 0;
+  }
+  if (options.pack_only) {
+    const auto start = std::chrono::steady_clock::now();
+    const CorpusInfo corpus = pack_and_check(choose_corpus(options.data, options.cache_dir), 0);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    console.print(describe_corpus(corpus, seconds.count()) + fmt::format("packed     {}\n", short_path(corpus.folder)));
+    return 0;
+  }
+  const auto found = comm::discover(comm::current_environment(), comm::parent_tag());
+  if (found.launcher == comm::Launcher::kNone) return run_locally(options, command_line);
+  check_ranks_fit(options, found);
+  return run_under_launcher(options, found.rank, command_line);
+}
+
+/// The arguments of this process, with spaces between them.
+std::string own_command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  while (!text.empty() && text.back() == '\0') text.pop_back();
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  return text;
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App* command = app.add_subcommand("train", "train a small GPT on text with ZeRO, and watch it learn");
+  add_train_options(*command, *options);
+  command->callback([options, &exit_code] { exit_code = run_train(*options, own_command_line()); });
+}
+
+}  // namespace zero::app

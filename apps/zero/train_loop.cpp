@@ -1,0 +1,144 @@
+#include "train_loop.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <csignal>
+#include <utility>
+
+#include "host_facts.h"
+#include "stop_signal.h"
+#include "storage/activation_meter.h"
+#include "text_format.h"
+
+namespace zero::app {
+
+TrainLoop::TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress,
+                     Recorder* recorder)
+    : plan_(plan),
+      engine_(engine),
+      model_(engine.typed_module()),
+      console_(console),
+      progress_(progress),
+      recorder_(recorder),
+      sampler_(Corpus(plan.corpus_folder, Split::kTrain), plan.seq, static_cast<std::uint64_t>(plan.seed)),
+      validation_(Corpus(plan.corpus_folder, Split::kValidation), plan.seq, plan.eval_batches),
+      tokens_(at::empty({engine.config().train_micro_batch_size_per_gpu, plan.seq + 1}, at::kLong)) {}
+
+void TrainLoop::run() {
+  validate();
+  while (result_.steps_done < plan_.steps) {
+    if (result_.steps_done == 0) storage::reset_activation_peak();
+    const Clock clock;
+    const double lr = engine_.learning_rate();
+    const std::int64_t skipped = engine_.skipped_steps();
+    const StepOutcome outcome = train_step();
+    const double seconds = clock.seconds();
+    const std::int64_t tokens = engine_.config().train_batch_size * plan_.seq;
+    ++result_.steps_done;
+    result_.tokens += tokens;
+    result_.training_seconds += seconds;
+    loss_.add(outcome.loss);
+    step_seconds_.add(seconds);
+    report({result_.steps_done, outcome.loss, engine_.grad_norm(), lr, result_.tokens, result_.training_seconds,
+            static_cast<double>(tokens) / seconds, engine_.skipped_steps() > skipped});
+    if (outcome.stop_signal != 0) {
+      result_.stop_signal = outcome.stop_signal;
+      break;
+    }
+    if (validation_due()) validate();
+  }
+}
+
+TrainLoop::StepOutcome TrainLoop::train_step() {
+  const auto before = engine_.communication_report();
+  std::vector<double> losses;
+  for (std::int64_t j = 0; j < engine_.config().gradient_accumulation_steps; ++j) losses.push_back(micro_batch());
+  const auto after = engine_.communication_report();
+  totals_.gathered_numel += static_cast<double>(after.gathered_numel - before.gathered_numel);
+  totals_.reduced_numel += static_cast<double>(after.reduced_numel - before.reduced_numel);
+  totals_.published_numel += static_cast<double>(after.published_numel - before.published_numel);
+  add(totals_.inside, engine_.step_breakdown());
+  return agree(losses);
+}
+
+double TrainLoop::micro_batch() {
+  Clock clock;
+  const Config& config = engine_.config();
+  const std::int64_t index = engine_.micro_steps() * engine_.world_size() + engine_.rank();
+  sampler_.fill(index, config.train_micro_batch_size_per_gpu, tokens_.mutable_data_ptr<std::int64_t>());
+  totals_.data += clock.lap();
+  const at::Tensor loss = model_->loss(tokens_.narrow(1, 0, plan_.seq), tokens_.narrow(1, 1, plan_.seq));
+  totals_.forward += clock.lap();
+  engine_.backward(loss);
+  totals_.backward += clock.lap();
+  engine_.step();
+  totals_.step += clock.lap();
+  return loss.item<double>();
+}
+
+TrainLoop::StepOutcome TrainLoop::agree(const std::vector<double>& my_losses) {
+  std::vector<double> mine = my_losses;
+  mine.push_back(received_stop_signal());
+  const std::vector<double> all = gather_doubles(engine_.group(), mine, "loss and stop flag");
+  const auto ranks = static_cast<std::size_t>(engine_.world_size());
+  StepOutcome outcome;
+  // In the order of the global micro-batches, so that the sum does not depend on the number of ranks.
+  for (std::size_t j = 0; j < my_losses.size(); ++j) {
+    for (std::size_t r = 0; r < ranks; ++r) outcome.loss += all[r * mine.size() + j];
+  }
+  outcome.loss /= static_cast<double>(ranks * my_losses.size());
+  for (std::size_t r = 0; r < ranks && outcome.stop_signal == 0; ++r) {
+    outcome.stop_signal = static_cast<int>(all[r * mine.size() + my_losses.size()]);
+  }
+  return outcome;
+}
+
+void TrainLoop::report(const StepMetrics& metrics) {
+  if (recorder_) recorder_->step(metrics);
+  if (metrics.step == 1) {
+    const auto reports = gather_memory(engine_.group(), engine_.memory_report());
+    const auto ddp = ddp_memory(plan_.parameters_numel, engine_.config().bf16.enabled);
+    if (console_.enabled()) progress_.note(first_step_memory(reports, ddp));
+  }
+  if (!console_.enabled()) return;
+  const double tokens_each = static_cast<double>(metrics.tokens) / static_cast<double>(metrics.step);
+  progress_.update({metrics.step, loss_.value(), metrics.grad_norm, metrics.lr, tokens_each / step_seconds_.value(),
+                    seconds_left(), resident_nbytes()});
+}
+
+bool TrainLoop::validation_due() const {
+  const std::int64_t step = result_.steps_done;
+  return step == plan_.steps || (plan_.eval_every > 0 && step % plan_.eval_every == 0);
+}
+
+double TrainLoop::seconds_left() const {
+  const std::int64_t left = plan_.steps - result_.steps_done;
+  const std::int64_t validations = plan_.eval_every > 0 ? (left + plan_.eval_every - 1) / plan_.eval_every : left > 0;
+  return static_cast<double>(left) * step_seconds_.value() + static_cast<double>(validations) * validation_seconds_;
+}
+
+void TrainLoop::validate() {
+  if (console_.enabled()) progress_.busy("validating ...");
+  const Clock clock;
+  model_->eval();
+  const double nats = validation_.mean_loss(
+      engine_.group(), [&](const at::Tensor& tokens, const at::Tensor& targets) { return model_->loss(tokens, targets); });
+  model_->train();
+  validation_seconds_ = clock.seconds();
+  if (!result_.first_validation) result_.first_validation = nats;
+  result_.last_validation = nats;
+  result_.last_validation_step = result_.steps_done;
+  if (recorder_) recorder_->validation(result_.steps_done, nats, plan_.baseline_nats);
+  if (!console_.enabled()) return;
+  progress_.note(fmt::format("validation after {} steps: {:.3f} nats = {:.3f} bits per byte, {:.0f} % of the unigram entropy",
+                             result_.steps_done, nats, to_bits(nats), 100 * nats / plan_.baseline_nats));
+}
+
+RunResult TrainLoop::result() const {
+  RunResult result = result_;
+  result.last_loss = loss_.value();
+  return result;
+}
+
+}  // namespace zero::app

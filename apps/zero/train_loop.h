@@ -1,0 +1,79 @@
+#pragma once
+// The steps of a run, with validation in between.
+#include <chrono>
+
+#include "progress.h"
+#include "rank_totals.h"
+#include "recorder.h"
+#include "report_tables.h"
+#include "train_plan.h"
+#include "validation.h"
+#include "zero/engine.h"
+#include "zero/models.h"
+
+namespace zero::app {
+
+using GPTEngine = ModuleEngine<GPT>;
+
+class Clock {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  /// Seconds since the start or the last lap.
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(lap_, now)).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point lap_ = start_;
+};
+
+class TrainLoop {
+ public:
+  /// Everything referred to must outlive the loop; `recorder` is null on ranks other than 0. Throws ConfigError
+  /// when the text is too small.
+  TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress, Recorder* recorder);
+
+  /// Validates, trains all steps with validations in between, validates; ends early at a stop signal. *Collective.*
+  void run();
+
+  /// What is known of the run so far.
+  RunResult result() const;
+  /// Of this rank.
+  const StepTotals& totals() const { return totals_; }
+
+ private:
+  /// What all ranks agree on after a step.
+  struct StepOutcome {
+    double loss = 0;
+    int stop_signal = 0;
+  };
+
+  StepOutcome train_step();
+  /// Forward and backward of the next micro-batch; its loss.
+  double micro_batch();
+  StepOutcome agree(const std::vector<double>& my_losses);
+  void report(const StepMetrics& metrics);
+  void validate();
+  bool validation_due() const;
+  double seconds_left() const;
+
+  const TrainPlan& plan_;
+  GPTEngine& engine_;
+  GPT model_;
+  Console console_;
+  Progress& progress_;
+  Recorder* recorder_;
+  SequenceSampler sampler_;
+  Validation validation_;
+  at::Tensor tokens_;  ///< [micro-batch, seq + 1]
+  StepTotals totals_;
+  RunResult result_;
+  RecentMean loss_, step_seconds_;
+  double validation_seconds_ = 0;
+};
+
+}  // namespace zero::app

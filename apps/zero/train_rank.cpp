@@ -1,0 +1,155 @@
+#include "train_rank.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/log.h"
+#include "host_facts.h"
+#include "recorder.h"
+#include "report_tables.h"
+#include "stop_signal.h"
+#include "storage/activation_meter.h"
+#include "text_format.h"
+#include "train_loop.h"
+#include "zero/errors.h"
+
+namespace zero::app {
+namespace {
+
+/// Threads, cores, allocator, signals, log: what belongs to the process and not to the run.
+void set_up_process(const TrainPlan& plan, const Config& config, const Group& group) {
+  if (config.zerotorch.bind_cores_to_rank && !bind_to_core_share(group.local_rank(), group.local_size()) &&
+      group.rank() == 0) {
+    base::log_warning("zerotorch.bind_cores_to_rank: {} ranks on this host are more than its cores; not bound",
+                      group.local_size());
+  }
+  at::set_num_threads(config.zerotorch.bind_cores_to_rank ? threads_per_rank(1) : threads_per_rank(group.local_size()));
+  storage::keep_freed_memory();
+  watch_stop_signals(/*announce=*/group.rank() == 0);
+  // What the library says at start is part of our own words.
+  base::set_log_level(base::LogLevel::kWarning);
+  at::manual_seed(static_cast<std::uint64_t>(plan.seed));
+}
+
+GPT build_model(const TrainPlan& plan) {
+  GPTOptions options;
+  options.layers = plan.layers;
+  options.dim = plan.dim;
+  options.heads = plan.heads;
+  options.seq = plan.seq;
+  return GPT(options);
+}
+
+/// As GPT-2 was trained: no weight decay on biases and layer norms.
+InitializeOptions initialize_options(const Group& group) {
+  InitializeOptions options;
+  options.group = group;
+  options.parameter_groups = {{.names = {"*.bias", "*.ln1.weight", "*.ln2.weight", "lnf.weight"}, .weight_decay = 0.0}};
+  return options;
+}
+
+void print_start(const Console& console, const TrainPlan& plan, const GPTEngine& engine, double seconds) {
+  Group group = engine.group();
+  const auto before = gather_memory(group, engine.memory_before_initialize());
+  const auto after = gather_memory(group, engine.memory_report());
+  const int stage = engine.config().zero_optimization.stage;
+  const auto& config = engine.config();
+  console.print(fmt::format("ranks      {} ({}), {} thread{} each on {}; ready after {}\n\n", group.size(), group.backend(),
+                            at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s", cpu_name(), duration(seconds)));
+  console.print(memory_table(before, after, ddp_memory(plan.parameters_numel, config.bf16.enabled), stage) + "\n");
+}
+
+RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLoop& loop) {
+  Group group = engine.group();
+  RunResult result = loop.result();
+  result.totals = mean_over_ranks(group, loop.totals());
+  result.memory = gather_memory(group, engine.memory_report());
+  result.padded_numel = engine.communication_report().padded_numel;
+  result.ranks = group.size();
+  result.stage = engine.config().zero_optimization.stage;
+  result.skipped_steps = engine.skipped_steps();
+  result.ddp = ddp_memory(plan.parameters_numel, engine.config().bf16.enabled);
+  const double mine = static_cast<double>(proportional_nbytes());
+  for (const double one : gather_doubles(group, {&mine, 1}, "memory in use")) result.host_nbytes += static_cast<std::int64_t>(one);
+  return result;
+}
+
+/// Every rank generates the same: a forward may be collective.
+std::string make_sample(const TrainPlan& plan, GPTEngine& engine, Progress& progress) {
+  progress.busy("writing a sample ...");
+  GPT& model = engine.typed_module();
+  model->eval();
+  GenerateOptions options;
+  options.length = plan.sample_length;
+  options.temperature = plan.temperature;
+  options.top_k = plan.top_k;
+  options.seed = static_cast<std::uint64_t>(plan.seed);
+  options.context = std::min<std::int64_t>(plan.seq, 128);
+  std::string text = generate([&](const at::Tensor& tokens) { return model->forward(tokens); }, plan.prompt, options);
+  model->train();
+  return text;
+}
+
+std::string frame_sample(const TrainPlan& plan, const std::string& sample) {
+  std::string indented;
+  std::string line;
+  for (const char c : printable(plan.prompt + sample) + "\n") {
+    line += c;
+    if (c == '\n') indented += "  | " + std::exchange(line, "");
+  }
+  return fmt::format("sample     {} bytes at temperature {:g}, after the prompt {}\n\n{}\n", plan.sample_length,
+                     plan.temperature, nlohmann::json(printable(plan.prompt)).dump(), indented);
+}
+
+int run(const TrainPlan& plan, Group group) {
+  const Clock clock;
+  const Config config = Config::from_text(plan.config, "configuration of the run");
+  set_up_process(plan, config, group);
+  const bool first = group.rank() == 0;
+  const Console console(first && !plan.quiet);
+  std::optional<Recorder> recorder;
+  if (first) recorder.emplace(plan.run_folder, plan.tensorboard_folder);
+
+  GPT model = build_model(plan);
+  GPTEngine engine = initialize(model, config, initialize_options(group));
+  if (recorder) recorder->folder().write_json("config.json", nlohmann::ordered_json::parse(engine.config().to_json()));
+  print_start(console, plan, engine, clock.seconds());
+
+  Progress progress(console, plan.steps, config.steps_per_print);
+  TrainLoop loop(plan, engine, console, progress, recorder ? &*recorder : nullptr);
+  loop.run();
+  if (loop.result().stop_signal == 0 && plan.sample_length > 0) {
+    const std::string sample = make_sample(plan, engine, progress);
+    if (recorder) recorder->folder().write_text("sample.txt", plan.prompt + sample);
+    progress.finish();
+    console.print("\n" + frame_sample(plan, sample));
+  } else {
+    progress.finish();
+    console.print("\n");
+  }
+  RunResult result = collect_result(plan, engine, loop);
+  result.total_seconds = clock.seconds();
+  if (recorder) {
+    recorder->folder().write_json("summary.json", summary_json(plan, result));
+    Console(true).print(plan.quiet ? describe_result_briefly(plan, result) : describe_result(plan, result));
+  }
+  return result.stop_signal;
+}
+
+}  // namespace
+
+int train_rank(const TrainPlan& plan, Group group) {
+  try {
+    return run(plan, group);
+  } catch (const c10::Error& error) {
+    throw ModelError(fmt::format("libtorch: {}", error.what_without_backtrace()));
+  }
+}
+
+}  // namespace zero::app

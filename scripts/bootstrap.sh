@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Installs what a build needs and this machine lacks: Debian packages (as root; otherwise prints the line to
+# run) and libtorch (the CPU wheel of `torch` in .venv, unless TORCH_DIR names one).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(g++ cmake ninja-build ccache mold nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev
+          libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev python3 python3-venv)
+torch_version=2.13.0
+
+say() { echo "zerotorch: $*"; }
+fail() { echo "zerotorch: error: $*" >&2; exit 1; }
+
+missing=()
+if command -v dpkg-query >/dev/null; then
+  for package in "${packages[@]}"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q "install ok installed" || missing+=("$package")
+  done
+else
+  for tool in c++ cmake ninja; do command -v "$tool" >/dev/null || missing+=("$tool"); done
+  [ ${#missing[@]} -eq 0 ] || fail "this is no Debian: install ${missing[*]} and the libraries of docs/install.md"
+fi
+if [ ${#missing[@]} -gt 0 ]; then
+  install="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
+  if [ "$(id -u)" -ne 0 ]; then
+    fail "Debian packages are missing; run this line, then make again:
+  sudo sh -c '$install'"
+  fi
+  say "installing Debian packages: ${missing[*]}"
+  log=$(mktemp)
+  (apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}") >"$log" 2>&1 \
+    || { tail -n 20 "$log" >&2; rm -f "$log"; fail "apt-get failed (above); the line was: $install"; }
+  rm -f "$log"
+fi
+
+if [ -n "${TORCH_DIR:-}" ]; then
+  exit 0  # scripts/configure.sh checks it
+fi
+if [ -x .venv/bin/python ] && .venv/bin/python -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
+  exit 0
+fi
+say "installing the CPU wheel of torch $torch_version into .venv (about 200 MB; once)"
+python3 -m venv .venv || fail "cannot make a virtual environment in .venv"
+# By its full name: plain 'torch' may be the CUDA build, several GB that a CPU build cannot use.
+if ! .venv/bin/pip install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu"; then
+  rm -rf .venv
+  fail "pip found no CPU wheel of torch $torch_version. Give pip the index of PyTorch's CPU wheels (see 'Get started' on
+  PyTorch's site) with   make ... PIP_ARGS=\"--index-url ...\"   or an installed libtorch with   make ... TORCH_DIR=/path"
+fi

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Installs the build into an empty folder and builds a project of somebody else's against it: find_package(zerotorch),
+# zero::zero, a module of its own, two ranks started by the installed command line.
+set -euo pipefail
+build=$1 consumer=$2 cmake=$3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$cmake" --install "$build" --prefix "$work/prefix" >"$work/install.log"
+if grep -rqE "nlohmann|spdlog|fmt/" "$work/prefix/include"; then
+  echo "a public header needs a private dependency"; exit 1
+fi
+"$cmake" -S "$consumer" -B "$work/consumer" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Release \
+  >"$work/configure.log" 2>&1 || { cat "$work/configure.log"; exit 1; }
+"$cmake" --build "$work/consumer" -j 1
+cd "$work"
+timeout 120 "$work/prefix/bin/zero" launch -n 2 -- "$work/consumer/consumer" "$consumer/ds_config.json" | tee "$work/out.txt"
+grep -q "rank 0 of 2: loss went down" "$work/out.txt"

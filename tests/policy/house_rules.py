@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""The rules of the house that a machine can check. Usage: house_rules.py <source dir>"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(sys.argv[1])
+
+# Which room may include which (src/README.md). Public headers may be included everywhere.
+ROOMS = {
+    "base": set(),
+    "config": {"base"},
+    "layout": {"base"},
+    "io": {"base"},
+    "comm": {"base"},
+    "intercept": {"base"},
+    "storage": {"base", "layout", "io", "comm"},
+    "optim": {"base"},
+    "zero": {"base", "layout", "io", "comm", "intercept", "storage", "optim"},
+    "checkpoint": {"base", "layout", "io", "comm", "storage"},
+    "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "zero", "checkpoint"},
+    "models": {"base", "data"},
+    "data": {"base"},
+}
+NO_TORCH = {"base", "config", "layout", "io", "comm", "data"}
+MAX_LINES = 800
+problems = []
+
+
+def problem(path, line, text):
+    problems.append(f"{path.relative_to(ROOT)}:{line}: {text}")
+
+
+def sources(*folders, suffixes=(".h", ".cpp", ".inc")):
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in suffixes and path.is_file():
+                yield path
+
+
+def includes(path):
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s+([<"])([^>"]+)[>"]', line)
+        if match:
+            yield number, match.group(1), match.group(2)
+
+
+def check_layers():
+    for path in sources("src"):
+        room = path.relative_to(ROOT / "src").parts[0]
+        if room not in ROOMS:
+            problem(path, 1, f"room '{room}' is not in the list of rooms")
+            continue
+        for number, kind, name in includes(path):
+            if kind == "<":
+                if room in NO_TORCH and name.split("/")[0] in ("ATen", "c10", "torch"):
+                    problem(path, number, f"room '{room}' knows nothing of libtorch, but includes {name}")
+                continue
+            if (ROOT / "include" / name).exists():
+                continue  # the public API
+            other = name.split("/")[0]
+            if not (ROOT / "src" / name).exists():
+                problem(path, number, f"include \"{name}\" is not found from src/")
+            elif other != room and other not in ROOMS[room]:
+                problem(path, number, f"room '{room}' may not include room '{other}'")
+    for path in sources("include"):
+        for number, kind, name in includes(path):
+            if kind == '"' and not (ROOT / "include" / name).exists():
+                problem(path, number, f"a public header includes the private \"{name}\"")
+            if name in ("torch/torch.h", "ATen/ATen.h", "torch/all.h"):
+                problem(path, number, f"{name} costs every user seconds; include what is used")
+
+
+def check_library_is_quiet():
+    forbidden = re.compile(r"std::cout|\bprintf\s*\(|\bputs\s*\(|std::abort|\babort\s*\(\s*\)|\bexit\s*\(")
+    for path in sources("src"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            code = re.sub(r'"(\\.|[^"\\])*"', '""', line.split("//")[0])
+            if forbidden.search(code) and "snprintf" not in code:
+                problem(path, number, f"the library neither prints nor exits: {line.strip()}")
+
+
+def check_files():
+    for path in sources("src", "include", "apps", "tests", "benchmarks", "examples"):
+        text = path.read_text()
+        lines = text.splitlines()
+        if len(lines) > MAX_LINES:
+            problem(path, len(lines), f"longer than {MAX_LINES} lines")
+        for number, line in enumerate(lines, 1):
+            if not line.isascii():
+                problem(path, number, "not ASCII")
+            if len(line) > 120:
+                problem(path, number, f"{len(line)} columns")
+        if path.suffix == ".h" and "#pragma once" not in text:
+            problem(path, 1, "no #pragma once")
+
+
+def check_tests_are_registered():
+    registered = (ROOT / "tests" / "CMakeLists.txt").read_text()
+    for path in sources("tests", suffixes=("_test.cpp", ".cpp")):
+        name = str(path.relative_to(ROOT / "tests"))
+        if name.endswith("_test.cpp") and name not in registered and path.name not in registered:
+            problem(path, 1, "not registered in tests/CMakeLists.txt")
+
+
+def check_flags_are_documented():
+    for source, page in (("apps/zero", "docs/train.md"),):
+        documented = "".join(p.read_text() for p in (ROOT / "docs").glob("*.md"))
+        for path in sources(source, suffixes=(".cpp",)):
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                for flag in re.findall(r'add_(?:option|flag)\w*\(\s*"([^"]+)"', line):
+                    long = [f.strip("!") for f in flag.split(",") if f.startswith("--")]
+                    if long and not any(f in documented for f in long):
+                        problem(path, number, f"{long[0]} is not in docs/")
+
+
+def check_one_place_for_stages():
+    for path in sources("src"):
+        room = path.relative_to(ROOT / "src").parts[0]
+        if room in ("config", "models", "data"):
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(r"\bif\s*\(.*\bstage\b", line.split("//")[0]):
+                problem(path, number, "only sharding_of_stage() knows what a stage means")
+
+
+for check in (check_layers, check_library_is_quiet, check_files, check_tests_are_registered,
+              check_flags_are_documented, check_one_place_for_stages):
+    check()
+print("\n".join(problems) or "the house is in order")
+sys.exit(1 if problems else 0)

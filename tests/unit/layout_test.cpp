@@ -1,0 +1,177 @@
+#include <gtest/gtest.h>
+
+#include "layout/shard.h"
+#include "layout/units.h"
+#include "layout/use_order.h"
+#include "zero/errors.h"
+
+namespace zero::layout {
+namespace {
+
+TEST(Shard, CutsCoverTheUnitInWholeBlocksAndDifferByOneBlockAtMost) {
+  for (int ranks = 1; ranks <= 9; ++ranks) {
+    for (std::int64_t blocks = 0; blocks <= 20; ++blocks) {
+      for (int unit = 0; unit < 5; ++unit) {
+        const auto cuts = shard_cuts(blocks * kBlockNumel, ranks, unit);
+        ASSERT_EQ(cuts.size(), ranks + 1u);
+        EXPECT_EQ(cuts.front(), 0);
+        EXPECT_EQ(cuts.back(), blocks * kBlockNumel);
+        std::int64_t least = INT64_MAX, most = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const std::int64_t numel = cuts[rank + 1] - cuts[rank];
+          EXPECT_GE(numel, 0);
+          EXPECT_EQ(numel % kBlockNumel, 0);
+          least = std::min(least, numel);
+          most = std::max(most, numel);
+        }
+        EXPECT_LE(most - least, kBlockNumel);
+      }
+    }
+  }
+}
+
+TEST(Shard, SmallUnitsLoadAllRanksAlike) {
+  std::vector<std::int64_t> load(4, 0);
+  for (int unit = 0; unit < 8; ++unit) {
+    const auto cuts = shard_cuts(kBlockNumel, 4, unit);
+    for (int rank = 0; rank < 4; ++rank) load[rank] += cuts[rank + 1] - cuts[rank];
+  }
+  EXPECT_EQ(load, std::vector<std::int64_t>(4, 2 * kBlockNumel));
+}
+
+TEST(Shard, BucketsCoverTheUnit) {
+  for (std::int64_t blocks : {0, 1, 2, 7, 64}) {
+    for (std::int64_t bucket : {1, 1024, 1500, 2048, 5000, 1000000}) {
+      std::int64_t next = 0;
+      for (const Range range : bucket_ranges(blocks * kBlockNumel, bucket)) {
+        EXPECT_EQ(range.begin, next);
+        EXPECT_GT(range.numel(), 0);
+        EXPECT_EQ(range.numel() % kBlockNumel, 0);
+        EXPECT_LE(range.numel(), std::max(bucket, kBlockNumel));
+        next = range.end;
+      }
+      EXPECT_EQ(next, blocks * kBlockNumel);
+    }
+  }
+}
+
+TEST(Shard, CountsAreTheOverlap) {
+  const std::vector<std::int64_t> cuts = {0, 1024, 1024, 4096};
+  EXPECT_EQ(shard_counts(cuts, {512, 2048}), (std::vector<std::int64_t>{512, 0, 1024}));
+}
+
+ModuleNode layer(const std::string& name, int first) { return {name, {first, first + 1}, {}}; }
+
+struct Example {
+  ModuleNode root;
+  std::vector<ParameterInfo> parameters;
+};
+
+/// embedding (big), four layers of (1000 + 10), a tiny norm, a frozen head.
+Example example() {
+  Example e;
+  e.root.name = "";
+  e.parameters = {{"embedding.weight", 8000}};
+  e.root.children.push_back({"embedding", {0}, {}});
+  ModuleNode layers{"layers", {}, {}};
+  for (int i = 0; i < 4; ++i) {
+    const std::string name = "layers." + std::to_string(i);
+    layers.children.push_back(layer(name, static_cast<int>(e.parameters.size())));
+    e.parameters.push_back({name + ".weight", 1000});
+    e.parameters.push_back({name + ".bias", 10});
+  }
+  e.root.children.push_back(layers);
+  e.root.children.push_back({"norm", {9}, {}});
+  e.parameters.push_back({"norm.weight", 8});
+  e.root.children.push_back({"head", {10, 11}, {}});
+  e.parameters.push_back({"head.weight", 900, false});
+  e.parameters.push_back({"head.bias", 9, true});
+  return e;
+}
+
+TEST(Units, EveryParameterHasOnePlaceAndFrozenOnesAreApart) {
+  const auto e = example();
+  for (std::int64_t bound : {0, 1, 500, 1500, 5000, 100000}) {
+    const auto units = make_units(e.root, e.parameters, {bound, {}});
+    std::vector<int> seen(e.parameters.size(), 0);
+    for (const auto& unit : units) {
+      std::int64_t end = 0, payload = 0;
+      for (const auto& slot : unit.slots) {
+        ++seen[slot.parameter];
+        EXPECT_EQ(slot.offset_numel % kAlignNumel, 0);
+        EXPECT_GE(slot.offset_numel, end);
+        EXPECT_EQ(slot.numel, e.parameters[slot.parameter].numel);
+        EXPECT_EQ(unit.trainable, e.parameters[slot.parameter].trainable);
+        end = slot.range().end;
+        payload += slot.numel;
+      }
+      EXPECT_LE(end, unit.numel);
+      EXPECT_EQ(unit.numel % kBlockNumel, 0);
+      EXPECT_EQ(unit.payload_numel, payload);
+    }
+    EXPECT_EQ(seen, std::vector<int>(e.parameters.size(), 1)) << "bound " << bound;
+  }
+}
+
+TEST(Units, BlocksBecomeUnits) {
+  const auto e = example();
+  const auto units = make_units(e.root, e.parameters, {1500, {}});
+  std::vector<std::string> names;
+  for (const auto& unit : units) names.push_back(unit.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"embedding", "layers.0", "layers.1", "layers.2", "layers.3..norm", "head",
+                                             "head (frozen)"}));
+}
+
+TEST(Units, NamedModulesAreOneUnitAndUnknownNamesAreErrors) {
+  const auto e = example();
+  const auto units = make_units(e.root, e.parameters, {100, {"layers"}});
+  EXPECT_TRUE(std::any_of(units.begin(), units.end(),
+                          [](const Unit& unit) { return unit.name == "layers" && unit.slots.size() == 8; }));
+  EXPECT_THROW(make_units(e.root, e.parameters, {0, {"layer"}}), ConfigError);
+}
+
+TEST(UseOrder, PredictsASecondPassAndReuseDistances) {
+  UseOrder order({10, 20, 30});
+  const auto pass = [&] {
+    for (int u : {0, 1, 2}) order.use(u, 0);
+    for (int u : {2, 1, 0}) order.use(u, 1);
+  };
+  order.use(0, 0);
+  EXPECT_EQ(order.predict(1).unit, -1);
+  pass();
+  pass();
+  order.use(0, 0);
+  EXPECT_EQ(order.predict(1).unit, 1);
+  EXPECT_EQ(order.predict(2).unit, 2);
+  EXPECT_EQ(order.predict(3).unit, 2);
+  EXPECT_EQ(order.predict(3).phase, 1);
+  order.use(1, 0);
+  // Unit 2 twice (forward and backward) lies between the uses of unit 1.
+  EXPECT_EQ(order.reuse_distance(1), 60);
+  EXPECT_EQ(order.reuse_distance(0), 20 + 60 + 20);
+}
+
+TEST(UseOrder, FollowsAChangedOrder) {
+  UseOrder order({1, 1, 1, 1});
+  for (int i = 0; i < 3; ++i) {
+    for (int u : {0, 1, 2}) order.use(u, 0);
+  }
+  for (int i = 0; i < 2; ++i) {
+    for (int u : {0, 1, 3}) order.use(u, 0);
+  }
+  for (int u : {0, 1}) order.use(u, 0);
+  EXPECT_EQ(order.predict(1).unit, 3);
+}
+
+TEST(UseOrder, HashTellsOrdersApart) {
+  UseOrder a({1, 1, 1}), b({1, 1, 1}), c({1, 1, 1});
+  for (int u : {0, 1, 2}) a.use(u, 0);
+  for (int u : {0, 1, 1, 2}) b.use(u, 0);  // staying in a unit is one use
+  for (int u : {0, 2, 1}) c.use(u, 0);
+  EXPECT_EQ(a.hash(), b.hash());
+  EXPECT_NE(a.hash(), c.hash());
+  EXPECT_EQ(c.recent(), (std::vector<int>{0, 2, 1}));
+}
+
+}  // namespace
+}  // namespace zero::layout
