@@ -1,5 +1,5 @@
 // Promise P6, no rank hangs silently: a rank that throws, is killed or is stopped in forward, backward or step ends
-// every other rank within 10 s with an error that names it and the collective.
+// every other rank within 9 s with an error that names it and the collective.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -60,12 +60,11 @@ class Failure : public ::testing::TestWithParam<std::tuple<Event, Place, const c
 TEST_P(Failure, EndsEveryOtherRankWithItsName) {
   const auto [event, place, store] = GetParam();
   const auto results = spawn(3, [&](Group group) { train_until_struck(group, store, event, place); },
-                             {.timeout = std::chrono::seconds(14)});
+                             {.timeout = std::chrono::seconds(9)});
   for (const auto& result : results) {
     if (result.rank == 1) continue;
     EXPECT_FALSE(result.timed_out) << "rank " << result.rank << " hangs";
     EXPECT_EQ(result.exit_code, 1) << "rank " << result.rank;
-    EXPECT_LT(result.seconds, 10.0) << "rank " << result.rank;
     EXPECT_NE(result.error.find("rank 1"), std::string::npos) << result.error;
     const bool names_collective = result.error.find("all_gather") != std::string::npos ||
                                   result.error.find("reduce_scatter") != std::string::npos ||
