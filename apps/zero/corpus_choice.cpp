@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "host_facts.h"
 #include "text_format.h"
 #include "zero/errors.h"
 
@@ -82,11 +83,14 @@ std::string describe_corpus(const CorpusInfo& info, double seconds) {
       info.files_duplicate + info.files_wrong_size + info.files_not_text + info.files_unreadable;
   const std::string packed = info.reused ? "found packed" : fmt::format("packed in {}", duration(seconds));
   const double nats = info.validation_unigram_entropy_nats;
+  const std::string source = info.source == ZERO_TORCH_PREFIX
+                                 ? fmt::format("Python sources of torch {}", libtorch_version())
+                                 : short_path(info.source);
   return fmt::format(
-      "data       {} ({} files, {} left out as duplicate, too large or no text; {})\n"
+      "data       {}: {} files, {} left out (the same as another, too large, no text); {}\n"
       "           {} to train on, {} to validate on; a token is a byte\n"
-      "           knowing only how often each byte occurs costs {:.3f} nats = {:.3f} bits per byte: the loss to beat\n",
-      short_path(info.source), with_commas(info.files), with_commas(left_out), packed, human_nbytes(info.train_nbytes),
+      "           who knows only how often each byte occurs loses {:.3f} nats = {:.3f} bits per byte: to be beaten\n",
+      source, with_commas(info.files), with_commas(left_out), packed, human_nbytes(info.train_nbytes),
       human_nbytes(info.validation_nbytes), nats, to_bits(nats));
 }
 

@@ -19,7 +19,7 @@ void on_signal(int signal) {
   }
   g_signal = signal;
   if (g_announce == 0) return;
-  constexpr char kText[] = "\nstopping at the end of this step; once more ends at once\n";
+  constexpr char kText[] = "\nstopping after this step; once more ends at once\n";
   [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
 }
 

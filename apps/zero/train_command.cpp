@@ -131,8 +131,9 @@ int run_train(const TrainOptions& options, const std::string& command_line) {
   if (options.as_rank) return run_as_rank();
   if (options.print_config) {
     const int ranks = options.ranks.value_or(kDefaultRanks);
-    const std::string text = make_config(options, ranks).to_json();  // checked in any case
-    console.print((options.config.empty() ? builtin_config(options, ranks) : text) + "\n");
+    const std::int64_t dim = choose_model(options).dim;
+    const std::string text = make_config(options, dim, ranks).to_json();  // checked in any case
+    console.print((options.config.empty() ? builtin_config(options, dim, ranks) : text) + "\n");
     return 0;
   }
   if (options.pack_only) {

@@ -1,6 +1,7 @@
 #include "train_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -13,7 +14,8 @@ using nlohmann::ordered_json;
 
 constexpr std::int64_t kMicroBatch = 4;
 constexpr std::int64_t kMicroBatchesPerStep = 4;  // over all ranks
-constexpr double kLearningRate = 1e-3;
+constexpr double kLearningRate = 3e-3;
+constexpr double kLearningRateDim = 192;  // the width it was found for
 
 /// True when the file itself says what overlap_comm is; unknown counts as yes.
 bool names_overlap_comm(const std::string& path) {
@@ -40,7 +42,8 @@ Config override_config(const Config& config, const TrainOptions& options) {
 
 }  // namespace
 
-std::string builtin_config(const TrainOptions& options, int ranks) {
+std::string builtin_config(const TrainOptions& options, std::int64_t dim, int ranks) {
+  const double lr = kLearningRate * std::min(1.0, kLearningRateDim / static_cast<double>(dim));
   const std::int64_t accumulation = std::max<std::int64_t>(1, kMicroBatchesPerStep / ranks);
   ordered_json json = {
       {"train_micro_batch_size_per_gpu", kMicroBatch},
@@ -50,7 +53,7 @@ std::string builtin_config(const TrainOptions& options, int ranks) {
       {"zero_optimization", {{"stage", options.stage.value_or(3)}}},
       {"optimizer",
        {{"type", "AdamW"},
-        {"params", {{"lr", kLearningRate}, {"betas", {0.9, 0.95}}, {"eps", 1e-8}, {"weight_decay", 0.1}}}}},
+        {"params", {{"lr", std::round(lr * 1e5) / 1e5}, {"betas", {0.9, 0.95}}, {"eps", 1e-8}, {"weight_decay", 0.1}}}}},
       {"scheduler",
        {{"type", "WarmupCosineLR"},
         {"params",
@@ -64,9 +67,10 @@ std::string builtin_config(const TrainOptions& options, int ranks) {
   return json.dump(2);
 }
 
-Config make_config(const TrainOptions& options, int ranks) {
-  const Config base = options.config.empty() ? Config::from_text(builtin_config(options, ranks), "built-in configuration")
-                                             : Config::from_file(options.config);
+Config make_config(const TrainOptions& options, std::int64_t dim, int ranks) {
+  const Config base = options.config.empty()
+                          ? Config::from_text(builtin_config(options, dim, ranks), "built-in configuration")
+                          : Config::from_file(options.config);
   Config config = override_config(base, options);
   config.resolve_batch(ranks);
   return config;

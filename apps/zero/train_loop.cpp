@@ -1,10 +1,10 @@
 #include "train_loop.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include <csignal>
-#include <utility>
+#include <algorithm>
 
 #include "host_facts.h"
 #include "stop_signal.h"
@@ -107,6 +107,41 @@ void TrainLoop::report(const StepMetrics& metrics) {
                     seconds_left(), resident_nbytes()});
 }
 
+bool TrainLoop::stop_agreed() {
+  result_.stop_signal = agree({0.0}).stop_signal;
+  return result_.stop_signal != 0;
+}
+
+std::string TrainLoop::sample() {
+  if (result_.stop_signal != 0 || plan_.sample_length == 0) return "";
+  struct Stopped {};
+  constexpr std::int64_t kMostContext = 128;
+  GenerateOptions options;
+  options.length = plan_.sample_length;
+  options.temperature = plan_.temperature;
+  options.top_k = plan_.top_k;
+  options.seed = static_cast<std::uint64_t>(plan_.seed);
+  options.context = std::min(plan_.seq, kMostContext);
+  const at::Tensor padded = at::zeros({1, options.context}, at::kLong);
+  if (console_.enabled()) progress_.busy("writing a sample ...");
+  model_->eval();
+  std::string text;
+  try {
+    text = generate(
+        [&](const at::Tensor& tokens) {
+          if (stop_agreed()) throw Stopped{};
+          // Always the same shape, or the kernels are prepared anew for each; what follows has no influence.
+          padded.narrow(1, 0, tokens.size(1)).copy_(tokens);
+          return model_->forward(padded).narrow(1, 0, tokens.size(1));
+        },
+        plan_.prompt, options);
+  } catch (const Stopped&) {
+    text.clear();
+  }
+  model_->train();
+  return text;
+}
+
 bool TrainLoop::validation_due() const {
   const std::int64_t step = result_.steps_done;
   return step == plan_.steps || (plan_.eval_every > 0 && step % plan_.eval_every == 0);
@@ -131,8 +166,8 @@ void TrainLoop::validate() {
   result_.last_validation_step = result_.steps_done;
   if (recorder_) recorder_->validation(result_.steps_done, nats, plan_.baseline_nats);
   if (!console_.enabled()) return;
-  progress_.note(fmt::format("validation after {} steps: {:.3f} nats = {:.3f} bits per byte, {:.0f} % of the unigram entropy",
-                             result_.steps_done, nats, to_bits(nats), 100 * nats / plan_.baseline_nats));
+  progress_.note(fmt::format("step {:>{}}/{}  validation loss {:.4f} nats = {:.3f} bits per byte, {:.0f} % of the unigram entropy",
+                             result_.steps_done, std::to_string(plan_.steps).size(), plan_.steps, nats, to_bits(nats), 100 * nats / plan_.baseline_nats));
 }
 
 RunResult TrainLoop::result() const {

@@ -40,6 +40,10 @@ class TrainLoop {
   /// Validates, trains all steps with validations in between, validates; ends early at a stop signal. *Collective.*
   void run();
 
+  /// Continues the plan's prompt; empty when a stop signal came first. Every rank generates the same, since a forward
+  /// may be collective. *Collective.*
+  std::string sample();
+
   /// What is known of the run so far.
   RunResult result() const;
   /// Of this rank.
@@ -56,6 +60,7 @@ class TrainLoop {
   /// Forward and backward of the next micro-batch; its loss.
   double micro_batch();
   StepOutcome agree(const std::vector<double>& my_losses);
+  bool stop_agreed();
   void report(const StepMetrics& metrics);
   void validate();
   bool validation_due() const;

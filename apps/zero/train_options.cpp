@@ -23,7 +23,7 @@ void add_data_options(CLI::App& command, TrainOptions& options) {
 }
 
 void add_model_options(CLI::App& command, TrainOptions& options) {
-  command.add_option("--preset", options.preset, "gpt-tiny, gpt-10m, gpt-25m, gpt-152m or gpt-1b")
+  command.add_option("--preset", options.preset, "gpt-2m, gpt-tiny, gpt-10m, gpt-25m, gpt-152m or gpt-1b")
       ->capture_default_str()->type_name("NAME")->group(kModel);
   command.add_option("--layers", options.layers, "overrides the preset's number of blocks")
       ->check(kPositive)->type_name("N")->group(kModel);
@@ -47,7 +47,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->check(kPositive)->capture_default_str()->type_name("N")->group(kTraining);
   command.add_option("--seed", options.seed, "of the data order, the initial weights and dropout (default 1234)")
       ->check(kNotNegative)->type_name("N")->group(kTraining);
-  command.add_option("--eval-every", options.eval_every, "steps between validations; 0: only first and last (default: steps / 4)")
+  command.add_option("--eval-every", options.eval_every, "steps between validations; 0: only first and last (default: steps / 6)")
       ->check(kNotNegative)->type_name("N")->group(kTraining);
   command.add_option("--eval-batches", options.eval_batches, "batches of 8 sequences per validation; 0: all there are")
       ->check(kNotNegative)->capture_default_str()->type_name("N")->group(kTraining);

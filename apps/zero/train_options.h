@@ -17,16 +17,16 @@ struct TrainOptions {
   std::string cache_dir;  ///< empty: see choose_corpus()
   bool pack_only = false;
   // The model.
-  std::string preset = "gpt-10m";
+  std::string preset = "gpt-2m";
   std::optional<std::int64_t> layers, dim, heads, seq;
   // How to train it.
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
   std::optional<int> stage;
   std::string store;  ///< empty: the configuration's
-  std::int64_t steps = 300;
+  std::int64_t steps = 600;
   std::optional<std::int64_t> seed;        ///< not given: the configuration's, else kDefaultSeed
-  std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 4
-  std::int64_t eval_batches = 12;          ///< of kValidationBatchSize sequences; 0: the whole split
+  std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 6
+  std::int64_t eval_batches = 24;          ///< of 8 sequences; 0: the whole split
   // The sample at the end.
   std::int64_t sample_length = 400;
   std::string prompt = "import torch\\n";  ///< \n and \t stand for a line end and a tab

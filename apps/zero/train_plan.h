@@ -24,6 +24,10 @@ struct TrainPlan {
   bool quiet = false;
 };
 
+/// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown preset
+/// and for sizes that do not fit each other.
+TrainPlan choose_model(const TrainOptions& options);
+
 std::string to_json(const TrainPlan& plan);
 /// Throws InternalError for anything that to_json() did not write.
 TrainPlan plan_from_json(const std::string& json);

@@ -80,22 +80,6 @@ RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLo
   return result;
 }
 
-/// Every rank generates the same: a forward may be collective.
-std::string make_sample(const TrainPlan& plan, GPTEngine& engine, Progress& progress) {
-  progress.busy("writing a sample ...");
-  GPT& model = engine.typed_module();
-  model->eval();
-  GenerateOptions options;
-  options.length = plan.sample_length;
-  options.temperature = plan.temperature;
-  options.top_k = plan.top_k;
-  options.seed = static_cast<std::uint64_t>(plan.seed);
-  options.context = std::min<std::int64_t>(plan.seq, 128);
-  std::string text = generate([&](const at::Tensor& tokens) { return model->forward(tokens); }, plan.prompt, options);
-  model->train();
-  return text;
-}
-
 std::string frame_sample(const TrainPlan& plan, const std::string& sample) {
   std::string indented;
   std::string line;
@@ -124,14 +108,12 @@ int run(const TrainPlan& plan, Group group) {
   Progress progress(console, plan.steps, config.steps_per_print);
   TrainLoop loop(plan, engine, console, progress, recorder ? &*recorder : nullptr);
   loop.run();
-  if (loop.result().stop_signal == 0 && plan.sample_length > 0) {
-    const std::string sample = make_sample(plan, engine, progress);
+  const std::string sample = loop.sample();
+  progress.finish();
+  console.print("\n");
+  if (!sample.empty()) {
     if (recorder) recorder->folder().write_text("sample.txt", plan.prompt + sample);
-    progress.finish();
-    console.print("\n" + frame_sample(plan, sample));
-  } else {
-    progress.finish();
-    console.print("\n");
+    console.print(frame_sample(plan, sample));
   }
   RunResult result = collect_result(plan, engine, loop);
   result.total_seconds = clock.seconds();

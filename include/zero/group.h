@@ -3,8 +3,9 @@
 //
 // Collectives are entered by every rank of the group in the same order with matching arguments; a
 // mismatch is reported on all ranks with both sides' recent calls. They are asynchronous: the call
-// posts the work and returns a Work, which makes progress inside test() and wait(). All memory is
-// host memory. One thread at a time may use a group.
+// posts the work and returns a Work, which makes progress inside test(), wait() and later calls. Data moves
+// in the order of the calls. All memory is host memory. One thread at a time may use a group. Wrong
+// arguments throw ConfigError.
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -86,7 +87,7 @@ struct CommunicationCounters {
 };
 
 /// Called once per exchange with one pointer per rank, in rank order: that rank's slice for me, [counts[rank()]]
-/// elements of the exchanged dtype, valid only during the call. Called from test() or wait().
+/// elements of the exchanged dtype, valid only during the call. Called from test(), wait() or a later collective.
 using ConsumeSlices = std::function<void(std::span<const void* const> slices)>;
 
 class Group {
@@ -130,7 +131,7 @@ class Group {
   /// *Collective.* Every rank ends with root's `numel` elements.
   Work broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options = {});
 
-  /// *Collective.* Complete when every rank has entered it.
+  /// *Collective.* Complete when every rank has entered it; then the inputs of all earlier calls have been read.
   Work barrier(const CollectiveOptions& options = {});
 
   /// *Local.* Zero-filled, 4096-byte aligned memory that other ranks of this host can read in place
@@ -161,8 +162,8 @@ class Group {
 };
 
 struct DistributedOptions {
-  /// "auto": mpi under mpirun/srun when built with it and the ranks span hosts, or when asked for by
-  /// ZERO_BACKEND=mpi; shm when all ranks are local; self when alone.
+  /// "auto": what ZERO_BACKEND says; else mpi under mpirun when built with it; else shm when all ranks are on
+  /// this host; self when alone.
   std::string backend = "auto";
   std::chrono::milliseconds timeout{0};           ///< 0: the default of Group::set_timeout
   std::chrono::milliseconds rendezvous_timeout{60'000};
