@@ -11,6 +11,9 @@ if(Torch_VERSION AND (Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_G
   message(WARNING "zerotorch is tested with libtorch 2.11 to 2.13, this is ${Torch_VERSION}")
 endif()
 
+# What is installed finds its neighbours and the libtorch it was built with.
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" "$ORIGIN" "${TORCH_INSTALL_PREFIX}/lib")
+
 # Torch's imported targets carry flags of its own build; we only want headers and libraries.
 add_library(zero_libtorch INTERFACE)
 add_library(zero::libtorch ALIAS zero_libtorch)

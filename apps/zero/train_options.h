@@ -23,14 +23,14 @@ struct TrainOptions {
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
   std::optional<int> stage;
   std::string store;  ///< empty: the configuration's
-  std::int64_t steps = 600;
+  std::int64_t steps = 800;
   std::optional<std::int64_t> seed;        ///< not given: the configuration's, else kDefaultSeed
   std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 6
   std::int64_t eval_batches = 24;          ///< of 8 sequences; 0: the whole split
   // The sample at the end.
   std::int64_t sample_length = 400;
-  std::string prompt = "import torch\\n";  ///< \n and \t stand for a line end and a tab
-  double temperature = 0.7;
+  std::string prompt = "def forward(self, x):\\n";  ///< \n and \t stand for a line end and a tab
+  double temperature = 0.8;
   std::int64_t top_k = 40;
   // What is said and written.
   std::string run_dir;  ///< empty: runs/<date-time>-<preset>
