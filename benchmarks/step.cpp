@@ -12,8 +12,8 @@
 #include <sys/resource.h>
 #include <torch/nn/module.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <CLI/CLI.hpp>
 #include <cmath>
 #include <fstream>
 #include <iostream>
@@ -88,7 +88,8 @@ zero::GPTOptions model_options(const Options& options) {
 
 std::string json_of(const Options& options, const std::string& mode) {
   const bool copying = mode.find("copying") != std::string::npos;
-  const bool node_shared = mode.find("shared") != std::string::npos || (mode.substr(0, 6) == "stage3" && !copying);
+  const bool node_shared =
+      mode.find("shared") != std::string::npos || (mode.substr(0, 6) == "stage3" && !copying);
   return fmt::format(
       R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
            "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "weight_decay": 0.01}}}},
@@ -101,7 +102,8 @@ std::string json_of(const Options& options, const std::string& mode) {
 
 /// Forward and backward of one step's micro-batches; returns the last loss.
 template <class Loss, class After>
-double run_step(const Options& options, std::int64_t seq, int rank, std::int64_t step, Loss loss_of, After after) {
+double run_step(const Options& options, std::int64_t seq, int rank, std::int64_t step, Loss loss_of,
+                After after) {
   double last = 0;
   for (std::int64_t j = 0; j < options.accumulation; ++j) {
     const at::Tensor tokens = tokens_of(options, seq, rank, step * options.accumulation + j);
@@ -129,7 +131,8 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
     return std::round(value / group.size() * 10) / 10;
   };
   std::vector<double> ratios;
-  for (std::size_t i = 0; i < measured.engine.size(); ++i) ratios.push_back(measured.engine[i] / measured.baseline[i]);
+  for (std::size_t i = 0; i < measured.engine.size(); ++i)
+    ratios.push_back(measured.engine[i] / measured.baseline[i]);
   using B = zero::StepBreakdown;
   return {{"mode", mode},
           {"parameters", numel},
@@ -179,12 +182,13 @@ int run_rank(const Options& options) {
     for (int i = 0; i < options.warmup + options.steps; ++i) {
       group.barrier().wait();
       double begin = seconds_now();
-      run_step(options, model_opts.seq, group.rank(), i,
-               [&](const at::Tensor& x, const at::Tensor& y) { return plain->loss(x, y); },
-               [&](const at::Tensor& loss) {
-                 loss.backward();
-                 for (auto& parameter : plain->parameters()) parameter.mutable_grad().reset();
-               });
+      run_step(
+          options, model_opts.seq, group.rank(), i,
+          [&](const at::Tensor& x, const at::Tensor& y) { return plain->loss(x, y); },
+          [&](const at::Tensor& loss) {
+            loss.backward();
+            for (auto& parameter : plain->parameters()) parameter.mutable_grad().reset();
+          });
       group.barrier().wait();
       const double baseline = seconds_now() - begin;
       begin = seconds_now();

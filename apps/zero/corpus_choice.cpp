@@ -20,9 +20,11 @@ std::string variable(const char* name) {
 
 fs::path default_cache() {
   if (const std::string xdg = variable("XDG_CACHE_HOME"); !xdg.empty()) return fs::path(xdg) / "zerotorch";
-  if (const std::string home = variable("HOME"); !home.empty()) return fs::path(home) / ".cache" / "zerotorch";
-  throw ConfigError("neither XDG_CACHE_HOME nor HOME is set, so there is no place for the packed text; give one with "
-                    "--cache-dir");
+  if (const std::string home = variable("HOME"); !home.empty())
+    return fs::path(home) / ".cache" / "zerotorch";
+  throw ConfigError(
+      "neither XDG_CACHE_HOME nor HOME is set, so there is no place for the packed text; give one with "
+      "--cache-dir");
 }
 
 /// A name for the packed form of one source: readable, and different for different sources.
@@ -39,16 +41,18 @@ fs::path python_sources_of_torch() {
   const fs::path prefix = ZERO_TORCH_PREFIX;
   std::error_code error;
   if (fs::exists(prefix / "__init__.py", error)) return prefix;
-  throw ConfigError(fmt::format("there is no text to learn from: {} (the libtorch this was built with) has no Python "
-                                "sources. Give a file or a folder of text with --data PATH, or set ZERO_DATA",
-                                prefix.string()));
+  throw ConfigError(
+      fmt::format("there is no text to learn from: {} (the libtorch this was built with) has no Python "
+                  "sources. Give a file or a folder of text with --data PATH, or set ZERO_DATA",
+                  prefix.string()));
 }
 
 void check_exists(const fs::path& source, const char* from) {
   std::error_code error;
   if (fs::exists(source, error)) return;
-  throw ConfigError(fmt::format("{}: there is no file or folder {}; give the text to learn from with --data PATH", from,
-                                source.string()));
+  throw ConfigError(
+      fmt::format("{}: there is no file or folder {}; give the text to learn from with --data PATH", from,
+                  source.string()));
 }
 
 }  // namespace
@@ -73,9 +77,12 @@ CorpusOptions choose_corpus(const std::string& data, const std::string& cache_di
 CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_length) {
   CorpusInfo info = pack_corpus(options);
   if (sequence_length == 0) return info;
-  const SequenceSampler train(Corpus(info.folder, Split::kTrain), sequence_length, 0);
-  const ValidationBatches validation(Corpus(info.folder, Split::kValidation), sequence_length, 1);
-  return info;
+  // A sequence has one more byte: the last target.
+  if (info.train_nbytes > sequence_length && info.validation_nbytes > sequence_length) return info;
+  throw ConfigError(fmt::format(
+      "{}: {} to train on and {} to validate on are too few for sequences of {} bytes; give more "
+      "text with --data, or a smaller --seq",
+      info.source, human_nbytes(info.train_nbytes), human_nbytes(info.validation_nbytes), sequence_length));
 }
 
 std::string describe_corpus(const CorpusInfo& info, double seconds) {
@@ -87,11 +94,13 @@ std::string describe_corpus(const CorpusInfo& info, double seconds) {
                                  ? fmt::format("Python sources of torch {}", libtorch_version())
                                  : short_path(info.source);
   return fmt::format(
-      "data       {}: {} files, {} left out (the same as another, too large, no text); {}\n"
+      "data       {}: {} files{}; {}\n"
       "           {} to train on, {} to validate on; a token is a byte\n"
-      "           who knows only how often each byte occurs loses {:.3f} nats = {:.3f} bits per byte: to be beaten\n",
-      source, with_commas(info.files), with_commas(left_out), packed, human_nbytes(info.train_nbytes),
-      human_nbytes(info.validation_nbytes), nats, to_bits(nats));
+      "           to beat: {:.3f} nats = {:.3f} bits per byte, the unigram entropy: the loss\n"
+      "           of knowing just how often each byte occurs\n",
+      source, with_commas(info.files),
+      left_out > 0 ? fmt::format(" ({} left out)", with_commas(left_out)) : "", packed,
+      human_nbytes(info.train_nbytes), human_nbytes(info.validation_nbytes), nats, to_bits(nats));
 }
 
 }  // namespace zero::app

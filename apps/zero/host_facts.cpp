@@ -44,7 +44,8 @@ nlohmann::ordered_json host_facts() {
   utsname names{};
   ::uname(&names);
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
-  for (const char* name : {"OMP_NUM_THREADS", "ZERO_BACKEND", "ZERO_TIMEOUT_S", "ZERO_LOG_LEVEL", "ZERO_DATA"}) {
+  for (const char* name :
+       {"OMP_NUM_THREADS", "ZERO_BACKEND", "ZERO_TIMEOUT_S", "ZERO_LOG_LEVEL", "ZERO_DATA"}) {
     if (const char* value = std::getenv(name)) variables[name] = value;
   }
   return {{"versions",

@@ -1,6 +1,6 @@
 // The command line `zero`.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <exception>
@@ -16,7 +16,8 @@ namespace {
 constexpr int kBadInput = 2;
 
 std::string version_text() {
-  return fmt::format("zerotorch {}, libtorch {}\n", zero::app::zerotorch_version(), zero::app::libtorch_version());
+  return fmt::format("zerotorch {}, libtorch {}", zero::app::zerotorch_version(),
+                     zero::app::libtorch_version());
 }
 
 int run(int argc, char** argv) {
@@ -26,13 +27,22 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   zero::app::add_train_command(app, exit_code);
   add_launch_command(app, exit_code);
-  app.add_subcommand("version", "print the versions")->callback([] { zero::app::Console(true).print(version_text()); });
+  app.add_subcommand("version", "print the versions")->callback([] {
+    zero::app::Console(true).print(version_text() + "\n");
+  });
   try {
     app.parse(argc, argv);
     return exit_code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    const bool names_command = argc > 1 && argv[1][0] != '-';
     const auto chosen = app.get_subcommands();
+    if (names_command && chosen.empty()) {
+      fmt::print(stderr,
+                 "zero: error: there is no command '{}'; want train, launch or version\nTry `zero --help`.\n",
+                 argv[1]);
+      return kBadInput;
+    }
     const std::string command = chosen.empty() ? "zero" : "zero " + chosen.front()->get_name();
     fmt::print(stderr, "zero: error: {}\nTry `{} --help`.\n", error.what(), command);
     return kBadInput;

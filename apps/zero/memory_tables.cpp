@@ -32,8 +32,8 @@ MemoryReport extreme(const std::vector<MemoryReport>& reports, bool most) {
   return result;
 }
 
-std::vector<Column> columns_of(const std::vector<MemoryReport>& before, const std::vector<MemoryReport>& after,
-                               const MemoryReport& ddp) {
+std::vector<Column> columns_of(const std::vector<MemoryReport>& before,
+                               const std::vector<MemoryReport>& after, const MemoryReport& ddp) {
   std::vector<Column> columns = {{"as built", before.front()}};
   if (after.size() <= kMostColumns) {
     for (std::size_t r = 0; r < after.size(); ++r) columns.push_back({fmt::format("rank {}", r), after[r]});
@@ -75,7 +75,10 @@ std::int64_t states_nbytes(const MemoryReport& report) {
 
 std::int64_t buffers_peak_nbytes(const MemoryReport& report) {
   std::int64_t sum = 0;
-  for (const MemoryKind kind : kBuffers) sum += report[kind].peak_nbytes;
+  // The peak of staging is that of initialize().
+  for (const MemoryKind kind : kBuffers) {
+    sum += kind == MemoryKind::kStaging ? report[kind].current_nbytes : report[kind].peak_nbytes;
+  }
   return sum;
 }
 
@@ -88,7 +91,8 @@ std::string memory_table(const std::vector<MemoryReport>& before, const std::vec
   for (const MemoryKind kind : kinds) {
     const auto value = [&](const Column& column) { return column.report[kind].current_nbytes; };
     if (std::all_of(columns.begin(), columns.end(), [&](const Column& c) { return value(c) == 0; })) continue;
-    text += row(memory_kind_name(kind), columns, [&](const Column& column) { return megabytes(value(column)); });
+    text +=
+        row(memory_kind_name(kind), columns, [&](const Column& column) { return megabytes(value(column)); });
   }
   const auto total = [&](const Column& column) {
     std::int64_t sum = 0;
@@ -99,10 +103,14 @@ std::string memory_table(const std::vector<MemoryReport>& before, const std::vec
   std::int64_t most = 1;
   for (const auto& report : after) most = std::max(most, states_nbytes(report));
   const double factor = static_cast<double>(states_nbytes(ddp)) / static_cast<double>(most);
-  text += "  As built: each rank's fp32 module before initialize(). With DDP: every rank holds all of it (2 bytes a\n"
-          "  parameter for bf16 weights, 2 for gradients, 4 for fp32 masters, 8 for Adam; 4 + 4 + 0 + 8 in fp32).\n";
-  text += fmt::format("  ZeRO stage {} on {} rank{}: {:.2f} x {} than DDP per rank.\n", stage, after.size(),
-                      after.size() == 1 ? "" : "s", factor >= 1 ? factor : 1 / factor, factor >= 1 ? "less" : "more");
+  text += fmt::format(
+      "  As built: the fp32 module each rank had before initialize(). With DDP each rank\n"
+      "  holds 16 bytes a parameter ({}) and buckets.\n",
+      ddp[MemoryKind::kMaster].current_nbytes > 0 ? "2 bf16 weight, 2 gradient, 4 fp32 master, 8 Adam"
+                                                  : "4 fp32 weight, 4 gradient, 8 Adam");
+  text += fmt::format("  ZeRO stage {} on {} rank{}: each holds {:.2f} x {} than with DDP.\n", stage,
+                      after.size(), after.size() == 1 ? "" : "s", factor >= 1 ? factor : 1 / factor,
+                      factor >= 1 ? "less" : "more");
   return text;
 }
 
@@ -113,11 +121,13 @@ std::string first_step_memory(const std::vector<MemoryReport>& reports, const Me
   const auto most = std::max_element(reports.begin(), reports.end(),
                                      [&](const auto& a, const auto& b) { return peak(a) < peak(b); });
   const std::int64_t activations = (*most)[MemoryKind::kActivations].peak_nbytes;
-  return fmt::format("memory     peak of step 1 per rank: states {} + buckets and buffers {} + activations {} = {}\n"
-                     "           with DDP: states {} + activations {} = {}, and its buckets\n",
-                     human_nbytes(states_nbytes(*most)), human_nbytes(buffers_peak_nbytes(*most)),
-                     human_nbytes(activations), human_nbytes(peak(*most)), human_nbytes(states_nbytes(ddp)),
-                     human_nbytes(activations), human_nbytes(states_nbytes(ddp) + activations));
+  return fmt::format(
+      "memory     step 1 took each rank {}:\n"
+      "           states {} + buffers {} + activations {}\n"
+      "           with DDP {}: states {} + the same activations, and buckets\n",
+      human_nbytes(peak(*most)), human_nbytes(states_nbytes(*most)), human_nbytes(buffers_peak_nbytes(*most)),
+      human_nbytes(activations), human_nbytes(states_nbytes(ddp) + activations),
+      human_nbytes(states_nbytes(ddp)));
 }
 
 }  // namespace zero::app

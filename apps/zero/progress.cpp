@@ -91,7 +91,7 @@ void Progress::update(const StepLine& line) {
 }
 
 void Progress::busy(const std::string& what) {
-  if (!live_) return;
+  if (!live_ || !console_.enabled()) return;
   console_.print(kClearLine + what);
   shown_ = true;
 }

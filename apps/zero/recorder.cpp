@@ -6,7 +6,8 @@
 
 namespace zero::app {
 
-Recorder::Recorder(const std::string& run_folder, const std::string& tensorboard_folder) : folder_(run_folder) {
+Recorder::Recorder(const std::string& run_folder, const std::string& tensorboard_folder)
+    : folder_(run_folder) {
   if (!tensorboard_folder.empty()) tensorboard_.emplace(tensorboard_folder);
 }
 

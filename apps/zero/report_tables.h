@@ -12,13 +12,13 @@
 
 namespace zero::app {
 
-/// What each rank of DDP holds for a model: bf16 (fp32) parameters 2 (4) bytes each, gradients 2 (4), fp32 master
-/// weights 4 (0), Adam's two moments 8: 16 in all. DDP's gradient buckets are not counted.
+/// What each rank of DDP holds for a model: bf16 (fp32) parameters 2 (4) bytes each, gradients 2 (4), fp32
+/// master weights 4 (0), Adam's two moments 8: 16 in all. DDP's gradient buckets are not counted.
 MemoryReport ddp_memory(std::int64_t parameters_numel, bool bf16);
 
 /// Bytes that stay for the whole run: parameters, master weights, optimizer, gradients.
 std::int64_t states_nbytes(const MemoryReport& report);
-/// Peak bytes of gather buffers, buckets and staging.
+/// Bytes of gather buffers, buckets and staging while training.
 std::int64_t buffers_peak_nbytes(const MemoryReport& report);
 
 /// Kinds by ranks: as built, after initialize() for each rank, and what DDP would hold.
@@ -29,8 +29,8 @@ std::string first_step_memory(const std::vector<MemoryReport>& reports, const Me
 
 struct RunResult {
   std::int64_t steps_done = 0;
-  int stop_signal = 0;  ///< 0: ran to its end
-  double last_loss = 0;  ///< smoothed training loss, nats per byte
+  int stop_signal = 0;                                      ///< 0: ran to its end
+  double last_loss = 0;                                     ///< smoothed training loss, nats per byte
   std::optional<double> first_validation, last_validation;  ///< nats per byte
   std::int64_t last_validation_step = 0;
   std::int64_t tokens = 0;

@@ -22,27 +22,38 @@ double tokens_per_s(const RunResult& result) {
 std::string folder_name(const TrainPlan& plan) {
   std::error_code error;
   const std::string relative = std::filesystem::proximate(plan.run_folder, error).string();
-  return !error && relative.size() < plan.run_folder.size() && !relative.starts_with("..") ? relative
-                                                                                           : short_path(plan.run_folder);
+  return !error && relative.size() < plan.run_folder.size() && !relative.starts_with("..")
+             ? relative
+             : short_path(plan.run_folder);
 }
 
 std::string describe_validation(const TrainPlan& plan, const RunResult& result) {
-  if (!result.last_validation) return fmt::format("result     training loss {:.3f} nats per byte\n", result.last_loss);
+  if (result.steps_done == 0 && !result.last_validation) return "";
+  std::string text;
+  if (!result.last_validation || result.last_validation_step < result.steps_done) {
+    text = fmt::format(
+        "result     training loss {:.3f} nats = {:.3f} bits per byte after {} steps,\n"
+        "           {:.0f} % of the unigram entropy\n",
+        result.last_loss, to_bits(result.last_loss), result.steps_done,
+        100 * result.last_loss / plan.baseline_nats);
+  }
+  if (!result.last_validation || (result.last_validation_step == 0 && result.steps_done > 0)) return text;
   const double nats = *result.last_validation;
-  return fmt::format("result     validation loss {:.3f} nats = {:.3f} bits per byte after {} steps ({:.3f} nats before)\n"
-                     "           {:.0f} % of the unigram entropy, {:.3f} nats = {:.3f} bits per byte\n",
-                     nats, to_bits(nats), result.last_validation_step, *result.first_validation,
-                     100 * nats / plan.baseline_nats, plan.baseline_nats, to_bits(plan.baseline_nats));
+  return text +
+         fmt::format(
+             "{:<10} validation loss {:.3f} nats = {:.3f} bits per byte after {} steps,\n"
+             "           {:.0f} % of the unigram entropy of {:.3f} nats; it was {:.3f} before step 1\n",
+             text.empty() ? "result" : "", nats, to_bits(nats), result.last_validation_step,
+             100 * nats / plan.baseline_nats, plan.baseline_nats, *result.first_validation);
 }
 
 std::string describe_times(const RunResult& result) {
   const double each = 1e3 / static_cast<double>(result.steps_done);
   const StepTotals& t = result.totals;
   return fmt::format(
-      "time       {:.1f} ms a step: data {:.1f}, forward {:.1f}, backward {:.1f}, step {:.1f} (means over ranks)\n"
-      "           of these: gradient copies {:.1f}, reduction {:.1f}, waiting for parameters {:.1f} and for other ranks "
-      "{:.1f},\n"
-      "           norm {:.1f}, update {:.1f}, publishing {:.1f}\n",
+      "time       {:.1f} ms a step, the mean over ranks: data {:.1f}, forward {:.1f}, backward {:.1f},\n"
+      "           step {:.1f}; in these gradient copies {:.1f}, reduction {:.1f}, waiting for\n"
+      "           parameters {:.1f}, for ranks {:.1f}, norm {:.1f}, update {:.1f}, publishing {:.1f}\n",
       each * t.seconds(), each * t.data, each * t.forward, each * t.backward, each * t.step,
       each * t.inside.gradient_copy, each * t.inside.reduce, each * t.inside.gather, each * t.inside.wait,
       each * t.inside.norm, each * t.inside.update, each * t.inside.publish);
@@ -52,12 +63,13 @@ std::string describe_traffic(const RunResult& result) {
   if (result.ranks == 1) return "";
   const auto steps = static_cast<double>(result.steps_done);
   const StepTotals& t = result.totals;
-  return fmt::format("traffic    each rank receives {} elements a step: gathered {}, reduced {}, published {}\n"
-                     "           = {:.2f} x P (N-1)/N, with P = {} parameters as laid out and N = {} ranks\n",
-                     human_count((t.gathered_numel + t.reduced_numel + t.published_numel) / steps),
-                     human_count(t.gathered_numel / steps), human_count(t.reduced_numel / steps),
-                     human_count(t.published_numel / steps), traffic_in_model_sizes(result),
-                     human_count(static_cast<double>(result.padded_numel)), result.ranks);
+  return fmt::format(
+      "traffic    {} elements a step to each rank: gathered {}, reduced {}, published {}\n"
+      "           = {:.2f} x P (N-1)/N with P = {} parameters as laid out, N = {} ranks\n",
+      human_count((t.gathered_numel + t.reduced_numel + t.published_numel) / steps),
+      human_count(t.gathered_numel / steps), human_count(t.reduced_numel / steps),
+      human_count(t.published_numel / steps), traffic_in_model_sizes(result),
+      human_count(static_cast<double>(result.padded_numel)), result.ranks);
 }
 
 ordered_json memory_json(const RunResult& result) {
@@ -96,7 +108,8 @@ ordered_json times_json(const RunResult& result) {
 
 double traffic_in_model_sizes(const RunResult& result) {
   if (result.ranks == 1 || result.steps_done == 0) return 0;
-  const double elements = result.totals.gathered_numel + result.totals.reduced_numel + result.totals.published_numel;
+  const double elements =
+      result.totals.gathered_numel + result.totals.reduced_numel + result.totals.published_numel;
   const double unit = static_cast<double>(result.padded_numel) * (result.ranks - 1) / result.ranks;
   return elements / static_cast<double>(result.steps_done) / unit;
 }
@@ -104,44 +117,53 @@ double traffic_in_model_sizes(const RunResult& result) {
 std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   std::string text;
   if (result.stop_signal != 0) {
-    text += fmt::format("stopped by {} after {} of {} steps\n", stop_signal_name(result.stop_signal), result.steps_done,
-                        plan.steps);
+    text += fmt::format("stopped by {} after {} of {} steps\n", stop_signal_name(result.stop_signal),
+                        result.steps_done, plan.steps);
   }
   text += describe_validation(plan, result);
   if (result.steps_done > 0) {
-    text += fmt::format("speed      {} tokens/s; {} steps in {}, all in {}\n", with_commas(std::llround(tokens_per_s(result))),
-                        result.steps_done, duration(result.training_seconds), duration(result.total_seconds));
+    text += fmt::format("speed      {} tokens/s; {} steps in {}, all in {}\n",
+                        with_commas(std::llround(tokens_per_s(result))), result.steps_done,
+                        duration(result.training_seconds), duration(result.total_seconds));
     text += describe_times(result) + describe_traffic(result);
   }
   if (result.skipped_steps > 0) {
-    text += fmt::format("           {} steps were skipped: the gradient was not finite\n", result.skipped_steps);
+    text +=
+        fmt::format("           {} steps were skipped: the gradient was not finite\n", result.skipped_steps);
   }
-  text += fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
-                      result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
+  text +=
+      fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
+                  result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
   if (!plan.tensorboard_folder.empty()) {
     const std::string run = folder_name(plan);
-    text += fmt::format("           tensorboard --logdir {}\n",
-                        plan.tensorboard_folder.starts_with(plan.run_folder + "/") ? run : plan.tensorboard_folder);
+    text += fmt::format(
+        "           tensorboard --logdir {}\n",
+        plan.tensorboard_folder.starts_with(plan.run_folder + "/") ? run : plan.tensorboard_folder);
   }
   return text;
 }
 
 std::string describe_result_briefly(const TrainPlan& plan, const RunResult& result) {
-  const std::string loss = result.last_validation
-                               ? fmt::format("validation loss {:.4f} nats per byte ({:.0f} % of unigram)",
-                                             *result.last_validation, 100 * *result.last_validation / plan.baseline_nats)
-                               : fmt::format("training loss {:.4f} nats per byte", result.last_loss);
-  return fmt::format("{}{} steps, {}, {} tokens/s, {}: {}\n",
-                     result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal)) : "",
-                     result.steps_done, loss, with_commas(std::llround(tokens_per_s(result))),
-                     duration(result.total_seconds), folder_name(plan));
+  const std::string loss =
+      result.last_validation && result.last_validation_step == result.steps_done
+          ? fmt::format("validation loss {:.4f} nats per byte ({:.0f} % of unigram)", *result.last_validation,
+                        100 * *result.last_validation / plan.baseline_nats)
+          : fmt::format("training loss {:.4f} nats per byte", result.last_loss);
+  return fmt::format(
+      "{}{} steps, {}, {} tokens/s, {}: {}\n",
+      result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal)) : "",
+      result.steps_done, loss, with_commas(std::llround(tokens_per_s(result))),
+      duration(result.total_seconds), folder_name(plan));
 }
 
 ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
-  const auto or_null = [](const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); };
+  const auto or_null = [](const std::optional<double>& value) {
+    return value ? ordered_json(*value) : ordered_json();
+  };
   return {{"finished", result.stop_signal == 0},
-          {"stopped_by", result.stop_signal == 0 ? ordered_json() : ordered_json(stop_signal_name(result.stop_signal))},
+          {"stopped_by",
+           result.stop_signal == 0 ? ordered_json() : ordered_json(stop_signal_name(result.stop_signal))},
           {"stop_signal", result.stop_signal},
           {"steps", result.steps_done},
           {"steps_wanted", plan.steps},

@@ -46,16 +46,19 @@ std::string dump(const nlohmann::ordered_json& value, int indent) {
 }  // namespace
 
 fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
-  const fs::path path = fs::absolute(wanted.empty() ? free_default(preset) : fs::path(wanted)).lexically_normal();
+  const fs::path path =
+      fs::absolute(wanted.empty() ? free_default(preset) : fs::path(wanted)).lexically_normal();
   if (fs::exists(path / kMetrics)) {
-    throw ConfigError(fmt::format("--run-dir {}: it already holds a run ({}); give another folder or remove it",
-                                  path.string(), kMetrics));
+    throw ConfigError(
+        fmt::format("--run-dir {}: it already holds a run ({}); give another folder or remove it",
+                    path.string(), kMetrics));
   }
   std::error_code error;
   fs::create_directories(path, error);
   if (error || !fs::is_directory(path)) {
-    throw IoError(fmt::format("{}: cannot make the run's folder: {}; give a folder that can be written with --run-dir",
-                              path.string(), error ? error.message() : "it is a file"));
+    throw IoError(
+        fmt::format("{}: cannot make the run's folder: {}; give a folder that can be written with --run-dir",
+                    path.string(), error ? error.message() : "it is a file"));
   }
   open_for_writing(path / kMetrics);
   return path;
@@ -65,7 +68,8 @@ RunFolder::RunFolder(fs::path path) : path_(std::move(path)), metrics_(open_for_
 
 void RunFolder::append_metric(const nlohmann::ordered_json& metric) {
   metrics_ << dump(metric, -1) << std::endl;
-  if (!metrics_) throw IoError(fmt::format("{}: cannot write; is the disk full?", (path_ / kMetrics).string()));
+  if (!metrics_)
+    throw IoError(fmt::format("{}: cannot write; is the disk full?", (path_ / kMetrics).string()));
 }
 
 void RunFolder::write_json(const std::string& name, const nlohmann::ordered_json& value) const {

@@ -13,8 +13,8 @@ namespace zero::app {
 std::filesystem::path make_run_folder(const std::string& wanted, const std::string& preset);
 
 /// Writes into a run's folder; one process per run has one of these. Files: config.json, environment.json,
-/// metrics.jsonl (one object per step and per validation, in order), summary.json, sample.txt. All writes throw
-/// IoError.
+/// metrics.jsonl (one object per step and per validation, in order), summary.json, sample.txt. All writes
+/// throw IoError.
 class RunFolder {
  public:
   explicit RunFolder(std::filesystem::path path);

@@ -27,7 +27,7 @@ void on_signal(int signal) {
 
 void watch_stop_signals(bool announce) {
   g_announce = announce ? 1 : 0;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
@@ -38,10 +38,14 @@ int received_stop_signal() { return g_signal; }
 
 const char* stop_signal_name(int signal) {
   switch (signal) {
-    case SIGINT: return "SIGINT";
-    case SIGTERM: return "SIGTERM";
-    case SIGHUP: return "SIGHUP";
-    default: return "a signal";
+    case SIGINT:
+      return "SIGINT";
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGHUP:
+      return "SIGHUP";
+    default:
+      return "a signal";
   }
 }
 

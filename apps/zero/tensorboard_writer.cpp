@@ -46,7 +46,9 @@ void append_varint(std::string& out, std::uint64_t value) {
 
 enum WireType : std::uint64_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
-void append_key(std::string& out, std::uint64_t field, WireType type) { append_varint(out, field << 3 | type); }
+void append_key(std::string& out, std::uint64_t field, WireType type) {
+  append_varint(out, field << 3 | type);
+}
 
 void append_bytes(std::string& out, std::uint64_t field, std::string_view bytes) {
   append_key(out, field, kBytes);
@@ -85,14 +87,16 @@ TensorboardWriter::TensorboardWriter(const std::filesystem::path& folder) {
   if (error) throw IoError(fmt::format("{}: cannot create the folder: {}", folder.string(), error.message()));
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   file_ = folder / fmt::format("events.out.tfevents.{:010}.{}.{}.0",
-                               std::chrono::duration_cast<std::chrono::seconds>(now).count(), host_name(), ::getpid());
+                               std::chrono::duration_cast<std::chrono::seconds>(now).count(), host_name(),
+                               ::getpid());
   out_.open(file_, std::ios::binary);
   std::string event = event_at(0);
   append_bytes(event, 3, "brain.Event:2");
   write_record(event);
 }
 
-void TensorboardWriter::add_scalars(std::int64_t step, const std::vector<std::pair<std::string, double>>& scalars) {
+void TensorboardWriter::add_scalars(std::int64_t step,
+                                    const std::vector<std::pair<std::string, double>>& scalars) {
   std::string summary;
   for (const auto& [tag, value] : scalars) {
     std::string entry;

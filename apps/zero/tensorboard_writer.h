@@ -22,7 +22,8 @@ class TensorboardWriter {
   /// Makes the folder and a new event file in it. Throws IoError.
   explicit TensorboardWriter(const std::filesystem::path& folder);
 
-  /// One point per (tag, value) at `step`; flushed at once. Values that are not finite are written as they are.
+  /// One point per (tag, value) at `step`; flushed at once. Values that are not finite are written as they
+  /// are.
   void add_scalars(std::int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
 
   const std::filesystem::path& file() const { return file_; }

@@ -14,8 +14,11 @@ namespace {
 /// Length of the UTF-8 character at the front of `text`, 0 when there is none.
 std::size_t character_length(std::string_view text) {
   const auto first = static_cast<unsigned char>(text[0]);
-  const std::size_t length = first < 0x80 ? 1 : first >= 0xF0 && first < 0xF5 ? 4 : first >= 0xE0 && first < 0xF0 ? 3
-                             : first >= 0xC2 && first < 0xE0 ? 2 : 0;
+  const std::size_t length = first < 0x80                    ? 1
+                             : first >= 0xF0 && first < 0xF5 ? 4
+                             : first >= 0xE0 && first < 0xF0 ? 3
+                             : first >= 0xC2 && first < 0xE0 ? 2
+                                                             : 0;
   if (length > text.size()) return 0;
   for (std::size_t i = 1; i < length; ++i) {
     if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) return 0;

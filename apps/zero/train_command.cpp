@@ -1,8 +1,8 @@
 #include "train_command.h"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -31,8 +31,8 @@ namespace {
 constexpr const char* kPlanVariable = "ZERO_TRAIN_PLAN";
 constexpr int kGraceMs = 120'000;  // a step of a large model may take long
 
-/// The exit code of a rank that returned or threw. All ranks find the same fault in a configuration or model; one
-/// of them says it.
+/// The exit code of a rank that returned or threw. All ranks find the same fault in a configuration or model;
+/// one of them says it.
 template <class Run>
 int rank_exit_code(int rank, Run run) {
   const std::string who = rank == 0 ? "" : fmt::format("rank {}: ", rank);
@@ -50,7 +50,8 @@ int rank_exit_code(int rank, Run run) {
   return 1;
 }
 
-/// A rank that `zero train` has started. A clean stop is no failure here: the parent reads it from summary.json.
+/// A rank that `zero train` has started. A clean stop is no failure here: the parent reads it from
+/// summary.json.
 int run_as_rank() {
   const char* text = std::getenv(kPlanVariable);
   if (!text) throw ConfigError("--as-rank is for zero train itself");
@@ -102,18 +103,21 @@ int run_locally(const TrainOptions& options, const std::string& command_line) {
   const int ranks = options.ranks.value_or(kDefaultRanks);
   const int most = std::max(8, 4 * comm::available_cpus());
   if (ranks > most) {
-    throw ConfigError(fmt::format("--ranks: got {}, want at most {}: this host has {} cores. Use mpirun for several hosts",
-                                  ranks, most, comm::available_cpus()));
+    throw ConfigError(
+        fmt::format("--ranks: got {}, want at most {}: this host has {} cores. Use mpirun for several hosts",
+                    ranks, most, comm::available_cpus()));
   }
   const TrainPlan plan = prepare_run(options, ranks, command_line);
-  if (ranks == 1) {
-    return rank_exit_code(0, [&] { return train_rank(plan, Group()); });
-  }
   comm::LaunchOptions launch;
   launch.nproc = ranks;
   launch.command = {own_path(), "train", "--as-rank"};
   launch.prefix_output = false;
   launch.environment = {{kPlanVariable, to_json(plan)}};
+  // Threads that spin while they wait take the core from those they wait for: 20 times slower on a busy
+  // machine.
+  if (!std::getenv("OMP_WAIT_POLICY") && !std::getenv("GOMP_SPINCOUNT")) {
+    launch.environment["OMP_WAIT_POLICY"] = "passive";
+  }
   launch.grace_ms = kGraceMs;
   const int code = comm::launch(launch);
   const int signal = code == 0 ? stop_signal_of(plan.run_folder) : 0;
@@ -140,7 +144,8 @@ int run_train(const TrainOptions& options, const std::string& command_line) {
     const auto start = std::chrono::steady_clock::now();
     const CorpusInfo corpus = pack_and_check(choose_corpus(options.data, options.cache_dir), 0);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    console.print(describe_corpus(corpus, seconds.count()) + fmt::format("packed     {}\n", short_path(corpus.folder)));
+    console.print(describe_corpus(corpus, seconds.count()) +
+                  fmt::format("packed     {}\n", short_path(corpus.folder)));
     return 0;
   }
   const auto found = comm::discover(comm::current_environment(), comm::parent_tag());

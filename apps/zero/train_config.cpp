@@ -35,7 +35,8 @@ Config override_config(const Config& config, const TrainOptions& options) {
   }
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
   if (options.seed || !config.zerotorch.seed) json["zerotorch"]["seed"] = options.seed.value_or(kDefaultSeed);
-  Config result = Config::from_text(json.dump(), options.config.empty() ? "built-in configuration" : options.config);
+  Config result =
+      Config::from_text(json.dump(), options.config.empty() ? "built-in configuration" : options.config);
   result.notices = config.notices;
   return result;
 }
@@ -45,23 +46,26 @@ Config override_config(const Config& config, const TrainOptions& options) {
 std::string builtin_config(const TrainOptions& options, std::int64_t dim, int ranks) {
   const double lr = kLearningRate * std::min(1.0, kLearningRateDim / static_cast<double>(dim));
   const std::int64_t accumulation = std::max<std::int64_t>(1, kMicroBatchesPerStep / ranks);
-  ordered_json json = {
-      {"train_micro_batch_size_per_gpu", kMicroBatch},
-      {"gradient_accumulation_steps", accumulation},
-      {"gradient_clipping", 1.0},
-      {"bf16", {{"enabled", true}}},
-      {"zero_optimization", {{"stage", options.stage.value_or(3)}}},
-      {"optimizer",
-       {{"type", "AdamW"},
-        {"params", {{"lr", std::round(lr * 1e5) / 1e5}, {"betas", {0.9, 0.95}}, {"eps", 1e-8}, {"weight_decay", 0.1}}}}},
-      {"scheduler",
-       {{"type", "WarmupCosineLR"},
-        {"params",
-         {{"total_num_steps", options.steps},
-          {"warmup_num_steps", std::max<std::int64_t>(2, options.steps / 20)},
-          {"warmup_type", "linear"},
-          {"warmup_min_ratio", 0.01},
-          {"cos_min_ratio", 0.05}}}}}};
+  ordered_json json = {{"train_micro_batch_size_per_gpu", kMicroBatch},
+                       {"gradient_accumulation_steps", accumulation},
+                       {"gradient_clipping", 1.0},
+                       {"bf16", {{"enabled", true}}},
+                       {"zero_optimization", {{"stage", options.stage.value_or(3)}}},
+                       {"optimizer",
+                        {{"type", "AdamW"},
+                         {"params",
+                          {{"lr", std::round(lr * 1e5) / 1e5},
+                           {"betas", {0.9, 0.95}},
+                           {"eps", 1e-8},
+                           {"weight_decay", 0.1}}}}},
+                       {"scheduler",
+                        {{"type", "WarmupCosineLR"},
+                         {"params",
+                          {{"total_num_steps", options.steps},
+                           {"warmup_num_steps", std::max<std::int64_t>(2, options.steps / 20)},
+                           {"warmup_type", "linear"},
+                           {"warmup_min_ratio", 0.01},
+                           {"cos_min_ratio", 0.05}}}}}};
   json["zerotorch"] = {{"seed", options.seed.value_or(kDefaultSeed)}};
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
   return json.dump(2);

@@ -5,12 +5,12 @@
 
 namespace zero::app {
 
-/// The built-in configuration for `ranks` ranks, as JSON text: bf16, ZeRO-3, AdamW with warm-up and cosine. The
-/// global batch is the same for 1, 2 and 4 ranks; the learning rate falls with the model's width `dim`.
+/// The built-in configuration for `ranks` ranks, as JSON text: bf16, ZeRO-3, AdamW with warm-up and cosine.
+/// The global batch is the same for 1, 2 and 4 ranks; the learning rate falls with the model's width `dim`.
 std::string builtin_config(const TrainOptions& options, std::int64_t dim, int ranks);
 
-/// The built-in configuration, or the file of --config, with --stage, --store and --seed applied and the batch
-/// resolved for `ranks`. Local. Throws ConfigError, IoError.
+/// The built-in configuration, or the file of --config, with --stage, --store and --seed applied and the
+/// batch resolved for `ranks`. Local. Throws ConfigError, IoError.
 Config make_config(const TrainOptions& options, std::int64_t dim, int ranks);
 
 }  // namespace zero::app

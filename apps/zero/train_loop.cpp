@@ -26,34 +26,41 @@ TrainLoop::TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& co
       tokens_(at::empty({engine.config().train_micro_batch_size_per_gpu, plan.seq + 1}, at::kLong)) {}
 
 void TrainLoop::run() {
-  validate();
-  while (result_.steps_done < plan_.steps) {
-    if (result_.steps_done == 0) storage::reset_activation_peak();
-    const Clock clock;
-    const double lr = engine_.learning_rate();
-    const std::int64_t skipped = engine_.skipped_steps();
-    const StepOutcome outcome = train_step();
-    const double seconds = clock.seconds();
-    const std::int64_t tokens = engine_.config().train_batch_size * plan_.seq;
-    ++result_.steps_done;
-    result_.tokens += tokens;
-    result_.training_seconds += seconds;
-    loss_.add(outcome.loss);
-    step_seconds_.add(seconds);
-    report({result_.steps_done, outcome.loss, engine_.grad_norm(), lr, result_.tokens, result_.training_seconds,
-            static_cast<double>(tokens) / seconds, engine_.skipped_steps() > skipped});
-    if (outcome.stop_signal != 0) {
-      result_.stop_signal = outcome.stop_signal;
-      break;
+  try {
+    validate();
+    storage::reset_activation_peak();
+    while (result_.steps_done < plan_.steps) {
+      one_step();
+      if (validation_due()) validate();
     }
-    if (validation_due()) validate();
+  } catch (const Stopped&) {
+    model_->train();
   }
+}
+
+void TrainLoop::one_step() {
+  const Clock clock;
+  const double lr = engine_.learning_rate();
+  const std::int64_t skipped = engine_.skipped_steps();
+  const StepOutcome outcome = train_step();
+  const double seconds = clock.seconds();
+  const std::int64_t tokens = engine_.config().train_batch_size * plan_.seq;
+  ++result_.steps_done;
+  result_.tokens += tokens;
+  result_.training_seconds += seconds;
+  loss_.add(outcome.loss);
+  step_seconds_.add(seconds);
+  report({result_.steps_done, outcome.loss, engine_.grad_norm(), lr, result_.tokens, result_.training_seconds,
+          static_cast<double>(tokens) / seconds, engine_.skipped_steps() > skipped});
+  result_.stop_signal = outcome.stop_signal;
+  if (outcome.stop_signal != 0) throw Stopped{};
 }
 
 TrainLoop::StepOutcome TrainLoop::train_step() {
   const auto before = engine_.communication_report();
   std::vector<double> losses;
-  for (std::int64_t j = 0; j < engine_.config().gradient_accumulation_steps; ++j) losses.push_back(micro_batch());
+  for (std::int64_t j = 0; j < engine_.config().gradient_accumulation_steps; ++j)
+    losses.push_back(micro_batch());
   const auto after = engine_.communication_report();
   totals_.gathered_numel += static_cast<double>(after.gathered_numel - before.gathered_numel);
   totals_.reduced_numel += static_cast<double>(after.reduced_numel - before.reduced_numel);
@@ -103,18 +110,17 @@ void TrainLoop::report(const StepMetrics& metrics) {
   }
   if (!console_.enabled()) return;
   const double tokens_each = static_cast<double>(metrics.tokens) / static_cast<double>(metrics.step);
-  progress_.update({metrics.step, loss_.value(), metrics.grad_norm, metrics.lr, tokens_each / step_seconds_.value(),
-                    seconds_left(), resident_nbytes()});
+  progress_.update({metrics.step, loss_.value(), metrics.grad_norm, metrics.lr,
+                    tokens_each / step_seconds_.value(), seconds_left(), resident_nbytes()});
 }
 
-bool TrainLoop::stop_agreed() {
+void TrainLoop::check_stop() {
   result_.stop_signal = agree({0.0}).stop_signal;
-  return result_.stop_signal != 0;
+  if (result_.stop_signal != 0) throw Stopped{};
 }
 
 std::string TrainLoop::sample() {
   if (result_.stop_signal != 0 || plan_.sample_length == 0) return "";
-  struct Stopped {};
   constexpr std::int64_t kMostContext = 128;
   GenerateOptions options;
   options.length = plan_.sample_length;
@@ -129,7 +135,7 @@ std::string TrainLoop::sample() {
   try {
     text = generate(
         [&](const at::Tensor& tokens) {
-          if (stop_agreed()) throw Stopped{};
+          check_stop();
           // Always the same shape, or the kernels are prepared anew for each; what follows has no influence.
           padded.narrow(1, 0, tokens.size(1)).copy_(tokens);
           return model_->forward(padded).narrow(1, 0, tokens.size(1));
@@ -149,16 +155,21 @@ bool TrainLoop::validation_due() const {
 
 double TrainLoop::seconds_left() const {
   const std::int64_t left = plan_.steps - result_.steps_done;
-  const std::int64_t validations = plan_.eval_every > 0 ? (left + plan_.eval_every - 1) / plan_.eval_every : left > 0;
-  return static_cast<double>(left) * step_seconds_.value() + static_cast<double>(validations) * validation_seconds_;
+  const std::int64_t validations =
+      plan_.eval_every > 0 ? (left + plan_.eval_every - 1) / plan_.eval_every : left > 0;
+  return static_cast<double>(left) * step_seconds_.value() +
+         static_cast<double>(validations) * validation_seconds_;
 }
 
 void TrainLoop::validate() {
   if (console_.enabled()) progress_.busy("validating ...");
   const Clock clock;
   model_->eval();
-  const double nats = validation_.mean_loss(
-      engine_.group(), [&](const at::Tensor& tokens, const at::Tensor& targets) { return model_->loss(tokens, targets); });
+  const double nats =
+      validation_.mean_loss(engine_.group(), [&](const at::Tensor& tokens, const at::Tensor& targets) {
+        check_stop();
+        return model_->loss(tokens, targets);
+      });
   model_->train();
   validation_seconds_ = clock.seconds();
   if (!result_.first_validation) result_.first_validation = nats;
@@ -166,8 +177,10 @@ void TrainLoop::validate() {
   result_.last_validation_step = result_.steps_done;
   if (recorder_) recorder_->validation(result_.steps_done, nats, plan_.baseline_nats);
   if (!console_.enabled()) return;
-  progress_.note(fmt::format("step {:>{}}/{}  validation loss {:.4f} nats = {:.3f} bits per byte, {:.0f} % of the unigram entropy",
-                             result_.steps_done, std::to_string(plan_.steps).size(), plan_.steps, nats, to_bits(nats), 100 * nats / plan_.baseline_nats));
+  progress_.note(fmt::format(
+      "step {:>{}}/{}  validation {:.4f} nats = {:.3f} bits per byte, {:.0f} % of unigram entropy",
+      result_.steps_done, std::to_string(plan_.steps).size(), plan_.steps, nats, to_bits(nats),
+      100 * nats / plan_.baseline_nats));
 }
 
 RunResult TrainLoop::result() const {

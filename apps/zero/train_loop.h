@@ -33,15 +33,17 @@ class Clock {
 
 class TrainLoop {
  public:
-  /// Everything referred to must outlive the loop; `recorder` is null on ranks other than 0. Throws ConfigError
-  /// when the text is too small.
-  TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress, Recorder* recorder);
+  /// Everything referred to must outlive the loop; `recorder` is null on ranks other than 0. Throws
+  /// ConfigError when the text is too small.
+  TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress,
+            Recorder* recorder);
 
-  /// Validates, trains all steps with validations in between, validates; ends early at a stop signal. *Collective.*
+  /// Validates, trains all steps with validations in between, validates. Ends early when any rank got a stop
+  /// signal. *Collective.*
   void run();
 
-  /// Continues the plan's prompt; empty when a stop signal came first. Every rank generates the same, since a forward
-  /// may be collective. *Collective.*
+  /// Continues the plan's prompt; empty when a stop signal came first. Every rank generates the same, since a
+  /// forward may be collective. *Collective.*
   std::string sample();
 
   /// What is known of the run so far.
@@ -50,6 +52,7 @@ class TrainLoop {
   const StepTotals& totals() const { return totals_; }
 
  private:
+  struct Stopped {};
   /// What all ranks agree on after a step.
   struct StepOutcome {
     double loss = 0;
@@ -60,7 +63,9 @@ class TrainLoop {
   /// Forward and backward of the next micro-batch; its loss.
   double micro_batch();
   StepOutcome agree(const std::vector<double>& my_losses);
-  bool stop_agreed();
+  /// Throws Stopped on all ranks when one of them is to stop. *Collective.*
+  void check_stop();
+  void one_step();
   void report(const StepMetrics& metrics);
   void validate();
   bool validation_due() const;

@@ -11,65 +11,124 @@ constexpr const char* kTraining = "Training";
 constexpr const char* kSample = "Sample at the end";
 constexpr const char* kOutput = "Output";
 
-const CLI::Range kPositive(std::int64_t{1}, std::int64_t{1} << 40, "a whole number of at least 1");
-const CLI::Range kNotNegative(std::int64_t{0}, std::int64_t{1} << 40, "a whole number of at least 0");
+/// Checks a range without a word in --help, where the option's own text says enough.
+template <class T>
+CLI::Validator between(T least, T most) {
+  CLI::Validator range = CLI::Range(least, most);
+  return range.description("");
+}
+const CLI::Validator kPositive = between(std::int64_t{1}, std::int64_t{1} << 40);
+const CLI::Validator kNotNegative = between(std::int64_t{0}, std::int64_t{1} << 40);
 
 void add_data_options(CLI::App& command, TrainOptions& options) {
-  command.add_option("--data", options.data, "file or folder of text; default: $ZERO_DATA, else the Python sources of torch")
-      ->type_name("PATH")->group(kData);
-  command.add_option("--cache-dir", options.cache_dir, "where packed text is kept; default: ~/.cache/zerotorch")
-      ->type_name("DIR")->group(kData);
+  command
+      .add_option("--data", options.data,
+                  "file or folder of text; default: $ZERO_DATA, else the Python sources of torch")
+      ->type_name("PATH")
+      ->group(kData);
+  command
+      .add_option("--cache-dir", options.cache_dir, "where packed text is kept; default: ~/.cache/zerotorch")
+      ->type_name("DIR")
+      ->group(kData);
   command.add_flag("--pack-only", options.pack_only, "pack the text, say what it is, and end")->group(kData);
 }
 
 void add_model_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--preset", options.preset, "gpt-2m, gpt-tiny, gpt-10m, gpt-25m, gpt-152m or gpt-1b")
-      ->capture_default_str()->type_name("NAME")->group(kModel);
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group(kModel);
   command.add_option("--layers", options.layers, "overrides the preset's number of blocks")
-      ->check(kPositive)->type_name("N")->group(kModel);
-  command.add_option("--dim", options.dim, "overrides the preset's width")->check(kPositive)->type_name("N")->group(kModel);
+      ->check(kPositive)
+      ->type_name("N")
+      ->group(kModel);
+  command.add_option("--dim", options.dim, "overrides the preset's width")
+      ->check(kPositive)
+      ->type_name("N")
+      ->group(kModel);
   command.add_option("--heads", options.heads, "overrides the preset's attention heads")
-      ->check(kPositive)->type_name("N")->group(kModel);
+      ->check(kPositive)
+      ->type_name("N")
+      ->group(kModel);
   command.add_option("--seq", options.seq, "overrides the preset's sequence length, in bytes of text")
-      ->check(kPositive)->type_name("N")->group(kModel);
+      ->check(kPositive)
+      ->type_name("N")
+      ->group(kModel);
 }
 
 void add_training_options(CLI::App& command, TrainOptions& options) {
   command.add_option("-n,--ranks", options.ranks, "processes on this host (default 2)")
-      ->check(kPositive)->type_name("N")->group(kTraining);
+      ->check(kPositive)
+      ->type_name("N")
+      ->group(kTraining);
   command.add_option("--config", options.config, "DeepSpeed JSON; default: built in, see --print-config")
-      ->type_name("FILE")->group(kTraining);
+      ->type_name("FILE")
+      ->group(kTraining);
   command.add_option("--stage", options.stage, "ZeRO stage, 0 to 3; overrides the configuration")
-      ->check(CLI::Range(0, 3))->type_name("N")->group(kTraining);
+      ->check(between(0, 3))
+      ->type_name("N")
+      ->group(kTraining);
   command.add_option("--store", options.store, "where stage 3 keeps parameters; overrides the configuration")
-      ->check(CLI::IsMember({"auto", "node_shared", "copying"}))->type_name("auto|node_shared|copying")->group(kTraining);
+      ->check(CLI::IsMember({"auto", "node_shared", "copying"}).description(""))
+      ->type_name("auto|node_shared|copying")
+      ->group(kTraining);
   command.add_option("--steps", options.steps, "optimizer steps")
-      ->check(kPositive)->capture_default_str()->type_name("N")->group(kTraining);
-  command.add_option("--seed", options.seed, "of the data order, the initial weights and dropout (default 1234)")
-      ->check(kNotNegative)->type_name("N")->group(kTraining);
-  command.add_option("--eval-every", options.eval_every, "steps between validations; 0: only first and last (default: steps / 6)")
-      ->check(kNotNegative)->type_name("N")->group(kTraining);
-  command.add_option("--eval-batches", options.eval_batches, "batches of 8 sequences per validation; 0: all there are")
-      ->check(kNotNegative)->capture_default_str()->type_name("N")->group(kTraining);
+      ->check(kPositive)
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(kTraining);
+  command
+      .add_option("--seed", options.seed, "of the data order, the initial weights and dropout (default 1234)")
+      ->check(kNotNegative)
+      ->type_name("N")
+      ->group(kTraining);
+  command
+      .add_option("--eval-every", options.eval_every,
+                  "steps between validations; 0: only first and last (default: steps / 4)")
+      ->check(kNotNegative)
+      ->type_name("N")
+      ->group(kTraining);
+  command
+      .add_option("--eval-batches", options.eval_batches,
+                  "batches of 8 sequences per validation; 0: all there are")
+      ->check(kNotNegative)
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(kTraining);
 }
 
 void add_sample_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--prompt", options.prompt, "what the sample continues; \\n is a line end")
-      ->capture_default_str()->type_name("TEXT")->group(kSample);
+      ->capture_default_str()
+      ->type_name("TEXT")
+      ->group(kSample);
   command.add_option("--sample-length", options.sample_length, "bytes to generate; 0: none")
-      ->check(kNotNegative)->capture_default_str()->type_name("N")->group(kSample);
-  command.add_option("--temperature", options.temperature, "0: always the likeliest byte; larger: more varied")
-      ->check(CLI::Range(0.0, 100.0))->capture_default_str()->type_name("X")->group(kSample);
+      ->check(kNotNegative)
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(kSample);
+  command
+      .add_option("--temperature", options.temperature, "0: always the likeliest byte; larger: more varied")
+      ->check(between(0.0, 100.0))
+      ->capture_default_str()
+      ->type_name("X")
+      ->group(kSample);
   command.add_option("--top-k", options.top_k, "only among so many likeliest bytes; 0: among all")
-      ->check(kNotNegative)->capture_default_str()->type_name("N")->group(kSample);
+      ->check(kNotNegative)
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(kSample);
 }
 
 void add_output_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--run-dir", options.run_dir, "folder of the run; default: runs/<date-time>-<preset>")
-      ->type_name("DIR")->group(kOutput);
+      ->type_name("DIR")
+      ->group(kOutput);
   command.add_flag("-q,--quiet", options.quiet, "print only the result and errors")->group(kOutput);
-  command.add_flag("--no-tensorboard", options.no_tensorboard, "write no TensorBoard event files")->group(kOutput);
-  command.add_flag("--print-config", options.print_config, "print the configuration that would be used, and end")
+  command.add_flag("--no-tensorboard", options.no_tensorboard, "write no TensorBoard event files")
+      ->group(kOutput);
+  command
+      .add_flag("--print-config", options.print_config, "print the configuration that would be used, and end")
       ->group(kOutput);
   command.add_flag("--as-rank", options.as_rank)->group("");  // hidden
 }
@@ -77,16 +136,18 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
 }  // namespace
 
 void add_train_options(CLI::App& command, TrainOptions& options) {
+  command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_data_options(command, options);
   add_model_options(command, options);
   add_training_options(command, options);
   add_sample_options(command, options);
   add_output_options(command, options);
-  command.footer("Examples:\n"
-                 "  zero train                                    two ranks, ZeRO-3, about two minutes\n"
-                 "  zero train --data ~/books --preset gpt-25m --steps 2000\n"
-                 "  zero train -n 4 --config ds_config.json --stage 2\n"
-                 "  mpirun -n 8 zero train --config ds_config.json");
+  command.footer(
+      "Examples:\n"
+      "  zero train                                    two ranks, ZeRO-3, about two minutes\n"
+      "  zero train --data ~/books --preset gpt-25m --steps 2000\n"
+      "  zero train -n 4 --config ds_config.json --stage 2\n"
+      "  mpirun -n 8 zero train --config ds_config.json");
 }
 
 std::string unescape(const std::string& text) {

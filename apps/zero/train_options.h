@@ -25,7 +25,7 @@ struct TrainOptions {
   std::string store;  ///< empty: the configuration's
   std::int64_t steps = 800;
   std::optional<std::int64_t> seed;        ///< not given: the configuration's, else kDefaultSeed
-  std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 6
+  std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 4
   std::int64_t eval_batches = 24;          ///< of 8 sequences; 0: the whole split
   // The sample at the end.
   std::int64_t sample_length = 400;

@@ -1,6 +1,7 @@
 #include "train_plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <time.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "console.h"
 #include "corpus_choice.h"
 #include "host_facts.h"
+#include "progress.h"
 #include "run_folder.h"
 #include "text_format.h"
 #include "train_config.h"
@@ -19,15 +21,22 @@
 
 namespace zero::app {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, preset, layers, dim, heads, seq, parameters_numel, config, corpus_folder,
-                                   corpus_hash, train_nbytes, baseline_nats, run_folder, tensorboard_folder, steps,
-                                   eval_every, eval_batches, seed, prompt, sample_length, top_k, temperature, quiet)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, preset, layers, dim, heads, seq, parameters_numel, config,
+                                   corpus_folder, corpus_hash, train_nbytes, baseline_nats, run_folder,
+                                   tensorboard_folder, steps, eval_every, eval_batches, seed, prompt,
+                                   sample_length, top_k, temperature, quiet)
 
 namespace {
 
 /// Learns to write something like Python in two minutes on two cores; the larger presets need longer.
 GPTOptions preset_model(const std::string& name) {
-  if (name != "gpt-2m") return gpt_preset(name);
+  constexpr const char* kName = "gpt-2m";
+  const auto others = gpt_presets();
+  if (std::find(others.begin(), others.end(), name) != others.end()) return gpt_preset(name);
+  if (name != kName) {
+    throw ConfigError(
+        fmt::format("--preset: got '{}', want one of {}, {}", name, kName, fmt::join(others, ", ")));
+  }
   GPTOptions model;
   model.layers = 4;
   model.dim = 192;
@@ -40,40 +49,47 @@ std::string describe_model(const TrainPlan& plan) {
   const GPTOptions preset = preset_model(plan.preset);
   const bool as_is = preset.layers == plan.layers && preset.dim == plan.dim && preset.heads == plan.heads &&
                      preset.seq == plan.seq;
-  return fmt::format("model      {}{}: {} parameters in {} layers of width {}, {} heads, context of {} bytes\n", plan.preset,
-                     as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)), plan.layers,
-                     plan.dim, plan.heads, plan.seq);
+  return fmt::format(
+      "model      {}{}: {} parameters in {} layers of width {}, {} heads, context of {} bytes\n", plan.preset,
+      as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)), plan.layers,
+      plan.dim, plan.heads, plan.seq);
 }
 
 std::string describe_training(const TrainPlan& plan, const Config& config, int ranks) {
   const std::int64_t tokens = plan.steps * config.train_batch_size * plan.seq;
-  const std::string lr = fmt::format("lr {:g}", config.optimizer.lr);
+  const std::string epochs = tokens > plan.train_nbytes
+                                 ? fmt::format(" ({:.1f} epochs)", static_cast<double>(tokens) /
+                                                                       static_cast<double>(plan.train_nbytes))
+                                 : "";
+  const std::string clipping =
+      config.gradient_clipping > 0 ? fmt::format(", clipping at {:g}", config.gradient_clipping) : "";
   return fmt::format(
-      "training   {} steps x {} sequences ({} rank{} x micro-batch {} x accumulation {}) x {} bytes = {} tokens{}\n"
-      "           {}, ZeRO stage {}, {} {}{}\n",
-      plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s", config.train_micro_batch_size_per_gpu,
-      config.gradient_accumulation_steps, plan.seq, human_count(static_cast<double>(tokens)),
-      tokens > plan.train_nbytes ? fmt::format(", {:.1f} epochs", static_cast<double>(tokens) / plan.train_nbytes) : "",
-      config.bf16.enabled ? "bf16" : "fp32", config.zero_optimization.stage, config.optimizer.type, lr,
-      config.gradient_clipping > 0 ? fmt::format(", gradients clipped at {:g}", config.gradient_clipping) : "");
+      "training   {} steps of {} sequences ({} rank{} x micro-batch {} x accumulation {}),\n"
+      "           {} tokens{}; {}, ZeRO stage {}, {}, learning rate {:g}{}\n",
+      plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s",
+      config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
+      human_count(static_cast<double>(tokens)), epochs, config.bf16.enabled ? "bf16" : "fp32",
+      config.zero_optimization.stage, config.optimizer.type, config.optimizer.lr, clipping);
 }
 
-/// A word of warning when the ranks of this host would not fit its memory; 18 bytes a parameter are the states
-/// of all ranks together at stage 3, and more at lower stages.
+/// A word of warning when the ranks of this host would not fit its memory; 18 bytes a parameter are the
+/// states of all ranks together at stage 3, and more at lower stages.
 std::string describe_memory(const TrainPlan& plan, const Config& config, int ranks) {
   const std::int64_t copies = config.zero_optimization.stage >= 3 ? 1 : ranks;
   const double states = static_cast<double>(plan.parameters_numel) * static_cast<double>(16 + 2 * copies);
   const double initial = static_cast<double>(plan.parameters_numel) * 4.0 * ranks;
   const double needed = std::max(states, initial), available = static_cast<double>(available_memory_nbytes());
   if (available == 0 || needed < 0.9 * available) return "";
-  return fmt::format("warning: the model's states alone need about {} on this host, and {} of memory are free\n",
-                     human_nbytes(static_cast<std::int64_t>(needed)), human_nbytes(static_cast<std::int64_t>(available)));
+  return fmt::format(
+      "warning: the model's states alone need about {} on this host, and {} of memory are free\n",
+      human_nbytes(static_cast<std::int64_t>(needed)), human_nbytes(static_cast<std::int64_t>(available)));
 }
 
 std::string tensorboard_folder(const Config& config, const std::string& run_folder) {
   namespace fs = std::filesystem;
   if (!config.tensorboard.enabled) return (fs::path(run_folder) / "tensorboard").string();
-  const fs::path output = config.tensorboard.output_path.empty() ? fs::path("runs") : fs::path(config.tensorboard.output_path);
+  const fs::path output =
+      config.tensorboard.output_path.empty() ? fs::path("runs") : fs::path(config.tensorboard.output_path);
   return fs::absolute(output / config.tensorboard.job_name).lexically_normal().string();
 }
 
@@ -106,8 +122,8 @@ TrainPlan choose_model(const TrainOptions& options) {
   model.heads = options.heads.value_or(model.heads);
   model.seq = options.seq.value_or(model.seq);
   if (model.dim % model.heads != 0) {
-    throw ConfigError(fmt::format("model: dim {} is not a multiple of heads {}; change --dim or --heads", model.dim,
-                                  model.heads));
+    throw ConfigError(fmt::format("model: dim {} is not a multiple of heads {}; change --dim or --heads",
+                                  model.dim, model.heads));
   }
   TrainPlan plan;
   plan.preset = options.preset;
@@ -135,7 +151,7 @@ TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string&
   plan.config = config.to_json();
   plan.seed = *config.zerotorch.seed;
   plan.steps = options.steps;
-  plan.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, (options.steps + 5) / 6));
+  plan.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, (options.steps + 3) / 4));
   plan.eval_batches = options.eval_batches;
   plan.prompt = unescape(options.prompt);
   plan.sample_length = options.sample_length;
@@ -144,10 +160,12 @@ TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string&
   plan.quiet = options.quiet;
 
   const Console console(!options.quiet);
-  console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
+  Progress progress(console, 0, 0);
+  progress.busy("reading the text ...");
   const auto start = std::chrono::steady_clock::now();
   const CorpusInfo corpus = pack_and_check(choose_corpus(options.data, options.cache_dir), plan.seq);
   const std::chrono::duration<double> packing = std::chrono::steady_clock::now() - start;
+  progress.finish();
   plan.corpus_folder = corpus.folder.string();
   plan.corpus_hash = corpus.hash;
   plan.train_nbytes = corpus.train_nbytes;
@@ -156,7 +174,9 @@ TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string&
   if (!options.no_tensorboard) plan.tensorboard_folder = tensorboard_folder(config, plan.run_folder);
   write_environment(plan, ranks, command_line);
 
-  console.print(describe_corpus(corpus, packing.count()) + describe_model(plan) + describe_training(plan, config, ranks));
+  console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
+  console.print(describe_corpus(corpus, packing.count()) + describe_model(plan) +
+                describe_training(plan, config, ranks));
   console.print(fmt::format("run        {}\n", short_path(plan.run_folder)));
   for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
   console.print(describe_memory(plan, config, ranks) + "\n");

@@ -14,7 +14,7 @@ struct TrainPlan {
   std::string config;  ///< resolved, as JSON
   std::string corpus_folder, corpus_hash;
   std::int64_t train_nbytes = 0;
-  double baseline_nats = 0;  ///< unigram entropy of the validation split, per byte
+  double baseline_nats = 0;                    ///< unigram entropy of the validation split, per byte
   std::string run_folder, tensorboard_folder;  ///< tensorboard_folder empty: none
   std::int64_t steps = 0, eval_every = 0, eval_batches = 0;
   std::int64_t seed = 0;
@@ -24,8 +24,8 @@ struct TrainPlan {
   bool quiet = false;
 };
 
-/// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown preset
-/// and for sizes that do not fit each other.
+/// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown
+/// preset and for sizes that do not fit each other.
 TrainPlan choose_model(const TrainOptions& options);
 
 std::string to_json(const TrainPlan& plan);

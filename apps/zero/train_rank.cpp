@@ -26,10 +26,12 @@ namespace {
 void set_up_process(const TrainPlan& plan, const Config& config, const Group& group) {
   if (config.zerotorch.bind_cores_to_rank && !bind_to_core_share(group.local_rank(), group.local_size()) &&
       group.rank() == 0) {
-    base::log_warning("zerotorch.bind_cores_to_rank: {} ranks on this host are more than its cores; not bound",
-                      group.local_size());
+    base::log_warning(
+        "zerotorch.bind_cores_to_rank: {} ranks on this host are more than its cores; not bound",
+        group.local_size());
   }
-  at::set_num_threads(config.zerotorch.bind_cores_to_rank ? threads_per_rank(1) : threads_per_rank(group.local_size()));
+  at::set_num_threads(config.zerotorch.bind_cores_to_rank ? threads_per_rank(1)
+                                                          : threads_per_rank(group.local_size()));
   storage::keep_freed_memory();
   watch_stop_signals(/*announce=*/group.rank() == 0);
   // What the library says at start is part of our own words.
@@ -50,7 +52,8 @@ GPT build_model(const TrainPlan& plan) {
 InitializeOptions initialize_options(const Group& group) {
   InitializeOptions options;
   options.group = group;
-  options.parameter_groups = {{.names = {"*.bias", "*.ln1.weight", "*.ln2.weight", "lnf.weight"}, .weight_decay = 0.0}};
+  options.parameter_groups = {
+      {.names = {"*.bias", "*.ln1.weight", "*.ln2.weight", "lnf.weight"}, .weight_decay = 0.0}};
   return options;
 }
 
@@ -60,9 +63,11 @@ void print_start(const Console& console, const TrainPlan& plan, const GPTEngine&
   const auto after = gather_memory(group, engine.memory_report());
   const int stage = engine.config().zero_optimization.stage;
   const auto& config = engine.config();
-  console.print(fmt::format("ranks      {} ({}), {} thread{} each on {}; ready after {}\n\n", group.size(), group.backend(),
-                            at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s", cpu_name(), duration(seconds)));
-  console.print(memory_table(before, after, ddp_memory(plan.parameters_numel, config.bf16.enabled), stage) + "\n");
+  console.print(fmt::format("ranks      {} ({}), {} thread{} each, on {}; ready after {}\n\n", group.size(),
+                            group.backend(), at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s",
+                            cpu_name(), duration(seconds)));
+  console.print(memory_table(before, after, ddp_memory(plan.parameters_numel, config.bf16.enabled), stage) +
+                "\n");
 }
 
 RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLoop& loop) {
@@ -76,7 +81,8 @@ RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLo
   result.skipped_steps = engine.skipped_steps();
   result.ddp = ddp_memory(plan.parameters_numel, engine.config().bf16.enabled);
   const double mine = static_cast<double>(proportional_nbytes());
-  for (const double one : gather_doubles(group, {&mine, 1}, "memory in use")) result.host_nbytes += static_cast<std::int64_t>(one);
+  for (const double one : gather_doubles(group, {&mine, 1}, "memory in use"))
+    result.host_nbytes += static_cast<std::int64_t>(one);
   return result;
 }
 
@@ -87,8 +93,9 @@ std::string frame_sample(const TrainPlan& plan, const std::string& sample) {
     line += c;
     if (c == '\n') indented += "  | " + std::exchange(line, "");
   }
-  return fmt::format("sample     {} bytes at temperature {:g}, after the prompt {}\n\n{}\n", plan.sample_length,
-                     plan.temperature, nlohmann::json(printable(plan.prompt)).dump(), indented);
+  return fmt::format("sample     {} bytes at temperature {:g}, after the prompt {}\n\n{}\n",
+                     plan.sample_length, plan.temperature, nlohmann::json(printable(plan.prompt)).dump(),
+                     indented);
 }
 
 int run(const TrainPlan& plan, Group group) {
@@ -102,7 +109,8 @@ int run(const TrainPlan& plan, Group group) {
 
   GPT model = build_model(plan);
   GPTEngine engine = initialize(model, config, initialize_options(group));
-  if (recorder) recorder->folder().write_json("config.json", nlohmann::ordered_json::parse(engine.config().to_json()));
+  if (recorder)
+    recorder->folder().write_json("config.json", nlohmann::ordered_json::parse(engine.config().to_json()));
   print_start(console, plan, engine, clock.seconds());
 
   Progress progress(console, plan.steps, config.steps_per_print);

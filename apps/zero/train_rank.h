@@ -5,9 +5,9 @@
 
 namespace zero::app {
 
-/// Trains as `plan` says. Rank 0 prints and writes the run's folder, the others are silent. Ends early, all ranks at
-/// the same step, when any of them got SIGINT, SIGTERM or SIGHUP; returns that signal, else 0. *Collective.*
-/// Throws zero::Error.
+/// Trains as `plan` says. Rank 0 prints and writes the run's folder, the others are silent. Ends early, all
+/// ranks at the same step, when any of them got SIGINT, SIGTERM or SIGHUP; returns that signal, else 0.
+/// *Collective.* Throws zero::Error.
 int train_rank(const TrainPlan& plan, Group group);
 
 }  // namespace zero::app

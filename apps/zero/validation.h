@@ -12,13 +12,15 @@ namespace zero::app {
 
 class Validation {
  public:
-  /// Batches of 8 sequences, at most `max_batches` (0: all) of them. Throws ConfigError when the split is too small.
+  /// Batches of 8 sequences, at most `max_batches` (0: all) of them. Throws ConfigError when the split is too
+  /// small.
   Validation(const Corpus& corpus, std::int64_t sequence_length, std::int64_t max_batches);
 
   /// Mean loss in nats per byte. `loss` maps tokens and targets [B, T] to a scalar mean; it is called without
   /// gradients, equally often on every rank, as it may be collective. The sum is taken in the order of the
   /// batches, so it does not depend on the number of ranks. *Collective.*
-  double mean_loss(Group group, const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& loss) const;
+  double mean_loss(Group group,
+                   const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& loss) const;
 
   std::int64_t batches() const { return batches_.batches(); }
 

@@ -78,9 +78,9 @@ class Engine {
   const Group& group() const;
   const Config& config() const;
 
-  std::int64_t global_steps() const;  ///< optimizer steps so far, skipped ones included
+  std::int64_t global_steps() const;   ///< optimizer steps so far, skipped ones included
   std::int64_t skipped_steps() const;  ///< steps not taken because a gradient was not finite
-  std::int64_t micro_steps() const;   ///< micro-batches so far, of this rank
+  std::int64_t micro_steps() const;    ///< micro-batches so far, of this rank
   /// True when the next step() updates the parameters.
   bool is_gradient_accumulation_boundary() const;
   double learning_rate() const;  ///< of the first parameter group, for the next update
@@ -166,11 +166,12 @@ auto initialize(const Model& model, std::string_view json, InitializeOptions opt
 }
 
 /// While alive, the given parameters are whole on every rank. With `modifier_rank` that rank may write
-/// them in place (torch::nn::init, copy_, ...); the destructor (or close()) spreads what it wrote to all ranks and to the fp32
-/// master weights. Without it they are read-only. *Collective* at both ends.
+/// them in place (torch::nn::init, copy_, ...); the destructor (or close()) spreads what it wrote to all
+/// ranks and to the fp32 master weights. Without it they are read-only. *Collective* at both ends.
 class GatheredParameters {
  public:
-  GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters, std::optional<int> modifier_rank = {});
+  GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters,
+                     std::optional<int> modifier_rank = {});
   /// All parameters of the module.
   explicit GatheredParameters(Engine& engine, std::optional<int> modifier_rank = {});
   GatheredParameters(const GatheredParameters&) = delete;

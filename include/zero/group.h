@@ -86,8 +86,9 @@ struct CommunicationCounters {
   CollectiveCounter all_gather, reduce_scatter, all_reduce, broadcast, barrier;
 };
 
-/// Called once per exchange with one pointer per rank, in rank order: that rank's slice for me, [counts[rank()]]
-/// elements of the exchanged dtype, valid only during the call. Called from test(), wait() or a later collective.
+/// Called once per exchange with one pointer per rank, in rank order: that rank's slice for me,
+/// [counts[rank()]] elements of the exchanged dtype, valid only during the call. Called from test(), wait()
+/// or a later collective.
 using ConsumeSlices = std::function<void(std::span<const void* const> slices)>;
 
 class Group {
@@ -129,9 +130,11 @@ class Group {
                   const CollectiveOptions& options = {});
 
   /// *Collective.* Every rank ends with root's `numel` elements.
-  Work broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options = {});
+  Work broadcast(void* inout, std::int64_t numel, DType dtype, int root,
+                 const CollectiveOptions& options = {});
 
-  /// *Collective.* Complete when every rank has entered it; then the inputs of all earlier calls have been read.
+  /// *Collective.* Complete when every rank has entered it; then the inputs of all earlier calls have been
+  /// read.
   Work barrier(const CollectiveOptions& options = {});
 
   /// *Local.* Zero-filled, 4096-byte aligned memory that other ranks of this host can read in place
@@ -165,7 +168,7 @@ struct DistributedOptions {
   /// "auto": what ZERO_BACKEND says; else mpi under mpirun when built with it; else shm when all ranks are on
   /// this host; self when alone.
   std::string backend = "auto";
-  std::chrono::milliseconds timeout{0};           ///< 0: the default of Group::set_timeout
+  std::chrono::milliseconds timeout{0};  ///< 0: the default of Group::set_timeout
   std::chrono::milliseconds rendezvous_timeout{60'000};
 };
 

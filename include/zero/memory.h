@@ -8,7 +8,8 @@
 namespace zero {
 
 enum class MemoryKind : std::uint8_t {
-  kParameters,   ///< what the module's parameters read: shards, resident copies, this rank's part of shared ones
+  kParameters,   ///< what the module's parameters read: shards, resident copies, this rank's part of shared
+                 ///< ones
   kGather,       ///< buffers that stage 3's copying store gathers into
   kMaster,       ///< fp32 master weights, where they are kept apart from the parameters
   kOptimizer,    ///< exp_avg and exp_avg_sq

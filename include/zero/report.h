@@ -5,8 +5,8 @@
 
 namespace zero {
 
-/// Elements this rank received over the group since initialize() (what it sent is the same when shards are equal).
-/// Summed over ranks and divided by their number, one step without accumulation receives
+/// Elements this rank received over the group since initialize() (what it sent is the same when shards are
+/// equal). Summed over ranks and divided by their number, one step without accumulation receives
 ///   stages 0-2             2 * Psi * (N-1)/N
 ///   stage 3, copying store 3 * Psi * (N-1)/N   (2 gathers, 1 reduction)
 ///   stage 3, node-shared   1 * Psi * (N-1)/N   (gathers are pointers)
@@ -18,9 +18,10 @@ struct CommunicationReport {
   std::int64_t padded_numel = 0;      ///< the same as laid out, in whole blocks
   std::int64_t gathered_numel = 0;    ///< parameters gathered before use (stage 3)
   std::int64_t reduced_numel = 0;     ///< gradient slices of other ranks, for my shard
-  std::int64_t published_numel = 0;   ///< updated parameters (stages 1-2) or reduced gradients (stage 0) of other ranks
-  std::int64_t control_nbytes = 0;    ///< norms and order checks
-  std::int64_t peak_live_numel = 0;   ///< most parameters gathered at once (stage 3, copying store)
+  std::int64_t published_numel =
+      0;  ///< updated parameters (stages 1-2) or reduced gradients (stage 0) of other ranks
+  std::int64_t control_nbytes = 0;   ///< norms and order checks
+  std::int64_t peak_live_numel = 0;  ///< most parameters gathered at once (stage 3, copying store)
   std::int64_t gathers = 0;
   std::int64_t prefetched_gathers = 0;  ///< of these, begun before they were needed
   std::int64_t reductions = 0;

@@ -7,8 +7,8 @@
 
 namespace zero::engine {
 
-/// An error that every rank has found alike and is about to throw: returns when all ranks know as much, so that
-/// the first to leave does not take from the others what they still have to read. *Collective.*
+/// An error that every rank has found alike and is about to throw: returns when all ranks know as much, so
+/// that the first to leave does not take from the others what they still have to read. *Collective.*
 void leave_together(Group& group);
 
 /// Compares line by line with rank 0's text. Empty when all agree; else, the same on every rank: the

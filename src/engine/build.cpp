@@ -37,26 +37,30 @@ DType low_dtype_of(const Config& config, const Inventory& inventory) {
       }
     }();
     if (dtype != DType::kFloat32 && !config.bf16.enabled) {
-      throw ModelError(fmt::format("parameter '{}' is {}, but the configuration does not enable bf16; add "
-                                   "\"bf16\": {{\"enabled\": true}} or build the module in fp32",
-                                   item.name, dtype_name(dtype)));
+      throw ModelError(
+          fmt::format("parameter '{}' is {}, but the configuration does not enable bf16; add "
+                      "\"bf16\": {{\"enabled\": true}} or build the module in fp32",
+                      item.name, dtype_name(dtype)));
     }
   }
   return config.bf16.enabled ? DType::kBFloat16 : DType::kFloat32;
 }
 
 c10::Device device_of(const Inventory& inventory, const Group& group) {
-  c10::Device device = inventory.parameters.empty() ? c10::Device(c10::kCPU) : inventory.parameters[0].tensor.device();
+  c10::Device device =
+      inventory.parameters.empty() ? c10::Device(c10::kCPU) : inventory.parameters[0].tensor.device();
   for (const auto& item : inventory.parameters) {
     if (item.tensor.device() != device) {
-      throw ModelError(fmt::format("parameter '{}' is on {} and others are on {}; move the whole module to one device",
-                                   item.name, item.tensor.device().str(), device.str()));
+      throw ModelError(
+          fmt::format("parameter '{}' is on {} and others are on {}; move the whole module to one device",
+                      item.name, item.tensor.device().str(), device.str()));
     }
   }
   if (!device.is_cpu() && group.size() > 1) {
-    throw ConfigError(fmt::format("the module is on {} and the group has {} ranks, but the '{}' backend moves host "
-                                  "memory only; use one rank, or keep the module on the CPU",
-                                  device.str(), group.size(), group.backend()));
+    throw ConfigError(
+        fmt::format("the module is on {} and the group has {} ranks, but the '{}' backend moves host "
+                    "memory only; use one rank, or keep the module on the CPU",
+                    device.str(), group.size(), group.backend()));
   }
   return device;
 }
@@ -81,12 +85,16 @@ void make_model(Engine::Impl& impl) {
   }
   layout::UnitOptions options{impl.config.zerotorch.unit_numel, impl.config.zerotorch.unit_names};
   const auto& zero = impl.config.zero_optimization;
-  options.unit_names.insert(options.unit_names.end(), zero.leaf_module_names.begin(), zero.leaf_module_names.end());
+  options.unit_names.insert(options.unit_names.end(), zero.leaf_module_names.begin(),
+                            zero.leaf_module_names.end());
   add_names_with_suffix(inventory.tree, zero.leaf_module_name_suffixes, options.unit_names);
   const auto units = layout::make_units(inventory.tree, infos, options);
   model.parameters.resize(infos.size());
   for (std::size_t u = 0; u < units.size(); ++u) {
-    sharding::Unit unit{units[u].name, units[u].trainable, units[u].numel, {},
+    sharding::Unit unit{units[u].name,
+                        units[u].trainable,
+                        units[u].numel,
+                        {},
                         layout::shard_cuts(units[u].numel, impl.group.size(), static_cast<int>(u))};
     for (const auto& slot : units[u].slots) {
       auto& parameter = model.parameters[slot.parameter];
@@ -94,8 +102,8 @@ void make_model(Engine::Impl& impl) {
       parameter.tensor = inventory.parameters[slot.parameter].tensor;
       parameter.unit = static_cast<int>(u);
       parameter.range = slot.range();
-      parameter.handle = c10::make_intrusive<intercept::ParameterHandle>(parameter.name, slot.parameter,
-                                                                         parameter.unit);
+      parameter.handle =
+          c10::make_intrusive<intercept::ParameterHandle>(parameter.name, slot.parameter, parameter.unit);
       unit.parameters.push_back(slot.parameter);
     }
     model.units.push_back(std::move(unit));
@@ -111,8 +119,9 @@ bool use_node_shared(const Engine::Impl& impl) {
   const auto wanted = impl.config.zerotorch.store;
   const bool possible = impl.group.single_node() && impl.model.device.is_cpu();
   if (wanted == Store::kNodeShared && !possible) {
-    throw ConfigError("zerotorch.store: 'node_shared' needs all ranks on one host and the module on the CPU; use "
-                      "'copying' or 'auto'");
+    throw ConfigError(
+        "zerotorch.store: 'node_shared' needs all ranks on one host and the module on the CPU; use "
+        "'copying' or 'auto'");
   }
   if (wanted == Store::kAuto) return possible && impl.group.size() > 1 && impl.model.sharding.parameters;
   return wanted == Store::kNodeShared;
@@ -123,7 +132,8 @@ bool use_node_shared(const Engine::Impl& impl) {
 std::vector<bool> resident_units(const Engine::Impl& impl) {
   const auto& model = impl.model;
   const auto& zero = impl.config.zero_optimization;
-  if (!model.sharding.parameters || model.world_size() == 1) return std::vector<bool>(model.units.size(), true);
+  if (!model.sharding.parameters || model.world_size() == 1)
+    return std::vector<bool>(model.units.size(), true);
   std::vector<bool> resident(model.units.size(), false);
   std::int64_t left = zero.stage3_model_persistence_threshold;
   for (std::size_t u = 0; u < model.units.size(); ++u) {
@@ -178,11 +188,14 @@ void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const Fla
   for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
     const Range range = impl.model.parameters[unit.parameters[i]].range;
     const auto nbytes = static_cast<std::size_t>(range.numel()) * sizeof(float);
-    mine[i] = static_cast<std::int64_t>(XXH3_64bits(static_cast<float*>(values.data()) + range.begin, nbytes));
+    mine[i] =
+        static_cast<std::int64_t>(XXH3_64bits(static_cast<float*>(values.data()) + range.begin, nbytes));
   }
   std::vector<std::int64_t> all(mine.size() * group.size());
-  group.all_gather(mine.data(), all.data(), std::vector<std::int64_t>(group.size(), count), DType::kInt64,
-                   {.label = unit.name}).wait();
+  group
+      .all_gather(mine.data(), all.data(), std::vector<std::int64_t>(group.size(), count), DType::kInt64,
+                  {.label = unit.name})
+      .wait();
   for (int rank = 1; rank < group.size(); ++rank) {
     for (std::size_t i = 0; i < mine.size(); ++i) {
       if (all[rank * mine.size() + i] == all[i]) continue;
@@ -205,7 +218,8 @@ void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   for (int p : unit.parameters) {
     const auto& parameter = model.parameters[p];
     const auto strides = dense_strides(parameter.tensor);
-    whole.as_strided(parameter.tensor.sizes(), strides, parameter.range.begin).copy_(parameter.tensor.detach());
+    whole.as_strided(parameter.tensor.sizes(), strides, parameter.range.begin)
+        .copy_(parameter.tensor.detach());
   }
   if (impl.group.size() > 1) {
     if (impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify) {
@@ -218,10 +232,9 @@ void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   const auto nbytes = element_nbytes(model.low_dtype);
   for (int p : unit.parameters) {
     auto& parameter = model.parameters[p];
-    parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model.low_dtype),
-                            dense_strides(parameter.tensor),
-                            static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.device,
-                            impl.store.get());
+    parameter.handle->adopt(
+        parameter.tensor, storage::to_scalar_type(model.low_dtype), dense_strides(parameter.tensor),
+        static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.device, impl.store.get());
   }
 }
 
@@ -232,7 +245,8 @@ void adopt_parameters(Engine::Impl& impl) {
   const FlatBuffer staging =
       impl.model.device.is_cpu()
           ? FlatBuffer::make_readable(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest, impl.group)
-          : FlatBuffer::make_private(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest, impl.model.device);
+          : FlatBuffer::make_private(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest,
+                                     impl.model.device);
   for (std::size_t u = 0; u < impl.model.units.size(); ++u) adopt_unit(impl, static_cast<int>(u), staging);
   impl.store->start();
 }
@@ -243,8 +257,10 @@ void adopt_buffers(Engine::Impl& impl) {
   for (const auto& item : impl.inventory.buffers) {
     if (impl.group.size() > 1) {
       at::Tensor values = item.tensor.contiguous();
-      impl.group.broadcast(values.mutable_data_ptr(), static_cast<std::int64_t>(values.nbytes()), DType::kByte, 0,
-                           {.label = item.name}).wait();
+      impl.group
+          .broadcast(values.mutable_data_ptr(), static_cast<std::int64_t>(values.nbytes()), DType::kByte, 0,
+                     {.label = item.name})
+          .wait();
       if (!values.is_same(item.tensor)) item.tensor.copy_(values);
     }
     if (impl.model.low_dtype != DType::kFloat32 && item.tensor.is_floating_point()) {
@@ -285,7 +301,8 @@ MemoryReport measure_module(const Inventory& inventory) {
   std::int64_t nbytes = 0, gradient_nbytes = 0;
   for (const auto& item : inventory.parameters) {
     nbytes += static_cast<std::int64_t>(item.tensor.nbytes());
-    if (item.tensor.grad().defined()) gradient_nbytes += static_cast<std::int64_t>(item.tensor.grad().nbytes());
+    if (item.tensor.grad().defined())
+      gradient_nbytes += static_cast<std::int64_t>(item.tensor.grad().nbytes());
   }
   report[MemoryKind::kParameters] = {nbytes, nbytes};
   report[MemoryKind::kGradients] = {gradient_nbytes, gradient_nbytes};
@@ -295,8 +312,8 @@ MemoryReport measure_module(const Inventory& inventory) {
 
 /// One seed for all ranks: the configuration's, or that of rank 0's default generator.
 std::uint64_t choose_seed(const Config& config, Group& group) {
-  auto seed = static_cast<std::int64_t>(
-      config.zerotorch.seed.value_or(static_cast<std::int64_t>(at::globalContext().defaultGenerator(c10::kCPU).current_seed())));
+  auto seed = static_cast<std::int64_t>(config.zerotorch.seed.value_or(
+      static_cast<std::int64_t>(at::globalContext().defaultGenerator(c10::kCPU).current_seed())));
   group.broadcast(&seed, 1, DType::kInt64, 0, {.label = "seed"}).wait();
   return static_cast<std::uint64_t>(seed);
 }
@@ -323,7 +340,8 @@ void join_ranks(Engine::Impl& impl, OptimizerSetup setup) {
   adopt_parameters(impl);
   adopt_buffers(impl);
   hook_gradients(impl);
-  if (impl.config.zerotorch.debug_observer) impl.debug_observer = std::make_unique<intercept::DebugObserver>();
+  if (impl.config.zerotorch.debug_observer)
+    impl.debug_observer = std::make_unique<intercept::DebugObserver>();
   impl.reseed();
 }
 
@@ -340,7 +358,8 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
   impl->module = std::move(module);
   base::set_log_rank(impl->group.size() > 1 ? impl->group.rank() : -1);
   if (impl->config.zerotorch.timeout_s > 0) {
-    impl->group.set_timeout(std::chrono::milliseconds(static_cast<std::int64_t>(impl->config.zerotorch.timeout_s * 1e3)));
+    impl->group.set_timeout(
+        std::chrono::milliseconds(static_cast<std::int64_t>(impl->config.zerotorch.timeout_s * 1e3)));
   }
   // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
   impl->config.resolve_batch(impl->group.size());

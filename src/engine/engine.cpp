@@ -40,8 +40,10 @@ Engine::Impl::~Impl() {
     if (!parameter.handle) continue;
     parameter.handle->retire(
         parameter.tensor, store ? store->keep_alive(parameter.unit) : nullptr,
-        fmt::format("parameter '{}' was sharded and its engine is gone; take its values with Engine::full_weight or "
-                    "GatheredParameters before the engine is destroyed", parameter.name));
+        fmt::format(
+            "parameter '{}' was sharded and its engine is gone; take its values with Engine::full_weight or "
+            "GatheredParameters before the engine is destroyed",
+            parameter.name));
   }
 }
 
@@ -52,17 +54,20 @@ double Engine::Impl::lr_of(std::size_t optimizer_group) const {
 
 void Engine::Impl::check_usable() const {
   if (failed) {
-    throw CommError("an earlier step of this engine failed half-way; its ranks may hold different values: make a "
-                        "new engine");
+    throw CommError(
+        "an earlier step of this engine failed half-way; its ranks may hold different values: make a "
+        "new engine");
   }
 }
 
 void Engine::Impl::check_module() const {
   for (const auto& parameter : model.parameters) {
     if (parameter.handle->owns(parameter.tensor)) continue;
-    throw ModelError(fmt::format(
-        "parameter '{}' no longer has the memory the engine gave it (module->to(), set_data() or an assignment "
-        "replaced it); convert and move the module before zero::initialize", parameter.name));
+    throw ModelError(
+        fmt::format("parameter '{}' no longer has the memory the engine gave it (module->to(), set_data() or "
+                    "an assignment "
+                    "replaced it); convert and move the module before zero::initialize",
+                    parameter.name));
   }
 }
 
@@ -82,7 +87,8 @@ double Engine::Impl::compute_norm() {
   std::vector<std::int64_t> counts(group.size(), kHeader);
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     if (!model.units[u].trainable) continue;
-    for (int rank = 0; rank < group.size(); ++rank) counts[rank] += reducer->shard_blocks(static_cast<int>(u), rank);
+    for (int rank = 0; rank < group.size(); ++rank)
+      counts[rank] += reducer->shard_blocks(static_cast<int>(u), rank);
   }
   const auto& mine = reducer->shard_block_sumsq();
   norm_send.assign(1, std::bit_cast<double>(store->order().hash()));
@@ -95,20 +101,25 @@ double Engine::Impl::compute_norm() {
   }
   norm_receive.resize(total);
   // Also the barrier after which no rank reads this rank's old parameters.
-  group.all_gather(norm_send.data(), norm_receive.data(), counts, DType::kFloat64, {.label = "gradient norm"}).wait();
+  group.all_gather(norm_send.data(), norm_receive.data(), counts, DType::kFloat64, {.label = "gradient norm"})
+      .wait();
   control_nbytes += (total - counts[group.rank()]) * 8;
   for (int rank = 0; rank < group.size(); ++rank) {
     if (std::bit_cast<std::uint64_t>(norm_receive[offsets[rank]]) ==
-        std::bit_cast<std::uint64_t>(norm_receive[offsets[0]])) continue;
+        std::bit_cast<std::uint64_t>(norm_receive[offsets[0]]))
+      continue;
     constexpr std::int64_t kText = 2048;
     std::string order = store->recent_order();
     order.resize(kText, '\0');
     std::string all(kText * group.size(), '\0');
-    group.all_gather(order.data(), all.data(), std::vector<std::int64_t>(group.size(), kText), DType::kByte,
-                     {.label = "unit orders"}).wait();
+    group
+        .all_gather(order.data(), all.data(), std::vector<std::int64_t>(group.size(), kText), DType::kByte,
+                    {.label = "unit orders"})
+        .wait();
     engine::leave_together(group);
     throw ModelError(fmt::format(
-        "ranks 0 and {} used the model's units in different orders, so their steps do not belong together. Last "
+        "ranks 0 and {} used the model's units in different orders, so their steps do not belong together. "
+        "Last "
         "used on rank 0: {}; on rank {}: {}. Every rank must run the same layers; give a skipped layer's "
         "output a factor of zero instead",
         rank, all.substr(0, kText).c_str(), rank, all.substr(rank * kText, kText).c_str()));
@@ -146,8 +157,9 @@ void Engine::backward(const at::Tensor& loss) {
   impl_->check_usable();
   impl_->check_module();
   if (!loss.defined() || loss.numel() != 1) {
-    throw ModelError(fmt::format("backward needs a scalar loss, got {}; reduce it first, for example with mean()",
-                                 loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
+    throw ModelError(
+        fmt::format("backward needs a scalar loss, got {}; reduce it first, for example with mean()",
+                    loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
   }
   loss.backward();
 }
@@ -156,21 +168,24 @@ void Engine::step() {
   auto& impl = *impl_;
   impl.check_usable();
   if (impl.gathered_scopes > 0) {
-    throw ModelError("step() inside a zero::GatheredParameters: close it first, its parameters would be stale");
+    throw ModelError(
+        "step() inside a zero::GatheredParameters: close it first, its parameters would be stale");
   }
   impl.failed = true;  // until the end: a throw on the way leaves the ranks apart
   if (impl.debug_observer) {
     if (const auto seen = impl.debug_observer->take_violations(); !seen.empty()) {
-      throw InternalError(fmt::format("{} operators saw a released parameter; the first: {}", seen.size(), seen[0]));
+      throw InternalError(
+          fmt::format("{} operators saw a released parameter; the first: {}", seen.size(), seen[0]));
     }
   }
   const bool boundary = is_gradient_accumulation_boundary();
   impl.reducer->finish_micro_batch();
   if (const auto& unused = impl.reducer->unused_parameters();
       !unused.empty() && !impl.config.zero_optimization.ignore_unused_parameters) {
-    throw ModelError(fmt::format("parameter '{}' ({} in all) got no gradient in this micro-batch; remove it, freeze it, or "
-                                 "set zero_optimization.ignore_unused_parameters to true",
-                                 impl.model.parameters[unused.front()].name, unused.size()));
+    throw ModelError(fmt::format(
+        "parameter '{}' ({} in all) got no gradient in this micro-batch; remove it, freeze it, or "
+        "set zero_optimization.ignore_unused_parameters to true",
+        impl.model.parameters[unused.front()].name, unused.size()));
   }
   if (boundary) {
     impl.store->quiesce();
@@ -178,8 +193,8 @@ void Engine::step() {
     if (!std::isfinite(impl.grad_norm) && impl.config.bf16.enabled && impl.config.bf16.check_grad_overflow) {
       ++impl.skipped_steps;
       if (impl.group.rank() == 0) {
-        base::log_warning("step {}: the gradient norm is {}; the step is skipped on all ranks", impl.global_steps,
-                          impl.grad_norm);
+        base::log_warning("step {}: the gradient norm is {}; the step is skipped on all ranks",
+                          impl.global_steps, impl.grad_norm);
       }
       impl.group.barrier({.label = "skipped step"}).wait();
     } else {
@@ -208,7 +223,8 @@ bool Engine::is_gradient_accumulation_boundary() const {
 }
 double Engine::learning_rate() const { return impl_->lr_of(0); }
 void Engine::set_learning_rate(double lr) {
-  if (!(lr >= 0)) throw ConfigError(fmt::format("set_learning_rate({:g}): a learning rate is not negative", lr));
+  if (!(lr >= 0))
+    throw ConfigError(fmt::format("set_learning_rate({:g}): a learning rate is not negative", lr));
   impl_->lr_override = lr;
 }
 double Engine::grad_norm() const { return impl_->grad_norm; }

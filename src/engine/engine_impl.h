@@ -25,7 +25,7 @@ struct Engine::Impl {
   storage::Ledger ledger;
   engine::Inventory inventory;
   sharding::ShardedModel model;
-  StepBreakdown times;        ///< running: since the last boundary
+  StepBreakdown times;  ///< running: since the last boundary
   StepBreakdown last_times;
   std::unique_ptr<sharding::ParameterStore> store;
   std::unique_ptr<sharding::ShardedOptimizer> optimizer;

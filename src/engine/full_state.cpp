@@ -27,13 +27,16 @@ at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, Part
   const auto& unit = model.units[target.unit];
   const auto counts = layout::shard_counts(unit.cuts, target.range);
   const layout::Range mine = layout::intersect(target.range, unit.shard(group.rank()));
-  at::Tensor flat = at::empty({target.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(model.device));
+  at::Tensor flat =
+      at::empty({target.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(model.device));
   const at::Tensor part = part_of(target.unit, mine);
   if (group.size() == 1) {
     if (part.defined()) flat.copy_(part);
   } else {
-    group.all_gather(part.defined() ? part.const_data_ptr() : nullptr, flat.mutable_data_ptr(), counts,
-                     DType::kFloat32, {.label = label}).wait();
+    group
+        .all_gather(part.defined() ? part.const_data_ptr() : nullptr, flat.mutable_data_ptr(), counts,
+                    DType::kFloat32, {.label = label})
+        .wait();
   }
   return to_shape(flat, target.tensor);
 }
@@ -43,9 +46,8 @@ at::Tensor Engine::full_weight(std::string_view name) {
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
   if (impl.model.units[parameter.unit].trainable) {
-    return impl.gather_full(p, name, [&](int unit, layout::Range range) {
-      return impl.optimizer->master_view(unit, range);
-    });
+    return impl.gather_full(
+        p, name, [&](int unit, layout::Range range) { return impl.optimizer->master_view(unit, range); });
   }
   // Frozen parameters have no master.
   at::NoGradGuard no_grad;
@@ -66,7 +68,8 @@ void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
   if (!value.defined() || value.sizes() != parameter.tensor.sizes()) {
     throw ModelError(fmt::format("set_full_weight('{}'): the value's shape is not the parameter's", name));
   }
-  at::Tensor flat = at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl.model.device));
+  at::Tensor flat =
+      at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl.model.device));
   if (parameter.range.numel() > 0) {
     flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(value);
   }
@@ -87,11 +90,15 @@ at::Tensor Engine::full_gradient(std::string_view name) {
   }
   if (impl.reducer->micro_batch_has_gradients()) impl.reducer->flush();
   if (impl.reducer->window_is_empty()) return at::zeros(parameter.tensor.sizes(), at::kFloat);
-  return impl.gather_full(p, name, [&](int unit, layout::Range range) -> at::Tensor {
-    if (range.empty()) return {};
-    const auto held = impl.reducer->gradient_range(unit);
-    return impl.reducer->accumulated(unit).narrow(0, range.begin - held.begin, range.numel());
-  }).mul_(impl.averaging());
+  return impl
+      .gather_full(p, name,
+                   [&](int unit, layout::Range range) -> at::Tensor {
+                     if (range.empty()) return {};
+                     const auto held = impl.reducer->gradient_range(unit);
+                     return impl.reducer->accumulated(unit).narrow(0, range.begin - held.begin,
+                                                                   range.numel());
+                   })
+      .mul_(impl.averaging());
 }
 
 at::Tensor Engine::full_optimizer_state(std::string_view name, OptimizerState state) {

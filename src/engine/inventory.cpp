@@ -43,8 +43,10 @@ class Walker {
   bool add_parameter(const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined()) return false;  // register_parameter with an empty tensor: an absent bias
     if (!tensor.is_leaf()) {
-      throw ModelError(fmt::format("parameter '{}' is not a leaf of the autograd graph (it was computed from other "
-                                   "tensors); register a tensor made by detach()", name));
+      throw ModelError(
+          fmt::format("parameter '{}' is not a leaf of the autograd graph (it was computed from other "
+                      "tensors); register a tensor made by detach()",
+                      name));
     }
     const auto [found, is_new] =
         index_of_.try_emplace(tensor.unsafeGetTensorImpl(), static_cast<int>(inventory_.parameters.size()));
@@ -79,8 +81,10 @@ Inventory take_inventory(torch::nn::Module& module) {
 
 void check_agreement(const Inventory& inventory, Group& group) {
   if (auto difference = first_difference(describe(inventory), group, "model")) {
-    throw ModelError(fmt::format("the ranks have different models: {}; build the same module with the same options on "
-                                 "every rank", *difference));
+    throw ModelError(
+        fmt::format("the ranks have different models: {}; build the same module with the same options on "
+                    "every rank",
+                    *difference));
   }
 }
 
@@ -89,8 +93,9 @@ int find_parameter(const Inventory& inventory, std::string_view name) {
   std::vector<std::string_view> names;
   for (const auto& [known, index] : inventory.index_of) names.push_back(known);
   const auto nearest = config::nearest(name, names);
-  throw ModelError(fmt::format("the module has no parameter '{}'{}", name,
-                               nearest.empty() ? std::string() : fmt::format("; did you mean '{}'?", nearest)));
+  throw ModelError(
+      fmt::format("the module has no parameter '{}'{}", name,
+                  nearest.empty() ? std::string() : fmt::format("; did you mean '{}'?", nearest)));
 }
 
 }  // namespace zero::engine

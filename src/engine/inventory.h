@@ -20,8 +20,8 @@ struct Inventory {
     std::string name;  ///< the first name the tensor was seen under
     at::Tensor tensor;
   };
-  std::vector<Named> parameters;          ///< distinct, in registration order
-  std::vector<Named> buffers;             ///< distinct, in registration order
+  std::vector<Named> parameters;                     ///< distinct, in registration order
+  std::vector<Named> buffers;                        ///< distinct, in registration order
   std::map<std::string, int, std::less<>> index_of;  ///< every name, aliases included, to `parameters`
   layout::ModuleNode tree;
 };

@@ -34,8 +34,9 @@ optim::AdamHyper hyper_of(const Config::Optimizer& optimizer) {
 template <class AdamOptions>
 optim::AdamHyper hyper_of_torch(const AdamOptions& from, bool decoupled) {
   if (from.amsgrad()) {
-    throw ConfigError("the client optimizer has amsgrad on, which needs a third state that is not kept here; "
-                      "switch it off");
+    throw ConfigError(
+        "the client optimizer has amsgrad on, which needs a third state that is not kept here; "
+        "switch it off");
   }
   optim::AdamHyper hyper;
   hyper.lr = from.lr();
@@ -50,12 +51,14 @@ optim::AdamHyper hyper_of_torch(const AdamOptions& from, bool decoupled) {
 void take_client_groups(torch::optim::Optimizer& client, const Inventory& inventory, OptimizerSetup& setup) {
   const bool decoupled = dynamic_cast<torch::optim::AdamW*>(&client) != nullptr;
   if (!decoupled && !dynamic_cast<torch::optim::Adam*>(&client)) {
-    throw ConfigError("the client optimizer is neither torch::optim::AdamW nor torch::optim::Adam; use one of "
-                      "these, or leave it out and name the optimizer in the JSON");
+    throw ConfigError(
+        "the client optimizer is neither torch::optim::AdamW nor torch::optim::Adam; use one of "
+        "these, or leave it out and name the optimizer in the JSON");
   }
   if (!client.state().empty()) {
-    throw ConfigError("the client optimizer has been stepped before initialize(); its states cannot be taken over: "
-                      "give a fresh one");
+    throw ConfigError(
+        "the client optimizer has been stepped before initialize(); its states cannot be taken over: "
+        "give a fresh one");
   }
   std::map<const void*, int> index_of;
   for (std::size_t i = 0; i < inventory.parameters.size(); ++i) {
@@ -70,8 +73,9 @@ void take_client_groups(torch::optim::Optimizer& client, const Inventory& invent
     for (const auto& tensor : group.params()) {
       const auto found = index_of.find(tensor.unsafeGetTensorImpl());
       if (found == index_of.end()) {
-        throw ConfigError("the client optimizer holds a tensor that is not a parameter of the module; make it from "
-                          "module->parameters() after the module is complete");
+        throw ConfigError(
+            "the client optimizer holds a tensor that is not a parameter of the module; make it from "
+            "module->parameters() after the module is complete");
       }
       setup.options.group_of_parameter[found->second] = index;
       named[found->second] = true;
@@ -79,13 +83,16 @@ void take_client_groups(torch::optim::Optimizer& client, const Inventory& invent
   }
   for (std::size_t i = 0; i < named.size(); ++i) {
     if (!named[i] && inventory.parameters[i].tensor.requires_grad()) {
-      throw ConfigError(fmt::format("the client optimizer does not hold parameter '{}', which requires a gradient; add it, "
-                                    "or freeze it with requires_grad_(false)", inventory.parameters[i].name));
+      throw ConfigError(
+          fmt::format("the client optimizer does not hold parameter '{}', which requires a gradient; add it, "
+                      "or freeze it with requires_grad_(false)",
+                      inventory.parameters[i].name));
     }
   }
 }
 
-void take_parameter_groups(const InitializeOptions& options, const Inventory& inventory, OptimizerSetup& setup) {
+void take_parameter_groups(const InitializeOptions& options, const Inventory& inventory,
+                           OptimizerSetup& setup) {
   const optim::AdamHyper base = setup.options.groups.front().hyper;
   setup.options.groups.clear();
   for (const auto& group : options.parameter_groups) {
@@ -131,8 +138,9 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
       throw ConfigError("both the JSON ('optimizer') and initialize() give an optimizer; remove one");
     }
     if (!options.parameter_groups.empty()) {
-      throw ConfigError("parameter_groups and a client optimizer were both given; the client optimizer brings its own "
-                        "groups: remove parameter_groups");
+      throw ConfigError(
+          "parameter_groups and a client optimizer were both given; the client optimizer brings its own "
+          "groups: remove parameter_groups");
     }
     take_client_groups(*options.optimizer, inventory, setup);
     setup.description = "the client's optimizer, taken over";

@@ -23,7 +23,8 @@ CommunicationReport Engine::communication_report() const {
 std::string CommunicationReport::to_string() const {
   return fmt::format(
       "{} ranks, {} parameters laid out in {} elements\n"
-      "received by this rank: gathered {} in {} gathers ({} prefetched), reduced {} in {} reductions, published {} "
+      "received by this rank: gathered {} in {} gathers ({} prefetched), reduced {} in {} reductions, "
+      "published {} "
       "elements; control {} bytes\n"
       "most parameters live at once: {} elements\n",
       world_size, parameters_numel, padded_numel, gathered_numel, gathers, prefetched_gathers, reduced_numel,

@@ -14,7 +14,7 @@ namespace detail {
 /// TensorImpl::key_set_ is protected and has no setter; a pointer to member reaches it without copying
 /// the tensor, so that every handle the user already holds sees the key.
 struct KeySetAccess : c10::TensorImpl {
-  static c10::DispatchKeySet c10::TensorImpl::* member() { return &KeySetAccess::key_set_; }
+  static c10::DispatchKeySet c10::TensorImpl::*member() { return &KeySetAccess::key_set_; }
 };
 }  // namespace detail
 

@@ -83,7 +83,8 @@ void add_argument(Uses& uses, const c10::IValue& value, bool is_written, const O
   }
 }
 
-void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                            torch::jit::Stack* stack) {
   const OpInfo& info = info_of(op);
   Uses uses;
   if (!info.is_view) {

@@ -8,8 +8,8 @@
 namespace zero::intercept {
 
 /// Called once per backward for a parameter, after autograd has summed all its uses, with the gradient
-/// ([sizes of the parameter], dtype of the parameter); the parameter's grad() is dropped right after. Runs on the
-/// autograd thread; an exception reaches the caller of backward().
+/// ([sizes of the parameter], dtype of the parameter); the parameter's grad() is dropped right after. Runs on
+/// the autograd thread; an exception reaches the caller of backward().
 using GradientSink = std::function<void(at::Tensor& gradient)>;
 
 /// Hooks `parameter` (a leaf that requires grad) for as long as the returned token lives. Local.

@@ -12,9 +12,7 @@
 namespace zero::intercept {
 namespace {
 
-void drop_handle(void* context) {
-  c10::raw::intrusive_ptr::decref(static_cast<ParameterHandle*>(context));
-}
+void drop_handle(void* context) { c10::raw::intrusive_ptr::decref(static_cast<ParameterHandle*>(context)); }
 
 }  // namespace
 

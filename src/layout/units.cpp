@@ -20,7 +20,9 @@ struct Draft {
 class Drafter {
  public:
   Drafter(const std::vector<ParameterInfo>& parameters, const UnitOptions& options, std::int64_t bound)
-      : parameters_(parameters), names_(options.unit_names.begin(), options.unit_names.end()), bound_(bound) {}
+      : parameters_(parameters),
+        names_(options.unit_names.begin(), options.unit_names.end()),
+        bound_(bound) {}
 
   void visit(const ModuleNode& node) {
     const bool named = names_.erase(node.name) > 0;
@@ -93,8 +95,8 @@ class Drafter {
 Unit place(const Draft& draft, const std::vector<ParameterInfo>& parameters, bool trainable) {
   Unit unit;
   unit.trainable = trainable;
-  unit.name = draft.first_name == draft.last_name ? draft.first_name
-                                                  : draft.first_name + ".." + draft.last_name;
+  unit.name =
+      draft.first_name == draft.last_name ? draft.first_name : draft.first_name + ".." + draft.last_name;
   if (unit.name.empty()) unit.name = "(root)";
   if (!trainable) unit.name += " (frozen)";
   for (int index : draft.parameters) {
@@ -113,7 +115,8 @@ std::vector<Unit> make_units(const ModuleNode& root, const std::vector<Parameter
                              const UnitOptions& options) {
   std::int64_t total = 0;
   for (const auto& parameter : parameters) total += parameter.numel;
-  const std::int64_t bound = options.unit_numel > 0 ? options.unit_numel : std::max<std::int64_t>(total / 8, 1);
+  const std::int64_t bound =
+      options.unit_numel > 0 ? options.unit_numel : std::max<std::int64_t>(total / 8, 1);
   Drafter drafter(parameters, options, bound);
   drafter.visit(root);
   std::vector<Unit> units;

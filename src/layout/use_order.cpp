@@ -51,7 +51,8 @@ std::int64_t UseOrder::reuse_distance(int unit) const {
 
 std::vector<int> UseOrder::recent() const {
   std::vector<int> out;
-  for (std::size_t i = 0; i < recent_.size(); ++i) out.push_back(recent_[(recent_begin_ + i) % recent_.size()]);
+  for (std::size_t i = 0; i < recent_.size(); ++i)
+    out.push_back(recent_[(recent_begin_ + i) % recent_.size()]);
   return out;
 }
 

@@ -46,7 +46,7 @@ class UseOrder {
   struct Context {
     int unit = -1;
     int phase = 0;
-    int next = -1;                       ///< context index
+    int next = -1;  ///< context index
     std::int64_t reuse_distance = -1;
   };
 

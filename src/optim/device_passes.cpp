@@ -1,7 +1,7 @@
 #include "optim/device_passes.h"
 
-#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/Functions.h>
 
 #include <cmath>
 #include <cstring>

@@ -8,14 +8,17 @@ namespace {
 
 bool supported(Isa isa) {
   switch (isa) {
-    case Isa::kGeneric: return true;
+    case Isa::kGeneric:
+      return true;
 #ifdef ZERO_X86_KERNELS
-    case Isa::kAvx2: return __builtin_cpu_supports("avx2");
+    case Isa::kAvx2:
+      return __builtin_cpu_supports("avx2");
     case Isa::kAvx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #else
-    default: return false;
+    default:
+      return false;
 #endif
   }
   return false;

@@ -15,12 +15,12 @@ inline constexpr std::int64_t kSumBlockNumel = 1024;
 
 /// One ordered reduction onto the owner's shard: accumulator = ((base + slice_0) + slice_1) + ...
 struct ReduceArgs {
-  float* accumulator = nullptr;             ///< [numel]
-  std::span<const void* const> slices;      ///< in rank order, [numel] each, of `dtype`
-  DType dtype = DType::kFloat32;            ///< kBFloat16 or kFloat32
-  std::int64_t numel = 0;                   ///< multiple of kSumBlockNumel
-  bool first = false;                       ///< base is 0 instead of the accumulator's value
-  double* block_sumsq = nullptr;            ///< [numel / kSumBlockNumel], sums of squares of the result; or null
+  float* accumulator = nullptr;         ///< [numel]
+  std::span<const void* const> slices;  ///< in rank order, [numel] each, of `dtype`
+  DType dtype = DType::kFloat32;        ///< kBFloat16 or kFloat32
+  std::int64_t numel = 0;               ///< multiple of kSumBlockNumel
+  bool first = false;                   ///< base is 0 instead of the accumulator's value
+  double* block_sumsq = nullptr;        ///< [numel / kSumBlockNumel], sums of squares of the result; or null
 };
 
 struct AdamHyper {
@@ -29,10 +29,10 @@ struct AdamHyper {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
-  bool decoupled = true;        ///< AdamW; false: decay is added to the gradient
+  bool decoupled = true;  ///< AdamW; false: decay is added to the gradient
   bool bias_correction = true;
-  std::int64_t step = 1;        ///< 1 for the first update
-  double gradient_scale = 1;    ///< multiplies the gradient: averaging, unscaling and clipping in one
+  std::int64_t step = 1;      ///< 1 for the first update
+  double gradient_scale = 1;  ///< multiplies the gradient: averaging, unscaling and clipping in one
 };
 
 /// One fused update of [numel] elements. `low` (bf16 or null) receives the new weights, rounded to
@@ -67,8 +67,14 @@ const Kernels& kernels();
 /// A given set, for tests; null when this CPU cannot run it.
 const Kernels* kernels_for(Isa isa);
 
-namespace generic { extern const Kernels kKernels; }
-namespace avx2 { extern const Kernels kKernels; }
-namespace avx512 { extern const Kernels kKernels; }
+namespace generic {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
 
 }  // namespace zero::optim

@@ -20,7 +20,8 @@ double learning_rate_at(const LrScheduleOptions& options, double base_lr, std::i
   using Type = LrScheduleOptions::Type;
   if (options.type == Type::kConstant) return base_lr;
   const double warm = warmup_part(options, step);
-  const double rest = static_cast<double>(std::max<std::int64_t>(1, options.total_steps - options.warmup_steps));
+  const double rest =
+      static_cast<double>(std::max<std::int64_t>(1, options.total_steps - options.warmup_steps));
   if (options.type == Type::kWarmupCosine) {
     if (step < options.warmup_steps) return base_lr * (options.min_ratio + (1 - options.min_ratio) * warm);
     const double done = std::clamp(static_cast<double>(step - options.warmup_steps + 1) / rest, 0.0, 1.0);

@@ -12,7 +12,7 @@ struct LrScheduleOptions {
   std::int64_t total_steps = 0;
   double min_lr = 0;
   double max_lr = 1e-3;
-  double min_ratio = 0;      ///< cosine: part of the base rate at the start of warm-up
+  double min_ratio = 0;            ///< cosine: part of the base rate at the start of warm-up
   double cosine_min_ratio = 1e-4;  ///< cosine: part of the base rate at the end
 };
 

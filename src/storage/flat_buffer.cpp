@@ -20,10 +20,13 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 std::shared_ptr<void> map_private(std::size_t nbytes) {
   const std::size_t slack = nbytes >= kHugePage ? kHugePage : 0;
   const std::size_t mapped = nbytes + slack;
-  void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* raw =
+      mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) {
-    throw IoError(fmt::format("cannot map {} bytes of memory: {}; use more ranks, a higher ZeRO stage or a "
-                              "smaller model", nbytes, std::strerror(errno)));
+    throw IoError(
+        fmt::format("cannot map {} bytes of memory: {}; use more ranks, a higher ZeRO stage or a "
+                    "smaller model",
+                    nbytes, std::strerror(errno)));
   }
   auto address = reinterpret_cast<std::uintptr_t>(raw);
   if (slack) address = (address + slack - 1) / slack * slack;
@@ -35,21 +38,30 @@ std::shared_ptr<void> map_private(std::size_t nbytes) {
 
 at::ScalarType to_scalar_type(DType dtype) {
   switch (dtype) {
-    case DType::kByte: return at::kByte;
-    case DType::kFloat16: return at::kHalf;
-    case DType::kBFloat16: return at::kBFloat16;
-    case DType::kFloat32: return at::kFloat;
-    case DType::kFloat64: return at::kDouble;
-    case DType::kInt64: return at::kLong;
+    case DType::kByte:
+      return at::kByte;
+    case DType::kFloat16:
+      return at::kHalf;
+    case DType::kBFloat16:
+      return at::kBFloat16;
+    case DType::kFloat32:
+      return at::kFloat;
+    case DType::kFloat64:
+      return at::kDouble;
+    case DType::kInt64:
+      return at::kLong;
   }
   return at::kByte;
 }
 
 DType to_dtype(at::ScalarType type) {
   switch (type) {
-    case at::kHalf: return DType::kFloat16;
-    case at::kBFloat16: return DType::kBFloat16;
-    case at::kFloat: return DType::kFloat32;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kFloat:
+      return DType::kFloat32;
     default:
       throw ModelError(fmt::format("parameters of type {} cannot be sharded; use float, bfloat16 or half",
                                    c10::toString(type)));
@@ -57,7 +69,8 @@ DType to_dtype(at::ScalarType type) {
 }
 
 FlatBuffer::FlatBuffer(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
-                       std::int64_t charged_numel, c10::Device device, std::shared_ptr<void> memory, void* data)
+                       std::int64_t charged_numel, c10::Device device, std::shared_ptr<void> memory,
+                       void* data)
     : ledger_(&ledger),
       kind_(kind),
       dtype_(dtype),
@@ -102,8 +115,8 @@ FlatBuffer FlatBuffer::make_private(Ledger& ledger, MemoryKind kind, DType dtype
 FlatBuffer FlatBuffer::make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
                                      Group& group) {
   if (numel == 0) return {};
-  auto memory = std::make_shared<SharedMemory>(
-      group.allocate(static_cast<std::size_t>(numel) * element_nbytes(dtype)));
+  auto memory =
+      std::make_shared<SharedMemory>(group.allocate(static_cast<std::size_t>(numel) * element_nbytes(dtype)));
   void* data = memory->data();
   return {ledger, kind, dtype, numel, numel, c10::kCPU, std::move(memory), data};
 }
@@ -118,8 +131,8 @@ FlatBuffer FlatBuffer::make_node_shared(Ledger& ledger, MemoryKind kind, DType d
 }
 
 at::Tensor FlatBuffer::view(std::int64_t offset_numel, std::int64_t numel) const {
-  ZERO_CHECK(offset_numel >= 0 && numel >= 0 && offset_numel + numel <= numel_, "[{}, +{}) of {}", offset_numel,
-             numel, numel_);
+  ZERO_CHECK(offset_numel >= 0 && numel >= 0 && offset_numel + numel <= numel_, "[{}, +{}) of {}",
+             offset_numel, numel, numel_);
   return at::from_blob(data_at(offset_numel), {numel},
                        at::TensorOptions().dtype(to_scalar_type(dtype_)).device(device_));
 }

@@ -26,7 +26,8 @@ class FlatBuffer {
   static FlatBuffer make_private(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
                                  c10::Device device = c10::kCPU);
   /// CPU memory that the other ranks of this host can read in place. Local.
-  static FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel, Group& group);
+  static FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
+                                  Group& group);
   /// One CPU mapping for all ranks of the host; the ledger is charged `charged_numel`. *Collective.*
   static FlatBuffer make_node_shared(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
                                      std::int64_t charged_numel, Group& group, std::string_view label);

@@ -8,14 +8,22 @@ namespace zero {
 
 std::string_view memory_kind_name(MemoryKind kind) {
   switch (kind) {
-    case MemoryKind::kParameters: return "parameters";
-    case MemoryKind::kGather: return "gather buffers";
-    case MemoryKind::kMaster: return "master weights";
-    case MemoryKind::kOptimizer: return "optimizer";
-    case MemoryKind::kGradients: return "gradients";
-    case MemoryKind::kBuckets: return "buckets";
-    case MemoryKind::kStaging: return "staging";
-    case MemoryKind::kActivations: return "activations";
+    case MemoryKind::kParameters:
+      return "parameters";
+    case MemoryKind::kGather:
+      return "gather buffers";
+    case MemoryKind::kMaster:
+      return "master weights";
+    case MemoryKind::kOptimizer:
+      return "optimizer";
+    case MemoryKind::kGradients:
+      return "gradients";
+    case MemoryKind::kBuckets:
+      return "buckets";
+    case MemoryKind::kStaging:
+      return "staging";
+    case MemoryKind::kActivations:
+      return "activations";
   }
   return "?";
 }

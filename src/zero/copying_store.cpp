@@ -15,9 +15,9 @@ enum class State : std::uint8_t { kReleased, kGathering, kGathered, kResident };
 
 struct UnitState {
   State state = State::kReleased;
-  int pins = 0;                     ///< operators and scopes that need the unit whole
-  std::int64_t shard_offset = 0;    ///< in shards_
-  FlatBuffer* buffer = nullptr;     ///< while gathering or gathered
+  int pins = 0;                   ///< operators and scopes that need the unit whole
+  std::int64_t shard_offset = 0;  ///< in shards_
+  FlatBuffer* buffer = nullptr;   ///< while gathering or gathered
   FlatBuffer resident;
   Work work;
   bool prefetched = false;
@@ -25,12 +25,14 @@ struct UnitState {
 
 class CopyingStore final : public ParameterStore {
  public:
-  CopyingStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times, CopyingStoreOptions options)
+  CopyingStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
+               CopyingStoreOptions options)
       : ParameterStore(model, times),
         options_(std::move(options)),
         states_(model.units.size()),
         pool_([this, &ledger](std::int64_t numel) {
-          return FlatBuffer::make_private(ledger, MemoryKind::kGather, model_.low_dtype, numel, model_.device);
+          return FlatBuffer::make_private(ledger, MemoryKind::kGather, model_.low_dtype, numel,
+                                          model_.device);
         }) {
     std::int64_t sharded = 0;
     for (std::size_t i = 0; i < states_.size(); ++i) {
@@ -146,9 +148,10 @@ class CopyingStore final : public ParameterStore {
 
  private:
   FlatBuffer make_resident(storage::Ledger& ledger, std::int64_t numel) {
-    return model_.device.is_cpu()
-               ? FlatBuffer::make_readable(ledger, MemoryKind::kParameters, model_.low_dtype, numel, model_.group)
-               : FlatBuffer::make_private(ledger, MemoryKind::kParameters, model_.low_dtype, numel, model_.device);
+    return model_.device.is_cpu() ? FlatBuffer::make_readable(ledger, MemoryKind::kParameters,
+                                                              model_.low_dtype, numel, model_.group)
+                                  : FlatBuffer::make_private(ledger, MemoryKind::kParameters,
+                                                             model_.low_dtype, numel, model_.device);
   }
   const FlatBuffer& whole_buffer(int index) const {
     return is_resident(index) ? states_[index].resident : *states_[index].buffer;
@@ -160,7 +163,8 @@ class CopyingStore final : public ParameterStore {
     const auto& state = states_[index];
     if (state.state != State::kGathered || state.pins > 0) return;
     const std::int64_t distance = order_.reuse_distance(index);
-    if (distance >= 0 && distance <= options_.max_reuse_numel && live_numel_ <= options_.max_live_numel) return;
+    if (distance >= 0 && distance <= options_.max_reuse_numel && live_numel_ <= options_.max_live_numel)
+      return;
     drop(index);
   }
 
@@ -269,7 +273,8 @@ class CopyingStore final : public ParameterStore {
         const auto counts = layout::shard_counts(the_unit.cuts, bucket);
         model_.group
             .all_gather(states_[i].resident.data_at(mine.begin), states_[i].resident.data_at(bucket.begin),
-                        counts, model_.low_dtype, {.label = the_unit.name, .input_stable_until_barrier = true})
+                        counts, model_.low_dtype,
+                        {.label = the_unit.name, .input_stable_until_barrier = true})
             .wait();
         counts_.published_numel += bucket.numel() - mine.numel();
       }
@@ -280,7 +285,7 @@ class CopyingStore final : public ParameterStore {
   std::vector<UnitState> states_;
   FlatBuffer shards_;
   BufferPool pool_;
-  std::int64_t live_numel_ = 0;         ///< gathering and gathered, residents apart
+  std::int64_t live_numel_ = 0;  ///< gathering and gathered, residents apart
   std::int64_t prefetching_numel_ = 0;
 };
 

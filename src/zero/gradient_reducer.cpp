@@ -17,15 +17,13 @@ using storage::FlatBuffer;
 
 GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
                                  ReducerOptions options)
-    : model_(model),
-      times_(times),
-      options_(options),
-      slots_(model.parameters.size()) {
+    : model_(model), times_(times), options_(options), slots_(model.parameters.size()) {
   make_buckets();
   const auto make = [this, &ledger](std::int64_t numel) {
-    return model_.device.is_cpu()
-               ? FlatBuffer::make_readable(ledger, MemoryKind::kBuckets, model_.low_dtype, numel, model_.group)
-               : FlatBuffer::make_private(ledger, MemoryKind::kBuckets, model_.low_dtype, numel, model_.device);
+    return model_.device.is_cpu() ? FlatBuffer::make_readable(ledger, MemoryKind::kBuckets, model_.low_dtype,
+                                                              numel, model_.group)
+                                  : FlatBuffer::make_private(ledger, MemoryKind::kBuckets, model_.low_dtype,
+                                                             numel, model_.device);
   };
   if (model.sharding.gradients) {
     std::int64_t largest = 0;
@@ -67,7 +65,8 @@ void GradientReducer::make_buckets() {
         if (part.empty()) continue;
         if (part.begin > filled) bucket.gaps.push_back({filled, part.begin});
         filled = part.end;
-        slots_[p].places.push_back({static_cast<int>(buckets_.size()), static_cast<int>(bucket.parameters.size())});
+        slots_[p].places.push_back(
+            {static_cast<int>(buckets_.size()), static_cast<int>(bucket.parameters.size())});
         bucket.parameters.push_back(p);
       }
       if (filled < range.end) bucket.gaps.push_back({filled, range.end});

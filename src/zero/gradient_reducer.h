@@ -70,10 +70,10 @@ class GradientReducer {
  private:
   struct Bucket {
     int unit = 0;
-    Range range;                   ///< in the unit
-    std::vector<int> parameters;   ///< trainable, not empty, overlapping `range`
-    std::vector<bool> has;         ///< by position in `parameters`: its gradient is in the open buffer
-    std::vector<Range> gaps;       ///< padding, in the unit
+    Range range;                       ///< in the unit
+    std::vector<int> parameters;       ///< trainable, not empty, overlapping `range`
+    std::vector<bool> has;             ///< by position in `parameters`: its gradient is in the open buffer
+    std::vector<Range> gaps;           ///< padding, in the unit
     std::vector<std::int64_t> counts;  ///< [N] elements of each rank's shard inside
     std::int64_t block_offset = 0;     ///< of my part, in block_sumsq_
     storage::FlatBuffer* buffer = nullptr;

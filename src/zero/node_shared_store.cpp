@@ -17,8 +17,8 @@ class NodeSharedStore final : public ParameterStore {
       total += unit.numel;
     }
     const std::int64_t mine = model.total([&](const Unit& unit) { return unit.shard(model.rank()); });
-    memory_ = storage::FlatBuffer::make_node_shared(ledger, MemoryKind::kParameters, model.low_dtype, total, mine,
-                                                    model.group, "parameters");
+    memory_ = storage::FlatBuffer::make_node_shared(ledger, MemoryKind::kParameters, model.low_dtype, total,
+                                                    mine, model.group, "parameters");
   }
 
   Range writable_range(int index) const override { return unit(index).shard(model_.rank()); }

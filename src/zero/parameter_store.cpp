@@ -17,7 +17,10 @@ std::vector<std::int64_t> unit_numels(const ShardedModel& model) {
 }  // namespace
 
 ParameterStore::ParameterStore(ShardedModel& model, StepBreakdown& times)
-    : model_(model), times_(times), order_(unit_numels(model)), writes_allowed_(model.parameters.size(), false) {}
+    : model_(model),
+      times_(times),
+      order_(unit_numels(model)),
+      writes_allowed_(model.parameters.size(), false) {}
 
 void ParameterStore::allow_writes(std::span<const int> parameters, bool allowed) {
   for (int index : parameters) writes_allowed_[index] = allowed;

@@ -45,8 +45,8 @@ struct Unit {
   std::string name;
   bool trainable = true;
   std::int64_t numel = 0;
-  std::vector<int> parameters;      ///< indices into ShardedModel::parameters
-  std::vector<std::int64_t> cuts;   ///< [N+1], see layout::shard_cuts
+  std::vector<int> parameters;     ///< indices into ShardedModel::parameters
+  std::vector<std::int64_t> cuts;  ///< [N+1], see layout::shard_cuts
 
   Range shard(int rank) const { return {cuts[rank], cuts[rank + 1]}; }
   Range whole() const { return {0, numel}; }

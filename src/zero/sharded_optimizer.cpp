@@ -114,7 +114,8 @@ void ShardedOptimizer::update_segment(int unit, const Segment& segment, const op
     if (part.empty()) continue;
     const bool writes = part.begin >= written.begin && part.end <= written.end;
     const at::Tensor low =
-        writes ? store_.writable_view(unit).narrow(0, part.begin - written.begin, part.numel()) : at::Tensor();
+        writes ? store_.writable_view(unit).narrow(0, part.begin - written.begin, part.numel())
+               : at::Tensor();
     const at::Tensor master = master_is_low_ ? low : state_view(master_, unit, part);
     const at::Tensor exp_avg = state_view(exp_avg_, unit, part);
     const at::Tensor exp_avg_sq = state_view(exp_avg_sq_, unit, part);
@@ -133,7 +134,8 @@ void ShardedOptimizer::update_segment(int unit, const Segment& segment, const op
                            .numel = part.numel()},
                           hyper);
     if (writes_low && !low_is_bf16) {
-      std::memcpy(low.mutable_data_ptr(), master.const_data_ptr(), static_cast<std::size_t>(part.numel()) * 4);
+      std::memcpy(low.mutable_data_ptr(), master.const_data_ptr(),
+                  static_cast<std::size_t>(part.numel()) * 4);
     }
   }
 }

@@ -15,14 +15,15 @@ struct OptimizerGroup {
 };
 
 struct OptimizerOptions {
-  std::vector<OptimizerGroup> groups;      ///< at least one
-  std::vector<int> group_of_parameter;     ///< by parameter
+  std::vector<OptimizerGroup> groups;            ///< at least one
+  std::vector<int> group_of_parameter;           ///< by parameter
   std::int64_t sub_group_numel = 1'000'000'000;  ///< most elements updated in one piece
 };
 
 class ShardedOptimizer {
  public:
-  ShardedOptimizer(ShardedModel& model, ParameterStore& store, storage::Ledger& ledger, OptimizerOptions options);
+  ShardedOptimizer(ShardedModel& model, ParameterStore& store, storage::Ledger& ledger,
+                   OptimizerOptions options);
 
   /// The part of a trainable `unit` this rank updates.
   Range update_range(int unit) const;
@@ -63,9 +64,9 @@ class ShardedOptimizer {
   ShardedModel& model_;
   ParameterStore& store_;
   OptimizerOptions options_;
-  std::vector<std::int64_t> offsets_;            ///< by unit, into the state buffers
-  std::vector<std::vector<Segment>> segments_;   ///< by unit
-  bool master_is_low_ = false;                   ///< fp32 parameters updated where they lie
+  std::vector<std::int64_t> offsets_;           ///< by unit, into the state buffers
+  std::vector<std::vector<Segment>> segments_;  ///< by unit
+  bool master_is_low_ = false;                  ///< fp32 parameters updated where they lie
   storage::FlatBuffer master_, exp_avg_, exp_avg_sq_;
   std::int64_t steps_ = 0;
 };

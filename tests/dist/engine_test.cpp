@@ -1,5 +1,5 @@
-// The engine's promises on two and three ranks: bounded live parameters, exact byte counts, no operator sees a
-// released parameter, writes are kept or refused, diverging ranks end with both orders.
+// The engine's promises on two and three ranks: bounded live parameters, exact byte counts, no operator sees
+// a released parameter, writes are kept or refused, diverging ranks end with both orders.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -30,12 +30,15 @@ std::string deep_json(int stage, const std::string& zero_extra = "", const std::
 }
 
 std::string store_json(const char* store, const char* more = "") {
-  return fmt::format(R"(, "zerotorch": {{"store": "{}", "unit_numel": 5000, "debug_observer": true {}}})", store, more);
+  return fmt::format(R"(, "zerotorch": {{"store": "{}", "unit_numel": 5000, "debug_observer": true {}}})",
+                     store, more);
 }
 
 at::Tensor input(int rank, int step) {
   // Requires a gradient, so that backward uses the first layer's weight too.
-  return at::sin(at::arange(2 * kDim, at::kFloat).mul(0.1 * (rank + 1)).add(step)).view({2, kDim}).requires_grad_();
+  return at::sin(at::arange(2 * kDim, at::kFloat).mul(0.1 * (rank + 1)).add(step))
+      .view({2, kDim})
+      .requires_grad_();
 }
 
 template <class Engine>
@@ -60,8 +63,9 @@ std::int64_t sum_over_ranks(Group group, std::int64_t value) {
 TEST(Engine, LiveParametersStayBounded) {
   expect_all_ok(spawn(3, [](Group group) {
     auto model = make_deep();
-    auto engine = initialize(model, deep_json(3, R"(, "stage3_max_live_parameters": 15000)", store_json("copying")),
-                             InitializeOptions{.group = group});
+    auto engine =
+        initialize(model, deep_json(3, R"(, "stage3_max_live_parameters": 15000)", store_json("copying")),
+                   InitializeOptions{.group = group});
     train(engine, 3);
     const auto report = engine.communication_report();
     EXPECT_EQ(report.padded_numel, kLayers * kLayerNumel);
@@ -82,24 +86,29 @@ TEST(Engine, BytesAreWhatTheTheorySays) {
       constexpr int kSteps = 4;
       for (int stage = 0; stage <= 3; ++stage) {
         auto model = make_deep();
-        auto engine = initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
+        auto engine =
+            initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
         train(engine, kSteps);
         const auto report = engine.communication_report();
         // Mean over ranks, times N: 2 or 3 times Psi * (N-1) per step. The last layer of forward is the
         // first of backward, so its second gather is not needed: 2 * Psi less one unit.
         const std::int64_t gathers = stage == 3 ? 2 * psi - kLayerNumel : 0;
-        EXPECT_EQ(sum_over_ranks(group, report.reduced_numel), kSteps * psi * (ranks - 1)) << "stage " << stage;
-        EXPECT_EQ(sum_over_ranks(group, report.gathered_numel), kSteps * gathers * (ranks - 1)) << "stage " << stage;
+        EXPECT_EQ(sum_over_ranks(group, report.reduced_numel), kSteps * psi * (ranks - 1))
+            << "stage " << stage;
+        EXPECT_EQ(sum_over_ranks(group, report.gathered_numel), kSteps * gathers * (ranks - 1))
+            << "stage " << stage;
         EXPECT_EQ(sum_over_ranks(group, report.published_numel), stage == 3 ? 0 : kSteps * psi * (ranks - 1))
             << "stage " << stage;
         EXPECT_EQ(report.parameters_numel, kLayers * (kDim * kDim + kDim));
       }
       // Node-shared: gathers are pointers.
       auto model = make_deep();
-      auto engine = initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
+      auto engine =
+          initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
       train(engine, kSteps);
       EXPECT_EQ(engine.communication_report().gathered_numel, 0);
-      EXPECT_EQ(sum_over_ranks(group, engine.communication_report().total_numel()), kSteps * psi * (ranks - 1));
+      EXPECT_EQ(sum_over_ranks(group, engine.communication_report().total_numel()),
+                kSteps * psi * (ranks - 1));
     }));
   }
 }
@@ -107,7 +116,8 @@ TEST(Engine, BytesAreWhatTheTheorySays) {
 TEST(Engine, GroupCountersAgreeWithTheReport) {
   expect_all_ok(spawn(2, [](Group group) {
     auto model = make_deep();
-    auto engine = initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
+    auto engine =
+        initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
     group.reset_counters();
     train(engine, 2);
     const auto counters = group.counters();
@@ -120,7 +130,8 @@ TEST(Engine, GroupCountersAgreeWithTheReport) {
 TEST(Engine, ReleasedParameterThrowsWithItsName) {
   expect_all_ok(spawn(2, [](Group group) {
     auto model = make_deep();
-    auto engine = initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
+    auto engine =
+        initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
     train(engine, 1);
     try {
       (void)model->linears[4]->weight.data_ptr();
@@ -156,9 +167,9 @@ TEST(Engine, GatheredParametersReadAndModify) {
     for (int stage : {0, 1, 2, 3}) {
       expect_all_ok(spawn(3, [store, stage](Group group) {
         auto model = make_deep();
-        auto engine = initialize(
-            model, deep_json(stage, "", store_json(store) + R"(, "bf16": {"enabled": true})"),
-            InitializeOptions{.group = group});
+        auto engine =
+            initialize(model, deep_json(stage, "", store_json(store) + R"(, "bf16": {"enabled": true})"),
+                       InitializeOptions{.group = group});
         const at::Tensor before = engine.full_weight("layer2.weight");
         auto& weight = model->linears[2]->weight;
         {
@@ -194,7 +205,8 @@ TEST(Engine, SetFullWeightReachesEveryCopy) {
     for (int stage : {0, 2, 3}) {
       expect_all_ok(spawn(2, [store, stage](Group group) {
         auto model = make_deep();
-        auto engine = initialize(model, deep_json(stage, "", store_json(store)), InitializeOptions{.group = group});
+        auto engine =
+            initialize(model, deep_json(stage, "", store_json(store)), InitializeOptions{.group = group});
         const at::Tensor value = at::linspace(-1, 1, kDim * kDim).view({kDim, kDim});
         engine.set_full_weight("layer7.weight", value);
         EXPECT_TRUE(at::equal(engine.full_weight("layer7.weight"), value));
@@ -213,12 +225,14 @@ TEST(Engine, FullGradientIsTheMeanOverRanks) {
       for (int rank = 0; rank < 2; ++rank) reference->forward(input(rank, 0)).square().mean().backward();
       const at::Tensor expected = reference->linears[3]->weight.grad() / 2;
       auto model = make_deep();
-      auto engine = initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
+      auto engine =
+          initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
       EXPECT_EQ(engine.full_gradient("layer3.weight").abs().sum().item<float>(), 0.0f);
       engine.backward(engine(input(group.rank(), 0)).square().mean());
       EXPECT_FALSE(model->linears[3]->weight.grad().defined());  // dropped as it was reduced
       EXPECT_TRUE(at::equal(engine.full_gradient("layer3.weight"), expected));
-      EXPECT_TRUE(at::equal(engine.full_gradient("layer3.weight"), expected));  // asking twice changes nothing
+      EXPECT_TRUE(
+          at::equal(engine.full_gradient("layer3.weight"), expected));  // asking twice changes nothing
       engine.step();
       EXPECT_THROW(engine.full_gradient("layer3.weigth"), ModelError);
     }));
@@ -229,9 +243,11 @@ TEST(Engine, SeveralBackwardsInOneMicroBatchAllCount) {
   expect_all_ok(spawn(2, [](Group group) {
     const auto gradient = [&](bool at_once) {
       auto model = make_deep();
-      auto engine = initialize(model, deep_json(2, "", store_json("copying")), InitializeOptions{.group = group});
+      auto engine =
+          initialize(model, deep_json(2, "", store_json("copying")), InitializeOptions{.group = group});
       if (at_once) {
-        engine.backward(engine(input(group.rank(), 0)).square().mean() + engine(input(group.rank(), 1)).square().mean());
+        engine.backward(engine(input(group.rank(), 0)).square().mean() +
+                        engine(input(group.rank(), 1)).square().mean());
       } else {
         engine.backward(engine(input(group.rank(), 0)).square().mean());
         engine.backward(engine(input(group.rank(), 1)).square().mean());
@@ -246,7 +262,8 @@ TEST(Engine, PlainLossBackwardWorksToo) {
   expect_all_ok(spawn(2, [](Group group) {
     const auto weight = [&](bool plain) {
       auto model = make_deep();
-      auto engine = initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
+      auto engine =
+          initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
       const at::Tensor loss = model->forward(input(group.rank(), 0)).square().mean();
       plain ? loss.backward() : engine.backward(loss);
       engine.step();
@@ -258,13 +275,16 @@ TEST(Engine, PlainLossBackwardWorksToo) {
 
 TEST(Engine, RanksThatSkipALayerEndWithBothOrders) {
   for (const char* store : {"copying", "node_shared"}) {
-    const auto results = spawn(2, [store](Group group) {
-      auto model = make_deep();
-      auto engine = initialize(model, deep_json(3, "", store_json(store)), InitializeOptions{.group = group});
-      train(engine, 2);
-      if (group.rank() == 1) model->skipped_layer = 9;
-      train(engine, 1);
-    }, {.timeout = std::chrono::seconds(30)});
+    const auto results = spawn(2,
+                               [store](Group group) {
+                                 auto model = make_deep();
+                                 auto engine = initialize(model, deep_json(3, "", store_json(store)),
+                                                          InitializeOptions{.group = group});
+                                 train(engine, 2);
+                                 if (group.rank() == 1) model->skipped_layer = 9;
+                                 train(engine, 1);
+                               },
+                               {.timeout = std::chrono::seconds(30)});
     for (const auto& result : results) {
       EXPECT_FALSE(result.ok) << store;
       EXPECT_FALSE(result.timed_out) << store;
@@ -307,7 +327,8 @@ TEST(Engine, VerifyNamesTheParameterThatDiffers) {
 TEST(Engine, MovedModuleIsNoticed) {
   expect_all_ok(spawn(2, [](Group group) {
     auto model = make_deep();
-    auto engine = initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
+    auto engine =
+        initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
     train(engine, 1);
     model->linears[2]->to(at::kDouble);
     try {
@@ -354,7 +375,8 @@ TEST(Engine, ClientOptimizerAndParameterGroups) {
                           .parameter_groups = {{.names = {"*.weight"}, .lr = 0.02, .weight_decay = 0.3},
                                                {.names = {"*.bias"}, .lr = 0.005, .weight_decay = 0.0}}});
     for (int step = 0; step < 3; ++step) {
-      for (int rank = 0; rank < 2; ++rank) (reference->forward(input(rank, step)).square().mean() / 2).backward();
+      for (int rank = 0; rank < 2; ++rank)
+        (reference->forward(input(rank, step)).square().mean() / 2).backward();
       plain.step();
       plain.zero_grad();
     }
@@ -368,7 +390,8 @@ TEST(Engine, ClientOptimizerAndParameterGroups) {
     torch::optim::SGD sgd(model->parameters(), 0.1);
     auto other = make_deep();
     EXPECT_THROW(initialize(other, json, InitializeOptions{.group = group, .optimizer = &sgd}), ConfigError);
-    EXPECT_THROW(initialize(other, json, InitializeOptions{.group = group, .parameter_groups = {{.names = {"nope*"}}}}),
+    EXPECT_THROW(initialize(other, json,
+                            InitializeOptions{.group = group, .parameter_groups = {{.names = {"nope*"}}}}),
                  ConfigError);
   }));
 }
@@ -376,8 +399,9 @@ TEST(Engine, ClientOptimizerAndParameterGroups) {
 TEST(Engine, NonFiniteGradientSkipsTheStepOnAllRanks) {
   expect_all_ok(spawn(2, [](Group group) {
     auto model = make_deep();
-    auto engine = initialize(model, deep_json(3, "", store_json("node_shared") + R"(, "bf16": {"enabled": true})"),
-                             InitializeOptions{.group = group});
+    auto engine =
+        initialize(model, deep_json(3, "", store_json("node_shared") + R"(, "bf16": {"enabled": true})"),
+                   InitializeOptions{.group = group});
     const at::Tensor before = engine.full_weight("layer0.weight");
     at::Tensor x = input(0, 0).to(at::kBFloat16);
     if (group.rank() == 1) x = x * std::numeric_limits<float>::infinity();
@@ -419,7 +443,8 @@ TEST(Engine, ParametersOutliveTheEngineWhereTheyAreWhole) {
       auto model = make_deep();
       at::Tensor expected;
       {
-        auto engine = initialize(model, deep_json(3, "", store_json(store)), InitializeOptions{.group = group});
+        auto engine =
+            initialize(model, deep_json(3, "", store_json(store)), InitializeOptions{.group = group});
         train(engine, 1);
         expected = engine.full_weight("layer1.weight");
         group.barrier().wait();
@@ -440,10 +465,13 @@ TEST(Engine, MemoryShrinksWithTheStage) {
     const std::int64_t psi = kLayers * kLayerNumel;
     for (int stage = 0; stage <= 3; ++stage) {
       auto model = make_deep();
-      auto engine = initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
+      auto engine =
+          initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
       train(engine, 1);
       const auto report = engine.memory_report();
-      const auto current = [&](MemoryKind kind) { return sum_over_ranks(group, report[kind].current_nbytes); };
+      const auto current = [&](MemoryKind kind) {
+        return sum_over_ranks(group, report[kind].current_nbytes);
+      };
       EXPECT_EQ(current(MemoryKind::kOptimizer), psi * 8 * (stage >= 1 ? 1 : 2)) << stage;
       EXPECT_EQ(current(MemoryKind::kParameters), psi * 4 * (stage >= 3 ? 1 : 2)) << stage;
       EXPECT_EQ(current(MemoryKind::kGradients), psi * 4 * (stage >= 1 ? 1 : 2)) << stage;

@@ -1,5 +1,5 @@
-// Promise P6, no rank hangs silently: a rank that throws, is killed or is stopped in forward, backward or step ends
-// every other rank within 9 s with an error that names it and the collective.
+// Promise P6, no rank hangs silently: a rank that throws, is killed or is stopped in forward, backward or
+// step ends every other rank within 9 s with an error that names it and the collective.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -35,9 +35,12 @@ void train_until_struck(Group group, const std::string& store, Event event, Plac
   at::set_num_threads(1);
   at::manual_seed(1);
   DeepModel model(8, 64);
-  auto engine = initialize(model, fmt::format(R"({{"train_micro_batch_size_per_gpu": 2,
+  auto engine = initialize(model,
+                           fmt::format(R"({{"train_micro_batch_size_per_gpu": 2,
       "zero_optimization": {{"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}},
-      "zerotorch": {{"store": "{}"}}}})", store), InitializeOptions{.group = group});
+      "zerotorch": {{"store": "{}"}}}})",
+                                       store),
+                           InitializeOptions{.group = group});
   for (int step = 0; step < 20; ++step) {
     const bool now = step == 5 && group.rank() == 1;
     at::Tensor x = at::ones({2, 64}).requires_grad_();
@@ -74,15 +77,15 @@ TEST_P(Failure, EndsEveryOtherRankWithItsName) {
   EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Failure,
-    ::testing::Combine(::testing::Values(Event::kThrow, Event::kKill, Event::kStop),
-                       ::testing::Values(Place::kForward, Place::kBackward, Place::kStep),
-                       ::testing::Values("node_shared", "copying")),
-    [](const auto& info) {
-      return std::string("Rank") + name_of(std::get<0>(info.param)) + "In" + name_of(std::get<1>(info.param)) + "_" +
-             std::get<2>(info.param);
-    });
+INSTANTIATE_TEST_SUITE_P(All, Failure,
+                         ::testing::Combine(::testing::Values(Event::kThrow, Event::kKill, Event::kStop),
+                                            ::testing::Values(Place::kForward, Place::kBackward,
+                                                              Place::kStep),
+                                            ::testing::Values("node_shared", "copying")),
+                         [](const auto& info) {
+                           return std::string("Rank") + name_of(std::get<0>(info.param)) + "In" +
+                                  name_of(std::get<1>(info.param)) + "_" + std::get<2>(info.param);
+                         });
 
 }  // namespace
 }  // namespace zero::testing

@@ -1,5 +1,5 @@
-// Promise P2, one curve: for a fixed global batch, losses, norms, weights and optimizer states are the same bits
-// whatever the stage, store, backend, world size, bucket size and overlap; and close to plain libtorch.
+// Promise P2, one curve: for a fixed global batch, losses, norms, weights and optimizer states are the same
+// bits whatever the stage, store, backend, world size, bucket size and overlap; and close to plain libtorch.
 //
 //   parity_test                 sampled cases, shm and mpi
 //   ZERO_PARITY=full            every case
@@ -7,11 +7,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <map>
-#include <unistd.h>
 
 #include "support/parity.h"
 #include "support/spawn.h"
@@ -31,7 +31,8 @@ void run_all_cases(Group group, const std::string& path) {
   if (group.rank() == 0) out.open(path);
   for (const auto& test_case : parity_cases(!full_matrix())) {
     const auto result = run_parity_case(test_case, group);
-    if (group.rank() == 0) out << test_case.curve() << '\t' << test_case.name() << '\t' << result.text() << '\n' << std::flush;
+    if (group.rank() == 0)
+      out << test_case.curve() << '\t' << test_case.name() << '\t' << result.text() << '\n' << std::flush;
   }
 }
 
@@ -82,8 +83,10 @@ TEST_F(Parity, EveryCombinationGivesTheSameBits) {
   } else {
     for (int ranks = 1; ranks <= 4; ++ranks) {
       const int status = std::system(
-          fmt::format("ZERO_BACKEND=mpi timeout {} {} -n {} --oversubscribe --allow-run-as-root {} --worker {}",
-                      timeout.count(), mpirun, ranks, g_program, path_).c_str());
+          fmt::format(
+              "ZERO_BACKEND=mpi timeout {} {} -n {} --oversubscribe --allow-run-as-root {} --worker {}",
+              timeout.count(), mpirun, ranks, g_program, path_)
+              .c_str());
       EXPECT_EQ(status, 0) << "mpirun with " << ranks << " ranks";
       compare(fmt::format("{} ranks, mpi", ranks));
     }
@@ -107,7 +110,8 @@ void expect_close(const PlainResult& plain, const PlainResult& ours, double tole
   for (std::size_t p = 0; p < plain.weights.size(); ++p) {
     ASSERT_EQ(plain.weights[p].size(), ours.weights[p].size());
     for (std::size_t i = 0; i < plain.weights[p].size(); ++i) {
-      ASSERT_NEAR(plain.weights[p][i], ours.weights[p][i], tolerance) << "parameter " << p << ", element " << i;
+      ASSERT_NEAR(plain.weights[p][i], ours.weights[p][i], tolerance)
+          << "parameter " << p << ", element " << i;
     }
   }
 }

@@ -114,6 +114,13 @@ def check_flags_are_documented():
                         problem(path, number, f"{long[0]} is not in docs/")
 
 
+def check_readme_example():
+    example = (ROOT / "examples" / "minimal.cpp").read_text().split("// [readme]")[1]
+    lines = [line[2:] if line.startswith("  ") else line for line in example.strip("\n").rstrip().splitlines()]
+    if "\n".join(lines).strip() not in (ROOT / "README.md").read_text():
+        problem(ROOT / "README.md", 1, "the C++ example is not that of examples/minimal.cpp")
+
+
 def check_one_place_for_stages():
     for path in sources("src"):
         room = path.relative_to(ROOT / "src").parts[0]
@@ -125,7 +132,7 @@ def check_one_place_for_stages():
 
 
 for check in (check_layers, check_library_is_quiet, check_files, check_tests_are_registered,
-              check_flags_are_documented, check_one_place_for_stages):
+              check_flags_are_documented, check_readme_example, check_one_place_for_stages):
     check()
 print("\n".join(problems) or "the house is in order")
 sys.exit(1 if problems else 0)

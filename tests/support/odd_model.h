@@ -1,6 +1,6 @@
 #pragma once
-// A small model with everything that is awkward for sharding: odd shapes, a tied embedding, a frozen layer, an unused
-// parameter, a parameter used twice, an LSTM, a BatchNorm with buffers, dropout, zero-sized and
+// A small model with everything that is awkward for sharding: odd shapes, a tied embedding, a frozen layer,
+// an unused parameter, a parameter used twice, an LSTM, a BatchNorm with buffers, dropout, zero-sized and
 // non-contiguous parameters, and modules that reach into each other's weights.
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>

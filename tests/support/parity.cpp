@@ -32,9 +32,10 @@ std::string json_of(const ParityCase& c) {
       "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": 4000, "sub_group_size": {}
     }},
     "zerotorch": {{"store": "{}", "seed": {}}}
-  }})", c.clipping ? kClip : 0.0, c.bf16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
-      c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000, c.tiny_buckets ? 700 : 1000000,
-      c.node_shared ? "node_shared" : "copying", kSeed);
+  }})",
+                     c.clipping ? kClip : 0.0, c.bf16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
+                     c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000,
+                     c.tiny_buckets ? 700 : 1000000, c.node_shared ? "node_shared" : "copying", kSeed);
 }
 
 void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
@@ -73,7 +74,8 @@ std::vector<ParityCase> parity_cases(bool reduced) {
   std::vector<ParityCase> cases;
   for (int stage = 0; stage < 4; ++stage) {
     for (int bits = 0; bits < 32; ++bits) {
-      const bool node_shared = bits & 1, bf16 = bits & 2, clipping = bits & 4, tiny = bits & 8, overlap = bits & 16;
+      const bool node_shared = bits & 1, bf16 = bits & 2, clipping = bits & 4, tiny = bits & 8,
+                 overlap = bits & 16;
       // A covering sample: the last two axes follow the others.
       if (reduced && (tiny != (node_shared != bf16) || overlap != (clipping != node_shared))) continue;
       cases.push_back({stage, node_shared, bf16, clipping, tiny, overlap});
@@ -138,7 +140,8 @@ PlainResult run_plain(bool bf16, bool clipping) {
   }
   if (bf16) model->to(at::kBFloat16);
   torch::optim::AdamW optimizer(
-      masters, torch::optim::AdamWOptions(0.01).betas(std::make_tuple(0.9, 0.95)).eps(1e-8).weight_decay(0.1));
+      masters,
+      torch::optim::AdamWOptions(0.01).betas(std::make_tuple(0.9, 0.95)).eps(1e-8).weight_decay(0.1));
   PlainResult result;
   for (int step = 0; step < kParitySteps; ++step) {
     std::vector<at::Tensor> sums;
@@ -154,7 +157,8 @@ PlainResult run_plain(bool bf16, bool clipping) {
         parameters[p].mutable_grad().reset();
       }
     }
-    for (std::size_t p = 0; p < masters.size(); ++p) masters[p].mutable_grad() = sums[p].div_(kParityMicroBatches);
+    for (std::size_t p = 0; p < masters.size(); ++p)
+      masters[p].mutable_grad() = sums[p].div_(kParityMicroBatches);
     result.norms.push_back(torch::nn::utils::clip_grad_norm_(masters, clipping ? kClip : 1e30));
     optimizer.step();
     if (bf16) {

@@ -24,8 +24,8 @@ struct ParityCase {
 std::vector<ParityCase> parity_cases(bool reduced);
 
 struct ParityResult {
-  std::vector<double> losses;  ///< [steps * 12], by global micro-batch
-  std::vector<double> norms;   ///< [steps]
+  std::vector<double> losses;      ///< [steps * 12], by global micro-batch
+  std::vector<double> norms;       ///< [steps]
   std::uint64_t weights_hash = 0;  ///< of all full fp32 weights and optimizer states
   std::string text() const;        ///< every bit of it, one line
 };

@@ -1,5 +1,5 @@
-// The interception of parameters by operators, without ranks: an observer that keeps parameters released except
-// while an operator uses them.
+// The interception of parameters by operators, without ranks: an observer that keeps parameters released
+// except while an operator uses them.
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,8 @@ class StrictObserver : public UseObserver {
     auto& kept = kept_.emplace_back();
     kept.handle = c10::make_intrusive<ParameterHandle>(name, index, index);
     kept.parameter = parameter;
-    const at::Tensor dense = parameter.is_non_overlapping_and_dense() ? parameter.detach() : parameter.detach().contiguous();
+    const at::Tensor dense =
+        parameter.is_non_overlapping_and_dense() ? parameter.detach() : parameter.detach().contiguous();
     const auto strides = dense.strides().vec();
     kept.values.resize(dense.nbytes());
     if (!kept.values.empty()) std::memcpy(kept.values.data(), dense.const_data_ptr(), kept.values.size());
@@ -50,7 +51,8 @@ class StrictObserver : public UseObserver {
       throw CommError("rank 1 is dead");
     }
     kept.live = at::empty({static_cast<std::int64_t>(kept.values.size())}, at::kByte);
-    if (!kept.values.empty()) std::memcpy(kept.live.mutable_data_ptr(), kept.values.data(), kept.values.size());
+    if (!kept.values.empty())
+      std::memcpy(kept.live.mutable_data_ptr(), kept.values.data(), kept.values.size());
     handle.attach(kept.live.mutable_data_ptr());
   }
   void after_use(ParameterHandle& handle) noexcept override {
@@ -59,7 +61,9 @@ class StrictObserver : public UseObserver {
     handle.release();
     kept.live.reset();
   }
-  void before_write(ParameterHandle& handle, const char* op) override { throw ModelError(op + (" " + handle.name())); }
+  void before_write(ParameterHandle& handle, const char* op) override {
+    throw ModelError(op + (" " + handle.name()));
+  }
 
   std::deque<Kept> kept_;
   int uses = 0;
@@ -77,7 +81,8 @@ Gradients run(testing::OddModel& model) {
   loss.backward();
   Gradients gradients{loss.item<float>(), {}};
   for (const auto& item : model->named_parameters()) {
-    gradients.by_name[item.key()] = item.value().grad().defined() ? item.value().grad().clone() : at::Tensor();
+    gradients.by_name[item.key()] =
+        item.value().grad().defined() ? item.value().grad().clone() : at::Tensor();
   }
   for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
   return gradients;
@@ -127,7 +132,8 @@ TEST_F(OneParameter, ViewsNeedNoGatherAndReachTheParameter) {
 }
 
 TEST_F(OneParameter, CopiesCarryNoKey) {
-  for (const at::Tensor& copy : {parameter.clone(), parameter + 1, parameter.to(at::kDouble), parameter.t().contiguous()}) {
+  for (const at::Tensor& copy :
+       {parameter.clone(), parameter + 1, parameter.to(at::kDouble), parameter.t().contiguous()}) {
     EXPECT_FALSE(has_parameter_key(copy));
     EXPECT_EQ(ParameterHandle::of(copy), nullptr);
   }

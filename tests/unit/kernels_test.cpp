@@ -125,8 +125,10 @@ TEST(Kernels, AdamIsTheSameOnEveryInstructionSet) {
         for (auto& value : v) value *= value;
         const auto gradient = random_values(numel, 4);
         std::vector<std::uint16_t> out(numel);
-        AdamHyper hyper{.lr = 1e-3, .weight_decay = 0.1, .decoupled = decoupled, .step = 7, .gradient_scale = 0.3};
-        set->adam({master.data(), m.data(), v.data(), gradient.data(), low ? out.data() : nullptr, numel}, hyper);
+        AdamHyper hyper{
+            .lr = 1e-3, .weight_decay = 0.1, .decoupled = decoupled, .step = 7, .gradient_scale = 0.3};
+        set->adam({master.data(), m.data(), v.data(), gradient.data(), low ? out.data() : nullptr, numel},
+                  hyper);
         auto all = master;
         all.insert(all.end(), m.begin(), m.end());
         all.insert(all.end(), v.begin(), v.end());
@@ -144,14 +146,14 @@ TEST(Kernels, AdamIsTheSameOnEveryInstructionSet) {
   }
 }
 
-/// Against libtorch's own optimizers, to 5e-7 of the weight's size per step: products are rounded at other places.
+/// Against libtorch's own optimizers, to 5e-7 of the weight's size per step: products are rounded at other
+/// places.
 template <class Optimizer, class Options>
 void compare_with_libtorch(bool decoupled) {
   constexpr std::int64_t kCount = 4096;
   auto start = random_values(kCount, 5);
   at::Tensor weight = at::from_blob(start.data(), {kCount}, at::kFloat).clone().requires_grad_();
-  Optimizer optimizer({weight},
-                      Options(0.01).betas(std::make_tuple(0.9, 0.99)).eps(1e-6).weight_decay(0.05));
+  Optimizer optimizer({weight}, Options(0.01).betas(std::make_tuple(0.9, 0.99)).eps(1e-6).weight_decay(0.05));
   auto master = start;
   std::vector<float> m(kCount), v(kCount);
   at::Tensor device_master = at::from_blob(start.data(), {kCount}, at::kFloat).clone();
@@ -162,7 +164,8 @@ void compare_with_libtorch(bool decoupled) {
     optimizer.step();
     AdamHyper hyper{0.01, 0.9, 0.99, 1e-6, 0.05, decoupled, true, step, 1.0};
     kernels().adam({master.data(), m.data(), v.data(), gradient.data(), nullptr, kCount}, hyper);
-    adam_on_device(device_master, device_m, device_v, at::from_blob(gradient.data(), {kCount}, at::kFloat), {}, hyper);
+    adam_on_device(device_master, device_m, device_v, at::from_blob(gradient.data(), {kCount}, at::kFloat),
+                   {}, hyper);
     const at::Tensor ours = at::from_blob(master.data(), {kCount}, at::kFloat);
     EXPECT_LE((ours - weight).abs().max().item<float>(), 5e-7 * 4 * step);
     EXPECT_LE((device_master - weight).abs().max().item<float>(), 5e-7 * 4 * step);
@@ -218,20 +221,29 @@ TEST(Kernels, CopyCopiesEveryLength) {
 
 TEST(LrSchedule, Shapes) {
   using Type = LrScheduleOptions::Type;
-  LrScheduleOptions warmup{.type = Type::kWarmup, .linear_warmup = true, .warmup_steps = 10, .min_lr = 0.1, .max_lr = 1.1};
+  LrScheduleOptions warmup{
+      .type = Type::kWarmup, .linear_warmup = true, .warmup_steps = 10, .min_lr = 0.1, .max_lr = 1.1};
   EXPECT_DOUBLE_EQ(learning_rate_at(warmup, 9, 0), 0.1);
   EXPECT_DOUBLE_EQ(learning_rate_at(warmup, 9, 5), 0.6);
   EXPECT_DOUBLE_EQ(learning_rate_at(warmup, 9, 10), 1.1);
   EXPECT_DOUBLE_EQ(learning_rate_at(warmup, 9, 1000), 1.1);
   warmup.linear_warmup = false;
   EXPECT_NEAR(learning_rate_at(warmup, 9, 4), 0.1 + std::log(5.0) / std::log(10.0), 1e-12);
-  LrScheduleOptions decay{.type = Type::kWarmupDecay, .linear_warmup = true, .warmup_steps = 10, .total_steps = 110,
-                          .min_lr = 0, .max_lr = 1};
+  LrScheduleOptions decay{.type = Type::kWarmupDecay,
+                          .linear_warmup = true,
+                          .warmup_steps = 10,
+                          .total_steps = 110,
+                          .min_lr = 0,
+                          .max_lr = 1};
   EXPECT_DOUBLE_EQ(learning_rate_at(decay, 9, 60), 0.5);
   EXPECT_DOUBLE_EQ(learning_rate_at(decay, 9, 110), 0.0);
   EXPECT_DOUBLE_EQ(learning_rate_at(decay, 9, 500), 0.0);
-  LrScheduleOptions cosine{.type = Type::kWarmupCosine, .linear_warmup = true, .warmup_steps = 10, .total_steps = 110,
-                           .min_ratio = 0.0, .cosine_min_ratio = 0.1};
+  LrScheduleOptions cosine{.type = Type::kWarmupCosine,
+                           .linear_warmup = true,
+                           .warmup_steps = 10,
+                           .total_steps = 110,
+                           .min_ratio = 0.0,
+                           .cosine_min_ratio = 0.1};
   EXPECT_DOUBLE_EQ(learning_rate_at(cosine, 2, 5), 1.0);
   EXPECT_NEAR(learning_rate_at(cosine, 2, 59), 2 * 0.55, 1e-12);
   EXPECT_NEAR(learning_rate_at(cosine, 2, 200), 0.2, 1e-12);

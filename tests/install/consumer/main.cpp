@@ -1,8 +1,8 @@
 // A training program as a user writes it: a module of their own, the JSON they have, four calls.
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/functional/loss.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
 #include <zero/zero.h>
 
 #include <cstdio>
