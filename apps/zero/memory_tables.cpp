@@ -108,8 +108,8 @@ std::string memory_table(const std::vector<MemoryReport>& before, const std::vec
       "  holds 16 bytes a parameter ({}) and buckets.\n",
       ddp[MemoryKind::kMaster].current_nbytes > 0 ? "2 bf16 weight, 2 gradient, 4 fp32 master, 8 Adam"
                                                   : "4 fp32 weight, 4 gradient, 8 Adam");
-  text += fmt::format("  ZeRO stage {} on {} rank{}: each holds {:.2f} x {} than with DDP.\n", stage,
-                      after.size(), after.size() == 1 ? "" : "s", factor >= 1 ? factor : 1 / factor,
+  text += fmt::format("  ZeRO stage {} on {} rank{}: the states of each take {:.2f} x {} than with DDP.\n",
+                      stage, after.size(), after.size() == 1 ? "" : "s", factor >= 1 ? factor : 1 / factor,
                       factor >= 1 ? "less" : "more");
   return text;
 }

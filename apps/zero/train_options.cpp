@@ -34,7 +34,7 @@ void add_data_options(CLI::App& command, TrainOptions& options) {
 }
 
 void add_model_options(CLI::App& command, TrainOptions& options) {
-  command.add_option("--preset", options.preset, "gpt-2m, gpt-tiny, gpt-10m, gpt-25m, gpt-152m or gpt-1b")
+  command.add_option("--preset", options.preset, "gpt-tiny, gpt-2m, gpt-11m, gpt-10m, gpt-25m, gpt-152m or gpt-1b")
       ->capture_default_str()
       ->type_name("NAME")
       ->group(kModel);

@@ -17,13 +17,13 @@ struct TrainOptions {
   std::string cache_dir;  ///< empty: see choose_corpus()
   bool pack_only = false;
   // The model.
-  std::string preset = "gpt-2m";
+  std::string preset = "gpt-11m";
   std::optional<std::int64_t> layers, dim, heads, seq;
   // How to train it.
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
   std::optional<int> stage;
   std::string store;  ///< empty: the configuration's
-  std::int64_t steps = 800;
+  std::int64_t steps = 220;
   std::optional<std::int64_t> seed;        ///< not given: the configuration's, else kDefaultSeed
   std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 4
   std::int64_t eval_batches = 24;          ///< of 8 sequences; 0: the whole split

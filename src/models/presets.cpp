@@ -13,8 +13,9 @@ struct Preset {
   const char* name;
   std::int64_t layers, dim, heads, seq;
 };
-constexpr std::array<Preset, 5> kPresets = {{
+constexpr std::array<Preset, 6> kPresets = {{
     {"gpt-tiny", 2, 64, 2, 64},
+    {"gpt-11m", 6, 384, 6, 128},
     {"gpt-10m", 8, 384, 6, 256},
     {"gpt-25m", 8, 512, 8, 256},
     {"gpt-152m", 12, 1024, 16, 256},
