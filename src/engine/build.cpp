@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "engine/agreement.h"
 #include "engine/engine_impl.h"
+#include "engine/progress_log.h"
 #include "intercept/gradient_hook.h"
 #include "storage/activation_meter.h"
 #include "zero/errors.h"
@@ -361,6 +362,7 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
     impl->group.set_timeout(
         std::chrono::milliseconds(static_cast<std::int64_t>(impl->config.zerotorch.timeout_s * 1e3)));
   }
+  if (impl->config.zerotorch.bind_cores_to_rank) bind_cores(impl->group);
   // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
   impl->config.resolve_batch(impl->group.size());
   impl->inventory = take_inventory(*impl->module);
@@ -378,6 +380,7 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
   }
   impl->aborts_on_exception = true;
   log_start(*impl, description);
+  log_configuration(*impl);
   return impl;
 }
 

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "engine/agreement.h"
 #include "engine/engine_impl.h"
+#include "engine/progress_log.h"
 #include "intercept/gradient_hook.h"
 #include "zero/errors.h"
 
@@ -203,6 +204,7 @@ void Engine::step() {
     impl.reducer->start_window();
     ++impl.global_steps;
     impl.last_times = std::exchange(impl.times, {});
+    engine::log_step(impl);
   }
   ++impl.micro_steps;
   impl.reseed();

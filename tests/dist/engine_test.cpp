@@ -4,11 +4,13 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <torch/nn/init.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
+#include <unistd.h>
 
 #include "support/odd_model.h"
 #include "support/spawn.h"
@@ -457,6 +459,30 @@ TEST(Engine, ParametersOutliveTheEngineWhereTheyAreWhole) {
         EXPECT_THROW(model->linears[1]->weight + 0, std::exception);
       }
     }
+  }));
+}
+
+TEST(Engine, SaysAndPinsWhatTheConfigurationAsksFor) {
+  expect_all_ok(spawn(2, [](Group group) {
+    const std::string json =
+        R"({"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0, "steps_per_print": 2,
+        "wall_clock_breakdown": true, "memory_breakdown": true, "dump_state": true,
+        "zerotorch": {"bind_cores_to_rank": true}})";
+    ::testing::internal::CaptureStderr();
+    auto model = make_deep();
+    auto engine = initialize(model, json, InitializeOptions{.group = group});
+    train(engine, 2);
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    const bool first = group.rank() == 0;
+    for (const char* part :
+         {"step 2: lr 0.001", "step 1 in ms: gradient copy", "optimizer", "\"dump_state\": true"}) {
+      EXPECT_EQ(said.find(part) != std::string::npos, first) << part << " in: " << said;
+    }
+    EXPECT_EQ(said.find("step 1: lr"), std::string::npos);
+    cpu_set_t cpus;
+    ASSERT_EQ(sched_getaffinity(0, sizeof cpus, &cpus), 0);
+    const int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+    EXPECT_LE(CPU_COUNT(&cpus), std::max(1, (cores + 1) / 2));
   }));
 }
 

@@ -1,0 +1,52 @@
+#include "engine/progress_log.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace zero::engine {
+
+void log_configuration(const Engine::Impl& impl) {
+  if (impl.config.dump_state && impl.group.rank() == 0) base::log_info("{}", impl.config.to_json());
+}
+
+void log_step(const Engine::Impl& impl) {
+  const Config& config = impl.config;
+  if (impl.group.rank() != 0) return;
+  const std::int64_t step = impl.global_steps;
+  if (config.steps_per_print > 0 && step % config.steps_per_print == 0) {
+    base::log_info("step {}: lr {:.4g}, gradient norm {:.4g}, skipped {}", step, impl.lr_of(0),
+                   impl.grad_norm, impl.skipped_steps);
+  }
+  if (config.wall_clock_breakdown) {
+    const StepBreakdown& t = impl.last_times;
+    base::log_info(
+        "step {} in ms: gradient copy {:.2f}, reduce {:.2f}, gather {:.2f}, wait {:.2f}, norm {:.2f}, update "
+        "{:.2f}, "
+        "publish {:.2f}",
+        step, t.gradient_copy * 1e3, t.reduce * 1e3, t.gather * 1e3, t.wait * 1e3, t.norm * 1e3,
+        t.update * 1e3, t.publish * 1e3);
+  }
+  if (config.memory_breakdown) base::log_info("step {}, memory:\n{}", step, impl.ledger.report().to_string());
+}
+
+void bind_cores(const Group& group) {
+  const long cores = std::max(1L, sysconf(_SC_NPROCESSORS_ONLN));
+  const long ranks = group.local_size(), rank = group.local_rank();
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  for (long core = rank * cores / ranks;
+       core < std::max((rank + 1) * cores / ranks, rank * cores / ranks + 1); ++core) {
+    CPU_SET(core % cores, &cpus);
+  }
+  if (sched_setaffinity(0, sizeof cpus, &cpus) != 0) {
+    base::log_warning("bind_cores_to_rank: the system refuses to pin rank {}; going on unpinned",
+                      group.rank());
+  }
+}
+
+}  // namespace zero::engine
