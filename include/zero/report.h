@@ -10,8 +10,9 @@ namespace zero {
 ///   stages 0-2             2 * Psi * (N-1)/N
 ///   stage 3, copying store 3 * Psi * (N-1)/N   (2 gathers, 1 reduction)
 ///   stage 3, node-shared   1 * Psi * (N-1)/N   (gathers are pointers)
-/// with Psi = padded_numel, exactly; every further micro-batch of a step adds one reduction (and the
-/// gathers of stage 3).
+/// with Psi = padded_numel, exactly, but that a unit still gathered when it is used again (the last of
+/// forward is the first of backward) is not gathered twice; every further micro-batch of a step adds one
+/// reduction (and the gathers of stage 3).
 struct CommunicationReport {
   int world_size = 1;
   std::int64_t parameters_numel = 0;  ///< trainable and frozen, without padding
