@@ -58,7 +58,7 @@ check_curve by_hand
 # ---- a signal ends all ranks at a step, and the run says so ----
 stop() { # name, signal, exit code, options
   local name=$1 signal=$2 want=$3; shift 3
-  "$zero" train $common --steps 1000000 --run-dir "$name" "$@" > "$name.out" 2>&1 &
+  "$zero" train $common --steps 1000000 --run-dir "$work/$name" "$@" > "$name.out" 2>&1 &
   local pid=$!
   for _ in $(seq 1 300); do grep -q '"loss"' "$name/metrics.jsonl" 2>/dev/null && break; sleep 0.1; done
   kill -"$signal" "$pid"
@@ -66,7 +66,8 @@ stop() { # name, signal, exit code, options
   expect "exit code after $signal" $? "$want"
   grep -q "\"stopped_by\": \"SIG$signal\"" "$name/summary.json" || fail "$name: summary.json does not say SIG$signal"
   grep -q "^stopped by SIG$signal" "$name.out" || { fail "$name: no words about it"; cat "$name.out"; }
-  pgrep -f "$name" > /dev/null && fail "$name: processes are left"
+  # By the run's full path: a bare name may occur in the command line of somebody else's process.
+  pgrep -f -- "--run-dir $work/$name" > /dev/null && fail "$name: processes are left"
 }
 stop interrupted INT 130 -n 2
 stop terminated TERM 143 -n 3
