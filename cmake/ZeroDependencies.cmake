@@ -30,6 +30,13 @@ add_library(zero_xxhash INTERFACE)
 target_include_directories(zero_xxhash SYSTEM INTERFACE ${XXHASH_INCLUDE_DIR})
 target_link_libraries(zero_xxhash INTERFACE ${XXHASH_LIBRARY})
 
+# Asynchronous files; without it threads do the same.
+find_path(URING_INCLUDE_DIR liburing.h)
+find_library(URING_LIBRARY uring)
+if(URING_INCLUDE_DIR AND URING_LIBRARY)
+  set(ZERO_WITH_URING ON)
+endif()
+
 if(ZERO_BUILD_MODELS)
   find_package(CLI11 REQUIRED)
 endif()

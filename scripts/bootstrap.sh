@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(g++ cmake ninja-build ccache mold nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev
-          libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev python3 python3-venv)
+          libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev liburing-dev python3 python3-venv)
 torch_version=2.13.0
 
 say() { echo "zerotorch: $*"; }

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "zero/checkpoint.h"
 #include "zero/config.h"
 #include "zero/group.h"
 #include "zero/memory.h"
@@ -109,6 +110,21 @@ class Engine {
   at::Tensor full_gradient(std::string_view name);
   /// An optimizer state, fp32. *Collective.* Throws ModelError for frozen parameters.
   at::Tensor full_optimizer_state(std::string_view name, OptimizerState state);
+
+  /// Saves everything training needs to go on to `folder`/`tag`, complete or not at all; `tag` empty:
+  /// "global_step<N>". `client_state` is any JSON value of the caller's (rank 0's is kept). Call between
+  /// steps, also inside an accumulation window. Every rank sees the same folder. *Collective.* Throws
+  /// CheckpointError on every rank with each failed rank's reason; the checkpoints there are then as before
+  /// and training can go on. ModelError between backward() and step().
+  void save_checkpoint(const std::string& folder, const std::string& tag = {},
+                       std::string_view client_state = "{}", const SaveOptions& options = {});
+  /// Waits until an asynchronous save is complete; throws its CheckpointError. *Collective.*
+  void wait_checkpoint();
+  /// Continues from a checkpoint of any number of ranks, stage, store and precision; `tag` empty: the one
+  /// that `latest` names. Each rank reads and verifies what it needs. *Collective.* Throws CheckpointError on
+  /// every rank; once values were changed the engine refuses to step until a load succeeds.
+  LoadReport load_checkpoint(const std::string& folder, const std::string& tag = {},
+                             const LoadOptions& options = {});
 
   /// Throws ModelError naming the parameter when the module was moved or converted behind the engine's back.
   void check_module() const;

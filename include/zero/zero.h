@@ -1,8 +1,9 @@
 #pragma once
 // Everything a training program needs.
-#include "zero/config.h"  // IWYU pragma: export
-#include "zero/engine.h"  // IWYU pragma: export
-#include "zero/errors.h"  // IWYU pragma: export
-#include "zero/group.h"   // IWYU pragma: export
-#include "zero/memory.h"  // IWYU pragma: export
-#include "zero/report.h"  // IWYU pragma: export
+#include "zero/checkpoint.h"  // IWYU pragma: export
+#include "zero/config.h"      // IWYU pragma: export
+#include "zero/engine.h"      // IWYU pragma: export
+#include "zero/errors.h"      // IWYU pragma: export
+#include "zero/group.h"       // IWYU pragma: export
+#include "zero/memory.h"      // IWYU pragma: export
+#include "zero/report.h"      // IWYU pragma: export

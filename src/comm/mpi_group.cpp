@@ -85,6 +85,7 @@ MpiGroup::~MpiGroup() {
   if (failure_.empty()) {
     for (MPI_Comm* comm : {&data_comm_, &record_comm_, &notice_comm_}) MPI_Comm_free(comm);
   } else {
+    mark_mpi_failed();
     give_up_requests();
   }
   for (const std::shared_ptr<MpiWork>& work : works_) {

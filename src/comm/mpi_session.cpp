@@ -2,13 +2,20 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "base/log.h"
+#include "comm/clock.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
 namespace {
+
+/// How long the ranks wait for each other at the end of a process in which a group has failed. With the time
+/// to notice a stopped rank and that of mpirun to end a job it stays below 10 s.
+constexpr std::int64_t kLastMeetingNs = 3 * kNanosPerSecond;
 
 class Session {
  public:
@@ -27,13 +34,30 @@ class Session {
   ~Session() {
     int finalized = 0;
     MPI_Finalized(&finalized);
-    if (ours_ && !finalized && !unclean_) MPI_Finalize();
+    if (ours_ && !finalized && !unclean_ && (!failed_ || all_ranks_come())) MPI_Finalize();
   }
 
+  void mark_failed() noexcept { failed_ = true; }
   void mark_unclean() noexcept { unclean_ = true; }
 
  private:
+  /// MPI_Finalize waits for every rank for ever: a barrier that can be given up comes before it.
+  static bool all_ranks_come() noexcept {
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Request barrier = MPI_REQUEST_NULL;
+    if (MPI_Ibarrier(MPI_COMM_WORLD, &barrier) != MPI_SUCCESS) return false;
+    const std::int64_t deadline_ns = monotonic_ns() + kLastMeetingNs;
+    while (monotonic_ns() < deadline_ns) {
+      int done = 0;
+      if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+      if (done) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+  }
+
   bool ours_ = false;
+  bool failed_ = false;
   bool unclean_ = false;
 };
 
@@ -45,6 +69,8 @@ Session& session() {
 }  // namespace
 
 void ensure_mpi() { session(); }
+
+void mark_mpi_failed() noexcept { session().mark_failed(); }
 
 void mark_mpi_unclean() noexcept { session().mark_unclean(); }
 

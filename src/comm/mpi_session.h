@@ -7,10 +7,14 @@
 namespace zero::comm {
 
 /// Initialises MPI unless that has been done. When it was done here, MPI is finalised at the end of the
-/// process - but not after mark_unclean(): then mpirun ends the other ranks. Throws CommError.
+/// process, unless that could hang: then the process ends without, and mpirun ends the other ranks. Throws
+/// CommError.
 void ensure_mpi();
 
-/// Requests are left that can be neither completed nor cancelled: finalising could hang.
+/// A group has failed: some rank may never come to the end of its process, and finalising would wait for it.
+void mark_mpi_failed() noexcept;
+
+/// Requests are left that can be neither completed nor cancelled: MPI is not finalised at all.
 void mark_mpi_unclean() noexcept;
 
 /// Throws CommError with MPI's own text unless `code` is MPI_SUCCESS.

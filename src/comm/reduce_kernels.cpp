@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "base/small_floats.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
@@ -20,57 +21,13 @@ namespace {
 
 #define ZERO_INLINE [[gnu::always_inline]] inline
 
+using base::BFloat16;
+using base::Float16;
+using base::narrow;
+using base::widen;
+
 /// Elements whose partial sums stay in the first-level cache (16 KiB of fp32).
 constexpr std::int64_t kBlockNumel = 4096;
-
-struct BFloat16 {
-  std::uint16_t bits;
-};
-struct Float16 {
-  std::uint16_t bits;
-};
-
-ZERO_INLINE float widen(float value) { return value; }
-ZERO_INLINE double widen(double value) { return value; }
-ZERO_INLINE std::int64_t widen(std::int64_t value) { return value; }
-ZERO_INLINE float widen(BFloat16 value) {
-  return __builtin_bit_cast(float, static_cast<std::uint32_t>(value.bits) << 16);
-}
-/// Exact; written without branches so that it becomes vector code, and without subnormal fp32
-/// arithmetic so that it does not depend on the flush-to-zero mode.
-ZERO_INLINE float widen(Float16 value) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
-  const std::uint32_t exponent = (value.bits >> 10) & 0x1fu;
-  const std::uint32_t mantissa = value.bits & 0x3ffu;
-  const std::uint32_t normal = ((exponent + 112) << 23) | (mantissa << 13);
-  const std::uint32_t special = 0x7f800000u | (mantissa << 13);
-  const float subnormal = static_cast<float>(static_cast<std::int32_t>(mantissa)) * 0x1p-24f;
-  std::uint32_t bits = exponent == 0 ? __builtin_bit_cast(std::uint32_t, subnormal) : normal;
-  bits = exponent == 31 ? special : bits;
-  return __builtin_bit_cast(float, bits | sign);
-}
-
-ZERO_INLINE void narrow(float value, float& out) { out = value; }
-ZERO_INLINE void narrow(double value, double& out) { out = value; }
-ZERO_INLINE void narrow(std::int64_t value, std::int64_t& out) { out = value; }
-ZERO_INLINE void narrow(float value, BFloat16& out) {
-  const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, value);
-  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  out.bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
-}
-ZERO_INLINE void narrow(float value, Float16& out) {
-  const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, value);
-  const std::uint32_t sign = (bits >> 16) & 0x8000u;
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
-  const std::uint32_t normal = (magnitude + 0xc8000fffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Adding 0.5 leaves one fp16 subnormal step as the last bit of the sum: the adder rounds for us.
-  const float shifted = __builtin_bit_cast(float, magnitude) + 0.5f;
-  const std::uint32_t subnormal = __builtin_bit_cast(std::uint32_t, shifted) - 0x3f000000u;
-  std::uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
-  result = magnitude >= 0x477ff000u ? 0x7c00u : result;
-  result = magnitude > 0x7f800000u ? 0x7e00u : result;
-  out.bits = static_cast<std::uint16_t>(result | sign);
-}
 
 template <ReduceOp kOp, class T>
 ZERO_INLINE T combine(T a, T b) {

@@ -7,15 +7,6 @@
 namespace zero::engine {
 namespace {
 
-/// Every rank gets root's string. *Collective.*
-std::string broadcast_text(std::string text, int root, Group& group, std::string_view label) {
-  std::int64_t length = static_cast<std::int64_t>(text.size());
-  group.broadcast(&length, 1, DType::kInt64, root, {.label = label}).wait();
-  text.resize(static_cast<std::size_t>(length));
-  group.broadcast(text.data(), length, DType::kByte, root, {.label = label}).wait();
-  return text;
-}
-
 std::string compare(const std::string& mine, const std::string& root, int rank) {
   std::istringstream mine_lines(mine), root_lines(root);
   std::string mine_line, root_line;
@@ -31,6 +22,14 @@ std::string compare(const std::string& mine, const std::string& root, int rank) 
 }
 
 }  // namespace
+
+std::string broadcast_text(std::string text, int root, Group& group, std::string_view label) {
+  std::int64_t length = static_cast<std::int64_t>(text.size());
+  group.broadcast(&length, 1, DType::kInt64, root, {.label = label}).wait();
+  text.resize(static_cast<std::size_t>(length));
+  group.broadcast(text.data(), length, DType::kByte, root, {.label = label}).wait();
+  return text;
+}
 
 void leave_together(Group& group) { group.barrier({.label = "error on all ranks"}).wait(); }
 

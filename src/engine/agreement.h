@@ -11,6 +11,9 @@ namespace zero::engine {
 /// that the first to leave does not take from the others what they still have to read. *Collective.*
 void leave_together(Group& group);
 
+/// Every rank gets root's text. *Collective.*
+std::string broadcast_text(std::string text, int root, Group& group, std::string_view label);
+
 /// Compares line by line with rank 0's text. Empty when all agree; else, the same on every rank: the
 /// lowest rank that differs, its first differing line and rank 0's. *Collective.*
 std::optional<std::string> first_difference(const std::string& text, Group& group, std::string_view label);

@@ -59,16 +59,22 @@ void Engine::Impl::check_usable() const {
         "an earlier step of this engine failed half-way; its ranks may hold different values: make a "
         "new engine");
   }
+  if (half_loaded) {
+    throw CheckpointError(
+        "loading a checkpoint failed after some values had been changed; load another one (or set "
+        "LoadOptions::fall_back) before going on");
+  }
 }
 
 void Engine::Impl::check_module() const {
   for (const auto& parameter : model.parameters) {
     if (parameter.handle->owns(parameter.tensor)) continue;
-    throw ModelError(
-        fmt::format("parameter '{}' no longer has the memory the engine gave it (module->to(), set_data() or "
-                    "an assignment "
-                    "replaced it); convert and move the module before zero::initialize",
-                    parameter.name));
+    throw ModelError(fmt::format(
+        "parameter '{}' no longer has the memory the engine gave it (module->to(), set_data() or "
+        "an assignment "
+        "replaced it); convert and move the module before zero::initialize, load checkpoints with "
+        "Engine::load_checkpoint and single whole tensors with Engine::set_full_weight",
+        parameter.name));
   }
 }
 

@@ -15,6 +15,9 @@
 #include "zero/sharded_optimizer.h"
 
 namespace zero {
+namespace engine {
+class Checkpoints;
+}
 
 struct Engine::Impl {
   // In order of construction; destroyed in reverse.
@@ -47,6 +50,8 @@ struct Engine::Impl {
   int exceptions_at_start = 0;
   std::vector<double> norm_send, norm_receive;  ///< reused by every norm
   bool failed = false;
+  bool half_loaded = false;  ///< a load failed after the first value was changed
+  std::shared_ptr<engine::Checkpoints> checkpoints;  ///< made by the first save
   bool aborts_on_exception = true;  ///< leaving by exception ends the other ranks too
 
   ~Impl();
@@ -58,6 +63,11 @@ struct Engine::Impl {
   double lr_of(std::size_t optimizer_group) const;
   /// Throws if an earlier call failed half-way: what the ranks hold no longer agrees.
   void check_usable() const;
+  /// Micro-batches of all ranks so far, and of these inside the running accumulation window.
+  std::int64_t micro_batches() const { return micro_steps * group.size(); }
+  std::int64_t window_micro_batches() const {
+    return micro_steps % config.gradient_accumulation_steps * group.size();
+  }
   void check_module() const;
   /// Keys libtorch's random streams by the global micro-batch that comes next.
   void reseed() const;

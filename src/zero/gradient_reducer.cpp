@@ -288,4 +288,10 @@ void GradientReducer::start_window() {
   window_is_empty_ = true;
 }
 
+void GradientReducer::resume_window() {
+  if (!accumulators_.empty()) accumulators_.view(0, accumulators_.numel()).zero_();
+  fresh_.assign(buckets_.size(), false);
+  window_is_empty_ = false;
+}
+
 }  // namespace zero::sharding

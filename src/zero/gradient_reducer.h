@@ -56,6 +56,9 @@ class GradientReducer {
 
   /// The next contribution starts a new sum.
   void start_window();
+  /// Sets all sums to zero and the window to one that is under way: the caller fills them through
+  /// accumulated(), and the next contribution adds to them. Local.
+  void resume_window();
   /// True when a gradient arrived since the last finish_micro_batch().
   bool micro_batch_has_gradients() const { return any_used_; }
   bool window_is_empty() const { return window_is_empty_; }

@@ -151,6 +151,17 @@ void ShardedOptimizer::refresh(int unit, Range range) {
   master.copy_(at::where(master.to(low.scalar_type()).eq(low), master, widened));
 }
 
+void ShardedOptimizer::low_from_master(int unit) {
+  if (!model_.units[unit].trainable || master_is_low_) return;
+  at::NoGradGuard no_grad;
+  const Range written = store_.writable_range(unit);
+  const Range part = layout::intersect(update_range(unit), written);
+  if (part.empty()) return;
+  store_.writable_view(unit)
+      .narrow(0, part.begin - written.begin, part.numel())
+      .copy_(state_view(master_, unit, part));
+}
+
 at::Tensor ShardedOptimizer::state_view(const FlatBuffer& buffer, int unit, Range range) const {
   const Range updated = update_range(unit);
   ZERO_CHECK(range.begin >= updated.begin && range.end <= updated.end);

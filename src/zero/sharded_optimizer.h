@@ -47,7 +47,12 @@ class ShardedOptimizer {
   at::Tensor exp_avg_view(int unit, Range range) const;
   at::Tensor exp_avg_sq_view(int unit, Range range) const;
 
+  /// After master weights were written through master_view: the store's low-precision values follow. Local.
+  void low_from_master(int unit);
+
+  /// Updates so far: Adam's bias correction.
   std::int64_t steps() const { return steps_; }
+  void set_steps(std::int64_t steps) { steps_ = steps; }
 
  private:
   /// A run of elements with one set of hyper-parameters.

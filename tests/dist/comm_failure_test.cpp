@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/shm_segment.h"
+#include "support/collective_caller.h"
 #include "support/spawn.h"
 #include "zero/errors.h"
 
@@ -26,62 +27,6 @@ constexpr int kRanks = 3;
 constexpr int kVictim = 1;
 constexpr double kDeadlineS = 10;
 
-/// One way to call each collective, with buffers that live as long as the object.
-class Caller {
- public:
-  Caller(Group& group, std::string collective) : group_(group), collective_(std::move(collective)) {
-    counts_.assign(static_cast<std::size_t>(group.size()), 5000);
-    in_.resize(counts_.size() * 5000, 1.0f);
-    out_.resize(in_.size());
-    shared_ = group.allocate(in_.size() * sizeof(float));
-  }
-
-  void call(std::string_view label) {
-    const CollectiveOptions options{.label = label};
-    auto* const shared = static_cast<float*>(shared_.data());
-    if (collective_ == "all_gather")
-      group_.all_gather(shared, out_.data(), counts_, DType::kFloat32, options).wait();
-    if (collective_ == "reduce_scatter") {
-      group_
-          .reduce_scatter(in_.data(), out_.data(), counts_, DType::kFloat32, DType::kFloat32, false, options)
-          .wait();
-    }
-    if (collective_ == "exchange")
-      group_.exchange(shared, counts_, DType::kFloat32, [](auto) {}, options).wait();
-    if (collective_ == "all_reduce")
-      group_.all_reduce(out_.data(), 10, DType::kFloat32, ReduceOp::kMax, options).wait();
-    if (collective_ == "large all_reduce") {
-      const auto numel = static_cast<std::int64_t>(in_.size());
-      group_.all_reduce(shared, numel, DType::kFloat32, ReduceOp::kMax, options).wait();
-      group_.all_reduce(in_.data(), numel, DType::kFloat32, ReduceOp::kMax, options).wait();
-    }
-    if (collective_ == "broadcast") group_.broadcast(out_.data(), 100, DType::kFloat32, 0, options).wait();
-    if (collective_ == "barrier") group_.barrier(options).wait();
-    if (collective_ == "allocate_node_shared") group_.allocate_node_shared(8192, label);
-    if (collective_ == "polled barrier") {
-      Work work = group_.barrier(options);
-      while (!work.test()) std::this_thread::sleep_for(100us);
-    }
-  }
-
-  /// What the error must call it.
-  std::string name_in_errors() const {
-    if (collective_ == "exchange") return "reduce_scatter";
-    return collective_.substr(collective_.rfind(' ') + 1);
-  }
-
- private:
-  Group& group_;
-  std::string collective_;
-  std::vector<std::int64_t> counts_;
-  std::vector<float> in_, out_;
-  SharedMemory shared_;
-};
-
-const std::string kCollectives[] = {"all_gather", "reduce_scatter",       "exchange",
-                                    "all_reduce", "large all_reduce",     "broadcast",
-                                    "barrier",    "allocate_node_shared", "polled barrier"};
-
 /// Everybody makes a few calls, then the victim does `fate` instead of the next, the others go on for ever.
 std::vector<RankResult> run_with_fate(const std::string& collective, const std::function<void(Group&)>& fate,
                                       int victim, bool never_ends = false) {
@@ -91,7 +36,7 @@ std::vector<RankResult> run_with_fate(const std::string& collective, const std::
   return spawn(
       kRanks,
       [&](Group group) {
-        Caller caller(group, collective);
+        CollectiveCaller caller(group, collective);
         for (int step = 0; step < 5; ++step) caller.call("warm up");
         if (group.rank() == victim) return fate(group);
         while (true) caller.call("layer.7");
@@ -101,8 +46,7 @@ std::vector<RankResult> run_with_fate(const std::string& collective, const std::
 
 void expect_others_end(const std::vector<RankResult>& results, const std::string& collective, int victim,
                        const std::string& cause) {
-  std::string name =
-      collective == "exchange" ? "reduce_scatter" : collective.substr(collective.rfind(' ') + 1);
+  const std::string name = name_in_errors(collective);
   for (const RankResult& result : results) {
     if (result.rank == victim) continue;
     EXPECT_EQ(result.exit_code, 1) << "rank " << result.rank << " signal " << result.signal;

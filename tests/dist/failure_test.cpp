@@ -1,23 +1,19 @@
 // Promise P6, no rank hangs silently: a rank that throws, is killed or is stopped in forward, backward or
 // step ends every other rank within 9 s with an error that names it and the collective.
-#include <ATen/Functions.h>
-#include <ATen/Parallel.h>
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <stdexcept>
 #include <tuple>
 
-#include "support/odd_model.h"
 #include "support/spawn.h"
-#include "zero/zero.h"
+#include "support/struck_training.h"
 
 namespace zero::testing {
 namespace {
 
 enum class Event { kThrow, kKill, kStop };
-enum class Place { kForward, kBackward, kStep };
 
 const char* name_of(Event event) {
   return event == Event::kThrow ? "Throws" : event == Event::kKill ? "IsKilled" : "IsStopped";
@@ -31,39 +27,13 @@ void strike(Event event) {
   kill(getpid(), event == Event::kKill ? SIGKILL : SIGSTOP);
 }
 
-void train_until_struck(Group group, const std::string& store, Event event, Place place) {
-  at::set_num_threads(1);
-  at::manual_seed(1);
-  DeepModel model(8, 64);
-  auto engine = initialize(model,
-                           fmt::format(R"({{"train_micro_batch_size_per_gpu": 2,
-      "zero_optimization": {{"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}},
-      "zerotorch": {{"store": "{}"}}}})",
-                                       store),
-                           InitializeOptions{.group = group});
-  for (int step = 0; step < 20; ++step) {
-    const bool now = step == 5 && group.rank() == 1;
-    at::Tensor x = at::ones({2, 64}).requires_grad_();
-    if (now && place == Place::kForward) strike(event);
-    at::Tensor y = engine(x);
-    if (now && place == Place::kBackward) {
-      y.register_hook([event](const at::Tensor& gradient) {
-        strike(event);
-        return gradient;
-      });
-    }
-    engine.backward(y.square().mean());
-    if (now && place == Place::kStep) strike(event);
-    engine.step();
-  }
-}
-
 class Failure : public ::testing::TestWithParam<std::tuple<Event, Place, const char*>> {};
 
 TEST_P(Failure, EndsEveryOtherRankWithItsName) {
   const auto [event, place, store] = GetParam();
-  const auto results = spawn(3, [&](Group group) { train_until_struck(group, store, event, place); },
-                             {.timeout = std::chrono::seconds(9)});
+  const auto results =
+      spawn(3, [&](Group group) { train_until_struck(group, store, place, [event] { strike(event); }); },
+            {.timeout = std::chrono::seconds(9)});
   for (const auto& result : results) {
     if (result.rank == 1) continue;
     EXPECT_FALSE(result.timed_out) << "rank " << result.rank << " hangs";

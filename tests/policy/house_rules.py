@@ -17,12 +17,12 @@ ROOMS = {
     "storage": {"base", "layout", "io", "comm"},
     "optim": {"base"},
     "zero": {"base", "layout", "io", "comm", "intercept", "storage", "optim"},
-    "checkpoint": {"base", "layout", "io", "comm", "storage"},
+    "checkpoint": {"base", "layout", "io", "comm"},
     "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "zero", "checkpoint"},
     "models": {"base", "data"},
     "data": {"base"},
 }
-NO_TORCH = {"base", "config", "layout", "io", "comm", "data"}
+NO_TORCH = {"base", "config", "layout", "io", "comm", "checkpoint", "data"}
 MAX_LINES = 800
 problems = []
 

@@ -1,0 +1,75 @@
+#pragma once
+// Checkpointer: saves checkpoints together with the other ranks of a group.
+//
+// A save in three parts: rank 0 prepares the hidden folder .saving-<id>; every rank writes and syncs its file
+// there, and beside it a note of what lies where; rank 0 turns the notes into the manifest, syncs it, renames
+// the folder to the tag, syncs the parent, replaces `latest` and prunes. Whatever stops it before the rename
+// leaves the folder's checkpoints as they were.
+//
+// An asynchronous save does the second and third part in a thread of every rank. Rank 0's waits for the notes
+// in the folder, so that the group's collectives stay the caller's.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "checkpoint/rank_file.h"
+#include "zero/checkpoint.h"
+#include "zero/group.h"
+
+namespace zero::checkpoint {
+
+/// What is saved. All but `pieces` is the same on every rank; client state and JSON texts are rank 0's.
+struct Contents {
+  std::vector<TensorInfo> tensors;
+  std::vector<Piece> pieces;  ///< this rank's; over all ranks they cover every tensor once
+  std::int64_t global_steps = 0;
+  std::string versions = "{}", state = "{}", client_state = "{}", config = "{}";
+};
+
+struct SaveStatistics {
+  std::uint64_t nbytes = 0;  ///< this rank's file
+  double stall_seconds = 0;  ///< inside save()
+  double total_seconds =
+      0;  ///< until the checkpoint was committed; of this rank's part on ranks other than 0
+};
+
+class Checkpointer {
+ public:
+  Checkpointer(io::FileSystem& files, Group group, StagingMemory staging);
+  /// Waits for a save under way; its error goes to the log. Local.
+  ~Checkpointer();
+
+  /// *Collective.* Throws CheckpointError on every rank, naming the ranks that failed and why; the folder's
+  /// checkpoints are then as before. An error of an earlier asynchronous save is thrown first, in place of
+  /// saving. Asynchronous: returns when the pieces' memory may change.
+  void save(const std::string& folder, const std::string& tag, Contents contents, const SaveOptions& options);
+  /// *Collective.* Returns when no save is under way. Throws the error of one that failed, on every rank.
+  void wait();
+  /// Local. True while this rank's part of a save is under way.
+  bool busy() const { return busy_; }
+  /// Of the last save that this rank finished.
+  const SaveStatistics& statistics() const { return statistics_; }
+
+ private:
+  struct Job;
+
+  void begin(Job& job);
+  void join();
+  void run(Job& job);
+  RankPart await_part(const Job& job, int rank) const;
+
+  io::FileSystem& files_;
+  Group group_;
+  StagingMemory staging_;
+  std::thread thread_;
+  std::atomic<bool> busy_{false};
+  std::atomic<bool> give_up_{false};  ///< stops rank 0 from waiting for ranks that are gone
+  std::string what_;                  ///< the save under way, for errors
+  std::string error_;                 ///< of the thread
+  bool unreported_ = false;           ///< a thread was started and nobody has asked for its result
+  SaveStatistics statistics_;
+};
+
+}  // namespace zero::checkpoint

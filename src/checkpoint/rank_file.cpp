@@ -1,0 +1,105 @@
+#include "checkpoint/rank_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "checkpoint/folder.h"
+#include "checkpoint/safetensors.h"
+
+namespace zero::checkpoint {
+namespace {
+
+/// Data begins at a page, so that large pieces can go to the disk without a copy by the kernel.
+constexpr std::size_t kAlignment = 4096;
+constexpr std::size_t kSlotNbytes = 8 << 20;
+constexpr std::size_t kSlots = 4;
+
+}  // namespace
+
+/// Hands out the payload from its beginning on.
+struct RankFile::Source {
+  const RankFile& file;
+  std::size_t piece = 0;
+  std::uint64_t done = 0;  ///< bytes of that piece
+
+  void copy_to(std::byte* to, std::size_t nbytes) {
+    while (nbytes > 0) {
+      const std::uint64_t left = file.piece_nbytes_[piece] - done;
+      const std::size_t now = std::min<std::uint64_t>(left, nbytes);
+      std::memcpy(to, file.pieces_[piece].data + done, now);
+      to += now;
+      nbytes -= now;
+      done += now;
+      if (done == file.piece_nbytes_[piece]) {
+        ++piece;
+        done = 0;
+      }
+    }
+  }
+};
+
+RankFile::RankFile(int rank, const std::string& id, const std::vector<TensorInfo>& tensors,
+                   std::vector<Piece> pieces)
+    : rank_(rank), pieces_(std::move(pieces)) {
+  std::erase_if(pieces_, [](const Piece& piece) { return piece.numel == 0; });
+  SafetensorsHeader header;
+  header.metadata = {{"format", "pt"},
+                     {"zerotorch_checkpoint", id},
+                     {"zerotorch_rank", std::to_string(rank)},
+                     {"zerotorch_version", std::to_string(kFormatVersion)}};
+  for (const Piece& piece : pieces_) {
+    const TensorInfo& info = tensors[piece.tensor];
+    header.entries.push_back({info.key(), info.dtype, {piece.numel}, 0, 0});
+    piece_nbytes_.push_back(static_cast<std::uint64_t>(piece.numel) * element_nbytes(info.dtype));
+    payload_nbytes_ += piece_nbytes_.back();
+  }
+  header_ = make_safetensors_header(header, kAlignment);
+}
+
+void RankFile::stage(std::byte* staging) {
+  Source{*this}.copy_to(staging, payload_nbytes_);
+  staged_ = staging;
+}
+
+std::size_t RankFile::ring_nbytes() { return kSlots * kSlotNbytes; }
+
+RankPart RankFile::write(io::FileSystem& files, const std::string& folder, std::byte* ring) const {
+  RankPart part;
+  part.file = {rank_file_name(rank_), nbytes(), header_.size(), checksum_of(header_)};
+  auto file = files.create(io::join(folder, part.file.name));
+  file->write(0, std::as_bytes(std::span(header_)));
+  BlockHasher hasher(piece_nbytes_, kBlockNbytes);
+  Source source{*this};
+  std::array<io::File::Request, kSlots> requests{};
+  for (std::size_t begin = 0, chunk = 0; begin < payload_nbytes_; begin += kSlotNbytes, ++chunk) {
+    const std::size_t size = std::min(kSlotNbytes, payload_nbytes_ - begin);
+    const std::size_t slot = chunk % kSlots;
+    const std::byte* data = staged_ ? staged_ + begin : ring + slot * kSlotNbytes;
+    if (!staged_ && chunk >= kSlots) file->wait(requests[slot]);
+    // In blocks that stay in the cache between copy and checksum.
+    for (std::size_t at = 0; at < size; at += kBlockNbytes) {
+      const std::size_t block = std::min<std::size_t>(kBlockNbytes, size - at);
+      if (!staged_) source.copy_to(ring + slot * kSlotNbytes + at, block);
+      hasher.update({data + at, block});
+    }
+    // The unaligned tail goes apart, so that the rest keeps the fast way.
+    const std::size_t aligned = size / kAlignment * kAlignment;
+    const std::uint64_t offset = header_.size() + begin;
+    if (aligned > 0) requests[slot] = file->write(offset, {data, aligned});
+    if (aligned < size) requests[slot] = file->write(offset + aligned, {data + aligned, size - aligned});
+  }
+  file->sync();
+  file->close();
+  std::uint64_t offset = header_.size();
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    part.places.push_back(
+        {pieces_[i].tensor, {0, offset, pieces_[i].begin, pieces_[i].numel, hasher.checksums()[i]}});
+    offset += piece_nbytes_[i];
+  }
+  return part;
+}
+
+}  // namespace zero::checkpoint

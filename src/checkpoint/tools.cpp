@@ -1,0 +1,125 @@
+#include "checkpoint/tools.h"
+
+#include <fmt/format.h>
+
+#include "checkpoint/folder.h"
+#include "checkpoint/range_reader.h"
+#include "zero/errors.h"
+
+namespace zero::checkpoint {
+namespace {
+
+Summary summarise(const Found& found, const std::optional<std::string>& latest) {
+  Summary summary;
+  summary.tag = found.tag;
+  summary.folder = found.folder;
+  summary.complete = true;
+  summary.latest = found.tag == latest;
+  summary.created_unix_ns = found.manifest.created_unix_ns;
+  summary.global_steps = found.manifest.global_steps;
+  summary.world_size = found.manifest.world_size;
+  summary.files = static_cast<int>(found.manifest.files.size());
+  summary.nbytes = found.manifest.nbytes();
+  for (const auto& tensor : found.manifest.tensors) {
+    if (tensor.info.kind == Kind::kWeight) summary.parameters += tensor.info.numel();
+  }
+  return summary;
+}
+
+std::string parent_of(const std::string& path) {
+  const std::size_t end = path.find_last_not_of('/');
+  const std::size_t slash = path.find_last_of('/', end);
+  return slash == std::string::npos ? "." : path.substr(0, std::max<std::size_t>(slash, 1));
+}
+
+}  // namespace
+
+std::vector<Summary> list(io::FileSystem& files, const std::string& folder) {
+  if (files.kind(folder) != io::FileKind::kFolder) {
+    throw CheckpointError(fmt::format("there is no folder '{}'", folder));
+  }
+  const auto latest = latest_tag(files, folder);
+  const Listing listing = list_checkpoints(files, folder);
+  std::vector<Summary> summaries;
+  for (const auto& item : listing.incomplete) {
+    Summary summary;
+    summary.tag = item.tag;
+    summary.folder = io::join(folder, item.tag);
+    summary.problem = item.problem;
+    summary.latest = item.tag == latest;
+    summaries.push_back(std::move(summary));
+  }
+  for (const auto& found : listing.complete) summaries.push_back(summarise(found, latest));
+  return summaries;
+}
+
+Description inspect(io::FileSystem& files, const std::string& path) {
+  const Found found = find_checkpoint(files, path);
+  Description description;
+  description.summary = summarise(found, latest_tag(files, parent_of(found.folder)));
+  for (const auto& tensor : found.manifest.tensors) {
+    const auto numel = tensor.info.numel();
+    description.tensors.push_back({tensor.info.name, std::string(kind_name(tensor.info.kind)),
+                                   std::string(element_type_name(tensor.info.dtype)), tensor.info.shape,
+                                   numel,
+                                   static_cast<std::uint64_t>(numel) * element_nbytes(tensor.info.dtype),
+                                   static_cast<int>(tensor.pieces.size())});
+  }
+  description.state = found.manifest.state;
+  description.client_state = found.manifest.client_state;
+  description.config = found.manifest.config;
+  description.versions = found.manifest.versions;
+  return description;
+}
+
+VerifyReport verify(io::FileSystem& files, const std::string& path, const Progress& progress) {
+  const Found found = find_checkpoint(files, path);
+  RangeReader reader(files, found);
+  VerifyReport report;
+  report.folder = found.folder;
+  report.problems = reader.verify(progress);
+  report.nbytes = reader.nbytes_read();
+  return report;
+}
+
+PruneReport prune(io::FileSystem& files, const std::string& folder, int keep_last, bool dry_run) {
+  if (keep_last < 1)
+    throw CheckpointError("prune keeps at least one checkpoint; remove the folder to remove all");
+  if (files.kind(folder) != io::FileKind::kFolder) {
+    throw CheckpointError(fmt::format("there is no folder '{}'", folder));
+  }
+  const auto lock = lock_folder(files, folder);
+  const Listing listing = list_checkpoints(files, folder);
+  PruneReport report;
+  for (const auto& tag : prunable(listing, latest_tag(files, folder), keep_last)) {
+    for (const auto& found : listing.complete) {
+      if (found.tag == tag) report.nbytes += found.manifest.nbytes();
+    }
+    report.removed.push_back(tag);
+  }
+  report.leftovers = leftovers(files, folder);
+  if (dry_run) return report;
+  for (const auto& tag : report.removed) remove_checkpoint(files, folder, tag);
+  for (const auto& name : report.leftovers) io::remove_all(files, io::join(folder, name));
+  return report;
+}
+
+// ---- on the machine's files ----------------------------------------------------------------------------
+
+std::vector<Summary> list(const std::string& folder) { return list(io::system_files(), folder); }
+Description inspect(const std::string& path) { return inspect(io::system_files(), path); }
+VerifyReport verify(const std::string& path, const Progress& progress) {
+  return verify(io::system_files(), path, progress);
+}
+ExportReport export_weights(const std::string& path, const std::string& to, const ExportOptions& options,
+                            const Progress& progress) {
+  return export_weights(io::system_files(), path, to, options, progress);
+}
+DiffReport diff(const std::string& a, const std::string& b, const Progress& progress) {
+  return diff(io::system_files(), a, b, progress);
+}
+PruneReport prune(const std::string& folder, int keep_last, bool dry_run) {
+  return prune(io::system_files(), folder, keep_last, dry_run);
+}
+
+}  // namespace zero::checkpoint

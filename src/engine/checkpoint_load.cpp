@@ -1,0 +1,559 @@
+// Engine::load_checkpoint: from named tensors of any layout to this engine's shards.
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/log.h"
+#include "checkpoint/agree.h"
+#include "checkpoint/dim_order.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/range_reader.h"
+#include "engine/agreement.h"
+#include "engine/checkpoints.h"
+#include "engine/tensor_types.h"
+#include "intercept/gradient_hook.h"
+#include "zero/errors.h"
+
+namespace zero {
+namespace engine {
+namespace {
+
+using checkpoint::agree;
+using checkpoint::error_of;
+using checkpoint::find_checkpoint;
+using checkpoint::Found;
+using checkpoint::Kind;
+using checkpoint::ManifestTensor;
+using checkpoint::Target;
+using layout::Range;
+
+constexpr std::size_t kMaxNamed = 8;  ///< names in an error's text
+
+std::string some_of(const std::vector<std::string>& names) {
+  const std::size_t shown = std::min(names.size(), kMaxNamed);
+  return fmt::format("{}{}",
+                     fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+                     names.size() > shown ? fmt::format(" and {} more", names.size() - shown) : "");
+}
+
+/// Where the data goes on, in micro-batches of all ranks, and whether the accumulated gradients can be kept.
+struct Position {
+  std::int64_t micro_batches = 0;
+  bool keeps_window = false;
+};
+
+/// One load: planned against the manifest, then read, then applied.
+class Loading {
+ public:
+  Loading(Engine::Impl& impl, const Found& found, const LoadOptions& options)
+      : impl_(impl), found_(found), options_(options) {
+    for (std::size_t t = 0; t < found.manifest.tensors.size(); ++t)
+      index_[found.manifest.tensors[t].info.key()] = t;
+    // Another name of a tied parameter may be the first one in another model.
+    for (std::size_t t = 0; t < found.manifest.tensors.size(); ++t) {
+      for (const auto& alias : found.manifest.tensors[t].info.aliases) {
+        if (found.manifest.tensors[t].info.kind == Kind::kWeight) {
+          owner_of_alias_.emplace(alias, found.manifest.tensors[t].info.name);
+        }
+      }
+    }
+    state_ = nlohmann::json::parse(found.manifest.state);
+    report_.folder = found.folder;
+    report_.tag = found.tag;
+    report_.client_state = found.manifest.client_state;
+  }
+
+  /// Matches names, shapes and counters; changes nothing. Same result on every rank. Throws CheckpointError.
+  void plan() {
+    std::set<std::size_t> used;
+    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) plan_parameter(static_cast<int>(p), used);
+    for (std::size_t b = 0; b < impl_.inventory.buffers.size(); ++b) plan_buffer(static_cast<int>(b), used);
+    for (const auto& [key, t] : index_) {
+      const auto& info = found_.manifest.tensors[t].info;
+      if ((info.kind == Kind::kWeight || info.kind == Kind::kBuffer) && !used.contains(t)) {
+        report_.unexpected.push_back(info.name);
+      }
+    }
+    if (options_.strict) check_strict();
+    plan_counters();
+  }
+
+  std::vector<Target> verification_targets() const {
+    std::vector<Target> targets;
+    for (const auto& item : items_) targets.push_back({item.tensor, item.begin, item.numel, nullptr});
+    return targets;
+  }
+
+  /// Reads into the engine's own memory, or beside it what has to be converted.
+  void read(checkpoint::RangeReader& reader) {
+    at::NoGradGuard no_grad;
+    std::vector<Target> targets;
+    for (auto& item : items_) {
+      targets.push_back({item.tensor, item.begin, item.numel, destination(item)});
+    }
+    reader.read(targets);
+  }
+
+  /// What was read beside becomes the engine's; counters follow. *Collective.*
+  LoadReport apply() {
+    at::NoGradGuard no_grad;
+    for (auto& item : items_) {
+      if (item.beside.defined()) item.apply(item.beside);
+      item.beside = at::Tensor();
+    }
+    for (std::size_t u = 0; u < impl_.model.units.size(); ++u)
+      impl_.optimizer->low_from_master(static_cast<int>(u));
+    impl_.store->publish(/*frozen_too=*/true);
+    for (const auto& parameter : impl_.model.parameters) intercept::bump_version(parameter.tensor);
+    apply_counters();
+    return std::move(report_);
+  }
+
+  /// Before read(): gradient sums start from zero.
+  void prepare_window() {
+    if (position_.keeps_window) {
+      impl_.reducer->resume_window();
+    } else if (!options_.module_only && options_.load_lr_scheduler_states) {
+      impl_.reducer->start_window();
+    }
+  }
+
+ private:
+  /// Elements of a tensor of the checkpoint, and where they go.
+  struct Item {
+    std::size_t tensor = 0;
+    std::int64_t begin = 0, numel = 0;  ///< in the order of the file
+    at::Tensor direct;                  ///< fp32 memory of the engine's that can be filled as it is
+    at::Tensor beside;                  ///< else: read here, in the file's dtype, and given to `apply`
+    std::function<void(const at::Tensor&)> apply;
+  };
+
+  const ManifestTensor& saved(std::size_t t) const { return found_.manifest.tensors[t]; }
+
+  std::string name_in_checkpoint(const std::string& name) const {
+    if (const auto renamed = options_.names.find(name); renamed != options_.names.end())
+      return renamed->second;
+    return name;
+  }
+
+  /// Index of the tensor, or nothing.
+  std::optional<std::size_t> find(Kind kind, const std::string& name) const {
+    const auto key = [kind](const std::string& n) { return fmt::format("{}/{}", kind_name(kind), n); };
+    const std::string wanted = name_in_checkpoint(name);
+    if (const auto found = index_.find(key(wanted)); found != index_.end()) return found->second;
+    const auto owner = owner_of_alias_.find(wanted);
+    if (owner == owner_of_alias_.end()) return std::nullopt;
+    const auto found = index_.find(key(owner->second));
+    return found == index_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  /// As find() for a parameter under any of its names.
+  std::optional<std::size_t> find_parameter_tensor(Kind kind, int p) const {
+    const auto& name = impl_.model.parameters[p].name;
+    if (auto found = find(kind, name)) return found;
+    for (const auto& [alias, index] : impl_.inventory.index_of) {
+      if (index != p || alias == name) continue;
+      if (auto found = find(kind, alias)) return found;
+    }
+    return std::nullopt;
+  }
+
+  bool shapes_match(std::size_t t, const at::Tensor& mine, const std::string& name) {
+    const auto& shape = saved(t).info.shape;
+    if (mine.sizes().vec() == shape) return true;
+    report_.mismatched.push_back(fmt::format("{}: [{}] in the model, [{}] in the checkpoint", name,
+                                             fmt::join(mine.sizes(), ", "), fmt::join(shape, ", ")));
+    return false;
+  }
+
+  void plan_parameter(int p, std::set<std::size_t>& used) {
+    const auto& parameter = impl_.model.parameters[p];
+    const auto weight = find_parameter_tensor(Kind::kWeight, p);
+    if (!weight) {
+      report_.missing.push_back(parameter.name);
+      return;
+    }
+    used.insert(*weight);
+    if (!shapes_match(*weight, parameter.tensor, parameter.name)) return;
+    const auto& unit = impl_.model.units[parameter.unit];
+    auto* optimizer = impl_.optimizer.get();
+    const Range held = unit.trainable ? optimizer->update_range(parameter.unit)
+                                      : impl_.store->writable_range(parameter.unit);
+    const int u = parameter.unit;
+    if (unit.trainable) {
+      add(p, *weight, held, [=](Range r) { return optimizer->master_view(u, r); });
+    } else {
+      add(p, *weight, held, {},
+          [=](Range r, const at::Tensor& values) { optimizer->load_range(u, r, values); });
+    }
+    if (!unit.trainable || options_.module_only) return;
+    if (options_.load_optimizer_states) {
+      plan_state(p, Kind::kExpAvg, held, [=](Range r) { return optimizer->exp_avg_view(u, r); });
+      plan_state(p, Kind::kExpAvgSq, held, [=](Range r) { return optimizer->exp_avg_sq_view(u, r); });
+    }
+  }
+
+  template <class ViewOf>
+  void plan_state(int p, Kind kind, Range held, ViewOf view_of) {
+    const auto& parameter = impl_.model.parameters[p];
+    const auto t = find_parameter_tensor(kind, p);
+    if (t && saved(*t).info.shape == parameter.tensor.sizes().vec()) {
+      add(p, *t, held, view_of);
+      return;
+    }
+    if (kind == Kind::kExpAvg) without_states_.push_back(parameter.name);
+    const Range mine = layout::intersect(parameter.range, held);
+    if (!mine.empty()) to_zero_.push_back(view_of(mine));
+  }
+
+  /// Plans reading this rank's part of a parameter-shaped tensor. `view_of(range of the unit)`: fp32 memory
+  /// to fill; or `assign(range, values)` where that is not all.
+  void add(int p, std::size_t t, Range held, std::function<at::Tensor(Range)> view_of,
+           std::function<void(Range, const at::Tensor&)> assign = {}) {
+    const auto& parameter = impl_.model.parameters[p];
+    const Range mine = layout::intersect(parameter.range, held);
+    if (mine.empty()) return;
+    const auto& info = saved(t).info;
+    Item item;
+    item.tensor = t;
+    item.begin = mine.begin - parameter.range.begin;
+    item.numel = mine.numel();
+    const at::Tensor view = view_of ? view_of(mine) : at::Tensor();
+    const auto order = checkpoint::dim_order_of(info.shape, parameter.tensor.strides().vec());
+    const bool same_order = order == info.dim_order;
+    if (view.defined() && view.is_cpu() && same_order && info.dtype == checkpoint::ElementType::kF32) {
+      item.direct = view;
+      items_.push_back(std::move(item));
+      return;
+    }
+    const auto give = [view, assign, mine](const at::Tensor& values) {
+      if (view.defined()) {
+        view.copy_(values);
+      } else {
+        assign(mine, values);
+      }
+    };
+    if (same_order) {
+      item.apply = give;
+    } else {
+      // The whole tensor, turned into the order of this model's memory.
+      const Range part{item.begin, item.begin + item.numel};
+      const auto strides = parameter.tensor.strides().vec();
+      item.begin = 0;
+      item.numel = info.numel();
+      item.apply = [give, part, strides, shape = info.shape,
+                    from = info.dim_order](const at::Tensor& values) {
+        const at::Tensor turned = at::empty({values.numel()}, values.options());
+        turned.as_strided(shape, strides).copy_(values.as_strided(shape, strides_of(shape, from)));
+        give(turned.narrow(0, part.begin, part.numel()));
+      };
+    }
+    items_.push_back(std::move(item));
+  }
+
+  void plan_buffer(int b, std::set<std::size_t>& used) {
+    const auto& buffer = impl_.inventory.buffers[b];
+    const auto t = find(Kind::kBuffer, buffer.name);
+    if (!t) {
+      report_.missing.push_back(buffer.name);
+      return;
+    }
+    used.insert(*t);
+    if (!shapes_match(*t, buffer.tensor, buffer.name)) return;
+    Item item{*t, 0, buffer.tensor.numel(), {}, {}, {}};
+    item.apply = [tensor = buffer.tensor](const at::Tensor& values) {
+      tensor.detach().copy_(values.view(tensor.sizes()));
+    };
+    items_.push_back(std::move(item));
+  }
+
+  void check_strict() const {
+    if (report_.missing.empty() && report_.unexpected.empty() && report_.mismatched.empty()) return;
+    std::string text;
+    const auto add = [&text](std::string_view what, const std::vector<std::string>& names) {
+      if (!names.empty())
+        text += fmt::format("{}{} {}: {}", text.empty() ? "" : "; ", names.size(), what, some_of(names));
+    };
+    add("missing in the checkpoint", report_.missing);
+    add("not in the model", report_.unexpected);
+    add("of another shape", report_.mismatched);
+    throw CheckpointError(
+        fmt::format("the checkpoint '{}' is of another model: {}. Set LoadOptions::strict to false to "
+                    "load what fits, or LoadOptions::names where only names differ",
+                    found_.folder, text));
+  }
+
+  std::int64_t saved_count(const char* key) const {
+    const auto found = state_.find(key);
+    if (found == state_.end() || !found->is_number_integer() || found->get<std::int64_t>() < 0) {
+      throw CheckpointError(fmt::format("the checkpoint '{}' has no '{}' in its state", found_.folder, key));
+    }
+    return found->get<std::int64_t>();
+  }
+
+  void notice(std::string text) { report_.notices.push_back(std::move(text)); }
+
+  void plan_counters() {
+    if (options_.module_only) {
+      report_.global_steps = impl_.global_steps;
+      report_.micro_batches = impl_.micro_batches();
+      return;
+    }
+    if (!without_states_.empty()) {
+      notice(fmt::format("{} parameters have no optimizer states in the checkpoint; theirs start at zero: {}",
+                         without_states_.size(), some_of(without_states_)));
+    }
+    if (!options_.load_optimizer_states) notice("optimizer states were not loaded: they stay as they are");
+    if (!options_.load_lr_scheduler_states) {
+      report_.global_steps = impl_.global_steps;
+      report_.micro_batches = impl_.micro_batches();
+      return;
+    }
+    const std::vector<std::pair<const char*, nlohmann::json>> contract = {
+        {"threads_per_rank", at::get_num_threads()}, {"cpu_capability", at::get_cpu_capability()}};
+    for (const auto& [key, value] : contract) {
+      if (const auto was = state_.value(key, nlohmann::json()); was != value) {
+        notice(fmt::format(
+            "the checkpoint was written with {} {}, this run has {}: the next steps may differ in the "
+            "last bits",
+            key, was.dump(), value.dump()));
+      }
+    }
+    position_ = plan_position();
+    plan_random_states();
+    report_.global_steps = saved_count("global_steps");
+    report_.micro_batches = position_.micro_batches;
+  }
+
+  Position plan_position() {
+    const std::int64_t ranks = impl_.group.size();
+    const std::int64_t window = impl_.config.gradient_accumulation_steps * ranks;
+    const std::int64_t done = saved_count("micro_batches"), inside = saved_count("window_micro_batches");
+    const std::int64_t saved_window = saved_count("gradient_accumulation_steps") * saved_count("world_size");
+    const bool has_sums = inside > 0;
+    if (saved_window != window) {
+      const std::int64_t begin = done - inside;
+      const std::int64_t next = (begin + window - 1) / window * window;
+      notice(fmt::format(
+          "{} micro-batches made a step when the checkpoint was written, {} do now: the data goes on at "
+          "micro-batch {} instead of {}",
+          saved_window, window, next, done));
+      return {next, false};
+    }
+    if (!has_sums) return {done, false};
+    if (inside % ranks != 0) {
+      notice(fmt::format(
+          "the checkpoint lies {} micro-batches inside an accumulation window, which {} ranks cannot "
+          "share out: the window starts again, at micro-batch {}",
+          inside, ranks, done - inside));
+      return {done - inside, false};
+    }
+    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+      const auto& parameter = impl_.model.parameters[p];
+      if (!impl_.model.units[parameter.unit].trainable) continue;
+      const auto t = find_parameter_tensor(Kind::kGradientSum, static_cast<int>(p));
+      if (!t || saved(*t).info.shape != parameter.tensor.sizes().vec()) {
+        notice(
+            "the accumulated gradients of the checkpoint are of another model: the accumulation window "
+            "starts again");
+        items_.erase(std::remove_if(items_.begin(), items_.end(),
+                                    [&](const Item& item) {
+                                      return saved(item.tensor).info.kind == Kind::kGradientSum;
+                                    }),
+                     items_.end());
+        return {done - inside, false};
+      }
+      const int u = parameter.unit;
+      auto* reducer = impl_.reducer.get();
+      // The owner's part only: the others get theirs when the window is over.
+      add(static_cast<int>(p), *t, impl_.model.units[u].shard(impl_.group.rank()), [=](Range r) {
+        return reducer->accumulated(u).narrow(0, r.begin - reducer->gradient_range(u).begin, r.numel());
+      });
+    }
+    return {done, true};
+  }
+
+  /// Memory that the item's elements are read into.
+  std::byte* destination(Item& item) {
+    if (item.direct.defined()) return static_cast<std::byte*>(item.direct.mutable_data_ptr());
+    item.beside =
+        at::empty({item.numel}, at::TensorOptions().dtype(to_scalar_type(saved(item.tensor).info.dtype)));
+    return static_cast<std::byte*>(item.beside.mutable_data_ptr());
+  }
+
+  void apply_counters() {
+    for (const at::Tensor& view : to_zero_) view.zero_();
+    if (options_.module_only) return;
+    if (options_.load_optimizer_states) impl_.optimizer->set_steps(saved_count("optimizer_steps"));
+    if (!options_.load_lr_scheduler_states) return;
+    impl_.global_steps = saved_count("global_steps");
+    impl_.skipped_steps = saved_count("skipped_steps");
+    impl_.micro_steps = position_.micro_batches / impl_.group.size();
+    const auto lr = state_.value("learning_rate_override", nlohmann::json());
+    impl_.lr_override = lr.is_number() ? std::optional(lr.get<double>()) : std::nullopt;
+    const auto seed = state_.value("seed", nlohmann::json());
+    if (seed.is_string()) impl_.seed = std::stoull(seed.get<std::string>());
+    impl_.reseed();
+  }
+
+  void plan_random_states() {
+    if (found_.manifest.world_size != impl_.group.size()) {
+      if (!impl_.config.zerotorch.reseed_per_micro_batch) {
+        notice(
+            "random streams belong to ranks and the number of ranks has changed: they go on from this run's "
+            "seed");
+      }
+      return;
+    }
+    plan_random_state("cpu", c10::Device(c10::kCPU));
+    if (!impl_.model.device.is_cpu()) plan_random_state("accelerator", impl_.model.device);
+  }
+
+  void plan_random_state(std::string_view device_name, c10::Device device) {
+    const auto t = find(Kind::kRandomState, random_state_name(impl_.group.rank(), device_name));
+    if (!t) return;
+    Item item{*t, 0, saved(*t).info.numel(), {}, {}, {}};
+    item.apply = [device](const at::Tensor& state) {
+      auto generator = at::globalContext().defaultGenerator(device);
+      const std::lock_guard lock(generator.mutex());
+      generator.set_state(state);
+    };
+    items_.push_back(std::move(item));
+  }
+
+  Engine::Impl& impl_;
+  const Found& found_;
+  const LoadOptions& options_;
+  nlohmann::json state_;
+  std::map<std::string, std::size_t> index_;           ///< by "kind/name"
+  std::map<std::string, std::string> owner_of_alias_;  ///< to the name its tensor has
+  std::vector<Item> items_;
+  std::vector<at::Tensor> to_zero_;
+  std::vector<std::string> without_states_;
+  Position position_;
+  LoadReport report_;
+};
+
+/// Loads one checkpoint. `changed` becomes true before the first value does. *Collective.*
+LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& found, const LoadOptions& options,
+                    bool& changed) {
+  Loading loading(impl, found, options);
+  const std::string what = fmt::format("loading the checkpoint '{}'", found.folder);
+  std::optional<checkpoint::RangeReader> reader;
+  agree(what, error_of([&] {
+          loading.plan();
+          reader.emplace(files, found);
+          if (options.verify_first) reader->read(loading.verification_targets());
+        }),
+        impl.group);
+  changed = true;
+  impl.store->quiesce();
+  impl.group.barrier({.label = "load_checkpoint"}).wait();  // nobody reads old values any more
+  loading.prepare_window();
+  agree(what, error_of([&] { loading.read(*reader); }), impl.group);
+  return loading.apply();
+}
+
+/// The checkpoint rank 0 finds, the same on every rank. *Collective.*
+Found find_together(Engine::Impl& impl, io::FileSystem& files, const std::string& folder,
+                    const std::string& tag) {
+  Found found;
+  const std::string what = fmt::format("loading a checkpoint from '{}'", folder);
+  std::string chosen = tag;
+  agree(what, error_of([&] {
+          if (impl.group.rank() == 0) chosen = find_checkpoint(files, folder, tag).tag;
+        }),
+        impl.group);
+  chosen = broadcast_text(chosen, 0, impl.group, "checkpoint");
+  agree(what, error_of([&] { found = find_checkpoint(files, folder, chosen); }), impl.group);
+  if (const auto difference = first_difference(found.manifest.id, impl.group, "checkpoint")) {
+    throw CheckpointError(
+        fmt::format("{}: the ranks see different checkpoints there: {}", what, *difference));
+  }
+  return found;
+}
+
+/// Tags of complete checkpoints older than `tag`, newest first, as rank 0 sees them. *Collective.*
+std::vector<std::string> older_tags(Engine::Impl& impl, io::FileSystem& files, const std::string& folder,
+                                    const std::set<std::string>& tried) {
+  nlohmann::json tags = nlohmann::json::array();
+  if (impl.group.rank() == 0) {
+    error_of([&] {
+      auto listing = checkpoint::list_checkpoints(files, folder);
+      for (auto it = listing.complete.rbegin(); it != listing.complete.rend(); ++it) {
+        if (!tried.contains(it->tag)) tags.push_back(it->tag);
+      }
+    });
+  }
+  return nlohmann::json::parse(broadcast_text(tags.dump(), 0, impl.group, "checkpoint"))
+      .get<std::vector<std::string>>();
+}
+
+}  // namespace
+}  // namespace engine
+
+namespace {
+
+/// Leaves the engine marked as half loaded when a load ends without success after changing something.
+struct LoadInProgress {
+  explicit LoadInProgress(Engine::Impl& impl) : impl(impl), changed(std::exchange(impl.half_loaded, false)) {}
+  ~LoadInProgress() { impl.half_loaded = changed && !succeeded; }
+
+  Engine::Impl& impl;
+  bool changed;
+  bool succeeded = false;
+};
+
+}  // namespace
+
+LoadReport Engine::load_checkpoint(const std::string& folder, const std::string& tag,
+                                   const LoadOptions& options) {
+  auto& impl = *impl_;
+  LoadInProgress progress(impl);
+  impl.check_usable();
+  impl.check_module();
+  if (impl.gathered_scopes > 0)
+    throw ModelError("load_checkpoint inside a zero::GatheredParameters: close it first");
+  if (impl.reducer->micro_batch_has_gradients()) {
+    throw ModelError("load_checkpoint between backward() and step(): call it after step()");
+  }
+  wait_checkpoint();
+  auto& files = engine::checkpoints_of(impl).files();
+  std::set<std::string> tried;
+  std::vector<std::string> failures;
+  std::string next = tag;
+  while (true) {
+    try {
+      const auto found = engine::find_together(impl, files, folder, next);
+      next = found.tag;
+      LoadReport report = engine::load_one(impl, files, found, options, progress.changed);
+      progress.succeeded = true;
+      report.notices.insert(report.notices.begin(), failures.begin(), failures.end());
+      if (impl.group.rank() == 0) {
+        for (const auto& notice : report.notices) base::log_warning("load_checkpoint: {}", notice);
+      }
+      return report;
+    } catch (const CheckpointError& error) {
+      if (!options.fall_back || !tag.empty()) throw;
+      failures.push_back(fmt::format("fell back to an older checkpoint: {}", error.what()));
+      tried.insert(next);
+      const auto older = engine::older_tags(impl, files, folder, tried);
+      if (older.empty()) throw;
+      next = older.front();
+    }
+  }
+}
+
+}  // namespace zero

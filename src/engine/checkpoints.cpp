@@ -1,0 +1,263 @@
+#include "engine/checkpoints.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <fmt/format.h>
+#include <torch/version.h>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/dim_order.h"
+#include "engine/tensor_types.h"
+#include "zero/errors.h"
+
+namespace zero {
+namespace engine {
+namespace {
+
+using checkpoint::ElementType;
+using checkpoint::Kind;
+using checkpoint::Piece;
+using checkpoint::TensorInfo;
+
+const std::byte* bytes_of(const at::Tensor& tensor) {
+  return static_cast<const std::byte*>(tensor.const_data_ptr());
+}
+
+/// Builds the common list of tensors and this rank's pieces of them, kind by kind in the order of the flat
+/// layout, so that neighbours in memory are neighbours in the file.
+class Collector {
+ public:
+  Collector(const Engine::Impl& impl, std::vector<at::Tensor>& keep) : impl_(impl), keep_(keep) {
+    std::vector<std::vector<std::string>> aliases(impl.model.parameters.size());
+    for (const auto& [name, index] : impl.inventory.index_of) {
+      if (name != impl.model.parameters[index].name) aliases[index].push_back(name);
+    }
+    aliases_ = std::move(aliases);
+  }
+
+  void add_weights() {
+    for_each_parameter(/*trainable_only=*/false, [&](int p, layout::Range mine) {
+      const auto& parameter = impl_.model.parameters[p];
+      const bool trainable = unit_of(p).trainable;
+      const auto dtype = trainable ? ElementType::kF32 : low_type();
+      const std::size_t tensor = add_info(p, Kind::kWeight, dtype);
+      contents_.tensors[tensor].aliases = aliases_[p];
+      if (mine.empty()) return;
+      if (trainable) {
+        add_piece(tensor, p, mine, impl_.optimizer->master_view(parameter.unit, mine));
+      } else {
+        const auto written = impl_.store->writable_range(parameter.unit);
+        add_piece(
+            tensor, p, mine,
+            impl_.store->writable_view(parameter.unit).narrow(0, mine.begin - written.begin, mine.numel()));
+      }
+    });
+  }
+
+  template <class ViewOf>
+  void add_states(Kind kind, ViewOf view_of) {
+    for_each_parameter(/*trainable_only=*/true, [&](int p, layout::Range mine) {
+      const std::size_t tensor = add_info(p, kind, ElementType::kF32);
+      if (!mine.empty()) add_piece(tensor, p, mine, view_of(impl_.model.parameters[p].unit, mine));
+    });
+  }
+
+  /// Rank 0's, as it is rank 0's module that full weights are taken from.
+  void add_buffers() {
+    for (const auto& item : impl_.inventory.buffers) {
+      TensorInfo info;
+      info.name = item.name;
+      info.kind = Kind::kBuffer;
+      info.dtype = info.module_dtype = to_element_type(item.tensor.scalar_type(), item.name);
+      info.shape = item.tensor.sizes().vec();
+      contents_.tensors.push_back(std::move(info));
+      if (impl_.group.rank() == 0) add_whole(item.tensor.detach().contiguous());
+    }
+  }
+
+  void add_random_states() {
+    for (int rank = 0; rank < impl_.group.size(); ++rank) {
+      add_random_state(rank, c10::Device(c10::kCPU));
+      if (!impl_.model.device.is_cpu()) add_random_state(rank, impl_.model.device);
+    }
+  }
+
+  checkpoint::Contents take() { return std::move(contents_); }
+
+ private:
+  const sharding::Unit& unit_of(int p) const { return impl_.model.units[impl_.model.parameters[p].unit]; }
+  ElementType low_type() const {
+    return to_element_type(storage::to_scalar_type(impl_.model.low_dtype), "the model");
+  }
+
+  template <class Visit>
+  void for_each_parameter(bool trainable_only, Visit visit) {
+    for (const auto& unit : impl_.model.units) {
+      if (trainable_only && !unit.trainable) continue;
+      for (const int p : unit.parameters) {
+        visit(p, layout::intersect(impl_.model.parameters[p].range, unit.shard(impl_.group.rank())));
+      }
+    }
+  }
+
+  std::size_t add_info(int p, Kind kind, ElementType dtype) {
+    const auto& parameter = impl_.model.parameters[p];
+    TensorInfo info;
+    info.name = parameter.name;
+    info.kind = kind;
+    info.dtype = dtype;
+    info.shape = parameter.tensor.sizes().vec();
+    info.dim_order = checkpoint::dim_order_of(info.shape, parameter.tensor.strides().vec());
+    info.module_dtype = low_type();
+    info.trainable = unit_of(p).trainable;
+    contents_.tensors.push_back(std::move(info));
+    return contents_.tensors.size() - 1;
+  }
+
+  void add_piece(std::size_t tensor, int p, layout::Range mine, at::Tensor values) {
+    if (!values.is_cpu()) {
+      values = values.cpu();
+      keep_.push_back(values);
+    }
+    contents_.pieces.push_back(
+        {tensor, mine.begin - impl_.model.parameters[p].range.begin, mine.numel(), bytes_of(values)});
+  }
+
+  /// The last tensor of the list, all of it from this rank.
+  void add_whole(at::Tensor values) {
+    if (!values.is_cpu()) values = values.cpu();
+    keep_.push_back(values);
+    contents_.pieces.push_back({contents_.tensors.size() - 1, 0, values.numel(), bytes_of(values)});
+  }
+
+  void add_random_state(int rank, c10::Device device) {
+    auto generator = at::globalContext().defaultGenerator(device);
+    at::Tensor state;
+    {
+      const std::lock_guard lock(generator.mutex());
+      state = generator.get_state();
+    }
+    TensorInfo info;
+    info.name = random_state_name(rank, device.is_cpu() ? "cpu" : "accelerator");
+    info.kind = Kind::kRandomState;
+    info.dtype = info.module_dtype = ElementType::kU8;
+    info.shape = {state.numel()};
+    contents_.tensors.push_back(std::move(info));
+    if (rank == impl_.group.rank()) add_whole(state.contiguous());
+  }
+
+  const Engine::Impl& impl_;
+  std::vector<at::Tensor>& keep_;
+  std::vector<std::vector<std::string>> aliases_;
+  checkpoint::Contents contents_;
+};
+
+nlohmann::json state_of(const Engine::Impl& impl) {
+  nlohmann::json state = {
+      {"global_steps", impl.global_steps},
+      {"skipped_steps", impl.skipped_steps},
+      {"micro_batches", impl.micro_batches()},
+      {"window_micro_batches", impl.window_micro_batches()},
+      {"gradient_accumulation_steps", impl.config.gradient_accumulation_steps},
+      {"world_size", impl.group.size()},
+      {"optimizer_steps", impl.optimizer->steps()},
+      {"seed", std::to_string(impl.seed)},  // 64 bits: more than JSON's numbers hold everywhere
+      {"loss_scale", 1.0},
+      {"stage", impl.config.zero_optimization.stage},
+      {"precision", dtype_name(impl.model.low_dtype)},
+      {"threads_per_rank", at::get_num_threads()},
+      {"cpu_capability", at::get_cpu_capability()},
+  };
+  state["learning_rate_override"] = impl.lr_override ? nlohmann::json(*impl.lr_override) : nlohmann::json();
+  return state;
+}
+
+}  // namespace
+
+std::string random_state_name(int rank, std::string_view device) {
+  return fmt::format("rank_{:05}.{}", rank, device);
+}
+
+Checkpoints::Checkpoints(Engine::Impl& impl, io::FileSystem& files)
+    : impl_(impl),
+      files_(files),
+      checkpointer_(files, impl.group, [this](std::size_t nbytes) { return staging(nbytes); }) {}
+
+std::byte* Checkpoints::staging(std::size_t nbytes) {
+  if (staging_.nbytes() < nbytes) {
+    staging_ = {};
+    staging_ = storage::FlatBuffer::make_private(impl_.ledger, MemoryKind::kStaging, DType::kByte,
+                                                 static_cast<std::int64_t>(nbytes));
+  }
+  return static_cast<std::byte*>(staging_.data());
+}
+
+checkpoint::Contents Checkpoints::contents(std::vector<at::Tensor>& keep) const {
+  Collector collector(impl_, keep);
+  collector.add_weights();
+  const auto& optimizer = *impl_.optimizer;
+  collector.add_states(Kind::kExpAvg, [&](int u, layout::Range r) { return optimizer.exp_avg_view(u, r); });
+  collector.add_states(Kind::kExpAvgSq,
+                       [&](int u, layout::Range r) { return optimizer.exp_avg_sq_view(u, r); });
+  if (impl_.window_micro_batches() > 0) {
+    collector.add_states(Kind::kGradientSum, [&](int u, layout::Range r) {
+      return impl_.reducer->accumulated(u).narrow(0, r.begin - impl_.reducer->gradient_range(u).begin,
+                                                  r.numel());
+    });
+  }
+  collector.add_buffers();
+  collector.add_random_states();
+  return collector.take();
+}
+
+void Checkpoints::save(const std::string& folder, const std::string& tag, std::string_view client_state,
+                       const SaveOptions& options) {
+  at::NoGradGuard no_grad;
+  impl_.store->quiesce();
+  std::vector<at::Tensor> keep;
+  checkpoint::Contents contents = this->contents(keep);
+  contents.global_steps = impl_.global_steps;
+  contents.state = state_of(impl_).dump();
+  contents.client_state = client_state.empty() ? "null" : client_state;
+  contents.config = impl_.config.to_json();
+  contents.versions = nlohmann::json{{"zerotorch", ZERO_VERSION}, {"torch", TORCH_VERSION}}.dump();
+  const std::string name = tag.empty() ? fmt::format("global_step{}", impl_.global_steps) : tag;
+  checkpointer_.save(folder, name, std::move(contents), options);
+}
+
+Checkpoints& checkpoints_of(Engine::Impl& impl) {
+  if (!impl.checkpoints) impl.checkpoints = std::make_shared<Checkpoints>(impl, io::system_files());
+  return *impl.checkpoints;
+}
+
+void use_files(Engine::Impl& impl, io::FileSystem& files) {
+  impl.checkpoints = std::make_shared<Checkpoints>(impl, files);
+}
+
+}  // namespace engine
+
+void Engine::save_checkpoint(const std::string& folder, const std::string& tag, std::string_view client_state,
+                             const SaveOptions& options) {
+  auto& impl = *impl_;
+  impl.check_usable();
+  if (impl.reducer->micro_batch_has_gradients()) {
+    throw ModelError(
+        "save_checkpoint between backward() and step(): call it after step(), also when that is inside an "
+        "accumulation window");
+  }
+  if (impl.gathered_scopes > 0) {
+    throw ModelError(
+        "save_checkpoint inside a zero::GatheredParameters: close it first, what it changed is not in the "
+        "shards yet");
+  }
+  engine::checkpoints_of(impl).save(folder, tag, client_state, options);
+}
+
+void Engine::wait_checkpoint() {
+  if (impl_->checkpoints) impl_->checkpoints->wait();
+}
+
+}  // namespace zero

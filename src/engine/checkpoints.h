@@ -1,0 +1,42 @@
+#pragma once
+// Checkpoints of an engine: which tensors it has, where this rank's elements of them lie, and what else a
+// run needs to go on.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpointer.h"
+#include "engine/engine_impl.h"
+#include "storage/flat_buffer.h"
+
+namespace zero::engine {
+
+/// Names of random-generator states in a checkpoint: of this rank and device.
+std::string random_state_name(int rank, std::string_view device);
+
+class Checkpoints {
+ public:
+  Checkpoints(Engine::Impl& impl, io::FileSystem& files);
+
+  void save(const std::string& folder, const std::string& tag, std::string_view client_state,
+            const SaveOptions& options);
+  void wait() { checkpointer_.wait(); }
+  const checkpoint::SaveStatistics& statistics() const { return checkpointer_.statistics(); }
+  io::FileSystem& files() const { return files_; }
+
+ private:
+  checkpoint::Contents contents(std::vector<at::Tensor>& keep) const;
+  std::byte* staging(std::size_t nbytes);
+
+  Engine::Impl& impl_;
+  io::FileSystem& files_;
+  storage::FlatBuffer staging_;
+  checkpoint::Checkpointer checkpointer_;
+};
+
+/// The engine's, made at first use.
+Checkpoints& checkpoints_of(Engine::Impl& impl);
+/// Before the first use: all checkpoint files go through `files`, which outlives the engine. For tests.
+void use_files(Engine::Impl& impl, io::FileSystem& files);
+
+}  // namespace zero::engine

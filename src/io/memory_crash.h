@@ -1,0 +1,13 @@
+#pragma once
+// What a power cut leaves of a tree.
+#include <memory>
+
+#include "io/memory_files.h"
+#include "io/memory_tree.h"
+
+namespace zero::io::memory {
+
+/// A new tree, all of it durable. The caller holds the mutex of `tree`.
+std::shared_ptr<Tree> crashed(const Tree& tree, const CrashPolicy& policy);
+
+}  // namespace zero::io::memory

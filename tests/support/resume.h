@@ -1,0 +1,46 @@
+#pragma once
+// Training runs of the odd model that are saved, loaded elsewhere and continued.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "zero/checkpoint.h"
+#include "zero/group.h"
+
+namespace zero::testing {
+
+/// Where a run trains. Any two with the same precision must continue each other's checkpoints bit for bit.
+struct Place {
+  int ranks = 1;
+  int stage = 0;
+  bool node_shared = false;
+  bool bf16 = false;
+  std::string name() const;
+};
+
+inline constexpr int kResumeWindow = 24;  ///< micro-batches of a step: divisible by 1, 2, 3, 4 and 8
+inline constexpr int kResumeSteps = 4;
+
+/// What must not depend on interruptions.
+struct Trajectory {
+  std::map<std::int64_t, double> losses;  ///< by global micro-batch
+  std::map<std::int64_t, double> norms;   ///< by step
+  std::uint64_t final_hash = 0;           ///< all full weights and optimizer states
+
+  /// The first difference of the part that `later` has from this one; empty: none.
+  std::string difference(const Trajectory& later) const;
+};
+
+/// Trains from the first micro-batch to `end` (all ranks' count), and saves to folder/tag unless that is
+/// empty. *Collective.*
+Trajectory train_and_save(const Place& place, Group group, std::int64_t end, const std::string& folder,
+                          const std::string& tag, const SaveOptions& options = {});
+
+/// Loads and trains to the end of kResumeSteps. *Collective.*
+Trajectory load_and_train(const Place& place, Group group, const std::string& folder, const std::string& tag,
+                          const LoadOptions& options = {});
+
+/// The JSON of a place.
+std::string resume_json(const Place& place);
+
+}  // namespace zero::testing
