@@ -30,6 +30,16 @@ std::int64_t unix_ns_now() {
       .count();
 }
 
+/// A folder that no power cut takes away again, with what is in it.
+void make_durable_folder(io::FileSystem& files, const std::string& folder) {
+  const bool is_new = files.kind(folder) == io::FileKind::kNone;
+  files.make_folders(folder);
+  // Somebody else may have made it and not come so far; but then a parent we may not read is no reason to
+  // stop.
+  const std::string error = error_of([&] { files.sync_folder(io::parent_of(folder)); });
+  if (is_new && !error.empty()) throw IoError(error);
+}
+
 std::string human_nbytes(std::uint64_t nbytes) {
   return fmt::format("{:.2f} GB", static_cast<double>(nbytes) / 1e9);
 }
@@ -154,7 +164,7 @@ void Checkpointer::begin(Job& job) {
   if (first) {
     error = error_of([&] {
       check_tag(job.tag);
-      files_.make_folders(job.folder);
+      make_durable_folder(files_, job.folder);
       const std::string target = io::join(job.folder, job.tag);
       if (files_.kind(target) != io::FileKind::kNone &&
           files_.kind(io::join(target, kManifestName)) != io::FileKind::kFile) {

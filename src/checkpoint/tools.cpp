@@ -26,12 +26,6 @@ Summary summarise(const Found& found, const std::optional<std::string>& latest) 
   return summary;
 }
 
-std::string parent_of(const std::string& path) {
-  const std::size_t end = path.find_last_not_of('/');
-  const std::size_t slash = path.find_last_of('/', end);
-  return slash == std::string::npos ? "." : path.substr(0, std::max<std::size_t>(slash, 1));
-}
-
 }  // namespace
 
 std::vector<Summary> list(io::FileSystem& files, const std::string& folder) {
@@ -56,7 +50,7 @@ std::vector<Summary> list(io::FileSystem& files, const std::string& folder) {
 Description inspect(io::FileSystem& files, const std::string& path) {
   const Found found = find_checkpoint(files, path);
   Description description;
-  description.summary = summarise(found, latest_tag(files, parent_of(found.folder)));
+  description.summary = summarise(found, latest_tag(files, io::parent_of(found.folder)));
   for (const auto& tensor : found.manifest.tensors) {
     const auto numel = tensor.info.numel();
     description.tensors.push_back({tensor.info.name, std::string(kind_name(tensor.info.kind)),

@@ -34,14 +34,17 @@ class Session {
   ~Session() {
     int finalized = 0;
     MPI_Finalized(&finalized);
-    if (ours_ && !finalized && !unclean_ && (!failed_ || all_ranks_come())) MPI_Finalize();
+    if (!ours_ || finalized) return;
+    const bool all_here = !failed_ || all_ranks_come();
+    if (all_here && !unclean_) MPI_Finalize();
   }
 
   void mark_failed() noexcept { failed_ = true; }
   void mark_unclean() noexcept { unclean_ = true; }
 
  private:
-  /// MPI_Finalize waits for every rank for ever: a barrier that can be given up comes before it.
+  /// A barrier that can be given up, where MPI_Finalize would wait for ever. It also lets every rank say what
+  /// it has to say before the first one that ends makes mpirun end them all.
   static bool all_ranks_come() noexcept {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Request barrier = MPI_REQUEST_NULL;

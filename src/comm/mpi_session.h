@@ -14,7 +14,8 @@ void ensure_mpi();
 /// A group has failed: some rank may never come to the end of its process, and finalising would wait for it.
 void mark_mpi_failed() noexcept;
 
-/// Requests are left that can be neither completed nor cancelled: MPI is not finalised at all.
+/// As mark_mpi_failed(), and requests are left that can be neither completed nor cancelled: MPI is not
+/// finalised at all.
 void mark_mpi_unclean() noexcept;
 
 /// Throws CommError with MPI's own text unless `code` is MPI_SUCCESS.

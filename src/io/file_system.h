@@ -19,9 +19,9 @@ namespace zero::io {
 enum class FileKind : std::uint8_t { kNone, kFile, kFolder, kOther };
 
 /// An open file. One thread at a time. Requests are queued and may complete in any order: requests under way
-/// at the same time must not overlap where one of them writes. The memory they name stays valid and untouched
-/// until wait() or drain() says so. The destructor drains and closes, and keeps errors to itself: call
-/// close() to hear of them.
+/// at the same time must not overlap, in the file or in memory, where one of them changes it. The memory they
+/// name stays valid and untouched until wait() or drain() says so. The destructor drains and closes, and
+/// keeps errors to itself: call close() to hear of them.
 ///
 /// A failed request is heard of at the next wait(), drain(), sync(), size() or close(), and at each one after
 /// it: a file of which anything failed, a sync() included, stays failed. Whether they return or throw, the

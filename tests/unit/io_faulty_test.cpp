@@ -99,7 +99,10 @@ TEST(IoFaulty, WhatFailsIsNotDone) {
   const auto failed = file->write(0, pattern(10, 1));
   const auto good = file->write(10, pattern(10, 2));
   EXPECT_NE(error_of([&] { file->wait(good); }), "") << "any request that failed so far";
-  EXPECT_NE(error_of([&] { file->wait(failed); }), "");
+  EXPECT_TRUE(mentions(error_of([&] { file->wait(failed); }), "Input/output error"));
+  files.fail_mutation(files.count(), ENOSPC);
+  file->write(20, {});
+  EXPECT_TRUE(mentions(error_of([&] { file->drain(); }), "Input/output error")) << "the first one";
   EXPECT_NE(error_of([&] { file->drain(); }), "");
   EXPECT_NE(error_of([&] { file->sync(); }), "");
   EXPECT_NE(error_of([&] { file->close(); }), "");
@@ -176,6 +179,20 @@ TEST(IoFaulty, TheStopIsNoErrorOfOurs) {
   } catch (const Error&) {
     FAIL() << "would be handled";
   } catch (const SimulatedCrash&) {
+  }
+}
+
+TEST(IoFaulty, RemoveAllTellsOfWhatItCannotRemove) {
+  // 0: /a, which is not empty. 1: /a/b, 2: /a/f, 3: /a.
+  for (std::uint64_t k = 0; k < 4; ++k) {
+    MemoryFileSystem memory;
+    memory.make_folders("/a/b");
+    write_text(memory, "/a/f", "x");
+    FaultyFileSystem files(memory);
+    files.fail_mutation(k, EACCES);
+    EXPECT_EQ(mentions(error_of([&] { remove_all(files, "/a"); }), "Permission denied"), k > 0) << k;
+    remove_all(files, "/a");
+    EXPECT_EQ(memory.paths(), std::vector<std::string>{});
   }
 }
 

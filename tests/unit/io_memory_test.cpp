@@ -202,12 +202,6 @@ TEST(IoCrashOrder, NamesComeInOrderOrNot) {
 TEST(IoCrashContent, WritesAreTornBetweenSectorsOnly) {
   MemoryFileSystem files;
   const std::string before(4000, 'a');
-  write_text(files, "/f", before);
-  files.sync_folder("/");
-  files.rename("/f", "/f");
-  const auto old = files.after_crash(CrashPolicy::everything());
-  // create() alone gives a file to write to: write over it before the sync is over.
-  files.remove("/f");
   const auto file = files.create("/f");
   files.sync_folder("/");
   file->write(0, std::as_bytes(std::span(before.data(), before.size())));
@@ -255,6 +249,18 @@ TEST(IoCrashContent, AnySubsetOfTheWritesSurvives) {
   EXPECT_EQ(found, (std::set<std::string>{"", "x", "y", "z", "xy", "xz", "yz", "xyz"}));
   file->sync();
   EXPECT_EQ(text_of(*files.after_crash(CrashPolicy::random(1)), "/f").size(), 1025u);
+}
+
+TEST(IoCrashContent, WhatWasSyncedDoesNotComeBackOverWhatWasSyncedLater) {
+  MemoryFileSystem files;
+  const auto file = files.create("/f");
+  files.sync_folder("/");
+  for (const std::string_view text : {"one", "two"}) {
+    file->wait(file->write(0, std::as_bytes(std::span(text.data(), text.size()))));
+    file->sync();
+  }
+  const auto look = [](MemoryFileSystem& after) { return text_of(after, "/f"); };
+  EXPECT_EQ(found_in_crashes(files, Names::kInOrder, look), std::set<std::string>{"two"});
 }
 
 TEST(IoCrashPolicies, NothingEverythingAndTheSameSeed) {

@@ -1,0 +1,202 @@
+#include "ckpt_command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <ctime>
+#include <memory>
+#include <string>
+
+#include "console.h"
+#include "text_format.h"
+#include "zero/checkpoint.h"
+
+namespace zero::app {
+namespace {
+
+struct Arguments {
+  std::string path, other, to;
+  checkpoint::ExportOptions export_options;
+  double max_file_gb = 5;
+  int keep_last = 0;
+  bool dry_run = false;
+  bool all_tensors = false;
+};
+
+/// A bar on standard error while it is a terminal; gone when the work is done.
+class ProgressBar {
+ public:
+  ProgressBar() : terminal_(isatty(STDERR_FILENO) != 0) {}
+  ~ProgressBar() {
+    if (shown_ >= 0) fmt::print(stderr, "\r\x1b[K");
+  }
+  checkpoint::Progress callback() {
+    return [this](std::uint64_t done, std::uint64_t total) { show(done, total); };
+  }
+
+ private:
+  void show(std::uint64_t done, std::uint64_t total) {
+    const int percent =
+        total == 0 ? 100 : static_cast<int>(100.0 * static_cast<double>(done) / static_cast<double>(total));
+    if (!terminal_ || percent == shown_) return;
+    shown_ = percent;
+    constexpr int kWidth = 40;
+    const int filled = std::min(kWidth, percent * kWidth / 100);
+    fmt::print(stderr, "\r[{}{}] {:3} %  {} of {}", std::string(static_cast<std::size_t>(filled), '#'),
+               std::string(static_cast<std::size_t>(kWidth - filled), '.'), percent,
+               human_nbytes(static_cast<std::int64_t>(done)), human_nbytes(static_cast<std::int64_t>(total)));
+  }
+
+  bool terminal_;
+  int shown_ = -1;
+};
+
+void say(const std::string& text) { Console(true).print(text + "\n"); }
+
+std::string nbytes_text(std::uint64_t nbytes) { return human_nbytes(static_cast<std::int64_t>(nbytes)); }
+
+std::string when(std::int64_t unix_ns) {
+  const auto seconds = static_cast<std::time_t>(unix_ns / 1'000'000'000);
+  std::tm local{};
+  localtime_r(&seconds, &local);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local)};
+}
+
+int list(const Arguments& arguments) {
+  const auto summaries = checkpoint::list(arguments.path);
+  if (summaries.empty()) say(fmt::format("no checkpoints in {}", arguments.path));
+  for (const auto& item : summaries) {
+    if (!item.complete) {
+      say(fmt::format("  {:<24} INCOMPLETE: {}", item.tag, item.problem));
+      continue;
+    }
+    say(fmt::format("{} {:<24} step {:<8} {:>9}  {} rank{:<2} {}", item.latest ? "*" : " ", item.tag,
+                    item.global_steps, nbytes_text(item.nbytes), item.world_size,
+                    item.world_size == 1 ? "" : "s", when(item.created_unix_ns)));
+  }
+  return 0;
+}
+
+int inspect(const Arguments& arguments) {
+  const auto found = checkpoint::inspect(arguments.path);
+  const auto& summary = found.summary;
+  say(fmt::format("checkpoint  {}  ({})", summary.tag, summary.folder));
+  say(fmt::format("saved       {}, step {}, by {} rank{}, {} files, {}", when(summary.created_unix_ns),
+                  summary.global_steps, summary.world_size, summary.world_size == 1 ? "" : "s", summary.files,
+                  nbytes_text(summary.nbytes)));
+  say(fmt::format("parameters  {}", with_commas(summary.parameters)));
+  say(fmt::format("versions    {}", found.versions));
+  say(fmt::format("state       {}", found.state));
+  say(fmt::format("client      {}", found.client_state));
+  say(fmt::format("config      {}", found.config));
+  say(fmt::format("tensors     {}", found.tensors.size()));
+  for (const auto& tensor : found.tensors) {
+    if (!arguments.all_tensors && tensor.kind != "weight" && tensor.kind != "buffer") continue;
+    say(fmt::format("  {:<12} {:<48} {:<5} {:<20} {:>9}  {} piece{}", tensor.kind, tensor.name, tensor.dtype,
+                    fmt::format("[{}]", fmt::join(tensor.shape, ", ")), nbytes_text(tensor.nbytes),
+                    tensor.pieces, tensor.pieces == 1 ? "" : "s"));
+  }
+  if (!arguments.all_tensors) say("  (optimizer states and random streams too: --all)");
+  return 0;
+}
+
+int verify(const Arguments& arguments) {
+  checkpoint::VerifyReport report;
+  {
+    ProgressBar bar;
+    report = checkpoint::verify(arguments.path, bar.callback());
+  }
+  for (const auto& problem : report.problems) say(fmt::format("DAMAGED  {}", problem.text));
+  if (report.problems.empty()) {
+    say(fmt::format("{}: every byte is as it was written ({} read)", report.folder,
+                    nbytes_text(report.nbytes)));
+    return 0;
+  }
+  say(fmt::format("{}: {} problem{}", report.folder, report.problems.size(),
+                  report.problems.size() == 1 ? "" : "s"));
+  return 1;
+}
+
+int export_weights(Arguments arguments) {
+  arguments.export_options.max_file_nbytes = static_cast<std::uint64_t>(arguments.max_file_gb * 1e9);
+  checkpoint::ExportReport report;
+  {
+    ProgressBar bar;
+    report =
+        checkpoint::export_weights(arguments.path, arguments.to, arguments.export_options, bar.callback());
+  }
+  say(fmt::format("{} tensors, {}, in:", report.tensors, nbytes_text(report.nbytes)));
+  for (const auto& file : report.files) say("  " + file);
+  return 0;
+}
+
+int diff(const Arguments& arguments) {
+  checkpoint::DiffReport report;
+  {
+    ProgressBar bar;
+    report = checkpoint::diff(arguments.path, arguments.other, bar.callback());
+  }
+  for (const auto& line : report.state) say("  " + line);
+  for (const auto& item : report.different) {
+    const std::string what = item.note.empty() ? fmt::format("{} elements differ, by at most {:.6g}",
+                                                             with_commas(item.differing), item.largest)
+                                               : item.note;
+    say(fmt::format("  {:<12} {:<48} {}", item.kind, item.name, what));
+  }
+  say(fmt::format("{} of {} tensors are equal, bit for bit", report.identical, report.compared));
+  return report.different.empty() ? 0 : 1;
+}
+
+int prune(const Arguments& arguments) {
+  const auto report = checkpoint::prune(arguments.path, arguments.keep_last, arguments.dry_run);
+  const char* verb = arguments.dry_run ? "would remove" : "removed";
+  for (const auto& tag : report.removed) say(fmt::format("{} {}", verb, tag));
+  for (const auto& name : report.leftovers) say(fmt::format("{} {} (an interrupted save)", verb, name));
+  say(fmt::format("{} checkpoint{}, {}", report.removed.size(), report.removed.size() == 1 ? "" : "s",
+                  nbytes_text(report.nbytes)));
+  return 0;
+}
+
+}  // namespace
+
+void add_ckpt_command(CLI::App& app, int& exit_code) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("ckpt", "look at, verify, compare, export and prune checkpoints");
+  command->require_subcommand(1);
+  const auto add = [&](const char* name, const char* help, const char* path_help,
+                       int (*run)(const Arguments&)) {
+    CLI::App* sub = command->add_subcommand(name, help);
+    sub->add_option("path", arguments->path, path_help)->required();
+    sub->callback([arguments, run, &exit_code] { exit_code = run(*arguments); });
+    return sub;
+  };
+  constexpr const char* kEither = "a checkpoint, or a folder of checkpoints (then its latest)";
+  add("list", "checkpoints of a folder; * marks the latest", "folder of checkpoints", list);
+  add("inspect", "tensors, sizes, configuration, step", kEither, inspect)
+      ->add_flag("--all", arguments->all_tensors, "optimizer states and random streams too");
+  add("verify", "read every byte and compare every checksum; exit code 1 on damage", kEither, verify);
+  CLI::App* exporting = add("export", "weights as safetensors files for Hugging Face's loaders", kEither,
+                            [](const Arguments& given) { return export_weights(given); });
+  exporting->add_option("to", arguments->to, "folder to write to")->required();
+  exporting->add_option("--dtype", arguments->export_options.dtype, "fp32, bf16, fp16 or module")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16", "module"}))
+      ->capture_default_str();
+  exporting->add_option("--max-file-gb", arguments->max_file_gb, "largest file, in 10^9 bytes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  CLI::App* comparing =
+      add("diff", "compare tensor by tensor; exit code 1 when any differs", "checkpoint A", diff);
+  comparing->add_option("other", arguments->other, "checkpoint B")->required();
+  CLI::App* pruning =
+      add("prune", "remove old checkpoints and what interrupted saves left", "folder of checkpoints", prune);
+  pruning->add_option("--keep-last", arguments->keep_last, "how many to keep")
+      ->required()
+      ->check(CLI::Range(1, 1 << 20));
+  pruning->add_flag("--dry-run", arguments->dry_run, "only say what would go");
+}
+
+}  // namespace zero::app
