@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "console.h"
 
@@ -16,6 +18,10 @@ class RecentMean {
     weight_ = 0.9 * weight_ + 0.1;
   }
   double value() const { return weight_ > 0 ? sum_ / weight_ : 0; }
+
+  /// For a checkpoint: everything that value() and add() depend on.
+  std::pair<double, double> state() const { return {sum_, weight_}; }
+  void restore(std::pair<double, double> state) { std::tie(sum_, weight_) = state; }
 
  private:
   double sum_ = 0, weight_ = 0;

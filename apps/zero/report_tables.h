@@ -29,15 +29,17 @@ std::string first_step_memory(const std::vector<MemoryReport>& reports, const Me
 
 struct RunResult {
   std::int64_t steps_done = 0;
-  int stop_signal = 0;                                      ///< 0: ran to its end
-  double last_loss = 0;                                     ///< smoothed training loss, nats per byte
+  std::int64_t steps_here = 0;  ///< of these by this process: since the run went on, if it did
+  int stop_signal = 0;          ///< 0: ran to its end
+  double last_loss = 0;         ///< smoothed training loss, nats per byte
   std::optional<double> first_validation, last_validation;  ///< nats per byte
   std::int64_t last_validation_step = 0;
   std::int64_t tokens = 0;
   std::int64_t skipped_steps = 0;
   double training_seconds = 0;  ///< steps only
-  double total_seconds = 0;     ///< with start, validation and sample
-  StepTotals totals;            ///< of all steps, mean over ranks
+  double total_seconds = 0;     ///< of this process, with start, validation and sample
+  std::string checkpoint;       ///< folder of the last one; empty: none
+  StepTotals totals;            ///< of the steps done here, mean over ranks
   std::int64_t padded_numel = 0;
   int ranks = 1;
   int stage = 0;

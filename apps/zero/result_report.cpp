@@ -48,7 +48,7 @@ std::string describe_validation(const TrainPlan& plan, const RunResult& result) 
 }
 
 std::string describe_times(const RunResult& result) {
-  const double each = 1e3 / static_cast<double>(result.steps_done);
+  const double each = 1e3 / static_cast<double>(result.steps_here);
   const StepTotals& t = result.totals;
   return fmt::format(
       "time       {:.1f} ms a step, the mean over ranks: data {:.1f}, forward {:.1f}, backward {:.1f},\n"
@@ -61,7 +61,7 @@ std::string describe_times(const RunResult& result) {
 
 std::string describe_traffic(const RunResult& result) {
   if (result.ranks == 1) return "";
-  const auto steps = static_cast<double>(result.steps_done);
+  const auto steps = static_cast<double>(result.steps_here);
   const StepTotals& t = result.totals;
   return fmt::format(
       "traffic    {} elements a step to each rank: gathered {}, reduced {}, published {}\n"
@@ -88,7 +88,7 @@ ordered_json memory_json(const RunResult& result) {
 }
 
 ordered_json times_json(const RunResult& result) {
-  const double each = result.steps_done > 0 ? 1e3 / static_cast<double>(result.steps_done) : 0;
+  const double each = result.steps_here > 0 ? 1e3 / static_cast<double>(result.steps_here) : 0;
   const StepTotals& t = result.totals;
   return {{"total", each * t.seconds()},
           {"data", each * t.data},
@@ -107,11 +107,11 @@ ordered_json times_json(const RunResult& result) {
 }  // namespace
 
 double traffic_in_model_sizes(const RunResult& result) {
-  if (result.ranks == 1 || result.steps_done == 0) return 0;
+  if (result.ranks == 1 || result.steps_here == 0) return 0;
   const double elements =
       result.totals.gathered_numel + result.totals.reduced_numel + result.totals.published_numel;
   const double unit = static_cast<double>(result.padded_numel) * (result.ranks - 1) / result.ranks;
-  return elements / static_cast<double>(result.steps_done) / unit;
+  return elements / static_cast<double>(result.steps_here) / unit;
 }
 
 std::string describe_result(const TrainPlan& plan, const RunResult& result) {
@@ -125,7 +125,7 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
     text += fmt::format("speed      {} tokens/s; {} steps in {}, all in {}\n",
                         with_commas(std::llround(tokens_per_s(result))), result.steps_done,
                         duration(result.training_seconds), duration(result.total_seconds));
-    text += describe_times(result) + describe_traffic(result);
+    if (result.steps_here > 0) text += describe_times(result) + describe_traffic(result);
   }
   if (result.skipped_steps > 0) {
     text +=
@@ -135,6 +135,12 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
       fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
                   result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
+  if (!result.checkpoint.empty()) {
+    text += result.stop_signal != 0
+                ? fmt::format("           zero train --resume --run-dir {} goes on\n", folder_name(plan))
+                : fmt::format("           zero ckpt export {}/checkpoints DIR writes the weights\n",
+                              folder_name(plan));
+  }
   if (!plan.tensorboard_folder.empty()) {
     const std::string run = folder_name(plan);
     text += fmt::format(
@@ -167,6 +173,8 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
           {"stop_signal", result.stop_signal},
           {"steps", result.steps_done},
           {"steps_wanted", plan.steps},
+          {"steps_since_resume", result.steps_here},
+          {"checkpoint", result.checkpoint.empty() ? ordered_json() : ordered_json(result.checkpoint)},
           {"skipped_steps", result.skipped_steps},
           {"preset", plan.preset},
           {"parameters_numel", plan.parameters_numel},

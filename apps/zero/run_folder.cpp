@@ -5,7 +5,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "zero/errors.h"
 
@@ -14,6 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr const char* kMetrics = "metrics.jsonl";
+constexpr const char* kLock = ".lock";
 
 std::string local_date_time() {
   const time_t now = ::time(nullptr);
@@ -31,11 +35,12 @@ fs::path free_default(const std::string& preset) {
   return path;
 }
 
-std::ofstream open_for_writing(const fs::path& path) {
+void write_text_file(const fs::path& path, const std::string& text) {
   errno = 0;
   std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
   if (!file) throw IoError(fmt::format("{}: cannot write: {}", path.string(), std::strerror(errno)));
-  return file;
 }
 
 /// Readers are people and scripts: bytes that are no UTF-8 become U+FFFD.
@@ -60,27 +65,53 @@ fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
         fmt::format("{}: cannot make the run's folder: {}; give a folder that can be written with --run-dir",
                     path.string(), error ? error.message() : "it is a file"));
   }
-  open_for_writing(path / kMetrics);
+  write_text_file(path / kMetrics, "");
   return path;
 }
 
-RunFolder::RunFolder(fs::path path) : path_(std::move(path)), metrics_(open_for_writing(path_ / kMetrics)) {}
-
-void RunFolder::append_metric(const nlohmann::ordered_json& metric) {
-  metrics_ << dump(metric, -1) << std::endl;
-  if (!metrics_)
-    throw IoError(fmt::format("{}: cannot write; is the disk full?", (path_ / kMetrics).string()));
+fs::path find_run_folder(const std::string& wanted) {
+  if (!wanted.empty()) {
+    if (fs::exists(fs::path(wanted) / kMetrics)) return fs::absolute(wanted).lexically_normal();
+    throw ConfigError(fmt::format("--resume: '{}' holds no run ({} is not there)", wanted, kMetrics));
+  }
+  std::optional<std::pair<fs::file_time_type, fs::path>> newest;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("runs", error)) {
+    const auto time = fs::last_write_time(entry.path() / kMetrics, error);
+    if (!error && (!newest || time > newest->first)) newest.emplace(time, entry.path());
+  }
+  if (newest) return fs::absolute(newest->second).lexically_normal();
+  throw ConfigError("--resume: there is no run below runs/; name its folder: --resume --run-dir DIR");
 }
 
+RunFolder::RunFolder(fs::path path)
+    : path_(std::move(path)),
+      lock_(io::system_files().try_lock((path_ / kLock).string())),
+      metrics_(path_ / kMetrics) {
+  if (!lock_) {
+    throw ConfigError(
+        fmt::format("{}: another process is writing this run; wait for it or stop it first", path_.string()));
+  }
+}
+
+void RunFolder::append_metric(const nlohmann::ordered_json& metric) {
+  metrics_.append(dump(metric, -1) + "\n");
+}
+
+std::int64_t RunFolder::sync_metrics() { return metrics_.sync(); }
+
+void RunFolder::cut_metrics(std::int64_t nbytes) { metrics_.cut(nbytes); }
+
 void RunFolder::write_json(const std::string& name, const nlohmann::ordered_json& value) const {
-  write_text(name, dump(value, 2) + "\n");
+  write_run_json(path_, name, value);
 }
 
 void RunFolder::write_text(const std::string& name, const std::string& text) const {
-  std::ofstream file = open_for_writing(path_ / name);
-  file << text;
-  file.close();
-  if (!file) throw IoError(fmt::format("{}: cannot write; is the disk full?", (path_ / name).string()));
+  write_text_file(path_ / name, text);
+}
+
+void write_run_json(const fs::path& folder, const std::string& name, const nlohmann::ordered_json& value) {
+  io::replace_text(io::system_files(), (folder / name).string(), dump(value, 2) + "\n");
 }
 
 }  // namespace zero::app

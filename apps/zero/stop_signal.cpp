@@ -1,6 +1,7 @@
 #include "stop_signal.h"
 
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <initializer_list>
@@ -10,6 +11,11 @@ namespace {
 
 volatile sig_atomic_t g_signal = 0;
 volatile sig_atomic_t g_announce = 0;
+timespec g_time{};  // set before g_signal
+
+double seconds(const timespec& time) {
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
 
 void on_signal(int signal) {
   if (g_signal != 0) {
@@ -17,9 +23,10 @@ void on_signal(int signal) {
     ::raise(signal);
     return;
   }
+  ::clock_gettime(CLOCK_MONOTONIC, &g_time);
   g_signal = signal;
   if (g_announce == 0) return;
-  constexpr char kText[] = "\nstopping after this step; once more ends at once\n";
+  constexpr char kText[] = "\nstopping after this step, with a checkpoint; once more ends at once\n";
   [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
 }
 
@@ -27,7 +34,7 @@ void on_signal(int signal) {
 
 void watch_stop_signals(bool announce) {
   g_announce = announce ? 1 : 0;
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
@@ -35,6 +42,13 @@ void watch_stop_signals(bool announce) {
 }
 
 int received_stop_signal() { return g_signal; }
+
+double seconds_since_stop_signal() {
+  if (g_signal == 0) return 0;
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return seconds(now) - seconds(g_time);
+}
 
 const char* stop_signal_name(int signal) {
   switch (signal) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -29,7 +30,6 @@ namespace zero::app {
 namespace {
 
 constexpr const char* kPlanVariable = "ZERO_TRAIN_PLAN";
-constexpr int kGraceMs = 120'000;  // a step of a large model may take long
 
 /// The exit code of a rank that returned or threw. All ranks find the same fault in a configuration or model;
 /// one of them says it.
@@ -70,7 +70,8 @@ int run_under_launcher(const TrainOptions& options, int rank, const std::string&
     const auto share = [&] { group.broadcast(&length, 1, DType::kInt64, 0, {.label = "plan"}).wait(); };
     if (rank == 0) {
       try {
-        text = to_json(prepare_run(options, group.size(), command_line));
+        text = to_json(options.resume ? prepare_resume(options, group.size(), command_line)
+                                      : prepare_run(options, group.size(), command_line));
       } catch (...) {
         share();  // the others end with this rank
         throw;
@@ -100,25 +101,21 @@ int stop_signal_of(const std::string& run_folder) {
 }
 
 int run_locally(const TrainOptions& options, const std::string& command_line) {
-  const int ranks = options.ranks.value_or(kDefaultRanks);
   const int most = std::max(8, 4 * comm::available_cpus());
-  if (ranks > most) {
+  if (options.ranks.value_or(1) > most) {
     throw ConfigError(
         fmt::format("--ranks: got {}, want at most {}: this host has {} cores. Use mpirun for several hosts",
-                    ranks, most, comm::available_cpus()));
+                    *options.ranks, most, comm::available_cpus()));
   }
-  const TrainPlan plan = prepare_run(options, ranks, command_line);
+  const TrainPlan plan = options.resume
+                             ? prepare_resume(options, options.ranks, command_line)
+                             : prepare_run(options, options.ranks.value_or(kDefaultRanks), command_line);
   comm::LaunchOptions launch;
-  launch.nproc = ranks;
+  launch.nproc = plan.ranks;
   launch.command = {own_path(), "train", "--as-rank"};
   launch.prefix_output = false;
   launch.environment = {{kPlanVariable, to_json(plan)}};
-  // Threads that spin while they wait take the core from those they wait for: 20 times slower on a busy
-  // machine.
-  if (!std::getenv("OMP_WAIT_POLICY") && !std::getenv("GOMP_SPINCOUNT")) {
-    launch.environment["OMP_WAIT_POLICY"] = "passive";
-  }
-  launch.grace_ms = kGraceMs;
+  launch.grace_ms = static_cast<int>(std::lround(options.grace_s * 1e3));
   const int code = comm::launch(launch);
   const int signal = code == 0 ? stop_signal_of(plan.run_folder) : 0;
   return signal == 0 ? code : 128 + signal;

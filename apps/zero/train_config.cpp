@@ -45,6 +45,7 @@ Config override_config(const Config& config, const TrainOptions& options) {
 
 std::string builtin_config(const TrainOptions& options, std::int64_t dim, int ranks) {
   const double lr = kLearningRate * std::min(1.0, kLearningRateDim / static_cast<double>(dim));
+  const std::int64_t steps = options.steps.value_or(kDefaultSteps);
   const std::int64_t accumulation = std::max<std::int64_t>(1, kMicroBatchesPerStep / ranks);
   ordered_json json = {{"train_micro_batch_size_per_gpu", kMicroBatch},
                        {"gradient_accumulation_steps", accumulation},
@@ -61,8 +62,8 @@ std::string builtin_config(const TrainOptions& options, std::int64_t dim, int ra
                        {"scheduler",
                         {{"type", "WarmupCosineLR"},
                          {"params",
-                          {{"total_num_steps", options.steps},
-                           {"warmup_num_steps", std::max<std::int64_t>(2, options.steps / 20)},
+                          {{"total_num_steps", steps},
+                           {"warmup_num_steps", std::max<std::int64_t>(2, steps / 20)},
                            {"warmup_type", "linear"},
                            {"warmup_min_ratio", 0.01},
                            {"cos_min_ratio", 0.05}}}}}};
@@ -76,6 +77,19 @@ Config make_config(const TrainOptions& options, std::int64_t dim, int ranks) {
                           ? Config::from_text(builtin_config(options, dim, ranks), "built-in configuration")
                           : Config::from_file(options.config);
   Config config = override_config(base, options);
+  config.resolve_batch(ranks);
+  return config;
+}
+
+Config resume_config(const std::string& text, const TrainOptions& options, int ranks) {
+  ordered_json json = ordered_json::parse(text);
+  json.erase("gradient_accumulation_steps");  // follows from the global batch and the ranks
+  if (options.stage) {
+    json["zero_optimization"]["stage"] = *options.stage;
+    json["zero_optimization"].erase("overlap_comm");
+  }
+  if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
+  Config config = Config::from_text(json.dump(), "configuration of the run");
   config.resolve_batch(ranks);
   return config;
 }

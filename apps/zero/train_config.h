@@ -13,4 +13,8 @@ std::string builtin_config(const TrainOptions& options, std::int64_t dim, int ra
 /// batch resolved for `ranks`. Local. Throws ConfigError, IoError.
 Config make_config(const TrainOptions& options, std::int64_t dim, int ranks);
 
+/// The resolved configuration `json` of a run that goes on with `ranks` ranks: the same global batch, with
+/// --stage and --store applied. Throws ConfigError when the batch does not divide by the ranks.
+Config resume_config(const std::string& json, const TrainOptions& options, int ranks);
+
 }  // namespace zero::app

@@ -5,6 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
 
 #include "host_facts.h"
 #include "stop_signal.h"
@@ -23,19 +26,73 @@ TrainLoop::TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& co
       recorder_(recorder),
       sampler_(Corpus(plan.corpus_folder, Split::kTrain), plan.seq, static_cast<std::uint64_t>(plan.seed)),
       validation_(Corpus(plan.corpus_folder, Split::kValidation), plan.seq, plan.eval_batches),
-      tokens_(at::empty({engine.config().train_micro_batch_size_per_gpu, plan.seq + 1}, at::kLong)) {}
+      tokens_(at::empty({engine.config().train_micro_batch_size_per_gpu, plan.seq + 1}, at::kLong)),
+      checkpoints_(plan, engine, console_, progress, recorder) {}
 
 void TrainLoop::run() {
+  if (plan_.resume) restore(checkpoints_.load());
   try {
-    validate();
-    storage::reset_activation_peak();
-    while (result_.steps_done < plan_.steps) {
-      one_step();
-      if (validation_due()) validate();
-    }
+    train();
   } catch (const Stopped&) {
     model_->train();
   }
+  if (result_.steps_done == 0) return;
+  checkpoints_.save_last(result_.steps_done, state());
+  if (result_.stop_signal != 0 && console_.enabled() && seconds_since_stop_signal() > 0) {
+    progress_.note(
+        fmt::format("checkpoint complete {} after the signal", duration(seconds_since_stop_signal())));
+  }
+}
+
+void TrainLoop::train() {
+  const bool validated = result_.last_validation && result_.last_validation_step == result_.steps_done;
+  if (validation_due() && !validated) validate();
+  storage::reset_activation_peak();
+  while (result_.steps_done < plan_.steps) {
+    one_step();
+    if (validation_due()) validate();
+    if (checkpoint_due_ || checkpoints_.due_by_steps(result_.steps_done)) {
+      checkpoints_.save(result_.steps_done, state());
+    }
+  }
+}
+
+nlohmann::json TrainLoop::state() const {
+  // Not finite has no form in JSON.
+  const auto number = [](double value) {
+    return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json();
+  };
+  const auto optional = [&](const std::optional<double>& value) {
+    return value ? number(*value) : nlohmann::json();
+  };
+  return {{"steps", result_.steps_done},
+          {"tokens", result_.tokens},
+          {"training_seconds", result_.training_seconds},
+          {"validation_seconds", validation_seconds_},
+          {"first_validation", optional(result_.first_validation)},
+          {"last_validation", optional(result_.last_validation)},
+          {"last_validation_step", result_.last_validation_step},
+          {"loss", {number(loss_.state().first), loss_.state().second}},
+          {"step_seconds", {step_seconds_.state().first, step_seconds_.state().second}}};
+}
+
+void TrainLoop::restore(const nlohmann::json& state) {
+  if (state.empty()) return;
+  const auto number = [](const nlohmann::json& value) {
+    return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
+  };
+  const auto optional = [](const nlohmann::json& value) {
+    return value.is_null() ? std::optional<double>() : value.get<double>();
+  };
+  result_.steps_done = state.at("steps");
+  result_.tokens = state.at("tokens");
+  result_.training_seconds = state.at("training_seconds");
+  validation_seconds_ = state.at("validation_seconds");
+  result_.first_validation = optional(state.at("first_validation"));
+  result_.last_validation = optional(state.at("last_validation"));
+  result_.last_validation_step = state.at("last_validation_step");
+  loss_.restore({number(state.at("loss").at(0)), state.at("loss").at(1)});
+  step_seconds_.restore({state.at("step_seconds").at(0), state.at("step_seconds").at(1)});
 }
 
 void TrainLoop::one_step() {
@@ -46,12 +103,14 @@ void TrainLoop::one_step() {
   const double seconds = clock.seconds();
   const std::int64_t tokens = engine_.config().train_batch_size * plan_.seq;
   ++result_.steps_done;
+  ++result_.steps_here;
   result_.tokens += tokens;
   result_.training_seconds += seconds;
   loss_.add(outcome.loss);
   step_seconds_.add(seconds);
   report({result_.steps_done, outcome.loss, engine_.grad_norm(), lr, result_.tokens, result_.training_seconds,
           static_cast<double>(tokens) / seconds, engine_.skipped_steps() > skipped});
+  checkpoint_due_ = outcome.checkpoint_due;
   result_.stop_signal = outcome.stop_signal;
   if (outcome.stop_signal != 0) throw Stopped{};
 }
@@ -87,6 +146,7 @@ double TrainLoop::micro_batch() {
 TrainLoop::StepOutcome TrainLoop::agree(const std::vector<double>& my_losses) {
   std::vector<double> mine = my_losses;
   mine.push_back(received_stop_signal());
+  mine.push_back(checkpoints_.due_by_time() ? 1 : 0);
   const std::vector<double> all = gather_doubles(engine_.group(), mine, "loss and stop flag");
   const auto ranks = static_cast<std::size_t>(engine_.world_size());
   StepOutcome outcome;
@@ -98,12 +158,13 @@ TrainLoop::StepOutcome TrainLoop::agree(const std::vector<double>& my_losses) {
   for (std::size_t r = 0; r < ranks && outcome.stop_signal == 0; ++r) {
     outcome.stop_signal = static_cast<int>(all[r * mine.size() + my_losses.size()]);
   }
+  outcome.checkpoint_due = all[my_losses.size() + 1] != 0;  // rank 0's clock
   return outcome;
 }
 
 void TrainLoop::report(const StepMetrics& metrics) {
   if (recorder_) recorder_->step(metrics);
-  if (metrics.step == 1) {
+  if (result_.steps_here == 1) {
     const auto reports = gather_memory(engine_.group(), engine_.memory_report());
     const auto ddp = ddp_memory(plan_.parameters_numel, engine_.config().bf16.enabled);
     if (console_.enabled()) progress_.note(first_step_memory(reports, ddp));
@@ -150,7 +211,7 @@ std::string TrainLoop::sample() {
 
 bool TrainLoop::validation_due() const {
   const std::int64_t step = result_.steps_done;
-  return step == plan_.steps || (plan_.eval_every > 0 && step % plan_.eval_every == 0);
+  return step == 0 || step == plan_.steps || (plan_.eval_every > 0 && step % plan_.eval_every == 0);
 }
 
 double TrainLoop::seconds_left() const {
@@ -186,6 +247,7 @@ void TrainLoop::validate() {
 RunResult TrainLoop::result() const {
   RunResult result = result_;
   result.last_loss = loss_.value();
+  result.checkpoint = checkpoints_.last();
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include "rank_totals.h"
 #include "recorder.h"
 #include "report_tables.h"
+#include "run_checkpoints.h"
 #include "train_plan.h"
 #include "validation.h"
 #include "zero/engine.h"
@@ -38,8 +39,9 @@ class TrainLoop {
   TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress,
             Recorder* recorder);
 
-  /// Validates, trains all steps with validations in between, validates. Ends early when any rank got a stop
-  /// signal. *Collective.*
+  /// Validates, trains all steps with validations and checkpoints in between, validates, writes the last
+  /// checkpoint. A plan that resumes goes on from the newest one. Ends early, with a checkpoint, when any
+  /// rank got a stop signal. *Collective.*
   void run();
 
   /// Continues the plan's prompt; empty when a stop signal came first. Every rank generates the same, since a
@@ -57,6 +59,7 @@ class TrainLoop {
   struct StepOutcome {
     double loss = 0;
     int stop_signal = 0;
+    bool checkpoint_due = false;
   };
 
   StepOutcome train_step();
@@ -67,6 +70,10 @@ class TrainLoop {
   void check_stop();
   void one_step();
   void report(const StepMetrics& metrics);
+  void train();
+  /// What a run needs to go on besides the engine's part.
+  nlohmann::json state() const;
+  void restore(const nlohmann::json& state);
   void validate();
   bool validation_due() const;
   double seconds_left() const;
@@ -83,7 +90,9 @@ class TrainLoop {
   StepTotals totals_;
   RunResult result_;
   RecentMean loss_, step_seconds_;
+  RunCheckpoints checkpoints_;
   double validation_seconds_ = 0;
+  bool checkpoint_due_ = false;  ///< after the last step, by rank 0's clock
 };
 
 }  // namespace zero::app

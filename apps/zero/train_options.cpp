@@ -34,7 +34,9 @@ void add_data_options(CLI::App& command, TrainOptions& options) {
 }
 
 void add_model_options(CLI::App& command, TrainOptions& options) {
-  command.add_option("--preset", options.preset, "gpt-tiny, gpt-2m, gpt-11m, gpt-10m, gpt-25m, gpt-152m or gpt-1b")
+  command
+      .add_option("--preset", options.preset,
+                  "gpt-tiny, gpt-2m, gpt-11m, gpt-10m, gpt-25m, gpt-152m or gpt-1b")
       ->capture_default_str()
       ->type_name("NAME")
       ->group(kModel);
@@ -72,9 +74,8 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->check(CLI::IsMember({"auto", "node_shared", "copying"}).description(""))
       ->type_name("auto|node_shared|copying")
       ->group(kTraining);
-  command.add_option("--steps", options.steps, "optimizer steps")
+  command.add_option("--steps", options.steps, "optimizer steps (default 220)")
       ->check(kPositive)
-      ->capture_default_str()
       ->type_name("N")
       ->group(kTraining);
   command
@@ -120,6 +121,30 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
       ->group(kSample);
 }
 
+/// What a run that goes on has decided for itself.
+constexpr const char* kFixedByTheRun[] = {
+    "--data",   "--cache-dir",   "--pack-only",     "--preset", "--layers",         "--dim",
+    "--heads",  "--seq",         "--config",        "--seed",   "--eval-every",     "--eval-batches",
+    "--prompt", "--temperature", "--sample-length", "--top-k",  "--no-tensorboard", "--print-config"};
+
+void add_resume_options(CLI::App& command, TrainOptions& options) {
+  auto* resume =
+      command
+          .add_flag(
+              "--resume", options.resume,
+              "go on with the run in --run-dir (default: the newest in runs/) from its last checkpoint; "
+              "-n, --stage, --store and --steps may be others")
+          ->group(kTraining);
+  for (const char* name : kFixedByTheRun) resume->excludes(command.get_option(name));
+  command
+      .add_option("--grace", options.grace_s,
+                  "after a stop signal: seconds for the step and the checkpoint, then the ranks are killed")
+      ->check(between(0.0, 1e6))
+      ->capture_default_str()
+      ->type_name("S")
+      ->group(kTraining);
+}
+
 void add_output_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--run-dir", options.run_dir, "folder of the run; default: runs/<date-time>-<preset>")
       ->type_name("DIR")
@@ -142,11 +167,13 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   add_training_options(command, options);
   add_sample_options(command, options);
   add_output_options(command, options);
+  add_resume_options(command, options);
   command.footer(
       "Examples:\n"
       "  zero train                                    two ranks, ZeRO-3, about two minutes\n"
       "  zero train --data ~/books --preset gpt-25m --steps 2000\n"
       "  zero train -n 4 --config ds_config.json --stage 2\n"
+      "  zero train --resume                           go on after Ctrl-C or a crash\n"
       "  mpirun -n 8 zero train --config ds_config.json");
 }
 

@@ -22,8 +22,8 @@ struct TrainOptions {
   // How to train it.
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
   std::optional<int> stage;
-  std::string store;  ///< empty: the configuration's
-  std::int64_t steps = 220;
+  std::string store;                       ///< empty: the configuration's
+  std::optional<std::int64_t> steps;       ///< not given: kDefaultSteps, or those of the run that goes on
   std::optional<std::int64_t> seed;        ///< not given: the configuration's, else kDefaultSeed
   std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 4
   std::int64_t eval_batches = 24;          ///< of 8 sequences; 0: the whole split
@@ -33,7 +33,9 @@ struct TrainOptions {
   double temperature = 0.8;
   std::int64_t top_k = 40;
   // What is said and written.
-  std::string run_dir;  ///< empty: runs/<date-time>-<preset>
+  std::string run_dir;   ///< empty: runs/<date-time>-<preset>; with `resume` the newest there
+  bool resume = false;   ///< go on with the run in run_dir
+  double grace_s = 120;  ///< from the first stop signal until ranks that have not ended are killed
   bool quiet = false;
   bool no_tensorboard = false;
   bool print_config = false;
@@ -42,6 +44,7 @@ struct TrainOptions {
 
 inline constexpr std::int64_t kDefaultSeed = 1234;
 inline constexpr int kDefaultRanks = 2;
+inline constexpr std::int64_t kDefaultSteps = 220;
 
 /// Adds the options to `command`. Their values are in `options` once it is parsed.
 void add_train_options(CLI::App& command, TrainOptions& options);

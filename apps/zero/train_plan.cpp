@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "console.h"
@@ -16,17 +17,21 @@
 #include "run_folder.h"
 #include "text_format.h"
 #include "train_config.h"
+#include "zero/data.h"
 #include "zero/errors.h"
 #include "zero/models.h"
 
 namespace zero::app {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, preset, layers, dim, heads, seq, parameters_numel, config,
-                                   corpus_folder, corpus_hash, train_nbytes, baseline_nats, run_folder,
-                                   tensorboard_folder, steps, eval_every, eval_batches, seed, prompt,
-                                   sample_length, top_k, temperature, quiet)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, data, cache_dir, preset, layers, dim, heads, seq,
+                                   parameters_numel, config, corpus_folder, corpus_hash, train_nbytes,
+                                   baseline_nats, run_folder, tensorboard_folder, steps, eval_every,
+                                   eval_batches, seed, prompt, sample_length, top_k, temperature, quiet)
 
 namespace {
+
+constexpr const char* kPlan = "plan.json";
+constexpr const char* kEnvironment = "environment.json";
 
 /// Learns to write something like Python in two minutes on two cores; the larger presets need longer.
 GPTOptions preset_model(const std::string& name) {
@@ -102,15 +107,66 @@ std::string utc_now() {
   return text;
 }
 
-void write_environment(const TrainPlan& plan, int ranks, const std::string& command_line) {
+void write_environment(const TrainPlan& plan, const std::string& command_line) {
   nlohmann::ordered_json facts = host_facts();
   facts["run"] = {{"command_line", command_line},
                   {"working_folder", std::filesystem::current_path().string()},
                   {"started_at", utc_now()},
-                  {"ranks", ranks},
+                  {"ranks", plan.ranks},
                   {"corpus_folder", plan.corpus_folder},
                   {"corpus_hash", plan.corpus_hash}};
-  RunFolder(plan.run_folder).write_json("environment.json", facts);
+  // One entry for each start of the run; readers of old look at the last.
+  const std::filesystem::path file = std::filesystem::path(plan.run_folder) / kEnvironment;
+  std::ifstream before(file);
+  const auto old = nlohmann::ordered_json::parse(before, nullptr, /*allow_exceptions=*/false);
+  if (plan.resume && old.is_object()) {
+    facts["earlier"] = old.value("earlier", nlohmann::ordered_json::array());
+    facts["earlier"].push_back(old.value("run", nlohmann::ordered_json()));
+  }
+  write_run_json(plan.run_folder, kEnvironment, facts);
+}
+
+std::string absolute_or_empty(const std::string& path) {
+  return path.empty() ? "" : std::filesystem::absolute(path).lexically_normal().string();
+}
+
+void print_head(const Console& console) {
+  console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
+}
+
+void print_tail(const Console& console, const TrainPlan& plan, const Config& config) {
+  console.print(describe_model(plan) + describe_training(plan, config, plan.ranks));
+  console.print(
+      fmt::format("run        {}{}\n", short_path(plan.run_folder), plan.resume ? ", goes on" : ""));
+  for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
+  console.print(describe_memory(plan, config, plan.ranks) + "\n");
+}
+
+/// The packed text of a run that goes on: still there, or packed again to the same bytes.
+void find_text_again(TrainPlan& plan) {
+  try {
+    if (Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash) return;
+  } catch (const IoError&) {  // the cache was emptied
+  }
+  const CorpusInfo corpus = pack_and_check(choose_corpus(plan.data, plan.cache_dir), plan.seq);
+  if (corpus.hash != plan.corpus_hash) {
+    throw ConfigError(fmt::format(
+        "--resume: the text {} is not what the run {} learnt from; bring it back, or start a new run",
+        corpus.source, plan.run_folder));
+  }
+  plan.corpus_folder = corpus.folder.string();
+}
+
+TrainPlan read_plan(const std::filesystem::path& folder) {
+  const std::string path = (folder / kPlan).string();
+  std::ifstream file(path);
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  try {
+    return json.get<TrainPlan>();
+  } catch (const nlohmann::json::exception&) {
+    throw ConfigError(
+        fmt::format("--resume: {} is not there or not a plan of this version; start a new run", path));
+  }
 }
 
 }  // namespace
@@ -147,17 +203,20 @@ TrainPlan plan_from_json(const std::string& json) {
 
 TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string& command_line) {
   TrainPlan plan = choose_model(options);
+  plan.ranks = ranks;
   const Config config = make_config(options, plan.dim, ranks);
   plan.config = config.to_json();
   plan.seed = *config.zerotorch.seed;
-  plan.steps = options.steps;
-  plan.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, (options.steps + 3) / 4));
+  plan.steps = options.steps.value_or(kDefaultSteps);
+  plan.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, (plan.steps + 3) / 4));
   plan.eval_batches = options.eval_batches;
   plan.prompt = unescape(options.prompt);
   plan.sample_length = options.sample_length;
   plan.top_k = options.top_k;
   plan.temperature = options.temperature;
   plan.quiet = options.quiet;
+  plan.data = absolute_or_empty(options.data);
+  plan.cache_dir = absolute_or_empty(options.cache_dir);
 
   const Console console(!options.quiet);
   Progress progress(console, 0, 0);
@@ -172,14 +231,36 @@ TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string&
   plan.baseline_nats = corpus.validation_unigram_entropy_nats;
   plan.run_folder = make_run_folder(options.run_dir, options.preset).string();
   if (!options.no_tensorboard) plan.tensorboard_folder = tensorboard_folder(config, plan.run_folder);
-  write_environment(plan, ranks, command_line);
+  write_environment(plan, command_line);
+  write_run_json(plan.run_folder, kPlan, nlohmann::ordered_json::parse(to_json(plan)));
 
-  console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
-  console.print(describe_corpus(corpus, packing.count()) + describe_model(plan) +
-                describe_training(plan, config, ranks));
-  console.print(fmt::format("run        {}\n", short_path(plan.run_folder)));
-  for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
-  console.print(describe_memory(plan, config, ranks) + "\n");
+  print_head(console);
+  console.print(describe_corpus(corpus, packing.count()));
+  print_tail(console, plan, config);
+  return plan;
+}
+
+TrainPlan prepare_resume(const TrainOptions& options, std::optional<int> ranks,
+                         const std::string& command_line) {
+  const std::filesystem::path folder = find_run_folder(options.run_dir);
+  TrainPlan plan = read_plan(folder);
+  // A run that was moved takes its event files with it.
+  if (plan.tensorboard_folder.starts_with(plan.run_folder + "/")) {
+    plan.tensorboard_folder.replace(0, plan.run_folder.size(), folder.string());
+  }
+  plan.run_folder = folder.string();
+  plan.ranks = ranks.value_or(plan.ranks);
+  plan.steps = options.steps.value_or(plan.steps);
+  plan.quiet = options.quiet;
+  plan.resume = true;
+  const Config config = resume_config(plan.config, options, plan.ranks);
+  plan.config = config.to_json();
+  find_text_again(plan);
+  write_environment(plan, command_line);
+  write_run_json(plan.run_folder, kPlan, nlohmann::ordered_json::parse(to_json(plan)));
+  const Console console(!plan.quiet);
+  print_head(console);
+  print_tail(console, plan, config);
   return plan;
 }
 

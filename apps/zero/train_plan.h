@@ -1,6 +1,7 @@
 #pragma once
 // A run of `zero train` with everything decided: what the ranks get, as JSON, from whoever prepared it.
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "train_options.h"
@@ -8,10 +9,12 @@
 namespace zero::app {
 
 struct TrainPlan {
+  int ranks = 0;
   std::string preset;
   std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
   std::int64_t parameters_numel = 0;
-  std::string config;  ///< resolved, as JSON
+  std::string config;           ///< resolved, as JSON
+  std::string data, cache_dir;  ///< as given, absolute; empty: see choose_corpus()
   std::string corpus_folder, corpus_hash;
   std::int64_t train_nbytes = 0;
   double baseline_nats = 0;                    ///< unigram entropy of the validation split, per byte
@@ -22,6 +25,7 @@ struct TrainPlan {
   std::int64_t sample_length = 0, top_k = 0;
   double temperature = 0;
   bool quiet = false;
+  bool resume = false;  ///< go on from the newest checkpoint of the run folder, if there is one
 };
 
 /// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown
@@ -36,5 +40,10 @@ TrainPlan plan_from_json(const std::string& json);
 /// (packed here), run folder with environment.json. Prints what was decided unless quiet. Local. Throws
 /// ConfigError, IoError.
 TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string& command_line);
+
+/// As prepare_run() for a run that goes on: its own plan, with what the options may change. `ranks` not
+/// given: as many as it had. Throws ConfigError also when its text is another one by now.
+TrainPlan prepare_resume(const TrainOptions& options, std::optional<int> ranks,
+                         const std::string& command_line);
 
 }  // namespace zero::app

@@ -100,7 +100,8 @@ std::string frame_sample(const TrainPlan& plan, const std::string& sample) {
 
 int run(const TrainPlan& plan, Group group) {
   const Clock clock;
-  const Config config = Config::from_text(plan.config, "configuration of the run");
+  Config config = Config::from_text(plan.config, "configuration of the run");
+  config.tensorboard.enabled = false;  // the recorder's part here
   set_up_process(plan, config, group);
   const bool first = group.rank() == 0;
   const Console console(first && !plan.quiet);
@@ -109,8 +110,7 @@ int run(const TrainPlan& plan, Group group) {
 
   GPT model = build_model(plan);
   GPTEngine engine = initialize(model, config, initialize_options(group));
-  if (recorder)
-    recorder->folder().write_json("config.json", nlohmann::ordered_json::parse(engine.config().to_json()));
+  if (recorder) recorder->folder().write_json("config.json", nlohmann::ordered_json::parse(plan.config));
   print_start(console, plan, engine, clock.seconds());
 
   Progress progress(console, plan.steps, config.steps_per_print);

@@ -40,10 +40,17 @@ struct LoadOptions {
   std::map<std::string, std::string> names;
 };
 
-/// What load_checkpoint did, the same on every rank.
+struct FullWeightsOptions {
+  /// Names or shapes that do not match are an error; else they are left as they are and reported.
+  bool strict = true;
+  /// From a parameter's or buffer's name in this model to its name in the file, where they differ.
+  std::map<std::string, std::string> names;
+};
+
+/// What load_checkpoint or load_full_weights did, the same on every rank.
 struct LoadReport {
-  std::string folder;  ///< the checkpoint's own
-  std::string tag;
+  std::string folder;  ///< the checkpoint's own, or the path of the weights
+  std::string tag;     ///< empty for weights
   std::string client_state;  ///< JSON
   std::int64_t global_steps = 0;
   /// Micro-batches of all ranks before the one that comes next: where the data goes on.

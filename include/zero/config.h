@@ -120,6 +120,19 @@ struct Config {
   };
   Tensorboard tensorboard;
 
+  /// When `zero train` saves checkpoints; a program of your own calls Engine::save_checkpoint when it wants.
+  struct Checkpoint {
+    /// Optimizer steps between checkpoints; 0: not by steps.
+    std::int64_t every_steps = 0;
+    /// Minutes between checkpoints; 0: not by time.
+    double every_minutes = 10;
+    /// So many newest checkpoints stay; 0: all.
+    std::int64_t keep_last = 2;
+    /// Training goes on while a checkpoint is written. Costs one copy of the rank's shard in memory.
+    bool async = true;
+  };
+  Checkpoint checkpoint;
+
   struct ZeroOptimization {
     /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters.
     int stage = 0;
@@ -145,8 +158,6 @@ struct Config {
     std::int64_t stage3_param_persistence_threshold = 100'000;
     /// Stage 3, in elements: upper bound of all parameters kept by the threshold above.
     std::int64_t stage3_model_persistence_threshold = INT64_MAX;
-    /// Stage 3: allow consolidating the low-precision weights into one file when asked to save them.
-    bool stage3_gather_16bit_weights_on_model_save = false;
     /// Modules gathered as one, by their name in the model (leaf_module.names) or the end of it
     /// (leaf_module.name_suffixes).
     std::vector<std::string> leaf_module_names;

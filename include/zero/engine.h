@@ -126,6 +126,19 @@ class Engine {
   LoadReport load_checkpoint(const std::string& folder, const std::string& tag = {},
                              const LoadOptions& options = {});
 
+  /// Replaces the weights and buffers by those of a whole model, by name: safetensors (a file, an index, or a
+  /// folder with either), Python's torch.save(module.state_dict()) or C++'s torch::save(module). Of any
+  /// floating-point dtype; optimizer states and counters stay as they are. Only rank 0 reads `path`, one
+  /// tensor at a time, and broadcasts it. *Collective.* Throws CheckpointError or IoError on every rank;
+  /// nothing is changed by names or shapes that do not match.
+  LoadReport load_full_weights(const std::string& path, const FullWeightsOptions& options = {});
+  /// Writes the weights and buffers to `folder` as safetensors that Hugging Face's loaders read, in the dtype
+  /// the module has (ExportOptions::dtype "module") or another. Gathered one parameter at a time, written by
+  /// rank 0. *Collective.* Throws CheckpointError on every rank; an older export in `folder` is then as before.
+  checkpoint::ExportReport save_16bit_model(const std::string& folder,
+                                            const checkpoint::ExportOptions& options = {.dtype = "module"},
+                                            const checkpoint::Progress& progress = {});
+
   /// Throws ModelError naming the parameter when the module was moved or converted behind the engine's back.
   void check_module() const;
 

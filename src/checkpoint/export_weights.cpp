@@ -19,14 +19,8 @@ struct Item {
   ElementType dtype;
 };
 
-ElementType exported_type(const TensorInfo& info, const std::string& wanted) {
-  if (info.kind == Kind::kBuffer || !is_floating_point(info.dtype)) return info.dtype;
-  if (wanted == "fp32") return ElementType::kF32;
-  if (wanted == "bf16") return ElementType::kBF16;
-  if (wanted == "fp16") return ElementType::kF16;
-  if (wanted == "module") return info.module_dtype;
-  throw CheckpointError(
-      fmt::format("'{}' is no dtype to export to; want fp32, bf16, fp16 or module", wanted));
+ElementType type_of(const TensorInfo& info, const std::string& wanted) {
+  return info.kind == Kind::kBuffer ? info.dtype : exported_type(info.dtype, info.module_dtype, wanted);
 }
 
 std::vector<Item> items_of(const Manifest& manifest, const ExportOptions& options) {
@@ -35,7 +29,7 @@ std::vector<Item> items_of(const Manifest& manifest, const ExportOptions& option
     const TensorInfo& info = manifest.tensors[t].info;
     const bool wanted = info.kind == Kind::kWeight || (info.kind == Kind::kBuffer && options.include_buffers);
     if (!wanted) continue;
-    const ElementType dtype = exported_type(info, options.dtype);
+    const ElementType dtype = type_of(info, options.dtype);
     items.push_back({t, info.name, dtype});
     for (const auto& alias : info.aliases) items.push_back({t, alias, dtype});
   }
@@ -47,6 +41,7 @@ std::vector<Item> items_of(const Manifest& manifest, const ExportOptions& option
 ExportReport export_weights(io::FileSystem& files, const std::string& path, const std::string& to,
                             const ExportOptions& options, const Progress& progress) {
   const Found found = find_checkpoint(files, path);
+  check_complete(files, found.folder, found.manifest);  // memory for what the manifest only claims is not taken
   const auto items = items_of(found.manifest, options);
   std::vector<SafetensorsEntry> entries;
   std::uint64_t total = 0, done = 0;

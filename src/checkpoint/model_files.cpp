@@ -17,6 +17,16 @@ constexpr std::string_view kTemporary = ".writing";
 
 }  // namespace
 
+ElementType exported_type(ElementType own, ElementType module, const std::string& wanted) {
+  if (wanted == "module") return module;
+  if (!is_floating_point(own)) return own;
+  if (wanted == "fp32") return ElementType::kF32;
+  if (wanted == "bf16") return ElementType::kBF16;
+  if (wanted == "fp16") return ElementType::kF16;
+  throw CheckpointError(
+      fmt::format("'{}' is no dtype to export to; want fp32, bf16, fp16 or module", wanted));
+}
+
 ModelFiles::ModelFiles(io::FileSystem& files, std::string folder, std::vector<SafetensorsEntry> entries,
                        std::uint64_t max_file_nbytes)
     : files_(files), folder_(std::move(folder)), entries_(std::move(entries)) {

@@ -12,6 +12,10 @@
 
 namespace zero::checkpoint {
 
+/// What ExportOptions::dtype makes of a weight that is `own` in memory and `module` in the module. Throws
+/// CheckpointError for other words than those documented there.
+ElementType exported_type(ElementType own, ElementType module, const std::string& wanted);
+
 class ModelFiles {
  public:
   /// `entries`: names, dtypes and shapes of what will be written, in that order. `folder` is made. Throws

@@ -51,7 +51,6 @@ ordered_json zero_json(const Config::ZeroOptimization& zero) {
           {"stage3_prefetch_bucket_size", zero.stage3_prefetch_bucket_size},
           {"stage3_param_persistence_threshold", zero.stage3_param_persistence_threshold},
           {"stage3_model_persistence_threshold", zero.stage3_model_persistence_threshold},
-          {"stage3_gather_16bit_weights_on_model_save", zero.stage3_gather_16bit_weights_on_model_save},
           {"leaf_module",
            {{"names", zero.leaf_module_names}, {"name_suffixes", zero.leaf_module_name_suffixes}}}};
 }
@@ -92,6 +91,10 @@ std::string Config::to_json() const {
   root["tensorboard"] = {{"enabled", tensorboard.enabled},
                          {"output_path", tensorboard.output_path},
                          {"job_name", tensorboard.job_name}};
+  root["checkpoint"] = {{"every_steps", checkpoint.every_steps},
+                        {"every_minutes", checkpoint.every_minutes},
+                        {"keep_last", checkpoint.keep_last},
+                        {"async", checkpoint.async}};
   root["zero_optimization"] = zero_json(zero_optimization);
   root["zerotorch"] = zerotorch_json(zerotorch);
   return root.dump(2) + "\n";

@@ -381,6 +381,9 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
   impl->aborts_on_exception = true;
   log_start(*impl, description);
   log_configuration(*impl);
+  if (impl->config.tensorboard.enabled && impl->group.rank() == 0) {
+    impl->monitor = std::make_unique<StepMonitor>(impl->config);
+  }
   return impl;
 }
 

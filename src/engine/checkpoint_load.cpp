@@ -5,7 +5,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -22,6 +21,7 @@
 #include "checkpoint/range_reader.h"
 #include "engine/agreement.h"
 #include "engine/checkpoints.h"
+#include "engine/load_report.h"
 #include "engine/tensor_types.h"
 #include "intercept/gradient_hook.h"
 #include "zero/errors.h"
@@ -38,15 +38,6 @@ using checkpoint::Kind;
 using checkpoint::ManifestTensor;
 using checkpoint::Target;
 using layout::Range;
-
-constexpr std::size_t kMaxNamed = 8;  ///< names in an error's text
-
-std::string some_of(const std::vector<std::string>& names) {
-  const std::size_t shown = std::min(names.size(), kMaxNamed);
-  return fmt::format("{}{}",
-                     fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
-                     names.size() > shown ? fmt::format(" and {} more", names.size() - shown) : "");
-}
 
 /// Where the data goes on, in micro-batches of all ranks, and whether the accumulated gradients can be kept.
 struct Position {
@@ -173,8 +164,7 @@ class Loading {
   bool shapes_match(std::size_t t, const at::Tensor& mine, const std::string& name) {
     const auto& shape = saved(t).info.shape;
     if (mine.sizes().vec() == shape) return true;
-    report_.mismatched.push_back(fmt::format("{}: [{}] in the model, [{}] in the checkpoint", name,
-                                             fmt::join(mine.sizes(), ", "), fmt::join(shape, ", ")));
+    report_.mismatched.push_back(shape_mismatch(name, mine.sizes().vec(), shape, "the checkpoint"));
     return false;
   }
 
@@ -280,19 +270,9 @@ class Loading {
   }
 
   void check_strict() const {
-    if (report_.missing.empty() && report_.unexpected.empty() && report_.mismatched.empty()) return;
-    std::string text;
-    const auto add = [&text](std::string_view what, const std::vector<std::string>& names) {
-      if (!names.empty())
-        text += fmt::format("{}{} {}: {}", text.empty() ? "" : "; ", names.size(), what, some_of(names));
-    };
-    add("missing in the checkpoint", report_.missing);
-    add("not in the model", report_.unexpected);
-    add("of another shape", report_.mismatched);
-    throw CheckpointError(
-        fmt::format("the checkpoint '{}' is of another model: {}. Set LoadOptions::strict to false to "
-                    "load what fits, or LoadOptions::names where only names differ",
-                    found_.folder, text));
+    require_all_match(report_, fmt::format("the checkpoint '{}' is of another model", found_.folder),
+                      "Set LoadOptions::strict to false to load what fits, or LoadOptions::names where only "
+                      "names differ");
   }
 
   std::int64_t saved_count(const char* key) const {

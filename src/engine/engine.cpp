@@ -70,10 +70,10 @@ void Engine::Impl::check_module() const {
   for (const auto& parameter : model.parameters) {
     if (parameter.handle->owns(parameter.tensor)) continue;
     throw ModelError(fmt::format(
-        "parameter '{}' no longer has the memory the engine gave it (module->to(), set_data() or "
-        "an assignment "
-        "replaced it); convert and move the module before zero::initialize, load checkpoints with "
-        "Engine::load_checkpoint and single whole tensors with Engine::set_full_weight",
+        "parameter '{}' no longer has the memory the engine gave it (module->to(), torch::load(), "
+        "set_data() or an assignment replaced it); convert and move the module before zero::initialize, load checkpoints with "
+        "Engine::load_checkpoint, a plain state dict with Engine::load_full_weights and single whole tensors "
+        "with Engine::set_full_weight",
         parameter.name));
   }
 }
@@ -168,6 +168,7 @@ void Engine::backward(const at::Tensor& loss) {
         fmt::format("backward needs a scalar loss, got {}; reduce it first, for example with mean()",
                     loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
   }
+  if (impl_->monitor) impl_->monitor->add_loss(loss);
   loss.backward();
 }
 
@@ -186,6 +187,7 @@ void Engine::step() {
     }
   }
   const bool boundary = is_gradient_accumulation_boundary();
+  const double lr = impl.lr_of(0);
   impl.reducer->finish_micro_batch();
   if (const auto& unused = impl.reducer->unused_parameters();
       !unused.empty() && !impl.config.zero_optimization.ignore_unused_parameters) {
@@ -211,6 +213,9 @@ void Engine::step() {
     ++impl.global_steps;
     impl.last_times = std::exchange(impl.times, {});
     engine::log_step(impl);
+    if (impl.monitor) {
+      impl.monitor->add_step(impl.global_steps * impl.config.train_batch_size, lr, impl.grad_norm);
+    }
   }
   ++impl.micro_steps;
   impl.reseed();

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/inventory.h"
+#include "engine/step_monitor.h"
 #include "intercept/debug_observer.h"
 #include "optim/lr_schedule.h"
 #include "storage/ledger.h"
@@ -51,6 +52,7 @@ struct Engine::Impl {
   std::vector<double> norm_send, norm_receive;  ///< reused by every norm
   bool failed = false;
   bool half_loaded = false;  ///< a load failed after the first value was changed
+  std::unique_ptr<engine::StepMonitor> monitor;      ///< on rank 0, where the JSON asks for it
   std::shared_ptr<engine::Checkpoints> checkpoints;  ///< made by the first save
   bool aborts_on_exception = true;  ///< leaving by exception ends the other ranks too
 

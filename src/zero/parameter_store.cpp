@@ -36,8 +36,9 @@ void ParameterStore::before_write(intercept::ParameterHandle& handle, const char
   if (writes_allowed_[handle.parameter()]) return;
   throw ModelError(fmt::format(
       "rank {}: {} writes parameter '{}' in place; the write would be lost at the next step, because the "
-      "values live in a sharded master copy. Hold a zero::GatheredParameters over the parameter with "
-      "modifier_rank set, and write on that rank",
+      "values live in a sharded master copy. Load a state dict with Engine::load_full_weights; for other "
+      "changes hold a zero::GatheredParameters over the parameter with modifier_rank set, and write on that "
+      "rank",
       model_.rank(), op_name, handle.name()));
 }
 

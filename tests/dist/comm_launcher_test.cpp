@@ -172,6 +172,12 @@ TEST(Launcher, EnvironmentOfTheRanks) {
   comm::LaunchOptions threads = script(2, "echo $OMP_NUM_THREADS");
   threads.environment["OMP_NUM_THREADS"] = "7";
   EXPECT_EQ(lines_of(run_launcher(threads).out), (std::multiset<std::string>{"[0] 7", "[1] 7"}));
+  ::unsetenv("OMP_WAIT_POLICY");
+  ::unsetenv("GOMP_SPINCOUNT");
+  comm::LaunchOptions waiting = script(1, "echo ${OMP_WAIT_POLICY:-none}");
+  EXPECT_EQ(lines_of(run_launcher(waiting).out), (std::multiset<std::string>{"[0] passive"}));
+  waiting.environment["OMP_WAIT_POLICY"] = "active";
+  EXPECT_EQ(lines_of(run_launcher(waiting).out), (std::multiset<std::string>{"[0] active"}));
 }
 
 TEST(Launcher, FirstFailureGivesTheExitCode) {
@@ -236,7 +242,7 @@ TEST(Launcher, SecondInterruptKills) {
     ::usleep(200'000);
     ::kill(pid, SIGINT);
   });
-  EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
+  EXPECT_EQ(outcome.exit_code, 128 + SIGINT);
   EXPECT_LT(outcome.seconds, 10);
 }
 

@@ -13,16 +13,18 @@ ROOMS = {
     "layout": {"base"},
     "io": {"base"},
     "comm": {"base"},
+    "monitor": {"base"},
     "intercept": {"base"},
     "storage": {"base", "layout", "io", "comm"},
     "optim": {"base"},
     "zero": {"base", "layout", "io", "comm", "intercept", "storage", "optim"},
     "checkpoint": {"base", "layout", "io", "comm"},
-    "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "zero", "checkpoint"},
+    "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "zero", "checkpoint",
+               "monitor"},
     "models": {"base", "data"},
     "data": {"base"},
 }
-NO_TORCH = {"base", "config", "layout", "io", "comm", "checkpoint", "data"}
+NO_TORCH = {"base", "config", "layout", "io", "comm", "checkpoint", "monitor", "data"}
 MAX_LINES = 800
 problems = []
 

@@ -1,4 +1,4 @@
-#include "tensorboard_writer.h"
+#include "monitor/tensorboard_writer.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 
 #include "zero/errors.h"
 
-namespace zero::app {
+namespace zero::monitor {
 namespace {
 
 constexpr std::array<std::uint32_t, 256> make_crc_table() {
@@ -81,18 +81,27 @@ std::uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-TensorboardWriter::TensorboardWriter(const std::filesystem::path& folder) {
+TensorboardWriter::TensorboardWriter(const std::filesystem::path& file)
+    : out_(std::make_unique<base::AppendFile>(file)) {}
+
+TensorboardWriter TensorboardWriter::create(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) throw IoError(fmt::format("{}: cannot create the folder: {}", folder.string(), error.message()));
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  file_ = folder / fmt::format("events.out.tfevents.{:010}.{}.{}.0",
-                               std::chrono::duration_cast<std::chrono::seconds>(now).count(), host_name(),
-                               ::getpid());
-  out_.open(file_, std::ios::binary);
+  TensorboardWriter writer(folder / fmt::format("events.out.tfevents.{:010}.{}.{}.0",
+                                                std::chrono::duration_cast<std::chrono::seconds>(now).count(),
+                                                host_name(), ::getpid()));
   std::string event = event_at(0);
   append_bytes(event, 3, "brain.Event:2");
-  write_record(event);
+  writer.write_record(event);
+  return writer;
+}
+
+TensorboardWriter TensorboardWriter::resume(const std::filesystem::path& file, std::int64_t nbytes) {
+  TensorboardWriter writer(file);
+  writer.out_->cut(nbytes);
+  return writer;
 }
 
 void TensorboardWriter::add_scalars(std::int64_t step,
@@ -117,9 +126,7 @@ void TensorboardWriter::write_record(std::string_view data) {
   append_fixed(frame, masked_crc32c(length));
   frame += data;
   append_fixed(frame, masked_crc32c(data));
-  out_.write(frame.data(), static_cast<std::streamsize>(frame.size()));
-  out_.flush();
-  if (!out_) throw IoError(fmt::format("{}: cannot write; is the disk full?", file_.string()));
+  out_->append(frame);
 }
 
-}  // namespace zero::app
+}  // namespace zero::monitor

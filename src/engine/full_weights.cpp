@@ -1,0 +1,296 @@
+// A model's whole weights into and out of an engine that holds them in shards, one parameter at a time.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "base/log.h"
+#include "checkpoint/agree.h"
+#include "checkpoint/model_files.h"
+#include "engine/agreement.h"
+#include "engine/checkpoints.h"
+#include "engine/load_report.h"
+#include "engine/tensor_types.h"
+#include "engine/weight_source.h"
+#include "intercept/gradient_hook.h"
+#include "zero/errors.h"
+
+namespace zero {
+namespace engine {
+namespace {
+
+using checkpoint::agree;
+using checkpoint::error_of;
+
+/// As error_of(), with the words of libtorch's errors and not their stack.
+template <class Work>
+std::string error_text(Work work) {
+  return error_of([&] {
+    try {
+      work();
+    } catch (const c10::Error& error) {
+      throw ModelError(fmt::format("libtorch: {}", error.what_without_backtrace()));
+    }
+  });
+}
+
+std::string to_json(const std::vector<WeightInfo>& tensors) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const auto& info : tensors) list.push_back({info.name, element_type_name(info.dtype), info.shape});
+  return list.dump();
+}
+
+std::vector<WeightInfo> from_json(const std::string& text) {
+  std::vector<WeightInfo> tensors;
+  for (const auto& item : nlohmann::json::parse(text)) {
+    tensors.push_back({item[0], *checkpoint::parse_element_type(item[1].get<std::string>()), item[2]});
+  }
+  return tensors;
+}
+
+/// Weights of a source that only rank 0 has, matched with the model on every rank.
+class FullWeights {
+ public:
+  FullWeights(Engine::Impl& impl, const std::string& path, const FullWeightsOptions& options)
+      : impl_(impl), options_(options), what_(fmt::format("loading the weights '{}'", path)) {
+    report_.folder = path;
+  }
+
+  /// Opens, lists, matches; changes nothing. *Collective.*
+  void plan() {
+    std::string listing;
+    agree(what_, error_text([&] {
+            if (impl_.group.rank() != 0) return;
+            source_ = open_weights(checkpoints_of(impl_).files(), report_.folder);
+            listing = to_json(source_->tensors());
+          }),
+          impl_.group);
+    tensors_ = from_json(broadcast_text(std::move(listing), 0, impl_.group, "weights"));
+    for (std::size_t t = 0; t < tensors_.size(); ++t) index_.emplace(tensors_[t].name, t);
+    agree(what_, error_text([&] { match(); }), impl_.group);
+  }
+
+  /// *Collective.*
+  LoadReport apply() {
+    at::NoGradGuard no_grad;
+    for (const auto& item : items_) {
+      const auto& info = tensors_[item.tensor];
+      at::Tensor values;
+      agree(what_, error_text([&] {
+              values = source_ ? source_->read(item.tensor)
+                               : at::empty(info.shape, at::TensorOptions().dtype(to_scalar_type(info.dtype)));
+            }),
+            impl_.group);
+      if (impl_.group.size() > 1 && values.numel() > 0) {
+        // The root's memory is only read, so a mapped file will do.
+        impl_.group
+            .broadcast(const_cast<void*>(values.const_data_ptr()), static_cast<std::int64_t>(values.nbytes()),
+                       DType::kByte, 0, {.label = info.name})
+            .wait();
+      }
+      item.apply(values);
+    }
+    impl_.store->publish(/*frozen_too=*/true);
+    for (const auto& parameter : impl_.model.parameters) intercept::bump_version(parameter.tensor);
+    report_.global_steps = impl_.global_steps;
+    report_.micro_batches = impl_.micro_batches();
+    return std::move(report_);
+  }
+
+ private:
+  struct Item {
+    std::size_t tensor;
+    std::function<void(const at::Tensor&)> apply;
+  };
+
+  std::optional<std::size_t> find(const std::string& name) const {
+    const auto renamed = options_.names.find(name);
+    const auto found = index_.find(renamed == options_.names.end() ? name : renamed->second);
+    return found == index_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  void match() {
+    std::vector<std::vector<std::string>> names(impl_.model.parameters.size());
+    for (std::size_t p = 0; p < names.size(); ++p) names[p].push_back(impl_.model.parameters[p].name);
+    for (const auto& [name, p] : impl_.inventory.index_of) {
+      if (name != names[p].front()) names[p].push_back(name);
+    }
+    std::set<std::size_t> used;
+    for (std::size_t p = 0; p < names.size(); ++p) match_parameter(static_cast<int>(p), names[p], used);
+    for (const auto& buffer : impl_.inventory.buffers) match_buffer(buffer, used);
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      if (!used.contains(t)) report_.unexpected.push_back(tensors_[t].name);
+    }
+    if (options_.strict) {
+      require_all_match(report_, "they are of another model",
+                        "Set FullWeightsOptions::strict to false to load what fits, or "
+                        "FullWeightsOptions::names where only names differ");
+    }
+  }
+
+  /// A tied parameter may be there under each of its names; the first one counts.
+  void match_parameter(int p, const std::vector<std::string>& names, std::set<std::size_t>& used) {
+    std::optional<std::size_t> chosen;
+    for (const auto& name : names) {
+      const auto found = find(name);
+      if (!found) continue;
+      used.insert(*found);
+      if (!chosen) chosen = found;
+    }
+    const auto& parameter = impl_.model.parameters[p];
+    if (!chosen) {
+      report_.missing.push_back(parameter.name);
+      return;
+    }
+    if (!fits(*chosen, parameter.name, parameter.tensor)) return;
+    items_.push_back({*chosen, [this, p](const at::Tensor& values) { load_parameter(p, values); }});
+  }
+
+  void match_buffer(const Inventory::Named& buffer, std::set<std::size_t>& used) {
+    const auto found = find(buffer.name);
+    if (!found) {
+      report_.missing.push_back(buffer.name);
+      return;
+    }
+    used.insert(*found);
+    if (!fits(*found, buffer.name, buffer.tensor)) return;
+    items_.push_back(
+        {*found, [tensor = buffer.tensor](const at::Tensor& values) { tensor.detach().copy_(values); }});
+  }
+
+  bool fits(std::size_t t, const std::string& name, const at::Tensor& mine) {
+    if (mine.sizes().vec() != tensors_[t].shape) {
+      report_.mismatched.push_back(shape_mismatch(name, mine.sizes().vec(), tensors_[t].shape, "the file"));
+      return false;
+    }
+    if (mine.is_floating_point() && !checkpoint::is_floating_point(tensors_[t].dtype)) {
+      report_.mismatched.push_back(
+          fmt::format("{}: the file has {}", name, checkpoint::element_type_name(tensors_[t].dtype)));
+      return false;
+    }
+    return true;
+  }
+
+  void load_parameter(int p, const at::Tensor& values) {
+    const auto& parameter = impl_.model.parameters[p];
+    if (parameter.range.empty()) return;
+    at::Tensor flat = at::empty({parameter.range.numel()},
+                                at::TensorOptions().dtype(at::kFloat).device(impl_.model.device));
+    flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(values);
+    impl_.optimizer->load_range(parameter.unit, parameter.range, flat);
+  }
+
+  Engine::Impl& impl_;
+  const FullWeightsOptions& options_;
+  std::string what_;
+  std::unique_ptr<WeightSource> source_;  ///< on rank 0
+  std::vector<WeightInfo> tensors_;
+  std::map<std::string, std::size_t> index_;
+  std::vector<Item> items_;
+  LoadReport report_;
+};
+
+/// One tensor of an export: a name, and which parameter or buffer it is.
+struct Exported {
+  std::string name;
+  int parameter = -1, buffer = -1;
+};
+
+std::vector<Exported> exported_tensors(const Inventory& inventory, const sharding::ShardedModel& model,
+                                       bool include_buffers) {
+  std::vector<Exported> list;
+  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+    list.push_back({model.parameters[p].name, static_cast<int>(p)});
+    for (const auto& [name, index] : inventory.index_of) {
+      if (index == static_cast<int>(p) && name != model.parameters[p].name) {
+        list.push_back({name, static_cast<int>(p)});
+      }
+    }
+  }
+  for (std::size_t b = 0; include_buffers && b < inventory.buffers.size(); ++b) {
+    list.push_back({inventory.buffers[b].name, -1, static_cast<int>(b)});
+  }
+  return list;
+}
+
+}  // namespace
+}  // namespace engine
+
+LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsOptions& options) {
+  auto& impl = *impl_;
+  impl.check_usable();
+  impl.check_module();
+  if (impl.gathered_scopes > 0) {
+    throw ModelError("load_full_weights inside a zero::GatheredParameters: close it first");
+  }
+  if (impl.reducer->micro_batch_has_gradients()) {
+    throw ModelError("load_full_weights between backward() and step(): call it after step()");
+  }
+  engine::FullWeights weights(impl, path, options);
+  weights.plan();
+  impl.store->quiesce();
+  impl.group.barrier({.label = "load_full_weights"}).wait();  // nobody reads old values any more
+  impl.half_loaded = true;
+  LoadReport report = weights.apply();
+  impl.half_loaded = false;
+  return report;
+}
+
+checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
+                                                  const checkpoint::ExportOptions& options,
+                                                  const checkpoint::Progress& progress) {
+  using checkpoint::ModelFiles;
+  auto& impl = *impl_;
+  impl.check_usable();
+  at::NoGradGuard no_grad;
+  const std::string what = fmt::format("writing the weights to '{}'", folder);
+  const auto list = engine::exported_tensors(impl.inventory, impl.model, options.include_buffers);
+  std::vector<checkpoint::SafetensorsEntry> entries;
+  std::optional<ModelFiles> files;
+  std::uint64_t total = 0, done = 0;
+  const auto low = engine::to_element_type(storage::to_scalar_type(impl.model.low_dtype), "the model");
+  checkpoint::agree(
+      what, engine::error_text([&] {
+        for (const auto& item : list) {
+          const at::Tensor& like = item.parameter >= 0 ? impl.model.parameters[item.parameter].tensor
+                                                       : impl.inventory.buffers[item.buffer].tensor;
+          const auto dtype = item.parameter >= 0 ? checkpoint::exported_type(low, low, options.dtype)
+                                                 : engine::to_element_type(like.scalar_type(), item.name);
+          entries.push_back({item.name, dtype, like.sizes().vec(), 0, 0});
+          total += static_cast<std::uint64_t>(like.numel()) * element_nbytes(dtype);
+        }
+        if (impl.group.rank() == 0) {
+          files.emplace(engine::checkpoints_of(impl).files(), folder, entries, options.max_file_nbytes);
+        }
+      }),
+      impl.group);
+  checkpoint::ExportReport report;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const at::Tensor whole =
+        list[i].parameter >= 0 ? full_weight(list[i].name) : impl.inventory.buffers[list[i].buffer].tensor;
+    checkpoint::agree(
+        what, engine::error_text([&] {
+          if (!files) return;
+          const at::Tensor values =
+              whole.detach().to(at::kCPU, engine::to_scalar_type(entries[i].dtype)).contiguous();
+          files->append({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+          done += values.nbytes();
+          if (progress) progress(done, total);
+        }),
+        impl.group);
+  }
+  checkpoint::agree(what, engine::error_text([&] {
+                      if (files) report = files->finish();
+                    }),
+                    impl.group);
+  report.tensors = static_cast<std::int64_t>(list.size());
+  report.nbytes = total;
+  return report;
+}
+
+}  // namespace zero

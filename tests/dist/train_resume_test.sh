@@ -1,0 +1,144 @@
+#!/bin/bash
+# `zero train --resume`: the same run, whatever ended it. Usage: train_resume_test.sh <zero> <work folder>
+zero=$1
+work=$2
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
+rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
+unset ZERO_DATA
+export OMP_NUM_THREADS=1
+shm_files() { find /dev/shm -maxdepth 1 -name 'zero*' 2>/dev/null | sort; }
+shm_before=$(shm_files)
+
+for i in $(seq 1 3000); do echo "def f$i(x, y):  # $((i * 7919 % 1000))"; echo "    return x * $i + y"; done > text.py
+cat > config.json <<'END'
+{"train_micro_batch_size_per_gpu": 2, "train_batch_size": 12, "bf16": {"enabled": true},
+ "zero_optimization": {"stage": 3}, "checkpoint": {"every_steps": 4, "every_minutes": 0, "keep_last": 3}}
+END
+steps=30
+common="--preset gpt-tiny --data text.py --cache-dir cache --config config.json --steps $steps --eval-batches 2 --eval-every 7 --sample-length 4"
+# Everything but times.
+curve() { grep -oE '"(step|loss|grad_norm|val_loss|lr|tokens)":[^,}]*' "$1/metrics.jsonl"; }
+final() { # folder: the last step's weights and states are those of the run that was never interrupted
+  curve "$1" > got
+  cmp -s want got || { fail "$1: other metrics than without an interruption"; diff want got | head -5; }
+  "$zero" ckpt diff "$1/checkpoints/global_step$steps" "uninterrupted/checkpoints/global_step$steps" > diff.out 2>&1
+  # A rank's random stream is there as often as there are ranks.
+  grep -E '^ +(weight|exp_avg|exp_avg_sq|buffer|gradient_sum)' diff.out && fail "$1: other weights or states"
+  grep -qE '^[0-9]+ of [0-9]+ tensors are equal' diff.out || fail "$1: no comparison: $(cat diff.out)"
+  "$zero" ckpt verify "$1/checkpoints" > verify.out 2>&1 || fail "$1: $(cat verify.out)"
+}
+resume() { # folder, more options
+  "$zero" train --resume --quiet --run-dir "$@" > resume.out 2>&1 || { fail "resume of $1: exit code $?"; cat resume.out; }
+}
+wait_for_steps() { # folder, steps
+  for _ in $(seq 1 600); do
+    [ "$(grep -c '"loss"' "$1/metrics.jsonl" 2>/dev/null || true)" -ge "$2" ] 2>/dev/null && return
+    sleep 0.02
+  done
+  fail "$1: $2 steps did not come"
+}
+
+"$zero" train $common -n 2 --quiet --run-dir uninterrupted > out 2>&1 || { fail "exit code $?"; cat out; exit 1; }
+curve uninterrupted > want
+expect "kept checkpoints" "$(ls uninterrupted/checkpoints | grep -c global_step)" 3
+events=$(cat uninterrupted/tensorboard/events.out.tfevents.* | wc -c)
+
+# ---- all processes killed at once, as by a power cut, twice ----
+long="$common --quiet"
+setsid "$zero" train $long -n 2 --run-dir cut > cut.out 2>&1 &
+pid=$!
+wait_for_steps cut 9
+kill -9 "$pid"; wait "$pid" 2> /dev/null  # the ranks die with it
+while pgrep -f -- "$work/cut" > /dev/null; do sleep 0.05; done
+done_before=$(grep -c '"loss"' cut/metrics.jsonl)
+[ "$done_before" -lt $steps ] || echo "note: the run was over before it was killed"
+resume cut
+final cut
+expect "bytes of TensorBoard events after a power cut" "$(cat cut/tensorboard/events.out.tfevents.* | wc -c)" "$events"
+
+# ---- before the first checkpoint; the record begins again ----
+sed 's/"every_steps": 4/"every_steps": 1000000/' config.json > never.json
+"$zero" train ${common/config.json/never.json} -n 2 --quiet --run-dir early > early.out 2>&1 &
+pid=$!
+wait_for_steps early 2
+kill -9 "$pid"; wait "$pid" 2> /dev/null
+resume early
+final early
+expect "bytes of TensorBoard events" "$(cat early/tensorboard/events.out.tfevents.* | wc -c)" "$events"
+
+# ---- stopped by a signal: a checkpoint of the very step; other numbers of ranks, stages and stores go on ----
+stopped() { # name, signal, exit code
+  "$zero" train $common -n 2 --grace 60 --run-dir "$work/$1" > "$1.out" 2>&1 &
+  local pid=$!
+  wait_for_steps "$1" 5
+  local begin=$SECONDS
+  kill -"$2" "$pid"
+  wait "$pid"
+  expect "exit code after $2" $? "$3"
+  [ $((SECONDS - begin)) -le 60 ] || fail "$1: longer than --grace"
+  grep -q "checkpoint complete .* after the signal" "$1.out" || { fail "$1: no words about the checkpoint"; tail -5 "$1.out"; }
+  local at
+  at=$(grep -o '"steps": [0-9]*' "$1/summary.json" | grep -o '[0-9]*')
+  [ -e "$1/checkpoints/global_step$at/manifest.json" ] || fail "$1: no checkpoint of step $at: $(ls "$1/checkpoints")"
+}
+stopped terminated TERM 143
+resume terminated -n 3 --stage 1
+final terminated
+stopped interrupted INT 130
+resume interrupted -n 1 --store copying
+final interrupted
+
+# ---- a run that was moved, and one whose packed text is gone ----
+stopped moved TERM 143
+mv moved elsewhere
+rm -rf cache
+resume elsewhere
+final elsewhere
+
+# ---- a damaged newest checkpoint: the one before it, and the same end ----
+stopped damaged TERM 143
+newest=damaged/checkpoints/$(cat damaged/checkpoints/latest | grep -o 'global_step[0-9]*')
+printf '\x55' | dd of="$(ls "$newest"/*.safetensors | head -1)" bs=1 seek=6000 conv=notrunc status=none
+resume damaged
+grep -q "fell back" resume.out || fail "nothing said about the damaged checkpoint: $(cat resume.out)"
+final damaged
+
+# ---- a run that is over goes on for more steps ----
+"$zero" train --resume --quiet --run-dir cut > over.out 2>&1 || fail "resume of a finished run: $(cat over.out)"
+final cut
+"$zero" train --resume --quiet --run-dir cut --steps 33 > more.out 2>&1 || fail "more steps: $(cat more.out)"
+expect "steps" "$(grep -c '"loss"' cut/metrics.jsonl)" 33
+expect "steps logged twice" "$(grep -o '"step":[0-9]*,"loss"' cut/metrics.jsonl | sort | uniq -d)" ""
+
+# ---- without a folder: the newest below runs/ ----
+mkdir -p sub && cd sub || exit 1
+"$zero" train ${common/config.json/..\/config.json} --data ../text.py --cache-dir ../cache --steps 4 -n 1 --quiet > out 2>&1 || fail "$(cat out)"
+"$zero" train --resume --steps 6 > out 2>&1 || fail "resume of the newest run: $(cat out)"
+expect "steps of the newest run" "$(grep -c '"loss"' runs/*/metrics.jsonl)" 6
+cd ..
+
+# ---- refused ----
+refused() { # part of the message, options
+  local want=$1; shift
+  "$zero" train "$@" > bad.out 2> bad.err
+  expect "exit code of 'zero train $*'" $? 2
+  grep -qF -- "$want" bad.err || fail "'zero train $*' says '$(cat bad.err)', want '$want'"
+}
+refused "no run below runs/" --resume
+refused "holds no run" --resume --run-dir nowhere
+refused "--preset excludes --resume" --resume --run-dir cut --preset gpt-2m
+refused "train_batch_size (12)" --resume --run-dir cut -n 5
+"$zero" train $common -n 1 --run-dir busy --steps 100000 --quiet > busy.out 2>&1 &
+pid=$!
+wait_for_steps busy 1
+refused "another process is writing this run" --resume --run-dir busy
+kill -TERM "$pid"; wait "$pid"
+sed -i 's/return/yield/' text.py
+rm -rf cache
+refused "is not what the run" --resume --run-dir elsewhere
+
+expect "files in /dev/shm" "$(shm_files)" "$shm_before"
+[ "$failures" = 0 ] && echo "zero train --resume: all well"
+exit $((failures > 0))
