@@ -16,13 +16,16 @@ JOBS ?= $(shell awk -v c=$$(nproc) '/MemTotal/ {m=int($$2/2097152); print (m<1)?
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup configure build train test test-full test-asan test-tsan bench install clean
+.PHONY: help setup test-packages configure build train test test-full test-asan test-tsan test-fuzz bench install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
 
 setup:
 	@scripts/bootstrap.sh
+
+test-packages: setup
+	@scripts/bootstrap.sh tests
 
 configure: setup
 	@scripts/configure.sh $(PRESET)
@@ -36,7 +39,7 @@ train: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target zero
 	@$(BUILD)/apps/zero/zero train $(ARGS)
 
-test: build
+test: build test-packages
 	@echo "zerotorch: running the tests (slow suites apart: make test-full)"
 	@$(CTEST) -LE "slow"
 
@@ -55,6 +58,10 @@ test-tsan:
 	@$(MAKE) --no-print-directory configure PRESET=tsan
 	@cmake --build build/tsan -j $(JOBS) --target group_conformance_test
 	@ctest --test-dir build/tsan --output-on-failure -R "group_conformance_threads"
+
+# libFuzzer on the readers of files, 60 s each: FUZZ_SECONDS=600 make test-fuzz.
+test-fuzz:
+	@JOBS=$(JOBS) scripts/fuzz.sh
 
 bench: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_step

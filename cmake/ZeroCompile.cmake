@@ -21,7 +21,7 @@ endif()
 # NDEBUG is always set towards its headers; our own checks do not depend on it. Multiply and add are
 # never contracted: one curve must hold on every instruction set.
 function(zero_target_options target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-missing-field-initializers -Wno-restrict -ffp-contract=off)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-missing-field-initializers $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -ffp-contract=off)
   target_compile_definitions(${target} PRIVATE NDEBUG)
   if(ZERO_SANITIZE)
     list(JOIN ZERO_SANITIZE "," joined)

@@ -1,24 +1,26 @@
 # libtorch comes from a `torch` wheel or a libtorch folder: -DTorch_DIR=.../share/cmake/Torch or
 # CMAKE_PREFIX_PATH. All else from the system.
-find_package(Torch REQUIRED)
-if(NOT Torch_VERSION)
-  file(STRINGS ${TORCH_INSTALL_PREFIX}/include/torch/headeronly/version.h ZERO_TORCH_VERSION_LINE
-       REGEX "define TORCH_VERSION ")
-  string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" Torch_VERSION "${ZERO_TORCH_VERSION_LINE}")
-endif()
-message(STATUS "libtorch ${Torch_VERSION} in ${TORCH_INSTALL_PREFIX}")
-if(Torch_VERSION AND (Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.14))
-  message(WARNING "zerotorch is tested with libtorch 2.11 to 2.13, this is ${Torch_VERSION}")
-endif()
+if(NOT ZERO_FUZZ)
+  find_package(Torch REQUIRED)
+  if(NOT Torch_VERSION)
+    file(STRINGS ${TORCH_INSTALL_PREFIX}/include/torch/headeronly/version.h ZERO_TORCH_VERSION_LINE
+         REGEX "define TORCH_VERSION ")
+    string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" Torch_VERSION "${ZERO_TORCH_VERSION_LINE}")
+  endif()
+  message(STATUS "libtorch ${Torch_VERSION} in ${TORCH_INSTALL_PREFIX}")
+  if(Torch_VERSION AND (Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.14))
+    message(WARNING "zerotorch is tested with libtorch 2.11 to 2.13, this is ${Torch_VERSION}")
+  endif()
 
-# What is installed finds its neighbours and the libtorch it was built with.
-set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" "$ORIGIN" "${TORCH_INSTALL_PREFIX}/lib")
+  # What is installed finds its neighbours and the libtorch it was built with.
+  set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" "$ORIGIN" "${TORCH_INSTALL_PREFIX}/lib")
 
-# Torch's imported targets carry flags of its own build; we only want headers and libraries.
-add_library(zero_libtorch INTERFACE)
-add_library(zero::libtorch ALIAS zero_libtorch)
-set_target_properties(zero_libtorch PROPERTIES EXPORT_NAME libtorch)
-target_link_libraries(zero_libtorch INTERFACE torch)
+  # Torch's imported targets carry flags of its own build; we only want headers and libraries.
+  add_library(zero_libtorch INTERFACE)
+  add_library(zero::libtorch ALIAS zero_libtorch)
+  set_target_properties(zero_libtorch PROPERTIES EXPORT_NAME libtorch)
+  target_link_libraries(zero_libtorch INTERFACE torch)
+endif()
 
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
@@ -37,12 +39,12 @@ if(URING_INCLUDE_DIR AND URING_LIBRARY)
   set(ZERO_WITH_URING ON)
 endif()
 
-if(ZERO_BUILD_MODELS)
+if(ZERO_BUILD_MODELS AND NOT ZERO_FUZZ)
   find_package(CLI11 REQUIRED)
 endif()
-if(ZERO_WITH_MPI)
+if(ZERO_WITH_MPI AND NOT ZERO_FUZZ)
   find_package(MPI COMPONENTS CXX)
 endif()
-if(ZERO_BUILD_TESTS)
+if(ZERO_BUILD_TESTS AND NOT ZERO_FUZZ)
   find_package(GTest REQUIRED)
 endif()

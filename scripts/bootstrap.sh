@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # Installs what a build needs and this machine lacks: Debian packages (as root; otherwise prints the line to
 # run) and libtorch (the CPU wheel of `torch` in .venv, unless TORCH_DIR names one).
+#   bootstrap.sh tests   also the Python packages of the tests
+#   bootstrap.sh fuzz    what scripts/fuzz.sh needs: clang, but no libtorch
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(g++ cmake ninja-build ccache mold nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev
           libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev liburing-dev python3 python3-venv)
 torch_version=2.13.0
+purpose=${1:-build}
+test_packages=(numpy==2.4.6 safetensors==0.8.0)
+
+if [ "$purpose" = fuzz ]; then packages+=(clang libclang-rt-dev); fi
 
 say() { echo "zerotorch: $*"; }
 fail() { echo "zerotorch: error: $*" >&2; exit 1; }
@@ -33,17 +39,41 @@ if [ ${#missing[@]} -gt 0 ]; then
   rm -f "$log"
 fi
 
-if [ -n "${TORCH_DIR:-}" ]; then
-  exit 0  # scripts/configure.sh checks it
-fi
-if [ -x .venv/bin/python ] && .venv/bin/python -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
-  exit 0
-fi
-say "installing the CPU wheel of torch $torch_version into .venv (about 200 MB; once)"
-python3 -m venv .venv || fail "cannot make a virtual environment in .venv"
-# By its full name: plain 'torch' may be the CUDA build, several GB that a CPU build cannot use.
-if ! .venv/bin/pip install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu"; then
-  rm -rf .venv
-  fail "pip found no CPU wheel of torch $torch_version. Give pip the index of PyTorch's CPU wheels (see 'Get started' on
+install_torch() {
+  if [ -x .venv/bin/python ] && .venv/bin/python -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
+    return
+  fi
+  say "installing the CPU wheel of torch $torch_version into .venv (about 200 MB; once)"
+  python3 -m venv .venv || fail "cannot make a virtual environment in .venv"
+  # By its full name: plain 'torch' may be the CUDA build, several GB that a CPU build cannot use.
+  if ! .venv/bin/pip install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu"; then
+    rm -rf .venv
+    fail "pip found no CPU wheel of torch $torch_version. Give pip the index of PyTorch's CPU wheels (see 'Get started' on
   PyTorch's site) with   make ... PIP_ARGS=\"--index-url ...\"   or an installed libtorch with   make ... TORCH_DIR=/path"
-fi
+  fi
+}
+
+# What the tests read our files with. Without it those tests are skipped.
+install_test_packages() {
+  local folder=.venv
+  if [ -n "${TORCH_DIR:-}" ]; then folder=build/python; fi
+  if [ -x "$folder/bin/python" ] && "$folder/bin/python" -c 'import numpy, safetensors' 2>/dev/null; then
+    return
+  fi
+  say "installing ${test_packages[*]} into $folder"
+  # First as the user's options say; these may name an index that has nothing but torch.
+  if { [ -x "$folder/bin/python" ] || python3 -m venv "$folder"; } >/dev/null &&
+     { install_without_dependencies "$folder" ${PIP_ARGS:-} || install_without_dependencies "$folder"; }; then
+    return
+  fi
+  say "pip cannot install them: the tests that need them will be skipped"
+}
+
+install_without_dependencies() {
+  local folder=$1; shift
+  "$folder/bin/pip" install -q --disable-pip-version-check --no-deps "$@" "${test_packages[@]}" 2>/dev/null
+}
+
+# With TORCH_DIR, scripts/configure.sh checks it.
+if [ -z "${TORCH_DIR:-}" ] && [ "$purpose" != fuzz ]; then install_torch; fi
+if [ "$purpose" = tests ]; then install_test_packages; fi

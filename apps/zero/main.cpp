@@ -9,6 +9,7 @@
 #include "console.h"
 #include "host_facts.h"
 #include "launch.h"
+#include "plan_command.h"
 #include "train_command.h"
 #include "zero/errors.h"
 
@@ -29,6 +30,7 @@ int run(int argc, char** argv) {
   zero::app::add_train_command(app, exit_code);
   add_launch_command(app, exit_code);
   zero::app::add_ckpt_command(app, exit_code);
+  zero::app::add_plan_command(app, exit_code);
   app.add_subcommand("version", "print the versions")->callback([] {
     zero::app::Console(true).print(version_text() + "\n");
   });
@@ -42,7 +44,7 @@ int run(int argc, char** argv) {
     if (names_command && chosen.empty()) {
       fmt::print(
           stderr,
-          "zero: error: there is no command '{}'; want train, launch, ckpt or version\nTry `zero --help`.\n",
+          "zero: error: there is no command '{}'; want train, launch, ckpt, plan or version\nTry `zero --help`.\n",
           argv[1]);
       return kBadInput;
     }

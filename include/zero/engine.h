@@ -212,6 +212,7 @@ class GatheredParameters {
  private:
   Engine::Impl* engine_;
   std::vector<int> parameters_;
+  std::vector<at::Tensor> before_;  ///< by parameter, this rank's values before the modifier's writes
   std::optional<int> modifier_rank_;
   int exceptions_ = 0;
 };

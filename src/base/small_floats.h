@@ -41,6 +41,12 @@ ZERO_INLINE void narrow(float value, BFloat16& out) {
   const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   out.bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
+/// A bf16 parameter from its fp32 master: to nearest, ties away from zero, as optim/kernels.h says.
+ZERO_INLINE BFloat16 round_parameter(float master) {
+  const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, master);
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return {static_cast<std::uint16_t>(is_nan ? 0x7fc0u : (bits + 0x8000u) >> 16)};
+}
 ZERO_INLINE void narrow(float value, Float16& out) {
   const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;

@@ -16,7 +16,8 @@ std::optional<ElementType> parse_element_type(std::string_view name);
 bool is_floating_point(ElementType type);
 
 /// Converts `numel` elements between floating-point types: widening is exact, narrowing rounds once to
-/// nearest even. The same type is a copy, also for the others. `from` and `to` do not overlap and need no
+/// nearest, fp32 to bf16 with ties away from zero (as parameters are made from their masters), else with ties to
+/// even. The same type is a copy, also for the others. `from` and `to` do not overlap and need no
 /// alignment. Throws CheckpointError for pairs that are not both floating-point.
 void convert(ElementType from_type, const std::byte* from, ElementType to_type, std::byte* to,
              std::size_t numel);

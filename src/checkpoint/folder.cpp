@@ -75,8 +75,7 @@ std::optional<std::string> latest_tag(io::FileSystem& files, const std::string& 
   return tag;
 }
 
-Manifest read_complete_manifest(io::FileSystem& files, const std::string& folder) {
-  Manifest manifest = read_manifest(files, folder);
+void check_complete(io::FileSystem& files, const std::string& folder, const Manifest& manifest) {
   for (const auto& file : manifest.files) {
     const std::string path = io::join(folder, file.name);
     if (files.kind(path) != io::FileKind::kFile) {
@@ -87,6 +86,11 @@ Manifest read_complete_manifest(io::FileSystem& files, const std::string& folder
                                         path, nbytes, file.nbytes));
     }
   }
+}
+
+Manifest read_complete_manifest(io::FileSystem& files, const std::string& folder) {
+  Manifest manifest = read_manifest(files, folder);
+  check_complete(files, folder, manifest);
   return manifest;
 }
 

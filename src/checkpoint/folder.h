@@ -43,7 +43,9 @@ struct Listing {
 /// Reads all manifests and the sizes of the files they name.
 Listing list_checkpoints(io::FileSystem& files, const std::string& folder);
 
-/// The manifest, and every file it names there with its size. Throws CheckpointError saying which is not.
+/// Throws CheckpointError unless every file that the manifest names is there with its size.
+void check_complete(io::FileSystem& files, const std::string& folder, const Manifest& manifest);
+/// The manifest of a checkpoint that is complete in that sense. Throws CheckpointError.
 Manifest read_complete_manifest(io::FileSystem& files, const std::string& folder);
 
 /// What a load of `tag` in `folder` takes; an empty tag: what `latest` names, or without it the newest

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "zero/errors.h"
 
@@ -123,8 +124,12 @@ Json to_json(const ManifestTensor& tensor) {
 
 /// Checked and in one line.
 std::string embedded(const std::string& json, std::string_view what) {
-  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (parsed.is_discarded()) throw CheckpointError(fmt::format("{} is not valid JSON: '{}'", what, json));
+  const Json parsed = parse_json(json);
+  if (parsed.is_discarded()) {
+    throw CheckpointError(
+        fmt::format("{} is not valid JSON, or nested more than {} deep: '{}'", what, kMaxJsonDepth,
+                    std::string_view(json).substr(0, 200)));
+  }
   return parsed.dump();
 }
 
@@ -148,6 +153,9 @@ ManifestFile parse_file(const Json& json, const std::string& where) {
   file.nbytes = static_cast<std::uint64_t>(read.integer("nbytes"));
   file.header_nbytes = static_cast<std::uint64_t>(read.integer("header_nbytes"));
   file.header_checksum = read.checksum_from(read.at("header_checksum"));
+  if (file.header_nbytes > kMaxHeaderNbytes + 8) {
+    read.fail(fmt::format("the header of '{}' would have {} bytes", file.name, file.header_nbytes));
+  }
   if (file.header_nbytes > file.nbytes) read.fail(fmt::format("'{}' is shorter than its header", file.name));
   return file;
 }
@@ -230,19 +238,25 @@ void check_pieces(const ManifestTensor& tensor, const std::vector<ManifestFile>&
   }
 }
 
-/// The text before the checksum. Throws when it does not fit.
-std::string_view checked_body(std::string_view text, const std::string& where) {
-  const auto damaged = [&](std::string_view why) {
-    throw CheckpointError(fmt::format("'{}' is damaged or not a checkpoint's manifest: {}", where, why));
-  };
+/// Why the text does not have the checksum that it states; empty when it has.
+std::string_view problem_with_checksum(std::string_view text) {
   const std::size_t tail = kChecksumMember.size() + 18 + 2;  // "16 digits", }, newline
-  if (text.size() < tail || !text.ends_with("\"}\n")) damaged("it is cut off");
+  if (text.size() < tail || !text.ends_with("\"}\n")) return "it is cut off";
   const std::string_view body = text.substr(0, text.size() - tail + kChecksumMember.size());
-  if (!body.ends_with(kChecksumMember)) damaged("its last member is not its checksum");
+  if (!body.ends_with(kChecksumMember)) return "its last member is not its checksum";
   const auto stated = parse_hex(text.substr(body.size() + 1, 16));
-  if (!stated || text[body.size()] != '"') damaged("its checksum is not 16 hexadecimal digits");
-  if (*stated != checksum_of(body)) damaged("it does not have the checksum it states");
-  return body;
+  if (!stated || text[body.size()] != '"') return "its checksum is not 16 hexadecimal digits";
+  if (*stated != checksum_of(body)) return "it does not have the checksum it states";
+  return {};
+}
+
+std::string manifest_text(io::FileSystem& files, const std::string& folder) {
+  const std::string path = io::join(folder, kManifestName);
+  if (files.kind(path) != io::FileKind::kFile) {
+    throw CheckpointError(
+        fmt::format("'{}' holds no complete checkpoint: it has no {}", folder, kManifestName));
+  }
+  return io::read_text(files, path, kMaxManifestNbytes);
 }
 
 }  // namespace
@@ -293,8 +307,10 @@ std::string to_text(const Manifest& manifest) {
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& where) {
-  checked_body(text, where);
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (const auto problem = problem_with_checksum(text); !problem.empty()) {
+    throw CheckpointError(fmt::format("'{}' is damaged or not a checkpoint's manifest: {}", where, problem));
+  }
+  const Json json = parse_json(text);
   const Reader read(json, where);
   if (read.text("format") != kFormatName) read.fail("it is of another format");
   if (const auto version = read.integer("version"); version != kFormatVersion) {
@@ -339,12 +355,11 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
 }
 
 Manifest read_manifest(io::FileSystem& files, const std::string& folder) {
-  const std::string path = io::join(folder, kManifestName);
-  if (files.kind(path) != io::FileKind::kFile) {
-    throw CheckpointError(
-        fmt::format("'{}' holds no complete checkpoint: it has no {}", folder, kManifestName));
-  }
-  return parse_manifest(io::read_text(files, path, kMaxManifestNbytes), path);
+  return parse_manifest(manifest_text(files, folder), io::join(folder, kManifestName));
+}
+
+bool has_intact_manifest(io::FileSystem& files, const std::string& folder) {
+  return problem_with_checksum(manifest_text(files, folder)).empty();
 }
 
 std::string to_text(const RankPart& part) {
@@ -358,7 +373,7 @@ std::string to_text(const RankPart& part) {
 }
 
 RankPart parse_rank_part(std::string_view text, const std::string& where) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = parse_json(text);
   const Reader read(json, where);
   RankPart part;
   part.file = parse_file(read.at("file"), where);

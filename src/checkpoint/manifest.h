@@ -87,6 +87,9 @@ std::string to_text(const Manifest& manifest);
 Manifest parse_manifest(std::string_view text, const std::string& where);
 /// The manifest of a checkpoint's folder. Throws CheckpointError.
 Manifest read_manifest(io::FileSystem& files, const std::string& folder);
+/// Whether that folder's manifest has the checksum it states, whatever else it says. Throws CheckpointError
+/// when there is none.
+bool has_intact_manifest(io::FileSystem& files, const std::string& folder);
 
 // ---- fragments: what one rank contributes -------------------------------------------------------------
 

@@ -21,15 +21,37 @@ constexpr std::size_t kSlots = 4;
 
 /// Hands out the payload from its beginning on.
 struct RankFile::Source {
+  static constexpr std::uint64_t kScratchNbytes = 16 << 10;
+
   const RankFile& file;
   std::size_t piece = 0;
   std::uint64_t done = 0;  ///< bytes of that piece
+
+  /// The next `nbytes` of the piece.
+  void take(const Piece& from, std::byte* to, std::size_t nbytes) const {
+    if (from.data) {
+      std::memcpy(to, from.data + done, nbytes);
+      return;
+    }
+    // Whole elements into aligned memory; a request may begin and end within one.
+    alignas(64) std::byte scratch[kScratchNbytes];
+    const std::uint64_t element = file.piece_nbytes_[piece] / static_cast<std::uint64_t>(from.numel);
+    for (std::uint64_t at = done; at < done + nbytes;) {
+      const std::uint64_t first = at / element, skip = at % element;
+      const std::uint64_t wanted = (done + nbytes - at + skip + element - 1) / element;
+      const std::uint64_t count = std::min(wanted, kScratchNbytes / element);
+      from.make(static_cast<std::int64_t>(first), static_cast<std::int64_t>(count), scratch);
+      const std::uint64_t now = std::min(count * element - skip, done + nbytes - at);
+      std::memcpy(to + (at - done), scratch + skip, now);
+      at += now;
+    }
+  }
 
   void copy_to(std::byte* to, std::size_t nbytes) {
     while (nbytes > 0) {
       const std::uint64_t left = file.piece_nbytes_[piece] - done;
       const std::size_t now = std::min<std::uint64_t>(left, nbytes);
-      std::memcpy(to, file.pieces_[piece].data + done, now);
+      take(file.pieces_[piece], to, now);
       to += now;
       nbytes -= now;
       done += now;

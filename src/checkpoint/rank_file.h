@@ -10,12 +10,14 @@
 
 namespace zero::checkpoint {
 
-/// Consecutive elements of a tensor in this rank's memory (host memory).
+/// Consecutive elements of a tensor in this rank's memory (host memory), or made on the way to the file.
 struct Piece {
   std::size_t tensor = 0;  ///< index into the common list of tensors
   std::int64_t begin = 0;
   std::int64_t numel = 0;
   const std::byte* data = nullptr;
+  /// Without `data`: writes elements [first, first + count) of the piece to aligned memory. Any thread.
+  std::function<void(std::int64_t first, std::int64_t count, std::byte* out)> make = {};
 };
 
 /// Page-aligned memory that is reused from save to save; `nbytes` at least. Throws IoError.

@@ -6,6 +6,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/json_text.h"
 #include "zero/errors.h"
 
 namespace zero::checkpoint {
@@ -13,8 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The limit of the reference implementation.
-constexpr std::uint64_t kMaxHeaderNbytes = 100'000'000;
 constexpr std::size_t kLengthNbytes = 8;
 
 [[noreturn]] void damaged(const std::string& what, const std::string& why) {
@@ -95,6 +94,10 @@ std::string make_safetensors_header(SafetensorsHeader& header, std::size_t align
   text += "}";
   const std::size_t unpadded = kLengthNbytes + text.size();
   text.append((alignment - unpadded % alignment) % alignment, ' ');
+  if (text.size() > kMaxHeaderNbytes) {
+    throw CheckpointError(fmt::format("{} tensors make a header of {} bytes; readers take at most {}",
+                                      header.entries.size(), text.size(), kMaxHeaderNbytes));
+  }
   header.data_begin = kLengthNbytes + text.size();
   std::string out(kLengthNbytes, '\0');
   for (std::size_t i = 0; i < kLengthNbytes; ++i) {
@@ -105,7 +108,7 @@ std::string make_safetensors_header(SafetensorsHeader& header, std::size_t align
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t file_nbytes,
                                            const std::string& what) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = parse_json(text);
   if (!json.is_object()) damaged(what, "the header is not a JSON object");
   SafetensorsHeader header;
   header.data_begin = kLengthNbytes + text.size();

@@ -12,6 +12,9 @@
 
 namespace zero::checkpoint {
 
+/// Most bytes of JSON in a header: the limit of the reference implementation.
+inline constexpr std::uint64_t kMaxHeaderNbytes = 100'000'000;
+
 struct SafetensorsEntry {
   std::string name;
   ElementType dtype = ElementType::kF32;
@@ -27,11 +30,12 @@ struct SafetensorsHeader {
 };
 
 /// Sets begin and end of every entry, in order, and returns length and JSON, padded with spaces so that the
-/// data begins at a multiple of `alignment`. Throws CheckpointError for names that are not UTF-8.
+/// data begins at a multiple of `alignment`. Throws CheckpointError for names that are not UTF-8
+/// and for more entries than a header can hold.
 std::string make_safetensors_header(SafetensorsHeader& header, std::size_t alignment);
 
-/// Reads and checks the header against the file's size. Allocates no more than the file is long. Throws
-/// CheckpointError naming the file.
+/// Reads and checks the header against the file's size. Memory: a small multiple of the header's length, which
+/// is checked before it is believed. Throws CheckpointError naming the file.
 SafetensorsHeader read_safetensors_header(io::File& file, const std::string& path);
 /// From the JSON alone; `file_nbytes` is the file's size. `what` names the file in errors.
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t file_nbytes,

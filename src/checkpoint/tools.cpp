@@ -26,6 +26,18 @@ Summary summarise(const Found& found, const std::optional<std::string>& latest) 
   return summary;
 }
 
+/// The checkpoint's own folder, whatever its state; where only a complete one can be told apart, that.
+std::string folder_to_verify(io::FileSystem& files, const std::string& path) {
+  if (files.kind(io::join(path, kManifestName)) == io::FileKind::kFile) return path;
+  if (files.kind(path) == io::FileKind::kFolder) {
+    if (const auto latest = latest_tag(files, path)) {
+      const std::string folder = io::join(path, *latest);
+      if (files.kind(io::join(folder, kManifestName)) == io::FileKind::kFile) return folder;
+    }
+  }
+  return find_checkpoint(files, path).folder;
+}
+
 }  // namespace
 
 std::vector<Summary> list(io::FileSystem& files, const std::string& folder) {
@@ -67,10 +79,15 @@ Description inspect(io::FileSystem& files, const std::string& path) {
 }
 
 VerifyReport verify(io::FileSystem& files, const std::string& path, const Progress& progress) {
-  const Found found = find_checkpoint(files, path);
-  RangeReader reader(files, found);
   VerifyReport report;
-  report.folder = found.folder;
+  report.folder = folder_to_verify(files, path);
+  if (!has_intact_manifest(files, report.folder)) {
+    const std::string manifest = io::join(report.folder, kManifestName);
+    report.problems.push_back({manifest, fmt::format("'{}' is not what was written", manifest)});
+    return report;
+  }
+  const Found found = find_checkpoint(files, report.folder);
+  RangeReader reader(files, found);
   report.problems = reader.verify(progress);
   report.nbytes = reader.nbytes_read();
   return report;

@@ -45,6 +45,8 @@ struct Position {
   bool keeps_window = false;
 };
 
+constexpr std::size_t kMostBesideNbytes = 256 << 20;
+
 /// One load: planned against the manifest, then read, then applied.
 class Loading {
  public:
@@ -87,23 +89,29 @@ class Loading {
     return targets;
   }
 
-  /// Reads into the engine's own memory, or beside it what has to be converted.
+  /// Reads into the engine's own memory, and beside it, piece by piece, what has to be converted.
   void read(checkpoint::RangeReader& reader) {
     at::NoGradGuard no_grad;
     std::vector<Target> targets;
-    for (auto& item : items_) {
+    std::size_t first = 0, beside_nbytes = 0;
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      Item& item = items_[i];
       targets.push_back({item.tensor, item.begin, item.numel, destination(item)});
+      if (item.beside.defined()) beside_nbytes += item.beside.nbytes();
+      if (beside_nbytes < kMostBesideNbytes && i + 1 < items_.size()) continue;
+      reader.read(targets);
+      for (; first <= i; ++first) {
+        if (items_[first].beside.defined()) items_[first].apply(items_[first].beside);
+        items_[first].beside = at::Tensor();
+      }
+      targets.clear();
+      beside_nbytes = 0;
     }
-    reader.read(targets);
   }
 
-  /// What was read beside becomes the engine's; counters follow. *Collective.*
+  /// Parameters and counters follow what was read. *Collective.*
   LoadReport apply() {
     at::NoGradGuard no_grad;
-    for (auto& item : items_) {
-      if (item.beside.defined()) item.apply(item.beside);
-      item.beside = at::Tensor();
-    }
     for (std::size_t u = 0; u < impl_.model.units.size(); ++u)
       impl_.optimizer->low_from_master(static_cast<int>(u));
     impl_.store->publish(/*frozen_too=*/true);
@@ -183,7 +191,9 @@ class Loading {
                                       : impl_.store->writable_range(parameter.unit);
     const int u = parameter.unit;
     if (unit.trainable) {
-      add(p, *weight, held, [=](Range r) { return optimizer->master_view(u, r); });
+      add(
+          p, *weight, held, [=](Range r) { return optimizer->master_view(u, r); },
+          [=](Range r, const at::Tensor& values) { optimizer->load_range(u, r, values); });
     } else {
       add(p, *weight, held, {},
           [=](Range r, const at::Tensor& values) { optimizer->load_range(u, r, values); });

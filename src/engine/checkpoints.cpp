@@ -47,7 +47,12 @@ class Collector {
       contents_.tensors[tensor].aliases = aliases_[p];
       if (mine.empty()) return;
       if (trainable) {
-        add_piece(tensor, p, mine, impl_.optimizer->master_view(parameter.unit, mine));
+        if (const at::Tensor masters = impl_.optimizer->master_view(parameter.unit, mine);
+            masters.defined()) {
+          add_piece(tensor, p, mine, masters);
+        } else {
+          add_joined_masters(tensor, p, mine);
+        }
       } else {
         const auto written = impl_.store->writable_range(parameter.unit);
         add_piece(
@@ -124,6 +129,17 @@ class Collector {
     }
     contents_.pieces.push_back(
         {tensor, mine.begin - impl_.model.parameters[p].range.begin, mine.numel(), bytes_of(values)});
+  }
+
+  /// Master weights that are in memory as parameters and remainders.
+  void add_joined_masters(std::size_t tensor, int p, layout::Range mine) {
+    const auto make = [optimizer = impl_.optimizer.get(), unit = impl_.model.parameters[p].unit, mine](
+                          std::int64_t first, std::int64_t count, std::byte* out) {
+      const std::int64_t begin = mine.begin + first;
+      optimizer->copy_master(unit, {begin, begin + count}, reinterpret_cast<float*>(out));
+    };
+    contents_.pieces.push_back(
+        {tensor, mine.begin - impl_.model.parameters[p].range.begin, mine.numel(), nullptr, make});
   }
 
   /// The last tensor of the list, all of it from this rank.

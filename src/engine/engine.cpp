@@ -71,7 +71,8 @@ void Engine::Impl::check_module() const {
     if (parameter.handle->owns(parameter.tensor)) continue;
     throw ModelError(fmt::format(
         "parameter '{}' no longer has the memory the engine gave it (module->to(), torch::load(), "
-        "set_data() or an assignment replaced it); convert and move the module before zero::initialize, load checkpoints with "
+        "set_data() or an assignment replaced it); convert and move the module before zero::initialize, load "
+        "checkpoints with "
         "Engine::load_checkpoint, a plain state dict with Engine::load_full_weights and single whole tensors "
         "with Engine::set_full_weight",
         parameter.name));

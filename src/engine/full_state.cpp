@@ -47,7 +47,7 @@ at::Tensor Engine::full_weight(std::string_view name) {
   const auto& parameter = impl.model.parameters[p];
   if (impl.model.units[parameter.unit].trainable) {
     return impl.gather_full(
-        p, name, [&](int unit, layout::Range range) { return impl.optimizer->master_view(unit, range); });
+        p, name, [&](int unit, layout::Range range) { return impl.optimizer->master_values(unit, range); });
   }
   // Frozen parameters have no master.
   at::NoGradGuard no_grad;

@@ -270,16 +270,20 @@ checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
       }),
       impl.group);
   checkpoint::ExportReport report;
+  std::vector<std::byte> bytes;
   for (std::size_t i = 0; i < list.size(); ++i) {
     const at::Tensor whole =
         list[i].parameter >= 0 ? full_weight(list[i].name) : impl.inventory.buffers[list[i].buffer].tensor;
     checkpoint::agree(
         what, engine::error_text([&] {
           if (!files) return;
-          const at::Tensor values =
-              whole.detach().to(at::kCPU, engine::to_scalar_type(entries[i].dtype)).contiguous();
-          files->append({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
-          done += values.nbytes();
+          const at::Tensor values = whole.detach().cpu().contiguous();
+          const auto dtype = engine::to_element_type(values.scalar_type(), list[i].name);
+          bytes.resize(static_cast<std::size_t>(values.numel()) * element_nbytes(entries[i].dtype));
+          checkpoint::convert(dtype, static_cast<const std::byte*>(values.const_data_ptr()), entries[i].dtype,
+                              bytes.data(), static_cast<std::size_t>(values.numel()));
+          files->append(bytes);
+          done += bytes.size();
           if (progress) progress(done, total);
         }),
         impl.group);

@@ -48,6 +48,15 @@ GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> p
   std::sort(parameters_.begin(), parameters_.end());
   parameters_.erase(std::unique(parameters_.begin(), parameters_.end()), parameters_.end());
   impl.store->pin(units_of(impl.model, parameters_));
+  for (const int p : parameters_) {
+    const auto& parameter = impl.model.parameters[p];
+    before_.push_back(modifier_rank ? impl.optimizer->low_values(parameter.unit, parameter.range)
+                                    : at::Tensor());
+  }
+  if (modifier_rank && impl.group.size() > 1) {
+    // The modifier may write into memory that others have just copied.
+    impl.group.barrier({.label = "GatheredParameters"}).wait();
+  }
   if (modifier_rank == impl.group.rank()) impl.store->allow_writes(parameters_, true);
   ++impl.gathered_scopes;
 }
@@ -60,12 +69,13 @@ void GatheredParameters::close() {
   impl.store->allow_writes(parameters_, false);
   if (modifier_rank_ && std::uncaught_exceptions() == exceptions_) {
     impl.store->spread(parameters_, *modifier_rank_);
-    for (int p : parameters_) {
-      const auto& parameter = impl.model.parameters[p];
-      impl.optimizer->refresh(parameter.unit, parameter.range);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const auto& parameter = impl.model.parameters[parameters_[i]];
+      impl.optimizer->refresh(parameter.unit, parameter.range, before_[i]);
       intercept::bump_version(parameter.tensor);
     }
   }
+  before_.clear();
   impl.store->unpin(units);
 }
 

@@ -18,6 +18,22 @@ std::vector<std::int64_t> shard_cuts(std::int64_t unit_numel, int world_size, in
   return cuts;
 }
 
+Range shard_range(std::int64_t unit_numel, int world_size, int unit_index, int rank) {
+  ZERO_CHECK(unit_numel >= 0 && unit_numel % kBlockNumel == 0, "unit of {} elements", unit_numel);
+  ZERO_CHECK(world_size > 0 && unit_index >= 0 && rank >= 0 && rank < world_size);
+  const std::int64_t blocks = unit_numel / kBlockNumel;
+  const std::int64_t each = blocks / world_size;
+  const std::int64_t extra = blocks % world_size;
+  // Extra blocks go to ranks [first, first + extra), modulo world_size: how many of them lie before `rank`.
+  const std::int64_t first = unit_index % world_size;
+  const auto extras_before = [&](std::int64_t end) {
+    return intersect({0, end}, {first, first + extra}).numel() +
+           intersect({0, end}, {0, first + extra - world_size}).numel();
+  };
+  const auto cut = [&](std::int64_t r) { return (each * r + extras_before(r)) * kBlockNumel; };
+  return {cut(rank), cut(rank + 1)};
+}
+
 std::vector<std::int64_t> shard_counts(const std::vector<std::int64_t>& cuts, Range range) {
   std::vector<std::int64_t> counts(cuts.size() - 1);
   for (std::size_t rank = 0; rank + 1 < cuts.size(); ++rank) {

@@ -38,6 +38,9 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 /// many small units load all ranks alike.
 std::vector<std::int64_t> shard_cuts(std::int64_t unit_numel, int world_size, int unit_index);
 
+/// Shard `rank` of shard_cuts(unit_numel, world_size, unit_index) alone, without the others.
+Range shard_range(std::int64_t unit_numel, int world_size, int unit_index, int rank);
+
 /// counts[r] = elements of shard r that lie inside `range`.
 std::vector<std::int64_t> shard_counts(const std::vector<std::int64_t>& cuts, Range range);
 

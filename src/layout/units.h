@@ -53,4 +53,9 @@ struct Unit {
 std::vector<Unit> make_units(const ModuleNode& root, const std::vector<ParameterInfo>& parameters,
                              const UnitOptions& options);
 
+/// Which units stay whole on every rank although parameters are sharded: those whose parameters are all
+/// smaller than `threshold_numel`, in order, as long as they are `model_numel` elements together.
+std::vector<bool> resident_units(const std::vector<Unit>& units, std::int64_t threshold_numel,
+                                 std::int64_t model_numel);
+
 }  // namespace zero::layout

@@ -35,10 +35,18 @@ struct AdamHyper {
   double gradient_scale = 1;  ///< multiplies the gradient: averaging, unscaling and clipping in one
 };
 
-/// One fused update of [numel] elements. `low` (bf16 or null) receives the new weights, rounded to
-/// nearest even.
+// A bf16 parameter is its fp32 master rounded to nearest, ties away from zero. With that rule (and not with
+// ties to even) the parameter and the low 16 bits of the master are the master, bit for bit:
+//
+//   master = (parameter << 16) + remainder      as bit patterns, remainder signed
+//
+// NaNs are the one exception: they become the quiet NaN.
+
+/// One fused update of [numel] elements. `low` (bf16 or null) receives the new weights. The master weights
+/// are `master`, or `low` together with `remainder` where that is given.
 struct AdamArgs {
   float* master = nullptr;
+  std::uint16_t* remainder = nullptr;
   float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;
   const float* gradient = nullptr;
@@ -52,10 +60,12 @@ struct Kernels {
   void (*adam)(const AdamArgs&, const AdamHyper&);
   /// Sums of squares per block of [numel] fp32 elements.
   void (*block_sumsq)(const float* values, std::int64_t numel, double* out);
-  void (*fp32_to_bf16)(const float* in, std::uint16_t* out, std::int64_t numel);
-  void (*bf16_to_fp32)(const std::uint16_t* in, float* out, std::int64_t numel);
-  /// master[i] = low[i] wherever low[i] is not what master[i] rounds to.
-  void (*refresh_master)(const std::uint16_t* low, float* master, std::int64_t numel);
+  /// bf16 parameters from their masters.
+  void (*round_master)(const float* master, std::uint16_t* low, std::int64_t numel);
+  /// Masters as parameters and remainders, and back.
+  void (*split_master)(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel);
+  void (*join_master)(const std::uint16_t* low, const std::uint16_t* remainder, float* master,
+                      std::int64_t numel);
   /// memcpy that does not read the destination into the cache; for data that another rank reads next.
   void (*copy)(void* out, const void* in, std::size_t nbytes);
 };

@@ -1,6 +1,7 @@
 #include "zero/sharded_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 
 #include <algorithm>
@@ -18,22 +19,34 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
                                    OptimizerOptions options)
     : model_(model), store_(store), options_(std::move(options)), segments_(model.units.size()) {
   std::int64_t total = 0;
-  master_is_low_ = model.low_dtype == DType::kFloat32;
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     offsets_.push_back(total);
-    if (!model.units[u].trainable) continue;
-    const Range range = update_range(static_cast<int>(u));
-    total += range.numel();
-    // Elements that another rank writes for all cannot be the master of this rank.
-    if (store.writable_range(static_cast<int>(u)) != range) master_is_low_ = false;
+    if (model.units[u].trainable) total += update_range(static_cast<int>(u)).numel();
   }
-  const auto make = [&](MemoryKind kind) {
-    return FlatBuffer::make_private(ledger, kind, DType::kFloat32, total, model.device);
+  masters_ = choose_masters();
+  const auto make = [&](MemoryKind kind, DType dtype) {
+    return FlatBuffer::make_private(ledger, kind, dtype, total, model.device);
   };
-  if (!master_is_low_) master_ = make(MemoryKind::kMaster);
-  exp_avg_ = make(MemoryKind::kOptimizer);
-  exp_avg_sq_ = make(MemoryKind::kOptimizer);
+  if (masters_ == Masters::kFloat) master_ = make(MemoryKind::kMaster, DType::kFloat32);
+  if (masters_ == Masters::kRemainders) master_ = make(MemoryKind::kMaster, DType::kBFloat16);
+  exp_avg_ = make(MemoryKind::kOptimizer, DType::kFloat32);
+  exp_avg_sq_ = make(MemoryKind::kOptimizer, DType::kFloat32);
   make_segments();
+}
+
+ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    if (!model_.units[u].trainable) continue;
+    const Range updated = update_range(static_cast<int>(u)),
+                written = store_.writable_range(static_cast<int>(u));
+    // Elements that another rank writes for all cannot be the master of this rank.
+    if (layout::intersect(updated, written) != updated) return Masters::kFloat;
+    // fp32 parameters of which it writes more than it updates are updated by others.
+    if (model_.low_dtype == DType::kFloat32 && updated != written) return Masters::kFloat;
+  }
+  if (model_.low_dtype == DType::kFloat32) return Masters::kParameters;
+  const bool can_split = model_.low_dtype == DType::kBFloat16 && model_.device.is_cpu();
+  return can_split ? Masters::kRemainders : Masters::kFloat;
 }
 
 Range ShardedOptimizer::update_range(int unit) const {
@@ -70,16 +83,32 @@ void ShardedOptimizer::load(int unit, const at::Tensor& whole) {
 
 void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& values) {
   at::NoGradGuard no_grad;
+  const auto part_of = [&](Range part) { return values.narrow(0, part.begin - range.begin, part.numel()); };
   const Range written = store_.writable_range(unit);
   if (const Range part = layout::intersect(written, range); !part.empty()) {
-    store_.writable_view(unit)
-        .narrow(0, part.begin - written.begin, part.numel())
-        .copy_(values.narrow(0, part.begin - range.begin, part.numel()));
+    round_to_low(part_of(part),
+                 store_.writable_view(unit).narrow(0, part.begin - written.begin, part.numel()));
   }
-  if (!model_.units[unit].trainable || master_is_low_) return;
+  if (!model_.units[unit].trainable || masters_ == Masters::kParameters) return;
   const Range updated = layout::intersect(update_range(unit), range);
   if (updated.empty()) return;
-  state_view(master_, unit, updated).copy_(values.narrow(0, updated.begin - range.begin, updated.numel()));
+  if (masters_ == Masters::kFloat) {
+    state_view(master_, unit, updated).copy_(part_of(updated));
+    return;
+  }
+  const at::Tensor masters = part_of(updated).to(at::kFloat).contiguous();
+  optim::kernels().split_master(masters.const_data_ptr<float>(), low_bits(unit, updated),
+                                remainder_bits(unit, updated), updated.numel());
+}
+
+void ShardedOptimizer::round_to_low(const at::Tensor& values, at::Tensor low) const {
+  if (model_.low_dtype != DType::kBFloat16 || !model_.device.is_cpu()) {
+    low.copy_(values);
+    return;
+  }
+  const at::Tensor masters = values.to(at::kFloat).contiguous();
+  optim::kernels().round_master(masters.const_data_ptr<float>(),
+                                static_cast<std::uint16_t*>(low.mutable_data_ptr()), low.numel());
 }
 
 void ShardedOptimizer::update(const GradientReducer& reducer, const std::vector<double>& lr,
@@ -116,17 +145,21 @@ void ShardedOptimizer::update_segment(int unit, const Segment& segment, const op
     const at::Tensor low =
         writes ? store_.writable_view(unit).narrow(0, part.begin - written.begin, part.numel())
                : at::Tensor();
-    const at::Tensor master = master_is_low_ ? low : state_view(master_, unit, part);
+    const bool split = masters_ == Masters::kRemainders;
+    const at::Tensor master = split                              ? at::Tensor()
+                              : masters_ == Masters::kParameters ? low
+                                                                 : state_view(master_, unit, part);
     const at::Tensor exp_avg = state_view(exp_avg_, unit, part);
     const at::Tensor exp_avg_sq = state_view(exp_avg_sq_, unit, part);
     const at::Tensor grad = gradient.narrow(0, part.begin - updated.begin, part.numel());
-    const bool writes_low = writes && !master_is_low_;
+    const bool writes_low = writes && masters_ != Masters::kParameters;
     if (!model_.device.is_cpu()) {
       optim::adam_on_device(master, exp_avg, exp_avg_sq, grad, writes_low ? low : at::Tensor(), hyper);
       continue;
     }
     const bool low_is_bf16 = model_.low_dtype == DType::kBFloat16;
-    optim::kernels().adam({.master = master.mutable_data_ptr<float>(),
+    optim::kernels().adam({.master = split ? nullptr : master.mutable_data_ptr<float>(),
+                           .remainder = split ? remainder_bits(unit, part) : nullptr,
                            .exp_avg = exp_avg.mutable_data_ptr<float>(),
                            .exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>(),
                            .gradient = grad.const_data_ptr<float>(),
@@ -140,26 +173,45 @@ void ShardedOptimizer::update_segment(int unit, const Segment& segment, const op
   }
 }
 
-void ShardedOptimizer::refresh(int unit, Range range) {
-  if (!model_.units[unit].trainable || master_is_low_) return;
+at::Tensor ShardedOptimizer::low_values(int unit, Range range) const {
+  const Range part = layout::intersect(update_range(unit), range);
+  if (!model_.units[unit].trainable || masters_ == Masters::kParameters || part.empty()) return at::Tensor();
+  return store_.pinned_view(unit).narrow(0, part.begin, part.numel()).clone();
+}
+
+void ShardedOptimizer::refresh(int unit, Range range, const at::Tensor& before) {
+  if (!before.defined()) return;
   at::NoGradGuard no_grad;
   const Range part = layout::intersect(update_range(unit), range);
-  if (part.empty()) return;
   const at::Tensor low = store_.pinned_view(unit).narrow(0, part.begin, part.numel());
-  const at::Tensor master = state_view(master_, unit, part);
-  const at::Tensor widened = low.to(at::kFloat);
-  master.copy_(at::where(master.to(low.scalar_type()).eq(low), master, widened));
+  const at::Tensor same = low.eq(before);
+  if (masters_ == Masters::kFloat) {
+    const at::Tensor master = state_view(master_, unit, part);
+    master.copy_(at::where(same, master, low.to(at::kFloat)));
+    return;
+  }
+  std::uint16_t* remainder = remainder_bits(unit, part);
+  const bool* kept = same.const_data_ptr<bool>();
+  for (std::int64_t i = 0; i < part.numel(); ++i) remainder[i] = kept[i] ? remainder[i] : 0;
 }
 
 void ShardedOptimizer::low_from_master(int unit) {
-  if (!model_.units[unit].trainable || master_is_low_) return;
+  if (!model_.units[unit].trainable || masters_ != Masters::kFloat) return;
   at::NoGradGuard no_grad;
   const Range written = store_.writable_range(unit);
   const Range part = layout::intersect(update_range(unit), written);
   if (part.empty()) return;
-  store_.writable_view(unit)
-      .narrow(0, part.begin - written.begin, part.numel())
-      .copy_(state_view(master_, unit, part));
+  round_to_low(state_view(master_, unit, part),
+               store_.writable_view(unit).narrow(0, part.begin - written.begin, part.numel()));
+}
+
+std::uint16_t* ShardedOptimizer::low_bits(int unit, Range range) const {
+  return static_cast<std::uint16_t*>(store_.writable(unit)) +
+         (range.begin - store_.writable_range(unit).begin);
+}
+
+std::uint16_t* ShardedOptimizer::remainder_bits(int unit, Range range) const {
+  return master_.data_as<std::uint16_t>() + offsets_[unit] + (range.begin - update_range(unit).begin);
 }
 
 at::Tensor ShardedOptimizer::state_view(const FlatBuffer& buffer, int unit, Range range) const {
@@ -170,9 +222,21 @@ at::Tensor ShardedOptimizer::state_view(const FlatBuffer& buffer, int unit, Rang
 
 at::Tensor ShardedOptimizer::master_view(int unit, Range range) const {
   const Range part = layout::intersect(range, update_range(unit));
-  if (part.empty()) return at::Tensor();
-  if (!master_is_low_) return state_view(master_, unit, part);
+  if (part.empty() || masters_ == Masters::kRemainders) return at::Tensor();
+  if (masters_ == Masters::kFloat) return state_view(master_, unit, part);
   return store_.writable_view(unit).narrow(0, part.begin - store_.writable_range(unit).begin, part.numel());
+}
+
+at::Tensor ShardedOptimizer::master_values(int unit, Range range) const {
+  if (range.empty() || masters_ != Masters::kRemainders) return master_view(unit, range);
+  at::Tensor values = at::empty({range.numel()}, at::TensorOptions().dtype(at::kFloat));
+  copy_master(unit, range, values.mutable_data_ptr<float>());
+  return values;
+}
+
+void ShardedOptimizer::copy_master(int unit, Range range, float* out) const {
+  ZERO_CHECK(masters_ == Masters::kRemainders);
+  optim::kernels().join_master(low_bits(unit, range), remainder_bits(unit, range), out, range.numel());
 }
 
 at::Tensor ShardedOptimizer::exp_avg_view(int unit, Range range) const {

@@ -1,6 +1,11 @@
 #pragma once
 // ShardedOptimizer: fp32 master weights and Adam states of the ranges this rank updates, and the fused
 // update of all of them.
+//
+// Master weights are kept in one of three ways, the same bits in each:
+//   the parameters themselves   fp32 parameters that this rank writes        0 bytes
+//   16-bit remainders           bf16 parameters that this rank writes (CPU)  2 bytes
+//   fp32                        else                                         4 bytes
 #include <vector>
 
 #include "optim/kernels.h"
@@ -38,14 +43,20 @@ class ShardedOptimizer {
   /// `lr_scale[g]`: learning rate of group g. Local; other ranks see it after store.publish().
   void update(const class GradientReducer& reducer, const std::vector<double>& lr, double gradient_scale);
 
-  /// After somebody wrote low-precision values directly, while the unit is pinned: master weights follow
-  /// where they no longer round to them. Local.
-  void refresh(int unit, Range range);
+  /// A copy of this rank's low-precision values in `range`, for refresh(). Local.
+  at::Tensor low_values(int unit, Range range) const;
+  /// After somebody may have written low-precision values directly, while the unit is pinned: master weights
+  /// follow where they differ from `before`, low_values() of that range. Local.
+  void refresh(int unit, Range range, const at::Tensor& before);
 
   /// fp32 views over this rank's part of `range`; empty when there is none.
-  at::Tensor master_view(int unit, Range range) const;
   at::Tensor exp_avg_view(int unit, Range range) const;
   at::Tensor exp_avg_sq_view(int unit, Range range) const;
+  /// The same of the master weights; undefined also where they are not in memory as fp32.
+  at::Tensor master_view(int unit, Range range) const;
+  /// Master weights of `range`, which lies in update_range(unit): a view or a copy.
+  at::Tensor master_values(int unit, Range range) const;
+  void copy_master(int unit, Range range, float* out) const;
 
   /// After master weights were written through master_view: the store's low-precision values follow. Local.
   void low_from_master(int unit);
@@ -61,7 +72,15 @@ class ShardedOptimizer {
     Range range;  ///< in the unit
   };
 
+  enum class Masters : std::uint8_t { kParameters, kRemainders, kFloat };
+
+  Masters choose_masters() const;
   at::Tensor state_view(const storage::FlatBuffer& buffer, int unit, Range range) const;
+  /// Bits of low-precision values this rank writes, and of their remainders.
+  std::uint16_t* low_bits(int unit, Range range) const;
+  std::uint16_t* remainder_bits(int unit, Range range) const;
+  /// bf16 parameters from fp32 values, by the rule of optim/kernels.h.
+  void round_to_low(const at::Tensor& values, at::Tensor low) const;
   void make_segments();
   void update_segment(int unit, const Segment& segment, const optim::AdamHyper& hyper,
                       const at::Tensor& gradient);
@@ -71,8 +90,9 @@ class ShardedOptimizer {
   OptimizerOptions options_;
   std::vector<std::int64_t> offsets_;           ///< by unit, into the state buffers
   std::vector<std::vector<Segment>> segments_;  ///< by unit
-  bool master_is_low_ = false;                  ///< fp32 parameters updated where they lie
-  storage::FlatBuffer master_, exp_avg_, exp_avg_sq_;
+  Masters masters_ = Masters::kFloat;
+  storage::FlatBuffer master_;  ///< fp32, or 16-bit remainders as bf16
+  storage::FlatBuffer exp_avg_, exp_avg_sq_;
   std::int64_t steps_ = 0;
 };
 

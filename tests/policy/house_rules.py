@@ -21,10 +21,11 @@ ROOMS = {
     "checkpoint": {"base", "layout", "io", "comm"},
     "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "zero", "checkpoint",
                "monitor"},
+    "plan": {"base", "layout"},
     "models": {"base", "data"},
     "data": {"base"},
 }
-NO_TORCH = {"base", "config", "layout", "io", "comm", "checkpoint", "monitor", "data"}
+NO_TORCH = {"base", "config", "layout", "io", "comm", "checkpoint", "monitor", "plan", "data"}
 MAX_LINES = 800
 problems = []
 

@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cmath>
+
 #include <cstring>
 #include <limits>
 #include <random>
@@ -28,7 +29,7 @@ std::vector<float> random_values(std::size_t n, unsigned seed, float spread = 1)
 
 std::vector<std::uint16_t> to_bf16(const std::vector<float>& values) {
   std::vector<std::uint16_t> out(values.size());
-  generic::kKernels.fp32_to_bf16(values.data(), out.data(), static_cast<std::int64_t>(values.size()));
+  generic::kKernels.round_master(values.data(), out.data(), static_cast<std::int64_t>(values.size()));
   return out;
 }
 
@@ -47,30 +48,61 @@ std::vector<const Kernels*> available() {
 
 constexpr std::int64_t kNumel = 5 * kSumBlockNumel;
 
-TEST(Kernels, Bf16RoundsToNearestEvenLikeLibtorch) {
-  auto values = random_values(kNumel, 1, 100);
-  values[0] = std::numeric_limits<float>::infinity();
-  values[1] = -0.0f;
-  values[2] = std::bit_cast<float>(0x3f808000u);  // halfway, to even: down
-  values[3] = std::bit_cast<float>(0x3f818000u);  // halfway, to even: up
-  values[4] = std::numeric_limits<float>::denorm_min();
-  values[5] = std::numeric_limits<float>::max();
-  const at::Tensor expected = at::from_blob(values.data(), {kNumel}, at::kFloat).to(at::kBFloat16);
-  for (const auto* set : available()) {
-    std::vector<std::uint16_t> got(kNumel);
-    set->fp32_to_bf16(values.data(), got.data(), kNumel);
-    EXPECT_EQ(std::memcmp(got.data(), expected.const_data_ptr(), kNumel * 2), 0) << set->isa;
-    std::vector<float> back(kNumel);
-    set->bf16_to_fp32(got.data(), back.data(), kNumel);
-    const at::Tensor widened = expected.to(at::kFloat);
-    EXPECT_EQ(std::memcmp(back.data(), widened.const_data_ptr(), kNumel * 4), 0) << set->isa;
+/// All floats whose low 16 bits are special, and every upper half.
+std::vector<float> awkward_floats() {
+  std::vector<float> values;
+  for (std::uint32_t high = 0; high < 0x10000; ++high) {
+    for (const std::uint32_t rest :
+         {0x0000u, 0x0001u, 0x1234u, 0x7fffu, 0x8000u, 0x8001u, 0xfedcu, 0xffffu}) {
+      values.push_back(std::bit_cast<float>(high << 16 | rest));
+    }
   }
-  const float nan = std::numeric_limits<float>::quiet_NaN();
+  return values;
+}
+
+TEST(Kernels, ParametersAreMastersRoundedToNearestWithTiesAway) {
+  const auto values = awkward_floats();
+  const auto numel = static_cast<std::int64_t>(values.size());
+  const at::Tensor nearest_even =
+      at::from_blob(const_cast<float*>(values.data()), {numel}, at::kFloat).to(at::kBFloat16);
+  const auto* even = static_cast<const std::uint16_t*>(nearest_even.const_data_ptr());
   for (const auto* set : available()) {
-    std::uint16_t out = 0;
-    set->fp32_to_bf16(&nan, &out, 1);
-    EXPECT_EQ(out & 0x7f80, 0x7f80);
-    EXPECT_NE(out & 0x007f, 0);
+    std::vector<std::uint16_t> got(values.size());
+    set->round_master(values.data(), got.data(), numel);
+    std::int64_t ties = 0, wrong = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(values[i]);
+      if (std::isnan(values[i])) {
+        wrong += got[i] != 0x7fc0;
+      } else if ((bits & 0xffff) == 0x8000) {
+        ++ties;
+        wrong += got[i] != (bits >> 16) + 1;  // the larger magnitude
+      } else {
+        wrong += got[i] != even[i];
+      }
+    }
+    EXPECT_EQ(wrong, 0) << set->isa;
+    EXPECT_GT(ties, 65'000);
+  }
+}
+
+TEST(Kernels, MastersAreParametersAndRemaindersBitForBit) {
+  const auto values = awkward_floats();
+  const auto numel = static_cast<std::int64_t>(values.size());
+  for (const auto* set : available()) {
+    std::vector<std::uint16_t> low(values.size()), remainder(values.size()), rounded(values.size());
+    std::vector<float> back(values.size());
+    set->split_master(values.data(), low.data(), remainder.data(), numel);
+    set->round_master(values.data(), rounded.data(), numel);
+    EXPECT_EQ(low, rounded) << set->isa;
+    set->join_master(low.data(), remainder.data(), back.data(), numel);
+    std::int64_t wrong = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      wrong += std::isnan(values[i])
+                   ? !std::isnan(back[i])
+                   : std::bit_cast<std::uint32_t>(values[i]) != std::bit_cast<std::uint32_t>(back[i]);
+    }
+    EXPECT_EQ(wrong, 0) << set->isa;
   }
 }
 
@@ -124,10 +156,34 @@ TEST(Kernels, AdamIsTheSameOnEveryInstructionSet) {
         auto master = random_values(numel, 1), m = random_values(numel, 2, 0.1f), v = random_values(numel, 3);
         for (auto& value : v) value *= value;
         const auto gradient = random_values(numel, 4);
-        std::vector<std::uint16_t> out(numel);
+        std::vector<std::uint16_t> out(numel), split_low;
+        std::vector<float> split;
         AdamHyper hyper{
             .lr = 1e-3, .weight_decay = 0.1, .decoupled = decoupled, .step = 7, .gradient_scale = 0.3};
-        set->adam({master.data(), m.data(), v.data(), gradient.data(), low ? out.data() : nullptr, numel},
+        if (low) {
+          // The same with the masters as parameters and remainders.
+          auto split_m = m, split_v = v;
+          std::vector<std::uint16_t> parameters(numel), remainders(numel);
+          set->split_master(master.data(), parameters.data(), remainders.data(), numel);
+          set->adam({.remainder = remainders.data(),
+                     .exp_avg = split_m.data(),
+                     .exp_avg_sq = split_v.data(),
+                     .gradient = gradient.data(),
+                     .low = parameters.data(),
+                     .numel = numel},
+                    hyper);
+          split.resize(numel);
+          set->join_master(parameters.data(), remainders.data(), split.data(), numel);
+          split.insert(split.end(), split_m.begin(), split_m.end());
+          split.insert(split.end(), split_v.begin(), split_v.end());
+          split_low = parameters;
+        }
+        set->adam({.master = master.data(),
+                   .exp_avg = m.data(),
+                   .exp_avg_sq = v.data(),
+                   .gradient = gradient.data(),
+                   .low = low ? out.data() : nullptr,
+                   .numel = numel},
                   hyper);
         auto all = master;
         all.insert(all.end(), m.begin(), m.end());
@@ -140,6 +196,8 @@ TEST(Kernels, AdamIsTheSameOnEveryInstructionSet) {
         EXPECT_TRUE(same_bits(out, expected_low)) << set->isa;
         if (low) {
           EXPECT_TRUE(same_bits(out, to_bf16(master)));
+          EXPECT_TRUE(same_bits(split, all)) << set->isa;
+          EXPECT_TRUE(same_bits(split_low, out)) << set->isa;
         }
       }
     }
@@ -163,7 +221,12 @@ void compare_with_libtorch(bool decoupled) {
     weight.mutable_grad() = at::from_blob(gradient.data(), {kCount}, at::kFloat).clone();
     optimizer.step();
     AdamHyper hyper{0.01, 0.9, 0.99, 1e-6, 0.05, decoupled, true, step, 1.0};
-    kernels().adam({master.data(), m.data(), v.data(), gradient.data(), nullptr, kCount}, hyper);
+    kernels().adam({.master = master.data(),
+                    .exp_avg = m.data(),
+                    .exp_avg_sq = v.data(),
+                    .gradient = gradient.data(),
+                    .numel = kCount},
+                   hyper);
     adam_on_device(device_master, device_m, device_v, at::from_blob(gradient.data(), {kCount}, at::kFloat),
                    {}, hyper);
     const at::Tensor ours = at::from_blob(master.data(), {kCount}, at::kFloat);
@@ -192,19 +255,6 @@ TEST(Kernels, DevicePassesAgreeWithTheKernels) {
   EXPECT_TRUE(at::equal(device, at::from_blob(accumulator.data(), {kNumel}, at::kFloat)));
   block_sumsq_on_device(device, device_sums.data());
   for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(sums[i], device_sums[i], 1e-12 * sums[i]);
-}
-
-TEST(Kernels, RefreshKeepsMastersThatStillRoundToTheParameter) {
-  for (const auto* set : available()) {
-    auto master = random_values(1000, 6);
-    const auto before = master;
-    auto low = to_bf16(master);
-    low[3] = 0x3f80;  // 1.0
-    set->refresh_master(low.data(), master.data(), 1000);
-    EXPECT_EQ(master[3], 1.0f);
-    master[3] = before[3];
-    EXPECT_TRUE(same_bits(master, before)) << set->isa;
-  }
 }
 
 TEST(Kernels, CopyCopiesEveryLength) {

@@ -1,0 +1,248 @@
+#include "plan_options.h"
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+#include "comm/memory.h"
+#include "plan_fit.h"
+#include "quantity.h"
+#include "train_config.h"
+#include "train_plan.h"
+#include "zero/errors.h"
+#include "zero/models.h"
+
+namespace zero::app {
+namespace {
+
+constexpr const char* kModel = "Model";
+constexpr const char* kTraining = "Training";
+constexpr const char* kMachines = "Machines";
+constexpr const char* kOutput = "Output";
+constexpr const char* kDefaultPreset = "gpt-11m";
+
+void add_model_options(CLI::App& command, PlanOptions& options) {
+  const auto positive = [] {
+    CLI::Validator range = CLI::Range(std::int64_t{1}, std::int64_t{1} << 40);
+    return range.description("");
+  }();
+  command.add_option("--preset", options.preset, "a GPT of `zero train` (default gpt-11m)")
+      ->type_name("NAME")
+      ->group(kModel);
+  command.add_option("--model", options.model, "a Hugging Face config.json: gpt2, llama, mistral or qwen2")
+      ->type_name("FILE")
+      ->group(kModel);
+  command.add_option("--parameters", options.parameters, "only their number, such as 7.5e9 or 7.5B")
+      ->type_name("N")
+      ->group(kModel);
+  const auto size = [&](const char* name, std::optional<std::int64_t>& value, const char* help) {
+    command.add_option(name, value, help)->check(positive)->type_name("N")->group(kModel);
+  };
+  size("--layers", options.layers, "blocks; with --dim alone: a GPT of these sizes");
+  size("--dim", options.dim, "width");
+  size("--heads", options.heads, "attention heads (default: dim / 64)");
+  size("--seq", options.seq, "tokens of a sample; with --model the file's longest");
+  size("--vocab", options.vocab, "vocabulary (default 256: bytes)");
+  command
+      .add_flag("--checkpointing", options.checkpointing,
+                "the model keeps each layer's input and recomputes it")
+      ->group(kModel);
+  command
+      .add_flag("--unfused-attention", options.unfused_attention,
+                "the model keeps the scores of every head for backward")
+      ->group(kModel);
+}
+
+void add_training_options(CLI::App& command, PlanOptions& options) {
+  command.add_option("--config", options.config, "DeepSpeed JSON; default: that of `zero train`, else bf16")
+      ->type_name("FILE")
+      ->group(kTraining);
+  command.add_option("--stages", options.stages, "ZeRO stages to plan (default 0,1,2,3)")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 3).description(""))
+      ->type_name("N,...")
+      ->group(kTraining);
+  command.add_option("--dtype", options.dtype, "overrides the configuration")
+      ->check(CLI::IsMember({"bf16", "fp32"}).description(""))
+      ->type_name("bf16|fp32")
+      ->group(kTraining);
+  command.add_option("--store", options.store, "overrides the configuration")
+      ->check(CLI::IsMember({"auto", "node_shared", "copying"}).description(""))
+      ->type_name("auto|node_shared|copying")
+      ->group(kTraining);
+  command
+      .add_option("--micro-batch", options.micro_batch,
+                  "samples per rank at once; overrides the configuration")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 32).description(""))
+      ->type_name("N")
+      ->group(kTraining);
+}
+
+void add_machine_options(CLI::App& command, PlanOptions& options) {
+  command.add_option("-n,--ranks", options.ranks, "ranks in all")
+      ->check(CLI::Range(1, 1'000'000).description(""))
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(kMachines);
+  command.add_option("--ranks-per-node", options.ranks_per_node, "ranks on each host (default: all on one)")
+      ->check(CLI::Range(1, 1'000'000).description(""))
+      ->type_name("N")
+      ->group(kMachines);
+  command
+      .add_option("--memory", options.memory,
+                  "of each host, such as 24GiB or 32GB (default: free on this one)")
+      ->type_name("SIZE")
+      ->group(kMachines);
+  command.add_option("--bandwidth", options.bandwidth, "that each rank receives at, such as 100Gbit/s")
+      ->type_name("RATE")
+      ->group(kMachines);
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text;
+  try {
+    if (file.is_open()) text.assign(std::istreambuf_iterator<char>(file), {});
+  } catch (const std::ios_base::failure&) {  // a folder opens, but does not read
+    file.close();
+  }
+  if (!file.is_open()) throw IoError(fmt::format("--model: cannot read {}", path));
+  return text;
+}
+
+bool names_sizes(const PlanOptions& options) {
+  return options.layers || options.dim || options.heads || options.vocab;
+}
+
+plan::ModelShape read_file(const PlanOptions& options) {
+  if (names_sizes(options)) {
+    throw ConfigError("--model: the file gives the sizes; of the other options only --seq goes with it");
+  }
+  return plan::from_hugging_face(read_text(options.model), options.model);
+}
+
+/// A preset with what overrides it, or sizes alone.
+plan::ModelShape read_gpt(const PlanOptions& options) {
+  constexpr std::int64_t kHeadDim = 64;
+  if (!options.preset.empty() || !names_sizes(options)) {
+    TrainOptions as_trained;
+    as_trained.preset = options.preset.empty() ? kDefaultPreset : options.preset;
+    as_trained.layers = options.layers;
+    as_trained.dim = options.dim;
+    as_trained.heads = options.heads;
+    as_trained.seq = options.seq;
+    const TrainPlan chosen = choose_model(as_trained);
+    GPTOptions gpt;
+    gpt.layers = chosen.layers;
+    gpt.dim = chosen.dim;
+    gpt.heads = chosen.heads;
+    gpt.seq = chosen.seq;
+    gpt.vocab = options.vocab.value_or(gpt.vocab);
+    return shape_of(gpt, as_trained.preset);
+  }
+  if (!options.layers || !options.dim) throw ConfigError("--layers and --dim: give both, or a --preset");
+  plan::Transformer sizes;
+  sizes.layers = *options.layers;
+  sizes.dim = *options.dim;
+  sizes.heads = options.heads.value_or(std::max<std::int64_t>(1, sizes.dim / kHeadDim));
+  sizes.seq = options.seq.value_or(1024);
+  sizes.vocab = options.vocab.value_or(sizes.vocab);
+  return plan::transformer(sizes, "gpt");
+}
+
+plan::ModelShape read_model(const PlanOptions& options) {
+  const int sources = !options.preset.empty() + !options.model.empty() + !options.parameters.empty();
+  if (sources > 1) throw ConfigError("--preset, --model and --parameters: give one of them");
+  if (!options.parameters.empty()) {
+    if (names_sizes(options) || options.seq) {
+      throw ConfigError(
+          "--parameters: knows no sizes; leave --layers, --dim, --heads, --seq and --vocab away");
+    }
+    return plan::of_numel(parse_count("--parameters", options.parameters));
+  }
+  plan::ModelShape model = options.model.empty() ? read_gpt(options) : read_file(options);
+  if (options.seq) model.transformer->seq = *options.seq;
+  model.transformer->checkpointing = options.checkpointing;
+  model.transformer->fused_attention = !options.unfused_attention;
+  return model;
+}
+
+/// True for the models of `zero train`.
+bool is_ours(const PlanOptions& options) { return options.model.empty() && options.parameters.empty(); }
+
+Config read_config(const PlanOptions& options, const plan::ModelShape& model) {
+  Config config =
+      !options.config.empty() ? Config::from_file(options.config)
+      : is_ours(options)
+          ? Config::from_text(builtin_config(TrainOptions{}, model.transformer->dim, options.ranks))
+          : Config::from_text(R"({"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})");
+  if (!options.dtype.empty()) config.bf16.enabled = options.dtype == "bf16";
+  using Store = Config::Zerotorch::Store;
+  if (!options.store.empty()) {
+    config.zerotorch.store = options.store == "auto"      ? Store::kAuto
+                             : options.store == "copying" ? Store::kCopying
+                                                          : Store::kNodeShared;
+  }
+  if (options.micro_batch) {
+    config.train_micro_batch_size_per_gpu = *options.micro_batch;
+    // The global batch stays, when there is one; the number of micro-batches follows.
+    if (config.train_batch_size > 0) config.gradient_accumulation_steps = 0;
+  }
+  return config;
+}
+
+}  // namespace
+
+void add_plan_options(CLI::App& command, PlanOptions& options) {
+  command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  add_model_options(command, options);
+  add_training_options(command, options);
+  add_machine_options(command, options);
+  command.get_option("--stages")->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command.add_flag("--json", options.json, "for programs")->group(kOutput);
+  command
+      .add_flag("--offload", options.offload, "also the states under offload, on paper: it is not built yet")
+      ->group(kOutput);
+  command
+      .add_flag("--paper-table", options.paper_table,
+                "tables 1 and 2 of the ZeRO paper from its formulas, and end")
+      ->group(kOutput);
+  command.footer(
+      "Examples:\n"
+      "  zero plan --preset gpt-1b -n 2                     on this machine\n"
+      "  zero plan --model config.json -n 64 --ranks-per-node 8 --memory 512GiB --bandwidth 100Gbit/s\n"
+      "  zero plan --parameters 7.5e9 -n 64 --config ds_config.json --json\n"
+      "Exit code: 0 it fits, 3 it does not, 2 bad input.");
+}
+
+PlanRequest read_plan_options(const PlanOptions& options) {
+  PlanRequest request;
+  request.model = read_model(options);
+  request.config = read_config(options, request.model);
+  request.stages = options.stages;
+  if (request.stages.empty()) request.stages = {0, 1, 2, 3};
+  std::sort(request.stages.begin(), request.stages.end());
+  request.stages.erase(std::unique(request.stages.begin(), request.stages.end()), request.stages.end());
+  const int configured = request.config.zero_optimization.stage;
+  const bool planned =
+      std::find(request.stages.begin(), request.stages.end(), configured) != request.stages.end();
+  if (!options.config.empty() && planned) request.asked_stage = configured;
+  request.cluster.ranks = options.ranks;
+  request.cluster.ranks_per_node = options.ranks_per_node;
+  request.cluster.keeps_freed_memory = is_ours(options) && kTrainKeepsFreedMemory;
+  request.cluster.node_memory_nbytes = options.memory.empty()
+                                           ? static_cast<std::int64_t>(comm::available_memory_nbytes())
+                                           : parse_nbytes("--memory", options.memory);
+  if (!options.memory.empty() && request.cluster.node_memory_nbytes == 0) {
+    throw ConfigError(fmt::format("--memory: got '{}', want a size such as 24GiB", options.memory));
+  }
+  if (!options.bandwidth.empty()) {
+    request.cluster.bandwidth_nbytes_per_s = parse_bandwidth("--bandwidth", options.bandwidth);
+  }
+  return request;
+}
+
+}  // namespace zero::app

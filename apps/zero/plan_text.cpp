@@ -1,0 +1,200 @@
+// `zero plan` for people.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "plan_result.h"
+#include "text_format.h"
+
+namespace zero::app {
+namespace {
+
+/// One unit for a whole table, so that columns can be compared.
+struct Scale {
+  const char* name;
+  double nbytes;
+};
+Scale scale_for(double largest_nbytes) {
+  if (largest_nbytes >= 1e13) return {"TB (10^12 bytes)", 1e12};
+  if (largest_nbytes >= 1e10) return {"GB (10^9 bytes)", 1e9};
+  return {"MB (10^6 bytes)", 1e6};
+}
+
+class Table {
+ public:
+  explicit Table(const PlanResult& result) : result_(result) {
+    double largest = 0;
+    for (const auto& plan : result.plans) {
+      largest = std::max({largest, static_cast<double>(plan.peak_nbytes()), plan.traffic.nbytes});
+    }
+    scale_ = scale_for(largest);
+  }
+
+  void head(const std::string& title) {
+    text_ += fmt::format("{:<42}", title);
+    for (const auto& plan : result_.plans)
+      text_ += fmt::format("{:>12}", fmt::format("stage {}", plan.stage));
+    text_ += '\n';
+  }
+  void words(std::string_view label, const std::function<std::string(const plan::Plan&)>& word) {
+    text_ += fmt::format("  {:<40}", label);
+    for (const auto& plan : result_.plans) text_ += fmt::format("{:>12}", word(plan));
+    text_ += '\n';
+  }
+  /// Bytes in the table's unit; a row of zeros is left out.
+  void nbytes(std::string_view label, const std::function<double(const plan::Plan&)>& value) {
+    const auto is_zero = [&](const plan::Plan& plan) { return value(plan) == 0; };
+    if (std::all_of(result_.plans.begin(), result_.plans.end(), is_zero)) return;
+    words(label, [&](const plan::Plan& plan) {
+      return is_zero(plan) ? std::string("-") : fmt::format("{:.2f}", value(plan) / scale_.nbytes);
+    });
+  }
+  const char* unit() const { return scale_.name; }
+  std::string take() { return std::move(text_); }
+
+ private:
+  const PlanResult& result_;
+  Scale scale_{};
+  std::string text_;
+};
+
+std::string with_gib(std::int64_t nbytes) {
+  return fmt::format("{} ({:.2f} GiB)", human_nbytes(nbytes), static_cast<double>(nbytes) / (1 << 30));
+}
+
+std::string seconds_text(double seconds) {
+  return seconds < 1 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.1f} s", seconds);
+}
+
+std::string head_text(const PlanResult& result) {
+  const auto& model = result.request.model;
+  const plan::Plan& plan = result.plans.front();
+  std::string text = fmt::format("model      {}: {} parameters", model.name,
+                                 human_count(static_cast<double>(plan.parameters_numel)));
+  if (const auto& t = model.transformer) {
+    text += fmt::format(" in {} layers of width {}, {} heads, vocabulary {}", t->layers, t->dim, t->heads,
+                        t->vocab);
+  } else {
+    text += ", laid out as 32 equal layers";
+  }
+  text += fmt::format("\nrun        {} rank{} on {} host{}, {}, micro-batch {}", plan.ranks,
+                      plan.ranks == 1 ? "" : "s", plan.nodes, plan.nodes == 1 ? "" : "s",
+                      plan.bf16 ? "bf16" : "fp32", plan.micro_batch);
+  if (model.transformer) text += fmt::format(" of {} tokens", model.transformer->seq);
+  text += fmt::format(", accumulation {}\n", plan.accumulation_steps);
+  return text;
+}
+
+std::string activations_text(const PlanResult& result) {
+  if (!result.request.model.transformer) {
+    return "activations are not in it: give --layers and --dim, or --model\n";
+  }
+  const plan::Plan& plan = result.plans.front();
+  plan::Transformer shape = *result.request.model.transformer;
+  const auto peak = [&](bool checkpointing) {
+    shape.checkpointing = checkpointing;
+    return human_nbytes(plan::activations(shape, plan.micro_batch, plan.bf16).peak_nbytes);
+  };
+  return fmt::format("activations (estimate): {} a micro-batch, {} with activation checkpointing\n",
+                     peak(false), peak(true));
+}
+
+double peak_of(const plan::Plan& plan, MemoryKind kind) {
+  return static_cast<double>(plan.rank[kind].peak_nbytes);
+}
+
+void add_rank_rows(Table& table, const PlanResult& result) {
+  using plan::Plan;
+  table.head(fmt::format("peak of a rank in {}", table.unit()));
+  table.words("parameters are kept", [](const Plan& p) { return p.node_shared ? "node-shared" : "copying"; });
+  for (const MemoryKind kind :
+       {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients,
+        MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kActivations}) {
+    const bool bound =
+        kind == MemoryKind::kBuckets && std::any_of(result.plans.begin(), result.plans.end(),
+                                                    [](const Plan& p) { return p.buckets_at_most; });
+    table.nbytes(fmt::format("{}{}", memory_kind_name(kind), bound ? " (at most, with overlap)" : ""),
+                 [kind](const Plan& p) { return peak_of(p, kind); });
+  }
+  table.nbytes("freed module, kept by the C library",
+               [](const Plan& p) { return static_cast<double>(p.kept_heap_nbytes); });
+  table.nbytes("process (estimate)", [](const Plan& p) { return static_cast<double>(p.process_nbytes); });
+  table.nbytes("in training", [](const Plan& p) { return static_cast<double>(p.training_nbytes); });
+  table.nbytes("inside initialize(), from an fp32 module",
+               [](const Plan& p) { return static_cast<double>(p.start_nbytes); });
+}
+
+void add_host_rows(Table& table, const PlanResult& result) {
+  using plan::Plan;
+  const auto& cluster = result.request.cluster;
+  table.head(fmt::format("peak of a host with {} rank{}", result.plans.front().ranks_per_node,
+                         result.plans.front().ranks_per_node == 1 ? "" : "s"));
+  table.nbytes("host memory", [](const Plan& p) { return static_cast<double>(p.node_nbytes); });
+  table.words(fmt::format("fits {}", with_gib(cluster.node_memory_nbytes)),
+              [&](const Plan& p) { return plan::fits(p, cluster) ? "yes" : "no"; });
+}
+
+void add_traffic_rows(Table& table, const PlanResult& result) {
+  using plan::Plan;
+  table.head("received by a rank in a step");
+  table.nbytes("bytes", [](const Plan& p) { return p.traffic.nbytes; });
+  table.words("elements, in model sizes x (N-1)/N", [](const Plan& p) {
+    const auto& t = p.traffic;
+    const double all = static_cast<double>(p.padded_numel) * (p.ranks - 1) / p.ranks;
+    return all == 0 ? std::string("-")
+                    : fmt::format("{:.2f}", (t.gathered_numel + t.reduced_numel + t.published_numel) / all);
+  });
+  if (result.request.cluster.bandwidth_nbytes_per_s <= 0) return;
+  table.words(fmt::format("time at {:g} Gbit/s", result.request.cluster.bandwidth_nbytes_per_s * 8 / 1e9),
+              [](const Plan& p) { return seconds_text(p.traffic.seconds); });
+}
+
+std::string offload_text(const PlanResult& result) {
+  const plan::Plan& plan = result.plans.front();
+  std::string text =
+      "offload, on paper (2 + 2 + 12 bytes a parameter; NOT BUILT YET, the engine refuses it)\n"
+      "  states of a rank                                                    device        host        "
+      "NVMe\n";
+  for (const auto& row : plan::offload_on_paper(static_cast<double>(plan.parameters_numel), plan.ranks)) {
+    const auto cell = [](double nbytes) {
+      return nbytes == 0 ? std::string("-") : human_nbytes(static_cast<std::int64_t>(nbytes));
+    };
+    text += fmt::format("  {:<62}{:>12}{:>12}{:>12}\n", row.name, cell(row.device_nbytes),
+                        cell(row.host_nbytes), cell(row.nvme_nbytes));
+  }
+  return text;
+}
+
+std::string verdict_text(const PlanResult& result) {
+  const plan::Plan& judged = result.plans[result.judged];
+  const std::int64_t memory = result.request.cluster.node_memory_nbytes;
+  std::string text =
+      fmt::format("verdict    stage {} {}: a host needs {} of {}\n", judged.stage,
+                  result.fits ? "fits" : "does not fit", human_nbytes(judged.node_nbytes), with_gib(memory));
+  if (result.fits) return text;
+  const bool starts_too_large = !result.suggestion && judged.start_nbytes > memory;
+  if (starts_too_large || judged.start_nbytes > judged.training_nbytes) {
+    text += fmt::format("           inside initialize() every rank has the whole fp32 module, {}\n",
+                        human_nbytes(judged.module_nbytes));
+  }
+  if (!result.suggestion) return text + "           no change that the plan knows makes it fit\n";
+  return text + fmt::format("           smallest change that fits: {}; then a host needs {}\n",
+                            fmt::join(result.suggestion->changes, " and "),
+                            human_nbytes(result.suggestion->plan.node_nbytes));
+}
+
+}  // namespace
+
+std::string plan_text(const PlanResult& result, bool with_offload) {
+  Table table(result);
+  add_rank_rows(table, result);
+  add_host_rows(table, result);
+  if (result.plans.front().ranks > 1) add_traffic_rows(table, result);
+  std::string text = head_text(result) + "\n" + table.take() + activations_text(result) + "\n";
+  if (with_offload) text += offload_text(result) + "\n";
+  return text + verdict_text(result);
+}
+
+}  // namespace zero::app

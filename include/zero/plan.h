@@ -1,0 +1,207 @@
+#pragma once
+// The memory plan: what a run holds and sends, computed before anything is allocated. Pure functions of a
+// model's shape, a configuration and a cluster: no libtorch, no files, no allocation of what is planned.
+//
+//   const auto model = zero::plan::transformer({.layers = 12, .dim = 1024, .heads = 16, .seq = 256});
+//   const auto plan  = zero::plan::plan_memory(model, config, {.ranks = 8, .ranks_per_node = 4});
+//   plan.rank[zero::MemoryKind::kOptimizer].peak_nbytes;
+//
+// docs/plan.md says where each figure comes from and which are exact.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero/config.h"
+#include "zero/memory.h"
+
+namespace zero::plan {
+
+// ---- On paper: the formulas of the ZeRO paper, whatever this engine does ----
+
+/// Bytes per parameter of mixed-precision training with Adam (arXiv 1910.02054, section 3.1).
+struct StateBytes {
+  double parameters = 2;
+  double gradients = 2;
+  double optimizer = 12;  ///< fp32 master weight, exp_avg, exp_avg_sq
+};
+
+struct ModelStates {
+  double parameters_nbytes = 0;
+  double gradients_nbytes = 0;
+  double optimizer_nbytes = 0;
+  double total_nbytes() const { return parameters_nbytes + gradients_nbytes + optimizer_nbytes; }
+};
+
+/// Model states of each of `ranks` data-parallel ranks at a stage: 0 the baseline, 1 Pos, 2 Pos+g, 3 Pos+g+p
+/// (arXiv 1910.02054, figure 1 and section 5). Throws ConfigError for a negative number of parameters, a
+/// stage outside 0 to 3, or fewer than one rank.
+ModelStates model_states(double parameters, int stage, double ranks, const StateBytes& bytes = {});
+
+/// The most parameters whose model states fit `memory_nbytes` per rank, when each of `model_parallel` parts
+/// of the model has `ranks` data-parallel ranks (the same paper, table 2). Throws as model_states().
+double largest_model(double memory_nbytes, int stage, double ranks, double model_parallel = 1,
+                     const StateBytes& bytes = {});
+
+/// Model states of each rank by the tier they live in.
+struct OffloadStates {
+  std::string name;
+  double device_nbytes = 0, host_nbytes = 0, nvme_nbytes = 0;
+};
+
+/// The offload schemes of ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857), on paper
+/// only: this engine refuses offload. Throws as model_states().
+std::vector<OffloadStates> offload_on_paper(double parameters, double ranks, const StateBytes& bytes = {});
+
+// ---- The model ----
+
+struct ParameterShape {
+  std::string name;  ///< "h.0.qkv.weight" is parameter "weight" of module "h.0.qkv"
+  std::int64_t numel = 0;
+  bool trainable = true;
+};
+
+/// An operator of the forward pass that reads parameters.
+struct Use {
+  std::vector<int> parameters;  ///< indices, in the order of its arguments
+  bool in_backward = true;      ///< backward reads them again; embeddings: false
+};
+
+/// What activations depend on, and what transformer() builds its parameters from.
+struct Transformer {
+  enum class Style : std::uint8_t {
+    kGpt,    ///< layer norms with bias, learnt positions, biases, an MLP of two matrices
+    kLlama,  ///< RMS norms, rotary positions, no biases, a gated MLP of three matrices
+  };
+  Style style = Style::kGpt;
+  std::int64_t layers = 2;
+  std::int64_t dim = 64;
+  std::int64_t heads = 2;
+  std::int64_t kv_heads = 0;  ///< 0: heads
+  std::int64_t head_dim = 0;  ///< 0: dim / heads
+  std::int64_t mlp_dim = 0;   ///< 0: 4 * dim
+  std::int64_t vocab = 256;
+  std::int64_t seq = 64;        ///< tokens of a sample
+  std::int64_t positions = 0;   ///< kGpt: learnt positions; 0: seq
+  bool tied = false;            ///< the head is the token embedding
+  bool qkv_bias = false;        ///< kLlama: query, key and value have biases
+  bool dropout = false;         ///< after embedding, attention and MLP; its masks are kept for backward
+  bool fused_attention = true;  ///< false: the [seq, seq] scores of every head are kept for backward
+  bool checkpointing = false;   ///< keep a layer's input only and recompute the layer in backward
+};
+
+struct ModelShape {
+  std::string name;
+  /// Distinct, in the order of named_parameters(); a tied one under its first name only.
+  std::vector<ParameterShape> parameters;
+  /// In the order of the forward pass. Empty: every module that has parameters once, in their order.
+  std::vector<Use> uses;
+  std::optional<Transformer> transformer;  ///< not given: activations are not planned
+
+  std::int64_t numel() const;
+};
+
+/// With Style::kGpt, zero::GPT: the same parameters in the same order. Throws ConfigError for sizes that are
+/// not positive or do not divide.
+ModelShape transformer(const Transformer& shape, std::string name = "transformer");
+
+/// Parameters of which only the number is known, laid out as 32 equal layers. Throws ConfigError when
+/// negative.
+ModelShape of_numel(std::int64_t numel);
+
+/// From the text of a Hugging Face config.json of model_type gpt2, llama, mistral or qwen2. `source` prefixes
+/// errors. Throws ConfigError naming the key.
+ModelShape from_hugging_face(std::string_view json, std::string_view source = "config.json");
+
+// ---- The machines ----
+
+struct Cluster {
+  int ranks = 1;
+  int ranks_per_node = 0;               ///< 0: all on one host
+  std::int64_t node_memory_nbytes = 0;  ///< that the ranks of a host may use together; 0: unknown, all fits
+  double bandwidth_nbytes_per_s = 0;    ///< that each rank receives at; 0: unknown
+  /// The program tells the C library to keep freed memory before it builds the module, as `zero train` does:
+  /// the fp32 module's pages stay, and only activations use them again.
+  bool keeps_freed_memory = false;
+};
+
+// ---- The plan ----
+
+/// Bytes that a micro-batch keeps in libtorch's allocator.
+struct Activations {
+  std::int64_t stored_nbytes = 0;  ///< saved for backward, when forward ends
+  std::int64_t peak_nbytes = 0;    ///< with the temporaries of backward
+};
+
+/// An estimate. For zero::GPT the operands that autograd saves are counted one by one; the general count per
+/// layer follows arXiv 2205.05198, section 4.
+Activations activations(const Transformer& shape, std::int64_t micro_batch, bool bf16);
+
+/// What the engine's ledger shows on `rank`: current_nbytes after initialize(), peak_nbytes after training.
+/// Exact for every kind but activations (left at 0), given that parameters are used as `model.uses` says;
+/// with `buckets_at_most` the buckets' peak is an upper bound. The configuration's batch sizes must be
+/// resolved. Local, allocates nothing of what it counts. Throws ConfigError as initialize() does.
+MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank,
+                           bool single_node = true);
+
+/// True when reductions overlap backward: how many buckets are in flight then depends on timing.
+bool buckets_at_most(const Config& config, int world_size);
+
+/// Elements each rank receives in one optimizer step, mean over ranks (see zero/report.h).
+struct Traffic {
+  double gathered_numel = 0;
+  double reduced_numel = 0;
+  double published_numel = 0;
+  double nbytes = 0;   ///< of all three in their dtypes, and of the norms
+  double seconds = 0;  ///< at the cluster's bandwidth, nothing overlapped; 0 when that is unknown
+};
+
+struct Plan {
+  int stage = 0;
+  bool node_shared = false;  ///< parameters exist once on the host
+  bool bf16 = false;
+  int ranks = 1, nodes = 1, ranks_per_node = 1;
+  std::int64_t micro_batch = 0, accumulation_steps = 0;
+  std::int64_t parameters_numel = 0, padded_numel = 0;
+  int units = 0;
+
+  int heaviest_rank = 0;              ///< its states take most
+  MemoryReport rank;                  ///< of that rank, activations included
+  bool buckets_at_most = false;       ///< the peak of its buckets is an upper bound
+  std::int64_t module_nbytes = 0;     ///< the fp32 module every rank builds; freed by initialize()
+  std::int64_t kept_heap_nbytes = 0;  ///< freed pages of the module beyond what activations use again
+  std::int64_t process_nbytes = 0;    ///< libtorch, stacks, staging of checkpoints: an estimate
+  std::int64_t start_nbytes = 0;      ///< that rank's peak inside initialize()
+  std::int64_t training_nbytes = 0;   ///< that rank's peak in training
+  std::int64_t node_nbytes = 0;       ///< of the host that needs most, its peak over both
+  Traffic traffic;
+
+  std::int64_t peak_nbytes() const { return start_nbytes > training_nbytes ? start_nbytes : training_nbytes; }
+};
+
+/// Everything above for one configuration. Without batch sizes in `config` the micro-batch is 1. Takes
+/// milliseconds also for 100,000 ranks. Throws ConfigError for batch sizes that do not divide, unit names
+/// the model does not have, 'node_shared' over several hosts, fewer than one rank.
+Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster);
+
+/// `config` at another stage; overlap_comm follows where it had the default of its stage.
+Config at_stage(Config config, int stage);
+
+/// True when the host that needs most has the memory, or its memory is unknown.
+bool fits(const Plan& plan, const Cluster& cluster);
+
+struct Suggestion {
+  std::vector<std::string> changes;  ///< in words; one where one is enough; empty: it fits as it is
+  ModelShape model;
+  Config config;
+  Cluster cluster;
+  Plan plan;
+};
+
+/// The smallest change that makes it fit, tried in this order: smaller buckets, a higher stage, the
+/// node-shared store, smaller micro-batches with more accumulation, bf16, activation checkpointing, more
+/// hosts; then several of them. Nothing when none of it helps.
+std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster);
+
+}  // namespace zero::plan

@@ -1,0 +1,89 @@
+// What a transformer keeps for backward, operand by operand. With dropout and 2-byte elements the sum of a
+// layer is the known 34*s*b*h bytes, and 5*a*s^2*b more without fused attention (arXiv 2205.05198, equation
+// 1).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "plan/sizes.h"
+#include "zero/errors.h"
+
+namespace zero::plan {
+namespace {
+
+struct Sizes {
+  double tokens, dim, attended, shared, mlp, vocab, element;
+  double stats;       ///< bytes of a norm's statistics per token
+  double mlp_copies;  ///< values of the MLP's inner width that backward reads
+  explicit Sizes(const Transformer& t, double micro_batch, bool bf16)
+      : tokens(micro_batch * static_cast<double>(t.seq)),
+        dim(static_cast<double>(t.dim)),
+        attended(static_cast<double>(t.heads * t.head_dim)),
+        shared(static_cast<double>(t.kv_heads * t.head_dim)),
+        mlp(static_cast<double>(t.mlp_dim)),
+        vocab(static_cast<double>(t.vocab)),
+        element(bf16 ? 2 : 4),
+        stats(t.style == Transformer::Style::kGpt ? 2 * element : 4),
+        // Before and after the activation; gated: gate, its activation, up, and their product.
+        mlp_copies(t.style == Transformer::Style::kGpt ? 2 : 4) {}
+};
+
+double attention_nbytes(const Transformer& t, const Sizes& s) {
+  const double heads = static_cast<double>(t.heads), seq = static_cast<double>(t.seq);
+  const double operands = (2 * s.attended + 2 * s.shared) * s.element;  // query, key, value, output
+  if (t.fused_attention) return s.tokens * (operands + 4 * heads);      // fp32 log-sum-exp per row
+  const double per_score = t.dropout ? 2 * s.element + 1 : s.element;   // softmax, its dropout and mask
+  return s.tokens * (operands + per_score * heads * seq);
+}
+
+/// What one layer keeps, its input included.
+double layer_nbytes(const Transformer& t, const Sizes& s) {
+  const double norms = 4 * s.dim * s.element + 2 * s.stats;  // inputs and outputs of two norms
+  const double masks = t.dropout ? 2 * s.dim : 0;            // one byte each
+  return s.tokens * (norms + s.mlp_copies * s.mlp * s.element + masks) + attention_nbytes(t, s);
+}
+
+/// The final norm's input and output, fp32 log-probabilities, tokens, targets and positions.
+double head_nbytes(const Transformer& t, const Sizes& s) {
+  const double ids = 16 * s.tokens + 8 * static_cast<double>(t.seq);
+  const double mask = t.dropout ? s.tokens * s.dim : 0;
+  return s.tokens * (2 * s.dim * s.element + s.stats + 4 * s.vocab) + ids + mask;
+}
+
+/// Backward of the last layer's MLP: gradients of its output and inside it, and of the second matrix.
+double mlp_backward_nbytes(const Transformer& t, const Sizes& s) {
+  const double matrix = s.dim * s.mlp * s.element;
+  const double inside = t.style == Transformer::Style::kGpt ? s.mlp : 2 * s.mlp;
+  return std::max(s.tokens * (s.dim + s.mlp) * s.element + matrix, s.tokens * (s.dim + inside) * s.element);
+}
+
+/// Backward of loss and head, beyond what head_nbytes() counts: two fp32 gradients of the logits, or the
+/// head's own gradients once the log-probabilities are gone.
+double head_backward_nbytes(const Sizes& s) {
+  const double head = s.tokens * (s.vocab + s.dim) * s.element + s.vocab * s.dim * s.element;
+  return std::max(s.tokens * 8 * s.vocab, head - s.tokens * 4 * s.vocab);
+}
+
+std::int64_t to_nbytes(double nbytes) {
+  constexpr double kMost = 9e18;
+  return static_cast<std::int64_t>(std::llround(std::min(nbytes, kMost)));
+}
+
+}  // namespace
+
+Activations activations(const Transformer& shape, std::int64_t micro_batch, bool bf16) {
+  if (micro_batch < 1)
+    throw ConfigError(fmt::format("plan: got micro-batch {}, want at least 1", micro_batch));
+  const Transformer t = with_defaults(shape);
+  const Sizes s(t, static_cast<double>(micro_batch), bf16);
+  const double layers = static_cast<double>(t.layers), layer = layer_nbytes(t, s);
+  const double input = s.tokens * s.dim * s.element;
+  const double kept = t.checkpointing ? layers * input : layers * layer;
+  const double again = t.checkpointing ? layer - input : 0;  // the layer that is recomputed
+  const double stored = kept + head_nbytes(t, s);
+  const double peak = std::max(stored + head_backward_nbytes(s), kept + again + mlp_backward_nbytes(t, s));
+  return {to_nbytes(stored), to_nbytes(peak)};
+}
+
+}  // namespace zero::plan

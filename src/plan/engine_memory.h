@@ -1,0 +1,21 @@
+#pragma once
+// The engine's ledger, predicted. Each function mirrors one allocation of the engine.
+#include "plan/laid_out.h"
+#include "plan/pools.h"
+
+namespace zero::plan {
+
+/// What does not depend on the rank: found once per plan.
+struct Pools {
+  std::int64_t bucket_numel = 0;
+  GatherUse gather;
+};
+Pools find_pools(const ModelShape& model, const LaidOut& laid, const Config& config);
+
+/// engine_memory() of a model that is laid out already.
+MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank);
+
+/// States of every rank, [world_size] bytes: the kinds that differ between ranks and those that do not.
+std::vector<double> states_by_rank(const LaidOut& laid);
+
+}  // namespace zero::plan

@@ -1,0 +1,33 @@
+#pragma once
+// A model as the engine lays it out: units, what is sharded, which store.
+#include <vector>
+
+#include "layout/sharding.h"
+#include "layout/units.h"
+#include "zero/dtype.h"
+#include "zero/plan.h"
+
+namespace zero::plan {
+
+struct LaidOut {
+  std::vector<layout::Unit> units;
+  layout::Sharding sharding;
+  bool node_shared = false;
+  std::vector<bool> resident;  ///< copying store: whole on every rank; node-shared: all false
+  DType low_dtype = DType::kFloat32;
+  int world_size = 1;
+  bool overlap = false;
+
+  std::int64_t low_nbytes() const { return static_cast<std::int64_t>(element_nbytes(low_dtype)); }
+  /// Elements of all units, of the trainable ones only if so wanted.
+  std::int64_t padded_numel(bool trainable_only = false) const;
+  std::int64_t largest_unit() const;
+};
+
+/// Throws ConfigError as initialize() does: unknown unit names, 'node_shared' over several hosts.
+LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, bool single_node);
+
+/// The module tree behind the names: "a.b.weight" is a parameter of module b in a.
+layout::ModuleNode module_tree(const std::vector<ParameterShape>& parameters);
+
+}  // namespace zero::plan

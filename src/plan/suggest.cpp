@@ -1,0 +1,174 @@
+// The smallest change that makes a plan fit.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+
+#include "layout/sharding.h"
+#include "plan/sizes.h"
+#include "zero/errors.h"
+#include "zero/plan.h"
+
+namespace zero::plan {
+namespace {
+
+constexpr std::int64_t kSmallBucketNumel = 5'000'000;
+constexpr int kMostSuggestedRanks = 131'072;
+
+struct Candidate {
+  std::vector<std::string> changes;
+  ModelShape model;
+  Config config;
+  Cluster cluster;
+};
+
+/// Plans a candidate; nothing when it contradicts itself (batch sizes that do not divide) or does not fit.
+std::optional<Suggestion> try_out(const Candidate& candidate) {
+  try {
+    Plan plan = plan_memory(candidate.model, candidate.config, candidate.cluster);
+    if (!fits(plan, candidate.cluster)) return {};
+    return Suggestion{candidate.changes, candidate.model, candidate.config, candidate.cluster, plan};
+  } catch (const ConfigError&) {
+    return {};
+  }
+}
+
+using Change = std::function<std::vector<Candidate>(const Candidate&)>;
+
+/// `from` with one more change.
+Candidate with(Candidate from, std::string words, const std::function<void(Candidate&)>& apply) {
+  from.changes.push_back(std::move(words));
+  apply(from);
+  return from;
+}
+
+std::vector<Candidate> smaller_buckets(const Candidate& from) {
+  const bool pooled = layout::sharding_of_stage(from.config.zero_optimization.stage).gradients;
+  if (!pooled || from.config.zero_optimization.reduce_bucket_size <= kSmallBucketNumel) return {};
+  return {with(from, fmt::format("zero_optimization.reduce_bucket_size {}", kSmallBucketNumel),
+               [](Candidate& c) { c.config.zero_optimization.reduce_bucket_size = kSmallBucketNumel; })};
+}
+
+std::vector<Candidate> higher_stage(const Candidate& from) {
+  std::vector<Candidate> candidates;
+  for (int next = from.config.zero_optimization.stage + 1; next <= 3; ++next) {
+    candidates.push_back(with(from, fmt::format("zero_optimization.stage {}", next),
+                              [next](Candidate& c) { c.config = at_stage(c.config, next); }));
+  }
+  return candidates;
+}
+
+std::vector<Candidate> node_shared(const Candidate& from) {
+  using Store = Config::Zerotorch::Store;
+  if (from.config.zerotorch.store != Store::kCopying) return {};
+  return {with(from, "zerotorch.store \"node_shared\"",
+               [](Candidate& c) { c.config.zerotorch.store = Store::kNodeShared; })};
+}
+
+/// The same global batch in smaller pieces.
+std::vector<Candidate> smaller_micro_batches(const Candidate& from) {
+  std::vector<Candidate> candidates;
+  const std::int64_t micro = from.config.train_micro_batch_size_per_gpu;
+  for (std::int64_t part = 2; part <= micro; part *= 2) {
+    if (micro % part != 0) break;
+    const std::int64_t steps = from.config.gradient_accumulation_steps * part;
+    candidates.push_back(
+        with(from,
+             fmt::format("train_micro_batch_size_per_gpu {} (gradient_accumulation_steps {})", micro / part,
+                         steps),
+             [&](Candidate& c) {
+               c.config.train_micro_batch_size_per_gpu = micro / part;
+               c.config.gradient_accumulation_steps = steps;
+             }));
+  }
+  return candidates;
+}
+
+std::vector<Candidate> bf16(const Candidate& from) {
+  if (from.config.bf16.enabled) return {};
+  return {with(from, "bf16", [](Candidate& c) { c.config.bf16.enabled = true; })};
+}
+
+std::vector<Candidate> checkpointing(const Candidate& from) {
+  if (!from.model.transformer || from.model.transformer->checkpointing) return {};
+  return {with(from, "activation checkpointing in the model",
+               [](Candidate& c) { c.model.transformer->checkpointing = true; })};
+}
+
+/// `hosts` hosts like those there are; the micro-batch stays, so the global batch grows.
+Candidate on_hosts(const Candidate& from, int hosts, int ranks_per_node) {
+  const int ranks = hosts * ranks_per_node;
+  return with(
+      from,
+      fmt::format("{} ranks on {} host{}, {} each", ranks, hosts, hosts == 1 ? "" : "s", ranks_per_node),
+      [&](Candidate& c) {
+        c.cluster.ranks = ranks;
+        c.cluster.ranks_per_node = ranks_per_node;
+        c.config.train_batch_size = 0;
+        if (hosts > 1 && c.config.zerotorch.store == Config::Zerotorch::Store::kNodeShared)
+          c.config.zerotorch.store = Config::Zerotorch::Store::kAuto;
+      });
+}
+
+int ranks_per_node_of(const Cluster& cluster) {
+  return cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
+}
+
+/// The fewest hosts that do, by bisection: more hosts never need more memory each.
+std::optional<Suggestion> more_hosts(const Candidate& from, int ranks_per_node) {
+  const int most = kMostSuggestedRanks / ranks_per_node;
+  int enough = std::max(1, from.cluster.ranks / ranks_per_node), too_few = enough;
+  std::optional<Suggestion> found;
+  while (!found && enough < most) {
+    too_few = enough;
+    enough = std::min(enough * 2, most);
+    found = try_out(on_hosts(from, enough, ranks_per_node));
+  }
+  while (found && enough - too_few > 1) {
+    const int middle = too_few + (enough - too_few) / 2;
+    auto fewer = try_out(on_hosts(from, middle, ranks_per_node));
+    (fewer ? enough : too_few) = middle;
+    if (fewer) found = std::move(fewer);
+  }
+  return found;
+}
+
+/// As many ranks on a host as there are now, or half as many, and so on.
+std::optional<Suggestion> more_hosts(const Candidate& from) {
+  for (int ranks_per_node = ranks_per_node_of(from.cluster); ranks_per_node >= 1; ranks_per_node /= 2) {
+    if (auto found = more_hosts(from, ranks_per_node)) return found;
+  }
+  return {};
+}
+
+/// In words, from least to most trouble.
+const Change kChanges[] = {smaller_buckets,       higher_stage, node_shared,
+                           smaller_micro_batches, bf16,         checkpointing};
+
+}  // namespace
+
+std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster) {
+  const Plan as_is = plan_memory(model, config, cluster);
+  Candidate start{{}, model, config, cluster};
+  start.config.train_micro_batch_size_per_gpu = as_is.micro_batch;
+  start.config.gradient_accumulation_steps = as_is.accumulation_steps;
+  start.config.train_batch_size = 0;
+  if (auto found = try_out(start)) return found;
+  for (const Change& change : kChanges) {
+    for (const Candidate& candidate : change(start)) {
+      if (auto found = try_out(candidate)) return found;
+    }
+  }
+  if (auto found = more_hosts(start)) return found;
+  Candidate all = start;
+  for (const Change& change : kChanges) {
+    const auto candidates = change(all);
+    if (candidates.empty()) continue;
+    all = candidates.back();
+    if (auto found = try_out(all)) return found;
+  }
+  return more_hosts(all);
+}
+
+}  // namespace zero::plan

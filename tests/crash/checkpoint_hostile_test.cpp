@@ -1,0 +1,107 @@
+// Checkpoints that somebody made to do harm: refused, without taking stack or memory for what they only
+// claim. What fuzzers found (tests/fuzz), and what is too large for them.
+#include <gtest/gtest.h>
+
+#include "checkpoint/json_text.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/tools.h"
+#include "io/memory_files.h"
+#include "support/checkpoint_room.h"
+#include "zero/errors.h"
+
+namespace zero::testing {
+namespace {
+
+using namespace checkpoint;
+
+std::string nested(std::size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); }
+
+template <class Work>
+std::string refusal_of(Work work) {
+  try {
+    work();
+    return "";
+  } catch (const CheckpointError& error) {
+    return error.what();
+  }
+}
+
+/// A manifest's text with the right checksum, whatever it holds.
+std::string with_client_state(const std::string& json) {
+  constexpr std::string_view kMember = "\"client_state\":";
+  std::string text = to_text(Manifest());
+  const auto at = text.find(kMember) + kMember.size();
+  text.replace(at, text.find(',', at) - at, json);
+  text.resize(text.rfind(':') + 1);  // that of "checksum"
+  return text + '"' + to_hex(checksum_of(std::string_view(text))) + "\"}\n";
+}
+
+void put(io::MemoryFileSystem& files, const std::string& path, std::string_view text) {
+  if (files.kind(path) == io::FileKind::kNone) files.create(path)->close();
+  const auto bytes = std::as_bytes(std::span(text.data(), text.size()));
+  files.set_bytes(path, {bytes.begin(), bytes.end()});
+}
+
+TEST(HostileCheckpoint, NestingIsBounded) {
+  EXPECT_EQ(refusal_of([] { parse_manifest(with_client_state(nested(kMaxJsonDepth - 1)), "m"); }), "");
+  for (const std::size_t depth : {std::size_t{kMaxJsonDepth}, std::size_t{1'000'000}}) {
+    EXPECT_NE(refusal_of([&] { parse_manifest(with_client_state(nested(depth)), "m"); }), "");
+    EXPECT_NE(refusal_of([&] { parse_rank_part(nested(depth), "n"); }), "");
+    const std::string header = R"({"a":{"dtype":)" + nested(depth) + R"(,"shape":[],"data_offsets":[0,0]}})";
+    EXPECT_NE(refusal_of([&] { parse_safetensors_header(header, header.size() + 8, "f"); }), "");
+  }
+  // Brackets in strings are none.
+  const std::string brackets = '"' + std::string(1000, '[') + R"(\"[[)" + '"';
+  EXPECT_EQ(parse_manifest(with_client_state(brackets), "m").client_state, brackets);
+}
+
+TEST(HostileCheckpoint, WhatCouldNotBeReadIsNotSaved) {
+  io::MemoryFileSystem files;
+  spawn_threads(2, [&](Group group) {
+    Checkpointer checkpointer(files, group, [](std::size_t nbytes) {
+      static thread_local io::AlignedBuffer staging;
+      staging = io::AlignedBuffer(nbytes);
+      return staging.data();
+    });
+    Contents contents;
+    contents.client_state = nested(1'000'000);
+    const std::string text = refusal_of([&] { checkpointer.save("ckpt", "deep", contents, {}); });
+    EXPECT_NE(text.find("nested more than 256 deep"), std::string::npos) << text.substr(0, 200);
+  });
+  EXPECT_TRUE(list(files, "ckpt").empty());
+}
+
+TEST(HostileCheckpoint, NoMemoryForTensorsThatAreOnlyClaimed) {
+  // 100 GB in a file of 8 KiB, turned, so that all of it would be wanted at once.
+  constexpr std::int64_t kBlocks = 100'000;
+  Manifest manifest;
+  manifest.tag = "step1";
+  manifest.files.push_back({"rank_00000.safetensors", 4096 + kBlocks * kBlockNbytes, 4096, 0});
+  TensorInfo info{"w", Kind::kWeight, ElementType::kF32, {kBlocks, kBlockNbytes / 4}, {1, 0}};
+  PiecePlace piece{0, 4096, 0, info.numel(), std::vector<Checksum>(kBlocks)};
+  manifest.tensors.push_back({info, {piece}});
+  io::MemoryFileSystem files;
+  files.make_folders("ckpt/step1");
+  put(files, "ckpt/step1/rank_00000.safetensors", std::string(8192, 'x'));
+  put(files, "ckpt/step1/manifest.json", to_text(manifest));
+  for (const char* path : {"ckpt", "ckpt/step1"}) {
+    EXPECT_NE(refusal_of([&] { export_weights(files, path, "out", {}, {}); }), "") << path;
+    EXPECT_EQ(files.kind("out"), io::FileKind::kNone);
+    EXPECT_NE(refusal_of([&] { diff(files, path, path); }), "") << path;
+  }
+  EXPECT_EQ(verify(files, "ckpt/step1").problems.size(), 1u);
+}
+
+TEST(HostileCheckpoint, HeadersAreOfASizeThatReadersTake) {
+  Manifest manifest;
+  manifest.files.push_back({"rank_00000.safetensors", std::uint64_t{1} << 40, std::uint64_t{1} << 39, 0});
+  const std::string text = refusal_of([&] { parse_manifest(to_text(manifest), "m"); });
+  EXPECT_NE(text.find("would have 549755813888 bytes"), std::string::npos) << text;
+  SafetensorsHeader header;
+  header.entries.assign(40, {std::string(3'000'000, 'n'), ElementType::kF32, {1}});
+  EXPECT_NE(refusal_of([&] { make_safetensors_header(header, 8); }).find("readers take at most"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace zero::testing

@@ -1,0 +1,234 @@
+// The memory is what the plan says: for three models, every stage, store, number of ranks and precision, the
+// ledger of every rank shows byte for byte what was predicted, by kind, after initialize() and at its peak.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "engine/inventory.h"
+#include "support/odd_model.h"
+#include "support/spawn.h"
+#include "zero/models.h"
+#include "zero/plan.h"
+#include "zero/zero.h"
+
+namespace zero::testing {
+namespace {
+
+constexpr int kSteps = 4;
+
+struct Case {
+  int stage = 0;
+  bool node_shared = false;
+  bool bf16 = false;
+  bool overlap = false;
+  bool small = false;  ///< small units, buckets and limits: several buckets to a unit, few units live at once
+
+  std::string json() const {
+    return fmt::format(R"({{
+      "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": {},
+      "bf16": {{"enabled": {}}},
+      "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {},
+        "allgather_bucket_size": {}, "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {},
+        "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": {}}},
+      "zerotorch": {{"store": "{}", "unit_numel": {}}}}})",
+                       small ? 1 : 2, bf16, stage, overlap, small ? 1500 : 500000000,
+                       small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000, small ? 0 : 5000,
+                       small ? 5000 : 50000000, node_shared ? "node_shared" : "copying", small ? 2500 : 0);
+  }
+  std::string name() const {
+    return fmt::format("stage {} {} {}{}{}", stage, node_shared ? "node-shared" : "copying",
+                       bf16 ? "bf16" : "fp32", overlap ? " overlap" : "", small ? " small" : "");
+  }
+};
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (int bits = 0; bits < 16; ++bits) {
+      cases.push_back({stage, (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0});
+    }
+  }
+  return cases;
+}
+
+plan::ModelShape shape_of(torch::nn::Module& module) {
+  plan::ModelShape shape;
+  for (const auto& item : engine::take_inventory(module).parameters) {
+    shape.parameters.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad()});
+  }
+  return shape;
+}
+
+/// One use per operator of OddModel::forward.
+plan::ModelShape odd_shape(torch::nn::Module& module) {
+  plan::ModelShape shape = shape_of(module);
+  std::map<std::string, int> index;
+  for (std::size_t i = 0; i < shape.parameters.size(); ++i)
+    index[shape.parameters[i].name] = static_cast<int>(i);
+  const auto use = [&](std::vector<std::string> names, bool in_backward = true) {
+    plan::Use operation{{}, in_backward};
+    for (const auto& name : names) operation.parameters.push_back(index.at(name));
+    shape.uses.push_back(operation);
+  };
+  use({"embedding.weight"}, /*in_backward=*/false);
+  // Backward ends with the input's weights: their product is one operator over all time steps.
+  use({"lstm.weight_ih_l0", "lstm.bias_ih_l0", "lstm.weight_hh_l0", "lstm.bias_hh_l0"});
+  use({"norm.weight", "norm.bias"});
+  use({"up.weight", "up.bias"});
+  use({"frozen.weight", "frozen.bias"});
+  use({"twice.weight"});
+  use({"twice.weight"});
+  use({"batch_norm.weight", "batch_norm.bias"});
+  use({"down.weight", "down.bias"});
+  use({"scale"});
+  use({"shift"}, /*in_backward=*/false);
+  use({"transposed"});
+  use({"transposed"});
+  use({"empty"}, /*in_backward=*/false);
+  use({"embedding.weight"});
+  return shape;
+}
+
+at::Tensor tokens_of(std::int64_t vocab) {
+  return at::arange(24).remainder(vocab).view({2, 12}).to(at::kLong);
+}
+
+template <class Engine>
+void train(Engine& engine, const std::function<at::Tensor()>& loss, int steps) {
+  const std::int64_t until = engine.global_steps() + steps;
+  while (engine.global_steps() < until) {
+    engine.backward(loss());
+    engine.step();
+  }
+}
+
+constexpr MemoryKind kEngineKinds[] = {MemoryKind::kParameters, MemoryKind::kGather,    MemoryKind::kMaster,
+                                       MemoryKind::kOptimizer,  MemoryKind::kGradients, MemoryKind::kBuckets,
+                                       MemoryKind::kStaging};
+
+void expect_states(const MemoryReport& planned, const MemoryReport& seen, const std::string& where) {
+  for (const MemoryKind kind : kEngineKinds) {
+    EXPECT_EQ(seen[kind].current_nbytes, planned[kind].current_nbytes)
+        << where << ", " << memory_kind_name(kind);
+  }
+}
+
+void expect_peaks(const MemoryReport& planned, const MemoryReport& seen, bool buckets_at_most,
+                  const std::string& where) {
+  for (const MemoryKind kind : kEngineKinds) {
+    if (kind == MemoryKind::kBuckets && buckets_at_most) {
+      EXPECT_LE(seen[kind].peak_nbytes, planned[kind].peak_nbytes) << where;
+      EXPECT_GT(seen[kind].peak_nbytes, 0) << where;
+      continue;
+    }
+    EXPECT_EQ(seen[kind].peak_nbytes, planned[kind].peak_nbytes) << where << ", " << memory_kind_name(kind);
+  }
+}
+
+std::int64_t sum_over_ranks(Group group, std::int64_t value) {
+  group.all_reduce(&value, 1, DType::kInt64).wait();
+  return value;
+}
+
+void expect_traffic(const plan::Traffic& planned, const CommunicationReport& before,
+                    const CommunicationReport& after, Group group, const std::string& where) {
+  const auto expect = [&](double mean_numel, std::int64_t mine, const char* what) {
+    EXPECT_EQ(std::llround(mean_numel * group.size()), sum_over_ranks(group, mine)) << where << ", " << what;
+  };
+  expect(planned.gathered_numel, after.gathered_numel - before.gathered_numel, "gathered");
+  expect(planned.reduced_numel, after.reduced_numel - before.reduced_numel, "reduced");
+  // Below stage 3 the node-shared store has nothing to send either: parameters are published by a barrier.
+  expect(planned.published_numel, after.published_numel - before.published_numel, "published");
+}
+
+template <class Holder>
+void compare(Holder module, const plan::ModelShape& shape, const Case& test_case, Group group,
+             const std::function<at::Tensor()>& loss) {
+  Config config = Config::from_text(test_case.json());
+  config.resolve_batch(group.size());
+  const MemoryReport planned = plan::engine_memory(shape, config, group.size(), group.rank());
+  const plan::Plan whole = plan::plan_memory(shape, config, {.ranks = group.size()});
+  const std::string where =
+      fmt::format("{}, {}, rank {} of {}", shape.name, test_case.name(), group.rank(), group.size());
+  auto engine = initialize(module, config, InitializeOptions{.group = group});
+  expect_states(planned, engine.memory_report(), where + ", initialized");
+  train(engine, loss, kSteps - 1);
+  const CommunicationReport before = engine.communication_report();
+  train(engine, loss, 1);
+  const CommunicationReport after = engine.communication_report();
+  expect_peaks(planned, engine.memory_report(), whole.buckets_at_most, where + ", trained");
+  expect_traffic(whole.traffic, before, after, group, where);
+  EXPECT_EQ(whole.padded_numel, after.padded_numel) << where;
+  EXPECT_EQ(whole.parameters_numel, after.parameters_numel) << where;
+}
+
+void compare_everywhere(const std::function<void(const Case&, Group)>& one) {
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    expect_all_ok(spawn(ranks,
+                        [&](Group group) {
+                          at::set_num_threads(1);
+                          for (const Case& test_case : all_cases()) one(test_case, group);
+                        },
+                        {.timeout = std::chrono::minutes(4)}));
+  }
+}
+
+TEST(PlanAgrees, OddShapes) {
+  compare_everywhere([](const Case& test_case, Group group) {
+    at::manual_seed(1);
+    OddModel model;
+    plan::ModelShape shape = odd_shape(*model);
+    shape.name = "odd";
+    compare(model, shape, test_case, group, [&] { return model->loss(micro_batch_tokens(group.rank(), 2)); });
+  });
+}
+
+TEST(PlanAgrees, Gpt) {
+  compare_everywhere([](const Case& test_case, Group group) {
+    at::manual_seed(1);
+    for (const bool tied : {false, true}) {
+      GPTOptions options{.layers = 3, .dim = 36, .heads = 2, .vocab = 53, .seq = 12, .tied = tied};
+      GPT model(options);
+      const auto shape =
+          plan::transformer({.layers = 3, .dim = 36, .heads = 2, .vocab = 53, .seq = 12, .tied = tied},
+                            tied ? "tied gpt" : "gpt");
+      compare(model, shape, test_case, group, [&] { return model->loss(tokens_of(53), tokens_of(53)); });
+    }
+  });
+}
+
+TEST(PlanAgrees, MlpByItsNamesAlone) {
+  compare_everywhere([](const Case& test_case, Group group) {
+    at::manual_seed(1);
+    DeepModel model(9, 44);
+    plan::ModelShape shape = shape_of(*model);
+    shape.name = "mlp";
+    // Requires a gradient, so that backward reads the first layer too.
+    const at::Tensor input = at::ones({2, 44}, test_case.bf16 ? at::kBFloat16 : at::kFloat).requires_grad_();
+    compare(model, shape, test_case, group,
+            [&] { return model->forward(input).to(at::kFloat).square().mean(); });
+  });
+}
+
+TEST(PlanAgrees, GptsParametersAreListedAsTheModuleHasThem) {
+  for (const bool tied : {false, true}) {
+    GPTOptions options{.layers = 2, .dim = 24, .heads = 3, .vocab = 31, .seq = 9, .tied = tied};
+    GPT model(options);
+    const auto expected = shape_of(*model).parameters;
+    const auto listed =
+        plan::transformer({.layers = 2, .dim = 24, .heads = 3, .vocab = 31, .seq = 9, .tied = tied})
+            .parameters;
+    ASSERT_EQ(listed.size(), expected.size());
+    for (std::size_t i = 0; i < listed.size(); ++i) {
+      EXPECT_EQ(listed[i].name, expected[i].name);
+      EXPECT_EQ(listed[i].numel, expected[i].numel);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero::testing

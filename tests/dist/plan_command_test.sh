@@ -1,0 +1,143 @@
+#!/bin/bash
+# `zero plan` from outside: text, JSON, exit codes, bad input.
+# Usage: plan_command_test.sh <path of zero>
+set -u
+zero=$(realpath "$1")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
+# plan <exit code> <options>: runs `zero plan` into out and err
+plan() {
+  local want=$1; shift
+  "$zero" plan "$@" > out 2> err
+  expect "exit code of 'zero plan $*'" $? "$want"
+}
+says() { grep -qF -- "$1" out || { fail "no '$1' in:"; cat out err; }; }
+# value <expression over j>: of the JSON in out
+value() { python3 -c "import json; j = json.load(open('out')); print(($1))"; }
+
+# ---- text ----
+plan 0 --preset gpt-152m -n 2 --memory 24GiB --bandwidth 100Gbit/s
+says "151.9 M parameters in 12 layers of width 1024"
+says "2 ranks on 1 host, bf16, micro-batch 4 of 256 tokens"
+says "MB (10^6 bytes)"
+says "master weights"
+says "activation checkpointing"
+says "time at 100 Gbit/s"
+says "verdict    stage 0 fits: a host needs"
+says "25.77 GB (24.00 GiB)"
+expect "standard error" "$(cat err)" ""
+expect "columns" "$(grep -c 'stage 0 *stage 1 *stage 2 *stage 3' out)" 3
+grep -q $'\x1b' out && fail "terminal codes in a file"
+
+plan 3 --preset gpt-152m -n 2 --memory 5GB --stages 0,1 --store copying
+says "verdict    stage 1 does not fit"
+plan 0 --preset gpt-152m -n 2 --memory 6GB --stages 0,1
+says "verdict    stage 1 fits"
+plan 3 --parameters 7e9 -n 2 --memory 20GB --stages 3
+says "every rank has the whole fp32 module, 28.00 GB"
+plan 3 --preset gpt-1b -n 2 --memory 12GiB
+says "does not fit"
+says "smallest change that fits: "
+
+# ---- the default is this machine ----
+plan 0 --preset gpt-tiny
+says "verdict    stage 0 fits"
+
+# ---- a DeepSpeed JSON: its stage is judged, the rest is beside it ----
+echo '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}}' > ds.json
+plan 0 --preset gpt-11m -n 2 --config ds.json --memory 8GB
+says "fp32, micro-batch 8 of 128 tokens, accumulation 1"
+says "verdict    stage 1 fits"
+plan 0 --preset gpt-11m -n 2 --config ds.json --memory 8GB --micro-batch 2
+says "micro-batch 2 of 128 tokens, accumulation 4"
+plan 0 --preset gpt-11m -n 2 --config ds.json --memory 8GB --dtype bf16
+says "bf16, micro-batch 8"
+
+# ---- JSON ----
+plan 0 --parameters 7.5e9 -n 64 --ranks-per-node 8 --memory 512GiB --bandwidth 100Gbit/s --json --offload
+expect "parameters" "$(value "j['model']['parameters_numel']")" 7500000000
+expect "stages" "$(value "[s['stage'] for s in j['stages']]")" "[0, 1, 2, 3]"
+expect "paper's figures" "$(value "[round(s['paper_states']['total_nbytes'] / 1e9, 2) for s in j['stages']]")" \
+  "[120.0, 31.41, 16.64, 1.88]"
+expect "nodes" "$(value "j['run']['nodes']")" 8
+expect "memory" "$(value "j['run']['node_memory_nbytes']")" $((512 << 30))
+expect "bandwidth" "$(value "j['run']['bandwidth_nbytes_per_s']")" 12500000000.0
+expect "kinds" "$(value "sorted(j['stages'][0]['kinds'])")" \
+  "['activations', 'buckets', 'gather', 'gradients', 'master', 'optimizer', 'parameters', 'staging']"
+expect "seconds" "$(value "all(abs(s['traffic']['nbytes'] / 12.5e9 - s['traffic']['seconds']) < 1e-9 for s in j['stages'])")" True
+expect "activations" "$(value "j['activations']")" None
+expect "verdict" "$(value "j['verdict']['fits'], j['verdict']['stage'], j['suggestion']")" "(True, 1, None)"
+expect "offload" "$(value "[row['built'] for row in j['offload_on_paper']]")" "[False, False, False, False]"
+plan 3 --parameters 7.5e9 -n 8 --ranks-per-node 1 --memory 20GB --stages 3 --json
+expect "does not fit" "$(value "j['verdict']['fits'], len(j['suggestion']['changes']) if j['suggestion'] else 0")" "(False, 0)"
+plan 3 --preset gpt-1b -n 2 --memory 20GB --stages 0 --json
+expect "suggestion fits" "$(value "j['suggestion']['node_nbytes'] <= 20e9 and len(j['suggestion']['changes']) > 0")" True
+for ranks in 1 3 1000 100000; do
+  plan 0 --preset gpt-11m -n $ranks --ranks-per-node 4 --memory 1TB --json
+  expect "ranks" "$(value "j['run']['ranks']")" $ranks
+done
+
+# ---- Hugging Face's config.json ----
+echo '{"model_type": "gpt2"}' > gpt2.json
+plan 0 --model gpt2.json -n 4 --memory 64GB --json
+expect "GPT-2" "$(value "j['model']['parameters_numel'], j['model']['seq']")" "(124439808, 1024)"
+plan 0 --model gpt2.json -n 4 --memory 64GB --seq 256 --checkpointing --unfused-attention --json
+expect "sequence" "$(value "j['model']['seq'], j['activations']['checkpointing']")" "(256, True)"
+plan 0 --layers 2 --dim 128 --vocab 1000 --seq 64 --memory 8GB --json
+expect "sizes" "$(value "j['model']['parameters_numel']")" $((2 * (12 * 128 * 128 + 13 * 128) + 2 * 1000 * 128 + 64 * 128 + 2 * 128))
+
+# ---- the paper's tables ----
+plan 0 --paper-table
+says "4187.5"
+says "1.88"
+says "14.4 B"
+plan 0 --paper-table --json
+expect "table 1" "$(value "[r['nbytes'] / 1e9 for r in j['table_1'] if r['ranks'] == 64 and r['parameters'] == 7.5e9]")" \
+  "[120.0, 31.40625, 16.640625, 1.875]"
+expect "table 2" "$(value "len(j['table_2'])")" 20
+
+# ---- bad input: one message, exit code 2 ----
+echo '{"zero_optimization": {"stge": 3}, "train_batch_size": 4}' > typo.json
+echo '{"train_batch_size": 5}' > five.json
+echo '{"zero_optimization": {"offload_optimizer": {"device": "nvme"}}, "train_batch_size": 4}' > nvme.json
+echo '{"model_type": "t5"}' > t5.json
+echo '{' > broken.json
+refused() { # part of the message, options
+  local want=$1; shift
+  plan 2 "$@"
+  grep -qF -- "$want" err || fail "'zero plan $*' says '$(cat err)', want '$want'"
+  grep -q '^zero: error: ' err || fail "'zero plan $*': no 'zero: error:'"
+  expect "output of 'zero plan $*'" "$(cat out)" ""
+}
+refused "--memory: got '24 parsecs'" --memory "24 parsecs"
+refused "--memory: got '0GB'" --memory 0GB
+refused "--bandwidth: got 'fast'" --bandwidth fast
+refused "--parameters: got 'many'" --parameters many
+refused "want 0 to 1e+15" --parameters 1e18
+refused "give one of them" --parameters 7e9 --preset gpt-1b
+refused "knows no sizes" --parameters 7e9 --layers 3
+refused "give both" --layers 3
+refused "not a multiple of heads" --layers 3 --dim 100 --heads 3
+refused "want one of" --preset gpt-0
+refused "cannot read" --model missing.json
+refused "cannot read" --model .
+refused "broken.json: is not JSON" --model broken.json
+refused "model_type: got 't5'" --model t5.json
+refused "only --seq goes with it" --model gpt2.json --dim 64
+refused "at most the 1024 positions" --model gpt2.json --seq 2048
+refused "did you mean 'stage'" --config typo.json
+refused "train_batch_size (5)" --config five.json
+refused "offload" --config nvme.json
+refused "cannot read" --config missing.json
+refused "needs all ranks on one host" -n 4 --ranks-per-node 2 --store node_shared --memory 8GB
+refused "--stages" --stages 4
+refused "--ranks" -n 0
+refused "not expected" --no-such-option
+
+[ "$failures" = 0 ] && echo "zero plan: all well"
+exit $((failures > 0))

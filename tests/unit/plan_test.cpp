@@ -1,0 +1,358 @@
+// The plan without an engine: the ZeRO paper's tables, sizes from 1 to 100,000 ranks, what fits and what
+// helps.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "layout/shard.h"
+#include "zero/errors.h"
+#include "zero/plan.h"
+
+namespace zero::plan {
+namespace {
+
+Config config_of(const std::string& zero, const std::string& top = "") {
+  return Config::from_text(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true})" + top +
+                           R"(, "zero_optimization": {)" + zero + "}}");
+}
+Config at(int stage) { return config_of("\"stage\": " + std::to_string(stage)); }
+
+ModelShape small_gpt() { return transformer({.layers = 4, .dim = 256, .heads = 4, .seq = 128}, "gpt"); }
+
+/// True when `value` is what the paper prints: rounded to its last digit, or cut off there.
+bool prints_as(double value, double printed, double last_digit, bool cut_off) {
+  const double scaled = value / last_digit;
+  const double shown = cut_off ? std::floor(scaled + 1e-9) : std::round(scaled);
+  return std::abs(shown * last_digit - printed) < last_digit / 1000;
+}
+
+struct Table1Row {
+  double parameters, ranks;
+  double states_gb[3];  ///< stages 1 to 3
+  double last_digit[3];
+};
+constexpr Table1Row kTable1[] = {
+    {7.5e9, 1, {120, 120, 120}, {1, 1, 1}},          {7.5e9, 4, {52.5, 41.3, 30}, {.1, .1, 1}},
+    {7.5e9, 16, {35.6, 21.6, 7.5}, {.1, .1, .1}},    {7.5e9, 64, {31.4, 16.6, 1.88}, {.1, .1, .01}},
+    {7.5e9, 256, {30.4, 15.4, 0.47}, {.1, .1, .01}}, {7.5e9, 1024, {30.1, 15.1, 0.12}, {.1, .1, .01}},
+    {128e9, 1, {2048, 2048, 2048}, {1, 1, 1}},       {128e9, 4, {896, 704, 512}, {1, 1, 1}},
+    {128e9, 16, {608, 368, 128}, {1, 1, 1}},         {128e9, 64, {536, 284, 32}, {1, 1, 1}},
+    {128e9, 256, {518, 263, 8}, {1, 1, 1}},          {128e9, 1024, {513, 257, 2}, {1, 1, 1}},
+    {1e12, 1, {16000, 16000, 16000}, {1, 1, 1}},     {1e12, 4, {7000, 5500, 4000}, {1, 1, 1}},
+    {1e12, 16, {4750, 2875, 1000}, {1, 1, 1}},       {1e12, 64, {4187, 2218, 250}, {1, 1, 1}},
+    {1e12, 256, {4046, 2054, 62.5}, {1, 1, .1}},     {1e12, 1024, {4011, 2013, 15.6}, {1, 1, .1}},
+};
+
+TEST(PaperTables, Table1) {
+  for (const auto& row : kTable1) {
+    for (int stage = 1; stage <= 3; ++stage) {
+      const double gb = model_states(row.parameters, stage, row.ranks).total_nbytes() / 1e9;
+      // The paper rounds the column of 7.5B and cuts off whole GB in the other two: 513.5 is printed as 513.
+      const bool cut_off = row.parameters > 1e10;
+      EXPECT_TRUE(prints_as(gb, row.states_gb[stage - 1], row.last_digit[stage - 1], cut_off))
+          << row.parameters << " parameters, " << row.ranks << " ranks, stage " << stage << ": " << gb;
+    }
+    EXPECT_DOUBLE_EQ(model_states(row.parameters, 0, row.ranks).total_nbytes(), 16 * row.parameters);
+  }
+}
+
+TEST(PaperTables, Table2Theory) {
+  // Billions of parameters at model parallelism 1, 2, 4, 8 and 16, with 64 GPUs of 32 GB for each part. The
+  // paper multiplies its rounded first row: 2 x 7.6 = 15.2 where 2 x 7.64 would be 15.3.
+  constexpr double kFirstRow[] = {2, 7.6, 14.4, 128};
+  for (int stage = 0; stage <= 3; ++stage) {
+    const double billions = largest_model(32e9, stage, 64) / 1e9;
+    EXPECT_TRUE(prints_as(billions, kFirstRow[stage], 0.1, false)) << "stage " << stage << ": " << billions;
+    for (const int mp : {2, 4, 8, 16}) {
+      const double more = largest_model(32e9, stage, 64, mp) / 1e9;
+      EXPECT_DOUBLE_EQ(more, mp * billions);
+      EXPECT_NEAR(more, mp * kFirstRow[stage], mp * 0.05);
+    }
+  }
+  EXPECT_DOUBLE_EQ(largest_model(32e9, 3, 64, 8), 1.024e12);   // "1T"
+  EXPECT_DOUBLE_EQ(largest_model(32e9, 3, 64, 16), 2.048e12);  // "2T"
+}
+
+TEST(PaperTables, KindsAndPrecision) {
+  const ModelStates baseline = model_states(7e9, 0, 64);
+  EXPECT_DOUBLE_EQ(baseline.parameters_nbytes, 14e9);
+  EXPECT_DOUBLE_EQ(baseline.gradients_nbytes, 14e9);
+  EXPECT_DOUBLE_EQ(baseline.optimizer_nbytes, 84e9);
+  // Adam's two fp32 moments of a 7B model alone.
+  EXPECT_DOUBLE_EQ(model_states(7e9, 0, 1, {.parameters = 0, .gradients = 0, .optimizer = 8}).total_nbytes(),
+                   56e9);
+  EXPECT_DOUBLE_EQ(model_states(0, 3, 100'000).total_nbytes(), 0);
+  EXPECT_THROW(model_states(-1, 0, 1), ConfigError);
+  EXPECT_THROW(model_states(std::nan(""), 0, 1), ConfigError);
+  EXPECT_THROW(model_states(1, 4, 1), ConfigError);
+  EXPECT_THROW(model_states(1, 3, 0), ConfigError);
+}
+
+TEST(PaperTables, OffloadMovesStatesAndLosesNone) {
+  for (const auto& row : offload_on_paper(7.5e9, 1)) {
+    EXPECT_DOUBLE_EQ(row.device_nbytes + row.host_nbytes + row.nvme_nbytes, 120e9) << row.name;
+  }
+  const auto rows = offload_on_paper(7.5e9, 64);
+  EXPECT_DOUBLE_EQ(rows[0].device_nbytes, 15e9);
+  EXPECT_DOUBLE_EQ(rows[0].host_nbytes, 14 * 7.5e9 / 64);
+}
+
+TEST(ShardRange, IsThatOfTheCuts) {
+  for (int ranks = 1; ranks <= 9; ++ranks) {
+    for (std::int64_t blocks = 0; blocks <= 20; ++blocks) {
+      for (int unit = 0; unit < 11; ++unit) {
+        const auto cuts = layout::shard_cuts(blocks * layout::kBlockNumel, ranks, unit);
+        for (int rank = 0; rank < ranks; ++rank) {
+          const layout::Range range = layout::shard_range(blocks * layout::kBlockNumel, ranks, unit, rank);
+          ASSERT_EQ(range, (layout::Range{cuts[rank], cuts[rank + 1]}));
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, StatesAreThoseOfThePaperUpToFormatAndPadding) {
+  // bf16: 2 for parameters, 4 for fp32 gradient sums, 12 for master and moments.
+  const ModelShape model = of_numel(32 * 1024 * 640);
+  const double numel = static_cast<double>(model.numel());
+  for (const int ranks : {1, 4, 64}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      const Plan plan = plan_memory(model, at(stage), {.ranks = ranks, .ranks_per_node = 1});
+      std::int64_t states = 0;
+      for (const MemoryKind kind :
+           {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients}) {
+        states += plan.rank[kind].current_nbytes;
+      }
+      const bool sharded = stage >= 1;
+      const double update = (4 + 12) * numel / (sharded ? ranks : 1);
+      const double parameters = 2 * numel / (stage == 3 ? ranks : 1);
+      EXPECT_EQ(static_cast<double>(states), update + parameters) << "stage " << stage << ", " << ranks;
+    }
+  }
+}
+
+TEST(Plan, NoRankHoldsMoreThanTheHeaviest) {
+  const ModelShape model = transformer({.layers = 3, .dim = 80, .heads = 4, .vocab = 300, .seq = 50}, "odd");
+  for (const int ranks : {1, 2, 3, 5, 7, 16, 40, 333}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      const Plan plan = plan_memory(model, at(stage), {.ranks = ranks, .ranks_per_node = 4});
+      std::int64_t most = 0;
+      const bool single = ranks <= 4;
+      for (int rank = 0; rank < ranks; ++rank) {
+        Config config = at(stage);
+        config.resolve_batch(ranks);
+        most = std::max(most, engine_memory(model, config, ranks, rank, single).total_nbytes());
+      }
+      EXPECT_EQ(most, plan.rank.total_nbytes()) << "stage " << stage << ", " << ranks;
+    }
+  }
+}
+
+TEST(Plan, HostsAreTheSumOfTheirRanks) {
+  const ModelShape model = small_gpt();
+  Config config = at(2);
+  const Plan plan = plan_memory(model, config, {.ranks = 3});
+  config.resolve_batch(3);
+  std::int64_t sum = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    const MemoryReport report = engine_memory(model, config, 3, rank);
+    sum += plan.process_nbytes + plan.rank[MemoryKind::kActivations].peak_nbytes;
+    for (const MemoryKind kind : {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer,
+                                  MemoryKind::kGradients, MemoryKind::kBuckets, MemoryKind::kGather}) {
+      sum += report[kind].peak_nbytes;
+    }
+  }
+  EXPECT_EQ(plan.node_nbytes, sum);
+}
+
+TEST(Plan, AProgramThatKeepsFreedMemoryKeepsTheModulesPages) {
+  const ModelShape model = small_gpt();
+  Cluster cluster{.ranks = 2};
+  const Plan plain = plan_memory(model, at(3), cluster);
+  cluster.keeps_freed_memory = true;
+  const Plan keeping = plan_memory(model, at(3), cluster);
+  const std::int64_t activations = plain.rank[MemoryKind::kActivations].peak_nbytes;
+  ASSERT_LT(activations, plain.module_nbytes);
+  EXPECT_EQ(keeping.kept_heap_nbytes, plain.module_nbytes - activations);
+  EXPECT_EQ(keeping.training_nbytes, plain.training_nbytes + keeping.kept_heap_nbytes);
+  EXPECT_EQ(keeping.node_nbytes, plain.node_nbytes + 2 * keeping.kept_heap_nbytes);
+  Config large = at(3);
+  large.train_micro_batch_size_per_gpu = 64;
+  EXPECT_EQ(plan_memory(model, large, cluster).kept_heap_nbytes, 0);
+}
+
+TEST(Plan, StagesNeverTakeMore) {
+  for (const int ranks : {1, 2, 8, 1000}) {
+    std::int64_t before = INT64_MAX;
+    for (int stage = 0; stage <= 3; ++stage) {
+      // What stays all the time: gather buffers and bucket pools come and go.
+      const Plan plan = plan_memory(small_gpt(), at(stage), {.ranks = ranks, .ranks_per_node = 1});
+      const std::int64_t states = plan.rank.total_nbytes();
+      EXPECT_LE(states, before) << "stage " << stage << ", " << ranks;
+      before = states;
+    }
+  }
+}
+
+TEST(Plan, TrafficIsTheTheory) {
+  const ModelShape model = of_numel(32 * 1024 * 10);
+  const double psi = static_cast<double>(model.numel());
+  const auto elements = [](const Plan& plan) {
+    return plan.traffic.gathered_numel + plan.traffic.reduced_numel + plan.traffic.published_numel;
+  };
+  for (const int ranks : {2, 3, 64}) {
+    const double others = (ranks - 1.0) / ranks;
+    for (int stage = 0; stage <= 2; ++stage) {
+      EXPECT_NEAR(elements(plan_memory(model, at(stage), {.ranks = ranks})), 2 * psi * others, 1) << stage;
+    }
+    const std::string copying = R"("stage": 3, "stage3_param_persistence_threshold": 0,
+        "stage3_max_reuse_distance": 0)";
+    const Config far = config_of(copying, R"(, "zerotorch": {"store": "copying"})");
+    // The last layer of forward is the first of backward: gathered once for both.
+    const Plan plan = plan_memory(model, far, {.ranks = ranks});
+    EXPECT_NEAR(elements(plan), (3 * psi - plan.padded_numel / plan.units) * others, 1);
+    EXPECT_NEAR(elements(plan_memory(model, at(3), {.ranks = ranks})), psi * others, 1);
+    Config accumulating = at(2);
+    accumulating.gradient_accumulation_steps = 5;
+    EXPECT_NEAR(elements(plan_memory(model, accumulating, {.ranks = ranks})), 6 * psi * others, 1);
+  }
+  EXPECT_EQ(elements(plan_memory(model, at(3), {.ranks = 1})), 0);
+  const Plan timed = plan_memory(model, at(1), {.ranks = 2, .bandwidth_nbytes_per_s = 1e6});
+  EXPECT_DOUBLE_EQ(timed.traffic.seconds, timed.traffic.nbytes / 1e6);
+  // bf16 both ways, and one fp64 norm per block.
+  EXPECT_NEAR(timed.traffic.nbytes, 2 * psi * 0.5 * 2 + psi / 1024 * 8 * 0.5 + 8, 1);
+}
+
+TEST(Plan, DegenerateModels) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const int ranks : {1, 2, 100'000}) {
+      const Plan nothing = plan_memory(of_numel(0), at(stage), {.ranks = ranks});
+      EXPECT_EQ(nothing.rank.total_nbytes(), 0);
+      EXPECT_EQ(nothing.padded_numel, 0);
+      // Fewer elements than ranks: most ranks hold nothing, one holds a block.
+      const Plan one = plan_memory(of_numel(1), at(stage), {.ranks = ranks, .ranks_per_node = 1});
+      EXPECT_EQ(one.padded_numel, 1024);
+      EXPECT_GE(one.rank.total_nbytes(), 1024 * 16);
+    }
+  }
+  const ModelShape frozen{
+      .name = "frozen", .parameters = {{"a.weight", 5000, false}}, .uses = {}, .transformer = {}};
+  const Plan plan = plan_memory(frozen, at(2), {.ranks = 2});
+  EXPECT_EQ(plan.rank[MemoryKind::kOptimizer].peak_nbytes, 0);
+  EXPECT_EQ(plan.rank[MemoryKind::kBuckets].peak_nbytes, 0);
+  EXPECT_EQ(plan.rank[MemoryKind::kParameters].peak_nbytes, 5120 * 2);
+  EXPECT_EQ(plan_memory(ModelShape{}, at(3), {.ranks = 7}).rank.total_nbytes(), 0);
+}
+
+TEST(Plan, RefusesWhatCannotBe) {
+  const ModelShape model = small_gpt();
+  EXPECT_THROW(plan_memory(model, at(3), {.ranks = 0}), ConfigError);
+  EXPECT_THROW(plan_memory(model, at(3), {.ranks = 2, .ranks_per_node = -1}), ConfigError);
+  const Config shared = config_of(R"("stage": 3)", R"(, "zerotorch": {"store": "node_shared"})");
+  EXPECT_THROW(plan_memory(model, shared, {.ranks = 4, .ranks_per_node = 2}), ConfigError);
+  EXPECT_NO_THROW(plan_memory(model, shared, {.ranks = 4, .ranks_per_node = 4}));
+  Config named = at(3);
+  named.zerotorch.unit_names = {"no.such.module"};
+  EXPECT_THROW(plan_memory(model, named, {.ranks = 2}), ConfigError);
+  Config five = at(0);
+  five.train_batch_size = 5;
+  EXPECT_THROW(plan_memory(model, five, {.ranks = 2}), ConfigError);
+  EXPECT_THROW(engine_memory(model, at(0), 2, 2), ConfigError);
+}
+
+TEST(Plan, AHundredThousandRanksTakeNoTime) {
+  const auto begin = std::chrono::steady_clock::now();
+  const ModelShape large = transformer({.style = Transformer::Style::kLlama,
+                                        .layers = 126,
+                                        .dim = 16384,
+                                        .heads = 128,
+                                        .kv_heads = 8,
+                                        .mlp_dim = 53248,
+                                        .vocab = 128256,
+                                        .seq = 8192},
+                                       "llama-405b");
+  EXPECT_EQ(large.numel(), 405'853'388'800);
+  for (const int ranks : {1, 7, 1000, 99'999, 100'000}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      const Plan plan = plan_memory(large, at(stage), {.ranks = ranks, .ranks_per_node = 8});
+      EXPECT_GT(plan.node_nbytes, 0);
+    }
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(seconds.count(), 1.0);
+  std::printf("20 plans of 405B parameters on up to 100,000 ranks: %.3f s\n", seconds.count());
+}
+
+TEST(Plan, TinyBucketsOfHugeModelsAreBounded) {
+  Config config = config_of(R"("stage": 2, "reduce_bucket_size": 1024)");
+  const Plan plan = plan_memory(of_numel(1'000'000'000'000), config, {.ranks = 64});
+  EXPECT_EQ(plan.rank[MemoryKind::kBuckets].peak_nbytes, 3 * 1024 * 2);
+}
+
+TEST(Plan, StageChangesTakeTheDefaultOfOverlapAlong) {
+  EXPECT_TRUE(at_stage(at(0), 3).zero_optimization.overlap_comm);
+  EXPECT_FALSE(at_stage(at(3), 1).zero_optimization.overlap_comm);
+  const Config asked = config_of(R"("stage": 2, "overlap_comm": true)");
+  EXPECT_TRUE(at_stage(asked, 1).zero_optimization.overlap_comm);
+}
+
+TEST(Suggest, FitsAsItIs) {
+  const auto found = suggest(small_gpt(), at(0), {.ranks = 2, .node_memory_nbytes = 64LL << 30});
+  ASSERT_TRUE(found);
+  EXPECT_TRUE(found->changes.empty());
+  EXPECT_TRUE(suggest(small_gpt(), at(0), {.ranks = 2})->changes.empty());  // memory unknown
+}
+
+/// Memory of a host that is just enough for `config`.
+std::int64_t need(const ModelShape& model, const Config& config, Cluster cluster) {
+  return plan_memory(model, config, cluster).node_nbytes;
+}
+
+TEST(Suggest, TheSmallestChangeFirst) {
+  const ModelShape model =
+      transformer({.layers = 24, .dim = 2048, .heads = 16, .vocab = 50257, .seq = 1024}, "1.3b");
+  Config config = at(0);
+  config.train_micro_batch_size_per_gpu = 8;
+  Cluster cluster{.ranks = 4};
+  const auto suggestion = [&](std::int64_t memory) {
+    cluster.node_memory_nbytes = memory;
+    return suggest(model, config, cluster);
+  };
+  // Just enough for stage 1 is not enough for stage 0.
+  const auto stage1 = suggestion(need(model, at_stage(config, 1), cluster));
+  ASSERT_TRUE(stage1);
+  ASSERT_EQ(stage1->changes.size(), 1u);
+  EXPECT_EQ(stage1->changes[0], "zero_optimization.stage 1");
+  EXPECT_TRUE(fits(stage1->plan, stage1->cluster));
+  // Every suggestion fits, and its words are not empty.
+  for (std::int64_t gb = 20; gb <= 200; gb += 6) {
+    const auto found = suggestion(gb * 1'000'000'000);
+    if (!found) continue;
+    EXPECT_TRUE(fits(found->plan, found->cluster));
+    EXPECT_LE(found->plan.node_nbytes, gb * 1'000'000'000);
+    EXPECT_EQ(plan_memory(found->model, found->config, found->cluster).node_nbytes, found->plan.node_nbytes);
+  }
+  // A megabyte is enough for nothing: every rank's process alone takes more.
+  EXPECT_FALSE(suggestion(1'000'000));
+}
+
+TEST(Suggest, MoreHostsAreTheFewestThatDo) {
+  const ModelShape model = of_numel(13'000'000'000);
+  const Config config = at(3);
+  Cluster cluster{.ranks = 8, .ranks_per_node = 1, .node_memory_nbytes = 64'000'000'000};
+  Cluster small = cluster;
+  small.ranks = 2;
+  const auto found = suggest(model, config, small);
+  ASSERT_TRUE(found);
+  ASSERT_EQ(found->changes.size(), 1u);
+  const int ranks = found->plan.ranks;
+  small.ranks = ranks - 1;
+  EXPECT_FALSE(fits(plan_memory(model, config, small), small));
+  small.ranks = ranks;
+  EXPECT_TRUE(fits(plan_memory(model, config, small), small));
+}
+
+}  // namespace
+}  // namespace zero::plan
