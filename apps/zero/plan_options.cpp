@@ -194,6 +194,17 @@ Config read_config(const PlanOptions& options, const plan::ModelShape& model) {
   return config;
 }
 
+std::int64_t read_memory(const PlanOptions& options) {
+  if (options.memory.empty()) {
+    const std::uint64_t available = comm::available_memory_nbytes();
+    if (available <= INT64_MAX) return static_cast<std::int64_t>(available);
+    throw ConfigError("--memory: this host does not say how much is free; give it");
+  }
+  const std::int64_t nbytes = parse_nbytes("--memory", options.memory);
+  if (nbytes > 0) return nbytes;
+  throw ConfigError(fmt::format("--memory: got '{}', want a size such as 24GiB", options.memory));
+}
+
 }  // namespace
 
 void add_plan_options(CLI::App& command, PlanOptions& options) {
@@ -233,12 +244,7 @@ PlanRequest read_plan_options(const PlanOptions& options) {
   request.cluster.ranks = options.ranks;
   request.cluster.ranks_per_node = options.ranks_per_node;
   request.cluster.keeps_freed_memory = is_ours(options) && kTrainKeepsFreedMemory;
-  request.cluster.node_memory_nbytes = options.memory.empty()
-                                           ? static_cast<std::int64_t>(comm::available_memory_nbytes())
-                                           : parse_nbytes("--memory", options.memory);
-  if (!options.memory.empty() && request.cluster.node_memory_nbytes == 0) {
-    throw ConfigError(fmt::format("--memory: got '{}', want a size such as 24GiB", options.memory));
-  }
+  request.cluster.node_memory_nbytes = read_memory(options);
   if (!options.bandwidth.empty()) {
     request.cluster.bandwidth_nbytes_per_s = parse_bandwidth("--bandwidth", options.bandwidth);
   }

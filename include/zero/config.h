@@ -186,6 +186,10 @@ struct Config {
     VerifyParameters verify_parameters = VerifyParameters::kBroadcast;
     /// Pin each rank to its share of the cores.
     bool bind_cores_to_rank = false;
+    /// Update each piece of the parameters as soon as its gradient is complete, in backward: no gradient is
+    /// kept. The same bits. Needs stage 1 to 3, gradient_clipping 0, one micro-batch per step and, in bf16,
+    /// check_grad_overflow false.
+    bool step_in_backward = false;
     /// How long a collective may take, in seconds; 0: the group's default.
     double timeout_s = 0;
     /// Check at every operator that no released parameter is read. Slow; for debugging.

@@ -185,7 +185,8 @@ struct Plan {
 /// the model does not have, 'node_shared' over several hosts, fewer than one rank.
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster);
 
-/// `config` at another stage; overlap_comm follows where it had the default of its stage.
+/// `config` at another stage; overlap_comm follows where it had the default of its stage, and
+/// step_in_backward goes with stage 0.
 Config at_stage(Config config, int stage);
 
 /// True when the host that needs most has the memory, or its memory is unknown.
@@ -200,8 +201,9 @@ struct Suggestion {
 };
 
 /// The smallest change that makes it fit, tried in this order: smaller buckets, a higher stage, the
-/// node-shared store, smaller micro-batches with more accumulation, bf16, activation checkpointing, more
-/// hosts; then several of them. Nothing when none of it helps.
+/// node-shared store, step_in_backward (where nothing is clipped or accumulated), smaller micro-batches with
+/// more accumulation, bf16, activation checkpointing, more hosts; then several of them. Nothing when none of
+/// it helps.
 std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster);
 
 }  // namespace zero::plan

@@ -41,7 +41,8 @@ std::vector<Item> items_of(const Manifest& manifest, const ExportOptions& option
 ExportReport export_weights(io::FileSystem& files, const std::string& path, const std::string& to,
                             const ExportOptions& options, const Progress& progress) {
   const Found found = find_checkpoint(files, path);
-  check_complete(files, found.folder, found.manifest);  // memory for what the manifest only claims is not taken
+  // What the manifest only claims takes no memory.
+  check_complete(files, found.folder, found.manifest);
   const auto items = items_of(found.manifest, options);
   std::vector<SafetensorsEntry> entries;
   std::uint64_t total = 0, done = 0;

@@ -126,9 +126,8 @@ Json to_json(const ManifestTensor& tensor) {
 std::string embedded(const std::string& json, std::string_view what) {
   const Json parsed = parse_json(json);
   if (parsed.is_discarded()) {
-    throw CheckpointError(
-        fmt::format("{} is not valid JSON, or nested more than {} deep: '{}'", what, kMaxJsonDepth,
-                    std::string_view(json).substr(0, 200)));
+    throw CheckpointError(fmt::format("{} is not valid JSON, or nested more than {} deep: '{}'", what,
+                                      kMaxJsonDepth, std::string_view(json).substr(0, 200)));
   }
   return parsed.dump();
 }

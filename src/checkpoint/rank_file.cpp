@@ -8,6 +8,7 @@
 
 #include "checkpoint/folder.h"
 #include "checkpoint/safetensors.h"
+#include "comm/copy.h"
 
 namespace zero::checkpoint {
 namespace {
@@ -17,6 +18,9 @@ constexpr std::size_t kAlignment = 4096;
 constexpr std::size_t kSlotNbytes = 8 << 20;
 constexpr std::size_t kSlots = 4;
 
+/// For what is read again at once.
+void copy_to_cache(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
+
 }  // namespace
 
 /// Hands out the payload from its beginning on.
@@ -24,13 +28,14 @@ struct RankFile::Source {
   static constexpr std::uint64_t kScratchNbytes = 16 << 10;
 
   const RankFile& file;
+  void (*copy)(void* to, const void* from, std::size_t nbytes);
   std::size_t piece = 0;
   std::uint64_t done = 0;  ///< bytes of that piece
 
   /// The next `nbytes` of the piece.
   void take(const Piece& from, std::byte* to, std::size_t nbytes) const {
     if (from.data) {
-      std::memcpy(to, from.data + done, nbytes);
+      copy(to, from.data + done, nbytes);
       return;
     }
     // Whole elements into aligned memory; a request may begin and end within one.
@@ -82,7 +87,7 @@ RankFile::RankFile(int rank, const std::string& id, const std::vector<TensorInfo
 }
 
 void RankFile::stage(std::byte* staging) {
-  Source{*this}.copy_to(staging, payload_nbytes_);
+  Source{*this, comm::copy_bytes}.copy_to(staging, payload_nbytes_);
   staged_ = staging;
 }
 
@@ -94,7 +99,7 @@ RankPart RankFile::write(io::FileSystem& files, const std::string& folder, std::
   auto file = files.create(io::join(folder, part.file.name));
   file->write(0, std::as_bytes(std::span(header_)));
   BlockHasher hasher(piece_nbytes_, kBlockNbytes);
-  Source source{*this};
+  Source source{*this, copy_to_cache};
   std::array<io::File::Request, kSlots> requests{};
   for (std::size_t begin = 0, chunk = 0; begin < payload_nbytes_; begin += kSlotNbytes, ++chunk) {
     const std::size_t size = std::min(kSlotNbytes, payload_nbytes_ - begin);

@@ -34,8 +34,8 @@ struct SafetensorsHeader {
 /// and for more entries than a header can hold.
 std::string make_safetensors_header(SafetensorsHeader& header, std::size_t alignment);
 
-/// Reads and checks the header against the file's size. Memory: a small multiple of the header's length, which
-/// is checked before it is believed. Throws CheckpointError naming the file.
+/// Reads and checks the header against the file's size. Memory: a small multiple of the header's length,
+/// which is checked before it is believed. Throws CheckpointError naming the file.
 SafetensorsHeader read_safetensors_header(io::File& file, const std::string& path);
 /// From the JSON alone; `file_nbytes` is the file's size. `what` names the file in errors.
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t file_nbytes,

@@ -82,10 +82,14 @@ constexpr std::array<SchedulerParameter, 8> kSchedulerParameters = {{
 
 bool takes(Scheduler::Type type, const SchedulerParameter& parameter) {
   switch (type) {
-    case Scheduler::Type::kWarmupLR: return parameter.warmup;
-    case Scheduler::Type::kWarmupDecayLR: return parameter.decay;
-    case Scheduler::Type::kWarmupCosineLR: return parameter.cosine;
-    case Scheduler::Type::kNone: return false;
+    case Scheduler::Type::kWarmupLR:
+      return parameter.warmup;
+    case Scheduler::Type::kWarmupDecayLR:
+      return parameter.decay;
+    case Scheduler::Type::kWarmupCosineLR:
+      return parameter.cosine;
+    case Scheduler::Type::kNone:
+      return false;
   }
   return false;
 }
@@ -129,6 +133,23 @@ void check_scheduler(Check& check) {
   }
 }
 
+void check_step_in_backward(Check& check) {
+  const Given* given = check.find("zerotorch.step_in_backward");
+  if (given == nullptr || !check.config.zerotorch.step_in_backward) return;
+  if (check.config.zero_optimization.stage == 0) {
+    check.problem(*given, "needs sharded optimizer states; set zero_optimization.stage to 1, 2 or 3");
+  }
+  if (check.config.gradient_clipping > 0) {
+    check.problem(*given, fmt::format("parameters are updated before the gradient's norm is known; set "
+                                      "gradient_clipping to 0 (it is {:g})",
+                                      check.config.gradient_clipping));
+  }
+  if (check.config.bf16.enabled && check.config.bf16.check_grad_overflow) {
+    check.problem(*given,
+                  "a step cannot be skipped once it is under way; set bf16.check_grad_overflow to false");
+  }
+}
+
 }  // namespace
 
 void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
@@ -139,6 +160,7 @@ void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   if (check.find("zero_optimization.overlap_comm") == nullptr) {
     config.zero_optimization.overlap_comm = config.zero_optimization.stage == 3;
   }
+  check_step_in_backward(check);
   if (check.find("gradient_clipping") == nullptr) {
     check.notice(
         "gradient_clipping: not given: 1.0 as in DeepSpeed since 0.19.3 (0 before); write 0 to switch it "

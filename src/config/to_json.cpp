@@ -68,6 +68,7 @@ ordered_json zerotorch_json(const Config::Zerotorch& own) {
           {"reseed_per_micro_batch", own.reseed_per_micro_batch},
           {"verify_parameters", own.verify_parameters == Verify::kVerify ? "verify" : "broadcast"},
           {"bind_cores_to_rank", own.bind_cores_to_rank},
+          {"step_in_backward", own.step_in_backward},
           {"timeout_s", own.timeout_s},
           {"debug_observer", own.debug_observer}};
 }

@@ -163,9 +163,23 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
   impl.base_lr = std::move(setup.base_lr);
   impl.optimizer = std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger,
                                                                 std::move(setup.options));
-  impl.reducer = std::make_unique<sharding::GradientReducer>(
-      impl.model, impl.ledger, impl.times,
-      sharding::ReducerOptions{.bucket_numel = zero.reduce_bucket_size, .overlap = zero.overlap_comm});
+  sharding::ReducerOptions reducer_options{.bucket_numel = zero.reduce_bucket_size,
+                                           .overlap = zero.overlap_comm};
+  if (impl.config.zerotorch.step_in_backward) {
+    if (impl.config.gradient_accumulation_steps != 1) {
+      throw ConfigError(
+          fmt::format("zerotorch.step_in_backward: parameters are updated in every backward, so "
+                      "gradient_accumulation_steps must be 1 (it is {})",
+                      impl.config.gradient_accumulation_steps));
+    }
+    reducer_options.consume = [&impl](int unit, sharding::Range range, const at::Tensor& sums) {
+      sharding::Stopwatch watch(impl.times.update);
+      impl.stepping = true;
+      impl.optimizer->update_part(unit, range, sums, impl.learning_rates(), impl.averaging());
+    };
+  }
+  impl.reducer = std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.times,
+                                                             std::move(reducer_options));
 }
 
 /// Strides of the flat layout: the parameter's own where they are dense, so that user code that looks at
@@ -379,6 +393,7 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
     throw;
   }
   impl->aborts_on_exception = true;
+  storage::give_back_freed_memory();  // the module as it was
   log_start(*impl, description);
   log_configuration(*impl);
   if (impl->config.tensorboard.enabled && impl->group.rank() == 0) {

@@ -50,7 +50,15 @@ Engine::Impl::~Impl() {
 
 double Engine::Impl::lr_of(std::size_t optimizer_group) const {
   if (lr_override) return *lr_override;
-  return optim::learning_rate_at(schedule, base_lr[optimizer_group], global_steps - skipped_steps);
+  const std::int64_t steps_before = config.scheduler.last_batch_iteration + 1;  // done before this run
+  return optim::learning_rate_at(schedule, base_lr[optimizer_group],
+                                 global_steps - skipped_steps + steps_before);
+}
+
+std::vector<double> Engine::Impl::learning_rates() const {
+  std::vector<double> rates;
+  for (std::size_t g = 0; g < base_lr.size(); ++g) rates.push_back(lr_of(g));
+  return rates;
 }
 
 void Engine::Impl::check_usable() const {
@@ -150,12 +158,12 @@ void Engine::Impl::apply_step(double norm) {
   double scale = averaging();
   const double bound = config.gradient_clipping;
   if (bound > 0 && norm > bound) scale *= bound / (norm + 1e-6);
-  reducer->replicate();
-  {
+  if (config.zerotorch.step_in_backward) {
+    optimizer->end_step();
+  } else {
+    reducer->replicate();
     sharding::Stopwatch watch(times.update);
-    std::vector<double> lr;
-    for (std::size_t g = 0; g < base_lr.size(); ++g) lr.push_back(lr_of(g));
-    optimizer->update(*reducer, lr, scale);
+    optimizer->update(*reducer, learning_rates(), scale);
   }
   store->publish(/*frozen_too=*/false);
   for (const auto& parameter : model.parameters) intercept::bump_version(parameter.tensor);
@@ -170,7 +178,12 @@ void Engine::backward(const at::Tensor& loss) {
                     loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
   }
   if (impl_->monitor) impl_->monitor->add_loss(loss);
-  loss.backward();
+  try {
+    loss.backward();
+  } catch (...) {
+    impl_->failed = impl_->stepping;  // half of a step is taken
+    throw;
+  }
 }
 
 void Engine::step() {
@@ -218,6 +231,7 @@ void Engine::step() {
       impl.monitor->add_step(impl.global_steps * impl.config.train_batch_size, lr, impl.grad_norm);
     }
   }
+  impl.stepping = false;
   ++impl.micro_steps;
   impl.reseed();
   impl.failed = false;

@@ -51,6 +51,7 @@ struct Engine::Impl {
   int exceptions_at_start = 0;
   std::vector<double> norm_send, norm_receive;  ///< reused by every norm
   bool failed = false;
+  bool stepping = false;  ///< step_in_backward: some parameters of this step are updated, not yet all
   bool half_loaded = false;  ///< a load failed after the first value was changed
   std::unique_ptr<engine::StepMonitor> monitor;      ///< on rank 0, where the JSON asks for it
   std::shared_ptr<engine::Checkpoints> checkpoints;  ///< made by the first save
@@ -63,6 +64,7 @@ struct Engine::Impl {
     return 1.0 / static_cast<double>(config.gradient_accumulation_steps * group.size());
   }
   double lr_of(std::size_t optimizer_group) const;
+  std::vector<double> learning_rates() const;  ///< by optimizer group, for the next update
   /// Throws if an earlier call failed half-way: what the ranks hold no longer agrees.
   void check_usable() const;
   /// Micro-batches of all ranks so far, and of these inside the running accumulation window.

@@ -88,6 +88,9 @@ at::Tensor Engine::full_gradient(std::string_view name) {
   if (!impl.model.units[parameter.unit].trainable) {
     throw ModelError(fmt::format("parameter '{}' is frozen and has no gradient", name));
   }
+  if (impl.config.zerotorch.step_in_backward) {
+    throw ModelError("zerotorch.step_in_backward keeps no gradients: there is none to look at");
+  }
   if (impl.reducer->micro_batch_has_gradients()) impl.reducer->flush();
   if (impl.reducer->window_is_empty()) return at::zeros(parameter.tensor.sizes(), at::kFloat);
   return impl

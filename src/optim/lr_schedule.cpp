@@ -14,11 +14,9 @@ double warmup_part(const LrScheduleOptions& options, std::int64_t step) {
   return std::log(static_cast<double>(step + 1)) / std::log(static_cast<double>(options.warmup_steps));
 }
 
-}  // namespace
-
-double learning_rate_at(const LrScheduleOptions& options, double base_lr, std::int64_t step) {
+/// The schedule's own value at its step `step`, 0 or more.
+double scheduled(const LrScheduleOptions& options, double base_lr, std::int64_t step) {
   using Type = LrScheduleOptions::Type;
-  if (options.type == Type::kConstant) return base_lr;
   const double warm = warmup_part(options, step);
   const double rest =
       static_cast<double>(std::max<std::int64_t>(1, options.total_steps - options.warmup_steps));
@@ -33,6 +31,15 @@ double learning_rate_at(const LrScheduleOptions& options, double base_lr, std::i
     part = std::clamp(static_cast<double>(options.total_steps - step) / rest, 0.0, 1.0);
   }
   return options.min_lr + (options.max_lr - options.min_lr) * part;
+}
+
+}  // namespace
+
+double learning_rate_at(const LrScheduleOptions& options, double base_lr, std::int64_t step) {
+  using Type = LrScheduleOptions::Type;
+  if (options.type == Type::kConstant) return base_lr;
+  if (step == 0) return options.type == Type::kWarmupCosine ? 0.0 : options.min_lr;
+  return scheduled(options, base_lr, step - 1);
 }
 
 }  // namespace zero::optim

@@ -16,7 +16,9 @@ struct LrScheduleOptions {
   double cosine_min_ratio = 1e-4;  ///< cosine: part of the base rate at the end
 };
 
-/// The learning rate of optimizer step `step` (0 is the first update). `base_lr` is the optimizer's own
+/// The learning rate of optimizer step `step` (0 is the first update), as DeepSpeed's engine has it: its
+/// scheduler steps after the optimizer, so the first update has the rate before the schedule (the minimum; 0
+/// for the cosine) and update k the schedule's value at k - 1. `base_lr` is the optimizer's own
 /// rate: the result for kConstant, the scale of kWarmupCosine.
 double learning_rate_at(const LrScheduleOptions& options, double base_lr, std::int64_t step);
 

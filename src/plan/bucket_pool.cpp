@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kMicroBatches = 3;
 constexpr int kBucketsInFlight = 3;  ///< that the pool is made for where reductions overlap backward
-constexpr std::int64_t kMostBuckets = 200'000;  ///< beyond, only the pool's own bound is computed
 
 struct Bucket {
   std::int64_t numel = 0;
@@ -158,8 +157,7 @@ std::vector<Use> uses_of(const ModelShape& model) {
 std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid, const Config& config) {
   const std::int64_t sum = laid.padded_numel(/*trainable_only=*/true);
   if (!laid.sharding.gradients) return sum;
-  const std::int64_t most = std::max(config.zero_optimization.reduce_bucket_size, layout::kBlockNumel);
-  if (sum / most > kMostBuckets) return std::min(sum, kBucketsInFlight * most);
+  if (sum / laid.bucket_numel > kMostBuckets) return std::min(sum, kBucketsInFlight * laid.bucket_numel);
   const Buckets buckets = make_buckets(model, laid, config);
   std::int64_t largest = 0;
   for (const Bucket& bucket : buckets.all) largest = std::max(largest, bucket.numel);

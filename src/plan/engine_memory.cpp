@@ -1,6 +1,7 @@
 #include "plan/engine_memory.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "zero/errors.h"
 
@@ -12,18 +13,11 @@ using layout::Range;
 constexpr std::int64_t kAccumulatorNbytes = 4;  ///< fp32 gradient sums
 constexpr std::int64_t kMomentsNbytes = 4 + 4;  ///< exp_avg, exp_avg_sq
 
-/// Bytes per element of what is kept beside the parameters for their full precision, and the ledger's kind.
-struct MasterFormat {
-  std::int64_t nbytes;
-  MemoryKind kind;
-};
-constexpr MasterFormat master_format(DType /*low_dtype*/) { return {4, MemoryKind::kMaster}; }
-
 Range shard(const LaidOut& laid, std::size_t unit, int rank) {
   return layout::shard_range(laid.units[unit].numel, laid.world_size, static_cast<int>(unit), rank);
 }
 
-/// Elements of trainable units that `rank` updates, and sums gradients of.
+/// Elements of trainable units that `rank` updates.
 std::int64_t updated_numel(const LaidOut& laid, int rank) {
   std::int64_t sum = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
@@ -31,6 +25,36 @@ std::int64_t updated_numel(const LaidOut& laid, int rank) {
     sum += laid.sharding.optimizer_states ? shard(laid, u, rank).numel() : laid.units[u].numel;
   }
   return sum;
+}
+
+/// No rank owns more elements of one bucket.
+std::int64_t largest_piece_bound(const LaidOut& laid) {
+  std::int64_t bound = 0;
+  for (const auto& unit : laid.units) {
+    const std::int64_t blocks = unit.numel / layout::kBlockNumel;
+    const std::int64_t shard_blocks = (blocks + laid.world_size - 1) / laid.world_size;
+    if (unit.trainable) bound = std::max(bound, shard_blocks * layout::kBlockNumel);
+  }
+  return std::min(bound, laid.bucket_numel);
+}
+
+/// Most elements of one bucket that `rank` owns.
+std::int64_t largest_piece(const LaidOut& laid, int rank) {
+  if (laid.padded_numel() / laid.bucket_numel > kMostBuckets) return largest_piece_bound(laid);
+  std::int64_t largest = 0;
+  for (std::size_t u = 0; u < laid.units.size(); ++u) {
+    if (!laid.units[u].trainable) continue;
+    const Range mine = shard(laid, u, rank);
+    for (const Range bucket : layout::bucket_ranges(laid.units[u].numel, laid.bucket_numel)) {
+      largest = std::max(largest, layout::intersect(bucket, mine).numel());
+    }
+  }
+  return largest;
+}
+
+/// Elements whose gradients `rank` sums at the same time.
+std::int64_t summed_numel(const LaidOut& laid, int rank) {
+  return laid.step_in_backward ? largest_piece(laid, rank) : updated_numel(laid, rank);
 }
 
 std::int64_t parameters_numel(const LaidOut& laid, int rank) {
@@ -41,15 +65,39 @@ std::int64_t parameters_numel(const LaidOut& laid, int rank) {
   return sum;
 }
 
-/// fp32 parameters are their own master, unless a rank updates elements that another one writes for all.
-bool master_is_low(const LaidOut& laid, int rank) {
-  if (laid.low_dtype != DType::kFloat32) return false;
-  if (!laid.node_shared || laid.sharding.optimizer_states) return true;
+/// Without sharded optimizer states a rank updates everything, but of a shared copy it writes its shard only.
+bool others_write_for_it(const LaidOut& laid) {
+  return laid.node_shared && !laid.sharding.optimizer_states && laid.world_size > 1;
+}
+
+bool writes_all_it_updates(const LaidOut& laid, int rank) {
+  if (!others_write_for_it(laid)) return true;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const layout::Unit& unit = laid.units[u];
     if (unit.trainable && shard(laid, u, rank) != Range{0, unit.numel}) return false;
   }
   return true;
+}
+
+/// Bytes per updated element that are kept beside the parameters for their full precision (see
+/// zero/sharded_optimizer.h): fp32 parameters are their own master, bf16 ones need a 16-bit remainder, and
+/// ranks that do not write what they update a master in fp32.
+std::int64_t master_nbytes(const LaidOut& laid, int rank) {
+  if (!writes_all_it_updates(laid, rank)) return 4;
+  return laid.low_dtype == DType::kFloat32 ? 0 : 2;
+}
+
+/// `change[r]` is what rank r has more than rank r - 1: gives `amount` to ranks [first, first + count),
+/// modulo their number.
+void add_to_ranks(std::vector<double>& change, std::int64_t first, std::int64_t count, double amount) {
+  const auto world = static_cast<std::int64_t>(change.size());
+  if (count == 0) return;
+  change[first] += amount;
+  const std::int64_t end = first + count;
+  if (end < world) change[end] -= amount;
+  if (end <= world) return;
+  change[0] += amount;
+  change[end - world] -= amount;
 }
 
 }  // namespace
@@ -66,11 +114,10 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   };
   const auto hold = [&](MemoryKind kind, std::int64_t nbytes) { add(kind, nbytes, nbytes); };
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
-  const MasterFormat master = master_format(laid.low_dtype);
   hold(MemoryKind::kParameters, parameters_numel(laid, rank) * low);
-  if (!master_is_low(laid, rank)) hold(master.kind, updated * master.nbytes);
+  hold(MemoryKind::kMaster, updated * master_nbytes(laid, rank));
   hold(MemoryKind::kOptimizer, updated * kMomentsNbytes);
-  hold(MemoryKind::kGradients, updated * kAccumulatorNbytes);
+  hold(MemoryKind::kGradients, summed_numel(laid, rank) * kAccumulatorNbytes);
   const std::int64_t buckets = pools.bucket_numel * low;
   add(MemoryKind::kBuckets, laid.sharding.gradients ? 0 : buckets, buckets);
   add(MemoryKind::kGather, 0, pools.gather.pool_numel * low);
@@ -80,34 +127,33 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
 }
 
 std::vector<double> states_by_rank(const LaidOut& laid) {
-  const std::size_t world = static_cast<std::size_t>(laid.world_size);
-  const bool has_master =
-      laid.low_dtype != DType::kFloat32 || (laid.node_shared && !laid.sharding.optimizer_states && world > 1);
-  const double update = static_cast<double>(kMomentsNbytes + kAccumulatorNbytes +
-                                            (has_master ? master_format(laid.low_dtype).nbytes : 0));
-  double everywhere = 0;
-  std::vector<double> change(world + 1, 0);  // at rank r: what r has more than r - 1
+  const auto world = static_cast<std::int64_t>(laid.world_size);
+  // Where ranks differ in their masters too, these are added at the end.
+  const std::int64_t master = others_write_for_it(laid) ? 0 : master_nbytes(laid, 0);
+  const std::int64_t sums = laid.step_in_backward ? 0 : kAccumulatorNbytes;
+  const std::int64_t update = kMomentsNbytes + sums + master;
+  double everywhere =
+      laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * kAccumulatorNbytes) : 0;
+  std::vector<double> change(static_cast<std::size_t>(world), 0);
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const layout::Unit& unit = laid.units[u];
-    const double low = static_cast<double>(laid.low_nbytes());
-    const double updated = unit.trainable ? update : 0;
-    const double sharded = (laid.resident[u] ? 0 : low) + (laid.sharding.optimizer_states ? updated : 0);
-    const double whole = (laid.resident[u] ? low : 0) + (laid.sharding.optimizer_states ? 0 : updated);
-    const auto blocks = static_cast<std::size_t>(unit.numel / layout::kBlockNumel);
-    everywhere += whole * static_cast<double>(unit.numel) +
-                  sharded * static_cast<double>(blocks / world * layout::kBlockNumel);
-    const std::size_t first = u % world, end = first + blocks % world;
-    const double extra = sharded * static_cast<double>(layout::kBlockNumel);
-    change[first] += extra;
-    change[std::min(end, world)] -= extra;
-    if (end > world) {
-      change[0] += extra;
-      change[end - world] -= extra;
-    }
+    const std::int64_t updated = unit.trainable ? update : 0;
+    const bool splits_parameters = !laid.resident[u], splits_updates = laid.sharding.optimizer_states;
+    const std::int64_t sharded = (splits_parameters ? laid.low_nbytes() : 0) + (splits_updates ? updated : 0);
+    const std::int64_t whole = (splits_parameters ? 0 : laid.low_nbytes()) + (splits_updates ? 0 : updated);
+    const std::int64_t blocks = unit.numel / layout::kBlockNumel;
+    everywhere += static_cast<double>(whole) * static_cast<double>(unit.numel) +
+                  static_cast<double>(sharded * layout::kBlockNumel) * static_cast<double>(blocks / world);
+    add_to_ranks(change, static_cast<std::int64_t>(u) % world, blocks % world,
+                 static_cast<double>(sharded * layout::kBlockNumel));
   }
-  std::vector<double> states(world);
-  for (std::size_t r = 0; r < world; ++r) {
-    states[r] = (r == 0 ? everywhere : states[r - 1]) + change[r];
+  std::vector<double> states(change.size());
+  std::partial_sum(change.begin(), change.end(), states.begin());
+  const auto trainable = static_cast<double>(laid.padded_numel(/*trainable_only=*/true));
+  for (std::size_t r = 0; r < states.size(); ++r) {
+    states[r] += everywhere;
+    if (others_write_for_it(laid))
+      states[r] += trainable * static_cast<double>(master_nbytes(laid, static_cast<int>(r)));
   }
   return states;
 }

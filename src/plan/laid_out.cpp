@@ -112,6 +112,8 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, b
   laid.low_dtype = config.bf16.enabled ? DType::kBFloat16 : DType::kFloat32;
   laid.world_size = world_size;
   laid.overlap = config.zero_optimization.overlap_comm;
+  laid.step_in_backward = config.zerotorch.step_in_backward;
+  laid.bucket_numel = std::max(config.zero_optimization.reduce_bucket_size, layout::kBlockNumel);
   laid.node_shared = use_node_shared(config, laid, single_node);
   laid.resident = residents(config, laid);
   return laid;

@@ -9,6 +9,9 @@
 
 namespace zero::plan {
 
+/// Models that are cut into more buckets get a bound instead of the figure.
+inline constexpr std::int64_t kMostBuckets = 200'000;
+
 struct LaidOut {
   std::vector<layout::Unit> units;
   layout::Sharding sharding;
@@ -17,6 +20,8 @@ struct LaidOut {
   DType low_dtype = DType::kFloat32;
   int world_size = 1;
   bool overlap = false;
+  bool step_in_backward = false;  ///< gradient sums are used up bucket by bucket
+  std::int64_t bucket_numel = 0;  ///< most elements of a bucket
 
   std::int64_t low_nbytes() const { return static_cast<std::int64_t>(element_nbytes(low_dtype)); }
   /// Elements of all units, of the trainable ones only if so wanted.

@@ -32,6 +32,15 @@ void check(const Cluster& cluster) {
   }
 }
 
+/// As initialize().
+void check_step_in_backward(const Config& config) {
+  if (!config.zerotorch.step_in_backward || config.gradient_accumulation_steps == 1) return;
+  throw ConfigError(
+      fmt::format("zerotorch.step_in_backward: parameters are updated in every backward, so "
+                  "gradient_accumulation_steps must be 1 (it is {})",
+                  config.gradient_accumulation_steps));
+}
+
 double trainable_numel(const LaidOut& laid) { return static_cast<double>(laid.padded_numel(true)); }
 
 /// Every rank learns the others' block sums and a hash of their order of use, as fp64.
@@ -123,6 +132,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.ranks_per_node =
       cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
   plan.nodes = (plan.ranks + plan.ranks_per_node - 1) / plan.ranks_per_node;
+  check_step_in_backward(config);
   const LaidOut laid = lay_out(model, config, plan.ranks, plan.nodes == 1);
   const Pools pools = find_pools(model, laid, config);
   plan.stage = config.zero_optimization.stage;
@@ -154,6 +164,8 @@ Config at_stage(Config config, int stage) {
   const bool is_default = zero.overlap_comm == overlaps_by_default(zero.stage);
   zero.stage = stage;
   zero.overlap_comm = is_default ? overlaps_by_default(stage) : zero.overlap_comm;
+  // It needs sharded optimizer states.
+  config.zerotorch.step_in_backward &= layout::sharding_of_stage(stage).optimizer_states;
   return config;
 }
 

@@ -66,8 +66,24 @@ std::vector<Candidate> node_shared(const Candidate& from) {
                [](Candidate& c) { c.config.zerotorch.store = Store::kNodeShared; })};
 }
 
+/// Gradients that are used up as they come: the same bits, where nothing is clipped or accumulated.
+std::vector<Candidate> step_in_backward(const Candidate& from) {
+  const Config& config = from.config;
+  const bool shards = layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states;
+  const bool possible = shards && config.gradient_clipping == 0 && config.gradient_accumulation_steps == 1;
+  if (!possible || config.zerotorch.step_in_backward) return {};
+  return {with(from,
+               config.bf16.enabled ? "zerotorch.step_in_backward (bf16.check_grad_overflow false)"
+                                   : "zerotorch.step_in_backward",
+               [](Candidate& c) {
+                 c.config.zerotorch.step_in_backward = true;
+                 c.config.bf16.check_grad_overflow = false;
+               })};
+}
+
 /// The same global batch in smaller pieces.
 std::vector<Candidate> smaller_micro_batches(const Candidate& from) {
+  if (from.config.zerotorch.step_in_backward) return {};  // it allows no accumulation
   std::vector<Candidate> candidates;
   const std::int64_t micro = from.config.train_micro_batch_size_per_gpu;
   for (std::int64_t part = 2; part <= micro; part *= 2) {
@@ -143,7 +159,7 @@ std::optional<Suggestion> more_hosts(const Candidate& from) {
 }
 
 /// In words, from least to most trouble.
-const Change kChanges[] = {smaller_buckets,       higher_stage, node_shared,
+const Change kChanges[] = {smaller_buckets,       higher_stage, node_shared,  step_in_backward,
                            smaller_micro_batches, bf16,         checkpointing};
 
 }  // namespace

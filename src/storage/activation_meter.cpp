@@ -71,4 +71,6 @@ void keep_freed_memory() {
   mallopt(M_TOP_PAD, 64 << 20);
 }
 
+void give_back_freed_memory() { malloc_trim(0); }
+
 }  // namespace zero::storage

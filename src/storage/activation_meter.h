@@ -19,4 +19,8 @@ void reset_activation_peak();
 /// the same pages in again at every step (fresh pages cost about five times a warm copy). Process-wide.
 void keep_freed_memory();
 
+/// Gives what is free in the heap back to the system now, also after keep_freed_memory(). For the moment when
+/// much was freed that will not be needed again. Process-wide.
+void give_back_freed_memory();
+
 }  // namespace zero::storage

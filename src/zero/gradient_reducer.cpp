@@ -7,8 +7,10 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "intercept/gradient_hook.h"
 #include "optim/device_passes.h"
 #include "optim/kernels.h"
+#include "zero/errors.h"
 
 namespace zero::sharding {
 
@@ -17,7 +19,7 @@ using storage::FlatBuffer;
 
 GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
                                  ReducerOptions options)
-    : model_(model), times_(times), options_(options), slots_(model.parameters.size()) {
+    : model_(model), times_(times), options_(std::move(options)), slots_(model.parameters.size()) {
   make_buckets();
   const auto make = [this, &ledger](std::int64_t numel) {
     return model_.device.is_cpu() ? FlatBuffer::make_readable(ledger, MemoryKind::kBuckets, model_.low_dtype,
@@ -29,16 +31,12 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
     std::int64_t largest = 0;
     for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
     // One being filled, one being read by others, one in between.
-    pool_limit_numel_ = (options.overlap ? 3 : 1) * largest;
+    pool_limit_numel_ = (options_.overlap ? 3 : 1) * largest;
     pool_ = std::make_unique<BufferPool>(make);
   } else {
     for (auto& bucket : buckets_) own_buffers_.push_back(make(bucket.range.numel()));
   }
-  std::int64_t total = 0;
-  for (std::size_t i = 0; i < model.units.size(); ++i) {
-    accumulator_offsets_.push_back(total);
-    if (model.units[i].trainable) total += gradient_range(static_cast<int>(i)).numel();
-  }
+  const std::int64_t total = accumulators_numel();
   accumulators_ =
       model.sharding.optimizer_states || !model.device.is_cpu()
           ? FlatBuffer::make_private(ledger, MemoryKind::kGradients, DType::kFloat32, total, model.device)
@@ -46,6 +44,17 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
 }
 
 GradientReducer::~GradientReducer() = default;
+
+/// Sets the offsets; all start at zero where sums are consumed at once.
+std::int64_t GradientReducer::accumulators_numel() {
+  std::int64_t total = 0, largest = 0;
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    accumulator_offsets_.push_back(options_.consume ? 0 : total);
+    if (model_.units[u].trainable) total += gradient_range(static_cast<int>(u)).numel();
+  }
+  for (const Bucket& bucket : buckets_) largest = std::max(largest, bucket.counts[model_.rank()]);
+  return options_.consume ? largest : total;
+}
 
 void GradientReducer::make_buckets() {
   std::int64_t block_offset = 0;
@@ -88,6 +97,7 @@ std::int64_t GradientReducer::shard_blocks(int unit, int rank) const {
 }
 
 at::Tensor GradientReducer::accumulated(int unit) const {
+  ZERO_CHECK(!options_.consume, "gradients are not kept");
   return accumulators_.view(accumulator_offsets_[unit], gradient_range(unit).numel());
 }
 
@@ -166,6 +176,15 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
 
 void GradientReducer::send(Bucket& bucket) {
   const int index = index_of(bucket);
+  if (options_.consume) {
+    if (bucket.rounds > 0) {
+      throw ModelError(
+          fmt::format("a second backward before step(): zerotorch.step_in_backward has already updated '{}'",
+                      model_.units[bucket.unit].name));
+    }
+    // From here on its owner may change it: autograd refuses a graph that still needs the old values.
+    for (const int p : bucket.parameters) intercept::bump_version(model_.parameters[p].tensor);
+  }
   window_is_empty_ = false;
   bucket.arrived = 0;
   bucket.has.assign(bucket.parameters.size(), false);
@@ -187,7 +206,6 @@ void GradientReducer::send(Bucket& bucket) {
 }
 
 void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices) {
-  Stopwatch watch(times_.reduce);
   const int index = index_of(bucket);
   const Unit& unit = model_.units[bucket.unit];
   const Range mine = layout::intersect(bucket.range, unit.shard(model_.rank()));
@@ -195,7 +213,15 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
   fresh_[index] = false;
   if (mine.empty()) return;
   const std::int64_t offset =
-      accumulator_offsets_[bucket.unit] + mine.begin - gradient_range(bucket.unit).begin;
+      options_.consume ? 0
+                       : accumulator_offsets_[bucket.unit] + mine.begin - gradient_range(bucket.unit).begin;
+  add_slices(bucket, mine, offset, slices, first);
+  if (options_.consume) options_.consume(bucket.unit, mine, accumulators_.view(offset, mine.numel()));
+}
+
+void GradientReducer::add_slices(Bucket& bucket, Range mine, std::int64_t offset,
+                                 std::span<const void* const> slices, bool first) {
+  Stopwatch watch(times_.reduce);
   double* sums = block_sumsq_.data() + bucket.block_offset;
   if (model_.device.is_cpu()) {
     optim::kernels().reduce({.accumulator = static_cast<float*>(accumulators_.data_at(offset)),

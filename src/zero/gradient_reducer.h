@@ -10,6 +10,7 @@
 // own and stays; where they are sharded it comes from a pool.
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct ReducerOptions {
   /// True: reductions are begun when a bucket is complete and finished while backward goes on. False:
   /// backward waits for each.
   bool overlap = true;
+  /// Where given: takes the sums of a part of this rank's shard as soon as they are complete, fp32
+  /// [range.numel()], and they are not kept. Then there is one backward per window, and no accumulated().
+  std::function<void(int unit, Range range, const at::Tensor& sums)> consume;
 };
 
 class GradientReducer {
@@ -95,11 +99,15 @@ class GradientReducer {
   };
 
   void make_buckets();
+  std::int64_t accumulators_numel();
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - buckets_.data()); }
   void open(Bucket& bucket);
   void copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to);
   void send(Bucket& bucket);
   void reduce(Bucket& bucket, std::span<const void* const> slices);
+  /// Onto the accumulators from `offset` on.
+  void add_slices(Bucket& bucket, Range mine, std::int64_t offset, std::span<const void* const> slices,
+                  bool first);
   void zero_missing(Bucket& bucket);
   void drain(bool wait_for_all);
   void close(Bucket& bucket);

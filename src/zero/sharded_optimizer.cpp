@@ -113,33 +113,38 @@ void ShardedOptimizer::round_to_low(const at::Tensor& values, at::Tensor low) co
 
 void ShardedOptimizer::update(const GradientReducer& reducer, const std::vector<double>& lr,
                               double gradient_scale) {
-  ++steps_;
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     if (segments_[u].empty()) continue;
     const int unit = static_cast<int>(u);
-    const at::Tensor gradient = reducer.accumulated(unit);
-    for (const Segment& segment : segments_[u]) {
-      optim::AdamHyper hyper = options_.groups[segment.group].hyper;
-      hyper.lr = lr[segment.group];
-      hyper.step = steps_;
-      hyper.gradient_scale = gradient_scale;
-      for (std::int64_t begin = segment.range.begin; begin < segment.range.end;) {
-        const std::int64_t end = std::min(segment.range.end, begin + options_.sub_group_numel);
-        update_segment(unit, {segment.group, {begin, end}}, hyper, gradient);
-        begin = end;
-      }
+    update_part(unit, update_range(unit), reducer.accumulated(unit), lr, gradient_scale);
+  }
+  end_step();
+}
+
+void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& gradient,
+                                   const std::vector<double>& lr, double gradient_scale) {
+  for (const Segment& segment : segments_[unit]) {
+    const Range part = layout::intersect(segment.range, range);
+    optim::AdamHyper hyper = options_.groups[segment.group].hyper;
+    hyper.lr = lr[segment.group];
+    hyper.step = steps_ + 1;
+    hyper.gradient_scale = gradient_scale;
+    for (std::int64_t begin = part.begin; begin < part.end;) {
+      const std::int64_t end = std::min(part.end, begin + options_.sub_group_numel);
+      update_segment(unit, {begin, end}, hyper, gradient, range.begin);
+      begin = end;
     }
   }
 }
 
-void ShardedOptimizer::update_segment(int unit, const Segment& segment, const optim::AdamHyper& hyper,
-                                      const at::Tensor& gradient) {
+void ShardedOptimizer::update_segment(int unit, Range range, const optim::AdamHyper& hyper,
+                                      const at::Tensor& gradient, std::int64_t gradient_begin) {
   const Range updated = update_range(unit);
   const Range written = store_.writable_range(unit);
   // Ranges this rank updates for itself only are run without the low-precision output.
-  for (const Range part : {layout::intersect(segment.range, {updated.begin, written.begin}),
-                           layout::intersect(segment.range, written),
-                           layout::intersect(segment.range, {written.end, updated.end})}) {
+  for (const Range part :
+       {layout::intersect(range, {updated.begin, written.begin}), layout::intersect(range, written),
+        layout::intersect(range, {written.end, updated.end})}) {
     if (part.empty()) continue;
     const bool writes = part.begin >= written.begin && part.end <= written.end;
     const at::Tensor low =
@@ -151,7 +156,7 @@ void ShardedOptimizer::update_segment(int unit, const Segment& segment, const op
                                                                  : state_view(master_, unit, part);
     const at::Tensor exp_avg = state_view(exp_avg_, unit, part);
     const at::Tensor exp_avg_sq = state_view(exp_avg_sq_, unit, part);
-    const at::Tensor grad = gradient.narrow(0, part.begin - updated.begin, part.numel());
+    const at::Tensor grad = gradient.narrow(0, part.begin - gradient_begin, part.numel());
     const bool writes_low = writes && masters_ != Masters::kParameters;
     if (!model_.device.is_cpu()) {
       optim::adam_on_device(master, exp_avg, exp_avg_sq, grad, writes_low ? low : at::Tensor(), hyper);

@@ -43,6 +43,12 @@ class ShardedOptimizer {
   /// `lr_scale[g]`: learning rate of group g. Local; other ranks see it after store.publish().
   void update(const class GradientReducer& reducer, const std::vector<double>& lr, double gradient_scale);
 
+  /// The same for one part of update_range(unit), `gradient` [range.numel()]; end_step() when all parts were
+  /// updated.
+  void update_part(int unit, Range range, const at::Tensor& gradient, const std::vector<double>& lr,
+                   double gradient_scale);
+  void end_step() { ++steps_; }
+
   /// A copy of this rank's low-precision values in `range`, for refresh(). Local.
   at::Tensor low_values(int unit, Range range) const;
   /// After somebody may have written low-precision values directly, while the unit is pinned: master weights
@@ -82,8 +88,9 @@ class ShardedOptimizer {
   /// bf16 parameters from fp32 values, by the rule of optim/kernels.h.
   void round_to_low(const at::Tensor& values, at::Tensor low) const;
   void make_segments();
-  void update_segment(int unit, const Segment& segment, const optim::AdamHyper& hyper,
-                      const at::Tensor& gradient);
+  /// `gradient` begins at element `gradient_begin` of the unit.
+  void update_segment(int unit, Range range, const optim::AdamHyper& hyper, const at::Tensor& gradient,
+                      std::int64_t gradient_begin);
 
   ShardedModel& model_;
   ParameterStore& store_;

@@ -97,7 +97,6 @@ class CheckpointSyscalls : public ::testing::TestWithParam<Sort> {
       for (const auto& text : errors) EXPECT_EQ(text, "");
       io::PosixFileSystem files;
       EXPECT_EQ(read_step(files, ""), 2);
-      EXPECT_TRUE(checkpoint::verify(files, "ckpt/step2").problems.empty());
     });
   }
 

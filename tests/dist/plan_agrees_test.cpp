@@ -25,23 +25,26 @@ struct Case {
   bool node_shared = false;
   bool bf16 = false;
   bool overlap = false;
+  bool step_in_backward = false;
   bool small = false;  ///< small units, buckets and limits: several buckets to a unit, few units live at once
 
   std::string json() const {
     return fmt::format(R"({{
-      "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": {},
-      "bf16": {{"enabled": {}}},
+      "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": {}, "gradient_clipping": 0,
+      "bf16": {{"enabled": {}, "check_grad_overflow": false}},
       "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {},
         "allgather_bucket_size": {}, "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {},
         "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": {}}},
-      "zerotorch": {{"store": "{}", "unit_numel": {}}}}})",
-                       small ? 1 : 2, bf16, stage, overlap, small ? 1500 : 500000000,
+      "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {}}}}})",
+                       small || step_in_backward ? 1 : 2, bf16, stage, overlap, small ? 1500 : 500000000,
                        small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000, small ? 0 : 5000,
-                       small ? 5000 : 50000000, node_shared ? "node_shared" : "copying", small ? 2500 : 0);
+                       small ? 5000 : 50000000, node_shared ? "node_shared" : "copying", small ? 2500 : 0,
+                       step_in_backward);
   }
   std::string name() const {
-    return fmt::format("stage {} {} {}{}{}", stage, node_shared ? "node-shared" : "copying",
-                       bf16 ? "bf16" : "fp32", overlap ? " overlap" : "", small ? " small" : "");
+    return fmt::format("stage {} {} {}{}{}{}", stage, node_shared ? "node-shared" : "copying",
+                       bf16 ? "bf16" : "fp32", overlap ? " overlap" : "", small ? " small" : "",
+                       step_in_backward ? " step in backward" : "");
   }
 };
 
@@ -49,7 +52,17 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (int stage = 0; stage <= 3; ++stage) {
     for (int bits = 0; bits < 16; ++bits) {
-      cases.push_back({stage, (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0});
+      cases.push_back({.stage = stage,
+                       .node_shared = (bits & 1) != 0,
+                       .bf16 = (bits & 2) != 0,
+                       .overlap = (bits & 4) != 0,
+                       .small = (bits & 8) != 0});
+    }
+    if (stage == 0) continue;
+    for (const bool small : {false, true}) {
+      cases.push_back(
+          {.stage = stage, .node_shared = small, .bf16 = small, .step_in_backward = true, .small = small});
+      cases.push_back({.stage = stage, .bf16 = true, .step_in_backward = true, .small = small});
     }
   }
   return cases;

@@ -34,7 +34,7 @@ expect "standard error" "$(cat err)" ""
 expect "columns" "$(grep -c 'stage 0 *stage 1 *stage 2 *stage 3' out)" 3
 grep -q $'\x1b' out && fail "terminal codes in a file"
 
-plan 3 --preset gpt-152m -n 2 --memory 5GB --stages 0,1 --store copying
+plan 3 --preset gpt-152m -n 2 --memory 4GB --stages 0,1 --store copying
 says "verdict    stage 1 does not fit"
 plan 0 --preset gpt-152m -n 2 --memory 6GB --stages 0,1
 says "verdict    stage 1 fits"

@@ -1,6 +1,7 @@
 #pragma once
 // Checkpoints of made-up tensors, saved and loaded by ranks that are threads, on any file system. No
 // libtorch.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -31,9 +32,10 @@ inline std::vector<checkpoint::TensorInfo> room_tensors(std::int64_t large = 100
 inline std::vector<std::byte> room_values(const checkpoint::TensorInfo& info, int step) {
   std::vector<std::byte> bytes(static_cast<std::size_t>(info.numel()) * element_nbytes(info.dtype));
   std::uint64_t state = static_cast<std::uint64_t>(step) * 7919 + bytes.size();
-  for (auto& byte : bytes) {
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof state) {
     state = state * 6364136223846793005ull + 1442695040888963407ull;
-    byte = static_cast<std::byte>(state >> 56);
+    const std::uint64_t mixed = state ^ state >> 33;
+    std::memcpy(bytes.data() + at, &mixed, std::min(sizeof mixed, bytes.size() - at));
   }
   return bytes;
 }

@@ -114,7 +114,7 @@ TEST(ShardRange, IsThatOfTheCuts) {
 }
 
 TEST(Plan, StatesAreThoseOfThePaperUpToFormatAndPadding) {
-  // bf16: 2 for parameters, 4 for fp32 gradient sums, 12 for master and moments.
+  // bf16: 2 for parameters, 2 for what they lack of fp32, 8 for the moments, 4 for fp32 gradient sums: 16.
   const ModelShape model = of_numel(32 * 1024 * 640);
   const double numel = static_cast<double>(model.numel());
   for (const int ranks : {1, 4, 64}) {
@@ -126,7 +126,7 @@ TEST(Plan, StatesAreThoseOfThePaperUpToFormatAndPadding) {
         states += plan.rank[kind].current_nbytes;
       }
       const bool sharded = stage >= 1;
-      const double update = (4 + 12) * numel / (sharded ? ranks : 1);
+      const double update = (2 + 8 + 4) * numel / (sharded ? ranks : 1);
       const double parameters = 2 * numel / (stage == 3 ? ranks : 1);
       EXPECT_EQ(static_cast<double>(states), update + parameters) << "stage " << stage << ", " << ranks;
     }
@@ -137,17 +137,33 @@ TEST(Plan, NoRankHoldsMoreThanTheHeaviest) {
   const ModelShape model = transformer({.layers = 3, .dim = 80, .heads = 4, .vocab = 300, .seq = 50}, "odd");
   for (const int ranks : {1, 2, 3, 5, 7, 16, 40, 333}) {
     for (int stage = 0; stage <= 3; ++stage) {
-      const Plan plan = plan_memory(model, at(stage), {.ranks = ranks, .ranks_per_node = 4});
-      std::int64_t most = 0;
       const bool single = ranks <= 4;
+      Config config = at(stage);
+      if (single) config.zerotorch.store = Config::Zerotorch::Store::kNodeShared;
+      const Plan plan = plan_memory(model, config, {.ranks = ranks, .ranks_per_node = 4});
+      std::int64_t most = 0;
+      config.resolve_batch(ranks);
       for (int rank = 0; rank < ranks; ++rank) {
-        Config config = at(stage);
-        config.resolve_batch(ranks);
         most = std::max(most, engine_memory(model, config, ranks, rank, single).total_nbytes());
       }
       EXPECT_EQ(most, plan.rank.total_nbytes()) << "stage " << stage << ", " << ranks;
     }
   }
+}
+
+TEST(Plan, ARankThatOwnsItAllNeedsNoMasterOfItsOwn) {
+  // One block, one shared copy, nothing sharded: rank 0 writes all there is, rank 1 updates what it may not
+  // write.
+  Config config = at(0);
+  config.zerotorch.store = Config::Zerotorch::Store::kNodeShared;
+  config.resolve_batch(2);
+  const ModelShape model{
+      .name = "one", .parameters = {{"a.weight", 1000, true}}, .uses = {}, .transformer = {}};
+  EXPECT_EQ(engine_memory(model, config, 2, 0)[MemoryKind::kMaster].current_nbytes, 2 * 1024);
+  EXPECT_EQ(engine_memory(model, config, 2, 1)[MemoryKind::kMaster].current_nbytes, 4 * 1024);
+  // In all both hold the same: rank 1 has no part of the parameters.
+  EXPECT_EQ(engine_memory(model, config, 2, 0).total_nbytes(),
+            engine_memory(model, config, 2, 1).total_nbytes());
 }
 
 TEST(Plan, HostsAreTheSumOfTheirRanks) {
@@ -289,6 +305,23 @@ TEST(Plan, TinyBucketsOfHugeModelsAreBounded) {
   Config config = config_of(R"("stage": 2, "reduce_bucket_size": 1024)");
   const Plan plan = plan_memory(of_numel(1'000'000'000'000), config, {.ranks = 64});
   EXPECT_EQ(plan.rank[MemoryKind::kBuckets].peak_nbytes, 3 * 1024 * 2);
+}
+
+TEST(Plan, StepInBackwardKeepsNoGradients) {
+  Config config = config_of(R"("stage": 2)", R"(, "gradient_clipping": 0)");
+  const Cluster cluster{.ranks = 4, .ranks_per_node = 2};
+  const ModelShape model = small_gpt();
+  const Plan kept = plan_memory(model, config, cluster);
+  config.zerotorch.step_in_backward = true;
+  const Plan used_up = plan_memory(model, config, cluster);
+  const MemoryUse before = kept.rank[MemoryKind::kGradients], after = used_up.rank[MemoryKind::kGradients];
+  EXPECT_LT(after.peak_nbytes, before.peak_nbytes);
+  EXPECT_GT(after.peak_nbytes, 0);
+  EXPECT_GE(used_up.node_nbytes, 2 * (used_up.training_nbytes - after.peak_nbytes));
+  EXPECT_LT(used_up.node_nbytes, kept.node_nbytes);
+  EXPECT_FALSE(at_stage(config, 0).zerotorch.step_in_backward);
+  config.gradient_accumulation_steps = 2;
+  EXPECT_THROW(plan_memory(model, config, cluster), ConfigError);
 }
 
 TEST(Plan, StageChangesTakeTheDefaultOfOverlapAlong) {

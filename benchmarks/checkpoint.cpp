@@ -1,0 +1,373 @@
+// What a checkpoint costs beside what the disk and the memory can do, in one run on the same folder.
+//
+//   checkpoint [--ranks 2] [--preset gpt-152m] [--folder .] [--rounds 5]
+//
+// save, load: Engine::save_checkpoint and load_checkpoint of a GPT after one step, all ranks together, beside
+// one plain file of as many bytes, written (with fdatasync) and read past the page cache, 8 MiB at a time, by
+// one process. stall: how long an asynchronous save keeps the training loop, beside one memcpy of as many
+// bytes as the rank writes, by all ranks at once, into memory that is warm. Sides take turns in who is first;
+// the ratio is that of the medians. Verified while measured: the states after a load are those that were
+// saved. One JSON line per case on rank 0.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include "base/clock.h"
+#include "checkpoint/checksum.h"
+#include "checkpoint/folder.h"
+#include "comm/launcher.h"
+#include "io/aligned_buffer.h"
+#include "storage/activation_meter.h"
+#include "zero/models.h"
+#include "zero/zero.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using zero::base::seconds_now;
+
+struct Options {
+  int ranks = 2;
+  std::string preset = "gpt-152m";
+  std::string folder = ".";
+  int stage = 3;
+  int rounds = 5;
+  bool pin = true;
+};
+
+constexpr std::size_t kProbeBlock = 8 << 20;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+template <class Work>
+double seconds_of(Work work) {
+  const double begin = seconds_now();
+  work();
+  return seconds_now() - begin;
+}
+
+/// A plain file of so many bytes, without anything of ours.
+class Probe {
+ public:
+  Probe(std::string path, std::uint64_t nbytes) : path_(std::move(path)), blocks_(nbytes / kProbeBlock + 1) {
+    for (std::size_t i = 0; i < kProbeBlock; ++i)
+      buffer_.data()[i] = static_cast<std::byte>(i * 2654435761u >> 13);
+  }
+  ~Probe() { ::unlink(path_.c_str()); }
+
+  std::uint64_t nbytes() const { return blocks_ * kProbeBlock; }
+
+  double write() {
+    ::unlink(path_.c_str());
+    ::sync();
+    return seconds_of([&] {
+      const int fd = open(O_CREAT | O_EXCL | O_WRONLY);
+      for (std::uint64_t block = 0; block < blocks_; ++block) {
+        check(::pwrite(fd, buffer_.data(), kProbeBlock, at(block)) == static_cast<ssize_t>(kProbeBlock));
+      }
+      check(::fdatasync(fd) == 0);
+      ::close(fd);
+    });
+  }
+  double read() {
+    return seconds_of([&] {
+      const int fd = open(O_RDONLY);
+      for (std::uint64_t block = 0; block < blocks_; ++block) {
+        check(::pread(fd, buffer_.data(), kProbeBlock, at(block)) == static_cast<ssize_t>(kProbeBlock));
+      }
+      ::close(fd);
+    });
+  }
+
+ private:
+  static off_t at(std::uint64_t block) { return static_cast<off_t>(block * kProbeBlock); }
+  void check(bool ok) const {
+    if (!ok) throw std::system_error(errno, std::generic_category(), path_);
+  }
+  int open(int flags) const {
+    const int fd = ::open(path_.c_str(), flags | O_DIRECT | O_CLOEXEC, 0600);
+    check(fd >= 0);
+    return fd;
+  }
+
+  const std::string path_;
+  const std::uint64_t blocks_;
+  zero::io::AlignedBuffer buffer_{kProbeBlock};
+};
+
+/// Bytes of a file that lie in the page cache.
+std::uint64_t cached_nbytes(const std::string& path) {
+  const auto nbytes = fs::file_size(path);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  void* address = ::mmap(nullptr, nbytes, PROT_READ, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (address == MAP_FAILED) return 0;
+  std::vector<unsigned char> pages((nbytes + 4095) / 4096);
+  ::mincore(address, nbytes, pages.data());
+  ::munmap(address, nbytes);
+  return 4096 * static_cast<std::uint64_t>(
+                    std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; }));
+}
+
+at::Tensor tokens_of(std::int64_t seq, int rank, std::int64_t step) {
+  at::Tensor tokens = at::empty({1, seq + 1}, at::kLong);
+  auto* out = tokens.mutable_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < tokens.numel(); ++i) out[i] = (i * i * 7 + rank * 31 + step * 101) % 256;
+  return tokens;
+}
+
+/// Of all weights and optimizer states, the same on every rank. *Collective.*
+zero::checkpoint::Checksum checksum_of(zero::Engine& engine) {
+  std::vector<zero::checkpoint::Checksum> sums;
+  const auto add = [&](const at::Tensor& tensor) {
+    const at::Tensor flat = tensor.contiguous();
+    sums.push_back(zero::checkpoint::checksum_of(
+        std::span(static_cast<const std::byte*>(flat.const_data_ptr()), flat.nbytes())));
+  };
+  for (const auto& item : engine.module().named_parameters()) {
+    add(engine.full_weight(item.key()));
+    add(engine.full_optimizer_state(item.key(), zero::OptimizerState::kExpAvg));
+    add(engine.full_optimizer_state(item.key(), zero::OptimizerState::kExpAvgSq));
+  }
+  return zero::checkpoint::checksum_of(std::as_bytes(std::span(sums)));
+}
+
+std::string json_of(const Options& options) {
+  return fmt::format(
+      R"({{"train_micro_batch_size_per_gpu": 1, "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4}}}},
+           "bf16": {{"enabled": true}}, "zero_optimization": {{"stage": {}}}}})",
+      options.stage);
+}
+
+class Benchmark {
+ public:
+  Benchmark(const Options& options, zero::Group group)
+      : options_(options), group_(std::move(group)), folder_(options.folder + "/zero_checkpoint_benchmark") {
+    at::manual_seed(1);
+    model_ = zero::GPT(zero::gpt_preset(options.preset));
+    engine_.emplace(zero::initialize(model_, json_of(options), zero::InitializeOptions{.group = group_}));
+    seq_ = zero::gpt_preset(options.preset).seq;
+  }
+  ~Benchmark() {
+    std::error_code ignored;
+    if (group_.rank() == 0) fs::remove_all(folder_, ignored);
+  }
+
+  void run() {
+    train(0);
+    const auto saved = checksum_of(*engine_);
+    save("first");  // warms up, and says how much there is
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      rank_nbytes_.push_back(fs::file_size(folder_ + "/first/" + zero::checkpoint::rank_file_name(rank)));
+      total_nbytes_ += rank_nbytes_.back();
+    }
+    train(1);
+    require(checksum_of(*engine_) != saved, "a step changes the states");
+    load("first");
+    require(checksum_of(*engine_) == saved, "a load brings back what was saved");
+    remove("first");
+    measure_files();
+    measure_stall();
+    require(checksum_of(*engine_) == saved, "the states are still those that were saved");
+  }
+
+ private:
+  void measure_files() {
+    std::optional<Probe> probe;
+    if (group_.rank() == 0) probe.emplace(folder_ + "/probe", total_nbytes_);
+    std::vector<double> saves, loads, writes, reads;
+    std::uint64_t cached_after_save = 0, cached_after_load = 0;
+    for (int round = 0; round < options_.rounds; ++round) {
+      const bool first = round % 2 == 0;
+      const auto probe_write = [&] { alone([&] { writes.push_back(probe->write()); }); };
+      const auto probe_read = [&] { alone([&] { reads.push_back(probe->read()); }); };
+      if (first) probe_write();
+      saves.push_back(save("measured"));
+      if (!first) probe_write();
+      cached_after_save = cached("measured");
+      if (!first) probe_read();
+      loads.push_back(load("measured"));
+      cached_after_load = cached("measured");
+      if (first) probe_read();
+      remove("measured");
+    }
+    if (group_.rank() != 0) return;
+    report("save", saves, writes, probe->nbytes(), cached_after_save);
+    report("load", loads, reads, probe->nbytes(), cached_after_load);
+  }
+
+  void measure_stall() {
+    const std::size_t nbytes = rank_nbytes_[static_cast<std::size_t>(group_.rank())];
+    zero::io::AlignedBuffer from(nbytes, zero::io::AlignedBuffer::Pages::kHuge),
+        to(nbytes, zero::io::AlignedBuffer::Pages::kHuge);
+    std::memset(from.data(), 1, nbytes);
+    std::memset(to.data(), 2, nbytes);
+    std::vector<double> stalls, totals, copies;
+    for (int round = 0; round <= options_.rounds; ++round) {
+      const double copy = together([&] { std::memcpy(to.data(), from.data(), nbytes); });
+      double stall = 0;
+      const double total = together([&] {
+        stall = seconds_of([&] { engine_->save_checkpoint(folder_, "stall", "", {.async = true}); });
+        engine_->wait_checkpoint();
+      });
+      stall = slowest(stall);
+      remove("stall");
+      if (round == 0) continue;  // the staging memory was new
+      copies.push_back(copy);
+      stalls.push_back(stall);
+      totals.push_back(total);
+    }
+    if (group_.rank() != 0) return;
+    std::cout << nlohmann::json{{"case", "stall"},
+                                {"ranks", group_.size()},
+                                {"rank_gb", gb(*std::max_element(rank_nbytes_.begin(), rank_nbytes_.end()))},
+                                {"stall_s", rounded(median(stalls))},
+                                {"memcpy_s", rounded(median(copies))},
+                                {"until_committed_s", rounded(median(totals))},
+                                {"ratio", rounded(median(copies) / median(stalls))},
+                                {"all_stall_s", rounded(stalls)},
+                                {"all_memcpy_s", rounded(copies)}}
+                     .dump()
+              << std::endl;
+  }
+
+  void report(const char* name, const std::vector<double>& ours, const std::vector<double>& probe,
+              std::uint64_t probe_nbytes, std::uint64_t cached) const {
+    const double ours_speed = gb(total_nbytes_) / median(ours),
+                 probe_speed = gb(probe_nbytes) / median(probe);
+    std::cout << nlohmann::json{{"case", name},
+                                {"ranks", group_.size()},
+                                {"gb", rounded(gb(total_nbytes_))},
+                                {"seconds", rounded(median(ours))},
+                                {"gb_per_s", rounded(ours_speed)},
+                                {"probe_gb_per_s", rounded(probe_speed)},
+                                {"ratio", rounded(ours_speed / probe_speed)},
+                                {"in_page_cache_gb", rounded(gb(cached))},
+                                {"all_seconds", rounded(ours)},
+                                {"all_probe_seconds", rounded(probe)}}
+                     .dump()
+              << std::endl;
+  }
+
+  static double gb(std::uint64_t nbytes) { return static_cast<double>(nbytes) / 1e9; }
+  static double rounded(double value) { return std::round(value * 1e4) / 1e4; }
+  static std::vector<double> rounded(std::vector<double> values) {
+    for (double& value : values) value = rounded(value);
+    return values;
+  }
+  static void require(bool holds, const char* what) {
+    if (!holds) throw std::runtime_error(fmt::format("not so: {}", what));
+  }
+
+  void train(std::int64_t step) {
+    const at::Tensor tokens = tokens_of(seq_, group_.rank(), step);
+    engine_->backward(model_->loss(tokens.narrow(1, 0, seq_), tokens.narrow(1, 1, seq_).contiguous()));
+    engine_->step();
+  }
+
+  double slowest(double seconds) {
+    group_.all_reduce(&seconds, 1, zero::DType::kFloat64, zero::ReduceOp::kMax).wait();
+    return seconds;
+  }
+  /// From all ranks' start to the end of the last.
+  template <class Work>
+  double together(Work work) {
+    group_.barrier().wait();
+    return slowest(seconds_of(work));
+  }
+  /// On rank 0, while the others sleep.
+  template <class Work>
+  void alone(Work work) {
+    group_.barrier().wait();
+    if (group_.rank() == 0) work();
+    group_.barrier().wait();
+  }
+
+  double save(const std::string& tag) {
+    return together([&] { engine_->save_checkpoint(folder_, tag); });
+  }
+  double load(const std::string& tag) {
+    return together([&] { engine_->load_checkpoint(folder_, tag); });
+  }
+  void remove(const std::string& tag) {
+    alone([&] {
+      fs::remove_all(folder_ + "/" + tag);
+      ::sync();
+    });
+  }
+  std::uint64_t cached(const std::string& tag) const {
+    std::uint64_t sum = 0;
+    for (int rank = 0; rank < group_.size(); ++rank)
+      sum += cached_nbytes(folder_ + "/" + tag + "/" + zero::checkpoint::rank_file_name(rank));
+    return sum;
+  }
+
+  const Options options_;
+  zero::Group group_;
+  const std::string folder_;
+  zero::GPT model_{nullptr};
+  std::optional<zero::Engine> engine_;
+  std::int64_t seq_ = 0;
+  std::vector<std::uint64_t> rank_nbytes_;
+  std::uint64_t total_nbytes_ = 0;
+};
+
+int run_rank(const Options& options) {
+  zero::storage::keep_freed_memory();
+  at::set_num_threads(1);
+  zero::Group group = zero::init_distributed();
+  if (options.pin) {
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    CPU_SET(group.local_rank() % std::max(1u, std::thread::hardware_concurrency()), &cpus);
+    sched_setaffinity(0, sizeof cpus, &cpus);
+  }
+  Benchmark(options, group).run();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("What a checkpoint costs beside what the disk and the memory can do.");
+  app.add_option("--ranks", options.ranks);
+  app.add_option("--preset", options.preset);
+  app.add_option("--folder", options.folder, "where the files go; about two times the states");
+  app.add_option("--stage", options.stage);
+  app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000));
+  app.add_flag("!--no-pin", options.pin);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (options.ranks > 1 && !std::getenv("ZERO_RANK") && !std::getenv("OMPI_COMM_WORLD_RANK")) {
+      zero::comm::LaunchOptions launch;
+      launch.nproc = options.ranks;
+      launch.command.assign(argv, argv + argc);
+      launch.prefix_output = false;
+      return zero::comm::launch(launch);
+    }
+    return run_rank(options);
+  } catch (const std::exception& error) {
+    std::cerr << "checkpoint: " << error.what() << "\n";
+    return 2;
+  }
+}
