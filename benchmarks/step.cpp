@@ -40,6 +40,8 @@ struct Options {
   int warmup = 3;
   bool fp32 = false;
   bool pin = true;
+  bool alone = false;        ///< no baseline
+  bool in_backward = false;  ///< zerotorch.step_in_backward
   std::string modes = "stage0,stage1,stage2,stage3-copying,stage3";
 };
 
@@ -93,11 +95,12 @@ std::string json_of(const Options& options, const std::string& mode) {
   return fmt::format(
       R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
            "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "weight_decay": 0.01}}}},
-           "gradient_clipping": 1.0, "bf16": {{"enabled": {}}},
+           "gradient_clipping": {}, "bf16": {{"enabled": {}, "check_grad_overflow": {}}},
            "zero_optimization": {{"stage": {}, "overlap_comm": true, "stage3_max_reuse_distance": 0}},
-           "zerotorch": {{"store": "{}"}}}})",
-      options.batch, options.accumulation, !options.fp32, mode[5],
-      copying || !node_shared ? "copying" : "node_shared");
+           "zerotorch": {{"store": "{}", "step_in_backward": {}}}}})",
+      options.batch, options.accumulation, options.in_backward ? 0.0 : 1.0, !options.fp32,
+      !options.in_backward, mode[5], copying || !node_shared ? "copying" : "node_shared",
+      options.in_backward);
 }
 
 /// Forward and backward of one step's micro-batches; returns the last loss.
@@ -169,8 +172,11 @@ int run_rank(const Options& options) {
   }
   const auto model_opts = model_options(options);
   at::manual_seed(1);
-  zero::GPT plain(model_opts);
-  if (!options.fp32) plain->to(at::kBFloat16);
+  zero::GPT plain{nullptr};
+  if (!options.alone) {
+    plain = zero::GPT(model_opts);
+    if (!options.fp32) plain->to(at::kBFloat16);
+  }
   double expected_loss = NAN;
   std::stringstream modes(options.modes);
   for (std::string mode; std::getline(modes, mode, ',');) {
@@ -182,13 +188,15 @@ int run_rank(const Options& options) {
     for (int i = 0; i < options.warmup + options.steps; ++i) {
       group.barrier().wait();
       double begin = seconds_now();
-      run_step(
-          options, model_opts.seq, group.rank(), i,
-          [&](const at::Tensor& x, const at::Tensor& y) { return plain->loss(x, y); },
-          [&](const at::Tensor& loss) {
-            loss.backward();
-            for (auto& parameter : plain->parameters()) parameter.mutable_grad().reset();
-          });
+      if (plain) {
+        run_step(
+            options, model_opts.seq, group.rank(), i,
+            [&](const at::Tensor& x, const at::Tensor& y) { return plain->loss(x, y); },
+            [&](const at::Tensor& loss) {
+              loss.backward();
+              for (auto& parameter : plain->parameters()) parameter.mutable_grad().reset();
+            });
+      }
       group.barrier().wait();
       const double baseline = seconds_now() - begin;
       begin = seconds_now();
@@ -242,6 +250,8 @@ int main(int argc, char** argv) {
   app.add_option("--modes", options.modes);
   app.add_flag("--fp32", options.fp32);
   app.add_flag("!--no-pin", options.pin);
+  app.add_flag("--alone", options.alone, "without forward and backward of a model of its own: for memory");
+  app.add_flag("--step-in-backward", options.in_backward, "without clipping");
   CLI11_PARSE(app, argc, argv);
   try {
     if (options.ranks > 1 && !std::getenv("ZERO_RANK") && !std::getenv("OMPI_COMM_WORLD_RANK")) {

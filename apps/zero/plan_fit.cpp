@@ -54,7 +54,6 @@ std::string check_fits(const GPTOptions& model, const Config& config, int ranks,
   plan::Cluster cluster;
   cluster.ranks = ranks;
   cluster.ranks_per_node = ranks_per_node;
-  cluster.keeps_freed_memory = kTrainKeepsFreedMemory;
   const std::uint64_t available = comm::available_memory_nbytes();
   cluster.node_memory_nbytes = available <= INT64_MAX ? static_cast<std::int64_t>(available) : 0;
   return check_fits(model, config, cluster, force);

@@ -10,9 +10,6 @@ struct GPTOptions;
 
 namespace zero::app {
 
-/// `zero train` tells the C library to keep freed memory before it builds its model (train_rank.cpp).
-inline constexpr bool kTrainKeepsFreedMemory = true;
-
 /// The parameters of zero::GPT in its order, without building it.
 plan::ModelShape shape_of(const GPTOptions& options, const std::string& name);
 

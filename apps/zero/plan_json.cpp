@@ -85,7 +85,6 @@ ordered_json stage_json(const plan::Plan& plan, const plan::Cluster& cluster) {
           {"rank", plan.heaviest_rank},
           {"kinds", kinds},
           {"buckets_at_most", plan.buckets_at_most},
-          {"kept_heap_nbytes", plan.kept_heap_nbytes},
           {"process_nbytes", plan.process_nbytes},
           {"start_nbytes", plan.start_nbytes},
           {"training_nbytes", plan.training_nbytes},

@@ -243,7 +243,6 @@ PlanRequest read_plan_options(const PlanOptions& options) {
   if (!options.config.empty() && planned) request.asked_stage = configured;
   request.cluster.ranks = options.ranks;
   request.cluster.ranks_per_node = options.ranks_per_node;
-  request.cluster.keeps_freed_memory = is_ours(options) && kTrainKeepsFreedMemory;
   request.cluster.node_memory_nbytes = read_memory(options);
   if (!options.bandwidth.empty()) {
     request.cluster.bandwidth_nbytes_per_s = parse_bandwidth("--bandwidth", options.bandwidth);

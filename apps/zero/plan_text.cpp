@@ -118,8 +118,6 @@ void add_rank_rows(Table& table, const PlanResult& result) {
     table.nbytes(fmt::format("{}{}", memory_kind_name(kind), bound ? " (at most, with overlap)" : ""),
                  [kind](const Plan& p) { return peak_of(p, kind); });
   }
-  table.nbytes("freed module, kept by the C library",
-               [](const Plan& p) { return static_cast<double>(p.kept_heap_nbytes); });
   table.nbytes("process (estimate)", [](const Plan& p) { return static_cast<double>(p.process_nbytes); });
   table.nbytes("in training", [](const Plan& p) { return static_cast<double>(p.training_nbytes); });
   table.nbytes("inside initialize(), from an fp32 module",

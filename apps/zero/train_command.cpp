@@ -70,8 +70,9 @@ int run_under_launcher(const TrainOptions& options, int rank, const std::string&
     const auto share = [&] { group.broadcast(&length, 1, DType::kInt64, 0, {.label = "plan"}).wait(); };
     if (rank == 0) {
       try {
-        text = to_json(options.resume ? prepare_resume(options, group.size(), command_line)
-                                      : prepare_run(options, group.size(), command_line));
+        const Ranks ranks{group.size(), group.local_size()};
+        text = to_json(options.resume ? prepare_resume(options, ranks, command_line)
+                                      : prepare_run(options, ranks, command_line));
       } catch (...) {
         share();  // the others end with this rank
         throw;
@@ -107,9 +108,10 @@ int run_locally(const TrainOptions& options, const std::string& command_line) {
         fmt::format("--ranks: got {}, want at most {}: this host has {} cores. Use mpirun for several hosts",
                     *options.ranks, most, comm::available_cpus()));
   }
+  const auto given = options.ranks ? std::optional(Ranks{*options.ranks}) : std::nullopt;
   const TrainPlan plan = options.resume
-                             ? prepare_resume(options, options.ranks, command_line)
-                             : prepare_run(options, options.ranks.value_or(kDefaultRanks), command_line);
+                             ? prepare_resume(options, given, command_line)
+                             : prepare_run(options, given.value_or(Ranks{kDefaultRanks}), command_line);
   comm::LaunchOptions launch;
   launch.nproc = plan.ranks;
   launch.command = {own_path(), "train", "--as-rank"};

@@ -137,6 +137,9 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
           ->group(kTraining);
   for (const char* name : kFixedByTheRun) resume->excludes(command.get_option(name));
   command
+      .add_flag("--force", options.force, "start although the memory of this host is too small (zero plan)")
+      ->group(kTraining);
+  command
       .add_option("--grace", options.grace_s,
                   "after a stop signal: seconds for the step and the checkpoint, then the ranks are killed")
       ->check(between(0.0, 1e6))

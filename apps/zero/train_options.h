@@ -35,6 +35,7 @@ struct TrainOptions {
   // What is said and written.
   std::string run_dir;   ///< empty: runs/<date-time>-<preset>; with `resume` the newest there
   bool resume = false;   ///< go on with the run in run_dir
+  bool force = false;    ///< start also what does not fit the memory
   double grace_s = 120;  ///< from the first stop signal until ranks that have not ended are killed
   bool quiet = false;
   bool no_tensorboard = false;

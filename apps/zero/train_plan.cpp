@@ -13,6 +13,7 @@
 #include "console.h"
 #include "corpus_choice.h"
 #include "host_facts.h"
+#include "plan_fit.h"
 #include "progress.h"
 #include "run_folder.h"
 #include "text_format.h"
@@ -77,17 +78,13 @@ std::string describe_training(const TrainPlan& plan, const Config& config, int r
       config.zero_optimization.stage, config.optimizer.type, config.optimizer.lr, clipping);
 }
 
-/// A word of warning when the ranks of this host would not fit its memory; 18 bytes a parameter are the
-/// states of all ranks together at stage 3, and more at lower stages.
-std::string describe_memory(const TrainPlan& plan, const Config& config, int ranks) {
-  const std::int64_t copies = config.zero_optimization.stage >= 3 ? 1 : ranks;
-  const double states = static_cast<double>(plan.parameters_numel) * static_cast<double>(16 + 2 * copies);
-  const double initial = static_cast<double>(plan.parameters_numel) * 4.0 * ranks;
-  const double needed = std::max(states, initial), available = static_cast<double>(available_memory_nbytes());
-  if (available == 0 || needed < 0.9 * available) return "";
-  return fmt::format(
-      "warning: the model's states alone need about {} on this host, and {} of memory are free\n",
-      human_nbytes(static_cast<std::int64_t>(needed)), human_nbytes(static_cast<std::int64_t>(available)));
+GPTOptions gpt_options(const TrainPlan& plan) {
+  GPTOptions model;
+  model.layers = plan.layers;
+  model.dim = plan.dim;
+  model.heads = plan.heads;
+  model.seq = plan.seq;
+  return model;
 }
 
 std::string tensorboard_folder(const Config& config, const std::string& run_folder) {
@@ -134,12 +131,13 @@ void print_head(const Console& console) {
   console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
 }
 
-void print_tail(const Console& console, const TrainPlan& plan, const Config& config) {
+void print_tail(const Console& console, const TrainPlan& plan, const Config& config,
+                const std::string& memory_warning) {
   console.print(describe_model(plan) + describe_training(plan, config, plan.ranks));
   console.print(
       fmt::format("run        {}{}\n", short_path(plan.run_folder), plan.resume ? ", goes on" : ""));
   for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
-  console.print(describe_memory(plan, config, plan.ranks) + "\n");
+  console.print(memory_warning + "\n");
 }
 
 /// The packed text of a run that goes on: still there, or packed again to the same bytes.
@@ -201,10 +199,12 @@ TrainPlan plan_from_json(const std::string& json) {
   }
 }
 
-TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string& command_line) {
+TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::string& command_line) {
   TrainPlan plan = choose_model(options);
-  plan.ranks = ranks;
-  const Config config = make_config(options, plan.dim, ranks);
+  plan.ranks = ranks.world_size;
+  const Config config = make_config(options, plan.dim, ranks.world_size);
+  const std::string memory_warning =
+      check_fits(gpt_options(plan), config, ranks.world_size, ranks.per_node, options.force);
   plan.config = config.to_json();
   plan.seed = *config.zerotorch.seed;
   plan.steps = options.steps.value_or(kDefaultSteps);
@@ -236,11 +236,11 @@ TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string&
 
   print_head(console);
   console.print(describe_corpus(corpus, packing.count()));
-  print_tail(console, plan, config);
+  print_tail(console, plan, config, memory_warning);
   return plan;
 }
 
-TrainPlan prepare_resume(const TrainOptions& options, std::optional<int> ranks,
+TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks,
                          const std::string& command_line) {
   const std::filesystem::path folder = find_run_folder(options.run_dir);
   TrainPlan plan = read_plan(folder);
@@ -249,18 +249,20 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<int> ranks,
     plan.tensorboard_folder.replace(0, plan.run_folder.size(), folder.string());
   }
   plan.run_folder = folder.string();
-  plan.ranks = ranks.value_or(plan.ranks);
+  if (ranks) plan.ranks = ranks->world_size;
   plan.steps = options.steps.value_or(plan.steps);
   plan.quiet = options.quiet;
   plan.resume = true;
   const Config config = resume_config(plan.config, options, plan.ranks);
   plan.config = config.to_json();
+  const std::string memory_warning =
+      check_fits(gpt_options(plan), config, plan.ranks, ranks ? ranks->per_node : 0, options.force);
   find_text_again(plan);
   write_environment(plan, command_line);
   write_run_json(plan.run_folder, kPlan, nlohmann::ordered_json::parse(to_json(plan)));
   const Console console(!plan.quiet);
   print_head(console);
-  print_tail(console, plan, config);
+  print_tail(console, plan, config, memory_warning);
   return plan;
 }
 

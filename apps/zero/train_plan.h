@@ -36,14 +36,19 @@ std::string to_json(const TrainPlan& plan);
 /// Throws InternalError for anything that to_json() did not write.
 TrainPlan plan_from_json(const std::string& json);
 
-/// Everything that can be checked and done before ranks exist, for `ranks` ranks: configuration, model, text
+struct Ranks {
+  int world_size = 1;
+  int per_node = 0;  ///< on this host; 0: all
+};
+
+/// Everything that can be checked and done before ranks exist: memory, configuration, model, text
 /// (packed here), run folder with environment.json. Prints what was decided unless quiet. Local. Throws
 /// ConfigError, IoError.
-TrainPlan prepare_run(const TrainOptions& options, int ranks, const std::string& command_line);
+TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::string& command_line);
 
 /// As prepare_run() for a run that goes on: its own plan, with what the options may change. `ranks` not
 /// given: as many as it had. Throws ConfigError also when its text is another one by now.
-TrainPlan prepare_resume(const TrainOptions& options, std::optional<int> ranks,
+TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks,
                          const std::string& command_line);
 
 }  // namespace zero::app

@@ -121,9 +121,6 @@ struct Cluster {
   int ranks_per_node = 0;               ///< 0: all on one host
   std::int64_t node_memory_nbytes = 0;  ///< that the ranks of a host may use together; 0: unknown, all fits
   double bandwidth_nbytes_per_s = 0;    ///< that each rank receives at; 0: unknown
-  /// The program tells the C library to keep freed memory before it builds the module, as `zero train` does:
-  /// the fp32 module's pages stay, and only activations use them again.
-  bool keeps_freed_memory = false;
 };
 
 // ---- The plan ----
@@ -170,7 +167,6 @@ struct Plan {
   MemoryReport rank;                  ///< of that rank, activations included
   bool buckets_at_most = false;       ///< the peak of its buckets is an upper bound
   std::int64_t module_nbytes = 0;     ///< the fp32 module every rank builds; freed by initialize()
-  std::int64_t kept_heap_nbytes = 0;  ///< freed pages of the module beyond what activations use again
   std::int64_t process_nbytes = 0;    ///< libtorch, stacks, staging of checkpoints: an estimate
   std::int64_t start_nbytes = 0;      ///< that rank's peak inside initialize()
   std::int64_t training_nbytes = 0;   ///< that rank's peak in training

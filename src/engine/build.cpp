@@ -20,14 +20,9 @@ namespace zero::engine {
 namespace {
 
 using sharding::Range;
-using sharding::Sharding;
 using storage::FlatBuffer;
 
 /// The one place where a stage becomes what is sharded.
-Sharding sharding_of_stage(int stage) {
-  return {.optimizer_states = stage >= 1, .gradients = stage >= 2, .parameters = stage >= 3};
-}
-
 DType low_dtype_of(const Config& config, const Inventory& inventory) {
   for (const auto& item : inventory.parameters) {
     const DType dtype = [&] {
@@ -109,7 +104,7 @@ void make_model(Engine::Impl& impl) {
     }
     model.units.push_back(std::move(unit));
   }
-  model.sharding = sharding_of_stage(impl.config.zero_optimization.stage);
+  model.sharding = layout::sharding_of_stage(impl.config.zero_optimization.stage);
   model.low_dtype = low_dtype_of(impl.config, inventory);
   model.device = device_of(inventory, impl.group);
   model.group = impl.group;
@@ -262,7 +257,15 @@ void adopt_parameters(Engine::Impl& impl) {
           ? FlatBuffer::make_readable(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest, impl.group)
           : FlatBuffer::make_private(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest,
                                      impl.model.device);
-  for (std::size_t u = 0; u < impl.model.units.size(); ++u) adopt_unit(impl, static_cast<int>(u), staging);
+  constexpr std::int64_t kMostKeptNumel = 64 << 20;  // of the module's fp32 values, freed but still in the heap
+  std::int64_t freed = 0;
+  for (std::size_t u = 0; u < impl.model.units.size(); ++u) {
+    adopt_unit(impl, static_cast<int>(u), staging);
+    freed += impl.model.units[u].numel;
+    if (freed < kMostKeptNumel && u + 1 < impl.model.units.size()) continue;
+    storage::give_back_freed_memory();
+    freed = 0;
+  }
   impl.store->start();
 }
 
@@ -393,7 +396,6 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
     throw;
   }
   impl->aborts_on_exception = true;
-  storage::give_back_freed_memory();  // the module as it was
   log_start(*impl, description);
   log_configuration(*impl);
   if (impl->config.tensorboard.enabled && impl->group.rank() == 0) {

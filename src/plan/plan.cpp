@@ -111,13 +111,11 @@ double training_of_node(const Plan& plan, std::vector<double> states_by_rank, st
   return heaviest_node(states_by_rank, plan.ranks_per_node);
 }
 
-void sum_up(Plan& plan, const std::vector<double>& states_by_rank, bool keeps_freed_memory) {
+void sum_up(Plan& plan, const std::vector<double>& states_by_rank) {
   const std::int64_t states = sum_of(plan.rank, kStates);
   plan.start_nbytes =
       plan.process_nbytes + filled_at_start(plan) + plan.rank[MemoryKind::kStaging].peak_nbytes;
-  const std::int64_t freed = plan.module_nbytes - plan.rank[MemoryKind::kActivations].peak_nbytes;
-  plan.kept_heap_nbytes = keeps_freed_memory ? std::max<std::int64_t>(freed, 0) : 0;
-  plan.training_nbytes = plan.process_nbytes + states + sum_of(plan.rank, kBuffers) + plan.kept_heap_nbytes;
+  plan.training_nbytes = plan.process_nbytes + states + sum_of(plan.rank, kBuffers);
   const double start = static_cast<double>(plan.start_nbytes) * plan.ranks_per_node;
   plan.node_nbytes = to_nbytes(std::max(start, training_of_node(plan, states_by_rank, states)));
 }
@@ -153,7 +151,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
     const Activations kept = activations(*model.transformer, plan.micro_batch, plan.bf16);
     plan.rank[MemoryKind::kActivations] = {0, kept.peak_nbytes};
   }
-  sum_up(plan, states, cluster.keeps_freed_memory);
+  sum_up(plan, states);
   plan.traffic = traffic_of(laid, pools, config, cluster);
   return plan;
 }

@@ -131,14 +131,14 @@ int ranks_per_node_of(const Cluster& cluster) {
   return cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
 }
 
-/// The fewest hosts that do, by bisection: more hosts never need more memory each.
-std::optional<Suggestion> more_hosts(const Candidate& from, int ranks_per_node) {
+/// The fewest hosts that do, more than `too_few`. By bisection: more hosts never need more memory each.
+std::optional<Suggestion> more_hosts(const Candidate& from, int ranks_per_node, int too_few) {
   const int most = kMostSuggestedRanks / ranks_per_node;
-  int enough = std::max(1, from.cluster.ranks / ranks_per_node), too_few = enough;
+  int enough = too_few;
   std::optional<Suggestion> found;
   while (!found && enough < most) {
     too_few = enough;
-    enough = std::min(enough * 2, most);
+    enough = std::min(std::max(1, enough * 2), most);
     found = try_out(on_hosts(from, enough, ranks_per_node));
   }
   while (found && enough - too_few > 1) {
@@ -150,10 +150,13 @@ std::optional<Suggestion> more_hosts(const Candidate& from, int ranks_per_node) 
   return found;
 }
 
-/// As many ranks on a host as there are now, or half as many, and so on.
+/// As many ranks on a host as there are now, or half as many, and so on; never fewer ranks in all.
 std::optional<Suggestion> more_hosts(const Candidate& from) {
-  for (int ranks_per_node = ranks_per_node_of(from.cluster); ranks_per_node >= 1; ranks_per_node /= 2) {
-    if (auto found = more_hosts(from, ranks_per_node)) return found;
+  const int now = ranks_per_node_of(from.cluster);
+  for (int ranks_per_node = now; ranks_per_node >= 1; ranks_per_node /= 2) {
+    const int hosts = (from.cluster.ranks + ranks_per_node - 1) / ranks_per_node;
+    const int too_few = ranks_per_node == now ? hosts : hosts - 1;
+    if (auto found = more_hosts(from, ranks_per_node, too_few)) return found;
   }
   return {};
 }

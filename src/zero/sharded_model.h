@@ -18,6 +18,7 @@
 
 #include "intercept/parameter_handle.h"
 #include "layout/shard.h"
+#include "layout/sharding.h"
 #include "layout/units.h"
 #include "storage/flat_buffer.h"
 #include "zero/group.h"
@@ -27,11 +28,7 @@ namespace zero::sharding {
 
 using layout::Range;
 
-struct Sharding {
-  bool optimizer_states = false;
-  bool gradients = false;
-  bool parameters = false;
-};
+using layout::Sharding;
 
 struct Parameter {
   std::string name;

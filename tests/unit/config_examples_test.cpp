@@ -88,7 +88,6 @@ TEST(ConfigExamples, TheUsualTemplate) {
   EXPECT_EQ(config.scheduler.warmup_num_steps, 500);
   EXPECT_EQ(config.zero_optimization.stage3_prefetch_bucket_size, 940'000);
   EXPECT_EQ(config.zero_optimization.stage3_param_persistence_threshold, 10'000);
-  EXPECT_TRUE(config.zero_optimization.stage3_gather_16bit_weights_on_model_save);
   EXPECT_EQ(config.gradient_clipping, 0.5);
   EXPECT_EQ(config.steps_per_print, 2000);
   EXPECT_EQ(config.zero_optimization.reduce_bucket_size, 1'000'000);

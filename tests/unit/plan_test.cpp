@@ -183,22 +183,6 @@ TEST(Plan, HostsAreTheSumOfTheirRanks) {
   EXPECT_EQ(plan.node_nbytes, sum);
 }
 
-TEST(Plan, AProgramThatKeepsFreedMemoryKeepsTheModulesPages) {
-  const ModelShape model = small_gpt();
-  Cluster cluster{.ranks = 2};
-  const Plan plain = plan_memory(model, at(3), cluster);
-  cluster.keeps_freed_memory = true;
-  const Plan keeping = plan_memory(model, at(3), cluster);
-  const std::int64_t activations = plain.rank[MemoryKind::kActivations].peak_nbytes;
-  ASSERT_LT(activations, plain.module_nbytes);
-  EXPECT_EQ(keeping.kept_heap_nbytes, plain.module_nbytes - activations);
-  EXPECT_EQ(keeping.training_nbytes, plain.training_nbytes + keeping.kept_heap_nbytes);
-  EXPECT_EQ(keeping.node_nbytes, plain.node_nbytes + 2 * keeping.kept_heap_nbytes);
-  Config large = at(3);
-  large.train_micro_batch_size_per_gpu = 64;
-  EXPECT_EQ(plan_memory(model, large, cluster).kept_heap_nbytes, 0);
-}
-
 TEST(Plan, StagesNeverTakeMore) {
   for (const int ranks : {1, 2, 8, 1000}) {
     std::int64_t before = INT64_MAX;
@@ -385,6 +369,15 @@ TEST(Suggest, MoreHostsAreTheFewestThatDo) {
   EXPECT_FALSE(fits(plan_memory(model, config, small), small));
   small.ranks = ranks;
   EXPECT_TRUE(fits(plan_memory(model, config, small), small));
+}
+
+TEST(Suggest, FewerRanksOnAHostWhereEveryRankBuildsTheModule) {
+  // 8 modules of 280 GB do not fit 2 TB, 4 do; more hosts with 8 ranks each would not help.
+  const auto found =
+      suggest(of_numel(70'000'000'000), at(3), {.ranks = 8, .node_memory_nbytes = 2'000'000'000'000});
+  ASSERT_TRUE(found);
+  ASSERT_EQ(found->changes.size(), 1u);
+  EXPECT_EQ(found->changes[0], "8 ranks on 2 hosts, 4 each");
 }
 
 }  // namespace
