@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::size_t kSlotNbytes = 8 << 20;
 constexpr std::size_t kSlots = 4;
+constexpr std::size_t kRingNbytes = kSlots * kSlotNbytes;
 
 std::uint64_t round_down(std::uint64_t value, std::uint64_t multiple) { return value / multiple * multiple; }
 
@@ -38,8 +39,16 @@ struct RangeReader::Chunk {
   std::uint64_t begin = 0, end = 0;  ///< in the file; begin is aligned
 };
 
-RangeReader::RangeReader(io::FileSystem& files, const Found& found)
-    : files_(files), found_(found), ring_(kSlots * kSlotNbytes) {}
+RangeReader::RangeReader(io::FileSystem& files, const Found& found) : files_(files), found_(found) {}
+
+void RangeReader::make_ring() {
+  // The kernel pins the pages of every request: huge ones where they will be used, a tenth less time.
+  const bool huge = total_nbytes_ >= kRingNbytes;
+  if (ring_.nbytes() > 0 && (ring_is_huge_ || !huge)) return;
+  ring_ = io::AlignedBuffer(kRingNbytes,
+                            huge ? io::AlignedBuffer::Pages::kHuge : io::AlignedBuffer::Pages::kOrdinary);
+  ring_is_huge_ = huge;
+}
 
 std::vector<RangeReader::Block> RangeReader::blocks_of(std::span<const Target> targets) const {
   std::vector<Block> blocks;
@@ -159,6 +168,7 @@ void RangeReader::read(std::span<const Target> targets, const Progress& progress
   progress_ = &progress;
   nbytes_read_ = total_nbytes_ = 0;
   for (const Block& block : blocks) total_nbytes_ += block.nbytes;
+  make_ring();
   for (std::size_t begin = 0; begin < blocks.size();) {
     std::size_t end = begin;
     while (end < blocks.size() && blocks[end].file == blocks[begin].file) ++end;
@@ -178,6 +188,7 @@ std::vector<Problem> RangeReader::verify(const Progress& progress) {
   progress_ = &progress;
   nbytes_read_ = 0;
   total_nbytes_ = found_.manifest.nbytes();
+  make_ring();
   std::vector<Problem> problems;
   const auto note = [&problems](const Problem& problem) { problems.push_back(problem); };
   for (int file = 0; file < static_cast<int>(found_.manifest.files.size()); ++file) {

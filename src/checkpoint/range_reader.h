@@ -42,6 +42,7 @@ class RangeReader {
   struct Chunk;
   using OnProblem = std::function<void(const Problem&)>;
 
+  void make_ring();
   std::vector<Block> blocks_of(std::span<const Target> targets) const;
   void read_file(int file, std::span<Block> blocks, const OnProblem& on_problem);
   void take_chunk(const Chunk& chunk, std::span<const Block> blocks, const std::byte* data,
@@ -51,6 +52,7 @@ class RangeReader {
   io::FileSystem& files_;
   const Found& found_;
   io::AlignedBuffer ring_;
+  bool ring_is_huge_ = false;
   std::uint64_t nbytes_read_ = 0;
   std::uint64_t total_nbytes_ = 0;
   const Progress* progress_ = nullptr;

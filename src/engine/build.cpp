@@ -22,7 +22,6 @@ namespace {
 using sharding::Range;
 using storage::FlatBuffer;
 
-/// The one place where a stage becomes what is sharded.
 DType low_dtype_of(const Config& config, const Inventory& inventory) {
   for (const auto& item : inventory.parameters) {
     const DType dtype = [&] {

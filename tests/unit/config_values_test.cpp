@@ -100,7 +100,6 @@ TEST(ConfigValues, AliasesReachTheirFieldAndAreNoticed) {
   EXPECT_EQ(config.zero_optimization.stage3_prefetch_bucket_size, 13);
   EXPECT_EQ(config.zero_optimization.stage3_param_persistence_threshold, 14);
   EXPECT_EQ(config.zero_optimization.stage3_model_persistence_threshold, 15);
-  EXPECT_TRUE(config.zero_optimization.stage3_gather_16bit_weights_on_model_save);
   EXPECT_TRUE(has_notice(config, "bfloat16: old name; write 'bf16'"));
   EXPECT_TRUE(has_notice(config, "zero_optimization.cpu_offload: old name; write"));
   EXPECT_EQ(config.notices.size(), 11u);
