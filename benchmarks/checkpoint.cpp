@@ -3,11 +3,13 @@
 //   checkpoint [--ranks 2] [--preset gpt-152m] [--folder .] [--rounds 5]
 //
 // save, load: Engine::save_checkpoint and load_checkpoint of a GPT after one step, all ranks together, beside
-// one plain file of as many bytes, written (with fdatasync) and read past the page cache, 8 MiB at a time, by
-// one process. stall: how long an asynchronous save keeps the training loop, beside one memcpy of as many
-// bytes as the rank writes, by all ranks at once, into memory that is warm. Sides take turns in who is first;
-// the ratio is that of the medians. Verified while measured: the states after a load are those that were
-// saved. One JSON line per case on rank 0.
+// plain files of as many bytes, written (with fdatasync) and read past the page cache, 8 MiB at a time: one
+// file by one process (ratio), and one for each rank by all at once (ratio_by_all). stall: how long an
+// asynchronous save keeps the training loop, beside one memcpy of as many bytes as the rank writes, by all
+// ranks at once, into memory that is warm.
+//
+// Sides take turns in who is first; ratios are of medians. Verified while measured: the states after a load
+// are those that were saved. One JSON line per case on rank 0.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fcntl.h>
@@ -65,41 +67,41 @@ double seconds_of(Work work) {
   return seconds_now() - begin;
 }
 
-/// A plain file of so many bytes, without anything of ours.
+/// A plain file of so many bytes (whole pages), without anything of ours.
 class Probe {
  public:
-  Probe(std::string path, std::uint64_t nbytes) : path_(std::move(path)), blocks_(nbytes / kProbeBlock + 1) {
+  Probe(std::string path, std::uint64_t nbytes)
+      : path_(std::move(path)), nbytes_((nbytes + kPage - 1) / kPage * kPage) {
     for (std::size_t i = 0; i < kProbeBlock; ++i)
       buffer_.data()[i] = static_cast<std::byte>(i * 2654435761u >> 13);
   }
-  ~Probe() { ::unlink(path_.c_str()); }
+  ~Probe() { remove(); }
 
-  std::uint64_t nbytes() const { return blocks_ * kProbeBlock; }
-
-  double write() {
-    ::unlink(path_.c_str());
-    ::sync();
-    return seconds_of([&] {
-      const int fd = open(O_CREAT | O_EXCL | O_WRONLY);
-      for (std::uint64_t block = 0; block < blocks_; ++block) {
-        check(::pwrite(fd, buffer_.data(), kProbeBlock, at(block)) == static_cast<ssize_t>(kProbeBlock));
-      }
-      check(::fdatasync(fd) == 0);
-      ::close(fd);
+  void remove() const { ::unlink(path_.c_str()); }
+  void write() {
+    const int fd = open(O_CREAT | O_EXCL | O_WRONLY);
+    for_each_block([&](off_t at, std::size_t nbytes) {
+      check(::pwrite(fd, buffer_.data(), nbytes, at) == static_cast<ssize_t>(nbytes));
     });
+    check(::fdatasync(fd) == 0);
+    ::close(fd);
   }
-  double read() {
-    return seconds_of([&] {
-      const int fd = open(O_RDONLY);
-      for (std::uint64_t block = 0; block < blocks_; ++block) {
-        check(::pread(fd, buffer_.data(), kProbeBlock, at(block)) == static_cast<ssize_t>(kProbeBlock));
-      }
-      ::close(fd);
+  void read() {
+    const int fd = open(O_RDONLY);
+    for_each_block([&](off_t at, std::size_t nbytes) {
+      check(::pread(fd, buffer_.data(), nbytes, at) == static_cast<ssize_t>(nbytes));
     });
+    ::close(fd);
   }
 
  private:
-  static off_t at(std::uint64_t block) { return static_cast<off_t>(block * kProbeBlock); }
+  static constexpr std::uint64_t kPage = 4096;
+
+  template <class Visit>
+  void for_each_block(Visit visit) const {
+    for (std::uint64_t at = 0; at < nbytes_; at += kProbeBlock)
+      visit(static_cast<off_t>(at), std::min<std::uint64_t>(kProbeBlock, nbytes_ - at));
+  }
   void check(bool ok) const {
     if (!ok) throw std::system_error(errno, std::generic_category(), path_);
   }
@@ -110,7 +112,7 @@ class Probe {
   }
 
   const std::string path_;
-  const std::uint64_t blocks_;
+  const std::uint64_t nbytes_;
   zero::io::AlignedBuffer buffer_{kProbeBlock};
 };
 
@@ -191,28 +193,37 @@ class Benchmark {
   }
 
  private:
+  /// Seconds of ours, of the one plain file, and of as many as there are ranks.
+  struct Times {
+    std::vector<double> ours, plain, plain_by_all;
+    std::uint64_t cached = 0;
+  };
+
   void measure_files() {
-    std::optional<Probe> probe;
-    if (group_.rank() == 0) probe.emplace(folder_ + "/probe", total_nbytes_);
-    std::vector<double> saves, loads, writes, reads;
-    std::uint64_t cached_after_save = 0, cached_after_load = 0;
+    Probe one(folder_ + "/probe", total_nbytes_);
+    Probe mine(folder_ + fmt::format("/probe_{}", group_.rank()),
+               rank_nbytes_[static_cast<std::size_t>(group_.rank())]);
+    Times saving, loading;
+    const auto write_plain = [&] { saving.plain.push_back(alone([&] { one.write(); })); };
+    const auto write_by_all = [&] { saving.plain_by_all.push_back(together([&] { mine.write(); })); };
+    const auto read_plain = [&] { loading.plain.push_back(alone([&] { one.read(); })); };
+    const auto read_by_all = [&] { loading.plain_by_all.push_back(together([&] { mine.read(); })); };
     for (int round = 0; round < options_.rounds; ++round) {
-      const bool first = round % 2 == 0;
-      const auto probe_write = [&] { alone([&] { writes.push_back(probe->write()); }); };
-      const auto probe_read = [&] { alone([&] { reads.push_back(probe->read()); }); };
-      if (first) probe_write();
-      saves.push_back(save("measured"));
-      if (!first) probe_write();
-      cached_after_save = cached("measured");
-      if (!first) probe_read();
-      loads.push_back(load("measured"));
-      cached_after_load = cached("measured");
-      if (first) probe_read();
+      const bool even = round % 2 == 0;
+      even ? write_plain() : write_by_all();
+      saving.ours.push_back(save("measured"));
+      even ? write_by_all() : write_plain();
+      saving.cached = cached("measured");
+      even ? read_plain() : read_by_all();
+      loading.ours.push_back(load("measured"));
+      even ? read_by_all() : read_plain();
+      loading.cached = cached("measured");
+      one.remove();
+      mine.remove();
       remove("measured");
     }
-    if (group_.rank() != 0) return;
-    report("save", saves, writes, probe->nbytes(), cached_after_save);
-    report("load", loads, reads, probe->nbytes(), cached_after_load);
+    report("save", saving);
+    report("load", loading);
   }
 
   void measure_stall() {
@@ -250,20 +261,25 @@ class Benchmark {
               << std::endl;
   }
 
-  void report(const char* name, const std::vector<double>& ours, const std::vector<double>& probe,
-              std::uint64_t probe_nbytes, std::uint64_t cached) const {
-    const double ours_speed = gb(total_nbytes_) / median(ours),
-                 probe_speed = gb(probe_nbytes) / median(probe);
+  void report(const char* name, const Times& times) const {
+    if (group_.rank() != 0) return;
+    const auto speed = [&](const std::vector<double>& seconds) {
+      return gb(total_nbytes_) / median(seconds);
+    };
+    const double ours = speed(times.ours), plain = speed(times.plain), by_all = speed(times.plain_by_all);
     std::cout << nlohmann::json{{"case", name},
                                 {"ranks", group_.size()},
                                 {"gb", rounded(gb(total_nbytes_))},
-                                {"seconds", rounded(median(ours))},
-                                {"gb_per_s", rounded(ours_speed)},
-                                {"probe_gb_per_s", rounded(probe_speed)},
-                                {"ratio", rounded(ours_speed / probe_speed)},
-                                {"in_page_cache_gb", rounded(gb(cached))},
-                                {"all_seconds", rounded(ours)},
-                                {"all_probe_seconds", rounded(probe)}}
+                                {"seconds", rounded(median(times.ours))},
+                                {"gb_per_s", rounded(ours)},
+                                {"plain_gb_per_s", rounded(plain)},
+                                {"plain_by_all_gb_per_s", rounded(by_all)},
+                                {"ratio", rounded(ours / plain)},
+                                {"ratio_by_all", rounded(ours / by_all)},
+                                {"in_page_cache_gb", rounded(gb(times.cached))},
+                                {"all_seconds", rounded(times.ours)},
+                                {"all_plain_seconds", rounded(times.plain)},
+                                {"all_plain_by_all_seconds", rounded(times.plain_by_all)}}
                      .dump()
               << std::endl;
   }
@@ -296,10 +312,10 @@ class Benchmark {
   }
   /// On rank 0, while the others sleep.
   template <class Work>
-  void alone(Work work) {
-    group_.barrier().wait();
-    if (group_.rank() == 0) work();
-    group_.barrier().wait();
+  double alone(Work work) {
+    return together([&] {
+      if (group_.rank() == 0) work();
+    });
   }
 
   double save(const std::string& tag) {

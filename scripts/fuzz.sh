@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # libFuzzer on everything that reads what others may have written: manifests, safetensors headers, whole checkpoints,
-# configurations. With the address and undefined-behaviour sanitizers, in bounded memory.
+# configurations, pickles of torch.save. With the address and undefined-behaviour sanitizers, in bounded memory.
 #   FUZZ_SECONDS=60          for each of them
 #   FUZZ_TARGETS="load ..."  which
 # What is found lies in build/fuzz/found; once mended it belongs into tests/fuzz/regressions/<target>.
@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/fuzz
 seconds=${FUZZ_SECONDS:-60}
-targets=${FUZZ_TARGETS:-manifest safetensors load config}
+targets=${FUZZ_TARGETS:-manifest safetensors load config pickle}
 
 scripts/bootstrap.sh fuzz
 mkdir -p "$build/found"

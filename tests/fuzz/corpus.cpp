@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/rank_file.h"
@@ -179,12 +182,39 @@ Corpus config_corpus() {
   return corpus;
 }
 
+/// The pickles of the archives that make_pt_files.py wrote.
+Corpus pickle_corpus() {
+  Corpus corpus;
+  for (const auto& entry : std::filesystem::directory_iterator(ZERO_SOURCE_DIR "/tests/data")) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    const std::string archive{std::istreambuf_iterator<char>(file), {}};
+    // Stored as it is, between the zip's own records.
+    const auto begin = archive.find("\x80\x02"), end = archive.find("PK\x07\x08", begin);
+    if (begin != std::string::npos && end != std::string::npos) {
+      corpus.inputs.push_back(archive.substr(begin, end - begin));
+    }
+  }
+  require(corpus.inputs.size() >= 4, "there are archives to begin with");
+  std::sort(corpus.inputs.begin(), corpus.inputs.end());
+  corpus.words = {"ctorch._utils\n_rebuild_tensor_v2\n",
+                  "ccollections\nOrderedDict\n",
+                  "ctorch\nBFloat16Storage\n",
+                  "X\x07\0\0\0storage",
+                  ")R",
+                  "Q",
+                  "t.",
+                  "u.",
+                  "\x8a\x08"};
+  return corpus;
+}
+
 }  // namespace
 
 Corpus corpus_of(std::string_view target) {
   if (target == "manifest") return manifest_corpus();
   if (target == "safetensors") return safetensors_corpus();
   if (target == "load") return load_corpus();
+  if (target == "pickle") return pickle_corpus();
   return config_corpus();
 }
 
