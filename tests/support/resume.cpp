@@ -58,7 +58,8 @@ std::string resume_json(const Place& place) {
   return fmt::format(R"({{
     "train_batch_size": {}, "train_micro_batch_size_per_gpu": 1,
     "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}}}},
-    "scheduler": {{"type": "WarmupLR", "params": {{"warmup_min_lr": 0.002, "warmup_max_lr": 0.01, "warmup_num_steps": 4}}}},
+    "scheduler": {{"type": "WarmupLR",
+                   "params": {{"warmup_min_lr": 0.002, "warmup_max_lr": 0.01, "warmup_num_steps": 4}}}},
     "gradient_clipping": 0.5,
     "bf16": {{"enabled": {}}},
     "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 40, "stage3_max_reuse_distance": 0,
