@@ -16,7 +16,7 @@ JOBS ?= $(shell awk -v c=$$(nproc) '/MemTotal/ {m=int($$2/2097152); print (m<1)?
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train test test-full test-asan test-tsan test-fuzz bench install clean
+.PHONY: help setup test-packages configure build train test test-full test-asan test-tsan test-fuzz bench bench-checkpoint install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -66,6 +66,10 @@ test-fuzz:
 bench: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_step
 	@$(BUILD)/benchmarks/step $(ARGS)
+
+bench-checkpoint: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target bench_checkpoint
+	@$(BUILD)/benchmarks/checkpoint $(ARGS)
 
 install: build
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))

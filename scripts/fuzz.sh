@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/fuzz
 seconds=${FUZZ_SECONDS:-60}
-targets=${FUZZ_TARGETS:-manifest safetensors load config pickle}
+targets=${FUZZ_TARGETS:-manifest safetensors load weights config pickle}
 
 scripts/bootstrap.sh fuzz
 mkdir -p "$build/found"

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/check.h"
+#include "checkpoint/json_text.h"
 #include "zero/errors.h"
 
 namespace zero::checkpoint {
@@ -20,8 +20,7 @@ constexpr std::string_view kIndexEnd = ".safetensors.index.json";
 
 /// Tensor name to file name, as an index file has it.
 std::map<std::string, std::string> read_weight_map(io::FileSystem& files, const std::string& path) {
-  const auto index =
-      nlohmann::json::parse(io::read_text(files, path, kMaxIndexNbytes), nullptr, /*allow_exceptions=*/false);
+  const auto index = parse_json(io::read_text(files, path, kMaxIndexNbytes));
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
     throw CheckpointError(
         fmt::format("'{}' is no index of safetensors files: it has no \"weight_map\"", path));

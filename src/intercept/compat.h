@@ -2,7 +2,9 @@
 // The few places where we reach into libtorch's internals, for libtorch 2.11 to 2.13.
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+#include <torch/headeronly/version.h>
 
 namespace zero::intercept {
 
@@ -33,5 +35,23 @@ inline void remove_parameter_key(const at::Tensor& tensor) {
   auto& keys = impl->*detail::KeySetAccess::member();
   keys = keys.remove(kParameterKey);
 }
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
+namespace detail {
+/// libtorch 2.11 can make a storage's pointer throw but has no way back. An explicit instantiation may name a
+/// private member.
+bool c10::StorageImpl::* throws_on_access();
+template <bool c10::StorageImpl::* kMember>
+struct StorageAccess {
+  friend bool c10::StorageImpl::* throws_on_access() { return kMember; }
+};
+template struct StorageAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+}  // namespace detail
+
+/// Undoes release_data_and_set_meta_custom_data_ptr_error_msg_ once the storage's pointer is set anew.
+inline void allow_data_access(c10::StorageImpl& storage) { storage.*detail::throws_on_access() = false; }
+#else
+inline void allow_data_access(c10::StorageImpl& storage) { storage.clear_data_ptr_access_error_msg_(); }
+#endif
 
 }  // namespace zero::intercept

@@ -46,7 +46,7 @@ void ParameterHandle::adopt(const at::Tensor& parameter, at::ScalarType dtype, a
 void ParameterHandle::attach(void* data) {
   auto storage = storage_.lock();
   if (!storage) return;  // the user dropped the parameter
-  if (!attached_) storage->clear_data_ptr_access_error_msg_();
+  if (!attached_) allow_data_access(*storage);
   storage->set_data_ptr_noswap(data_ptr(data));
   attached_ = true;
 }

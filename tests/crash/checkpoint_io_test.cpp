@@ -27,22 +27,42 @@ using io::InjectedSyscalls;
 using io::Sort;
 
 constexpr int kRanks = 2;
-constexpr std::int64_t kLarge = 4'300'003;  ///< more than one request for each rank, and an odd end
+constexpr std::int64_t kLarge = 1'100'003;  ///< several requests of each rank, and an odd end
+
+/// The current folder, until it goes.
+class CurrentFolder {
+ public:
+  explicit CurrentFolder(const std::string& path) { std::filesystem::current_path(path); }
+  ~CurrentFolder() { std::filesystem::current_path(before_); }
+
+ private:
+  const std::filesystem::path before_ = std::filesystem::current_path();
+};
+
+/// A folder with step 1 in it, saved once for all tests.
+const std::string& saved_step_1() {
+  static const io::TestFolder folder;
+  static const bool saved = [] {
+    const CurrentFolder current(folder.path());
+    io::PosixFileSystem files;
+    for (const auto& error : save_step_together(files, kRanks, 1)) EXPECT_EQ(error, "");
+    return true;
+  }();
+  EXPECT_TRUE(saved);
+  return folder.path();
+}
 
 /// A new folder that is the current one, with step 1 in it.
 class Place {
  public:
-  Place() {
-    std::filesystem::current_path(folder_.path());
-    io::PosixFileSystem files;
-    for (const auto& error : save_step_together(files, kRanks, 1)) EXPECT_EQ(error, "");
+  Place() : current_(folder_.path()) {
+    std::filesystem::copy(saved_step_1(), ".", std::filesystem::copy_options::recursive);
   }
-  ~Place() { std::filesystem::current_path(before_); }
   const std::string& path() const { return folder_.path(); }
 
  private:
-  const std::filesystem::path before_ = std::filesystem::current_path();
   io::TestFolder folder_;
+  CurrentFolder current_;
 };
 
 std::vector<std::string> save_step_2(io::FileSystem& files, bool async = false) {

@@ -142,6 +142,27 @@ Corpus load_corpus() {
   return corpus;
 }
 
+/// Two files with their index, as an export in parts makes them.
+Corpus weights_corpus() {
+  json index;
+  std::string files;
+  for (const char* name : {"one", "two"}) {
+    SafetensorsHeader header;
+    header.metadata = {{"format", "pt"}};
+    header.entries = {{std::string(name) + ".weight", ElementType::kF32, {2, 3}},
+                      {std::string(name) + ".bias", ElementType::kBF16, {3}}};
+    files.append(kCut).append(make_safetensors_header(header, 8)).append(header.data_nbytes(), 'x');
+    for (const auto& entry : header.entries)
+      index["weight_map"][entry.name] = std::string(name) + ".safetensors";
+  }
+  index["metadata"]["total_size"] = 60;
+  Corpus corpus = safetensors_corpus();
+  corpus.inputs = {index.dump(1) + files, std::string(kCut) + corpus.inputs[0]};
+  corpus.words.insert(corpus.words.end(), {"\"weight_map\":", "\"one.safetensors\"", "\"two.safetensors\"",
+                                           "\"one.weight\"", std::string(kCut)});
+  return corpus;
+}
+
 /// Every key of the schema at once, with its default.
 std::string every_key() {
   json all = json::object();
@@ -214,6 +235,7 @@ Corpus corpus_of(std::string_view target) {
   if (target == "manifest") return manifest_corpus();
   if (target == "safetensors") return safetensors_corpus();
   if (target == "load") return load_corpus();
+  if (target == "weights") return weights_corpus();
   if (target == "pickle") return pickle_corpus();
   return config_corpus();
 }

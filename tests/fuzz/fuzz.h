@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace zero::fuzz {
 
-/// Which fuzzer this program is: manifest, safetensors, load, config or pickle.
+/// Which fuzzer this program is: the name behind "fuzz_".
 extern const char* const kTarget;
 
 /// Inputs to begin with, real ones among them, and words of the format.
