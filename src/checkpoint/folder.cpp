@@ -120,6 +120,12 @@ Found find_checkpoint(io::FileSystem& files, const std::string& folder, const st
     }
     return {tag, path, read_complete_manifest(files, path)};
   }
+  if (files.kind(folder) == io::FileKind::kFile) {
+    throw CheckpointError(
+        fmt::format("'{}' is a file, no folder of checkpoints; the weights of a whole model (safetensors, "
+                    "torch.save) are read by Engine::load_full_weights",
+                    folder));
+  }
   if (files.kind(folder) != io::FileKind::kFolder) {
     throw CheckpointError(fmt::format("there is no folder '{}' to load a checkpoint from", folder));
   }

@@ -18,6 +18,7 @@
 #include "engine/tensor_types.h"
 #include "engine/weight_source.h"
 #include "intercept/gradient_hook.h"
+#include "storage/activation_meter.h"
 #include "zero/errors.h"
 
 namespace zero {
@@ -38,6 +39,23 @@ std::string error_text(Work work) {
     }
   });
 }
+
+/// Gives freed memory back to the system now and then. glibc finds no place for an aligned block in the gap
+/// that one of the same size has left: a walk over the parameters would come to take as much as the model.
+class FreedMemory {
+ public:
+  /// So much was freed, about.
+  void add(std::uint64_t nbytes) {
+    nbytes_ += nbytes;
+    if (nbytes_ < kMostNbytes) return;
+    storage::give_back_freed_memory();
+    nbytes_ = 0;
+  }
+
+ private:
+  static constexpr std::uint64_t kMostNbytes = 4 << 20;
+  std::uint64_t nbytes_ = 0;
+};
 
 std::string to_json(const std::vector<WeightInfo>& tensors) {
   nlohmann::json list = nlohmann::json::array();
@@ -78,6 +96,7 @@ class FullWeights {
   /// *Collective.*
   LoadReport apply() {
     at::NoGradGuard no_grad;
+    FreedMemory freed;
     for (const auto& item : items_) {
       const auto& info = tensors_[item.tensor];
       at::Tensor values;
@@ -94,6 +113,9 @@ class FullWeights {
             .wait();
       }
       item.apply(values);
+      const auto nbytes = static_cast<std::uint64_t>(values.nbytes());
+      values = at::Tensor();
+      freed.add(nbytes);
     }
     impl_.store->publish(/*frozen_too=*/true);
     for (const auto& parameter : impl_.model.parameters) intercept::bump_version(parameter.tensor);
@@ -115,6 +137,7 @@ class FullWeights {
   }
 
   void match() {
+    require_known_names(impl_.inventory, options_.names, "FullWeightsOptions::names");
     std::vector<std::vector<std::string>> names(impl_.model.parameters.size());
     for (std::size_t p = 0; p < names.size(); ++p) names[p].push_back(impl_.model.parameters[p].name);
     for (const auto& [name, p] : impl_.inventory.index_of) {
@@ -271,8 +294,9 @@ checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
       impl.group);
   checkpoint::ExportReport report;
   std::vector<std::byte> bytes;
+  engine::FreedMemory freed;
   for (std::size_t i = 0; i < list.size(); ++i) {
-    const at::Tensor whole =
+    at::Tensor whole =
         list[i].parameter >= 0 ? full_weight(list[i].name) : impl.inventory.buffers[list[i].buffer].tensor;
     checkpoint::agree(
         what, engine::error_text([&] {
@@ -287,6 +311,9 @@ checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
           if (progress) progress(done, total);
         }),
         impl.group);
+    const auto nbytes = static_cast<std::uint64_t>(whole.nbytes());
+    whole = at::Tensor();
+    freed.add(nbytes);
   }
   checkpoint::agree(what, engine::error_text([&] {
                       if (files) report = files->finish();

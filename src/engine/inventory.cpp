@@ -71,6 +71,17 @@ std::string describe(const Inventory& inventory) {
   return text;
 }
 
+/// "; did you mean 'b'?", or nothing.
+std::string suggestion(const Inventory& inventory, std::string_view name, bool with_buffers) {
+  std::vector<std::string_view> names;
+  for (const auto& [known, index] : inventory.index_of) names.push_back(known);
+  if (with_buffers) {
+    for (const auto& buffer : inventory.buffers) names.push_back(buffer.name);
+  }
+  const auto nearest = config::nearest(name, names);
+  return nearest.empty() ? std::string() : fmt::format("; did you mean '{}'?", nearest);
+}
+
 }  // namespace
 
 Inventory take_inventory(torch::nn::Module& module) {
@@ -88,14 +99,22 @@ void check_agreement(const Inventory& inventory, Group& group) {
   }
 }
 
+void require_known_names(const Inventory& inventory, const std::map<std::string, std::string>& names,
+                         std::string_view option) {
+  for (const auto& [name, there] : names) {
+    const auto is_it = [&name = name](const Inventory::Named& buffer) { return buffer.name == name; };
+    if (inventory.index_of.contains(name) || std::ranges::any_of(inventory.buffers, is_it)) continue;
+    throw CheckpointError(fmt::format(
+        "{} has '{}', which is neither a parameter nor a buffer of this model{} (its keys are this model's "
+        "names)",
+        option, name, suggestion(inventory, name, /*with_buffers=*/true)));
+  }
+}
+
 int find_parameter(const Inventory& inventory, std::string_view name) {
   if (auto found = inventory.index_of.find(name); found != inventory.index_of.end()) return found->second;
-  std::vector<std::string_view> names;
-  for (const auto& [known, index] : inventory.index_of) names.push_back(known);
-  const auto nearest = config::nearest(name, names);
-  throw ModelError(
-      fmt::format("the module has no parameter '{}'{}", name,
-                  nearest.empty() ? std::string() : fmt::format("; did you mean '{}'?", nearest)));
+  throw ModelError(fmt::format("the module has no parameter '{}'{}", name,
+                               suggestion(inventory, name, /*with_buffers=*/false)));
 }
 
 }  // namespace zero::engine

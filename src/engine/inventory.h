@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "layout/units.h"
@@ -32,6 +33,11 @@ Inventory take_inventory(torch::nn::Module& module);
 /// Names, shapes, dtypes and requires_grad of all ranks' models must agree. *Collective.* Throws ModelError
 /// on every rank, naming the first difference from rank 0.
 void check_agreement(const Inventory& inventory, Group& group);
+
+/// Every key must be the name of a parameter or a buffer: another one would do nothing, silently. `option`:
+/// whose keys they are. Throws CheckpointError.
+void require_known_names(const Inventory& inventory, const std::map<std::string, std::string>& names,
+                         std::string_view option);
 
 /// The parameter called `name`; throws ModelError with the nearest name.
 int find_parameter(const Inventory& inventory, std::string_view name);

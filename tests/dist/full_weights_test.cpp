@@ -7,11 +7,14 @@
 #include <torch/serialize.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
 
 #include "support/odd_model.h"
+#include "support/peak_memory.h"
 #include "support/spawn.h"
 #include "zero/zero.h"
 
@@ -130,6 +133,37 @@ TEST_F(FullWeights, WrittenAndReadByAnyRanksStageAndStore) {
   }
 }
 
+TEST_F(FullWeights, TakeTheMemoryOfOneParameterNotOfTheModel) {
+  constexpr std::int64_t kLayers = 16, kDim = 1024;
+  constexpr std::int64_t kParameter = kDim * kDim * 4;  // of 67 MB in all
+  // Sampled after each parameter, when its values and their conversion are in memory. What other ranks'
+  // shards take is theirs.
+  const std::string path = folder;
+  for (const bool writing : {true, false}) {
+    expect_all_ok(spawn(2, [&](Group group) {
+      at::set_num_threads(1);
+      DeepModel model(kLayers, kDim);
+      auto engine = initialize(model, json(3, "copying"), {.group = group});
+      const std::int64_t before = PeakMemory::status("RssAnon");
+      std::int64_t most = 0;
+      if (writing) {
+        engine.save_16bit_model(path, {.dtype = "fp32"}, [&](std::uint64_t, std::uint64_t) {
+          most = std::max(most, PeakMemory::status("RssAnon") - before);
+        });
+      } else {
+        const PeakMemory memory;
+        engine.load_full_weights(path);
+        most = memory.grown();
+      }
+      EXPECT_LE(most, 6 * kParameter) << (writing ? "writing" : "reading");
+      if (group.rank() == 0) {
+        std::fprintf(stderr, "%.1f MB of memory to %s %lld MB of weights\n", static_cast<double>(most) / 1e6,
+                     writing ? "write" : "read", static_cast<long long>(kLayers * kParameter / 1'000'000));
+      }
+    }));
+  }
+}
+
 TEST_F(FullWeights, ArchiveOfTorchSaveInCpp) {
   const std::string path = folder / "module.pt";
   auto saved = odd_model(5);
@@ -235,6 +269,10 @@ TEST_F(FullWeights, StraightIntoTheModuleIsRefusedWithTheRightCall) {
     EXPECT_NE(in_place.find("Engine::load_full_weights"), std::string::npos) << in_place;
     const std::string replaced = error_of([&] { torch::load(model, path); });
     EXPECT_NE(replaced.find("Engine::load_full_weights"), std::string::npos) << replaced;
+    auto other = python_model();
+    auto again = initialize(other, json(3), {.group = group});
+    const std::string loaded = error_of([&] { again.load_checkpoint(path); });
+    EXPECT_NE(loaded.find("Engine::load_full_weights"), std::string::npos) << loaded;
   }));
 }
 
