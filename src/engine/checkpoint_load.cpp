@@ -5,8 +5,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -45,6 +47,13 @@ struct Position {
   bool keeps_window = false;
 };
 
+/// What the state says, checked before anything is changed.
+struct Counters {
+  std::int64_t optimizer_steps = 0, global_steps = 0, skipped_steps = 0;
+  std::optional<double> lr_override;
+  std::uint64_t seed = 0;
+};
+
 constexpr std::size_t kMostBesideNbytes = 256 << 20;
 
 /// One load: planned against the manifest, then read, then applied.
@@ -70,6 +79,7 @@ class Loading {
 
   /// Matches names, shapes and counters; changes nothing. Same result on every rank. Throws CheckpointError.
   void plan() {
+    require_known_names(impl_.inventory, options_.names, "LoadOptions::names");
     std::set<std::size_t> used;
     for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) plan_parameter(static_cast<int>(p), used);
     for (std::size_t b = 0; b < impl_.inventory.buffers.size(); ++b) plan_buffer(static_cast<int>(b), used);
@@ -181,10 +191,14 @@ class Loading {
     const auto weight = find_parameter_tensor(Kind::kWeight, p);
     if (!weight) {
       report_.missing.push_back(parameter.name);
+      left_alone_.push_back(parameter.name);
       return;
     }
     used.insert(*weight);
-    if (!shapes_match(*weight, parameter.tensor, parameter.name)) return;
+    if (!shapes_match(*weight, parameter.tensor, parameter.name)) {
+      left_alone_.push_back(parameter.name);
+      return;
+    }
     const auto& unit = impl_.model.units[parameter.unit];
     auto* optimizer = impl_.optimizer.get();
     const Range held = unit.trainable ? optimizer->update_range(parameter.unit)
@@ -198,10 +212,12 @@ class Loading {
       add(p, *weight, held, {},
           [=](Range r, const at::Tensor& values) { optimizer->load_range(u, r, values); });
     }
-    if (!unit.trainable || options_.module_only) return;
-    if (options_.load_optimizer_states) {
+    if (options_.module_only || !options_.load_optimizer_states) return;
+    if (unit.trainable) {
       plan_state(p, Kind::kExpAvg, held, [=](Range r) { return optimizer->exp_avg_view(u, r); });
       plan_state(p, Kind::kExpAvgSq, held, [=](Range r) { return optimizer->exp_avg_sq_view(u, r); });
+    } else if (find_parameter_tensor(Kind::kExpAvg, p)) {
+      unused_states_.push_back(parameter.name);
     }
   }
 
@@ -285,17 +301,29 @@ class Loading {
                       "names differ");
   }
 
-  std::int64_t saved_count(const char* key) const {
+  [[noreturn]] void refuse_state(std::string_view key) const {
+    throw CheckpointError(
+        fmt::format("the checkpoint '{}' has no usable '{}' in its state", found_.folder, key));
+  }
+
+  std::int64_t saved_count(const char* key, std::int64_t most = std::int64_t{1} << 53) const {
     const auto found = state_.find(key);
-    if (found == state_.end() || !found->is_number_integer() || found->get<std::int64_t>() < 0) {
-      throw CheckpointError(fmt::format("the checkpoint '{}' has no '{}' in its state", found_.folder, key));
-    }
-    return found->get<std::int64_t>();
+    if (found == state_.end() || !found->is_number_integer()) refuse_state(key);
+    const auto count = found->get<std::int64_t>();
+    if (count < 0 || count > most) refuse_state(key);
+    return count;
   }
 
   void notice(std::string text) { report_.notices.push_back(std::move(text)); }
 
   void plan_counters() {
+    if (!left_alone_.empty()) {
+      notice(
+          fmt::format("{} parameters are not in the checkpoint, or not in this shape: they and their "
+                      "optimizer states stay "
+                      "as they are: {}",
+                      left_alone_.size(), some_of(left_alone_)));
+    }
     if (options_.module_only) {
       report_.global_steps = impl_.global_steps;
       report_.micro_batches = impl_.micro_batches();
@@ -305,6 +333,12 @@ class Loading {
       notice(fmt::format("{} parameters have no optimizer states in the checkpoint; theirs start at zero: {}",
                          without_states_.size(), some_of(without_states_)));
     }
+    if (!unused_states_.empty()) {
+      notice(fmt::format(
+          "{} parameters are frozen in this model, their optimizer states in the checkpoint are not used: {}",
+          unused_states_.size(), some_of(unused_states_)));
+    }
+    if (options_.load_optimizer_states) counters_.optimizer_steps = saved_count("optimizer_steps");
     if (!options_.load_optimizer_states) notice("optimizer states were not loaded: they stay as they are");
     if (!options_.load_lr_scheduler_states) {
       report_.global_steps = impl_.global_steps;
@@ -323,23 +357,46 @@ class Loading {
     }
     position_ = plan_position();
     plan_random_states();
-    report_.global_steps = saved_count("global_steps");
+    counters_.global_steps = saved_count("global_steps");
+    counters_.skipped_steps = saved_count("skipped_steps", counters_.global_steps);
+    const auto lr = state_.value("learning_rate_override", nlohmann::json());
+    if (!lr.is_number() && !lr.is_null()) refuse_state("learning_rate_override");
+    if (lr.is_number()) counters_.lr_override = lr.get<double>();
+    counters_.seed = saved_seed();
+    report_.global_steps = counters_.global_steps;
     report_.micro_batches = position_.micro_batches;
+  }
+
+  /// 64 bits, as text.
+  std::uint64_t saved_seed() const {
+    const auto found = state_.find("seed");
+    if (found == state_.end() || !found->is_string()) refuse_state("seed");
+    const auto& text = found->get_ref<const std::string&>();
+    std::uint64_t seed = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+    if (error != std::errc() || end != text.data() + text.size()) refuse_state("seed");
+    return seed;
   }
 
   Position plan_position() {
     const std::int64_t ranks = impl_.group.size();
     const std::int64_t window = impl_.config.gradient_accumulation_steps * ranks;
     const std::int64_t done = saved_count("micro_batches"), inside = saved_count("window_micro_batches");
-    const std::int64_t saved_window = saved_count("gradient_accumulation_steps") * saved_count("world_size");
+    constexpr std::int64_t kMost = 1 << 30;
+    const std::int64_t saved_window =
+        saved_count("gradient_accumulation_steps", kMost) * saved_count("world_size", kMost);
+    if (saved_window == 0 || inside >= saved_window || inside > done || (done - inside) % saved_window != 0) {
+      refuse_state("micro_batches");
+    }
     const bool has_sums = inside > 0;
     if (saved_window != window) {
       const std::int64_t begin = done - inside;
       const std::int64_t next = (begin + window - 1) / window * window;
       notice(fmt::format(
-          "{} micro-batches made a step when the checkpoint was written, {} do now: the data goes on at "
-          "micro-batch {} instead of {}",
-          saved_window, window, next, done));
+          "{} micro-batches made a step when the checkpoint was written, {} do now: the data, which had come "
+          "to micro-batch {}, goes on at {}{}",
+          saved_window, window, done, next,
+          has_sums ? ", without the gradients of the step that was not over" : ""));
       return {next, false};
     }
     if (!has_sums) return {done, false};
@@ -386,15 +443,13 @@ class Loading {
   void apply_counters() {
     for (const at::Tensor& view : to_zero_) view.zero_();
     if (options_.module_only) return;
-    if (options_.load_optimizer_states) impl_.optimizer->set_steps(saved_count("optimizer_steps"));
+    if (options_.load_optimizer_states) impl_.optimizer->set_steps(counters_.optimizer_steps);
     if (!options_.load_lr_scheduler_states) return;
-    impl_.global_steps = saved_count("global_steps");
-    impl_.skipped_steps = saved_count("skipped_steps");
+    impl_.global_steps = counters_.global_steps;
+    impl_.skipped_steps = counters_.skipped_steps;
     impl_.micro_steps = position_.micro_batches / impl_.group.size();
-    const auto lr = state_.value("learning_rate_override", nlohmann::json());
-    impl_.lr_override = lr.is_number() ? std::optional(lr.get<double>()) : std::nullopt;
-    const auto seed = state_.value("seed", nlohmann::json());
-    if (seed.is_string()) impl_.seed = std::stoull(seed.get<std::string>());
+    impl_.lr_override = counters_.lr_override;
+    impl_.seed = counters_.seed;
     impl_.reseed();
   }
 
@@ -431,7 +486,9 @@ class Loading {
   std::map<std::string, std::string> owner_of_alias_;  ///< to the name its tensor has
   std::vector<Item> items_;
   std::vector<at::Tensor> to_zero_;
-  std::vector<std::string> without_states_;
+  /// Names of parameters: without states in the checkpoint; frozen here, with states there; not loaded.
+  std::vector<std::string> without_states_, unused_states_, left_alone_;
+  Counters counters_;
   Position position_;
   LoadReport report_;
 };
@@ -475,8 +532,8 @@ Found find_together(Engine::Impl& impl, io::FileSystem& files, const std::string
   return found;
 }
 
-/// Tags of complete checkpoints older than `tag`, newest first, as rank 0 sees them. *Collective.*
-std::vector<std::string> older_tags(Engine::Impl& impl, io::FileSystem& files, const std::string& folder,
+/// Tags of complete checkpoints but those, newest first, as rank 0 sees them. *Collective.*
+std::vector<std::string> other_tags(Engine::Impl& impl, io::FileSystem& files, const std::string& folder,
                                     const std::set<std::string>& tried) {
   nlohmann::json tags = nlohmann::json::array();
   if (impl.group.rank() == 0) {
@@ -530,18 +587,20 @@ LoadReport Engine::load_checkpoint(const std::string& folder, const std::string&
       next = found.tag;
       LoadReport report = engine::load_one(impl, files, found, options, progress.changed);
       progress.succeeded = true;
-      report.notices.insert(report.notices.begin(), failures.begin(), failures.end());
+      for (const auto& failure : failures) {
+        report.notices.push_back(fmt::format("fell back to another checkpoint: {}", failure));
+      }
       if (impl.group.rank() == 0) {
         for (const auto& notice : report.notices) base::log_warning("load_checkpoint: {}", notice);
       }
       return report;
     } catch (const CheckpointError& error) {
       if (!options.fall_back || !tag.empty()) throw;
-      failures.push_back(fmt::format("fell back to an older checkpoint: {}", error.what()));
+      failures.emplace_back(error.what());
       tried.insert(next);
-      const auto older = engine::older_tags(impl, files, folder, tried);
-      if (older.empty()) throw;
-      next = older.front();
+      const auto others = engine::other_tags(impl, files, folder, tried);
+      if (others.empty()) throw CheckpointError(fmt::format("{}", fmt::join(failures, "; then ")));
+      next = others.front();
     }
   }
 }

@@ -79,6 +79,73 @@ TEST(CheckpointCrash, AtEveryOperationOfASaveThatPrunes) {
   crash_everywhere({.keep_last = 1}, "save and prune");
 }
 
+/// Step 3 stays, whatever ends the removal of 1 and 2; what is left of these is whole or hidden.
+TEST(CheckpointCrash, AtEveryOperationOfAPruning) {
+  const auto with_three = [] {
+    auto files = with_step_1();
+    for (const int step : {2, 3}) {
+      for (const auto& error : save_step_together(*files, kRanks, step)) EXPECT_EQ(error, "");
+    }
+    files->make_folders("ckpt/.saving-0123");
+    return files;
+  };
+  const auto base = with_three();
+  const auto copy = [&] { return base->after_crash(io::CrashPolicy::everything()); };
+  std::uint64_t operations = 0;
+  {
+    auto files = copy();
+    io::FaultyFileSystem counting(*files);
+    EXPECT_EQ(checkpoint::prune(counting, "ckpt", 1, false).removed.size(), 2u);
+    operations = counting.count();
+  }
+  ASSERT_GT(operations, 10u);
+  const auto expect_step_3 = [](io::FileSystem& files, const std::string& where) {
+    EXPECT_EQ(read_step(files, ""), 3) << where;
+    const auto listing = checkpoint::list_checkpoints(files, "ckpt");
+    EXPECT_TRUE(listing.incomplete.empty()) << where;
+    for (const auto& found : listing.complete) {
+      EXPECT_EQ(read_step(files, found.tag), found.manifest.global_steps) << where;
+    }
+    checkpoint::prune(files, "ckpt", 1, false);
+    EXPECT_EQ(checkpoint::list_checkpoints(files, "ckpt").complete.size(), 1u) << where;
+    EXPECT_TRUE(checkpoint::leftovers(files, "ckpt").empty()) << where;
+    EXPECT_EQ(read_step(files, ""), 3) << where;
+  };
+  int states = 0, reported = 0;
+  for (std::uint64_t k = 0; k < operations; ++k) {
+    const std::string where = "operation " + std::to_string(k);
+    auto files = copy();
+    io::FaultyFileSystem stopping(*files);
+    stopping.stop_at_mutation(k);
+    EXPECT_THROW(checkpoint::prune(stopping, "ckpt", 1, false), io::SimulatedCrash) << where;
+    std::vector<io::CrashPolicy> policies = {io::CrashPolicy::nothing_unsynced(),
+                                             io::CrashPolicy::everything()};
+    for (std::uint64_t seed = 0; seed < 8; ++seed) {
+      policies.push_back(io::CrashPolicy::random(k * 100 + seed));
+      policies.push_back(io::CrashPolicy::random(k * 100 + seed, io::CrashPolicy::Names::kAny));
+    }
+    for (const auto& policy : policies) {
+      expect_step_3(*files->after_crash(policy), where);
+      ++states;
+    }
+    // The same operation fails: an error, unless it is the first try to remove a folder that is not empty.
+    auto other = copy();
+    io::FaultyFileSystem failing(*other);
+    failing.fail_mutation(k, EIO);
+    try {
+      checkpoint::prune(failing, "ckpt", 1, false);
+    } catch (const Error&) {
+      ++reported;
+    }
+    EXPECT_TRUE(failing.happened());
+    expect_step_3(failing, where + " failed");
+  }
+  EXPECT_GE(reported, static_cast<int>(operations) - 2);
+  std::printf("prune: %llu of %llu operations, %d states after them: the kept checkpoint in each\n",
+              static_cast<unsigned long long>(operations), static_cast<unsigned long long>(operations),
+              states);
+}
+
 TEST(CheckpointCrash, EveryOperationFailsOnce) {
   const std::uint64_t operations = mutations({});
   int failed = 0;

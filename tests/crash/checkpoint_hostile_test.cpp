@@ -26,15 +26,17 @@ std::string refusal_of(Work work) {
   }
 }
 
-/// A manifest's text with the right checksum, whatever it holds.
-std::string with_client_state(const std::string& json) {
-  constexpr std::string_view kMember = "\"client_state\":";
+/// A manifest's text with another member and the right checksum, whatever it holds.
+std::string with_member(const std::string& name, const std::string& json) {
+  const std::string member = '"' + name + "\":";
   std::string text = to_text(Manifest());
-  const auto at = text.find(kMember) + kMember.size();
+  const auto at = text.find(member) + member.size();
   text.replace(at, text.find(',', at) - at, json);
   text.resize(text.rfind(':') + 1);  // that of "checksum"
   return text + '"' + to_hex(checksum_of(std::string_view(text))) + "\"}\n";
 }
+
+std::string with_client_state(const std::string& json) { return with_member("client_state", json); }
 
 void put(io::MemoryFileSystem& files, const std::string& path, std::string_view text) {
   if (files.kind(path) == io::FileKind::kNone) files.create(path)->close();
@@ -53,6 +55,17 @@ TEST(HostileCheckpoint, NestingIsBounded) {
   // Brackets in strings are none.
   const std::string brackets = '"' + std::string(1000, '[') + R"(\"[[)" + '"';
   EXPECT_EQ(parse_manifest(with_client_state(brackets), "m").client_state, brackets);
+}
+
+TEST(HostileCheckpoint, AnotherVersionIsRefusedByItsNumber) {
+  EXPECT_EQ(refusal_of([] { parse_manifest(with_member("version", "1"), "m"); }), "");
+  for (const char* version : {"2", "0", "999999"}) {
+    const std::string text = refusal_of([&] { parse_manifest(with_member("version", version), "m"); });
+    EXPECT_EQ(text, std::string("'m' is of format version ") + version +
+                        ", this build reads version 1; use the zerotorch that wrote it");
+  }
+  const std::string other = refusal_of([] { parse_manifest(with_member("format", "\"theirs\""), "m"); });
+  EXPECT_NE(other.find("it is of another format"), std::string::npos) << other;
 }
 
 TEST(HostileCheckpoint, WhatCouldNotBeReadIsNotSaved) {

@@ -83,6 +83,17 @@ def check_library_is_quiet():
                 problem(path, number, f"the library neither prints nor exits: {line.strip()}")
 
 
+def check_files_go_through_io():
+    """So that a test can put a crash or a full disk in their place."""
+    # Archives of torch.save are read by libtorch itself, or mapped.
+    allowed = {"src/engine/weight_source.cpp"}
+    for path in sources("src/checkpoint", "src/engine"):
+        for number, kind, name in includes(path):
+            if name in ("fstream", "cstdio", "stdio.h", "fcntl.h", "sys/stat.h") and \
+                    str(path.relative_to(ROOT)) not in allowed:
+                problem(path, number, f"<{name}>: files of checkpoints go through the io room")
+
+
 def check_files():
     for path in sources("src", "include", "apps", "tests", "benchmarks", "examples"):
         text = path.read_text()
@@ -134,7 +145,7 @@ def check_one_place_for_stages():
                 problem(path, number, "only sharding_of_stage() knows what a stage means")
 
 
-for check in (check_layers, check_library_is_quiet, check_files, check_tests_are_registered,
+for check in (check_layers, check_library_is_quiet, check_files_go_through_io, check_files, check_tests_are_registered,
               check_flags_are_documented, check_readme_example, check_one_place_for_stages):
     check()
 print("\n".join(problems) or "the house is in order")

@@ -20,18 +20,8 @@ void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
   }
 }
 
-std::uint64_t hash_of(Engine& engine) {
-  std::uint64_t hash = 1469598103934665603ull;
-  for (const auto& item : engine.module().named_parameters()) {
-    hash_tensor(hash, engine.full_weight(item.key()));
-    if (!item.value().requires_grad()) continue;
-    hash_tensor(hash, engine.full_optimizer_state(item.key(), OptimizerState::kExpAvg));
-    hash_tensor(hash, engine.full_optimizer_state(item.key(), OptimizerState::kExpAvgSq));
-  }
-  return hash;
-}
-
-void train(Engine& engine, OddModel& model, Group group, std::int64_t end, Trajectory& trajectory) {
+void train(Engine& engine, OddModel& model, Group group, const Place& place, std::int64_t end,
+           Trajectory& trajectory) {
   const int ranks = group.size();
   std::vector<double> all(ranks);
   const std::vector<std::int64_t> ones(ranks, 1);
@@ -42,12 +32,23 @@ void train(Engine& engine, OddModel& model, Group group, std::int64_t end, Traje
     const double mine = loss.item<float>();
     group.all_gather(&mine, all.data(), ones, DType::kFloat64).wait();
     for (int r = 0; r < ranks; ++r) trajectory.losses[first + r] = all[r];
-    if ((first + ranks) % kResumeWindow == 0)
-      trajectory.norms[(first + ranks) / kResumeWindow] = engine.grad_norm();
+    if ((first + ranks) % place.window == 0)
+      trajectory.norms[(first + ranks) / place.window] = engine.grad_norm();
   }
 }
 
 }  // namespace
+
+std::uint64_t hash_of(Engine& engine) {
+  std::uint64_t hash = 1469598103934665603ull;
+  for (const auto& item : engine.module().named_parameters()) {
+    hash_tensor(hash, engine.full_weight(item.key()));
+    if (!item.value().requires_grad()) continue;
+    hash_tensor(hash, engine.full_optimizer_state(item.key(), OptimizerState::kExpAvg));
+    hash_tensor(hash, engine.full_optimizer_state(item.key(), OptimizerState::kExpAvgSq));
+  }
+  return hash;
+}
 
 std::string Place::name() const {
   return fmt::format("{} rank{} stage {} {} {}", ranks, ranks == 1 ? "" : "s", stage,
@@ -66,7 +67,7 @@ std::string resume_json(const Place& place) {
                            "reduce_bucket_size": 1500}},
     "zerotorch": {{"store": "{}", "seed": 77}}
   }})",
-                     kResumeWindow, place.bf16, place.stage, place.node_shared ? "node_shared" : "copying");
+                     place.window, place.bf16, place.stage, place.node_shared ? "node_shared" : "copying");
 }
 
 std::string Trajectory::difference(const Trajectory& later) const {
@@ -95,7 +96,7 @@ Trajectory train_and_save(const Place& place, Group group, std::int64_t end, con
   OddModel model;
   auto engine = initialize(model, resume_json(place), InitializeOptions{.group = group});
   Trajectory trajectory;
-  train(engine, model, group, end, trajectory);
+  train(engine, model, group, place, end, trajectory);
   if (!folder.empty()) {
     engine.save_checkpoint(folder, tag, fmt::format(R"({{"end": {}}})", end), options);
     engine.wait_checkpoint();
@@ -112,7 +113,7 @@ Trajectory load_and_train(const Place& place, Group group, const std::string& fo
   auto engine = initialize(model, resume_json(place), InitializeOptions{.group = group});
   engine.load_checkpoint(folder, tag, options);
   Trajectory trajectory;
-  train(engine, model, group, kResumeSteps * kResumeWindow, trajectory);
+  train(engine, model, group, place, place.steps * place.window, trajectory);
   trajectory.final_hash = hash_of(engine);
   return trajectory;
 }

@@ -1,13 +1,16 @@
 #pragma once
 // Training runs of the odd model that are saved, loaded elsewhere and continued.
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "zero/checkpoint.h"
-#include "zero/group.h"
+#include "zero/engine.h"
 
 namespace zero::testing {
+
+inline constexpr int kResumeWindow = 24;  ///< micro-batches of a step: divisible by 1, 2, 3, 4 and 8
+inline constexpr int kResumeSteps = 4;
 
 /// Where a run trains. Any two with the same precision must continue each other's checkpoints bit for bit.
 struct Place {
@@ -15,11 +18,10 @@ struct Place {
   int stage = 0;
   bool node_shared = false;
   bool bf16 = false;
+  std::int64_t window = kResumeWindow;  ///< micro-batches of a step
+  std::int64_t steps = kResumeSteps;    ///< of a run to its end
   std::string name() const;
 };
-
-inline constexpr int kResumeWindow = 24;  ///< micro-batches of a step: divisible by 1, 2, 3, 4 and 8
-inline constexpr int kResumeSteps = 4;
 
 /// What must not depend on interruptions.
 struct Trajectory {
@@ -36,9 +38,12 @@ struct Trajectory {
 Trajectory train_and_save(const Place& place, Group group, std::int64_t end, const std::string& folder,
                           const std::string& tag, const SaveOptions& options = {});
 
-/// Loads and trains to the end of kResumeSteps. *Collective.*
+/// Loads and trains to the end of the place's steps. *Collective.*
 Trajectory load_and_train(const Place& place, Group group, const std::string& folder, const std::string& tag,
                           const LoadOptions& options = {});
+
+/// Of all full weights and optimizer states. *Collective.*
+std::uint64_t hash_of(Engine& engine);
 
 /// The JSON of a place.
 std::string resume_json(const Place& place);
