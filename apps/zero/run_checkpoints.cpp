@@ -102,6 +102,7 @@ void RunCheckpoints::note(std::int64_t steps_done, const std::string& text) {
 void RunCheckpoints::save(std::int64_t steps_done, const nlohmann::json& state) {
   if (saved_step_ == steps_done) return;
   const bool async = engine_.config().checkpoint.async;
+  wait(steps_done);
   try {
     start_save(steps_done, state, async);
     note(steps_done, fmt::format("checkpoint {}", async ? "under way" : "written"));
@@ -111,16 +112,21 @@ void RunCheckpoints::save(std::int64_t steps_done, const nlohmann::json& state) 
 }
 
 void RunCheckpoints::save_last(std::int64_t steps_done, const nlohmann::json& state) {
-  if (saved_step_ != steps_done) {
-    if (console_.enabled()) progress_.busy("writing a checkpoint ...");
-    try {
-      engine_.wait_checkpoint();
-    } catch (const CheckpointError& error) {  // an earlier one's: this one takes its place
-      note(steps_done, fmt::format("no checkpoint: {}", error.what()));
-    }
-    start_save(steps_done, state, /*async=*/false);
+  if (console_.enabled()) progress_.busy("writing a checkpoint ...");
+  wait(steps_done);
+  if (saved_step_ != steps_done) start_save(steps_done, state, /*async=*/false);
+}
+
+/// An earlier save that failed is no reason to leave out the next one.
+void RunCheckpoints::wait(std::int64_t steps_done) {
+  try {
+    engine_.wait_checkpoint();
+    last_complete_ = last_;
+  } catch (const CheckpointError& error) {
+    last_ = last_complete_;
+    saved_step_ = -1;
+    note(steps_done, fmt::format("no checkpoint: {}", error.what()));
   }
-  engine_.wait_checkpoint();
 }
 
 }  // namespace zero::app

@@ -32,12 +32,13 @@ class RunCheckpoints {
   /// CheckpointError.
   void save_last(std::int64_t steps_done, const nlohmann::json& state);
 
-  /// Folder of the last checkpoint; empty: none.
+  /// Folder of the last checkpoint, perhaps still under way; empty: none.
   const std::string& last() const { return last_; }
 
  private:
   std::string tag_of(std::int64_t steps_done) const;
   void start_save(std::int64_t steps_done, const nlohmann::json& state, bool async);
+  void wait(std::int64_t steps_done);
   void note(std::int64_t steps_done, const std::string& text);
 
   const TrainPlan& plan_;
@@ -46,7 +47,7 @@ class RunCheckpoints {
   Progress& progress_;
   Recorder* recorder_;
   std::string folder_;
-  std::string last_;
+  std::string last_, last_complete_;
   std::int64_t saved_step_ = 0;
   std::chrono::steady_clock::time_point saved_at_ = std::chrono::steady_clock::now();
 };

@@ -124,6 +124,7 @@ void RangeReader::read_file(int index, std::span<Block> blocks, const OnProblem&
   const std::string path = io::join(found_.folder, found_.manifest.files[index].name);
   auto file = files_.open(path);
   check_header(*file, index, path);
+  nbytes_read_ += found_.manifest.files[index].header_nbytes;
   const std::uint64_t alignment = file->alignment();
   const std::uint64_t file_nbytes = found_.manifest.files[index].nbytes;
   std::vector<Chunk> chunks;

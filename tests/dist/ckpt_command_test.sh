@@ -127,6 +127,16 @@ cp -r ckpt/two altered
 flip altered/rank_00000.safetensors $((header + 100))
 refused "is damaged" diff altered ckpt/two
 
+# ---- on a terminal: a bar while it lasts, and gone afterwards ----
+for command in "verify ckpt/two" "export ckpt/two out_terminal" "diff ckpt/two ckpt/two"; do
+  TERM=xterm script -qec "'$zero' ckpt $command" /dev/null < /dev/null > out 2>&1 || fail "'zero ckpt $command' on a terminal: $(cat out)"
+  tr '\r' '\n' < out > lines
+  [ "$(grep -aoE '^\[[#.]{40}\] +[0-9]+ %  .* of .*B' lines | sort -u | wc -l)" -ge 2 ] || fail "no bar for $command: $(cat -v out)"
+  grep -aqE '^\[#{40}\] 100 %' lines || fail "the bar of $command does not come to its end: $(cat -v out)"
+  [ "$(grep -ac $'^\x1b\\[K' lines)" = 1 ] || fail "the bar of $command stays: $(cat -v out)"
+done
+rm -rf out_terminal
+
 # ---- what only reads leaves everything as it was ----
 files_of ckpt > now
 cmp -s made now || fail "something changed in ckpt"

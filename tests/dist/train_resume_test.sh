@@ -68,6 +68,23 @@ resume early
 final early
 expect "bytes of TensorBoard events" "$(cat early/tensorboard/events.out.tfevents.* | wc -c)" "$events"
 
+# ---- checkpoints by time ----
+sed 's/"every_steps": 4, "every_minutes": 0, "keep_last": 3/"every_minutes": 0.003, "keep_last": 0/' config.json > timed.json
+"$zero" train ${common/config.json/timed.json} -n 2 --quiet --run-dir timed > timed.out 2>&1 || { fail "timed: exit code $?"; cat timed.out; }
+[ "$(ls timed/checkpoints | grep -c global_step)" -ge 3 ] || fail "checkpoints by time: $(ls timed/checkpoints)"
+final timed
+
+# ---- a checkpoint that cannot be written is reported, and training goes on; so do the later ones ----
+"$zero" train $common -n 2 --run-dir blocked > blocked.out 2>&1 &
+pid=$!
+wait_for_steps blocked 3
+mkdir -p blocked/checkpoints/global_step24 && echo mine > blocked/checkpoints/global_step24/file
+wait "$pid"
+expect "exit code with a checkpoint that failed" $? 0
+grep -q "no checkpoint: .*global_step24' is there and is no checkpoint" blocked.out || fail "nothing said: $(cat blocked.out)"
+[ -e blocked/checkpoints/global_step28/manifest.json ] || fail "no checkpoint after the one that failed: $(ls blocked/checkpoints)"
+final blocked
+
 # ---- stopped by a signal: a checkpoint of the very step; other numbers of ranks, stages and stores go on ----
 stopped() { # name, signal, exit code
   "$zero" train $common -n 2 --grace 60 --run-dir "$work/$1" > "$1.out" 2>&1 &
