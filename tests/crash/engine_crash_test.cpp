@@ -78,11 +78,11 @@ class EngineCrash : public ::testing::Test {
     return step;
   }
 
-  std::uint64_t operations_of_a_save(const SaveOptions& options) {
+  std::uint64_t operations_of_a_save(const std::string& tag, const SaveOptions& options) {
     const auto files = copy_of(with_step_1_);
     io::FaultyFileSystem counting(*files);
     engine::use_files(saving_.impl(), counting);
-    saving_.save_checkpoint("ckpt", "step2", "{}", options);
+    saving_.save_checkpoint("ckpt", tag, "{}", options);
     saving_.wait_checkpoint();
     EXPECT_EQ(expect_sound(*files, "undisturbed"), 2);
     leave_files();
@@ -96,9 +96,15 @@ class EngineCrash : public ::testing::Test {
 };
 
 TEST_F(EngineCrash, AtEveryOperationOfASave) {
-  for (const SaveOptions& options :
-       {SaveOptions{}, SaveOptions{.async = true}, SaveOptions{.keep_last = 1}}) {
-    const auto operations = operations_of_a_save(options);
+  struct Case {
+    const char* what;
+    const char* tag;
+    SaveOptions options;
+  };
+  for (const auto& [what, tag, options] :
+       {Case{"save", "step2", {}}, Case{"asynchronous save", "step2", {.async = true}},
+        Case{"save and prune", "step2", {.keep_last = 1}}, Case{"save over the same tag", "step1", {}}}) {
+    const auto operations = operations_of_a_save(tag, options);
     int states = 0;
     std::map<int, int> found;
     for (std::uint64_t k = 0; k < operations; ++k) {
@@ -107,7 +113,7 @@ TEST_F(EngineCrash, AtEveryOperationOfASave) {
       stopping.stop_at_mutation(k);
       engine::use_files(saving_.impl(), stopping);
       error_of([&] {
-        saving_.save_checkpoint("ckpt", "step2", "{}", options);
+        saving_.save_checkpoint("ckpt", tag, "{}", options);
         saving_.wait_checkpoint();
       });
       EXPECT_TRUE(stopping.happened());
@@ -131,10 +137,9 @@ TEST_F(EngineCrash, AtEveryOperationOfASave) {
     }
     EXPECT_GT(found[1], 0);
     EXPECT_GT(found[2], 0);
-    std::printf(
-        "%llu of %llu operations, %d states: %d went on from step 1, %d from step 2, with the right bits\n",
-        static_cast<unsigned long long>(operations), static_cast<unsigned long long>(operations), states,
-        found[1], found[2]);
+    std::printf("%s: %llu of %llu operations, %d states: %d went on from step 1, %d from step 2\n", what,
+                static_cast<unsigned long long>(operations), static_cast<unsigned long long>(operations),
+                states, found[1], found[2]);
   }
 }
 
