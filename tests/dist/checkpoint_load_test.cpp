@@ -1,14 +1,10 @@
 // Engine::load_checkpoint and its options: renamed, extended and otherwise shaped models, parts of a
-// checkpoint, other precisions, damage, hostile manifests, and how many bytes a rank reads.
-#include <ATen/Context.h>
+// checkpoint, damage, hostile manifests.
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <torch/nn/modules/linear.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -16,137 +12,14 @@
 
 #include "checkpoint/folder.h"
 #include "checkpoint/tools.h"
-#include "engine/checkpoints.h"
-#include "support/odd_model.h"
-#include "support/resume.h"
+#include "support/layers.h"
 #include "support/spawn.h"
-#include "support/watched_files.h"
-#include "zero/zero.h"
+#include "zero/errors.h"
 
 namespace zero::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using Names = std::vector<std::string>;
-
-struct Shape {
-  std::string first = "first", second = "second", buffer = "seen";
-  std::int64_t out = 4;
-  bool added = false;
-  bool freeze_second = false;
-};
-
-/// Two layers whose names, sizes and company can be chosen.
-struct LayersImpl : torch::nn::Module {
-  explicit LayersImpl(const Shape& shape) {
-    first = register_module(shape.first, torch::nn::Linear(6, 5));
-    second = register_module(shape.second, torch::nn::Linear(5, shape.out));
-    if (shape.added) added = register_module("added", torch::nn::Linear(5, shape.out));
-    for (auto& parameter : second->parameters()) parameter.requires_grad_(!shape.freeze_second);
-    seen = register_buffer(shape.buffer, at::zeros({3}));
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor hidden = at::tanh(first(x));
-    seen.add_(1);
-    return added ? second(hidden) + added(hidden) : second(hidden);
-  }
-  torch::nn::Linear first{nullptr}, second{nullptr}, added{nullptr};
-  at::Tensor seen;
-};
-TORCH_MODULE(Layers);
-
-std::string layers_json(bool bf16 = false, int accumulation = 1, int stage = 3) {
-  return fmt::format(R"({{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": {},
-    "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}},
-    "scheduler": {{"type": "WarmupLR",
-                   "params": {{"warmup_min_lr": 0.001, "warmup_max_lr": 0.01, "warmup_num_steps": 9}}}},
-    "bf16": {{"enabled": {}}},
-    "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0}},
-    "zerotorch": {{"seed": 5}}}})",
-                     accumulation, bf16, stage);
-}
-
-using LayersEngine = ModuleEngine<Layers>;
-
-LayersEngine layers_engine(Group group, std::uint64_t seed, const Shape& shape = {},
-                           const std::string& json = layers_json()) {
-  at::set_num_threads(1);
-  at::manual_seed(seed);
-  return initialize(Layers(shape), json, {.group = std::move(group)});
-}
-
-void train(LayersEngine& engine, int micro_batches) {
-  for (int i = 0; i < micro_batches; ++i) {
-    const double index = static_cast<double>(engine.micro_steps() * engine.world_size() + engine.rank());
-    at::Tensor x = at::sin(at::arange(12, at::kFloat).view({2, 6}).mul(0.7).add(index));
-    x = x.to(engine.module().parameters().front().scalar_type());
-    engine.backward(engine(x).to(at::kFloat).square().sum());
-    engine.step();
-  }
-}
-
-using Values = std::map<std::string, at::Tensor>;
-
-/// Everything that has a name: "weight/...", "exp_avg/...", "exp_avg_sq/...", "buffer/...".
-Values values_of(Engine& engine) {
-  Values values;
-  for (const auto& item : engine.module().named_parameters()) {
-    values["weight/" + item.key()] = engine.full_weight(item.key());
-    if (!item.value().requires_grad()) continue;
-    values["exp_avg/" + item.key()] = engine.full_optimizer_state(item.key(), OptimizerState::kExpAvg);
-    values["exp_avg_sq/" + item.key()] = engine.full_optimizer_state(item.key(), OptimizerState::kExpAvgSq);
-  }
-  for (const auto& item : engine.module().named_buffers()) {
-    values["buffer/" + item.key()] = item.value().clone().to(at::kFloat);
-  }
-  return values;
-}
-
-/// Those of `names` that are not equal in both; "-name" where one has none.
-Names differing(const Values& a, const Values& b) {
-  Names names;
-  for (const auto& [name, value] : a) {
-    const auto other = b.find(name);
-    if (other == b.end()) {
-      names.push_back("-" + name);
-    } else if (!at::equal(value, other->second)) {
-      names.push_back(name);
-    }
-  }
-  for (const auto& [name, value] : b) {
-    if (!a.contains(name)) names.push_back("-" + name);
-  }
-  return names;
-}
-
-/// With the names of another model.
-Values renamed(const Values& values, const std::map<std::string, std::string>& parts) {
-  Values result;
-  for (const auto& [key, value] : values) {
-    std::string name = key;
-    for (const auto& [from, to] : parts) {
-      if (const auto at = name.find("/" + from); at != std::string::npos)
-        name.replace(at + 1, from.size(), to);
-    }
-    result[name] = value;
-  }
-  return result;
-}
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool mentions(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
-bool any_mentions(const Names& texts, std::string_view part) {
-  return std::any_of(texts.begin(), texts.end(), [&](const auto& text) { return mentions(text, part); });
-}
 
 /// One bit of a rank file's data.
 void flip(const std::string& path, std::int64_t index = 7) {
@@ -360,190 +233,6 @@ TEST_F(CheckpointLoad, OptimizerStatesComeAndGoWithAWord) {
   }));
 }
 
-// ---- precision, ranks, accumulation --------------------------------------------------------------------
-
-TEST_F(CheckpointLoad, Fp32AndBf16LoadEachOther) {
-  expect_all_ok(spawn(3, [&](Group group) {
-    at::set_num_threads(1);
-    for (const bool bf16 : {false, true}) {
-      const std::string tag = bf16 ? "bf16" : "fp32";
-      const Place place{3, 3, false, bf16};
-      train_and_save(place, group, kResumeWindow * 2, folder, tag);
-      // As it was, in its own precision; then in the other one, at another stage and in the other store.
-      Values want, got;
-      for (const bool other : {false, true}) {
-        at::manual_seed(9);
-        OddModel model;
-        auto engine =
-            initialize(model, resume_json({3, other ? 1 : 3, other, other ? !bf16 : bf16}), {.group = group});
-        const LoadReport report = engine.load_checkpoint(folder, tag);
-        EXPECT_EQ(report.global_steps, 2);
-        (other ? got : want) = values_of(engine);
-        const auto low = bf16 != other ? at::kBFloat16 : at::kFloat;
-        for (const auto& item : model->named_parameters()) {
-          EXPECT_EQ(item.value().scalar_type(), low);
-          if (!other) continue;
-          // What the module reads is the master, rounded.
-          const GatheredParameters gathered(engine, {item.value()});
-          EXPECT_TRUE(at::equal(item.value(), engine.full_weight(item.key()).to(low))) << item.key();
-        }
-        if (other) {
-          engine.backward(model->loss(micro_batch_tokens(48 + group.rank(), 1, 5)));
-          engine.step();
-        }
-      }
-      // Masters and moments to the last bit. What has no master, frozen parameters and buffers, is rounded.
-      for (auto& [name, value] : want) {
-        const bool no_master = name.starts_with("buffer/") || mentions(name, "/frozen.");
-        if (no_master && !bf16) value = value.to(at::kBFloat16).to(at::kFloat);
-      }
-      EXPECT_EQ(differing(got, want), Names()) << tag;
-    }
-  }));
-}
-
-TEST_F(CheckpointLoad, FiveSixAndSevenRanks) {
-  constexpr std::int64_t kWindow = 210;
-  const auto place = [](int ranks, int stage, bool node_shared) {
-    return Place{.ranks = ranks,
-                 .stage = stage,
-                 .node_shared = node_shared,
-                 .bf16 = true,
-                 .window = kWindow,
-                 .steps = 3};
-  };
-  const Trajectory expected = [&] {
-    Trajectory result;
-    const std::string path = folder + "_hash";
-    expect_all_ok(spawn(1, [&](Group) {
-      const auto all = train_and_save(place(1, 0, false), Group(), 3 * kWindow, "", "");
-      std::ofstream file(path);
-      file << all.final_hash;
-    }));
-    std::ifstream(path) >> result.final_hash;
-    fs::remove(path);
-    return result;
-  }();
-  const struct { int from, to; } ways[] = {{6, 5}, {5, 7}, {7, 6}};
-  for (const auto& [from, to] : ways) {
-    const std::string tag = fmt::format("{}_{}", from, to);
-    expect_all_ok(spawn(from, [&](Group group) {
-      train_and_save(place(from, 3, from == 5), group, 2 * kWindow, folder, tag);
-    }));
-    expect_all_ok(spawn(to, [&](Group group) {
-      const auto got = load_and_train(place(to, to == 7 ? 2 : 3, to == 6), group, folder, tag);
-      EXPECT_EQ(got.final_hash, expected.final_hash) << tag;
-    }));
-  }
-}
-
-TEST_F(CheckpointLoad, AnotherAccumulationStartsAtItsOwnStep) {
-  expect_all_ok(spawn(2, [&](Group group) {
-    auto saved = layers_engine(group, 1, {}, layers_json(false, 3));
-    train(saved, 5);  // a step, and two thirds of the next
-    saved.save_checkpoint(folder, "a");
-    auto engine = layers_engine(group, 2, {}, layers_json(false, 2));
-    const LoadReport report = engine.load_checkpoint(folder);
-    // The step that was not over began at 6; steps of 4 begin at 8.
-    EXPECT_EQ(report.micro_batches, 8);
-    EXPECT_EQ(engine.micro_steps(), 4);
-    EXPECT_EQ(engine.global_steps(), 1);
-    EXPECT_EQ(
-        report.notices,
-        Names{"6 micro-batches made a step when the checkpoint was written, 4 do now: the data, which had "
-              "come to micro-batch 10, goes on at 8, without the gradients of the step that was not over"});
-    train(engine, 2);
-    EXPECT_EQ(engine.global_steps(), 2);
-  }));
-}
-
-// ---- what else makes a run the same --------------------------------------------------------------------
-
-TEST_F(CheckpointLoad, RandomStreamsAndTheDataGoOn) {
-  // Dropout draws from the ranks' own streams here, which only the checkpoint can bring back.
-  auto json = nlohmann::json::parse(resume_json({2, 3, false, false}));
-  json["zerotorch"]["reseed_per_micro_batch"] = false;
-  expect_all_ok(spawn(2, [&](Group group) {
-    const auto run = [&](OddModel& model, auto& engine, int count) {
-      std::vector<float> losses;
-      for (int i = 0; i < count; ++i) {
-        const at::Tensor loss =
-            model->loss(micro_batch_tokens(engine.micro_steps() * 2 + group.rank(), 1, 5));
-        engine.backward(loss);
-        engine.step();
-        losses.push_back(loss.template item<float>());
-      }
-      return losses;
-    };
-    at::set_num_threads(1);
-    at::manual_seed(21 + group.rank());
-    OddModel model;
-    auto engine = initialize(model, json.dump(), {.group = group});
-    run(model, engine, 14);  // two micro-batches into the second window
-    engine.save_checkpoint(folder, "a");
-    const auto want = run(model, engine, 14);
-    const float next = at::rand({1}).item<float>();
-
-    at::manual_seed(77);
-    OddModel other;
-    auto again = initialize(other, json.dump(), {.group = group});
-    at::manual_seed(78);
-    const LoadReport report = again.load_checkpoint(folder);
-    EXPECT_EQ(report.micro_batches, 28);
-    EXPECT_EQ(again.micro_steps(), 14);
-    EXPECT_EQ(run(other, again, 14), want);
-    EXPECT_EQ(at::rand({1}).item<float>(), next);
-    // Buffers are rank 0's, as saved: those of other ranks have a history of their own.
-    for (const auto& name : differing(values_of(again), values_of(engine))) {
-      EXPECT_TRUE(group.rank() > 0 && name.starts_with("buffer/")) << name;
-    }
-  }));
-  // Another number of ranks has no such streams, and says so.
-  expect_all_ok(spawn(3, [&](Group group) {
-    at::set_num_threads(1);
-    OddModel other;
-    auto again = initialize(other, json.dump(), {.group = group});
-    const LoadReport report = again.load_checkpoint(folder);
-    EXPECT_TRUE(any_mentions(report.notices, "random streams belong to ranks"));
-  }));
-}
-
-TEST_F(CheckpointLoad, TheManifestHasAllThatARunNeeds) {
-  expect_all_ok(spawn(2, [&](Group group) {
-    auto engine = layers_engine(group, 1, {}, layers_json(true, 2));
-    engine.set_learning_rate(0.004);
-    train(engine, 3);
-    engine.save_checkpoint(folder, "a", R"({"mine": [1, 2]})");
-    if (group.rank() != 0) return;
-    const auto found = checkpoint::inspect(folder);
-    const auto state = nlohmann::json::parse(found.state);
-    const nlohmann::json want = {{"global_steps", 1},
-                                 {"skipped_steps", 0},
-                                 {"micro_batches", 6},
-                                 {"window_micro_batches", 2},
-                                 {"gradient_accumulation_steps", 2},
-                                 {"world_size", 2},
-                                 {"optimizer_steps", 1},
-                                 {"seed", "5"},
-                                 {"loss_scale", 1.0},
-                                 {"stage", 3},
-                                 {"precision", "bf16"},
-                                 {"threads_per_rank", 1},
-                                 {"cpu_capability", at::get_cpu_capability()},
-                                 {"learning_rate_override", 0.004}};
-    EXPECT_EQ(state, want) << found.state;
-    EXPECT_EQ(nlohmann::json::parse(found.client_state), nlohmann::json::parse(R"({"mine": [1, 2]})"));
-    EXPECT_EQ(nlohmann::json::parse(found.config).at("scheduler").at("type"), "WarmupLR") << found.config;
-    const auto versions = nlohmann::json::parse(found.versions);
-    EXPECT_TRUE(versions.contains("torch") && versions.contains("zerotorch")) << found.versions;
-    std::map<std::string, int> kinds;
-    for (const auto& tensor : found.tensors) ++kinds[tensor.kind];
-    const std::map<std::string, int> counts = {{"weight", 4},       {"exp_avg", 4}, {"exp_avg_sq", 4},
-                                               {"gradient_sum", 4}, {"buffer", 1},  {"random_state", 2}};
-    EXPECT_EQ(kinds, counts);
-  }));
-}
-
 // ---- damage --------------------------------------------------------------------------------------------
 
 TEST_F(CheckpointLoad, VerifyFirstLeavesTheEngineAsItWas) {
@@ -673,45 +362,6 @@ TEST_F(CheckpointLoad, HostileStatesAreRefusedAndChangeNothing) {
     train(engine, 1);
     EXPECT_EQ(differing(values_of(engine), before), Names());
   }));
-}
-
-// ---- how much is read ----------------------------------------------------------------------------------
-
-TEST_F(CheckpointLoad, EachRankReadsOnlyWhatItNeeds) {
-  const auto json = layers_json();
-  const auto big = [](Group group) {
-    at::set_num_threads(1);
-    at::manual_seed(1);
-    return initialize(DeepModel(3, 1024), layers_json(), {.group = std::move(group)});  // 12.6 MB of weights
-  };
-  expect_all_ok(spawn(3, [&](Group group) {
-    auto engine = big(group);
-    engine.backward(engine(at::ones({1, 1024})).sum());
-    engine.step();
-    engine.save_checkpoint(folder, "a");
-  }));
-  std::uint64_t payload = 0;
-  for (const auto& tensor : checkpoint::inspect(folder).tensors) payload += tensor.nbytes;
-  for (const int ranks : {1, 2, 4}) {
-    expect_all_ok(spawn(ranks, [&](Group group) {
-      WatchedFiles files(io::system_files());
-      auto engine = big(group);
-      engine::use_files(engine.impl(), files);
-      engine.load_checkpoint(folder);
-      const auto share = payload / static_cast<std::uint64_t>(ranks);
-      // Blocks are read whole, two of them per run of elements more than is wanted; and the headers.
-      const std::uint64_t most = share + (ranks == 1 ? 1 : 24) * (1ull << 20);
-      EXPECT_GE(files.nbytes_read(), share * 9 / 10);
-      EXPECT_LE(files.nbytes_read(), most) << "of " << payload;
-      if (group.rank() == 0) {
-        std::fprintf(stderr, "%d ranks: rank 0 reads %.1f of %.1f MB\n", ranks,
-                     static_cast<double>(files.nbytes_read()) / 1e6, static_cast<double>(payload) / 1e6);
-      }
-      files.reset();
-      engine.load_checkpoint(folder, "", {.module_only = true});
-      EXPECT_LE(files.nbytes_read(), share / 3 + (ranks == 1 ? 1 : 8) * (1ull << 20));
-    }));
-  }
 }
 
 }  // namespace
