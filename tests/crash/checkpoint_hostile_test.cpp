@@ -1,11 +1,13 @@
 // Checkpoints that somebody made to do harm: refused, without taking stack or memory for what they only
-// claim. What fuzzers found (tests/fuzz), and what is too large for them.
+// claim. What fuzzers found (tests/fuzz), and what is too large for them. And one of version 1, which stays
+// readable.
 #include <gtest/gtest.h>
 
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/tools.h"
 #include "io/memory_files.h"
+#include "io/posix_files.h"
 #include "support/checkpoint_room.h"
 #include "zero/errors.h"
 
@@ -66,6 +68,33 @@ TEST(HostileCheckpoint, AnotherVersionIsRefusedByItsNumber) {
   }
   const std::string other = refusal_of([] { parse_manifest(with_member("format", "\"theirs\""), "m"); });
   EXPECT_NE(other.find("it is of another format"), std::string::npos) << other;
+}
+
+// tests/data/checkpoint_1 is what save_step_together(files, 2, 1) wrote with the first version of the format:
+// whatever later builds write, this they read.
+TEST(CheckpointFormat, Version1StaysReadable) {
+  io::PosixFileSystem disk;
+  io::MemoryFileSystem files;
+  const std::string from = std::string(ZERO_SOURCE_DIR) + "/tests/data/checkpoint_1";
+  files.make_folders("ckpt/step1");
+  for (const char* name :
+       {"latest", "step1/manifest.json", "step1/rank_00000.safetensors", "step1/rank_00001.safetensors"}) {
+    put(files, std::string("ckpt/") + name, io::read_text(disk, io::join(from, name), 1 << 20));
+  }
+  EXPECT_EQ(read_step(files, ""), 1);
+  const Found found = find_checkpoint(files, "ckpt", "");
+  EXPECT_EQ(found.manifest.world_size, 2);
+  ASSERT_EQ(found.manifest.tensors.size(), 4u);
+  const auto want = room_tensors();
+  for (std::size_t t = 0; t < want.size(); ++t) {
+    const TensorInfo& info = found.manifest.tensors[t].info;
+    EXPECT_EQ(info.key(), want[t].key());
+    EXPECT_EQ(info.shape, want[t].shape);
+    EXPECT_EQ(info.dtype, want[t].dtype);
+    EXPECT_EQ(info.module_dtype, want[t].module_dtype);
+    EXPECT_EQ(info.aliases, want[t].aliases);
+  }
+  EXPECT_TRUE(verify(files, "ckpt").problems.empty());
 }
 
 TEST(HostileCheckpoint, WhatCouldNotBeReadIsNotSaved) {
