@@ -1,22 +1,26 @@
 # The front door. Two commands are enough:
 #   make train    watch a GPT train under ZeRO-3 on two ranks of this machine
 #   make test     build and run the tests
+#   make compare  the same training under ZeRO 0 to 3: a table and a picture
+#   make bench    and bench-checkpoint, -collectives, -kernels, -overhead: docs/benchmarks.md
 # Each installs what is missing, configures, builds, and repeats nothing the second time.
 #
 # Variables:
 #   TORCH_DIR=/path   an installed libtorch 2.11-2.13 or torch package folder, instead of a wheel in .venv
 #   PIP_ARGS="..."    options for pip, for example --index-url with the CPU wheels of PyTorch
 #   JOBS=N            build jobs (default: the number of cores, at most one per 2 GiB of memory)
-#   ARGS="..."        options of `zero train`, for example ARGS="--data ~/books --steps 200"
+#   ARGS="..."        options of `zero train` (compare), for example ARGS="--data ~/books --steps 200"
+#   PYTHON=...        the Python of bench-collectives; gloo takes part where it has torch
 #   PRESET=release    a preset of CMakePresets.json: release, debug, asan, tsan
 
 PRESET ?= release
+PYTHON ?= python3
 BUILD := build/$(PRESET)
 JOBS ?= $(shell awk -v c=$$(nproc) '/MemTotal/ {m=int($$2/2097152); print (m<1)?1:((m<c)?m:c)}' /proc/meminfo)
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train test test-full test-asan test-tsan test-fuzz bench bench-checkpoint install clean
+.PHONY: help setup test-packages configure build train compare peers test test-full test-asan test-tsan test-fuzz bench bench-checkpoint bench-collectives bench-kernels bench-overhead install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -38,6 +42,15 @@ train: configure
 	@echo "zerotorch: building the command line in $(BUILD) with $(JOBS) jobs"
 	@cmake --build $(BUILD) -j $(JOBS) --target zero
 	@$(BUILD)/apps/zero/zero train $(ARGS)
+
+# matplotlib for the picture; `make peers` also gets what others train with, for ARGS=--peers.
+compare: configure
+	@scripts/bootstrap.sh plot
+	@cmake --build $(BUILD) -j $(JOBS) --target zero
+	@$(BUILD)/apps/zero/zero compare $(ARGS)
+
+peers:
+	@scripts/bootstrap.sh peers
 
 test: build test-packages
 	@echo "zerotorch: running the tests (slow suites apart: make test-full)"
@@ -70,6 +83,19 @@ bench: configure
 bench-checkpoint: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_checkpoint
 	@$(BUILD)/benchmarks/checkpoint $(ARGS)
+
+# Our collectives, MPI's where it is found, and gloo's where PYTHON has torch: PYTHON=peers/bin/python.
+bench-collectives: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target bench_collectives
+	@$(PYTHON) benchmarks/collectives_peers.py --ours $(BUILD)/benchmarks/collectives $(ARGS)
+
+bench-kernels: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target bench_kernels
+	@$(BUILD)/benchmarks/kernels $(ARGS)
+
+bench-overhead: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target bench_overhead
+	@$(BUILD)/benchmarks/overhead $(ARGS)
 
 install: build
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))

@@ -3,30 +3,57 @@
 
     python benchmarks/peers.py [--ranks 2] [--modes compute,ddp,fsdp2,zero1,zero2,zero3] [--layers 12 ...]
 
-Needs an environment of its own with torch (CPU) and deepspeed. Starts torchrun once per mode and prints one JSON line
-for each: median step time, peak PSS summed over ranks. Same architecture, batch, sequence length, dtype (bf16 with
-fp32 master weights) and AdamW as the C++ benchmark; one thread per rank, each pinned to its core.
+Needs an environment of its own with torch (CPU) and deepspeed: `make peers`. Starts torchrun once per mode and settings
+and prints one JSON line for each: median step time, peak PSS summed over ranks. Same architecture, batch, sequence
+length, dtype (bf16 with fp32 master weights) and AdamW as the C++ benchmark, one thread per rank.
+
+--settings: "users" is torchrun as it is; "ours" gives the ranks what ours have: each pinned to its core, and glibc told
+to keep freed memory. Memory is the kernel's own high-water mark (reset once the trainer is built) less what
+other processes share; nothing is sampled while steps run.
+
+`zero compare --peers` gives the model, the initial weights, the tokens and the hyper-parameters with --job FILE.
 """
 import argparse
 import contextlib
+import fnmatch
+import glob
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+
+SETTINGS = {
+    "users": {},
+    "ours": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2047 << 20)},
+}
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--modes", default="compute,ddp,fsdp2,zero1,zero2,zero3")
-    for name, value in dict(layers=12, dim=1024, heads=16, vocab=256, seq=256, batch=2, steps=6, warmup=2).items():
+    parser.add_argument("--settings", default="users,ours", help="users, ours or both with a comma")
+    for name, value in dict(layers=12, dim=1024, heads=16, vocab=256, seq=256, batch=2, accumulation=1, steps=6,
+                            warmup=2).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--timeout", type=int, default=400, help="seconds per mode")
+    parser.add_argument("--memory-limit-gb", type=float, default=0,
+                        help="ends a mode whose ranks together hold more; 0: no limit")
+    parser.add_argument("--job", help="what zero compare wrote: model, weights, tokens, hyper-parameters")
+    parser.add_argument("--out", help="the JSON lines go into this file, and a line for people to standard output")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.lr, options.betas, options.eps, options.weight_decay = None, (0.9, 0.999), 1e-8, 0.01
+    options.clipping, options.no_decay, options.weights, options.tokens = 1.0, [], None, None
+    if options.job:
+        with open(options.job) as file:
+            vars(options).update(json.load(file))
+    return options
 
 
 def build_model(options):
@@ -66,51 +93,86 @@ def build_model(options):
             return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     torch.manual_seed(0)
-    return GPT()
+    model = GPT()
+    if options.weights:
+        from safetensors.torch import load_file
+        for path in sorted(glob.glob(os.path.join(options.weights, "*.safetensors"))):
+            model.load_state_dict(load_file(path), strict=False)
+    return model
 
 
-class Plain:
+def parameter_groups(named, options):
+    """Two groups: with weight decay and without, as zero compare's configuration has them."""
+    bare = [p for n, p in named if any(fnmatch.fnmatch(n, pattern) for pattern in options.no_decay)]
+    others = [p for n, p in named if not any(fnmatch.fnmatch(n, pattern) for pattern in options.no_decay)]
+    groups = [{"params": others, "weight_decay": options.weight_decay}]
+    return groups + ([{"params": bare, "weight_decay": 0.0}] if bare else [])
+
+
+def adamw(named, options):
+    import torch
+    return torch.optim.AdamW(parameter_groups(named, options), lr=1e-4, betas=tuple(options.betas), eps=options.eps,
+                             fused=True)
+
+
+class Trainer:
+    """One optimizer step of a list of micro-batches; step() returns the micro-batches' losses."""
+    optimizer = None
+
+    def set_lr(self, lr):
+        for group in self.optimizer.param_groups if self.optimizer else []:
+            group["lr"] = lr
+
+
+class Plain(Trainer):
     """Forward and backward, gradients dropped: what cannot be avoided."""
 
-    def __init__(self, model):
+    def __init__(self, model, options):
         import torch
         self.model = model.to(torch.bfloat16)
 
-    def step(self, tokens):
-        loss = self.model(tokens)
-        loss.backward()
-        self.model.zero_grad(set_to_none=True)
-        return loss
+    def step(self, batches):
+        losses = []
+        for tokens in batches:
+            losses.append(self.model(tokens))
+            losses[-1].backward()
+            self.model.zero_grad(set_to_none=True)
+        return losses
 
 
-class Ddp:
+class Ddp(Trainer):
     """DDP in bf16 with fp32 masters kept by hand, as its users do."""
 
-    def __init__(self, model):
+    def __init__(self, model, options):
         import torch
-        self.torch = torch
-        self.low = list(model.to(torch.bfloat16).parameters())
+        self.torch, self.options = torch, options
+        named = list(model.to(torch.bfloat16).named_parameters())
+        self.low = [p for _, p in named]
         self.model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.masters = [p.detach().float().requires_grad_() for p in self.low]
-        self.optimizer = torch.optim.AdamW(self.masters, lr=1e-4, fused=True)
+        self.optimizer = adamw([(n, m) for (n, _), m in zip(named, self.masters)], options)
 
-    def step(self, tokens):
-        loss = self.model(tokens)
-        loss.backward()
+    def step(self, batches):
+        losses = []
+        for i, tokens in enumerate(batches):
+            with contextlib.nullcontext() if i + 1 == len(batches) else self.model.no_sync():
+                losses.append(self.model(tokens))
+                (losses[-1] / len(batches)).backward()
         for master, low in zip(self.masters, self.low):
             master.grad = low.grad.float()
-        self.torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
+        if self.options.clipping:
+            self.torch.nn.utils.clip_grad_norm_(self.masters, self.options.clipping)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         with self.torch.no_grad():
             for master, low in zip(self.masters, self.low):
                 low.copy_(master)
                 low.grad = None
-        return loss
+        return losses
 
 
-class Fsdp2:
-    def __init__(self, model):
+class Fsdp2(Trainer):
+    def __init__(self, model, options):
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -118,111 +180,228 @@ class Fsdp2:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
         for block in model.h:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-        self.torch, self.model = torch, fully_shard(model, mesh=mesh, mp_policy=policy)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        self.torch, self.options, self.model = torch, options, fully_shard(model, mesh=mesh, mp_policy=policy)
+        self.optimizer = adamw(list(model.named_parameters()), options)
 
-    def step(self, tokens):
-        loss = self.model(tokens)
-        loss.backward()
-        self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+    def step(self, batches):
+        losses = []
+        for i, tokens in enumerate(batches):
+            self.model.set_requires_gradient_sync(i + 1 == len(batches))
+            losses.append(self.model(tokens))
+            (losses[-1] / len(batches)).backward()
+        if self.options.clipping:
+            self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clipping)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss
+        return losses
 
 
-class DeepSpeed:
-    def __init__(self, model, stage, options):
+class DeepSpeed(Trainer):
+    def __init__(self, model, options, stage):
         with contextlib.redirect_stdout(sys.stderr):
             import deepspeed
-            self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
-                "train_micro_batch_size_per_gpu": options.batch, "gradient_clipping": 1.0,
-                "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "bf16": {"enabled": True},
+            config = {
+                "train_micro_batch_size_per_gpu": options.batch, "gradient_accumulation_steps": options.accumulation,
+                "gradient_clipping": options.clipping, "bf16": {"enabled": True},
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": list(options.betas), "eps": options.eps,
+                                                          "weight_decay": options.weight_decay}},
                 "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True,
-                                      "reduce_bucket_size": 50_000_000}})
+                                      "reduce_bucket_size": 50_000_000}}
+            groups = parameter_groups(list(model.named_parameters()), options)
+            self.engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config)
+        self.optimizer = self.engine.optimizer
 
-    def step(self, tokens):
-        loss = self.engine(tokens)
-        self.engine.backward(loss)
-        self.engine.step()
-        return loss
+    def step(self, batches):
+        losses = []
+        for tokens in batches:
+            losses.append(self.engine(tokens))
+            self.engine.backward(losses[-1])
+            self.engine.step()
+        return losses
 
 
-class PeakPss(threading.Thread):
-    """The largest proportional set size of this process, in MB, sampled 50 times a second."""
+def proc_kb(path, name):
+    with open(path) as lines:
+        for line in lines:
+            if line.startswith(name):
+                return int(line.split()[1])
+    return 0
 
-    def __init__(self):
-        super().__init__(daemon=True)
-        self.peak = 0.0
 
-    def run(self):
-        while True:
-            with open("/proc/self/smaps_rollup") as lines:
-                for line in lines:
-                    if line.startswith("Pss:"):
-                        self.peak = max(self.peak, int(line.split()[1]) / 1024)
-            time.sleep(0.02)
+def reset_peak():
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def peak_pss_mb():
+    """The high-water mark of resident memory, less what others share of it now."""
+    rollup = "/proc/self/smaps_rollup"
+    pss = proc_kb(rollup, "Pss:")
+    return max(pss, proc_kb("/proc/self/status", "VmHWM:") - (proc_kb(rollup, "Rss:") - pss)) * 1024 / 1e6
+
+
+def batches_of(options, rank, world):
+    """step -> this rank's micro-batches [batch, seq + 1] of it."""
+    import torch
+    shape = (options.accumulation, world, options.batch, options.seq + 1)
+    if options.tokens:
+        import numpy
+        every = numpy.fromfile(options.tokens, dtype=numpy.uint8).reshape(-1, *shape)
+        return lambda step: [torch.from_numpy(every[step, j, rank].astype("int64")) for j in range(shape[0])]
+    generator = torch.Generator().manual_seed(rank)
+    some = [torch.randint(0, options.vocab, (options.batch, options.seq + 1), generator=generator) for _ in range(8)]
+    return lambda step: [some[(step * shape[0] + j) % len(some)] for j in range(shape[0])]
 
 
 def worker(options):
     import torch
     import torch.distributed as dist
-    mode, rank = options.worker, int(os.environ["LOCAL_RANK"])
-    os.sched_setaffinity(0, {rank % os.cpu_count()})
+    mode, settings = options.worker.split(":")
+    rank = int(os.environ["LOCAL_RANK"])
+    if settings == "ours":
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
     torch.set_num_threads(1)
     if not mode.startswith("zero"):
         dist.init_process_group("gloo")
     model = build_model(options)
     count = sum(p.numel() for p in model.parameters())
     if mode.startswith("zero"):
-        trainer = DeepSpeed(model, int(mode[4:]), options)
+        trainer = DeepSpeed(model, options, int(mode[4:]))
     else:
-        trainer = {"compute": Plain, "ddp": Ddp, "fsdp2": Fsdp2}[mode](model)
-    generator = torch.Generator().manual_seed(rank)
-    batches = [torch.randint(0, options.vocab, (options.batch, options.seq + 1), generator=generator) for _ in range(8)]
-    memory = PeakPss()
-    memory.start()
-    seconds = []
+        trainer = {"compute": Plain, "ddp": Ddp, "fsdp2": Fsdp2}[mode](model, options)
+    world = dist.get_world_size()
+    batches = batches_of(options, rank, world)
+    reset_peak()
+    seconds, losses = [], []
     for i in range(options.warmup + options.steps):
+        micro = batches(i)
+        if options.lr:
+            trainer.set_lr(options.lr[i])
         dist.barrier()
         begin = time.perf_counter()
-        loss = trainer.step(batches[i % len(batches)])
+        mine = trainer.step(micro)
         dist.barrier()
-        if i >= options.warmup:
-            seconds.append(time.perf_counter() - begin)
-    peak = torch.tensor([memory.peak])
+        seconds.append(time.perf_counter() - begin)
+        loss = torch.stack([one.detach().double() for one in mine]).mean()
+        dist.all_reduce(loss)
+        losses.append(float(loss) / world)
+    peak = torch.tensor([peak_pss_mb()])
     dist.all_reduce(peak)
     if dist.get_rank() == 0:
-        print("PEER " + json.dumps({"mode": mode, "parameters": count, "ranks": dist.get_world_size(),
-                                    "step_s": round(statistics.median(seconds), 4),
-                                    "pss_mb_all_ranks": round(float(peak)), "loss": round(float(loss.detach()), 4)}),
-              flush=True)
+        print("PEER " + json.dumps({
+            "mode": mode, "settings": settings, "parameters": count, "ranks": world,
+            "step_s": round(statistics.median(seconds[options.warmup:]), 4),
+            "pss_mb_all_ranks": round(float(peak)), "losses": [round(one, 6) for one in losses],
+            "seconds": [round(one, 4) for one in seconds], "torch": torch.__version__}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def descendants(pid):
+    """Process ids below `pid`."""
+    children = {}
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, IndexError):
+            if name.isdigit():
+                with open(f"/proc/{name}/stat") as file:
+                    children.setdefault(int(file.read().rpartition(")")[2].split()[1]), []).append(int(name))
+    found, todo = [], [pid]
+    while todo:
+        now = todo.pop()
+        found.append(now)
+        todo += children.get(now, [])
+    return found[1:]
+
+
+def private_gb(pids):
+    """Resident memory that each has for itself, and the largest part that they share."""
+    private, shared = 0, 0
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as file:
+            _, resident, common = (int(one) for one in file.read().split()[:3])
+            private, shared = private + resident - common, max(shared, common)
+    return (private + shared) * os.sysconf("SC_PAGESIZE") / 1e9
+
+
+class MemoryLimit(threading.Thread):
+    """Kills the process group of `process` when it holds more than `limit` GB. Costs the ranks nothing."""
+
+    def __init__(self, process, limit):
+        super().__init__(daemon=True)
+        self.process, self.limit, self.most, self.reached = process, limit, 0.0, False
+
+    def run(self):
+        while self.process.poll() is None:
+            self.most = max(self.most, private_gb(descendants(self.process.pid)))
+            if self.limit and self.most > self.limit:
+                self.reached = True
+                return kill(self.process)
+            time.sleep(0.1)
+
+
+def kill(process):
+    """Ends torchrun and its ranks, which are sessions of their own."""
+    for pid in [*descendants(process.pid), process.pid] if process.poll() is None else []:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def last_words(text):
+    """The line of an error output that says why."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "SIGKILL" in line or "can't allocate" in line]
+    return (telling or lines or ["no output"])[0 if telling else -1][-300:]
+
+
+def run_mode(options, mode, settings):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={options.ranks}",
+               __file__, *sys.argv[1:], "--worker", f"{mode}:{settings}"]
+    environment = {**{k: v for k, v in os.environ.items() if not k.startswith(("ZERO_", "OMP_", "GOMP_"))},
+                   "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **SETTINGS[settings]}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=err, start_new_session=True)
+        limit = MemoryLimit(process, options.memory_limit_gb)
+        limit.start()
+        try:
+            process.wait(options.timeout)
+            ended = None
+        except subprocess.TimeoutExpired:
+            ended = f"no result in {options.timeout} s"
+        finally:
+            kill(process)
+        limit.join()
+        out.seek(0), err.seek(0)
+        lines = [line[5:] for line in out.read().splitlines() if line.startswith("PEER ")]
+        words = err.read()
+    if lines and not ended:
+        return json.loads(lines[0])
+    if limit.reached:
+        ended = f"ended at {limit.most:.1f} GB: the limit for all ranks is {options.memory_limit_gb:g} GB"
+    return {"mode": mode, "settings": settings, "error": ended or last_words(words), "most_gb": round(limit.most, 1)}
+
+
+def report(options, result):
+    if not options.out:
+        return print(json.dumps(result), flush=True)
+    with open(options.out, "a") as file:
+        print(json.dumps(result), file=file)
+    what = result.get("error") or f"{1e3 * result['step_s']:.1f} ms a step, {result['pss_mb_all_ranks']:,} MB in all"
+    print(f"  {result['mode'] + ' (' + result['settings'] + ')':<24}{what}", flush=True)
 
 
 def main():
     options = arguments()
     if options.worker:
         return worker(options)
-    compute = None
+    compute = {}
     for mode in options.modes.split(","):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={options.ranks}",
-                   __file__, *sys.argv[1:], "--worker", mode]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-        try:
-            run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=options.timeout)
-            lines = [line[5:] for line in run.stdout.splitlines() if line.startswith("PEER ")]
-            error = (run.stderr.strip().splitlines() or ["no output"])[-1]
-        except subprocess.TimeoutExpired:
-            lines, error = [], f"no result in {options.timeout} s"
-        if not lines:
-            print(json.dumps({"mode": mode, "error": error}), flush=True)
-            continue
-        result = json.loads(lines[0])
-        compute = result["step_s"] if mode == "compute" else compute
-        if compute:
-            result["ratio"] = round(result["step_s"] / compute, 3)
-        print(json.dumps(result), flush=True)
+        for settings in options.settings.split(","):
+            result = run_mode(options, mode, settings)
+            if mode == "compute" and "step_s" in result:
+                compute[settings] = result["step_s"]
+            if settings in compute and "step_s" in result:
+                result["ratio"] = round(result["step_s"] / compute[settings], 3)
+            report(options, result)
 
 
 if __name__ == "__main__":

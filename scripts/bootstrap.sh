@@ -2,6 +2,8 @@
 # Installs what a build needs and this machine lacks: Debian packages (as root; otherwise prints the line to
 # run) and libtorch (the CPU wheel of `torch` in .venv, unless TORCH_DIR names one).
 #   bootstrap.sh tests   also the Python packages of the tests
+#   bootstrap.sh plot    also matplotlib, for the picture of `zero compare`
+#   bootstrap.sh peers   only build/peers: PyTorch, DeepSpeed and what `zero compare --peers` needs besides
 #   bootstrap.sh fuzz    what scripts/fuzz.sh needs: clang, but no libtorch
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -74,6 +76,36 @@ install_without_dependencies() {
   "$folder/bin/pip" install -q --disable-pip-version-check --no-deps "$@" "${test_packages[@]}" 2>/dev/null
 }
 
+install_plot_packages() {
+  local folder=.venv
+  if [ -n "${TORCH_DIR:-}" ]; then folder=build/python; fi
+  if [ -x "$folder/bin/python" ] && "$folder/bin/python" -c 'import matplotlib' 2>/dev/null; then return; fi
+  say "installing matplotlib into $folder"
+  if { [ -x "$folder/bin/python" ] || python3 -m venv "$folder"; } >/dev/null &&
+     "$folder/bin/pip" install -q --disable-pip-version-check "matplotlib==3.11.2" 2>/dev/null; then
+    return
+  fi
+  say "pip cannot install it: there will be no picture"
+}
+
+install_peers() {
+  local folder=build/peers
+  if [ -x "$folder/bin/python" ] &&
+     "$folder/bin/python" -c 'import torch, deepspeed, safetensors, matplotlib' 2>/dev/null; then
+    say "$folder is there"
+    return
+  fi
+  say "installing torch $torch_version (CPU), deepspeed, safetensors and matplotlib into $folder (about 1 GB; once)"
+  python3 -m venv "$folder" || fail "cannot make a virtual environment in $folder"
+  "$folder/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu" ||
+    fail "pip found no CPU wheel of torch $torch_version; see the message above"
+  "$folder/bin/pip" install -q --disable-pip-version-check deepspeed==0.19.8 "${test_packages[@]}" matplotlib==3.11.2 ||
+    fail "pip cannot install deepspeed, safetensors and matplotlib; see the message above"
+  say "done: zero compare --peers finds it"
+}
+
 # With TORCH_DIR, scripts/configure.sh checks it.
+if [ "$purpose" = peers ]; then install_peers; exit; fi
 if [ -z "${TORCH_DIR:-}" ] && [ "$purpose" != fuzz ]; then install_torch; fi
 if [ "$purpose" = tests ]; then install_test_packages; fi
+if [ "$purpose" = plot ]; then install_plot_packages; fi

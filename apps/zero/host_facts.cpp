@@ -2,7 +2,6 @@
 
 #include <ATen/Version.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/utsname.h>
 #include <torch/headeronly/version.h>
 #include <unistd.h>
@@ -64,35 +63,11 @@ nlohmann::ordered_json host_facts() {
           {"variables", variables}};
 }
 
-std::int64_t resident_nbytes() {
-  std::ifstream file("/proc/self/statm");
-  std::int64_t whole = 0, resident = 0;
-  file >> whole >> resident;
-  return resident * ::sysconf(_SC_PAGESIZE);
-}
-
-std::int64_t proportional_nbytes() { return kilobyte_field("/proc/self/smaps_rollup", "Pss:"); }
-
 std::int64_t available_memory_nbytes() { return kilobyte_field("/proc/meminfo", "MemAvailable:"); }
 
-bool bind_to_core_share(int local_rank, int local_size) {
-  cpu_set_t mine, share;
-  if (::sched_getaffinity(0, sizeof(mine), &mine) != 0) return false;
-  const int cores = CPU_COUNT(&mine);
-  if (local_size > cores) return false;
-  const int first = local_rank * cores / local_size, last = (local_rank + 1) * cores / local_size;
-  CPU_ZERO(&share);
-  for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &mine)) continue;
-    if (seen >= first && seen < last) CPU_SET(cpu, &share);
-    ++seen;
-  }
-  return ::sched_setaffinity(0, sizeof(share), &share) == 0;
-}
-
-int threads_per_rank(int local_size) {
+int threads_of(int cores) {
   if (const char* wanted = std::getenv("OMP_NUM_THREADS")) return std::max(1, std::atoi(wanted));
-  return std::max(1, comm::available_cpus() / local_size);
+  return std::max(1, cores);
 }
 
 }  // namespace zero::app

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "ckpt_command.h"
+#include "compare_command.h"
 #include "console.h"
 #include "host_facts.h"
 #include "launch.h"
@@ -31,6 +32,7 @@ int run(int argc, char** argv) {
   add_launch_command(app, exit_code);
   zero::app::add_ckpt_command(app, exit_code);
   zero::app::add_plan_command(app, exit_code);
+  zero::app::add_compare_command(app, exit_code);
   app.add_subcommand("version", "print the versions")->callback([] {
     zero::app::Console(true).print(version_text() + "\n");
   });
@@ -42,10 +44,10 @@ int run(int argc, char** argv) {
     const bool names_command = argc > 1 && argv[1][0] != '-';
     const auto chosen = app.get_subcommands();
     if (names_command && chosen.empty()) {
-      fmt::print(
-          stderr,
-          "zero: error: there is no command '{}'; want train, launch, ckpt, plan or version\nTry `zero --help`.\n",
-          argv[1]);
+      fmt::print(stderr,
+                 "zero: error: there is no command '{}'; want train, launch, ckpt, plan, compare or "
+                 "version\nTry `zero --help`.\n",
+                 argv[1]);
       return kBadInput;
     }
     const std::string command = chosen.empty() ? "zero" : "zero " + chosen.front()->get_name();

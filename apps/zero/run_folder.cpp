@@ -28,13 +28,6 @@ std::string local_date_time() {
   return text;
 }
 
-fs::path free_default(const std::string& preset) {
-  const fs::path base = fs::path("runs") / fmt::format("{}-{}", local_date_time(), preset);
-  fs::path path = base;
-  for (int i = 2; fs::exists(path); ++i) path = fmt::format("{}-{}", base.string(), i);
-  return path;
-}
-
 void write_text_file(const fs::path& path, const std::string& text) {
   errno = 0;
   std::ofstream file(path, std::ios::binary);
@@ -50,9 +43,16 @@ std::string dump(const nlohmann::ordered_json& value, int indent) {
 
 }  // namespace
 
+fs::path fresh_path(const fs::path& parent, const std::string& name) {
+  const fs::path base = parent / fmt::format("{}-{}", local_date_time(), name);
+  fs::path path = base;
+  for (int i = 2; fs::exists(path); ++i) path = fmt::format("{}-{}", base.string(), i);
+  return path;
+}
+
 fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
   const fs::path path =
-      fs::absolute(wanted.empty() ? free_default(preset) : fs::path(wanted)).lexically_normal();
+      fs::absolute(wanted.empty() ? fresh_path("runs", preset) : fs::path(wanted)).lexically_normal();
   if (fs::exists(path / kMetrics)) {
     throw ConfigError(
         fmt::format("--run-dir {}: it already holds a run ({}); give another folder or remove it",

@@ -11,6 +11,9 @@
 
 namespace zero::app {
 
+/// `parent`/<date-time>-<name>, a path that is not there yet.
+std::filesystem::path fresh_path(const std::filesystem::path& parent, const std::string& name);
+
 /// Makes the folder of a new run: `wanted`, or runs/<date-time>-<preset> when that is empty. Returns its
 /// absolute path. Throws ConfigError when it already holds a run, IoError when it cannot be made or
 /// written to.

@@ -19,6 +19,7 @@
 #include "comm/rendezvous.h"
 #include "console.h"
 #include "corpus_choice.h"
+#include "rank_setup.h"
 #include "text_format.h"
 #include "train_config.h"
 #include "train_options.h"
@@ -30,25 +31,6 @@ namespace zero::app {
 namespace {
 
 constexpr const char* kPlanVariable = "ZERO_TRAIN_PLAN";
-
-/// The exit code of a rank that returned or threw. All ranks find the same fault in a configuration or model;
-/// one of them says it.
-template <class Run>
-int rank_exit_code(int rank, Run run) {
-  const std::string who = rank == 0 ? "" : fmt::format("rank {}: ", rank);
-  try {
-    const int signal = run();
-    return signal == 0 ? 0 : 128 + signal;
-  } catch (const ConfigError& error) {
-    if (rank == 0) fmt::print(stderr, "zero: error: {}\n", error.what());
-    return 2;
-  } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "zero: error: {}out of memory; take a smaller --preset, --seq or micro-batch\n", who);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "zero: error: {}{}\n", who, error.what());
-  }
-  return 1;
-}
 
 /// A rank that `zero train` has started. A clean stop is no failure here: the parent reads it from
 /// summary.json.

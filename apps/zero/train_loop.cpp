@@ -9,7 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "host_facts.h"
+#include "base/process_memory.h"
 #include "stop_signal.h"
 #include "storage/activation_meter.h"
 #include "text_format.h"
@@ -172,7 +172,7 @@ void TrainLoop::report(const StepMetrics& metrics) {
   if (!console_.enabled()) return;
   const double tokens_each = static_cast<double>(metrics.tokens) / static_cast<double>(metrics.step);
   progress_.update({metrics.step, loss_.value(), metrics.grad_norm, metrics.lr,
-                    tokens_each / step_seconds_.value(), seconds_left(), resident_nbytes()});
+                    tokens_each / step_seconds_.value(), seconds_left(), base::resident_nbytes()});
 }
 
 void TrainLoop::check_stop() {

@@ -20,44 +20,6 @@ CLI::Validator between(T least, T most) {
 const CLI::Validator kPositive = between(std::int64_t{1}, std::int64_t{1} << 40);
 const CLI::Validator kNotNegative = between(std::int64_t{0}, std::int64_t{1} << 40);
 
-void add_data_options(CLI::App& command, TrainOptions& options) {
-  command
-      .add_option("--data", options.data,
-                  "file or folder of text; default: $ZERO_DATA, else the Python sources of torch")
-      ->type_name("PATH")
-      ->group(kData);
-  command
-      .add_option("--cache-dir", options.cache_dir, "where packed text is kept; default: ~/.cache/zerotorch")
-      ->type_name("DIR")
-      ->group(kData);
-  command.add_flag("--pack-only", options.pack_only, "pack the text, say what it is, and end")->group(kData);
-}
-
-void add_model_options(CLI::App& command, TrainOptions& options) {
-  command
-      .add_option("--preset", options.preset,
-                  "gpt-tiny, gpt-2m, gpt-11m, gpt-10m, gpt-25m, gpt-152m or gpt-1b")
-      ->capture_default_str()
-      ->type_name("NAME")
-      ->group(kModel);
-  command.add_option("--layers", options.layers, "overrides the preset's number of blocks")
-      ->check(kPositive)
-      ->type_name("N")
-      ->group(kModel);
-  command.add_option("--dim", options.dim, "overrides the preset's width")
-      ->check(kPositive)
-      ->type_name("N")
-      ->group(kModel);
-  command.add_option("--heads", options.heads, "overrides the preset's attention heads")
-      ->check(kPositive)
-      ->type_name("N")
-      ->group(kModel);
-  command.add_option("--seq", options.seq, "overrides the preset's sequence length, in bytes of text")
-      ->check(kPositive)
-      ->type_name("N")
-      ->group(kModel);
-}
-
 void add_training_options(CLI::App& command, TrainOptions& options) {
   command.add_option("-n,--ranks", options.ranks, "processes on this host (default 2)")
       ->check(kPositive)
@@ -163,9 +125,47 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
 
 }  // namespace
 
+void add_text_options(CLI::App& command, TrainOptions& options) {
+  command
+      .add_option("--data", options.data,
+                  "file or folder of text; default: $ZERO_DATA, else the Python sources of torch")
+      ->type_name("PATH")
+      ->group(kData);
+  command
+      .add_option("--cache-dir", options.cache_dir, "where packed text is kept; default: ~/.cache/zerotorch")
+      ->type_name("DIR")
+      ->group(kData);
+}
+
+void add_model_options(CLI::App& command, TrainOptions& options) {
+  command
+      .add_option("--preset", options.preset,
+                  "gpt-tiny, gpt-2m, gpt-11m, gpt-10m, gpt-25m, gpt-152m or gpt-1b")
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group(kModel);
+  command.add_option("--layers", options.layers, "overrides the preset's number of blocks")
+      ->check(kPositive)
+      ->type_name("N")
+      ->group(kModel);
+  command.add_option("--dim", options.dim, "overrides the preset's width")
+      ->check(kPositive)
+      ->type_name("N")
+      ->group(kModel);
+  command.add_option("--heads", options.heads, "overrides the preset's attention heads")
+      ->check(kPositive)
+      ->type_name("N")
+      ->group(kModel);
+  command.add_option("--seq", options.seq, "overrides the preset's sequence length, in bytes of text")
+      ->check(kPositive)
+      ->type_name("N")
+      ->group(kModel);
+}
+
 void add_train_options(CLI::App& command, TrainOptions& options) {
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  add_data_options(command, options);
+  add_text_options(command, options);
+  command.add_flag("--pack-only", options.pack_only, "pack the text, say what it is, and end")->group(kData);
   add_model_options(command, options);
   add_training_options(command, options);
   add_sample_options(command, options);

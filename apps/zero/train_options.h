@@ -50,6 +50,10 @@ inline constexpr std::int64_t kDefaultSteps = 220;
 /// Adds the options to `command`. Their values are in `options` once it is parsed.
 void add_train_options(CLI::App& command, TrainOptions& options);
 
+/// Only where the text comes from and what the model is, for commands that share these.
+void add_text_options(CLI::App& command, TrainOptions& options);
+void add_model_options(CLI::App& command, TrainOptions& options);
+
 /// "\n" -> a line end, "\t" -> a tab, "\\" -> a backslash.
 std::string unescape(const std::string& text);
 

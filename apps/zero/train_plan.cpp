@@ -51,16 +51,6 @@ GPTOptions preset_model(const std::string& name) {
   return model;
 }
 
-std::string describe_model(const TrainPlan& plan) {
-  const GPTOptions preset = preset_model(plan.preset);
-  const bool as_is = preset.layers == plan.layers && preset.dim == plan.dim && preset.heads == plan.heads &&
-                     preset.seq == plan.seq;
-  return fmt::format(
-      "model      {}{}: {} parameters in {} layers of width {}, {} heads, context of {} bytes\n", plan.preset,
-      as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)), plan.layers,
-      plan.dim, plan.heads, plan.seq);
-}
-
 std::string describe_training(const TrainPlan& plan, const Config& config, int ranks) {
   const std::int64_t tokens = plan.steps * config.train_batch_size * plan.seq;
   const std::string epochs = tokens > plan.train_nbytes
@@ -76,15 +66,6 @@ std::string describe_training(const TrainPlan& plan, const Config& config, int r
       config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
       human_count(static_cast<double>(tokens)), epochs, config.bf16.enabled ? "bf16" : "fp32",
       config.zero_optimization.stage, config.optimizer.type, config.optimizer.lr, clipping);
-}
-
-GPTOptions gpt_options(const TrainPlan& plan) {
-  GPTOptions model;
-  model.layers = plan.layers;
-  model.dim = plan.dim;
-  model.heads = plan.heads;
-  model.seq = plan.seq;
-  return model;
 }
 
 std::string tensorboard_folder(const Config& config, const std::string& run_folder) {
@@ -168,6 +149,25 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
 }
 
 }  // namespace
+
+std::string describe_model(const TrainPlan& plan) {
+  const GPTOptions preset = preset_model(plan.preset);
+  const bool as_is = preset.layers == plan.layers && preset.dim == plan.dim && preset.heads == plan.heads &&
+                     preset.seq == plan.seq;
+  return fmt::format(
+      "model      {}{}: {} parameters in {} layers of width {}, {} heads, context of {} bytes\n", plan.preset,
+      as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)), plan.layers,
+      plan.dim, plan.heads, plan.seq);
+}
+
+GPTOptions gpt_options(const TrainPlan& plan) {
+  GPTOptions model;
+  model.layers = plan.layers;
+  model.dim = plan.dim;
+  model.heads = plan.heads;
+  model.seq = plan.seq;
+  return model;
+}
 
 TrainPlan choose_model(const TrainOptions& options) {
   GPTOptions model = preset_model(options.preset);

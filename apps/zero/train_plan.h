@@ -5,6 +5,7 @@
 #include <string>
 
 #include "train_options.h"
+#include "zero/models.h"
 
 namespace zero::app {
 
@@ -31,6 +32,11 @@ struct TrainPlan {
 /// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown
 /// preset and for sizes that do not fit each other.
 TrainPlan choose_model(const TrainOptions& options);
+
+/// What the plan says of the model.
+GPTOptions gpt_options(const TrainPlan& plan);
+/// "model  gpt-11m: 10.9 M parameters in ...", a line.
+std::string describe_model(const TrainPlan& plan);
 
 std::string to_json(const TrainPlan& plan);
 /// Throws InternalError for anything that to_json() did not write.

@@ -1,6 +1,5 @@
 #include "train_rank.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -9,53 +8,18 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "base/log.h"
+#include "base/process_memory.h"
 #include "host_facts.h"
+#include "rank_setup.h"
 #include "recorder.h"
 #include "report_tables.h"
 #include "stop_signal.h"
-#include "storage/activation_meter.h"
 #include "text_format.h"
 #include "train_loop.h"
 #include "zero/errors.h"
 
 namespace zero::app {
 namespace {
-
-/// Threads, cores, allocator, signals, log: what belongs to the process and not to the run.
-void set_up_process(const TrainPlan& plan, const Config& config, const Group& group) {
-  if (config.zerotorch.bind_cores_to_rank && !bind_to_core_share(group.local_rank(), group.local_size()) &&
-      group.rank() == 0) {
-    base::log_warning(
-        "zerotorch.bind_cores_to_rank: {} ranks on this host are more than its cores; not bound",
-        group.local_size());
-  }
-  at::set_num_threads(config.zerotorch.bind_cores_to_rank ? threads_per_rank(1)
-                                                          : threads_per_rank(group.local_size()));
-  storage::keep_freed_memory();
-  watch_stop_signals(/*announce=*/group.rank() == 0);
-  // What the library says at start is part of our own words.
-  base::set_log_level(base::LogLevel::kWarning);
-  at::manual_seed(static_cast<std::uint64_t>(plan.seed));
-}
-
-GPT build_model(const TrainPlan& plan) {
-  GPTOptions options;
-  options.layers = plan.layers;
-  options.dim = plan.dim;
-  options.heads = plan.heads;
-  options.seq = plan.seq;
-  return GPT(options);
-}
-
-/// As GPT-2 was trained: no weight decay on biases and layer norms.
-InitializeOptions initialize_options(const Group& group) {
-  InitializeOptions options;
-  options.group = group;
-  options.parameter_groups = {
-      {.names = {"*.bias", "*.ln1.weight", "*.ln2.weight", "lnf.weight"}, .weight_decay = 0.0}};
-  return options;
-}
 
 void print_start(const Console& console, const TrainPlan& plan, const GPTEngine& engine, double seconds) {
   Group group = engine.group();
@@ -80,7 +44,7 @@ RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLo
   result.stage = engine.config().zero_optimization.stage;
   result.skipped_steps = engine.skipped_steps();
   result.ddp = ddp_memory(plan.parameters_numel, engine.config().bf16.enabled);
-  const double mine = static_cast<double>(proportional_nbytes());
+  const double mine = static_cast<double>(base::proportional_nbytes());
   for (const double one : gather_doubles(group, {&mine, 1}, "memory in use"))
     result.host_nbytes += static_cast<std::int64_t>(one);
   return result;
@@ -102,14 +66,14 @@ int run(const TrainPlan& plan, Group group) {
   const Clock clock;
   Config config = Config::from_text(plan.config, "configuration of the run");
   config.tensorboard.enabled = false;  // the recorder's part here
-  set_up_process(plan, config, group);
+  set_up_process(plan.seed, config, group, /*announce_stop=*/true);
   const bool first = group.rank() == 0;
   const Console console(first && !plan.quiet);
   std::optional<Recorder> recorder;
   if (first) recorder.emplace(plan.run_folder, plan.tensorboard_folder);
 
   GPT model = build_model(plan);
-  GPTEngine engine = initialize(model, config, initialize_options(group));
+  GPTEngine engine = initialize(model, config, {.group = group, .parameter_groups = {no_decay_group()}});
   if (recorder) recorder->folder().write_json("config.json", nlohmann::ordered_json::parse(plan.config));
   print_start(console, plan, engine, clock.seconds());
 

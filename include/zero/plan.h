@@ -163,14 +163,15 @@ struct Plan {
   std::int64_t parameters_numel = 0, padded_numel = 0;
   int units = 0;
 
-  int heaviest_rank = 0;              ///< its states take most
-  MemoryReport rank;                  ///< of that rank, activations included
-  bool buckets_at_most = false;       ///< the peak of its buckets is an upper bound
-  std::int64_t module_nbytes = 0;     ///< the fp32 module every rank builds; freed by initialize()
-  std::int64_t process_nbytes = 0;    ///< libtorch, stacks, staging of checkpoints: an estimate
-  std::int64_t start_nbytes = 0;      ///< that rank's peak inside initialize()
-  std::int64_t training_nbytes = 0;   ///< that rank's peak in training
-  std::int64_t node_nbytes = 0;       ///< of the host that needs most, its peak over both
+  int heaviest_rank = 0;                  ///< its states take most
+  MemoryReport rank;                      ///< of that rank, activations included
+  bool buckets_at_most = false;           ///< the peak of its buckets is an upper bound
+  std::int64_t module_nbytes = 0;         ///< the fp32 module every rank builds; freed by initialize()
+  std::int64_t process_nbytes = 0;        ///< libtorch, stacks, staging of checkpoints: an estimate
+  std::int64_t start_nbytes = 0;          ///< that rank's peak inside initialize()
+  std::int64_t training_nbytes = 0;       ///< that rank's peak in training
+  std::int64_t node_training_nbytes = 0;  ///< of all ranks of the host that needs most, in training
+  std::int64_t node_nbytes = 0;           ///< the same, its peak over start and training
   Traffic traffic;
 
   std::int64_t peak_nbytes() const { return start_nbytes > training_nbytes ? start_nbytes : training_nbytes; }

@@ -23,6 +23,7 @@
 
 #include "comm/clock.h"
 #include "comm/line_forwarder.h"
+#include "base/cores.h"
 #include "comm/process.h"
 #include "comm/rendezvous.h"
 #include "comm/shm_segment.h"
@@ -189,7 +190,8 @@ std::vector<std::string> Job::environment_of(int rank) const {
   environment["ZERO_JOB_ID"] = job_id_;
   environment["MASTER_ADDR"] = "127.0.0.1";
   environment["MASTER_PORT"] = std::to_string(port_);
-  environment.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, available_cpus() / options_.nproc)));
+  const int cores = base::count_cores(base::usable_cpus());
+  environment.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, cores / options_.nproc)));
   // Threads that spin while they wait take the core from those they wait for: 20 times slower on a busy
   // machine.
   if (!environment.contains("GOMP_SPINCOUNT")) environment.emplace("OMP_WAIT_POLICY", "passive");

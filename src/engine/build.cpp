@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "engine/agreement.h"
+#include "engine/bind_cores.h"
 #include "engine/engine_impl.h"
 #include "engine/progress_log.h"
 #include "intercept/gradient_hook.h"

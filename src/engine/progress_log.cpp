@@ -1,10 +1,6 @@
 #include "engine/progress_log.h"
 
 #include <fmt/format.h>
-#include <sched.h>
-#include <unistd.h>
-
-#include <algorithm>
 
 #include "base/log.h"
 
@@ -32,21 +28,6 @@ void log_step(const Engine::Impl& impl) {
         t.update * 1e3, t.publish * 1e3);
   }
   if (config.memory_breakdown) base::log_info("step {}, memory:\n{}", step, impl.ledger.report().to_string());
-}
-
-void bind_cores(const Group& group) {
-  const long cores = std::max(1L, sysconf(_SC_NPROCESSORS_ONLN));
-  const long ranks = group.local_size(), rank = group.local_rank();
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  for (long core = rank * cores / ranks;
-       core < std::max((rank + 1) * cores / ranks, rank * cores / ranks + 1); ++core) {
-    CPU_SET(core % cores, &cpus);
-  }
-  if (sched_setaffinity(0, sizeof cpus, &cpus) != 0) {
-    base::log_warning("bind_cores_to_rank: the system refuses to pin rank {}; going on unpinned",
-                      group.rank());
-  }
 }
 
 }  // namespace zero::engine

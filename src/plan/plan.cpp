@@ -117,7 +117,9 @@ void sum_up(Plan& plan, const std::vector<double>& states_by_rank) {
       plan.process_nbytes + filled_at_start(plan) + plan.rank[MemoryKind::kStaging].peak_nbytes;
   plan.training_nbytes = plan.process_nbytes + states + sum_of(plan.rank, kBuffers);
   const double start = static_cast<double>(plan.start_nbytes) * plan.ranks_per_node;
-  plan.node_nbytes = to_nbytes(std::max(start, training_of_node(plan, states_by_rank, states)));
+  const double training = training_of_node(plan, states_by_rank, states);
+  plan.node_training_nbytes = to_nbytes(training);
+  plan.node_nbytes = to_nbytes(std::max(start, training));
 }
 
 }  // namespace

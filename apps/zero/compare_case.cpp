@@ -1,0 +1,198 @@
+#include "compare_case.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "base/process_memory.h"
+#include "rank_setup.h"
+#include "rank_totals.h"
+#include "stop_signal.h"
+#include "storage/activation_meter.h"
+#include "train_loop.h"
+#include "zero/data.h"
+#include "zero/errors.h"
+
+namespace zero::app {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// What is trained: the module under an engine, or alone.
+class Trainer {
+ public:
+  Trainer(const CompareCase& one, const Config& config, Group group)
+      : config_(config), group_(group), model_(build_model(one.plan)) {
+    if (one.mode == "compute") {
+      if (config.bf16.enabled) model_->to(at::kBFloat16);
+      return;
+    }
+    engine_.emplace(initialize(model_, config, {.group = group, .parameter_groups = {no_decay_group()}}));
+    if (!one.weights_folder.empty()) engine_->save_16bit_model(one.weights_folder, {.dtype = "fp32"});
+  }
+
+  double micro_batch(const at::Tensor& tokens) {
+    const std::int64_t seq = tokens.size(1) - 1;
+    const at::Tensor loss = model_->loss(tokens.narrow(1, 0, seq), tokens.narrow(1, 1, seq));
+    if (engine_) {
+      engine_->backward(loss);
+      engine_->step();
+    } else {
+      loss.backward();
+      for (auto& parameter : model_->parameters()) parameter.mutable_grad().reset();
+    }
+    return loss.item<double>();
+  }
+
+  double learning_rate() const { return engine_ ? engine_->learning_rate() : 0; }
+  const std::optional<GPTEngine>& engine() const { return engine_; }
+  /// Elements received so far, in bytes of their dtypes.
+  double received_nbytes() const {
+    if (!engine_) return 0;
+    const auto report = engine_->communication_report();
+    const double low = config_.bf16.enabled ? 2 : 4;
+    const double published = config_.zero_optimization.stage == 0 ? 4 : low;
+    return low * static_cast<double>(report.gathered_numel + report.reduced_numel) +
+           published * static_cast<double>(report.published_numel) +
+           static_cast<double>(report.control_nbytes);
+  }
+
+ private:
+  const Config& config_;
+  Group group_;
+  GPT model_;
+  std::optional<GPTEngine> engine_;
+};
+
+/// The mean over the global batch, in the order of the global micro-batches; and the stop signal of any rank.
+double mean_loss(const Group& group, std::vector<double> mine, int& stop_signal) {
+  mine.push_back(received_stop_signal());
+  const auto ranks = static_cast<std::size_t>(group.size()), each = mine.size();
+  const std::vector<double> all = gather_doubles(group, mine, "loss and stop flag");
+  double sum = 0;
+  for (std::size_t j = 0; j + 1 < each; ++j) {
+    for (std::size_t r = 0; r < ranks; ++r) sum += all[r * each + j];
+  }
+  for (std::size_t r = 0; r < ranks && stop_signal == 0; ++r) {
+    stop_signal = static_cast<int>(all[r * each + each - 1]);
+  }
+  return sum / static_cast<double>(ranks * (each - 1));
+}
+
+ordered_json kinds_json(const MemoryReport& report) {
+  ordered_json kinds = ordered_json::object();
+  for (int i = 0; i < kMemoryKinds; ++i) {
+    kinds[std::string(memory_kind_name(static_cast<MemoryKind>(i)))] = {
+        {"current_nbytes", report.kinds[i].current_nbytes}, {"peak_nbytes", report.kinds[i].peak_nbytes}};
+  }
+  return kinds;
+}
+
+ordered_json memory_json(const Group& group, const Trainer& trainer) {
+  MemoryReport mine;
+  if (trainer.engine()) mine = trainer.engine()->memory_report();
+  ordered_json ranks = ordered_json::array();
+  for (const MemoryReport& report : gather_memory(group, mine)) ranks.push_back(kinds_json(report));
+  const double peak = static_cast<double>(base::peak_proportional_nbytes());
+  const std::vector<double> peaks = gather_doubles(group, {&peak, 1}, "peak memory");
+  double sum = 0;
+  for (const double one : peaks) sum += one;
+  return {{"by_rank", ranks}, {"peak_pss_nbytes_by_rank", peaks}, {"peak_pss_nbytes", sum}};
+}
+
+int run(const CompareCase& one, Group group) {
+  const Config config = Config::from_text(one.plan.config, "configuration of the comparison");
+  set_up_process(one.plan.seed, config, group, /*announce_stop=*/false);
+  Clock clock;
+  Trainer trainer(one, config, group);
+  const double initialize_seconds = clock.lap();
+  const SequenceSampler sampler(Corpus(one.plan.corpus_folder, Split::kTrain), one.plan.seq,
+                                static_cast<std::uint64_t>(one.plan.seed));
+  const std::int64_t batch = config.train_micro_batch_size_per_gpu;
+  const at::Tensor tokens = at::empty({batch, one.plan.seq + 1}, at::kLong);
+  // Memory and time of training, not of the start.
+  storage::reset_activation_peak();
+  base::reset_peak();
+  std::vector<double> losses, seconds, rates;
+  StepBreakdown inside;
+  double received = 0;
+  int stop_signal = 0;
+  std::int64_t micro_steps = 0;
+  for (std::int64_t step = 0; step < one.plan.steps && stop_signal == 0; ++step) {
+    rates.push_back(trainer.learning_rate());
+    const double before = trainer.received_nbytes();
+    group.barrier().wait();
+    clock.lap();
+    std::vector<double> mine;
+    for (std::int64_t j = 0; j < config.gradient_accumulation_steps; ++j, ++micro_steps) {
+      sampler.fill(micro_steps * group.size() + group.rank(), batch, tokens.mutable_data_ptr<std::int64_t>());
+      mine.push_back(trainer.micro_batch(tokens));
+    }
+    group.barrier().wait();
+    seconds.push_back(clock.lap());
+    if (trainer.engine() && step >= one.warmup) add(inside, trainer.engine()->step_breakdown());
+    received = trainer.received_nbytes() - before;
+    losses.push_back(mean_loss(group, mine, stop_signal));
+  }
+  const std::vector<double> all_received = gather_doubles(group, {&received, 1}, "bytes received");
+  double mean_received = 0;
+  for (const double each : all_received) mean_received += each / group.size();
+  const ordered_json memory = memory_json(group, trainer);
+  if (group.rank() != 0) return stop_signal;
+  const double each = 1e3 / static_cast<double>(std::max<std::int64_t>(1, one.plan.steps - one.warmup));
+  const ordered_json result = {{"mode", one.mode},
+                               {"stop_signal", stop_signal},
+                               {"losses", losses},
+                               {"seconds", seconds},
+                               {"learning_rates", rates},
+                               {"initialize_seconds", initialize_seconds},
+                               {"received_nbytes_per_step", mean_received},
+                               {"ms_per_step",
+                                {{"gradient_copy", each * inside.gradient_copy},
+                                 {"reduce", each * inside.reduce},
+                                 {"gather", each * inside.gather},
+                                 {"wait", each * inside.wait},
+                                 {"norm", each * inside.norm},
+                                 {"update", each * inside.update},
+                                 {"publish", each * inside.publish}}},
+                               {"memory", memory}};
+  std::ofstream file(one.result_file);
+  file << result.dump(1) << "\n";
+  if (!file.flush()) throw IoError(fmt::format("cannot write {}", one.result_file));
+  return stop_signal;
+}
+
+}  // namespace
+
+std::string to_json(const CompareCase& one) {
+  return nlohmann::json{{"plan", to_json(one.plan)},
+                        {"mode", one.mode},
+                        {"result_file", one.result_file},
+                        {"weights_folder", one.weights_folder},
+                        {"warmup", one.warmup}}
+      .dump();
+}
+
+CompareCase case_from_json(const std::string& text) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    return {plan_from_json(json.at("plan")), json.at("mode"), json.at("result_file"),
+            json.at("weights_folder"), json.at("warmup")};
+  } catch (const nlohmann::json::exception& error) {
+    throw InternalError(fmt::format("the plan of the comparison cannot be read: {}", error.what()));
+  }
+}
+
+int run_case(const CompareCase& one, Group group) {
+  try {
+    return run(one, std::move(group));
+  } catch (const c10::Error& error) {
+    throw ModelError(fmt::format("libtorch: {}", error.what_without_backtrace()));
+  }
+}
+
+}  // namespace zero::app

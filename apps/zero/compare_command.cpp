@@ -1,0 +1,232 @@
+#include "compare_command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "comm/launcher.h"
+#include "comm/process.h"
+#include "comm/rendezvous.h"
+#include "compare_case.h"
+#include "compare_options.h"
+#include "compare_peers.h"
+#include "compare_report.h"
+#include "console.h"
+#include "corpus_choice.h"
+#include "host_facts.h"
+#include "plan_fit.h"
+#include "progress.h"
+#include "rank_setup.h"
+#include "run_folder.h"
+#include "side_programs.h"
+#include "stop_signal.h"
+#include "text_format.h"
+#include "train_config.h"
+#include "train_loop.h"
+#include "zero/errors.h"
+
+namespace zero::app {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr const char* kCaseVariable = "ZERO_COMPARE_CASE";
+constexpr const char* kResult = "compare.json";
+constexpr const char* kModes[] = {"compute", "stage0", "stage1", "stage2", "stage3", "stage3-copying"};
+
+std::vector<std::string> modes_of(const std::string& list) {
+  std::vector<std::string> modes;
+  std::stringstream stream(list);
+  for (std::string mode; std::getline(stream, mode, ',');) {
+    if (std::find(std::begin(kModes), std::end(kModes), mode) == std::end(kModes)) {
+      throw ConfigError(fmt::format("--modes: got '{}', want some of {}", mode, fmt::join(kModes, ", ")));
+    }
+    modes.push_back(mode);
+  }
+  if (modes.empty()) throw ConfigError("--modes: want at least one");
+  return modes;
+}
+
+/// The run of one mode: model and text of all, and its own stage and store.
+TrainPlan plan_of(const TrainPlan& base, TrainOptions options, const std::string& mode) {
+  TrainPlan plan = base;
+  // The first steps of the schedule that zero train has, not a schedule in so few steps.
+  options.steps = std::max(plan.steps, kDefaultSteps);
+  if (mode != "compute") {
+    options.stage = mode[5] - '0';
+    if (mode.ends_with("-copying")) options.store = "copying";
+  }
+  const Config config = make_config(options, plan.dim, plan.ranks);
+  plan.config = config.to_json();
+  plan.seed = *config.zerotorch.seed;
+  return plan;
+}
+
+/// Whether the mode fits this host: an error for the table when not. And what it is planned to take.
+std::string check_memory(const TrainPlan& plan, const CompareOptions& options, ordered_json& result) {
+  const Config config = Config::from_text(plan.config, "configuration of the comparison");
+  plan::Cluster cluster;
+  cluster.ranks = plan.ranks;
+  const plan::Plan planned = plan::plan_memory(shape_of(gpt_options(plan), plan.preset), config, cluster);
+  result["planned_nbytes"] = static_cast<double>(planned.node_training_nbytes);
+  try {
+    check_fits(gpt_options(plan), config, plan.ranks, 0, options.train.force);
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+int run_as_rank() {
+  const char* text = std::getenv(kCaseVariable);
+  if (!text) throw ConfigError("--as-rank is for zero compare itself");
+  const CompareCase one = case_from_json(text);
+  const int rank = comm::discover(comm::current_environment(), comm::parent_tag()).rank;
+  const int code = rank_exit_code(rank, [&] { return run_case(one, init_distributed()); });
+  return code > 128 ? 0 : code;  // the parent reads a stop from the result
+}
+
+/// Runs one mode's ranks to their end. 128 + signal when they were stopped; a failure is in the result.
+int run_mode(const CompareCase& one, ordered_json& result) {
+  comm::LaunchOptions launch;
+  launch.nproc = one.plan.ranks;
+  launch.command = {fs::read_symlink("/proc/self/exe").string(), "compare", "--as-rank"};
+  launch.prefix_output = false;
+  launch.environment = {{kCaseVariable, to_json(one)}};
+  const int code = comm::launch(launch);
+  std::ifstream file(one.result_file);
+  const auto found = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (found.is_object()) {
+    result.update(found);
+    const int signal = found.value("stop_signal", 0);
+    return signal == 0 ? 0 : 128 + signal;
+  }
+  result["error"] = fmt::format("its ranks ended with exit code {}", code);
+  return code > 128 ? code : 0;
+}
+
+fs::path make_folder(const CompareOptions& options) {
+  const fs::path wanted =
+      options.out.empty() ? fresh_path("comparisons", options.train.preset) : fs::path(options.out);
+  const fs::path folder = fs::absolute(wanted).lexically_normal();
+  if (fs::exists(folder / kResult)) {
+    throw ConfigError(
+        fmt::format("--out {}: it already holds a comparison; give another folder", folder.string()));
+  }
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw IoError(fmt::format("--out {}: {}", folder.string(), error.message()));
+  return folder;
+}
+
+TrainPlan prepare(const CompareOptions& options, const Console& console) {
+  TrainPlan plan = choose_model(options.train);
+  plan.ranks = options.train.ranks.value_or(kDefaultRanks);
+  plan.steps = options.train.steps.value_or(kCompareSteps);
+  if (options.warmup >= plan.steps) {
+    throw ConfigError(fmt::format("--warmup {}: want less than the {} steps", options.warmup, plan.steps));
+  }
+  Progress progress(console, 0, 0);
+  progress.busy("reading the text ...");
+  const Clock clock;
+  const CorpusInfo corpus =
+      pack_and_check(choose_corpus(options.train.data, options.train.cache_dir), plan.seq);
+  progress.finish();
+  plan.corpus_folder = corpus.folder.string();
+  plan.corpus_hash = corpus.hash;
+  plan = plan_of(plan, options.train, "stage3");
+  const Config config = Config::from_text(plan.config, "configuration of the comparison");
+  console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
+  console.print(describe_corpus(corpus, clock.seconds()) + describe_model(plan));
+  console.print(fmt::format(
+      "training   {} steps of {} sequences ({} ranks x micro-batch {} x accumulation {}), {}, on {}\n\n",
+      plan.steps, config.train_batch_size, plan.ranks, config.train_micro_batch_size_per_gpu,
+      config.gradient_accumulation_steps, config.bf16.enabled ? "bf16" : "fp32", cpu_name()));
+  return plan;
+}
+
+/// The pictures, or how to get them.
+std::string draw(const CompareOptions& options, const fs::path& folder) {
+  if (options.no_plot) return "";
+  const std::string python = find_python(options.python, {"matplotlib"});
+  const std::string script = find_side_program("plot_compare.py").string();
+  if (python.empty()) {
+    return fmt::format(
+        "             no picture: no Python with matplotlib was found (`make compare` installs it); later:\n"
+        "             python {} {}\n",
+        script, short_path(folder.string()));
+  }
+  const int code = run_program({python, script, folder.string()});
+  return code == 0 ? "             compare.png, compare.svg\n"
+                   : fmt::format("             no picture: {} ended with {}\n", script, code);
+}
+
+int run_compare(const CompareOptions& options) {
+  if (options.as_rank) return run_as_rank();
+  const auto found = comm::discover(comm::current_environment(), comm::parent_tag());
+  if (found.launcher != comm::Launcher::kNone) {
+    throw ConfigError(fmt::format("zero compare starts its own ranks; run it without {}",
+                                  comm::launcher_name(found.launcher)));
+  }
+  const std::vector<std::string> modes = modes_of(options.modes);
+  if (options.peers) peers_python(options);  // before anything takes time
+  const Console console(!options.train.quiet), always(true);
+  Comparison comparison;
+  comparison.warmup = options.warmup;
+  comparison.plan = prepare(options, console);
+  const fs::path folder = make_folder(options);
+  const Config config = Config::from_text(comparison.plan.config, "configuration of the comparison");
+  bool weights_there = false;
+  for (const std::string& mode : modes) {
+    CompareCase one;
+    one.plan = plan_of(comparison.plan, options.train, mode);
+    one.mode = mode;
+    one.warmup = options.warmup;
+    one.result_file = (folder / (mode + ".json")).string();
+    if (options.peers && !weights_there && mode != "compute") {
+      one.weights_folder = (folder / "weights").string();
+      weights_there = true;
+    }
+    ordered_json result = {{"mode", mode}, {"tokens_per_step", config.train_batch_size * one.plan.seq}};
+    const std::string unfit = mode == "compute" ? "" : check_memory(one.plan, options, result);
+    if (!unfit.empty()) result["error"] = unfit;
+    const int stopped = unfit.empty() ? run_mode(one, result) : 0;
+    if (stopped != 0) {
+      always.print(fmt::format("stopped by {}: no result\n", stop_signal_name(stopped - 128)));
+      return stopped;
+    }
+    console.print(describe_mode(comparison, result));
+    comparison.modes.push_back(std::move(result));
+  }
+  if (options.peers) {
+    int code = 0;
+    comparison.peers = run_peers(options, comparison, folder, code);
+    if (code > 128) return code;
+  }
+  write_run_json(folder.string(), kResult, comparison_json(comparison));
+  always.print("\n" + describe_comparison(comparison));
+  always.print(fmt::format("  results    {}: compare.json\n", short_path(folder.string())) +
+               draw(options, folder));
+  const bool failed = std::any_of(comparison.modes.begin(), comparison.modes.end(),
+                                  [](const auto& one) { return one.contains("error"); });
+  return !same_losses(comparison) ? 1 : failed ? 3 : 0;
+}
+
+}  // namespace
+
+void add_compare_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<CompareOptions>();
+  CLI::App* command = app.add_subcommand("compare", "the same training under ZeRO 0 to 3, side by side");
+  add_compare_options(*command, *options);
+  command->callback([options, &exit_code] { exit_code = run_compare(*options); });
+}
+
+}  // namespace zero::app

@@ -1,0 +1,69 @@
+#include "side_programs.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+
+#include "comm/launcher.h"
+#include "zero/errors.h"
+
+namespace zero::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool can_import(const std::string& python, const std::vector<std::string>& modules) {
+  if (python.find('\'') != std::string::npos) return false;
+  const std::string line = fmt::format(
+      "'{}' -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, [{}])))'"
+      " >/dev/null 2>&1",
+      python, fmt::format("\"{}\"", fmt::join(modules, "\", \"")));
+  const int status = std::system(line.c_str());
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+fs::path find_side_program(const std::string& name) {
+  std::vector<fs::path> places;
+  if (const char* folder = std::getenv("ZERO_SHARE_DIR")) places.emplace_back(folder);
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  places.push_back(self.parent_path().parent_path() / "share" / "zerotorch");
+  places.emplace_back(ZERO_SOURCE_DIR "/apps/zero");
+  places.emplace_back(ZERO_SOURCE_DIR "/benchmarks");
+  for (const fs::path& place : places) {
+    if (fs::exists(place / name, error)) return place / name;
+  }
+  std::vector<std::string> names;
+  for (const fs::path& place : places) names.push_back(place.string());
+  throw ConfigError(fmt::format("{} is not in {}; set ZERO_SHARE_DIR to the folder that has it", name,
+                                fmt::join(names, ", ")));
+}
+
+std::string find_python(const std::string& wanted, const std::vector<std::string>& modules) {
+  std::vector<std::string> candidates;
+  if (!wanted.empty()) {
+    candidates = {wanted};
+  } else {
+    if (const char* python = std::getenv("ZERO_PYTHON")) candidates.emplace_back(python);
+    candidates.insert(candidates.end(),
+                      {ZERO_SOURCE_DIR "/build/peers/bin/python", ZERO_SOURCE_DIR "/.venv/bin/python",
+                       ZERO_SOURCE_DIR "/build/python/bin/python", "python3"});
+  }
+  for (const std::string& python : candidates) {
+    if (can_import(python, modules)) return python;
+  }
+  return "";
+}
+
+int run_program(const std::vector<std::string>& command) {
+  comm::LaunchOptions launch;
+  launch.command = command;
+  launch.prefix_output = false;
+  return comm::launch(launch);
+}
+
+}  // namespace zero::app

@@ -1,0 +1,26 @@
+#pragma once
+// Which cores a process may use, how they lie on the host, and a rank's share of them.
+#include <vector>
+
+namespace zero::base {
+
+struct Cpu {
+  int id = 0;       ///< as in sched_setaffinity
+  int node = 0;     ///< of memory (NUMA)
+  int package = 0;  ///< socket
+  int core = 0;     ///< of the package; hardware threads of a core share it
+};
+
+/// The CPUs this process may use, from its affinity mask; where they sit from /sys, 0 (and a core each) where
+/// that says nothing. Local.
+std::vector<Cpu> usable_cpus();
+
+/// The CPUs of rank `rank` of `ranks` when they divide `cpus` among them: whole cores, next to each other, so
+/// that a rank lies on one memory node and no two share a core where that can be; single hardware threads
+/// when there are fewer cores than ranks; none when there are fewer CPUs than ranks. Ascending ids.
+std::vector<int> core_share(std::vector<Cpu> cpus, int rank, int ranks);
+
+/// Cores among these CPUs: what compute threads are worth having for.
+int count_cores(const std::vector<Cpu>& cpus);
+
+}  // namespace zero::base

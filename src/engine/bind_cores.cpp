@@ -1,0 +1,68 @@
+#include "engine/bind_cores.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/cores.h"
+#include "base/log.h"
+
+namespace zero::engine {
+namespace {
+
+/// What the ranks tell each other: the host, and the CPUs they may use on it.
+struct Place {
+  std::uint64_t host;
+  cpu_set_t cpus;
+};
+
+Place own_place() {
+  Place place;
+  std::memset(&place, 0, sizeof place);
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  place.host = std::hash<std::string>{}(name);
+  ::sched_getaffinity(0, sizeof place.cpus, &place.cpus);
+  return place;
+}
+
+std::vector<Place> gather_places(Group& group) {
+  const Place mine = own_place();
+  std::vector<Place> all(static_cast<std::size_t>(group.size()));
+  const std::vector<std::int64_t> counts(all.size(), sizeof(Place));
+  group.all_gather(&mine, all.data(), counts, DType::kByte, {.label = "cores of the ranks"}).wait();
+  return all;
+}
+
+}  // namespace
+
+int bind_cores(Group group) {
+  const std::vector<Place> all = gather_places(group);
+  const Place& mine = all[static_cast<std::size_t>(group.rank())];
+  const std::vector<base::Cpu> usable = base::usable_cpus();
+  const bool pinned_before = std::any_of(all.begin(), all.end(), [&](const Place& other) {
+    return other.host == mine.host && !CPU_EQUAL(&other.cpus, &mine.cpus);
+  });
+  if (pinned_before) return base::count_cores(usable);
+  const std::vector<int> share = base::core_share(usable, group.local_rank(), group.local_size());
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  for (const int id : share) CPU_SET(id, &cpus);
+  if (share.empty()) {
+    if (group.rank() == 0) {
+      base::log_warning("bind_cores_to_rank: {} ranks on this host are more than its {} CPUs; not pinned",
+                        group.local_size(), usable.size());
+    }
+  } else if (::sched_setaffinity(0, sizeof cpus, &cpus) != 0) {
+    base::log_warning("bind_cores_to_rank: the system refuses to pin rank {}; going on unpinned",
+                      group.rank());
+  }
+  return base::count_cores(base::usable_cpus());
+}
+
+}  // namespace zero::engine

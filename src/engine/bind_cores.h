@@ -1,0 +1,13 @@
+#pragma once
+// bind_cores_to_rank: where the threads of a rank run.
+#include "zero/group.h"
+
+namespace zero::engine {
+
+/// Pins the calling thread, and those it starts later, to this rank's share of the cores of its host. Left as
+/// it is where the ranks of a host already have different masks (their launcher, or an earlier call, has
+/// pinned them), and where they are more than its CPUs: then rank 0 logs why. Returns the cores this rank may
+/// use now. *Collective.*
+int bind_cores(Group group);
+
+}  // namespace zero::engine

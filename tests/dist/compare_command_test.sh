@@ -1,0 +1,115 @@
+#!/bin/bash
+# `zero compare` from outside: every mode runs, the curves coincide, memory falls with the stage, the glue to the
+# peers and to the picture, bad input.
+# Usage: compare_command_test.sh <path of zero>
+set -u
+zero=$(realpath "$1")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+export XDG_CACHE_HOME="$work/cache"
+
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
+# compare <exit code> <options>: runs `zero compare` into out and err
+compare() {
+  local want=$1; shift
+  timeout 200 "$zero" compare --preset gpt-tiny "$@" > out 2> err < /dev/null
+  local got=$?
+  [ "$got" = "$want" ] || { fail "exit code of 'zero compare $*': got $got, want $want"; cat out err; }
+}
+says() { grep -qF -- "$1" out || { fail "no '$1' in:"; cat out err; }; }
+complains() { grep -qF -- "$1" err || { fail "no '$1' in:"; cat out err; }; }
+# value <expression over j and modes>: of compare.json in the folder $1
+value() {
+  python3 -c "import json; j = json.load(open('$1/compare.json'))
+modes = {m['mode']: m for m in j['modes']}
+print(($2))"
+}
+
+mkdir text && echo 'def text():' > text/a.py && for i in $(seq 2000); do echo "    value_$i = $i" >> text/a.py; done
+# ---- every mode ----
+compare 0 --data text --steps 4 --warmup 1 --out all --no-plot
+says "ZeRO-3, copying store"
+says "the same bits in all 4 steps of all 5 modes"
+grep -q $'\x1b' out && fail "terminal codes in a file"
+expect "modes" "$(value all 'list(modes)')" \
+  "['compute', 'stage0', 'stage1', 'stage2', 'stage3', 'stage3-copying']"
+expect "losses" "$(value all 'j["same_losses"] and len(set(tuple(m["losses"]) for n, m in modes.items() if n != "compute")) == 1')" True
+expect "the model learns" "$(value all 'modes["stage3"]["losses"][-1] < modes["stage3"]["losses"][0]')" True
+expect "the same model at first" "$(value all 'abs(modes["compute"]["losses"][0] - modes["stage0"]["losses"][0]) < 1e-3')" True
+kind='lambda mode, kind: max(r[kind]["current_nbytes"] for r in modes[mode]["memory"]["by_rank"])'
+expect "optimizer states are halved" "$(value all "(lambda f: 0.4 < f('stage1', 'optimizer') / f('stage0', 'optimizer') < 0.6)($kind)")" True
+expect "parameters are halved" "$(value all "(lambda f: 0.4 < f('stage3', 'parameters') / f('stage2', 'parameters') < 0.6)($kind)")" True
+expect "traffic falls where parameters exist once per host" \
+  "$(value all 'modes["stage3"]["received_nbytes_per_step"] < modes["stage2"]["received_nbytes_per_step"] <= modes["stage3-copying"]["received_nbytes_per_step"]')" True
+expect "no traffic without an engine" "$(value all 'modes["compute"]["received_nbytes_per_step"]')" 0.0
+expect "peak memory and plan" "$(value all 'all(m["memory"]["peak_pss_nbytes"] > 1e7 and m["planned_nbytes"] > 1e7 for n, m in modes.items() if n != "compute")')" True
+
+# ---- the picture: drawn, or the line that draws it ----
+compare 0 --data text --steps 2 --warmup 1 --modes stage2,stage3 -n 3 --out two
+if grep -qF "compare.png" out; then
+  [ -s two/compare.png ] && [ -s two/compare.svg ] || fail "no pictures"
+  grep -q "<svg" two/compare.svg || fail "no SVG"
+else
+  says "no picture: no Python with matplotlib"
+fi
+expect "ranks" "$(value two 'len(modes["stage3"]["memory"]["by_rank"])')" 3
+
+# ---- the peers get the same model, tokens and rates ----
+mkdir share && cat > share/peers.py <<'E2'
+import argparse, json, os
+parser = argparse.ArgumentParser()
+for name in ("job", "modes", "settings", "timeout", "out"):
+    parser.add_argument("--" + name)
+options = parser.parse_args()
+job = json.load(open(options.job))
+tokens = open(job["tokens"], "rb").read()
+want = (job["steps"] + job["warmup"]) * job["accumulation"] * job["ranks"] * job["batch"] * (job["seq"] + 1)
+header = open(os.path.join(job["weights"], "model.safetensors"), "rb").read(100_000)
+header = json.loads(header[8:8 + int.from_bytes(header[:8], "little")])
+good = (len(tokens) == want and b"value_" in tokens and header["wte.weight"]["dtype"] == "F32"
+        and len(job["lr"]) == job["steps"] + job["warmup"] and "RANK" in os.environ)
+result = {"mode": "ddp", "settings": "users", "step_s": 0.5, "ratio": 1.5, "pss_mb_all_ranks": 123,
+          "losses": [5.0] * len(job["lr"]), "seconds": [0.5] * len(job["lr"])}
+with open(options.out, "w") as out:
+    print(json.dumps(result if good else {"mode": "ddp", "settings": "users", "error": "wrong job"}), file=out)
+    print(json.dumps({"mode": "zero3", "settings": "users", "error": "no result in 600 s"}), file=out)
+E2
+printf '#!/bin/sh\n[ "$1" = -c ] || exec python3 "$@"\n' > python && chmod +x python
+ZERO_SHARE_DIR=share compare 0 --data text --steps 3 --warmup 1 --modes stage3 --out peers --no-plot --peers --python ./python
+says "DDP"
+says "1.50"
+says "123.0"
+says "DeepSpeed ZeRO-3                  no result in 600 s"
+expect "peers" "$(value peers 'len(j["peers"])')" 2
+
+# ---- bad input ----
+compare 2 --data text --modes stage4
+complains "--modes: got 'stage4', want some of compute, stage0"
+compare 2 --data text --steps 3 --warmup 3
+complains "--warmup 3: want less than the 3 steps"
+compare 2 --data text --out all
+complains "it already holds a comparison"
+compare 2 --data text --peers --python /nowhere/python --out none
+complains "make peers"
+[ -e none ] && fail "a folder for nothing"
+compare 2 --data text --config /nowhere.json
+complains "/nowhere.json"
+ZERO_RANK=0 ZERO_WORLD_SIZE=1 ZERO_LOCAL_RANK=0 ZERO_LOCAL_WORLD_SIZE=1 ZERO_JOB_ID=x \
+  "$zero" compare --data text > out 2> err
+complains "zero compare starts its own ranks"
+
+# ---- Ctrl-C ----
+"$zero" compare --data text --preset gpt-11m --steps 500 --modes stage3,stage2 --out stopped --no-plot > out 2> err &
+pid=$!
+for _ in $(seq 100); do grep -q training out && break; sleep 0.1; done
+sleep 2
+kill -INT $pid
+wait $pid
+expect "exit code after Ctrl-C" $? 130
+[ -e stopped/compare.json ] && fail "a result of a comparison that was stopped"
+
+[ $failures = 0 ] && echo "all well"
+exit $failures
