@@ -47,7 +47,6 @@ MpiGroup::MpiGroup(int rank, int size)
       peers_(static_cast<std::size_t>(size)),
       slices_(static_cast<std::size_t>(size)),
       notice_(kNoticeBytes),
-      policy_(WaitPolicy::for_local_ranks(size)),
       pid_(::getpid()),
       exceptions_at_start_(std::uncaught_exceptions()) {
   for (MPI_Comm* comm : {&data_comm_, &record_comm_, &notice_comm_}) {
@@ -66,13 +65,16 @@ void MpiGroup::introduce() {
   check_mpi(MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, data_comm_),
             "MPI_Allgather");
   local_size_ = 0;
+  std::vector<pid_t> local_processes;
   for (std::size_t r = 0; r < all.size(); ++r) {
     peers_[r].process = {static_cast<pid_t>(all[r].pid), all[r].start_time};
     peers_[r].on_this_host = std::strcmp(all[r].host, mine.host) == 0;
     if (!peers_[r].on_this_host) continue;
     if (static_cast<int>(r) < rank()) ++local_rank_;
     ++local_size_;
+    local_processes.push_back(peers_[r].process.pid);
   }
+  policy_ = WaitPolicy::for_local_ranks(local_processes);
 }
 
 MpiGroup::~MpiGroup() {

@@ -136,7 +136,7 @@ class MpiGroup final : public Backend {
   MPI_Request notice_receive_ = MPI_REQUEST_NULL;
   std::deque<std::string> sent_notices_;
   MpiRequests notice_sends_;
-  const WaitPolicy policy_;
+  WaitPolicy policy_;
   const pid_t pid_;
   const int exceptions_at_start_;
   std::int64_t last_check_ns_ = 0;

@@ -65,10 +65,19 @@ ProcessState process_state(const ProcessId& process) {
 }
 
 int available_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  const int count = CPU_COUNT(&set);
+  const pid_t mine = 0;
+  return available_cpus({&mine, 1});
+}
+
+int available_cpus(std::span<const pid_t> processes) {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const pid_t pid : processes) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (::sched_getaffinity(pid, sizeof(set), &set) == 0) CPU_OR(&all, &all, &set);
+  }
+  const int count = CPU_COUNT(&all);
   return count > 0 ? count : 1;
 }
 

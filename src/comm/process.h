@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <span>
 
 namespace zero::comm {
 
@@ -29,5 +30,7 @@ ProcessState process_state(const ProcessId& process);
 
 /// How many CPUs this process may run on (its affinity mask). Local.
 int available_cpus();
+/// CPUs that these processes of this host may run on, all together.
+int available_cpus(std::span<const pid_t> processes);
 
 }  // namespace zero::comm

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "comm/clock.h"
@@ -25,6 +26,12 @@ class FlagGuard {
  private:
   bool& flag_;
 };
+
+std::vector<pid_t> processes_of(const ControlSegment& segment) {
+  std::vector<pid_t> processes;
+  for (int rank = 0; rank < segment.ranks(); ++rank) processes.push_back(segment.process_of(rank).pid);
+  return processes;
+}
 
 }  // namespace
 
@@ -60,7 +67,7 @@ ShmBackend::ShmBackend(std::shared_ptr<ControlSegment> segment, int rank)
       slices_(static_cast<std::size_t>(size())),
       peer_regions_(static_cast<std::size_t>(size())),
       stopped_since_ns_(static_cast<std::size_t>(size())),
-      policy_(WaitPolicy::for_local_ranks(size())) {}
+      policy_(WaitPolicy::for_local_ranks(processes_of(*segment_))) {}
 
 ShmBackend::~ShmBackend() {
   if (::getpid() == pid_) {  // a forked child has only a copy of the owner's objects

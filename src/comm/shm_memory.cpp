@@ -12,6 +12,18 @@
 
 namespace zero::comm {
 
+namespace {
+
+/// Copies what the peers read of a call's input: of a scatter not this rank's own slice.
+void stage(const PostedCall& call, int rank, std::byte* target, std::size_t nbytes) {
+  const std::size_t begin = call.transport == Transport::kScatter ? call.slice_offset_nbytes(rank) : nbytes;
+  const std::size_t end = call.transport == Transport::kScatter ? begin + call.slice_nbytes(rank) : nbytes;
+  copy_bytes(target, call.input(), begin);
+  copy_bytes(target + end, call.input() + end, nbytes - end);
+}
+
+}  // namespace
+
 void ShmBackend::locate_input(ShmWork& work) {
   InputLocation location;
   if (work.in_nbytes_ > 0 && size() > 1) {
@@ -24,7 +36,7 @@ void ShmBackend::locate_input(ShmWork& work) {
     } else {
       wait_for_staging_room(work.in_nbytes_);
       StagingArena::Block block = staging_.take(work.in_nbytes_, sequence);
-      copy_bytes(block.data, work.call_.in, work.in_nbytes_);
+      stage(work.call_, rank(), block.data, work.in_nbytes_);
       location = location_of(*block.region, block.data);
       work.input_region_ = std::move(block.region);
       work.staged_ = true;

@@ -15,9 +15,9 @@ constexpr int kSharedYields = 4;
 
 }  // namespace
 
-WaitPolicy WaitPolicy::for_local_ranks(int local_ranks) {
+WaitPolicy WaitPolicy::for_local_ranks(std::span<const pid_t> ranks) {
   WaitPolicy policy;
-  const bool own_cpu = local_ranks <= available_cpus();
+  const bool own_cpu = static_cast<int>(ranks.size()) <= available_cpus(ranks);
   policy.spin_ns = own_cpu ? kSpinNs : kSharedSpinNs;
   policy.yields = own_cpu ? 0 : kSharedYields;
   if (const char* text = std::getenv("ZERO_STOPPED_LIMIT_S"); text && *text != '\0') {

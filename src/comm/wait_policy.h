@@ -1,6 +1,9 @@
 #pragma once
 // How a rank waits: how long it spins before it gives its CPU away, and how often it looks after its peers.
+#include <sys/types.h>
+
 #include <cstdint>
+#include <span>
 
 #include "comm/clock.h"
 #include "comm/process.h"
@@ -13,9 +16,10 @@ struct WaitPolicy {
   std::int64_t slice_ns = 100 * kNanosPerMilli;         ///< longest sleep between two looks at the peers
   std::int64_t stopped_limit_ns = 3 * kNanosPerSecond;  ///< a peer stopped for longer fails the group
 
-  /// Spins long when every rank has a CPU, hardly when they must share. ZERO_STOPPED_LIMIT_S overrides
-  /// how long a rank may be stopped (raise it to work with a debugger). Throws ConfigError. Local.
-  static WaitPolicy for_local_ranks(int local_ranks);
+  /// For the ranks of this host: spins long when there is a CPU for each, hardly when they must share. A
+  /// launcher may have bound every rank to a CPU of its own, so all their CPUs count. ZERO_STOPPED_LIMIT_S
+  /// overrides how long a rank may be stopped (raise it to work with a debugger). Throws ConfigError. Local.
+  static WaitPolicy for_local_ranks(std::span<const pid_t> ranks);
 };
 
 /// Tells the CPU that this is a spin loop.
