@@ -10,6 +10,7 @@
 // reduce_scatter, all_reduce and broadcast take.
 #include <fmt/format.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -139,9 +140,20 @@ void pin(int local_rank, bool pinned) {
   sched_setaffinity(0, sizeof set, &set);
 }
 
+/// How long the group's ranks spin, as their backend chose it.
+std::int64_t spin_ns_of(zero::Group& group) {
+  const std::int64_t mine = ::getpid();
+  std::vector<std::int64_t> all(group.size());
+  const std::vector<std::int64_t> counts(group.size(), 1);
+  group.all_gather(&mine, all.data(), counts, DType::kInt64).wait();
+  const std::vector<pid_t> processes(all.begin(), all.end());
+  return zero::comm::WaitPolicy::for_local_ranks(processes).spin_ns;
+}
+
 class Bench {
  public:
-  Bench(Options options, zero::Group control) : options_(std::move(options)), control_(std::move(control)) {
+  Bench(Options options, zero::Group control)
+      : options_(std::move(options)), control_(std::move(control)), spin_ns_(spin_ns_of(control_)) {
     const auto nbytes = static_cast<std::size_t>(options_.max_nbytes) + 4096;
     shared_in_ = control_.allocate(nbytes);
     shared_out_ = control_.allocate(nbytes);
@@ -288,8 +300,7 @@ class Bench {
   std::vector<char> private_in_, private_out_, source_;
   std::int64_t per_rank_ = 0, numel_ = 0;
   bool pinned_ = false, placed_ = false;
-  /// As the group chose it, before this rank was pinned.
-  const std::int64_t spin_ns_ = zero::comm::WaitPolicy::for_local_ranks(control_.local_size()).spin_ns;
+  const std::int64_t spin_ns_;
 };
 
 bool contains(const std::string& list, const std::string& word) {

@@ -5,11 +5,12 @@
 
 Runs `build/release/benchmarks/collectives` (under mpirun where there is one, with MPI's own calls in the same
 process) and the same cases with gloo through torch.distributed, in turns, `--rounds` times; the table has
-medians over rounds and ratios. gloo runs once with each rank on its own CPU and once free, and the faster of the
-two is compared. `--json` prints every line of every program as well. Needs torch (CPU); everything stays on this
-machine.
+medians over rounds and ratios. gloo runs once with each rank on its own CPU and once free, and the faster
+of the two is compared. `--json` prints every line of every program as well. gloo needs a Python with torch
+(CPU); without it the table has no gloo. Everything stays on this machine.
 """
 import argparse
+import importlib.util
 import json
 import os
 import pathlib
@@ -26,7 +27,8 @@ FEWEST, MOST, SAMPLE_SECONDS = 5, 400, 200e-6
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--min-nbytes", type=int, default=8)
@@ -188,7 +190,8 @@ def run_gloo(options, pinned):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                                "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+                                "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+                                "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, __file__, *shared_options(options), "--pinned", str(int(pinned)), "--worker"]
     workers = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment)
                for rank in range(options.ranks)]
@@ -232,12 +235,16 @@ def main():
     if options.worker is not None:
         return Worker(options).run_all()
     if not pathlib.Path(options.ours).exists():
-        raise SystemExit(f"{options.ours} is not built: cmake --build build/release --target bench_collectives")
+        raise SystemExit(f"{options.ours} is not there: make bench-collectives builds it")
+    programs = [("ours", lambda: run_ours(options))]
+    if importlib.util.find_spec("torch"):
+        programs += [("gloo, pinned", lambda: run_gloo(options, True)),
+                     ("gloo, free", lambda: run_gloo(options, False))]
+    else:
+        print(f"{sys.executable} has no torch: without gloo", file=sys.stderr)
     results = {}
     for number in range(options.rounds):
-        for name, run in (("ours", lambda: run_ours(options)),
-                          ("gloo, pinned", lambda: run_gloo(options, True)),
-                          ("gloo, free", lambda: run_gloo(options, False))):
+        for name, run in programs:
             print(f"round {number + 1} of {options.rounds}: {name}", file=sys.stderr, flush=True)
             for line in run():
                 if options.json:
