@@ -38,10 +38,16 @@ void UseOrder::use(int unit, int phase) {
   }
 }
 
+UseOrder::Prediction UseOrder::Walk::next() {
+  if (context_ >= 0) context_ = order_.contexts_[context_].next;
+  if (context_ < 0) return {};
+  return {order_.contexts_[context_].unit, order_.contexts_[context_].phase};
+}
+
 UseOrder::Prediction UseOrder::predict(int ahead) const {
-  int context = current_context_;
-  for (int i = 0; i < ahead && context >= 0; ++i) context = contexts_[context].next;
-  return context < 0 ? Prediction{} : Prediction{contexts_[context].unit, contexts_[context].phase};
+  Walk walk(*this);
+  for (int i = 1; i < ahead; ++i) walk.next();
+  return walk.next();
 }
 
 std::int64_t UseOrder::reuse_distance(int unit) const {

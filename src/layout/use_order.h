@@ -26,8 +26,20 @@ class UseOrder {
     int unit = -1;  ///< -1: not known
     int phase = 0;
   };
-  /// What is expected after the current use, `ahead` (>= 1) uses on.
+  /// What is expected after the current use, `ahead` (>= 1) uses on. Costs `ahead` steps.
   Prediction predict(int ahead) const;
+
+  /// The uses expected after the current one, one after the other, at the cost of a step each. Valid until the
+  /// next use().
+  class Walk {
+   public:
+    explicit Walk(const UseOrder& order) : order_(order), context_(order.current_context_) {}
+    Prediction next();
+
+   private:
+    const UseOrder& order_;
+    int context_;
+  };
 
   /// Elements of other units expected to be used between the last use of `unit` and its next one;
   /// -1 when not known.

@@ -145,8 +145,9 @@ class GatherPool {
   }
 
   void prefetch() {
+    layout::UseOrder::Walk walk(order_);
     for (int ahead = 1; prefetching_numel_ < prefetch_numel_; ++ahead) {
-      const auto [next, next_phase] = order_.predict(ahead);
+      const auto [next, next_phase] = walk.next();
       if (next < 0 || next == order_.current() || ahead > static_cast<int>(states_.size())) return;
       if (next_phase < order_.current_phase()) return;
       if (laid_.resident[next] || states_[next].at != State::kReleased) continue;

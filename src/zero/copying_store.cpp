@@ -42,6 +42,7 @@ class CopyingStore final : public ParameterStore {
         state.resident = make_resident(ledger, unit(i).numel);
         continue;
       }
+      ++released_;
       state.shard_offset = sharded;
       sharded += unit(i).shard(model.rank()).numel();
     }
@@ -176,6 +177,7 @@ class CopyingStore final : public ParameterStore {
     pool_.give_back(state.buffer);
     state.buffer = nullptr;
     state.state = State::kReleased;
+    ++released_;
     live_numel_ -= unit(index).numel;
   }
 
@@ -215,6 +217,7 @@ class CopyingStore final : public ParameterStore {
     state.work = model_.group.all_gather(mine, state.buffer->data(), counts, model_.low_dtype,
                                          {.label = text, .input_stable_until_barrier = true});
     state.state = State::kGathering;
+    --released_;
     state.prefetched = prefetched;
     live_numel_ += the_unit.numel;
     counts_.peak_live_numel = std::max(counts_.peak_live_numel, live_numel_);
@@ -249,8 +252,10 @@ class CopyingStore final : public ParameterStore {
   /// Begins to gather the units that come next, as far as the options allow. Depends on the history of
   /// uses only, so that all ranks begin the same gathers in the same order.
   void prefetch() {
+    if (released_ == 0) return;  // whole already, or under way: nothing to look for
+    layout::UseOrder::Walk walk(order_);
     for (int ahead = 1; prefetching_numel_ < options_.prefetch_numel; ++ahead) {
-      const auto [next, next_phase] = order_.predict(ahead);
+      const auto [next, next_phase] = walk.next();
       if (next < 0 || next == order_.current() || ahead > static_cast<int>(states_.size())) return;
       // After backward comes a step, which makes everything gathered before it stale.
       if (next_phase < order_.current_phase()) return;
@@ -285,6 +290,7 @@ class CopyingStore final : public ParameterStore {
   std::vector<UnitState> states_;
   FlatBuffer shards_;
   BufferPool pool_;
+  int released_ = 0;             ///< units in that state
   std::int64_t live_numel_ = 0;  ///< gathering and gathered, residents apart
   std::int64_t prefetching_numel_ = 0;
 };
