@@ -145,6 +145,12 @@ TEST(UseOrder, PredictsASecondPassAndReuseDistances) {
   EXPECT_EQ(order.predict(2).unit, 2);
   EXPECT_EQ(order.predict(3).unit, 2);
   EXPECT_EQ(order.predict(3).phase, 1);
+  UseOrder::Walk walk(order);
+  for (int ahead = 1; ahead <= 12; ++ahead) {
+    const auto walked = walk.next(), predicted = order.predict(ahead);
+    EXPECT_EQ(walked.unit, predicted.unit) << ahead;
+    EXPECT_EQ(walked.phase, predicted.phase) << ahead;
+  }
   order.use(1, 0);
   // Unit 2 twice (forward and backward) lies between the uses of unit 1.
   EXPECT_EQ(order.reuse_distance(1), 60);
