@@ -95,10 +95,22 @@ def build_model(options):
     torch.manual_seed(0)
     model = GPT()
     if options.weights:
-        from safetensors.torch import load_file
-        for path in sorted(glob.glob(os.path.join(options.weights, "*.safetensors"))):
-            model.load_state_dict(load_file(path), strict=False)
+        load_weights(model, options.weights)
     return model
+
+
+def load_weights(model, folder):
+    """One tensor at a time, so that the whole is in memory but once."""
+    import torch
+    from safetensors import safe_open
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for path in sorted(glob.glob(os.path.join(folder, "*.safetensors"))):
+            with safe_open(path, "pt") as file:
+                for name in file.keys():
+                    parameters.pop(name).copy_(file.get_tensor(name))
+    if parameters:
+        raise ValueError(f"{folder} lacks {', '.join(parameters)}")
 
 
 def parameter_groups(named, options):

@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "host_facts.h"
 #include "rank_setup.h"
 #include "side_programs.h"
 #include "zero/config.h"
@@ -63,6 +64,12 @@ ordered_json job(const Comparison& comparison, const Config& config, const fs::p
           {"tokens", (folder / "tokens.bin").string()}};
 }
 
+/// So that a peer which needs more ends, and not this host.
+std::string memory_limit_gb() {
+  constexpr double kOfWhatIsFree = 0.95;
+  return fmt::format("{:.2f}", kOfWhatIsFree * static_cast<double>(available_memory_nbytes()) / 1e9);
+}
+
 std::vector<ordered_json> read_lines(const fs::path& path) {
   std::vector<ordered_json> lines;
   std::ifstream file(path);
@@ -94,7 +101,7 @@ std::vector<ordered_json> run_peers(const CompareOptions& options, const Compari
   exit_code = run_program({peers_python(options), find_side_program("peers.py").string(), "--job",
                            (folder / "job.json").string(), "--modes", options.peer_modes, "--settings",
                            options.peer_settings, "--timeout", std::to_string(options.peer_timeout_s),
-                           "--out", lines.string()});
+                           "--memory-limit-gb", memory_limit_gb(), "--out", lines.string()});
   return read_lines(lines);
 }
 

@@ -92,6 +92,9 @@ class Engine {
   double loss_scale() const;  ///< 1 unless fp16
 
   MemoryReport memory_report() const;
+  /// All ranks' memory by kind, before initialize() and now, as text (zero/memory.h). *Collective.* Takes
+  /// some milliseconds a gigabyte: not for every step.
+  std::string memory_summary() const;
   /// What this rank held for the model alone, before initialize().
   MemoryReport memory_before_initialize() const;
   CommunicationReport communication_report() const;

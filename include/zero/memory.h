@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace zero {
 
@@ -23,8 +24,16 @@ inline constexpr int kMemoryKinds = 8;
 std::string_view memory_kind_name(MemoryKind kind);
 
 struct MemoryUse {
-  std::int64_t current_nbytes = 0;
-  std::int64_t peak_nbytes = 0;
+  std::int64_t current_nbytes = 0;  ///< held: what the system has given for it ("reserved")
+  std::int64_t peak_nbytes = 0;     ///< the most that was held
+  std::int64_t in_use_nbytes = 0;   ///< of what is held: less where buffers wait in a pool for their next use
+};
+
+/// What the kernel counts for a process.
+struct ProcessMemory {
+  std::int64_t resident_nbytes = 0;
+  std::int64_t proportional_nbytes = 0;       ///< pages that n processes share count 1/n
+  std::int64_t peak_proportional_nbytes = 0;  ///< the most since the process began (base/process_memory.h)
 };
 
 /// A snapshot of one rank's ledger.
@@ -37,5 +46,12 @@ struct MemoryReport {
   /// One line per kind, for people: "parameters      12.3 MB (peak 12.3 MB)".
   std::string to_string() const;
 };
+
+/// What the ranks hold, as a table for people: by kind what is in use, held and was held at most, for each
+/// rank (of more than four: for the one that holds most) and for all together; what was held for the model
+/// before initialize(); resident and proportional memory of the processes. All vectors by rank. See
+/// Engine::memory_summary().
+std::string describe_memory(const std::vector<MemoryReport>& before, const std::vector<MemoryReport>& now,
+                            const std::vector<ProcessMemory>& processes);
 
 }  // namespace zero

@@ -26,6 +26,9 @@ struct CommunicationReport {
   std::int64_t gathers = 0;
   std::int64_t prefetched_gathers = 0;  ///< of these, begun before they were needed
   std::int64_t reductions = 0;
+  /// Bytes moved inside this process on the way: gradients from autograd into buckets, and what a gather
+  /// copies besides receiving it.
+  std::int64_t copied_nbytes = 0;
 
   std::int64_t total_numel() const { return gathered_numel + reduced_numel + published_numel; }
   std::string to_string() const;

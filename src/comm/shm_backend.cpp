@@ -67,7 +67,14 @@ ShmBackend::ShmBackend(std::shared_ptr<ControlSegment> segment, int rank)
       slices_(static_cast<std::size_t>(size())),
       peer_regions_(static_cast<std::size_t>(size())),
       stopped_since_ns_(static_cast<std::size_t>(size())),
-      policy_(WaitPolicy::for_local_ranks(processes_of(*segment_))) {}
+      policy_(WaitPolicy::for_local_ranks(processes_of(*segment_))) {
+  // All that calls need, so that none allocates.
+  for (auto& place : works_) {
+    place = std::make_shared<ShmWork>(this);
+    place->reset(size());
+    place->call_.counts.reserve(static_cast<std::size_t>(size()));
+  }
+}
 
 ShmBackend::~ShmBackend() {
   if (::getpid() == pid_) {  // a forked child has only a copy of the owner's objects

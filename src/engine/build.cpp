@@ -257,7 +257,8 @@ void adopt_parameters(Engine::Impl& impl) {
           ? FlatBuffer::make_readable(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest, impl.group)
           : FlatBuffer::make_private(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest,
                                      impl.model.device);
-  constexpr std::int64_t kMostKeptNumel = 64 << 20;  // of the module's fp32 values, freed but still in the heap
+  constexpr std::int64_t kMostKeptNumel = 64
+                                          << 20;  // of the module's fp32 values, freed but still in the heap
   std::int64_t freed = 0;
   for (std::size_t u = 0; u < impl.model.units.size(); ++u) {
     adopt_unit(impl, static_cast<int>(u), staging);

@@ -55,9 +55,9 @@ double Engine::Impl::lr_of(std::size_t optimizer_group) const {
                                  global_steps - skipped_steps + steps_before);
 }
 
-std::vector<double> Engine::Impl::learning_rates() const {
-  std::vector<double> rates;
-  for (std::size_t g = 0; g < base_lr.size(); ++g) rates.push_back(lr_of(g));
+const std::vector<double>& Engine::Impl::learning_rates() {
+  rates.resize(base_lr.size());
+  for (std::size_t g = 0; g < base_lr.size(); ++g) rates[g] = lr_of(g);
   return rates;
 }
 
@@ -100,7 +100,8 @@ void Engine::Impl::reseed() const {
 double Engine::Impl::compute_norm() {
   sharding::Stopwatch watch(times.norm);
   constexpr std::int64_t kHeader = 1;
-  std::vector<std::int64_t> counts(group.size(), kHeader);
+  auto& counts = norm_counts;
+  counts.assign(static_cast<std::size_t>(group.size()), kHeader);
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     if (!model.units[u].trainable) continue;
     for (int rank = 0; rank < group.size(); ++rank)
@@ -110,7 +111,8 @@ double Engine::Impl::compute_norm() {
   norm_send.assign(1, std::bit_cast<double>(store->order().hash()));
   norm_send.insert(norm_send.end(), mine.begin(), mine.end());
   std::int64_t total = 0;
-  std::vector<std::int64_t> offsets;
+  auto& offsets = norm_offsets;
+  offsets.clear();
   for (auto count : counts) {
     offsets.push_back(total);
     total += count;
@@ -141,7 +143,7 @@ double Engine::Impl::compute_norm() {
         rank, all.substr(0, kText).c_str(), rank, all.substr(rank * kText, kText).c_str()));
   }
   // Block sums in the order of the flat layout, which does not depend on N.
-  std::vector<std::int64_t> next = offsets;
+  auto& next = offsets;
   for (auto& position : next) position += kHeader;
   double sum = 0;
   for (std::size_t u = 0; u < model.units.size(); ++u) {

@@ -38,6 +38,7 @@ struct Engine::Impl {
   std::unique_ptr<intercept::DebugObserver> debug_observer;
 
   std::vector<double> base_lr;  ///< by optimizer group
+  std::vector<double> rates;    ///< of learning_rates()
   optim::LrScheduleOptions schedule;
   std::optional<double> lr_override;
 
@@ -49,13 +50,14 @@ struct Engine::Impl {
   double grad_norm = 0;
   int gathered_scopes = 0;  ///< GatheredParameters alive
   int exceptions_at_start = 0;
-  std::vector<double> norm_send, norm_receive;  ///< reused by every norm
+  std::vector<double> norm_send, norm_receive;  ///< reused by every norm, as the next two
+  std::vector<std::int64_t> norm_counts, norm_offsets;
   bool failed = false;
-  bool stepping = false;  ///< step_in_backward: some parameters of this step are updated, not yet all
+  bool stepping = false;     ///< step_in_backward: some parameters of this step are updated, not yet all
   bool half_loaded = false;  ///< a load failed after the first value was changed
   std::unique_ptr<engine::StepMonitor> monitor;      ///< on rank 0, where the JSON asks for it
   std::shared_ptr<engine::Checkpoints> checkpoints;  ///< made by the first save
-  bool aborts_on_exception = true;  ///< leaving by exception ends the other ranks too
+  bool aborts_on_exception = true;                   ///< leaving by exception ends the other ranks too
 
   ~Impl();
 
@@ -64,7 +66,7 @@ struct Engine::Impl {
     return 1.0 / static_cast<double>(config.gradient_accumulation_steps * group.size());
   }
   double lr_of(std::size_t optimizer_group) const;
-  std::vector<double> learning_rates() const;  ///< by optimizer group, for the next update
+  const std::vector<double>& learning_rates();  ///< by optimizer group, for the next update
   /// Throws if an earlier call failed half-way: what the ranks hold no longer agrees.
   void check_usable() const;
   /// Micro-batches of all ranks so far, and of these inside the running accumulation window.

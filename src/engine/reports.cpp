@@ -1,10 +1,38 @@
 #include <fmt/format.h>
 
+#include <type_traits>
+#include <vector>
+
+#include "base/process_memory.h"
 #include "engine/engine_impl.h"
 
 namespace zero {
 
 MemoryReport Engine::memory_report() const { return impl_->ledger.report(); }
+std::string Engine::memory_summary() const {
+  // One rank's part of the table, as bytes.
+  struct Part {
+    MemoryReport before, now;
+    ProcessMemory process;
+  };
+  static_assert(std::is_trivially_copyable_v<Part>);
+  Group group = impl_->group;
+  const Part mine{memory_before_initialize(),
+                  memory_report(),
+                  {base::resident_nbytes(), base::proportional_nbytes(), base::peak_proportional_nbytes()}};
+  std::vector<Part> all(static_cast<std::size_t>(group.size()));
+  const std::vector<std::int64_t> counts(all.size(), sizeof(Part));
+  group.all_gather(&mine, all.data(), counts, DType::kByte, {.label = "memory summary"}).wait();
+  std::vector<MemoryReport> before, now;
+  std::vector<ProcessMemory> processes;
+  for (const Part& part : all) {
+    before.push_back(part.before);
+    now.push_back(part.now);
+    processes.push_back(part.process);
+  }
+  return describe_memory(before, now, processes);
+}
+
 MemoryReport Engine::memory_before_initialize() const { return impl_->memory_before; }
 StepBreakdown Engine::step_breakdown() const { return impl_->last_times; }
 
@@ -16,6 +44,7 @@ CommunicationReport Engine::communication_report() const {
   report.reduced_numel = impl_->reducer->reduced_numel();
   report.published_numel += impl_->reducer->published_numel();
   report.reductions = impl_->reducer->reductions();
+  report.copied_nbytes += impl_->reducer->copied_nbytes();
   report.control_nbytes = impl_->control_nbytes;
   return report;
 }

@@ -61,7 +61,10 @@ void install_activation_meter() {
   });
 }
 
-MemoryUse activation_use() { return {g_current.load(), g_peak.load()}; }
+MemoryUse activation_use() {
+  const std::int64_t now = g_current.load();
+  return {now, g_peak.load(), now};
+}
 
 void reset_activation_peak() { g_peak = g_current.load(); }
 

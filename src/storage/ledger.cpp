@@ -53,10 +53,15 @@ void Ledger::add(MemoryKind kind, std::int64_t nbytes) {
   }
 }
 
+void Ledger::set_idle(MemoryKind kind, std::int64_t nbytes) {
+  entries_[static_cast<int>(kind)].idle.fetch_add(nbytes);
+}
+
 MemoryReport Ledger::report() const {
   MemoryReport report;
   for (int i = 0; i < kMemoryKinds; ++i) {
-    report.kinds[i] = {entries_[i].current.load(), entries_[i].peak.load()};
+    const std::int64_t held = entries_[i].current.load();
+    report.kinds[i] = {held, entries_[i].peak.load(), held - entries_[i].idle.load()};
   }
   report[MemoryKind::kActivations] = activation_use();
   return report;

@@ -11,12 +11,15 @@ class Ledger {
  public:
   /// Thread-safe; `nbytes` may be negative to give back.
   void add(MemoryKind kind, std::int64_t nbytes);
+  /// Of what is held: `nbytes` more wait in a pool for their next use; negative: are taken again.
+  void set_idle(MemoryKind kind, std::int64_t nbytes);
   MemoryReport report() const;
 
  private:
   struct Entry {
     std::atomic<std::int64_t> current{0};
     std::atomic<std::int64_t> peak{0};
+    std::atomic<std::int64_t> idle{0};
   };
   std::array<Entry, kMemoryKinds> entries_;
 };

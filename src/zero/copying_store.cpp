@@ -15,12 +15,19 @@ enum class State : std::uint8_t { kReleased, kGathering, kGathered, kResident };
 
 struct UnitState {
   State state = State::kReleased;
-  int pins = 0;                   ///< operators and scopes that need the unit whole
-  std::int64_t shard_offset = 0;  ///< in shards_
-  FlatBuffer* buffer = nullptr;   ///< while gathering or gathered
+  int pins = 0;                      ///< operators and scopes that need the unit whole
+  std::int64_t shard_offset = 0;     ///< in shards_
+  std::vector<std::int64_t> counts;  ///< [N] elements of each rank's shard
+  FlatBuffer* buffer = nullptr;      ///< while gathering or gathered
   FlatBuffer resident;
   Work work;
   bool prefetched = false;
+};
+
+/// A part of a resident unit that is sent at once, and each rank's share of it.
+struct Publication {
+  Range range;
+  std::vector<std::int64_t> counts;
 };
 
 class CopyingStore final : public ParameterStore {
@@ -30,14 +37,19 @@ class CopyingStore final : public ParameterStore {
       : ParameterStore(model, times),
         options_(std::move(options)),
         states_(model.units.size()),
-        pool_([this, &ledger](std::int64_t numel) {
+        publications_(model.units.size()),
+        pool_(ledger, MemoryKind::kGather, [this, &ledger](std::int64_t numel) {
           return FlatBuffer::make_private(ledger, MemoryKind::kGather, model_.low_dtype, numel,
                                           model_.device);
         }) {
     std::int64_t sharded = 0;
     for (std::size_t i = 0; i < states_.size(); ++i) {
       auto& state = states_[i];
+      state.counts = layout::shard_counts(unit(i).cuts, unit(i).whole());
       if (options_.resident[i]) {
+        for (const Range range : layout::bucket_ranges(unit(i).numel, options_.publish_bucket_numel)) {
+          publications_[i].push_back({range, layout::shard_counts(unit(i).cuts, range)});
+        }
         state.state = State::kResident;
         state.resident = make_resident(ledger, unit(i).numel);
         continue;
@@ -206,7 +218,6 @@ class CopyingStore final : public ParameterStore {
     auto& state = states_[index];
     const Unit& the_unit = unit(index);
     state.buffer = pool_.take(the_unit.numel);
-    const auto counts = layout::shard_counts(the_unit.cuts, the_unit.whole());
     const Range shard = the_unit.shard(model_.rank());
     const void* mine = shard.empty() ? nullptr : shards_.data_at(state.shard_offset);
     // The label says what the gather is for: ranks whose order of use differs then disagree at once.
@@ -214,7 +225,7 @@ class CopyingStore final : public ParameterStore {
     const auto end = fmt::format_to_n(label, sizeof label, "{} for {}", the_unit.name,
                                       order_.current() < 0 ? "(scope)" : unit(order_.current()).name);
     const std::string_view text(label, std::min(end.size, sizeof label));
-    state.work = model_.group.all_gather(mine, state.buffer->data(), counts, model_.low_dtype,
+    state.work = model_.group.all_gather(mine, state.buffer->data(), state.counts, model_.low_dtype,
                                          {.label = text, .input_stable_until_barrier = true});
     state.state = State::kGathering;
     --released_;
@@ -222,6 +233,7 @@ class CopyingStore final : public ParameterStore {
     live_numel_ += the_unit.numel;
     counts_.peak_live_numel = std::max(counts_.peak_live_numel, live_numel_);
     counts_.gathered_numel += the_unit.numel - shard.numel();
+    counts_.copied_nbytes += shard.numel() * static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
     ++counts_.gathers;
     if (prefetched) {
       ++counts_.prefetched_gathers;
@@ -273,12 +285,12 @@ class CopyingStore final : public ParameterStore {
     for (std::size_t i = 0; i < states_.size(); ++i) {
       const Unit& the_unit = unit(i);
       if (!is_resident(i) || !(the_unit.trainable || frozen_too)) continue;
-      for (const Range bucket : layout::bucket_ranges(the_unit.numel, options_.publish_bucket_numel)) {
+      for (const Publication& publication : publications_[i]) {
+        const Range bucket = publication.range;
         const Range mine = layout::intersect(bucket, the_unit.shard(model_.rank()));
-        const auto counts = layout::shard_counts(the_unit.cuts, bucket);
         model_.group
             .all_gather(states_[i].resident.data_at(mine.begin), states_[i].resident.data_at(bucket.begin),
-                        counts, model_.low_dtype,
+                        publication.counts, model_.low_dtype,
                         {.label = the_unit.name, .input_stable_until_barrier = true})
             .wait();
         counts_.published_numel += bucket.numel() - mine.numel();
@@ -288,6 +300,7 @@ class CopyingStore final : public ParameterStore {
 
   CopyingStoreOptions options_;
   std::vector<UnitState> states_;
+  std::vector<std::vector<Publication>> publications_;  ///< by unit, of residents
   FlatBuffer shards_;
   BufferPool pool_;
   int released_ = 0;             ///< units in that state

@@ -32,9 +32,13 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
     for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
     // One being filled, one being read by others, one in between.
     pool_limit_numel_ = (options_.overlap ? 3 : 1) * largest;
-    pool_ = std::make_unique<BufferPool>(make);
+    pool_ = std::make_unique<BufferPool>(ledger, MemoryKind::kBuckets, make);
   } else {
     for (auto& bucket : buckets_) own_buffers_.push_back(make(bucket.range.numel()));
+  }
+  if (!model.sharding.optimizer_states) {
+    for (const Unit& unit : model.units)
+      unit_counts_.push_back(layout::shard_counts(unit.cuts, unit.whole()));
   }
   const std::int64_t total = accumulators_numel();
   accumulators_ =
@@ -138,7 +142,7 @@ void GradientReducer::open(Bucket& bucket) {
       Stopwatch watch(times_.wait);
       Bucket& oldest = buckets_[sent_.front()];
       oldest.work.wait();
-      sent_.pop_front();
+      sent_.erase(sent_.begin());
       close(oldest);
     }
   }
@@ -159,8 +163,10 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
     source = at::empty_strided(target.tensor.sizes(), target.tensor.strides(),
                                gradient.options().dtype(target.tensor.scalar_type()).device(model_.device));
     source.copy_(gradient.is_sparse() ? gradient.to_dense() : gradient);
+    copied_nbytes_ += static_cast<std::int64_t>(source.nbytes());
   }
   const std::int64_t nbytes = static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
+  copied_nbytes_ += part.numel() * nbytes;
   const std::int64_t to = part.begin - bucket.range.begin;
   const std::int64_t from = part.begin - target.range.begin;
   if (model_.device.is_cpu() && !add_to) {
@@ -253,7 +259,7 @@ void GradientReducer::drain(bool wait_for_all) {
     } else if (!oldest.work.test()) {
       return;
     }
-    sent_.pop_front();
+    sent_.erase(sent_.begin());
     close(oldest);
   }
 }
@@ -299,10 +305,9 @@ void GradientReducer::replicate() {
     const Unit& unit = model_.units[u];
     if (!unit.trainable) continue;
     const Range mine = unit.shard(model_.rank());
-    const auto counts = layout::shard_counts(unit.cuts, unit.whole());
     float* whole = accumulator(static_cast<int>(u));
     model_.group
-        .all_gather(whole + mine.begin, whole, counts, DType::kFloat32,
+        .all_gather(whole + mine.begin, whole, unit_counts_[u], DType::kFloat32,
                     {.label = unit.name, .input_stable_until_barrier = true})
         .wait();
     published_numel_ += unit.numel - mine.numel();

@@ -9,7 +9,6 @@
 // ranks read it) -> closed (memory given back). Where gradients are replicated the memory is the bucket's
 // own and stays; where they are sharded it comes from a pool.
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -73,6 +72,7 @@ class GradientReducer {
   std::int64_t reduced_numel() const { return reduced_numel_; }
   std::int64_t published_numel() const { return published_numel_; }
   std::int64_t reductions() const { return reductions_; }
+  std::int64_t copied_nbytes() const { return copied_nbytes_; }  ///< from autograd into buckets
 
  private:
   struct Bucket {
@@ -121,16 +121,18 @@ class GradientReducer {
   std::vector<storage::FlatBuffer> own_buffers_;  ///< by bucket, where gradients are replicated
   std::int64_t pool_limit_numel_ = 0;
   storage::FlatBuffer accumulators_;
-  std::vector<std::int64_t> accumulator_offsets_;  ///< by unit
+  std::vector<std::int64_t> accumulator_offsets_;       ///< by unit
+  std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit, where whole sums are sent to all ranks
   std::vector<double> block_sumsq_;
   std::vector<bool> fresh_;  ///< by bucket: nothing accumulated yet in this window
-  std::deque<int> sent_;     ///< buckets other ranks may still read, oldest first
+  std::vector<int> sent_;    ///< buckets other ranks may still read, oldest first; a few
   std::vector<int> unused_;
   bool window_is_empty_ = true;
   bool any_used_ = false;
   std::int64_t reduced_numel_ = 0;
   std::int64_t published_numel_ = 0;
   std::int64_t reductions_ = 0;
+  std::int64_t copied_nbytes_ = 0;
 };
 
 }  // namespace zero::sharding

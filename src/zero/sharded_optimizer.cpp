@@ -116,66 +116,90 @@ void ShardedOptimizer::update(const GradientReducer& reducer, const std::vector<
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     if (segments_[u].empty()) continue;
     const int unit = static_cast<int>(u);
-    update_part(unit, update_range(unit), reducer.accumulated(unit), lr, gradient_scale);
+    if (model_.device.is_cpu()) {
+      update_on_host(unit, update_range(unit), reducer.accumulator(unit), lr, gradient_scale);
+    } else {
+      update_on_device(unit, update_range(unit), reducer.accumulated(unit), lr, gradient_scale);
+    }
   }
   end_step();
 }
 
 void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& gradient,
                                    const std::vector<double>& lr, double gradient_scale) {
+  if (model_.device.is_cpu()) {
+    update_on_host(unit, range, gradient.const_data_ptr<float>(), lr, gradient_scale);
+  } else {
+    update_on_device(unit, range, gradient, lr, gradient_scale);
+  }
+}
+
+template <class Update>
+void ShardedOptimizer::for_each_piece(int unit, Range range, const std::vector<double>& lr,
+                                      double gradient_scale, Update update) const {
+  const Range updated = update_range(unit), written = store_.writable_range(unit);
   for (const Segment& segment : segments_[unit]) {
     const Range part = layout::intersect(segment.range, range);
     optim::AdamHyper hyper = options_.groups[segment.group].hyper;
     hyper.lr = lr[segment.group];
     hyper.step = steps_ + 1;
     hyper.gradient_scale = gradient_scale;
-    for (std::int64_t begin = part.begin; begin < part.end;) {
-      const std::int64_t end = std::min(part.end, begin + options_.sub_group_numel);
-      update_segment(unit, {begin, end}, hyper, gradient, range.begin);
-      begin = end;
+    for (std::int64_t begin = part.begin; begin < part.end; begin += options_.sub_group_numel) {
+      const Range piece{begin, std::min(part.end, begin + options_.sub_group_numel)};
+      // Ranges this rank updates for itself only are run without the low-precision output.
+      const Range before = layout::intersect(piece, {updated.begin, written.begin});
+      const Range inside = layout::intersect(piece, written);
+      const Range after = layout::intersect(piece, {written.end, updated.end});
+      if (!before.empty()) update(before, false, hyper);
+      if (!inside.empty()) update(inside, true, hyper);
+      if (!after.empty()) update(after, false, hyper);
     }
   }
 }
 
-void ShardedOptimizer::update_segment(int unit, Range range, const optim::AdamHyper& hyper,
-                                      const at::Tensor& gradient, std::int64_t gradient_begin) {
-  const Range updated = update_range(unit);
+void ShardedOptimizer::update_on_host(int unit, Range range, const float* gradient,
+                                      const std::vector<double>& lr, double gradient_scale) {
+  const std::int64_t begin = update_range(unit).begin, written_begin = store_.writable_range(unit).begin;
+  const std::int64_t low_nbytes = static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
+  const auto state = [&](const FlatBuffer& buffer, Range piece) {
+    return static_cast<float*>(buffer.data_at(offsets_[unit] + piece.begin - begin));
+  };
+  for_each_piece(
+      unit, range, lr, gradient_scale, [&](Range piece, bool writes, const optim::AdamHyper& hyper) {
+        char* const low =
+            writes ? static_cast<char*>(store_.writable(unit)) + (piece.begin - written_begin) * low_nbytes
+                   : nullptr;
+        const bool split = masters_ == Masters::kRemainders;
+        float* const master = split                              ? nullptr
+                              : masters_ == Masters::kParameters ? reinterpret_cast<float*>(low)
+                                                                 : state(master_, piece);
+        const bool writes_low = writes && masters_ != Masters::kParameters;
+        const bool low_is_bf16 = model_.low_dtype == DType::kBFloat16;
+        optim::kernels().adam({.master = master,
+                               .remainder = split ? remainder_bits(unit, piece) : nullptr,
+                               .exp_avg = state(exp_avg_, piece),
+                               .exp_avg_sq = state(exp_avg_sq_, piece),
+                               .gradient = gradient + (piece.begin - range.begin),
+                               .low = writes_low && low_is_bf16 ? low : nullptr,
+                               .numel = piece.numel()},
+                              hyper);
+        if (writes_low && !low_is_bf16) std::memcpy(low, master, static_cast<std::size_t>(piece.numel()) * 4);
+      });
+}
+
+void ShardedOptimizer::update_on_device(int unit, Range range, const at::Tensor& gradient,
+                                        const std::vector<double>& lr, double gradient_scale) {
   const Range written = store_.writable_range(unit);
-  // Ranges this rank updates for itself only are run without the low-precision output.
-  for (const Range part :
-       {layout::intersect(range, {updated.begin, written.begin}), layout::intersect(range, written),
-        layout::intersect(range, {written.end, updated.end})}) {
-    if (part.empty()) continue;
-    const bool writes = part.begin >= written.begin && part.end <= written.end;
-    const at::Tensor low =
-        writes ? store_.writable_view(unit).narrow(0, part.begin - written.begin, part.numel())
-               : at::Tensor();
-    const bool split = masters_ == Masters::kRemainders;
-    const at::Tensor master = split                              ? at::Tensor()
-                              : masters_ == Masters::kParameters ? low
-                                                                 : state_view(master_, unit, part);
-    const at::Tensor exp_avg = state_view(exp_avg_, unit, part);
-    const at::Tensor exp_avg_sq = state_view(exp_avg_sq_, unit, part);
-    const at::Tensor grad = gradient.narrow(0, part.begin - gradient_begin, part.numel());
-    const bool writes_low = writes && masters_ != Masters::kParameters;
-    if (!model_.device.is_cpu()) {
-      optim::adam_on_device(master, exp_avg, exp_avg_sq, grad, writes_low ? low : at::Tensor(), hyper);
-      continue;
-    }
-    const bool low_is_bf16 = model_.low_dtype == DType::kBFloat16;
-    optim::kernels().adam({.master = split ? nullptr : master.mutable_data_ptr<float>(),
-                           .remainder = split ? remainder_bits(unit, part) : nullptr,
-                           .exp_avg = exp_avg.mutable_data_ptr<float>(),
-                           .exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>(),
-                           .gradient = grad.const_data_ptr<float>(),
-                           .low = writes_low && low_is_bf16 ? low.mutable_data_ptr() : nullptr,
-                           .numel = part.numel()},
-                          hyper);
-    if (writes_low && !low_is_bf16) {
-      std::memcpy(low.mutable_data_ptr(), master.const_data_ptr(),
-                  static_cast<std::size_t>(part.numel()) * 4);
-    }
-  }
+  for_each_piece(
+      unit, range, lr, gradient_scale, [&](Range piece, bool writes, const optim::AdamHyper& hyper) {
+        const at::Tensor low =
+            writes ? store_.writable_view(unit).narrow(0, piece.begin - written.begin, piece.numel())
+                   : at::Tensor();
+        const at::Tensor master = masters_ == Masters::kParameters ? low : state_view(master_, unit, piece);
+        optim::adam_on_device(master, state_view(exp_avg_, unit, piece), state_view(exp_avg_sq_, unit, piece),
+                              gradient.narrow(0, piece.begin - range.begin, piece.numel()),
+                              masters_ == Masters::kParameters ? at::Tensor() : low, hyper);
+      });
 }
 
 at::Tensor ShardedOptimizer::low_values(int unit, Range range) const {

@@ -88,9 +88,16 @@ class ShardedOptimizer {
   /// bf16 parameters from fp32 values, by the rule of optim/kernels.h.
   void round_to_low(const at::Tensor& values, at::Tensor low) const;
   void make_segments();
-  /// `gradient` begins at element `gradient_begin` of the unit.
-  void update_segment(int unit, Range range, const optim::AdamHyper& hyper, const at::Tensor& gradient,
-                      std::int64_t gradient_begin);
+  /// Calls `update(piece, writes, hyper)` for what of `range` has one set of hyper-parameters, is at most a
+  /// sub-group, and whose low-precision values this rank writes or not. Allocates nothing.
+  template <class Update>
+  void for_each_piece(int unit, Range range, const std::vector<double>& lr, double gradient_scale,
+                      Update update) const;
+  /// `gradient`: of `range`. Allocates nothing.
+  void update_on_host(int unit, Range range, const float* gradient, const std::vector<double>& lr,
+                      double gradient_scale);
+  void update_on_device(int unit, Range range, const at::Tensor& gradient, const std::vector<double>& lr,
+                        double gradient_scale);
 
   ShardedModel& model_;
   ParameterStore& store_;

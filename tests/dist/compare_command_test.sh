@@ -61,7 +61,7 @@ expect "ranks" "$(value two 'len(modes["stage3"]["memory"]["by_rank"])')" 3
 mkdir share && cat > share/peers.py <<'E2'
 import argparse, json, os
 parser = argparse.ArgumentParser()
-for name in ("job", "modes", "settings", "timeout", "out"):
+for name in ("job", "modes", "settings", "timeout", "memory-limit-gb", "out"):
     parser.add_argument("--" + name)
 options = parser.parse_args()
 job = json.load(open(options.job))

@@ -486,6 +486,31 @@ TEST(Engine, SaysAndPinsWhatTheConfigurationAsksFor) {
   }));
 }
 
+TEST(Engine, MemoryInUseIsLessThanHeldAndTheSummaryHasAllRanks) {
+  for (const int ranks : {1, 2, 5}) {
+    expect_all_ok(spawn(ranks, [ranks](Group group) {
+      auto model = make_deep();
+      auto engine =
+          initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
+      train(engine, 2);
+      const auto report = engine.memory_report();
+      EXPECT_EQ(report[MemoryKind::kBuckets].in_use_nbytes, 0);  // between steps they wait in the pool
+      EXPECT_GT(report[MemoryKind::kBuckets].current_nbytes, 0);
+      EXPECT_EQ(report[MemoryKind::kOptimizer].in_use_nbytes, report[MemoryKind::kOptimizer].current_nbytes);
+      for (const auto& kind : report.kinds) EXPECT_LE(kind.in_use_nbytes, kind.current_nbytes);
+      const std::string summary = engine.memory_summary();
+      EXPECT_EQ(summary.find("all ranks") != std::string::npos, ranks > 1) << summary;
+      EXPECT_EQ(summary.find("the fullest") != std::string::npos, ranks > 4) << summary;
+      for (const char* part :
+           {"rank ", "before initialize", "gather buffers", "in use", "held", "process, PSS"}) {
+        EXPECT_NE(summary.find(part), std::string::npos) << part << " in:\n" << summary;
+      }
+      const std::int64_t optimizer = sum_over_ranks(group, report[MemoryKind::kOptimizer].current_nbytes);
+      EXPECT_NE(summary.find(fmt::format("{:.1f}", optimizer / 1e6)), std::string::npos) << summary;
+    }));
+  }
+}
+
 TEST(Engine, MemoryShrinksWithTheStage) {
   expect_all_ok(spawn(2, [](Group group) {
     const std::int64_t psi = kLayers * kLayerNumel;
