@@ -84,7 +84,7 @@ bench-checkpoint: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_checkpoint
 	@$(BUILD)/benchmarks/checkpoint $(ARGS)
 
-# Our collectives, MPI's where it is found, and gloo's where PYTHON has torch: PYTHON=peers/bin/python.
+# Our collectives, MPI's where it is found, and gloo's where PYTHON has torch: PYTHON=build/peers/bin/python.
 bench-collectives: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_collectives
 	@$(PYTHON) benchmarks/collectives_peers.py --ours $(BUILD)/benchmarks/collectives $(ARGS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Our collectives beside gloo and OpenMPI: one table.
 
-    peers/bin/python benchmarks/collectives_peers.py [--rounds 3] [--ranks 2] [--max-nbytes 268435456]
+    build/peers/bin/python benchmarks/collectives_peers.py [--rounds 3] [--ranks 2] [--max-nbytes 268435456]
 
 Runs `build/release/benchmarks/collectives` (under mpirun where there is one, with MPI's own calls in the same
 process) and the same cases with gloo through torch.distributed, in turns, `--rounds` times; the table has

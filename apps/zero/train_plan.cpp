@@ -34,23 +34,6 @@ namespace {
 constexpr const char* kPlan = "plan.json";
 constexpr const char* kEnvironment = "environment.json";
 
-/// Learns to write something like Python in two minutes on two cores; the larger presets need longer.
-GPTOptions preset_model(const std::string& name) {
-  constexpr const char* kName = "gpt-2m";
-  const auto others = gpt_presets();
-  if (std::find(others.begin(), others.end(), name) != others.end()) return gpt_preset(name);
-  if (name != kName) {
-    throw ConfigError(
-        fmt::format("--preset: got '{}', want one of {}, {}", name, kName, fmt::join(others, ", ")));
-  }
-  GPTOptions model;
-  model.layers = 4;
-  model.dim = 192;
-  model.heads = 3;
-  model.seq = 128;
-  return model;
-}
-
 std::string describe_training(const TrainPlan& plan, const Config& config, int ranks) {
   const std::int64_t tokens = plan.steps * config.train_batch_size * plan.seq;
   const std::string epochs = tokens > plan.train_nbytes
@@ -151,7 +134,7 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
 }  // namespace
 
 std::string describe_model(const TrainPlan& plan) {
-  const GPTOptions preset = preset_model(plan.preset);
+  const GPTOptions preset = gpt_preset(plan.preset);
   const bool as_is = preset.layers == plan.layers && preset.dim == plan.dim && preset.heads == plan.heads &&
                      preset.seq == plan.seq;
   return fmt::format(
@@ -170,7 +153,7 @@ GPTOptions gpt_options(const TrainPlan& plan) {
 }
 
 TrainPlan choose_model(const TrainOptions& options) {
-  GPTOptions model = preset_model(options.preset);
+  GPTOptions model = gpt_preset(options.preset);
   model.layers = options.layers.value_or(model.layers);
   model.dim = options.dim.value_or(model.dim);
   model.heads = options.heads.value_or(model.heads);

@@ -31,7 +31,7 @@ struct LoadOptions {
   bool load_lr_scheduler_states = true;
   /// Names or shapes that do not match are an error; else they are left as they are and reported.
   bool strict = true;
-  /// A damaged or incomplete checkpoint falls back to the newest complete one before it. Only without a tag.
+  /// A damaged or incomplete checkpoint falls back to the newest other one that is whole. Only without a tag.
   bool fall_back = false;
   /// Reads and verifies every byte this rank needs before the first value of the engine is changed: a
   /// damaged checkpoint then leaves the engine as it was. Costs a second read.
@@ -132,7 +132,7 @@ struct ExportReport {
 };
 /// Weights as safetensors files that Hugging Face's loaders read: model.safetensors, or
 /// model-00001-of-0000N.safetensors with model.safetensors.index.json. `to` is made; files of those names in
-/// it are replaced. Memory: a few blocks of 8 MiB, or one tensor where its order must be turned. Names that
+/// it are replaced. Memory: about 100 MB, and one tensor where its order must be turned. Names that
 /// share one parameter are all written. Throws CheckpointError, IoError.
 ExportReport export_weights(const std::string& path, const std::string& to, const ExportOptions& options = {},
                             const Progress& progress = {});

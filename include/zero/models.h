@@ -26,8 +26,8 @@ struct GPTOptions {
   bool tied = false;
 };
 
-/// "gpt-tiny" (0.1M parameters), "gpt-11m" (10.9M), "gpt-10m" (14M), "gpt-25m", "gpt-152m", "gpt-1b"; byte
-/// vocabulary. Throws ConfigError with the names for any other.
+/// "gpt-tiny" (0.1M parameters), "gpt-2m", "gpt-11m" (10.9M), "gpt-10m" (14M), "gpt-25m", "gpt-152m",
+/// "gpt-1b"; byte vocabulary. Throws ConfigError with the names for any other.
 GPTOptions gpt_preset(std::string_view name);
 
 /// The names gpt_preset() knows, smallest first.

@@ -32,12 +32,18 @@ Backend::Backend(int rank, int size)
 
 CollectiveCounter* Backend::counter_of(CollectiveKind kind) {
   switch (kind) {
-    case CollectiveKind::kAllGather: return &counters_.all_gather;
-    case CollectiveKind::kReduceScatter: return &counters_.reduce_scatter;
-    case CollectiveKind::kAllReduce: return &counters_.all_reduce;
-    case CollectiveKind::kBroadcast: return &counters_.broadcast;
-    case CollectiveKind::kBarrier: return &counters_.barrier;
-    case CollectiveKind::kAllocateNodeShared: return nullptr;
+    case CollectiveKind::kAllGather:
+      return &counters_.all_gather;
+    case CollectiveKind::kReduceScatter:
+      return &counters_.reduce_scatter;
+    case CollectiveKind::kAllReduce:
+      return &counters_.all_reduce;
+    case CollectiveKind::kBroadcast:
+      return &counters_.broadcast;
+    case CollectiveKind::kBarrier:
+      return &counters_.barrier;
+    case CollectiveKind::kAllocateNodeShared:
+      return nullptr;
   }
   return nullptr;
 }

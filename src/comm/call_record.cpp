@@ -6,18 +6,24 @@
 #include <cstddef>
 #include <cstring>
 
-#include "comm/clock.h"
+#include "base/clock.h"
 
 namespace zero::comm {
 
 std::string_view kind_name(CollectiveKind kind) {
   switch (kind) {
-    case CollectiveKind::kAllGather: return "all_gather";
-    case CollectiveKind::kReduceScatter: return "reduce_scatter";
-    case CollectiveKind::kAllReduce: return "all_reduce";
-    case CollectiveKind::kBroadcast: return "broadcast";
-    case CollectiveKind::kBarrier: return "barrier";
-    case CollectiveKind::kAllocateNodeShared: return "allocate_node_shared";
+    case CollectiveKind::kAllGather:
+      return "all_gather";
+    case CollectiveKind::kReduceScatter:
+      return "reduce_scatter";
+    case CollectiveKind::kAllReduce:
+      return "all_reduce";
+    case CollectiveKind::kBroadcast:
+      return "broadcast";
+    case CollectiveKind::kBarrier:
+      return "barrier";
+    case CollectiveKind::kAllocateNodeShared:
+      return "allocate_node_shared";
   }
   return "?";
 }
@@ -57,7 +63,7 @@ std::string describe(const CallRecord& record) {
 
 std::string describe_with_times(const CallRecord& record, std::int64_t now_ns) {
   const auto seconds_ago = [&](std::int64_t then_ns) {
-    return static_cast<double>(std::max<std::int64_t>(now_ns - then_ns, 0)) / kNanosPerSecond;
+    return static_cast<double>(std::max<std::int64_t>(now_ns - then_ns, 0)) / base::kNanosPerSecond;
   };
   std::string text =
       fmt::format("{}, entered {:.3f} s ago", describe(record), seconds_ago(record.entered_ns));

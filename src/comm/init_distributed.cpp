@@ -14,8 +14,10 @@ namespace {
 std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery,
                                             const DistributedOptions& options) {
   switch (comm::choose_backend(discovery, options.backend, comm::build_has_mpi())) {
-    case comm::BackendKind::kSelf: return comm::make_self_backend();
-    case comm::BackendKind::kMpi: return comm::make_mpi_backend(discovery.rank, discovery.size);
+    case comm::BackendKind::kSelf:
+      return comm::make_self_backend();
+    case comm::BackendKind::kMpi:
+      return comm::make_mpi_backend(discovery.rank, discovery.size);
     case comm::BackendKind::kShm:
       return std::make_shared<comm::ShmBackend>(
           comm::ControlSegment::rendezvous(discovery.job_id, discovery.rank, discovery.size,

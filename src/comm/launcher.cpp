@@ -21,9 +21,9 @@
 #include <random>
 #include <utility>
 
-#include "comm/clock.h"
-#include "comm/line_forwarder.h"
+#include "base/clock.h"
 #include "base/cores.h"
+#include "comm/line_forwarder.h"
 #include "comm/process.h"
 #include "comm/rendezvous.h"
 #include "comm/shm_segment.h"
@@ -150,7 +150,7 @@ class Job {
 
   const LaunchOptions& options_;
   const pid_t launcher_ = ::getpid();
-  const std::int64_t start_ns_ = monotonic_ns();
+  const std::int64_t start_ns_ = base::monotonic_ns();
   const int port_ = free_port();
   std::string job_id_;
   std::vector<Rank> ranks_;
@@ -300,7 +300,7 @@ void Job::poll_once(const SignalReader& signals) {
 void Job::handle_signal(int signal) {
   if (signal == SIGCHLD) return;
   if (signal == SIGUSR1) return signal_all(signal);
-  if (ending_since_ns_ == 0) ending_since_ns_ = monotonic_ns();
+  if (ending_since_ns_ == 0) ending_since_ns_ = base::monotonic_ns();
   if (signal == SIGINT || signal == SIGTERM) ++interrupts_;
   if (interrupts_ > 1 && ended_by_ == 0) ended_by_ = signal;
   signal_all(ended_by_ != 0 ? SIGKILL : signal);
@@ -315,7 +315,7 @@ void Job::reap() {
       rank.running = false;
       const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
       if (!well && !failure_) {
-        failure_ = Failure{rank.rank, rank.pid, status, monotonic_ns()};
+        failure_ = Failure{rank.rank, rank.pid, status, base::monotonic_ns()};
         if (ending_since_ns_ == 0) ending_since_ns_ = failure_->at_ns;
       }
     }
@@ -324,7 +324,7 @@ void Job::reap() {
 
 void Job::escalate() {
   if (ending_since_ns_ == 0) return;
-  const std::int64_t ending_ms = (monotonic_ns() - ending_since_ns_) / kNanosPerMilli;
+  const std::int64_t ending_ms = (base::monotonic_ns() - ending_since_ns_) / base::kNanosPerMilli;
   if (!terminated_ && ending_ms >= options_.grace_ms) {
     terminated_ = true;
     signal_all(SIGTERM);
@@ -358,7 +358,7 @@ int Job::report() const {
                              : terminated_ ? "; the others had to be terminated"
                                            : "";
   const double seconds =
-      static_cast<double>(failure_->at_ns - start_ns_) / static_cast<double>(kNanosPerSecond);
+      static_cast<double>(failure_->at_ns - start_ns_) / static_cast<double>(base::kNanosPerSecond);
   const std::string line =
       fmt::format("zero launch: rank {} of {} (pid {}) failed first: {}, after {:.1f} s{}\n", failure_->rank,
                   options_.nproc, failure_->pid, how, seconds, others);

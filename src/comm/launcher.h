@@ -27,9 +27,9 @@ struct LaunchOptions {
 ///
 /// SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on to all ranks; a second SIGINT or SIGTERM kills
 /// them, and the exit code is 128 + that. Ranks die with this process. When it returns no process of the job
-/// is left, nor its files in /dev/shm. Which rank failed first, and how, goes to standard error. Call from the
-/// main thread: the ranks live as long as the calling thread. Throws ConfigError when the program cannot be
-/// started.
+/// is left, nor its files in /dev/shm. Which rank failed first, and how, goes to standard error. Call from
+/// the main thread: the ranks live as long as the calling thread. Throws ConfigError when the program cannot
+/// be started.
 int launch(const LaunchOptions& options);
 
 }  // namespace zero::comm

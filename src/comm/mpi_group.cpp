@@ -8,8 +8,8 @@
 #include <fstream>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
-#include "comm/clock.h"
 #include "comm/mpi_session.h"
 #include "zero/errors.h"
 
@@ -110,7 +110,7 @@ std::shared_ptr<WorkState> MpiGroup::post(const Call& call) {
   if (!place || place.use_count() > 1) place = std::make_shared<MpiWork>(this);
   MpiWork& work = *place;
   CallRecord record = make_record(call, next_sequence_);
-  record.entered_ns = monotonic_ns();
+  record.entered_ns = base::monotonic_ns();
   work.call_.assign(call, record, timeout_of(call));
   work.phase_ = MpiWork::Phase::kRecords;
   work.ready_ = !call.deferred;
@@ -191,7 +191,7 @@ bool MpiGroup::receive_records(MpiWork& work) {
     }
     Peer& peer = peers_[p];
     CallRecord& theirs = work.records_[p];
-    if (!peer.on_this_host) theirs.entered_ns = monotonic_ns();  // clocks of hosts cannot be compared
+    if (!peer.on_this_host) theirs.entered_ns = base::monotonic_ns();  // clocks of hosts cannot be compared
     peer.recent[theirs.sequence % kRemembered] = theirs;
     peer.heard = std::max(peer.heard, theirs.sequence + 1);
     const int other = static_cast<int>(p);
@@ -306,7 +306,7 @@ bool MpiGroup::finish(MpiWork& work) {
   if (!work.scratch_.empty()) free_scratch_.push_back(std::exchange(work.scratch_, {}));
   CallRecord& remembered =
       peers_[static_cast<std::size_t>(rank())].recent[call.record.sequence % kRemembered];
-  if (remembered.sequence == call.record.sequence) remembered.left_ns = monotonic_ns();
+  if (remembered.sequence == call.record.sequence) remembered.left_ns = base::monotonic_ns();
   ++data_sequence_;
   if (work.next_) std::exchange(work.next_, nullptr)->start();
   return true;

@@ -6,8 +6,8 @@
 #include <string>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/log.h"
-#include "comm/clock.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
@@ -15,7 +15,7 @@ namespace {
 
 /// How long the ranks wait for each other at the end of a process in which a group has failed. With the time
 /// to notice a stopped rank and that of mpirun to end a job it stays below 10 s.
-constexpr std::int64_t kLastMeetingNs = 3 * kNanosPerSecond;
+constexpr std::int64_t kLastMeetingNs = 3 * base::kNanosPerSecond;
 
 class Session {
  public:
@@ -49,8 +49,8 @@ class Session {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Request barrier = MPI_REQUEST_NULL;
     if (MPI_Ibarrier(MPI_COMM_WORLD, &barrier) != MPI_SUCCESS) return false;
-    const std::int64_t deadline_ns = monotonic_ns() + kLastMeetingNs;
-    while (monotonic_ns() < deadline_ns) {
+    const std::int64_t deadline_ns = base::monotonic_ns() + kLastMeetingNs;
+    while (base::monotonic_ns() < deadline_ns) {
       int done = 0;
       if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
       if (done) return true;

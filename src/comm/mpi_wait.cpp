@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/clock.h"
+#include "base/clock.h"
 #include "comm/mpi_group.h"
 #include "comm/mpi_session.h"
 #include "zero/errors.h"
@@ -16,11 +16,13 @@ namespace {
 
 constexpr int kFailureTag = 0;
 constexpr int kFarewellTag = 1;
-constexpr std::int64_t kNapAfterNs = 5 * kNanosPerMilli;
-constexpr std::int64_t kFarewellGraceNs = kNanosPerSecond / 2;
+constexpr std::int64_t kNapAfterNs = 5 * base::kNanosPerMilli;
+constexpr std::int64_t kFarewellGraceNs = base::kNanosPerSecond / 2;
 constexpr std::chrono::microseconds kNap{20};
 
-double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(kNanosPerSecond); }
+double to_seconds(std::int64_t ns) {
+  return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond);
+}
 
 }  // namespace
 
@@ -53,10 +55,10 @@ void MpiGroup::wait(MpiWork& work) {
         fmt::format("{}: wait() inside a finish step of the same group would never end; wait after it",
                     describe(work.call_.record)));
   }
-  const std::int64_t begin_ns = monotonic_ns();
+  const std::int64_t begin_ns = base::monotonic_ns();
   CollectiveCounter* const counter = counter_of(work.call_.record.kind);
   const auto account = [&] {
-    if (counter) counter->wait_seconds += to_seconds(monotonic_ns() - begin_ns);
+    if (counter) counter->wait_seconds += to_seconds(base::monotonic_ns() - begin_ns);
   };
   try {
     block_until([&] { return work.phase_ == MpiWork::Phase::kDone || work.error_; },
@@ -71,12 +73,12 @@ void MpiGroup::wait(MpiWork& work) {
 
 void MpiGroup::block_until(const std::function<bool()>& done, std::uint64_t target,
                            std::chrono::milliseconds timeout) {
-  const std::int64_t since_ns = monotonic_ns();
+  const std::int64_t since_ns = base::monotonic_ns();
   while (true) {
     progress();
     if (done()) return;
     throw_if_failed();
-    const std::int64_t waited_ns = monotonic_ns() - since_ns;
+    const std::int64_t waited_ns = base::monotonic_ns() - since_ns;
     if (waited_ns < policy_.spin_ns) {
       cpu_relax();
     } else if (waited_ns < kNapAfterNs) {
@@ -103,8 +105,8 @@ std::vector<int> MpiGroup::missing_ranks(std::uint64_t sequence) const {
 }
 
 void MpiGroup::check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout) {
-  const std::int64_t now_ns = monotonic_ns();
-  const bool late = now_ns - since_ns >= timeout.count() * kNanosPerMilli;
+  const std::int64_t now_ns = base::monotonic_ns();
+  const bool late = now_ns - since_ns >= timeout.count() * base::kNanosPerMilli;
   if (now_ns - last_check_ns_ < policy_.slice_ns && !late) return;
   if (now_ns - last_check_ns_ > 10 * policy_.slice_ns) {
     for (Peer& peer : peers_) peer.stopped_since_ns = 0;
@@ -141,9 +143,13 @@ std::string MpiGroup::problem_of(int peer, std::int64_t now_ns) {
     return "left the group (it was destroyed there)";
   if (!state.on_this_host) return {};  // mpirun ends all ranks when one on another host dies
   switch (process_state(state.process)) {
-    case ProcessState::kGone: return "died (see its own output; killed for lack of memory? see dmesg)";
-    case ProcessState::kRunning: state.stopped_since_ns = 0; return {};
-    case ProcessState::kStopped: break;
+    case ProcessState::kGone:
+      return "died (see its own output; killed for lack of memory? see dmesg)";
+    case ProcessState::kRunning:
+      state.stopped_since_ns = 0;
+      return {};
+    case ProcessState::kStopped:
+      break;
   }
   if (state.stopped_since_ns == 0) state.stopped_since_ns = now_ns;
   const std::int64_t stopped_ns = now_ns - state.stopped_since_ns;
@@ -163,7 +169,7 @@ void MpiGroup::receive_notices() {
     MPI_Get_count(&status, MPI_BYTE, &nbytes);
     const std::string text(notice_.data(), static_cast<std::size_t>(nbytes));
     if (status.MPI_TAG == kFarewellTag)
-      peers_[static_cast<std::size_t>(status.MPI_SOURCE)].left_ns = monotonic_ns();
+      peers_[static_cast<std::size_t>(status.MPI_SOURCE)].left_ns = base::monotonic_ns();
     check_mpi(MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_,
                         &notice_receive_),
               "MPI_Irecv");
@@ -184,8 +190,8 @@ void MpiGroup::send_notice(int tag, const std::string& text) noexcept {
                          notice_comm_);
     }
     // Let it go out before this rank does something else, such as ending.
-    const std::int64_t deadline_ns = monotonic_ns() + kNanosPerSecond;
-    while (!notice_sends_.test() && monotonic_ns() < deadline_ns) ::sched_yield();
+    const std::int64_t deadline_ns = base::monotonic_ns() + base::kNanosPerSecond;
+    while (!notice_sends_.test() && base::monotonic_ns() < deadline_ns) ::sched_yield();
   } catch (...) {
     // The others will notice by themselves.
   }

@@ -21,11 +21,15 @@ void PostedCall::assign(const Call& call, const CallRecord& call_record,
 
 std::size_t PostedCall::input_nbytes(int rank) const {
   switch (transport) {
-    case Transport::kGather: return slice_nbytes(rank);
+    case Transport::kGather:
+      return slice_nbytes(rank);
     case Transport::kScatter:
-    case Transport::kView: return static_cast<std::size_t>(numel) * element();
-    case Transport::kBroadcast: return rank == record.root ? static_cast<std::size_t>(numel) * element() : 0;
-    case Transport::kBarrier: return 0;
+    case Transport::kView:
+      return static_cast<std::size_t>(numel) * element();
+    case Transport::kBroadcast:
+      return rank == record.root ? static_cast<std::size_t>(numel) * element() : 0;
+    case Transport::kBarrier:
+      return 0;
   }
   return 0;
 }

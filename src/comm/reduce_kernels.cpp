@@ -72,9 +72,12 @@ template <class In, class Out, ReduceOp kOp>
 ZERO_INLINE void reduce(const Arguments& arguments) {
   if (arguments.count == 2) {
     switch (arguments.base) {
-      case ReduceBase::kFirst: return reduce_two<In, Out, kOp, ReduceBase::kFirst>(arguments);
-      case ReduceBase::kZero: return reduce_two<In, Out, kOp, ReduceBase::kZero>(arguments);
-      case ReduceBase::kOut: return reduce_two<In, Out, kOp, ReduceBase::kOut>(arguments);
+      case ReduceBase::kFirst:
+        return reduce_two<In, Out, kOp, ReduceBase::kFirst>(arguments);
+      case ReduceBase::kZero:
+        return reduce_two<In, Out, kOp, ReduceBase::kZero>(arguments);
+      case ReduceBase::kOut:
+        return reduce_two<In, Out, kOp, ReduceBase::kOut>(arguments);
     }
   }
   using Acc = decltype(widen(In{}));
@@ -117,24 +120,31 @@ ZERO_INLINE void reduce(const Arguments& arguments) {
 template <class In, class Out>
 ZERO_INLINE void reduce_op(const Arguments& arguments, ReduceOp op) {
   switch (op) {
-    case ReduceOp::kSum: return reduce<In, Out, ReduceOp::kSum>(arguments);
-    case ReduceOp::kMax: return reduce<In, Out, ReduceOp::kMax>(arguments);
-    case ReduceOp::kMin: return reduce<In, Out, ReduceOp::kMin>(arguments);
+    case ReduceOp::kSum:
+      return reduce<In, Out, ReduceOp::kSum>(arguments);
+    case ReduceOp::kMax:
+      return reduce<In, Out, ReduceOp::kMax>(arguments);
+    case ReduceOp::kMin:
+      return reduce<In, Out, ReduceOp::kMin>(arguments);
   }
 }
 
 ZERO_INLINE void reduce_types(const Arguments& arguments, DType dtype, DType out_dtype, ReduceOp op) {
   switch (dtype) {
-    case DType::kFloat32: return reduce_op<float, float>(arguments, op);
-    case DType::kFloat64: return reduce_op<double, double>(arguments, op);
-    case DType::kInt64: return reduce_op<std::int64_t, std::int64_t>(arguments, op);
+    case DType::kFloat32:
+      return reduce_op<float, float>(arguments, op);
+    case DType::kFloat64:
+      return reduce_op<double, double>(arguments, op);
+    case DType::kInt64:
+      return reduce_op<std::int64_t, std::int64_t>(arguments, op);
     case DType::kBFloat16:
       if (out_dtype == DType::kFloat32) return reduce_op<BFloat16, float>(arguments, op);
       return reduce_op<BFloat16, BFloat16>(arguments, op);
     case DType::kFloat16:
       if (out_dtype == DType::kFloat32) return reduce_op<Float16, float>(arguments, op);
       return reduce_op<Float16, Float16>(arguments, op);
-    case DType::kByte: return;
+    case DType::kByte:
+      return;
   }
 }
 
@@ -167,9 +177,12 @@ bool cpu_has_avx512() { return false; }
 
 Kernel kernel_for(KernelIsa isa) {
   switch (isa) {
-    case KernelIsa::kAvx512: return reduce_avx512;
-    case KernelIsa::kAvx2: return reduce_avx2;
-    case KernelIsa::kBaseline: return reduce_baseline;
+    case KernelIsa::kAvx512:
+      return reduce_avx512;
+    case KernelIsa::kAvx2:
+      return reduce_avx2;
+    case KernelIsa::kBaseline:
+      return reduce_baseline;
   }
   return reduce_baseline;
 }
@@ -185,18 +198,24 @@ KernelIsa best_isa() {
 
 std::string_view isa_name(KernelIsa isa) {
   switch (isa) {
-    case KernelIsa::kBaseline: return "baseline";
-    case KernelIsa::kAvx2: return "avx2";
-    case KernelIsa::kAvx512: return "avx512";
+    case KernelIsa::kBaseline:
+      return "baseline";
+    case KernelIsa::kAvx2:
+      return "avx2";
+    case KernelIsa::kAvx512:
+      return "avx512";
   }
   return "?";
 }
 
 bool isa_supported(KernelIsa isa) {
   switch (isa) {
-    case KernelIsa::kBaseline: return true;
-    case KernelIsa::kAvx2: return cpu_has_avx2();
-    case KernelIsa::kAvx512: return cpu_has_avx512();
+    case KernelIsa::kBaseline:
+      return true;
+    case KernelIsa::kAvx2:
+      return cpu_has_avx2();
+    case KernelIsa::kAvx512:
+      return cpu_has_avx512();
   }
   return false;
 }

@@ -139,7 +139,8 @@ std::string job_id_of(Launcher launcher, const Reader& reader, const std::string
                          text_or("SLURM_STEP_ID", text_or("SLURM_STEPID", "").c_str()));
     case Launcher::kNone:
     case Launcher::kZero:
-    case Launcher::kPmi: break;
+    case Launcher::kPmi:
+      break;
   }
   return fmt::format("parent-{}", parent);
 }
@@ -189,12 +190,18 @@ void check_agreement(const Discovery& chosen, const Variables& other, const Read
 
 std::string_view launcher_name(Launcher launcher) {
   switch (launcher) {
-    case Launcher::kNone: return "no launcher";
-    case Launcher::kZero: return "zero launch";
-    case Launcher::kTorchrun: return "torchrun";
-    case Launcher::kOpenMpi: return "Open MPI";
-    case Launcher::kPmi: return "PMI";
-    case Launcher::kSlurm: return "Slurm";
+    case Launcher::kNone:
+      return "no launcher";
+    case Launcher::kZero:
+      return "zero launch";
+    case Launcher::kTorchrun:
+      return "torchrun";
+    case Launcher::kOpenMpi:
+      return "Open MPI";
+    case Launcher::kPmi:
+      return "PMI";
+    case Launcher::kSlurm:
+      return "Slurm";
   }
   return "?";
 }

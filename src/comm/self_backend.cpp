@@ -2,8 +2,8 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "comm/backend.h"
-#include "comm/clock.h"
 #include "comm/process.h"
 
 namespace zero::comm {
@@ -38,7 +38,8 @@ class SelfWork final : public WorkState {
         run_finish_step(call.reduction, call.consume, call.dtype, {&call.in, 1}, call.numel);
         break;
       case Transport::kBroadcast:
-      case Transport::kBarrier: break;
+      case Transport::kBarrier:
+        break;
     }
   }
 
@@ -58,10 +59,10 @@ class SelfBackend final : public Backend {
     if (!failure_.empty()) throw CommError(failure_);
     CallRecord& record = recent_[next_sequence_ % kRecordedCalls];
     record = make_record(call, next_sequence_++);
-    record.entered_ns = monotonic_ns();
+    record.entered_ns = base::monotonic_ns();
     if (call.deferred) return std::make_shared<SelfWork>(call);
     SelfWork::run(call);
-    record.left_ns = monotonic_ns();
+    record.left_ns = base::monotonic_ns();
     return nullptr;
   }
 
@@ -81,7 +82,8 @@ class SelfBackend final : public Backend {
     std::string text;
     const std::uint64_t first = next_sequence_ > kRecordedCalls ? next_sequence_ - kRecordedCalls : 0;
     for (std::uint64_t s = first; s < next_sequence_; ++s) {
-      text += fmt::format("rank 0: {}\n", describe_with_times(recent_[s % kRecordedCalls], monotonic_ns()));
+      text +=
+          fmt::format("rank 0: {}\n", describe_with_times(recent_[s % kRecordedCalls], base::monotonic_ns()));
     }
     return text;
   }

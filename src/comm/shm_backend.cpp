@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/log.h"
-#include "comm/clock.h"
 #include "comm/copy.h"
 #include "zero/errors.h"
 
@@ -112,7 +112,7 @@ ShmWork& ShmBackend::new_work(const Call& call) {
   // The user may still hold the work that was here: then it stays with him.
   if (!place || place.use_count() > 1) place = std::make_shared<ShmWork>(this);
   CallRecord record = make_record(call, next_sequence_);
-  record.entered_ns = monotonic_ns();
+  record.entered_ns = base::monotonic_ns();
   ShmWork& work = *place;
   work.reset(size());
   work.call_.assign(call, record, timeout_of(call));
@@ -246,7 +246,7 @@ void ShmBackend::finish(ShmWork& work) {
   const bool peers_read_my_input = work.in_nbytes_ > 0 && !work.staged_ && size() > 1;
   if (!peers_read_my_input || work.call_.input_stable) work.complete_ = true;
   mine_.ring[work.call_.record.sequence % kRingSlots].record.store_word(offsetof(CallRecord, left_ns),
-                                                                        monotonic_ns());
+                                                                        base::monotonic_ns());
   mine_.left.store(++data_sequence_, std::memory_order_seq_cst);
   segment_->notify();
   if (work.next_) std::exchange(work.next_, nullptr)->start();

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/clock.h"
+#include "base/clock.h"
 #include "comm/copy.h"
 #include "comm/shm_backend.h"
 #include "zero/errors.h"
@@ -72,9 +72,10 @@ const std::byte* ShmBackend::map_input(int peer, std::uint64_t sequence) {
           mappings.emplace(id.key(), Mapping(fd.get(), round_up(location.region_nbytes, kPageBytes))).first;
     } catch (const IoError& error) {
       // A process that is being killed closes its files a little before it counts as gone.
-      const std::int64_t deadline_ns = monotonic_ns() + kNanosPerSecond;
+      const std::int64_t deadline_ns = base::monotonic_ns() + base::kNanosPerSecond;
       std::string problem;
-      while ((problem = problem_of(peer, monotonic_ns(), true)).empty() && monotonic_ns() < deadline_ns) {
+      while ((problem = problem_of(peer, base::monotonic_ns(), true)).empty() &&
+             base::monotonic_ns() < deadline_ns) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
       if (problem.empty()) problem = std::string("cannot be read: ") + error.what();

@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/log.h"
-#include "comm/clock.h"
 #include "comm/shm_segment.h"
 #include "zero/errors.h"
 
@@ -24,7 +24,7 @@ namespace zero::comm {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x7a65726f'73686d31;  // "zeroshm1": raise with the layout
-constexpr std::int64_t kPollNs = 2 * kNanosPerMilli;
+constexpr std::int64_t kPollNs = 2 * base::kNanosPerMilli;
 constexpr std::int64_t kCreationGraceS =
     5;  ///< a segment without magic that is older was left by a dead creator
 
@@ -62,7 +62,7 @@ class NameGuard {
 void reserve(const FileDescriptor& fd, const std::string& name, std::size_t nbytes) {
   const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(nbytes));
   if (error == 0) return;
-  struct statvfs stats{};
+  struct statvfs stats {};
   std::uint64_t free_nbytes = 0;
   if (::statvfs("/dev/shm", &stats) == 0)
     free_nbytes = static_cast<std::uint64_t>(stats.f_bavail) * stats.f_frsize;
@@ -76,7 +76,7 @@ void reserve(const FileDescriptor& fd, const std::string& name, std::size_t nbyt
 enum class Existing { kAlive, kStale, kUnfinished };
 
 Existing judge(const FileDescriptor& fd, ControlSegment* segment) {
-  struct stat stats{};
+  struct stat stats {};
   if (!segment || segment->header().magic.load(std::memory_order_acquire) != kMagic) {
     if (::fstat(fd.get(), &stats) != 0) return Existing::kStale;
     return ::time(nullptr) - stats.st_mtime > kCreationGraceS ? Existing::kStale : Existing::kUnfinished;
@@ -88,7 +88,7 @@ Existing judge(const FileDescriptor& fd, ControlSegment* segment) {
 
 /// Null while the file is not yet large enough to hold a header.
 std::shared_ptr<ControlSegment> map_existing(const FileDescriptor& fd) {
-  struct stat stats{};
+  struct stat stats {};
   if (::fstat(fd.get(), &stats) != 0 || static_cast<std::size_t>(stats.st_size) < segment_nbytes(1))
     return nullptr;
   return std::make_shared<ControlSegment>(Mapping(fd.get(), static_cast<std::size_t>(stats.st_size)));
@@ -96,7 +96,7 @@ std::shared_ptr<ControlSegment> map_existing(const FileDescriptor& fd) {
 
 FileDescriptor create_or_take_over(const std::string& name, std::int64_t deadline_ns) {
   // Long enough to tell a creator at work from one that died before it could say who it is.
-  deadline_ns = std::min(deadline_ns, monotonic_ns() + (kCreationGraceS + 1) * kNanosPerSecond);
+  deadline_ns = std::min(deadline_ns, base::monotonic_ns() + (kCreationGraceS + 1) * base::kNanosPerSecond);
   while (true) {
     FileDescriptor fd(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
     if (fd) return fd;
@@ -114,7 +114,7 @@ FileDescriptor create_or_take_over(const std::string& name, std::int64_t deadlin
       ::shm_unlink(name.c_str());
       continue;
     }
-    if (monotonic_ns() > deadline_ns) {
+    if (base::monotonic_ns() > deadline_ns) {
       throw ConfigError(
           fmt::format("the job id is in use: /dev/shm{} belongs to the running process {}. Give every job "
                       "its own ZERO_JOB_ID.",
@@ -139,9 +139,9 @@ std::vector<int> absent_ranks(const ControlSegment& segment) {
 /// Waits for `done`; looks after the attached ranks meanwhile. Fails the segment and throws CommError.
 void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::chrono::milliseconds timeout,
               const std::function<bool()>& done) {
-  std::int64_t next_check_ns = monotonic_ns() + 100 * kNanosPerMilli;
+  std::int64_t next_check_ns = base::monotonic_ns() + 100 * base::kNanosPerMilli;
   while (!done()) {
-    const std::int64_t now_ns = monotonic_ns();
+    const std::int64_t now_ns = base::monotonic_ns();
     std::string problem;
     if (segment.failed()) throw CommError("rendezvous failed: " + segment.reason());
     if (now_ns > deadline_ns) {
@@ -152,7 +152,7 @@ void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::
           absent.empty() ? "rank 0" : ranks_text(absent), segment.ranks(),
           static_cast<double>(timeout.count()) / 1e3);
     } else if (now_ns > next_check_ns) {
-      next_check_ns = now_ns + 100 * kNanosPerMilli;
+      next_check_ns = now_ns + 100 * base::kNanosPerMilli;
       for (int r = 0; r < segment.ranks(); ++r) {
         if (segment.block(r).state.load(std::memory_order_acquire) == RankState::kPresent &&
             process_state(segment.process_of(r)) == ProcessState::kGone) {
@@ -196,7 +196,7 @@ std::shared_ptr<ControlSegment> find_and_attach(const std::string& name, int ran
                                                 std::chrono::milliseconds timeout, std::int64_t deadline_ns) {
   std::shared_ptr<ControlSegment> segment;
   while (!(segment = find_segment(name))) {
-    if (monotonic_ns() > deadline_ns) {
+    if (base::monotonic_ns() > deadline_ns) {
       throw CommError(
           fmt::format("rendezvous failed: rank 0 did not arrive within {:.1f} s (no /dev/shm{}). Was rank 0 "
                       "started, with the same "
@@ -245,7 +245,7 @@ std::shared_ptr<ControlSegment> ControlSegment::create_anonymous(int ranks) {
 std::shared_ptr<ControlSegment> ControlSegment::rendezvous(const std::string& job_id, int rank, int ranks,
                                                            std::chrono::milliseconds timeout) {
   const std::string name = name_of(job_id);
-  const std::int64_t deadline_ns = monotonic_ns() + timeout.count() * kNanosPerMilli;
+  const std::int64_t deadline_ns = base::monotonic_ns() + timeout.count() * base::kNanosPerMilli;
   return rank == 0 ? create_and_gather(name, ranks, timeout, deadline_ns)
                    : find_and_attach(name, rank, ranks, timeout, deadline_ns);
 }

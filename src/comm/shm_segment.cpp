@@ -12,7 +12,7 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/clock.h"
+#include "base/clock.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
@@ -52,7 +52,7 @@ void ControlSegment::notify() {
 }
 
 void ControlSegment::sleep(std::uint32_t event, std::int64_t timeout_ns) {
-  const timespec timeout{timeout_ns / kNanosPerSecond, timeout_ns % kNanosPerSecond};
+  const timespec timeout{timeout_ns / base::kNanosPerSecond, timeout_ns % base::kNanosPerSecond};
   ::syscall(SYS_futex, &header().event, FUTEX_WAIT, event, &timeout, nullptr, 0);
 }
 
@@ -71,9 +71,10 @@ void ControlSegment::fail(int rank, const std::string& reason) noexcept {
 }
 
 std::string ControlSegment::reason() const {
-  const std::int64_t deadline = monotonic_ns() + kNanosPerSecond;
+  const std::int64_t deadline = base::monotonic_ns() + base::kNanosPerSecond;
   while (header().failure.load(std::memory_order_acquire) == FailureState::kWriting) {
-    if (monotonic_ns() > deadline) return "the group failed, and the rank that saw why died while saying so";
+    if (base::monotonic_ns() > deadline)
+      return "the group failed, and the rank that saw why died while saying so";
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return header().reason;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "comm/clock.h"
+#include "base/clock.h"
 #include "comm/shm_backend.h"
 #include "comm/wait_policy.h"
 #include "zero/errors.h"
@@ -26,7 +26,9 @@ class SleeperGuard {
   std::atomic<std::uint32_t>& sleepers_;
 };
 
-double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(kNanosPerSecond); }
+double to_seconds(std::int64_t ns) {
+  return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond);
+}
 
 }  // namespace
 
@@ -61,10 +63,10 @@ void ShmBackend::wait(ShmWork& work) {
   }
   progress();
   if (work.complete_) return;
-  const std::int64_t begin_ns = monotonic_ns();
+  const std::int64_t begin_ns = base::monotonic_ns();
   CollectiveCounter* const counter = counter_of(work.call_.record.kind);
   const auto account = [&] {
-    if (counter) counter->wait_seconds += to_seconds(monotonic_ns() - begin_ns);
+    if (counter) counter->wait_seconds += to_seconds(base::monotonic_ns() - begin_ns);
   };
   try {
     block_until([&] { return work.complete_ || work.error_; }, work.call_.record.sequence,
@@ -86,25 +88,25 @@ void ShmBackend::block_until(Done done, std::uint64_t target, std::chrono::milli
     return false;
   };
   if (arrived()) return;
-  const std::int64_t since_ns = monotonic_ns();
+  const std::int64_t since_ns = base::monotonic_ns();
   constexpr int kLooksPerClock = 16;
   do {
     for (int look = 0; look < kLooksPerClock; ++look) {
       cpu_relax();
       if (arrived()) return;
     }
-  } while (monotonic_ns() - since_ns < policy_.spin_ns);
+  } while (base::monotonic_ns() - since_ns < policy_.spin_ns);
   for (int i = 0; i < policy_.yields; ++i) {
     ::sched_yield();
     if (arrived()) return;
   }
-  const std::int64_t deadline_ns = since_ns + timeout.count() * kNanosPerMilli;
+  const std::int64_t deadline_ns = since_ns + timeout.count() * base::kNanosPerMilli;
   while (true) {
     check_peers(target, since_ns, timeout);
     const SleeperGuard guard(segment_->header().sleepers);
     const std::uint32_t event = segment_->header().event.load(std::memory_order_seq_cst);
     if (arrived()) return;
-    const std::int64_t remaining_ns = deadline_ns - monotonic_ns();
+    const std::int64_t remaining_ns = deadline_ns - base::monotonic_ns();
     if (remaining_ns > 0) segment_->sleep(event, std::min(policy_.slice_ns, remaining_ns));
     if (arrived()) return;
   }
@@ -154,8 +156,8 @@ ShmBackend::Blocker ShmBackend::blocker_of(std::uint64_t target) const {
 }
 
 void ShmBackend::check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout) {
-  const std::int64_t now_ns = monotonic_ns();
-  const bool late = now_ns - since_ns >= timeout.count() * kNanosPerMilli;
+  const std::int64_t now_ns = base::monotonic_ns();
+  const bool late = now_ns - since_ns >= timeout.count() * base::kNanosPerMilli;
   const bool look_at_processes = now_ns - last_check_ns_ >= policy_.slice_ns;
   bool somebody_left = false;
   for (int peer = 0; peer < size(); ++peer) {
@@ -201,9 +203,13 @@ std::string ShmBackend::problem_of(int peer, std::int64_t now_ns, bool look_at_p
   if (!look_at_process) return {};
   std::int64_t& stopped_since_ns = stopped_since_ns_[static_cast<std::size_t>(peer)];
   switch (process_state(segment_->process_of(peer))) {
-    case ProcessState::kGone: return "died (see its own output; killed for lack of memory? see dmesg)";
-    case ProcessState::kRunning: stopped_since_ns = 0; return {};
-    case ProcessState::kStopped: break;
+    case ProcessState::kGone:
+      return "died (see its own output; killed for lack of memory? see dmesg)";
+    case ProcessState::kRunning:
+      stopped_since_ns = 0;
+      return {};
+    case ProcessState::kStopped:
+      break;
   }
   if (stopped_since_ns == 0) stopped_since_ns = now_ns;
   const std::int64_t stopped_ns = now_ns - stopped_since_ns;
@@ -236,7 +242,7 @@ std::string ShmBackend::position_of(int peer) const {
   const std::string_view who = peer == rank() ? "This rank" : "It";
   if (entered == 0) return fmt::format("{} has entered no collective.", who);
   const CallRecord last = segment_->block(peer).ring[(entered - 1) % kRingSlots].record.load();
-  return fmt::format("{} last called {}.", who, describe_with_times(last, monotonic_ns()));
+  return fmt::format("{} last called {}.", who, describe_with_times(last, base::monotonic_ns()));
 }
 
 std::string ShmBackend::recent_calls(int peer, std::size_t count) const {
@@ -246,7 +252,7 @@ std::string ShmBackend::recent_calls(int peer, std::size_t count) const {
   std::string text;
   for (std::uint64_t s = first; s < entered; ++s) {
     text += fmt::format("    {}\n",
-                        describe_with_times(block.ring[s % kRingSlots].record.load(), monotonic_ns()));
+                        describe_with_times(block.ring[s % kRingSlots].record.load(), base::monotonic_ns()));
   }
   return text.empty() ? std::string("    none\n") : text;
 }

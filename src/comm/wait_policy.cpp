@@ -29,7 +29,7 @@ WaitPolicy WaitPolicy::for_local_ranks(std::span<const pid_t> ranks) {
                       "above 0 (how long a rank may be stopped before the group fails).",
                       text));
     }
-    policy.stopped_limit_ns = static_cast<std::int64_t>(seconds * static_cast<double>(kNanosPerSecond));
+    policy.stopped_limit_ns = static_cast<std::int64_t>(seconds * static_cast<double>(base::kNanosPerSecond));
   }
   return policy;
 }

@@ -123,23 +123,20 @@ bool use_node_shared(const Engine::Impl& impl) {
   return wanted == Store::kNodeShared;
 }
 
-/// Units whose parameters are all below the persistence threshold stay whole, smallest first, up to the
-/// model-wide bound.
+/// What stays whole on every rank (layout/units.h).
 std::vector<bool> resident_units(const Engine::Impl& impl) {
   const auto& model = impl.model;
   const auto& zero = impl.config.zero_optimization;
   if (!model.sharding.parameters || model.world_size() == 1)
     return std::vector<bool>(model.units.size(), true);
-  std::vector<bool> resident(model.units.size(), false);
-  std::int64_t left = zero.stage3_model_persistence_threshold;
-  for (std::size_t u = 0; u < model.units.size(); ++u) {
+  std::vector<layout::UnitSize> sizes;
+  for (const auto& unit : model.units) {
     std::int64_t largest = 0;
-    for (int p : model.units[u].parameters) largest = std::max(largest, model.parameters[p].range.numel());
-    if (largest >= zero.stage3_param_persistence_threshold || model.units[u].numel > left) continue;
-    resident[u] = true;
-    left -= model.units[u].numel;
+    for (int p : unit.parameters) largest = std::max(largest, model.parameters[p].range.numel());
+    sizes.push_back({unit.numel, largest});
   }
-  return resident;
+  return layout::resident_units(sizes, zero.stage3_param_persistence_threshold,
+                                zero.stage3_model_persistence_threshold);
 }
 
 void make_parts(Engine::Impl& impl, OptimizerSetup setup) {

@@ -129,14 +129,12 @@ std::vector<Unit> make_units(const ModuleNode& root, const std::vector<Parameter
   return units;
 }
 
-std::vector<bool> resident_units(const std::vector<Unit>& units, std::int64_t threshold_numel,
+std::vector<bool> resident_units(const std::vector<UnitSize>& units, std::int64_t threshold_numel,
                                  std::int64_t model_numel) {
   std::vector<bool> resident(units.size(), false);
   std::int64_t left = model_numel;
   for (std::size_t u = 0; u < units.size(); ++u) {
-    std::int64_t largest = 0;
-    for (const Slot& slot : units[u].slots) largest = std::max(largest, slot.numel);
-    if (largest >= threshold_numel || units[u].numel > left) continue;
+    if (units[u].largest_parameter_numel >= threshold_numel || units[u].numel > left) continue;
     resident[u] = true;
     left -= units[u].numel;
   }

@@ -55,7 +55,11 @@ std::vector<Unit> make_units(const ModuleNode& root, const std::vector<Parameter
 
 /// Which units stay whole on every rank although parameters are sharded: those whose parameters are all
 /// smaller than `threshold_numel`, in order, as long as they are `model_numel` elements together.
-std::vector<bool> resident_units(const std::vector<Unit>& units, std::int64_t threshold_numel,
+struct UnitSize {
+  std::int64_t numel = 0;
+  std::int64_t largest_parameter_numel = 0;
+};
+std::vector<bool> resident_units(const std::vector<UnitSize>& units, std::int64_t threshold_numel,
                                  std::int64_t model_numel);
 
 }  // namespace zero::layout

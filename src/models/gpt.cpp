@@ -1,5 +1,5 @@
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
@@ -115,7 +115,9 @@ at::Tensor GPTImpl::forward(const at::Tensor& tokens) {
                     options.seq));
   }
   const at::Tensor positions = at::arange(tokens.size(1), tokens.options());
-  at::Tensor x = drop(wte_->forward(tokens) + wpe_->forward(positions), options.dropout, is_training());
+  const at::Tensor places =
+      wpe_->forward(positions);  // first: what an expression leaves open is settled here
+  at::Tensor x = drop(wte_->forward(tokens) + places, options.dropout, is_training());
   for (const auto& block : blocks_) x = block->forward(x);
   x = lnf_->forward(x);
   return head_ ? head_->forward(x) : at::linear(x, wte_->weight);

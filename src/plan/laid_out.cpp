@@ -77,7 +77,13 @@ std::vector<bool> residents(const Config& config, const LaidOut& laid) {
   if (laid.node_shared) return std::vector<bool>(count, false);
   if (!laid.sharding.parameters || laid.world_size == 1) return std::vector<bool>(count, true);
   const auto& zero = config.zero_optimization;
-  return layout::resident_units(laid.units, zero.stage3_param_persistence_threshold,
+  std::vector<layout::UnitSize> sizes;
+  for (const layout::Unit& unit : laid.units) {
+    std::int64_t largest = 0;
+    for (const auto& slot : unit.slots) largest = std::max(largest, slot.numel);
+    sizes.push_back({unit.numel, largest});
+  }
+  return layout::resident_units(sizes, zero.stage3_param_persistence_threshold,
                                 zero.stage3_model_persistence_threshold);
 }
 

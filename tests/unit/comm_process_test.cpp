@@ -6,8 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "comm/call_record.h"
-#include "comm/clock.h"
 #include "comm/shm_segment.h"
 
 namespace zero::comm {
@@ -45,8 +45,8 @@ TEST(CommCallRecord, DescribesACall) {
   record.root = 3;
   set_label(record, "layer.3");
   EXPECT_EQ(describe(record), "broadcast #12 \"layer.3\" (4096 bf16, root 3)");
-  record.entered_ns = 1 * kNanosPerSecond;
-  EXPECT_EQ(describe_with_times(record, 3 * kNanosPerSecond),
+  record.entered_ns = 1 * base::kNanosPerSecond;
+  EXPECT_EQ(describe_with_times(record, 3 * base::kNanosPerSecond),
             "broadcast #12 \"layer.3\" (4096 bf16, root 3), entered 2.000 s ago, not finished");
 }
 
