@@ -177,13 +177,13 @@ int run_compare(const CompareOptions& options) {
                                   comm::launcher_name(found.launcher)));
   }
   const std::vector<std::string> modes = modes_of(options.modes);
-  if (options.peers) peers_python(options);  // before anything takes time
   const Console console(!options.train.quiet), always(true);
   Comparison comparison;
   comparison.warmup = options.warmup;
   comparison.plan = prepare(options, console);
-  const fs::path folder = make_folder(options);
   const Config config = Config::from_text(comparison.plan.config, "configuration of the comparison");
+  if (options.peers) check_peers(options, config, modes);  // before anything takes time
+  const fs::path folder = make_folder(options);
   bool weights_there = false;
   for (const std::string& mode : modes) {
     CompareCase one;
@@ -193,7 +193,6 @@ int run_compare(const CompareOptions& options) {
     one.result_file = (folder / (mode + ".json")).string();
     if (options.peers && !weights_there && mode != "compute") {
       one.weights_folder = (folder / "weights").string();
-      weights_there = true;
     }
     ordered_json result = {{"mode", mode}, {"tokens_per_step", config.train_batch_size * one.plan.seq}};
     const std::string unfit = mode == "compute" ? "" : check_memory(one.plan, options, result);
@@ -203,6 +202,7 @@ int run_compare(const CompareOptions& options) {
       always.print(fmt::format("stopped by {}: no result\n", stop_signal_name(stopped - 128)));
       return stopped;
     }
+    weights_there |= !one.weights_folder.empty() && !result.contains("error");
     console.print(describe_mode(comparison, result));
     comparison.modes.push_back(std::move(result));
   }

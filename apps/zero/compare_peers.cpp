@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "host_facts.h"
@@ -37,8 +38,7 @@ ordered_json learning_rates(const Comparison& comparison) {
   for (const auto& result : comparison.modes) {
     if (!result.contains("error") && result["mode"] != "compute") return result["learning_rates"];
   }
-  throw ConfigError(
-      "--peers: needs at least one stage among --modes: its learning rates and weights are used");
+  throw ConfigError("--peers: no stage has a result whose learning rates they could use");
 }
 
 ordered_json job(const Comparison& comparison, const Config& config, const fs::path& folder) {
@@ -82,6 +82,14 @@ std::vector<ordered_json> read_lines(const fs::path& path) {
 
 }  // namespace
 
+void check_peers(const CompareOptions& options, const Config& config, const std::vector<std::string>& modes) {
+  if (!config.bf16.enabled) throw ConfigError("--peers: they are set up for bf16; the configuration is fp32");
+  if (std::none_of(modes.begin(), modes.end(), [](const auto& mode) { return mode != "compute"; })) {
+    throw ConfigError("--peers: needs a stage among --modes, for its initial weights and learning rates");
+  }
+  peers_python(options);
+}
+
 std::string peers_python(const CompareOptions& options) {
   const std::string python = find_python(options.python, {"torch", "deepspeed", "safetensors", "numpy"});
   if (!python.empty()) return python;
@@ -94,7 +102,6 @@ std::string peers_python(const CompareOptions& options) {
 std::vector<ordered_json> run_peers(const CompareOptions& options, const Comparison& comparison,
                                     const fs::path& folder, int& exit_code) {
   const Config config = Config::from_text(comparison.plan.config, "configuration of the comparison");
-  if (!config.bf16.enabled) throw ConfigError("--peers: they are set up for bf16; the configuration is fp32");
   write_tokens(comparison.plan, config, folder / "tokens.bin");
   std::ofstream(folder / "job.json") << job(comparison, config, folder).dump(1) << "\n";
   const fs::path lines = folder / "peers.jsonl";

@@ -5,6 +5,7 @@
 
 #include "compare_options.h"
 #include "compare_report.h"
+#include "zero/config.h"
 
 namespace zero::app {
 
@@ -13,6 +14,9 @@ namespace zero::app {
 /// the program. Throws ConfigError when no Python has what it takes, IoError.
 std::vector<nlohmann::ordered_json> run_peers(const CompareOptions& options, const Comparison& comparison,
                                               const std::filesystem::path& folder, int& exit_code);
+
+/// Throws ConfigError for what would only show after all modes have run.
+void check_peers(const CompareOptions& options, const Config& config, const std::vector<std::string>& modes);
 
 /// The Python that can run the peers. Throws ConfigError that says how to make one.
 std::string peers_python(const CompareOptions& options);

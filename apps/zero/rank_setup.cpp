@@ -4,13 +4,16 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <new>
+#include <vector>
 
 #include "base/cores.h"
 #include "base/log.h"
 #include "engine/bind_cores.h"
 #include "host_facts.h"
+#include "rank_totals.h"
 #include "stop_signal.h"
 #include "storage/activation_meter.h"
 #include "zero/errors.h"
@@ -37,7 +40,10 @@ void set_up_process(std::int64_t seed, const Config& config, const Group& group,
   const int cores = config.zerotorch.bind_cores_to_rank
                         ? engine::bind_cores(group)
                         : base::count_cores(base::usable_cpus()) / group.local_size();
-  at::set_num_threads(threads_of(cores));
+  // As many threads on every rank, or their kernels may round differently.
+  const double mine = threads_of(cores);
+  const std::vector<double> all = gather_doubles(group, {&mine, 1}, "threads of the ranks");
+  at::set_num_threads(static_cast<int>(*std::min_element(all.begin(), all.end())));
   storage::keep_freed_memory();
   watch_stop_signals(/*announce=*/announce_stop && group.rank() == 0);
   // What the library says at start is part of our own words.

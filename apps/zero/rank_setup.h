@@ -12,7 +12,7 @@ namespace zero::app {
 /// ranks find the same fault in a configuration or model; one of them says it.
 int rank_exit_code(int rank, const std::function<int()>& run);
 
-/// Threads, cores, allocator, signals, log, seed: what belongs to the process and not to the run.
+/// *Collective.* Threads, cores, allocator, signals, log, seed: what belongs to the process and not to the run.
 /// `announce_stop`: rank 0 says at the first stop signal that a checkpoint follows.
 void set_up_process(std::int64_t seed, const Config& config, const Group& group, bool announce_stop);
 

@@ -95,6 +95,12 @@ complains "it already holds a comparison"
 compare 2 --data text --peers --python /nowhere/python --out none
 complains "make peers"
 [ -e none ] && fail "a folder for nothing"
+echo '{"train_micro_batch_size_per_gpu": 4}' > fp32.json
+compare 2 --data text --peers --python ./python --config fp32.json --out none
+complains "they are set up for bf16"
+compare 2 --data text --peers --python ./python --modes compute --out none
+complains "needs a stage among --modes"
+[ -e none ] && fail "a folder for nothing"
 compare 2 --data text --config /nowhere.json
 complains "/nowhere.json"
 ZERO_RANK=0 ZERO_WORLD_SIZE=1 ZERO_LOCAL_RANK=0 ZERO_LOCAL_WORLD_SIZE=1 ZERO_JOB_ID=x \

@@ -207,6 +207,7 @@ Corpus config_corpus() {
 Corpus pickle_corpus() {
   Corpus corpus;
   for (const auto& entry : std::filesystem::directory_iterator(ZERO_SOURCE_DIR "/tests/data")) {
+    if (!entry.is_regular_file()) continue;
     std::ifstream file(entry.path(), std::ios::binary);
     const std::string archive{std::istreambuf_iterator<char>(file), {}};
     // Stored as it is, between the zip's own records.
