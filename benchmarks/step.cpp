@@ -15,12 +15,12 @@
 #include <algorithm>
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/clock.h"
+#include "base/process_memory.h"
 #include "comm/launcher.h"
 #include "storage/activation_meter.h"
 #include "zero/models.h"
@@ -49,15 +49,6 @@ double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t n = values.size();
   return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
-
-double pss_mb() {
-  std::ifstream in("/proc/self/smaps_rollup");
-  std::string line;
-  while (std::getline(in, line)) {
-    if (line.rfind("Pss:", 0) == 0) return std::stod(line.substr(4)) / 1024;
-  }
-  return 0;
 }
 
 long page_faults() {
@@ -210,7 +201,7 @@ int run_rank(const Options& options) {
           });
       group.barrier().wait();
       const double step = seconds_now() - begin;
-      peak = std::max(peak, pss_mb());
+      peak = std::max(peak, static_cast<double>(zero::base::proportional_nbytes()) / 1e6);
       if (i < options.warmup) continue;
       measured.baseline.push_back(baseline);
       measured.engine.push_back(step);

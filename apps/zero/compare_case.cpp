@@ -11,6 +11,7 @@
 #include "base/process_memory.h"
 #include "rank_setup.h"
 #include "rank_totals.h"
+#include "report_tables.h"
 #include "stop_signal.h"
 #include "storage/activation_meter.h"
 #include "train_loop.h"
@@ -81,15 +82,6 @@ double mean_loss(const Group& group, std::vector<double> mine, int& stop_signal)
     stop_signal = static_cast<int>(all[r * each + each - 1]);
   }
   return sum / static_cast<double>(ranks * (each - 1));
-}
-
-ordered_json kinds_json(const MemoryReport& report) {
-  ordered_json kinds = ordered_json::object();
-  for (int i = 0; i < kMemoryKinds; ++i) {
-    kinds[std::string(memory_kind_name(static_cast<MemoryKind>(i)))] = {
-        {"current_nbytes", report.kinds[i].current_nbytes}, {"peak_nbytes", report.kinds[i].peak_nbytes}};
-  }
-  return kinds;
 }
 
 ordered_json memory_json(const Group& group, const Trainer& trainer) {

@@ -4,27 +4,15 @@
 #include <fmt/format.h>
 #include <sys/utsname.h>
 #include <torch/headeronly/version.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/process_memory.h"
 #include "comm/process.h"
 
 namespace zero::app {
-namespace {
-
-/// The value of "Name:   1234 kB" in a file of /proc, in bytes; 0 when it is not there.
-std::int64_t kilobyte_field(const char* path, std::string_view name) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(name)) return std::strtoll(line.c_str() + name.size(), nullptr, 10) * 1024;
-  }
-  return 0;
-}
-
-}  // namespace
 
 std::string zerotorch_version() { return ZERO_VERSION; }
 std::string libtorch_version() { return TORCH_VERSION; }
@@ -58,12 +46,12 @@ nlohmann::ordered_json host_facts() {
             {"cpu", cpu_name()},
             {"libtorch_instruction_set", at::get_cpu_capability()},
             {"cores_available", comm::available_cpus()},
-            {"memory_total_nbytes", kilobyte_field("/proc/meminfo", "MemTotal:")},
+            {"memory_total_nbytes", base::kilobyte_field("/proc/meminfo", "MemTotal:")},
             {"memory_available_nbytes", available_memory_nbytes()}}},
           {"variables", variables}};
 }
 
-std::int64_t available_memory_nbytes() { return kilobyte_field("/proc/meminfo", "MemAvailable:"); }
+std::int64_t available_memory_nbytes() { return base::kilobyte_field("/proc/meminfo", "MemAvailable:"); }
 
 int threads_of(int cores) {
   if (const char* wanted = std::getenv("OMP_NUM_THREADS")) return std::max(1, std::atoi(wanted));

@@ -16,6 +16,9 @@ namespace zero::app {
 /// master weights 4 (0), Adam's two moments 8: 16 in all. DDP's gradient buckets are not counted.
 MemoryReport ddp_memory(std::int64_t parameters_numel, bool bf16);
 
+/// By kind's name: {"current_nbytes", "peak_nbytes"}.
+nlohmann::ordered_json kinds_json(const MemoryReport& report);
+
 /// Bytes that stay for the whole run: parameters, master weights, optimizer, gradients.
 std::int64_t states_nbytes(const MemoryReport& report);
 /// Bytes of gather buffers, buckets and staging while training.

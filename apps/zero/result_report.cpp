@@ -74,14 +74,7 @@ std::string describe_traffic(const RunResult& result) {
 
 ordered_json memory_json(const RunResult& result) {
   ordered_json ranks = ordered_json::array();
-  for (const MemoryReport& report : result.memory) {
-    ordered_json kinds = ordered_json::object();
-    for (int i = 0; i < kMemoryKinds; ++i) {
-      kinds[std::string(memory_kind_name(static_cast<MemoryKind>(i)))] = {
-          {"current_nbytes", report.kinds[i].current_nbytes}, {"peak_nbytes", report.kinds[i].peak_nbytes}};
-    }
-    ranks.push_back(kinds);
-  }
+  for (const MemoryReport& report : result.memory) ranks.push_back(kinds_json(report));
   return {{"by_rank", ranks},
           {"ddp_states_nbytes_per_rank", states_nbytes(result.ddp)},
           {"host_pss_nbytes", result.host_nbytes}};
@@ -105,6 +98,15 @@ ordered_json times_json(const RunResult& result) {
 }
 
 }  // namespace
+
+ordered_json kinds_json(const MemoryReport& report) {
+  ordered_json kinds = ordered_json::object();
+  for (int i = 0; i < kMemoryKinds; ++i) {
+    kinds[std::string(memory_kind_name(static_cast<MemoryKind>(i)))] = {
+        {"current_nbytes", report.kinds[i].current_nbytes}, {"peak_nbytes", report.kinds[i].peak_nbytes}};
+  }
+  return kinds;
+}
 
 double traffic_in_model_sizes(const RunResult& result) {
   if (result.ranks == 1 || result.steps_here == 0) return 0;

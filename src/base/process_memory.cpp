@@ -9,9 +9,6 @@
 #include <string_view>
 
 namespace zero::base {
-namespace {
-
-/// The value of "Name:   1234 kB" in a file of /proc, in bytes; 0 when it is not there.
 std::int64_t kilobyte_field(const char* path, std::string_view name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -19,8 +16,6 @@ std::int64_t kilobyte_field(const char* path, std::string_view name) {
   }
   return 0;
 }
-
-}  // namespace
 
 std::int64_t resident_nbytes() {
   std::ifstream file("/proc/self/statm");

@@ -2,8 +2,12 @@
 // Memory of this process as the kernel counts it. Reading costs from 10 us (resident) to some milliseconds a
 // gigabyte (proportional), during which the process cannot fault pages in: not for use inside a step.
 #include <cstdint>
+#include <string_view>
 
 namespace zero::base {
+
+/// The value of a line "Name:   1234 kB" in a file of /proc, in bytes; 0 when it is not there.
+std::int64_t kilobyte_field(const char* path, std::string_view name);
 
 /// Resident bytes; shared pages count fully. About 10 us.
 std::int64_t resident_nbytes();
