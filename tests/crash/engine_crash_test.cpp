@@ -11,6 +11,7 @@
 #include "engine/checkpoints.h"
 #include "io/faulty_files.h"
 #include "io/memory_files.h"
+#include "support/errors.h"
 #include "support/odd_model.h"
 #include "support/resume.h"
 #include "zero/zero.h"
@@ -33,16 +34,6 @@ void train(DeepEngine& engine) {
   const at::Tensor x = at::sin(at::arange(12, at::kFloat).view({2, 6}).mul(0.3).add(index)).to(at::kBFloat16);
   engine.backward(engine(x).to(at::kFloat).square().mean());
   engine.step();
-}
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 std::unique_ptr<io::MemoryFileSystem> copy_of(const io::MemoryFileSystem& files) {

@@ -14,6 +14,7 @@
 
 #include "engine/checkpoints.h"
 #include "io/faulty_files.h"
+#include "support/errors.h"
 #include "support/odd_model.h"
 #include "support/resume.h"
 #include "support/spawn.h"
@@ -45,18 +46,6 @@ void train(DeepEngine& engine, int steps = 1) {
     engine.step();
   }
 }
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool mentions(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 std::string latest_in(const std::string& folder) {
   std::string tag;

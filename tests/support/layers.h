@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "zero/errors.h"
+#include "support/errors.h"
 #include "zero/zero.h"
 
 namespace zero::testing {
@@ -127,19 +127,6 @@ inline Values renamed(const Values& values, const std::map<std::string, std::str
   return result;
 }
 
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-inline bool mentions(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
 inline bool any_mentions(const Names& texts, std::string_view part) {
   return std::any_of(texts.begin(), texts.end(), [&](const auto& text) { return mentions(text, part); });
 }
