@@ -85,6 +85,7 @@ ordered_json stage_json(const plan::Plan& plan, const plan::Cluster& cluster) {
           {"rank", plan.heaviest_rank},
           {"kinds", kinds},
           {"buckets_at_most", plan.buckets_at_most},
+          {"gather_at_most", plan.gather_at_most},
           {"process_nbytes", plan.process_nbytes},
           {"start_nbytes", plan.start_nbytes},
           {"training_nbytes", plan.training_nbytes},

@@ -112,9 +112,10 @@ void add_rank_rows(Table& table, const PlanResult& result) {
   for (const MemoryKind kind :
        {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients,
         MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kActivations}) {
-    const bool bound =
-        kind == MemoryKind::kBuckets && std::any_of(result.plans.begin(), result.plans.end(),
-                                                    [](const Plan& p) { return p.buckets_at_most; });
+    const bool bound = std::any_of(result.plans.begin(), result.plans.end(), [kind](const Plan& p) {
+      return kind == MemoryKind::kBuckets ? p.buckets_at_most
+                                          : kind == MemoryKind::kGather && p.gather_at_most;
+    });
     table.nbytes(fmt::format("{}{}", memory_kind_name(kind), bound ? " (at most, with overlap)" : ""),
                  [kind](const Plan& p) { return peak_of(p, kind); });
   }

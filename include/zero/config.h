@@ -169,8 +169,9 @@ struct Config {
   struct Zerotorch {
     enum class Store : std::uint8_t { kAuto, kNodeShared, kCopying };
     enum class VerifyParameters : std::uint8_t { kBroadcast, kVerify };
-    /// Stage 3: where gathered parameters live. auto: node_shared when all ranks are on one host, else
-    /// copying.
+    enum class ProgressThread : std::uint8_t { kAuto, kAlways, kNever };
+    /// Stage 3: where gathered parameters live. node_shared: once on each host, for all its ranks; several
+    /// hosts must have as many ranks each. auto: node_shared when all ranks are on one host, else copying.
     Store store = Store::kAuto;
     /// Upper bound of a unit, in elements; 0: chosen from the model. Smaller units: less memory, more
     /// gathers.
@@ -184,6 +185,12 @@ struct Config {
     bool reseed_per_micro_batch = true;
     /// At start: broadcast takes rank 0's parameters; verify compares and fails on the first difference.
     VerifyParameters verify_parameters = VerifyParameters::kBroadcast;
+    /// A thread of each rank that moves gathers and reductions while the others compute. auto: where
+    /// communication may overlap (overlap_comm) and the rank has a core more than its compute threads need.
+    ProgressThread progress_thread = ProgressThread::kAuto;
+    /// Copying store: gather ahead of use only as far as the measured times of gathers and computation ask
+    /// for, up to stage3_prefetch_bucket_size. False: always as far as that.
+    bool measured_prefetch = true;
     /// Pin each rank to its share of the cores.
     bool bind_cores_to_rank = false;
     /// Update each piece of the parameters as soon as its gradient is complete, in backward: no gradient is

@@ -3,9 +3,9 @@
 //
 // Collectives are entered by every rank of the group in the same order with matching arguments; a
 // mismatch is reported on all ranks with both sides' recent calls. They are asynchronous: the call
-// posts the work and returns a Work, which makes progress inside test(), wait() and later calls. Data moves
-// in the order of the calls. All memory is host memory. One thread at a time may use a group. Wrong
-// arguments throw ConfigError.
+// posts the work and returns a Work, which makes progress inside test(), wait() and later calls, and in
+// between where there is a progress thread. Data moves in the order of the calls. All memory is host memory.
+// One thread at a time may use a group. Wrong arguments throw ConfigError.
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -50,6 +50,9 @@ class Work {
   /// Blocks until complete. Throws CommError naming the late, stopped, dead or diverging rank and
   /// the collective.
   void wait();
+  /// Of a completed gather or exchange: how long its data took to move, in seconds, waiting for ranks that
+  /// came later left out. Over MPI without a progress thread up to the call that saw it arrive.
+  double moving_seconds() const;
   /// False for a default-constructed Work.
   bool valid() const { return state_ != nullptr; }
 
@@ -88,7 +91,7 @@ struct CommunicationCounters {
 
 /// Called once per exchange with one pointer per rank, in rank order: that rank's slice for me,
 /// [counts[rank()]] elements of the exchanged dtype, valid only during the call. Called from test(), wait()
-/// or a later collective.
+/// or a later collective, or by the progress thread; wait() returns after it.
 using ConsumeSlices = std::function<void(std::span<const void* const> slices)>;
 
 class Group {
@@ -101,15 +104,28 @@ class Group {
   int size() const;
   int local_rank() const;  ///< rank among the group's ranks on this host
   int local_size() const;  ///< how many of the group's ranks are on this host
+  /// *Collective.* A group of the ranks that pass the same `color`, in the order of their ranks here. On one
+  /// host it is over shared memory, whatever this group is over. Takes over the time-out.
+  Group split(int color) const;
+  /// *Collective.* split() by host.
+  Group split_by_host() const;
+
   /// "self", "shm" or "mpi".
   std::string_view backend() const;
-  /// True when every rank is on this host, so that allocate_node_shared works.
+  /// True when every rank is on this host, so that allocate_node_shared works. ZERO_RANKS_PER_NODE=n makes
+  /// every n ranks count as one host, to try several hosts on one.
   bool single_node() const;
 
   /// *Collective.* out = concatenation over ranks of their `counts[r]` elements; `in` may be the
   /// address of this rank's slice inside `out` (in place). `counts` has size() entries, may hold zeros.
   Work all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
                   const CollectiveOptions& options = {});
+
+  /// *Collective.* all_gather() with the part of rank r at element `offsets[r]` of `out` instead of one after
+  /// the other. `offsets` has size() entries; the parts do not overlap.
+  Work all_gather_at(const void* in, void* out, std::span<const std::int64_t> counts,
+                     std::span<const std::int64_t> offsets, DType dtype,
+                     const CollectiveOptions& options = {});
 
   /// *Collective.* Ordered reduction of slices: for my slice of `counts[rank()]` elements
   /// out[i] = ((base + in_0[i]) + in_1[i]) + ... + in_{N-1}[i], with base = out[i] when `accumulate`, else 0.
@@ -149,6 +165,16 @@ class Group {
   /// *Local.* Marks the group as failed: every other rank's pending and later collectives throw a
   /// CommError with `reason` and this rank. Called by destructors during stack unwinding. Idempotent.
   void abort(std::string_view reason) noexcept;
+
+  /// *Local.* True: a thread of this process moves data and runs finish steps while the caller does something
+  /// else, so that gathers and reductions overlap with it. Worth it with a core to spare, or over a network
+  /// that is slower than the memory; each rank may choose for itself. False (at first): data moves inside
+  /// calls only. Does nothing in a group of one. Throws ConfigError when MPI was initialised below
+  /// MPI_THREAD_SERIALIZED.
+  void set_progress_thread(bool on);
+  bool has_progress_thread() const;
+  /// *Local.* Why set_progress_thread(true) would throw; empty: it would not.
+  std::string progress_thread_problem() const;
 
   CommunicationCounters counters() const;
   void reset_counters();

@@ -137,13 +137,17 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, bool
 
 /// What the engine's ledger shows on `rank`: current_nbytes after initialize(), peak_nbytes after training.
 /// Exact for every kind but activations (left at 0), given that parameters are used as `model.uses` says;
-/// with `buckets_at_most` the buckets' peak is an upper bound. The configuration's batch sizes must be
+/// with `buckets_at_most` the buckets' peak is an upper bound, with `gather_at_most` the gather buffers'.
+/// `ranks_per_node` as in Cluster. The configuration's batch sizes must be
 /// resolved. Local, allocates nothing of what it counts. Throws ConfigError as initialize() does.
 MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank,
-                           bool single_node = true);
+                           int ranks_per_node = 0);
 
 /// True when reductions overlap backward: how many buckets are in flight then depends on timing.
 bool buckets_at_most(const Config& config, int world_size);
+
+/// True when the copying store chooses from measured times how far to gather ahead.
+bool gather_at_most(const Config& config, int world_size);
 
 /// Elements each rank receives in one optimizer step, mean over ranks (see zero/report.h).
 struct Traffic {
@@ -166,6 +170,7 @@ struct Plan {
   int heaviest_rank = 0;                  ///< its states take most
   MemoryReport rank;                      ///< of that rank, activations included
   bool buckets_at_most = false;           ///< the peak of its buckets is an upper bound
+  bool gather_at_most = false;            ///< the same of its gather buffers
   std::int64_t module_nbytes = 0;         ///< the fp32 module every rank builds; freed by initialize()
   std::int64_t process_nbytes = 0;        ///< libtorch, stacks, staging of checkpoints: an estimate
   std::int64_t start_nbytes = 0;          ///< that rank's peak inside initialize()
@@ -179,7 +184,7 @@ struct Plan {
 
 /// Everything above for one configuration. Without batch sizes in `config` the micro-batch is 1. Takes
 /// milliseconds also for 100,000 ranks. Throws ConfigError for batch sizes that do not divide, unit names
-/// the model does not have, 'node_shared' over several hosts, fewer than one rank.
+/// the model does not have, 'node_shared' over hosts with different numbers of ranks, fewer than one rank.
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster);
 
 /// `config` at another stage; overlap_comm follows where it had the default of its stage, and

@@ -9,7 +9,8 @@ namespace zero {
 /// equal). Summed over ranks and divided by their number, one step without accumulation receives
 ///   stages 0-2             2 * Psi * (N-1)/N
 ///   stage 3, copying store 3 * Psi * (N-1)/N   (2 gathers, 1 reduction)
-///   stage 3, node-shared   1 * Psi * (N-1)/N   (gathers are pointers)
+///   stage 3, node-shared   1 * Psi * (N-1)/N   (gathers are pointers), and on H hosts Psi * (H-1)/N
+///   published
 /// with Psi = padded_numel, exactly, but that a unit still gathered when it is used again (the last of
 /// forward is the first of backward) is not gathered twice; every further micro-batch of a step adds one
 /// reduction (and the gathers of stage 3).
@@ -20,11 +21,12 @@ struct CommunicationReport {
   std::int64_t gathered_numel = 0;    ///< parameters gathered before use (stage 3)
   std::int64_t reduced_numel = 0;     ///< gradient slices of other ranks, for my shard
   std::int64_t published_numel =
-      0;  ///< updated parameters (stages 1-2) or reduced gradients (stage 0) of other ranks
+      0;  ///< updated parameters (stages 1-2; node-shared: of other hosts) or reduced gradients (stage 0)
   std::int64_t control_nbytes = 0;   ///< norms and order checks
   std::int64_t peak_live_numel = 0;  ///< most parameters gathered at once (stage 3, copying store)
   std::int64_t gathers = 0;
-  std::int64_t prefetched_gathers = 0;  ///< of these, begun before they were needed
+  std::int64_t prefetched_gathers = 0;     ///< of these, begun before they were needed
+  std::int64_t prefetch_window_numel = 0;  ///< most elements gathered ahead of use, as chosen last
   std::int64_t reductions = 0;
   /// Bytes moved inside this process on the way: gradients from autograd into buckets, and what a gather
   /// copies besides receiving it.
@@ -37,7 +39,7 @@ struct CommunicationReport {
 /// Where the time of the last micro-batches and step went, in seconds of this rank.
 struct StepBreakdown {
   double gradient_copy = 0;  ///< autograd's gradient into its bucket
-  double reduce = 0;         ///< ordered sums onto the own shard
+  double reduce = 0;         ///< ordered sums onto the own shard; by the progress thread where there is one
   double gather = 0;         ///< waiting for gathered parameters
   double wait = 0;           ///< waiting for other ranks' gradients
   double norm = 0;

@@ -1,6 +1,8 @@
 #include "comm/backend.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <string>
 
 #include "base/check.h"
@@ -25,10 +27,47 @@ std::chrono::milliseconds timeout_from_environment() {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
+int ranks_per_node(int size) {
+  const char* text = std::getenv("ZERO_RANKS_PER_NODE");
+  if (!text || *text == '\0') return size;
+  char* end = nullptr;
+  const long number = std::strtol(text, &end, 10);
+  if (*end != '\0' || number < 1) {
+    throw ConfigError(fmt::format(
+        "environment variable ZERO_RANKS_PER_NODE: got \"{}\", wanted a whole number above 0 (so many "
+        "ranks count as one host).",
+        text));
+  }
+  return static_cast<int>(std::min<long>(number, size));
+}
+
 }  // namespace
 
-Backend::Backend(int rank, int size)
-    : rank_(rank), size_(size), default_timeout_(timeout_from_environment()) {}
+std::vector<int> ranks_beside(int rank, int size) {
+  const int block = ranks_per_node(size);
+  std::vector<int> ranks(static_cast<std::size_t>(std::min(block, size - rank / block * block)));
+  std::iota(ranks.begin(), ranks.end(), rank / block * block);
+  return ranks;
+}
+
+Backend::Backend(int rank, int size, std::shared_ptr<Turns> turns)
+    : rank_(rank), size_(size), default_timeout_(timeout_from_environment()), turns_(std::move(turns)) {}
+
+int Backend::local_rank() const {
+  return static_cast<int>(std::find(host_ranks_.begin(), host_ranks_.end(), rank_) - host_ranks_.begin());
+}
+
+void Backend::set_progress_thread(bool on) {
+  if (!on) {
+    progress_thread_.reset();
+    return;
+  }
+  if (progress_thread_ || size_ == 1) return;
+  if (const std::string problem = progress_thread_problem(); !problem.empty()) {
+    throw ConfigError("set_progress_thread: " + problem);
+  }
+  progress_thread_ = std::make_unique<ProgressThread>(*this, turns_);
+}
 
 CollectiveCounter* Backend::counter_of(CollectiveKind kind) {
   switch (kind) {

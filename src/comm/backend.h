@@ -1,15 +1,18 @@
 #pragma once
 // The transport under zero::Group. Group checks arguments, counts elements and composes collectives;
 // a backend moves bytes, keeps the order of calls, and finds out who is missing.
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/call_record.h"
 #include "comm/memory.h"
+#include "comm/progress_thread.h"
 #include "zero/dtype.h"
 #include "zero/group.h"
 
@@ -50,7 +53,8 @@ struct Call {
   int root = -1;
   std::int64_t numel = 0;            ///< of the collective; kView and kBroadcast: of each rank's `in`
   std::int64_t recorded_numel = -1;  ///< what the ranks compare and the errors say, where it is not `numel`
-  std::span<const std::int64_t> counts = {};  ///< kGather and kScatter: [size()] elements per rank
+  std::span<const std::int64_t> counts = {};   ///< kGather and kScatter: [size()] elements per rank
+  std::span<const std::int64_t> offsets = {};  ///< kGather: [size()] elements; empty: one after the other
   const void* in = nullptr;
   void* out = nullptr;
   Reduction reduction = {};  ///< used when `consume` is empty
@@ -62,10 +66,16 @@ struct Call {
   bool deferred = false;      ///< the order is taken now, the input is ready only at WorkState::start()
 };
 
-/// A posted call. Progress and errors: see Work.
+/// A posted call. Progress and errors: see Work. Its caller has a turn(), as with a Backend.
 class WorkState {
  public:
+  explicit WorkState(std::shared_ptr<Turns> turns) : turns_(std::move(turns)) {}
   virtual ~WorkState() = default;
+  Turns& turns() const { return *turns_; }
+  /// Needs no turn.
+  bool complete() const { return complete_.load(std::memory_order_acquire); }
+  /// As Work::moving_seconds; valid when complete. Needs no turn.
+  double moving_seconds() const { return static_cast<double>(moving_ns_) * 1e-9; }
   /// As Work::test.
   virtual bool test() = 0;
   /// As Work::wait.
@@ -74,19 +84,35 @@ class WorkState {
   virtual void start() = 0;
   /// `next` is started when this work's finish step is done. Local.
   virtual void chain(std::shared_ptr<WorkState> next) = 0;
+
+ protected:
+  void start_over() {
+    complete_.store(false, std::memory_order_relaxed);
+    moving_ns_ = 0;
+  }
+  void add_moving_ns(std::int64_t ns) { moving_ns_ += ns; }
+  void set_complete() { complete_.store(true, std::memory_order_release); }
+
+ private:
+  const std::shared_ptr<Turns> turns_;
+  std::atomic<bool> complete_{false};
+  std::int64_t moving_ns_ = 0;
 };
 
+/// Used by one thread at a time: by its caller, who holds a Turn, or by its progress thread.
 class Backend {
  public:
-  Backend(int rank, int size);
+  Backend(int rank, int size, std::shared_ptr<Turns> turns = std::make_shared<Turns>());
   virtual ~Backend() = default;
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  virtual int local_rank() const { return rank_; }
-  virtual int local_size() const { return size_; }
+  /// Ranks on this host, ascending, this one among them.
+  const std::vector<int>& host_ranks() const { return host_ranks_; }
+  int local_rank() const;
+  int local_size() const { return static_cast<int>(host_ranks_.size()); }
   virtual std::string_view name() const = 0;
 
   /// *Collective.* Enters the next call. Data phases run in the order of the calls, inside post(),
@@ -94,11 +120,28 @@ class Backend {
   /// only when too many calls are under way. Throws CommError once the group has failed.
   virtual std::shared_ptr<WorkState> post(const Call& call) = 0;
 
+  /// *Local.* Moves what can be moved and runs at most `most` finish steps. True when it ran one. Never
+  /// blocks. Throws CommError, not what a finish step throws.
+  virtual bool progress(int most) = 0;
+  /// *Local.* True when progress() is not finished with some call.
+  virtual bool under_way() const = 0;
+
+  const std::shared_ptr<Turns>& turns() const { return turns_; }
+  /// *Local.* As Group::set_progress_thread.
+  void set_progress_thread(bool on);
+  ProgressThread* progress_thread() const { return progress_thread_.get(); }
+  /// *Local.* Why there can be no progress thread; empty when there can be one.
+  virtual std::string progress_thread_problem() const { return {}; }
+
   /// *Local.* As Group::allocate.
   virtual SharedMemory allocate(std::size_t nbytes) = 0;
 
   /// *Collective.* As Group::allocate_node_shared.
   SharedMemory allocate_node_shared(std::size_t nbytes, std::string_view label);
+
+  /// *Collective.* A group of some of this group's ranks: `members`, ascending, this rank among them. Every
+  /// rank passes the members of its own new group; no two of these overlap.
+  virtual std::shared_ptr<Backend> subgroup(std::span<const int> members) = 0;
 
   /// *Local.* As Group::abort.
   virtual void abort(std::string_view reason) noexcept = 0;
@@ -116,6 +159,18 @@ class Backend {
   /// Pid of a rank on this host. Local.
   virtual pid_t pid_of(int rank) const = 0;
 
+  void set_host_ranks(std::vector<int> ranks) { host_ranks_ = std::move(ranks); }
+
+  /// *Collective* over the whole group. A zero-filled region for the ranks of `members`, all on this host,
+  /// created by the first of them; null where there are none. Throws IoError on every rank when one of them
+  /// cannot have it. `recorded_nbytes` is compared over all ranks.
+  std::shared_ptr<Region> share_region(std::span<const int> members, std::size_t nbytes,
+                                       std::int64_t recorded_nbytes, std::string_view label);
+
+  /// *Collective* over the whole group. A group over shared memory of the ranks of `members`, all on this
+  /// host; of these, the ones at `host_ranks` count as being on this host. Null where there are no members.
+  std::shared_ptr<Backend> make_shm_subgroup(std::span<const int> members, std::vector<int> host_ranks);
+
   std::chrono::milliseconds timeout_of(const Call& call) const {
     return call.timeout.count() > 0 ? call.timeout : default_timeout_;
   }
@@ -125,7 +180,15 @@ class Backend {
   const int size_;
   CommunicationCounters counters_;
   std::chrono::milliseconds default_timeout_;
+  std::vector<int> host_ranks_;
+  const std::shared_ptr<Turns> turns_;
+  std::unique_ptr<ProgressThread> progress_thread_;  ///< ended first of all in destructors of backends
 };
+
+/// The ranks that count as being on the host of `rank` of `size`, all of them on one: those of its block
+/// where ZERO_RANKS_PER_NODE divides one host into several, for trying these out; else all. Throws
+/// ConfigError. Local.
+std::vector<int> ranks_beside(int rank, int size);
 
 /// The record of a call, without times. Local.
 CallRecord make_record(const Call& call, std::uint64_t sequence);

@@ -47,6 +47,26 @@ std::int64_t checked_total(const comm::Backend& backend, std::string_view functi
   return total;
 }
 
+/// Elements of `out` up to the end of the last slice.
+std::int64_t checked_end(const comm::Backend& backend, std::string_view function,
+                         std::span<const std::int64_t> counts, std::span<const std::int64_t> offsets,
+                         const CollectiveOptions& options) {
+  if (offsets.empty()) return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  if (offsets.size() != counts.size()) {
+    refuse(backend, function, options,
+           fmt::format("offsets has {} entries, wanted one per rank, {}.", offsets.size(), counts.size()));
+  }
+  std::int64_t end = 0;
+  for (std::size_t r = 0; r < offsets.size(); ++r) {
+    if (offsets[r] < 0) {
+      refuse(backend, function, options,
+             fmt::format("offsets[{}] is {}, wanted 0 or more elements.", r, offsets[r]));
+    }
+    end = std::max(end, offsets[r] + counts[r]);
+  }
+  return end;
+}
+
 void check_pointer(const comm::Backend& backend, std::string_view function, std::string_view name,
                    const void* pointer, std::int64_t numel, const CollectiveOptions& options) {
   if (numel < 0) refuse(backend, function, options, fmt::format("numel is {}, wanted 0 or more.", numel));
@@ -101,17 +121,39 @@ class Counts {
   std::span<std::int64_t> span_;
 };
 
+/// Posts calls that belong together, and tells the progress thread.
+class Post {
+ public:
+  explicit Post(comm::Backend& backend) : backend_(backend), turn_(*backend.turns()) {}
+  ~Post() {
+    if (comm::ProgressThread* const thread = backend_.progress_thread()) thread->posted();
+  }
+  std::shared_ptr<comm::WorkState> operator()(const Call& call) { return backend_.post(call); }
+
+ private:
+  comm::Backend& backend_;
+  comm::Turn turn_;
+};
+
 void* advance(void* pointer, std::int64_t numel, DType dtype) {
   return static_cast<char*>(pointer) + numel * static_cast<std::int64_t>(element_nbytes(dtype));
 }
 
 }  // namespace
 
-bool Work::test() { return !state_ || state_->test(); }
+bool Work::test() {
+  if (!state_ || state_->complete()) return true;
+  const comm::Turn turn(state_->turns(), std::try_to_lock);
+  return turn && state_->test();  // the progress thread has the turn: something is moving
+}
 
 void Work::wait() {
-  if (state_) state_->wait();
+  if (!state_ || state_->complete()) return;
+  const comm::Turn turn(state_->turns());
+  state_->wait();
 }
+
+double Work::moving_seconds() const { return state_ && state_->complete() ? state_->moving_seconds() : 0; }
 
 void* SharedMemory::data() const { return region_ ? region_->data() : nullptr; }
 std::size_t SharedMemory::nbytes() const { return region_ ? region_->nbytes() : 0; }
@@ -126,18 +168,46 @@ int Group::local_size() const { return backend_->local_size(); }
 std::string_view Group::backend() const { return backend_->name(); }
 bool Group::single_node() const { return backend_->local_size() == backend_->size(); }
 
+Group Group::split(int color) const {
+  Group parent(*this);
+  const std::int64_t mine = color;
+  std::vector<std::int64_t> colors(static_cast<std::size_t>(size()));
+  const std::vector<std::int64_t> counts(colors.size(), 1);
+  parent.all_gather(&mine, colors.data(), counts, DType::kInt64, {.label = "split"}).wait();
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r) {
+    if (colors[static_cast<std::size_t>(r)] == mine) members.push_back(r);
+  }
+  const comm::Turn turn(*backend_->turns());
+  Group part(backend_->subgroup(members));
+  part.set_timeout(timeout());
+  return part;
+}
+
+Group Group::split_by_host() const { return split(backend_->host_ranks()[0]); }
+
 Work Group::all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
                        const CollectiveOptions& options) {
+  return all_gather_at(in, out, counts, {}, dtype, options);
+}
+
+Work Group::all_gather_at(const void* in, void* out, std::span<const std::int64_t> counts,
+                          std::span<const std::int64_t> offsets, DType dtype,
+                          const CollectiveOptions& options) {
   constexpr std::string_view kFunction = "all_gather";
   const std::int64_t total = checked_total(*backend_, kFunction, counts, options);
+  const std::int64_t end = checked_end(*backend_, kFunction, counts, offsets, options);
   const auto me = static_cast<std::size_t>(rank());
-  const std::int64_t before = std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0});
+  const std::int64_t before = offsets.empty()
+                                  ? std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0})
+                                  : offsets[me];
   check_pointer(*backend_, kFunction, "in", in, counts[me], options);
   check_pointer(*backend_, kFunction, "out", out, total, options);
   const char* const my_slice = static_cast<const char*>(advance(out, before, dtype));
   const char* const in_begin = static_cast<const char*>(in);
   const char* const in_end = in_begin + counts[me] * static_cast<std::int64_t>(element_nbytes(dtype));
-  if (counts[me] > 0 && in != my_slice && in_begin < advance(out, total, dtype) && in_end > out) {
+  if (offsets.empty() && counts[me] > 0 && in != my_slice && in_begin < advance(out, end, dtype) &&
+      in_end > out) {
     refuse(*backend_, kFunction, options,
            fmt::format("`in` overlaps `out` at byte {}; in place it must be this rank's slice, at byte {}.",
                        in_begin - static_cast<char*>(out), my_slice - static_cast<char*>(out)));
@@ -145,9 +215,10 @@ Work Group::all_gather(const void* in, void* out, std::span<const std::int64_t> 
   Call call = make_call(CollectiveKind::kAllGather, Transport::kGather, dtype, options);
   call.numel = total;
   call.counts = counts;
+  call.offsets = offsets;
   call.in = in;
   call.out = out;
-  Work work(backend_->post(call));
+  Work work(Post(*backend_)(call));
   count(backend_->counters().all_gather, counts[me] * (size() - 1), total - counts[me], dtype);
   return work;
 }
@@ -173,7 +244,7 @@ Work Group::reduce_scatter(const void* in, void* out, std::span<const std::int64
   call.in = in;
   call.reduction = {out, out_dtype, ReduceOp::kSum,
                     accumulate ? comm::ReduceBase::kOut : comm::ReduceBase::kZero};
-  Work work(backend_->post(call));
+  Work work(Post(*backend_)(call));
   count(backend_->counters().reduce_scatter, total - mine, mine * (size() - 1), dtype);
   return work;
 }
@@ -190,7 +261,7 @@ Work Group::exchange(const void* in, std::span<const std::int64_t> counts, DType
   call.counts = counts;
   call.in = in;
   call.consume = std::move(consume);
-  Work work(backend_->post(call));
+  Work work(Post(*backend_)(call));
   count(backend_->counters().reduce_scatter, total - mine, mine * (size() - 1), dtype);
   return work;
 }
@@ -211,7 +282,7 @@ Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op
   call.reduction = {inout, dtype, op, comm::ReduceBase::kFirst};
   if (numel * static_cast<std::int64_t>(element_nbytes(dtype)) <= kSmallAllReduceNbytes) {
     call.stage_input = true;
-    Work work(backend_->post(call));
+    Work work(Post(*backend_)(call));
     count(counter, numel * (size() - 1), numel * (size() - 1), dtype);
     return work;
   }
@@ -227,12 +298,13 @@ Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op
   call.counts = counts.span();
   call.reduction.out = my_slice;
   call.deferred = true;
-  const std::shared_ptr<comm::WorkState> reduced = backend_->post(call);
+  Post post(*backend_);
+  const std::shared_ptr<comm::WorkState> reduced = post(call);
   call.transport = Transport::kGather;
   call.phase = 1;
   call.in = my_slice;
   call.out = inout;
-  std::shared_ptr<comm::WorkState> gathered = backend_->post(call);
+  std::shared_ptr<comm::WorkState> gathered = post(call);
   reduced->chain(gathered);
   reduced->start();
   count(counter, numel - mine + mine * (size() - 1), mine * (size() - 1) + numel - mine, dtype);
@@ -251,14 +323,14 @@ Work Group::broadcast(void* inout, std::int64_t numel, DType dtype, int root,
   call.numel = numel;
   call.in = inout;
   call.out = inout;
-  Work work(backend_->post(call));
+  Work work(Post(*backend_)(call));
   const bool is_root = rank() == root;
   count(backend_->counters().broadcast, is_root ? numel * (size() - 1) : 0, is_root ? 0 : numel, dtype);
   return work;
 }
 
 Work Group::barrier(const CollectiveOptions& options) {
-  Work work(backend_->post(make_call(CollectiveKind::kBarrier, Transport::kBarrier, DType::kByte, options)));
+  Work work(Post(*backend_)(make_call(CollectiveKind::kBarrier, Transport::kBarrier, DType::kByte, options)));
   count(backend_->counters().barrier, 0, 0, DType::kByte);
   return work;
 }
@@ -266,10 +338,18 @@ Work Group::barrier(const CollectiveOptions& options) {
 SharedMemory Group::allocate(std::size_t nbytes) { return backend_->allocate(nbytes); }
 
 SharedMemory Group::allocate_node_shared(std::size_t nbytes, std::string_view label) {
+  const comm::Turn turn(*backend_->turns());
   return backend_->allocate_node_shared(nbytes, label);
 }
 
-void Group::abort(std::string_view reason) noexcept { backend_->abort(reason); }
+void Group::abort(std::string_view reason) noexcept {
+  const comm::Turn turn(*backend_->turns());
+  backend_->abort(reason);
+}
+
+void Group::set_progress_thread(bool on) { backend_->set_progress_thread(on); }
+bool Group::has_progress_thread() const { return backend_->progress_thread() != nullptr; }
+std::string Group::progress_thread_problem() const { return backend_->progress_thread_problem(); }
 
 CommunicationCounters Group::counters() const { return backend_->counters(); }
 void Group::reset_counters() { backend_->counters() = {}; }
@@ -283,6 +363,9 @@ void Group::set_timeout(std::chrono::milliseconds timeout) {
 
 std::chrono::milliseconds Group::timeout() const { return backend_->default_timeout(); }
 
-std::string Group::flight_recorder() const { return backend_->flight_recorder(); }
+std::string Group::flight_recorder() const {
+  const comm::Turn turn(*backend_->turns());
+  return backend_->flight_recorder();
+}
 
 }  // namespace zero

@@ -22,7 +22,7 @@ std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery,
       return std::make_shared<comm::ShmBackend>(
           comm::ControlSegment::rendezvous(discovery.job_id, discovery.rank, discovery.size,
                                            options.rendezvous_timeout),
-          discovery.rank);
+          discovery.rank, comm::ranks_beside(discovery.rank, discovery.size));
   }
   return nullptr;
 }

@@ -9,7 +9,7 @@ std::vector<Group> make_local_groups(int ranks) {
   std::vector<Group> groups;
   for (int r = 0; r < ranks; ++r) {
     segment->attach(r);
-    groups.emplace_back(std::make_shared<ShmBackend>(segment, r));
+    groups.emplace_back(std::make_shared<ShmBackend>(segment, r, ranks_beside(r, ranks)));
   }
   return groups;
 }

@@ -117,6 +117,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
   std::byte* data() const { return mapping_.data(); }
   std::size_t nbytes() const { return nbytes_; }
+  const FileDescriptor& descriptor() const { return fd_; }
   int fd() const { return fd_.get(); }
   RegionId id() const { return id_; }
   /// True when other ranks can map it.

@@ -23,7 +23,7 @@ std::shared_ptr<Backend> make_mpi_backend(int rank, int size) {
                     "build uses (or srun --mpi=pmix), or use ZERO_BACKEND=shm on one host.",
                     rank, size, mpi_rank, mpi_size));
   }
-  return std::make_shared<MpiGroup>(rank, size);
+  return std::make_shared<MpiGroup>(MPI_COMM_WORLD, rank, size);
 }
 
 }  // namespace zero::comm

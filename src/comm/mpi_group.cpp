@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <numeric>
 #include <utility>
 
 #include "base/clock.h"
@@ -25,7 +26,8 @@ struct Introduction {
   char host[128];
 };
 
-/// Host name and boot id: two containers of one host differ by name.
+/// Host name and boot id (two containers of one host differ by name), and which part of the host it counts
+/// as.
 Introduction introduce_myself() {
   Introduction mine{};
   const ProcessId self = this_process();
@@ -35,50 +37,58 @@ Introduction introduce_myself() {
   ::gethostname(name, sizeof(name) - 1);
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  std::snprintf(mine.host, sizeof(mine.host), "%s %s", name, boot_id.c_str());
+  int rank = 0, size = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  std::snprintf(mine.host, sizeof(mine.host), "%s %s %d", name, boot_id.c_str(), ranks_beside(rank, size)[0]);
   return mine;
 }
 
 }  // namespace
 
-MpiGroup::MpiGroup(int rank, int size)
-    : Backend(rank, size),
+MpiWork::MpiWork(MpiGroup* group) : WorkState(group->turns()), group_(group) {}
+
+MpiGroup::MpiGroup(MPI_Comm parent, int rank, int size)
+    : Backend(rank, size, mpi_turns()),
       registry_(std::make_shared<RegionRegistry>(rank, nullptr)),
       peers_(static_cast<std::size_t>(size)),
       slices_(static_cast<std::size_t>(size)),
       notice_(kNoticeBytes),
       pid_(::getpid()),
       exceptions_at_start_(std::uncaught_exceptions()) {
+  const Turn turn(*turns());
   for (MPI_Comm* comm : {&data_comm_, &record_comm_, &notice_comm_}) {
-    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
+    check_mpi(MPI_Comm_dup(parent, comm), "MPI_Comm_dup");
     MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
   }
-  introduce();
+  introduce(data_comm_);
   check_mpi(MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_,
                       &notice_receive_),
             "MPI_Irecv");
 }
 
-void MpiGroup::introduce() {
+void MpiGroup::introduce(MPI_Comm comm) {
   const Introduction mine = introduce_myself();
   std::vector<Introduction> all(peers_.size());
-  check_mpi(MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, data_comm_),
+  check_mpi(MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, comm),
             "MPI_Allgather");
-  local_size_ = 0;
+  std::vector<int> host_ranks;
   std::vector<pid_t> local_processes;
   for (std::size_t r = 0; r < all.size(); ++r) {
     peers_[r].process = {static_cast<pid_t>(all[r].pid), all[r].start_time};
     peers_[r].on_this_host = std::strcmp(all[r].host, mine.host) == 0;
     if (!peers_[r].on_this_host) continue;
-    if (static_cast<int>(r) < rank()) ++local_rank_;
-    ++local_size_;
+    host_ranks.push_back(static_cast<int>(r));
     local_processes.push_back(peers_[r].process.pid);
   }
+  set_host_ranks(std::move(host_ranks));
   policy_ = WaitPolicy::for_local_ranks(local_processes);
 }
 
 MpiGroup::~MpiGroup() {
+  set_progress_thread(false);
   if (::getpid() != pid_) return;  // a forked child has no MPI
+  const Turn turn(*turns());
   if (std::uncaught_exceptions() > exceptions_at_start_) {
     abort("an exception ended its work, see its own output");
   } else if (failure_.empty()) {
@@ -114,6 +124,7 @@ std::shared_ptr<WorkState> MpiGroup::post(const Call& call) {
   work.call_.assign(call, record, timeout_of(call));
   work.phase_ = MpiWork::Phase::kRecords;
   work.ready_ = !call.deferred;
+  work.start_over();
   work.next_.reset();
   work.error_ = nullptr;
   ++next_sequence_;
@@ -138,9 +149,19 @@ void MpiGroup::send_records(MpiWork& work) {
   }
 }
 
-void MpiGroup::progress() {
-  if (progressing_ || !failure_.empty()) return;
+std::string MpiGroup::progress_thread_problem() const {
+  int provided = MPI_THREAD_SINGLE;
+  check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
+  if (provided >= MPI_THREAD_SERIALIZED) return {};
+  return "MPI was initialised for calls from one thread only; ask MPI_Init_thread for MPI_THREAD_SERIALIZED, "
+         "or "
+         "leave MPI's initialisation to zerotorch";
+}
+
+bool MpiGroup::progress(int most) {
+  if (progressing_ || !failure_.empty()) return false;
   progressing_ = true;
+  const std::uint64_t begin = data_sequence_;
   try {
     receive_notices();
     // Transfers of later calls may overtake; finish steps and completions keep the order.
@@ -149,6 +170,7 @@ void MpiGroup::progress() {
       const bool moved = step(work_at(s));
       if (first && moved && failure_.empty()) {
         if (!finish(work_at(s))) break;
+        if (--most == 0) first = false;
       } else {
         first = false;
       }
@@ -158,6 +180,7 @@ void MpiGroup::progress() {
     throw;
   }
   progressing_ = false;
+  return data_sequence_ > begin;
 }
 
 bool MpiGroup::step(MpiWork& work) {
@@ -165,6 +188,7 @@ bool MpiGroup::step(MpiWork& work) {
   if (work.phase_ == Phase::kRecords) {
     if (!receive_records(work) || !work.ready_) return false;
     work.phase_ = Phase::kData;
+    work.data_since_ns_ = base::monotonic_ns();
     move_data(work);
   }
   if (work.phase_ == Phase::kData) {
@@ -175,6 +199,7 @@ bool MpiGroup::step(MpiWork& work) {
   if (work.phase_ == Phase::kForward) {
     if (!work.data_.test()) return false;
     work.phase_ = Phase::kMoved;
+    work.add_moving_ns(base::monotonic_ns() - work.data_since_ns_);
   }
   return work.phase_ == Phase::kMoved && work.record_sends_.test();
 }
@@ -302,6 +327,7 @@ bool MpiGroup::finish(MpiWork& work) {
     return false;
   }
   work.phase_ = MpiWork::Phase::kDone;
+  work.set_complete();
   work.call_.consume = nullptr;
   if (!work.scratch_.empty()) free_scratch_.push_back(std::exchange(work.scratch_, {}));
   CallRecord& remembered =
@@ -310,6 +336,23 @@ bool MpiGroup::finish(MpiWork& work) {
   ++data_sequence_;
   if (work.next_) std::exchange(work.next_, nullptr)->start();
   return true;
+}
+
+std::shared_ptr<Backend> MpiGroup::subgroup(std::span<const int> members) {
+  const bool here = std::all_of(members.begin(), members.end(), [&](int member) {
+    return peers_[static_cast<std::size_t>(member)].on_this_host;
+  });
+  std::vector<int> everybody(members.size());
+  std::iota(everybody.begin(), everybody.end(), 0);
+  const std::shared_ptr<Backend> shared =
+      make_shm_subgroup(here ? members : std::span<const int>(), std::move(everybody));
+  MPI_Comm comm = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split(data_comm_, here ? MPI_UNDEFINED : members[0], rank(), &comm), "MPI_Comm_split");
+  if (here) return shared;
+  const auto me = std::find(members.begin(), members.end(), rank()) - members.begin();
+  auto group = std::make_shared<MpiGroup>(comm, static_cast<int>(me), static_cast<int>(members.size()));
+  MPI_Comm_free(&comm);
+  return group;
 }
 
 SharedMemory MpiGroup::allocate(std::size_t nbytes) {

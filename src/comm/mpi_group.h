@@ -1,8 +1,8 @@
 #pragma once
-// The ranks of MPI_COMM_WORLD. Only point-to-point messages are used: every call first sends its record to
-// every rank and compares those that come, so that a divergence is found before any data is received,
-// and a late rank is known by name. Then the data moves, tagged with the sequence number; sums are
-// made here, in rank order.
+// The ranks of an MPI communicator. Only point-to-point messages are used: every call first sends its record
+// to every rank and compares those that come, so that a divergence is found before any data is received, and
+// a late rank is known by name. Then the data moves, tagged with the sequence number; sums are made here, in
+// rank order.
 //
 // Bytes on the wire per call and rank: (N-1) records of 96 bytes, and the data of the transport.
 // Failures and farewells travel as notices on a communicator of their own.
@@ -28,7 +28,7 @@ class MpiGroup;
 
 class MpiWork final : public WorkState {
  public:
-  explicit MpiWork(MpiGroup* group) : group_(group) {}
+  explicit MpiWork(MpiGroup* group);
   bool test() override;
   void wait() override;
   void start() override { ready_ = true; }
@@ -41,6 +41,7 @@ class MpiWork final : public WorkState {
   MpiGroup* group_;  ///< null once the group is gone
   PostedCall call_;
   Phase phase_ = Phase::kRecords;
+  std::int64_t data_since_ns_ = 0;  ///< every rank had entered the call
   bool ready_ = false;
   std::vector<CallRecord> records_;           ///< [N] received
   std::vector<MPI_Request> record_receives_;  ///< [N]
@@ -53,16 +54,18 @@ class MpiWork final : public WorkState {
 
 class MpiGroup final : public Backend {
  public:
-  /// *Collective.* Throws CommError.
-  MpiGroup(int rank, int size);
+  /// *Collective* over the ranks of `comm`. Throws CommError.
+  MpiGroup(MPI_Comm comm, int rank, int size);
   /// Waits until all ranks leave, so that nobody misses anything; while an exception unwinds the stack it
   /// aborts the group instead.
   ~MpiGroup() override;
 
   std::string_view name() const override { return "mpi"; }
-  int local_rank() const override { return local_rank_; }
-  int local_size() const override { return local_size_; }
   std::shared_ptr<WorkState> post(const Call& call) override;
+  std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
+  bool progress(int most) override;
+  bool under_way() const override { return data_sequence_ < next_sequence_ && failure_.empty(); }
+  std::string progress_thread_problem() const override;
   SharedMemory allocate(std::size_t nbytes) override;
   void abort(std::string_view reason) noexcept override;
   std::string flight_recorder() const override;
@@ -87,9 +90,9 @@ class MpiGroup final : public Backend {
   };
 
   // mpi_group.cpp
-  void introduce();
+  void introduce(MPI_Comm comm);
   void send_records(MpiWork& work);
-  void progress();
+  void progress() { progress(kWindow); }
   bool step(MpiWork& work);
   bool receive_records(MpiWork& work);
   void move_data(MpiWork& work);
@@ -119,8 +122,6 @@ class MpiGroup final : public Backend {
   MPI_Comm record_comm_ = MPI_COMM_NULL;
   MPI_Comm notice_comm_ = MPI_COMM_NULL;
   std::shared_ptr<RegionRegistry> registry_;
-  int local_rank_ = 0;
-  int local_size_ = 1;
   std::vector<Peer> peers_;
 
   std::array<std::shared_ptr<MpiWork>, kWindow> works_;

@@ -73,6 +73,11 @@ Session& session() {
 
 void ensure_mpi() { session(); }
 
+const std::shared_ptr<Turns>& mpi_turns() {
+  static const auto turns = std::make_shared<Turns>();
+  return turns;
+}
+
 void mark_mpi_failed() noexcept { session().mark_failed(); }
 
 void mark_mpi_unclean() noexcept { session().mark_unclean(); }

@@ -2,7 +2,10 @@
 // MPI itself: started when the first group needs it, ended with the process.
 #include <mpi.h>
 
+#include <memory>
 #include <string_view>
+
+#include "comm/progress_thread.h"
 
 namespace zero::comm {
 
@@ -10,6 +13,9 @@ namespace zero::comm {
 /// process, unless that could hang: then the process ends without, and mpirun ends the other ranks. Throws
 /// CommError.
 void ensure_mpi();
+
+/// The turns of all groups of this process: MPI is called by one thread at a time.
+const std::shared_ptr<Turns>& mpi_turns();
 
 /// A group has failed: some rank may never come to the end of its process, and finalising would wait for it.
 void mark_mpi_failed() noexcept;

@@ -27,13 +27,13 @@ double to_seconds(std::int64_t ns) {
 }  // namespace
 
 bool MpiWork::test() {
-  if (phase_ == Phase::kDone) return true;
+  if (complete()) return true;
   if (error_) std::rethrow_exception(error_);
   if (!group_)
     throw CommError(
         fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
   group_->progress();
-  if (phase_ == Phase::kDone) return true;
+  if (complete()) return true;
   if (error_) std::rethrow_exception(error_);
   group_->throw_if_failed();
   group_->check_peers(call_.record.sequence, call_.record.entered_ns, call_.timeout);
@@ -41,7 +41,7 @@ bool MpiWork::test() {
 }
 
 void MpiWork::wait() {
-  if (phase_ == Phase::kDone) return;
+  if (complete()) return;
   if (error_) std::rethrow_exception(error_);
   if (!group_)
     throw CommError(
@@ -61,8 +61,8 @@ void MpiGroup::wait(MpiWork& work) {
     if (counter) counter->wait_seconds += to_seconds(base::monotonic_ns() - begin_ns);
   };
   try {
-    block_until([&] { return work.phase_ == MpiWork::Phase::kDone || work.error_; },
-                work.call_.record.sequence, work.call_.timeout);
+    block_until([&] { return work.complete() || work.error_; }, work.call_.record.sequence,
+                work.call_.timeout);
   } catch (...) {
     account();
     throw;

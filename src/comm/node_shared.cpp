@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "comm/backend.h"
@@ -23,7 +24,7 @@ void set_error(Attempt& attempt, const char* text) {
   std::strncpy(attempt.error, text, sizeof(attempt.error) - 1);
 }
 
-std::vector<Attempt> exchange_attempts(Backend& backend, const Attempt& mine, std::size_t nbytes,
+std::vector<Attempt> exchange_attempts(Backend& backend, const Attempt& mine, std::int64_t recorded_nbytes,
                                        std::string_view label, std::uint8_t phase) {
   std::vector<Attempt> attempts(static_cast<std::size_t>(backend.size()));
   Call call;
@@ -31,7 +32,7 @@ std::vector<Attempt> exchange_attempts(Backend& backend, const Attempt& mine, st
   call.transport = Transport::kView;
   call.phase = phase;
   call.numel = sizeof(Attempt);
-  call.recorded_numel = static_cast<std::int64_t>(nbytes);  // ranks that ask for other sizes diverge
+  call.recorded_numel = recorded_nbytes;  // ranks that ask for other sizes diverge
   call.in = &mine;
   call.label = label;
   call.stage_input = true;
@@ -58,11 +59,18 @@ SharedMemory Backend::allocate_node_shared(std::size_t nbytes, std::string_view 
                     "them on one host. Use the copying parameter store across hosts.",
                     label, local_size(), size()));
   }
-  constexpr int kCreator = 0;
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  return SharedMemory(share_region(all, nbytes, static_cast<std::int64_t>(nbytes), label));
+}
+
+std::shared_ptr<Region> Backend::share_region(std::span<const int> members, std::size_t nbytes,
+                                              std::int64_t recorded_nbytes, std::string_view label) {
   const std::string what = fmt::format("allocate_node_shared(\"{}\")", label);
+  const int creator = members.empty() ? -1 : members[0];
   std::shared_ptr<Region> region;
   Attempt mine;
-  if (rank() == kCreator) {
+  if (rank() == creator) {
     try {
       region = Region::create(registry(), nbytes, Region::Sharing::kNodeShared, what);
       mine.id = region->id();
@@ -71,19 +79,19 @@ SharedMemory Backend::allocate_node_shared(std::size_t nbytes, std::string_view 
       set_error(mine, error.what());
     }
   }
-  const std::vector<Attempt> created = exchange_attempts(*this, mine, nbytes, label, 0);
+  const std::vector<Attempt> created = exchange_attempts(*this, mine, recorded_nbytes, label, 0);
   throw_first_error(created);
-  if (rank() != kCreator) {
+  if (creator >= 0 && rank() != creator) {
     try {
-      const Attempt& creator = created[kCreator];
-      region = Region::open(registry(), creator.id, pid_of(kCreator), creator.fd, nbytes);
+      const Attempt& from = created[static_cast<std::size_t>(creator)];
+      region = Region::open(registry(), from.id, pid_of(creator), from.fd, nbytes);
     } catch (const IoError& error) {
       set_error(mine, error.what());
     }
   }
   // Nobody goes on before all have opened it: the creator's descriptor must still be there.
-  throw_first_error(exchange_attempts(*this, mine, nbytes, label, 1));
-  return SharedMemory(std::move(region));
+  throw_first_error(exchange_attempts(*this, mine, recorded_nbytes, label, 1));
+  return region;
 }
 
 }  // namespace zero::comm

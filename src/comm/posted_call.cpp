@@ -10,6 +10,7 @@ void PostedCall::assign(const Call& call, const CallRecord& call_record,
   transport = call.transport;
   numel = call.numel;
   counts.assign(call.counts.begin(), call.counts.end());
+  offsets.assign(call.offsets.begin(), call.offsets.end());
   in = call.in;
   out = call.out;
   reduction = call.reduction;
@@ -35,6 +36,7 @@ std::size_t PostedCall::input_nbytes(int rank) const {
 }
 
 std::size_t PostedCall::slice_offset_nbytes(int rank) const {
+  if (!offsets.empty()) return static_cast<std::size_t>(offsets[static_cast<std::size_t>(rank)]) * element();
   return static_cast<std::size_t>(std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0})) *
          element();
 }

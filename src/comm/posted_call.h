@@ -12,7 +12,8 @@ struct PostedCall {
   CallRecord record;
   Transport transport = Transport::kBarrier;
   std::int64_t numel = 0;
-  std::vector<std::int64_t> counts;  ///< keeps its capacity from call to call
+  std::vector<std::int64_t> counts;   ///< keeps its capacity from call to call, as the next
+  std::vector<std::int64_t> offsets;  ///< of the slices in `out` of a gather; empty: one after the other
   const void* in = nullptr;
   void* out = nullptr;
   Reduction reduction;

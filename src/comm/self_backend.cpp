@@ -14,16 +14,16 @@ constexpr std::size_t kRecordedCalls = 16;
 /// A call of a group of one is complete once it has been started.
 class SelfWork final : public WorkState {
  public:
-  explicit SelfWork(const Call& call) : call_(call) {}
+  SelfWork(const Call& call, std::shared_ptr<Turns> turns) : WorkState(std::move(turns)), call_(call) {}
   bool test() override {
-    ZERO_CHECK(done_, "deferred call never started");
+    ZERO_CHECK(complete(), "deferred call never started");
     return true;
   }
   void wait() override { test(); }
   void chain(std::shared_ptr<WorkState> next) override { next_ = std::move(next); }
   void start() override {
     run(call_);
-    done_ = true;
+    set_complete();
     if (next_) next_->start();
   }
 
@@ -31,7 +31,10 @@ class SelfWork final : public WorkState {
     const std::size_t nbytes = static_cast<std::size_t>(call.numel) * element_nbytes(call.dtype);
     switch (call.transport) {
       case Transport::kGather:
-        if (nbytes > 0 && call.in != call.out) std::memcpy(call.out, call.in, nbytes);
+        if (void* const out = static_cast<std::byte*>(call.out) + offset_nbytes(call);
+            nbytes > 0 && call.in != out) {
+          std::memcpy(out, call.in, nbytes);
+        }
         break;
       case Transport::kScatter:
       case Transport::kView:
@@ -44,14 +47,19 @@ class SelfWork final : public WorkState {
   }
 
  private:
+  static std::size_t offset_nbytes(const Call& call) {
+    return call.offsets.empty() ? 0 : static_cast<std::size_t>(call.offsets[0]) * element_nbytes(call.dtype);
+  }
+
   Call call_;
   std::shared_ptr<WorkState> next_;
-  bool done_ = false;
 };
 
 class SelfBackend final : public Backend {
  public:
-  SelfBackend() : Backend(0, 1), registry_(std::make_shared<RegionRegistry>(0, nullptr)) {}
+  SelfBackend() : Backend(0, 1), registry_(std::make_shared<RegionRegistry>(0, nullptr)) {
+    set_host_ranks({0});
+  }
 
   std::string_view name() const override { return "self"; }
 
@@ -60,11 +68,15 @@ class SelfBackend final : public Backend {
     CallRecord& record = recent_[next_sequence_ % kRecordedCalls];
     record = make_record(call, next_sequence_++);
     record.entered_ns = base::monotonic_ns();
-    if (call.deferred) return std::make_shared<SelfWork>(call);
+    if (call.deferred) return std::make_shared<SelfWork>(call, turns());
     SelfWork::run(call);
     record.left_ns = base::monotonic_ns();
     return nullptr;
   }
+
+  std::shared_ptr<Backend> subgroup(std::span<const int>) override { return make_self_backend(); }
+  bool progress(int) override { return false; }
+  bool under_way() const override { return false; }
 
   SharedMemory allocate(std::size_t nbytes) override {
     return SharedMemory(Region::create(registry_, nbytes, Region::Sharing::kPrivate, "allocate"));

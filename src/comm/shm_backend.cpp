@@ -35,8 +35,11 @@ std::vector<pid_t> processes_of(const ControlSegment& segment) {
 
 }  // namespace
 
+ShmWork::ShmWork(ShmBackend* backend) : WorkState(backend->turns()), backend_(backend) {}
+
 void ShmWork::reset(int ranks) {
-  ready_ = staged_ = data_done_ = complete_ = false;
+  ready_ = staged_ = data_done_ = false;
+  start_over();
   peers_.assign(static_cast<std::size_t>(ranks), Peer::kUnseen);
   peers_left_ = 0;
   input_region_.reset();
@@ -48,7 +51,7 @@ void ShmWork::start() {
   if (backend_) backend_->start(*this);
 }
 
-ShmBackend::ShmBackend(std::shared_ptr<ControlSegment> segment, int rank)
+ShmBackend::ShmBackend(std::shared_ptr<ControlSegment> segment, int rank, std::vector<int> host_ranks)
     : Backend(rank, segment->ranks()),
       segment_(segment),
       registry_(std::make_shared<RegionRegistry>(
@@ -68,6 +71,7 @@ ShmBackend::ShmBackend(std::shared_ptr<ControlSegment> segment, int rank)
       peer_regions_(static_cast<std::size_t>(size())),
       stopped_since_ns_(static_cast<std::size_t>(size())),
       policy_(WaitPolicy::for_local_ranks(processes_of(*segment_))) {
+  set_host_ranks(std::move(host_ranks));
   // All that calls need, so that none allocates.
   for (auto& place : works_) {
     place = std::make_shared<ShmWork>(this);
@@ -77,6 +81,7 @@ ShmBackend::ShmBackend(std::shared_ptr<ControlSegment> segment, int rank)
 }
 
 ShmBackend::~ShmBackend() {
+  set_progress_thread(false);
   if (::getpid() == pid_) {  // a forked child has only a copy of the owner's objects
     if (std::uncaught_exceptions() > exceptions_at_start_) {
       abort("an exception ended its work, see its own output");
@@ -151,10 +156,12 @@ void ShmBackend::start(ShmWork& work) {
   if (!work.ready_) make_ready(work);
 }
 
-void ShmBackend::progress() {
-  if (progressing_ || segment_->failed()) return;
+bool ShmBackend::progress(int most) {
+  if (progressing_ || segment_->failed()) return false;
   const FlagGuard guard(progressing_);
-  while (data_sequence_ < next_sequence_) {
+  const std::uint64_t begin = data_sequence_;
+  const std::uint64_t end = std::min(next_sequence_, begin + static_cast<std::uint64_t>(most));
+  while (data_sequence_ < end) {
     ShmWork& work = work_at(data_sequence_);
     if (!work.ready_) {
       if (work.call_.transport != Transport::kBarrier) break;  // deferred, not started
@@ -163,6 +170,7 @@ void ShmBackend::progress() {
     if (!run_data_phase(work)) break;
   }
   retire();
+  return data_sequence_ > begin;
 }
 
 bool ShmBackend::run_data_phase(ShmWork& work) {
@@ -210,10 +218,12 @@ void ShmBackend::copy_from_peer(ShmWork& work, int peer) {
   const PostedCall& call = work.call_;
   const std::size_t nbytes = call.input_nbytes(peer);
   if (nbytes == 0) return;
+  const std::int64_t begin_ns = base::monotonic_ns();
   const std::byte* const source = map_input(peer, call.record.sequence);
   auto* const target =
       call.transport == Transport::kGather ? call.out_slice(peer) : static_cast<std::byte*>(call.out);
   if (target != source) copy_bytes(target, source, nbytes);
+  work.add_moving_ns(base::monotonic_ns() - begin_ns);
 }
 
 void ShmBackend::finish(ShmWork& work) {
@@ -244,7 +254,7 @@ void ShmBackend::finish(ShmWork& work) {
   work.data_done_ = true;
   work.call_.consume = nullptr;
   const bool peers_read_my_input = work.in_nbytes_ > 0 && !work.staged_ && size() > 1;
-  if (!peers_read_my_input || work.call_.input_stable) work.complete_ = true;
+  if (!peers_read_my_input || work.call_.input_stable) work.set_complete();
   mine_.ring[work.call_.record.sequence % kRingSlots].record.store_word(offsetof(CallRecord, left_ns),
                                                                         base::monotonic_ns());
   mine_.left.store(++data_sequence_, std::memory_order_seq_cst);
@@ -262,10 +272,19 @@ void ShmBackend::retire() {
   if (left_by_all <= retired_sequence_) return;
   for (; retired_sequence_ < left_by_all; ++retired_sequence_) {
     ShmWork& work = work_at(retired_sequence_);
-    work.complete_ = true;
+    work.set_complete();
     work.input_region_.reset();
   }
   staging_.release_before(retired_sequence_);
+}
+
+std::shared_ptr<Backend> ShmBackend::subgroup(std::span<const int> members) {
+  std::vector<int> beside;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (std::find(host_ranks().begin(), host_ranks().end(), members[i]) != host_ranks().end())
+      beside.push_back(static_cast<int>(i));
+  }
+  return make_shm_subgroup(members, std::move(beside));
 }
 
 SharedMemory ShmBackend::allocate(std::size_t nbytes) {

@@ -29,7 +29,7 @@ class ShmBackend;
 
 class ShmWork final : public WorkState {
  public:
-  explicit ShmWork(ShmBackend* backend) : backend_(backend) {}
+  explicit ShmWork(ShmBackend* backend);
   bool test() override;
   void wait() override;
   void start() override;
@@ -50,7 +50,6 @@ class ShmWork final : public WorkState {
   bool ready_ = false;   ///< my input may be read
   bool staged_ = false;  ///< peers read a copy of it
   bool data_done_ = false;
-  bool complete_ = false;
   std::vector<Peer> peers_;
   int peers_left_ = 0;  ///< peers that are not kDone
   std::shared_ptr<Region> input_region_;
@@ -60,14 +59,17 @@ class ShmWork final : public WorkState {
 
 class ShmBackend final : public Backend {
  public:
-  /// `segment` has this rank attached. Local.
-  ShmBackend(std::shared_ptr<ControlSegment> segment, int rank);
+  /// `segment` has every rank of `host_ranks`, which count as on this host, attached. Local.
+  ShmBackend(std::shared_ptr<ControlSegment> segment, int rank, std::vector<int> host_ranks);
   /// Waits until the peers have read what they still need of this rank, then leaves; while an exception
   /// unwinds the stack it aborts the group instead.
   ~ShmBackend() override;
 
   std::string_view name() const override { return "shm"; }
   std::shared_ptr<WorkState> post(const Call& call) override;
+  std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
+  bool progress(int most) override;
+  bool under_way() const override { return data_sequence_ < next_sequence_ && !segment_->failed(); }
   SharedMemory allocate(std::size_t nbytes) override;
   void abort(std::string_view reason) noexcept override;
   std::string flight_recorder() const override;
@@ -85,8 +87,7 @@ class ShmBackend final : public Backend {
   void make_ready(ShmWork& work);
   void publish_ready();
   void start(ShmWork& work);
-  /// Runs data phases as far as the peers allow. Throws what a finish step throws.
-  void progress();
+  void progress() { progress(kRingSlots); }
   bool run_data_phase(ShmWork& work);
   /// Compares the calls of `peer` with mine, up to call `sequence`, which it has entered.
   void verify_peer(std::uint64_t sequence, int peer);

@@ -28,15 +28,10 @@ constexpr std::int64_t kPollNs = 2 * base::kNanosPerMilli;
 constexpr std::int64_t kCreationGraceS =
     5;  ///< a segment without magic that is older was left by a dead creator
 
-std::size_t segment_nbytes(int ranks) {
-  return round_up(sizeof(SegmentHeader), kPageBytes) +
-         round_up(sizeof(RankBlock) * static_cast<std::size_t>(ranks), kPageBytes);
-}
-
 void write_header(ControlSegment& segment, int ranks) {
   SegmentHeader& head = segment.header();
   const ProcessId self = this_process();
-  head.nbytes = segment_nbytes(ranks);
+  head.nbytes = ControlSegment::nbytes_of(ranks);
   head.ranks = ranks;
   head.creator_pid = self.pid;
   head.creator_start_time = self.start_time;
@@ -89,7 +84,8 @@ Existing judge(const FileDescriptor& fd, ControlSegment* segment) {
 /// Null while the file is not yet large enough to hold a header.
 std::shared_ptr<ControlSegment> map_existing(const FileDescriptor& fd) {
   struct stat stats {};
-  if (::fstat(fd.get(), &stats) != 0 || static_cast<std::size_t>(stats.st_size) < segment_nbytes(1))
+  if (::fstat(fd.get(), &stats) != 0 ||
+      static_cast<std::size_t>(stats.st_size) < ControlSegment::nbytes_of(1))
     return nullptr;
   return std::make_shared<ControlSegment>(Mapping(fd.get(), static_cast<std::size_t>(stats.st_size)));
 }
@@ -173,7 +169,7 @@ std::shared_ptr<ControlSegment> create_and_gather(const std::string& name, int r
                                                   std::int64_t deadline_ns) {
   const FileDescriptor fd = create_or_take_over(name, deadline_ns);
   NameGuard guard(name);
-  const std::size_t nbytes = segment_nbytes(ranks);
+  const std::size_t nbytes = ControlSegment::nbytes_of(ranks);
   reserve(fd, name, nbytes);
   auto segment = std::make_shared<ControlSegment>(Mapping(fd.get(), nbytes));
   write_header(*segment, ranks);
@@ -205,7 +201,7 @@ std::shared_ptr<ControlSegment> find_and_attach(const std::string& name, int ran
     }
     std::this_thread::sleep_for(std::chrono::nanoseconds(kPollNs));
   }
-  if (segment->header().nbytes != segment_nbytes(ranks) || segment->ranks() != ranks) {
+  if (segment->header().nbytes != ControlSegment::nbytes_of(ranks) || segment->ranks() != ranks) {
     throw ConfigError(
         fmt::format("rank {} wants a group of {} ranks, rank 0 (pid {}) has made one of {}. The world size "
                     "must be the same "
@@ -233,13 +229,22 @@ std::string ControlSegment::name_of(const std::string& job_id) {
   return fmt::format("/zerotorch-{}-{}", ::getuid(), id);
 }
 
-std::shared_ptr<ControlSegment> ControlSegment::create_anonymous(int ranks) {
-  const std::size_t nbytes = segment_nbytes(ranks);
-  const FileDescriptor fd = create_memfd(nbytes, "control segment");
-  auto segment = std::make_shared<ControlSegment>(Mapping(fd.get(), nbytes));
-  write_header(*segment, ranks);
-  segment->header().complete.store(1, std::memory_order_release);
+std::size_t ControlSegment::nbytes_of(int ranks) {
+  return round_up(sizeof(SegmentHeader), kPageBytes) +
+         round_up(sizeof(RankBlock) * static_cast<std::size_t>(ranks), kPageBytes);
+}
+
+std::shared_ptr<ControlSegment> ControlSegment::over(const FileDescriptor& memory, int ranks, bool creator) {
+  auto segment = std::make_shared<ControlSegment>(Mapping(memory.get(), nbytes_of(ranks)));
+  if (creator) {
+    write_header(*segment, ranks);
+    segment->header().complete.store(1, std::memory_order_release);
+  }
   return segment;
+}
+
+std::shared_ptr<ControlSegment> ControlSegment::create_anonymous(int ranks) {
+  return over(create_memfd(nbytes_of(ranks), "control segment"), ranks, true);
 }
 
 std::shared_ptr<ControlSegment> ControlSegment::rendezvous(const std::string& job_id, int rank, int ranks,

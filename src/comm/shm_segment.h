@@ -111,6 +111,12 @@ class ControlSegment {
   /// Without a name, for the threads of one process. Throws IoError.
   static std::shared_ptr<ControlSegment> create_anonymous(int ranks);
 
+  /// Bytes of a segment for so many ranks.
+  static std::size_t nbytes_of(int ranks);
+  /// Over memory of nbytes_of(ranks), zero-filled at first, that the ranks have agreed on; its `creator` is
+  /// the first one here. Throws IoError. Local.
+  static std::shared_ptr<ControlSegment> over(const FileDescriptor& memory, int ranks, bool creator);
+
   /// *Collective* over the ranks of this host. Rank 0 creates /dev/shm/<name>, the others attach, and
   /// the name is removed before anybody returns. A segment left by a dead process is taken over.
   /// Throws IoError (no room in /dev/shm, no permission), ConfigError (rank taken, job id in use), CommError

@@ -33,13 +33,13 @@ double to_seconds(std::int64_t ns) {
 }  // namespace
 
 bool ShmWork::test() {
-  if (complete_) return true;
+  if (complete()) return true;
   if (error_) std::rethrow_exception(error_);
   if (!backend_)
     throw CommError(
         fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
   backend_->progress();
-  if (complete_) return true;
+  if (complete()) return true;
   if (error_) std::rethrow_exception(error_);
   backend_->throw_if_failed();
   backend_->check_peers(call_.record.sequence, call_.record.entered_ns, call_.timeout);
@@ -47,7 +47,7 @@ bool ShmWork::test() {
 }
 
 void ShmWork::wait() {
-  if (complete_) return;
+  if (complete()) return;
   if (error_) std::rethrow_exception(error_);
   if (!backend_)
     throw CommError(
@@ -62,14 +62,14 @@ void ShmBackend::wait(ShmWork& work) {
                     describe(work.call_.record)));
   }
   progress();
-  if (work.complete_) return;
+  if (work.complete()) return;
   const std::int64_t begin_ns = base::monotonic_ns();
   CollectiveCounter* const counter = counter_of(work.call_.record.kind);
   const auto account = [&] {
     if (counter) counter->wait_seconds += to_seconds(base::monotonic_ns() - begin_ns);
   };
   try {
-    block_until([&] { return work.complete_ || work.error_; }, work.call_.record.sequence,
+    block_until([&] { return work.complete() || work.error_; }, work.call_.record.sequence,
                 work.call_.timeout);
   } catch (...) {
     account();

@@ -4,6 +4,7 @@
 namespace zero::config {
 namespace {
 
+using ProgressThread = Config::Zerotorch::ProgressThread;
 using Store = Config::Zerotorch::Store;
 using VerifyParameters = Config::Zerotorch::VerifyParameters;
 
@@ -15,7 +16,9 @@ constexpr Key kKeys[] = {
     {.path = "zerotorch.store",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",
-     .note = "where gathered parameters live; auto: node_shared when all ranks are on one host, else copying",
+     .note =
+         "where gathered parameters live: once on each host, or copied to each rank; auto: node_shared when "
+         "all ranks are on one host, else copying",
      .choices = "auto|node_shared|copying",
      .bind =
          [](Config& c, const Value& v) {
@@ -54,6 +57,25 @@ constexpr Key kKeys[] = {
            c.zerotorch.verify_parameters =
                v.text == "verify" ? VerifyParameters::kVerify : VerifyParameters::kBroadcast;
          }},
+    {.path = "zerotorch.progress_thread",
+     .kind = Kind::kChoice,
+     .fallback = "\"auto\"",
+     .note =
+         "a thread of each rank that moves data while the others compute; auto: with overlap_comm, where a "
+         "rank has a core more than compute threads",
+     .choices = "auto|always|never",
+     .bind =
+         [](Config& c, const Value& v) {
+           c.zerotorch.progress_thread = v.text == "auto"     ? ProgressThread::kAuto
+                                         : v.text == "always" ? ProgressThread::kAlways
+                                                              : ProgressThread::kNever;
+         }},
+    {.path = "zerotorch.measured_prefetch",
+     .kind = Kind::kBool,
+     .fallback = "true",
+     .note = "copying store: gather ahead only as far as measured times ask for, up to "
+             "stage3_prefetch_bucket_size",
+     .bind = [](Config& c, const Value& v) { c.zerotorch.measured_prefetch = v.boolean; }},
     {.path = "zerotorch.bind_cores_to_rank",
      .kind = Kind::kBool,
      .fallback = "false",

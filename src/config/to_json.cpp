@@ -61,12 +61,18 @@ ordered_json zerotorch_json(const Config::Zerotorch& own) {
   const char* store = own.store == Store::kAuto         ? "auto"
                       : own.store == Store::kNodeShared ? "node_shared"
                                                         : "copying";
+  using Progress = Config::Zerotorch::ProgressThread;
+  const char* progress = own.progress_thread == Progress::kAuto     ? "auto"
+                         : own.progress_thread == Progress::kAlways ? "always"
+                                                                    : "never";
   return {{"store", store},
           {"unit_numel", own.unit_numel},
           {"unit_names", own.unit_names},
           {"seed", own.seed ? ordered_json(*own.seed) : ordered_json()},
           {"reseed_per_micro_batch", own.reseed_per_micro_batch},
           {"verify_parameters", own.verify_parameters == Verify::kVerify ? "verify" : "broadcast"},
+          {"progress_thread", progress},
+          {"measured_prefetch", own.measured_prefetch},
           {"bind_cores_to_rank", own.bind_cores_to_rank},
           {"step_in_backward", own.step_in_backward},
           {"timeout_s", own.timeout_s},

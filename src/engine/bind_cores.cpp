@@ -39,30 +39,51 @@ std::vector<Place> gather_places(Group& group) {
   return all;
 }
 
-}  // namespace
+/// What a rank has of its host's cores.
+struct Share {
+  bool pinned_before = false;  ///< somebody has divided them among the ranks already
+  std::vector<int> cpus;       ///< else: this rank's part of them; empty: more ranks than CPUs
+};
 
-int bind_cores(Group group) {
+Share share_of(Group group) {
   const std::vector<Place> all = gather_places(group);
   const Place& mine = all[static_cast<std::size_t>(group.rank())];
-  const std::vector<base::Cpu> usable = base::usable_cpus();
   const bool pinned_before = std::any_of(all.begin(), all.end(), [&](const Place& other) {
     return other.host == mine.host && !CPU_EQUAL(&other.cpus, &mine.cpus);
   });
-  if (pinned_before) return base::count_cores(usable);
-  const std::vector<int> share = base::core_share(usable, group.local_rank(), group.local_size());
+  if (pinned_before) return {true, {}};
+  return {false, base::core_share(base::usable_cpus(), group.local_rank(), group.local_size())};
+}
+
+}  // namespace
+
+int bind_cores(Group group) {
+  const Share share = share_of(group);
+  if (share.pinned_before) return base::count_cores(base::usable_cpus());
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
-  for (const int id : share) CPU_SET(id, &cpus);
-  if (share.empty()) {
+  for (const int id : share.cpus) CPU_SET(id, &cpus);
+  if (share.cpus.empty()) {
     if (group.rank() == 0) {
       base::log_warning("bind_cores_to_rank: {} ranks on this host are more than its {} CPUs; not pinned",
-                        group.local_size(), usable.size());
+                        group.local_size(), base::usable_cpus().size());
     }
   } else if (::sched_setaffinity(0, sizeof cpus, &cpus) != 0) {
     base::log_warning("bind_cores_to_rank: the system refuses to pin rank {}; going on unpinned",
                       group.rank());
   }
   return base::count_cores(base::usable_cpus());
+}
+
+int count_cores_of_rank(Group group) {
+  const Share share = share_of(group);
+  std::vector<base::Cpu> cpus = base::usable_cpus();
+  if (!share.pinned_before && group.local_size() > 1) {
+    std::erase_if(cpus, [&](const base::Cpu& cpu) {
+      return std::find(share.cpus.begin(), share.cpus.end(), cpu.id) == share.cpus.end();
+    });
+  }
+  return base::count_cores(cpus);
 }
 
 }  // namespace zero::engine

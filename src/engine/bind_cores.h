@@ -10,4 +10,8 @@ namespace zero::engine {
 /// use now. *Collective.*
 int bind_cores(Group group);
 
+/// The cores this rank has for itself: those it may use, or its share of them while nobody has divided them.
+/// *Collective.*
+int count_cores_of_rank(Group group);
+
 }  // namespace zero::engine

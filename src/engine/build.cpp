@@ -2,6 +2,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 #include <xxhash.h>
@@ -113,14 +114,34 @@ void make_model(Engine::Impl& impl) {
 bool use_node_shared(const Engine::Impl& impl) {
   using Store = Config::Zerotorch::Store;
   const auto wanted = impl.config.zerotorch.store;
-  const bool possible = impl.group.single_node() && impl.model.device.is_cpu();
-  if (wanted == Store::kNodeShared && !possible) {
-    throw ConfigError(
-        "zerotorch.store: 'node_shared' needs all ranks on one host and the module on the CPU; use "
-        "'copying' or 'auto'");
+  const bool on_cpu = impl.model.device.is_cpu();
+  if (wanted == Store::kNodeShared && !on_cpu) {
+    throw ConfigError("zerotorch.store: 'node_shared' needs the module on the CPU; use 'copying' or 'auto'");
   }
-  if (wanted == Store::kAuto) return possible && impl.group.size() > 1 && impl.model.sharding.parameters;
-  return wanted == Store::kNodeShared;
+  if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
+  return impl.group.single_node() && on_cpu && impl.group.size() > 1 && impl.model.sharding.parameters;
+}
+
+/// *Collective.* The groups inside and between hosts, if there are several. Throws ConfigError on every rank
+/// when they have different numbers of ranks.
+std::optional<sharding::Hosts> find_hosts(Group group) {
+  std::int64_t fewest = group.local_size(), most = fewest;
+  group.all_reduce(&fewest, 1, DType::kInt64, ReduceOp::kMin, {.label = "ranks of a host"}).wait();
+  group.all_reduce(&most, 1, DType::kInt64, ReduceOp::kMax, {.label = "ranks of a host"}).wait();
+  if (most == group.size()) return std::nullopt;
+  if (fewest != most) {
+    leave_together(group);
+    throw ConfigError(fmt::format(
+        "zerotorch.store: 'node_shared' over several hosts needs as many ranks on each; there are "
+        "hosts with {} and with {} of the {} ranks. Start as many everywhere, or use 'copying'",
+        fewest, most, group.size()));
+  }
+  sharding::Hosts hosts{group.split_by_host(), group.split(group.local_rank()), {}};
+  const std::int32_t mine = group.rank();
+  hosts.across_ranks.resize(static_cast<std::size_t>(hosts.across.size()));
+  const std::vector<std::int64_t> counts(hosts.across_ranks.size(), sizeof mine);
+  hosts.across.all_gather(&mine, hosts.across_ranks.data(), counts, DType::kByte, {.label = "ranks"}).wait();
+  return hosts;
 }
 
 /// What stays whole on every rank (layout/units.h).
@@ -142,6 +163,7 @@ std::vector<bool> resident_units(const Engine::Impl& impl) {
 void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
   const auto& zero = impl.config.zero_optimization;
   if (use_node_shared(impl)) {
+    impl.model.hosts = find_hosts(impl.group);
     impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.times);
   } else {
     impl.store = sharding::make_copying_store(
@@ -150,6 +172,7 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
          .max_live_numel = zero.stage3_max_live_parameters,
          .max_reuse_numel = zero.stage3_max_reuse_distance,
          .prefetch_numel = zero.overlap_comm ? zero.stage3_prefetch_bucket_size : 0,
+         .measured_prefetch = impl.config.zerotorch.measured_prefetch,
          .publish_bucket_numel = zero.allgather_bucket_size});
   }
   impl.base_lr = std::move(setup.base_lr);
@@ -326,6 +349,18 @@ MemoryReport measure_module(const Inventory& inventory) {
   return report;
 }
 
+/// *Collective.* Starts the progress thread where the configuration wants it.
+void choose_progress_thread(Engine::Impl& impl) {
+  using ProgressThread = Config::Zerotorch::ProgressThread;
+  const auto wanted = impl.config.zerotorch.progress_thread;
+  bool on = wanted == ProgressThread::kAlways;
+  if (wanted == ProgressThread::kAuto && impl.config.zero_optimization.overlap_comm) {
+    on = count_cores_of_rank(impl.group) > at::get_num_threads() &&
+         impl.group.progress_thread_problem().empty();
+  }
+  if (on || wanted == ProgressThread::kNever) impl.group.set_progress_thread(on);
+}
+
 /// One seed for all ranks: the configuration's, or that of rank 0's default generator.
 std::uint64_t choose_seed(const Config& config, Group& group) {
   auto seed = static_cast<std::int64_t>(config.zerotorch.seed.value_or(
@@ -339,10 +374,12 @@ void log_start(const Engine::Impl& impl, const std::string& optimizer) {
   for (const auto& notice : impl.config.notices) base::log_info("config: {}", notice);
   std::int64_t numel = 0;
   for (const auto& parameter : impl.model.parameters) numel += parameter.range.numel();
-  base::log_info("ZeRO stage {}, {} rank{} ({}), {} store: {:.2f} M parameters ({}) in {} units, {}",
+  base::log_info("ZeRO stage {}, {} rank{} ({}{}), {} store{}: {:.2f} M parameters ({}) in {} units, {}",
                  impl.config.zero_optimization.stage, impl.group.size(), impl.group.size() == 1 ? "" : "s",
-                 impl.group.backend(), use_node_shared(impl) ? "node-shared" : "copying", numel / 1e6,
-                 dtype_name(impl.model.low_dtype), impl.model.units.size(), optimizer);
+                 impl.group.backend(), impl.group.has_progress_thread() ? ", progress thread" : "",
+                 use_node_shared(impl) ? "node-shared" : "copying",
+                 impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "",
+                 numel / 1e6, dtype_name(impl.model.low_dtype), impl.model.units.size(), optimizer);
 }
 
 /// The part of initialize() in which ranks depend on each other. *Collective.*
@@ -351,6 +388,7 @@ void join_ranks(Engine::Impl& impl, OptimizerSetup setup) {
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
   }
   check_agreement(impl.inventory, impl.group);
+  choose_progress_thread(impl);
   impl.seed = choose_seed(impl.config, impl.group);
   make_parts(impl, std::move(setup));
   adopt_parameters(impl);

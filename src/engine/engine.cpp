@@ -35,6 +35,10 @@ Engine::Impl::~Impl() {
   // Leaving by exception: tell the others now, they would wait for this rank.
   if (aborts_on_exception && std::uncaught_exceptions() > exceptions_at_start) {
     group.abort("its engine was destroyed by an exception");
+    if (model.hosts) {
+      model.hosts->node.abort("its engine was destroyed by an exception");
+      model.hosts->across.abort("its engine was destroyed by an exception");
+    }
   }
   hooks.clear();
   for (auto& parameter : model.parameters) {

@@ -55,9 +55,9 @@ std::string CommunicationReport::to_string() const {
       "received by this rank: gathered {} in {} gathers ({} prefetched), reduced {} in {} reductions, "
       "published {} "
       "elements; control {} bytes\n"
-      "most parameters live at once: {} elements\n",
+      "most parameters live at once: {} elements; gathered ahead of use: {} at most\n",
       world_size, parameters_numel, padded_numel, gathered_numel, gathers, prefetched_gathers, reduced_numel,
-      reductions, published_numel, control_nbytes, peak_live_numel);
+      reductions, published_numel, control_nbytes, peak_live_numel, prefetch_window_numel);
 }
 
 }  // namespace zero

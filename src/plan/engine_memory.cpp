@@ -60,9 +60,27 @@ std::int64_t summed_numel(const LaidOut& laid, int rank) {
 std::int64_t parameters_numel(const LaidOut& laid, int rank) {
   std::int64_t sum = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
-    sum += laid.resident[u] ? laid.units[u].numel : shard(laid, u, rank).numel();
+    if (laid.resident[u]) {
+      sum += laid.units[u].numel;
+      continue;
+    }
+    // Of parameters that exist once on every host, also the shards of the ranks at its place on other hosts.
+    const int stride = laid.node_shared ? laid.ranks_per_node() : laid.world_size;
+    for (int owner = rank % stride; owner < laid.world_size; owner += stride) {
+      if (laid.node_shared || owner == rank) sum += shard(laid, u, owner).numel();
+    }
   }
   return sum;
+}
+
+/// `of_shard[r]` is what rank r's own shards take; on return what it holds for its host.
+void share_between_hosts(std::vector<double>& of_shard, int ranks_per_node) {
+  const auto stride = static_cast<std::size_t>(ranks_per_node);
+  for (std::size_t place = 0; place < stride; ++place) {
+    double sum = 0;
+    for (std::size_t r = place; r < of_shard.size(); r += stride) sum += of_shard[r];
+    for (std::size_t r = place; r < of_shard.size(); r += stride) of_shard[r] = sum;
+  }
 }
 
 /// Without sharded optimizer states a rank updates everything, but of a shared copy it writes its shard only.
@@ -134,24 +152,33 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
   const std::int64_t update = kMomentsNbytes + sums + master;
   double everywhere =
       laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * kAccumulatorNbytes) : 0;
-  std::vector<double> change(static_cast<std::size_t>(world), 0);
+  std::vector<double> change(static_cast<std::size_t>(world), 0);      // of what is updated
+  std::vector<double> parameters(static_cast<std::size_t>(world), 0);  // the same of parameters
+  double parameters_everywhere = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const layout::Unit& unit = laid.units[u];
     const std::int64_t updated = unit.trainable ? update : 0;
     const bool splits_parameters = !laid.resident[u], splits_updates = laid.sharding.optimizer_states;
-    const std::int64_t sharded = (splits_parameters ? laid.low_nbytes() : 0) + (splits_updates ? updated : 0);
     const std::int64_t whole = (splits_parameters ? 0 : laid.low_nbytes()) + (splits_updates ? 0 : updated);
     const std::int64_t blocks = unit.numel / layout::kBlockNumel;
-    everywhere += static_cast<double>(whole) * static_cast<double>(unit.numel) +
-                  static_cast<double>(sharded * layout::kBlockNumel) * static_cast<double>(blocks / world);
-    add_to_ranks(change, static_cast<std::int64_t>(u) % world, blocks % world,
-                 static_cast<double>(sharded * layout::kBlockNumel));
+    const std::int64_t first = static_cast<std::int64_t>(u) % world;
+    everywhere += static_cast<double>(whole) * static_cast<double>(unit.numel);
+    const auto split = [&](std::int64_t nbytes, double& on_all, std::vector<double>& more) {
+      const auto of_block = static_cast<double>(nbytes * layout::kBlockNumel);
+      on_all += of_block * static_cast<double>(blocks / world);
+      add_to_ranks(more, first, blocks % world, of_block);
+    };
+    if (splits_updates) split(updated, everywhere, change);
+    if (splits_parameters) split(laid.low_nbytes(), parameters_everywhere, parameters);
   }
   std::vector<double> states(change.size());
   std::partial_sum(change.begin(), change.end(), states.begin());
+  std::partial_sum(parameters.begin(), parameters.end(), parameters.begin());
+  for (double& nbytes : parameters) nbytes += parameters_everywhere;
+  if (laid.node_shared) share_between_hosts(parameters, laid.ranks_per_node());
   const auto trainable = static_cast<double>(laid.padded_numel(/*trainable_only=*/true));
   for (std::size_t r = 0; r < states.size(); ++r) {
-    states[r] += everywhere;
+    states[r] += everywhere + parameters[r];
     if (others_write_for_it(laid))
       states[r] += trainable * static_cast<double>(master_nbytes(laid, static_cast<int>(r)));
   }
@@ -159,17 +186,24 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
 }
 
 MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank,
-                           bool single_node) {
+                           int ranks_per_node) {
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     throw ConfigError("plan: want at least one rank, and a rank below their number");
   }
-  const LaidOut laid = lay_out(model, config, world_size, single_node);
+  const int per_node = ranks_per_node > 0 ? std::min(ranks_per_node, world_size) : world_size;
+  const LaidOut laid = lay_out(model, config, world_size, per_node);
   return ledger_of(laid, find_pools(model, laid, config), rank);
 }
 
 bool buckets_at_most(const Config& config, int world_size) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
   return sharding.gradients && config.zero_optimization.overlap_comm && world_size > 1;
+}
+
+bool gather_at_most(const Config& config, int world_size) {
+  const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
+  return sharding.parameters && config.zero_optimization.overlap_comm && config.zerotorch.measured_prefetch &&
+         config.zero_optimization.stage3_prefetch_bucket_size > 0 && world_size > 1;
 }
 
 }  // namespace zero::plan

@@ -1,5 +1,7 @@
 #include "plan/laid_out.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
@@ -60,15 +62,16 @@ layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode&
   return options;
 }
 
-bool use_node_shared(const Config& config, const LaidOut& laid, bool single_node) {
+bool use_node_shared(const Config& config, const LaidOut& laid, int ranks_per_node) {
   using Store = Config::Zerotorch::Store;
   const auto wanted = config.zerotorch.store;
-  if (wanted == Store::kNodeShared && !single_node) {
-    throw ConfigError(
-        "zerotorch.store: 'node_shared' needs all ranks on one host; use 'copying' or 'auto', or put all "
-        "ranks on one host");
+  if (wanted == Store::kAuto) return laid.hosts == 1 && laid.world_size > 1 && laid.sharding.parameters;
+  if (wanted == Store::kNodeShared && laid.world_size % ranks_per_node != 0) {
+    throw ConfigError(fmt::format(
+        "zerotorch.store: 'node_shared' over several hosts needs as many ranks on each; {} ranks are "
+        "not a multiple of {}. Change their number, or use 'copying' or 'auto'",
+        laid.world_size, ranks_per_node));
   }
-  if (wanted == Store::kAuto) return single_node && laid.world_size > 1 && laid.sharding.parameters;
   return wanted == Store::kNodeShared;
 }
 
@@ -107,7 +110,7 @@ layout::ModuleNode module_tree(const std::vector<ParameterShape>& parameters) {
   return builder.build();
 }
 
-LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, bool single_node) {
+LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, int ranks_per_node) {
   std::vector<layout::ParameterInfo> infos;
   for (const auto& parameter : model.parameters)
     infos.push_back({parameter.name, parameter.numel, parameter.trainable});
@@ -117,10 +120,11 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, b
   laid.sharding = layout::sharding_of_stage(config.zero_optimization.stage);
   laid.low_dtype = config.bf16.enabled ? DType::kBFloat16 : DType::kFloat32;
   laid.world_size = world_size;
+  laid.hosts = (world_size + ranks_per_node - 1) / ranks_per_node;
   laid.overlap = config.zero_optimization.overlap_comm;
   laid.step_in_backward = config.zerotorch.step_in_backward;
   laid.bucket_numel = std::max(config.zero_optimization.reduce_bucket_size, layout::kBlockNumel);
-  laid.node_shared = use_node_shared(config, laid, single_node);
+  laid.node_shared = use_node_shared(config, laid, ranks_per_node);
   laid.resident = residents(config, laid);
   return laid;
 }

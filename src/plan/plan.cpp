@@ -71,11 +71,14 @@ Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config
   const auto steps = static_cast<double>(config.gradient_accumulation_steps);
   traffic.gathered_numel = static_cast<double>(pools.gather.gathered_numel) * others;
   traffic.reduced_numel = steps * trainable_numel(laid) * others;
-  traffic.published_numel = published_numel(laid) * others;
+  const double to_all = published_numel(laid) * others;
+  // Parameters that exist once on every host: to each host once.
+  const double to_hosts = laid.node_shared ? trainable_numel(laid) * (laid.hosts - 1) / world : 0;
+  traffic.published_numel = to_all + to_hosts;
   const double low = static_cast<double>(laid.low_nbytes());
   const double published = laid.sharding.optimizer_states ? low : 4;
-  traffic.nbytes = (traffic.gathered_numel + traffic.reduced_numel) * low +
-                   traffic.published_numel * published + norm_nbytes(laid);
+  traffic.nbytes = (traffic.gathered_numel + traffic.reduced_numel + to_hosts) * low + to_all * published +
+                   norm_nbytes(laid);
   if (cluster.bandwidth_nbytes_per_s > 0) traffic.seconds = traffic.nbytes / cluster.bandwidth_nbytes_per_s;
   return traffic;
 }
@@ -136,7 +139,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
       cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
   plan.nodes = (plan.ranks + plan.ranks_per_node - 1) / plan.ranks_per_node;
   check_step_in_backward(config);
-  const LaidOut laid = lay_out(model, config, plan.ranks, plan.nodes == 1);
+  const LaidOut laid = lay_out(model, config, plan.ranks, plan.ranks_per_node);
   const Pools pools = find_pools(model, laid, config);
   plan.stage = config.zero_optimization.stage;
   plan.node_shared = laid.node_shared;
@@ -150,6 +153,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.heaviest_rank = static_cast<int>(std::max_element(states.begin(), states.end()) - states.begin());
   plan.rank = ledger_of(laid, pools, plan.heaviest_rank);
   plan.buckets_at_most = buckets_at_most(config, plan.ranks);
+  plan.gather_at_most = !laid.node_shared && gather_at_most(config, plan.ranks);
   plan.module_nbytes = plan.parameters_numel * 4;
   if (model.transformer) {
     const Activations kept = activations(*model.transformer, plan.micro_batch, plan.bf16);

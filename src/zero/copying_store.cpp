@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/clock.h"
+#include "layout/prefetch_window.h"
 #include "zero/buffer_pool.h"
 #include "zero/parameter_store.h"
 
@@ -21,6 +23,7 @@ struct UnitState {
   FlatBuffer* buffer = nullptr;      ///< while gathering or gathered
   FlatBuffer resident;
   Work work;
+  double gather_seconds = 0;  ///< that its last gather took to move
   bool prefetched = false;
 };
 
@@ -55,10 +58,14 @@ class CopyingStore final : public ParameterStore {
         continue;
       }
       ++released_;
+      largest_numel_ = std::max(largest_numel_, unit(i).numel);
       state.shard_offset = sharded;
       sharded += unit(i).shard(model.rank()).numel();
     }
     shards_ = make_resident(ledger, sharded);
+    // One unit ahead, until times have been measured.
+    window_numel_ = options_.measured_prefetch ? std::min(largest_numel_, options_.prefetch_numel)
+                                               : options_.prefetch_numel;
   }
 
   Range writable_range(int index) const override {
@@ -85,6 +92,7 @@ class CopyingStore final : public ParameterStore {
     }
     spread_residents(/*frozen_too=*/true);
     counts_ = {};  // the report is about training
+    counts_.prefetch_window_numel = window_numel_;
   }
 
   void quiesce() override {
@@ -95,6 +103,7 @@ class CopyingStore final : public ParameterStore {
     Stopwatch watch(times_.publish);
     for (std::size_t i = 0; i < states_.size(); ++i) drop(static_cast<int>(i));  // stale from here on
     spread_residents(frozen_too);
+    choose_window();
   }
 
   void pin(std::span<const int> units) override {
@@ -138,7 +147,9 @@ class CopyingStore final : public ParameterStore {
     const int index = handle.unit();
     auto& state = states_[index];
     const int before = order_.current();
+    const int phase_before = order_.current_phase();
     order_.use(index, phase());
+    if (measuring_ && (before != index || phase_before != order_.current_phase())) note_use();
     ++state.pins;  // first, so that making room does not drop it
     try {
       if (before >= 0 && before != index) leave(before);
@@ -246,6 +257,7 @@ class CopyingStore final : public ParameterStore {
     if (state.state != State::kGathering) return;
     Stopwatch watch(times_.gather);
     state.work.wait();
+    state.gather_seconds = state.work.moving_seconds();
     state.work = {};
     if (state.prefetched) prefetching_numel_ -= unit(index).numel;
     attach(index, state.buffer->data());
@@ -258,7 +270,12 @@ class CopyingStore final : public ParameterStore {
       make_room(unit(index).numel, /*for_prefetch=*/false);
       begin_gather(index, /*prefetched=*/false);
     }
+    const bool arrives = state.state == State::kGathering;
     finish_gather(index);
+    if (measuring_ && arrives && !timeline_.empty()) {
+      timeline_.back().gathered_numel += unit(index).numel;
+      timeline_.back().gather_seconds += state.gather_seconds;
+    }
   }
 
   /// Begins to gather the units that come next, as far as the options allow. Depends on the history of
@@ -266,16 +283,46 @@ class CopyingStore final : public ParameterStore {
   void prefetch() {
     if (released_ == 0) return;  // whole already, or under way: nothing to look for
     layout::UseOrder::Walk walk(order_);
-    for (int ahead = 1; prefetching_numel_ < options_.prefetch_numel; ++ahead) {
+    for (int ahead = 1; prefetching_numel_ < window_numel_; ++ahead) {
       const auto [next, next_phase] = walk.next();
       if (next < 0 || next == order_.current() || ahead > static_cast<int>(states_.size())) return;
       // After backward comes a step, which makes everything gathered before it stale.
       if (next_phase < order_.current_phase()) return;
       if (states_[next].state != State::kReleased) continue;
       const std::int64_t numel = unit(next).numel;
-      if (prefetching_numel_ + numel > options_.prefetch_numel || !make_room(numel, true)) return;
+      if (prefetching_numel_ + numel > window_numel_ || !make_room(numel, true)) return;
       begin_gather(next, /*prefetched=*/true);
     }
+  }
+
+  /// A unit is used, in a step that is measured.
+  void note_use() {
+    constexpr std::size_t kMostUses = 100'000;  // evaluation without end between two steps
+    if (timeline_.size() >= kMostUses) return;
+    const double now = base::seconds_now();
+    if (!timeline_.empty())
+      timeline_.back().compute_seconds = now - used_at_ - (times_.gather - waited_before_);
+    used_at_ = now;
+    waited_before_ = times_.gather;
+    timeline_.push_back({.phase = order_.current_phase()});
+  }
+
+  /// *Collective.* Called at the end of steps: chooses how far to gather ahead from the times of this one,
+  /// and after as many steps again. All ranks choose the farthest that one of them wants.
+  void choose_window() {
+    constexpr double kSlack = 2;  // other messages share the way, and times vary
+    if (!options_.measured_prefetch || largest_numel_ == 0 || options_.prefetch_numel == 0) return;
+    const bool complete = !timeline_.empty() && timeline_.back().phase == 1;
+    ++steps_;
+    if (complete) {
+      std::int64_t wanted = layout::prefetch_window(timeline_, kSlack);
+      model_.group.all_reduce(&wanted, 1, DType::kInt64, ReduceOp::kMax, {.label = "prefetch window"}).wait();
+      window_numel_ = std::min(std::max(wanted, largest_numel_), options_.prefetch_numel);
+      counts_.prefetch_window_numel = window_numel_;
+      next_choice_ = 2 * steps_;
+    }
+    timeline_.clear();
+    measuring_ = steps_ + 1 >= next_choice_;
   }
 
   /// Sends every owner's slice of resident units to all ranks.
@@ -306,6 +353,16 @@ class CopyingStore final : public ParameterStore {
   int released_ = 0;             ///< units in that state
   std::int64_t live_numel_ = 0;  ///< gathering and gathered, residents apart
   std::int64_t prefetching_numel_ = 0;
+  std::int64_t largest_numel_ = 0;  ///< of the units that are gathered
+  std::int64_t window_numel_ = 0;   ///< prefetching_numel_ at most
+
+  // Measured prefetch. Every decision depends on what all ranks have in common: uses, steps, an agreed
+  // window.
+  bool measuring_ = false;
+  std::int64_t steps_ = 0;
+  std::int64_t next_choice_ = 3;  ///< at the end of this step; the order of use is known from the second on
+  std::vector<layout::TimedUse> timeline_;
+  double used_at_ = 0, waited_before_ = 0;
 };
 
 }  // namespace

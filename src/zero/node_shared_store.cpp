@@ -1,5 +1,7 @@
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "storage/flat_buffer.h"
 #include "zero/parameter_store.h"
@@ -16,9 +18,15 @@ class NodeSharedStore final : public ParameterStore {
       offsets_.push_back(total);
       total += unit.numel;
     }
-    const std::int64_t mine = model.total([&](const Unit& unit) { return unit.shard(model.rank()); });
-    memory_ = storage::FlatBuffer::make_node_shared(ledger, MemoryKind::kParameters, model.low_dtype, total,
-                                                    mine, model.group, "parameters");
+    const std::vector<int> here{model.rank()};
+    std::int64_t mine = 0;  // this rank's part of what the node holds
+    for (const int rank : model.hosts ? model.hosts->across_ranks : here) {
+      mine += model.total([&](const Unit& unit) { return unit.shard(rank); });
+    }
+    memory_ =
+        storage::FlatBuffer::make_node_shared(ledger, MemoryKind::kParameters, model.low_dtype, total, mine,
+                                              model.hosts ? model.hosts->node : model.group, "parameters");
+    if (model.hosts) find_slices();
   }
 
   Range writable_range(int index) const override { return unit(index).shard(model_.rank()); }
@@ -36,10 +44,12 @@ class NodeSharedStore final : public ParameterStore {
       attach(static_cast<int>(index), memory_.data_at(offsets_[index]));
     }
     publish(/*frozen_too=*/true);
+    counts_ = {};  // the report is about training
   }
   void quiesce() override {}
-  void publish(bool) override {
+  void publish(bool frozen_too) override {
     Stopwatch watch(times_.publish);
+    if (model_.hosts) copy_between_hosts(frozen_too);
     model_.group.barrier({.label = "publish parameters"}).wait();
   }
 
@@ -49,8 +59,9 @@ class NodeSharedStore final : public ParameterStore {
   }
   void unpin(std::span<const int>) override {}
   at::Tensor pinned_view(int index) override { return memory_.view(offsets_[index], unit(index).numel); }
-  void spread(std::span<const int>, int) override {
-    // root wrote into the one copy there is.
+  void spread(std::span<const int> parameters, int root) override {
+    // root wrote into the one copy that its node has.
+    if (model_.hosts) send_to_hosts(parameters, root);
     model_.group.barrier({.label = "spread parameters"}).wait();
   }
 
@@ -63,7 +74,56 @@ class NodeSharedStore final : public ParameterStore {
   void after_use(intercept::ParameterHandle&) noexcept override {}
 
  private:
+  /// Where the shards that this rank exchanges with other hosts lie in a unit.
+  struct Slices {
+    std::vector<std::int64_t> counts, offsets;  ///< by rank of hosts->across
+    std::int64_t received_numel = 0;
+  };
+
+  void find_slices() {
+    for (const Unit& the_unit : model_.units) {
+      Slices& slices = slices_.emplace_back();
+      for (const int rank : model_.hosts->across_ranks) {
+        const Range shard = the_unit.shard(rank);
+        slices.counts.push_back(shard.numel());
+        slices.offsets.push_back(shard.begin);
+        if (rank != model_.rank()) slices.received_numel += shard.numel();
+      }
+    }
+    under_way_.reserve(model_.units.size());
+  }
+
+  /// Every rank fetches, for all ranks of its host, the shards of the ranks at its own place on other hosts.
+  void copy_between_hosts(bool frozen_too) {
+    for (std::size_t i = 0; i < slices_.size(); ++i) {
+      if (!(model_.units[i].trainable || frozen_too)) continue;
+      const int index = static_cast<int>(i);
+      under_way_.push_back(model_.hosts->across.all_gather_at(
+          writable(index), memory_.data_at(offsets_[i]), slices_[i].counts, slices_[i].offsets,
+          model_.low_dtype, {.label = model_.units[i].name}));
+      counts_.published_numel += slices_[i].received_numel;
+    }
+    for (Work& work : under_way_) work.wait();
+    under_way_.clear();
+  }
+
+  void send_to_hosts(std::span<const int> parameters, int root) {
+    const auto& ranks = model_.hosts->across_ranks;
+    const auto found = std::find(ranks.begin(), ranks.end(), root);
+    if (found == ranks.end()) return;  // another rank of this host gets it
+    for (const int p : parameters) {
+      const auto& parameter = model_.parameters[p];
+      model_.hosts->across
+          .broadcast(memory_.data_at(offsets_[parameter.unit] + parameter.range.begin),
+                     parameter.range.numel(), model_.low_dtype, static_cast<int>(found - ranks.begin()),
+                     {.label = parameter.name})
+          .wait();
+    }
+  }
+
   std::vector<std::int64_t> offsets_;
+  std::vector<Slices> slices_;   ///< by unit, with several hosts
+  std::vector<Work> under_way_;  ///< empty between calls; keeps its capacity
   storage::FlatBuffer memory_;
 };
 

@@ -78,7 +78,8 @@ class ParameterStore : public intercept::UseObserver {
 };
 
 /// Node-shared: the parameters of a node exist once, in a mapping all its ranks read; a shard is the owner's
-/// writable slice; a gather is a pointer. Memory: 1/N of the model per rank. *Collective.*
+/// writable slice; a gather is a pointer. Memory: the model once per node. Over several nodes (model.hosts)
+/// updated shards are copied between them once per step, to each node once. *Collective.*
 std::unique_ptr<ParameterStore> make_node_shared_store(ShardedModel& model, storage::Ledger& ledger,
                                                        StepBreakdown& times);
 
@@ -88,6 +89,8 @@ struct CopyingStoreOptions {
   std::int64_t max_live_numel = 1'000'000'000;
   std::int64_t max_reuse_numel = 1'000'000'000;
   std::int64_t prefetch_numel = 50'000'000;
+  /// Gathers ahead as far as measured times ask for, prefetch_numel at most; else always as far as that.
+  bool measured_prefetch = true;
   std::int64_t publish_bucket_numel = 500'000'000;
 };
 

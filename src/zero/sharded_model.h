@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,14 @@ struct Unit {
   Range whole() const { return {0, numel}; }
 };
 
+/// The hosts of a group whose parameters exist once on each, if there are several. The ranks at the same
+/// place on their host own, together, what any one host must get from the others through one of its ranks.
+struct Hosts {
+  Group node;                     ///< the ranks of this host
+  Group across;                   ///< one rank of each host
+  std::vector<int> across_ranks;  ///< these, as ranks of the whole group
+};
+
 /// What all parts of this room know of the model. Built once by the engine; outlives them.
 struct ShardedModel {
   std::vector<Parameter> parameters;
@@ -57,6 +66,7 @@ struct ShardedModel {
   DType low_dtype = DType::kFloat32;
   c10::Device device{c10::kCPU};
   Group group;
+  std::optional<Hosts> hosts;  ///< node-shared store over several hosts only
 
   int rank() const { return group.rank(); }
   int world_size() const { return group.size(); }

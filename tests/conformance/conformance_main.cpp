@@ -14,6 +14,7 @@ namespace {
 
 std::string g_backend = "shm";
 int g_ranks = 2;
+bool g_progress_thread = false;
 
 /// Ranks above 0 of an MPI job say only what failed.
 class FailurePrinter : public ::testing::EmptyTestEventListener {
@@ -37,6 +38,7 @@ void read_arguments(int argc, char** argv) {
     const std::string_view argument(argv[i]);
     if (argument.starts_with("--backend=")) g_backend = argument.substr(std::strlen("--backend="));
     if (argument.starts_with("--ranks=")) g_ranks = std::atoi(argv[i] + std::strlen("--ranks="));
+    if (argument == "--progress-thread") g_progress_thread = true;
   }
   if (g_backend == "self") g_ranks = 1;
 }
@@ -46,7 +48,13 @@ void read_arguments(int argc, char** argv) {
 const std::string& conformance_backend() { return g_backend; }
 int conformance_ranks() { return g_ranks; }
 
-void on_ranks(const std::function<void(Group)>& fn) {
+bool conformance_progress_thread() { return g_progress_thread; }
+
+void on_ranks(const std::function<void(Group)>& test) {
+  const auto fn = [&](Group group) {
+    group.set_progress_thread(g_progress_thread);
+    test(std::move(group));
+  };
   if (g_backend == "shm") {
     expect_all_ok(spawn(g_ranks, fn));
   } else if (g_backend == "threads") {

@@ -22,6 +22,8 @@ inline std::int64_t total(const Counts& counts) {
 /// "self", "shm", "threads" or "mpi".
 const std::string& conformance_backend();
 int conformance_ranks();
+/// True: on_ranks() gives every group a progress thread.
+bool conformance_progress_thread();
 
 /// Runs `fn` on every rank of a fresh group: on forked processes, on threads, or (mpi) on this rank.
 /// Failed assertions and exceptions of every rank become failures of the test.

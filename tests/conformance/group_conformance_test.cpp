@@ -561,6 +561,124 @@ TEST(GroupConformance, FlightRecorderTellsTheLastCalls) {
   });
 }
 
+TEST(GroupConformance, ProgressThreadMovesDataWhileTheCallerDoesNot) {
+  if (conformance_backend() == "self") GTEST_SKIP() << "a group of one moves everything at once";
+  on_ranks([](Group group) {
+    if (group.size() == 1) return;
+    group.set_progress_thread(true);
+    EXPECT_TRUE(group.has_progress_thread());
+    const Counts counts(static_cast<std::size_t>(group.size()), 100'000);
+    for (const bool shared : {false, true}) {
+      const auto mine = wild_data(DType::kFloat32, total(counts), group.rank(), 77);
+      Buffer in(group, shared, mine);
+      std::atomic<int> seen{0};
+      Work work = group.exchange(
+          in.data(), counts, DType::kFloat32,
+          [&](std::span<const void* const> slices) { seen = static_cast<int>(slices.size()); });
+      const auto deadline = std::chrono::steady_clock::now() + 20s;
+      while (seen == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
+      EXPECT_EQ(seen, group.size()) << "nobody moved the data";
+      work.wait();
+      EXPECT_GE(work.moving_seconds(), 0);
+    }
+    group.set_progress_thread(false);
+    EXPECT_FALSE(group.has_progress_thread());
+    group.barrier().wait();
+  });
+}
+
+TEST(GroupConformance, GatherAtOffsets) {
+  on_ranks([](Group group) {
+    std::uint64_t salt = 9000;
+    for (const Counts& counts : count_patterns(group.size())) {
+      // In the opposite order, with gaps that nobody may touch.
+      constexpr std::int64_t kGap = 5;
+      Counts offsets(counts.size());
+      std::int64_t end = kGap;
+      for (std::size_t r = counts.size(); r-- > 0; end += counts[r] + kGap) offsets[r] = end;
+      for (const bool in_place : {false, true}) {
+        ++salt;
+        const auto me = static_cast<std::size_t>(group.rank());
+        std::vector<float> out(static_cast<std::size_t>(end), -7), expected = out;
+        for (std::size_t r = 0; r < counts.size(); ++r) {
+          const auto part = wild_data(DType::kFloat32, counts[r], static_cast<int>(r), salt);
+          if (!part.empty()) std::memcpy(expected.data() + offsets[r], part.data(), part.size());
+        }
+        const auto mine = wild_data(DType::kFloat32, counts[me], group.rank(), salt);
+        const void* source = mine.data();
+        if (in_place) {
+          if (!mine.empty()) std::memcpy(out.data() + offsets[me], mine.data(), mine.size());
+          source = out.data() + offsets[me];
+        }
+        group.all_gather_at(source, out.data(), counts, offsets, DType::kFloat32, {.label = "parts"}).wait();
+        EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0);
+      }
+    }
+    const Counts counts(static_cast<std::size_t>(group.size()), 1), offsets(counts.size() + 1, 0);
+    std::vector<float> out(counts.size());
+    EXPECT_THROW(group.all_gather_at(out.data(), out.data(), counts, offsets, DType::kFloat32), ConfigError);
+  });
+}
+
+TEST(GroupConformance, SplitGroupsWorkBesideTheWhole) {
+  on_ranks([](Group group) {
+    for (const bool by_parity : {true, false}) {
+      const int color = by_parity ? group.rank() % 2 : group.rank() / 2;
+      Group part = group.split(color);
+      std::vector<int> members;
+      for (int r = 0; r < group.size(); ++r) {
+        if ((by_parity ? r % 2 : r / 2) == color) members.push_back(r);
+      }
+      ASSERT_EQ(part.size(), static_cast<int>(members.size()));
+      EXPECT_EQ(members[static_cast<std::size_t>(part.rank())], group.rank());
+      EXPECT_EQ(part.timeout(), group.timeout());
+      // Calls of both groups between each other.
+      for (int round = 0; round < 20; ++round) {
+        std::int64_t in_part = group.rank() + round, in_all = in_part;
+        Work first = group.all_reduce(&in_all, 1, DType::kInt64);
+        Work second = part.all_reduce(&in_part, 1, DType::kInt64);
+        second.wait();
+        first.wait();
+        std::int64_t expected = 0;
+        for (const int member : members) expected += member + round;
+        EXPECT_EQ(in_part, expected);
+        EXPECT_EQ(in_all, group.size() * (group.size() - 1) / 2 + round * group.size());
+      }
+      if (part.single_node()) {
+        const SharedMemory memory = part.allocate_node_shared(4096, "of a part");
+        static_cast<int*>(memory.data())[part.rank()] = group.rank() + 1;
+        part.barrier().wait();
+        for (std::size_t i = 0; i < members.size(); ++i)
+          EXPECT_EQ(static_cast<int*>(memory.data())[i], members[i] + 1);
+        part.barrier().wait();
+      }
+    }
+    Group host = group.split_by_host();
+    EXPECT_EQ(host.size(), group.local_size());
+    EXPECT_EQ(host.rank(), group.local_rank());
+    EXPECT_TRUE(host.single_node());
+  });
+}
+
+TEST(GroupConformance, OneHostAsSeveral) {
+  if (conformance_backend() == "self" || conformance_ranks() < 2) GTEST_SKIP();
+  if (conformance_backend() == "mpi" && !std::getenv("ZERO_RANKS_PER_NODE")) {
+    GTEST_SKIP() << "needs ZERO_RANKS_PER_NODE=1 from the start";
+  }
+  setenv("ZERO_RANKS_PER_NODE", "1", 1);
+  on_ranks([](Group group) {
+    EXPECT_EQ(group.local_size(), 1);
+    EXPECT_EQ(group.local_rank(), 0);
+    EXPECT_FALSE(group.single_node());
+    EXPECT_CONTAINS(comm_error_of([&] { group.allocate_node_shared(64, "across"); }), "on this host");
+    EXPECT_EQ(group.split_by_host().size(), 1);
+    Group across = group.split(group.local_rank());
+    EXPECT_EQ(across.size(), group.size());
+    EXPECT_FALSE(across.single_node());
+  });
+  if (conformance_backend() != "mpi") unsetenv("ZERO_RANKS_PER_NODE");
+}
+
 TEST(GroupConformance, TwoGroupsAtATime) {
   if (conformance_backend() != "mpi") GTEST_SKIP() << "spawned ranks have one group each";
   on_ranks([](Group first) {

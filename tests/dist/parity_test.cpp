@@ -50,6 +50,15 @@ Results read_results(const std::string& path) {
   return results;
 }
 
+/// Ranks started meanwhile count as being on hosts of so many ranks.
+class OneHostAsSeveral {
+ public:
+  explicit OneHostAsSeveral(int ranks_per_host) {
+    setenv("ZERO_RANKS_PER_NODE", std::to_string(ranks_per_host).c_str(), 1);
+  }
+  ~OneHostAsSeveral() { unsetenv("ZERO_RANKS_PER_NODE"); }
+};
+
 class Parity : public ::testing::Test {
  protected:
   std::string path_ = fmt::format("/tmp/zero_parity_{}.txt", getpid());
@@ -77,18 +86,24 @@ TEST_F(Parity, EveryCombinationGivesTheSameBits) {
     expect_all_ok(spawn(ranks, [&](Group group) { run_all_cases(group, path_); }, {.timeout = timeout}));
     compare(fmt::format("{} ranks, shm", ranks));
   }
+  for (const auto& [ranks, per_host] : {std::pair{2, 1}, std::pair{4, 2}}) {
+    const OneHostAsSeveral hosts(per_host);
+    expect_all_ok(spawn(ranks, [&](Group group) { run_all_cases(group, path_); }, {.timeout = timeout}));
+    compare(fmt::format("{} ranks, shm, {} to a host", ranks, per_host));
+  }
   const char* mpirun = std::getenv("ZERO_MPIRUN");
   if (!mpirun) {
     std::printf("no MPI in this build: shm only\n");
   } else {
-    for (int ranks = 1; ranks <= 4; ++ranks) {
+    for (const auto& [ranks, per_host] : {std::pair{1, 1}, {2, 2}, {3, 3}, {4, 4}, {2, 1}, {4, 2}}) {
+      const OneHostAsSeveral hosts(per_host);
       const int status = std::system(
           fmt::format(
               "ZERO_BACKEND=mpi timeout {} {} -n {} --oversubscribe --allow-run-as-root {} --worker {}",
               timeout.count(), mpirun, ranks, g_program, path_)
               .c_str());
       EXPECT_EQ(status, 0) << "mpirun with " << ranks << " ranks";
-      compare(fmt::format("{} ranks, mpi", ranks));
+      compare(fmt::format("{} ranks, mpi{}", ranks, per_host == ranks ? "" : " on several hosts"));
     }
   }
   EXPECT_EQ(expected.size(), 4u);

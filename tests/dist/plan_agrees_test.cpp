@@ -26,6 +26,8 @@ struct Case {
   bool bf16 = false;
   bool overlap = false;
   bool step_in_backward = false;
+  bool measured = false;  ///< prefetch
+  int hosts = 1;
   bool small = false;  ///< small units, buckets and limits: several buckets to a unit, few units live at once
 
   std::string json() const {
@@ -35,16 +37,18 @@ struct Case {
       "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {},
         "allgather_bucket_size": {}, "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {},
         "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": {}}},
-      "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {}}}}})",
+      "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {},
+        "measured_prefetch": {}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, stage, overlap, small ? 1500 : 500000000,
                        small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000, small ? 0 : 5000,
                        small ? 5000 : 50000000, node_shared ? "node_shared" : "copying", small ? 2500 : 0,
-                       step_in_backward);
+                       step_in_backward, measured);
   }
   std::string name() const {
-    return fmt::format("stage {} {} {}{}{}{}", stage, node_shared ? "node-shared" : "copying",
+    return fmt::format("stage {} {} {}{}{}{}{}{}", stage, node_shared ? "node-shared" : "copying",
                        bf16 ? "bf16" : "fp32", overlap ? " overlap" : "", small ? " small" : "",
-                       step_in_backward ? " step in backward" : "");
+                       step_in_backward ? " step in backward" : "", measured ? " measured" : "",
+                       hosts > 1 ? " on hosts" : "");
   }
 };
 
@@ -57,6 +61,11 @@ std::vector<Case> all_cases() {
                        .bf16 = (bits & 2) != 0,
                        .overlap = (bits & 4) != 0,
                        .small = (bits & 8) != 0});
+    }
+    cases.push_back({.stage = stage, .node_shared = true, .bf16 = true, .hosts = 2});
+    if (stage == 3) {
+      cases.push_back({.stage = stage, .bf16 = true, .overlap = true, .measured = true});
+      cases.push_back({.stage = stage, .bf16 = true, .overlap = true, .measured = true, .small = true});
     }
     if (stage == 0) continue;
     for (const bool small : {false, true}) {
@@ -130,10 +139,14 @@ void expect_states(const MemoryReport& planned, const MemoryReport& seen, const 
   }
 }
 
-void expect_peaks(const MemoryReport& planned, const MemoryReport& seen, bool buckets_at_most,
+void expect_peaks(const MemoryReport& planned, const MemoryReport& seen, const plan::Plan& whole,
                   const std::string& where) {
   for (const MemoryKind kind : kEngineKinds) {
-    if (kind == MemoryKind::kBuckets && buckets_at_most) {
+    if (kind == MemoryKind::kGather && whole.gather_at_most) {
+      EXPECT_LE(seen[kind].peak_nbytes, planned[kind].peak_nbytes) << where;
+      continue;
+    }
+    if (kind == MemoryKind::kBuckets && whole.buckets_at_most) {
       EXPECT_LE(seen[kind].peak_nbytes, planned[kind].peak_nbytes) << where;
       EXPECT_GT(seen[kind].peak_nbytes, 0) << where;
       continue;
@@ -163,8 +176,10 @@ void compare(Holder module, const plan::ModelShape& shape, const Case& test_case
              const std::function<at::Tensor()>& loss) {
   Config config = Config::from_text(test_case.json());
   config.resolve_batch(group.size());
-  const MemoryReport planned = plan::engine_memory(shape, config, group.size(), group.rank());
-  const plan::Plan whole = plan::plan_memory(shape, config, {.ranks = group.size()});
+  const int per_node = group.size() / test_case.hosts;
+  const MemoryReport planned = plan::engine_memory(shape, config, group.size(), group.rank(), per_node);
+  const plan::Plan whole =
+      plan::plan_memory(shape, config, {.ranks = group.size(), .ranks_per_node = per_node});
   const std::string where =
       fmt::format("{}, {}, rank {} of {}", shape.name, test_case.name(), group.rank(), group.size());
   auto engine = initialize(module, config, InitializeOptions{.group = group});
@@ -173,7 +188,7 @@ void compare(Holder module, const plan::ModelShape& shape, const Case& test_case
   const CommunicationReport before = engine.communication_report();
   train(engine, loss, 1);
   const CommunicationReport after = engine.communication_report();
-  expect_peaks(planned, engine.memory_report(), whole.buckets_at_most, where + ", trained");
+  expect_peaks(planned, engine.memory_report(), whole, where + ", trained");
   expect_traffic(whole.traffic, before, after, group, where);
   EXPECT_EQ(whole.padded_numel, after.padded_numel) << where;
   EXPECT_EQ(whole.parameters_numel, after.parameters_numel) << where;
@@ -184,10 +199,22 @@ void compare_everywhere(const std::function<void(const Case&, Group)>& one) {
     expect_all_ok(spawn(ranks,
                         [&](Group group) {
                           at::set_num_threads(1);
-                          for (const Case& test_case : all_cases()) one(test_case, group);
+                          for (const Case& test_case : all_cases()) {
+                            if (test_case.hosts == 1) one(test_case, group);
+                          }
                         },
                         {.timeout = std::chrono::minutes(4)}));
   }
+  setenv("ZERO_RANKS_PER_NODE", "2", 1);
+  expect_all_ok(spawn(4,
+                      [&](Group group) {
+                        at::set_num_threads(1);
+                        for (const Case& test_case : all_cases()) {
+                          if (test_case.hosts == 2) one(test_case, group);
+                        }
+                      },
+                      {.timeout = std::chrono::minutes(4)}));
+  unsetenv("ZERO_RANKS_PER_NODE");
 }
 
 TEST(PlanAgrees, OddShapes) {

@@ -134,7 +134,7 @@ refused "did you mean 'stage'" --config typo.json
 refused "train_batch_size (5)" --config five.json
 refused "offload" --config nvme.json
 refused "cannot read" --config missing.json
-refused "needs all ranks on one host" -n 4 --ranks-per-node 2 --store node_shared --memory 8GB
+refused "needs as many ranks on each" -n 5 --ranks-per-node 2 --store node_shared --memory 8GB
 refused "--stages" --stages 4
 refused "--ranks" -n 0
 refused "not expected" --no-such-option

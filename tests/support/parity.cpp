@@ -31,11 +31,12 @@ std::string json_of(const ParityCase& c) {
       "stage3_param_persistence_threshold": 40, "stage3_max_live_parameters": 8000,
       "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": 4000, "sub_group_size": {}
     }},
-    "zerotorch": {{"store": "{}", "seed": {}}}
+    "zerotorch": {{"store": "{}", "progress_thread": "{}", "seed": {}}}
   }})",
                      c.clipping ? kClip : 0.0, c.bf16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
                      c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000,
-                     c.tiny_buckets ? 700 : 1000000, c.node_shared ? "node_shared" : "copying", kSeed);
+                     c.tiny_buckets ? 700 : 1000000, c.node_shared ? "node_shared" : "copying",
+                     c.progress_thread ? "always" : "never", kSeed);
 }
 
 void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
@@ -66,19 +67,23 @@ std::string ParityCase::curve() const {
 }
 
 std::string ParityCase::name() const {
-  return fmt::format("stage {} {} {}{}{}", stage, node_shared ? "node-shared" : "copying", curve(),
-                     tiny_buckets ? " tiny-buckets" : "", overlap ? " overlap" : "");
+  return fmt::format("stage {} {} {}{}{}{}", stage, node_shared ? "node-shared" : "copying", curve(),
+                     tiny_buckets ? " tiny-buckets" : "", overlap ? " overlap" : "",
+                     progress_thread ? " progress-thread" : "");
 }
 
 std::vector<ParityCase> parity_cases(bool reduced) {
   std::vector<ParityCase> cases;
   for (int stage = 0; stage < 4; ++stage) {
-    for (int bits = 0; bits < 32; ++bits) {
+    for (int bits = 0; bits < 64; ++bits) {
       const bool node_shared = bits & 1, bf16 = bits & 2, clipping = bits & 4, tiny = bits & 8,
-                 overlap = bits & 16;
-      // A covering sample: the last two axes follow the others.
-      if (reduced && (tiny != (node_shared != bf16) || overlap != (clipping != node_shared))) continue;
-      cases.push_back({stage, node_shared, bf16, clipping, tiny, overlap});
+                 overlap = bits & 16, thread = bits & 32;
+      // A covering sample: the last three axes follow the others.
+      if (reduced && (tiny != (node_shared != bf16) || overlap != (clipping != node_shared) ||
+                      thread != (bf16 != clipping))) {
+        continue;
+      }
+      cases.push_back({stage, node_shared, bf16, clipping, tiny, overlap, thread});
     }
   }
   return cases;

@@ -14,6 +14,7 @@ struct ParityCase {
   bool clipping = false;
   bool tiny_buckets = false;
   bool overlap = false;
+  bool progress_thread = false;
 
   /// The runs that must agree with each other: "fp32 clip", "bf16", ...
   std::string curve() const;

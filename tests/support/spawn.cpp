@@ -59,7 +59,7 @@ class PipeListener : public ::testing::EmptyTestEventListener {
   int code = 0;
   try {
     auto segment = comm::ControlSegment::rendezvous(job_id, rank, n, options.rendezvous_timeout);
-    Group group(std::make_shared<comm::ShmBackend>(std::move(segment), rank));
+    Group group(std::make_shared<comm::ShmBackend>(std::move(segment), rank, comm::ranks_beside(rank, n)));
     if (options.group_timeout.count() > 0) group.set_timeout(options.group_timeout);
     write_all(fd, std::string(1, kStartedMark));
     fn(std::exchange(group, Group()));

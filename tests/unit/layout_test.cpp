@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "layout/prefetch_window.h"
 #include "layout/shard.h"
 #include "layout/units.h"
 #include "layout/use_order.h"
@@ -177,6 +178,53 @@ TEST(UseOrder, HashTellsOrdersApart) {
   EXPECT_EQ(a.hash(), b.hash());
   EXPECT_NE(a.hash(), c.hash());
   EXPECT_EQ(c.recent(), (std::vector<int>{0, 2, 1}));
+}
+
+/// `count` uses of 100 elements each, alike.
+std::vector<TimedUse> alike(int count, double compute, double gather, int phase = 0) {
+  return std::vector<TimedUse>(static_cast<std::size_t>(count), {phase, compute, 100, gather});
+}
+
+TEST(PrefetchWindow, GathersFasterThanComputationNeedOneUnitAhead) {
+  EXPECT_EQ(prefetch_window(alike(6, 10, 4), 1), 100);
+  EXPECT_EQ(prefetch_window(alike(6, 10, 10), 1), 100);
+}
+
+TEST(PrefetchWindow, SlowerGathersBeginEarlier) {
+  // Uses at 0, 10, 20, 30, 40, ends at 50. Backwards: the gather for 40 begins at 25, for 30 at 10, 20: -5,
+  // 10: -20. At the first use those for 10 and 20 must be under way; at 10 those for 20 and 30, at 20 those
+  // for 30 and 40.
+  EXPECT_EQ(prefetch_window(alike(5, 10, 15), 1), 200);
+  // Twice as slow: 10, -20, -50, -80.
+  EXPECT_EQ(prefetch_window(alike(5, 10, 30), 1), 300);
+  EXPECT_EQ(prefetch_window(alike(5, 10, 15), 2), 300);
+}
+
+TEST(PrefetchWindow, MoreThanComputationCanHideIsTheWholePass) {
+  EXPECT_EQ(prefetch_window(alike(5, 10, 1000), 1), 400);
+}
+
+TEST(PrefetchWindow, AWholeUnitCostsNothingAndOneLongComputationHidesMuch) {
+  auto uses = alike(5, 1, 3);
+  uses[1].gathered_numel = 0;
+  uses[1].gather_seconds = 0;
+  EXPECT_EQ(prefetch_window(uses, 1), 300);  // the rest, all of it begun early
+  uses = alike(5, 1, 3);
+  uses[0].compute_seconds = 1000;
+  EXPECT_EQ(prefetch_window(uses, 1), 300);  // the last one may begin at the second use
+  uses = alike(2, 1000, 3);
+  EXPECT_EQ(prefetch_window(uses, 1), 100);
+}
+
+TEST(PrefetchWindow, NothingIsGatheredAheadIntoTheNextPass) {
+  auto uses = alike(3, 10, 1000);
+  const auto backward = alike(4, 10, 1000, 1), forward = alike(2, 10, 1000);
+  EXPECT_EQ(prefetch_window(uses, 1), 200);
+  uses.insert(uses.end(), forward.begin(), forward.end());
+  EXPECT_EQ(prefetch_window(uses, 1), 400);  // the same pass
+  uses.insert(uses.begin(), backward.begin(), backward.end());
+  EXPECT_EQ(prefetch_window(uses, 1), 400);  // backward, then forward: 3 and 4 gathers
+  EXPECT_EQ(prefetch_window({}, 1), 0);
 }
 
 }  // namespace

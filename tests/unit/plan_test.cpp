@@ -137,14 +137,15 @@ TEST(Plan, NoRankHoldsMoreThanTheHeaviest) {
   const ModelShape model = transformer({.layers = 3, .dim = 80, .heads = 4, .vocab = 300, .seq = 50}, "odd");
   for (const int ranks : {1, 2, 3, 5, 7, 16, 40, 333}) {
     for (int stage = 0; stage <= 3; ++stage) {
-      const bool single = ranks <= 4;
+      constexpr int kPerNode = 4;
       Config config = at(stage);
-      if (single) config.zerotorch.store = Config::Zerotorch::Store::kNodeShared;
-      const Plan plan = plan_memory(model, config, {.ranks = ranks, .ranks_per_node = 4});
+      if (ranks <= kPerNode || ranks % kPerNode == 0)
+        config.zerotorch.store = Config::Zerotorch::Store::kNodeShared;
+      const Plan plan = plan_memory(model, config, {.ranks = ranks, .ranks_per_node = kPerNode});
       std::int64_t most = 0;
       config.resolve_batch(ranks);
       for (int rank = 0; rank < ranks; ++rank) {
-        most = std::max(most, engine_memory(model, config, ranks, rank, single).total_nbytes());
+        most = std::max(most, engine_memory(model, config, ranks, rank, kPerNode).total_nbytes());
       }
       EXPECT_EQ(most, plan.rank.total_nbytes()) << "stage " << stage << ", " << ranks;
     }
@@ -251,7 +252,8 @@ TEST(Plan, RefusesWhatCannotBe) {
   EXPECT_THROW(plan_memory(model, at(3), {.ranks = 0}), ConfigError);
   EXPECT_THROW(plan_memory(model, at(3), {.ranks = 2, .ranks_per_node = -1}), ConfigError);
   const Config shared = config_of(R"("stage": 3)", R"(, "zerotorch": {"store": "node_shared"})");
-  EXPECT_THROW(plan_memory(model, shared, {.ranks = 4, .ranks_per_node = 2}), ConfigError);
+  EXPECT_THROW(plan_memory(model, shared, {.ranks = 5, .ranks_per_node = 2}), ConfigError);
+  EXPECT_NO_THROW(plan_memory(model, shared, {.ranks = 4, .ranks_per_node = 2}));
   EXPECT_NO_THROW(plan_memory(model, shared, {.ranks = 4, .ranks_per_node = 4}));
   Config named = at(3);
   named.zerotorch.unit_names = {"no.such.module"};

@@ -1,0 +1,49 @@
+#include "layout/prefetch_window.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+namespace zero::layout {
+namespace {
+
+/// The same within one pass. Walks back from its end: `start` is when the gather of a use must begin, `at`
+/// when the use is; both relative to the end of the pass.
+std::int64_t window_of_pass(std::span<const TimedUse> uses, double slack) {
+  // Gathers whose begin lies before use i and whose use is i or later; the oldest of them leave at the back.
+  std::int64_t window = 0, under_way = 0;
+  double at = 0, start = std::numeric_limits<double>::infinity();
+  struct Begun {
+    double start;
+    std::int64_t numel;
+  };
+  std::vector<Begun> begun;  // by descending start
+  std::size_t left = 0;
+  for (std::size_t i = uses.size(); i-- > 1;) {
+    at -= uses[i].compute_seconds;
+    if (uses[i].gathered_numel > 0) {
+      start = std::min(start, at) - slack * uses[i].gather_seconds;
+      begun.push_back({start, uses[i].gathered_numel});
+      under_way += uses[i].gathered_numel;
+    }
+    // Between use i-1 and use i: what begins no earlier than use i is not under way yet.
+    while (left < begun.size() && begun[left].start >= at) under_way -= begun[left++].numel;
+    window = std::max(window, under_way);
+  }
+  return window;
+}
+
+}  // namespace
+
+std::int64_t prefetch_window(std::span<const TimedUse> uses, double slack) {
+  std::int64_t window = 0;
+  for (std::size_t begin = 0; begin < uses.size();) {
+    std::size_t end = begin + 1;
+    while (end < uses.size() && uses[end].phase >= uses[end - 1].phase) ++end;
+    window = std::max(window, window_of_pass(uses.subspan(begin, end - begin), slack));
+    begin = end;
+  }
+  return window;
+}
+
+}  // namespace zero::layout
