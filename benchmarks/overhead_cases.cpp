@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 #include <torch/nn/module.h>
+#include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <cmath>
@@ -223,6 +224,26 @@ class ByHand {
   std::int64_t steps_ = 0;
 };
 
+/// A user's loop without this library: libtorch's AdamW.
+class Plain {
+ public:
+  Plain(int layers, std::int64_t width, bool bf16) : model_(layers, width) {
+    if (bf16) model_.to(at::kBFloat16);
+    optimizer_.emplace(model_.parameters(), torch::optim::AdamWOptions(kLr).weight_decay(kWeightDecay));
+  }
+  void step(const at::Tensor& x) {
+    const at::Tensor loss = model_.loss(x);
+    loss.backward();
+    optimizer_->step();
+    optimizer_->zero_grad();
+    loss.item<float>();
+  }
+
+ private:
+  Mlp model_;
+  std::optional<torch::optim::AdamW> optimizer_;
+};
+
 /// Weights that bf16 holds exactly, so that all start from the same masters.
 std::shared_ptr<Mlp> make_model(int layers, std::int64_t width, bool bf16) {
   at::manual_seed(1);
@@ -277,12 +298,16 @@ void measure_tiny_step(Rank& rank, const OverheadOptions& options, const Mode& m
                       mode.stage, mode.bf16 ? "bf16" : "fp32"));
     }
   }
+  Plain plain(options.layers, kWidth, mode.bf16);
   const bool several = group.size() > 1;
   const bool whole = mode.stage == 0;  // every rank updates all
-  const std::vector<std::function<void()>> loops{
-      [&] { by_hand.bare(x); }, [&] { by_hand.with_kernels(x, whole ? 1 : group.size()); },
-      [&] { engine_step(); }, [&] { by_hand.with_exchange(x, group, whole, mode.store == "copying"); }};
-  const std::size_t count = several ? loops.size() : loops.size() - 1;
+  const std::function<void()> last = [&] {
+    several ? by_hand.with_exchange(x, group, whole, mode.store == "copying") : plain.step(x);
+  };
+  const std::vector<std::function<void()>> loops{[&] { by_hand.bare(x); },
+                                                 [&] { by_hand.with_kernels(x, whole ? 1 : group.size()); },
+                                                 [&] { engine_step(); }, last};
+  const std::size_t count = loops.size();
   // In blocks: a loop's own memory may stay in the cache, as it would without the others.
   constexpr int kBlock = 25, kSettle = 5;
   std::vector<std::vector<double>> times(count), blocks(count);
@@ -321,11 +346,10 @@ void measure_tiny_step(Rank& rank, const OverheadOptions& options, const Mode& m
                        {"over_kernels_us", over(1)},
                        {"over_bare_us_of_minima", us(least(times[2]) - least(times[0]))},
                        {"over_kernels_us_of_minima", us(least(times[2]) - least(times[1]))}};
-  if (several) {
-    line["exchange_us"] = us(median(times[3]));
-    line["over_exchange_us"] = over(3);
-    line["over_exchange_us_of_minima"] = us(least(times[2]) - least(times[3]));
-  }
+  const std::string name = several ? "exchange" : "libtorch";
+  line[name + "_us"] = us(median(times[3]));
+  line["over_" + name + "_us"] = over(3);
+  line["over_" + name + "_us_of_minima"] = us(least(times[2]) - least(times[3]));
   line.update({{"breakdown_us", breakdown_of(breakdowns)}, {"steps", times[0].size()}, {"verified", true}});
   print(rank, line);
 }

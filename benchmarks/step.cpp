@@ -5,6 +5,10 @@
 // Every mode trains interleaved with the baseline: the same GPT in bf16 with private parameters, forward and
 // backward, gradients dropped, no optimizer, no communication. The ratio is that of the medians. Verified
 // while measured: the losses of all modes must be the same numbers. One JSON line per mode on rank 0.
+//
+// A mode is stage0 to stage3 and words: -copying and -shared (store), -thread (progress thread), -fixed
+// (prefetch as far as stage3_prefetch_bucket_size instead of measured), -blocking (overlap_comm false). Under
+// mpirun the ranks are mpirun's; scripts/slow_network.sh makes them talk over a network of a given speed.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -80,18 +84,19 @@ zero::GPTOptions model_options(const Options& options) {
 }
 
 std::string json_of(const Options& options, const std::string& mode) {
-  const bool copying = mode.find("copying") != std::string::npos;
-  const bool node_shared =
-      mode.find("shared") != std::string::npos || (mode.substr(0, 6) == "stage3" && !copying);
+  const auto has = [&](const char* word) { return mode.find(word) != std::string::npos; };
+  const bool copying = has("copying");
+  const bool node_shared = has("shared") || (mode.substr(0, 6) == "stage3" && !copying);
   return fmt::format(
       R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
            "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "weight_decay": 0.01}}}},
            "gradient_clipping": {}, "bf16": {{"enabled": {}, "check_grad_overflow": {}}},
-           "zero_optimization": {{"stage": {}, "overlap_comm": true, "stage3_max_reuse_distance": 0}},
-           "zerotorch": {{"store": "{}", "step_in_backward": {}}}}})",
+           "zero_optimization": {{"stage": {}, "overlap_comm": {}, "stage3_max_reuse_distance": 0}},
+           "zerotorch": {{"store": "{}", "step_in_backward": {}, "progress_thread": "{}",
+             "measured_prefetch": {}}}}})",
       options.batch, options.accumulation, options.in_backward ? 0.0 : 1.0, !options.fp32,
-      !options.in_backward, mode[5], copying || !node_shared ? "copying" : "node_shared",
-      options.in_backward);
+      !options.in_backward, mode[5], !has("blocking"), copying || !node_shared ? "copying" : "node_shared",
+      options.in_backward, has("thread") ? "always" : "never", !has("fixed"));
 }
 
 /// Forward and backward of one step's micro-batches; returns the last loss.
@@ -116,7 +121,8 @@ struct Measured {
 };
 
 nlohmann::json summary(const Options& options, const std::string& mode, const Measured& measured,
-                       std::int64_t numel, double peak_mb, zero::Group group) {
+                       std::int64_t numel, double peak_mb, const zero::CommunicationReport& sent,
+                       zero::Group group) {
   const auto mean_of = [&](auto member) {
     std::vector<double> values;
     for (const auto& breakdown : measured.breakdowns) values.push_back(breakdown.*member * 1e3);
@@ -141,6 +147,11 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
           {"page_faults_per_step", median({measured.faults.begin(), measured.faults.end()})},
           {"pss_mb_all_ranks", std::round(peak_mb)},
           {"loss", measured.last_loss},
+          {"backend", group.backend()},
+          {"received_numel_per_step", sent.total_numel() / (options.warmup + options.steps)},
+          {"prefetched_gathers", sent.prefetched_gathers},
+          {"gathers", sent.gathers},
+          {"prefetch_window_numel", sent.prefetch_window_numel},
           {"ms",
            {{"gradient_copy", mean_of(&B::gradient_copy)},
             {"reduce", mean_of(&B::reduce)},
@@ -209,7 +220,8 @@ int run_rank(const Options& options) {
       measured.breakdowns.push_back(engine.step_breakdown());
     }
     group.all_reduce(&peak, 1, zero::DType::kFloat64).wait();
-    const auto line = summary(options, mode, measured, zero::gpt_numel(model_opts), peak, group);
+    const auto line = summary(options, mode, measured, zero::gpt_numel(model_opts), peak,
+                              engine.communication_report(), group);
     if (group.rank() == 0) {
       std::cout << line.dump() << std::endl;
       if (std::isnan(expected_loss)) expected_loss = measured.last_loss;

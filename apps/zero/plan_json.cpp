@@ -86,6 +86,7 @@ ordered_json stage_json(const plan::Plan& plan, const plan::Cluster& cluster) {
           {"kinds", kinds},
           {"buckets_at_most", plan.buckets_at_most},
           {"gather_at_most", plan.gather_at_most},
+          {"checkpoint_nbytes", plan.checkpoint_nbytes},
           {"process_nbytes", plan.process_nbytes},
           {"start_nbytes", plan.start_nbytes},
           {"training_nbytes", plan.training_nbytes},

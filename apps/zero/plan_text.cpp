@@ -131,6 +131,8 @@ void add_host_rows(Table& table, const PlanResult& result) {
   table.head(fmt::format("peak of a host with {} rank{}", result.plans.front().ranks_per_node,
                          result.plans.front().ranks_per_node == 1 ? "" : "s"));
   table.nbytes("host memory", [](const Plan& p) { return static_cast<double>(p.node_nbytes); });
+  table.nbytes("an asynchronous checkpoint, on top",
+               [](const Plan& p) { return static_cast<double>(p.checkpoint_nbytes) * p.ranks_per_node; });
   table.words(fmt::format("fits {}", with_gib(cluster.node_memory_nbytes)),
               [&](const Plan& p) { return plan::fits(p, cluster) ? "yes" : "no"; });
 }

@@ -139,8 +139,9 @@ struct Config {
     /// Overlap reduction with backward (and gathers with forward at stage 3). Default: true at stage 3, else
     /// false, as in DeepSpeed; already resolved here. Costs one more bucket.
     bool overlap_comm = false;
-    /// In elements: a unit's gradient is reduced in pieces (buckets) of at most this many. Smaller: less
-    /// bucket memory, more collectives.
+    /// In elements: a unit's gradient is reduced in pieces (buckets) of at most this many, and of no more
+    /// than 4 Mi or 512 Ki for each rank, where more would only take memory. Smaller: less bucket memory,
+    /// more collectives.
     std::int64_t reduce_bucket_size = 500'000'000;
     /// Stages 0-2, in elements: updated parameters are spread in pieces of at most this many.
     std::int64_t allgather_bucket_size = 500'000'000;
@@ -186,7 +187,7 @@ struct Config {
     /// At start: broadcast takes rank 0's parameters; verify compares and fails on the first difference.
     VerifyParameters verify_parameters = VerifyParameters::kBroadcast;
     /// A thread of each rank that moves gathers and reductions while the others compute. auto: where
-    /// communication may overlap (overlap_comm) and the rank has a core more than its compute threads need.
+    /// communication may overlap (overlap_comm), over MPI, or with a core more than the compute threads need.
     ProgressThread progress_thread = ProgressThread::kAuto;
     /// Copying store: gather ahead of use only as far as the measured times of gathers and computation ask
     /// for, up to stage3_prefetch_bucket_size. False: always as far as that.

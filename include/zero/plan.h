@@ -167,12 +167,15 @@ struct Plan {
   std::int64_t parameters_numel = 0, padded_numel = 0;
   int units = 0;
 
-  int heaviest_rank = 0;                  ///< its states take most
-  MemoryReport rank;                      ///< of that rank, activations included
-  bool buckets_at_most = false;           ///< the peak of its buckets is an upper bound
-  bool gather_at_most = false;            ///< the same of its gather buffers
-  std::int64_t module_nbytes = 0;         ///< the fp32 module every rank builds; freed by initialize()
-  std::int64_t process_nbytes = 0;        ///< libtorch, stacks, staging of checkpoints: an estimate
+  int heaviest_rank = 0;            ///< its states take most
+  MemoryReport rank;                ///< of that rank, activations included
+  bool buckets_at_most = false;     ///< the peak of its buckets is an upper bound
+  bool gather_at_most = false;      ///< the same of its gather buffers
+  std::int64_t module_nbytes = 0;   ///< the fp32 module every rank builds; freed by initialize()
+  std::int64_t process_nbytes = 0;  ///< libtorch, stacks: an estimate
+  /// On top of training, while an asynchronous checkpoint is written: a copy of what that rank saves, at
+  /// most. A host without memory for it saves synchronously.
+  std::int64_t checkpoint_nbytes = 0;
   std::int64_t start_nbytes = 0;          ///< that rank's peak inside initialize()
   std::int64_t training_nbytes = 0;       ///< that rank's peak in training
   std::int64_t node_training_nbytes = 0;  ///< of all ranks of the host that needs most, in training

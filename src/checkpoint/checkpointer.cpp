@@ -138,8 +138,11 @@ void Checkpointer::Job::prune(io::FileSystem& files) {
   }
 }
 
-Checkpointer::Checkpointer(io::FileSystem& files, Group group, StagingMemory staging)
-    : files_(files), group_(std::move(group)), staging_(std::move(staging)) {}
+Checkpointer::Checkpointer(io::FileSystem& files, Group group, StagingMemory staging, FreeMemory free_memory)
+    : files_(files),
+      group_(std::move(group)),
+      staging_(std::move(staging)),
+      free_memory_(std::move(free_memory)) {}
 
 Checkpointer::~Checkpointer() {
   give_up_ = true;
@@ -197,8 +200,24 @@ void Checkpointer::begin(Job& job) {
                                           std::move(job.contents.pieces));
   });
   auto total = static_cast<std::int64_t>(job.file ? job.file->nbytes() : 0);
+  // Ranks whose host has no memory for its ranks' staging.
+  std::int64_t without_room = 0;
+  if (job.options.async && job.file && !has_room_for(job.file->payload_nbytes())) without_room = 1;
   if (group_.size() > 1) {
-    group_.all_reduce(&total, 1, DType::kInt64, ReduceOp::kSum, {.label = "checkpoint"}).wait();
+    std::int64_t sums[] = {total, without_room};
+    group_.all_reduce(sums, 2, DType::kInt64, ReduceOp::kSum, {.label = "checkpoint"}).wait();
+    total = sums[0];
+    without_room = sums[1];
+  }
+  if (without_room > 0) {
+    job.options.async = false;
+    if (first) {
+      base::log_warning(
+          "{} in the foreground: a copy of each rank's shard, {} and {} ranks on this host, does not "
+          "fit the {} of memory that are free",
+          what_, human_nbytes(job.file ? job.file->payload_nbytes() : 0), group_.local_size(),
+          human_nbytes(free_memory_()));
+    }
   }
   if (first && error.empty()) {
     error = error_of([&] {
@@ -227,6 +246,13 @@ void Checkpointer::begin(Job& job) {
   }
 }
 
+bool Checkpointer::has_room_for(std::size_t nbytes) const {
+  if (nbytes <= staged_nbytes_) return true;  // the memory of an earlier save
+  constexpr double kFilled = 0.95;            // of what is free
+  const double more = static_cast<double>(nbytes - staged_nbytes_) * group_.local_size();
+  return more <= kFilled * static_cast<double>(free_memory_());
+}
+
 void Checkpointer::save(const std::string& folder, const std::string& tag, Contents contents,
                         const SaveOptions& options) {
   if (options.refuse_when_busy) {
@@ -244,8 +270,9 @@ void Checkpointer::save(const std::string& folder, const std::string& tag, Conte
   job->contents = std::move(contents);
   job->options = options;
   begin(*job);
-  if (options.async) {
+  if (job->options.async) {
     job->file->stage(job->ring);
+    staged_nbytes_ = std::max(staged_nbytes_, job->file->payload_nbytes());
     statistics_.stall_seconds = base::seconds_now() - job->begin_seconds;
     busy_ = true;
     unreported_ = true;

@@ -9,12 +9,14 @@
 // An asynchronous save does the second and third part in a thread of every rank. Rank 0's waits for the notes
 // in the folder, so that the group's collectives stay the caller's.
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "checkpoint/rank_file.h"
+#include "comm/memory.h"
 #include "zero/checkpoint.h"
 #include "zero/group.h"
 
@@ -35,15 +37,20 @@ struct SaveStatistics {
       0;  ///< until the checkpoint was committed; of this rank's part on ranks other than 0
 };
 
+/// Bytes that can still be had on this host.
+using FreeMemory = std::function<std::uint64_t()>;
+
 class Checkpointer {
  public:
-  Checkpointer(io::FileSystem& files, Group group, StagingMemory staging);
+  Checkpointer(io::FileSystem& files, Group group, StagingMemory staging,
+               FreeMemory free_memory = comm::available_memory_nbytes);
   /// Waits for a save under way; its error goes to the log. Local.
   ~Checkpointer();
 
   /// *Collective.* Throws CheckpointError on every rank, naming the ranks that failed and why; the folder's
   /// checkpoints are then as before. An error of an earlier asynchronous save is thrown first, in place of
-  /// saving. Asynchronous: returns when the pieces' memory may change.
+  /// saving. Asynchronous: returns when the pieces' memory may change; where some host has no memory for a
+  /// copy of its ranks' pieces, the save is not asynchronous and rank 0 logs why.
   void save(const std::string& folder, const std::string& tag, Contents contents, const SaveOptions& options);
   /// *Collective.* Returns when no save is under way. Throws the error of one that failed, on every rank.
   void wait();
@@ -56,6 +63,8 @@ class Checkpointer {
   struct Job;
 
   void begin(Job& job);
+  /// Whether this host has memory for `nbytes` of staging on each of its ranks.
+  bool has_room_for(std::size_t nbytes) const;
   void join();
   void run(Job& job);
   RankPart await_part(const Job& job, int rank) const;
@@ -63,6 +72,8 @@ class Checkpointer {
   io::FileSystem& files_;
   Group group_;
   StagingMemory staging_;
+  FreeMemory free_memory_;
+  std::size_t staged_nbytes_ = 0;  ///< staging memory that an asynchronous save has touched
   std::thread thread_;
   std::atomic<bool> busy_{false};
   std::atomic<bool> give_up_{false};  ///< stops rank 0 from waiting for ranks that are gone

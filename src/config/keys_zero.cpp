@@ -53,7 +53,8 @@ constexpr Key kZero[] = {
     {.path = "zero_optimization.reduce_bucket_size",
      .kind = Kind::kCount,
      .fallback = "5e8",
-     .note = "most elements of a gradient bucket; a unit's gradient is reduced in pieces of this",
+     .note = "most elements of a gradient bucket; a unit's gradient is reduced in pieces of this, or less "
+             "where less is as fast",
      .minimum = 1,
      .bind = [](Config& c, const Value& v) { c.zero_optimization.reduce_bucket_size = v.count; }},
     {.path = "zero_optimization.use_multi_rank_bucket_allreduce",

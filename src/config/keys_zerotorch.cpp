@@ -60,9 +60,9 @@ constexpr Key kKeys[] = {
     {.path = "zerotorch.progress_thread",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",
-     .note =
-         "a thread of each rank that moves data while the others compute; auto: with overlap_comm, where a "
-         "rank has a core more than compute threads",
+     .note = "a thread of each rank that moves data while the others compute; auto: with overlap_comm, over "
+             "MPI or where a "
+             "rank has a core more than compute threads",
      .choices = "auto|always|never",
      .bind =
          [](Config& c, const Value& v) {

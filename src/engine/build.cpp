@@ -178,8 +178,9 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
   impl.base_lr = std::move(setup.base_lr);
   impl.optimizer = std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger,
                                                                 std::move(setup.options));
-  sharding::ReducerOptions reducer_options{.bucket_numel = zero.reduce_bucket_size,
-                                           .overlap = zero.overlap_comm};
+  sharding::ReducerOptions reducer_options{
+      .bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, impl.group.size()),
+      .overlap = zero.overlap_comm};
   if (impl.config.zerotorch.step_in_backward) {
     if (impl.config.gradient_accumulation_steps != 1) {
       throw ConfigError(
@@ -238,29 +239,55 @@ void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const Fla
   }
 }
 
-/// Makes one unit's values the same on all ranks, hands them to store and optimizer, and takes the
-/// parameters over. The module's own memory of the unit is freed here.
+/// The module's values of one unit, flat, with zeros between them.
+void fill(const Engine::Impl& impl, const sharding::Unit& unit, const FlatBuffer& staging) {
+  std::int64_t filled = 0;
+  const auto zero_until = [&](std::int64_t begin) {
+    if (begin > filled) staging.view(filled, begin - filled).zero_();
+  };
+  for (int p : unit.parameters) {
+    const auto& parameter = impl.model.parameters[p];
+    if (parameter.range.empty()) continue;
+    zero_until(parameter.range.begin);
+    staging.view(parameter.range.begin, parameter.range.numel())
+        .as_strided(parameter.tensor.sizes(), dense_strides(parameter.tensor))
+        .copy_(parameter.tensor.detach());
+    filled = parameter.range.end;
+  }
+  zero_until(unit.numel);
+}
+
+/// Hands one unit's values to store and optimizer, the same on all ranks: rank 0's, unless they are compared.
+void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
+  const auto& unit = impl.model.units[u];
+  const bool verify = impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify;
+  if (verify || impl.group.rank() == 0) fill(impl, unit, staging);
+  const auto load_shard = [&](const void* values) {
+    const Range mine = unit.shard(impl.group.rank());
+    if (mine.empty()) return;
+    impl.optimizer->load_range(u, mine, at::from_blob(const_cast<void*>(values), {mine.numel()}, at::kFloat));
+  };
+  if (impl.group.size() == 1 || verify) {
+    if (verify && impl.group.size() > 1) verify_unit(impl, unit, staging);
+    impl.optimizer->load(u, staging.view(0, unit.numel));
+  } else if (impl.model.sharding.optimizer_states && impl.model.device.is_cpu()) {
+    // Each rank needs its shard only, and reads it where rank 0 has it.
+    impl.group
+        .exchange(staging.data(), layout::shard_counts(unit.cuts, unit.whole()), DType::kFloat32,
+                  [&](std::span<const void* const> slices) { load_shard(slices[0]); }, {.label = unit.name})
+        .wait();
+  } else {
+    impl.group.broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name}).wait();
+    impl.optimizer->load(u, staging.view(0, unit.numel));
+  }
+}
+
+/// Loads one unit and takes its parameters over. The module's own memory of the unit is freed here.
 void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   auto& model = impl.model;
-  const auto& unit = model.units[u];
-  const at::Tensor whole = staging.view(0, unit.numel);
-  whole.zero_();
-  for (int p : unit.parameters) {
-    const auto& parameter = model.parameters[p];
-    const auto strides = dense_strides(parameter.tensor);
-    whole.as_strided(parameter.tensor.sizes(), strides, parameter.range.begin)
-        .copy_(parameter.tensor.detach());
-  }
-  if (impl.group.size() > 1) {
-    if (impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify) {
-      verify_unit(impl, unit, staging);
-    } else {
-      impl.group.broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name}).wait();
-    }
-  }
-  impl.optimizer->load(u, whole);
+  load_unit(impl, u, staging);
   const auto nbytes = element_nbytes(model.low_dtype);
-  for (int p : unit.parameters) {
+  for (int p : model.units[u].parameters) {
     auto& parameter = model.parameters[p];
     parameter.handle->adopt(
         parameter.tensor, storage::to_scalar_type(model.low_dtype), dense_strides(parameter.tensor),
@@ -355,8 +382,11 @@ void choose_progress_thread(Engine::Impl& impl) {
   const auto wanted = impl.config.zerotorch.progress_thread;
   bool on = wanted == ProgressThread::kAlways;
   if (wanted == ProgressThread::kAuto && impl.config.zero_optimization.overlap_comm) {
-    on = count_cores_of_rank(impl.group) > at::get_num_threads() &&
-         impl.group.progress_thread_problem().empty();
+    // MPI moves large messages inside calls only, and costs little of a core; in shared memory moving is
+    // copying.
+    const bool worth_it =
+        impl.group.backend() == "mpi" || count_cores_of_rank(impl.group) > at::get_num_threads();
+    on = worth_it && impl.group.progress_thread_problem().empty();
   }
   if (on || wanted == ProgressThread::kNever) impl.group.set_progress_thread(on);
 }

@@ -42,6 +42,10 @@ std::vector<std::int64_t> shard_counts(const std::vector<std::int64_t>& cuts, Ra
   return counts;
 }
 
+std::int64_t bucket_numel(std::int64_t configured, int world_size) {
+  return std::clamp(configured, kBlockNumel, std::max(kMostBucketNumel, world_size * kBucketSliceNumel));
+}
+
 std::vector<Range> bucket_ranges(std::int64_t unit_numel, std::int64_t bucket_numel) {
   const std::int64_t most = std::max(bucket_numel / kBlockNumel, std::int64_t{1}) * kBlockNumel;
   const std::int64_t pieces = (unit_numel + most - 1) / most;

@@ -102,12 +102,12 @@ struct Buckets {
   std::vector<std::vector<int>> places;
 };
 
-Buckets make_buckets(const ModelShape& model, const LaidOut& laid, const Config& config) {
+Buckets make_buckets(const ModelShape& model, const LaidOut& laid) {
   Buckets buckets;
   buckets.places.resize(model.parameters.size());
   for (const auto& unit : laid.units) {
     if (!unit.trainable) continue;
-    for (const auto range : layout::bucket_ranges(unit.numel, config.zero_optimization.reduce_bucket_size)) {
+    for (const auto range : layout::bucket_ranges(unit.numel, laid.bucket_numel)) {
       Bucket bucket{.numel = range.numel()};
       for (const auto& slot : unit.slots) {
         if (layout::intersect(slot.range(), range).empty()) continue;
@@ -154,11 +154,11 @@ std::vector<Use> uses_of(const ModelShape& model) {
   return uses;
 }
 
-std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid, const Config& config) {
+std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid) {
   const std::int64_t sum = laid.padded_numel(/*trainable_only=*/true);
   if (!laid.sharding.gradients) return sum;
   if (sum / laid.bucket_numel > kMostBuckets) return std::min(sum, kBucketsInFlight * laid.bucket_numel);
-  const Buckets buckets = make_buckets(model, laid, config);
+  const Buckets buckets = make_buckets(model, laid);
   std::int64_t largest = 0;
   for (const Bucket& bucket : buckets.all) largest = std::max(largest, bucket.numel);
   const std::vector<int> order = arrivals(model);

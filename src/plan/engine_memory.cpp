@@ -121,7 +121,7 @@ void add_to_ranks(std::vector<double>& change, std::int64_t first, std::int64_t 
 }  // namespace
 
 Pools find_pools(const ModelShape& model, const LaidOut& laid, const Config& config) {
-  return {bucket_numel(model, laid, config), gather_use(model, laid, config)};
+  return {bucket_numel(model, laid), gather_use(model, laid, config)};
 }
 
 MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
@@ -142,6 +142,14 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   // initialize() passes one unit at a time through fp32.
   add(MemoryKind::kStaging, 0, laid.largest_unit() * 4);
   return report;
+}
+
+std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank) {
+  constexpr std::int64_t kSaved = 4 + kMomentsNbytes;  // fp32 weights, moments
+  std::int64_t sum = 0;
+  for (std::size_t u = 0; u < laid.units.size(); ++u)
+    sum += shard(laid, u, rank).numel() * (laid.units[u].trainable ? kSaved : laid.low_nbytes());
+  return sum;
 }
 
 std::vector<double> states_by_rank(const LaidOut& laid) {

@@ -15,6 +15,9 @@ Pools find_pools(const ModelShape& model, const LaidOut& laid, const Config& con
 /// engine_memory() of a model that is laid out already.
 MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank);
 
+/// Bytes that `rank` saves in a checkpoint between two steps, padding included.
+std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank);
+
 /// States of every rank, [world_size] bytes: the kinds that differ between ranks and those that do not.
 std::vector<double> states_by_rank(const LaidOut& laid);
 

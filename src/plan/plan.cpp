@@ -162,6 +162,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.process_nbytes =
       to_nbytes(kPrivateNbytes + kSharedNbytes / plan.ranks_per_node +
                 kHeapPerActivation * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
+  plan.checkpoint_nbytes = checkpoint_nbytes(laid, plan.heaviest_rank);
   sum_up(plan, states);
   plan.traffic = traffic_of(laid, pools, config, cluster);
   return plan;

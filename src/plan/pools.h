@@ -20,6 +20,6 @@ GatherUse gather_use(const ModelShape& model, const LaidOut& laid, const Config&
 
 /// Elements of the reducer's buckets: all of them where gradients are replicated, else what its pool grows
 /// to. An upper bound where reductions overlap backward.
-std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid, const Config& config);
+std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid);
 
 }  // namespace zero::plan

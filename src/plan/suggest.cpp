@@ -13,7 +13,7 @@
 namespace zero::plan {
 namespace {
 
-constexpr std::int64_t kSmallBucketNumel = 5'000'000;
+constexpr std::int64_t kSmallBucketNumel = 1'000'000;
 constexpr int kMostSuggestedRanks = 131'072;
 
 struct Candidate {

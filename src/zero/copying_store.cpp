@@ -68,6 +68,11 @@ class CopyingStore final : public ParameterStore {
                                                : options_.prefetch_numel;
   }
 
+  ~CopyingStore() override {
+    // Gathers under way write into the pool's memory.
+    for (auto& state : states_) finish_or_fail(state.work);
+  }
+
   Range writable_range(int index) const override {
     // Without sharded optimizer states every rank computes, and so keeps, the whole unit by itself.
     const bool whole = is_resident(index) && !model_.sharding.optimizer_states;

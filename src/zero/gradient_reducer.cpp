@@ -47,7 +47,10 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
           : FlatBuffer::make_readable(ledger, MemoryKind::kGradients, DType::kFloat32, total, model.group);
 }
 
-GradientReducer::~GradientReducer() = default;
+GradientReducer::~GradientReducer() {
+  // Its finish steps may run in another thread, and would find nothing to add to.
+  for (const int index : sent_) finish_or_fail(buckets_[index].work);
+}
 
 /// Sets the offsets; all start at zero where sums are consumed at once.
 std::int64_t GradientReducer::accumulators_numel() {

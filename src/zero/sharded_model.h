@@ -84,6 +84,10 @@ struct ShardedModel {
   }
 };
 
+/// Waits until nothing of `work` touches its memory any more: it is complete or its group has failed. For
+/// destructors.
+void finish_or_fail(Work& work) noexcept;
+
 /// Adds the seconds of a scope to `*seconds`.
 class Stopwatch {
  public:

@@ -145,5 +145,26 @@ TEST(HostileCheckpoint, HeadersAreOfASizeThatReadersTake) {
             std::string::npos);
 }
 
+TEST(CheckpointHostile, WithoutMemoryForACopyAnAsynchronousSaveIsInTheForeground) {
+  // Free memory on one rank's host, which all must follow: none; for a copy on one rank, not on two; for
+  // both.
+  const std::size_t payload = 1001 * 4;  // of both ranks, about
+  for (const auto& [free_nbytes, async] :
+       {std::pair<std::uint64_t, bool>{0, false}, {payload / 2 + 200, false}, {4 * payload, true}}) {
+    io::MemoryFileSystem files;
+    std::size_t staged[2] = {};
+    spawn_threads(2, [&](Group group) {
+      const int rank = group.rank();
+      const std::uint64_t free = rank == 1 ? free_nbytes : UINT64_MAX;
+      save_step(
+          files, group, 3, {.async = true}, 1001, [free] { return free; }, &staged[rank]);
+    });
+    for (const std::size_t nbytes : staged) {
+      EXPECT_EQ(nbytes < payload, async) << free_nbytes << " free, staged " << nbytes;
+    }
+    EXPECT_EQ(read_step(files, "step3"), 3);
+  }
+}
+
 }  // namespace
 }  // namespace zero::testing

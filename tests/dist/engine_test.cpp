@@ -486,6 +486,69 @@ TEST(Engine, SaysAndPinsWhatTheConfigurationAsksFor) {
   }));
 }
 
+TEST(Engine, ProgressThreadAsConfigured) {
+  expect_all_ok(spawn(2, [](Group group) {
+    for (const bool wanted : {true, false}) {
+      auto model = make_deep();
+      auto engine = initialize(model,
+                               deep_json(3, "",
+                                         store_json("copying", wanted ? R"(, "progress_thread": "always")"
+                                                                      : R"(, "progress_thread": "never")")),
+                               InitializeOptions{.group = group});
+      EXPECT_EQ(group.has_progress_thread(), wanted);
+      train(engine, 3);
+    }
+  }));
+}
+
+TEST(Engine, PrefetchWindowIsMeasuredUpToTheLimit) {
+  expect_all_ok(spawn(2, [](Group group) {
+    constexpr std::int64_t kLimit = 7 * kLayerNumel;
+    for (const bool measured : {true, false}) {
+      auto model = make_deep();
+      std::string json = deep_json(3, "",
+                                   store_json("copying", measured ? R"(, "progress_thread": "always")"
+                                                                  : R"(, "measured_prefetch": false)"));
+      json.replace(json.find("6000"), 4, std::to_string(kLimit));
+      auto engine = initialize(model, json, InitializeOptions{.group = group});
+      const auto window = [&] { return engine.communication_report().prefetch_window_numel; };
+      EXPECT_EQ(window(), measured ? kLayerNumel : kLimit) << "before anything was measured";
+      train(engine, 8);
+      EXPECT_GE(window(), kLayerNumel);
+      EXPECT_LE(window(), kLimit);
+      // All ranks gather in the same order, so they have agreed.
+      std::int64_t least = window(), most = window();
+      group.all_reduce(&least, 1, DType::kInt64, ReduceOp::kMin).wait();
+      group.all_reduce(&most, 1, DType::kInt64, ReduceOp::kMax).wait();
+      EXPECT_EQ(least, most);
+      EXPECT_GT(engine.communication_report().prefetched_gathers, 0);
+    }
+  }));
+}
+
+TEST(Engine, DestroyedWithReductionsAndGathersUnderWay) {
+  for (const bool thread : {false, true}) {
+    for (const char* store : {"copying", "node_shared"}) {
+      expect_all_ok(spawn(3, [&](Group group) {
+        const std::string json = deep_json(3, "",
+                                           store_json(store, thread ? R"(, "progress_thread": "always")"
+                                                                    : R"(, "progress_thread": "never")"));
+        for (int round = 0; round < 20; ++round) {
+          auto model = make_deep();
+          {
+            auto engine = initialize(model, json, InitializeOptions{.group = group});
+            train(engine, 2);
+            engine.backward(engine(input(group.rank(), 2)).square().mean());  // and no step
+          }
+          std::int64_t ranks = 1;
+          group.all_reduce(&ranks, 1, DType::kInt64).wait();
+          EXPECT_EQ(ranks, group.size());
+        }
+      }));
+    }
+  }
+}
+
 TEST(Engine, MemoryInUseIsLessThanHeldAndTheSummaryHasAllRanks) {
   for (const int ranks : {1, 2, 5}) {
     expect_all_ok(spawn(ranks, [ranks](Group group) {

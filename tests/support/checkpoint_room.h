@@ -40,9 +40,12 @@ inline std::vector<std::byte> room_values(const checkpoint::TensorInfo& info, in
   return bytes;
 }
 
-/// One rank's part of saving `step` as "step<N>". *Collective.*
+/// One rank's part of saving `step` as "step<N>". *Collective.* `staged`, where given, gets the bytes of
+/// staging memory it asked for.
 inline void save_step(io::FileSystem& files, Group group, int step, const SaveOptions& options,
-                      std::int64_t large = 1001) {
+                      std::int64_t large = 1001,
+                      checkpoint::FreeMemory free_memory = comm::available_memory_nbytes,
+                      std::size_t* staged = nullptr) {
   checkpoint::Contents contents;
   contents.tensors = room_tensors(large);
   contents.global_steps = step;
@@ -58,10 +61,14 @@ inline void save_step(io::FileSystem& files, Group group, int step, const SaveOp
          values.back().data() + static_cast<std::size_t>(begin) * element_nbytes(info.dtype)});
   }
   io::AlignedBuffer staging;
-  checkpoint::Checkpointer checkpointer(files, group, [&](std::size_t nbytes) {
-    staging = io::AlignedBuffer(std::max<std::size_t>(nbytes, 1));
-    return staging.data();
-  });
+  checkpoint::Checkpointer checkpointer(
+      files, group,
+      [&](std::size_t nbytes) {
+        if (staged) *staged = nbytes;
+        staging = io::AlignedBuffer(std::max<std::size_t>(nbytes, 1));
+        return staging.data();
+      },
+      std::move(free_memory));
   checkpointer.save("ckpt", "step" + std::to_string(step), std::move(contents), options);
   checkpointer.wait();
 }
