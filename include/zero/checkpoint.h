@@ -49,8 +49,8 @@ struct FullWeightsOptions {
 
 /// What load_checkpoint or load_full_weights did, the same on every rank.
 struct LoadReport {
-  std::string folder;  ///< the checkpoint's own, or the path of the weights
-  std::string tag;     ///< empty for weights
+  std::string folder;        ///< the checkpoint's own, or the path of the weights
+  std::string tag;           ///< empty for weights
   std::string client_state;  ///< JSON
   std::int64_t global_steps = 0;
   /// Micro-batches of all ranks before the one that comes next: where the data goes on.

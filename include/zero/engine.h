@@ -60,7 +60,9 @@ class Engine {
  public:
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
-  /// Local. Parameters that are whole stay usable as ordinary tensors; sharded ones throw on use from now on.
+  /// Parameters that are whole stay usable as ordinary tensors; sharded ones throw on use from now on. Local,
+  /// but that it waits for what is under way after a backward() without step(), and, with parameters shared
+  /// on several hosts, for the engines of the other ranks to go.
   ~Engine();
 
   /// Runs backward from a scalar `loss` and sends gradients to their owners; they are dropped from the
@@ -137,7 +139,8 @@ class Engine {
   LoadReport load_full_weights(const std::string& path, const FullWeightsOptions& options = {});
   /// Writes the weights and buffers to `folder` as safetensors that Hugging Face's loaders read, in the dtype
   /// the module has (ExportOptions::dtype "module") or another. Gathered one parameter at a time, written by
-  /// rank 0. *Collective.* Throws CheckpointError on every rank; an older export in `folder` is then as before.
+  /// rank 0. *Collective.* Throws CheckpointError on every rank; an older export in `folder` is then as
+  /// before.
   checkpoint::ExportReport save_16bit_model(const std::string& folder,
                                             const checkpoint::ExportOptions& options = {.dtype = "module"},
                                             const checkpoint::Progress& progress = {});

@@ -169,12 +169,16 @@ class Group {
   /// *Local.* True: a thread of this process moves data and runs finish steps while the caller does something
   /// else, so that gathers and reductions overlap with it. Worth it with a core to spare, or over a network
   /// that is slower than the memory; each rank may choose for itself. False (at first): data moves inside
-  /// calls only. Does nothing in a group of one. Throws ConfigError when MPI was initialised below
-  /// MPI_THREAD_SERIALIZED.
+  /// calls only. Does nothing in a group of one. Throws ConfigError over MPI that
+  /// the application has initialised below MPI_THREAD_MULTIPLE, and inside a finish step; IoError when there
+  /// can be no thread.
   void set_progress_thread(bool on);
   bool has_progress_thread() const;
   /// *Local.* Why set_progress_thread(true) would throw; empty: it would not.
   std::string progress_thread_problem() const;
+
+  /// *Local.* True once this rank knows that the group has failed.
+  bool failed() const;
 
   CommunicationCounters counters() const;
   void reset_counters();

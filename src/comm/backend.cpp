@@ -59,6 +59,9 @@ int Backend::local_rank() const {
 
 void Backend::set_progress_thread(bool on) {
   if (!on) {
+    if (progress_thread_ && progress_thread_->is_this_thread())
+      throw ConfigError(
+          "set_progress_thread(false) inside a finish step would wait for itself; call it after");
     progress_thread_.reset();
     return;
   }

@@ -123,6 +123,8 @@ class Backend {
   /// *Local.* Moves what can be moved and runs at most `most` finish steps. True when it ran one. Never
   /// blocks. Throws CommError, not what a finish step throws.
   virtual bool progress(int most) = 0;
+  /// *Local.* As Group::failed.
+  virtual bool failed() const = 0;
   /// *Local.* True when progress() is not finished with some call.
   virtual bool under_way() const = 0;
 

@@ -206,8 +206,11 @@ Work Group::all_gather_at(const void* in, void* out, std::span<const std::int64_
   const char* const my_slice = static_cast<const char*>(advance(out, before, dtype));
   const char* const in_begin = static_cast<const char*>(in);
   const char* const in_end = in_begin + counts[me] * static_cast<std::int64_t>(element_nbytes(dtype));
-  if (offsets.empty() && counts[me] > 0 && in != my_slice && in_begin < advance(out, end, dtype) &&
-      in_end > out) {
+  for (std::size_t r = 0; r < counts.size() && counts[me] > 0 && in != my_slice; ++r) {
+    const bool one_range = offsets.empty();  // parts one after the other
+    const std::int64_t begin = one_range ? 0 : offsets[r], stop = one_range ? end : begin + counts[r];
+    if (begin == stop || in_begin >= advance(out, stop, dtype) || in_end <= advance(out, begin, dtype))
+      continue;
     refuse(*backend_, kFunction, options,
            fmt::format("`in` overlaps `out` at byte {}; in place it must be this rank's slice, at byte {}.",
                        in_begin - static_cast<char*>(out), my_slice - static_cast<char*>(out)));
@@ -345,6 +348,11 @@ SharedMemory Group::allocate_node_shared(std::size_t nbytes, std::string_view la
 void Group::abort(std::string_view reason) noexcept {
   const comm::Turn turn(*backend_->turns());
   backend_->abort(reason);
+}
+
+bool Group::failed() const {
+  const comm::Turn turn(*backend_->turns());
+  return backend_->failed();
 }
 
 void Group::set_progress_thread(bool on) { backend_->set_progress_thread(on); }

@@ -152,10 +152,10 @@ void MpiGroup::send_records(MpiWork& work) {
 std::string MpiGroup::progress_thread_problem() const {
   int provided = MPI_THREAD_SINGLE;
   check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
-  if (provided >= MPI_THREAD_SERIALIZED) return {};
-  return "MPI was initialised for calls from one thread only; ask MPI_Init_thread for MPI_THREAD_SERIALIZED, "
-         "or "
-         "leave MPI's initialisation to zerotorch";
+  if (provided >= (mpi_is_ours() ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE)) return {};
+  return "MPI was not initialised for calls from several threads; ask MPI_Init_thread for "
+         "MPI_THREAD_MULTIPLE, "
+         "or leave MPI's initialisation to zerotorch";
 }
 
 bool MpiGroup::progress(int most) {

@@ -64,7 +64,8 @@ class MpiGroup final : public Backend {
   std::shared_ptr<WorkState> post(const Call& call) override;
   std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
   bool progress(int most) override;
-  bool under_way() const override { return data_sequence_ < next_sequence_ && failure_.empty(); }
+  bool under_way() const override { return data_sequence_ < next_sequence_ && !failed(); }
+  bool failed() const override { return !failure_.empty(); }
   std::string progress_thread_problem() const override;
   SharedMemory allocate(std::size_t nbytes) override;
   void abort(std::string_view reason) noexcept override;

@@ -34,11 +34,13 @@ class Session {
   ~Session() {
     int finalized = 0;
     MPI_Finalized(&finalized);
+    mpi_turns()->close();
     if (!ours_ || finalized) return;
     const bool all_here = !failed_ || all_ranks_come();
     if (all_here && !unclean_) MPI_Finalize();
   }
 
+  bool ours() const { return ours_; }
   void mark_failed() noexcept { failed_ = true; }
   void mark_unclean() noexcept { unclean_ = true; }
 
@@ -71,7 +73,12 @@ Session& session() {
 
 }  // namespace
 
-void ensure_mpi() { session(); }
+void ensure_mpi() {
+  mpi_turns();  // outlives the session, which closes them
+  session();
+}
+
+bool mpi_is_ours() { return session().ours(); }
 
 const std::shared_ptr<Turns>& mpi_turns() {
   static const auto turns = std::make_shared<Turns>();

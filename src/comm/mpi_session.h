@@ -14,6 +14,9 @@ namespace zero::comm {
 /// CommError.
 void ensure_mpi();
 
+/// True when MPI was initialised here, not by the application, which then makes calls of its own.
+bool mpi_is_ours();
+
 /// The turns of all groups of this process: MPI is called by one thread at a time.
 const std::shared_ptr<Turns>& mpi_turns();
 

@@ -85,6 +85,7 @@ void MpiGroup::block_until(const std::function<bool()>& done, std::uint64_t targ
       ::sched_yield();
     } else {
       check_peers(target, since_ns, timeout);
+      const TurnPause pause(*turns());
       std::this_thread::sleep_for(kNap);
     }
   }

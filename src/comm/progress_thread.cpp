@@ -1,5 +1,6 @@
 #include "comm/progress_thread.h"
 
+#include <fmt/format.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -7,8 +8,11 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
+#include <system_error>
 
 #include "comm/backend.h"
+#include "zero/errors.h"
 
 namespace zero::comm {
 namespace {
@@ -22,26 +26,62 @@ std::thread start_without_signals(std::function<void()> run) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(std::move(run));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
+  try {
+    std::thread thread(std::move(run));
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return thread;
+  } catch (const std::system_error& error) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw IoError(
+        fmt::format("no progress thread could be started: {}. Look at `ulimit -u`, or set "
+                    "zerotorch.progress_thread to \"never\"",
+                    error.what()));
+  }
 }
 
 }  // namespace
 
+void Turns::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+}
+
 Turn::Turn(Turns& turns) {
   if (!turns.shared()) return;
-  lock_ = std::unique_lock(turns.mutex_, std::try_to_lock);
-  if (lock_) return;
-  turns.waiting_.fetch_add(1, std::memory_order_relaxed);
-  lock_.lock();
-  turns.waiting_.fetch_sub(1, std::memory_order_relaxed);
+  if (!turns.mutex_.try_lock()) {
+    turns.waiting_.fetch_add(1, std::memory_order_relaxed);
+    turns.mutex_.lock();
+    turns.waiting_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  held_ = &turns;
+  ++turns.depth_;
 }
 
 Turn::Turn(Turns& turns, std::try_to_lock_t) {
   if (!turns.shared()) return;
-  lock_ = std::unique_lock(turns.mutex_, std::try_to_lock);
-  has_ = lock_.owns_lock();
+  has_ = turns.mutex_.try_lock();
+  if (!has_) return;
+  held_ = &turns;
+  ++turns.depth_;
+}
+
+Turn::~Turn() {
+  if (!held_) return;
+  --held_->depth_;
+  held_->mutex_.unlock();
+}
+
+TurnPause::TurnPause(Turns& turns) : turns_(turns) {
+  if (!turns.shared()) return;
+  depth_ = turns.depth_;
+  turns.depth_ = 0;
+  for (int i = 0; i < depth_; ++i) turns.mutex_.unlock();
+}
+
+TurnPause::~TurnPause() {
+  if (depth_ == 0) return;
+  for (int i = 0; i < depth_; ++i) turns_.mutex_.lock();
+  turns_.depth_ = depth_;
 }
 
 ProgressThread::ProgressThread(Backend& backend, std::shared_ptr<Turns> turns)
@@ -78,6 +118,7 @@ void ProgressThread::run() {
     while (turns_->wanted()) ::sched_yield();
     {
       const std::lock_guard lock(turns_->mutex_);
+      if (turns_->closed_) return;
       try {
         moved = backend_.progress(1);
         under_way = backend_.under_way();

@@ -17,15 +17,20 @@ class Turns {
  public:
   /// True while some progress thread runs: only then do turns cost anything.
   bool shared() const { return threads_.load(std::memory_order_relaxed) > 0; }
+  /// Waits for a progress thread's turn to end; it gets no other one.
+  void close();
   /// True when a caller waits for its turn: a progress thread then leaves it to him.
   bool wanted() const { return waiting_.load(std::memory_order_relaxed) > 0; }
 
  private:
   friend class Turn;
+  friend class TurnPause;
   friend class ProgressThread;
   std::recursive_mutex mutex_;  ///< a finish step may call into the group
+  int depth_ = 0;               ///< Turns inside each other that hold it; under mutex_
   std::atomic<int> threads_{0};
   std::atomic<int> waiting_{0};
+  bool closed_ = false;  ///< under mutex_
 };
 
 /// A caller's turn, for a scope.
@@ -35,18 +40,35 @@ class Turn {
   explicit Turn(Turns& turns);
   /// Takes it if that needs no waiting; else !*this.
   Turn(Turns& turns, std::try_to_lock_t);
+  ~Turn();
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
   explicit operator bool() const { return has_; }
 
  private:
-  std::unique_lock<std::recursive_mutex> lock_;
+  Turns* held_ = nullptr;  ///< null where turns are not shared
   bool has_ = true;
+};
+
+/// Gives up all turns of the caller for a scope: others, of other groups too, may have what he waits for. Not
+/// inside finish steps.
+class TurnPause {
+ public:
+  explicit TurnPause(Turns& turns);
+  ~TurnPause();
+  TurnPause(const TurnPause&) = delete;
+  TurnPause& operator=(const TurnPause&) = delete;
+
+ private:
+  Turns& turns_;
+  int depth_ = 0;
 };
 
 /// Runs `backend`'s data phases as soon as its peers allow, one finish step at a time, from construction to
 /// destruction; sleeps while no call is under way. An error fails the group, so that its next caller gets it.
 class ProgressThread {
  public:
-  /// `backend` outlives it.
+  /// `backend` outlives it. Throws IoError.
   ProgressThread(Backend& backend, std::shared_ptr<Turns> turns);
   /// Joins the thread. In a forked child there is none.
   ~ProgressThread();
@@ -55,6 +77,7 @@ class ProgressThread {
 
   /// Wakes it: a call has been posted.
   void posted();
+  bool is_this_thread() const { return thread_->get_id() == std::this_thread::get_id(); }
 
  private:
   void run();

@@ -77,6 +77,7 @@ class SelfBackend final : public Backend {
   std::shared_ptr<Backend> subgroup(std::span<const int>) override { return make_self_backend(); }
   bool progress(int) override { return false; }
   bool under_way() const override { return false; }
+  bool failed() const override { return !failure_.empty(); }
 
   SharedMemory allocate(std::size_t nbytes) override {
     return SharedMemory(Region::create(registry_, nbytes, Region::Sharing::kPrivate, "allocate"));

@@ -69,7 +69,8 @@ class ShmBackend final : public Backend {
   std::shared_ptr<WorkState> post(const Call& call) override;
   std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
   bool progress(int most) override;
-  bool under_way() const override { return data_sequence_ < next_sequence_ && !segment_->failed(); }
+  bool under_way() const override { return data_sequence_ < next_sequence_ && !failed(); }
+  bool failed() const override { return segment_->failed(); }
   SharedMemory allocate(std::size_t nbytes) override;
   void abort(std::string_view reason) noexcept override;
   std::string flight_recorder() const override;

@@ -190,7 +190,6 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
     }
     reducer_options.consume = [&impl](int unit, sharding::Range range, const at::Tensor& sums) {
       sharding::Stopwatch watch(impl.times.update);
-      impl.stepping = true;
       impl.optimizer->update_part(unit, range, sums, impl.learning_rates(), impl.averaging());
     };
   }
@@ -388,7 +387,13 @@ void choose_progress_thread(Engine::Impl& impl) {
         impl.group.backend() == "mpi" || count_cores_of_rank(impl.group) > at::get_num_threads();
     on = worth_it && impl.group.progress_thread_problem().empty();
   }
-  if (on || wanted == ProgressThread::kNever) impl.group.set_progress_thread(on);
+  if (!on && wanted != ProgressThread::kNever) return;
+  try {
+    impl.group.set_progress_thread(on);
+  } catch (const IoError& error) {
+    if (wanted == ProgressThread::kAlways) throw;
+    base::log_warning("{}", error.what());
+  }
 }
 
 /// One seed for all ranks: the configuration's, or that of rank 0's default generator.

@@ -35,12 +35,14 @@ Engine::Impl::~Impl() {
   // Leaving by exception: tell the others now, they would wait for this rank.
   if (aborts_on_exception && std::uncaught_exceptions() > exceptions_at_start) {
     group.abort("its engine was destroyed by an exception");
-    if (model.hosts) {
-      model.hosts->node.abort("its engine was destroyed by an exception");
-      model.hosts->across.abort("its engine was destroyed by an exception");
-    }
+  }
+  if (model.hosts && group.failed()) {
+    // Their destructors would wait for ranks that may never come.
+    model.hosts->node.abort("the group of all ranks has failed");
+    model.hosts->across.abort("the group of all ranks has failed");
   }
   hooks.clear();
+  reducer.reset();  // what its last finish steps call is still there
   for (auto& parameter : model.parameters) {
     if (!parameter.handle) continue;
     parameter.handle->retire(
@@ -187,7 +189,8 @@ void Engine::backward(const at::Tensor& loss) {
   try {
     loss.backward();
   } catch (...) {
-    impl_->failed = impl_->stepping;  // half of a step is taken
+    // Half of a step may be taken. The same on all ranks, however far their reductions are.
+    impl_->failed = impl_->config.zerotorch.step_in_backward && !impl_->reducer->window_is_empty();
     throw;
   }
 }
@@ -237,7 +240,6 @@ void Engine::step() {
       impl.monitor->add_step(impl.global_steps * impl.config.train_batch_size, lr, impl.grad_norm);
     }
   }
-  impl.stepping = false;
   ++impl.micro_steps;
   impl.reseed();
   impl.failed = false;

@@ -1,6 +1,5 @@
 #pragma once
 // What an Engine is made of. Only this room sees all others.
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -54,8 +53,6 @@ struct Engine::Impl {
   std::vector<double> norm_send, norm_receive;  ///< reused by every norm, as the next two
   std::vector<std::int64_t> norm_counts, norm_offsets;
   bool failed = false;
-  std::atomic<bool> stepping{
-      false};                ///< step_in_backward: some parameters of this step are updated, not yet all
   bool half_loaded = false;  ///< a load failed after the first value was changed
   std::unique_ptr<engine::StepMonitor> monitor;      ///< on rank 0, where the JSON asks for it
   std::shared_ptr<engine::Checkpoints> checkpoints;  ///< made by the first save

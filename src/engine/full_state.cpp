@@ -43,6 +43,7 @@ at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, Part
 
 at::Tensor Engine::full_weight(std::string_view name) {
   auto& impl = *impl_;
+  impl.reducer->settle();  // with step_in_backward they update
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
   if (impl.model.units[parameter.unit].trainable) {
@@ -106,6 +107,7 @@ at::Tensor Engine::full_gradient(std::string_view name) {
 
 at::Tensor Engine::full_optimizer_state(std::string_view name, OptimizerState state) {
   auto& impl = *impl_;
+  impl.reducer->settle();
   const int p = engine::find_parameter(impl.inventory, name);
   if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
     throw ModelError(fmt::format("parameter '{}' is frozen and has no optimizer states", name));

@@ -122,8 +122,6 @@ Candidate on_hosts(const Candidate& from, int hosts, int ranks_per_node) {
         c.cluster.ranks = ranks;
         c.cluster.ranks_per_node = ranks_per_node;
         c.config.train_batch_size = 0;
-        if (hosts > 1 && c.config.zerotorch.store == Config::Zerotorch::Store::kNodeShared)
-          c.config.zerotorch.store = Config::Zerotorch::Store::kAuto;
       });
 }
 

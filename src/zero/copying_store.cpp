@@ -70,7 +70,9 @@ class CopyingStore final : public ParameterStore {
 
   ~CopyingStore() override {
     // Gathers under way write into the pool's memory.
-    for (auto& state : states_) finish_or_fail(state.work);
+    for (auto& state : states_) {
+      if (state.buffer) finish_or_fail(state.work, *state.buffer, process_);
+    }
   }
 
   Range writable_range(int index) const override {
@@ -185,7 +187,8 @@ class CopyingStore final : public ParameterStore {
   const FlatBuffer& whole_buffer(int index) const {
     return is_resident(index) ? states_[index].resident : *states_[index].buffer;
   }
-  bool is_resident(std::size_t index) const { return states_[index].state == State::kResident; }
+  /// Also for the progress thread: never changes.
+  bool is_resident(std::size_t index) const { return options_.resident[index]; }
 
   /// The unit was used before and another one is now: drop it unless it is needed again soon.
   void leave(int index) {

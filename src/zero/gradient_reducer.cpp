@@ -4,6 +4,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "base/check.h"
@@ -19,7 +21,11 @@ using storage::FlatBuffer;
 
 GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
                                  ReducerOptions options)
-    : model_(model), times_(times), options_(std::move(options)), slots_(model.parameters.size()) {
+    : model_(model),
+      times_(times),
+      options_(std::move(options)),
+      slots_(model.parameters.size()),
+      process_(::getpid()) {
   make_buckets();
   const auto make = [this, &ledger](std::int64_t numel) {
     return model_.device.is_cpu() ? FlatBuffer::make_readable(ledger, MemoryKind::kBuckets, model_.low_dtype,
@@ -49,7 +55,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
 
 GradientReducer::~GradientReducer() {
   // Its finish steps may run in another thread, and would find nothing to add to.
-  for (const int index : sent_) finish_or_fail(buckets_[index].work);
+  for (const int index : sent_) finish_or_fail(buckets_[index].work, *buckets_[index].buffer, process_);
 }
 
 /// Sets the offsets; all start at zero where sums are consumed at once.

@@ -40,6 +40,8 @@ class GradientReducer {
   /// Takes `gradient` of `parameter`. Called by autograd's hook. *Collective order* (begins reductions).
   void add(int parameter, const at::Tensor& gradient);
 
+  /// *Collective order.* Waits for the reductions that are under way.
+  void settle() { drain(/*wait_for_all=*/true); }
   /// *Collective.* Parameters without gradient in this micro-batch count as zero; when it returns, all that
   /// arrived is in the accumulators.
   void flush();
@@ -127,6 +129,7 @@ class GradientReducer {
   std::vector<bool> fresh_;  ///< by bucket: nothing accumulated yet in this window
   std::vector<int> sent_;    ///< buckets other ranks may still read, oldest first; a few
   std::vector<int> unused_;
+  const int process_;
   bool window_is_empty_ = true;
   bool any_used_ = false;
   std::int64_t reduced_numel_ = 0;

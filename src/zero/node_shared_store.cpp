@@ -29,6 +29,10 @@ class NodeSharedStore final : public ParameterStore {
     if (model.hosts) find_slices();
   }
 
+  ~NodeSharedStore() override {
+    for (Work& work : under_way_) finish_or_fail(work, memory_, process_);  // copy_between_hosts has thrown
+  }
+
   Range writable_range(int index) const override { return unit(index).shard(model_.rank()); }
   void* writable(int index) override {
     const Range range = writable_range(index);

@@ -1,6 +1,7 @@
 #include "zero/parameter_store.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "intercept/gradient_hook.h"
@@ -20,7 +21,8 @@ ParameterStore::ParameterStore(ShardedModel& model, StepBreakdown& times)
     : model_(model),
       times_(times),
       order_(unit_numels(model)),
-      writes_allowed_(model.parameters.size(), false) {}
+      writes_allowed_(model.parameters.size(), false),
+      process_(::getpid()) {}
 
 void ParameterStore::allow_writes(std::span<const int> parameters, bool allowed) {
   for (int index : parameters) writes_allowed_[index] = allowed;

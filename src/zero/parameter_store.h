@@ -75,6 +75,9 @@ class ParameterStore : public intercept::UseObserver {
 
  private:
   std::vector<bool> writes_allowed_;
+
+ protected:
+  const int process_;  ///< that made it; a forked child has a copy
 };
 
 /// Node-shared: the parameters of a node exist once, in a mapping all its ranks read; a shard is the owner's

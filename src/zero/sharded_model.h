@@ -84,9 +84,10 @@ struct ShardedModel {
   }
 };
 
-/// Waits until nothing of `work` touches its memory any more: it is complete or its group has failed. For
-/// destructors.
-void finish_or_fail(Work& work) noexcept;
+/// For destructors: waits until `work`, whose data lies in `memory`, is complete. When its group has failed,
+/// messages may still be under way: the memory then stays for ever. Does nothing in a process other than
+/// `owner`, which a forked child is.
+void finish_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept;
 
 /// Adds the seconds of a scope to `*seconds`.
 class Stopwatch {

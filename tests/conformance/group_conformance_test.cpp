@@ -691,5 +691,28 @@ TEST(GroupConformance, TwoGroupsAtATime) {
   });
 }
 
+TEST(GroupConformance, AWaitInOneGroupLetsAnotherMove) {
+  if (conformance_backend() != "mpi") GTEST_SKIP() << "spawned ranks have one group each";
+  on_ranks([](Group first) {
+    if (first.size() == 1) return;
+    Group second = first.split(0);
+    on_ranks([&](Group other) {
+      // Rank 0 waits in one group while the others wait, first, for what it has posted in the other one.
+      first.set_progress_thread(true);
+      other.set_progress_thread(true);
+      std::int64_t a = 1, b = 1;
+      Work in_other = other.all_reduce(&b, 1, DType::kInt64);
+      if (other.rank() > 0) in_other.wait();
+      Work in_first = first.all_reduce(&a, 1, DType::kInt64);
+      in_first.wait();
+      in_other.wait();
+      EXPECT_EQ(a, first.size());
+      EXPECT_EQ(b, first.size());
+      first.set_progress_thread(conformance_progress_thread());
+    });
+    EXPECT_EQ(second.size(), first.size());
+  });
+}
+
 }  // namespace
 }  // namespace zero::testing

@@ -527,12 +527,14 @@ TEST(Engine, PrefetchWindowIsMeasuredUpToTheLimit) {
 }
 
 TEST(Engine, DestroyedWithReductionsAndGathersUnderWay) {
-  for (const bool thread : {false, true}) {
+  for (const char* more : {R"(, "progress_thread": "never")", R"(, "progress_thread": "always")",
+                           R"(, "progress_thread": "never", "step_in_backward": true)",
+                           R"(, "progress_thread": "always", "step_in_backward": true)"}) {
     for (const char* store : {"copying", "node_shared"}) {
       expect_all_ok(spawn(3, [&](Group group) {
-        const std::string json = deep_json(3, "",
-                                           store_json(store, thread ? R"(, "progress_thread": "always")"
-                                                                    : R"(, "progress_thread": "never")"));
+        std::string json = deep_json(3, "", store_json(store, more));
+        constexpr std::string_view kClipping = "\"gradient_clipping\": 1.0";
+        json.replace(json.find(kClipping), kClipping.size(), "\"gradient_clipping\": 0.0");
         for (int round = 0; round < 20; ++round) {
           auto model = make_deep();
           {
