@@ -21,8 +21,8 @@ ParameterStore::ParameterStore(ShardedModel& model, StepBreakdown& times)
     : model_(model),
       times_(times),
       order_(unit_numels(model)),
-      writes_allowed_(model.parameters.size(), false),
-      process_(::getpid()) {}
+      process_(::getpid()),
+      writes_allowed_(model.parameters.size(), false) {}
 
 void ParameterStore::allow_writes(std::span<const int> parameters, bool allowed) {
   for (int index : parameters) writes_allowed_[index] = allowed;

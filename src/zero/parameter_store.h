@@ -72,12 +72,10 @@ class ParameterStore : public intercept::UseObserver {
   StepBreakdown& times_;
   layout::UseOrder order_;
   CommunicationReport counts_;
+  const int process_;  ///< that made it; a forked child has a copy
 
  private:
   std::vector<bool> writes_allowed_;
-
- protected:
-  const int process_;  ///< that made it; a forked child has a copy
 };
 
 /// Node-shared: the parameters of a node exist once, in a mapping all its ranks read; a shard is the owner's

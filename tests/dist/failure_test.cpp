@@ -27,13 +27,27 @@ void strike(Event event) {
   kill(getpid(), event == Event::kKill ? SIGKILL : SIGSTOP);
 }
 
-class Failure : public ::testing::TestWithParam<std::tuple<Event, Place, const char*>> {};
+enum class Setting { kPlain, kProgressThread, kHosts };
+
+const char* name_of(Setting setting) {
+  return setting == Setting::kPlain ? "" : setting == Setting::kHosts ? "_hosts" : "_progress_thread";
+}
+
+class Failure : public ::testing::TestWithParam<std::tuple<Event, Place, const char*, Setting>> {
+ protected:
+  void TearDown() override { unsetenv("ZERO_RANKS_PER_NODE"); }
+};
 
 TEST_P(Failure, EndsEveryOtherRankWithItsName) {
-  const auto [event, place, store] = GetParam();
-  const auto results =
-      spawn(3, [&](Group group) { train_until_struck(group, store, place, [event] { strike(event); }); },
-            {.timeout = std::chrono::seconds(9)});
+  const auto [event, place, store, setting] = GetParam();
+  if (setting == Setting::kHosts) setenv("ZERO_RANKS_PER_NODE", "1", 1);
+  const char* const thread = setting == Setting::kProgressThread ? "always" : "never";
+  const auto results = spawn(3,
+                             [&](Group group) {
+                               train_until_struck(
+                                   group, store, place, [event] { strike(event); }, thread);
+                             },
+                             {.timeout = std::chrono::seconds(9)});
   for (const auto& result : results) {
     if (result.rank == 1) continue;
     EXPECT_FALSE(result.timed_out) << "rank " << result.rank << " hangs";
@@ -47,15 +61,17 @@ TEST_P(Failure, EndsEveryOtherRankWithItsName) {
   EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Failure,
-                         ::testing::Combine(::testing::Values(Event::kThrow, Event::kKill, Event::kStop),
-                                            ::testing::Values(Place::kForward, Place::kBackward,
-                                                              Place::kStep),
-                                            ::testing::Values("node_shared", "copying")),
-                         [](const auto& info) {
-                           return std::string("Rank") + name_of(std::get<0>(info.param)) + "In" +
-                                  name_of(std::get<1>(info.param)) + "_" + std::get<2>(info.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, Failure,
+    ::testing::Combine(::testing::Values(Event::kThrow, Event::kKill, Event::kStop),
+                       ::testing::Values(Place::kForward, Place::kBackward, Place::kStep),
+                       ::testing::Values("node_shared", "copying"),
+                       ::testing::Values(Setting::kPlain, Setting::kProgressThread, Setting::kHosts)),
+    [](const auto& info) {
+      return std::string("Rank") + name_of(std::get<0>(info.param)) + "In" +
+             name_of(std::get<1>(info.param)) + "_" + std::get<2>(info.param) +
+             name_of(std::get<3>(info.param));
+    });
 
 }  // namespace
 }  // namespace zero::testing
