@@ -30,40 +30,34 @@ constexpr std::int64_t kSliceMultiple = 64;
                                 backend.size(), problem));
 }
 
-std::int64_t checked_total(const comm::Backend& backend, std::string_view function,
-                           std::span<const std::int64_t> counts, const CollectiveOptions& options) {
-  if (counts.size() != static_cast<std::size_t>(backend.size())) {
+/// One number of elements for each rank.
+void check_per_rank(const comm::Backend& backend, std::string_view function, std::string_view name,
+                    std::span<const std::int64_t> values, const CollectiveOptions& options) {
+  if (values.size() != static_cast<std::size_t>(backend.size())) {
     refuse(backend, function, options,
-           fmt::format("counts has {} entries, wanted one per rank, {}.", counts.size(), backend.size()));
+           fmt::format("{} has {} entries, wanted one per rank, {}.", name, values.size(), backend.size()));
   }
-  std::int64_t total = 0;
-  for (std::size_t r = 0; r < counts.size(); ++r) {
-    if (counts[r] < 0) {
+  for (std::size_t r = 0; r < values.size(); ++r) {
+    if (values[r] < 0) {
       refuse(backend, function, options,
-             fmt::format("counts[{}] is {}, wanted 0 or more elements.", r, counts[r]));
+             fmt::format("{}[{}] is {}, wanted 0 or more elements.", name, r, values[r]));
     }
-    total += counts[r];
   }
-  return total;
 }
 
-/// Elements of `out` up to the end of the last slice.
+std::int64_t checked_total(const comm::Backend& backend, std::string_view function,
+                           std::span<const std::int64_t> counts, const CollectiveOptions& options) {
+  check_per_rank(backend, function, "counts", counts, options);
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+/// Elements of `out` up to the end of the last part, of checked `counts`.
 std::int64_t checked_end(const comm::Backend& backend, std::string_view function,
                          std::span<const std::int64_t> counts, std::span<const std::int64_t> offsets,
                          const CollectiveOptions& options) {
-  if (offsets.empty()) return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  if (offsets.size() != counts.size()) {
-    refuse(backend, function, options,
-           fmt::format("offsets has {} entries, wanted one per rank, {}.", offsets.size(), counts.size()));
-  }
+  check_per_rank(backend, function, "offsets", offsets, options);
   std::int64_t end = 0;
-  for (std::size_t r = 0; r < offsets.size(); ++r) {
-    if (offsets[r] < 0) {
-      refuse(backend, function, options,
-             fmt::format("offsets[{}] is {}, wanted 0 or more elements.", r, offsets[r]));
-    }
-    end = std::max(end, offsets[r] + counts[r]);
-  }
+  for (std::size_t r = 0; r < offsets.size(); ++r) end = std::max(end, offsets[r] + counts[r]);
   return end;
 }
 
@@ -196,7 +190,8 @@ Work Group::all_gather_at(const void* in, void* out, std::span<const std::int64_
                           const CollectiveOptions& options) {
   constexpr std::string_view kFunction = "all_gather";
   const std::int64_t total = checked_total(*backend_, kFunction, counts, options);
-  const std::int64_t end = checked_end(*backend_, kFunction, counts, offsets, options);
+  const std::int64_t end =
+      offsets.empty() ? total : checked_end(*backend_, kFunction, counts, offsets, options);
   const auto me = static_cast<std::size_t>(rank());
   const std::int64_t before = offsets.empty()
                                   ? std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0})

@@ -194,26 +194,21 @@ void compare(Holder module, const plan::ModelShape& shape, const Case& test_case
   EXPECT_EQ(whole.parameters_numel, after.parameters_numel) << where;
 }
 
-void compare_everywhere(const std::function<void(const Case&, Group)>& one) {
-  for (int ranks = 1; ranks <= 4; ++ranks) {
-    expect_all_ok(spawn(ranks,
-                        [&](Group group) {
-                          at::set_num_threads(1);
-                          for (const Case& test_case : all_cases()) {
-                            if (test_case.hosts == 1) one(test_case, group);
-                          }
-                        },
-                        {.timeout = std::chrono::minutes(4)}));
-  }
-  setenv("ZERO_RANKS_PER_NODE", "2", 1);
-  expect_all_ok(spawn(4,
+void compare_on(int ranks, int hosts, const std::function<void(const Case&, Group)>& one) {
+  expect_all_ok(spawn(ranks,
                       [&](Group group) {
                         at::set_num_threads(1);
                         for (const Case& test_case : all_cases()) {
-                          if (test_case.hosts == 2) one(test_case, group);
+                          if (test_case.hosts == hosts) one(test_case, group);
                         }
                       },
                       {.timeout = std::chrono::minutes(4)}));
+}
+
+void compare_everywhere(const std::function<void(const Case&, Group)>& one) {
+  for (int ranks = 1; ranks <= 4; ++ranks) compare_on(ranks, 1, one);
+  setenv("ZERO_RANKS_PER_NODE", "2", 1);
+  compare_on(4, 2, one);
   unsetenv("ZERO_RANKS_PER_NODE");
 }
 
