@@ -125,10 +125,10 @@ bool use_node_shared(const Engine::Impl& impl) {
 /// *Collective.* The groups inside and between hosts, if there are several. Throws ConfigError on every rank
 /// when they have different numbers of ranks.
 std::optional<sharding::Hosts> find_hosts(Group group) {
+  if (group.single_node()) return std::nullopt;
   std::int64_t fewest = group.local_size(), most = fewest;
   group.all_reduce(&fewest, 1, DType::kInt64, ReduceOp::kMin, {.label = "ranks of a host"}).wait();
   group.all_reduce(&most, 1, DType::kInt64, ReduceOp::kMax, {.label = "ranks of a host"}).wait();
-  if (most == group.size()) return std::nullopt;
   if (fewest != most) {
     leave_together(group);
     throw ConfigError(fmt::format(
@@ -261,24 +261,27 @@ void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   const auto& unit = impl.model.units[u];
   const bool verify = impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify;
   if (verify || impl.group.rank() == 0) fill(impl, unit, staging);
-  const auto load_shard = [&](const void* values) {
-    const Range mine = unit.shard(impl.group.rank());
-    if (mine.empty()) return;
-    impl.optimizer->load_range(u, mine, at::from_blob(const_cast<void*>(values), {mine.numel()}, at::kFloat));
-  };
-  if (impl.group.size() == 1 || verify) {
-    if (verify && impl.group.size() > 1) verify_unit(impl, unit, staging);
-    impl.optimizer->load(u, staging.view(0, unit.numel));
-  } else if (impl.model.sharding.optimizer_states && impl.model.device.is_cpu()) {
+  if (impl.group.size() > 1 && !verify && impl.model.sharding.optimizer_states &&
+      impl.model.device.is_cpu()) {
     // Each rank needs its shard only, and reads it where rank 0 has it.
+    const auto load_shard = [&](std::span<const void* const> slices) {
+      const Range mine = unit.shard(impl.group.rank());
+      if (mine.empty()) return;
+      impl.optimizer->load_range(u, mine,
+                                 at::from_blob(const_cast<void*>(slices[0]), {mine.numel()}, at::kFloat));
+    };
     impl.group
-        .exchange(staging.data(), layout::shard_counts(unit.cuts, unit.whole()), DType::kFloat32,
-                  [&](std::span<const void* const> slices) { load_shard(slices[0]); }, {.label = unit.name})
+        .exchange(staging.data(), layout::shard_counts(unit.cuts, unit.whole()), DType::kFloat32, load_shard,
+                  {.label = unit.name})
         .wait();
-  } else {
-    impl.group.broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name}).wait();
-    impl.optimizer->load(u, staging.view(0, unit.numel));
+    return;
   }
+  if (impl.group.size() > 1 && verify) {
+    verify_unit(impl, unit, staging);
+  } else if (impl.group.size() > 1) {
+    impl.group.broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name}).wait();
+  }
+  impl.optimizer->load(u, staging.view(0, unit.numel));
 }
 
 /// Loads one unit and takes its parameters over. The module's own memory of the unit is freed here.

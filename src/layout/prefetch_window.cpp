@@ -10,7 +10,8 @@ namespace {
 /// The same within one pass. Walks back from its end: `start` is when the gather of a use must begin, `at`
 /// when the use is; both relative to the end of the pass.
 std::int64_t window_of_pass(std::span<const TimedUse> uses, double slack) {
-  // Gathers whose begin lies before use i and whose use is i or later; the oldest of them leave at the back.
+  // Gathers for use i or a later one that must begin before use i. `begun` has all of them that were met so
+  // far; the first `left` may begin at use i or later.
   std::int64_t window = 0, under_way = 0;
   double at = 0, start = std::numeric_limits<double>::infinity();
   struct Begun {
