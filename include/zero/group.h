@@ -104,17 +104,17 @@ class Group {
   int size() const;
   int local_rank() const;  ///< rank among the group's ranks on this host
   int local_size() const;  ///< how many of the group's ranks are on this host
-  /// *Collective.* A group of the ranks that pass the same `color`, in the order of their ranks here. On one
-  /// host it is over shared memory, whatever this group is over. Takes over the time-out.
-  Group split(int color) const;
-  /// *Collective.* split() by host.
-  Group split_by_host() const;
-
   /// "self", "shm" or "mpi".
   std::string_view backend() const;
   /// True when every rank is on this host, so that allocate_node_shared works. ZERO_RANKS_PER_NODE=n makes
   /// every n ranks count as one host, to try several hosts on one.
   bool single_node() const;
+
+  /// *Collective.* A group of the ranks that pass the same `color`, in the order of their ranks here. On one
+  /// host it is over shared memory, whatever this group is over. Takes over the time-out.
+  Group split(int color) const;
+  /// *Collective.* split() by host.
+  Group split_by_host() const;
 
   /// *Collective.* out = concatenation over ranks of their `counts[r]` elements; `in` may be the
   /// address of this rank's slice inside `out` (in place). `counts` has size() entries, may hold zeros.
@@ -169,9 +169,8 @@ class Group {
   /// *Local.* True: a thread of this process moves data and runs finish steps while the caller does something
   /// else, so that gathers and reductions overlap with it. Worth it with a core to spare, or over a network
   /// that is slower than the memory; each rank may choose for itself. False (at first): data moves inside
-  /// calls only. Does nothing in a group of one. Throws ConfigError over MPI that
-  /// the application has initialised below MPI_THREAD_MULTIPLE, and inside a finish step; IoError when there
-  /// can be no thread.
+  /// calls only. Does nothing in a group of one. Throws ConfigError inside a finish step, and over MPI that
+  /// the application has initialised below MPI_THREAD_MULTIPLE; IoError when there can be no thread.
   void set_progress_thread(bool on);
   bool has_progress_thread() const;
   /// *Local.* Why set_progress_thread(true) would throw; empty: it would not.
