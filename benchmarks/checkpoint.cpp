@@ -34,7 +34,7 @@
 #include "checkpoint/folder.h"
 #include "comm/launcher.h"
 #include "io/aligned_buffer.h"
-#include "storage/activation_meter.h"
+#include "storage/cpu_allocator.h"
 #include "zero/models.h"
 #include "zero/zero.h"
 

@@ -22,7 +22,7 @@
 
 #include "base/clock.h"
 #include "optim/kernels.h"
-#include "storage/activation_meter.h"
+#include "storage/cpu_allocator.h"
 #include "storage/flat_buffer.h"
 #include "storage/ledger.h"
 

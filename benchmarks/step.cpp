@@ -26,7 +26,7 @@
 #include "base/clock.h"
 #include "base/process_memory.h"
 #include "comm/launcher.h"
-#include "storage/activation_meter.h"
+#include "storage/cpu_allocator.h"
 #include "zero/models.h"
 #include "zero/zero.h"
 
@@ -46,6 +46,7 @@ struct Options {
   bool pin = true;
   bool alone = false;        ///< no baseline
   bool in_backward = false;  ///< zerotorch.step_in_backward
+  bool glibc = false;        ///< no zerotorch.caching_allocator
   std::string modes = "stage0,stage1,stage2,stage3-copying,stage3";
 };
 
@@ -93,10 +94,10 @@ std::string json_of(const Options& options, const std::string& mode) {
            "gradient_clipping": {}, "bf16": {{"enabled": {}, "check_grad_overflow": {}}},
            "zero_optimization": {{"stage": {}, "overlap_comm": {}, "stage3_max_reuse_distance": 0}},
            "zerotorch": {{"store": "{}", "step_in_backward": {}, "progress_thread": "{}",
-             "measured_prefetch": {}}}}})",
+             "measured_prefetch": {}, "caching_allocator": {}}}}})",
       options.batch, options.accumulation, options.in_backward ? 0.0 : 1.0, !options.fp32,
       !options.in_backward, mode[5], !has("blocking"), copying || !node_shared ? "copying" : "node_shared",
-      options.in_backward, has("thread") ? "always" : "never", !has("fixed"));
+      options.in_backward, has("thread") ? "always" : "never", !has("fixed"), !options.glibc);
 }
 
 /// Forward and backward of one step's micro-batches; returns the last loss.
@@ -254,6 +255,7 @@ int main(int argc, char** argv) {
   app.add_flag("--fp32", options.fp32);
   app.add_flag("!--no-pin", options.pin);
   app.add_flag("--alone", options.alone, "without forward and backward of a model of its own: for memory");
+  app.add_flag("--glibc", options.glibc, "without zerotorch.caching_allocator");
   app.add_flag("--step-in-backward", options.in_backward, "without clipping");
   CLI11_PARSE(app, argc, argv);
   try {

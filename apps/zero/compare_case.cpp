@@ -13,7 +13,7 @@
 #include "rank_totals.h"
 #include "report_tables.h"
 #include "stop_signal.h"
-#include "storage/activation_meter.h"
+#include "storage/cpu_allocator.h"
 #include "train_loop.h"
 #include "zero/data.h"
 #include "zero/errors.h"

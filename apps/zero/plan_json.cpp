@@ -88,6 +88,7 @@ ordered_json stage_json(const plan::Plan& plan, const plan::Cluster& cluster) {
           {"gather_at_most", plan.gather_at_most},
           {"checkpoint_nbytes", plan.checkpoint_nbytes},
           {"process_nbytes", plan.process_nbytes},
+          {"reused_nbytes", plan.reused_nbytes},
           {"start_nbytes", plan.start_nbytes},
           {"training_nbytes", plan.training_nbytes},
           {"tiers", {{"device_nbytes", 0}, {"host_nbytes", plan.peak_nbytes()}, {"nvme_nbytes", 0}}},

@@ -119,6 +119,8 @@ void add_rank_rows(Table& table, const PlanResult& result) {
     table.nbytes(fmt::format("{}{}", memory_kind_name(kind), bound ? " (at most, with overlap)" : ""),
                  [kind](const Plan& p) { return peak_of(p, kind); });
   }
+  table.nbytes("gradients in the place of activations",
+               [](const Plan& p) { return -static_cast<double>(p.reused_nbytes); });
   table.nbytes("process (estimate)", [](const Plan& p) { return static_cast<double>(p.process_nbytes); });
   table.nbytes("in training", [](const Plan& p) { return static_cast<double>(p.training_nbytes); });
   table.nbytes("inside initialize(), from an fp32 module",

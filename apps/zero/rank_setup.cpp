@@ -15,7 +15,7 @@
 #include "host_facts.h"
 #include "rank_totals.h"
 #include "stop_signal.h"
-#include "storage/activation_meter.h"
+#include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
 namespace zero::app {

@@ -11,7 +11,7 @@
 
 #include "base/process_memory.h"
 #include "stop_signal.h"
-#include "storage/activation_meter.h"
+#include "storage/cpu_allocator.h"
 #include "text_format.h"
 
 namespace zero::app {

@@ -192,6 +192,10 @@ struct Config {
     /// Copying store: gather ahead of use only as far as the measured times of gathers and computation ask
     /// for, up to stage3_prefetch_bucket_size. False: always as far as that.
     bool measured_prefetch = true;
+    /// Keep large blocks that libtorch frees on the CPU (activations) for the next step, packed without gaps and
+    /// without page faults; zero::empty_cache() gives them back. For the whole process, as the first engine
+    /// that wants it says.
+    bool caching_allocator = true;
     /// Pin each rank to its share of the cores.
     bool bind_cores_to_rank = false;
     /// Update each piece of the parameters as soon as its gradient is complete, in backward: no gradient is

@@ -47,6 +47,11 @@ struct MemoryReport {
   std::string to_string() const;
 };
 
+/// Gives memory that libtorch has freed and that is kept for the next step back to the system: the cache of
+/// zerotorch.caching_allocator and the C library's heap. For moments when less is needed than before; the next
+/// step pays with page faults. Local, thread-safe. Like torch.cuda.empty_cache().
+void empty_cache();
+
 /// What the ranks hold, as a table for people: by kind what is in use, held and was held at most, for each
 /// rank (of more than four: for the one that holds most) and for all together; what was held for the model
 /// before initialize(); resident and proportional memory of the processes. All vectors by rank. See

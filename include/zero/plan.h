@@ -173,6 +173,9 @@ struct Plan {
   bool gather_at_most = false;      ///< the same of its gather buffers
   std::int64_t module_nbytes = 0;   ///< the fp32 module every rank builds; freed by initialize()
   std::int64_t process_nbytes = 0;  ///< libtorch, stacks: an estimate
+  /// Of gradients and activations: what needs no memory of its own, because sums of gradients come into the
+  /// place of activations that backward has used. An estimate, not in `rank`.
+  std::int64_t reused_nbytes = 0;
   /// On top of training, while an asynchronous checkpoint is written: a copy of what that rank saves, at
   /// most. A host without memory for it saves synchronously.
   std::int64_t checkpoint_nbytes = 0;

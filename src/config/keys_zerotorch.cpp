@@ -76,6 +76,11 @@ constexpr Key kKeys[] = {
      .note = "copying store: gather ahead only as far as measured times ask for, up to "
              "stage3_prefetch_bucket_size",
      .bind = [](Config& c, const Value& v) { c.zerotorch.measured_prefetch = v.boolean; }},
+    {.path = "zerotorch.caching_allocator",
+     .kind = Kind::kBool,
+     .fallback = "true",
+     .note = "keep large blocks that libtorch frees on the CPU for the next step; process-wide",
+     .bind = [](Config& c, const Value& v) { c.zerotorch.caching_allocator = v.boolean; }},
     {.path = "zerotorch.bind_cores_to_rank",
      .kind = Kind::kBool,
      .fallback = "false",

@@ -73,6 +73,7 @@ ordered_json zerotorch_json(const Config::Zerotorch& own) {
           {"verify_parameters", own.verify_parameters == Verify::kVerify ? "verify" : "broadcast"},
           {"progress_thread", progress},
           {"measured_prefetch", own.measured_prefetch},
+          {"caching_allocator", own.caching_allocator},
           {"bind_cores_to_rank", own.bind_cores_to_rank},
           {"step_in_backward", own.step_in_backward},
           {"timeout_s", own.timeout_s},

@@ -15,7 +15,7 @@
 #include "engine/engine_impl.h"
 #include "engine/progress_log.h"
 #include "intercept/gradient_hook.h"
-#include "storage/activation_meter.h"
+#include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -180,6 +180,7 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
                                                                 std::move(setup.options));
   sharding::ReducerOptions reducer_options{
       .bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, impl.group.size()),
+      .micro_batches = impl.config.gradient_accumulation_steps,
       .overlap = zero.overlap_comm};
   if (impl.config.zerotorch.step_in_backward) {
     if (impl.config.gradient_accumulation_steps != 1) {
@@ -461,7 +462,7 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
   const std::string description = setup.description;
   impl->schedule = schedule_of(impl->config.scheduler);
   make_model(*impl);
-  storage::install_activation_meter();
+  storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
   impl->memory_before = measure_module(impl->inventory);
   try {
     join_ranks(*impl, std::move(setup));

@@ -133,7 +133,8 @@ class Loading {
   /// Before read(): gradient sums start from zero.
   void prepare_window() {
     if (position_.keeps_window) {
-      impl_.reducer->resume_window();
+      impl_.reducer->resume_window(position_.micro_batches / impl_.group.size() %
+                                   impl_.config.gradient_accumulation_steps);
     } else if (!options_.module_only && options_.load_lr_scheduler_states) {
       impl_.reducer->start_window();
     }

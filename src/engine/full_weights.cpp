@@ -18,7 +18,7 @@
 #include "engine/tensor_types.h"
 #include "engine/weight_source.h"
 #include "intercept/gradient_hook.h"
-#include "storage/activation_meter.h"
+#include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
 namespace zero {

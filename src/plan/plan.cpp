@@ -18,6 +18,17 @@ constexpr double kPrivateNbytes = 81e6;
 constexpr double kSharedNbytes = 44e6;
 constexpr double kHeapPerActivation = 0.3;
 
+/// Gradients have memory from the backward pass of their layer to the update, activations until the backward
+/// pass of theirs. Each layer's gradients come when its own activations are still there.
+std::int64_t reused_nbytes(const Config& config, const LaidOut& laid, std::int64_t layers,
+                           const Activations& kept, std::int64_t gradients_nbytes) {
+  const bool come_and_go = config.zerotorch.caching_allocator && laid.sharding.optimizer_states &&
+                           !laid.step_in_backward && config.gradient_accumulation_steps == 1;
+  if (!come_and_go) return 0;
+  const std::int64_t of_last_layer = kept.peak_nbytes - kept.stored_nbytes + kept.stored_nbytes / layers;
+  return std::min(gradients_nbytes, std::max<std::int64_t>(0, kept.peak_nbytes - of_last_layer));
+}
+
 std::int64_t to_nbytes(double nbytes) { return static_cast<std::int64_t>(std::min(nbytes, 9e18)); }
 
 void resolve(Config& config, int ranks) {
@@ -121,7 +132,7 @@ void sum_up(Plan& plan, const std::vector<double>& states_by_rank) {
   const std::int64_t states = sum_of(plan.rank, kStates);
   plan.start_nbytes =
       plan.process_nbytes + filled_at_start(plan) + plan.rank[MemoryKind::kStaging].peak_nbytes;
-  plan.training_nbytes = plan.process_nbytes + states + sum_of(plan.rank, kBuffers);
+  plan.training_nbytes = plan.process_nbytes + states + sum_of(plan.rank, kBuffers) - plan.reused_nbytes;
   const double start = static_cast<double>(plan.start_nbytes) * plan.ranks_per_node;
   const double training = training_of_node(plan, states_by_rank, states);
   plan.node_training_nbytes = to_nbytes(training);
@@ -158,6 +169,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   if (model.transformer) {
     const Activations kept = activations(*model.transformer, plan.micro_batch, plan.bf16);
     plan.rank[MemoryKind::kActivations] = {0, kept.peak_nbytes};
+    plan.reused_nbytes = reused_nbytes(config, laid, model.transformer->layers, kept,
+                                       plan.rank[MemoryKind::kGradients].peak_nbytes);
   }
   plan.process_nbytes =
       to_nbytes(kPrivateNbytes + kSharedNbytes / plan.ranks_per_node +

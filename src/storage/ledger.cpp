@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "storage/activation_meter.h"
+#include "storage/cpu_allocator.h"
 
 namespace zero {
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include <unistd.h>
@@ -46,11 +47,12 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
     for (const Unit& unit : model.units)
       unit_counts_.push_back(layout::shard_counts(unit.cuts, unit.whole()));
   }
-  const std::int64_t total = accumulators_numel();
-  accumulators_ =
-      model.sharding.optimizer_states || !model.device.is_cpu()
-          ? FlatBuffer::make_private(ledger, MemoryKind::kGradients, DType::kFloat32, total, model.device)
-          : FlatBuffer::make_readable(ledger, MemoryKind::kGradients, DType::kFloat32, total, model.group);
+  if (options_.consume) {
+    piece_ = FlatBuffer::make_private(ledger, MemoryKind::kGradients, DType::kFloat32, largest_piece(),
+                                      model.device);
+  } else {
+    sums_.emplace(model_, ledger, sums_numel());
+  }
 }
 
 GradientReducer::~GradientReducer() {
@@ -58,15 +60,19 @@ GradientReducer::~GradientReducer() {
   for (const int index : sent_) finish_or_fail(buckets_[index].work, *buckets_[index].buffer, process_);
 }
 
-/// Sets the offsets; all start at zero where sums are consumed at once.
-std::int64_t GradientReducer::accumulators_numel() {
-  std::int64_t total = 0, largest = 0;
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    accumulator_offsets_.push_back(options_.consume ? 0 : total);
-    if (model_.units[u].trainable) total += gradient_range(static_cast<int>(u)).numel();
+std::vector<std::int64_t> GradientReducer::sums_numel() const {
+  std::vector<std::int64_t> numel(model_.units.size(), 0);
+  for (std::size_t u = 0; u < numel.size(); ++u) {
+    if (model_.units[u].trainable) numel[u] = gradient_range(static_cast<int>(u)).numel();
   }
+  return numel;
+}
+
+/// Most elements of this rank in one bucket.
+std::int64_t GradientReducer::largest_piece() const {
+  std::int64_t largest = 0;
   for (const Bucket& bucket : buckets_) largest = std::max(largest, bucket.counts[model_.rank()]);
-  return options_.consume ? largest : total;
+  return largest;
 }
 
 void GradientReducer::make_buckets() {
@@ -107,16 +113,6 @@ Range GradientReducer::gradient_range(int unit) const {
 
 std::int64_t GradientReducer::shard_blocks(int unit, int rank) const {
   return model_.units[unit].shard(rank).numel() / kBlockNumel;
-}
-
-at::Tensor GradientReducer::accumulated(int unit) const {
-  ZERO_CHECK(!options_.consume, "gradients are not kept");
-  return accumulators_.view(accumulator_offsets_[unit], gradient_range(unit).numel());
-}
-
-float* GradientReducer::accumulator(int unit) const {
-  return accumulators_.empty() ? nullptr
-                               : static_cast<float*>(accumulators_.data_at(accumulator_offsets_[unit]));
 }
 
 void GradientReducer::add(int parameter, const at::Tensor& gradient) {
@@ -227,30 +223,36 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
   const bool first = fresh_[index];
   fresh_[index] = false;
   if (mine.empty()) return;
-  const std::int64_t offset =
-      options_.consume ? 0
-                       : accumulator_offsets_[bucket.unit] + mine.begin - gradient_range(bucket.unit).begin;
-  add_slices(bucket, mine, offset, slices, first);
-  if (options_.consume) options_.consume(bucket.unit, mine, accumulators_.view(offset, mine.numel()));
+  if (options_.consume) {
+    add_slices(bucket, mine, piece_.data_as<float>(), slices, first);
+    options_.consume(bucket.unit, mine, piece_.view(0, mine.numel()));
+    return;
+  }
+  sums_->take(bucket.unit);
+  float* const sums = sums_->data(bucket.unit) + (mine.begin - gradient_range(bucket.unit).begin);
+  add_slices(bucket, mine, sums, slices, first);
 }
 
-void GradientReducer::add_slices(Bucket& bucket, Range mine, std::int64_t offset,
-                                 std::span<const void* const> slices, bool first) {
+void GradientReducer::add_slices(Bucket& bucket, Range mine, float* sums, std::span<const void* const> slices,
+                                 bool first) {
   Stopwatch watch(times_.reduce);
-  double* sums = block_sumsq_.data() + bucket.block_offset;
+  // The norm is that of the whole sum.
+  const bool last = finished_micro_batches_ + 1 >= options_.micro_batches;
+  double* squares = last ? block_sumsq_.data() + bucket.block_offset : nullptr;
   if (model_.device.is_cpu()) {
-    optim::kernels().reduce({.accumulator = static_cast<float*>(accumulators_.data_at(offset)),
+    optim::kernels().reduce({.accumulator = sums,
                              .slices = slices,
                              .dtype = model_.low_dtype,
                              .numel = mine.numel(),
                              .first = first,
-                             .block_sumsq = sums});
+                             .block_sumsq = squares});
     return;
   }
   const at::Tensor slice = bucket.buffer->view(mine.begin - bucket.range.begin, mine.numel());
-  const at::Tensor accumulator = accumulators_.view(offset, mine.numel());
+  const at::Tensor accumulator =
+      at::from_blob(sums, {mine.numel()}, at::TensorOptions().dtype(at::kFloat).device(model_.device));
   optim::reduce_on_device(accumulator, {&slice, 1}, first);
-  optim::block_sumsq_on_device(accumulator, sums);
+  if (squares) optim::block_sumsq_on_device(accumulator, squares);
 }
 
 void GradientReducer::close(Bucket& bucket) {
@@ -305,6 +307,7 @@ void GradientReducer::finish_micro_batch() {
     slots_[p].used = false;
   }
   any_used_ = false;
+  ++finished_micro_batches_;
 }
 
 void GradientReducer::replicate() {
@@ -324,13 +327,19 @@ void GradientReducer::replicate() {
 }
 
 void GradientReducer::start_window() {
+  if (sums_) sums_->release();
   fresh_.assign(buckets_.size(), true);
+  finished_micro_batches_ = 0;
   window_is_empty_ = true;
 }
 
-void GradientReducer::resume_window() {
-  if (!accumulators_.empty()) accumulators_.view(0, accumulators_.numel()).zero_();
+void GradientReducer::resume_window(std::int64_t micro_batches) {
+  for (std::size_t u = 0; sums_ && u < model_.units.size(); ++u) {
+    sums_->take(static_cast<int>(u));
+    sums_->view(static_cast<int>(u)).zero_();
+  }
   fresh_.assign(buckets_.size(), false);
+  finished_micro_batches_ = micro_batches;
   window_is_empty_ = false;
 }
 

@@ -11,15 +11,18 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "zero/buffer_pool.h"
+#include "zero/gradient_sums.h"
 #include "zero/sharded_model.h"
 
 namespace zero::sharding {
 
 struct ReducerOptions {
   std::int64_t bucket_numel = 500'000'000;  ///< most elements of a bucket
+  std::int64_t micro_batches = 1;           ///< of a window; the last one's pass also makes sums of squares
   /// True: reductions are begun when a bucket is complete and finished while backward goes on. False:
   /// backward waits for each.
   bool overlap = true;
@@ -52,18 +55,19 @@ class GradientReducer {
   void replicate();
 
   /// fp32, [gradient_range(unit)]: the sum over the window's micro-batches, not averaged.
-  at::Tensor accumulated(int unit) const;
-  float* accumulator(int unit) const;
-  /// Sums of squares of this rank's shards, one per block, in unit order.
+  at::Tensor accumulated(int unit) const { return sums_->view(unit); }
+  float* accumulator(int unit) const { return sums_->data(unit); }
+  /// Sums of squares of this rank's shards, one per block, in unit order. When the window's last micro-batch
+  /// is finished.
   const std::vector<double>& shard_block_sumsq() const { return block_sumsq_; }
   /// How many of these rank `rank` has for `unit`.
   std::int64_t shard_blocks(int unit, int rank) const;
 
   /// The next contribution starts a new sum.
   void start_window();
-  /// Sets all sums to zero and the window to one that is under way: the caller fills them through
-  /// accumulated(), and the next contribution adds to them. Local.
-  void resume_window();
+  /// Sets all sums to zero and the window to one in which `micro_batches` are over: the caller fills them
+  /// through accumulated(), and the next contribution adds to them. Local.
+  void resume_window(std::int64_t micro_batches);
   /// True when a gradient arrived since the last finish_micro_batch().
   bool micro_batch_has_gradients() const { return any_used_; }
   bool window_is_empty() const { return window_is_empty_; }
@@ -101,15 +105,15 @@ class GradientReducer {
   };
 
   void make_buckets();
-  std::int64_t accumulators_numel();
+  std::vector<std::int64_t> sums_numel() const;
+  std::int64_t largest_piece() const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - buckets_.data()); }
   void open(Bucket& bucket);
   void copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to);
   void send(Bucket& bucket);
   void reduce(Bucket& bucket, std::span<const void* const> slices);
-  /// Onto the accumulators from `offset` on.
-  void add_slices(Bucket& bucket, Range mine, std::int64_t offset, std::span<const void* const> slices,
-                  bool first);
+  /// Onto the `mine.numel()` accumulators at `sums`.
+  void add_slices(Bucket& bucket, Range mine, float* sums, std::span<const void* const> slices, bool first);
   void zero_missing(Bucket& bucket);
   void drain(bool wait_for_all);
   void close(Bucket& bucket);
@@ -122,14 +126,15 @@ class GradientReducer {
   std::unique_ptr<BufferPool> pool_;
   std::vector<storage::FlatBuffer> own_buffers_;  ///< by bucket, where gradients are replicated
   std::int64_t pool_limit_numel_ = 0;
-  storage::FlatBuffer accumulators_;
-  std::vector<std::int64_t> accumulator_offsets_;       ///< by unit
+  std::optional<GradientSums> sums_;                    ///< unless they are consumed at once
+  storage::FlatBuffer piece_;                           ///< then: of one bucket
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit, where whole sums are sent to all ranks
   std::vector<double> block_sumsq_;
   std::vector<bool> fresh_;  ///< by bucket: nothing accumulated yet in this window
   std::vector<int> sent_;    ///< buckets other ranks may still read, oldest first; a few
   std::vector<int> unused_;
   const int process_;
+  std::int64_t finished_micro_batches_ = 0;  ///< of the window
   bool window_is_empty_ = true;
   bool any_used_ = false;
   std::int64_t reduced_numel_ = 0;

@@ -12,6 +12,7 @@
 #include <torch/optim/sgd.h>
 #include <unistd.h>
 
+#include "storage/cpu_allocator.h"
 #include "support/odd_model.h"
 #include "support/spawn.h"
 #include "zero/zero.h"
@@ -572,6 +573,38 @@ TEST(Engine, MemoryInUseIsLessThanHeldAndTheSummaryHasAllRanks) {
       }
       const std::int64_t optimizer = sum_over_ranks(group, report[MemoryKind::kOptimizer].current_nbytes);
       EXPECT_NE(summary.find(fmt::format("{:.1f}", optimizer / 1e6)), std::string::npos) << summary;
+    }));
+  }
+}
+
+TEST(Engine, GradientsHaveMemoryFromBackwardToStep) {
+  for (const bool cached : {true, false}) {
+    expect_all_ok(spawn(2, [cached](Group group) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        auto model = make_deep();
+        const std::string own = fmt::format(R"(, "caching_allocator": {})", cached);
+        auto engine = initialize(model, deep_json(stage, "", store_json("copying", own.c_str())),
+                                 InitializeOptions{.group = group});
+        const bool comes_and_goes = stage >= 1 && storage::keeps_blocks();
+        if (!cached) {
+          EXPECT_FALSE(storage::keeps_blocks());
+        }
+        const auto gradients = [&] { return engine.memory_report()[MemoryKind::kGradients]; };
+        const std::int64_t held = gradients().current_nbytes;
+        for (int step = 0; step < 3; ++step) {
+          EXPECT_EQ(gradients().in_use_nbytes, comes_and_goes ? 0 : held) << stage;
+          engine.backward(engine(input(group.rank(), step)).square().mean());
+          // Complete on this rank now, and what is left until the step.
+          const at::Tensor gradient = engine.full_gradient("layer2.weight");
+          EXPECT_EQ(gradients().in_use_nbytes, held) << stage;
+          EXPECT_TRUE(at::equal(engine.full_gradient("layer2.weight"), gradient)) << stage;
+          EXPECT_GT(gradient.abs().max().item<float>(), 0) << stage;
+          engine.step();
+          EXPECT_EQ(engine.full_gradient("layer2.weight").abs().max().item<float>(), 0) << stage;
+        }
+        EXPECT_EQ(gradients().current_nbytes, held) << stage;
+        EXPECT_EQ(gradients().peak_nbytes, held) << stage;
+      }
     }));
   }
 }

@@ -147,7 +147,7 @@ constexpr const char* kEverything = R"({
     "leaf_module": {"names": "a.b", "name_suffixes": ["c", "d"]}},
   "zerotorch": {"store": "copying", "unit_numel": 5e6, "unit_names": ["h.0"], "seed": 42,
     "reseed_per_micro_batch": false, "verify_parameters": "verify", "bind_cores_to_rank": true,
-    "progress_thread": "always", "measured_prefetch": false,
+    "progress_thread": "always", "measured_prefetch": false, "caching_allocator": false,
     "timeout_s": 12.5,
     "debug_observer": true}})";
 

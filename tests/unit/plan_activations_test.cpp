@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "storage/activation_meter.h"
+#include "storage/cpu_allocator.h"
 #include "zero/models.h"
 #include "zero/plan.h"
 #include "zero/zero.h"
@@ -27,7 +27,7 @@ struct Measured {
 Measured measure(const Shape& shape, bool bf16) {
   at::set_num_threads(1);
   at::manual_seed(1);
-  storage::install_activation_meter();
+  storage::install_cpu_allocator(/*keep_blocks=*/true);
   GPTOptions options{
       .layers = shape.layers, .dim = shape.dim, .heads = shape.heads, .vocab = shape.vocab, .seq = shape.seq};
   GPT model(options);

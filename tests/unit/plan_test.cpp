@@ -175,7 +175,7 @@ TEST(Plan, HostsAreTheSumOfTheirRanks) {
   std::int64_t sum = 0;
   for (int rank = 0; rank < 3; ++rank) {
     const MemoryReport report = engine_memory(model, config, 3, rank);
-    sum += plan.process_nbytes + plan.rank[MemoryKind::kActivations].peak_nbytes;
+    sum += plan.process_nbytes + plan.rank[MemoryKind::kActivations].peak_nbytes - plan.reused_nbytes;
     for (const MemoryKind kind : {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer,
                                   MemoryKind::kGradients, MemoryKind::kBuckets, MemoryKind::kGather}) {
       sum += report[kind].peak_nbytes;
@@ -297,6 +297,7 @@ TEST(Plan, StepInBackwardKeepsNoGradients) {
   Config config = config_of(R"("stage": 2)", R"(, "gradient_clipping": 0)");
   const Cluster cluster{.ranks = 4, .ranks_per_node = 2};
   const ModelShape model = small_gpt();
+  config.zerotorch.caching_allocator = false;  // else gradients may need no memory of their own
   const Plan kept = plan_memory(model, config, cluster);
   config.zerotorch.step_in_backward = true;
   const Plan used_up = plan_memory(model, config, cluster);
@@ -308,6 +309,34 @@ TEST(Plan, StepInBackwardKeepsNoGradients) {
   EXPECT_FALSE(at_stage(config, 0).zerotorch.step_in_backward);
   config.gradient_accumulation_steps = 2;
   EXPECT_THROW(plan_memory(model, config, cluster), ConfigError);
+}
+
+TEST(Plan, GradientsComeIntoThePlaceOfActivations) {
+  const ModelShape model = transformer({.layers = 12, .dim = 1024, .heads = 16, .seq = 256});
+  const Cluster cluster{.ranks = 2};
+  const auto planned = [&](int stage, auto change) {
+    Config config = config_of("\"stage\": " + std::to_string(stage), R"(, "gradient_clipping": 0)");
+    config.train_micro_batch_size_per_gpu = 2;
+    config.train_batch_size = config.gradient_accumulation_steps = 0;
+    change(config);
+    return plan_memory(model, config, cluster);
+  };
+  const auto nothing = [](Config&) {};
+  for (int stage = 1; stage <= 3; ++stage) {
+    const Plan plan = planned(stage, nothing);
+    const std::int64_t gradients = plan.rank[MemoryKind::kGradients].peak_nbytes;
+    const std::int64_t activations = plan.rank[MemoryKind::kActivations].peak_nbytes;
+    EXPECT_GT(plan.reused_nbytes, activations / 2) << stage;
+    EXPECT_LE(plan.reused_nbytes, std::min(gradients, activations)) << stage;
+    std::int64_t sum = plan.process_nbytes - plan.rank[MemoryKind::kStaging].peak_nbytes;
+    for (const auto& kind : plan.rank.kinds) sum += kind.peak_nbytes;
+    EXPECT_EQ(plan.training_nbytes, sum - plan.reused_nbytes) << stage;
+  }
+  // Sums that live on while the next micro-batch runs, that other ranks read, or that do not come and go.
+  EXPECT_EQ(planned(0, nothing).reused_nbytes, 0);
+  EXPECT_EQ(planned(3, [](Config& c) { c.gradient_accumulation_steps = 2; }).reused_nbytes, 0);
+  EXPECT_EQ(planned(3, [](Config& c) { c.zerotorch.caching_allocator = false; }).reused_nbytes, 0);
+  EXPECT_EQ(planned(3, [](Config& c) { c.zerotorch.step_in_backward = true; }).reused_nbytes, 0);
 }
 
 TEST(Plan, StageChangesTakeTheDefaultOfOverlapAlong) {
