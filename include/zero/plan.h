@@ -127,8 +127,10 @@ struct Cluster {
 
 /// Bytes that a micro-batch keeps in libtorch's allocator.
 struct Activations {
-  std::int64_t stored_nbytes = 0;  ///< saved for backward, when forward ends
-  std::int64_t peak_nbytes = 0;    ///< with the temporaries of backward
+  std::int64_t stored_nbytes = 0;          ///< saved for backward, when forward ends
+  std::int64_t peak_nbytes = 0;            ///< with the temporaries of backward
+  std::int64_t layers_nbytes = 0;          ///< of stored_nbytes: what the layers keep
+  std::int64_t layer_backward_nbytes = 0;  ///< on top of what is kept while a layer's backward runs
 };
 
 /// An estimate. For zero::GPT the operands that autograd saves are counted one by one; the general count per

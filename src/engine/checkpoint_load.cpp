@@ -132,10 +132,13 @@ class Loading {
 
   /// Before read(): gradient sums start from zero.
   void prepare_window() {
+    const std::int64_t window = impl_.config.gradient_accumulation_steps;
+    // The place in the window goes with its sums, also should reading fail.
     if (position_.keeps_window) {
-      impl_.reducer->resume_window(position_.micro_batches / impl_.group.size() %
-                                   impl_.config.gradient_accumulation_steps);
+      impl_.micro_steps = position_.micro_batches / impl_.group.size();
+      impl_.reducer->resume_window(impl_.micro_steps % window);
     } else if (!options_.module_only && options_.load_lr_scheduler_states) {
+      impl_.micro_steps -= impl_.micro_steps % window;
       impl_.reducer->start_window();
     }
   }
@@ -425,10 +428,14 @@ class Loading {
       }
       const int u = parameter.unit;
       auto* reducer = impl_.reducer.get();
-      // The owner's part only: the others get theirs when the window is over.
-      add(static_cast<int>(p), *t, impl_.model.units[u].shard(impl_.group.rank()), [=](Range r) {
-        return reducer->accumulated(u).narrow(0, r.begin - reducer->gradient_range(u).begin, r.numel());
-      });
+      // The owner's part only: the others get theirs when the window is over. Sums have memory from
+      // prepare_window() on.
+      add(static_cast<int>(p), *t, impl_.model.units[u].shard(impl_.group.rank()), {},
+          [=](Range r, const at::Tensor& values) {
+            reducer->accumulated(u)
+                .narrow(0, r.begin - reducer->gradient_range(u).begin, r.numel())
+                .copy_(values);
+          });
     }
     return {done, true};
   }

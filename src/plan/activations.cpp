@@ -82,8 +82,9 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, bool
   const double kept = t.checkpointing ? layers * input : layers * layer;
   const double again = t.checkpointing ? layer - input : 0;  // the layer that is recomputed
   const double stored = kept + head_nbytes(t, s);
-  const double peak = std::max(stored + head_backward_nbytes(s), kept + again + mlp_backward_nbytes(t, s));
-  return {to_nbytes(stored), to_nbytes(peak)};
+  const double layer_backward = again + mlp_backward_nbytes(t, s);
+  const double peak = std::max(stored + head_backward_nbytes(s), kept + layer_backward);
+  return {to_nbytes(stored), to_nbytes(peak), to_nbytes(kept), to_nbytes(layer_backward)};
 }
 
 }  // namespace zero::plan

@@ -19,17 +19,6 @@ constexpr double kSharedNbytes = 44e6;
 constexpr double kCachePerActivation = 0.02;
 constexpr double kHeapPerActivation = 0.3;
 
-/// Gradients have memory from the backward pass of their layer to the update, activations until the backward
-/// pass of theirs. Each layer's gradients come when its own activations are still there.
-std::int64_t reused_nbytes(const Config& config, const LaidOut& laid, std::int64_t layers,
-                           const Activations& kept, std::int64_t gradients_nbytes) {
-  const bool come_and_go = config.zerotorch.caching_allocator && laid.sharding.optimizer_states &&
-                           !laid.step_in_backward && config.gradient_accumulation_steps == 1;
-  if (!come_and_go) return 0;
-  const std::int64_t of_last_layer = kept.peak_nbytes - kept.stored_nbytes + kept.stored_nbytes / layers;
-  return std::min(gradients_nbytes, std::max<std::int64_t>(0, kept.peak_nbytes - of_last_layer));
-}
-
 std::int64_t to_nbytes(double nbytes) { return static_cast<std::int64_t>(std::min(nbytes, 9e18)); }
 
 void resolve(Config& config, int ranks) {
@@ -122,7 +111,7 @@ std::int64_t filled_at_start(const Plan& plan) {
   return std::max(plan.module_nbytes, filled);
 }
 
-/// What each rank holds in training beyond its states is the same on all of them.
+/// What each rank holds in training beyond its states is about the same on all of them.
 double training_of_node(const Plan& plan, std::vector<double> states_by_rank, std::int64_t heaviest_states) {
   const double rest = static_cast<double>(plan.training_nbytes - heaviest_states);
   for (double& nbytes : states_by_rank) nbytes += rest;
@@ -170,8 +159,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   if (model.transformer) {
     const Activations kept = activations(*model.transformer, plan.micro_batch, plan.bf16);
     plan.rank[MemoryKind::kActivations] = {0, kept.peak_nbytes};
-    plan.reused_nbytes = reused_nbytes(config, laid, model.transformer->layers, kept,
-                                       plan.rank[MemoryKind::kGradients].peak_nbytes);
+    plan.reused_nbytes = reused_nbytes(model, laid, config, kept, plan.heaviest_rank);
   }
   const double gaps = config.zerotorch.caching_allocator ? kCachePerActivation : kHeapPerActivation;
   plan.process_nbytes =

@@ -10,12 +10,17 @@
 
 namespace zero::storage {
 
+namespace {
+
+constexpr std::size_t kStep = std::size_t{64} << 20;  // by which the usable part grows
+
+}  // namespace
+
 BlockCache::BlockCache(std::size_t nbytes) {
-  // Without MAP_NORESERVE the kernel may count addresses as memory.
-  void* range =
-      mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* range = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) return;
-  begin_ = top_ = reinterpret_cast<std::uintptr_t>(range);
+  madvise(range, nbytes, MADV_HUGEPAGE);  // where the system grants them: the update reads faster
+  begin_ = top_ = usable_end_ = reinterpret_cast<std::uintptr_t>(range);
   reserved_nbytes_ = nbytes;
 }
 
@@ -50,7 +55,15 @@ BlockCache::Blocks::iterator BlockCache::find(std::size_t nbytes, Place place) {
 BlockCache::Blocks::iterator BlockCache::grow(std::size_t nbytes) {
   std::uintptr_t at = top_;
   if (!blocks_.empty() && std::prev(blocks_.end())->second.free) at = std::prev(blocks_.end())->first;
-  if (nbytes > begin_ + reserved_nbytes_ - at) return blocks_.end();
+  const std::uintptr_t end = begin_ + reserved_nbytes_;
+  if (nbytes > end - at) return blocks_.end();
+  if (at + nbytes > usable_end_) {
+    const std::size_t missing = (at + nbytes - usable_end_ + kStep - 1) / kStep * kStep;
+    const std::size_t more = std::min(missing, end - usable_end_);
+    if (mprotect(reinterpret_cast<void*>(usable_end_), more, PROT_READ | PROT_WRITE) != 0)
+      return blocks_.end();
+    usable_end_ += more;
+  }
   if (at != top_) make_used(std::prev(blocks_.end()));
   top_ = at + nbytes;
   const auto block = blocks_.insert_or_assign(at, Block{nbytes, false}).first;

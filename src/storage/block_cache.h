@@ -21,8 +21,10 @@ class BlockCache {
  public:
   static constexpr std::size_t kAlignment = 64;
 
-  /// Reserves addresses for `nbytes`, no memory. When the system refuses, nothing can be allocated.
+  /// Reserves addresses for `nbytes`, no memory: neither now nor in what the system counts as promised.
   explicit BlockCache(std::size_t nbytes);
+  /// False when the system has refused them: then nothing can be allocated.
+  bool has_addresses() const { return reserved_nbytes_ > 0; }
   ~BlockCache();
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
@@ -35,7 +37,8 @@ class BlockCache {
     kBestFit,  ///< in the smallest gap, of these the one with the lowest address
     kHigh,     ///< at the highest address that is free
   };
-  /// A block aligned to kAlignment, of undefined content; data is null when the range is used up.
+  /// A block aligned to kAlignment, of undefined content; data is null when the addresses are used up, or the
+  /// system promises no more memory.
   Allocated allocate(std::size_t nbytes, Place place = Place::kBestFit);
   /// Whether `data` is a block of this cache. Takes no lock.
   bool owns(const void* data) const;
@@ -71,7 +74,8 @@ class BlockCache {
   mutable std::mutex mutex_;
   std::uintptr_t begin_ = 0;
   std::size_t reserved_nbytes_ = 0;
-  std::uintptr_t top_ = 0;
+  std::uintptr_t top_ = 0;         ///< the end of all blocks
+  std::uintptr_t usable_end_ = 0;  ///< of what may be written to
   std::size_t in_use_nbytes_ = 0;
   std::pmr::unsynchronized_pool_resource nodes_;  // so that steps with the same blocks allocate nothing here
   Blocks blocks_{&nodes_};

@@ -8,12 +8,26 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <memory>
 #include <mutex>
 
 #include "storage/block_cache.h"
 
 namespace zero::storage {
 namespace {
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kAddressSanitizer = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+constexpr bool kAddressSanitizer = true;
+#else
+constexpr bool kAddressSanitizer = false;
+#endif
+#else
+constexpr bool kAddressSanitizer = false;
+#endif
 
 /// Smaller ones are glibc's: it is faster, and their gaps are small.
 constexpr std::size_t kSmallestCached = 64 << 10;
@@ -75,32 +89,31 @@ class CpuAllocator final : public c10::Allocator {
   c10::Allocator* inner_;
 };
 
-/// True when our layer is in place.
+/// False when another allocator is in its place.
 bool install_layer() {
   static const bool installed = [] {
     c10::Allocator* inner = c10::GetAllocator(c10::kCPU);
     g_inner_deleter = inner->raw_deleter();
     if (!g_inner_deleter) return false;
     // Leaked on purpose: tensors in static storage are freed after any destructor of ours.
-    c10::SetAllocator(c10::kCPU, new CpuAllocator(inner), /*priority=*/1);
-    return true;
+    auto* layer = new CpuAllocator(inner);
+    c10::SetAllocator(c10::kCPU, layer, /*priority=*/1);
+    return c10::GetAllocator(c10::kCPU) == layer;
   }();
   return installed;
 }
 
 bool may_cache() {
-#if defined(__SANITIZE_ADDRESS__)
-  return false;
-#else
   rlimit limit{};
-  return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
-#endif
+  return !kAddressSanitizer && getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
 }
 
 void start_cache() {
   const auto memory_nbytes =
       static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  g_cache = new BlockCache(memory_nbytes);  // leaked like the layer
+  auto cache = std::make_unique<BlockCache>(4 * memory_nbytes);  // addresses cost nothing, gaps take some
+  if (!cache->has_addresses()) return;
+  g_cache = cache.release();  // leaked like the layer
   pthread_atfork([] { g_cache.load()->lock(); }, [] { g_cache.load()->unlock(); },
                  [] { g_cache.load()->unlock(); });
 }
@@ -119,10 +132,18 @@ bool keeps_blocks() { return g_cache.load() != nullptr; }
 
 void* take_block(std::size_t nbytes) {
   BlockCache* cache = g_cache.load();
-  return cache ? cache->allocate(nbytes, BlockCache::Place::kHigh).data : nullptr;
+  void* block = cache ? cache->allocate(nbytes, BlockCache::Place::kHigh).data : nullptr;
+  return block ? block : memalign(BlockCache::kAlignment, nbytes);
 }
 
-void return_block(void* block) { g_cache.load()->release(block); }
+void return_block(void* block) {
+  BlockCache* cache = g_cache.load();
+  if (cache && cache->owns(block)) {
+    cache->release(block);
+  } else {
+    free(block);
+  }
+}
 
 MemoryUse activation_use() {
   const std::int64_t now = g_current.load();

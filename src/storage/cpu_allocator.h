@@ -10,16 +10,16 @@ namespace zero::storage {
 
 /// Puts the layer in place, once per process; later calls change nothing, but that the first with
 /// `keep_blocks` starts the cache. Memory allocated before is not counted. Left as it is when a foreign
-/// allocator was set after it. No cache where address space is limited (ulimit -v) or the system reserves
-/// none, nor under AddressSanitizer, from which it would hide errors. Thread-safe.
+/// allocator was set before or after it. No cache where address space is limited (ulimit -v) or the system
+/// reserves none, nor under AddressSanitizer, from which it would hide errors. Thread-safe.
 void install_cpu_allocator(bool keep_blocks);
 
 /// True when freed blocks are kept.
 bool keeps_blocks();
 
 /// A block for a large buffer of the engine that comes and goes with every step, out of the cache, at the end
-/// away from activations. Aligned to 64 bytes, of undefined content, not counted as an activation. Null when
-/// no blocks are kept, or there is no memory. Thread-safe.
+/// away from activations; from the C library where the cache has none. Aligned to 64 bytes, of undefined
+/// content, not counted as an activation. Null when the system refuses. Thread-safe.
 void* take_block(std::size_t nbytes);
 /// `block` from take_block().
 void return_block(void* block);

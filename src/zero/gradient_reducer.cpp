@@ -220,6 +220,7 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
   const int index = index_of(bucket);
   const Unit& unit = model_.units[bucket.unit];
   const Range mine = layout::intersect(bucket.range, unit.shard(model_.rank()));
+  if (sums_ && !mine.empty()) sums_->take(bucket.unit);
   const bool first = fresh_[index];
   fresh_[index] = false;
   if (mine.empty()) return;
@@ -228,7 +229,6 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
     options_.consume(bucket.unit, mine, piece_.view(0, mine.numel()));
     return;
   }
-  sums_->take(bucket.unit);
   float* const sums = sums_->data(bucket.unit) + (mine.begin - gradient_range(bucket.unit).begin);
   add_slices(bucket, mine, sums, slices, first);
 }

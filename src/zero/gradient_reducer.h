@@ -55,8 +55,8 @@ class GradientReducer {
   void replicate();
 
   /// fp32, [gradient_range(unit)]: the sum over the window's micro-batches, not averaged.
-  at::Tensor accumulated(int unit) const { return sums_->view(unit); }
-  float* accumulator(int unit) const { return sums_->data(unit); }
+  at::Tensor accumulated(int unit) const { return sums_.value().view(unit); }
+  float* accumulator(int unit) const { return sums_.value().data(unit); }
   /// Sums of squares of this rank's shards, one per block, in unit order. When the window's last micro-batch
   /// is finished.
   const std::vector<double>& shard_block_sumsq() const { return block_sumsq_; }

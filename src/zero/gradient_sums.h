@@ -21,8 +21,8 @@ class GradientSums {
   GradientSums(const GradientSums&) = delete;
   GradientSums& operator=(const GradientSums&) = delete;
 
-  /// Memory for a unit's sums, of undefined content; nothing when it has some. Throws IoError when there is
-  /// none.
+  /// Memory for a unit's sums, of undefined content; nothing when it has some. Throws IoError when the system
+  /// refuses.
   void take(int unit);
   /// The window is over: no unit's sums are wanted any more.
   void release();

@@ -1,14 +1,17 @@
 // The cache of freed blocks, and libtorch's CPU allocator over it.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
@@ -206,20 +209,53 @@ TEST_F(CpuAllocator, ResizedTensorsKeepTheirValues) {
 }
 
 TEST_F(CpuAllocator, ThreadsMayFreeForEachOther) {
+  constexpr int kThreads = 8;
+  std::mutex mutex;
+  std::vector<at::Tensor> handed(kThreads);
   std::vector<std::thread> threads;
-  std::vector<at::Tensor> handed(8);
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([&handed, t] {
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
       for (int i = 1; i < 300; ++i) {
-        const at::Tensor mine = at::empty({40'000 + 1000 * ((i * 7 + t) % 50)}).fill_(t);
+        at::Tensor mine = at::full({40'000 + 1000 * ((i * 7 + t) % 50)}, t);
         ASSERT_EQ(mine[mine.numel() - 1].item<float>(), static_cast<float>(t));
-        handed[t] = mine;
+        const std::lock_guard lock(mutex);
+        at::Tensor& neighbours = handed[(t + i) % kThreads];
+        std::swap(mine, neighbours);  // what another thread has left there goes here
+        if (mine.defined()) {
+          ASSERT_EQ(mine[0].item<float>(), mine[mine.numel() - 1].item<float>());
+        }
       }
     });
   }
   for (auto& thread : threads) thread.join();
-  for (int t = 0; t < 8; ++t)
-    EXPECT_EQ(handed[t].sum().item<float>(), static_cast<float>(t * handed[t].numel()));
+}
+
+/// Googletest runs suites of such a name first: no child may inherit a cache.
+TEST(CpuAllocatorDeathTest, LimitsLeaveThingsToTheCLibrary) {
+  for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const rlimit limit{std::size_t{3} << 30, std::size_t{3} << 30};
+      if (setrlimit(resource, &limit) != 0) _exit(2);
+      zero::storage::install_cpu_allocator(/*keep_blocks=*/true);
+      if (resource == RLIMIT_AS && zero::storage::keeps_blocks()) _exit(3);
+      std::vector<at::Tensor> kept;
+      for (int i = 0; i < 10; ++i) kept.push_back(at::full({1 << 20}, i));
+      void* block = zero::storage::take_block(8 << 20);
+      if (!block || kept[7][5].item<float>() != 7) _exit(4);
+      std::memset(block, 1, 8 << 20);
+      zero::storage::return_block(block);
+      try {
+        const at::Tensor too_much = at::empty({std::int64_t{1} << 30});
+        _exit(5);
+      } catch (const c10::Error&) {
+        _exit(0);
+      }
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "resource " << resource << ": " << status;
+  }
 }
 
 TEST_F(CpuAllocator, AForkedChildMayAllocate) {

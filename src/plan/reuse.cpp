@@ -1,0 +1,55 @@
+// What gradients and activations share, because the ones come while the others go.
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+
+#include "plan/engine_memory.h"
+
+namespace zero::plan {
+namespace {
+
+/// True for "h.3.mlp.weight": a component of the name is a number.
+bool is_of_a_layer(std::string_view name) {
+  while (!name.empty()) {
+    const std::string_view part = name.substr(0, name.find('.'));
+    const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
+    if (!part.empty() && std::all_of(part.begin(), part.end(), is_digit)) return true;
+    name.remove_prefix(std::min(name.size(), part.size() + 1));
+  }
+  return false;
+}
+
+double layers_numel(const ModelShape& model, const layout::Unit& unit) {
+  double sum = 0;
+  for (const auto& slot : unit.slots) {
+    if (is_of_a_layer(model.parameters[slot.parameter].name)) sum += static_cast<double>(slot.numel);
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const Config& config,
+                           const Activations& kept, int rank) {
+  const bool come_and_go = config.zerotorch.caching_allocator && laid.sharding.optimizer_states &&
+                           !laid.step_in_backward && config.gradient_accumulation_steps == 1;
+  if (!come_and_go) return 0;
+  double of_layers = 0;
+  for (const auto& unit : laid.units) of_layers += layers_numel(model, unit);
+  const auto peak = static_cast<double>(kept.peak_nbytes), layers = static_cast<double>(kept.layers_nbytes);
+  double activations = layers, sums = 0, most = peak;
+  // Backward: a unit's sums have memory from its first gradient on, its activations until its last.
+  for (std::size_t u = laid.units.size(); u-- > 0;) {
+    const layout::Unit& unit = laid.units[u];
+    const auto shard = layout::shard_range(unit.numel, laid.world_size, static_cast<int>(u), rank);
+    if (unit.trainable) sums += static_cast<double>(shard.numel()) * 4;
+    const double share = of_layers > 0 ? layers_numel(model, unit) / of_layers : 0;
+    const bool is_head = share == 0 && activations == layers;
+    const double now = is_head ? peak : activations + static_cast<double>(kept.layer_backward_nbytes);
+    most = std::max(most, now + sums);
+    activations = std::max(0.0, activations - layers * share);
+  }
+  return std::max<std::int64_t>(0, static_cast<std::int64_t>(peak + sums - most));
+}
+
+}  // namespace zero::plan
