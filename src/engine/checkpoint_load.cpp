@@ -130,14 +130,15 @@ class Loading {
     return std::move(report_);
   }
 
-  /// Before read(): gradient sums start from zero.
-  void prepare_window() {
+  /// Before read(): gradient sums start from zero. `is_repair`: an earlier load failed and left sums of its
+  /// own.
+  void prepare_window(bool is_repair) {
     const std::int64_t window = impl_.config.gradient_accumulation_steps;
     // The place in the window goes with its sums, also should reading fail.
     if (position_.keeps_window) {
       impl_.micro_steps = position_.micro_batches / impl_.group.size();
       impl_.reducer->resume_window(impl_.micro_steps % window);
-    } else if (!options_.module_only && options_.load_lr_scheduler_states) {
+    } else if (is_repair || (!options_.module_only && options_.load_lr_scheduler_states)) {
       impl_.micro_steps -= impl_.micro_steps % window;
       impl_.reducer->start_window();
     }
@@ -513,11 +514,14 @@ LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& foun
           if (options.verify_first) reader->read(loading.verification_targets());
         }),
         impl.group);
-  changed = true;
+  const bool is_repair = std::exchange(changed, true);
   impl.store->quiesce();
   impl.group.barrier({.label = "load_checkpoint"}).wait();  // nobody reads old values any more
-  loading.prepare_window();
-  agree(what, error_of([&] { loading.read(*reader); }), impl.group);
+  agree(what, error_of([&] {
+          loading.prepare_window(is_repair);
+          loading.read(*reader);
+        }),
+        impl.group);
   return loading.apply();
 }
 

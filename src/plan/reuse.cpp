@@ -19,6 +19,13 @@ bool is_of_a_layer(std::string_view name) {
   return false;
 }
 
+/// The largest gradient of the unit, as autograd hands it over.
+double gradient_nbytes(const LaidOut& laid, const layout::Unit& unit) {
+  std::int64_t largest = 0;
+  for (const auto& slot : unit.slots) largest = std::max(largest, slot.numel);
+  return static_cast<double>(largest * laid.low_nbytes());
+}
+
 double layers_numel(const ModelShape& model, const layout::Unit& unit) {
   double sum = 0;
   for (const auto& slot : unit.slots) {
@@ -38,6 +45,9 @@ std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const C
   for (const auto& unit : laid.units) of_layers += layers_numel(model, unit);
   const auto peak = static_cast<double>(kept.peak_nbytes), layers = static_cast<double>(kept.layers_nbytes);
   double activations = layers, sums = 0, most = peak;
+  // The head's gradient waits for the embedding's.
+  const Transformer& t = *model.transformer;
+  const double of_tied_head = t.tied ? static_cast<double>(t.vocab * t.dim * laid.low_nbytes()) : 0;
   // Backward: a unit's sums have memory from its first gradient on, its activations until its last.
   for (std::size_t u = laid.units.size(); u-- > 0;) {
     const layout::Unit& unit = laid.units[u];
@@ -45,7 +55,9 @@ std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const C
     if (unit.trainable) sums += static_cast<double>(shard.numel()) * 4;
     const double share = of_layers > 0 ? layers_numel(model, unit) / of_layers : 0;
     const bool is_head = share == 0 && activations == layers;
-    const double now = is_head ? peak : activations + static_cast<double>(kept.layer_backward_nbytes);
+    const double temporary = std::max(static_cast<double>(kept.layer_backward_nbytes),
+                                      unit.trainable ? gradient_nbytes(laid, unit) : 0);
+    const double now = is_head ? peak : activations + temporary + of_tied_head;
     most = std::max(most, now + sums);
     activations = std::max(0.0, activations - layers * share);
   }

@@ -17,7 +17,8 @@ constexpr std::size_t kStep = std::size_t{64} << 20;  // by which the usable par
 }  // namespace
 
 BlockCache::BlockCache(std::size_t nbytes) {
-  void* range = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  // Not MAP_NORESERVE: what becomes usable shall be refused where a malloc of its size would be.
+  void* range = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (range == MAP_FAILED) return;
   madvise(range, nbytes, MADV_HUGEPAGE);  // where the system grants them: the update reads faster
   begin_ = top_ = usable_end_ = reinterpret_cast<std::uintptr_t>(range);

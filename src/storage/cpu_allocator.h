@@ -10,8 +10,8 @@ namespace zero::storage {
 
 /// Puts the layer in place, once per process; later calls change nothing, but that the first with
 /// `keep_blocks` starts the cache. Memory allocated before is not counted. Left as it is when a foreign
-/// allocator was set before or after it. No cache where address space is limited (ulimit -v) or the system
-/// reserves none, nor under AddressSanitizer, from which it would hide errors. Thread-safe.
+/// allocator was set before with a higher priority, or after. No cache where address space is limited (ulimit
+/// -v) or the system reserves none, nor under AddressSanitizer, from which it would hide errors. Thread-safe.
 void install_cpu_allocator(bool keep_blocks);
 
 /// True when freed blocks are kept.
