@@ -171,6 +171,7 @@ struct Config {
     enum class Store : std::uint8_t { kAuto, kNodeShared, kCopying };
     enum class VerifyParameters : std::uint8_t { kBroadcast, kVerify };
     enum class ProgressThread : std::uint8_t { kAuto, kAlways, kNever };
+    enum class UnusedParameters : std::uint8_t { kSkip, kZero };
     /// Stage 3: where gathered parameters live. node_shared: once on each host, for all its ranks; several
     /// hosts must have as many ranks each. auto: node_shared when all ranks are on one host, else copying.
     Store store = Store::kAuto;
@@ -204,6 +205,10 @@ struct Config {
     bool step_in_backward = false;
     /// How long a collective may take, in seconds; 0: the group's default.
     double timeout_s = 0;
+    /// What an update does with a parameter that no rank has used since the last one. kSkip: nothing, as in plain
+    /// libtorch, where its grad() is undefined (no momentum, no decay, no step counted). kZero: its gradient
+    /// counts as zero, as in DeepSpeed.
+    UnusedParameters unused_parameters = UnusedParameters::kSkip;
     /// Check at every operator that no released parameter is read. Slow; for debugging.
     bool debug_observer = false;
   };

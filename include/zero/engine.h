@@ -14,6 +14,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,8 +50,10 @@ struct InitializeOptions {
   /// Not given: init_distributed().
   std::optional<Group> group;
   std::vector<ParameterGroup> parameter_groups;
-  /// A client optimizer (torch::optim::AdamW or Adam, not stepped yet): its groups and hyper-parameters are
-  /// taken over, its own states are never made. The JSON must then have no "optimizer" section.
+  /// A client optimizer (torch::optim::AdamW or Adam, not stepped yet): its groups are taken over and stay live:
+  /// rates and other hyper-parameters are read at every step, so schedulers of libtorch work on it. Its own
+  /// states are never made: saving it throws. It may go before the engine; its last values then stay. The JSON
+  /// must have no "optimizer" section.
   torch::optim::Optimizer* optimizer = nullptr;
 };
 
@@ -70,8 +73,15 @@ class Engine {
   /// (loss not a scalar, module moved by .to()), CommError.
   void backward(const at::Tensor& loss);
 
+  /// Takes back every gradient that has arrived since the last update, on all ranks: what a plain program's
+  /// zero_grad() does. zero_grad() of the module or of its optimizer does the same, at the next call. After a
+  /// step() there is nothing to take back. *Collective.*
+  void zero_grad();
+
   /// Ends a micro-batch; at an accumulation boundary also clips, updates and publishes the parameters.
-  /// *Collective.* Throws CommError, ModelError when ranks used different units.
+  /// Ranks may have used different parameters; one that no rank has used is left alone, or counts as a gradient
+  /// of zero (zerotorch.unused_parameters). *Collective.* Throws CommError, ModelError (parameters were added,
+  /// replaced or moved; ranks have frozen different ones), ConfigError (rates differ between ranks).
   void step();
 
   int rank() const;
@@ -86,9 +96,15 @@ class Engine {
   std::int64_t micro_steps() const;    ///< micro-batches so far, of this rank
   /// True when the next step() updates the parameters.
   bool is_gradient_accumulation_boundary() const;
-  double learning_rate() const;  ///< of the first parameter group, for the next update
-  /// Overrides the schedule's value until the next set_learning_rate. Same value on every rank.
+  /// Parameter groups are InitializeOptions::parameter_groups and the implicit last one, or the client
+  /// optimizer's.
+  int parameter_groups() const;
+  double learning_rate(int parameter_group = 0) const;  ///< for the next update
+  /// Overrides the schedule's and the client optimizer's value, of one group or of all, until follow_schedule().
+  /// Same value on every rank: step() compares. With step_in_backward from the next window on. Local.
   void set_learning_rate(double lr);
+  void set_learning_rate(int parameter_group, double lr);
+  void follow_schedule();
   /// Global 2-norm of the averaged gradient at the last update, before clipping; 0 before the first.
   double grad_norm() const;
   double loss_scale() const;  ///< 1 unless fp16
@@ -156,6 +172,10 @@ class Engine {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Runs backward from a loss that several engines share (CycleGAN, an actor and a critic with one loss), so that
+/// each takes the gradients of its own parameters; then step() each. *Collective.* As Engine::backward.
+void backward(const at::Tensor& loss, std::initializer_list<Engine*> engines);
+
 /// An engine that also calls its module: engine(inputs...) is module->forward(inputs...).
 template <class ModulePtr>
 class ModuleEngine : public Engine {
@@ -216,7 +236,7 @@ class GatheredParameters {
   void close();
 
  private:
-  Engine::Impl* engine_;
+  std::shared_ptr<Engine::Impl*> engine_;  ///< null when closed; points to null when the engine is gone
   std::vector<int> parameters_;
   std::vector<at::Tensor> before_;  ///< by parameter, this rank's values before the modifier's writes
   std::optional<int> modifier_rank_;

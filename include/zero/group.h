@@ -50,6 +50,8 @@ class Work {
   /// Blocks until complete. Throws CommError naming the late, stopped, dead or diverging rank and
   /// the collective.
   void wait();
+  /// As wait(), but gives up after `limit`: false when it is not complete then.
+  bool wait_for(std::chrono::milliseconds limit);
   /// Of a completed gather or exchange: how long its data took to move, in seconds, waiting for ranks that
   /// came later left out. Over MPI without a progress thread up to the call that saw it arrive.
   double moving_seconds() const;

@@ -6,6 +6,7 @@ namespace {
 
 using ProgressThread = Config::Zerotorch::ProgressThread;
 using Store = Config::Zerotorch::Store;
+using UnusedParameters = Config::Zerotorch::UnusedParameters;
 using VerifyParameters = Config::Zerotorch::VerifyParameters;
 
 constexpr Key kKeys[] = {
@@ -97,6 +98,16 @@ constexpr Key kKeys[] = {
      .note = "how long a collective may take in seconds; 0: the group's default",
      .maximum = 31'536'000,
      .bind = [](Config& c, const Value& v) { c.zerotorch.timeout_s = v.number; }},
+    {.path = "zerotorch.unused_parameters",
+     .kind = Kind::kChoice,
+     .fallback = "\"skip\"",
+     .note = "a parameter that no rank has used in a step: skip leaves it alone as libtorch does, zero updates it "
+             "with a gradient of zero (momentum, decay) as DeepSpeed does",
+     .choices = "skip|zero",
+     .bind =
+         [](Config& c, const Value& v) {
+           c.zerotorch.unused_parameters = v.text == "zero" ? UnusedParameters::kZero : UnusedParameters::kSkip;
+         }},
     {.path = "zerotorch.debug_observer",
      .kind = Kind::kBool,
      .fallback = "false",

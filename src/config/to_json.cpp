@@ -77,6 +77,8 @@ ordered_json zerotorch_json(const Config::Zerotorch& own) {
           {"bind_cores_to_rank", own.bind_cores_to_rank},
           {"step_in_backward", own.step_in_backward},
           {"timeout_s", own.timeout_s},
+          {"unused_parameters",
+           own.unused_parameters == Config::Zerotorch::UnusedParameters::kZero ? "zero" : "skip"},
           {"debug_observer", own.debug_observer}};
 }
 

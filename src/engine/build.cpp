@@ -8,6 +8,8 @@
 #include <xxhash.h>
 
 #include <exception>
+#include <mutex>
+#include <set>
 
 #include "base/log.h"
 #include "engine/agreement.h"
@@ -176,6 +178,8 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
          .publish_bucket_numel = zero.allgather_bucket_size});
   }
   impl.base_lr = std::move(setup.base_lr);
+  impl.lr_overrides.resize(impl.base_lr.size());
+  impl.client = std::move(setup.client);
   impl.optimizer = std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger,
                                                                 std::move(setup.options));
   sharding::ReducerOptions reducer_options{
@@ -191,11 +195,16 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
     }
     reducer_options.consume = [&impl](int unit, sharding::Range range, const at::Tensor& sums) {
       sharding::Stopwatch watch(impl.times.update);
-      impl.optimizer->update_part(unit, range, sums, impl.learning_rates(), impl.averaging());
+      impl.optimizer->update_part(unit, range, sums, impl.rates, impl.averaging());
     };
   }
   impl.reducer = std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.times,
                                                              std::move(reducer_options));
+  const bool skips_unused =
+      impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
+  impl.optimizer->choose_active([reducer = impl.reducer.get(), skips_unused](int p) {
+    return reducer->expected(p) && (!skips_unused || reducer->used_in_window(p));
+  });
 }
 
 /// Strides of the flat layout: the parameter's own where they are dense, so that user code that looks at
@@ -338,15 +347,6 @@ void adopt_buffers(Engine::Impl& impl) {
   }
 }
 
-void hook_gradients(Engine::Impl& impl) {
-  for (std::size_t p = 0; p < impl.model.parameters.size(); ++p) {
-    const auto& tensor = impl.model.parameters[p].tensor;
-    if (!tensor.requires_grad()) continue;
-    impl.hooks.push_back(intercept::hook_gradient(
-        tensor, [&impl, p](at::Tensor& gradient) { impl.reducer->add(static_cast<int>(p), gradient); }));
-  }
-}
-
 optim::LrScheduleOptions schedule_of(const Config::Scheduler& from) {
   using From = Config::Scheduler::Type;
   using To = optim::LrScheduleOptions::Type;
@@ -401,9 +401,11 @@ void choose_progress_thread(Engine::Impl& impl) {
 }
 
 /// One seed for all ranks: the configuration's, or that of rank 0's default generator.
-std::uint64_t choose_seed(const Config& config, Group& group) {
-  auto seed = static_cast<std::int64_t>(config.zerotorch.seed.value_or(
+std::uint64_t choose_seed(const Config& config, int number, Group& group) {
+  const auto base = static_cast<std::uint64_t>(config.zerotorch.seed.value_or(
       static_cast<std::int64_t>(at::globalContext().defaultGenerator(c10::kCPU).current_seed())));
+  // Two engines with one seed do not draw the same noise.
+  auto seed = static_cast<std::int64_t>(base + static_cast<std::uint64_t>(number) * 0xD1342543DE82EF95ull);
   group.broadcast(&seed, 1, DType::kInt64, 0, {.label = "seed"}).wait();
   return static_cast<std::uint64_t>(seed);
 }
@@ -428,17 +430,47 @@ void join_ranks(Engine::Impl& impl, OptimizerSetup setup) {
   }
   check_agreement(impl.inventory, impl.group);
   choose_progress_thread(impl);
-  impl.seed = choose_seed(impl.config, impl.group);
+  impl.seed = choose_seed(impl.config, impl.number.value, impl.group);
   make_parts(impl, std::move(setup));
   adopt_parameters(impl);
   adopt_buffers(impl);
-  hook_gradients(impl);
+  impl.gradients = std::make_unique<Gradients>(impl);
+  impl.gradients->hook();
   if (impl.config.zerotorch.debug_observer)
     impl.debug_observer = std::make_unique<intercept::DebugObserver>();
+  impl.refresh_rates();
   impl.reseed();
 }
 
+/// The least number that no engine of this process has; given back with the engine.
+class EngineNumbers {
+ public:
+  static int take() {
+    const std::lock_guard lock(mutex());
+    int number = 0;
+    while (!taken().insert(number).second) ++number;
+    return number;
+  }
+  static void give_back(int number) {
+    const std::lock_guard lock(mutex());
+    taken().erase(number);
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex the_mutex;
+    return the_mutex;
+  }
+  static std::set<int>& taken() {
+    static std::set<int> the_numbers;
+    return the_numbers;
+  }
+};
+
 }  // namespace
+
+EngineNumber::EngineNumber() : value(EngineNumbers::take()) {}
+EngineNumber::~EngineNumber() { EngineNumbers::give_back(value); }
 
 std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, Config config,
                                     InitializeOptions options) {
@@ -458,6 +490,7 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
   // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
   impl->config.resolve_batch(impl->group.size());
   impl->inventory = take_inventory(*impl->module);
+  check_memory(impl->inventory);
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = setup.description;
   impl->schedule = schedule_of(impl->config.scheduler);

@@ -50,7 +50,9 @@ struct Position {
 /// What the state says, checked before anything is changed.
 struct Counters {
   std::int64_t optimizer_steps = 0, global_steps = 0, skipped_steps = 0;
-  std::optional<double> lr_override;
+  std::vector<std::optional<double>> lr_overrides;  ///< by optimizer group
+  std::vector<std::pair<int, std::int64_t>> parameter_steps;  ///< where they are not optimizer_steps
+  std::vector<int> unused_in_window;
   std::uint64_t seed = 0;
 };
 
@@ -343,7 +345,10 @@ class Loading {
           "{} parameters are frozen in this model, their optimizer states in the checkpoint are not used: {}",
           unused_states_.size(), some_of(unused_states_)));
     }
-    if (options_.load_optimizer_states) counters_.optimizer_steps = saved_count("optimizer_steps");
+    if (options_.load_optimizer_states) {
+      counters_.optimizer_steps = saved_count("optimizer_steps");
+      plan_parameter_steps();
+    }
     if (!options_.load_optimizer_states) notice("optimizer states were not loaded: they stay as they are");
     if (!options_.load_lr_scheduler_states) {
       report_.global_steps = impl_.global_steps;
@@ -364,12 +369,63 @@ class Loading {
     plan_random_states();
     counters_.global_steps = saved_count("global_steps");
     counters_.skipped_steps = saved_count("skipped_steps", counters_.global_steps);
-    const auto lr = state_.value("learning_rate_override", nlohmann::json());
-    if (!lr.is_number() && !lr.is_null()) refuse_state("learning_rate_override");
-    if (lr.is_number()) counters_.lr_override = lr.get<double>();
+    plan_rates();
     counters_.seed = saved_seed();
     report_.global_steps = counters_.global_steps;
     report_.micro_batches = position_.micro_batches;
+  }
+
+  std::optional<double> saved_rate(const nlohmann::json& value, const char* key) const {
+    if (value.is_null()) return std::nullopt;
+    if (!value.is_number()) refuse_state(key);
+    return value.get<double>();
+  }
+
+  void plan_rates() {
+    const auto one = saved_rate(state_.value("learning_rate_override", nlohmann::json()), "learning_rate_override");
+    counters_.lr_overrides.assign(impl_.lr_overrides.size(), one);
+    const auto found = state_.find("learning_rate_overrides");
+    if (found == state_.end()) return;
+    if (!found->is_array()) refuse_state("learning_rate_overrides");
+    if (found->size() != counters_.lr_overrides.size()) {
+      notice(fmt::format("the checkpoint has learning rates set for {} parameter groups, this run has {}: they are not "
+                         "taken over",
+                         found->size(), counters_.lr_overrides.size()));
+      return;
+    }
+    for (std::size_t g = 0; g < found->size(); ++g)
+      counters_.lr_overrides[g] = saved_rate((*found)[g], "learning_rate_overrides");
+  }
+
+  /// The parameter that the checkpoint calls `name`; -1: none of this model's.
+  int parameter_called(const std::string& name) const {
+    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+      const auto t = find_parameter_tensor(Kind::kWeight, static_cast<int>(p));
+      if (t && saved(*t).info.name == name) return static_cast<int>(p);
+    }
+    return -1;
+  }
+
+  /// What differs by parameter: how often it was updated, and whether it was used in the open window.
+  void plan_parameter_steps() {
+    if (const auto found = state_.find("parameter_steps"); found != state_.end()) {
+      if (!found->is_object()) refuse_state("parameter_steps");
+      for (const auto& [name, steps] : found->items()) {
+        if (!steps.is_number_integer() || steps.get<std::int64_t>() < 0 ||
+            steps.get<std::int64_t>() > counters_.optimizer_steps) {
+          refuse_state("parameter_steps");
+        }
+        if (const int p = parameter_called(name); p >= 0)
+          counters_.parameter_steps.emplace_back(p, steps.get<std::int64_t>());
+      }
+    }
+    if (const auto found = state_.find("unused_in_window"); found != state_.end()) {
+      if (!found->is_array()) refuse_state("unused_in_window");
+      for (const auto& name : *found) {
+        if (!name.is_string()) refuse_state("unused_in_window");
+        if (const int p = parameter_called(name.get<std::string>()); p >= 0) counters_.unused_in_window.push_back(p);
+      }
+    }
   }
 
   /// 64 bits, as text.
@@ -452,14 +508,20 @@ class Loading {
   void apply_counters() {
     for (const at::Tensor& view : to_zero_) view.zero_();
     if (options_.module_only) return;
-    if (options_.load_optimizer_states) impl_.optimizer->set_steps(counters_.optimizer_steps);
+    if (options_.load_optimizer_states) {
+      impl_.optimizer->set_steps(counters_.optimizer_steps);
+      for (const auto& [p, steps] : counters_.parameter_steps) impl_.optimizer->set_steps_of(p, steps);
+    }
     if (!options_.load_lr_scheduler_states) return;
     impl_.global_steps = counters_.global_steps;
     impl_.skipped_steps = counters_.skipped_steps;
     impl_.micro_steps = position_.micro_batches / impl_.group.size();
-    impl_.lr_override = counters_.lr_override;
+    impl_.lr_overrides = counters_.lr_overrides;
+    for (const int p : counters_.unused_in_window) {
+      if (position_.keeps_window) impl_.reducer->set_unused_in_window(p);
+    }
     impl_.seed = counters_.seed;
-    impl_.reseed();
+    impl_.reseed(/*follows_program=*/false);
   }
 
   void plan_random_states() {

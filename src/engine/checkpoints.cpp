@@ -187,7 +187,25 @@ nlohmann::json state_of(const Engine::Impl& impl) {
       {"threads_per_rank", at::get_num_threads()},
       {"cpu_capability", at::get_cpu_capability()},
   };
-  state["learning_rate_override"] = impl.lr_override ? nlohmann::json(*impl.lr_override) : nlohmann::json();
+  // One number where all groups have it, as before there were several.
+  const auto& overrides = impl.lr_overrides;
+  nlohmann::json by_group = nlohmann::json::array();
+  for (const auto& value : overrides) by_group.push_back(value ? nlohmann::json(*value) : nlohmann::json());
+  const bool alike = std::all_of(overrides.begin(), overrides.end(),
+                                 [&](const auto& value) { return value == overrides.front(); });
+  state["learning_rate_override"] = alike ? by_group.front() : nlohmann::json();
+  if (!alike) state["learning_rate_overrides"] = by_group;
+  nlohmann::json steps = nlohmann::json::object(), unused = nlohmann::json::array();
+  for (std::size_t p = 0; p < impl.model.parameters.size(); ++p) {
+    const auto& parameter = impl.model.parameters[p];
+    if (!impl.model.units[parameter.unit].trainable) continue;
+    const int index = static_cast<int>(p);
+    if (impl.optimizer->steps_of(index) != impl.optimizer->steps())
+      steps[parameter.name] = impl.optimizer->steps_of(index);
+    if (!impl.reducer->used_in_window(index)) unused.push_back(parameter.name);
+  }
+  if (!steps.empty()) state["parameter_steps"] = steps;  // of those left alone in some updates
+  if (impl.window_micro_batches() > 0 && !unused.empty()) state["unused_in_window"] = unused;
   return state;
 }
 
@@ -219,6 +237,7 @@ checkpoint::Contents Checkpoints::contents(std::vector<at::Tensor>& keep) const 
   collector.add_states(Kind::kExpAvgSq,
                        [&](int u, layout::Range r) { return optimizer.exp_avg_sq_view(u, r); });
   if (impl_.window_micro_batches() > 0) {
+    impl_.reducer->hold_sums();
     collector.add_states(Kind::kGradientSum, [&](int u, layout::Range r) {
       return impl_.reducer->accumulated(u).narrow(0, r.begin - impl_.reducer->gradient_range(u).begin,
                                                   r.numel());
@@ -259,6 +278,7 @@ void Engine::save_checkpoint(const std::string& folder, const std::string& tag, 
                              const SaveOptions& options) {
   auto& impl = *impl_;
   impl.check_usable();
+  impl.gradients->look("save_checkpoint");
   if (impl.reducer->micro_batch_has_gradients()) {
     throw ModelError(
         "save_checkpoint between backward() and step(): call it after step(), also when that is inside an "

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <exception>
@@ -25,6 +26,16 @@ Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 Engine::~Engine() = default;
 
+namespace engine {
+std::size_t checked_group(const Engine::Impl& impl, int group) {
+  if (group < 0 || group >= static_cast<int>(impl.lr_overrides.size())) {
+    throw ConfigError(fmt::format("parameter group {} does not exist; there are {}, counted from 0", group,
+                                  impl.lr_overrides.size()));
+  }
+  return static_cast<std::size_t>(group);
+}
+}  // namespace engine
+
 namespace detail {
 Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, InitializeOptions options) {
   return Engine(engine::build(std::move(module), std::move(config), std::move(options)));
@@ -41,12 +52,15 @@ Engine::Impl::~Impl() {
     model.hosts->node.abort("the group of all ranks has failed");
     model.hosts->across.abort("the group of all ranks has failed");
   }
-  hooks.clear();
+  *self = nullptr;
+  gradients.reset();
   reducer.reset();  // what its last finish steps call is still there
   for (auto& parameter : model.parameters) {
     if (!parameter.handle) continue;
+    std::shared_ptr<void> memory = store ? store->keep_alive(parameter.unit) : nullptr;
+    if (!memory && parameter.handle->attached()) parameter.handle->release();  // a buffer that goes now
     parameter.handle->retire(
-        parameter.tensor, store ? store->keep_alive(parameter.unit) : nullptr,
+        parameter.tensor, std::move(memory),
         fmt::format(
             "parameter '{}' was sharded and its engine is gone; take its values with Engine::full_weight or "
             "GatheredParameters before the engine is destroyed",
@@ -55,16 +69,46 @@ Engine::Impl::~Impl() {
 }
 
 double Engine::Impl::lr_of(std::size_t optimizer_group) const {
-  if (lr_override) return *lr_override;
+  if (lr_overrides[optimizer_group]) return *lr_overrides[optimizer_group];
+  const double base = client ? client->hyper(optimizer_group).lr : base_lr[optimizer_group];
   const std::int64_t steps_before = config.scheduler.last_batch_iteration + 1;  // done before this run
-  return optim::learning_rate_at(schedule, base_lr[optimizer_group],
-                                 global_steps - skipped_steps + steps_before);
+  return optim::learning_rate_at(schedule, base, global_steps - skipped_steps + steps_before);
 }
 
-const std::vector<double>& Engine::Impl::learning_rates() {
+void Engine::Impl::refresh_rates() {
   rates.resize(base_lr.size());
-  for (std::size_t g = 0; g < base_lr.size(); ++g) rates[g] = lr_of(g);
-  return rates;
+  for (std::size_t g = 0; g < base_lr.size(); ++g) {
+    if (client) optimizer->set_hyper(g, client->hyper(g));
+    rates[g] = lr_of(g);
+  }
+}
+
+std::uint64_t Engine::Impl::update_hash() const {
+  std::uint64_t hash = gradients->trainable_hash();
+  const auto add = [&hash](double value) {
+    hash = (hash ^ std::bit_cast<std::uint64_t>(value)) * 1099511628211ull;
+    hash ^= hash >> 31;
+  };
+  for (const double rate : rates) add(rate);
+  for (const auto& group : optimizer->groups()) {
+    for (const double value : {group.hyper.beta1, group.hyper.beta2, group.hyper.eps, group.hyper.weight_decay})
+      add(value);
+  }
+  return hash;
+}
+
+void Engine::Impl::throw_update_difference() {
+  std::string text;
+  for (std::size_t g = 0; g < rates.size(); ++g) {
+    const auto& hyper = optimizer->groups()[g].hyper;
+    text += fmt::format("parameter group {} has learning rate {:g}, betas {:g} {:g}, eps {:g}, weight decay {:g}\n",
+                        g, rates[g], hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay);
+  }
+  if (const auto difference = engine::first_difference(text, group, "rates")) {
+    throw ConfigError(fmt::format(
+        "the ranks would update differently: {}; set rates alike on every rank", *difference));
+  }
+  gradients->throw_trainable_difference();
 }
 
 void Engine::Impl::check_usable() const {
@@ -81,6 +125,7 @@ void Engine::Impl::check_usable() const {
 }
 
 void Engine::Impl::check_module() const {
+  if (!engine::is_unchanged(inventory, *module)) engine::throw_module_changed(inventory, *module);
   for (const auto& parameter : model.parameters) {
     if (parameter.handle->owns(parameter.tensor)) continue;
     throw ModelError(fmt::format(
@@ -93,29 +138,47 @@ void Engine::Impl::check_module() const {
   }
 }
 
-void Engine::Impl::reseed() const {
-  if (!config.zerotorch.reseed_per_micro_batch) return;
-  // Micro-batch i of the whole run, whatever rank it falls on: i = j*N + r.
-  const auto index = static_cast<std::uint64_t>(micro_steps * group.size() + group.rank());
-  std::uint64_t z = seed + (index + 1) * 0x9E3779B97F4A7C15ull;
+void Engine::Impl::settle_updates() {
+  if (config.zerotorch.step_in_backward) reducer->flush("updates under way");
+}
+
+namespace {
+
+/// What an engine of this process gave the default generator last: another seed there is the program's own.
+std::atomic<std::uint64_t> g_given_seed{0};
+
+std::uint64_t mix(std::uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  at::manual_seed(z ^ (z >> 31));
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+void Engine::Impl::reseed(bool follows_program) {
+  if (!config.zerotorch.reseed_per_micro_batch) return;
+  const std::uint64_t current = at::globalContext().defaultGenerator(c10::kCPU).current_seed();
+  if (const std::uint64_t given = g_given_seed; follows_program && given != 0 && current != given && micro_steps > 0) {
+    // The program has called manual_seed(): streams are keyed by its seed from here on.
+    seed = current + static_cast<std::uint64_t>(number.value) * 0xD1342543DE82EF95ull;
+  }
+  // Micro-batch i of the whole run, whatever rank it falls on: i = j*N + r.
+  const auto index = static_cast<std::uint64_t>(micro_steps * group.size() + group.rank());
+  const std::uint64_t stream = mix(seed + (index + 1) * 0x9E3779B97F4A7C15ull);
+  at::manual_seed(stream);
+  g_given_seed = stream;
 }
 
 double Engine::Impl::compute_norm() {
   sharding::Stopwatch watch(times.norm);
-  constexpr std::int64_t kHeader = 1;
   auto& counts = norm_counts;
-  counts.assign(static_cast<std::size_t>(group.size()), kHeader);
+  counts.assign(static_cast<std::size_t>(group.size()), 0);
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     if (!model.units[u].trainable) continue;
     for (int rank = 0; rank < group.size(); ++rank)
       counts[rank] += reducer->shard_blocks(static_cast<int>(u), rank);
   }
   const auto& mine = reducer->shard_block_sumsq();
-  norm_send.assign(1, std::bit_cast<double>(store->order().hash()));
-  norm_send.insert(norm_send.end(), mine.begin(), mine.end());
   std::int64_t total = 0;
   auto& offsets = norm_offsets;
   offsets.clear();
@@ -125,32 +188,11 @@ double Engine::Impl::compute_norm() {
   }
   norm_receive.resize(total);
   // Also the barrier after which no rank reads this rank's old parameters.
-  group.all_gather(norm_send.data(), norm_receive.data(), counts, DType::kFloat64, {.label = "gradient norm"})
+  group.all_gather(mine.data(), norm_receive.data(), counts, DType::kFloat64, {.label = "gradient norm"})
       .wait();
   control_nbytes += (total - counts[group.rank()]) * 8;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (std::bit_cast<std::uint64_t>(norm_receive[offsets[rank]]) ==
-        std::bit_cast<std::uint64_t>(norm_receive[offsets[0]]))
-      continue;
-    constexpr std::int64_t kText = 2048;
-    std::string order = store->recent_order();
-    order.resize(kText, '\0');
-    std::string all(kText * group.size(), '\0');
-    group
-        .all_gather(order.data(), all.data(), std::vector<std::int64_t>(group.size(), kText), DType::kByte,
-                    {.label = "unit orders"})
-        .wait();
-    engine::leave_together(group);
-    throw ModelError(fmt::format(
-        "ranks 0 and {} used the model's units in different orders, so their steps do not belong together. "
-        "Last "
-        "used on rank 0: {}; on rank {}: {}. Every rank must run the same layers; give a skipped layer's "
-        "output a factor of zero instead",
-        rank, all.substr(0, kText).c_str(), rank, all.substr(rank * kText, kText).c_str()));
-  }
   // Block sums in the order of the flat layout, which does not depend on N.
   auto& next = offsets;
-  for (auto& position : next) position += kHeader;
   double sum = 0;
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     if (!model.units[u].trainable) continue;
@@ -171,28 +213,58 @@ void Engine::Impl::apply_step(double norm) {
   } else {
     reducer->replicate();
     sharding::Stopwatch watch(times.update);
-    optimizer->update(*reducer, learning_rates(), scale);
+    optimizer->update(*reducer, rates, scale);
   }
   store->publish(/*frozen_too=*/false);
   for (const auto& parameter : model.parameters) intercept::bump_version(parameter.tensor);
 }
 
-void Engine::backward(const at::Tensor& loss) {
-  impl_->check_usable();
-  impl_->check_module();
+namespace {
+
+void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines) {
   if (!loss.defined() || loss.numel() != 1) {
     throw ModelError(
         fmt::format("backward needs a scalar loss, got {}; reduce it first, for example with mean()",
                     loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
   }
-  if (impl_->monitor) impl_->monitor->add_loss(loss);
+  for (Engine::Impl* impl : engines) {
+    impl->check_usable();
+    impl->check_module();
+    impl->gradients->look("backward()");
+    if (impl->reducer->window_is_empty()) impl->refresh_rates();
+    if (impl->monitor) impl->monitor->add_loss(loss);
+  }
+  const engine::BackwardScope scope(engines);
+  for (Engine::Impl* impl : engines) impl->gradients->begin_backward();
   try {
     loss.backward();
   } catch (...) {
-    // Half of a step may be taken. The same on all ranks, however far their reductions are.
-    impl_->failed = impl_->config.zerotorch.step_in_backward && !impl_->reducer->window_is_empty();
+    for (Engine::Impl* impl : engines) impl->gradients->fail_backward();
     throw;
   }
+  for (Engine::Impl* impl : engines) impl->gradients->end_backward();
+}
+
+}  // namespace
+
+void backward(const at::Tensor& loss, std::initializer_list<Engine*> engines) {
+  std::vector<Engine::Impl*> impls;
+  for (Engine* engine : engines) impls.push_back(&engine->impl());
+  run_backward(loss, impls);
+}
+
+void Engine::backward(const at::Tensor& loss) {
+  Impl* const mine = impl_.get();
+  run_backward(loss, {&mine, 1});
+}
+
+void Engine::zero_grad() {
+  impl_->check_usable();
+  if (impl_->config.zerotorch.step_in_backward && impl_->reducer->micro_batch_has_gradients()) {
+    throw ModelError(
+        "zero_grad() after backward() with zerotorch.step_in_backward: the gradients have been applied already");
+  }
+  impl_->gradients->zero_grad();
 }
 
 void Engine::step() {
@@ -202,6 +274,8 @@ void Engine::step() {
     throw ModelError(
         "step() inside a zero::GatheredParameters: close it first, its parameters would be stale");
   }
+  impl.check_module();
+  impl.gradients->look("step()");
   impl.failed = true;  // until the end: a throw on the way leaves the ranks apart
   if (impl.debug_observer) {
     if (const auto seen = impl.debug_observer->take_violations(); !seen.empty()) {
@@ -210,12 +284,14 @@ void Engine::step() {
     }
   }
   const bool boundary = is_gradient_accumulation_boundary();
-  const double lr = impl.lr_of(0);
-  impl.reducer->finish_micro_batch();
+  if (!impl.config.zerotorch.step_in_backward || impl.reducer->window_is_empty()) impl.refresh_rates();
+  const double lr = impl.rates.front();
+  const auto& agreed = impl.reducer->finish_micro_batch({.must_agree = impl.update_hash()});
+  if (agreed.differing_rank() >= 0) impl.throw_update_difference();
   if (const auto& unused = impl.reducer->unused_parameters();
       !unused.empty() && !impl.config.zero_optimization.ignore_unused_parameters) {
     throw ModelError(fmt::format(
-        "parameter '{}' ({} in all) got no gradient in this micro-batch; remove it, freeze it, or "
+        "parameter '{}' ({} in all) got no gradient on any rank in this micro-batch; remove it, freeze it, or "
         "set zero_optimization.ignore_unused_parameters to true",
         impl.model.parameters[unused.front()].name, unused.size()));
   }
@@ -233,6 +309,7 @@ void Engine::step() {
       impl.apply_step(impl.grad_norm);
     }
     impl.reducer->start_window();
+    impl.gradients->end_window();
     ++impl.global_steps;
     impl.last_times = std::exchange(impl.times, {});
     engine::log_step(impl);
@@ -257,12 +334,24 @@ std::int64_t Engine::micro_steps() const { return impl_->micro_steps; }
 bool Engine::is_gradient_accumulation_boundary() const {
   return (impl_->micro_steps + 1) % impl_->config.gradient_accumulation_steps == 0;
 }
-double Engine::learning_rate() const { return impl_->lr_of(0); }
-void Engine::set_learning_rate(double lr) {
-  if (!(lr >= 0))
-    throw ConfigError(fmt::format("set_learning_rate({:g}): a learning rate is not negative", lr));
-  impl_->lr_override = lr;
+double Engine::learning_rate(int parameter_group) const {
+  return impl_->lr_of(engine::checked_group(*impl_, parameter_group));
 }
+void Engine::set_learning_rate(double lr) {
+  for (std::size_t g = 0; g < impl_->lr_overrides.size(); ++g) set_learning_rate(static_cast<int>(g), lr);
+}
+void Engine::set_learning_rate(int parameter_group, double lr) {
+  const std::size_t g = engine::checked_group(*impl_, parameter_group);
+  if (!(lr >= 0 && std::isfinite(lr))) {
+    throw ConfigError(
+        fmt::format("set_learning_rate({:g}): a learning rate is a finite number that is not negative", lr));
+  }
+  impl_->lr_overrides[g] = lr;
+}
+void Engine::follow_schedule() {
+  for (auto& override : impl_->lr_overrides) override.reset();
+}
+int Engine::parameter_groups() const { return static_cast<int>(impl_->lr_overrides.size()); }
 double Engine::grad_norm() const { return impl_->grad_norm; }
 double Engine::loss_scale() const { return 1.0; }
 torch::nn::Module& Engine::module() const { return *impl_->module; }

@@ -4,6 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include "engine/client_optimizer.h"
+#include "engine/gradients.h"
 #include "engine/inventory.h"
 #include "engine/step_monitor.h"
 #include "intercept/debug_observer.h"
@@ -18,7 +20,16 @@
 namespace zero {
 namespace engine {
 class Checkpoints;
-}
+
+/// An engine's number among those of this process that live, from 0: two do not draw the same noise.
+struct EngineNumber {
+  EngineNumber();
+  ~EngineNumber();
+  EngineNumber(const EngineNumber&) = delete;
+  EngineNumber& operator=(const EngineNumber&) = delete;
+  const int value;
+};
+}  // namespace engine
 
 struct Engine::Impl {
   // In order of construction; destroyed in reverse.
@@ -34,13 +45,14 @@ struct Engine::Impl {
   std::unique_ptr<sharding::ParameterStore> store;
   std::unique_ptr<sharding::ShardedOptimizer> optimizer;
   std::unique_ptr<sharding::GradientReducer> reducer;
-  std::vector<std::shared_ptr<void>> hooks;
+  std::unique_ptr<engine::Gradients> gradients;
   std::unique_ptr<intercept::DebugObserver> debug_observer;
 
-  std::vector<double> base_lr;  ///< by optimizer group
-  std::vector<double> rates;    ///< of learning_rates()
+  std::unique_ptr<engine::ClientOptimizer> client;  ///< where there is one
+  std::vector<double> base_lr;                      ///< by optimizer group
+  std::vector<double> rates;                        ///< by optimizer group, of the next update
   optim::LrScheduleOptions schedule;
-  std::optional<double> lr_override;
+  std::vector<std::optional<double>> lr_overrides;  ///< by optimizer group
 
   std::uint64_t seed = 0;
   std::int64_t global_steps = 0;
@@ -49,6 +61,8 @@ struct Engine::Impl {
   std::int64_t control_nbytes = 0;
   double grad_norm = 0;
   int gathered_scopes = 0;  ///< GatheredParameters alive
+  engine::EngineNumber number;
+  std::shared_ptr<Impl*> self = std::make_shared<Impl*>(this);  ///< null when it is gone: for what may outlive it
   int exceptions_at_start = 0;
   std::vector<double> norm_send, norm_receive;  ///< reused by every norm, as the next two
   std::vector<std::int64_t> norm_counts, norm_offsets;
@@ -65,7 +79,12 @@ struct Engine::Impl {
     return 1.0 / static_cast<double>(config.gradient_accumulation_steps * group.size());
   }
   double lr_of(std::size_t optimizer_group) const;
-  const std::vector<double>& learning_rates();  ///< by optimizer group, for the next update
+  /// Reads schedule, overrides and the client's optimizer for the next update. Not while one may be under way.
+  void refresh_rates();
+  /// A hash of what the ranks must do alike in the next update: rates, frozen parameters.
+  std::uint64_t update_hash() const;
+  /// Explains a difference of update_hash(). *Collective.* Throws on every rank.
+  [[noreturn]] void throw_update_difference();
   /// Throws if an earlier call failed half-way: what the ranks hold no longer agrees.
   void check_usable() const;
   /// Micro-batches of all ranks so far, and of these inside the running accumulation window.
@@ -74,9 +93,12 @@ struct Engine::Impl {
     return micro_steps % config.gradient_accumulation_steps * group.size();
   }
   void check_module() const;
-  /// Keys libtorch's random streams by the global micro-batch that comes next.
-  void reseed() const;
-  /// Global 2-norm of the averaged gradient; checks that all ranks used the same units. *Collective.*
+  /// With step_in_backward: completes the updates that are under way. *Collective.*
+  void settle_updates();
+  /// Keys libtorch's random streams by the global micro-batch that comes next, and by the program's own seed
+  /// where it has called manual_seed() since and `follows_program`.
+  void reseed(bool follows_program = true);
+  /// Global 2-norm of the averaged gradient. *Collective.*
   double compute_norm();
   void apply_step(double norm);
   /// Assembles a parameter's fp32 values from the ranks' parts; `part_of(unit, range)` gives mine.
@@ -85,12 +107,16 @@ struct Engine::Impl {
 };
 
 namespace engine {
+/// Throws ConfigError unless there is such a parameter group.
+std::size_t checked_group(const Engine::Impl& impl, int group);
+
 /// Builds the engine; see zero::initialize.
 std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, Config config,
                                     InitializeOptions options);
 
 struct OptimizerSetup {
   sharding::OptimizerOptions options;
+  std::unique_ptr<ClientOptimizer> client;
   std::vector<double> base_lr;  ///< by group
   std::string description;      ///< for the log
 };

@@ -43,7 +43,7 @@ at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, Part
 
 at::Tensor Engine::full_weight(std::string_view name) {
   auto& impl = *impl_;
-  impl.reducer->settle();  // with step_in_backward they update
+  impl.settle_updates();
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
   if (impl.model.units[parameter.unit].trainable) {
@@ -63,6 +63,13 @@ at::Tensor Engine::full_weight(std::string_view name) {
 void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
   auto& impl = *impl_;
   impl.check_usable();
+  if (impl.gathered_scopes > 0) {
+    throw ModelError(fmt::format(
+        "set_full_weight('{}') inside a zero::GatheredParameters: close it first, it would write back what it "
+        "has gathered",
+        name));
+  }
+  impl.settle_updates();
   at::NoGradGuard no_grad;
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
@@ -92,7 +99,8 @@ at::Tensor Engine::full_gradient(std::string_view name) {
   if (impl.config.zerotorch.step_in_backward) {
     throw ModelError("zerotorch.step_in_backward keeps no gradients: there is none to look at");
   }
-  if (impl.reducer->micro_batch_has_gradients()) impl.reducer->flush();
+  impl.gradients->look("full_gradient");
+  impl.reducer->flush("full_gradient");
   if (impl.reducer->window_is_empty()) return at::zeros(parameter.tensor.sizes(), at::kFloat);
   return impl
       .gather_full(p, name,
@@ -107,7 +115,7 @@ at::Tensor Engine::full_gradient(std::string_view name) {
 
 at::Tensor Engine::full_optimizer_state(std::string_view name, OptimizerState state) {
   auto& impl = *impl_;
-  impl.reducer->settle();
+  impl.settle_updates();
   const int p = engine::find_parameter(impl.inventory, name);
   if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
     throw ModelError(fmt::format("parameter '{}' is frozen and has no optimizer states", name));

@@ -31,10 +31,10 @@ GatheredParameters::GatheredParameters(Engine& engine, std::optional<int> modifi
 
 GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters,
                                        std::optional<int> modifier_rank)
-    : engine_(&engine.impl()), modifier_rank_(modifier_rank), exceptions_(std::uncaught_exceptions()) {
-  auto& impl = *engine_;
+    : engine_(engine.impl().self), modifier_rank_(modifier_rank), exceptions_(std::uncaught_exceptions()) {
+  auto& impl = **engine_;
   impl.check_usable();
-  impl.reducer->settle();  // with step_in_backward they update
+  impl.settle_updates();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= impl.group.size())) {
     throw ConfigError(fmt::format("GatheredParameters: modifier_rank {} is not a rank of a group of {}",
                                   *modifier_rank, impl.group.size()));
@@ -64,7 +64,12 @@ GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> p
 
 void GatheredParameters::close() {
   if (!engine_) return;
-  auto& impl = *std::exchange(engine_, nullptr);
+  Engine::Impl* const engine = *std::exchange(engine_, nullptr);
+  if (!engine) {
+    if (modifier_rank_) base::log_warning("GatheredParameters: its engine went first, what was written is lost");
+    return;
+  }
+  auto& impl = *engine;
   const auto units = units_of(impl.model, parameters_);
   --impl.gathered_scopes;
   impl.store->allow_writes(parameters_, false);

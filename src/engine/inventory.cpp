@@ -9,6 +9,8 @@
 
 #include "config/did_you_mean.h"
 #include "engine/agreement.h"
+#include "intercept/module_walk.h"
+#include "intercept/parameter_handle.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -87,7 +89,78 @@ std::string suggestion(const Inventory& inventory, std::string_view name, bool w
 Inventory take_inventory(torch::nn::Module& module) {
   Inventory inventory;
   inventory.tree = Walker(inventory).walk(module, "");
+  intercept::walk_parameters(module, [&](const at::Tensor& tensor) {
+    inventory.registered.push_back(tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr);
+    return true;
+  });
   return inventory;
+}
+
+void check_memory(const Inventory& inventory) {
+  std::map<const void*, const std::string*> owner_of;
+  for (const auto& item : inventory.parameters) {
+    if (!item.tensor.has_storage() || item.tensor.numel() == 0) continue;
+    const auto* handle = intercept::ParameterHandle::of(item.tensor);
+    if (handle && handle->observer()) {
+      throw ModelError(fmt::format(
+          "parameter '{}' belongs to another engine, which is alive. Let that engine go first; where two networks "
+          "share a module, make one engine over a module that holds both, with a parameter group each",
+          item.name));
+    }
+    const auto* storage = item.tensor.storage().unsafeGetStorageImpl();
+    const auto [found, is_new] = owner_of.try_emplace(storage, &item.name);
+    if (!is_new) {
+      throw ModelError(fmt::format(
+          "parameters '{}' and '{}' share memory but are two tensors, which plain libtorch updates twice a step; to "
+          "tie them, register one tensor under both names",
+          *found->second, item.name));
+    }
+    const auto others = static_cast<std::int64_t>(item.tensor.storage().use_count()) - 1;
+    if (others > 0) {
+      throw ModelError(fmt::format(
+          "{} other tensor{} the memory of parameter '{}' (a view made in a constructor as in wt = w.t(), a "
+          "detach(), or the graph of an earlier forward): zero::initialize gives the parameter new memory, and {} "
+          "keep the old values for ever. Make views where they are used, clone() what is to stay as it is, and let "
+          "old graphs go",
+          others, others == 1 ? " shares" : "s share", item.name, others == 1 ? "it would" : "they would"));
+    }
+  }
+}
+
+bool is_unchanged(const Inventory& inventory, torch::nn::Module& module) {
+  std::size_t next = 0;
+  const auto& before = inventory.registered;
+  const bool same = intercept::walk_parameters(module, [&](const at::Tensor& tensor) {
+    const void* const identity = tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr;
+    return next < before.size() && before[next++] == identity;
+  });
+  return same && next == before.size();
+}
+
+void throw_module_changed(const Inventory& before, torch::nn::Module& module) {
+  const Inventory now = take_inventory(module);
+  const auto identity = [](const Inventory& inventory, const std::string& name) -> const void* {
+    const auto found = inventory.index_of.find(name);
+    return found == inventory.index_of.end() ? nullptr
+                                             : inventory.parameters[found->second].tensor.unsafeGetTensorImpl();
+  };
+  std::string changes;
+  const auto note = [&](const std::string& name, const char* what) {
+    changes += fmt::format("{}'{}' was {}", changes.empty() ? "" : ", ", name, what);
+  };
+  for (const auto& [name, index] : now.index_of) {
+    const void* const was = identity(before, name);
+    if (was != identity(now, name)) note(name, was ? "replaced" : "added");
+  }
+  for (const auto& [name, index] : before.index_of) {
+    if (!identity(now, name)) note(name, "removed");
+  }
+  if (changes.empty()) changes = "the parameters were registered in another order";
+  throw ModelError(fmt::format(
+      "the module's parameters are not those of zero::initialize any more: {}. The engine trains what it was "
+      "given: save its weights (Engine::save_checkpoint or save_16bit_model), make a new engine of the changed "
+      "module and load them with strict set to false",
+      changes));
 }
 
 void check_agreement(const Inventory& inventory, Group& group) {

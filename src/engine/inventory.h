@@ -25,10 +25,20 @@ struct Inventory {
   std::vector<Named> buffers;                        ///< distinct, in registration order
   std::map<std::string, int, std::less<>> index_of;  ///< every name, aliases included, to `parameters`
   layout::ModuleNode tree;
+  std::vector<const void*> registered;  ///< identity of every registered parameter, as walk_parameters() goes
 };
 
 /// Walks the module. Local. Throws ModelError for undefined or non-leaf parameters.
 Inventory take_inventory(torch::nn::Module& module);
+
+/// Throws ModelError for a parameter that another engine has, and for memory that other tensors share with a
+/// parameter: they would keep the old values. Local.
+void check_memory(const Inventory& inventory);
+
+/// True while the module has the parameters it had. Allocates nothing. Local.
+bool is_unchanged(const Inventory& inventory, torch::nn::Module& module);
+/// Throws ModelError naming what was added, removed or replaced. Local.
+[[noreturn]] void throw_module_changed(const Inventory& inventory, torch::nn::Module& module);
 
 /// Names, shapes, dtypes and requires_grad of all ranks' models must agree. *Collective.* Throws ModelError
 /// on every rank, naming the first difference from rank 0.

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
 
 #include "engine/engine_impl.h"
 #include "zero/errors.h"
@@ -30,46 +29,18 @@ optim::AdamHyper hyper_of(const Config::Optimizer& optimizer) {
   return hyper;
 }
 
-/// torch::optim::AdamWOptions and AdamOptions have the same accessors and no common base.
-template <class AdamOptions>
-optim::AdamHyper hyper_of_torch(const AdamOptions& from, bool decoupled) {
-  if (from.amsgrad()) {
-    throw ConfigError(
-        "the client optimizer has amsgrad on, which needs a third state that is not kept here; "
-        "switch it off");
-  }
-  optim::AdamHyper hyper;
-  hyper.lr = from.lr();
-  hyper.beta1 = std::get<0>(from.betas());
-  hyper.beta2 = std::get<1>(from.betas());
-  hyper.eps = from.eps();
-  hyper.weight_decay = from.weight_decay();
-  hyper.decoupled = decoupled;
-  return hyper;
-}
-
 void take_client_groups(torch::optim::Optimizer& client, const Inventory& inventory, OptimizerSetup& setup) {
-  const bool decoupled = dynamic_cast<torch::optim::AdamW*>(&client) != nullptr;
-  if (!decoupled && !dynamic_cast<torch::optim::Adam*>(&client)) {
-    throw ConfigError(
-        "the client optimizer is neither torch::optim::AdamW nor torch::optim::Adam; use one of "
-        "these, or leave it out and name the optimizer in the JSON");
-  }
-  if (!client.state().empty()) {
-    throw ConfigError(
-        "the client optimizer has been stepped before initialize(); its states cannot be taken over: "
-        "give a fresh one");
-  }
+  setup.client = std::make_unique<ClientOptimizer>(client);
   std::map<const void*, int> index_of;
   for (std::size_t i = 0; i < inventory.parameters.size(); ++i) {
     index_of[inventory.parameters[i].tensor.unsafeGetTensorImpl()] = static_cast<int>(i);
   }
   std::vector<bool> named(inventory.parameters.size(), false);
+  // What it does not hold is not trained by it, also when it is unfrozen later.
+  setup.options.group_of_parameter.assign(inventory.parameters.size(), -1);
   for (auto& group : client.param_groups()) {
     const int index = static_cast<int>(setup.options.groups.size());
-    setup.options.groups.push_back(
-        {decoupled ? hyper_of_torch(static_cast<torch::optim::AdamWOptions&>(group.options()), true)
-                   : hyper_of_torch(static_cast<torch::optim::AdamOptions&>(group.options()), false)});
+    setup.options.groups.push_back({setup.client->hyper(static_cast<std::size_t>(index))});
     for (const auto& tensor : group.params()) {
       const auto found = index_of.find(tensor.unsafeGetTensorImpl());
       if (found == index_of.end()) {

@@ -45,7 +45,7 @@ CommunicationReport Engine::communication_report() const {
   report.published_numel += impl_->reducer->published_numel();
   report.reductions = impl_->reducer->reductions();
   report.copied_nbytes += impl_->reducer->copied_nbytes();
-  report.control_nbytes = impl_->control_nbytes;
+  report.control_nbytes = impl_->control_nbytes + impl_->reducer->agreement().received_nbytes();
   return report;
 }
 

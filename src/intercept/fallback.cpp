@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "intercept/compat.h"
+#include "intercept/gradient_marker.h"
 #include "intercept/parameter_handle.h"
 #include "intercept/view_operators.h"
 
@@ -55,12 +56,19 @@ class Uses {
 
   void add(const at::Tensor& tensor, bool is_written, const OpInfo& info) {
     auto* handle = ParameterHandle::of(tensor);
-    if (!handle || !handle->observer()) return;
+    if (!handle) {
+      if (is_gradient_marker(tensor)) marker_ = tensor;
+      return;
+    }
+    if (!handle->observer()) return;
     if (is_written) handle->observer()->before_write(*handle, info.name);
     handle->observer()->before_use(*handle);
     c10::raw::intrusive_ptr::incref(handle);
     handles_.push_back(handle);
   }
+
+  /// An argument that stands for a gradient; undefined when there is none.
+  const at::Tensor& marker() const { return marker_; }
 
   /// No operator ever sees a released parameter: gathering one must not have released another.
   void check() const {
@@ -69,6 +77,7 @@ class Uses {
 
  private:
   c10::SmallVector<ParameterHandle*, 8> handles_;
+  at::Tensor marker_;
 };
 
 void add_argument(Uses& uses, const c10::IValue& value, bool is_written, const OpInfo& info) {
@@ -93,6 +102,10 @@ void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet k
     for (std::size_t i = 0; i < count; ++i) {
       add_argument(uses, (*stack)[first + i], i < 64 && (info.written >> i & 1), info);
     }
+  }
+  if (uses.marker().defined() &&
+      run_on_gradient_marker(uses.marker(), info.name, op.schema().arguments().size(), stack)) {
+    return;
   }
   uses.check();
   c10::impl::ExcludeDispatchKeyGuard no_recursion(kParameterKey);

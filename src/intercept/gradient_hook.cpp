@@ -1,50 +1,112 @@
 #include "intercept/gradient_hook.h"
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include "intercept/gradient_marker.h"
 
 namespace zero::intercept {
 namespace {
 
 using torch::autograd::variable_list;
 
-/// Autograd keeps only a weak reference to a parameter's AccumulateGrad node; the hook lives on the node.
-struct Hooked {
-  // A shared_ptr or an intrusive_ptr, by version of libtorch.
-  decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>())) node;
-  std::shared_ptr<GradientSink> sink;
-  ~Hooked() {
-    if (sink) *sink = nullptr;  // a node kept alive by an old graph must not call into a dead engine
-  }
+/// What the hooks on the node share with their GradientHook: a node that an old graph keeps alive must not call
+/// into a dead engine.
+struct Shared {
+  GradientCalls calls;
+  at::Tensor marker;
+  bool live = true;
+  bool armed = false;
 };
+
+/// After autograd has accumulated into `variable`.
+void take_gradient(const at::Tensor& variable, Shared& shared) {
+  at::Tensor gradient = variable.grad();
+  const bool was_armed = std::exchange(shared.armed, false);
+  const bool marked = gradient.defined() && is_gradient_marker(gradient);
+  if (marked) gradient = take_from_gradient_marker(gradient);
+  variable.mutable_grad() = shared.marker;
+  if (!gradient.defined()) return;
+  if (!marked && !was_armed) shared.calls.dropped();
+  shared.calls.take(gradient);
+}
 
 }  // namespace
 
-std::shared_ptr<void> hook_gradient(const at::Tensor& parameter, GradientSink sink) {
-  auto hooked = std::make_shared<Hooked>();
-  hooked->sink = std::make_shared<GradientSink>(std::move(sink));
-  auto node = torch::autograd::impl::grad_accumulator(parameter);
-  // A weak handle: the node owns the hook, the hook must not own the parameter.
-  c10::weak_intrusive_ptr<c10::TensorImpl> weak(parameter.getIntrusivePtr());
-  node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-      [weak, call = hooked->sink](const variable_list& outputs, const variable_list&) {
+/// Autograd keeps only a weak reference to a parameter's AccumulateGrad node; the hooks live on the node.
+struct GradientHook::Node {
+  // A shared_ptr or an intrusive_ptr, by version of libtorch.
+  decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>())) node;
+  // A weak handle: the node owns the hooks, the hooks must not own the parameter.
+  c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
+  std::shared_ptr<Shared> shared;
+  std::string name;
+};
+
+GradientHook::GradientHook(const at::Tensor& parameter, const std::string& name, GradientCalls calls)
+    : node_(new Node{torch::autograd::impl::grad_accumulator(parameter),
+                     c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()),
+                     std::make_shared<Shared>(), name}) {
+  auto shared = node_->shared;
+  shared->calls = std::move(calls);
+  shared->marker = make_gradient_marker(parameter, name);
+  auto weak = node_->parameter;
+  node_->node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+      [weak, shared](const variable_list& outputs, const variable_list&) {
         auto impl = weak.lock();
-        if (!impl || !*call) return outputs;
-        at::Tensor variable(impl);
-        at::Tensor gradient = variable.grad();
-        if (gradient.defined()) {
-          variable.mutable_grad().reset();
-          (*call)(gradient);
-        }
+        if (impl && shared->live) take_gradient(at::Tensor(impl), *shared);
         return outputs;
       }));
-  hooked->node = std::move(node);
-  return hooked;
+  mark();
 }
 
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+GradientHook::~GradientHook() {
+  node_->shared->live = false;
+  node_->shared->calls = {};
+  auto impl = node_->parameter.lock();
+  if (!impl) return;
+  const at::Tensor variable(impl);
+  if (variable.grad().defined() && is_gradient_marker(variable.grad())) variable.mutable_grad().reset();
+}
+
+GradientState GradientHook::state() const {
+  auto impl = node_->parameter.lock();
+  if (!impl) return GradientState::kMarked;  // the user dropped the parameter
+  const at::Tensor variable(impl);
+  const at::Tensor& gradient = variable.grad();
+  if (!gradient.defined()) return node_->shared->armed ? GradientState::kMarked : GradientState::kDropped;
+  if (!is_gradient_marker(gradient)) return GradientState::kSet;
+  return gradient_marker_was_zeroed(gradient) ? GradientState::kDropped : GradientState::kMarked;
+}
+
+void GradientHook::mark() {
+  auto impl = node_->parameter.lock();
+  if (!impl) return;
+  const at::Tensor variable(impl);
+  auto& shared = *node_->shared;
+  shared.armed = false;
+  if (gradient_marker_was_zeroed(shared.marker)) shared.marker = make_gradient_marker(variable, node_->name);
+  take_from_gradient_marker(shared.marker);  // of a backward that failed
+  variable.mutable_grad() = shared.marker;
+}
+
+void GradientHook::arm() {
+  auto impl = node_->parameter.lock();
+  if (!impl) return;
+  node_->shared->armed = true;
+  at::Tensor(impl).mutable_grad().reset();
+}
+
+bool in_backward() { return backward_id() != -1; }
+
+int backward_id() { return torch::autograd::get_current_graph_task_id(); }
+
+void when_backward_is_complete(std::function<void()> done) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(done));
+}
 
 void bump_version(const at::Tensor& parameter) { torch::autograd::impl::bump_version(parameter); }
 

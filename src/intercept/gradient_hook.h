@@ -1,22 +1,63 @@
 #pragma once
-// Gradients leave autograd through the AccumulateGrad node of their parameter.
+// Gradients leave autograd through the AccumulateGrad node of their parameter, and leave a marker behind.
+//
+// Between two backwards a hooked parameter's grad() is a tensor of its sizes without memory. It says that the
+// gradient is elsewhere: an operator that reads or writes it throws (Module::zero_grad, Optimizer::zero_grad and
+// detach() may have it), so that a client's own clip_grad_norm_ or optimizer.step() never works on nothing. And
+// it says when it is gone: somebody has dropped the gradient.
 #include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <memory>
+#include <string>
 
 namespace zero::intercept {
 
-/// Called once per backward for a parameter, after autograd has summed all its uses, with the gradient
-/// ([sizes of the parameter], dtype of the parameter); the parameter's grad() is dropped right after. Runs on
-/// the autograd thread; an exception reaches the caller of backward().
-using GradientSink = std::function<void(at::Tensor& gradient)>;
+/// Run on the autograd thread; an exception reaches the caller of backward().
+struct GradientCalls {
+  /// Once per backward, after autograd has summed all uses, with the gradient ([sizes of the parameter], any
+  /// layout and strides).
+  std::function<void(at::Tensor& gradient)> take;
+  /// Before take(): the parameter's grad() was not as the hook had left it, somebody has dropped the gradient.
+  std::function<void()> dropped;
+};
 
-/// Hooks `parameter` (a leaf that requires grad) for as long as the returned token lives. Local.
-std::shared_ptr<void> hook_gradient(const at::Tensor& parameter, GradientSink sink);
+/// What a hooked parameter's grad() is.
+enum class GradientState : std::uint8_t {
+  kMarked,   ///< the marker: the gradient was taken, or there was none
+  kDropped,  ///< nothing, or a marker that was set to zero: somebody dropped the gradient
+  kSet,      ///< a tensor that somebody has put there
+};
+
+class GradientHook {
+ public:
+  /// Hooks `parameter`, a leaf that requires grad, and marks its grad(). Local.
+  GradientHook(const at::Tensor& parameter, const std::string& name, GradientCalls calls);
+  /// Unhooks: grad() is undefined again where it was the marker.
+  ~GradientHook();
+  GradientHook(const GradientHook&) = delete;
+  GradientHook& operator=(const GradientHook&) = delete;
+
+  GradientState state() const;
+  /// Makes grad() the marker, whatever it was.
+  void mark();
+  /// Makes grad() undefined for the backward that comes, which saves it an operator; then mark(). Not needed.
+  void arm();
+
+ private:
+  struct Node;
+  std::unique_ptr<Node> node_;
+};
 
 /// True while the calling thread runs a backward pass.
 bool in_backward();
+
+/// Identity of the backward pass that the calling thread runs; -1: none. One that runs inside another (as
+/// recomputation does) has its own.
+int backward_id();
+
+/// Calls `done` when the backward pass that the calling thread runs is complete; not when it fails.
+void when_backward_is_complete(std::function<void()> done);
 
 /// Tells autograd that the parameter's values changed, so that a backward through an older graph fails
 /// instead of using the new values.

@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "comm/transport.h"
 #include "layout/prefetch_window.h"
 #include "zero/buffer_pool.h"
 #include "zero/parameter_store.h"
@@ -32,6 +34,12 @@ struct Publication {
   Range range;
   std::vector<std::int64_t> counts;
 };
+
+std::vector<std::int64_t> unit_numels(const ShardedModel& model) {
+  std::vector<std::int64_t> numels;
+  for (const auto& unit : model.units) numels.push_back(unit.numel);
+  return numels;
+}
 
 class CopyingStore final : public ParameterStore {
  public:
@@ -63,6 +71,7 @@ class CopyingStore final : public ParameterStore {
       sharded += unit(i).shard(model.rank()).numel();
     }
     shards_ = make_resident(ledger, sharded);
+    if (released_ > 0) open_window();
     // One unit ahead, until times have been measured.
     window_numel_ = options_.measured_prefetch ? std::min(largest_numel_, options_.prefetch_numel)
                                                : options_.prefetch_numel;
@@ -98,6 +107,7 @@ class CopyingStore final : public ParameterStore {
       if (is_resident(i)) attach(static_cast<int>(i), states_[i].resident.data());
     }
     spread_residents(/*frozen_too=*/true);
+    if (window_) window_->publish();
     counts_ = {};  // the report is about training
     counts_.prefetch_window_numel = window_numel_;
   }
@@ -110,6 +120,7 @@ class CopyingStore final : public ParameterStore {
     Stopwatch watch(times_.publish);
     for (std::size_t i = 0; i < states_.size(); ++i) drop(static_cast<int>(i));  // stale from here on
     spread_residents(frozen_too);
+    if (window_) window_->publish();
     choose_window();
   }
 
@@ -143,6 +154,7 @@ class CopyingStore final : public ParameterStore {
       shards_.view(state.shard_offset + mine.begin - shard.begin, mine.numel())
           .copy_(whole.view(mine.begin, mine.numel()));
     }
+    if (window_) window_->publish();
     model_.group.barrier({.label = "spread parameters"}).wait();
   }
 
@@ -151,6 +163,8 @@ class CopyingStore final : public ParameterStore {
   }
 
   void before_use(intercept::ParameterHandle& handle) override {
+    if (!window_) return;  // all units are whole, always
+    const std::lock_guard lock(mutex_);
     const int index = handle.unit();
     auto& state = states_[index];
     const int before = order_.current();
@@ -172,6 +186,8 @@ class CopyingStore final : public ParameterStore {
     }
   }
   void after_use(intercept::ParameterHandle& handle) noexcept override {
+    if (!window_) return;
+    const std::lock_guard lock(mutex_);
     const int index = handle.unit();
     // An operator that used two units leaves the first one only now.
     if (--states_[index].pins == 0 && index != order_.current()) leave(index);
@@ -184,6 +200,21 @@ class CopyingStore final : public ParameterStore {
                                   : FlatBuffer::make_private(ledger, MemoryKind::kParameters,
                                                              model_.low_dtype, numel, model_.device);
   }
+  /// Other ranks fetch from this rank's shards, without its doing, from here on.
+  void open_window() {
+    std::vector<comm::Parcel> parcels;
+    std::vector<const void*> mine;
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      const bool sharded = !is_resident(i);
+      parcels.push_back({"parameters of " + unit(i).name,
+                         sharded ? states_[i].counts : std::vector<std::int64_t>(states_[i].counts.size(), 0)});
+      const bool has = sharded && !unit(i).shard(model_.rank()).empty();
+      mine.push_back(has ? shards_.data_at(states_[i].shard_offset) : nullptr);
+    }
+    window_ = comm::make_shard_window(model_.group, "parameters", std::move(parcels), model_.low_dtype,
+                                      std::move(mine));
+  }
+
   const FlatBuffer& whole_buffer(int index) const {
     return is_resident(index) ? states_[index].resident : *states_[index].buffer;
   }
@@ -238,14 +269,8 @@ class CopyingStore final : public ParameterStore {
     const Unit& the_unit = unit(index);
     state.buffer = pool_.take(the_unit.numel);
     const Range shard = the_unit.shard(model_.rank());
-    const void* mine = shard.empty() ? nullptr : shards_.data_at(state.shard_offset);
-    // The label says what the gather is for: ranks whose order of use differs then disagree at once.
-    char label[48];
-    const auto end = fmt::format_to_n(label, sizeof label, "{} for {}", the_unit.name,
-                                      order_.current() < 0 ? "(scope)" : unit(order_.current()).name);
-    const std::string_view text(label, std::min(end.size, sizeof label));
-    state.work = model_.group.all_gather(mine, state.buffer->data(), state.counts, model_.low_dtype,
-                                         {.label = text, .input_stable_until_barrier = true});
+    const int current = order_.current();
+    state.work = window_->fetch(index, state.buffer->data(), current < 0 ? "(scope)" : unit(current).name);
     state.state = State::kGathering;
     --released_;
     state.prefetched = prefetched;
@@ -287,7 +312,7 @@ class CopyingStore final : public ParameterStore {
   }
 
   /// Begins to gather the units that come next, as far as the options allow. Depends on the history of
-  /// uses only, so that all ranks begin the same gathers in the same order.
+  /// uses only: where gathers need their counterparts, all ranks begin the same ones in the same order.
   void prefetch() {
     if (released_ == 0) return;  // whole already, or under way: nothing to look for
     layout::UseOrder::Walk walk(order_);
@@ -315,8 +340,9 @@ class CopyingStore final : public ParameterStore {
     timeline_.push_back({.phase = order_.current_phase()});
   }
 
-  /// *Collective.* Called at the end of steps: chooses how far to gather ahead from the times of this one,
-  /// and after as many steps again. All ranks choose the farthest that one of them wants.
+  /// Called at the end of steps: chooses how far to gather ahead from the times of this one, and after as many
+  /// steps again. *Collective* where gathers need their counterparts: all ranks choose the farthest that one of
+  /// them wants.
   void choose_window() {
     constexpr double kSlack = 2;  // other messages share the way, and times vary
     if (!options_.measured_prefetch || largest_numel_ == 0 || options_.prefetch_numel == 0) return;
@@ -324,7 +350,9 @@ class CopyingStore final : public ParameterStore {
     ++steps_;
     if (complete) {
       std::int64_t wanted = layout::prefetch_window(timeline_, kSlack);
-      model_.group.all_reduce(&wanted, 1, DType::kInt64, ReduceOp::kMax, {.label = "prefetch window"}).wait();
+      if (!window_->one_sided()) {
+        model_.group.all_reduce(&wanted, 1, DType::kInt64, ReduceOp::kMax, {.label = "prefetch window"}).wait();
+      }
       window_numel_ = std::min(std::max(wanted, largest_numel_), options_.prefetch_numel);
       counts_.prefetch_window_numel = window_numel_;
       next_choice_ = 2 * steps_;
@@ -353,10 +381,13 @@ class CopyingStore final : public ParameterStore {
     }
   }
 
+  layout::UseOrder order_{unit_numels(model_)};
   CopyingStoreOptions options_;
   std::vector<UnitState> states_;
   std::vector<std::vector<Publication>> publications_;  ///< by unit, of residents
   FlatBuffer shards_;
+  std::shared_ptr<comm::ShardWindow> window_;  ///< null where all units are resident
+  std::mutex mutex_;                           ///< several threads may evaluate
   BufferPool pool_;
   int released_ = 0;             ///< units in that state
   std::int64_t live_numel_ = 0;  ///< gathering and gathered, residents apart

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <utility>
 
 #include "base/check.h"
 #include "intercept/gradient_hook.h"
@@ -25,34 +27,61 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
     : model_(model),
       times_(times),
       options_(std::move(options)),
-      slots_(model.parameters.size()),
+      ledger_(ledger),
+      schedule_({}, 0),
+      agreement_(model.parameters.size()),
+      used_(model.parameters.size(), 0),
+      window_used_(model.parameters.size(), 0),
       process_(::getpid()) {
+  used_in_backward_.reserve(model.parameters.size());
   make_buckets();
-  const auto make = [this, &ledger](std::int64_t numel) {
-    return model_.device.is_cpu() ? FlatBuffer::make_readable(ledger, MemoryKind::kBuckets, model_.low_dtype,
-                                                              numel, model_.group)
-                                  : FlatBuffer::make_private(ledger, MemoryKind::kBuckets, model_.low_dtype,
-                                                             numel, model_.device);
-  };
   if (model.sharding.gradients) {
+    pool_ = std::make_unique<BufferPool>(ledger, MemoryKind::kBuckets,
+                                         [this](std::int64_t numel) { return make_buffer(numel); });
+  }
+  make_memory();
+  if (!options_.consume) sums_.emplace(model_, ledger, sums_numel());
+}
+
+storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
+  return model_.device.is_cpu()
+             ? FlatBuffer::make_readable(ledger_, MemoryKind::kBuckets, model_.low_dtype, numel, model_.group)
+             : FlatBuffer::make_private(ledger_, MemoryKind::kBuckets, model_.low_dtype, numel, model_.device);
+}
+
+/// What depends on the buckets. *Collective.*
+void GradientReducer::make_memory() {
+  if (pool_) {
     std::int64_t largest = 0;
     for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
     // One being filled, one being read by others, one in between.
     pool_limit_numel_ = (options_.overlap ? 3 : 1) * largest;
-    pool_ = std::make_unique<BufferPool>(ledger, MemoryKind::kBuckets, make);
   } else {
-    for (auto& bucket : buckets_) own_buffers_.push_back(make(bucket.range.numel()));
+    for (auto& bucket : buckets_) {
+      if (bucket.own.empty()) bucket.own = make_buffer(bucket.range.numel());
+    }
   }
-  if (!model.sharding.optimizer_states) {
-    for (const Unit& unit : model.units)
-      unit_counts_.push_back(layout::shard_counts(unit.cuts, unit.whole()));
+  unit_counts_.clear();
+  for (const Unit& unit : model_.units) {
+    if (model_.sharding.optimizer_states) break;
+    unit_counts_.push_back(layout::shard_counts(unit.cuts, unit.whole()));
   }
-  if (options_.consume) {
-    piece_ = FlatBuffer::make_private(ledger, MemoryKind::kGradients, DType::kFloat32, largest_piece(),
-                                      model.device);
-  } else {
-    sums_.emplace(model_, ledger, sums_numel());
+  if (options_.consume && piece_.numel() < largest_piece()) {
+    piece_ = FlatBuffer::make_private(ledger_, MemoryKind::kGradients, DType::kFloat32, largest_piece(),
+                                      model_.device);
   }
+  if (model_.world_size() == 1) return;
+  std::vector<comm::Parcel> parcels;
+  for (const Bucket& bucket : buckets_) {
+    parcels.push_back({fmt::format("gradients of {} [{}, {})", model_.units[bucket.unit].name,
+                                   bucket.range.begin, bucket.range.end),
+                       bucket.counts});
+  }
+  board_.reset();
+  board_ = comm::make_exchange_board(model_.group, "gradients", std::move(parcels), model_.low_dtype,
+                                     [this](int parcel, std::span<const void* const> slices) {
+                                       reduce(buckets_[parcel], slices);
+                                     });
 }
 
 GradientReducer::~GradientReducer() {
@@ -76,34 +105,54 @@ std::int64_t GradientReducer::largest_piece() const {
 }
 
 void GradientReducer::make_buckets() {
+  std::vector<Bucket> old = std::move(buckets_);
+  buckets_.clear();
+  places_.assign(model_.parameters.size(), {});
+  std::vector<std::vector<int>> parameters;
   std::int64_t block_offset = 0;
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const Unit& unit = model_.units[u];
     if (!unit.trainable) continue;
     for (const Range range : layout::bucket_ranges(unit.numel, options_.bucket_numel)) {
       Bucket bucket;
+      for (Bucket& before : old) {
+        if (before.unit == static_cast<int>(u) && before.range == range) bucket = std::move(before);
+      }
       bucket.unit = static_cast<int>(u);
       bucket.range = range;
       bucket.counts = layout::shard_counts(unit.cuts, range);
+      bucket.gaps.clear();
       bucket.block_offset = block_offset;
       block_offset += bucket.counts[model_.rank()] / kBlockNumel;
       std::int64_t filled = range.begin;
+      auto& of_bucket = parameters.emplace_back();
       for (int p : unit.parameters) {
         const Range part = layout::intersect(model_.parameters[p].range, range);
         if (part.empty()) continue;
         if (part.begin > filled) bucket.gaps.push_back({filled, part.begin});
         filled = part.end;
-        slots_[p].places.push_back(
-            {static_cast<int>(buckets_.size()), static_cast<int>(bucket.parameters.size())});
-        bucket.parameters.push_back(p);
+        places_[p].push_back({static_cast<int>(buckets_.size()), static_cast<int>(of_bucket.size())});
+        of_bucket.push_back(p);
       }
       if (filled < range.end) bucket.gaps.push_back({filled, range.end});
-      bucket.has.assign(bucket.parameters.size(), false);
       buckets_.push_back(std::move(bucket));
     }
   }
   block_sumsq_.assign(block_offset, 0.0);
-  fresh_.assign(buckets_.size(), true);
+  layout::BucketSchedule schedule(std::move(parameters), static_cast<int>(model_.parameters.size()));
+  for (int p = 0; p < schedule_.parameter_count(); ++p) schedule.expect(p, schedule_.expected(p));
+  schedule_ = std::move(schedule);
+  sent_.reserve(buckets_.size());
+}
+
+void GradientReducer::add_units(std::span<const int> units) {
+  settle();
+  for (const int u : units) model_.units[u].trainable = true;
+  make_buckets();
+  make_memory();
+  if (!sums_) return;
+  const auto numel = sums_numel();
+  for (const int u : units) sums_->add_unit(u, numel[u]);
 }
 
 Range GradientReducer::gradient_range(int unit) const {
@@ -116,17 +165,31 @@ std::int64_t GradientReducer::shard_blocks(int unit, int rank) const {
 }
 
 void GradientReducer::add(int parameter, const at::Tensor& gradient) {
-  slots_[parameter].used = any_used_ = true;
-  for (const auto place : slots_[parameter].places) {
-    Bucket& bucket = buckets_[place.bucket];
-    if (!bucket.buffer || bucket.work.valid()) open(bucket);
-    // A second gradient before the bucket was sent (several backwards in one micro-batch) adds to the first.
-    const bool again = bucket.has[place.position];
-    copy_in(bucket, parameter, gradient, again);
-    if (again) continue;
-    bucket.has[place.position] = true;
-    if (++bucket.arrived == static_cast<int>(bucket.parameters.size())) send(bucket);
+  if (!used_[parameter]) {
+    used_[parameter] = 1;
+    used_in_backward_.push_back(parameter);
   }
+  for (const auto place : places_[parameter]) {
+    Bucket& bucket = buckets_[place.bucket];
+    const auto arrival = schedule_.arrive(place.bucket, place.position);
+    if (arrival.opens) open(bucket);
+    // A second gradient before the bucket was sent (several backwards in one micro-batch) adds to the first.
+    copy_in(bucket, parameter, gradient, arrival.adds);
+    if (arrival.completes) send(bucket);
+  }
+}
+
+void GradientReducer::begin_backward() {
+  schedule_.begin_backward();
+  used_in_backward_.clear();
+}
+
+bool GradientReducer::undo_backward() {
+  if (!schedule_.undo_backward()) return false;
+  for (const int b : schedule_.undone()) close(buckets_[b]);
+  for (const int p : used_in_backward_) used_[p] = 0;
+  used_in_backward_.clear();
+  return true;
 }
 
 void GradientReducer::open(Bucket& bucket) {
@@ -136,24 +199,31 @@ void GradientReducer::open(Bucket& bucket) {
     std::erase(sent_, index_of(bucket));
     close(bucket);
   }
-  if (!pool_) {
-    bucket.buffer = &own_buffers_[index_of(bucket)];
+  if (pool_) {
+    take_from_pool(bucket);
   } else {
-    while (!(bucket.buffer = pool_->try_take(bucket.range.numel()))) {
-      if (pool_->total_numel() + bucket.range.numel() <= pool_limit_numel_ || sent_.empty()) {
-        bucket.buffer = pool_->take(bucket.range.numel());
-        break;
-      }
-      Stopwatch watch(times_.wait);
-      Bucket& oldest = buckets_[sent_.front()];
-      oldest.work.wait();
-      sent_.erase(sent_.begin());
-      close(oldest);
-    }
+    bucket.buffer = &bucket.own;
   }
   for (const Range gap : bucket.gaps) {
     bucket.buffer->view(gap.begin - bucket.range.begin, gap.numel()).zero_();
   }
+}
+
+/// Within the pool's limit as long as the buckets sent before come back: a rank that does not use what they hold
+/// sends them at the end of its micro-batch only, and may itself wait for this rank.
+void GradientReducer::take_from_pool(Bucket& bucket) {
+  constexpr std::chrono::milliseconds kPatience{10'000};
+  while (!(bucket.buffer = pool_->try_take(bucket.range.numel()))) {
+    if (pool_->total_numel() + bucket.range.numel() <= pool_limit_numel_ || sent_.empty()) break;
+    Stopwatch watch(times_.wait);
+    const auto done = std::find_if(sent_.begin(), sent_.end(),
+                                   [this](int index) { return buckets_[index].work.test(); });
+    Bucket& oldest = buckets_[done == sent_.end() ? sent_.front() : *done];
+    if (!oldest.work.wait_for(kPatience)) break;
+    std::erase(sent_, index_of(oldest));
+    close(oldest);
+  }
+  if (!bucket.buffer) bucket.buffer = pool_->take(bucket.range.numel());
 }
 
 void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to) {
@@ -163,11 +233,12 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
   const Range part = layout::intersect(target.range, bucket.range);
   // The flat buffer holds the parameter's elements in the order of its own memory, whatever its strides.
   at::Tensor source = gradient;
-  if (source.strides() != target.tensor.strides() || !source.is_non_overlapping_and_dense() ||
+  const bool lazy = source.layout() != at::kStrided || source.is_neg() || source._is_zerotensor();
+  if (lazy || source.strides() != target.tensor.strides() || !source.is_non_overlapping_and_dense() ||
       source.scalar_type() != target.tensor.scalar_type() || source.device() != model_.device) {
     source = at::empty_strided(target.tensor.sizes(), target.tensor.strides(),
-                               gradient.options().dtype(target.tensor.scalar_type()).device(model_.device));
-    source.copy_(gradient.is_sparse() ? gradient.to_dense() : gradient);
+                               at::TensorOptions().dtype(target.tensor.scalar_type()).device(model_.device));
+    source.copy_(gradient.layout() == at::kStrided ? gradient : gradient.to_dense());
     copied_nbytes_ += static_cast<std::int64_t>(source.nbytes());
   }
   const std::int64_t nbytes = static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
@@ -188,41 +259,34 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
 void GradientReducer::send(Bucket& bucket) {
   const int index = index_of(bucket);
   if (options_.consume) {
-    if (bucket.rounds > 0) {
+    if (schedule_.rounds(index) > 0) {
       throw ModelError(
           fmt::format("a second backward before step(): zerotorch.step_in_backward has already updated '{}'",
                       model_.units[bucket.unit].name));
     }
     // From here on its owner may change it: autograd refuses a graph that still needs the old values.
-    for (const int p : bucket.parameters) intercept::bump_version(model_.parameters[p].tensor);
+    for (const int p : schedule_.parameters(index)) intercept::bump_version(model_.parameters[p].tensor);
   }
   window_is_empty_ = false;
-  bucket.arrived = 0;
-  bucket.has.assign(bucket.parameters.size(), false);
-  ++bucket.rounds;
+  schedule_.send(index);
   ++reductions_;
-  if (model_.world_size() == 1) {
+  if (!board_) {
     const void* mine = bucket.buffer->data();
     reduce(bucket, {&mine, 1});
     close(bucket);
     return;
   }
   reduced_numel_ += (model_.world_size() - 1) * bucket.counts[model_.rank()];
-  bucket.work = model_.group.exchange(
-      bucket.buffer->data(), bucket.counts, model_.low_dtype,
-      [this, index](std::span<const void* const> slices) { reduce(buckets_[index], slices); },
-      {.label = model_.units[bucket.unit].name});
+  bucket.work = board_->post(index, bucket.buffer->data());
   sent_.push_back(index);
-  drain(/*wait_for_all=*/!options_.overlap);
+  drain(/*wait_for_all=*/false);
 }
 
 void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices) {
-  const int index = index_of(bucket);
   const Unit& unit = model_.units[bucket.unit];
   const Range mine = layout::intersect(bucket.range, unit.shard(model_.rank()));
   if (sums_ && !mine.empty()) sums_->take(bucket.unit);
-  const bool first = fresh_[index];
-  fresh_[index] = false;
+  const bool first = std::exchange(bucket.fresh, false);
   if (mine.empty()) return;
   if (options_.consume) {
     add_slices(bucket, mine, piece_.data_as<float>(), slices, first);
@@ -262,52 +326,90 @@ void GradientReducer::close(Bucket& bucket) {
 }
 
 void GradientReducer::drain(bool wait_for_all) {
-  while (!sent_.empty()) {
-    Bucket& oldest = buckets_[sent_.front()];
+  for (std::size_t i = 0; i < sent_.size();) {
+    Bucket& bucket = buckets_[sent_[i]];
     if (wait_for_all) {
       Stopwatch watch(times_.wait);
-      oldest.work.wait();
-    } else if (!oldest.work.test()) {
-      return;
+      bucket.work.wait();
+    } else if (!bucket.work.test()) {
+      ++i;
+      continue;
     }
-    sent_.erase(sent_.begin());
-    close(oldest);
+    sent_.erase(sent_.begin() + static_cast<std::ptrdiff_t>(i));
+    close(bucket);
   }
 }
 
 void GradientReducer::zero_missing(Bucket& bucket) {
-  if (!bucket.buffer) {
+  const int index = index_of(bucket);
+  if (!schedule_.open(index)) {
     open(bucket);
     bucket.buffer->view(0, bucket.range.numel()).zero_();
     return;
   }
-  for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
-    if (bucket.has[i]) continue;
-    const Range part = layout::intersect(model_.parameters[bucket.parameters[i]].range, bucket.range);
+  const auto& parameters = schedule_.parameters(index);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (schedule_.has(index, static_cast<int>(i))) continue;
+    const Range part = layout::intersect(model_.parameters[parameters[i]].range, bucket.range);
     bucket.buffer->view(part.begin - bucket.range.begin, part.numel()).zero_();
   }
 }
 
-void GradientReducer::flush() {
+const MicroBatchAgreement& GradientReducer::flush(std::string_view label, MicroBatchAgreement::Facts facts) {
+  facts.rounds = micro_batch_has_gradients() ? schedule_.most_rounds_wanted() : 0;
+  if (!window_is_empty_) facts.flags |= MicroBatchAgreement::kWindowStarted;
+  agreement_.reach(model_.group, label, facts, used_);
+  for (std::size_t p = 0; p < used_.size(); ++p) window_used_[p] |= agreement_.used(p);
+  if (agreement_.facts().rounds > 0) even_out(agreement_.facts().rounds);
+  return agreement_;
+}
+
+void GradientReducer::even_out(std::int64_t most_rounds) {
+  std::vector<std::int64_t> wanted;  // by bucket, where ranks had several backwards
+  if (most_rounds > 1) {
+    for (int b = 0; b < schedule_.size(); ++b) wanted.push_back(schedule_.rounds_wanted(b));
+    if (model_.world_size() > 1) {
+      model_.group
+          .all_reduce(wanted.data(), static_cast<std::int64_t>(wanted.size()), DType::kInt64, ReduceOp::kMax,
+                      {.label = "rounds of buckets"})
+          .wait();
+    }
+  }
   for (auto& bucket : buckets_) {
-    const bool is_open = bucket.buffer && !bucket.work.valid();
-    if (bucket.rounds > 0 && !is_open) continue;
-    zero_missing(bucket);
-    send(bucket);
+    const int index = index_of(bucket);
+    const std::int64_t rounds = wanted.empty() ? 1 : wanted[index];
+    while (schedule_.rounds(index) < rounds) {
+      zero_missing(bucket);
+      send(bucket);
+    }
   }
   drain(/*wait_for_all=*/true);
 }
 
-void GradientReducer::finish_micro_batch() {
-  flush();
-  for (auto& bucket : buckets_) bucket.rounds = 0;
+const MicroBatchAgreement& GradientReducer::finish_micro_batch(MicroBatchAgreement::Facts facts) {
+  flush("end of micro-batch", facts);
+  // A micro-batch without any gradient counts as one of zeros.
+  if (agreement_.facts().rounds == 0) even_out(1);
+  schedule_.end_micro_batch();
   unused_.clear();
-  for (std::size_t p = 0; p < slots_.size(); ++p) {
-    if (!slots_[p].used && !slots_[p].places.empty()) unused_.push_back(static_cast<int>(p));
-    slots_[p].used = false;
+  for (std::size_t p = 0; p < used_.size(); ++p) {
+    const int parameter = static_cast<int>(p);
+    if (!agreement_.used(p) && !places_[p].empty() && expected(parameter)) unused_.push_back(parameter);
+    used_[p] = 0;
   }
-  any_used_ = false;
+  used_in_backward_.clear();
   ++finished_micro_batches_;
+  return agreement_;
+}
+
+void GradientReducer::drop_window() {
+  flush("zero_grad");
+  schedule_.end_micro_batch();
+  std::fill(used_.begin(), used_.end(), 0);
+  used_in_backward_.clear();
+  const std::int64_t finished = finished_micro_batches_;
+  start_window();
+  finished_micro_batches_ = finished;
 }
 
 void GradientReducer::replicate() {
@@ -328,17 +430,26 @@ void GradientReducer::replicate() {
 
 void GradientReducer::start_window() {
   if (sums_) sums_->release();
-  fresh_.assign(buckets_.size(), true);
+  for (Bucket& bucket : buckets_) bucket.fresh = true;
+  std::fill(window_used_.begin(), window_used_.end(), 0);
   finished_micro_batches_ = 0;
   window_is_empty_ = true;
 }
 
-void GradientReducer::resume_window(std::int64_t micro_batches) {
+void GradientReducer::hold_sums() {
+  if (!window_is_empty_) return;
   for (std::size_t u = 0; sums_ && u < model_.units.size(); ++u) {
     sums_->take(static_cast<int>(u));
     sums_->view(static_cast<int>(u)).zero_();
   }
-  fresh_.assign(buckets_.size(), false);
+}
+
+void GradientReducer::resume_window(std::int64_t micro_batches) {
+  window_is_empty_ = true;
+  hold_sums();
+  for (Bucket& bucket : buckets_) bucket.fresh = false;
+  // Which parameters the saved part had gradients of is not kept: all count as used.
+  std::fill(window_used_.begin(), window_used_.end(), 1);
   finished_micro_batches_ = micro_batches;
   window_is_empty_ = false;
 }

@@ -5,17 +5,20 @@
 // Micro-batch i of a step is global: rank r at accumulation step j holds i = j*N + r. The owner adds the
 // contributions in that order, so the sum is the same sequence of additions for every N.
 //
-// A bucket is a range of a unit. Its life: closed -> open (memory taken, gradients arrive) -> sent (other
-// ranks read it) -> closed (memory given back). Where gradients are replicated the memory is the bucket's
-// own and stays; where they are sharded it comes from a pool.
+// A bucket is a range of a unit; layout/bucket_schedule.h says when it is opened, sent and closed. Other ranks
+// send the same buckets in any order, with zeros for parameters that they did not use (comm/transport.h). Where
+// gradients are replicated a bucket's memory is its own and stays; where they are sharded it comes from a pool.
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "comm/transport.h"
+#include "layout/bucket_schedule.h"
 #include "zero/buffer_pool.h"
 #include "zero/gradient_sums.h"
+#include "zero/micro_batch_agreement.h"
 #include "zero/sharded_model.h"
 
 namespace zero::sharding {
@@ -40,16 +43,23 @@ class GradientReducer {
   /// where gradients are needed whole.
   Range gradient_range(int unit) const;
 
-  /// Takes `gradient` of `parameter`. Called by autograd's hook. *Collective order* (begins reductions).
+  /// Takes `gradient` of `parameter`, of any layout and strides. Called by autograd's hook. Local.
   void add(int parameter, const at::Tensor& gradient);
 
-  /// *Collective order.* Waits for the reductions that are under way.
+  /// A backward begins: what it adds can be taken back as long as nothing of it was sent. Local.
+  void begin_backward();
+  /// The backward has failed: takes back what it added. False when some of that is in the sums. Local.
+  bool undo_backward();
+
+  /// Waits for the reductions that are under way. Needs the other ranks to send theirs.
   void settle() { drain(/*wait_for_all=*/true); }
-  /// *Collective.* Parameters without gradient in this micro-batch count as zero; when it returns, all that
-  /// arrived is in the accumulators.
-  void flush();
+  /// *Collective.* Parameters without gradient count as zero; when it returns, all that arrived on any rank is in
+  /// the accumulators. `label` and the facts: see MicroBatchAgreement.
+  const MicroBatchAgreement& flush(std::string_view label, MicroBatchAgreement::Facts facts = {});
   /// *Collective.* flush(), and what arrives from here on belongs to the next micro-batch.
-  void finish_micro_batch();
+  const MicroBatchAgreement& finish_micro_batch(MicroBatchAgreement::Facts facts);
+  /// *Collective.* Takes back all that has arrived in this window, on any rank.
+  void drop_window();
 
   /// *Collective.* With whole gradients: sends every owner's sums to all ranks. Else nothing.
   void replicate();
@@ -69,11 +79,25 @@ class GradientReducer {
   /// through accumulated(), and the next contribution adds to them. Local.
   void resume_window(std::int64_t micro_batches);
   /// True when a gradient arrived since the last finish_micro_batch().
-  bool micro_batch_has_gradients() const { return any_used_; }
+  bool micro_batch_has_gradients() const { return !schedule_.micro_batch_is_empty(); }
   bool window_is_empty() const { return window_is_empty_; }
 
-  /// Trainable parameters that got no gradient in the last micro-batch.
+  /// A parameter whose gradient will not come (it is frozen for now) is not waited for. Between micro-batches.
+  void expect(int parameter, bool expected) { schedule_.expect(parameter, expected); }
+  bool expected(int parameter) const { return schedule_.expected(parameter); }
+  /// Units that were frozen get buckets and sums. *Collective.* Between micro-batches.
+  void add_units(std::span<const int> units);
+
+  /// True when a rank has used `parameter` in this window, as far as is known: a parameter of a bucket that is
+  /// reduced, or any after finish_micro_batch(). Also in finish steps.
+  bool used_in_window(int parameter) const { return used_[parameter] || window_used_[parameter]; }
+  /// Expected parameters that got no gradient on any rank in the last micro-batch.
   const std::vector<int>& unused_parameters() const { return unused_; }
+  /// Of a window that goes on from a checkpoint.
+  void set_unused_in_window(int parameter) { window_used_[parameter] = 0; }
+  /// Every trainable unit has sums, of zeros where nothing has arrived since they were dropped. Local.
+  void hold_sums();
+  const MicroBatchAgreement& agreement() const { return agreement_; }
 
   std::int64_t reduced_numel() const { return reduced_numel_; }
   std::int64_t published_numel() const { return published_numel_; }
@@ -84,33 +108,33 @@ class GradientReducer {
   struct Bucket {
     int unit = 0;
     Range range;                       ///< in the unit
-    std::vector<int> parameters;       ///< trainable, not empty, overlapping `range`
-    std::vector<bool> has;             ///< by position in `parameters`: its gradient is in the open buffer
     std::vector<Range> gaps;           ///< padding, in the unit
     std::vector<std::int64_t> counts;  ///< [N] elements of each rank's shard inside
     std::int64_t block_offset = 0;     ///< of my part, in block_sumsq_
+    bool fresh = true;                 ///< nothing accumulated yet in this window
+    storage::FlatBuffer own;           ///< where gradients are replicated
     storage::FlatBuffer* buffer = nullptr;
-    int arrived = 0;
-    int rounds = 0;  ///< how often it was sent in this micro-batch
     Work work;
   };
   /// A parameter's places in buckets.
-  struct Slot {
-    struct Place {
-      int bucket = 0;
-      int position = 0;  ///< in Bucket::parameters
-    };
-    std::vector<Place> places;
-    bool used = false;  ///< got a gradient in this micro-batch
+  struct Place {
+    int bucket = 0;
+    int position = 0;  ///< in schedule_.parameters(bucket)
   };
 
   void make_buckets();
+  void make_memory();
+  storage::FlatBuffer make_buffer(std::int64_t numel);
   std::vector<std::int64_t> sums_numel() const;
   std::int64_t largest_piece() const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - buckets_.data()); }
   void open(Bucket& bucket);
+  void take_from_pool(Bucket& bucket);
   void copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to);
   void send(Bucket& bucket);
+  /// Sends buckets, with zeros where nothing has arrived, until each was sent `rounds` times (or as often as a
+  /// rank wants).
+  void even_out(std::int64_t rounds);
   void reduce(Bucket& bucket, std::span<const void* const> slices);
   /// Onto the `mine.numel()` accumulators at `sums`.
   void add_slices(Bucket& bucket, Range mine, float* sums, std::span<const void* const> slices, bool first);
@@ -121,22 +145,26 @@ class GradientReducer {
   ShardedModel& model_;
   StepBreakdown& times_;
   ReducerOptions options_;
+  storage::Ledger& ledger_;
   std::vector<Bucket> buckets_;
-  std::vector<Slot> slots_;  ///< by parameter
+  layout::BucketSchedule schedule_;
+  std::vector<std::vector<Place>> places_;  ///< by parameter
+  std::shared_ptr<comm::ExchangeBoard> board_;
   std::unique_ptr<BufferPool> pool_;
-  std::vector<storage::FlatBuffer> own_buffers_;  ///< by bucket, where gradients are replicated
   std::int64_t pool_limit_numel_ = 0;
   std::optional<GradientSums> sums_;                    ///< unless they are consumed at once
   storage::FlatBuffer piece_;                           ///< then: of one bucket
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit, where whole sums are sent to all ranks
   std::vector<double> block_sumsq_;
-  std::vector<bool> fresh_;  ///< by bucket: nothing accumulated yet in this window
-  std::vector<int> sent_;    ///< buckets other ranks may still read, oldest first; a few
+  std::vector<int> sent_;  ///< buckets other ranks may still read, oldest first; a few
+  MicroBatchAgreement agreement_;
+  std::vector<std::uint8_t> used_;         ///< by parameter: has a gradient here in this micro-batch
+  std::vector<int> used_in_backward_;      ///< of these, since begin_backward()
+  std::vector<std::uint8_t> window_used_;  ///< by parameter: had one on any rank in this window
   std::vector<int> unused_;
   const int process_;
   std::int64_t finished_micro_batches_ = 0;  ///< of the window
   bool window_is_empty_ = true;
-  bool any_used_ = false;
   std::int64_t reduced_numel_ = 0;
   std::int64_t published_numel_ = 0;
   std::int64_t reductions_ = 0;

@@ -22,30 +22,46 @@ std::int64_t nbytes_of(std::int64_t numel) { return numel * static_cast<std::int
 
 GradientSums::GradientSums(ShardedModel& model, storage::Ledger& ledger, std::vector<std::int64_t> numel)
     : model_(model), ledger_(ledger), numel_(std::move(numel)), data_(numel_.size(), nullptr) {
-  const std::int64_t total = std::accumulate(numel_.begin(), numel_.end(), std::int64_t{0});
-  if (model.device.is_cpu() && model.sharding.optimizer_states && storage::keeps_blocks()) {
-    ledger.add(MemoryKind::kGradients, nbytes_of(total));
-    ledger.set_idle(MemoryKind::kGradients, nbytes_of(total));
+  comes_and_goes_ = model.device.is_cpu() && model.sharding.optimizer_states && storage::keeps_blocks();
+  if (comes_and_goes_) {
+    ledger.add(MemoryKind::kGradients, nbytes_of(total_numel()));
+    ledger.set_idle(MemoryKind::kGradients, nbytes_of(total_numel()));
     return;
   }
-  // Whole sums are sent to all ranks, who read them in place.
-  always_ =
-      model.sharding.optimizer_states || !model.device.is_cpu()
-          ? FlatBuffer::make_private(ledger, MemoryKind::kGradients, DType::kFloat32, total, model.device)
-          : FlatBuffer::make_readable(ledger, MemoryKind::kGradients, DType::kFloat32, total, model.group);
+  const auto& all = always_.emplace_back(make_always(total_numel()));
   std::int64_t offset = 0;
   for (std::size_t u = 0; u < numel_.size(); ++u) {
-    if (numel_[u]) data_[u] = static_cast<float*>(always_.data_at(offset));
+    if (numel_[u]) data_[u] = static_cast<float*>(all.data_at(offset));
     offset += numel_[u];
+  }
+}
+
+std::int64_t GradientSums::total_numel() const {
+  return std::accumulate(numel_.begin(), numel_.end(), std::int64_t{0});
+}
+
+FlatBuffer GradientSums::make_always(std::int64_t numel) {
+  // Whole sums are sent to all ranks, who read them in place.
+  return model_.sharding.optimizer_states || !model_.device.is_cpu()
+             ? FlatBuffer::make_private(ledger_, MemoryKind::kGradients, DType::kFloat32, numel, model_.device)
+             : FlatBuffer::make_readable(ledger_, MemoryKind::kGradients, DType::kFloat32, numel, model_.group);
+}
+
+void GradientSums::add_unit(int unit, std::int64_t numel) {
+  numel_[unit] = numel;
+  if (comes_and_goes_) {
+    ledger_.add(MemoryKind::kGradients, nbytes_of(numel));
+    ledger_.set_idle(MemoryKind::kGradients, nbytes_of(numel));
+  } else if (numel > 0) {
+    data_[unit] = always_.emplace_back(make_always(numel)).data_as<float>();
   }
 }
 
 GradientSums::~GradientSums() {
   release();
-  if (!always_.empty()) return;
-  const std::int64_t total = std::accumulate(numel_.begin(), numel_.end(), std::int64_t{0});
-  ledger_.set_idle(MemoryKind::kGradients, -nbytes_of(total));
-  ledger_.add(MemoryKind::kGradients, -nbytes_of(total));
+  if (!comes_and_goes_) return;
+  ledger_.set_idle(MemoryKind::kGradients, -nbytes_of(total_numel()));
+  ledger_.add(MemoryKind::kGradients, -nbytes_of(total_numel()));
 }
 
 void GradientSums::take(int unit) {
@@ -62,7 +78,7 @@ void GradientSums::take(int unit) {
 }
 
 void GradientSums::release() {
-  if (!always_.empty()) return;
+  if (!comes_and_goes_) return;
   for (std::size_t u = 0; u < data_.size(); ++u) {
     if (!data_[u]) continue;
     storage::return_block(data_[u]);

@@ -21,6 +21,9 @@ class GradientSums {
   GradientSums(const GradientSums&) = delete;
   GradientSums& operator=(const GradientSums&) = delete;
 
+  /// Unit u, which had none, gets sums of `numel` elements. Local.
+  void add_unit(int unit, std::int64_t numel);
+
   /// Memory for a unit's sums, of undefined content; nothing when it has some. Throws IoError when the system
   /// refuses.
   void take(int unit);
@@ -32,10 +35,14 @@ class GradientSums {
   float* data(int unit) const { return data_[unit]; }
 
  private:
+  storage::FlatBuffer make_always(std::int64_t numel);
+  std::int64_t total_numel() const;
+
   ShardedModel& model_;
   storage::Ledger& ledger_;
-  const std::vector<std::int64_t> numel_;
-  storage::FlatBuffer always_;  ///< of all units, where memory does not come and go
+  std::vector<std::int64_t> numel_;
+  bool comes_and_goes_ = false;
+  std::vector<storage::FlatBuffer> always_;  ///< of all units, where memory does not come and go
   std::vector<float*> data_;    ///< by unit; null: none now
 };
 

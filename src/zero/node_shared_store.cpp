@@ -1,5 +1,3 @@
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 
 #include "base/check.h"
@@ -71,10 +69,7 @@ class NodeSharedStore final : public ParameterStore {
 
   std::shared_ptr<void> keep_alive(int) override { return memory_.keep_alive(); }
 
-  void before_use(intercept::ParameterHandle& handle) override {
-    // Reading costs no collective here, so a rank may evaluate on its own: only training must be in step.
-    if (at::GradMode::is_enabled() || phase() == 1) order_.use(handle.unit(), phase());
-  }
+  void before_use(intercept::ParameterHandle&) override {}  // always whole, and reading costs nothing
   void after_use(intercept::ParameterHandle&) noexcept override {}
 
  private:

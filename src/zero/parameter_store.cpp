@@ -7,31 +7,14 @@
 #include "intercept/gradient_hook.h"
 
 namespace zero::sharding {
-namespace {
-
-std::vector<std::int64_t> unit_numels(const ShardedModel& model) {
-  std::vector<std::int64_t> numels;
-  for (const auto& unit : model.units) numels.push_back(unit.numel);
-  return numels;
-}
-
-}  // namespace
-
 ParameterStore::ParameterStore(ShardedModel& model, StepBreakdown& times)
     : model_(model),
       times_(times),
-      order_(unit_numels(model)),
       process_(::getpid()),
       writes_allowed_(model.parameters.size(), false) {}
 
 void ParameterStore::allow_writes(std::span<const int> parameters, bool allowed) {
   for (int index : parameters) writes_allowed_[index] = allowed;
-}
-
-std::string ParameterStore::recent_order() const {
-  std::string text;
-  for (int index : order_.recent()) text += (text.empty() ? "" : " > ") + unit(index).name;
-  return text.empty() ? "(none)" : text;
 }
 
 void ParameterStore::before_write(intercept::ParameterHandle& handle, const char* op_name) {

@@ -53,9 +53,6 @@ class ParameterStore : public intercept::UseObserver {
   /// Lets in-place writes to the given parameters pass. Local.
   void allow_writes(std::span<const int> parameters, bool allowed);
 
-  const layout::UseOrder& order() const { return order_; }
-  /// The units last used, by name, for errors about diverging ranks.
-  std::string recent_order() const;
   /// Counts that the communication report takes over.
   const CommunicationReport& counts() const { return counts_; }
 
@@ -70,7 +67,6 @@ class ParameterStore : public intercept::UseObserver {
 
   ShardedModel& model_;
   StepBreakdown& times_;
-  layout::UseOrder order_;
   CommunicationReport counts_;
   const int process_;  ///< that made it; a forked child has a copy
 

@@ -17,21 +17,48 @@ using storage::FlatBuffer;
 
 ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, storage::Ledger& ledger,
                                    OptimizerOptions options)
-    : model_(model), store_(store), options_(std::move(options)), segments_(model.units.size()) {
-  std::int64_t total = 0;
+    : model_(model),
+      store_(store),
+      options_(std::move(options)),
+      ledger_(ledger),
+      places_(model.units.size()),
+      masters_(choose_masters()),
+      steps_(model.parameters.size(), 0) {
+  std::vector<int> trainable;
   for (std::size_t u = 0; u < model.units.size(); ++u) {
-    offsets_.push_back(total);
-    if (model.units[u].trainable) total += update_range(static_cast<int>(u)).numel();
+    if (model.units[u].trainable) trainable.push_back(static_cast<int>(u));
   }
-  masters_ = choose_masters();
+  make_chunk(trainable);
+}
+
+void ShardedOptimizer::make_chunk(std::span<const int> units) {
+  Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
+  std::int64_t total = 0;
+  for (const int u : units) {
+    places_[u] = {&chunk, total};
+    total += update_range(u).numel();
+  }
   const auto make = [&](MemoryKind kind, DType dtype) {
-    return FlatBuffer::make_private(ledger, kind, dtype, total, model.device);
+    return FlatBuffer::make_private(ledger_, kind, dtype, total, model_.device);
   };
-  if (masters_ == Masters::kFloat) master_ = make(MemoryKind::kMaster, DType::kFloat32);
-  if (masters_ == Masters::kRemainders) master_ = make(MemoryKind::kMaster, DType::kBFloat16);
-  exp_avg_ = make(MemoryKind::kOptimizer, DType::kFloat32);
-  exp_avg_sq_ = make(MemoryKind::kOptimizer, DType::kFloat32);
-  make_segments();
+  if (masters_ == Masters::kFloat) chunk.master = make(MemoryKind::kMaster, DType::kFloat32);
+  if (masters_ == Masters::kRemainders) chunk.master = make(MemoryKind::kMaster, DType::kBFloat16);
+  chunk.exp_avg = make(MemoryKind::kOptimizer, DType::kFloat32);
+  chunk.exp_avg_sq = make(MemoryKind::kOptimizer, DType::kFloat32);
+}
+
+void ShardedOptimizer::add_units(std::span<const int> units) {
+  make_chunk(units);
+  if (masters_ != Masters::kFloat) return;  // fresh remainders of zero are the parameters themselves
+  at::NoGradGuard no_grad;
+  store_.pin(units);
+  for (const int u : units) {
+    const Range updated = update_range(u);
+    if (!updated.empty()) {
+      state_view(&Chunk::master, u, updated).copy_(store_.pinned_view(u).narrow(0, updated.begin, updated.numel()));
+    }
+  }
+  store_.unpin(units);
 }
 
 ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
@@ -54,27 +81,34 @@ Range ShardedOptimizer::update_range(int unit) const {
   return model_.sharding.optimizer_states ? the_unit.shard(model_.rank()) : the_unit.whole();
 }
 
-void ShardedOptimizer::make_segments() {
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    const Unit& unit = model_.units[u];
-    if (!unit.trainable) continue;
-    const Range mine = update_range(static_cast<int>(u));
-    auto& segments = segments_[u];
-    for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
-      const int p = unit.parameters[i];
-      const int group = options_.group_of_parameter[p];
-      // Padding goes with the parameter before it: its gradient is zero and stays so.
-      const bool last = i + 1 == unit.parameters.size();
-      const std::int64_t end = last ? unit.numel : model_.parameters[unit.parameters[i + 1]].range.begin;
-      const Range range = layout::intersect({model_.parameters[p].range.begin, end}, mine);
-      if (range.empty()) continue;
-      if (!segments.empty() && segments.back().group == group && segments.back().range.end == range.begin) {
-        segments.back().range.end = range.end;
-      } else {
-        segments.push_back({group, range});
-      }
+template <class Run>
+void ShardedOptimizer::for_each_run(int unit, Range range, Run run) const {
+  const Unit& the_unit = model_.units[unit];
+  Range whole{range.begin, range.begin};  // of the run so far
+  int group = -1;
+  std::int64_t steps = 0;
+  const auto finish = [&] {
+    if (!whole.empty() && group >= 0) run(whole, group, steps);
+  };
+  for (std::size_t i = 0; i < the_unit.parameters.size(); ++i) {
+    const int p = the_unit.parameters[i];
+    // Padding goes with the parameter before it: its gradient is zero and stays so.
+    const bool last = i + 1 == the_unit.parameters.size();
+    const std::int64_t end =
+        last ? the_unit.numel : model_.parameters[the_unit.parameters[i + 1]].range.begin;
+    const Range part = layout::intersect({model_.parameters[p].range.begin, end}, range);
+    if (part.empty()) continue;
+    const int its_group = !is_active_ || is_active_(p) ? options_.group_of_parameter[p] : -1;
+    if (its_group == group && steps_[p] == steps && whole.end == part.begin) {
+      whole.end = part.end;
+      continue;
     }
+    finish();
+    whole = part;
+    group = its_group;
+    steps = steps_[p];
   }
+  finish();
 }
 
 void ShardedOptimizer::load(int unit, const at::Tensor& whole) {
@@ -93,7 +127,7 @@ void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& value
   const Range updated = layout::intersect(update_range(unit), range);
   if (updated.empty()) return;
   if (masters_ == Masters::kFloat) {
-    state_view(master_, unit, updated).copy_(part_of(updated));
+    state_view(&Chunk::master, unit, updated).copy_(part_of(updated));
     return;
   }
   const at::Tensor masters = part_of(updated).to(at::kFloat).contiguous();
@@ -114,7 +148,7 @@ void ShardedOptimizer::round_to_low(const at::Tensor& values, at::Tensor low) co
 void ShardedOptimizer::update(const GradientReducer& reducer, const std::vector<double>& lr,
                               double gradient_scale) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    if (segments_[u].empty()) continue;
+    if (!model_.units[u].trainable || update_range(static_cast<int>(u)).empty()) continue;
     const int unit = static_cast<int>(u);
     if (model_.device.is_cpu()) {
       update_on_host(unit, update_range(unit), reducer.accumulator(unit), lr, gradient_scale);
@@ -134,15 +168,25 @@ void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& grad
   }
 }
 
+void ShardedOptimizer::end_step() {
+  for (std::size_t p = 0; p < steps_.size(); ++p) {
+    const bool trainable = model_.units[model_.parameters[p].unit].trainable;
+    if (trainable && (!is_active_ || is_active_(static_cast<int>(p)))) ++steps_[p];
+  }
+}
+
+std::int64_t ShardedOptimizer::steps() const {
+  return steps_.empty() ? 0 : *std::max_element(steps_.begin(), steps_.end());
+}
+
 template <class Update>
 void ShardedOptimizer::for_each_piece(int unit, Range range, const std::vector<double>& lr,
                                       double gradient_scale, Update update) const {
   const Range updated = update_range(unit), written = store_.writable_range(unit);
-  for (const Segment& segment : segments_[unit]) {
-    const Range part = layout::intersect(segment.range, range);
-    optim::AdamHyper hyper = options_.groups[segment.group].hyper;
-    hyper.lr = lr[segment.group];
-    hyper.step = steps_ + 1;
+  for_each_run(unit, range, [&](Range part, int group, std::int64_t steps) {
+    optim::AdamHyper hyper = options_.groups[group].hyper;
+    hyper.lr = lr[group];
+    hyper.step = steps + 1;
     hyper.gradient_scale = gradient_scale;
     for (std::int64_t begin = part.begin; begin < part.end; begin += options_.sub_group_numel) {
       const Range piece{begin, std::min(part.end, begin + options_.sub_group_numel)};
@@ -154,16 +198,14 @@ void ShardedOptimizer::for_each_piece(int unit, Range range, const std::vector<d
       if (!inside.empty()) update(inside, true, hyper);
       if (!after.empty()) update(after, false, hyper);
     }
-  }
+  });
 }
 
 void ShardedOptimizer::update_on_host(int unit, Range range, const float* gradient,
                                       const std::vector<double>& lr, double gradient_scale) {
-  const std::int64_t begin = update_range(unit).begin, written_begin = store_.writable_range(unit).begin;
+  const std::int64_t written_begin = store_.writable_range(unit).begin;
   const std::int64_t low_nbytes = static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
-  const auto state = [&](const FlatBuffer& buffer, Range piece) {
-    return static_cast<float*>(buffer.data_at(offsets_[unit] + piece.begin - begin));
-  };
+  const auto state = [&](Buffer buffer, Range piece) { return state_data<float>(buffer, unit, piece); };
   for_each_piece(
       unit, range, lr, gradient_scale, [&](Range piece, bool writes, const optim::AdamHyper& hyper) {
         char* const low =
@@ -172,13 +214,13 @@ void ShardedOptimizer::update_on_host(int unit, Range range, const float* gradie
         const bool split = masters_ == Masters::kRemainders;
         float* const master = split                              ? nullptr
                               : masters_ == Masters::kParameters ? reinterpret_cast<float*>(low)
-                                                                 : state(master_, piece);
+                                                                 : state(&Chunk::master, piece);
         const bool writes_low = writes && masters_ != Masters::kParameters;
         const bool low_is_bf16 = model_.low_dtype == DType::kBFloat16;
         optim::kernels().adam({.master = master,
                                .remainder = split ? remainder_bits(unit, piece) : nullptr,
-                               .exp_avg = state(exp_avg_, piece),
-                               .exp_avg_sq = state(exp_avg_sq_, piece),
+                               .exp_avg = state(&Chunk::exp_avg, piece),
+                               .exp_avg_sq = state(&Chunk::exp_avg_sq, piece),
                                .gradient = gradient + (piece.begin - range.begin),
                                .low = writes_low && low_is_bf16 ? low : nullptr,
                                .numel = piece.numel()},
@@ -195,8 +237,8 @@ void ShardedOptimizer::update_on_device(int unit, Range range, const at::Tensor&
         const at::Tensor low =
             writes ? store_.writable_view(unit).narrow(0, piece.begin - written.begin, piece.numel())
                    : at::Tensor();
-        const at::Tensor master = masters_ == Masters::kParameters ? low : state_view(master_, unit, piece);
-        optim::adam_on_device(master, state_view(exp_avg_, unit, piece), state_view(exp_avg_sq_, unit, piece),
+        const at::Tensor master = masters_ == Masters::kParameters ? low : state_view(&Chunk::master, unit, piece);
+        optim::adam_on_device(master, state_view(&Chunk::exp_avg, unit, piece), state_view(&Chunk::exp_avg_sq, unit, piece),
                               gradient.narrow(0, piece.begin - range.begin, piece.numel()),
                               masters_ == Masters::kParameters ? at::Tensor() : low, hyper);
       });
@@ -215,7 +257,7 @@ void ShardedOptimizer::refresh(int unit, Range range, const at::Tensor& before) 
   const at::Tensor low = store_.pinned_view(unit).narrow(0, part.begin, part.numel());
   const at::Tensor same = low.eq(before);
   if (masters_ == Masters::kFloat) {
-    const at::Tensor master = state_view(master_, unit, part);
+    const at::Tensor master = state_view(&Chunk::master, unit, part);
     master.copy_(at::where(same, master, low.to(at::kFloat)));
     return;
   }
@@ -230,7 +272,7 @@ void ShardedOptimizer::low_from_master(int unit) {
   const Range written = store_.writable_range(unit);
   const Range part = layout::intersect(update_range(unit), written);
   if (part.empty()) return;
-  round_to_low(state_view(master_, unit, part),
+  round_to_low(state_view(&Chunk::master, unit, part),
                store_.writable_view(unit).narrow(0, part.begin - written.begin, part.numel()));
 }
 
@@ -240,19 +282,26 @@ std::uint16_t* ShardedOptimizer::low_bits(int unit, Range range) const {
 }
 
 std::uint16_t* ShardedOptimizer::remainder_bits(int unit, Range range) const {
-  return master_.data_as<std::uint16_t>() + offsets_[unit] + (range.begin - update_range(unit).begin);
+  return state_data<std::uint16_t>(&Chunk::master, unit, range);
 }
 
-at::Tensor ShardedOptimizer::state_view(const FlatBuffer& buffer, int unit, Range range) const {
+template <class T>
+T* ShardedOptimizer::state_data(Buffer buffer, int unit, Range range) const {
+  const Place& place = places_[unit];
+  return static_cast<T*>((place.chunk->*buffer).data_at(place.offset + range.begin - update_range(unit).begin));
+}
+
+at::Tensor ShardedOptimizer::state_view(Buffer buffer, int unit, Range range) const {
   const Range updated = update_range(unit);
   ZERO_CHECK(range.begin >= updated.begin && range.end <= updated.end);
-  return buffer.view(offsets_[unit] + range.begin - updated.begin, range.numel());
+  const Place& place = places_[unit];
+  return (place.chunk->*buffer).view(place.offset + range.begin - updated.begin, range.numel());
 }
 
 at::Tensor ShardedOptimizer::master_view(int unit, Range range) const {
   const Range part = layout::intersect(range, update_range(unit));
   if (part.empty() || masters_ == Masters::kRemainders) return at::Tensor();
-  if (masters_ == Masters::kFloat) return state_view(master_, unit, part);
+  if (masters_ == Masters::kFloat) return state_view(&Chunk::master, unit, part);
   return store_.writable_view(unit).narrow(0, part.begin - store_.writable_range(unit).begin, part.numel());
 }
 
@@ -270,12 +319,12 @@ void ShardedOptimizer::copy_master(int unit, Range range, float* out) const {
 
 at::Tensor ShardedOptimizer::exp_avg_view(int unit, Range range) const {
   const Range part = layout::intersect(range, update_range(unit));
-  return part.empty() ? at::Tensor() : state_view(exp_avg_, unit, part);
+  return part.empty() ? at::Tensor() : state_view(&Chunk::exp_avg, unit, part);
 }
 
 at::Tensor ShardedOptimizer::exp_avg_sq_view(int unit, Range range) const {
   const Range part = layout::intersect(range, update_range(unit));
-  return part.empty() ? at::Tensor() : state_view(exp_avg_sq_, unit, part);
+  return part.empty() ? at::Tensor() : state_view(&Chunk::exp_avg_sq, unit, part);
 }
 
 }  // namespace zero::sharding

@@ -6,6 +6,9 @@
 //   the parameters themselves   fp32 parameters that this rank writes        0 bytes
 //   16-bit remainders           bf16 parameters that this rank writes (CPU)  2 bytes
 //   fp32                        else                                         4 bytes
+#include <functional>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "optim/kernels.h"
@@ -39,15 +42,22 @@ class ShardedOptimizer {
   /// As load, for elements [range) of the unit; `values` [range.numel()].
   void load_range(int unit, Range range, const at::Tensor& values);
 
-  /// Updates every range from its accumulated gradient; `gradient_of(unit)` is fp32 [update_range].
-  /// `lr_scale[g]`: learning rate of group g. Local; other ranks see it after store.publish().
+  /// Units that were frozen get master weights, with the parameters' values, and states of zero. Local.
+  void add_units(std::span<const int> units);
+
+  /// True for a parameter that the next update changes; others keep values, states and step counts.
+  using IsActive = std::function<bool(int parameter)>;
+  void choose_active(IsActive is_active) { is_active_ = std::move(is_active); }
+
+  /// Updates every range from its accumulated gradient. `lr[g]`: learning rate of group g. Local; other ranks
+  /// see it after store.publish().
   void update(const class GradientReducer& reducer, const std::vector<double>& lr, double gradient_scale);
 
   /// The same for one part of update_range(unit), `gradient` [range.numel()]; end_step() when all parts were
   /// updated.
   void update_part(int unit, Range range, const at::Tensor& gradient, const std::vector<double>& lr,
                    double gradient_scale);
-  void end_step() { ++steps_; }
+  void end_step();
 
   /// A copy of this rank's low-precision values in `range`, for refresh(). Local.
   at::Tensor low_values(int unit, Range range) const;
@@ -67,29 +77,50 @@ class ShardedOptimizer {
   /// After master weights were written through master_view: the store's low-precision values follow. Local.
   void low_from_master(int unit);
 
-  /// Updates so far: Adam's bias correction.
-  std::int64_t steps() const { return steps_; }
-  void set_steps(std::int64_t steps) { steps_ = steps; }
+  /// Updates so far of a parameter: Adam's bias correction. The same on every rank.
+  std::int64_t steps_of(int parameter) const { return steps_[parameter]; }
+  void set_steps_of(int parameter, std::int64_t steps) { steps_[parameter] = steps; }
+  /// Of the parameter that was updated most often.
+  std::int64_t steps() const;
+  /// Of all parameters.
+  void set_steps(std::int64_t steps) { steps_.assign(steps_.size(), steps); }
+
+  const std::vector<OptimizerGroup>& groups() const { return options_.groups; }
+  int group_of(int parameter) const { return options_.group_of_parameter[parameter]; }
+  /// For the updates from here on. Not during one.
+  void set_hyper(std::size_t group, const optim::AdamHyper& hyper) { options_.groups[group].hyper = hyper; }
 
  private:
-  /// A run of elements with one set of hyper-parameters.
-  struct Segment {
-    int group;
-    Range range;  ///< in the unit
+  /// Master weights and states of some units.
+  struct Chunk {
+    storage::FlatBuffer master;  ///< fp32, or 16-bit remainders as bf16
+    storage::FlatBuffer exp_avg, exp_avg_sq;
+  };
+  /// Where a unit's part begins.
+  struct Place {
+    Chunk* chunk = nullptr;  ///< null for frozen units
+    std::int64_t offset = 0;
   };
 
   enum class Masters : std::uint8_t { kParameters, kRemainders, kFloat };
 
   Masters choose_masters() const;
-  at::Tensor state_view(const storage::FlatBuffer& buffer, int unit, Range range) const;
+  void make_chunk(std::span<const int> units);
+  using Buffer = storage::FlatBuffer Chunk::*;
+  /// Address of element range.begin of the unit.
+  template <class T>
+  T* state_data(Buffer buffer, int unit, Range range) const;
+  at::Tensor state_view(Buffer buffer, int unit, Range range) const;
   /// Bits of low-precision values this rank writes, and of their remainders.
   std::uint16_t* low_bits(int unit, Range range) const;
   std::uint16_t* remainder_bits(int unit, Range range) const;
   /// bf16 parameters from fp32 values, by the rule of optim/kernels.h.
   void round_to_low(const at::Tensor& values, at::Tensor low) const;
-  void make_segments();
-  /// Calls `update(piece, writes, hyper)` for what of `range` has one set of hyper-parameters, is at most a
-  /// sub-group, and whose low-precision values this rank writes or not. Allocates nothing.
+  /// Calls `run(range, group, steps)` for what of `range` is active and shares group and step count.
+  template <class Run>
+  void for_each_run(int unit, Range range, Run run) const;
+  /// Calls `update(piece, writes, hyper)` for what of `range` is active, has one set of hyper-parameters, is at
+  /// most a sub-group, and whose low-precision values this rank writes or not. Allocates nothing.
   template <class Update>
   void for_each_piece(int unit, Range range, const std::vector<double>& lr, double gradient_scale,
                       Update update) const;
@@ -102,12 +133,12 @@ class ShardedOptimizer {
   ShardedModel& model_;
   ParameterStore& store_;
   OptimizerOptions options_;
-  std::vector<std::int64_t> offsets_;           ///< by unit, into the state buffers
-  std::vector<std::vector<Segment>> segments_;  ///< by unit
+  storage::Ledger& ledger_;
+  IsActive is_active_;
+  std::vector<std::unique_ptr<Chunk>> chunks_;
+  std::vector<Place> places_;  ///< by unit
   Masters masters_ = Masters::kFloat;
-  storage::FlatBuffer master_;  ///< fp32, or 16-bit remainders as bf16
-  storage::FlatBuffer exp_avg_, exp_avg_sq_;
-  std::int64_t steps_ = 0;
+  std::vector<std::int64_t> steps_;  ///< by parameter
 };
 
 }  // namespace zero::sharding

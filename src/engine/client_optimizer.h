@@ -1,0 +1,35 @@
+#pragma once
+// A torch::optim::Adam or AdamW that the engine has taken over: its groups stay live, its states are elsewhere.
+//
+// Schedulers and programs go on setting rates in the optimizer's options; the engine reads them at every step.
+// The optimizer may go before the engine: what it said last then stays. Saving it, which would write an optimizer
+// without states, throws.
+#include <memory>
+#include <vector>
+
+#include "optim/kernels.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace zero::engine {
+
+class ClientOptimizer {
+ public:
+  /// Takes the place of the optimizer's options and, for its parameters, of its states. Throws ConfigError:
+  /// neither Adam nor AdamW, amsgrad, stepped already. Local.
+  explicit ClientOptimizer(torch::optim::Optimizer& optimizer);
+  ~ClientOptimizer();
+
+  /// As the options say now. Throws ConfigError for values that no optimizer takes.
+  optim::AdamHyper hyper(std::size_t group) const;
+  std::size_t groups() const { return groups_.size(); }
+
+  struct Group;
+
+ private:
+  std::vector<std::shared_ptr<Group>> groups_;
+};
+
+}  // namespace zero::engine

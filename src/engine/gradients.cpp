@@ -1,0 +1,245 @@
+#include "engine/gradients.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "engine/agreement.h"
+#include "engine/engine_impl.h"
+#include "zero/errors.h"
+
+namespace zero::engine {
+
+using intercept::GradientState;
+
+namespace {
+thread_local const BackwardScope* t_scope = nullptr;
+}
+
+BackwardScope::BackwardScope(std::span<Engine::Impl* const> engines) : engines_(engines), outer_(t_scope) {
+  t_scope = this;
+}
+BackwardScope::~BackwardScope() { t_scope = outer_; }
+
+bool BackwardScope::is_of_others(const Engine::Impl& engine) {
+  if (!t_scope) return false;
+  return std::find(t_scope->engines_.begin(), t_scope->engines_.end(), &engine) == t_scope->engines_.end();
+}
+
+Gradients::Gradients(Engine::Impl& impl)
+    : impl_(impl), parameters_(impl.model.parameters.size()), self_(std::make_shared<Gradients*>(this)) {}
+
+Gradients::~Gradients() { *self_ = nullptr; }
+
+void Gradients::hook() {
+  std::string first;
+  int dropped = 0;
+  for (std::size_t p = 0; p < parameters_.size(); ++p) {
+    const auto& parameter = impl_.model.parameters[p];
+    if (parameter.tensor.grad().defined()) {
+      if (dropped++ == 0) first = parameter.name;
+      parameter.tensor.mutable_grad().reset();
+    }
+    if (parameter.tensor.requires_grad()) hook_parameter(static_cast<int>(p));
+  }
+  if (dropped > 0) {
+    base::log_warning(
+        "initialize: {} parameters had gradients from before ('{}', ...); they are dropped, as zero_grad() "
+        "would do",
+        dropped, first);
+  }
+}
+
+void Gradients::hook_parameter(int p) {
+  const auto& parameter = impl_.model.parameters[p];
+  parameters_[p].hook = std::make_unique<intercept::GradientHook>(
+      parameter.tensor, parameter.name,
+      intercept::GradientCalls{[this, p](at::Tensor& gradient) { take(p, gradient); },
+                               [this] { check_dropped("backward"); }});
+}
+
+void Gradients::take(int p, at::Tensor& gradient) {
+  if (!announced_) note_backward();
+  if (lost_) throw ModelError(*lost_);
+  if (BackwardScope::is_of_others(impl_)) {
+    if (impl_.config.zerotorch.step_in_backward) {
+      throw ModelError(fmt::format(
+          "parameter '{}' got a gradient in the backward of another engine; with zerotorch.step_in_backward it "
+          "would be updated at once: freeze it there with requires_grad_(false), or run "
+          "zero::backward(loss, {{...}}) over both engines",
+          impl_.model.parameters[p].name));
+    }
+    foreign_ = true;
+  }
+  impl_.reducer->add(p, gradient);
+}
+
+/// A backward that the engine was not told of has reached a parameter: loss.backward(), another engine's, or one
+/// inside another.
+void Gradients::note_backward() {
+  const int id = intercept::backward_id();
+  if (std::find(running_.begin(), running_.end(), id) != running_.end()) return;
+  if (running_.empty()) impl_.reducer->begin_backward();
+  running_.push_back(id);
+  intercept::when_backward_is_complete([weak = std::weak_ptr(self_), id] {
+    if (const auto self = weak.lock(); self && *self) std::erase((*self)->running_, id);
+  });
+}
+
+void Gradients::look(const char* caller) {
+  if (!running_.empty()) fail_backward();
+  check_dropped(caller);
+  if (lost_) throw ModelError(*lost_);
+  if (foreign_) {
+    throw ModelError(fmt::format(
+        "{}: gradients came to this engine in the backward of another engine, whose loss reaches its "
+        "parameters. Drop them before this engine's own backward (zero_grad() of the engine, of its module or of "
+        "the optimizer), as plain programs do; where they are meant, run zero::backward(loss, {{&a, &b}}) over "
+        "both engines",
+        caller));
+  }
+  follow_freezing();
+}
+
+void Gradients::begin_backward() {
+  impl_.reducer->begin_backward();
+  announced_ = true;
+  for (std::size_t p = 0; p < parameters_.size(); ++p) {
+    if (parameters_[p].hook) parameters_[p].hook->arm();
+  }
+}
+
+void Gradients::end_backward() noexcept {
+  announced_ = false;
+  mark_all();
+}
+
+void Gradients::mark_all() noexcept {
+  for (auto& parameter : parameters_) {
+    if (parameter.hook) parameter.hook->mark();
+  }
+}
+
+void Gradients::fail_backward() noexcept {
+  announced_ = false;
+  running_.clear();
+  mark_all();
+  if (impl_.reducer->undo_backward()) return;
+  if (impl_.config.zerotorch.step_in_backward) {
+    impl_.failed = true;  // half of a step is taken
+    return;
+  }
+  lost_ =
+      "a backward of this accumulation window failed after some of its gradients had been added to those of "
+      "other ranks: the window is lost. Call zero_grad() of the engine on every rank, which drops it, and go on "
+      "with the next batch";
+}
+
+void Gradients::check_dropped(const char* caller) {
+  const std::string* kept = nullptr;
+  const std::string* gone = nullptr;
+  for (std::size_t p = 0; p < parameters_.size(); ++p) {
+    if (!parameters_[p].hook || !impl_.model.parameters[p].tensor.requires_grad()) continue;
+    const std::string& name = impl_.model.parameters[p].name;
+    const GradientState state = parameters_[p].hook->state();
+    if (state == GradientState::kSet && !intercept::in_backward()) {
+      throw ModelError(fmt::format(
+          "{}: somebody has put a tensor into grad() of parameter '{}', which the engine would not see; give it "
+          "to Engine::set_full_gradient after backward()",
+          caller, name));
+    }
+    (state == GradientState::kDropped ? gone : kept) = &name;
+  }
+  if (!gone) return;
+  // Within a backward those that it has reached are marked again.
+  if (kept && !intercept::in_backward()) {
+    throw ModelError(fmt::format(
+        "{}: the gradient of parameter '{}' was dropped and that of '{}' was not; gradients of an engine are "
+        "dropped together: call zero_grad() of the engine",
+        caller, *gone, *kept));
+  }
+  zero_grad();
+}
+
+void Gradients::zero_grad() {
+  running_.clear();
+  lost_.reset();
+  foreign_ = false;
+  mark_all();
+  impl_.reducer->drop_window();
+  const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
+  if (drops && impl_.window_micro_batches() > 0 && !std::exchange(warned_of_drop_, true) &&
+      impl_.group.rank() == 0) {
+    base::log_warning(
+        "zero_grad() inside an accumulation window has dropped {} of its {} micro-batches; call it at the "
+        "window's end only, or not at all: step() ends a window by itself",
+        impl_.window_micro_batches(), impl_.config.gradient_accumulation_steps * impl_.group.size());
+  }
+}
+
+void Gradients::follow_freezing() {
+  const bool between = !impl_.reducer->micro_batch_has_gradients();
+  std::vector<int> unfrozen;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const int p = static_cast<int>(i);
+    const bool wanted = impl_.model.parameters[p].tensor.requires_grad();
+    if (parameters_[p].hook) {
+      if (between) impl_.reducer->expect(p, wanted);
+    } else if (wanted) {
+      unfrozen.push_back(p);
+    }
+  }
+  if (!unfrozen.empty()) activate(unfrozen);
+}
+
+void Gradients::activate(const std::vector<int>& unfrozen) {
+  auto& model = impl_.model;
+  const std::string& first = model.parameters[unfrozen.front()].name;
+  if (impl_.group.size() > 1) impl_.group.barrier({.label = "unfreezing " + first}).wait();
+  if (impl_.reducer->micro_batch_has_gradients()) impl_.reducer->flush("unfreezing");
+  std::vector<int> units;
+  for (const int p : unfrozen) {
+    const int u = model.parameters[p].unit;
+    if (!model.units[u].trainable && std::find(units.begin(), units.end(), u) == units.end()) units.push_back(u);
+  }
+  if (!units.empty()) {
+    impl_.store->quiesce();
+    impl_.reducer->add_units(units);
+    impl_.optimizer->add_units(units);
+  }
+  for (const int u : units) {
+    for (const int p : model.units[u].parameters) {
+      if (impl_.reducer->expected(p)) impl_.reducer->expect(p, model.parameters[p].tensor.requires_grad());
+    }
+  }
+  for (const int p : unfrozen) {
+    // What a backward has left there since.
+    at::Tensor gradient = model.parameters[p].tensor.grad();
+    hook_parameter(p);
+    if (gradient.defined()) impl_.reducer->add(p, gradient);
+  }
+}
+
+std::uint64_t Gradients::trainable_hash() const {
+  std::uint64_t hash = 1469598103934665603ull;
+  for (const auto& parameter : impl_.model.parameters) {
+    hash = (hash ^ (parameter.tensor.requires_grad() ? 2 : 1)) * 1099511628211ull;
+  }
+  return hash;
+}
+
+void Gradients::throw_trainable_difference() {
+  std::string text;
+  for (const auto& parameter : impl_.model.parameters) {
+    text += fmt::format("parameter '{}' {}\n", parameter.name,
+                        parameter.tensor.requires_grad() ? "requires a gradient" : "is frozen");
+  }
+  const auto difference = first_difference(text, impl_.group, "frozen parameters");
+  throw ModelError(fmt::format(
+      "the ranks have frozen different parameters, so their steps do not belong together: {}; call "
+      "requires_grad_() alike on every rank",
+      difference.value_or("(they agree by now)")));
+}
+
+}  // namespace zero::engine

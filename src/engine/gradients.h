@@ -1,0 +1,84 @@
+#pragma once
+// Gradients: how gradients of the module come from autograd to the reducer, and when they do not count.
+//
+// Plain programs treat a gradient as a tensor in grad(): they drop it (zero_grad), freeze its parameter, run the
+// backward of another network through it, or catch an exception of a backward and go on. What each of these
+// means for gradients that have left the module is decided here. Calls marked collective are made by every
+// rank at the same place of its program.
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "intercept/gradient_hook.h"
+#include "zero/engine.h"
+
+namespace zero::engine {
+
+class Gradients {
+ public:
+  explicit Gradients(Engine::Impl& impl);
+  ~Gradients();
+
+  /// Hooks every parameter that requires grad; gradients from before are dropped with a word. Local.
+  void hook();
+
+  /// Before anything is added to the window: what was dropped or frozen meanwhile, a backward that failed.
+  /// *Collective.* Throws ModelError when the window cannot be gone on with.
+  void look(const char* caller);
+  /// Around a backward that this engine is told of. Local.
+  void begin_backward();
+  void end_backward() noexcept;
+  /// The backward threw: takes back what it added, or marks the window as lost.
+  void fail_backward() noexcept;
+  /// Takes back all of the window. *Collective.*
+  void zero_grad();
+  /// A step is over: gradients from here on are the next window's. Local.
+  void end_window() { foreign_ = false; }
+
+  /// A hash of which parameters require grad, for the ranks to compare.
+  std::uint64_t trainable_hash() const;
+  /// Explains a difference of trainable_hash(). *Collective.* Throws ModelError on every rank.
+  [[noreturn]] void throw_trainable_difference();
+
+ private:
+  struct Parameter {
+    std::unique_ptr<intercept::GradientHook> hook;  ///< null while it never required grad
+  };
+
+  void hook_parameter(int p);
+  void take(int p, at::Tensor& gradient);
+  void note_backward();
+  void check_dropped(const char* caller);
+  void follow_freezing();
+  void activate(const std::vector<int>& unfrozen);
+  void mark_all() noexcept;
+
+  Engine::Impl& impl_;
+  std::vector<Parameter> parameters_;
+  std::vector<int> running_;     ///< backwards nobody announced that are not complete, by id
+  bool announced_ = false;       ///< inside begin_backward() .. end_backward()
+  std::optional<std::string> lost_;  ///< why the window is lost
+  bool foreign_ = false;         ///< gradients came in the backward of another engine
+  bool warned_of_drop_ = false;
+  std::shared_ptr<Gradients*> self_;  ///< for callbacks that outlive it
+};
+
+/// The engines whose backward the calling thread runs; restored at the end of the scope.
+class BackwardScope {
+ public:
+  explicit BackwardScope(std::span<Engine::Impl* const> engines);
+  ~BackwardScope();
+  BackwardScope(const BackwardScope&) = delete;
+  BackwardScope& operator=(const BackwardScope&) = delete;
+
+  /// True when a backward that was announced is not for `engine`.
+  static bool is_of_others(const Engine::Impl& engine);
+
+ private:
+  std::span<Engine::Impl* const> engines_;
+  const BackwardScope* outer_;
+};
+
+}  // namespace zero::engine

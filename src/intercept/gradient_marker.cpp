@@ -1,0 +1,100 @@
+#include "intercept/gradient_marker.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "intercept/compat.h"
+#include "intercept/gradient_hook.h"
+#include "intercept/view_operators.h"
+#include "zero/errors.h"
+
+namespace zero::intercept {
+namespace {
+
+struct Marker : c10::intrusive_ptr_target {
+  std::string name;
+  bool zeroed = false;
+  at::Tensor added;
+};
+
+void drop_marker(void* context) { c10::raw::intrusive_ptr::decref(static_cast<Marker*>(context)); }
+
+std::string gone(const std::string& name) {
+  return fmt::format(
+      "the gradient of parameter '{}' is not in grad(): backward hands gradients to their owners. Read or "
+      "change them between backward() and step() with Engine::full_gradient, set_full_gradient, "
+      "for_each_gradient or clip_grad_value; gradient_clipping in the configuration clips by norm; "
+      "Engine::step() takes the place of the optimizer's step()",
+      name);
+}
+
+Marker* marker_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  auto& pointer = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  if (pointer.get_deleter() != &drop_marker) return nullptr;
+  return static_cast<Marker*>(pointer.get_context());
+}
+
+}  // namespace
+
+at::Tensor make_gradient_marker(const at::Tensor& parameter, const std::string& name) {
+  auto marker = c10::make_intrusive<Marker>();
+  marker->name = name;
+  const auto nbytes = static_cast<int64_t>(parameter.numel() * parameter.element_size());
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), nbytes,
+      c10::DataPtr(nullptr, marker.release(), &drop_marker, parameter.device()), /*allocator=*/nullptr,
+      /*resizable=*/false);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(gone(name));
+  const at::Tensor shell = at::empty({0}, parameter.options().requires_grad(false));
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), shell.key_set().remove(kParameterKey), shell.dtype());
+  impl->set_sizes_and_strides(parameter.sizes(), parameter.strides());
+  at::Tensor tensor(std::move(impl));
+  add_parameter_key(tensor);
+  return tensor;
+}
+
+bool is_gradient_marker(const at::Tensor& tensor) { return marker_of(tensor) != nullptr; }
+
+bool gradient_marker_was_zeroed(const at::Tensor& tensor) { return marker_of(tensor)->zeroed; }
+
+at::Tensor take_from_gradient_marker(const at::Tensor& tensor) {
+  return std::exchange(marker_of(tensor)->added, at::Tensor());
+}
+
+bool run_on_gradient_marker(const at::Tensor& tensor, std::string_view name, std::size_t arguments,
+                            torch::jit::Stack* stack) {
+  Marker* const marker = marker_of(tensor);
+  const auto argument = [&](std::size_t i) -> const c10::IValue& {
+    return (*stack)[stack->size() - arguments + i];
+  };
+  const auto finish = [&](at::Tensor result) {
+    torch::jit::drop(*stack, arguments);
+    torch::jit::push(*stack, std::move(result));
+    return true;
+  };
+  if (name == "aten::zero_") {
+    marker->zeroed = true;
+    return finish(tensor);
+  }
+  if (is_view_operator(name) || name == "aten::detach_") return false;
+  // AccumulateGrad: grad += new, or grad + new where it is differentiable, or sparse new + grad.
+  if (in_backward() && (name == "aten::add_" || name == "aten::add") && argument(0).isTensor() &&
+      argument(1).isTensor()) {
+    const bool second = marker_of(argument(0).toTensor()) == nullptr;
+    at::Tensor other = argument(second ? 0 : 1).toTensor();
+    if (name == "aten::add") return finish(std::move(other));
+    if (!second) {
+      marker->added = std::move(other);
+      return finish(tensor);
+    }
+  }
+  throw ModelError(fmt::format("{}: {}", name, gone(marker->name)));
+}
+
+}  // namespace zero::intercept
