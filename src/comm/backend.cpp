@@ -121,6 +121,15 @@ std::string Backend::transfers_text() const {
   return text.empty() ? text : fmt::format("rank {}, under way beside the calls:\n{}", rank_, text);
 }
 
+std::string Backend::last_transfers_text() const {
+  std::string text;
+  for (const Transfers* transfers : transfers_) {
+    const std::string last = transfers->last_text();
+    if (!last.empty()) text += (text.empty() ? " Beside its calls it last made: " : "; ") + last;
+  }
+  return text.empty() ? text : text + ".";
+}
+
 void count_moved(CollectiveCounter& counter, std::int64_t sent, std::int64_t received, DType dtype) {
   const auto nbytes = static_cast<std::int64_t>(element_nbytes(dtype));
   counter.calls += 1;

@@ -181,6 +181,8 @@ class Transfers {
   virtual bool under_way() const = 0;
   /// One line for everything under way.
   virtual std::string under_way_text() const = 0;
+  /// What was posted last; empty: nothing yet.
+  virtual std::string last_text() const = 0;
 };
 
 /// Used by one thread at a time: by its caller, who holds a Turn, or by its progress thread.
@@ -196,6 +198,8 @@ class Backend : public std::enable_shared_from_this<Backend> {
   /// Ranks on this host, ascending, this one among them.
   const std::vector<int>& host_ranks() const { return host_ranks_; }
   int local_rank() const;
+  /// Pid of a rank on this host. Local.
+  virtual pid_t pid_of(int rank) const = 0;
   int local_size() const { return static_cast<int>(host_ranks_.size()); }
   virtual std::string_view name() const = 0;
 
@@ -266,9 +270,6 @@ class Backend : public std::enable_shared_from_this<Backend> {
 
  protected:
   virtual const std::shared_ptr<RegionRegistry>& registry() const = 0;
-  /// Pid of a rank on this host. Local.
-  virtual pid_t pid_of(int rank) const = 0;
-
   void set_host_ranks(std::vector<int> ranks) { host_ranks_ = std::move(ranks); }
 
   /// *Collective* over the whole group. A zero-filled region for the ranks of `members`, all on this host,
@@ -289,6 +290,8 @@ class Backend : public std::enable_shared_from_this<Backend> {
   int move_transfers(int most);
   bool transfers_under_way() const;
   std::string transfers_text() const;
+  /// Ends what an error says of this rank's last call with its last posts and fetches.
+  std::string last_transfers_text() const;
 
  private:
   const int rank_;

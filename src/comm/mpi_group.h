@@ -81,6 +81,7 @@ class MpiGroup final : public Backend {
   std::shared_ptr<WorkState> post(const Call& call) override;
   std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
   bool progress(int most) override;
+  pid_t pid_of(int rank) const override { return peers_[static_cast<std::size_t>(rank)].process.pid; }
   bool under_way() const override {
     return (data_sequence_ < next_sequence_ || transfers_under_way()) && !failed();
   }
@@ -113,7 +114,6 @@ class MpiGroup final : public Backend {
 
  protected:
   const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
-  pid_t pid_of(int rank) const override { return peers_[static_cast<std::size_t>(rank)].process.pid; }
 
  private:
   friend class MpiWork;
@@ -153,6 +153,7 @@ class MpiGroup final : public Backend {
   void receive_notices();
   void receive_messages();
   void send_notice(int tag, const std::string& text) noexcept;
+  [[noreturn]] void throw_failure() const;
   [[noreturn]] void fail_group(const std::string& reason);
   std::string position_of(int rank) const;
   std::string recent_calls(int rank) const;

@@ -91,7 +91,8 @@ void MpiGroup::check_peers(const std::function<Blocker()>& blocker_now, std::int
   if (!late) return;
   std::string late_ranks;
   for (const int peer : blocker.ranks) {
-    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
+    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack,
+                              position_of(peer));
   }
   fail_group(fmt::format(
       "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
@@ -164,7 +165,8 @@ void MpiGroup::abort(std::string_view reason) noexcept {
   if (!failure_.empty()) return;
   try {
     failure_ =
-        fmt::format("rank {} (pid {}) aborted the group: {}. {}", rank(), pid_, reason, position_of(rank()));
+        fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason, position_of(rank()),
+                    last_transfers_text());
   } catch (...) {
     failure_ = "aborted";
   }
@@ -172,9 +174,12 @@ void MpiGroup::abort(std::string_view reason) noexcept {
 }
 
 void MpiGroup::throw_if_failed() const {
-  if (failure_.empty()) return;
-  throw CommError(
-      fmt::format("{}\n  This is rank {} of {}. {}", failure_, rank(), size(), position_of(rank())));
+  if (!failure_.empty()) throw_failure();
+}
+
+void MpiGroup::throw_failure() const {
+  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}{}", failure_, rank(), size(),
+                              position_of(rank()), last_transfers_text()));
 }
 
 void MpiGroup::fail_group(const std::string& reason) {
@@ -182,8 +187,7 @@ void MpiGroup::fail_group(const std::string& reason) {
     failure_ = reason;
     send_notice(kFailureTag, reason);
   }
-  throw CommError(
-      fmt::format("{}\n  This is rank {} of {}. {}", failure_, rank(), size(), position_of(rank())));
+  throw_failure();
 }
 
 std::string MpiGroup::position_of(int peer) const {

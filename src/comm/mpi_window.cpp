@@ -146,8 +146,10 @@ void MpiWindow::serve() {
     // A later question about the same parcel wants no older version: none overtakes.
     if (asked.message.version > version()) {
       if (closing) {
-        backend().abort(fmt::format("it destroyed shard window \"{}\" before it published version {} of {}",
-                                    table().label, asked.message.version, table().text(asked.message.parcel)));
+        backend().abort(fmt::format(
+            "it destroyed shard window \"{}\" before it published version {}, which a fetch of {} by rank {} "
+            "waits for",
+            table().label, asked.message.version, table().text(asked.message.parcel), asked.source));
       }
       asked_[kept++] = asked;
       continue;

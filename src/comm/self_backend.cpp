@@ -132,6 +132,7 @@ class SelfBackend final : public Backend {
 
   std::shared_ptr<Backend> subgroup(std::span<const int>) override { return make_self_backend(); }
   bool progress(int) override { return false; }
+  pid_t pid_of(int) const override { return this_process().pid; }
   bool under_way() const override { return false; }
   bool failed() const override { return !failure_.empty(); }
   bool block_until(const std::function<bool()>& done, const std::function<Blocker()>&,
@@ -176,7 +177,6 @@ class SelfBackend final : public Backend {
 
  protected:
   const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
-  pid_t pid_of(int) const override { return this_process().pid; }
 
  private:
   std::shared_ptr<RegionRegistry> registry_;

@@ -290,8 +290,8 @@ SharedMemory ShmBackend::allocate(std::size_t nbytes) {
 
 void ShmBackend::abort(std::string_view reason) noexcept {
   try {
-    segment_->fail(rank(), fmt::format("rank {} (pid {}) aborted the group: {}. {}", rank(), pid_, reason,
-                                       position_of(rank())));
+    segment_->fail(rank(), fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason,
+                                       position_of(rank()), last_transfers_text()));
   } catch (...) {
     segment_->fail(rank(), "a rank aborted the group and had no memory left to say why");
   }

@@ -151,7 +151,8 @@ void ShmBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
   if (!late) return;
   std::string late_ranks;
   for (const int peer : blocker.ranks) {
-    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
+    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack,
+                              position_of(peer));
   }
   fail_group(fmt::format(
       "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
@@ -187,8 +188,8 @@ void ShmBackend::throw_if_failed() const {
 }
 
 void ShmBackend::throw_failure() const {
-  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}", segment_->reason(), rank(), size(),
-                              position_of(rank())));
+  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}{}", segment_->reason(), rank(), size(),
+                              position_of(rank()), last_transfers_text()));
 }
 
 void ShmBackend::fail_group(const std::string& reason) {

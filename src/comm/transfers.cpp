@@ -25,6 +25,10 @@ std::string ParcelTable::text(int parcel) const {
                      dtype_name(dtype));
 }
 
+std::string ParcelTable::post_text(int parcel, std::int64_t number) const {
+  return fmt::format("post {} of {} on exchange board \"{}\"", number, text(parcel), label);
+}
+
 void ParcelTable::check(std::string_view function, int parcel, const void* pointer) const {
   if (parcel < 0 || static_cast<std::size_t>(parcel) >= size()) {
     throw ConfigError(
@@ -56,9 +60,7 @@ BoardWork::BoardWork(HostedBoard& board, int of_parcel)
 
 void BoardWork::chain(std::shared_ptr<WorkState>) { ZERO_CHECK(false, "a post is part of no other call"); }
 
-std::string BoardWork::text() const {
-  return fmt::format("post {} of {} on exchange board \"{}\"", number, table_->text(parcel), table_->label);
-}
+std::string BoardWork::text() const { return table_->post_text(parcel, number); }
 
 Blocker BoardWork::blocker() const {
   Blocker blocker = board_->blocker_of(*this);
@@ -109,6 +111,7 @@ Work HostedBoard::post(int parcel, const void* in) {
   BoardWork& work = next_work(parcel);
   work.begin(base::monotonic_ns(), backend_->default_timeout());
   work.number = ++posts_[p];
+  last_parcel_ = parcel;
   work.in = static_cast<const std::byte*>(in);
   work.peers_seen = 0;
   work.consumed = false;
@@ -156,6 +159,11 @@ std::string HostedBoard::under_way_text() const {
                         work->consumed ? "still read by" : "waits for", fmt::join(blocker.ranks, ", "));
   }
   return text;
+}
+
+std::string HostedBoard::last_text() const {
+  if (last_parcel_ < 0) return {};
+  return table_->post_text(last_parcel_, posts_[static_cast<std::size_t>(last_parcel_)]);
 }
 
 void HostedBoard::close() noexcept {
@@ -226,6 +234,7 @@ Work HostedWindow::fetch(int parcel, void* out, std::string_view for_what) {
   work.version = version_;
   work.peers_seen = 0;
   work.for_what_ = for_what;
+  last_ = &work;
   count_fetch(*backend_, *table_, parcel);
   ask(work);
   under_way_.push_back(&work);
@@ -264,7 +273,8 @@ void HostedWindow::copy_my_slice(const FetchWork& work) const {
 }
 
 void HostedWindow::fail_fetch(const FetchWork& work, int owner) {
-  backend_->abort(fmt::format("rank {} destroyed its shard window before {} was complete", owner, work.text()));
+  backend_->abort(fmt::format("rank {} (pid {}) destroyed its shard window before {} was complete", owner,
+                              backend_->pid_of(owner), work.text()));
   backend_->throw_if_failed();
   throw CommError("the group could not be failed");  // never: abort() has failed it
 }
@@ -284,6 +294,8 @@ std::string HostedWindow::under_way_text() const {
   }
   return text;
 }
+
+std::string HostedWindow::last_text() const { return last_ ? last_->text() : std::string(); }
 
 std::vector<int> HostedWindow::open_ranks() const {
   std::vector<int> ranks;

@@ -32,6 +32,8 @@ struct ParcelTable {
   }
   /// `parcel "bucket 7" (4096 bf16)`.
   std::string text(int parcel) const;
+  /// `post 3 of parcel "bucket 7" (4096 bf16) on exchange board "gradients"`.
+  std::string post_text(int parcel, std::int64_t number) const;
   /// Throws ConfigError unless there is such a parcel and `pointer` is not null where it holds something.
   void check(std::string_view function, int parcel, const void* pointer) const;
 };
@@ -76,6 +78,7 @@ class HostedBoard : public ExchangeBoard, public Transfers {
   int progress(int most) final;
   bool under_way() const final { return !under_way_.empty(); }
   std::string under_way_text() const final;
+  std::string last_text() const final;
 
  protected:
   HostedBoard(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table, BoardSink sink);
@@ -113,6 +116,7 @@ class HostedBoard : public ExchangeBoard, public Transfers {
   /// Per parcel two that take turns: the caller holds the last one until he has the next.
   std::vector<std::array<std::shared_ptr<BoardWork>, 2>> works_;
   std::vector<std::int64_t> posts_;
+  int last_parcel_ = -1;  ///< posted last
   std::vector<BoardWork*> under_way_;  ///< in the order of the posts
   std::vector<const void*> slices_;
   const int pid_;
@@ -151,6 +155,7 @@ class HostedWindow : public ShardWindow, public Transfers {
   int progress(int most) final;
   bool under_way() const override { return !under_way_.empty(); }
   std::string under_way_text() const final;
+  std::string last_text() const final;
 
  protected:
   HostedWindow(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table,
@@ -202,6 +207,7 @@ class HostedWindow : public ShardWindow, public Transfers {
   std::uint64_t version_ = 0;
   std::vector<std::shared_ptr<FetchWork>> works_;  ///< reused
   std::vector<FetchWork*> under_way_;              ///< in the order of the fetches
+  const FetchWork* last_ = nullptr;
   const int pid_;
   const int exceptions_at_start_;
 };
