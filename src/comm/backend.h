@@ -114,15 +114,15 @@ class Backend;
 
 /// What somebody waits for, and who has not done his part of it.
 struct Blocker {
-  std::string what;                            ///< `all_gather #12 "layer.3" (4096 bf16)`
+  std::string what;                           ///< `all_gather #12 "layer.3" (4096 bf16)`
   std::string_view lack = "has not arrived";  ///< what is said of each of `ranks`
   std::vector<int> ranks;
 };
 
 /// How long somebody waits.
 struct Patience {
-  std::chrono::milliseconds timeout{0};  ///< then the group fails
-  std::int64_t waited_ns = 0;            ///< of the timeout, before
+  std::chrono::milliseconds timeout{0};                              ///< then the group fails
+  std::int64_t waited_ns = 0;                                        ///< of the timeout, before
   std::int64_t limit_ns = std::numeric_limits<std::int64_t>::max();  ///< then he gives up for now
 };
 
@@ -146,8 +146,8 @@ class MovedWork : public WorkState {
 
   /// Prepares for another use.
   void begin(std::int64_t now_ns, std::chrono::milliseconds timeout);
-  /// Runs the caller's part of the work; what it throws is kept for him, and the group fails. True: it did not
-  /// throw.
+  /// Runs the caller's part of the work; what it throws is kept for him, and the group fails. True: it did
+  /// not throw.
   template <class Part>
   bool run_own_part(const Part& part) {
     try {

@@ -32,7 +32,7 @@ struct CallRecord {
   std::int64_t numel = 0;      ///< of the whole collective (all ranks' slices)
   std::uint64_t counts_hash = 0;
   std::uint64_t label_hash = 0;  ///< of the whole label
-  std::int32_t root = -1;  ///< broadcast only
+  std::int32_t root = -1;        ///< broadcast only
   CollectiveKind kind = CollectiveKind::kBarrier;
   std::uint8_t phase = 0;  ///< 1: the second half of a large all_reduce
   DType dtype = DType::kByte;

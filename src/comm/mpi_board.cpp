@@ -1,5 +1,5 @@
-// Exchange boards over MPI. A post sends every peer its number and the peer's slice. Both have tags of the parcel's
-// own, and messages of one tag stay in order: so the n-th post meets the n-th.
+// Exchange boards over MPI. A post sends every peer its number and the peer's slice. Both have tags of the
+// parcel's own, and messages of one tag stay in order: so the n-th post meets the n-th.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class MpiPost final : public BoardWork {
         number_receives(static_cast<std::size_t>(ranks)),
         slice_receives(static_cast<std::size_t>(ranks)) {}
 
-  std::vector<std::int64_t> numbers;  ///< [N] received
+  std::vector<std::int64_t> numbers;                 ///< [N] received
   mutable std::vector<MpiRequests> number_receives;  ///< also tested when somebody asks who is late
   std::vector<MpiRequests> slice_receives;
   MpiRequests sends;
@@ -100,14 +100,15 @@ void MpiBoard::enter(BoardWork& work) {
     const int peer = peer_at(step);
     const auto p = static_cast<std::size_t>(peer);
     post.number_receives[p].receive(&post.numbers[p], sizeof(std::int64_t), peer, number_tag, comm_);
-    post.slice_receives[p].receive(post.scratch.data() + static_cast<std::size_t>(step - 1) * stride(work.parcel),
-                                   table().slice_nbytes(work.parcel, rank()), peer, slice_tag, comm_);
+    post.slice_receives[p].receive(
+        post.scratch.data() + static_cast<std::size_t>(step - 1) * stride(work.parcel),
+        table().slice_nbytes(work.parcel, rank()), peer, slice_tag, comm_);
   }
   for (int step = 1; step < size(); ++step) {
     const int peer = peer_at(size() - step);
     post.sends.send(&work.number, sizeof(std::int64_t), peer, number_tag, comm_);
-    post.sends.send(work.in + table().slice_offset(work.parcel, peer), table().slice_nbytes(work.parcel, peer),
-                    peer, slice_tag, comm_);
+    post.sends.send(work.in + table().slice_offset(work.parcel, peer),
+                    table().slice_nbytes(work.parcel, peer), peer, slice_tag, comm_);
   }
 }
 
@@ -149,13 +150,12 @@ bool MpiBoard::leave(BoardWork& work) {
 Blocker MpiBoard::blocker_of(const BoardWork& work) const {
   const auto& post = static_cast<const MpiPost&>(work);
   Blocker blocker;
-  blocker.lack = work.consumed       ? "has not received this rank's part of it"
+  blocker.lack = work.consumed      ? "has not received this rank's part of it"
                  : all_posted(post) ? "has not sent its part of it"
                                     : "has not posted it so often";
   for (int step = work.consumed ? 1 : work.peers_seen + 1; step < size(); ++step) {
     const int peer = peer_at(step);
-    if (work.consumed || all_posted(post) ||
-        !post.number_receives[static_cast<std::size_t>(peer)].test())
+    if (work.consumed || all_posted(post) || !post.number_receives[static_cast<std::size_t>(peer)].test())
       blocker.ranks.push_back(peer);
   }
   return blocker;

@@ -1,5 +1,5 @@
-// The communicators, tags and messages that boards and windows over MPI share: a program may make many of them,
-// and MPI has few communicators.
+// The communicators, tags and messages that boards and windows over MPI share: a program may make many of
+// them, and MPI has few communicators.
 #include <fmt/format.h>
 
 #include "comm/mpi_group.h"
@@ -24,9 +24,10 @@ int MpiGroup::take_tags(Channel which, std::size_t count) {
   check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
   const std::size_t tags = found ? static_cast<std::size_t>(*largest) + 1 : 32'768;
   if (count > tags - state.next_tag) {
-    throw CommError(fmt::format("this MPI has {} message tags, {} are used and {} more are wanted: make fewer "
-                                "engines in one process, or larger buckets.",
-                                tags, state.next_tag, count));
+    throw CommError(
+        fmt::format("this MPI has {} message tags, {} are used and {} more are wanted: make fewer "
+                    "engines in one process, or larger buckets.",
+                    tags, state.next_tag, count));
   }
   const auto first = static_cast<int>(state.next_tag);
   state.next_tag += count;
@@ -52,8 +53,8 @@ void MpiGroup::receive_messages() {
     check_mpi(MPI_Test(&message_receive_, &arrived, &status), "MPI_Test");
     if (!arrived) return;
     const WindowMessage message = message_;
-    check_mpi(MPI_Irecv(&message_, sizeof(message_), MPI_BYTE, MPI_ANY_SOURCE, 0,
-                        channel(Channel::kMessages), &message_receive_),
+    check_mpi(MPI_Irecv(&message_, sizeof(message_), MPI_BYTE, MPI_ANY_SOURCE, 0, channel(Channel::kMessages),
+                        &message_receive_),
               "MPI_Irecv");
     // One for a window that an exception has ended: its owner was told.
     if (WindowEnd* const end = windows_[static_cast<std::size_t>(message.window)])

@@ -91,8 +91,8 @@ void MpiGroup::check_peers(const std::function<Blocker()>& blocker_now, std::int
   if (!late) return;
   std::string late_ranks;
   for (const int peer : blocker.ranks) {
-    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack,
-                              position_of(peer));
+    late_ranks +=
+        fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
   }
   fail_group(fmt::format(
       "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
@@ -108,7 +108,8 @@ std::string MpiGroup::problem_of(int peer, std::int64_t now_ns) {
   if (!state.on_this_host) return {};  // mpirun ends all ranks when one on another host dies
   switch (process_state(state.process)) {
     case ProcessState::kGone:
-      return "ended without leaving the group (exited or died; see its own output; killed for lack of memory? see dmesg)";
+      return "ended without leaving the group (exited or died; see its own output; killed for lack of "
+             "memory? see dmesg)";
     case ProcessState::kRunning:
       state.stopped_since_ns = 0;
       return {};
@@ -164,9 +165,8 @@ void MpiGroup::send_notice(int tag, const std::string& text) noexcept {
 void MpiGroup::abort(std::string_view reason) noexcept {
   if (!failure_.empty()) return;
   try {
-    failure_ =
-        fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason, position_of(rank()),
-                    last_transfers_text());
+    failure_ = fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason,
+                           position_of(rank()), last_transfers_text());
   } catch (...) {
     failure_ = "aborted";
   }

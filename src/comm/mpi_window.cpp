@@ -1,5 +1,5 @@
-// Shard windows over MPI: a fetch asks the owners, who answer inside any call of the group, or in their progress
-// thread, once they have published what is wanted.
+// Shard windows over MPI: a fetch asks the owners, who answer inside any call of the group, or in their
+// progress thread, once they have published what is wanted.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,8 +15,7 @@ namespace {
 
 class MpiFetch final : public FetchWork {
  public:
-  MpiFetch(HostedWindow& window, int ranks)
-      : FetchWork(window), receives(static_cast<std::size_t>(ranks)) {}
+  MpiFetch(HostedWindow& window, int ranks) : FetchWork(window), receives(static_cast<std::size_t>(ranks)) {}
 
   WindowMessage request;
   MpiRequests request_sends;
@@ -69,8 +68,8 @@ class MpiWindow final : public HostedWindow, public WindowEnd {
   const int id_;
   const MPI_Comm message_comm_, answer_comm_;
   const int first_tag_;
-  std::vector<State> states_;   ///< [N]
-  std::vector<Asked> asked_;    ///< not answered yet
+  std::vector<State> states_;  ///< [N]
+  std::vector<Asked> asked_;   ///< not answered yet
   MpiRequests answers_;
   WindowMessage farewell_;
   MpiRequests farewell_sends_;
@@ -109,8 +108,8 @@ void MpiWindow::ask(FetchWork& work) {
     const int peer = peer_at(step);
     const std::size_t nbytes = table().slice_nbytes(work.parcel, peer);
     if (nbytes == 0) continue;
-    fetch.receives[static_cast<std::size_t>(peer)].receive(
-        work.out + table().slice_offset(work.parcel, peer), nbytes, peer, fetch.request.tag, answer_comm_);
+    fetch.receives[static_cast<std::size_t>(peer)].receive(work.out + table().slice_offset(work.parcel, peer),
+                                                           nbytes, peer, fetch.request.tag, answer_comm_);
     fetch.request_sends.send(&fetch.request, sizeof(WindowMessage), peer, 0, message_comm_);
   }
 }
@@ -175,7 +174,8 @@ Blocker MpiWindow::blocker_of(const FetchWork& work) const {
   Blocker blocker;
   blocker.lack = "has not sent its slice: it has not published that version, or not called its group";
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank() && !fetch.receives[static_cast<std::size_t>(peer)].test()) blocker.ranks.push_back(peer);
+    if (peer != rank() && !fetch.receives[static_cast<std::size_t>(peer)].test())
+      blocker.ranks.push_back(peer);
   }
   return blocker;
 }

@@ -146,7 +146,7 @@ class ShmBackend final : public Backend {
   const std::byte* map_input(int peer, std::uint64_t sequence);
   void forget_freed_regions(int peer);
 
-  bool peer_has(const std::atomic<std::uint64_t> RankBlock::*counter, int peer,
+  bool peer_has(const std::atomic<std::uint64_t> RankBlock::* counter, int peer,
                 std::uint64_t sequence) const {
     return (segment_->block(peer).*counter).load(std::memory_order_seq_cst) > sequence;
   }

@@ -51,8 +51,8 @@ class ShmBoard final : public HostedBoard {
   using Counter = std::atomic<std::uint64_t> Cell::*;
 
   Cell& cell(int rank, int parcel) const {
-    return reinterpret_cast<Cell*>(cells_->data())[static_cast<std::size_t>(rank) * table().size() +
-                                                   static_cast<std::size_t>(parcel)];
+    return reinterpret_cast<Cell*>(
+        cells_->data())[static_cast<std::size_t>(rank) * table().size() + static_cast<std::size_t>(parcel)];
   }
   bool has(Counter counter, int peer, const BoardWork& work) const {
     return (cell(peer, work.parcel).*counter).load(std::memory_order_seq_cst) >=

@@ -109,11 +109,10 @@ Blocker ShmBackend::blocker_of(std::uint64_t target) const {
   Blocker blocker{call_text(sequence), readers ? "has not read this rank's input" : "has not arrived", {}};
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    const bool missing =
-        readers ? !peer_has(&RankBlock::left, peer, target)
-                : works_[sequence % kRingSlots]->peers_[static_cast<std::size_t>(peer)] !=
-                          ShmWork::Peer::kDone &&
-                      !peer_has(&RankBlock::ready, peer, sequence);
+    const bool missing = readers ? !peer_has(&RankBlock::left, peer, target)
+                                 : works_[sequence % kRingSlots]->peers_[static_cast<std::size_t>(peer)] !=
+                                           ShmWork::Peer::kDone &&
+                                       !peer_has(&RankBlock::ready, peer, sequence);
     if (missing) blocker.ranks.push_back(peer);
   }
   return blocker;
@@ -151,8 +150,8 @@ void ShmBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
   if (!late) return;
   std::string late_ranks;
   for (const int peer : blocker.ranks) {
-    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack,
-                              position_of(peer));
+    late_ranks +=
+        fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
   }
   fail_group(fmt::format(
       "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
@@ -168,7 +167,8 @@ std::string ShmBackend::problem_of(int peer, std::int64_t now_ns, bool look_at_p
   std::int64_t& stopped_since_ns = stopped_since_ns_[static_cast<std::size_t>(peer)];
   switch (process_state(segment_->process_of(peer))) {
     case ProcessState::kGone:
-      return "ended without leaving the group (exited or died; see its own output; killed for lack of memory? see dmesg)";
+      return "ended without leaving the group (exited or died; see its own output; killed for lack of "
+             "memory? see dmesg)";
     case ProcessState::kRunning:
       stopped_since_ns = 0;
       return {};

@@ -1,5 +1,5 @@
-// Shard windows over shared memory: every rank maps the memory in which the others' slices lie, and copies out of
-// it when the owners have published what it wants.
+// Shard windows over shared memory: every rank maps the memory in which the others' slices lie, and copies
+// out of it when the owners have published what it wants.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -79,7 +79,7 @@ class ShmWindow final : public HostedWindow {
 
   ShmBackend& shm_;
   const std::shared_ptr<Region> shared_;
-  std::vector<std::shared_ptr<Region>> regions_;        ///< those my slices lie in
+  std::vector<std::shared_ptr<Region>> regions_;         ///< those my slices lie in
   std::unordered_map<std::uint64_t, Mapping> mappings_;  ///< those of the others, by RegionId::key()
   std::vector<const std::byte*> slices_;                 ///< [parcels * N]
   bool open_ = false;
@@ -164,11 +164,10 @@ bool ShmWindow::move(FetchWork& work) {
   // Starting behind oneself, so that not all ranks read the same peer at once.
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
-    const auto from =
-        static_cast<std::size_t>(work.parcel) * static_cast<std::size_t>(size()) + static_cast<std::size_t>(peer);
+    const auto from = static_cast<std::size_t>(work.parcel) * static_cast<std::size_t>(size()) +
+                      static_cast<std::size_t>(peer);
     std::byte* const target = work.out + table().slice_offset(work.parcel, peer);
-    if (target != slices_[from])
-      copy_bytes(target, slices_[from], table().slice_nbytes(work.parcel, peer));
+    if (target != slices_[from]) copy_bytes(target, slices_[from], table().slice_nbytes(work.parcel, peer));
   }
   copy_my_slice(work);
   // An owner that failed or went meanwhile may have given its slices away: what was read cannot be trusted.

@@ -31,11 +31,11 @@ std::string ParcelTable::post_text(int parcel, std::int64_t number) const {
 
 void ParcelTable::check(std::string_view function, int parcel, const void* pointer) const {
   if (parcel < 0 || static_cast<std::size_t>(parcel) >= size()) {
-    throw ConfigError(
-        fmt::format("{}: parcel {} of \"{}\", which has {}.", function, parcel, label, size()));
+    throw ConfigError(fmt::format("{}: parcel {} of \"{}\", which has {}.", function, parcel, label, size()));
   }
   if (!pointer && nbytes(parcel) > 0) {
-    throw ConfigError(fmt::format("{}: the pointer for {} of \"{}\" is null.", function, text(parcel), label));
+    throw ConfigError(
+        fmt::format("{}: the pointer for {} of \"{}\" is null.", function, text(parcel), label));
   }
 }
 
@@ -155,8 +155,8 @@ std::string HostedBoard::under_way_text() const {
   std::string text;
   for (const BoardWork* work : under_way_) {
     const Blocker blocker = work->blocker();
-    text += fmt::format("    {}; {} rank {}\n", blocker.what,
-                        work->consumed ? "still read by" : "waits for", fmt::join(blocker.ranks, ", "));
+    text += fmt::format("    {}; {} rank {}\n", blocker.what, work->consumed ? "still read by" : "waits for",
+                        fmt::join(blocker.ranks, ", "));
   }
   return text;
 }

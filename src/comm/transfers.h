@@ -1,6 +1,6 @@
 #pragma once
-// What the boards and windows of all backends have in common: arguments, turns, counters, works and waiting. A
-// backend adds how it sees that its peers have come, and how it gets at their bytes.
+// What the boards and windows of all backends have in common: arguments, turns, counters, works and waiting.
+// A backend adds how it sees that its peers have come, and how it gets at their bytes.
 #include <array>
 #include <memory>
 #include <string>
@@ -116,7 +116,7 @@ class HostedBoard : public ExchangeBoard, public Transfers {
   /// Per parcel two that take turns: the caller holds the last one until he has the next.
   std::vector<std::array<std::shared_ptr<BoardWork>, 2>> works_;
   std::vector<std::int64_t> posts_;
-  int last_parcel_ = -1;  ///< posted last
+  int last_parcel_ = -1;               ///< posted last
   std::vector<BoardWork*> under_way_;  ///< in the order of the posts
   std::vector<const void*> slices_;
   const int pid_;
@@ -161,8 +161,8 @@ class HostedWindow : public ShardWindow, public Transfers {
   HostedWindow(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table,
                std::span<const void* const> mine);
   /// Destructors of windows begin with it: waits until the windows of all ranks go, so that a rank that still
-  /// fetches finds this rank's slices. A fetch that is not complete fails the group. While an exception unwinds
-  /// the stack nobody is waited for.
+  /// fetches finds this rank's slices. A fetch that is not complete fails the group. While an exception
+  /// unwinds the stack nobody is waited for.
   void close() noexcept;
 
   virtual std::shared_ptr<FetchWork> new_work() = 0;

@@ -36,8 +36,8 @@ std::shared_ptr<const ParcelTable> make_table(const Backend& backend, std::strin
 
 /// All that must be the same on all ranks, one fact a line.
 std::string describe(std::string_view kind, const ParcelTable& table) {
-  std::string text = fmt::format("{} \"{}\"\n{}\n{} parcels\n", kind, table.label, dtype_name(table.dtype),
-                                 table.size());
+  std::string text =
+      fmt::format("{} \"{}\"\n{}\n{} parcels\n", kind, table.label, dtype_name(table.dtype), table.size());
   for (std::size_t p = 0; p < table.size(); ++p) {
     text += fmt::format("parcel {} \"{}\" with counts [{}]\n", p, table.parcels[p].label,
                         fmt::join(table.parcels[p].counts, ", "));
@@ -132,7 +132,8 @@ std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string lab
   Backend& backend = *GroupAccess::backend(group);
   const auto table = make_table(backend, kFunction, std::move(label), std::move(parcels), dtype);
   if (!sink) {
-    throw ConfigError(fmt::format("{}(\"{}\"): `sink` is empty; wanted a function.", kFunction, table->label));
+    throw ConfigError(
+        fmt::format("{}(\"{}\"): `sink` is empty; wanted a function.", kFunction, table->label));
   }
   const Turn turn(*backend.turns());
   agree(backend, "exchange board", *table);

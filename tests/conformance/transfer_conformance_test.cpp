@@ -1,4 +1,5 @@
-// Exchange boards and shard windows, on every backend. Same program and arguments as group_conformance_test.cpp.
+// Exchange boards and shard windows, on every backend. Same program and arguments as
+// group_conformance_test.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,11 +81,14 @@ class SummingBoard {
   std::size_t size() const { return parcels_.size(); }
   ExchangeBoard& board() { return *board_; }
   Work& work(std::size_t p) { return works_[p]; }
-  std::int64_t mine(std::size_t p) const { return parcels_[p].counts[static_cast<std::size_t>(group_.rank())]; }
+  std::int64_t mine(std::size_t p) const {
+    return parcels_[p].counts[static_cast<std::size_t>(group_.rank())];
+  }
 
   void post(int parcel, int generation) {
     const auto p = static_cast<std::size_t>(parcel);
-    const auto data = wild_data(DType::kFloat32, total(parcels_[p].counts), group_.rank(), salt_of(p, generation));
+    const auto data =
+        wild_data(DType::kFloat32, total(parcels_[p].counts), group_.rank(), salt_of(p, generation));
     void* const in = memory_[p] ? memory_[p].data() : private_[p].data();
     if (!data.empty()) std::memcpy(in, data.data(), data.size());
     works_[p] = board_->post(parcel, in);
@@ -232,11 +236,11 @@ TEST(GroupConformance, BoardAndWindowCountWhatTheyMove) {
   on_ranks([](Group group) {
     Counts counts;
     for (int r = 0; r < group.size(); ++r) counts.push_back(100 + 10 * r);
-    const std::int64_t mine = counts[static_cast<std::size_t>(group.rank())], all = total(counts), n = group.size();
+    const std::int64_t mine = counts[static_cast<std::size_t>(group.rank())], all = total(counts),
+                       n = group.size();
     std::vector<std::uint16_t> in(static_cast<std::size_t>(all)), out(in.size());
     const SharedMemory slice = group.allocate(static_cast<std::size_t>(mine) * 2);
-    const auto board =
-        make_exchange_board(group, "b", {{"p", counts}}, DType::kBFloat16, [](int, auto) {});
+    const auto board = make_exchange_board(group, "b", {{"p", counts}}, DType::kBFloat16, [](int, auto) {});
     const auto window = make_shard_window(group, "w", {{"p", counts}}, DType::kBFloat16, {slice.data()});
     group.reset_counters();
     for (int i = 0; i < 3; ++i) board->post(0, in.data()).wait();
@@ -352,7 +356,8 @@ TEST(GroupConformance, BoardsAndWindowsMustBeTheSameEverywhere) {
     };
     std::string text = board(kLongLabel + here, {{"p", counts}}, DType::kFloat32);
     EXPECT_CONTAINS(text, "rank 0 has exchange board \"" + kLongLabel + "here\"");
-    EXPECT_CONTAINS(text, "rank " + std::to_string(group.size() - 1) + " has exchange board \"" + kLongLabel + "there\"");
+    EXPECT_CONTAINS(
+        text, "rank " + std::to_string(group.size() - 1) + " has exchange board \"" + kLongLabel + "there\"");
     text = board("b", {{"p", counts}, {"q " + here, counts}}, DType::kFloat32);
     EXPECT_CONTAINS(text, "parcel 1 \"q here\"");
     EXPECT_CONTAINS(text, "parcel 1 \"q there\"");
@@ -360,9 +365,8 @@ TEST(GroupConformance, BoardsAndWindowsMustBeTheSameEverywhere) {
     EXPECT_CONTAINS(board("b", {{"p", counts}}, odd ? DType::kFloat16 : DType::kFloat32), "fp16");
     std::vector<Parcel> parcels(odd ? 2 : 1, Parcel{"p", counts});
     EXPECT_CONTAINS(board("b", parcels, DType::kFloat32), "2 parcels");
-    text = comm_error_of([&] {
-      make_shard_window(group, "w", {{"p " + here, counts}}, DType::kFloat32, {slice.data()});
-    });
+    text = comm_error_of(
+        [&] { make_shard_window(group, "w", {{"p " + here, counts}}, DType::kFloat32, {slice.data()}); });
     EXPECT_CONTAINS(text, "shard window");
     EXPECT_CONTAINS(text, "parcel 0 \"p there\"");
     group.barrier().wait();  // nothing has failed
@@ -517,7 +521,8 @@ TEST(GroupConformance, WindowInPlaceAndOfNodeSharedMemory) {
     const SharedMemory common = group.allocate_node_shared(8000 * counts.size(), "parameters");
     for (const SharedMemory& whole : {memory, common}) {
       auto* const all = static_cast<std::int64_t*>(whole.data());
-      for (std::int64_t i = 0; i < 1000; ++i) all[me * 1000 + static_cast<std::size_t>(i)] = group.rank() * 5000 + i;
+      for (std::int64_t i = 0; i < 1000; ++i)
+        all[me * 1000 + static_cast<std::size_t>(i)] = group.rank() * 5000 + i;
       group.barrier().wait();
       const auto window =
           make_shard_window(group, "in place", {{"p", counts}}, DType::kInt64, {all + me * 1000});

@@ -125,9 +125,10 @@ TEST(CommFailure, AbortingRankEndsTheOthers) {
 TEST(CommFailure, RankThatReturnsEarlyEndsTheOthers) {
   for (const std::string& collective : kCollectives) {
     // Of a window nobody leaves before all are done with it.
-    expect_others_end(
-        run_with_fate(collective, [](Group&) {}, kVictim), collective, kVictim,
-        collective == "fetch" ? "destroyed its shard window" : "left the group");
+    expect_others_end(run_with_fate(
+                          collective, [](Group&) {}, kVictim),
+                      collective, kVictim,
+                      collective == "fetch" ? "destroyed its shard window" : "left the group");
   }
 }
 

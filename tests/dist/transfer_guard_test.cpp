@@ -1,5 +1,5 @@
-// What a post and a fetch cost besides the bytes: no allocation and no page fault once they have been made a few
-// times. Counted, not timed.
+// What a post and a fetch cost besides the bytes: no allocation and no page fault once they have been made a
+// few times. Counted, not timed.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -36,8 +36,9 @@ class Step {
     std::vector<comm::Parcel> parcels;
     std::vector<const void*> mine;
     for (int p = 0; p < kParcels; ++p) {
-      parcels.push_back({"a parcel with a name that is longer than any string holds by itself " + std::to_string(p),
-                         std::vector<std::int64_t>(static_cast<std::size_t>(group.size()), kNumel)});
+      parcels.push_back(
+          {"a parcel with a name that is longer than any string holds by itself " + std::to_string(p),
+           std::vector<std::int64_t>(static_cast<std::size_t>(group.size()), kNumel)});
       const std::size_t nbytes = static_cast<std::size_t>(kNumel) * sizeof(float);
       memory_.push_back(group.allocate(nbytes * static_cast<std::size_t>(group.size())));
       slices_.push_back(group.allocate(nbytes));
