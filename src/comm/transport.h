@@ -1,17 +1,17 @@
 #pragma once
 // How the shards of an engine move between its ranks: matched by what they are, not by the order of calls.
 //
-// A group's collectives must be entered by all ranks in one order. What a model does need not be in one order:
-// ranks route their data through other experts, unroll other lengths, evaluate alone. So gradients and parameters
-// do not travel as collectives of the group:
+// A group's collectives must be entered by all ranks in one order. What a model does need not be in one
+// order: ranks route their data through other experts, unroll other lengths, evaluate alone. So gradients and
+// parameters do not travel as collectives of the group:
 //
 //   ExchangeBoard  a fixed list of parcels (buckets of gradients). The n-th post of a parcel on a rank meets
-//                  the n-th post of the same parcel on every other rank, whatever came before, between or after.
+//                  the n-th post of it on every other rank, whatever came before, between or after.
 //   ShardWindow    a fixed list of parcels (units of parameters), whose slices lie at their owners. A rank
 //                  fetches a parcel when it needs it; nobody else has to do anything for that.
 //
-// Neither blocks the group's collectives, nor is blocked by them: whoever waits for one moves all. Over MPI an
-// owner answers inside any call of its group, or in its progress thread.
+// Neither blocks the group's collectives, nor is blocked by them: whoever waits for one moves all. Over MPI
+// an owner answers inside any call of its group, or in its progress thread.
 // One thread at a time uses a group with its boards and windows; data also moves in its progress thread.
 #include <cstdint>
 #include <functional>
