@@ -57,6 +57,15 @@ struct InitializeOptions {
   torch::optim::Optimizer* optimizer = nullptr;
 };
 
+/// A part of a parameter's averaged gradient.
+struct GradientPart {
+  std::string_view name;     ///< of the parameter
+  at::IntArrayRef sizes;     ///< of the parameter
+  at::IntArrayRef strides;   ///< of its elements in memory order
+  std::int64_t begin = 0;    ///< the part's first element, in that order
+  at::Tensor values;         ///< fp32 [numel of the part], may be written in place
+};
+
 enum class OptimizerState : std::uint8_t { kExpAvg, kExpAvgSq };
 
 class Engine {
@@ -83,6 +92,9 @@ class Engine {
   /// of zero (zerotorch.unused_parameters). *Collective.* Throws CommError, ModelError (parameters were added,
   /// replaced or moved; ranks have frozen different ones), ConfigError (rates differ between ranks).
   void step();
+  /// The same for some parameter groups, as where a GAN's two networks share one engine and are updated in turn:
+  /// the others keep values and states, and their gradients are dropped as by zero_grad().
+  void step(const std::vector<int>& parameter_groups);
 
   int rank() const;
   int world_size() const;
@@ -129,6 +141,19 @@ class Engine {
   /// The averaged gradient of the running accumulation window, fp32, not clipped; zeros when there is none.
   /// Call between backward() and step(). *Collective.*
   at::Tensor full_gradient(std::string_view name);
+  /// Between the window's last backward() and step(): calls `change` for this rank's part of every averaged
+  /// gradient; what it writes is what the step uses, clips and counts in grad_norm(). Nothing is gathered: for
+  /// masks, noise, clamps, logs. *Collective*, with calls that are local. Throws ModelError earlier in a window, and
+  /// with step_in_backward.
+  void for_each_gradient(const std::function<void(const GradientPart&)>& change);
+  /// Replaces the averaged gradient of a parameter; `value` [its sizes] is the same on every rank. As
+  /// for_each_gradient().
+  void set_full_gradient(std::string_view name, const at::Tensor& value);
+  /// Clamps every element of the averaged gradients to [-bound, bound]. As for_each_gradient().
+  void clip_grad_value(double bound);
+  /// Scales the averaged gradients so that their global 2-norm is at most `bound`; returns the norm before. What
+  /// gradient_clipping in the configuration does in step() at no extra cost. As for_each_gradient().
+  double clip_grad_norm(double bound);
   /// An optimizer state, fp32. *Collective.* Throws ModelError for frozen parameters.
   at::Tensor full_optimizer_state(std::string_view name, OptimizerState state);
 

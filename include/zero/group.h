@@ -23,13 +23,14 @@ namespace comm {
 class Backend;
 class WorkState;
 class Region;
+struct GroupAccess;
 }  // namespace comm
 
 enum class ReduceOp : std::uint8_t { kSum, kMax, kMin };
 
 struct CollectiveOptions {
-  /// What this call is about (a unit or parameter name); appears in errors and in the flight
-  /// recorder, cut to 47 characters.
+  /// What this call is about (a unit or parameter name). The ranks compare all of it; errors and the flight
+  /// recorder show up to 47 characters.
   std::string_view label = {};
   /// Zero: the group's default.
   std::chrono::milliseconds timeout{0};
@@ -50,7 +51,7 @@ class Work {
   /// Blocks until complete. Throws CommError naming the late, stopped, dead or diverging rank and
   /// the collective.
   void wait();
-  /// As wait(), but gives up after `limit`: false when it is not complete then.
+  /// As wait(), for `limit` at most: true when complete.
   bool wait_for(std::chrono::milliseconds limit);
   /// Of a completed gather or exchange: how long its data took to move, in seconds, waiting for ranks that
   /// came later left out. Over MPI without a progress thread up to the call that saw it arrive.
@@ -192,6 +193,7 @@ class Group {
   std::string flight_recorder() const;
 
  private:
+  friend struct comm::GroupAccess;
   std::shared_ptr<comm::Backend> backend_;
 };
 

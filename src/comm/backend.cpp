@@ -90,6 +90,55 @@ CollectiveCounter* Backend::counter_of(CollectiveKind kind) {
   return nullptr;
 }
 
+void Backend::tell_all(const void* mine, std::size_t nbytes, void* all, std::string_view label) {
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(size_), static_cast<std::int64_t>(nbytes));
+  Call call;
+  call.kind = CollectiveKind::kAllGather;
+  call.transport = Transport::kGather;
+  call.numel = static_cast<std::int64_t>(nbytes) * size_;
+  call.counts = counts;
+  call.in = mine;
+  call.out = all;
+  call.label = label;
+  Work(post(call)).wait();
+}
+
+int Backend::move_transfers(int most) {
+  int steps = 0;
+  for (std::size_t i = 0; i < transfers_.size() && steps < most; ++i)
+    steps += transfers_[i]->progress(most - steps);
+  return steps;
+}
+
+bool Backend::transfers_under_way() const {
+  return std::any_of(transfers_.begin(), transfers_.end(),
+                     [](const Transfers* transfers) { return transfers->under_way(); });
+}
+
+std::string Backend::transfers_text() const {
+  std::string text;
+  for (const Transfers* transfers : transfers_) text += transfers->under_way_text();
+  return text.empty() ? text : fmt::format("rank {}, under way beside the calls:\n{}", rank_, text);
+}
+
+std::string Backend::last_transfers_text() const {
+  std::string text;
+  for (const Transfers* transfers : transfers_) {
+    const std::string last = transfers->last_text();
+    if (!last.empty()) text += (text.empty() ? " Beside its calls it last made: " : "; ") + last;
+  }
+  return text.empty() ? text : text + ".";
+}
+
+void count_moved(CollectiveCounter& counter, std::int64_t sent, std::int64_t received, DType dtype) {
+  const auto nbytes = static_cast<std::int64_t>(element_nbytes(dtype));
+  counter.calls += 1;
+  counter.numel_sent += sent;
+  counter.numel_received += received;
+  counter.nbytes_sent += sent * nbytes;
+  counter.nbytes_received += received * nbytes;
+}
+
 CallRecord make_record(const Call& call, std::uint64_t sequence) {
   CallRecord record;
   record.sequence = sequence;

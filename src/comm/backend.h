@@ -4,6 +4,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -66,6 +69,12 @@ struct Call {
   bool deferred = false;      ///< the order is taken now, the input is ready only at WorkState::start()
 };
 
+class ExchangeBoard;
+class ShardWindow;
+struct ParcelTable;
+/// As ExchangeBoard::Sink.
+using BoardSink = std::function<void(int parcel, std::span<const void* const> slices)>;
+
 /// A posted call. Progress and errors: see Work. Its caller has a turn(), as with a Backend.
 class WorkState {
  public:
@@ -80,6 +89,8 @@ class WorkState {
   virtual bool test() = 0;
   /// As Work::wait.
   virtual void wait() = 0;
+  /// As Work::wait_for.
+  virtual bool wait_for(std::chrono::milliseconds limit) = 0;
   /// Makes the input of a deferred call visible. Local.
   virtual void start() = 0;
   /// `next` is started when this work's finish step is done. Local.
@@ -99,8 +110,83 @@ class WorkState {
   std::int64_t moving_ns_ = 0;
 };
 
+class Backend;
+
+/// What somebody waits for, and who has not done his part of it.
+struct Blocker {
+  std::string what;                           ///< `all_gather #12 "layer.3" (4096 bf16)`
+  std::string_view lack = "has not arrived";  ///< what is said of each of `ranks`
+  std::vector<int> ranks;
+};
+
+/// How long somebody waits.
+struct Patience {
+  std::chrono::milliseconds timeout{0};                              ///< then the group fails
+  std::int64_t waited_ns = 0;                                        ///< of the timeout, before
+  std::int64_t limit_ns = std::numeric_limits<std::int64_t>::max();  ///< then he gives up for now
+};
+
+/// A work that Backend::progress() moves.
+class MovedWork : public WorkState {
+ public:
+  explicit MovedWork(Backend& backend);
+  bool test() final;
+  void wait() final { wait_at_most(std::numeric_limits<std::int64_t>::max()); }
+  bool wait_for(std::chrono::milliseconds limit) final;
+
+  /// Its group or board is gone: only its result can be asked for.
+  void orphan() { backend_ = nullptr; }
+  bool has_failed() const { return error_ != nullptr; }
+
+ protected:
+  /// What it is, for errors. Needs no backend.
+  virtual std::string text() const = 0;
+  virtual Blocker blocker() const = 0;
+  virtual CollectiveKind kind() const = 0;
+
+  /// Prepares for another use.
+  void begin(std::int64_t now_ns, std::chrono::milliseconds timeout);
+  /// Runs the caller's part of the work; what it throws is kept for him, and the group fails. True: it did
+  /// not throw.
+  template <class Part>
+  bool run_own_part(const Part& part) {
+    try {
+      part();
+      return true;
+    } catch (...) {
+      own_part_failed(std::current_exception());
+      return false;
+    }
+  }
+
+  Backend* backend_;  ///< null: orphaned
+
+ private:
+  bool wait_at_most(std::int64_t limit_ns);
+  void own_part_failed(std::exception_ptr error);
+  void throw_if_over() const;
+
+  std::int64_t begin_ns_ = 0;
+  std::int64_t waited_ns_ = 0;
+  std::chrono::milliseconds timeout_{0};
+  std::exception_ptr error_;  ///< thrown by the caller's part
+};
+
+/// What moves beside the calls of a group: a board or a window. Used like a Backend.
+class Transfers {
+ public:
+  virtual ~Transfers() = default;
+  /// Moves what can be moved and runs at most `most` steps; how many it ran. Never blocks. Throws CommError.
+  virtual int progress(int most) = 0;
+  virtual bool under_way() const = 0;
+  /// One line for everything under way.
+  virtual std::string under_way_text() const = 0;
+  /// What was posted last; empty: nothing yet.
+  virtual std::string last_text() const = 0;
+};
+
 /// Used by one thread at a time: by its caller, who holds a Turn, or by its progress thread.
-class Backend {
+class Backend : public std::enable_shared_from_this<Backend> {
  public:
   Backend(int rank, int size, std::shared_ptr<Turns> turns = std::make_shared<Turns>());
   virtual ~Backend() = default;
@@ -112,6 +198,8 @@ class Backend {
   /// Ranks on this host, ascending, this one among them.
   const std::vector<int>& host_ranks() const { return host_ranks_; }
   int local_rank() const;
+  /// Pid of a rank on this host. Local.
+  virtual pid_t pid_of(int rank) const = 0;
   int local_size() const { return static_cast<int>(host_ranks_.size()); }
   virtual std::string_view name() const = 0;
 
@@ -125,8 +213,29 @@ class Backend {
   virtual bool progress(int most) = 0;
   /// *Local.* As Group::failed.
   virtual bool failed() const = 0;
-  /// *Local.* True when progress() is not finished with some call.
+  /// *Local.* True when progress() is not finished with something.
   virtual bool under_way() const = 0;
+  /// *Local.* True inside progress(): what it runs cannot wait.
+  virtual bool in_finish_step() const { return false; }
+
+  /// *Local.* Progresses until `done()`: spins, yields, then sleeps, and looks after the peers that `blocker`
+  /// names. False when the limit passed. Throws CommError.
+  virtual bool block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
+                           const Patience& patience) = 0;
+  /// *Local.* Liveness and timeouts, for a caller that has waited since `since_ns`. Throws CommError.
+  virtual void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
+                           std::chrono::milliseconds timeout) = 0;
+  virtual void throw_if_failed() const = 0;
+
+  /// *Collective.* A board of `parcels`, which the ranks have compared.
+  virtual std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels,
+                                                    BoardSink sink) = 0;
+  /// *Collective.* A window of `parcels`, which the ranks have compared. Null where a fetch has to be a call.
+  virtual std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
+                                                   std::span<const void* const> mine) = 0;
+  /// *Local.* From now on progress() moves `transfers` too, and then no longer.
+  void add_transfers(Transfers& transfers) { transfers_.push_back(&transfers); }
+  void remove_transfers(Transfers& transfers) { std::erase(transfers_, &transfers); }
 
   const std::shared_ptr<Turns>& turns() const { return turns_; }
   /// *Local.* As Group::set_progress_thread.
@@ -140,6 +249,9 @@ class Backend {
 
   /// *Collective.* As Group::allocate_node_shared.
   SharedMemory allocate_node_shared(std::size_t nbytes, std::string_view label);
+
+  /// *Collective.* Everybody's `nbytes` bytes at `mine`, one after the other, in `all`.
+  void tell_all(const void* mine, std::size_t nbytes, void* all, std::string_view label);
 
   /// *Collective.* A group of some of this group's ranks: `members`, ascending, this rank among them. Every
   /// rank passes the members of its own new group; no two of these overlap.
@@ -158,9 +270,6 @@ class Backend {
 
  protected:
   virtual const std::shared_ptr<RegionRegistry>& registry() const = 0;
-  /// Pid of a rank on this host. Local.
-  virtual pid_t pid_of(int rank) const = 0;
-
   void set_host_ranks(std::vector<int> ranks) { host_ranks_ = std::move(ranks); }
 
   /// *Collective* over the whole group. A zero-filled region for the ranks of `members`, all on this host,
@@ -177,6 +286,13 @@ class Backend {
     return call.timeout.count() > 0 ? call.timeout : default_timeout_;
   }
 
+  /// progress() of the boards and windows.
+  int move_transfers(int most);
+  bool transfers_under_way() const;
+  std::string transfers_text() const;
+  /// Ends what an error says of this rank's last call with its last posts and fetches.
+  std::string last_transfers_text() const;
+
  private:
   const int rank_;
   const int size_;
@@ -184,6 +300,7 @@ class Backend {
   std::chrono::milliseconds default_timeout_;
   std::vector<int> host_ranks_;
   const std::shared_ptr<Turns> turns_;
+  std::vector<Transfers*> transfers_;
   std::unique_ptr<ProgressThread> progress_thread_;  ///< ended first of all in destructors of backends
 };
 
@@ -198,6 +315,29 @@ CallRecord make_record(const Call& call, std::uint64_t sequence);
 /// Runs the finish step of a kScatter or kView call: `consume`, or the ordered reduction. Local.
 void run_finish_step(const Reduction& reduction, const ConsumeSlices& consume, DType dtype,
                      std::span<const void* const> slices, std::int64_t numel);
+
+/// Counts one call that sends and receives so many elements. Local.
+void count_moved(CollectiveCounter& counter, std::int64_t sent, std::int64_t received, DType dtype);
+
+/// The way from a group to its backend.
+struct GroupAccess {
+  static const std::shared_ptr<Backend>& backend(const Group& group) { return group.backend_; }
+};
+
+/// The turn of a caller who posts; the progress thread is told of it.
+class PostingTurn {
+ public:
+  explicit PostingTurn(Backend& backend) : backend_(backend), turn_(*backend.turns()) {}
+  ~PostingTurn() {
+    if (ProgressThread* const thread = backend_.progress_thread()) thread->posted();
+  }
+  PostingTurn(const PostingTurn&) = delete;
+  PostingTurn& operator=(const PostingTurn&) = delete;
+
+ private:
+  Backend& backend_;
+  Turn turn_;
+};
 
 /// A size-1 group. Local.
 std::shared_ptr<Backend> make_self_backend();

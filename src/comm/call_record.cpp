@@ -9,6 +9,11 @@
 #include "base/clock.h"
 
 namespace zero::comm {
+namespace {
+
+constexpr std::string_view kDots = "...";  ///< where a label was cut
+
+}  // namespace
 
 std::string_view kind_name(CollectiveKind kind) {
   switch (kind) {
@@ -37,10 +42,19 @@ std::uint64_t hash_counts(std::span<const std::int64_t> counts) {
   return hash;
 }
 
+std::uint64_t hash_text(std::string_view text) {
+  std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a, then mixed: its last bytes must reach all bits
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  hash = (hash ^ (hash >> 33)) * 0xff51afd7ed558ccdULL;
+  return hash ^ (hash >> 33);
+}
+
 void set_label(CallRecord& record, std::string_view label) {
+  record.label_hash = hash_text(label);
   const std::size_t length = std::min(label.size(), kLabelBytes - 1);
   if (length > 0) std::memcpy(record.label, label.data(), length);
   std::memset(record.label + length, 0, kLabelBytes - length);
+  if (label.size() > length) std::memcpy(record.label + length - kDots.size(), kDots.data(), kDots.size());
 }
 
 bool same_call(const CallRecord& a, const CallRecord& b) { return std::memcmp(&a, &b, kSignatureBytes) == 0; }
@@ -75,6 +89,7 @@ std::string describe_with_times(const CallRecord& record, std::int64_t now_ns) {
 std::string describe_difference(const CallRecord& a, const CallRecord& b) {
   if (a.kind != b.kind || a.phase != b.phase) return "kind of collective";
   if (std::memcmp(a.label, b.label, kLabelBytes) != 0) return "label";
+  if (a.label_hash != b.label_hash) return "label, after the part shown,";
   if (a.dtype != b.dtype) return "dtype";
   if (a.numel != b.numel) return "number of elements";
   if (a.counts_hash != b.counts_hash) return "division into shards (counts)";

@@ -24,14 +24,15 @@ enum class CollectiveKind : std::uint8_t {
 /// "all_gather", "reduce_scatter", ...
 std::string_view kind_name(CollectiveKind kind);
 
-inline constexpr std::size_t kLabelBytes = 48;  ///< with the closing zero
+inline constexpr std::size_t kLabelBytes = 48;  ///< shown of a label, with the closing zero
 
 /// Plain words, so that it can lie in shared memory or in a message. The first part is the signature.
 struct CallRecord {
   std::uint64_t sequence = 0;  ///< index of the call in its group, from 0
   std::int64_t numel = 0;      ///< of the whole collective (all ranks' slices)
   std::uint64_t counts_hash = 0;
-  std::int32_t root = -1;  ///< broadcast only
+  std::uint64_t label_hash = 0;  ///< of the whole label
+  std::int32_t root = -1;        ///< broadcast only
   CollectiveKind kind = CollectiveKind::kBarrier;
   std::uint8_t phase = 0;  ///< 1: the second half of a large all_reduce
   DType dtype = DType::kByte;
@@ -42,14 +43,18 @@ struct CallRecord {
   std::int64_t left_ns = 0;  ///< 0: this rank has not finished its part
 };
 static_assert(std::is_trivially_copyable_v<CallRecord>);
-static_assert(sizeof(CallRecord) == 96);
-inline constexpr std::size_t kSignatureBytes = 80;
+static_assert(sizeof(CallRecord) == 104);
+inline constexpr std::size_t kSignatureBytes = 88;
 static_assert(offsetof(CallRecord, entered_ns) == kSignatureBytes);
 
 /// A hash of the shard sizes. Local.
 std::uint64_t hash_counts(std::span<const std::int64_t> counts);
 
-/// Copies `label`, cut to 47 characters, and zeroes the rest. Local.
+/// A hash of all of `text`. Local.
+std::uint64_t hash_text(std::string_view text);
+
+/// Keeps what the ranks compare of `label`, its hash, and what they show: up to 47 characters, a longer one's
+/// last three as dots. Local.
 void set_label(CallRecord& record, std::string_view label);
 
 /// True when both ranks mean the same call. Local.

@@ -17,6 +17,7 @@ namespace {
 
 using comm::Call;
 using comm::CollectiveKind;
+using comm::count_moved;
 using comm::Transport;
 
 /// Up to here each rank reads everybody's input and sums all of it: one step instead of two.
@@ -81,15 +82,6 @@ Call make_call(CollectiveKind kind, Transport transport, DType dtype, const Coll
   return call;
 }
 
-void count(CollectiveCounter& counter, std::int64_t sent, std::int64_t received, DType dtype) {
-  const auto nbytes = static_cast<std::int64_t>(element_nbytes(dtype));
-  counter.calls += 1;
-  counter.numel_sent += sent;
-  counter.numel_received += received;
-  counter.nbytes_sent += sent * nbytes;
-  counter.nbytes_received += received * nbytes;
-}
-
 /// Slices of a large all_reduce: as even as whole multiples allow, the last ones may be shorter or empty.
 void divide(std::int64_t numel, std::span<std::int64_t> counts) {
   const auto ranks = static_cast<std::int64_t>(counts.size());
@@ -115,18 +107,15 @@ class Counts {
   std::span<std::int64_t> span_;
 };
 
-/// Posts calls that belong together, and tells the progress thread.
+/// Posts calls that belong together.
 class Post {
  public:
-  explicit Post(comm::Backend& backend) : backend_(backend), turn_(*backend.turns()) {}
-  ~Post() {
-    if (comm::ProgressThread* const thread = backend_.progress_thread()) thread->posted();
-  }
+  explicit Post(comm::Backend& backend) : backend_(backend), turn_(backend) {}
   std::shared_ptr<comm::WorkState> operator()(const Call& call) { return backend_.post(call); }
 
  private:
   comm::Backend& backend_;
-  comm::Turn turn_;
+  comm::PostingTurn turn_;
 };
 
 void* advance(void* pointer, std::int64_t numel, DType dtype) {
@@ -145,6 +134,12 @@ void Work::wait() {
   if (!state_ || state_->complete()) return;
   const comm::Turn turn(state_->turns());
   state_->wait();
+}
+
+bool Work::wait_for(std::chrono::milliseconds limit) {
+  if (!state_ || state_->complete()) return true;
+  const comm::Turn turn(state_->turns());
+  return state_->wait_for(limit);
 }
 
 double Work::moving_seconds() const { return state_ && state_->complete() ? state_->moving_seconds() : 0; }
@@ -217,7 +212,7 @@ Work Group::all_gather_at(const void* in, void* out, std::span<const std::int64_
   call.in = in;
   call.out = out;
   Work work(Post(*backend_)(call));
-  count(backend_->counters().all_gather, counts[me] * (size() - 1), total - counts[me], dtype);
+  count_moved(backend_->counters().all_gather, counts[me] * (size() - 1), total - counts[me], dtype);
   return work;
 }
 
@@ -243,7 +238,7 @@ Work Group::reduce_scatter(const void* in, void* out, std::span<const std::int64
   call.reduction = {out, out_dtype, ReduceOp::kSum,
                     accumulate ? comm::ReduceBase::kOut : comm::ReduceBase::kZero};
   Work work(Post(*backend_)(call));
-  count(backend_->counters().reduce_scatter, total - mine, mine * (size() - 1), dtype);
+  count_moved(backend_->counters().reduce_scatter, total - mine, mine * (size() - 1), dtype);
   return work;
 }
 
@@ -260,7 +255,7 @@ Work Group::exchange(const void* in, std::span<const std::int64_t> counts, DType
   call.in = in;
   call.consume = std::move(consume);
   Work work(Post(*backend_)(call));
-  count(backend_->counters().reduce_scatter, total - mine, mine * (size() - 1), dtype);
+  count_moved(backend_->counters().reduce_scatter, total - mine, mine * (size() - 1), dtype);
   return work;
 }
 
@@ -281,7 +276,7 @@ Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op
   if (numel * static_cast<std::int64_t>(element_nbytes(dtype)) <= kSmallAllReduceNbytes) {
     call.stage_input = true;
     Work work(Post(*backend_)(call));
-    count(counter, numel * (size() - 1), numel * (size() - 1), dtype);
+    count_moved(counter, numel * (size() - 1), numel * (size() - 1), dtype);
     return work;
   }
   // Large: each rank reduces one slice and everybody gathers the slices. Both calls take their place in
@@ -305,7 +300,7 @@ Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op
   std::shared_ptr<comm::WorkState> gathered = post(call);
   reduced->chain(gathered);
   reduced->start();
-  count(counter, numel - mine + mine * (size() - 1), mine * (size() - 1) + numel - mine, dtype);
+  count_moved(counter, numel - mine + mine * (size() - 1), mine * (size() - 1) + numel - mine, dtype);
   return Work(std::move(gathered));
 }
 
@@ -323,13 +318,13 @@ Work Group::broadcast(void* inout, std::int64_t numel, DType dtype, int root,
   call.out = inout;
   Work work(Post(*backend_)(call));
   const bool is_root = rank() == root;
-  count(backend_->counters().broadcast, is_root ? numel * (size() - 1) : 0, is_root ? 0 : numel, dtype);
+  count_moved(backend_->counters().broadcast, is_root ? numel * (size() - 1) : 0, is_root ? 0 : numel, dtype);
   return work;
 }
 
 Work Group::barrier(const CollectiveOptions& options) {
   Work work(Post(*backend_)(make_call(CollectiveKind::kBarrier, Transport::kBarrier, DType::kByte, options)));
-  count(backend_->counters().barrier, 0, 0, DType::kByte);
+  count_moved(backend_->counters().barrier, 0, 0, DType::kByte);
   return work;
 }
 

@@ -44,9 +44,19 @@ Introduction introduce_myself() {
   return mine;
 }
 
+void cancel_receive(MPI_Request& request) noexcept {
+  if (request == MPI_REQUEST_NULL) return;
+  MPI_Cancel(&request);
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+}
+
 }  // namespace
 
-MpiWork::MpiWork(MpiGroup* group) : WorkState(group->turns()), group_(group) {}
+MpiWork::MpiWork(MpiGroup& group) : MovedWork(group) {}
+
+Blocker MpiWork::blocker() const {
+  return static_cast<const MpiGroup*>(backend_)->blocker_of(call_.record.sequence);
+}
 
 MpiGroup::MpiGroup(MPI_Comm parent, int rank, int size)
     : Backend(rank, size, mpi_turns()),
@@ -96,12 +106,15 @@ MpiGroup::~MpiGroup() {
   }
   if (failure_.empty()) {
     for (MPI_Comm* comm : {&data_comm_, &record_comm_, &notice_comm_}) MPI_Comm_free(comm);
+    for (ChannelState& state : channels_) {
+      if (state.comm != MPI_COMM_NULL) MPI_Comm_free(&state.comm);
+    }
   } else {
     mark_mpi_failed();
     give_up_requests();
   }
   for (const std::shared_ptr<MpiWork>& work : works_) {
-    if (work) work->group_ = nullptr;
+    if (work) work->orphan();
   }
 }
 
@@ -114,19 +127,18 @@ std::shared_ptr<WorkState> MpiGroup::post(const Call& call) {
           fmt::format("{} calls are under way, no room for another one inside a finish step", kWindow));
     }
     const std::uint64_t oldest = data_sequence_;
-    block_until([&] { return data_sequence_ > oldest; }, oldest, default_timeout());
+    block_until([&] { return data_sequence_ > oldest; }, oldest);
   }
   std::shared_ptr<MpiWork>& place = works_[next_sequence_ % kWindow];
-  if (!place || place.use_count() > 1) place = std::make_shared<MpiWork>(this);
+  if (!place || place.use_count() > 1) place = std::make_shared<MpiWork>(*this);
   MpiWork& work = *place;
   CallRecord record = make_record(call, next_sequence_);
   record.entered_ns = base::monotonic_ns();
   work.call_.assign(call, record, timeout_of(call));
   work.phase_ = MpiWork::Phase::kRecords;
   work.ready_ = !call.deferred;
-  work.start_over();
+  work.begin(record.entered_ns, timeout_of(call));
   work.next_.reset();
-  work.error_ = nullptr;
   ++next_sequence_;
   Peer& me = peers_[static_cast<std::size_t>(rank())];
   me.recent[me.heard++ % kRemembered] = record;
@@ -162,8 +174,10 @@ bool MpiGroup::progress(int most) {
   if (progressing_ || !failure_.empty()) return false;
   progressing_ = true;
   const std::uint64_t begin = data_sequence_;
+  int steps = 0;
   try {
     receive_notices();
+    receive_messages();
     // Transfers of later calls may overtake; finish steps and completions keep the order.
     bool first = true;
     for (std::uint64_t s = data_sequence_; s < next_sequence_ && failure_.empty(); ++s) {
@@ -175,12 +189,13 @@ bool MpiGroup::progress(int most) {
         first = false;
       }
     }
+    if (most > 0 && failure_.empty()) steps = move_transfers(most);
   } catch (...) {
     progressing_ = false;
     throw;
   }
   progressing_ = false;
-  return data_sequence_ > begin;
+  return data_sequence_ > begin || steps > 0;
 }
 
 bool MpiGroup::step(MpiWork& work) {
@@ -299,10 +314,9 @@ void MpiGroup::move_broadcast(MpiWork& work) {
 
 bool MpiGroup::finish(MpiWork& work) {
   const PostedCall& call = work.call_;
-  try {
-    if (discarding_) {
-      // Nobody is left who wants the result.
-    } else if (call.transport == Transport::kGather) {
+  const auto own_part = [&] {
+    if (discarding_) return;  // nobody is left who wants the result
+    if (call.transport == Transport::kGather) {
       if (call.input_nbytes(rank()) > 0 && call.out_slice(rank()) != call.in) {
         std::memcpy(call.out_slice(rank()), call.in, call.input_nbytes(rank()));
       }
@@ -317,15 +331,8 @@ bool MpiGroup::finish(MpiWork& work) {
           call.input() + (scatter ? call.slice_offset_nbytes(rank()) : 0);
       run_finish_step(call.reduction, call.consume, call.record.dtype, slices_, call.finish_numel(rank()));
     }
-  } catch (const std::exception& error) {
-    work.error_ = std::current_exception();
-    abort(fmt::format("its own part of {} failed: {}", describe(call.record), error.what()));
-    return false;
-  } catch (...) {
-    work.error_ = std::current_exception();
-    abort(fmt::format("its own part of {} failed", describe(call.record)));
-    return false;
-  }
+  };
+  if (!work.run_own_part(own_part)) return false;
   work.phase_ = MpiWork::Phase::kDone;
   work.set_complete();
   work.call_.consume = nullptr;
@@ -370,16 +377,16 @@ void MpiGroup::leave() noexcept {
       }
     }
     const std::uint64_t all = next_sequence_;
-    if (all > 0) block_until([&] { return data_sequence_ == all; }, all - 1, default_timeout());
+    if (all > 0) block_until([&] { return data_sequence_ == all; }, all - 1);
     send_notice(kFarewell, {});
     const auto everybody_left = [&] {
       return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
         return peer.left_ns != 0 || &peer == &peers_[static_cast<std::size_t>(rank())];
       });
     };
-    block_until([&] { return everybody_left() && notice_sends_.test(); }, all, default_timeout());
-    MPI_Cancel(&notice_receive_);
-    MPI_Wait(&notice_receive_, MPI_STATUS_IGNORE);
+    block_until([&] { return everybody_left() && notice_sends_.test(); }, all);
+    cancel_receive(notice_receive_);
+    cancel_receive(message_receive_);
   } catch (const std::exception& error) {
     base::log_warning("leaving the group: {}", error.what());
   }
@@ -387,17 +394,11 @@ void MpiGroup::leave() noexcept {
 
 void MpiGroup::give_up_requests() noexcept {
   bool clean = notice_sends_.cancel();
-  if (notice_receive_ != MPI_REQUEST_NULL) {
-    MPI_Cancel(&notice_receive_);
-    MPI_Wait(&notice_receive_, MPI_STATUS_IGNORE);
-  }
+  cancel_receive(notice_receive_);
+  cancel_receive(message_receive_);
   for (std::uint64_t s = data_sequence_; s < next_sequence_; ++s) {
     MpiWork& work = work_at(s);
-    for (MPI_Request& request : work.record_receives_) {
-      if (request == MPI_REQUEST_NULL) continue;
-      MPI_Cancel(&request);
-      MPI_Wait(&request, MPI_STATUS_IGNORE);
-    }
+    for (MPI_Request& request : work.record_receives_) cancel_receive(request);
     clean = work.record_sends_.cancel() && clean;
     clean = work.data_.cancel() && clean;
   }

@@ -4,7 +4,7 @@
 // a late rank is known by name. Then the data moves, tagged with the sequence number; sums are made here, in
 // rank order.
 //
-// Bytes on the wire per call and rank: (N-1) records of 96 bytes, and the data of the transport.
+// Bytes on the wire per call and rank: (N-1) records of 104 bytes, and the data of the transport.
 // Failures and farewells travel as notices on a communicator of their own.
 #include <mpi.h>
 
@@ -26,11 +26,26 @@ namespace zero::comm {
 
 class MpiGroup;
 
-class MpiWork final : public WorkState {
+/// What a window says to that of another rank.
+struct WindowMessage {
+  enum class Kind : std::int32_t { kFetch, kClosing, kGone };
+  Kind kind = Kind::kFetch;
+  std::int32_t window = 0;
+  std::int32_t parcel = 0;    ///< kFetch
+  std::int32_t tag = 0;       ///< kFetch: of the answer
+  std::uint64_t version = 0;  ///< kFetch: at least so many publish()
+};
+
+/// A window that gets messages.
+class WindowEnd {
  public:
-  explicit MpiWork(MpiGroup* group);
-  bool test() override;
-  void wait() override;
+  virtual ~WindowEnd() = default;
+  virtual void take(int source, const WindowMessage& message) = 0;
+};
+
+class MpiWork final : public MovedWork {
+ public:
+  explicit MpiWork(MpiGroup& group);
   void start() override { ready_ = true; }
   void chain(std::shared_ptr<WorkState> next) override { next_ = std::move(next); }
 
@@ -38,7 +53,10 @@ class MpiWork final : public WorkState {
   friend class MpiGroup;
   enum class Phase : std::uint8_t { kRecords, kData, kForward, kMoved, kDone };
 
-  MpiGroup* group_;  ///< null once the group is gone
+  std::string text() const override { return describe(call_.record); }
+  Blocker blocker() const override;
+  CollectiveKind kind() const override { return call_.record.kind; }
+
   PostedCall call_;
   Phase phase_ = Phase::kRecords;
   std::int64_t data_since_ns_ = 0;  ///< every rank had entered the call
@@ -49,7 +67,6 @@ class MpiWork final : public WorkState {
   MpiRequests data_;
   std::vector<std::byte> scratch_;  ///< slices of the other ranks
   std::shared_ptr<WorkState> next_;
-  std::exception_ptr error_;
 };
 
 class MpiGroup final : public Backend {
@@ -64,16 +81,39 @@ class MpiGroup final : public Backend {
   std::shared_ptr<WorkState> post(const Call& call) override;
   std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
   bool progress(int most) override;
-  bool under_way() const override { return data_sequence_ < next_sequence_ && !failed(); }
+  pid_t pid_of(int rank) const override { return peers_[static_cast<std::size_t>(rank)].process.pid; }
+  bool under_way() const override {
+    return (data_sequence_ < next_sequence_ || transfers_under_way()) && !failed();
+  }
+  bool in_finish_step() const override { return progressing_; }
+  bool block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
+                   const Patience& patience) override;
+  void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
+                   std::chrono::milliseconds timeout) override;
+  void throw_if_failed() const override;
+  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels,
+                                            BoardSink sink) override;
+  std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
+                                           std::span<const void* const> mine) override;
   bool failed() const override { return !failure_.empty(); }
   std::string progress_thread_problem() const override;
   SharedMemory allocate(std::size_t nbytes) override;
   void abort(std::string_view reason) noexcept override;
   std::string flight_recorder() const override;
 
+  // What its boards and windows use.
+  /// What a communicator of theirs is for.
+  enum class Channel : std::uint8_t { kPosts, kMessages, kAnswers };
+  /// *Collective* the first time.
+  MPI_Comm channel(Channel which);
+  /// The first of `count` tags that nobody else on `which` uses. Throws CommError. Local.
+  int take_tags(Channel which, std::size_t count);
+  /// *Collective.* The number of a new window, whose messages `end` gets until remove_window().
+  int add_window(WindowEnd& end);
+  void remove_window(int window) { windows_[static_cast<std::size_t>(window)] = nullptr; }
+
  protected:
   const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
-  pid_t pid_of(int rank) const override { return peers_[static_cast<std::size_t>(rank)].process.pid; }
 
  private:
   friend class MpiWork;
@@ -104,16 +144,16 @@ class MpiGroup final : public Backend {
   void give_up_requests() noexcept;
 
   // mpi_wait.cpp
-  /// Progresses until `done()`, which depends on call `target` (next_sequence_: on everybody leaving).
-  void block_until(const std::function<bool()>& done, std::uint64_t target,
-                   std::chrono::milliseconds timeout);
-  void wait(MpiWork& work);
-  void check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout);
-  std::vector<int> missing_ranks(std::uint64_t sequence) const;
+  /// The same for something that depends on call `target` (next_sequence_: on everybody leaving), within the
+  /// group's timeout.
+  void block_until(const std::function<bool()>& done, std::uint64_t target);
+  /// The call whose peers hold up call `target`, and those peers.
+  Blocker blocker_of(std::uint64_t target) const;
   std::string problem_of(int peer, std::int64_t now_ns);
   void receive_notices();
+  void receive_messages();
   void send_notice(int tag, const std::string& text) noexcept;
-  void throw_if_failed() const;
+  [[noreturn]] void throw_failure() const;
   [[noreturn]] void fail_group(const std::string& reason);
   std::string position_of(int rank) const;
   std::string recent_calls(int rank) const;
@@ -132,6 +172,15 @@ class MpiGroup final : public Backend {
   bool discarding_ = false;  ///< the group is being destroyed: results go nowhere
   std::vector<const void*> slices_;
   std::vector<std::vector<std::byte>> free_scratch_;
+
+  struct ChannelState {
+    MPI_Comm comm = MPI_COMM_NULL;
+    std::size_t next_tag = 0;
+  };
+  std::array<ChannelState, 3> channels_;
+  std::vector<WindowEnd*> windows_;  ///< null: gone
+  WindowMessage message_;
+  MPI_Request message_receive_ = MPI_REQUEST_NULL;
 
   std::string failure_;  ///< empty: none
   std::vector<char> notice_;

@@ -40,6 +40,14 @@ bool MpiRequests::test() {
   return done != 0;
 }
 
+void MpiRequests::drop_completed() {
+  std::erase_if(requests_, [](MPI_Request& request) {
+    int done = 0;
+    check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    return done != 0;
+  });
+}
+
 bool MpiRequests::cancel() noexcept {
   bool clean = true;
   for (MPI_Request& request : requests_) {

@@ -15,6 +15,8 @@ class MpiRequests {
 
   /// True when all have completed. Throws CommError. Local.
   bool test();
+  /// Lets go of those that have completed. Throws CommError. Local.
+  void drop_completed();
   /// Gives up: cancels what has not been matched. False when something is still under way after that. Local.
   bool cancel() noexcept;
 

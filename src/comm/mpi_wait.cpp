@@ -26,86 +26,54 @@ double to_seconds(std::int64_t ns) {
 
 }  // namespace
 
-bool MpiWork::test() {
-  if (complete()) return true;
-  if (error_) std::rethrow_exception(error_);
-  if (!group_)
-    throw CommError(
-        fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
-  group_->progress();
-  if (complete()) return true;
-  if (error_) std::rethrow_exception(error_);
-  group_->throw_if_failed();
-  group_->check_peers(call_.record.sequence, call_.record.entered_ns, call_.timeout);
-  return false;
-}
-
-void MpiWork::wait() {
-  if (complete()) return;
-  if (error_) std::rethrow_exception(error_);
-  if (!group_)
-    throw CommError(
-        fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
-  group_->wait(*this);
-}
-
-void MpiGroup::wait(MpiWork& work) {
-  if (progressing_) {
-    throw CommError(
-        fmt::format("{}: wait() inside a finish step of the same group would never end; wait after it",
-                    describe(work.call_.record)));
-  }
+bool MpiGroup::block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
+                           const Patience& patience) {
   const std::int64_t begin_ns = base::monotonic_ns();
-  CollectiveCounter* const counter = counter_of(work.call_.record.kind);
-  const auto account = [&] {
-    if (counter) counter->wait_seconds += to_seconds(base::monotonic_ns() - begin_ns);
-  };
-  try {
-    block_until([&] { return work.complete() || work.error_; }, work.call_.record.sequence,
-                work.call_.timeout);
-  } catch (...) {
-    account();
-    throw;
-  }
-  account();
-  if (work.error_) std::rethrow_exception(work.error_);
-}
-
-void MpiGroup::block_until(const std::function<bool()>& done, std::uint64_t target,
-                           std::chrono::milliseconds timeout) {
-  const std::int64_t since_ns = base::monotonic_ns();
   while (true) {
     progress();
-    if (done()) return;
+    if (done()) return true;
     throw_if_failed();
-    const std::int64_t waited_ns = base::monotonic_ns() - since_ns;
+    const std::int64_t waited_ns = base::monotonic_ns() - begin_ns;
+    if (waited_ns >= patience.limit_ns) {
+      check_peers(blocker, begin_ns - patience.waited_ns, patience.timeout);
+      return false;
+    }
     if (waited_ns < policy_.spin_ns) {
       cpu_relax();
     } else if (waited_ns < kNapAfterNs) {
       ::sched_yield();
     } else {
-      check_peers(target, since_ns, timeout);
+      check_peers(blocker, begin_ns - patience.waited_ns, patience.timeout);
       const TurnPause pause(*turns());
       std::this_thread::sleep_for(kNap);
     }
   }
 }
 
-std::vector<int> MpiGroup::missing_ranks(std::uint64_t sequence) const {
-  std::vector<int> missing;
-  const bool leaving = sequence >= next_sequence_;
-  for (int peer = 0; peer < size(); ++peer) {
-    const Peer& state = peers_[static_cast<std::size_t>(peer)];
-    if (peer != rank() && (leaving ? state.left_ns == 0 : state.heard <= sequence)) missing.push_back(peer);
-  }
-  if (!missing.empty() || leaving) return missing;
-  for (int peer = 0; peer < size(); ++peer) {  // all have come: somebody's data has not
-    if (peer != rank()) missing.push_back(peer);
-  }
-  return missing;
+void MpiGroup::block_until(const std::function<bool()>& done, std::uint64_t target) {
+  block_until(done, [this, target] { return blocker_of(target); }, {default_timeout()});
 }
 
-void MpiGroup::check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout) {
+Blocker MpiGroup::blocker_of(std::uint64_t target) const {
+  const std::uint64_t sequence = std::min(target, data_sequence_);
+  const bool leaving = sequence >= next_sequence_;
+  Blocker blocker;
+  blocker.what = leaving ? std::string("the end of the group") : describe(work_at(sequence).call_.record);
+  for (int peer = 0; peer < size(); ++peer) {
+    const Peer& state = peers_[static_cast<std::size_t>(peer)];
+    if (peer != rank() && (leaving ? state.left_ns == 0 : state.heard <= sequence))
+      blocker.ranks.push_back(peer);
+  }
+  if (!blocker.ranks.empty() || leaving) return blocker;
+  blocker.lack = "has not sent its data";  // all have come
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) blocker.ranks.push_back(peer);
+  }
+  return blocker;
+}
+
+void MpiGroup::check_peers(const std::function<Blocker()>& blocker_now, std::int64_t since_ns,
+                           std::chrono::milliseconds timeout) {
   const std::int64_t now_ns = base::monotonic_ns();
   const bool late = now_ns - since_ns >= timeout.count() * base::kNanosPerMilli;
   if (now_ns - last_check_ns_ < policy_.slice_ns && !late) return;
@@ -113,28 +81,23 @@ void MpiGroup::check_peers(std::uint64_t target, std::int64_t since_ns, std::chr
     for (Peer& peer : peers_) peer.stopped_since_ns = 0;
   }
   last_check_ns_ = now_ns;
-  const std::uint64_t sequence = std::min(target, data_sequence_);
-  const bool leaving = sequence >= next_sequence_;
-  const std::string call =
-      leaving ? std::string("the end of the group") : describe(work_at(sequence).call_.record);
-  const std::vector<int> missing = missing_ranks(sequence);
-  for (const int peer : missing) {
+  const Blocker blocker = blocker_now();
+  for (const int peer : blocker.ranks) {
     const std::string problem = problem_of(peer, now_ns);
     if (problem.empty()) continue;
     fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer),
-                           problem, rank(), call, position_of(peer)));
+                           problem, rank(), blocker.what, position_of(peer)));
   }
   if (!late) return;
   std::string late_ranks;
-  for (const int peer : missing) {
-    const bool here = peers_[static_cast<std::size_t>(peer)].heard > sequence;
-    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer),
-                              here ? "has not sent its data" : "has not arrived", position_of(peer));
+  for (const int peer : blocker.ranks) {
+    late_ranks +=
+        fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
   }
   fail_group(fmt::format(
       "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
       "(ZERO_TIMEOUT_S, Group::set_timeout).",
-      rank(), to_seconds(now_ns - since_ns), call, late_ranks));
+      rank(), to_seconds(now_ns - since_ns), blocker.what, late_ranks));
 }
 
 std::string MpiGroup::problem_of(int peer, std::int64_t now_ns) {
@@ -145,7 +108,8 @@ std::string MpiGroup::problem_of(int peer, std::int64_t now_ns) {
   if (!state.on_this_host) return {};  // mpirun ends all ranks when one on another host dies
   switch (process_state(state.process)) {
     case ProcessState::kGone:
-      return "died (see its own output; killed for lack of memory? see dmesg)";
+      return "ended without leaving the group (exited or died; see its own output; killed for lack of "
+             "memory? see dmesg)";
     case ProcessState::kRunning:
       state.stopped_since_ns = 0;
       return {};
@@ -201,8 +165,8 @@ void MpiGroup::send_notice(int tag, const std::string& text) noexcept {
 void MpiGroup::abort(std::string_view reason) noexcept {
   if (!failure_.empty()) return;
   try {
-    failure_ =
-        fmt::format("rank {} (pid {}) aborted the group: {}. {}", rank(), pid_, reason, position_of(rank()));
+    failure_ = fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason,
+                           position_of(rank()), last_transfers_text());
   } catch (...) {
     failure_ = "aborted";
   }
@@ -210,9 +174,12 @@ void MpiGroup::abort(std::string_view reason) noexcept {
 }
 
 void MpiGroup::throw_if_failed() const {
-  if (failure_.empty()) return;
-  throw CommError(
-      fmt::format("{}\n  This is rank {} of {}. {}", failure_, rank(), size(), position_of(rank())));
+  if (!failure_.empty()) throw_failure();
+}
+
+void MpiGroup::throw_failure() const {
+  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}{}", failure_, rank(), size(),
+                              position_of(rank()), last_transfers_text()));
 }
 
 void MpiGroup::fail_group(const std::string& reason) {
@@ -220,8 +187,7 @@ void MpiGroup::fail_group(const std::string& reason) {
     failure_ = reason;
     send_notice(kFailureTag, reason);
   }
-  throw CommError(
-      fmt::format("{}\n  This is rank {} of {}. {}", failure_, rank(), size(), position_of(rank())));
+  throw_failure();
 }
 
 std::string MpiGroup::position_of(int peer) const {
@@ -245,7 +211,7 @@ std::string MpiGroup::recent_calls(int peer) const {
 std::string MpiGroup::flight_recorder() const {
   std::string text;
   for (int r = 0; r < size(); ++r) text += fmt::format("rank {}:\n{}", r, recent_calls(r));
-  return text;
+  return text + transfers_text();
 }
 
 }  // namespace zero::comm

@@ -4,7 +4,9 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "comm/backend.h"
+#include "comm/copy.h"
 #include "comm/process.h"
+#include "comm/transfers.h"
 
 namespace zero::comm {
 namespace {
@@ -20,6 +22,7 @@ class SelfWork final : public WorkState {
     return true;
   }
   void wait() override { test(); }
+  bool wait_for(std::chrono::milliseconds) override { return test(); }
   void chain(std::shared_ptr<WorkState> next) override { next_ = std::move(next); }
   void start() override {
     run(call_);
@@ -55,6 +58,59 @@ class SelfWork final : public WorkState {
   std::shared_ptr<WorkState> next_;
 };
 
+class SelfBoard final : public ExchangeBoard {
+ public:
+  SelfBoard(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table, BoardSink sink)
+      : backend_(std::move(backend)),
+        table_(std::move(table)),
+        sink_(std::move(sink)),
+        posts_(table_->size()) {}
+
+  Work post(int parcel, const void* in) override {
+    table_->check("ExchangeBoard::post", parcel, in);
+    backend_->throw_if_failed();
+    ++posts_[static_cast<std::size_t>(parcel)];
+    count_exchange(*backend_, *table_, parcel);
+    sink_(parcel, {&in, 1});
+    return Work();
+  }
+
+  std::int64_t posts(int parcel) const override {
+    table_->check("ExchangeBoard::posts", parcel, this);
+    return posts_[static_cast<std::size_t>(parcel)];
+  }
+
+ private:
+  const std::shared_ptr<Backend> backend_;
+  const std::shared_ptr<const ParcelTable> table_;
+  const BoardSink sink_;
+  std::vector<std::int64_t> posts_;
+};
+
+class SelfWindow final : public ShardWindow {
+ public:
+  SelfWindow(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table,
+             std::span<const void* const> mine)
+      : backend_(std::move(backend)), table_(std::move(table)), mine_(mine.begin(), mine.end()) {}
+
+  Work fetch(int parcel, void* out, std::string_view) override {
+    table_->check("ShardWindow::fetch", parcel, out);
+    backend_->throw_if_failed();
+    count_fetch(*backend_, *table_, parcel);
+    const void* const in = mine_[static_cast<std::size_t>(parcel)];
+    if (out != in) copy_bytes(out, in, table_->nbytes(parcel));
+    return Work();
+  }
+
+  void publish() override {}
+  bool one_sided() const override { return true; }
+
+ private:
+  const std::shared_ptr<Backend> backend_;
+  const std::shared_ptr<const ParcelTable> table_;
+  const std::vector<const void*> mine_;
+};
+
 class SelfBackend final : public Backend {
  public:
   SelfBackend() : Backend(0, 1), registry_(std::make_shared<RegionRegistry>(0, nullptr)) {
@@ -64,7 +120,7 @@ class SelfBackend final : public Backend {
   std::string_view name() const override { return "self"; }
 
   std::shared_ptr<WorkState> post(const Call& call) override {
-    if (!failure_.empty()) throw CommError(failure_);
+    throw_if_failed();
     CallRecord& record = recent_[next_sequence_ % kRecordedCalls];
     record = make_record(call, next_sequence_++);
     record.entered_ns = base::monotonic_ns();
@@ -76,8 +132,26 @@ class SelfBackend final : public Backend {
 
   std::shared_ptr<Backend> subgroup(std::span<const int>) override { return make_self_backend(); }
   bool progress(int) override { return false; }
+  pid_t pid_of(int) const override { return this_process().pid; }
   bool under_way() const override { return false; }
   bool failed() const override { return !failure_.empty(); }
+  bool block_until(const std::function<bool()>& done, const std::function<Blocker()>&,
+                   const Patience&) override {
+    ZERO_CHECK(done(), "nobody else is here to wait for");
+    return true;
+  }
+  void check_peers(const std::function<Blocker()>&, std::int64_t, std::chrono::milliseconds) override {}
+  void throw_if_failed() const override {
+    if (!failure_.empty()) throw CommError(failure_);
+  }
+  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels,
+                                            BoardSink sink) override {
+    return std::make_shared<SelfBoard>(shared_from_this(), std::move(parcels), std::move(sink));
+  }
+  std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
+                                           std::span<const void* const> mine) override {
+    return std::make_shared<SelfWindow>(shared_from_this(), std::move(parcels), mine);
+  }
 
   SharedMemory allocate(std::size_t nbytes) override {
     return SharedMemory(Region::create(registry_, nbytes, Region::Sharing::kPrivate, "allocate"));
@@ -103,7 +177,6 @@ class SelfBackend final : public Backend {
 
  protected:
   const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
-  pid_t pid_of(int) const override { return this_process().pid; }
 
  private:
   std::shared_ptr<RegionRegistry> registry_;

@@ -35,20 +35,22 @@ std::vector<pid_t> processes_of(const ControlSegment& segment) {
 
 }  // namespace
 
-ShmWork::ShmWork(ShmBackend* backend) : WorkState(backend->turns()), backend_(backend) {}
+ShmWork::ShmWork(ShmBackend& backend) : MovedWork(backend) {}
+
+ShmBackend* ShmWork::backend() const { return static_cast<ShmBackend*>(backend_); }
+
+Blocker ShmWork::blocker() const { return backend()->blocker_of(call_.record.sequence); }
 
 void ShmWork::reset(int ranks) {
   ready_ = staged_ = data_done_ = false;
-  start_over();
   peers_.assign(static_cast<std::size_t>(ranks), Peer::kUnseen);
   peers_left_ = 0;
   input_region_.reset();
   next_.reset();
-  error_ = nullptr;
 }
 
 void ShmWork::start() {
-  if (backend_) backend_->start(*this);
+  if (backend()) backend()->start(*this);
 }
 
 ShmBackend::ShmBackend(std::shared_ptr<ControlSegment> segment, int rank, std::vector<int> host_ranks)
@@ -74,7 +76,7 @@ ShmBackend::ShmBackend(std::shared_ptr<ControlSegment> segment, int rank, std::v
   set_host_ranks(std::move(host_ranks));
   // All that calls need, so that none allocates.
   for (auto& place : works_) {
-    place = std::make_shared<ShmWork>(this);
+    place = std::make_shared<ShmWork>(*this);
     place->reset(size());
     place->call_.counts.reserve(static_cast<std::size_t>(size()));
   }
@@ -92,7 +94,7 @@ ShmBackend::~ShmBackend() {
     segment_->notify();
   }
   for (const std::shared_ptr<ShmWork>& work : works_) {
-    if (work) work->backend_ = nullptr;
+    if (work) work->orphan();
   }
 }
 
@@ -115,11 +117,12 @@ std::shared_ptr<WorkState> ShmBackend::post(const Call& call) {
 ShmWork& ShmBackend::new_work(const Call& call) {
   std::shared_ptr<ShmWork>& place = works_[next_sequence_ % kRingSlots];
   // The user may still hold the work that was here: then it stays with him.
-  if (!place || place.use_count() > 1) place = std::make_shared<ShmWork>(this);
+  if (!place || place.use_count() > 1) place = std::make_shared<ShmWork>(*this);
   CallRecord record = make_record(call, next_sequence_);
   record.entered_ns = base::monotonic_ns();
   ShmWork& work = *place;
   work.reset(size());
+  work.begin(record.entered_ns, timeout_of(call));
   work.call_.assign(call, record, timeout_of(call));
   work.in_nbytes_ = work.call_.input_nbytes(rank());
   for (int peer = 0; peer < size(); ++peer) {
@@ -170,7 +173,8 @@ bool ShmBackend::progress(int most) {
     if (!run_data_phase(work)) break;
   }
   retire();
-  return data_sequence_ > begin;
+  const int calls = static_cast<int>(data_sequence_ - begin);
+  return calls + move_transfers(most - calls) > 0;
 }
 
 bool ShmBackend::run_data_phase(ShmWork& work) {
@@ -228,7 +232,7 @@ void ShmBackend::copy_from_peer(ShmWork& work, int peer) {
 
 void ShmBackend::finish(ShmWork& work) {
   const PostedCall& call = work.call_;
-  try {
+  const auto own_part = [&] {
     if (call.transport == Transport::kGather) {
       std::byte* const target = call.out_slice(rank());
       if (work.in_nbytes_ > 0 && target != call.in) copy_bytes(target, call.in, work.in_nbytes_);
@@ -240,15 +244,8 @@ void ShmBackend::finish(ShmWork& work) {
       }
       run_finish_step(call.reduction, call.consume, call.record.dtype, slices_, call.finish_numel(rank()));
     }
-  } catch (const std::exception& error) {
-    work.error_ = std::current_exception();
-    abort(fmt::format("its own part of {} failed: {}", describe(work.call_.record), error.what()));
-    return;
-  } catch (...) {
-    work.error_ = std::current_exception();
-    abort(fmt::format("its own part of {} failed", describe(work.call_.record)));
-    return;
-  }
+  };
+  if (!work.run_own_part(own_part)) return;
   // A peer that failed meanwhile may have given its input away: what was read cannot be trusted.
   if (segment_->failed()) return;
   work.data_done_ = true;
@@ -293,8 +290,8 @@ SharedMemory ShmBackend::allocate(std::size_t nbytes) {
 
 void ShmBackend::abort(std::string_view reason) noexcept {
   try {
-    segment_->fail(rank(), fmt::format("rank {} (pid {}) aborted the group: {}. {}", rank(), pid_, reason,
-                                       position_of(rank())));
+    segment_->fail(rank(), fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason,
+                                       position_of(rank()), last_transfers_text()));
   } catch (...) {
     segment_->fail(rank(), "a rank aborted the group and had no memory left to say why");
   }
@@ -330,7 +327,7 @@ std::string ShmBackend::flight_recorder() const {
   constexpr std::size_t kShown = 16;
   std::string text;
   for (int r = 0; r < size(); ++r) text += fmt::format("rank {}:\n{}", r, recent_calls(r, kShown));
-  return text;
+  return text + transfers_text();
 }
 
 }  // namespace zero::comm

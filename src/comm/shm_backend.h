@@ -27,11 +27,9 @@ namespace zero::comm {
 
 class ShmBackend;
 
-class ShmWork final : public WorkState {
+class ShmWork final : public MovedWork {
  public:
-  explicit ShmWork(ShmBackend* backend);
-  bool test() override;
-  void wait() override;
+  explicit ShmWork(ShmBackend& backend);
   void start() override;
   void chain(std::shared_ptr<WorkState> next) override { next_ = std::move(next); }
 
@@ -41,9 +39,13 @@ class ShmWork final : public WorkState {
   /// How far a peer's part is.
   enum class Peer : std::uint8_t { kUnseen, kVerified, kDone };
 
-  void reset(int ranks);
+  std::string text() const override { return describe(call_.record); }
+  Blocker blocker() const override;
+  CollectiveKind kind() const override { return call_.record.kind; }
 
-  ShmBackend* backend_;  ///< null once the group is gone
+  void reset(int ranks);
+  ShmBackend* backend() const;
+
   PostedCall call_;
   std::size_t in_nbytes_ = 0;
 
@@ -54,7 +56,6 @@ class ShmWork final : public WorkState {
   int peers_left_ = 0;  ///< peers that are not kDone
   std::shared_ptr<Region> input_region_;
   std::shared_ptr<WorkState> next_;
-  std::exception_ptr error_;  ///< thrown by the finish step
 };
 
 class ShmBackend final : public Backend {
@@ -69,15 +70,39 @@ class ShmBackend final : public Backend {
   std::shared_ptr<WorkState> post(const Call& call) override;
   std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
   bool progress(int most) override;
-  bool under_way() const override { return data_sequence_ < next_sequence_ && !failed(); }
+  bool under_way() const override {
+    return (data_sequence_ < next_sequence_ || transfers_under_way()) && !failed();
+  }
+  bool in_finish_step() const override { return progressing_; }
+  bool block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
+                   const Patience& patience) override;
+  void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
+                   std::chrono::milliseconds timeout) override;
+  void throw_if_failed() const override;
+  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels,
+                                            BoardSink sink) override;
+  std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
+                                           std::span<const void* const> mine) override;
   bool failed() const override { return segment_->failed(); }
   SharedMemory allocate(std::size_t nbytes) override;
   void abort(std::string_view reason) noexcept override;
   std::string flight_recorder() const override;
 
- protected:
+  // What its boards and windows use. Local.
+  ControlSegment& segment() { return *segment_; }
+  /// Where peers find `address` in `region`.
+  static InputLocation location_of(const Region& region, const void* address);
+  /// The bytes at a location that `peer` has published; `what` they are for is asked for errors. Null where
+  /// there are none. Throws CommError.
+  const std::byte* map_input(int peer, const InputLocation& location,
+                             const std::function<std::string()>& what);
+  std::shared_ptr<Region> create_region(std::size_t nbytes, const std::string& what) {
+    return Region::create(registry_, nbytes, Region::Sharing::kReadable, what);
+  }
   const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
   pid_t pid_of(int rank) const override { return segment_->process_of(rank).pid; }
+  /// *Collective.* A zero-filled region for all ranks. Throws CommError, IoError.
+  std::shared_ptr<Region> share_with_all(std::size_t nbytes, std::string_view label);
 
  private:
   friend class ShmWork;
@@ -99,26 +124,15 @@ class ShmBackend final : public Backend {
   bool drop_unfinished_works();
 
   // shm_wait.cpp
-  /// Progresses until `done()`, which depends on call `target`: spins, yields, then sleeps.
-  template <class Done>
-  void block_until(Done done, std::uint64_t target, std::chrono::milliseconds timeout);
-  void wait(ShmWork& work);
+  /// The same for something that depends on call `target`, within the group's timeout.
+  void block_until(const std::function<bool()>& done, std::uint64_t target);
   void wait_for_room(std::uint64_t sequence);
   void wait_for_readers(std::uint64_t sequence);
   void wait_for_staging_room(std::size_t nbytes);
-  /// Liveness and timeouts, for a caller that has waited for call `target` since `since_ns`. Throws
-  /// CommError.
-  void check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout);
   /// Why `peer` will not come, or nothing.
   std::string problem_of(int peer, std::int64_t now_ns, bool look_at_process);
-  /// The call whose peers hold up `target`, and those peers.
-  struct Blocker {
-    std::uint64_t sequence;
-    bool readers;  ///< they have come, but still read this rank's input
-    std::vector<int> ranks;
-  };
+  /// The call whose peers hold up call `target`, and those peers.
   Blocker blocker_of(std::uint64_t target) const;
-  void throw_if_failed() const;
   [[noreturn]] void throw_failure() const;
   [[noreturn]] void fail_group(const std::string& reason);
   std::string call_text(std::uint64_t sequence) const;
@@ -128,12 +142,11 @@ class ShmBackend final : public Backend {
   // shm_memory.cpp
   /// Publishes where the peers find the input of `work`.
   void locate_input(ShmWork& work);
-  InputLocation location_of(const Region& region, const void* address) const;
   /// Input of `peer` in call `sequence`.
   const std::byte* map_input(int peer, std::uint64_t sequence);
   void forget_freed_regions(int peer);
 
-  bool peer_has(const std::atomic<std::uint64_t> RankBlock::*counter, int peer,
+  bool peer_has(const std::atomic<std::uint64_t> RankBlock::* counter, int peer,
                 std::uint64_t sequence) const {
     return (segment_->block(peer).*counter).load(std::memory_order_seq_cst) > sequence;
   }

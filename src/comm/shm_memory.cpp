@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <thread>
 
 #include "base/clock.h"
@@ -46,7 +47,7 @@ void ShmBackend::locate_input(ShmWork& work) {
   mine_.ring[work.call_.record.sequence % kRingSlots].input.store(location);
 }
 
-InputLocation ShmBackend::location_of(const Region& region, const void* address) const {
+InputLocation ShmBackend::location_of(const Region& region, const void* address) {
   InputLocation location;
   location.offset_nbytes = static_cast<const std::byte*>(address) - region.data();
   location.region_nbytes = region.nbytes();
@@ -57,7 +58,12 @@ InputLocation ShmBackend::location_of(const Region& region, const void* address)
 }
 
 const std::byte* ShmBackend::map_input(int peer, std::uint64_t sequence) {
-  const InputLocation location = segment_->block(peer).ring[sequence % kRingSlots].input.load();
+  return map_input(peer, segment_->block(peer).ring[sequence % kRingSlots].input.load(),
+                   [this, sequence] { return call_text(sequence); });
+}
+
+const std::byte* ShmBackend::map_input(int peer, const InputLocation& location,
+                                       const std::function<std::string()>& what) {
   if (location.region_owner < 0) return nullptr;
   const RegionId id{location.region_owner, location.region_number};
   forget_freed_regions(id.owner);
@@ -80,10 +86,16 @@ const std::byte* ShmBackend::map_input(int peer, std::uint64_t sequence) {
       }
       if (problem.empty()) problem = std::string("cannot be read: ") + error.what();
       fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer),
-                             problem, rank(), call_text(sequence), position_of(peer)));
+                             problem, rank(), what(), position_of(peer)));
     }
   }
   return found->second.data() + location.offset_nbytes;
+}
+
+std::shared_ptr<Region> ShmBackend::share_with_all(std::size_t nbytes, std::string_view label) {
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  return share_region(all, nbytes, static_cast<std::int64_t>(nbytes), label);
 }
 
 void ShmBackend::forget_freed_regions(int peer) {

@@ -67,7 +67,7 @@ struct alignas(kCacheLine) Slot {
   Published<CallRecord> record;
   Published<InputLocation> input;
 };
-static_assert(sizeof(Slot) == 128);
+static_assert(sizeof(Slot) == 192);
 
 enum class RankState : std::uint32_t { kAbsent, kPresent, kLeft };
 

@@ -32,84 +32,46 @@ double to_seconds(std::int64_t ns) {
 
 }  // namespace
 
-bool ShmWork::test() {
-  if (complete()) return true;
-  if (error_) std::rethrow_exception(error_);
-  if (!backend_)
-    throw CommError(
-        fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
-  backend_->progress();
-  if (complete()) return true;
-  if (error_) std::rethrow_exception(error_);
-  backend_->throw_if_failed();
-  backend_->check_peers(call_.record.sequence, call_.record.entered_ns, call_.timeout);
-  return false;
-}
-
-void ShmWork::wait() {
-  if (complete()) return;
-  if (error_) std::rethrow_exception(error_);
-  if (!backend_)
-    throw CommError(
-        fmt::format("{}: the group was destroyed before it was complete", describe(call_.record)));
-  backend_->wait(*this);
-}
-
-void ShmBackend::wait(ShmWork& work) {
-  if (progressing_) {
-    throw CommError(
-        fmt::format("{}: wait() inside a finish step of the same group would never end; wait after it",
-                    describe(work.call_.record)));
-  }
-  progress();
-  if (work.complete()) return;
-  const std::int64_t begin_ns = base::monotonic_ns();
-  CollectiveCounter* const counter = counter_of(work.call_.record.kind);
-  const auto account = [&] {
-    if (counter) counter->wait_seconds += to_seconds(base::monotonic_ns() - begin_ns);
-  };
-  try {
-    block_until([&] { return work.complete() || work.error_; }, work.call_.record.sequence,
-                work.call_.timeout);
-  } catch (...) {
-    account();
-    throw;
-  }
-  account();
-  if (work.error_) std::rethrow_exception(work.error_);
-}
-
-template <class Done>
-void ShmBackend::block_until(Done done, std::uint64_t target, std::chrono::milliseconds timeout) {
+bool ShmBackend::block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
+                             const Patience& patience) {
   const auto arrived = [&] {
     progress();
     if (done()) return true;
     throw_if_failed();
     return false;
   };
-  if (arrived()) return;
-  const std::int64_t since_ns = base::monotonic_ns();
+  if (arrived()) return true;
+  const std::int64_t begin_ns = base::monotonic_ns();
+  const std::int64_t spin_ns = std::min(policy_.spin_ns, patience.limit_ns);
   constexpr int kLooksPerClock = 16;
   do {
     for (int look = 0; look < kLooksPerClock; ++look) {
       cpu_relax();
-      if (arrived()) return;
+      if (arrived()) return true;
     }
-  } while (base::monotonic_ns() - since_ns < policy_.spin_ns);
+  } while (base::monotonic_ns() - begin_ns < spin_ns);
   for (int i = 0; i < policy_.yields; ++i) {
     ::sched_yield();
-    if (arrived()) return;
+    if (arrived()) return true;
   }
-  const std::int64_t deadline_ns = since_ns + timeout.count() * base::kNanosPerMilli;
+  const std::int64_t since_ns = begin_ns - patience.waited_ns;
+  const std::int64_t deadline_ns = since_ns + patience.timeout.count() * base::kNanosPerMilli;
   while (true) {
-    check_peers(target, since_ns, timeout);
+    check_peers(blocker, since_ns, patience.timeout);
     const SleeperGuard guard(segment_->header().sleepers);
     const std::uint32_t event = segment_->header().event.load(std::memory_order_seq_cst);
-    if (arrived()) return;
-    const std::int64_t remaining_ns = deadline_ns - base::monotonic_ns();
-    if (remaining_ns > 0) segment_->sleep(event, std::min(policy_.slice_ns, remaining_ns));
-    if (arrived()) return;
+    if (arrived()) return true;
+    const std::int64_t now_ns = base::monotonic_ns();
+    const std::int64_t limit_left_ns = patience.limit_ns - (now_ns - begin_ns);
+    if (limit_left_ns <= 0) return false;
+    const std::int64_t longest_ns = std::min(policy_.slice_ns, limit_left_ns);
+    if (deadline_ns > now_ns) segment_->sleep(event, std::min(longest_ns, deadline_ns - now_ns));
+    if (arrived()) return true;
   }
+}
+
+void ShmBackend::block_until(const std::function<bool()>& done, std::uint64_t target) {
+  block_until(done, [this, target] { return blocker_of(target); }, {default_timeout()});
 }
 
 void ShmBackend::wait_for_room(std::uint64_t sequence) {
@@ -119,7 +81,7 @@ void ShmBackend::wait_for_room(std::uint64_t sequence) {
         fmt::format("{} calls are under way, no room for another one inside a finish step", kRingSlots));
   }
   const std::uint64_t oldest = sequence - kRingSlots;
-  block_until([&] { return retired_sequence_ > oldest; }, oldest, default_timeout());
+  block_until([&] { return retired_sequence_ > oldest; }, oldest);
 }
 
 void ShmBackend::wait_for_staging_room(std::size_t nbytes) {
@@ -129,7 +91,7 @@ void ShmBackend::wait_for_staging_room(std::size_t nbytes) {
   };
   while (!progressing_ && !fits()) {
     const std::uint64_t oldest = retired_sequence_;
-    block_until([&] { return retired_sequence_ > oldest; }, oldest, default_timeout());
+    block_until([&] { return retired_sequence_ > oldest; }, oldest);
   }
 }
 
@@ -138,24 +100,26 @@ void ShmBackend::wait_for_readers(std::uint64_t sequence) {
     retire();
     return retired_sequence_ > sequence;
   };
-  block_until(read_by_all, sequence, default_timeout());
+  block_until(read_by_all, sequence);
 }
 
-ShmBackend::Blocker ShmBackend::blocker_of(std::uint64_t target) const {
-  Blocker blocker{std::min(target, data_sequence_), data_sequence_ > target, {}};
+Blocker ShmBackend::blocker_of(std::uint64_t target) const {
+  const std::uint64_t sequence = std::min(target, data_sequence_);
+  const bool readers = data_sequence_ > target;  // they have come, but still read this rank's input
+  Blocker blocker{call_text(sequence), readers ? "has not read this rank's input" : "has not arrived", {}};
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    const bool missing =
-        blocker.readers ? !peer_has(&RankBlock::left, peer, target)
-                        : works_[blocker.sequence % kRingSlots]->peers_[static_cast<std::size_t>(peer)] !=
-                                  ShmWork::Peer::kDone &&
-                              !peer_has(&RankBlock::ready, peer, blocker.sequence);
+    const bool missing = readers ? !peer_has(&RankBlock::left, peer, target)
+                                 : works_[sequence % kRingSlots]->peers_[static_cast<std::size_t>(peer)] !=
+                                           ShmWork::Peer::kDone &&
+                                       !peer_has(&RankBlock::ready, peer, sequence);
     if (missing) blocker.ranks.push_back(peer);
   }
   return blocker;
 }
 
-void ShmBackend::check_peers(std::uint64_t target, std::int64_t since_ns, std::chrono::milliseconds timeout) {
+void ShmBackend::check_peers(const std::function<Blocker()>& blocker_now, std::int64_t since_ns,
+                             std::chrono::milliseconds timeout) {
   const std::int64_t now_ns = base::monotonic_ns();
   const bool late = now_ns - since_ns >= timeout.count() * base::kNanosPerMilli;
   const bool look_at_processes = now_ns - last_check_ns_ >= policy_.slice_ns;
@@ -170,30 +134,29 @@ void ShmBackend::check_peers(std::uint64_t target, std::int64_t since_ns, std::c
       std::fill(stopped_since_ns_.begin(), stopped_since_ns_.end(), 0);
     last_check_ns_ = now_ns;
   }
-  const Blocker blocker = blocker_of(target);
+  const Blocker blocker = blocker_now();
   for (const int peer : blocker.ranks) {
     const std::string problem = problem_of(peer, now_ns, look_at_processes);
     if (problem.empty()) continue;
     // It may have come just before it left.
-    const Blocker still = blocker_of(target);
-    if (still.sequence != blocker.sequence ||
+    const Blocker still = blocker_now();
+    if (still.what != blocker.what ||
         std::find(still.ranks.begin(), still.ranks.end(), peer) == still.ranks.end()) {
       return;
     }
     fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer),
-                           problem, rank(), call_text(blocker.sequence), position_of(peer)));
+                           problem, rank(), blocker.what, position_of(peer)));
   }
   if (!late) return;
   std::string late_ranks;
   for (const int peer : blocker.ranks) {
-    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer),
-                              blocker.readers ? "has not read this rank's input" : "has not arrived",
-                              position_of(peer));
+    late_ranks +=
+        fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
   }
   fail_group(fmt::format(
       "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
       "(ZERO_TIMEOUT_S, Group::set_timeout).",
-      rank(), to_seconds(now_ns - since_ns), call_text(blocker.sequence), late_ranks));
+      rank(), to_seconds(now_ns - since_ns), blocker.what, late_ranks));
 }
 
 std::string ShmBackend::problem_of(int peer, std::int64_t now_ns, bool look_at_process) {
@@ -204,7 +167,8 @@ std::string ShmBackend::problem_of(int peer, std::int64_t now_ns, bool look_at_p
   std::int64_t& stopped_since_ns = stopped_since_ns_[static_cast<std::size_t>(peer)];
   switch (process_state(segment_->process_of(peer))) {
     case ProcessState::kGone:
-      return "died (see its own output; killed for lack of memory? see dmesg)";
+      return "ended without leaving the group (exited or died; see its own output; killed for lack of "
+             "memory? see dmesg)";
     case ProcessState::kRunning:
       stopped_since_ns = 0;
       return {};
@@ -224,8 +188,8 @@ void ShmBackend::throw_if_failed() const {
 }
 
 void ShmBackend::throw_failure() const {
-  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}", segment_->reason(), rank(), size(),
-                              position_of(rank())));
+  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}{}", segment_->reason(), rank(), size(),
+                              position_of(rank()), last_transfers_text()));
 }
 
 void ShmBackend::fail_group(const std::string& reason) {

@@ -1,16 +1,17 @@
 #pragma once
 // How the shards of an engine move between its ranks: matched by what they are, not by the order of calls.
 //
-// A group's collectives must be entered by all ranks in one order. What a model does need not be in one order:
-// ranks route their data through other experts, unroll other lengths, evaluate alone. So gradients and
+// A group's collectives must be entered by all ranks in one order. What a model does need not be in one
+// order: ranks route their data through other experts, unroll other lengths, evaluate alone. So gradients and
 // parameters do not travel as collectives of the group:
 //
-//   ExchangeBoard  a fixed list of parcels (buckets of gradients). The n-th post of a parcel on a rank meets the
-//                  n-th post of the same parcel on every other rank, whatever came before, between or after.
+//   ExchangeBoard  a fixed list of parcels (buckets of gradients). The n-th post of a parcel on a rank meets
+//                  the n-th post of it on every other rank, whatever came before, between or after.
 //   ShardWindow    a fixed list of parcels (units of parameters), whose slices lie at their owners. A rank
 //                  fetches a parcel when it needs it; nobody else has to do anything for that.
 //
-// Neither blocks the group's collectives, nor is blocked by them: whoever waits for one moves all.
+// Neither blocks the group's collectives, nor is blocked by them: whoever waits for one moves all. Over MPI
+// an owner answers inside any call of its group, or in its progress thread.
 // One thread at a time uses a group with its boards and windows; data also moves in its progress thread.
 #include <cstdint>
 #include <functional>
@@ -41,7 +42,9 @@ class ExchangeBoard {
 
   /// *Local.* Gives `in`, [sum(counts)] elements of all ranks' slices one after the other, to the ranks: read
   /// in place where it lies in Group::allocate() memory. `in` may be overwritten when the work is complete; a
-  /// parcel is not posted again before that. Allocates nothing. Throws CommError once the group has failed.
+  /// parcel is not posted again before that. Allocates nothing once the parcel has been posted twice (and,
+  /// from private memory, staged). Throws CommError once the group has failed, ConfigError; in a group of one
+  /// also what the sink throws.
   virtual Work post(int parcel, const void* in) = 0;
 
   /// *Local.* How often this rank has posted `parcel`.
@@ -49,7 +52,8 @@ class ExchangeBoard {
 };
 
 /// *Collective.* `parcels` and `dtype` must be the same on all ranks: CommError names the first difference.
-/// The board goes before the group; a rank whose board goes while a work is not complete fails the group.
+/// The group lives as long as the board. A rank whose board goes while a work is not complete fails the
+/// group.
 std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string label,
                                                    std::vector<Parcel> parcels, DType dtype,
                                                    ExchangeBoard::Sink sink);
@@ -59,8 +63,9 @@ class ShardWindow {
   virtual ~ShardWindow() = default;
 
   /// *Local.* Begins to copy all ranks' slices of `parcel`, one after the other, into `out`
-  /// ([sum(counts)] elements): those of at least as many publish() as this rank has called. `for_what` is what
-  /// the caller needs it for, in errors. Allocates nothing. Throws CommError.
+  /// ([sum(counts)] elements): those of at least as many publish() as this rank has called. `for_what` is
+  /// what the caller needs it for, in errors. Allocates nothing beyond the works under way at a time. Throws
+  /// CommError, ConfigError.
   virtual Work fetch(int parcel, void* out, std::string_view for_what) = 0;
 
   /// *Local, but called equally often on all ranks.* This rank's slices have new values: they were written
@@ -73,7 +78,10 @@ class ShardWindow {
 };
 
 /// *Collective.* `mine[p]`: where this rank's slice of parcel p lies, in memory of Group::allocate() that
-/// outlives the window; may be null where the slice is empty. Throws CommError, IoError.
+/// outlives the window; may be null where the slice is empty. Throws CommError, IoError, ConfigError.
+/// The window's destructor waits until the windows of all ranks go, and serves them meanwhile, so that one
+/// rank may still fetch when the others are at their end; not while an exception unwinds the stack. The group
+/// lives as long as the window.
 std::shared_ptr<ShardWindow> make_shard_window(Group& group, std::string label, std::vector<Parcel> parcels,
                                                DType dtype, std::vector<const void*> mine);
 

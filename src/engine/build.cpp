@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <exception>
 #include <mutex>
 #include <set>
@@ -64,6 +65,19 @@ c10::Device device_of(const Inventory& inventory, const Group& group) {
   return device;
 }
 
+/// Strides of the flat layout: the parameter's own where they are dense, so that user code that looks at
+/// strides sees what it made.
+std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
+  std::vector<std::int64_t> strides(tensor.dim());
+  std::int64_t next = 1;
+  for (std::int64_t d = tensor.dim() - 1; d >= 0; --d) {
+    strides[d] = next;
+    next *= std::max<std::int64_t>(tensor.size(d), 1);
+  }
+  return strides;
+}
+
 void add_names_with_suffix(const layout::ModuleNode& node, const std::vector<std::string>& suffixes,
                            std::vector<std::string>& names) {
   for (const auto& suffix : suffixes) {
@@ -101,6 +115,7 @@ void make_model(Engine::Impl& impl) {
       parameter.tensor = inventory.parameters[slot.parameter].tensor;
       parameter.unit = static_cast<int>(u);
       parameter.range = slot.range();
+      parameter.strides = dense_strides(parameter.tensor);
       parameter.handle =
           c10::make_intrusive<intercept::ParameterHandle>(parameter.name, slot.parameter, parameter.unit);
       unit.parameters.push_back(slot.parameter);
@@ -193,6 +208,9 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
                       "gradient_accumulation_steps must be 1 (it is {})",
                       impl.config.gradient_accumulation_steps));
     }
+    impl.store->refuse_writes(
+        "zerotorch.step_in_backward updates parameters within backward, and what is written besides would be lost; "
+        "hold a zero::GatheredParameters over it with modifier_rank set, and write on that rank");
     reducer_options.consume = [&impl](int unit, sharding::Range range, const at::Tensor& sums) {
       sharding::Stopwatch watch(impl.times.update);
       impl.optimizer->update_part(unit, range, sums, impl.rates, impl.averaging());
@@ -202,22 +220,11 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
                                                              std::move(reducer_options));
   const bool skips_unused =
       impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
-  impl.optimizer->choose_active([reducer = impl.reducer.get(), skips_unused](int p) {
-    return reducer->expected(p) && (!skips_unused || reducer->used_in_window(p));
+  impl.optimizer->choose_active([&impl, skips_unused](int p) {
+    const auto& groups = impl.stepped_groups;
+    const bool stepped = groups.empty() || std::ranges::find(groups, impl.optimizer->group_of(p)) != groups.end();
+    return stepped && impl.reducer->expected(p) && (!skips_unused || impl.reducer->used_in_window(p));
   });
-}
-
-/// Strides of the flat layout: the parameter's own where they are dense, so that user code that looks at
-/// strides sees what it made.
-std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
-  if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
-  std::vector<std::int64_t> strides(tensor.dim());
-  std::int64_t next = 1;
-  for (std::int64_t d = tensor.dim() - 1; d >= 0; --d) {
-    strides[d] = next;
-    next *= std::max<std::int64_t>(tensor.size(d), 1);
-  }
-  return strides;
 }
 
 /// Fails on every rank when a parameter's initial values differ from rank 0's.
@@ -259,7 +266,7 @@ void fill(const Engine::Impl& impl, const sharding::Unit& unit, const FlatBuffer
     if (parameter.range.empty()) continue;
     zero_until(parameter.range.begin);
     staging.view(parameter.range.begin, parameter.range.numel())
-        .as_strided(parameter.tensor.sizes(), dense_strides(parameter.tensor))
+        .as_strided(parameter.tensor.sizes(), parameter.strides)
         .copy_(parameter.tensor.detach());
     filled = parameter.range.end;
   }
@@ -302,7 +309,7 @@ void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   for (int p : model.units[u].parameters) {
     auto& parameter = model.parameters[p];
     parameter.handle->adopt(
-        parameter.tensor, storage::to_scalar_type(model.low_dtype), dense_strides(parameter.tensor),
+        parameter.tensor, storage::to_scalar_type(model.low_dtype), parameter.strides,
         static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.device, impl.store.get());
   }
 }

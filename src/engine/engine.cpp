@@ -90,6 +90,7 @@ std::uint64_t Engine::Impl::update_hash() const {
     hash ^= hash >> 31;
   };
   for (const double rate : rates) add(rate);
+  for (const int g : stepped_groups) add(g);
   for (const auto& group : optimizer->groups()) {
     for (const double value : {group.hyper.beta1, group.hyper.beta2, group.hyper.eps, group.hyper.weight_decay})
       add(value);
@@ -124,22 +125,36 @@ void Engine::Impl::check_usable() const {
   }
 }
 
-void Engine::Impl::check_module() const {
+void Engine::Impl::check_module() {
   if (!engine::is_unchanged(inventory, *module)) engine::throw_module_changed(inventory, *module);
-  for (const auto& parameter : model.parameters) {
+  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+    const auto& parameter = model.parameters[p];
     if (parameter.handle->owns(parameter.tensor)) continue;
+    const at::Tensor& now = parameter.tensor;
+    const bool same_kind = now.scalar_type() == storage::to_scalar_type(model.low_dtype) &&
+                           now.device() == model.device && now.layout() == at::kStrided &&
+                           now.numel() == parameter.range.numel() &&
+                           now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);
+    if (same_kind && !config.zerotorch.step_in_backward) {
+      store->writes().take_over(static_cast<int>(p), now.detach(), store.get());
+      continue;
+    }
     throw ModelError(fmt::format(
         "parameter '{}' no longer has the memory the engine gave it (module->to(), torch::load(), "
-        "set_data() or an assignment replaced it); convert and move the module before zero::initialize, load "
-        "checkpoints with "
+        "set_data() or an assignment replaced it by one of another dtype, device or shape); convert and move the "
+        "module before zero::initialize, load checkpoints with "
         "Engine::load_checkpoint, a plain state dict with Engine::load_full_weights and single whole tensors "
         "with Engine::set_full_weight",
         parameter.name));
   }
 }
 
-void Engine::Impl::settle_updates() {
-  if (config.zerotorch.step_in_backward) reducer->flush("updates under way");
+void Engine::Impl::settle() {
+  if (config.zerotorch.step_in_backward) {
+    reducer->flush("updates under way");
+  } else {
+    store->writes().commit(*store, *optimizer);
+  }
 }
 
 namespace {
@@ -201,11 +216,11 @@ double Engine::Impl::compute_norm() {
       for (std::int64_t i = 0; i < blocks; ++i) sum += norm_receive[next[rank]++];
     }
   }
-  return std::sqrt(sum) * averaging();
+  return std::sqrt(sum) * (sums_are_averages ? 1.0 : averaging());
 }
 
 void Engine::Impl::apply_step(double norm) {
-  double scale = averaging();
+  double scale = sums_are_averages ? 1.0 : averaging();
   const double bound = config.gradient_clipping;
   if (bound > 0 && norm > bound) scale *= bound / (norm + 1e-6);
   if (config.zerotorch.step_in_backward) {
@@ -267,6 +282,22 @@ void Engine::zero_grad() {
   impl_->gradients->zero_grad();
 }
 
+void Engine::step(const std::vector<int>& parameter_groups) {
+  for (const int group : parameter_groups) engine::checked_group(*impl_, group);
+  if (parameter_groups.empty()) throw ConfigError("step({}): no parameter group was given; step() updates all");
+  if (impl_->config.zerotorch.step_in_backward) {
+    throw ModelError("step() of some parameter groups: zerotorch.step_in_backward has updated all in backward");
+  }
+  impl_->stepped_groups = parameter_groups;
+  try {
+    step();
+  } catch (...) {
+    impl_->stepped_groups.clear();
+    throw;
+  }
+  impl_->stepped_groups.clear();
+}
+
 void Engine::step() {
   auto& impl = *impl_;
   impl.check_usable();
@@ -286,8 +317,12 @@ void Engine::step() {
   const bool boundary = is_gradient_accumulation_boundary();
   if (!impl.config.zerotorch.step_in_backward || impl.reducer->window_is_empty()) impl.refresh_rates();
   const double lr = impl.rates.front();
-  const auto& agreed = impl.reducer->finish_micro_batch({.must_agree = impl.update_hash()});
+  using Agreement = sharding::MicroBatchAgreement;
+  std::uint64_t flags = 0;
+  if (!impl.store->writes().empty()) flags |= Agreement::kParametersWritten;
+  const auto& agreed = impl.reducer->finish_micro_batch({.flags = flags, .must_agree = impl.update_hash()});
   if (agreed.differing_rank() >= 0) impl.throw_update_difference();
+  if (agreed.facts().flags & Agreement::kParametersWritten) impl.store->writes().commit(*impl.store, *impl.optimizer);
   if (const auto& unused = impl.reducer->unused_parameters();
       !unused.empty() && !impl.config.zero_optimization.ignore_unused_parameters) {
     throw ModelError(fmt::format(
@@ -310,6 +345,7 @@ void Engine::step() {
     }
     impl.reducer->start_window();
     impl.gradients->end_window();
+    impl.sums_are_averages = false;
     ++impl.global_steps;
     impl.last_times = std::exchange(impl.times, {});
     engine::log_step(impl);

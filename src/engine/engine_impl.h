@@ -60,6 +60,8 @@ struct Engine::Impl {
   std::int64_t micro_steps = 0;
   std::int64_t control_nbytes = 0;
   double grad_norm = 0;
+  bool sums_are_averages = false;  ///< the program has changed this window's gradients
+  std::vector<int> stepped_groups;  ///< of this step; empty: all
   int gathered_scopes = 0;  ///< GatheredParameters alive
   engine::EngineNumber number;
   std::shared_ptr<Impl*> self = std::make_shared<Impl*>(this);  ///< null when it is gone: for what may outlive it
@@ -92,9 +94,14 @@ struct Engine::Impl {
   std::int64_t window_micro_batches() const {
     return micro_steps % config.gradient_accumulation_steps * group.size();
   }
-  void check_module() const;
-  /// With step_in_backward: completes the updates that are under way. *Collective.*
-  void settle_updates();
+  /// Throws ModelError when the module has other parameters than it had, or in another dtype or place; takes over
+  /// values that set_data() has put there. Local.
+  void check_module();
+  /// What is under way becomes part of the weights: what the program has written into parameters, and with
+  /// step_in_backward updates. *Collective.*
+  void settle();
+  /// Throws unless gradients can be looked at or changed now. What has arrived is in the sums. *Collective.*
+  void enter_gradients(const char* caller, bool to_change);
   /// Keys libtorch's random streams by the global micro-batch that comes next, and by the program's own seed
   /// where it has called manual_seed() since and `follows_program`.
   void reseed(bool follows_program = true);

@@ -43,7 +43,7 @@ at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, Part
 
 at::Tensor Engine::full_weight(std::string_view name) {
   auto& impl = *impl_;
-  impl.settle_updates();
+  impl.settle();
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
   if (impl.model.units[parameter.unit].trainable) {
@@ -69,7 +69,7 @@ void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
         "has gathered",
         name));
   }
-  impl.settle_updates();
+  impl.settle();
   at::NoGradGuard no_grad;
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
@@ -96,11 +96,7 @@ at::Tensor Engine::full_gradient(std::string_view name) {
   if (!impl.model.units[parameter.unit].trainable) {
     throw ModelError(fmt::format("parameter '{}' is frozen and has no gradient", name));
   }
-  if (impl.config.zerotorch.step_in_backward) {
-    throw ModelError("zerotorch.step_in_backward keeps no gradients: there is none to look at");
-  }
-  impl.gradients->look("full_gradient");
-  impl.reducer->flush("full_gradient");
+  impl.enter_gradients("full_gradient", /*to_change=*/false);
   if (impl.reducer->window_is_empty()) return at::zeros(parameter.tensor.sizes(), at::kFloat);
   return impl
       .gather_full(p, name,
@@ -110,12 +106,12 @@ at::Tensor Engine::full_gradient(std::string_view name) {
                      return impl.reducer->accumulated(unit).narrow(0, range.begin - held.begin,
                                                                    range.numel());
                    })
-      .mul_(impl.averaging());
+      .mul_(impl.sums_are_averages ? 1.0 : impl.averaging());
 }
 
 at::Tensor Engine::full_optimizer_state(std::string_view name, OptimizerState state) {
   auto& impl = *impl_;
-  impl.settle_updates();
+  impl.settle();
   const int p = engine::find_parameter(impl.inventory, name);
   if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
     throw ModelError(fmt::format("parameter '{}' is frozen and has no optimizer states", name));

@@ -62,6 +62,11 @@ void Gradients::hook_parameter(int p) {
 void Gradients::take(int p, at::Tensor& gradient) {
   if (!announced_) note_backward();
   if (lost_) throw ModelError(*lost_);
+  if (impl_.sums_are_averages) {
+    throw ModelError(
+        "backward() after this window's gradients were changed (set_full_gradient, for_each_gradient, clip_grad_value "
+        "or clip_grad_norm): its gradients would be added to averages. Change gradients after the last backward()");
+  }
   if (BackwardScope::is_of_others(impl_)) {
     if (impl_.config.zerotorch.step_in_backward) {
       throw ModelError(fmt::format(
@@ -163,6 +168,7 @@ void Gradients::check_dropped(const char* caller) {
 }
 
 void Gradients::zero_grad() {
+  impl_.sums_are_averages = false;
   running_.clear();
   lost_.reset();
   foreign_ = false;

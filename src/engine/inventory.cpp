@@ -32,7 +32,7 @@ class Walker {
     for (const auto& item : module.named_buffers(/*recurse=*/false)) {
       const at::Tensor& buffer = item.value();
       if (buffer.defined() && seen_buffers_.insert(buffer.unsafeGetTensorImpl()).second) {
-        inventory_.buffers.push_back({prefix + item.key(), buffer});
+        inventory_.buffers.push_back({prefix + item.key(), buffer, buffer.sizes().vec()});
       }
     }
     for (const auto& item : module.named_children()) {
@@ -53,7 +53,7 @@ class Walker {
     const auto [found, is_new] =
         index_of_.try_emplace(tensor.unsafeGetTensorImpl(), static_cast<int>(inventory_.parameters.size()));
     inventory_.index_of.emplace(name, found->second);
-    if (is_new) inventory_.parameters.push_back({name, tensor});
+    if (is_new) inventory_.parameters.push_back({name, tensor, tensor.sizes().vec()});
     return is_new;
   }
 
@@ -96,8 +96,65 @@ Inventory take_inventory(torch::nn::Module& module) {
   return inventory;
 }
 
+namespace {
+
+/// First and last byte of a tensor's elements.
+std::pair<const char*, const char*> extent(const at::Tensor& tensor) {
+  std::int64_t last = 0;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * static_cast<std::int64_t>(tensor.element_size())};
+}
+
+/// The parameters that lie in one storage.
+using Sharing = std::vector<const Inventory::Named*>;
+
+/// References to the storage that come from the parameters themselves: one each, and that of a base which only
+/// they know of, as when a parameter was registered as the view that t() returns.
+std::int64_t own_references(const Sharing& sharing) {
+  std::map<const void*, std::int64_t> views_of;  // base -> parameters that are views of it
+  for (const auto* item : sharing) {
+    if (item->tensor.is_view()) ++views_of[item->tensor._base().unsafeGetTensorImpl()];
+  }
+  auto references = static_cast<std::int64_t>(sharing.size());
+  for (const auto* item : sharing) {
+    if (!item->tensor.is_view()) continue;
+    const auto& base = item->tensor._base();
+    const auto found = views_of.find(base.unsafeGetTensorImpl());
+    if (found == views_of.end()) continue;  // counted
+    const bool only_theirs = static_cast<std::int64_t>(base.use_count()) <= found->second;
+    if (only_theirs && base.has_storage() && base.is_alias_of(item->tensor)) ++references;
+    views_of.erase(found);
+  }
+  return references;
+}
+
+void check_sharing(const Sharing& sharing) {
+  for (std::size_t i = 0; i < sharing.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const auto a = extent(sharing[j]->tensor), b = extent(sharing[i]->tensor);
+      if (a.second <= b.first || b.second <= a.first) continue;
+      throw ModelError(fmt::format(
+          "parameters '{}' and '{}' share memory but are two tensors, which plain libtorch updates twice a step; "
+          "to tie them, register one tensor under both names",
+          sharing[j]->name, sharing[i]->name));
+    }
+  }
+  const auto all = static_cast<std::int64_t>(sharing.front()->tensor.storage().use_count());
+  const std::int64_t others = all - own_references(sharing);
+  if (others <= 0) return;
+  throw ModelError(fmt::format(
+      "{} the memory of parameter '{}' (a view made in a constructor, as in wt = w.t(), a detach(), or the graph of "
+      "an earlier forward): zero::initialize gives the parameter new memory, and what shares the old one would keep "
+      "its values for ever. Make views where they are used, clone() what is to stay as it is, and let old graphs go",
+      others == 1 ? "another tensor shares" : fmt::format("{} other tensors share", others),
+      sharing.front()->name));
+}
+
+}  // namespace
+
 void check_memory(const Inventory& inventory) {
-  std::map<const void*, const std::string*> owner_of;
+  std::map<const void*, Sharing> by_storage;
   for (const auto& item : inventory.parameters) {
     if (!item.tensor.has_storage() || item.tensor.numel() == 0) continue;
     const auto* handle = intercept::ParameterHandle::of(item.tensor);
@@ -107,24 +164,9 @@ void check_memory(const Inventory& inventory) {
           "share a module, make one engine over a module that holds both, with a parameter group each",
           item.name));
     }
-    const auto* storage = item.tensor.storage().unsafeGetStorageImpl();
-    const auto [found, is_new] = owner_of.try_emplace(storage, &item.name);
-    if (!is_new) {
-      throw ModelError(fmt::format(
-          "parameters '{}' and '{}' share memory but are two tensors, which plain libtorch updates twice a step; to "
-          "tie them, register one tensor under both names",
-          *found->second, item.name));
-    }
-    const auto others = static_cast<std::int64_t>(item.tensor.storage().use_count()) - 1;
-    if (others > 0) {
-      throw ModelError(fmt::format(
-          "{} other tensor{} the memory of parameter '{}' (a view made in a constructor as in wt = w.t(), a "
-          "detach(), or the graph of an earlier forward): zero::initialize gives the parameter new memory, and {} "
-          "keep the old values for ever. Make views where they are used, clone() what is to stay as it is, and let "
-          "old graphs go",
-          others, others == 1 ? " shares" : "s share", item.name, others == 1 ? "it would" : "they would"));
-    }
+    if (!handle) by_storage[item.tensor.storage().unsafeGetStorageImpl()].push_back(&item);
   }
+  for (const auto& [storage, sharing] : by_storage) check_sharing(sharing);
 }
 
 bool is_unchanged(const Inventory& inventory, torch::nn::Module& module) {

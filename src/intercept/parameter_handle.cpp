@@ -49,6 +49,7 @@ void ParameterHandle::attach(void* data) {
   if (!attached_) allow_data_access(*storage);
   storage->set_data_ptr_noswap(data_ptr(data));
   attached_ = true;
+  data_ = data;
 }
 
 void ParameterHandle::release() {

@@ -51,6 +51,8 @@ class ParameterHandle : public c10::intrusive_ptr_target {
   /// Takes the memory away; raw access throws from now on.
   void release();
   bool attached() const { return attached_; }
+  /// What attach() was given; null when released.
+  void* data() const { return attached_ ? data_ : nullptr; }
 
   /// Ends the observation: the parameter becomes an ordinary tensor. If attached it keeps its memory alive
   /// through `keep_alive`; if released it throws `why` on access.
@@ -73,6 +75,7 @@ class ParameterHandle : public c10::intrusive_ptr_target {
       c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(nullptr)};
   c10::Device device_{c10::kCPU};
   bool attached_ = false;
+  void* data_ = nullptr;
   std::string released_message_;
   std::shared_ptr<void> keep_alive_;
 };

@@ -45,7 +45,7 @@ class CopyingStore final : public ParameterStore {
  public:
   CopyingStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
                CopyingStoreOptions options)
-      : ParameterStore(model, times),
+      : ParameterStore(model, ledger, times),
         options_(std::move(options)),
         states_(model.units.size()),
         publications_(model.units.size()),
@@ -156,6 +156,12 @@ class CopyingStore final : public ParameterStore {
     }
     if (window_) window_->publish();
     model_.group.barrier({.label = "spread parameters"}).wait();
+  }
+
+  void reattach(int p) override {
+    const int index = model_.parameters[p].unit;
+    if (states_[index].state == State::kResident || states_[index].state == State::kGathered)
+      attach_parameter(p, whole_buffer(index).data());
   }
 
   std::shared_ptr<void> keep_alive(int index) override {

@@ -436,6 +436,32 @@ void GradientReducer::start_window() {
   window_is_empty_ = true;
 }
 
+void GradientReducer::scale_sums(double factor) {
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    if (!model_.units[u].trainable) continue;
+    const int unit = static_cast<int>(u);
+    const Range mine = model_.units[u].shard(model_.rank());
+    if (mine.empty()) continue;
+    accumulated(unit).narrow(0, mine.begin - gradient_range(unit).begin, mine.numel()).mul_(factor);
+  }
+  refresh_sumsq();
+}
+
+void GradientReducer::refresh_sumsq() {
+  for (const Bucket& bucket : buckets_) {
+    const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
+    if (mine.empty()) continue;
+    const at::Tensor sums =
+        accumulated(bucket.unit).narrow(0, mine.begin - gradient_range(bucket.unit).begin, mine.numel());
+    double* const squares = block_sumsq_.data() + bucket.block_offset;
+    if (model_.device.is_cpu()) {
+      optim::kernels().block_sumsq(sums.const_data_ptr<float>(), mine.numel(), squares);
+    } else {
+      optim::block_sumsq_on_device(sums, squares);
+    }
+  }
+}
+
 void GradientReducer::hold_sums() {
   if (!window_is_empty_) return;
   for (std::size_t u = 0; sums_ && u < model_.units.size(); ++u) {

@@ -70,6 +70,10 @@ class GradientReducer {
   /// Sums of squares of this rank's shards, one per block, in unit order. When the window's last micro-batch
   /// is finished.
   const std::vector<double>& shard_block_sumsq() const { return block_sumsq_; }
+  /// Multiplies this rank's sums of every unit; sums of squares follow. Local.
+  void scale_sums(double factor);
+  /// After accumulated() was written to: sums of squares follow. Local.
+  void refresh_sumsq();
   /// How many of these rank `rank` has for `unit`.
   std::int64_t shard_blocks(int unit, int rank) const;
 
@@ -93,6 +97,8 @@ class GradientReducer {
   bool used_in_window(int parameter) const { return used_[parameter] || window_used_[parameter]; }
   /// Expected parameters that got no gradient on any rank in the last micro-batch.
   const std::vector<int>& unused_parameters() const { return unused_; }
+  /// A gradient that the program gave. Local.
+  void count_as_used(int parameter) { window_used_[parameter] = 1; }
   /// Of a window that goes on from a checkpoint.
   void set_unused_in_window(int parameter) { window_used_[parameter] = 0; }
   /// Every trainable unit has sums, of zeros where nothing has arrived since they were dropped. Local.

@@ -10,7 +10,7 @@ namespace {
 class NodeSharedStore final : public ParameterStore {
  public:
   NodeSharedStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times)
-      : ParameterStore(model, times) {
+      : ParameterStore(model, ledger, times) {
     std::int64_t total = 0;
     for (const auto& unit : model.units) {
       offsets_.push_back(total);
@@ -66,6 +66,8 @@ class NodeSharedStore final : public ParameterStore {
     if (model_.hosts) send_to_hosts(parameters, root);
     model_.group.barrier({.label = "spread parameters"}).wait();
   }
+
+  void reattach(int p) override { attach_parameter(p, memory_.data_at(offsets_[model_.parameters[p].unit])); }
 
   std::shared_ptr<void> keep_alive(int) override { return memory_.keep_alive(); }
 

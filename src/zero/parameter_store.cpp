@@ -7,10 +7,11 @@
 #include "intercept/gradient_hook.h"
 
 namespace zero::sharding {
-ParameterStore::ParameterStore(ShardedModel& model, StepBreakdown& times)
+ParameterStore::ParameterStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times)
     : model_(model),
       times_(times),
       process_(::getpid()),
+      writes_(model, ledger),
       writes_allowed_(model.parameters.size(), false) {}
 
 void ParameterStore::allow_writes(std::span<const int> parameters, bool allowed) {
@@ -18,25 +19,32 @@ void ParameterStore::allow_writes(std::span<const int> parameters, bool allowed)
 }
 
 void ParameterStore::before_write(intercept::ParameterHandle& handle, const char* op_name) {
-  if (writes_allowed_[handle.parameter()]) return;
-  throw ModelError(fmt::format(
-      "rank {}: {} writes parameter '{}' in place; the write would be lost at the next step, because the "
-      "values live in a sharded master copy. Load a state dict with Engine::load_full_weights; for other "
-      "changes hold a zero::GatheredParameters over the parameter with modifier_rank set, and write on that "
-      "rank",
-      model_.rank(), op_name, handle.name()));
+  const int p = handle.parameter();
+  if (writes_allowed_[p] || writes_.has(p) || model_.parameters[p].range.empty()) return;
+  if (!refuses_writes_.empty()) {
+    throw ModelError(fmt::format("rank {}: {} writes parameter '{}' in place: {}", model_.rank(), op_name,
+                                 handle.name(), refuses_writes_));
+  }
+  before_use(handle);
+  writes_.begin(p, handle.data());
+  after_use(handle);
 }
 
 void ParameterStore::attach(int index, void* base) {
+  for (int p : unit(index).parameters) attach_parameter(p, base);
+}
+
+void ParameterStore::attach_parameter(int p, void* base) {
+  if (writes_.has(p)) return;
+  auto& parameter = model_.parameters[p];
   const auto nbytes = static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
-  for (int p : unit(index).parameters) {
-    auto& parameter = model_.parameters[p];
-    parameter.handle->attach(static_cast<char*>(base) + parameter.range.begin * nbytes);
-  }
+  parameter.handle->attach(static_cast<char*>(base) + parameter.range.begin * nbytes);
 }
 
 void ParameterStore::release(int index) {
-  for (int p : unit(index).parameters) model_.parameters[p].handle->release();
+  for (int p : unit(index).parameters) {
+    if (!writes_.has(p)) model_.parameters[p].handle->release();
+  }
 }
 
 int ParameterStore::phase() const { return intercept::in_backward() ? 1 : 0; }

@@ -13,13 +13,14 @@
 #include <vector>
 
 #include "layout/use_order.h"
+#include "zero/parameter_writes.h"
 #include "zero/sharded_model.h"
 
 namespace zero::sharding {
 
 class ParameterStore : public intercept::UseObserver {
  public:
-  ParameterStore(ShardedModel& model, StepBreakdown& times);
+  ParameterStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times);
   ~ParameterStore() override = default;
 
   /// The part of `unit` this rank may write and others rely on: its shard, or the whole unit where
@@ -50,7 +51,14 @@ class ParameterStore : public intercept::UseObserver {
   /// Keeps what a retired handle needs; see ParameterHandle::retire. Local.
   virtual std::shared_ptr<void> keep_alive(int unit) = 0;
 
-  /// Lets in-place writes to the given parameters pass. Local.
+  /// From here on the program's own writes into parameters are refused, with this reason. Local.
+  void refuse_writes(std::string why) { refuses_writes_ = std::move(why); }
+  /// What the program has written into parameters itself.
+  ParameterWrites& writes() { return writes_; }
+  /// A parameter whose own copy has ended sees the unit's memory again, if that is whole. Local.
+  virtual void reattach(int parameter) = 0;
+
+  /// Lets in-place writes to the given parameters go to gathered memory. Local.
   void allow_writes(std::span<const int> parameters, bool allowed);
 
   /// Counts that the communication report takes over.
@@ -62,6 +70,7 @@ class ParameterStore : public intercept::UseObserver {
   const Unit& unit(int index) const { return model_.units[index]; }
   /// Points all parameters of `index` into `base`, the unit's whole buffer.
   void attach(int index, void* base);
+  void attach_parameter(int parameter, void* base);
   void release(int index);
   int phase() const;
 
@@ -71,6 +80,8 @@ class ParameterStore : public intercept::UseObserver {
   const int process_;  ///< that made it; a forked child has a copy
 
  private:
+  ParameterWrites writes_;
+  std::string refuses_writes_;
   std::vector<bool> writes_allowed_;
 };
 

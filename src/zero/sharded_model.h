@@ -36,7 +36,8 @@ struct Parameter {
   at::Tensor tensor;  ///< the user's own; shares its TensorImpl
   c10::intrusive_ptr<intercept::ParameterHandle> handle;
   int unit = -1;
-  Range range;  ///< in its unit
+  Range range;                        ///< in its unit
+  std::vector<std::int64_t> strides;  ///< of its elements in that range
 };
 
 struct Unit {

@@ -551,11 +551,11 @@ TEST(GroupConformance, FlightRecorderTellsTheLastCalls) {
     float value = 1;
     group
         .broadcast(&value, 1, DType::kFloat32, 0,
-                   {.label = "a label that is much longer than the forty-seven characters kept"})
+                   {.label = "a label that is much longer than the forty-seven characters shown"})
         .wait();
     group.barrier({.label = "end"}).wait();
     const std::string text = group.flight_recorder();
-    EXPECT_CONTAINS(text, "broadcast #0 \"a label that is much longer than the forty-seve\"");
+    EXPECT_CONTAINS(text, "broadcast #0 \"a label that is much longer than the forty-s...\"");
     EXPECT_CONTAINS(text, "barrier #1 \"end\"");
     group.barrier().wait();
   });

@@ -124,15 +124,18 @@ TEST(CommFailure, AbortingRankEndsTheOthers) {
 
 TEST(CommFailure, RankThatReturnsEarlyEndsTheOthers) {
   for (const std::string& collective : kCollectives) {
-    expect_others_end(
-        run_with_fate(collective, [](Group&) {}, kVictim), collective, kVictim, "left the group");
+    // Of a window nobody leaves before all are done with it.
+    expect_others_end(run_with_fate(
+                          collective, [](Group&) {}, kVictim),
+                      collective, kVictim,
+                      collective == "fetch" ? "destroyed its shard window" : "left the group");
   }
 }
 
 TEST(CommFailure, RankThatExitsWithoutDestructorsEndsTheOthers) {
   expect_others_end(run_with_fate(
                         "reduce_scatter", [](Group&) { ::_exit(0); }, kVictim),
-                    "reduce_scatter", kVictim, "died");
+                    "reduce_scatter", kVictim, "ended without leaving the group");
 }
 
 TEST(CommFailure, KilledAtAnyMomentNobodyHangsAndNothingIsWrong) {
@@ -158,6 +161,55 @@ TEST(CommFailure, KilledAtAnyMomentNobodyHangsAndNothingIsWrong) {
             group.all_gather(out.data(), all.data(), counts, DType::kInt64).wait();
             if (all[0] != kRanks * step || all.back() != kRanks * step) throw ModelError("wrong gather");
             group.all_reduce(all.data(), 3, DType::kInt64).wait();
+          }
+        },
+        options);
+    for (const RankResult& result : results) {
+      if (result.rank == victim) continue;
+      EXPECT_EQ(result.exit_code, 1);
+      EXPECT_LT(result.seconds, kDeadlineS);
+      EXPECT_NE(result.error.find("rank " + std::to_string(victim) + " (pid"), std::string::npos)
+          << result.error;
+      EXPECT_NE(result.error.find("died"), std::string::npos) << result.error;
+    }
+    EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
+  }
+}
+
+TEST(CommFailure, KilledAtAnyMomentPostsAndFetchesAreRightOrFail) {
+  for (int round = 0; round < 24; ++round) {
+    const int victim = round % kRanks;
+    SpawnOptions options;
+    options.timeout = 20s;
+    options.on_started = [&](const std::vector<pid_t>& pids) {
+      ::usleep(static_cast<useconds_t>(round * 733 % 9000));
+      ::kill(pids[static_cast<std::size_t>(victim)], SIGKILL);
+    };
+    const auto results = spawn(
+        kRanks,
+        [](Group group) {
+          constexpr std::int64_t kNumel = 40'000;
+          const std::vector<std::int64_t> counts(kRanks, kNumel);
+          const SharedMemory in = group.allocate(kRanks * kNumel * 8), slice = group.allocate(kNumel * 8);
+          auto* const values = static_cast<std::int64_t*>(in.data());
+          auto* const mine = static_cast<std::int64_t*>(slice.data());
+          std::vector<std::int64_t> all(kRanks * kNumel);
+          const auto board = comm::make_exchange_board(
+              group, "sums", {{"p", counts}}, DType::kInt64, [&](int, std::span<const void* const> slices) {
+                for (std::int64_t i = 0; i < kNumel; ++i) {
+                  mine[i] = 0;
+                  for (const void* part : slices) mine[i] += static_cast<const std::int64_t*>(part)[i];
+                }
+              });
+          const auto window = comm::make_shard_window(group, "sums", {{"p", counts}}, DType::kInt64, {mine});
+          for (std::int64_t step = 0;; ++step) {
+            std::fill(values, values + kRanks * kNumel, step);
+            board->post(0, values).wait();
+            if (mine[kNumel - 1] != kRanks * step) throw ModelError("wrong sum");
+            window->publish();
+            window->fetch(0, all.data(), "a check").wait();
+            if (all[0] != kRanks * step || all.back() != kRanks * step) throw ModelError("wrong fetch");
+            group.barrier().wait();
           }
         },
         options);

@@ -2,19 +2,23 @@
 // Every collective behind one call, for tests of what happens when a rank fails to make it.
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/transport.h"
 #include "zero/group.h"
 
 namespace zero::testing {
 
-inline const std::string kCollectives[] = {"all_gather", "reduce_scatter",       "exchange",
-                                           "all_reduce", "large all_reduce",     "broadcast",
-                                           "barrier",    "allocate_node_shared", "polled barrier"};
+inline const std::string kCollectives[] = {
+    "all_gather",       "reduce_scatter", "exchange", "all_reduce",
+    "large all_reduce", "broadcast",      "barrier",  "allocate_node_shared",
+    "polled barrier",   "post",           "fetch"};
 
 /// What errors call one of kCollectives.
 inline std::string name_in_errors(const std::string& collective) {
@@ -29,6 +33,14 @@ class CollectiveCaller {
     in_.resize(counts_.size() * 5000, 1.0f);
     out_.resize(in_.size());
     shared_ = group.allocate(in_.size() * sizeof(float));
+    if (collective_ == "post") {
+      board_ = comm::make_exchange_board(group, "board", {{"parcel", counts_}}, DType::kFloat32,
+                                         [](int, std::span<const void* const>) {});
+    }
+    if (collective_ == "fetch") {
+      window_ =
+          comm::make_shard_window(group, "window", {{"parcel", counts_}}, DType::kFloat32, {shared_.data()});
+    }
   }
 
   /// *Collective.*
@@ -43,10 +55,7 @@ class CollectiveCaller {
           .wait();
     }
     if (collective_ == "exchange")
-      group_
-          .exchange(
-              shared, counts_, DType::kFloat32, [](auto) {}, options)
-          .wait();
+      group_.exchange(shared, counts_, DType::kFloat32, [](auto) {}, options).wait();
     if (collective_ == "all_reduce")
       group_.all_reduce(out_.data(), 10, DType::kFloat32, ReduceOp::kMax, options).wait();
     if (collective_ == "large all_reduce") {
@@ -61,6 +70,11 @@ class CollectiveCaller {
       Work work = group_.barrier(options);
       while (!work.test()) std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
+    if (collective_ == "post") board_->post(0, shared).wait();
+    if (collective_ == "fetch") {
+      window_->publish();
+      window_->fetch(0, out_.data(), label).wait();
+    }
   }
 
  private:
@@ -69,6 +83,8 @@ class CollectiveCaller {
   std::vector<std::int64_t> counts_;
   std::vector<float> in_, out_;
   SharedMemory shared_;
+  std::shared_ptr<comm::ExchangeBoard> board_;
+  std::shared_ptr<comm::ShardWindow> window_;
 };
 
 }  // namespace zero::testing

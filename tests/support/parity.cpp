@@ -150,6 +150,7 @@ PlainResult run_plain(bool bf16, bool clipping) {
   PlainResult result;
   for (int step = 0; step < kParitySteps; ++step) {
     std::vector<at::Tensor> sums;
+    std::set<std::size_t> used;  // as plain libtorch, AdamW leaves alone what has no gradient
     for (const auto& master : masters) sums.push_back(at::zeros_like(master.detach()));
     for (int i = 0; i < kParityMicroBatches; ++i) {
       const std::int64_t index = step * kParityMicroBatches + i;
@@ -158,12 +159,13 @@ PlainResult run_plain(bool bf16, bool clipping) {
       loss.backward();
       result.losses.push_back(loss.item<float>());
       for (std::size_t p = 0; p < parameters.size(); ++p) {
-        if (parameters[p].grad().defined()) sums[p].add_(parameters[p].grad().to(at::kFloat));
+        if (!parameters[p].grad().defined()) continue;
+        sums[p].add_(parameters[p].grad().to(at::kFloat));
+        used.insert(p);
         parameters[p].mutable_grad().reset();
       }
     }
-    for (std::size_t p = 0; p < masters.size(); ++p)
-      masters[p].mutable_grad() = sums[p].div_(kParityMicroBatches);
+    for (const std::size_t p : used) masters[p].mutable_grad() = sums[p].div_(kParityMicroBatches);
     result.norms.push_back(torch::nn::utils::clip_grad_norm_(masters, clipping ? kClip : 1e30));
     optimizer.step();
     if (bf16) {

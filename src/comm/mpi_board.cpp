@@ -1,0 +1,174 @@
+// Exchange boards over MPI. A post sends every peer its number and the peer's slice. Both have tags of the
+// parcel's own, and messages of one tag stay in order: so the n-th post meets the n-th.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "comm/mpi_group.h"
+#include "comm/mpi_session.h"
+#include "comm/transfers.h"
+
+namespace zero::comm {
+namespace {
+
+class MpiPost final : public BoardWork {
+ public:
+  MpiPost(HostedBoard& board, int of_parcel, int ranks)
+      : BoardWork(board, of_parcel),
+        numbers(static_cast<std::size_t>(ranks)),
+        number_receives(static_cast<std::size_t>(ranks)),
+        slice_receives(static_cast<std::size_t>(ranks)) {}
+
+  std::vector<std::int64_t> numbers;                 ///< [N] received
+  mutable std::vector<MpiRequests> number_receives;  ///< also tested when somebody asks who is late
+  std::vector<MpiRequests> slice_receives;
+  MpiRequests sends;
+  std::vector<std::byte> scratch;  ///< slices of the others, from the one behind this rank
+  std::int64_t all_posted_ns = 0;
+};
+
+class MpiBoard final : public HostedBoard {
+ public:
+  MpiBoard(std::shared_ptr<MpiGroup> group, std::shared_ptr<const ParcelTable> table, BoardSink sink)
+      : HostedBoard(group, std::move(table), std::move(sink)),
+        group_(*group),
+        comm_(group->channel(MpiGroup::Channel::kPosts)),
+        first_tag_(group->take_tags(MpiGroup::Channel::kPosts, 2 * this->table().size())) {
+    for (std::size_t p = 0; p < this->table().size(); ++p)
+      scratch_nbytes_ = std::max(scratch_nbytes_, stride(static_cast<int>(p)));
+    scratch_nbytes_ *= static_cast<std::size_t>(size() - 1);
+  }
+  ~MpiBoard() override;
+
+ protected:
+  std::shared_ptr<BoardWork> new_work(int parcel) override {
+    std::erase_if(posts_, [](const std::weak_ptr<MpiPost>& made) { return made.expired(); });
+    auto post = std::make_shared<MpiPost>(*this, parcel, size());
+    posts_.push_back(post);
+    return post;
+  }
+  void enter(BoardWork& work) override;
+  bool arrived(BoardWork& work) override;
+  void find_slices(BoardWork& work, std::span<const void*> slices) override;
+  bool leave(BoardWork& work) override;
+  bool released(BoardWork& work) override { return static_cast<MpiPost&>(work).sends.test(); }
+  Blocker blocker_of(const BoardWork& work) const override;
+
+ private:
+  std::size_t stride(int parcel) const { return round_up(table().slice_nbytes(parcel, rank()), 64); }
+  int peer_at(int step) const { return (rank() + step) % size(); }
+  bool all_posted(const MpiPost& post) const { return post.all_posted_ns != 0; }
+
+  MpiGroup& group_;
+  const MPI_Comm comm_;
+  const int first_tag_;
+  std::size_t scratch_nbytes_ = 0;  ///< of any parcel
+  std::vector<std::vector<std::byte>> free_scratch_;
+  std::vector<std::weak_ptr<MpiPost>> posts_;  ///< all that were made
+};
+
+MpiBoard::~MpiBoard() {
+  close();
+  if (is_forked_child() || !backend().failed()) return;
+  const Turn turn(*backend().turns());
+  for (const auto& made : posts_) {
+    const std::shared_ptr<MpiPost> post = made.lock();
+    if (!post) continue;
+    bool clean = post->sends.cancel();
+    for (MpiRequests& requests : post->number_receives) clean = requests.cancel() && clean;
+    for (MpiRequests& requests : post->slice_receives) clean = requests.cancel() && clean;
+    if (clean) continue;
+    mark_mpi_unclean();
+    new std::shared_ptr<MpiPost>(post);  // MPI may still read or write it: it must outlive every request
+  }
+}
+
+void MpiBoard::enter(BoardWork& work) {
+  auto& post = static_cast<MpiPost&>(work);
+  post.all_posted_ns = 0;
+  if (size() == 1) return;
+  if (!free_scratch_.empty()) {
+    post.scratch = std::move(free_scratch_.back());
+    free_scratch_.pop_back();
+  }
+  post.scratch.resize(scratch_nbytes_);
+  const int number_tag = first_tag_ + 2 * work.parcel, slice_tag = number_tag + 1;
+  for (int step = 1; step < size(); ++step) {
+    const int peer = peer_at(step);
+    const auto p = static_cast<std::size_t>(peer);
+    post.number_receives[p].receive(&post.numbers[p], sizeof(std::int64_t), peer, number_tag, comm_);
+    post.slice_receives[p].receive(
+        post.scratch.data() + static_cast<std::size_t>(step - 1) * stride(work.parcel),
+        table().slice_nbytes(work.parcel, rank()), peer, slice_tag, comm_);
+  }
+  for (int step = 1; step < size(); ++step) {
+    const int peer = peer_at(size() - step);
+    post.sends.send(&work.number, sizeof(std::int64_t), peer, number_tag, comm_);
+    post.sends.send(work.in + table().slice_offset(work.parcel, peer),
+                    table().slice_nbytes(work.parcel, peer), peer, slice_tag, comm_);
+  }
+}
+
+bool MpiBoard::arrived(BoardWork& work) {
+  auto& post = static_cast<MpiPost&>(work);
+  for (; !all_posted(post) && work.peers_seen < size() - 1; ++work.peers_seen) {
+    const auto peer = static_cast<std::size_t>(peer_at(work.peers_seen + 1));
+    if (!post.number_receives[peer].test()) return false;
+    ZERO_CHECK(post.numbers[peer] == work.number, "post {} of rank {} met post {} of this rank",
+               post.numbers[peer], peer, work.number);
+  }
+  if (!all_posted(post)) {
+    post.all_posted_ns = base::monotonic_ns();
+    work.peers_seen = 0;
+  }
+  if (work.peers_seen == size() - 1) return true;
+  for (; work.peers_seen < size() - 1; ++work.peers_seen) {
+    if (!post.slice_receives[static_cast<std::size_t>(peer_at(work.peers_seen + 1))].test()) return false;
+  }
+  add_moving_ns(work, base::monotonic_ns() - post.all_posted_ns);
+  return true;
+}
+
+void MpiBoard::find_slices(BoardWork& work, std::span<const void*> slices) {
+  auto& post = static_cast<MpiPost&>(work);
+  slices[static_cast<std::size_t>(rank())] = work.in + table().slice_offset(work.parcel, rank());
+  for (int step = 1; step < size(); ++step) {
+    slices[static_cast<std::size_t>(peer_at(step))] =
+        post.scratch.data() + static_cast<std::size_t>(step - 1) * stride(work.parcel);
+  }
+}
+
+bool MpiBoard::leave(BoardWork& work) {
+  auto& post = static_cast<MpiPost&>(work);
+  if (size() > 1) free_scratch_.push_back(std::exchange(post.scratch, {}));
+  return !backend().failed();
+}
+
+Blocker MpiBoard::blocker_of(const BoardWork& work) const {
+  const auto& post = static_cast<const MpiPost&>(work);
+  Blocker blocker;
+  blocker.lack = work.consumed      ? "has not received this rank's part of it"
+                 : all_posted(post) ? "has not sent its part of it"
+                                    : "has not posted it so often";
+  for (int step = work.consumed ? 1 : work.peers_seen + 1; step < size(); ++step) {
+    const int peer = peer_at(step);
+    if (work.consumed || all_posted(post) || !post.number_receives[static_cast<std::size_t>(peer)].test())
+      blocker.ranks.push_back(peer);
+  }
+  return blocker;
+}
+
+}  // namespace
+
+std::shared_ptr<ExchangeBoard> MpiGroup::make_board(std::shared_ptr<const ParcelTable> parcels,
+                                                    BoardSink sink) {
+  auto board = std::make_shared<MpiBoard>(std::static_pointer_cast<MpiGroup>(shared_from_this()),
+                                          std::move(parcels), std::move(sink));
+  add_transfers(*board);
+  return board;
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,197 @@
+// Shard windows over MPI: a fetch asks the owners, who answer inside any call of the group, or in their
+// progress thread, once they have published what is wanted.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "comm/mpi_group.h"
+#include "comm/mpi_session.h"
+#include "comm/transfers.h"
+
+namespace zero::comm {
+namespace {
+
+class MpiFetch final : public FetchWork {
+ public:
+  MpiFetch(HostedWindow& window, int ranks) : FetchWork(window), receives(static_cast<std::size_t>(ranks)) {}
+
+  WindowMessage request;
+  MpiRequests request_sends;
+  mutable std::vector<MpiRequests> receives;  ///< [N]; also tested when somebody asks who is late
+  std::int64_t asked_ns = 0;
+};
+
+class MpiWindow final : public HostedWindow, public WindowEnd {
+ public:
+  MpiWindow(std::shared_ptr<MpiGroup> group, std::shared_ptr<const ParcelTable> table,
+            std::span<const void* const> mine)
+      : HostedWindow(group, std::move(table), mine),
+        group_(*group),
+        id_(group->add_window(*this)),
+        message_comm_(group->channel(MpiGroup::Channel::kMessages)),
+        answer_comm_(group->channel(MpiGroup::Channel::kAnswers)),
+        first_tag_(group->take_tags(MpiGroup::Channel::kAnswers, this->table().size())),
+        states_(static_cast<std::size_t>(size()), State::kOpen) {}
+  ~MpiWindow() override;
+
+  bool under_way() const override { return size() > 1; }  // somebody may ask at any time
+  void take(int source, const WindowMessage& message) override;
+
+ protected:
+  std::shared_ptr<FetchWork> new_work() override {
+    auto fetch = std::make_shared<MpiFetch>(*this, size());
+    fetches_.push_back(fetch);
+    return fetch;
+  }
+  void ask(FetchWork& work) override;
+  bool move(FetchWork& work) override;
+  void serve() override;
+  void announce(std::uint64_t) override { serve(); }
+  void announce(State state) override;
+  State state_of(int peer) const override { return states_[static_cast<std::size_t>(peer)]; }
+  bool served() override {
+    serve();
+    return asked_.empty() && answers_.test() && farewell_sends_.test();
+  }
+  Blocker blocker_of(const FetchWork& work) const override;
+
+ private:
+  struct Asked {
+    int source;
+    WindowMessage message;
+  };
+  int peer_at(int step) const { return (rank() + step) % size(); }
+
+  MpiGroup& group_;
+  const int id_;
+  const MPI_Comm message_comm_, answer_comm_;
+  const int first_tag_;
+  std::vector<State> states_;  ///< [N]
+  std::vector<Asked> asked_;   ///< not answered yet
+  MpiRequests answers_;
+  WindowMessage farewell_;
+  MpiRequests farewell_sends_;
+  std::vector<std::weak_ptr<MpiFetch>> fetches_;  ///< all that were made
+};
+
+MpiWindow::~MpiWindow() {
+  close();
+  if (is_forked_child()) return;
+  const Turn turn(*backend().turns());
+  group_.remove_window(id_);
+  if (!backend().failed()) {
+    // While an exception unwinds the stack: what peers still receive must not be freed under them.
+    if (!answers_.test() || !farewell_sends_.test()) backend().abort("an exception ended its shard window");
+  }
+  if (!backend().failed()) return;
+  bool clean = answers_.cancel();
+  clean = farewell_sends_.cancel() && clean;
+  std::vector<std::shared_ptr<MpiFetch>> fetches;
+  for (const auto& made : fetches_) {
+    const std::shared_ptr<MpiFetch>& fetch = fetches.emplace_back(made.lock());
+    clean = fetch->request_sends.cancel() && clean;
+    for (MpiRequests& requests : fetch->receives) clean = requests.cancel() && clean;
+  }
+  if (clean) return;
+  mark_mpi_unclean();
+  new std::vector<std::shared_ptr<MpiFetch>>(std::move(fetches));  // MPI may still read them
+}
+
+void MpiWindow::ask(FetchWork& work) {
+  auto& fetch = static_cast<MpiFetch&>(work);
+  fetch.asked_ns = base::monotonic_ns();
+  // Answers about one parcel come in the order of the questions.
+  fetch.request = {WindowMessage::Kind::kFetch, id_, work.parcel, first_tag_ + work.parcel, work.version};
+  for (int step = 1; step < size(); ++step) {
+    const int peer = peer_at(step);
+    const std::size_t nbytes = table().slice_nbytes(work.parcel, peer);
+    if (nbytes == 0) continue;
+    fetch.receives[static_cast<std::size_t>(peer)].receive(work.out + table().slice_offset(work.parcel, peer),
+                                                           nbytes, peer, fetch.request.tag, answer_comm_);
+    fetch.request_sends.send(&fetch.request, sizeof(WindowMessage), peer, 0, message_comm_);
+  }
+}
+
+bool MpiWindow::move(FetchWork& work) {
+  auto& fetch = static_cast<MpiFetch&>(work);
+  for (; work.peers_seen < size() - 1; ++work.peers_seen) {
+    const int peer = peer_at(work.peers_seen + 1);
+    if (fetch.receives[static_cast<std::size_t>(peer)].test()) continue;
+    if (state_of(peer) == State::kGone) fail_fetch(work, peer);
+    return false;
+  }
+  if (!fetch.request_sends.test()) return false;
+  copy_my_slice(work);
+  add_moving_ns(work, base::monotonic_ns() - fetch.asked_ns);
+  return true;
+}
+
+void MpiWindow::take(int source, const WindowMessage& message) {
+  if (message.kind == WindowMessage::Kind::kFetch) {
+    asked_.push_back({source, message});
+  } else {
+    states_[static_cast<std::size_t>(source)] =
+        message.kind == WindowMessage::Kind::kGone ? State::kGone : State::kClosing;
+  }
+}
+
+void MpiWindow::serve() {
+  const bool closing = state_of(rank()) != State::kOpen;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < asked_.size(); ++i) {
+    const Asked asked = asked_[i];
+    // A later question about the same parcel wants no older version: none overtakes.
+    if (asked.message.version > version()) {
+      if (closing) {
+        backend().abort(fmt::format(
+            "it destroyed shard window \"{}\" before it published version {}, which a fetch of {} by rank {} "
+            "waits for",
+            table().label, asked.message.version, table().text(asked.message.parcel), asked.source));
+      }
+      asked_[kept++] = asked;
+      continue;
+    }
+    answers_.send(my_slice(asked.message.parcel), table().slice_nbytes(asked.message.parcel, rank()),
+                  asked.source, asked.message.tag, answer_comm_);
+  }
+  asked_.resize(kept);
+  answers_.drop_completed();
+}
+
+void MpiWindow::announce(State state) {
+  states_[static_cast<std::size_t>(rank())] = state;
+  farewell_.kind = state == State::kGone ? WindowMessage::Kind::kGone : WindowMessage::Kind::kClosing;
+  farewell_.window = id_;
+  for (int step = 1; step < size(); ++step)
+    farewell_sends_.send(&farewell_, sizeof(farewell_), peer_at(step), 0, message_comm_);
+  serve();
+}
+
+Blocker MpiWindow::blocker_of(const FetchWork& work) const {
+  const auto& fetch = static_cast<const MpiFetch&>(work);
+  Blocker blocker;
+  blocker.lack = "has not sent its slice: it has not published that version, or not called its group";
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && !fetch.receives[static_cast<std::size_t>(peer)].test())
+      blocker.ranks.push_back(peer);
+  }
+  return blocker;
+}
+
+}  // namespace
+
+std::shared_ptr<ShardWindow> MpiGroup::make_window(std::shared_ptr<const ParcelTable> parcels,
+                                                   std::span<const void* const> mine) {
+  auto window = std::make_shared<MpiWindow>(std::static_pointer_cast<MpiGroup>(shared_from_this()),
+                                            std::move(parcels), mine);
+  add_transfers(*window);
+  // Nobody is asked before his window is there.
+  Call barrier;
+  barrier.label = "shard window";
+  Work(post(barrier)).wait();
+  return window;
+}
+
+}  // namespace zero::comm

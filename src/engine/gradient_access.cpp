@@ -1,0 +1,98 @@
+// Gradients between backward() and step(): read, changed, clipped, as averages over the window.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "engine/engine_impl.h"
+#include "zero/errors.h"
+
+namespace zero {
+
+void Engine::Impl::enter_gradients(const char* caller, bool to_change) {
+  check_usable();
+  if (config.zerotorch.step_in_backward) {
+    throw ModelError(fmt::format("{}: zerotorch.step_in_backward keeps no gradients, there is none to look at", caller));
+  }
+  if (to_change && (micro_steps + 1) % config.gradient_accumulation_steps != 0) {
+    throw ModelError(fmt::format(
+        "{}: gradients can be changed in the last micro-batch of a window only (is_gradient_accumulation_boundary()): "
+        "micro-batches that come would be added to what was changed",
+        caller));
+  }
+  gradients->look(caller);
+  reducer->flush(caller);
+  if (!to_change) return;
+  reducer->hold_sums();
+  if (!sums_are_averages) reducer->scale_sums(averaging());
+  sums_are_averages = true;
+}
+
+namespace {
+
+/// Calls `visit(parameter, part of it in its own elements, values)` for what this rank holds of each gradient.
+template <class Visit>
+void for_each_part(Engine::Impl& impl, Visit visit) {
+  at::NoGradGuard no_grad;
+  for (std::size_t p = 0; p < impl.model.parameters.size(); ++p) {
+    const auto& parameter = impl.model.parameters[p];
+    const auto& unit = impl.model.units[parameter.unit];
+    if (!unit.trainable || !parameter.tensor.requires_grad()) continue;
+    const layout::Range mine = layout::intersect(parameter.range, unit.shard(impl.group.rank()));
+    if (mine.empty()) continue;
+    const std::int64_t begin = impl.reducer->gradient_range(parameter.unit).begin;
+    visit(parameter, layout::Range{mine.begin - parameter.range.begin, mine.end - parameter.range.begin},
+          impl.reducer->accumulated(parameter.unit).narrow(0, mine.begin - begin, mine.numel()));
+  }
+}
+
+}  // namespace
+
+void Engine::for_each_gradient(const std::function<void(const GradientPart&)>& change) {
+  impl_->enter_gradients("for_each_gradient", /*to_change=*/true);
+  for_each_part(*impl_, [&](const sharding::Parameter& parameter, layout::Range part, at::Tensor values) {
+    change({parameter.name, parameter.tensor.sizes(), parameter.strides, part.begin, std::move(values)});
+  });
+  impl_->reducer->refresh_sumsq();
+}
+
+void Engine::set_full_gradient(std::string_view name, const at::Tensor& value) {
+  const int p = engine::find_parameter(impl_->inventory, name);
+  const auto& parameter = impl_->model.parameters[p];
+  if (!value.defined() || value.sizes() != parameter.tensor.sizes()) {
+    throw ModelError(fmt::format("set_full_gradient('{}'): the value's shape is not the parameter's", name));
+  }
+  if (!parameter.tensor.requires_grad()) {
+    throw ModelError(fmt::format("set_full_gradient('{}'): the parameter is frozen and has no gradient", name));
+  }
+  impl_->enter_gradients("set_full_gradient", /*to_change=*/true);
+  at::NoGradGuard no_grad;
+  const at::Tensor flat = at::empty({parameter.range.numel()},
+                                    at::TensorOptions().dtype(at::kFloat).device(impl_->model.device));
+  flat.as_strided(parameter.tensor.sizes(), parameter.strides).copy_(value);
+  for_each_part(*impl_, [&](const sharding::Parameter& other, layout::Range part, const at::Tensor& values) {
+    if (&other == &parameter) values.copy_(flat.narrow(0, part.begin, part.numel()));
+  });
+  impl_->reducer->count_as_used(p);
+  impl_->reducer->refresh_sumsq();
+}
+
+void Engine::clip_grad_value(double bound) {
+  if (!(bound >= 0)) throw ConfigError(fmt::format("clip_grad_value({:g}): wanted a bound that is not negative", bound));
+  impl_->enter_gradients("clip_grad_value", /*to_change=*/true);
+  for_each_part(*impl_, [&](const sharding::Parameter&, layout::Range, const at::Tensor& values) {
+    values.clamp_(-bound, bound);
+  });
+  impl_->reducer->refresh_sumsq();
+}
+
+double Engine::clip_grad_norm(double bound) {
+  if (!(bound > 0)) throw ConfigError(fmt::format("clip_grad_norm({:g}): wanted a bound above 0", bound));
+  impl_->enter_gradients("clip_grad_norm", /*to_change=*/true);
+  const double norm = impl_->compute_norm();
+  if (norm > bound) impl_->reducer->scale_sums(bound / (norm + 1e-6));
+  return norm;
+}
+
+}  // namespace zero

@@ -1,0 +1,129 @@
+#include "zero/parameter_writes.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "zero/errors.h"
+#include "zero/parameter_store.h"
+#include "zero/sharded_optimizer.h"
+
+namespace zero::sharding {
+
+storage::FlatBuffer& ParameterWrites::copy_of(int parameter) {
+  const auto found = copies_.find(parameter);
+  if (found != copies_.end()) return found->second;
+  return copies_
+      .emplace(parameter, storage::FlatBuffer::make_private(ledger_, MemoryKind::kParameters, model_.low_dtype,
+                                                            model_.parameters[parameter].range.numel(),
+                                                            model_.device))
+      .first->second;
+}
+
+void ParameterWrites::begin(int parameter, const void* values) {
+  if (has(parameter)) return;
+  auto& copy = copy_of(parameter);
+  if (model_.device.is_cpu()) {
+    std::memcpy(copy.data(), values, copy.nbytes());
+  } else {
+    // The handle's storage is what `values` points into: its tensor reads it.
+    const auto& target = model_.parameters[parameter];
+    copy.view(0, copy.numel()).as_strided(target.tensor.sizes(), target.strides).copy_(target.tensor.detach());
+  }
+  model_.parameters[parameter].handle->attach(copy.data());
+}
+
+void ParameterWrites::take_over(int p, const at::Tensor& values, intercept::UseObserver* observer) {
+  at::NoGradGuard no_grad;
+  auto& parameter = model_.parameters[p];
+  auto& copy = copy_of(p);
+  copy.view(0, copy.numel()).as_strided(values.sizes(), parameter.strides).copy_(values.detach());
+  parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model_.low_dtype), parameter.strides,
+                          copy.nbytes(), model_.device, observer);
+  parameter.handle->attach(copy.data());
+}
+
+std::vector<int> ParameterWrites::written_by_any() {
+  std::vector<std::int64_t> flags(model_.parameters.size(), 0);
+  for (const auto& [p, copy] : copies_) flags[p] = 1;
+  if (model_.world_size() > 1) {
+    model_.group
+        .all_reduce(flags.data(), static_cast<std::int64_t>(flags.size()), DType::kInt64, ReduceOp::kMax,
+                    {.label = "written parameters"})
+        .wait();
+  }
+  std::vector<int> written;
+  for (std::size_t p = 0; p < flags.size(); ++p) {
+    if (flags[p]) written.push_back(static_cast<int>(p));
+  }
+  return written;
+}
+
+/// Makes `current` [numel], the values that all ranks have, what the ranks have made of it.
+void ParameterWrites::merge(int p, const at::Tensor& current) const {
+  const auto found = copies_.find(p);
+  const at::Tensor mine = found == copies_.end() ? current.clone() : found->second.view(0, current.numel());
+  if (model_.world_size() == 1) {
+    current.copy_(mine);
+    return;
+  }
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(model_.world_size()), current.numel());
+  const at::Tensor all = at::empty({model_.world_size(), current.numel()}, current.options());
+  Group group = model_.group;
+  group
+      .all_gather(mine.const_data_ptr(), all.mutable_data_ptr(), counts, model_.low_dtype,
+                  {.label = model_.parameters[p].name})
+      .wait();
+  const auto bits = [](const at::Tensor& tensor) {
+    return tensor.view(tensor.element_size() == 2 ? at::kShort : at::kInt);
+  };
+  const at::Tensor before = current.clone();
+  for (int rank = 0; rank < model_.world_size(); ++rank) {
+    const at::Tensor theirs = all.select(0, rank);
+    const at::Tensor changed = bits(theirs).ne(bits(before));
+    const at::Tensor conflict =
+        changed.logical_and(bits(current).ne(bits(before))).logical_and(bits(current).ne(bits(theirs)));
+    if (conflict.any().item<bool>()) {
+      throw ModelError(fmt::format(
+          "rank {} and a rank before it have written different values into parameter '{}' since the last step; a "
+          "program must write the same on every rank, or on one only (seed random values alike, and derive nothing "
+          "from the rank's own data)",
+          rank, model_.parameters[p].name));
+    }
+    current.copy_(at::where(changed, theirs, current));
+  }
+}
+
+void ParameterWrites::commit(ParameterStore& store, ShardedOptimizer& optimizer) {
+  at::NoGradGuard no_grad;
+  store.quiesce();  // nobody fetches what is about to change
+  const std::vector<int> written = written_by_any();
+  for (const int p : written) {
+    const auto& parameter = model_.parameters[p];
+    const int unit = parameter.unit;
+    store.pin({&unit, 1});
+    const at::Tensor before = optimizer.low_values(unit, parameter.range);
+    const at::Tensor whole = store.pinned_view(unit).narrow(0, parameter.range.begin, parameter.range.numel());
+    at::Tensor merged = whole.clone();
+    merge(p, merged);
+    // Everybody has read it; rank 0 writes for all.
+    model_.group.barrier({.label = parameter.name}).wait();
+    if (model_.rank() == 0) whole.copy_(merged);
+    store.spread({&p, 1}, 0);
+    optimizer.refresh(unit, parameter.range, before);
+    const auto copy = copies_.find(p);
+    if (copy != copies_.end()) {
+      const storage::FlatBuffer ended = std::move(copy->second);
+      copies_.erase(copy);
+      parameter.handle->release();
+      store.reattach(p);
+    }
+    store.unpin({&unit, 1});
+  }
+  if (!written.empty()) store.publish(/*frozen_too=*/true);
+}
+
+}  // namespace zero::sharding

@@ -1,0 +1,47 @@
+#pragma once
+// ParameterWrites: values that the program writes into parameters itself, in place or by set_data: masks in forward,
+// an embedding's max_norm, weight clipping, initialisation that depends on data.
+//
+// A write goes to this rank's own copy of the parameter, which the module reads from then on. When ranks agree
+// next (the end of the micro-batch, a call that reads full weights) the copies become the parameter: an element
+// that some ranks have changed takes their value, which must be the same on each. The fp32 masters follow where
+// values have changed.
+#include <map>
+#include <vector>
+
+#include "storage/flat_buffer.h"
+#include "zero/sharded_model.h"
+
+namespace zero::sharding {
+
+class ParameterStore;
+class ShardedOptimizer;
+
+class ParameterWrites {
+ public:
+  ParameterWrites(ShardedModel& model, storage::Ledger& ledger) : model_(model), ledger_(ledger) {}
+
+  /// The parameter's own copy gets the values at `values`, flat, and the module sees it from here on. Local.
+  void begin(int parameter, const void* values);
+  /// As begin(), with the values of a tensor that was put in the parameter's place (set_data). Local.
+  void take_over(int parameter, const at::Tensor& values, intercept::UseObserver* observer);
+
+  bool has(int parameter) const { return !copies_.empty() && copies_.contains(parameter); }
+  bool empty() const { return copies_.empty(); }
+
+  /// *Collective.* The copies of all ranks become the parameters. Throws ModelError on every rank when two ranks
+  /// have written different values to one element.
+  void commit(ParameterStore& store, ShardedOptimizer& optimizer);
+
+ private:
+  storage::FlatBuffer& copy_of(int parameter);
+  /// The parameters that any rank has written. *Collective.*
+  std::vector<int> written_by_any();
+  void merge(int parameter, const at::Tensor& current) const;
+
+  ShardedModel& model_;
+  storage::Ledger& ledger_;
+  std::map<int, storage::FlatBuffer> copies_;
+};
+
+}  // namespace zero::sharding
