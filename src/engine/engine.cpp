@@ -240,6 +240,8 @@ void Engine::step() {
       impl.monitor->add_step(impl.global_steps * impl.config.train_batch_size, lr, impl.grad_norm);
     }
   }
+  // Ranks whose forward wrote buffers meet here, before the next forward.
+  impl.buffers->synchronise_changed(impl.group);
   ++impl.micro_steps;
   impl.reseed();
   impl.failed = false;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/buffers.h"
 #include "engine/inventory.h"
 #include "engine/step_monitor.h"
 #include "intercept/debug_observer.h"
@@ -34,6 +35,7 @@ struct Engine::Impl {
   std::unique_ptr<sharding::ParameterStore> store;
   std::unique_ptr<sharding::ShardedOptimizer> optimizer;
   std::unique_ptr<sharding::GradientReducer> reducer;
+  std::optional<engine::BufferSync> buffers;
   std::vector<std::shared_ptr<void>> hooks;
   std::unique_ptr<intercept::DebugObserver> debug_observer;
 

@@ -20,6 +20,7 @@ struct Inventory {
   struct Named {
     std::string name;  ///< the first name the tensor was seen under
     at::Tensor tensor;
+    std::vector<std::string> aliases = {};  ///< of a buffer: its further names
   };
   std::vector<Named> parameters;                     ///< distinct, in registration order
   std::vector<Named> buffers;                        ///< distinct, in registration order
