@@ -208,7 +208,7 @@ TEST(ConfigErrors, OffloadToTheHostIsWhereStatesAreAndOtherOffloadIsRefused) {
 TEST(ConfigErrors, CountersNearTheirLimits) {
   EXPECT_EQ(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"last_batch_iteration": 9223372036854775807}}})"),
             "c:1: scheduler.params.last_batch_iteration: got 9223372036854775807, want a whole number, -1 to "
-            "1000000000000000");
+            "1e+15");
   EXPECT_NE(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9e18}}})"), "");
   EXPECT_NE(error_of(R"({"train_batch_size": 9223372036854775807})"), "");
   EXPECT_NE(error_of(R"({"zero_optimization": {"sub_group_size": 9223372036854775807}})"), "");
@@ -225,7 +225,7 @@ TEST(ConfigErrors, WhatIsReadCanBeWrittenAndReadHoweverLong) {
   names += "\"a\"";
   const std::string text = R"({"zerotorch": {"unit_names": [)" + names + "]}}";
   EXPECT_NE(error_of(text).find("with all its defaults"), std::string::npos) << "no room for the defaults";
-  names.resize(names.size() - 4 * 20'000);
+  names.resize(names.size() - 3 - 4 * 20'000);
   names += "\"a\"";
   const std::string fits = R"({"zerotorch": {"unit_names": [)" + names + "]}}";
   const Config config = Config::from_text(fits);
@@ -266,7 +266,7 @@ TEST(ConfigByHand, FieldsAreCheckedAsAFilesAre) {
   EXPECT_EQ(error_by_hand([](Config& c) { c.zero_optimization.stage = -1; }),
             "Config: zero_optimization.stage: got -1, want a whole number, 0 to 3");
   EXPECT_EQ(error_by_hand([](Config& c) { c.zero_optimization.sub_group_size = 0; }),
-            "Config: zero_optimization.sub_group_size: got 0, want a whole number, 1 to 1000000000000000000");
+            "Config: zero_optimization.sub_group_size: got 0, want a whole number, 1 to 1e+18");
   EXPECT_EQ(error_by_hand([](Config& c) { c.optimizer.lr = NAN; }),
             "Config: optimizer.params.lr: got nan, want a number, at least 0");
   EXPECT_EQ(error_by_hand([](Config& c) { c.gradient_clipping = INFINITY; }),
