@@ -198,7 +198,8 @@ class FullWeights {
       report_.mismatched.push_back(shape_mismatch(name, shape, tensors_[t].shape, "the file"));
       return false;
     }
-    if (!at::isIntegralType(mine.scalar_type(), /*includeBool=*/true) && !checkpoint::is_floating_point(tensors_[t].dtype)) {
+    const bool is_whole = at::isIntegralType(mine.scalar_type(), /*includeBool=*/true);
+    if (!is_whole && !checkpoint::is_floating_point(tensors_[t].dtype)) {
       report_.mismatched.push_back(
           fmt::format("{}: the file has {}", name, checkpoint::element_type_name(tensors_[t].dtype)));
       return false;
