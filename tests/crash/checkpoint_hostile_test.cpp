@@ -124,8 +124,9 @@ TEST(HostileCheckpoint, AFifoInPlaceOfAFileIsNotWaitedFor) {
   io::PosixFileSystem disk;
   const auto problems = verify(disk, checkpoint).problems;
   ASSERT_FALSE(problems.empty());
-  EXPECT_NE(problems[0].find("rank_00001.safetensors"), std::string::npos) << problems[0];
-  EXPECT_NE(problems[0].find("it is a FIFO, wanted a regular file"), std::string::npos) << problems[0];
+  const auto& [which, why] = problems[0];
+  EXPECT_NE((which + why).find("rank_00001.safetensors"), std::string::npos) << which << why;
+  EXPECT_NE(why.find("it is a FIFO, wanted a regular file"), std::string::npos) << why;
 }
 
 TEST(HostileCheckpoint, AManifestLargerThanAnyIsNotRead) {

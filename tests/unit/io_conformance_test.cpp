@@ -300,9 +300,11 @@ TEST(PosixFiles, OnlyRegularFilesAreOpened) {
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   PosixFileSystem posix;
   // Without a writer a FIFO would be waited for.
-  expect(error_of([&] { posix.open(fifo); }), "cannot open", "fifo", "it is a FIFO, wanted a regular file");
-  expect(error_of([&] { system_files().open(fifo); }), "cannot open", "fifo", "it is a FIFO");
-  expect(error_of([&] { read_text(posix, "/dev/null", 10); }), "cannot open", "/dev/null", "it is a device");
+  const std::string want = "cannot open '" + fifo + "': it is a FIFO, wanted a regular file";
+  EXPECT_EQ(error_of([&] { posix.open(fifo); }), want);
+  EXPECT_EQ(error_of([&] { system_files().open(fifo); }), want);
+  EXPECT_EQ(error_of([&] { read_text(posix, "/dev/null", 10); }),
+            "cannot open '/dev/null': it is a device, wanted a regular file");
 }
 
 TEST(IoErrors, SizesAreInTheUnitThatFits) {
