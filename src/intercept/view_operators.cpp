@@ -5,8 +5,11 @@
 namespace zero::intercept {
 
 bool is_view_operator(std::string_view name) {
-  // Operators whose autograd part is written by hand (detach) are recorded without their namespace.
-  if (const auto end = name.rfind("::"); end != std::string_view::npos) name.remove_prefix(end + 2);
+  // Operators whose autograd part is written by hand (detach) are recorded without their namespace. Those of
+  // other libraries are no views, whatever they are called.
+  for (const std::string_view ours : {"aten::", "prim::"}) {
+    if (name.starts_with(ours)) name.remove_prefix(ours.size());
+  }
   static const std::unordered_set<std::string_view> kViews = {
       "t", "transpose", "view", "view_as", "narrow", "select", "slice", "permute", "expand", "expand_as",
       "unsqueeze", "squeeze", "detach", "alias", "as_strided", "split", "chunk", "unbind", "movedim",
