@@ -134,6 +134,10 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
   std::vector<double> ratios;
   for (std::size_t i = 0; i < measured.engine.size(); ++i)
     ratios.push_back(measured.engine[i] / measured.baseline[i]);
+  // Without a baseline there is nothing to compare with.
+  const auto ratio = [&](double value) {
+    return options.alone ? nlohmann::json() : nlohmann::json(std::round(value * 1000) / 1000);
+  };
   using B = zero::StepBreakdown;
   return {{"mode", mode},
           {"parameters", numel},
@@ -141,10 +145,10 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
           {"batch", options.batch},
           {"accumulation", options.accumulation},
           {"dtype", options.fp32 ? "fp32" : "bf16"},
-          {"baseline_s", median(measured.baseline)},
+          {"baseline_s", options.alone ? nlohmann::json() : nlohmann::json(median(measured.baseline))},
           {"step_s", median(measured.engine)},
-          {"ratio", std::round(median(measured.engine) / median(measured.baseline) * 1000) / 1000},
-          {"ratio_pairs_median", std::round(median(ratios) * 1000) / 1000},
+          {"ratio", ratio(median(measured.engine) / median(measured.baseline))},
+          {"ratio_pairs_median", ratio(median(ratios))},
           {"page_faults_per_step", median({measured.faults.begin(), measured.faults.end()})},
           {"pss_mb_all_ranks", std::round(peak_mb)},
           {"loss", measured.last_loss},

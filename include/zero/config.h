@@ -172,6 +172,8 @@ struct Config {
     enum class VerifyParameters : std::uint8_t { kBroadcast, kVerify };
     enum class ProgressThread : std::uint8_t { kAuto, kAlways, kNever };
     enum class UnusedParameters : std::uint8_t { kSkip, kZero };
+    enum class Buffers : std::uint8_t { kRank0, kEach, kMean };
+    enum class BufferDtype : std::uint8_t { kModule, kParameters };
     /// Stage 3: where gathered parameters live. node_shared: once on each host, for all its ranks; several
     /// hosts must have as many ranks each. auto: node_shared when all ranks are on one host, else copying.
     Store store = Store::kAuto;
@@ -187,6 +189,14 @@ struct Config {
     bool reseed_per_micro_batch = true;
     /// At start: broadcast takes rank 0's parameters; verify compares and fails on the first difference.
     VerifyParameters verify_parameters = VerifyParameters::kBroadcast;
+    /// What becomes of a buffer that forward writes (running statistics, codebooks), at the end of every step():
+    /// rank0: all ranks take rank 0's; mean: floating-point buffers take the mean over the ranks, others rank
+    /// 0's; each: every rank keeps its own. Costs one tiny collective a micro-batch for a model with buffers,
+    /// and moves those that changed.
+    Buffers buffers = Buffers::kRank0;
+    /// With bf16: module: buffers keep the dtype the module gave them; parameters: floating-point buffers become
+    /// bf16, as DeepSpeed makes them. Costs digits: above 256 bf16 does not have every whole number.
+    BufferDtype buffer_dtype = BufferDtype::kModule;
     /// A thread of each rank that moves gathers and reductions while the others compute. auto: where
     /// communication may overlap (overlap_comm), over MPI, or with a core more than the compute threads need.
     ProgressThread progress_thread = ProgressThread::kAuto;
@@ -226,8 +236,13 @@ struct Config {
   /// "source:line: path: problem; remedy".
   static Config from_text(std::string_view json, std::string_view source = "<text>");
 
-  /// The resolved configuration as JSON with DeepSpeed's keys; from_text(to_json()) has the same fields.
+  /// The resolved configuration as JSON with DeepSpeed's keys; from_text(to_json()) has the same fields, if
+  /// validate() takes them.
   std::string to_json() const;
+
+  /// Checks fields that were filled in by hand as from_text() checks a file's; initialize() calls it. Local.
+  /// Throws one ConfigError that lists up to 20 problems, one per line: "Config: path: problem; remedy".
+  void validate() const;
 
   /// Fills in the missing of train_batch_size, train_micro_batch_size_per_gpu and
   /// gradient_accumulation_steps for `world_size` ranks, as DeepSpeed does. Idempotent. Local. Throws

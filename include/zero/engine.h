@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -224,6 +225,11 @@ template <class T>
 concept ModuleHolderLike = requires(T holder) {
   { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
 };
+/// A `std::shared_ptr<M>`, whatever M is.
+template <class T>
+constexpr bool kIsSharedPtr = false;
+template <class M>
+constexpr bool kIsSharedPtr<std::shared_ptr<M>> = true;
 }  // namespace detail
 
 /// Takes over `model`'s parameters: makes them the same on all ranks, shards what the stage says, and
@@ -238,6 +244,14 @@ template <std::derived_from<torch::nn::Module> M>
 ModuleEngine<std::shared_ptr<M>> initialize(const std::shared_ptr<M>& model, Config config,
                                             InitializeOptions options = {}) {
   return {detail::make_engine(model, std::move(config), std::move(options)), model};
+}
+/// What the engine cannot own: says what to pass instead.
+template <class Model>
+  requires(!detail::ModuleHolderLike<Model> && !detail::kIsSharedPtr<std::remove_cv_t<Model>>)
+void initialize(const Model&, Config, InitializeOptions = {}) {
+  static_assert(sizeof(Model) == 0,
+                "zero::initialize needs a std::shared_ptr to the module (std::make_shared<Net>()) or a "
+                "TORCH_MODULE holder, not a module on the stack, a reference, a raw pointer or a unique_ptr");
 }
 /// The same with the configuration as JSON text.
 template <class Model>

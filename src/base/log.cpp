@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace zero::base {
 namespace {
@@ -32,9 +33,14 @@ spdlog::logger& logger() {
   static spdlog::logger* instance = [] {
     auto* made = new spdlog::logger("zerotorch", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("zerotorch %L %v");
-    const char* wanted = std::getenv("ZERO_LOG_LEVEL");
-    made->set_level(wanted ? spdlog::level::from_str(wanted) : spdlog::level::info);
     made->flush_on(spdlog::level::debug);
+    const char* wanted = std::getenv("ZERO_LOG_LEVEL");
+    const auto level = wanted ? spdlog::level::from_str(wanted) : spdlog::level::info;
+    const bool known = level != spdlog::level::off || wanted == std::string_view("off");
+    made->set_level(known ? level : spdlog::level::info);
+    if (!known) {
+      made->warn("ZERO_LOG_LEVEL: got '{}', wanted debug, info, warning, error or off; info is used", wanted);
+    }
     return made;
   }();
   return *instance;

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "checkpoint/agree.h"
 #include "checkpoint/folder.h"
+#include "io/io_error.h"
 #include "zero/errors.h"
 
 namespace zero::checkpoint {
@@ -38,10 +39,6 @@ void make_durable_folder(io::FileSystem& files, const std::string& folder) {
   // stop.
   const std::string error = error_of([&] { files.sync_folder(io::parent_of(folder)); });
   if (is_new && !error.empty()) throw IoError(error);
-}
-
-std::string human_nbytes(std::uint64_t nbytes) {
-  return fmt::format("{:.2f} GB", static_cast<double>(nbytes) / 1e9);
 }
 
 }  // namespace
@@ -215,8 +212,8 @@ void Checkpointer::begin(Job& job) {
       base::log_warning(
           "{} in the foreground: a copy of each rank's shard, {} and {} ranks on this host, does not "
           "fit the {} of memory that are free",
-          what_, human_nbytes(job.file ? job.file->payload_nbytes() : 0), group_.local_size(),
-          human_nbytes(free_memory_()));
+          what_, io::nbytes_text(job.file ? job.file->payload_nbytes() : 0), group_.local_size(),
+          io::nbytes_text(free_memory_()));
     }
   }
   if (first && error.empty()) {
@@ -229,7 +226,7 @@ void Checkpointer::begin(Job& job) {
         throw IoError(
             fmt::format("'{}' has {} free, the checkpoint needs {}; remove old checkpoints (zero ckpt "
                         "prune, checkpoint.keep_last) or choose another folder",
-                        job.folder, human_nbytes(free), human_nbytes(wanted)));
+                        job.folder, io::nbytes_text(free), io::nbytes_text(wanted)));
       }
     });
   }

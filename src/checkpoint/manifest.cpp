@@ -19,7 +19,8 @@ using Json = nlohmann::json;
 constexpr std::string_view kFormatName = "zerotorch checkpoint";
 /// Between the last member and its checksum: what the checksum covers ends with it.
 constexpr std::string_view kChecksumMember = ",\n\"checksum\":";
-constexpr std::uint64_t kMaxManifestNbytes = std::uint64_t{4} << 30;
+/// Some millions of pieces. Parsed it takes several times as much memory.
+constexpr std::uint64_t kMaxManifestNbytes = std::uint64_t{256} << 20;
 constexpr int kMaxDims = 64;
 
 constexpr std::array<std::string_view, 6> kKinds = {"weight",       "exp_avg", "exp_avg_sq",
@@ -299,6 +300,12 @@ std::string to_text(const Manifest& manifest) {
     add("files", lines_of(manifest.files));
     add("tensors", lines_of(manifest.tensors));
     text += kChecksumMember;
+    if (text.size() + 64 > kMaxManifestNbytes) {
+      throw CheckpointError(
+          fmt::format("the checkpoint's manifest has {} bytes, readers take at most {}: {} tensors in {} files; "
+                      "save with fewer ranks or larger units (zerotorch.unit_numel)",
+                      text.size(), kMaxManifestNbytes, manifest.tensors.size(), manifest.files.size()));
+    }
     return text + fmt::format("\"{}\"}}\n", to_hex(checksum_of(text)));
   } catch (const Json::exception& error) {
     throw CheckpointError(fmt::format("the checkpoint's manifest cannot be written: {}", error.what()));

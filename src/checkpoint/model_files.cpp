@@ -7,6 +7,7 @@
 #include <regex>
 
 #include "base/check.h"
+#include "io/io_error.h"
 #include "zero/errors.h"
 
 namespace zero::checkpoint {
@@ -48,8 +49,8 @@ ModelFiles::ModelFiles(io::FileSystem& files, std::string folder, std::vector<Sa
   }
   files_.make_folders(folder_);
   if (const std::uint64_t free = files_.free_nbytes(folder_); free < total_nbytes_ + (1 << 20)) {
-    throw IoError(fmt::format("'{}' has {:.2f} GB free, the weights need {:.2f} GB", folder_,
-                              static_cast<double>(free) / 1e9, static_cast<double>(total_nbytes_) / 1e9));
+    throw IoError(fmt::format("'{}' has {} free, the weights need {}", folder_, io::nbytes_text(free),
+                              io::nbytes_text(total_nbytes_ + (1 << 20))));
   }
   open_part();
 }

@@ -15,6 +15,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kLengthNbytes = 8;
+/// What is no tensor in the header.
+constexpr std::string_view kMetadataName = "__metadata__";
 
 [[noreturn]] void damaged(const std::string& what, const std::string& why) {
   throw CheckpointError(fmt::format("'{}' is not a safetensors file, or is damaged: {}", what, why));
@@ -78,8 +80,14 @@ std::string make_safetensors_header(SafetensorsHeader& header, std::size_t align
   };
   std::uint64_t offset = 0;
   try {
-    if (!header.metadata.empty()) add("__metadata__", header.metadata);
+    if (!header.metadata.empty()) add(std::string(kMetadataName), header.metadata);
     for (auto& entry : header.entries) {
+      if (entry.name == kMetadataName) {
+        throw CheckpointError(fmt::format(
+            "'{}' is a parameter or a buffer of this model, but safetensors files keep that name for notes about "
+            "the file; give it another name in the module",
+            kMetadataName));
+      }
       entry.begin = offset;
       offset +=
           static_cast<std::uint64_t>(checked_numel(entry.shape, entry.name)) * element_nbytes(entry.dtype);
@@ -113,7 +121,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t 
   SafetensorsHeader header;
   header.data_begin = kLengthNbytes + text.size();
   for (const auto& [name, value] : json.items()) {
-    if (name != "__metadata__") {
+    if (name != kMetadataName) {
       header.entries.push_back(parse_entry(name, value, what));
       continue;
     }

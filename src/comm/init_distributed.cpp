@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "comm/mpi_backend.h"
+#include "comm/reduce_kernels.h"
 #include "comm/rendezvous.h"
 #include "comm/shm_backend.h"
 #include "zero/errors.h"
@@ -36,6 +37,7 @@ Group init_distributed(const DistributedOptions& options) {
                     "more than 0.",
                     options.timeout.count(), options.rendezvous_timeout.count()));
   }
+  comm::best_isa();  // complains of ZERO_ISA
   const comm::Discovery discovery = comm::discover(comm::current_environment(), comm::parent_tag());
   Group group(make_backend(discovery, options));
   if (group.size() > 1) base::set_log_rank(group.rank());

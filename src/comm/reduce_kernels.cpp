@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "base/isa_limit.h"
 #include "base/small_floats.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -187,14 +188,18 @@ Kernel kernel_for(KernelIsa isa) {
   return reduce_baseline;
 }
 
-KernelIsa best_isa() {
-  static const KernelIsa best = cpu_has_avx512() ? KernelIsa::kAvx512
-                                : cpu_has_avx2() ? KernelIsa::kAvx2
-                                                 : KernelIsa::kBaseline;
-  return best;
-}
 
 }  // namespace
+
+KernelIsa best_isa() {
+  static const KernelIsa best = [] {
+    const auto limit = base::isa_limit();
+    if (limit >= base::IsaLimit::kAvx512 && cpu_has_avx512()) return KernelIsa::kAvx512;
+    if (limit >= base::IsaLimit::kAvx2 && cpu_has_avx2()) return KernelIsa::kAvx2;
+    return KernelIsa::kBaseline;
+  }();
+  return best;
+}
 
 std::string_view isa_name(KernelIsa isa) {
   switch (isa) {

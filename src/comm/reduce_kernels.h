@@ -9,11 +9,14 @@
 
 namespace zero::comm {
 
-/// Instruction sets the kernels exist for; the best one the CPU has is used.
+/// Instruction sets the kernels exist for; the best one is used that the CPU has and ZERO_ISA allows.
 enum class KernelIsa : std::uint8_t { kBaseline, kAvx2, kAvx512 };
 
 std::string_view isa_name(KernelIsa isa);
 bool isa_supported(KernelIsa isa);
+/// What reduce_ordered() uses: the best the CPU has and ZERO_ISA allows. Throws ConfigError for another word
+/// in ZERO_ISA than those it knows.
+KernelIsa best_isa();
 
 /// out[i] = ((base + in_0[i]) + in_1[i]) + ... for `numel` elements, in the order of `slices`; see
 /// Reduction. fp32, bf16 and fp16 inputs are widened exactly and summed in fp32 without fused

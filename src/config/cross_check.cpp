@@ -150,6 +150,15 @@ void check_step_in_backward(Check& check) {
   }
 }
 
+void check_timeout(Check& check) {
+  constexpr double kLeastSeconds = 0.001;
+  const Given* given = check.find("zerotorch.timeout_s");
+  const double seconds = check.config.zerotorch.timeout_s;
+  if (given == nullptr || seconds == 0 || seconds >= kLeastSeconds) return;
+  check.problem(*given, fmt::format("got {:g}, want 0 (the group's default) or at least {:g} seconds", seconds,
+                                    kLeastSeconds));
+}
+
 }  // namespace
 
 void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
@@ -161,6 +170,7 @@ void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
     config.zero_optimization.overlap_comm = config.zero_optimization.stage == 3;
   }
   check_step_in_backward(check);
+  check_timeout(check);
   if (check.find("gradient_clipping") == nullptr) {
     check.notice(
         "gradient_clipping: not given: 1.0 as in DeepSpeed since 0.19.3 (0 before); write 0 to switch it "

@@ -9,7 +9,6 @@
 namespace zero::config {
 namespace {
 
-constexpr std::size_t kMaxNbytes = std::size_t{16} << 20;
 constexpr std::size_t kMaxDepth = 64;
 
 /// One pass over the text that blanks comments and trailing commas in place (so that positions stay
@@ -166,8 +165,8 @@ int Document::line_of(const std::string& path) const {
 
 Document parse_jsonc(std::string_view text, Problems& problems) {
   Document document;
-  if (text.size() > kMaxNbytes) {
-    problems.add(0, fmt::format("{} bytes; a configuration has at most {}", text.size(), kMaxNbytes));
+  if (text.size() > kMaxTextNbytes) {
+    problems.add(0, fmt::format("{} bytes; a configuration has at most {}", text.size(), kMaxTextNbytes));
     return document;
   }
   std::string blanked(text);

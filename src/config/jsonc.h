@@ -11,6 +11,9 @@
 
 namespace zero::config {
 
+/// The longest text of a configuration.
+constexpr std::size_t kMaxTextNbytes = std::size_t{16} << 20;
+
 struct Document {
   nlohmann::json root;
   /// Path ("zero_optimization.stage") -> line, counted from 1. Elements of lists are "key[0]".

@@ -146,6 +146,7 @@ constexpr Key kScheduler[] = {
      .fallback = "1000",
      .note = "steps of warm-up; 1 is raised to 2, as in DeepSpeed",
      .minimum = 1,
+     .maximum = kMostSteps,
      .bind = [](Config& c, const Value& v) { c.scheduler.warmup_num_steps = v.count < 2 ? 2 : v.count; }},
     {.path = "scheduler.params.warmup_type",
      .kind = Kind::kChoice,
@@ -161,6 +162,7 @@ constexpr Key kScheduler[] = {
      .fallback = "",
      .note = "WarmupDecayLR, WarmupCosineLR, required: optimizer steps of the whole run",
      .minimum = 1,
+     .maximum = kMostSteps,
      .bind = [](Config& c, const Value& v) { c.scheduler.total_num_steps = v.count; }},
     {.path = "scheduler.params.warmup_min_ratio",
      .kind = Kind::kNumber,
@@ -179,6 +181,7 @@ constexpr Key kScheduler[] = {
      .fallback = "-1",
      .note = "index of the last step already done; a checkpoint sets it by itself",
      .minimum = -1,
+     .maximum = kMostSteps,
      .bind = [](Config& c, const Value& v) { c.scheduler.last_batch_iteration = v.count; }},
 };
 

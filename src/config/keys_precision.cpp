@@ -109,7 +109,8 @@ constexpr Key kPrecision[] = {
      .kind = Kind::kChoice,
      .fallback = "null",
      .status = kRefused,
-     .note = "buffers keep the dtype the module gave them; convert them in the module",
+     .note = "buffers keep the dtype the module gave them, or the parameters' (zerotorch.buffer_dtype); convert them "
+             "in the module",
      .choices =
          "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16"},
 

@@ -56,6 +56,7 @@ constexpr Key kZero[] = {
      .note = "most elements of a gradient bucket; a unit's gradient is reduced in pieces of this, or less "
              "where less is as fast",
      .minimum = 1,
+     .maximum = kMostNumel,
      .bind = [](Config& c, const Value& v) { c.zero_optimization.reduce_bucket_size = v.count; }},
     {.path = "zero_optimization.use_multi_rank_bucket_allreduce",
      .kind = Kind::kBool,
@@ -74,6 +75,7 @@ constexpr Key kZero[] = {
      .fallback = "5e8",
      .note = "stages 0-2: most elements of an updated unit that are sent in one piece",
      .minimum = 1,
+     .maximum = kMostNumel,
      .bind = [](Config& c, const Value& v) { c.zero_optimization.allgather_bucket_size = v.count; }},
     {.path = "allgather_size",
      .kind = Kind::kCount,
@@ -86,6 +88,7 @@ constexpr Key kZero[] = {
      .fallback = "1e9",
      .note = "most elements of a shard that the optimizer updates in one piece",
      .minimum = 1,
+     .maximum = kMostNumel,
      .bind = [](Config& c, const Value& v) { c.zero_optimization.sub_group_size = v.count; }},
     {.path = "zero_optimization.load_from_fp32_weights",
      .kind = Kind::kBool,

@@ -4,6 +4,8 @@
 namespace zero::config {
 namespace {
 
+using BufferDtype = Config::Zerotorch::BufferDtype;
+using Buffers = Config::Zerotorch::Buffers;
 using ProgressThread = Config::Zerotorch::ProgressThread;
 using Store = Config::Zerotorch::Store;
 using UnusedParameters = Config::Zerotorch::UnusedParameters;
@@ -31,6 +33,7 @@ constexpr Key kKeys[] = {
      .kind = Kind::kCount,
      .fallback = "0",
      .note = "upper bound of a unit in elements; 0: chosen from the model",
+     .maximum = kMostNumel,
      .bind = [](Config& c, const Value& v) { c.zerotorch.unit_numel = v.count; }},
     {.path = "zerotorch.unit_names",
      .kind = Kind::kStrings,
@@ -57,6 +60,29 @@ constexpr Key kKeys[] = {
          [](Config& c, const Value& v) {
            c.zerotorch.verify_parameters =
                v.text == "verify" ? VerifyParameters::kVerify : VerifyParameters::kBroadcast;
+         }},
+    {.path = "zerotorch.buffers",
+     .kind = Kind::kChoice,
+     .fallback = "\"rank0\"",
+     .note = "buffers that forward writes, at the end of every step(): all ranks take rank 0's, or the mean over "
+             "the ranks (those that are not floating-point: rank 0's), or each keeps its own",
+     .choices = "rank0|each|mean",
+     .bind =
+         [](Config& c, const Value& v) {
+           c.zerotorch.buffers = v.text == "rank0"  ? Buffers::kRank0
+                                 : v.text == "each" ? Buffers::kEach
+                                                    : Buffers::kMean;
+         }},
+    {.path = "zerotorch.buffer_dtype",
+     .kind = Kind::kChoice,
+     .fallback = "\"module\"",
+     .note = "with bf16: buffers keep the dtype the module gave them, or floating-point buffers become bf16 as "
+             "DeepSpeed makes them",
+     .choices = "module|parameters",
+     .bind =
+         [](Config& c, const Value& v) {
+           c.zerotorch.buffer_dtype =
+               v.text == "parameters" ? BufferDtype::kParameters : BufferDtype::kModule;
          }},
     {.path = "zerotorch.progress_thread",
      .kind = Kind::kChoice,
@@ -95,7 +121,7 @@ constexpr Key kKeys[] = {
     {.path = "zerotorch.timeout_s",
      .kind = Kind::kNumber,
      .fallback = "0",
-     .note = "how long a collective may take in seconds; 0: the group's default",
+     .note = "how long a collective may take in seconds, at least 0.001; 0: the group's default",
      .maximum = 31'536'000,
      .bind = [](Config& c, const Value& v) { c.zerotorch.timeout_s = v.number; }},
     {.path = "zerotorch.unused_parameters",

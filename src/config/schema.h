@@ -36,6 +36,11 @@ struct Value {
 
 using Bind = void (*)(Config&, const Value&);
 
+/// Upper bounds of counts, far from where sums and products of them overflow.
+constexpr double kMostSamples = 1e12;  ///< of a batch
+constexpr double kMostSteps = 1e15;    ///< of a run
+constexpr double kMostNumel = 1e18;    ///< elements
+
 struct Key {
   std::string_view path;
   Kind kind = Kind::kAny;

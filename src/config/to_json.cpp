@@ -1,7 +1,7 @@
 // Config -> JSON with DeepSpeed's keys.
-#include <nlohmann/json.hpp>
+#include "config/to_json.h"
 
-#include "zero/config.h"
+#include "config/jsonc.h"
 
 namespace zero {
 namespace {
@@ -65,12 +65,18 @@ ordered_json zerotorch_json(const Config::Zerotorch& own) {
   const char* progress = own.progress_thread == Progress::kAuto     ? "auto"
                          : own.progress_thread == Progress::kAlways ? "always"
                                                                     : "never";
+  using Buffers = Config::Zerotorch::Buffers;
+  const char* buffers = own.buffers == Buffers::kRank0  ? "rank0"
+                        : own.buffers == Buffers::kEach ? "each"
+                                                        : "mean";
   return {{"store", store},
           {"unit_numel", own.unit_numel},
           {"unit_names", own.unit_names},
           {"seed", own.seed ? ordered_json(*own.seed) : ordered_json()},
           {"reseed_per_micro_batch", own.reseed_per_micro_batch},
           {"verify_parameters", own.verify_parameters == Verify::kVerify ? "verify" : "broadcast"},
+          {"buffers", buffers},
+          {"buffer_dtype", own.buffer_dtype == Config::Zerotorch::BufferDtype::kModule ? "module" : "parameters"},
           {"progress_thread", progress},
           {"measured_prefetch", own.measured_prefetch},
           {"caching_allocator", own.caching_allocator},
@@ -84,30 +90,43 @@ ordered_json zerotorch_json(const Config::Zerotorch& own) {
 
 }  // namespace
 
-std::string Config::to_json() const {
+namespace config {
+
+ordered_json to_json_tree(const Config& config, bool whole) {
   const auto count = [](std::int64_t value) { return value == 0 ? ordered_json() : ordered_json(value); };
   ordered_json root;
-  root["train_batch_size"] = count(train_batch_size);
-  root["train_micro_batch_size_per_gpu"] = count(train_micro_batch_size_per_gpu);
-  root["gradient_accumulation_steps"] = count(gradient_accumulation_steps);
-  if (optimizer.given) root["optimizer"] = optimizer_json(optimizer);
-  if (scheduler.type != Scheduler::Type::kNone) root["scheduler"] = scheduler_json(scheduler);
-  root["bf16"] = {{"enabled", bf16.enabled}, {"check_grad_overflow", bf16.check_grad_overflow}};
-  root["gradient_clipping"] = gradient_clipping;
-  root["steps_per_print"] = steps_per_print;
-  root["wall_clock_breakdown"] = wall_clock_breakdown;
-  root["memory_breakdown"] = memory_breakdown;
-  root["dump_state"] = dump_state;
-  root["tensorboard"] = {{"enabled", tensorboard.enabled},
-                         {"output_path", tensorboard.output_path},
-                         {"job_name", tensorboard.job_name}};
-  root["checkpoint"] = {{"every_steps", checkpoint.every_steps},
-                        {"every_minutes", checkpoint.every_minutes},
-                        {"keep_last", checkpoint.keep_last},
-                        {"async", checkpoint.async}};
-  root["zero_optimization"] = zero_json(zero_optimization);
-  root["zerotorch"] = zerotorch_json(zerotorch);
-  return root.dump(2) + "\n";
+  root["train_batch_size"] = count(config.train_batch_size);
+  root["train_micro_batch_size_per_gpu"] = count(config.train_micro_batch_size_per_gpu);
+  root["gradient_accumulation_steps"] = count(config.gradient_accumulation_steps);
+  if (whole || config.optimizer.given) root["optimizer"] = optimizer_json(config.optimizer);
+  if (config.scheduler.type != Config::Scheduler::Type::kNone) root["scheduler"] = scheduler_json(config.scheduler);
+  root["bf16"] = {{"enabled", config.bf16.enabled}, {"check_grad_overflow", config.bf16.check_grad_overflow}};
+  root["gradient_clipping"] = config.gradient_clipping;
+  root["steps_per_print"] = config.steps_per_print;
+  root["wall_clock_breakdown"] = config.wall_clock_breakdown;
+  root["memory_breakdown"] = config.memory_breakdown;
+  root["dump_state"] = config.dump_state;
+  root["tensorboard"] = {{"enabled", config.tensorboard.enabled},
+                         {"output_path", config.tensorboard.output_path},
+                         {"job_name", config.tensorboard.job_name}};
+  root["checkpoint"] = {{"every_steps", config.checkpoint.every_steps},
+                        {"every_minutes", config.checkpoint.every_minutes},
+                        {"keep_last", config.checkpoint.keep_last},
+                        {"async", config.checkpoint.async}};
+  root["zero_optimization"] = zero_json(config.zero_optimization);
+  root["zerotorch"] = zerotorch_json(config.zerotorch);
+  return root;
+}
+
+}  // namespace config
+
+std::string Config::to_json() const {
+  constexpr auto kReplace = ordered_json::error_handler_t::replace;
+  const ordered_json root = config::to_json_tree(*this, /*whole=*/false);
+  std::string text = root.dump(2, ' ', false, kReplace) + "\n";
+  // The spaces of a long list must not make it too long to be read.
+  if (text.size() > config::kMaxTextNbytes) text = root.dump(-1, ' ', false, kReplace);
+  return text;
 }
 
 }  // namespace zero

@@ -28,7 +28,8 @@ std::string range_of(const Key& key) {
 }
 
 bool in_range(const Key& key, double x) {
-  return (key.above ? x > key.minimum : x >= key.minimum) && (key.below ? x < key.maximum : x <= key.maximum);
+  return std::isfinite(x) && (key.above ? x > key.minimum : x >= key.minimum) &&
+         (key.below ? x < key.maximum : x <= key.maximum);
 }
 
 std::string mismatch(const Key& key, const json& got) {
@@ -111,6 +112,9 @@ Checked check_number(const Key& key, const json& got) {
 }  // namespace
 
 std::string shown(const json& value) {
+  if (value.is_number_float() && !std::isfinite(value.get<double>())) {  // not JSON: set by a program
+    return fmt::format("{}", value.get<double>());
+  }
   std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 57) + "...";
   return text;

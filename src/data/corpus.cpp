@@ -17,7 +17,7 @@ namespace {
 
 /// The whole file, read-only; unmapped with the last owner.
 std::shared_ptr<const void> map_file(const std::filesystem::path& path, std::size_t nbytes) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) data::throw_errno(path, "cannot open");
   void* address = ::mmap(nullptr, nbytes, PROT_READ, MAP_SHARED, fd, 0);
   if (address == MAP_FAILED) {

@@ -99,7 +99,7 @@ void TemporaryFolder::replace(const std::filesystem::path& target) {
 
 bool read_file(const std::filesystem::path& path, std::string& contents) {
   contents.clear();
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return false;
   struct stat status{};
   bool ok = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);

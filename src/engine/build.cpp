@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "engine/agreement.h"
 #include "engine/bind_cores.h"
+#include "engine/buffers.h"
 #include "engine/engine_impl.h"
 #include "engine/progress_log.h"
 #include "intercept/gradient_hook.h"
@@ -336,22 +337,12 @@ void adopt_parameters(Engine::Impl& impl) {
   impl.store->start();
 }
 
-/// Buffers follow the parameters' precision, as DeepSpeed's module conversion does, and start as rank 0's.
 void adopt_buffers(Engine::Impl& impl) {
-  at::NoGradGuard no_grad;
-  for (const auto& item : impl.inventory.buffers) {
-    if (impl.group.size() > 1) {
-      at::Tensor values = item.tensor.contiguous();
-      impl.group
-          .broadcast(values.mutable_data_ptr(), static_cast<std::int64_t>(values.nbytes()), DType::kByte, 0,
-                     {.label = item.name})
-          .wait();
-      if (!values.is_same(item.tensor)) item.tensor.copy_(values);
-    }
-    if (impl.model.low_dtype != DType::kFloat32 && item.tensor.is_floating_point()) {
-      item.tensor.set_data(item.tensor.to(storage::to_scalar_type(impl.model.low_dtype)));
-    }
-  }
+  broadcast_buffers(impl.inventory, impl.group);
+  const auto kept = convert_buffers(*impl.module, impl.inventory, impl.model.low_dtype,
+                                    impl.config.zerotorch.buffer_dtype);
+  if (!kept.empty()) impl.config.notices.push_back(kept_buffers_notice(kept));
+  impl.buffers.emplace(impl.inventory.buffers, impl.config.zerotorch.buffers);
 }
 
 optim::LrScheduleOptions schedule_of(const Config::Scheduler& from) {
@@ -489,12 +480,13 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
   impl->group = options.group ? *options.group : init_distributed();
   impl->module = std::move(module);
   base::set_log_rank(impl->group.size() > 1 ? impl->group.rank() : -1);
+  // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
+  impl->config.validate();
   if (impl->config.zerotorch.timeout_s > 0) {
     impl->group.set_timeout(
         std::chrono::milliseconds(static_cast<std::int64_t>(impl->config.zerotorch.timeout_s * 1e3)));
   }
   if (impl->config.zerotorch.bind_cores_to_rank) bind_cores(impl->group);
-  // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
   impl->config.resolve_batch(impl->group.size());
   impl->inventory = take_inventory(*impl->module);
   check_memory(impl->inventory);
@@ -502,6 +494,7 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
   const std::string description = setup.description;
   impl->schedule = schedule_of(impl->config.scheduler);
   make_model(*impl);
+  check_buffers(impl->inventory, impl->group.size());
   storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
   impl->memory_before = measure_module(impl->inventory);
   try {

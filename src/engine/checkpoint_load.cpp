@@ -22,6 +22,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/range_reader.h"
 #include "engine/agreement.h"
+#include "engine/buffers.h"
 #include "engine/checkpoints.h"
 #include "engine/load_report.h"
 #include "engine/tensor_types.h"
@@ -65,10 +66,11 @@ class Loading {
       : impl_(impl), found_(found), options_(options) {
     for (std::size_t t = 0; t < found.manifest.tensors.size(); ++t)
       index_[found.manifest.tensors[t].info.key()] = t;
-    // Another name of a tied parameter may be the first one in another model.
+    // Another name of a tied parameter or buffer may be the first one in another model.
     for (std::size_t t = 0; t < found.manifest.tensors.size(); ++t) {
       for (const auto& alias : found.manifest.tensors[t].info.aliases) {
-        if (found.manifest.tensors[t].info.kind == Kind::kWeight) {
+        const auto kind = found.manifest.tensors[t].info.kind;
+        if (kind == Kind::kWeight || kind == Kind::kBuffer) {
           owner_of_alias_.emplace(alias, found.manifest.tensors[t].info.name);
         }
       }
@@ -186,10 +188,10 @@ class Loading {
     return std::nullopt;
   }
 
-  bool shapes_match(std::size_t t, const at::Tensor& mine, const std::string& name) {
+  bool shapes_match(std::size_t t, const std::vector<std::int64_t>& mine, const std::string& name) {
     const auto& shape = saved(t).info.shape;
-    if (mine.sizes().vec() == shape) return true;
-    report_.mismatched.push_back(shape_mismatch(name, mine.sizes().vec(), shape, "the checkpoint"));
+    if (mine == shape) return true;
+    report_.mismatched.push_back(shape_mismatch(name, mine, shape, "the checkpoint"));
     return false;
   }
 
@@ -202,7 +204,7 @@ class Loading {
       return;
     }
     used.insert(*weight);
-    if (!shapes_match(*weight, parameter.tensor, parameter.name)) {
+    if (!shapes_match(*weight, parameter.tensor.sizes().vec(), parameter.name)) {
       left_alone_.push_back(parameter.name);
       return;
     }
@@ -288,17 +290,20 @@ class Loading {
 
   void plan_buffer(int b, std::set<std::size_t>& used) {
     const auto& buffer = impl_.inventory.buffers[b];
-    const auto t = find(Kind::kBuffer, buffer.name);
+    auto t = find(Kind::kBuffer, buffer.name);
+    for (const auto& alias : buffer.aliases) {
+      const auto other = find(Kind::kBuffer, alias);
+      if (other) used.insert(*other);
+      if (!t) t = other;
+    }
     if (!t) {
       report_.missing.push_back(buffer.name);
       return;
     }
     used.insert(*t);
-    if (!shapes_match(*t, buffer.tensor, buffer.name)) return;
-    Item item{*t, 0, buffer.tensor.numel(), {}, {}, {}};
-    item.apply = [tensor = buffer.tensor](const at::Tensor& values) {
-      tensor.detach().copy_(values.view(tensor.sizes()));
-    };
+    if (!shapes_match(*t, stored_shape(buffer.tensor), buffer.name)) return;
+    Item item{*t, 0, saved(*t).info.numel(), {}, {}, {}};
+    item.apply = [tensor = buffer.tensor](const at::Tensor& values) { write_stored(tensor, values); };
     items_.push_back(std::move(item));
   }
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/dim_order.h"
+#include "engine/buffers.h"
 #include "engine/tensor_types.h"
 #include "zero/errors.h"
 
@@ -76,10 +77,12 @@ class Collector {
       TensorInfo info;
       info.name = item.name;
       info.kind = Kind::kBuffer;
-      info.dtype = info.module_dtype = to_element_type(item.tensor.scalar_type(), item.name);
-      info.shape = item.tensor.sizes().vec();
+      info.aliases = item.aliases;
+      info.dtype = info.module_dtype =
+          to_element_type(c10::toRealValueType(item.tensor.scalar_type()), item.name);
+      info.shape = stored_shape(item.tensor);
       contents_.tensors.push_back(std::move(info));
-      if (impl_.group.rank() == 0) add_whole(item.tensor.detach().contiguous());
+      if (impl_.group.rank() == 0) add_whole(stored_form(item.tensor).contiguous());
     }
   }
 

@@ -320,7 +320,10 @@ void Engine::step() {
   using Agreement = sharding::MicroBatchAgreement;
   std::uint64_t flags = 0;
   if (!impl.store->writes().empty()) flags |= Agreement::kParametersWritten;
+  const bool meets = impl.group.size() > 1 && impl.buffers->needed();
+  if (meets && impl.buffers->changed()) flags |= Agreement::kBuffersChanged;
   const auto& agreed = impl.reducer->finish_micro_batch({.flags = flags, .must_agree = impl.update_hash()});
+  const bool buffers_changed = agreed.facts().flags & Agreement::kBuffersChanged;
   if (agreed.differing_rank() >= 0) impl.throw_update_difference();
   if (agreed.facts().flags & Agreement::kParametersWritten) impl.store->writes().commit(*impl.store, *impl.optimizer);
   if (const auto& unused = impl.reducer->unused_parameters();
@@ -353,6 +356,8 @@ void Engine::step() {
       impl.monitor->add_step(impl.global_steps * impl.config.train_batch_size, lr, impl.grad_norm);
     }
   }
+  // Ranks whose forward wrote buffers meet here, before the next forward.
+  if (buffers_changed) impl.buffers->synchronise(impl.group);
   ++impl.micro_steps;
   impl.reseed();
   impl.failed = false;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/buffers.h"
 #include "engine/client_optimizer.h"
 #include "engine/gradients.h"
 #include "engine/inventory.h"
@@ -46,6 +47,7 @@ struct Engine::Impl {
   std::unique_ptr<sharding::ShardedOptimizer> optimizer;
   std::unique_ptr<sharding::GradientReducer> reducer;
   std::unique_ptr<engine::Gradients> gradients;
+  std::optional<engine::BufferSync> buffers;
   std::unique_ptr<intercept::DebugObserver> debug_observer;
 
   std::unique_ptr<engine::ClientOptimizer> client;  ///< where there is one

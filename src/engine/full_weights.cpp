@@ -13,6 +13,7 @@
 #include "checkpoint/agree.h"
 #include "checkpoint/model_files.h"
 #include "engine/agreement.h"
+#include "engine/buffers.h"
 #include "engine/checkpoints.h"
 #include "engine/load_report.h"
 #include "engine/tensor_types.h"
@@ -175,23 +176,30 @@ class FullWeights {
   }
 
   void match_buffer(const Inventory::Named& buffer, std::set<std::size_t>& used) {
-    const auto found = find(buffer.name);
+    auto found = find(buffer.name);
+    if (found) used.insert(*found);
+    for (const auto& alias : buffer.aliases) {
+      const auto other = find(alias);
+      if (other) used.insert(*other);
+      if (!found) found = other;
+    }
     if (!found) {
       report_.missing.push_back(buffer.name);
       return;
     }
-    used.insert(*found);
     if (!fits(*found, buffer.name, buffer.tensor)) return;
     items_.push_back(
-        {*found, [tensor = buffer.tensor](const at::Tensor& values) { tensor.detach().copy_(values); }});
+        {*found, [tensor = buffer.tensor](const at::Tensor& values) { write_stored(tensor, values); }});
   }
 
   bool fits(std::size_t t, const std::string& name, const at::Tensor& mine) {
-    if (mine.sizes().vec() != tensors_[t].shape) {
-      report_.mismatched.push_back(shape_mismatch(name, mine.sizes().vec(), tensors_[t].shape, "the file"));
+    const auto shape = stored_shape(mine);
+    if (shape != tensors_[t].shape) {
+      report_.mismatched.push_back(shape_mismatch(name, shape, tensors_[t].shape, "the file"));
       return false;
     }
-    if (mine.is_floating_point() && !checkpoint::is_floating_point(tensors_[t].dtype)) {
+    const bool is_whole = at::isIntegralType(mine.scalar_type(), /*includeBool=*/true);
+    if (!is_whole && !checkpoint::is_floating_point(tensors_[t].dtype)) {
       report_.mismatched.push_back(
           fmt::format("{}: the file has {}", name, checkpoint::element_type_name(tensors_[t].dtype)));
       return false;
@@ -237,6 +245,7 @@ std::vector<Exported> exported_tensors(const Inventory& inventory, const shardin
   }
   for (std::size_t b = 0; include_buffers && b < inventory.buffers.size(); ++b) {
     list.push_back({inventory.buffers[b].name, -1, static_cast<int>(b)});
+    for (const auto& alias : inventory.buffers[b].aliases) list.push_back({alias, -1, static_cast<int>(b)});
   }
   return list;
 }
@@ -283,9 +292,11 @@ checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
           const at::Tensor& like = item.parameter >= 0 ? impl.model.parameters[item.parameter].tensor
                                                        : impl.inventory.buffers[item.buffer].tensor;
           const auto dtype = item.parameter >= 0 ? checkpoint::exported_type(low, low, options.dtype)
-                                                 : engine::to_element_type(like.scalar_type(), item.name);
-          entries.push_back({item.name, dtype, like.sizes().vec(), 0, 0});
-          total += static_cast<std::uint64_t>(like.numel()) * element_nbytes(dtype);
+                                                 : engine::to_element_type(
+                                                       c10::toRealValueType(like.scalar_type()), item.name);
+          entries.push_back({item.name, dtype, engine::stored_shape(like), 0, 0});
+          total += static_cast<std::uint64_t>(like.numel()) * (like.is_complex() ? 2 : 1) *
+                   element_nbytes(dtype);
         }
         if (impl.group.rank() == 0) {
           files.emplace(engine::checkpoints_of(impl).files(), folder, entries, options.max_file_nbytes);
@@ -301,7 +312,7 @@ checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
     checkpoint::agree(
         what, engine::error_text([&] {
           if (!files) return;
-          const at::Tensor values = whole.detach().cpu().contiguous();
+          const at::Tensor values = engine::stored_form(whole).cpu().contiguous();
           const auto dtype = engine::to_element_type(values.scalar_type(), list[i].name);
           bytes.resize(static_cast<std::size_t>(values.numel()) * element_nbytes(entries[i].dtype));
           checkpoint::convert(dtype, static_cast<const std::byte*>(values.const_data_ptr()), entries[i].dtype,

@@ -5,7 +5,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <set>
 
 #include "config/did_you_mean.h"
 #include "engine/agreement.h"
@@ -31,9 +30,7 @@ class Walker {
     }
     for (const auto& item : module.named_buffers(/*recurse=*/false)) {
       const at::Tensor& buffer = item.value();
-      if (buffer.defined() && seen_buffers_.insert(buffer.unsafeGetTensorImpl()).second) {
-        inventory_.buffers.push_back({prefix + item.key(), buffer, buffer.sizes().vec()});
-      }
+      if (buffer.defined()) add_buffer(prefix + item.key(), buffer);
     }
     for (const auto& item : module.named_children()) {
       if (item.value()) node.children.push_back(walk(*item.value(), prefix + item.key()));
@@ -42,6 +39,16 @@ class Walker {
   }
 
  private:
+  void add_buffer(const std::string& name, const at::Tensor& tensor) {
+    const auto [found, is_new] =
+        buffer_of_.try_emplace(tensor.unsafeGetTensorImpl(), inventory_.buffers.size());
+    if (is_new) {
+      inventory_.buffers.push_back({name, tensor});
+    } else {
+      inventory_.buffers[found->second].aliases.push_back(name);
+    }
+  }
+
   bool add_parameter(const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined()) return false;  // register_parameter with an empty tensor: an absent bias
     if (!tensor.is_leaf()) {
@@ -53,13 +60,13 @@ class Walker {
     const auto [found, is_new] =
         index_of_.try_emplace(tensor.unsafeGetTensorImpl(), static_cast<int>(inventory_.parameters.size()));
     inventory_.index_of.emplace(name, found->second);
-    if (is_new) inventory_.parameters.push_back({name, tensor, tensor.sizes().vec()});
+    if (is_new) inventory_.parameters.push_back({name, tensor, {}, tensor.sizes().vec()});
     return is_new;
   }
 
   Inventory& inventory_;
   std::map<const void*, int> index_of_;
-  std::set<const void*> seen_buffers_;
+  std::map<const void*, std::size_t> buffer_of_;
 };
 
 std::string describe(const Inventory& inventory) {
@@ -78,7 +85,10 @@ std::string suggestion(const Inventory& inventory, std::string_view name, bool w
   std::vector<std::string_view> names;
   for (const auto& [known, index] : inventory.index_of) names.push_back(known);
   if (with_buffers) {
-    for (const auto& buffer : inventory.buffers) names.push_back(buffer.name);
+    for (const auto& buffer : inventory.buffers) {
+      names.push_back(buffer.name);
+      names.insert(names.end(), buffer.aliases.begin(), buffer.aliases.end());
+    }
   }
   const auto nearest = config::nearest(name, names);
   return nearest.empty() ? std::string() : fmt::format("; did you mean '{}'?", nearest);
@@ -217,7 +227,9 @@ void check_agreement(const Inventory& inventory, Group& group) {
 void require_known_names(const Inventory& inventory, const std::map<std::string, std::string>& names,
                          std::string_view option) {
   for (const auto& [name, there] : names) {
-    const auto is_it = [&name = name](const Inventory::Named& buffer) { return buffer.name == name; };
+    const auto is_it = [&name = name](const Inventory::Named& buffer) {
+      return buffer.name == name || std::ranges::find(buffer.aliases, name) != buffer.aliases.end();
+    };
     if (inventory.index_of.contains(name) || std::ranges::any_of(inventory.buffers, is_it)) continue;
     throw CheckpointError(fmt::format(
         "{} has '{}', which is neither a parameter nor a buffer of this model{} (its keys are this model's "

@@ -20,7 +20,8 @@ struct Inventory {
   struct Named {
     std::string name;  ///< the first name the tensor was seen under
     at::Tensor tensor;
-    std::vector<std::int64_t> sizes;  ///< as registered
+    std::vector<std::string> aliases = {};  ///< of a buffer: its further names
+    std::vector<std::int64_t> sizes = {};  ///< as registered
   };
   std::vector<Named> parameters;                     ///< distinct, in registration order
   std::vector<Named> buffers;                        ///< distinct, in registration order

@@ -26,6 +26,10 @@ constexpr std::array kRows = {
 
 }  // namespace
 
+bool has_element_type(at::ScalarType type) {
+  return std::ranges::any_of(kRows, [type](const Row& row) { return row.scalar == type; });
+}
+
 ElementType to_element_type(at::ScalarType type, std::string_view name) {
   for (const Row& row : kRows) {
     if (row.scalar == type) return row.element;

@@ -10,6 +10,8 @@
 
 namespace zero::engine {
 
+/// Whether checkpoints have the type.
+bool has_element_type(at::ScalarType type);
 /// Throws ModelError naming `name` for types that checkpoints do not have (complex, quantised).
 checkpoint::ElementType to_element_type(at::ScalarType type, std::string_view name);
 at::ScalarType to_scalar_type(checkpoint::ElementType type);

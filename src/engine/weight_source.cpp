@@ -18,6 +18,7 @@
 
 #include "checkpoint/torch_pickle.h"
 #include "checkpoint/weight_files.h"
+#include "engine/buffers.h"
 #include "engine/tensor_types.h"
 #include "zero/errors.h"
 
@@ -49,8 +50,9 @@ class TensorSource : public WeightSource {
     if (!tensor.defined() || tensor.layout() != at::kStrided) {
       throw CheckpointError(fmt::format("the tensor '{}' is not a plain dense one", name));
     }
-    tensors_.push_back({name, to_element_type(tensor.scalar_type(), name), tensor.sizes().vec()});
-    values_.push_back(tensor.detach());
+    values_.push_back(stored_form(tensor));
+    const at::Tensor& values = values_.back();
+    tensors_.push_back({name, to_element_type(values.scalar_type(), name), values.sizes().vec()});
   }
   const std::vector<WeightInfo>& tensors() const override { return tensors_; }
   at::Tensor read(std::size_t index) override { return values_[index].cpu().contiguous(); }
@@ -64,9 +66,13 @@ class TensorSource : public WeightSource {
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // a FIFO would wait for a writer
     struct stat status {};
-    if (fd >= 0 && ::fstat(fd, &status) == 0 && status.st_size > 0) {
+    if (fd >= 0 && ::fstat(fd, &status) == 0 && !S_ISREG(status.st_mode)) {
+      ::close(fd);
+      throw IoError(fmt::format("cannot read '{}': it is not a regular file", path));
+    }
+    if (fd >= 0 && status.st_size > 0) {
       nbytes_ = static_cast<std::size_t>(status.st_size);
       data_ = ::mmap(nullptr, nbytes_, PROT_READ, MAP_PRIVATE, fd, 0);
     }

@@ -112,6 +112,9 @@ void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet k
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kParameterKey), stack);
 }
 
+// The macro below takes a name, not a constant.
+static_assert(kParameterKey == c10::DispatchKey::DeferredInit, "TORCH_LIBRARY_IMPL below names another key");
+
 }  // namespace
 }  // namespace zero::intercept
 

@@ -5,45 +5,17 @@
 namespace zero::intercept {
 
 bool is_view_operator(std::string_view name) {
-  static const std::unordered_set<std::string_view> kViews = {"aten::t",
-                                                              "aten::transpose",
-                                                              "aten::view",
-                                                              "aten::view_as",
-                                                              "aten::narrow",
-                                                              "aten::select",
-                                                              "aten::slice",
-                                                              "aten::permute",
-                                                              "aten::expand",
-                                                              "aten::expand_as",
-                                                              "aten::unsqueeze",
-                                                              "aten::squeeze",
-                                                              "aten::detach",
-                                                              "aten::alias",
-                                                              "aten::as_strided",
-                                                              "aten::split",
-                                                              "aten::chunk",
-                                                              "aten::unbind",
-                                                              "aten::movedim",
-                                                              "aten::numpy_T",
-                                                              "aten::mT",
-                                                              "aten::unflatten",
-                                                              "aten::split_with_sizes",
-                                                              "aten::swapaxes",
-                                                              "aten::diagonal",
-                                                              "aten::_reshape_alias",
-                                                              "aten::size",
-                                                              "aten::stride",
-                                                              "aten::sym_size",
-                                                              "aten::sym_stride",
-                                                              "aten::sym_numel",
-                                                              "aten::is_same_size",
-                                                              "aten::_version",
-                                                              "aten::output_nr",
-                                                              "aten::requires_grad_",
-                                                              "aten::retain_grad",
-                                                              "aten::retains_grad",
-                                                              "aten::is_leaf",
-                                                              "prim::device"};
+  // Operators whose autograd part is written by hand (detach) are recorded without their namespace. Those of
+  // other libraries are no views, whatever they are called.
+  for (const std::string_view ours : {"aten::", "prim::"}) {
+    if (name.starts_with(ours)) name.remove_prefix(ours.size());
+  }
+  static const std::unordered_set<std::string_view> kViews = {
+      "t", "transpose", "view", "view_as", "narrow", "select", "slice", "permute", "expand", "expand_as",
+      "unsqueeze", "squeeze", "detach", "alias", "as_strided", "split", "chunk", "unbind", "movedim",
+      "numpy_T", "mT", "unflatten", "split_with_sizes", "swapaxes", "diagonal", "_reshape_alias", "size",
+      "stride", "sym_size", "sym_stride", "sym_numel", "is_same_size", "_version", "output_nr",
+      "requires_grad_", "retain_grad", "retains_grad", "is_leaf", "device"};
   return kViews.contains(name);
 }
 

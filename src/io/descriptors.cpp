@@ -1,31 +1,47 @@
 #include "io/descriptors.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 
 #include <cerrno>
+#include <string_view>
 #include <utility>
 
 #include "io/io_error.h"
+#include "zero/errors.h"
 
 namespace zero::io {
+namespace {
+
+std::string_view kind_name(mode_t mode) {
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+}  // namespace
 
 Descriptors::Descriptors(Syscalls& syscalls, const std::string& path, Mode mode, bool direct)
     : syscalls_(syscalls), path_(path), mode_(mode) {
-  const int flags = (writable() ? O_CREAT | O_EXCL | O_RDWR : O_RDONLY) | O_CLOEXEC;
+  // O_NONBLOCK: opening a FIFO would wait for somebody to write to it.
+  const int flags = (writable() ? O_CREAT | O_EXCL | O_RDWR : O_RDONLY | O_NONBLOCK) | O_CLOEXEC;
   cached_ = retry_interrupted([&] { return syscalls_.open(path_.c_str(), flags, 0666); });
   if (cached_ < 0) throw_io_error(writable() ? "create" : "open", path_, errno);
   struct stat status {};
-  if (syscalls_.fstat(cached_, &status) == 0 && S_ISDIR(status.st_mode)) {
+  if (syscalls_.fstat(cached_, &status) == 0 && !S_ISREG(status.st_mode)) {
     close_all();
-    throw_io_error("open", path_, EISDIR);
+    if (S_ISDIR(status.st_mode)) throw_io_error("open", path_, EISDIR);
+    throw IoError(fmt::format("cannot open '{}': it is {}, wanted a regular file", path_,
+                              kind_name(status.st_mode)));
   }
+  if (!writable()) ::fcntl(cached_, F_SETFL, 0);  // io_uring takes O_NONBLOCK for more than opening
   if (direct) open_direct();
 }
 
 Descriptors::~Descriptors() { close_all(); }
 
 void Descriptors::open_direct() {
-  const int flags = (writable() ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC;
+  const int flags = (writable() ? O_RDWR : O_RDONLY | O_NONBLOCK) | O_DIRECT | O_CLOEXEC;
   direct_ = retry_interrupted([&] { return syscalls_.open(path_.c_str(), flags, 0); });
   if (direct_ < 0) return;
   // Somebody may have put another file under the name in between.
@@ -33,6 +49,7 @@ void Descriptors::open_direct() {
   }, other{};
   if (syscalls_.fstat(cached_, &one) != 0 || syscalls_.fstat(direct_, &other) != 0) return;
   direct_usable_ = one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+  if (!writable()) ::fcntl(direct_, F_SETFL, O_DIRECT);
 }
 
 void Descriptors::sync() {

@@ -1,7 +1,6 @@
 #include "optim/kernels.h"
 
-#include <cstdlib>
-#include <string_view>
+#include "base/isa_limit.h"
 
 namespace zero::optim {
 namespace {
@@ -25,10 +24,9 @@ bool supported(Isa isa) {
 }
 
 const Kernels& choose() {
-  const char* wanted = std::getenv("ZERO_ISA");
-  const std::string_view limit = wanted ? wanted : "avx512";
-  if (limit == "avx512" && supported(Isa::kAvx512)) return *kernels_for(Isa::kAvx512);
-  if (limit != "generic" && supported(Isa::kAvx2)) return *kernels_for(Isa::kAvx2);
+  const auto limit = base::isa_limit();
+  if (limit >= base::IsaLimit::kAvx512 && supported(Isa::kAvx512)) return *kernels_for(Isa::kAvx512);
+  if (limit >= base::IsaLimit::kAvx2 && supported(Isa::kAvx2)) return *kernels_for(Isa::kAvx2);
   return generic::kKernels;
 }
 

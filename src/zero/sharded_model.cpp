@@ -3,8 +3,13 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "layout/shard.h"
+#include "optim/kernels.h"
 
 namespace zero::sharding {
+
+static_assert(optim::kSumBlockNumel == layout::kBlockNumel,
+              "the kernels write one sum of squares for each block of the layout");
 
 void finish_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept {
   if (!work.valid() || ::getpid() != owner) return;

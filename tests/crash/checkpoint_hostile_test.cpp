@@ -2,6 +2,10 @@
 // claim. What fuzzers found (tests/fuzz), and what is too large for them. And one of version 1, which stays
 // readable.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
 
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
@@ -95,6 +99,49 @@ TEST(CheckpointFormat, Version1StaysReadable) {
     EXPECT_EQ(info.aliases, want[t].aliases);
   }
   EXPECT_TRUE(verify(files, "ckpt").problems.empty());
+}
+
+/// A folder on the disk, removed at the end.
+struct DiskFolder {
+  std::string path = ::testing::TempDir() + "zerotorch_hostile_" + std::to_string(::getpid());
+  DiskFolder() { std::filesystem::create_directories(path); }
+  ~DiskFolder() { std::filesystem::remove_all(path); }
+};
+
+/// The checkpoint of version 1 on the disk, to be damaged.
+std::string copy_of_version_1(const DiskFolder& folder) {
+  const std::string to = folder.path + "/ckpt";
+  std::filesystem::copy(std::string(ZERO_SOURCE_DIR) + "/tests/data/checkpoint_1", to,
+                        std::filesystem::copy_options::recursive);
+  return to;
+}
+
+TEST(HostileCheckpoint, AFifoInPlaceOfAFileIsNotWaitedFor) {
+  const DiskFolder folder;
+  const std::string checkpoint = copy_of_version_1(folder), file = checkpoint + "/step1/rank_00001.safetensors";
+  std::filesystem::remove(file);
+  ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+  io::PosixFileSystem disk;
+  const auto problems = verify(disk, checkpoint).problems;
+  ASSERT_FALSE(problems.empty());
+  const auto& [which, why] = problems[0];
+  EXPECT_NE((which + why).find("rank_00001.safetensors"), std::string::npos) << which << why;
+  EXPECT_NE(why.find("it is a FIFO, wanted a regular file"), std::string::npos) << why;
+}
+
+TEST(HostileCheckpoint, AManifestLargerThanAnyIsNotRead) {
+  const DiskFolder folder;
+  const std::string checkpoint = copy_of_version_1(folder);
+  std::filesystem::resize_file(checkpoint + "/step1/manifest.json", std::uint64_t{1} << 30);  // a hole
+  io::PosixFileSystem disk;
+  try {
+    verify(disk, checkpoint);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string_view(error.what()).find("it has 1073741824 bytes, at most 268435456"),
+              std::string_view::npos)
+        << error.what();
+  }
 }
 
 TEST(HostileCheckpoint, WhatCouldNotBeReadIsNotSaved) {

@@ -8,6 +8,7 @@ namespace {
 void run(std::string_view text) {
   Config config;
   if (!accepted([&] { config = Config::from_text(text); })) return;
+  require(accepted([&] { config.validate(); }), "what was read is valid");
   const std::string written = config.to_json();
   require(Config::from_text(written).to_json() == written, "what was read can be written and read");
   for (const int ranks : {1, 2, 3, 1 << 30}) {

@@ -7,8 +7,10 @@
 #include <cstring>
 #include <memory>
 #include <set>
+#include <string>
 
 #include "base/cores.h"
+#include "base/log.h"
 #include "base/process_memory.h"
 
 namespace zero::base {
@@ -57,6 +59,18 @@ TEST(Cores, SharesAreDisjointAndWholeForEveryNumberOfRanks) {
     EXPECT_EQ(sum, 16u) << ranks;
   }
   EXPECT_EQ(count_cores(two_sockets()), 8);
+}
+
+TEST(Log, ALevelThatIsNoneIsSaidAndInfoUsed) {
+  ::setenv("ZERO_LOG_LEVEL", "foo", 1);  // read at the first line
+  ::testing::internal::CaptureStderr();
+  log_info("a line");
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  ::unsetenv("ZERO_LOG_LEVEL");
+  EXPECT_NE(said.find("ZERO_LOG_LEVEL: got 'foo', wanted debug, info, warning, error or off; info is used"),
+            std::string::npos)
+      << said;
+  EXPECT_NE(said.find("a line"), std::string::npos) << said;
 }
 
 TEST(Cores, ThisProcessMayUseSome) {

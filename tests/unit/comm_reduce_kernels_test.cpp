@@ -2,11 +2,16 @@
 #include "comm/reduce_kernels.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cfenv>
+#include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include "conformance/reference.h"
+#include "zero/errors.h"
 
 namespace zero::comm {
 namespace {
@@ -71,6 +76,29 @@ TEST(ReduceKernels, EveryInstructionSetGivesTheReferenceBits) {
       }
     }
   }
+}
+
+TEST(ReduceKernels, ZeroIsaIsTheMostTheyUse) {
+  // In children: the choice is made once in a process.
+  const auto chosen = [](const char* limit) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::setenv("ZERO_ISA", limit, 1);
+      try {
+        ::_exit(static_cast<int>(best_isa()));
+      } catch (const ConfigError& error) {
+        ::_exit(std::string_view(error.what()) == "ZERO_ISA: got 'foo', wanted generic, avx2 or avx512" ? 99 : 98);
+      }
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return WEXITSTATUS(status);
+  };
+  EXPECT_EQ(chosen("generic"), static_cast<int>(KernelIsa::kBaseline));
+  EXPECT_LE(chosen("avx2"), static_cast<int>(KernelIsa::kAvx2));
+  EXPECT_EQ(chosen("avx512"), static_cast<int>(supported_isas().back()));
+  EXPECT_EQ(chosen(""), static_cast<int>(supported_isas().back()));
+  EXPECT_EQ(chosen("foo"), 99);
 }
 
 TEST(ReduceKernels, OutMayBeAnyOfTheSlices) {

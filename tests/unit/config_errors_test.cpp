@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 
 #include "zero/config.h"
 #include "zero/errors.h"
@@ -39,9 +41,9 @@ TEST(ConfigErrors, WrongKinds) {
   EXPECT_EQ(error_of(R"({"bf16": {"enabled": 1}})"), "c:1: bf16.enabled: got 1, want true or false");
   EXPECT_EQ(error_of(R"({"bf16": true})"), "c:1: bf16: got true, want an object {...}");
   EXPECT_EQ(error_of(R"({"train_batch_size": 1.5})"),
-            "c:1: train_batch_size: got 1.5, want a whole number, at least 1");
+            "c:1: train_batch_size: got 1.5, want a whole number, 1 to 1000000000000");
   EXPECT_EQ(error_of(R"({"train_batch_size": true})"),
-            "c:1: train_batch_size: got true, want a whole number, at least 1");
+            "c:1: train_batch_size: got true, want a whole number, 1 to 1000000000000");
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}})"),
             "c:1: optimizer.params.lr: got \"1e-3\", want a number, at least 0; remove the quotes");
   EXPECT_EQ(
@@ -174,37 +176,151 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
   EXPECT_NE(error_of(R"({"gradient_allreduce_op": "sum"})"), "");
 }
 
-TEST(ConfigErrors, Offload) {
+std::vector<std::string> notices_of(std::string_view text) { return Config::from_text(text, "c").notices; }
+
+bool mention(const std::vector<std::string>& notices, std::string_view part) {
+  return std::ranges::any_of(notices, [&](const auto& notice) { return notice.find(part) != std::string::npos; });
+}
+
+TEST(ConfigErrors, OffloadToTheHostIsWhereStatesAreAndOtherOffloadIsRefused) {
   for (const char* where : {"offload_optimizer", "offload_param"}) {
-    for (const char* device : {"cpu", "nvme"}) {
-      const std::string error =
-          error_of(std::string(R"({"zero_optimization": {")") + where + R"(": {"device": ")" + device +
-                   R"(", "nvme_path": "/x", "buffer_count": 4}}})");
-      EXPECT_EQ(error,
-                std::string("c:1: zero_optimization.") + where + ".device: \"" + device +
-                    "\" is not supported: offload is not built yet; remove the section (without a GPU the "
-                    "states are in host memory anyway)");
-    }
-    EXPECT_EQ(error_of(std::string(R"({"zero_optimization": {")") + where + R"(": {"device": "none"}}})"),
-              "");
-    EXPECT_EQ(error_of(std::string(R"({"zero_optimization": {")") + where + R"(": {"pin_memory": true}}})"),
-              "");
-    EXPECT_NE(error_of(std::string(R"({"zero_optimization": {")") + where + R"(": {"device": "disk"}}})"),
-              "");
+    const std::string head = std::string(R"({"zero_optimization": {")") + where;
+    const std::string cpu = head + R"(": {"device": "cpu", "pin_memory": true}}})";
+    EXPECT_TRUE(mention(notices_of(cpu), std::string("zero_optimization.") + where +
+                                             ".device: accepted, no effect: without a GPU"));
+    EXPECT_EQ(error_of(head + R"(": {"device": "nvme", "nvme_path": "/x", "buffer_count": 4}}})"),
+              std::string("c:1: zero_optimization.") + where +
+                  ".device: 'nvme' is not built; available: none, cpu");
+    EXPECT_FALSE(mention(notices_of(head + R"(": {"device": "none", "pin_memory": true}}})"), "offload"));
+    EXPECT_EQ(error_of(head + R"(": {"pin_memory": true}}})"), "");
+    EXPECT_NE(error_of(head + R"(": {"device": "disk"}}})"), "");
+    EXPECT_NE(error_of(head + R"(": {"devise": "cpu"}}})"), "");
   }
-  for (const char* old :
-       {"cpu_offload", "cpu_offload_param", "cpu_offload_params", "cpu_offload_use_pin_memory"}) {
+  EXPECT_NE(error_of(R"({"zero_optimization": {"offload_optimizer": {"super_offload": true}}})"), "");
+  for (const char* old : {"cpu_offload", "cpu_offload_param", "cpu_offload_params"}) {
     const std::string key = std::string(R"({"zero_optimization": {")") + old;
-    EXPECT_NE(error_of(key + "\": true}}").find("offload is not built yet"), std::string::npos);
-    EXPECT_EQ(error_of(key + "\": false}}"), "");
+    EXPECT_TRUE(mention(notices_of(key + "\": true}}"), "accepted, no effect: without a GPU"));
+    EXPECT_FALSE(mention(notices_of(key + "\": false}}"), "without a GPU"));
   }
+  EXPECT_EQ(error_of(R"({"zero_optimization": {"cpu_offload_use_pin_memory": true}})"), "");
+}
+
+TEST(ConfigErrors, CountersNearTheirLimits) {
+  EXPECT_EQ(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"last_batch_iteration": 9223372036854775807}}})"),
+            "c:1: scheduler.params.last_batch_iteration: got 9223372036854775807, want a whole number, -1 to "
+            "1e+15");
+  EXPECT_NE(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9e18}}})"), "");
+  EXPECT_NE(error_of(R"({"train_batch_size": 9223372036854775807})"), "");
+  EXPECT_NE(error_of(R"({"zero_optimization": {"sub_group_size": 9223372036854775807}})"), "");
+  EXPECT_NE(error_of(R"({"checkpoint": {"every_minutes": 1e300}})"), "");
+  EXPECT_EQ(error_of(R"({"zerotorch": {"timeout_s": 1e-9}})"),
+            "c:1: zerotorch.timeout_s: got 1e-09, want 0 (the group's default) or at least 0.001 seconds");
+  EXPECT_EQ(error_of(R"({"zerotorch": {"timeout_s": 0.001}})"), "");
+}
+
+TEST(ConfigErrors, WhatIsReadCanBeWrittenAndReadHoweverLong) {
+  // 4 bytes each in the file; on lines of their own, to_json() would write 13.
+  std::string names;
+  while (names.size() + 100 < (std::size_t{16} << 20)) names += "\"a\",";
+  names += "\"a\"";
+  const std::string text = R"({"zerotorch": {"unit_names": [)" + names + "]}}";
+  EXPECT_NE(error_of(text).find("with all its defaults"), std::string::npos) << "no room for the defaults";
+  names.resize(names.size() - 3 - 4 * 20'000);
+  names += "\"a\"";
+  const std::string fits = R"({"zerotorch": {"unit_names": [)" + names + "]}}";
+  const Config config = Config::from_text(fits);
+  EXPECT_EQ(Config::from_text(config.to_json()).zerotorch.unit_names.size(),
+            config.zerotorch.unit_names.size());
+}
+
+// ---- fields that were filled in by hand ----------------------------------------------------------------
+
+template <class Change>
+std::string error_by_hand(Change change) {
+  Config config;
+  config.train_micro_batch_size_per_gpu = 1;
+  change(config);
+  try {
+    config.validate();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(ConfigByHand, TheDefaultsAreValid) {
+  EXPECT_EQ(error_by_hand([](Config&) {}), "");
+  EXPECT_EQ(error_by_hand([](Config& c) {
+              c.zero_optimization.stage = 3;
+              c.scheduler.type = Config::Scheduler::Type::kWarmupLR;
+              c.zerotorch.unit_names = {"a", "b.c"};
+              c.zerotorch.seed = 3;
+              c.zerotorch.store = Config::Zerotorch::Store::kCopying;
+            }),
+            "");
+}
+
+TEST(ConfigByHand, FieldsAreCheckedAsAFilesAre) {
+  EXPECT_EQ(error_by_hand([](Config& c) { c.zero_optimization.stage = 7; }),
+            "Config: zero_optimization.stage: got 7, want a whole number, 0 to 3");
+  EXPECT_EQ(error_by_hand([](Config& c) { c.zero_optimization.stage = -1; }),
+            "Config: zero_optimization.stage: got -1, want a whole number, 0 to 3");
+  EXPECT_EQ(error_by_hand([](Config& c) { c.zero_optimization.sub_group_size = 0; }),
+            "Config: zero_optimization.sub_group_size: got 0, want a whole number, 1 to 1e+18");
+  EXPECT_EQ(error_by_hand([](Config& c) { c.optimizer.lr = NAN; }),
+            "Config: optimizer.params.lr: got nan, want a number, at least 0");
+  EXPECT_EQ(error_by_hand([](Config& c) { c.gradient_clipping = INFINITY; }),
+            "Config: gradient_clipping: got inf, want a number, at least 0");
+  EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.beta2 = 1; }), "");
+  EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = "SGD"; }), "");
+  EXPECT_NE(error_by_hand([](Config& c) { c.train_batch_size = -4; }), "");
+  EXPECT_NE(error_by_hand([](Config& c) { c.zerotorch.timeout_s = -1; }), "");
+  EXPECT_NE(error_by_hand([](Config& c) { c.zerotorch.unit_numel = INT64_MAX; }), "");
+  EXPECT_NE(error_by_hand([](Config& c) { c.scheduler.last_batch_iteration = INT64_MAX; }), "")
+      << "also of a schedule that is not used";
+}
+
+TEST(ConfigByHand, RulesBetweenFields) {
+  EXPECT_EQ(error_by_hand([](Config& c) {
+              c.zerotorch.step_in_backward = true;
+              c.gradient_clipping = 0;
+            }),
+            "Config: zerotorch.step_in_backward: needs sharded optimizer states; set zero_optimization.stage to "
+            "1, 2 or 3");
+  EXPECT_NE(error_by_hand([](Config& c) {
+              c.zerotorch.step_in_backward = true;
+              c.zero_optimization.stage = 2;
+            }).find("gradient_clipping to 0"),
+            std::string::npos);
+  EXPECT_NE(error_by_hand([](Config& c) { c.scheduler.type = Config::Scheduler::Type::kWarmupDecayLR; }), "");
+}
+
+TEST(ConfigByHand, ValuesThatAReaderWouldChange) {
+  EXPECT_EQ(error_by_hand([](Config& c) {
+              c.scheduler.type = Config::Scheduler::Type::kWarmupLR;
+              c.scheduler.warmup_num_steps = 1;
+            }),
+            "Config: scheduler.params.warmup_num_steps: got 1, which is read as 2; write that");
+  EXPECT_EQ(error_by_hand([](Config& c) { c.optimizer.adam_w_mode = false; }),
+            "Config: optimizer.params.adam_w_mode: got false, which is read as true; write that");
+  EXPECT_EQ(error_by_hand([](Config& c) {
+              c.optimizer.type = "Adam";
+              c.optimizer.adam_w_mode = false;
+            }),
+            "");
+}
+
+TEST(ConfigByHand, TextThatIsNotUtf8IsWritten) {
+  Config config;
+  config.zerotorch.unit_names = {"\xff"};
+  EXPECT_NE(config.to_json(), "");
 }
 
 TEST(ConfigErrors, AllProblemsAtOnceInTheOrderOfTheFile) {
   std::string text = "{\n\"zz\": 1,\n\"train_batch_size\": 0,\n\"bf16\": {\"enabled\": 3},\n\"zz\": 2,\n";
   EXPECT_EQ(error_of(text + "\"aa\": 1}"),
             "c:2: zz: unknown key; docs/config.md lists the keys of the top level\n"
-            "c:3: train_batch_size: got 0, want a whole number, at least 1\n"
+            "c:3: train_batch_size: got 0, want a whole number, 1 to 1000000000000\n"
             "c:4: bf16.enabled: got 3, want true or false\n"
             "c:5: zz: given twice, first on line 2; remove one\n"
             "c:6: aa: unknown key; docs/config.md lists the keys of the top level");

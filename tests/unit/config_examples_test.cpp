@@ -38,13 +38,10 @@ TEST(ConfigExamples, StagesWithFp16GiveExactlyThatRefusal) {
   }
 }
 
-TEST(ConfigExamples, OldCpuOffloadWithFp16GivesExactlyTheTwoRefusals) {
+TEST(ConfigExamples, OldCpuOffloadIsTakenAndFp16Refused) {
   EXPECT_EQ(error_of("{\n\"train_batch_size\": 32,\n\"fp16\": {\"enabled\": true},\n"
                      "\"zero_optimization\": {\"stage\": 3, \"cpu_offload\": true}}"),
-            std::string(kFp16Refusal) +
-                "\nds.json:4: zero_optimization.cpu_offload: true is not supported: offload is not built "
-                "yet; remove "
-                "the key (without a GPU the states are in host memory anyway)");
+            kFp16Refusal);
 }
 
 TEST(ConfigExamples, OverlapAndBuckets) {
@@ -104,7 +101,7 @@ TEST(ConfigExamples, HuggingFaceAutoSaysWhatToPut) {
   EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 4) << error;
   EXPECT_NE(
       error.find("ds.json:2: train_batch_size: \"auto\" is filled in by Hugging Face's trainer, which is not "
-                 "here; write a whole number, at least 1"),
+                 "here; write a whole number, 1 to 1000000000000"),
       std::string::npos)
       << error;
   EXPECT_NE(error.find("ds.json:3: bf16.enabled: \"auto\""), std::string::npos);

@@ -11,6 +11,7 @@
 
 #include "intercept/compat.h"
 #include "intercept/debug_observer.h"
+#include "intercept/view_operators.h"
 #include "intercept/gradient_hook.h"
 #include "intercept/parameter_handle.h"
 #include "support/odd_model.h"
@@ -129,6 +130,20 @@ TEST_F(OneParameter, ViewsNeedNoGatherAndReachTheParameter) {
   EXPECT_EQ(ParameterHandle::of(view)->name(), "layer.weight");
   EXPECT_EQ(view.sum().item<float>(), 1 + 5 + 9 + 2 + 6 + 10);
   EXPECT_EQ(observer.uses, 1);
+}
+
+TEST_F(OneParameter, ViewsAreNoViolationUnderAnyName) {
+  // detach() is recorded as "detach", others as "aten::t".
+  for (const char* name : {"detach", "aten::detach", "t", "aten::t", "aten::view"}) {
+    EXPECT_TRUE(is_view_operator(name)) << name;
+  }
+  for (const char* name : {"aten::sum", "sum", "aten::copy_", "copy_", "mine::view", ""}) {
+    EXPECT_FALSE(is_view_operator(name)) << name;
+  }
+  DebugObserver watcher;
+  const at::Tensor alias = parameter.detach();
+  EXPECT_EQ(ParameterHandle::of(alias)->name(), "layer.weight");
+  EXPECT_TRUE(watcher.take_violations().empty());
 }
 
 TEST_F(OneParameter, CopiesCarryNoKey) {

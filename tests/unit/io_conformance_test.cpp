@@ -1,10 +1,13 @@
 // One suite for every file system: what io/file_system.h promises.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <thread>
 
 #include "io/aligned_buffer.h"
+#include "io/io_error.h"
 #include "unit/io_support.h"
 
 // Asked by the thread sanitizer, if there is one. liburing maps its rings by raw system calls: a new ring
@@ -289,6 +292,27 @@ TEST_P(IoConformance, OpeningWhatIsNotThereOrMakingWhatIs) {
   const auto file = files().open(path("f"));
   expect(error_of([&] { file->write(0, pattern(1, 1)); }), "cannot write", "f", "Bad file descriptor");
   EXPECT_EQ(read_file(files(), path("f")), pattern(10, 1)) << "untouched";
+}
+
+TEST(PosixFiles, OnlyRegularFilesAreOpened) {
+  const TestFolder folder(::testing::TempDir());
+  const std::string fifo = join(folder.path(), "fifo");
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  PosixFileSystem posix;
+  // Without a writer a FIFO would be waited for.
+  const std::string want = "cannot open '" + fifo + "': it is a FIFO, wanted a regular file";
+  EXPECT_EQ(error_of([&] { posix.open(fifo); }), want);
+  EXPECT_EQ(error_of([&] { system_files().open(fifo); }), want);
+  EXPECT_EQ(error_of([&] { read_text(posix, "/dev/null", 10); }),
+            "cannot open '/dev/null': it is a device, wanted a regular file");
+}
+
+TEST(IoErrors, SizesAreInTheUnitThatFits) {
+  EXPECT_EQ(nbytes_text(0), "0 bytes");
+  EXPECT_EQ(nbytes_text(9'999), "9999 bytes");
+  EXPECT_EQ(nbytes_text(65'536), "65.54 kB");
+  EXPECT_EQ(nbytes_text(1'500'000), "1.50 MB");
+  EXPECT_EQ(nbytes_text(12'345'000'000), "12.35 GB");
 }
 
 TEST_P(IoConformance, Folders) {

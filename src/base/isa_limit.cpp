@@ -1,0 +1,21 @@
+#include "base/isa_limit.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include "zero/errors.h"
+
+namespace zero::base {
+
+IsaLimit isa_limit() {
+  const char* text = std::getenv("ZERO_ISA");
+  const std::string_view wanted = text != nullptr ? text : "";
+  if (wanted.empty() || wanted == "avx512") return IsaLimit::kAvx512;
+  if (wanted == "avx2") return IsaLimit::kAvx2;
+  if (wanted == "generic") return IsaLimit::kGeneric;
+  throw ConfigError(fmt::format("ZERO_ISA: got '{}', wanted generic, avx2 or avx512", wanted));
+}
+
+}  // namespace zero::base

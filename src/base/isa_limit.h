@@ -1,0 +1,12 @@
+#pragma once
+// ZERO_ISA: the most that any kernel of the library may use.
+#include <cstdint>
+
+namespace zero::base {
+
+enum class IsaLimit : std::uint8_t { kGeneric, kAvx2, kAvx512 };
+
+/// What ZERO_ISA says; avx512 without it. Throws ConfigError for another word than generic, avx2 and avx512.
+IsaLimit isa_limit();
+
+}  // namespace zero::base
