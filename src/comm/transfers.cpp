@@ -273,8 +273,10 @@ void HostedWindow::copy_my_slice(const FetchWork& work) const {
 }
 
 void HostedWindow::fail_fetch(const FetchWork& work, int owner) {
-  backend_->abort(fmt::format("rank {} (pid {}) destroyed its shard window before {} was complete", owner,
-                              backend_->pid_of(owner), work.text()));
+  // A window goes before its peers' only while an exception unwinds the stack.
+  backend_->abort(fmt::format(
+      "rank {} (pid {}) destroyed its shard window{} before {} was complete", owner, backend_->pid_of(owner),
+      state_of(owner) == State::kGone ? " (an exception? see its own output)" : "", work.text()));
   backend_->throw_if_failed();
   throw CommError("the group could not be failed");  // never: abort() has failed it
 }
