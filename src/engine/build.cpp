@@ -221,10 +221,11 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
                                                              std::move(reducer_options));
   const bool skips_unused =
       impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
-  impl.optimizer->choose_active([&impl, skips_unused](int p) {
+  // Also while the reducer goes, whose last finish steps may update.
+  impl.optimizer->choose_active([&impl, reducer = impl.reducer.get(), skips_unused](int p) {
     const auto& groups = impl.stepped_groups;
     const bool stepped = groups.empty() || std::ranges::find(groups, impl.optimizer->group_of(p)) != groups.end();
-    return stepped && impl.reducer->expected(p) && (!skips_unused || impl.reducer->used_in_window(p));
+    return stepped && reducer->expected(p) && (!skips_unused || reducer->used_in_window(p));
   });
 }
 

@@ -58,7 +58,9 @@ GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> p
     // The modifier may write into memory that others have just copied.
     impl.group.barrier({.label = "GatheredParameters"}).wait();
   }
-  if (modifier_rank == impl.group.rank()) impl.store->allow_writes(parameters_, true);
+  using Write = sharding::ParameterStore::Write;
+  impl.store->set_write(parameters_,
+                        modifier_rank == impl.group.rank() ? Write::kGathered : Write::kRefused);
   ++impl.gathered_scopes;
 }
 
@@ -72,7 +74,7 @@ void GatheredParameters::close() {
   auto& impl = *engine;
   const auto units = units_of(impl.model, parameters_);
   --impl.gathered_scopes;
-  impl.store->allow_writes(parameters_, false);
+  impl.store->set_write(parameters_, sharding::ParameterStore::Write::kOwnCopy);
   if (modifier_rank_ && std::uncaught_exceptions() == exceptions_) {
     impl.store->spread(parameters_, *modifier_rank_);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -12,15 +12,21 @@ ParameterStore::ParameterStore(ShardedModel& model, storage::Ledger& ledger, Ste
       times_(times),
       process_(::getpid()),
       writes_(model, ledger),
-      writes_allowed_(model.parameters.size(), false) {}
+      write_(model.parameters.size(), Write::kOwnCopy) {}
 
-void ParameterStore::allow_writes(std::span<const int> parameters, bool allowed) {
-  for (int index : parameters) writes_allowed_[index] = allowed;
+void ParameterStore::set_write(std::span<const int> parameters, Write write) {
+  for (int index : parameters) write_[index] = write;
 }
 
 void ParameterStore::before_write(intercept::ParameterHandle& handle, const char* op_name) {
   const int p = handle.parameter();
-  if (writes_allowed_[p] || writes_.has(p) || model_.parameters[p].range.empty()) return;
+  if (write_[p] == Write::kGathered || writes_.has(p) || model_.parameters[p].range.empty()) return;
+  if (write_[p] == Write::kRefused) {
+    throw ModelError(fmt::format(
+        "rank {}: {} writes parameter '{}' in place inside a zero::GatheredParameters in which this rank only reads; "
+        "give the scope this rank as modifier_rank, or write outside of it, the same on every rank",
+        model_.rank(), op_name, handle.name()));
+  }
   if (!refuses_writes_.empty()) {
     throw ModelError(fmt::format("rank {}: {} writes parameter '{}' in place: {}", model_.rank(), op_name,
                                  handle.name(), refuses_writes_));

@@ -58,8 +58,14 @@ class ParameterStore : public intercept::UseObserver {
   /// A parameter whose own copy has ended sees the unit's memory again, if that is whole. Local.
   virtual void reattach(int parameter) = 0;
 
-  /// Lets in-place writes to the given parameters go to gathered memory. Local.
-  void allow_writes(std::span<const int> parameters, bool allowed);
+  /// What an in-place write to a parameter does.
+  enum class Write : std::uint8_t {
+    kOwnCopy,   ///< goes to this rank's copy, see writes()
+    kGathered,  ///< goes to gathered memory: a scope that will spread it is open
+    kRefused,   ///< throws: a scope is open in which this rank only reads
+  };
+  /// For the given parameters from here on. Local.
+  void set_write(std::span<const int> parameters, Write write);
 
   /// Counts that the communication report takes over.
   const CommunicationReport& counts() const { return counts_; }
@@ -82,7 +88,7 @@ class ParameterStore : public intercept::UseObserver {
  private:
   ParameterWrites writes_;
   std::string refuses_writes_;
-  std::vector<bool> writes_allowed_;
+  std::vector<Write> write_;  ///< by parameter
 };
 
 /// Node-shared: the parameters of a node exist once, in a mapping all its ranks read; a shard is the owner's
