@@ -70,7 +70,10 @@ template <class ParamState>
 class StateElsewhere final : public ParamState {
  public:
   explicit StateElsewhere(const at::Tensor& parameter) {
-    const at::Tensor marker = intercept::make_gradient_marker(parameter, "of this optimizer");
+    const at::Tensor marker = intercept::make_gradient_marker(
+        parameter,
+        "this optimizer was taken over by zero::initialize: call Engine::step() instead of its step(), which would "
+        "train nothing; the engine goes by this optimizer's rates");
     this->exp_avg(marker);
     this->exp_avg_sq(marker);
   }

@@ -106,6 +106,7 @@ void Engine::Impl::throw_update_difference() {
                         g, rates[g], hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay);
   }
   if (const auto difference = engine::first_difference(text, group, "rates")) {
+    engine::leave_together(group);
     throw ConfigError(fmt::format(
         "the ranks would update differently: {}; set rates alike on every rank", *difference));
   }

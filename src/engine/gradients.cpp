@@ -88,7 +88,10 @@ void Gradients::note_backward() {
   if (running_.empty()) impl_.reducer->begin_backward();
   running_.push_back(id);
   intercept::when_backward_is_complete([weak = std::weak_ptr(self_), id] {
-    if (const auto self = weak.lock(); self && *self) std::erase((*self)->running_, id);
+    const auto self = weak.lock();
+    if (!self || !*self) return;
+    std::erase((*self)->running_, id);
+    if ((*self)->running_.empty()) (*self)->mark_all();
   });
 }
 
@@ -110,9 +113,7 @@ void Gradients::look(const char* caller) {
 void Gradients::begin_backward() {
   impl_.reducer->begin_backward();
   announced_ = true;
-  for (std::size_t p = 0; p < parameters_.size(); ++p) {
-    if (parameters_[p].hook) parameters_[p].hook->arm();
-  }
+  arm_all();
 }
 
 void Gradients::end_backward() noexcept {
@@ -124,6 +125,17 @@ void Gradients::mark_all() noexcept {
   for (auto& parameter : parameters_) {
     if (parameter.hook) parameter.hook->mark();
   }
+}
+
+void Gradients::arm_all() noexcept {
+  for (auto& parameter : parameters_) {
+    if (parameter.hook) parameter.hook->arm();
+  }
+}
+
+void Gradients::end_window() {
+  foreign_ = false;
+  arm_all();
 }
 
 void Gradients::fail_backward() noexcept {
@@ -172,7 +184,7 @@ void Gradients::zero_grad() {
   running_.clear();
   lost_.reset();
   foreign_ = false;
-  mark_all();
+  arm_all();
   impl_.reducer->drop_window();
   const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
   if (drops && impl_.window_micro_batches() > 0 && !std::exchange(warned_of_drop_, true) &&
@@ -242,6 +254,7 @@ void Gradients::throw_trainable_difference() {
                         parameter.tensor.requires_grad() ? "requires a gradient" : "is frozen");
   }
   const auto difference = first_difference(text, impl_.group, "frozen parameters");
+  leave_together(impl_.group);
   throw ModelError(fmt::format(
       "the ranks have frozen different parameters, so their steps do not belong together: {}; call "
       "requires_grad_() alike on every rank",

@@ -35,7 +35,7 @@ class Gradients {
   /// Takes back all of the window. *Collective.*
   void zero_grad();
   /// A step is over: gradients from here on are the next window's. Local.
-  void end_window() { foreign_ = false; }
+  void end_window();
 
   /// A hash of which parameters require grad, for the ranks to compare.
   std::uint64_t trainable_hash() const;
@@ -54,6 +54,7 @@ class Gradients {
   void follow_freezing();
   void activate(const std::vector<int>& unfrozen);
   void mark_all() noexcept;
+  void arm_all() noexcept;
 
   Engine::Impl& impl_;
   std::vector<Parameter> parameters_;

@@ -1,5 +1,6 @@
 #include "intercept/gradient_hook.h"
 
+#include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -22,15 +23,26 @@ struct Shared {
   bool armed = false;
 };
 
+std::string gone(const std::string& name) {
+  return fmt::format(
+      "the gradient of parameter '{}' is not in grad(): backward hands gradients to their owners. Read or "
+      "change them between backward() and step() with Engine::full_gradient, set_full_gradient, "
+      "for_each_gradient or clip_grad_value; gradient_clipping in the configuration (or Engine::clip_grad_norm) "
+      "clips by norm; Engine::step() takes the place of the optimizer's step()",
+      name);
+}
+
 /// After autograd has accumulated into `variable`.
 void take_gradient(const at::Tensor& variable, Shared& shared) {
   at::Tensor gradient = variable.grad();
   const bool was_armed = std::exchange(shared.armed, false);
   const bool marked = gradient.defined() && is_gradient_marker(gradient);
+  const bool replaced = was_replaced_by_autograd(shared.marker);
+  const bool dropped = marked ? gradient_marker_was_zeroed(gradient) : !was_armed && !replaced;
   if (marked) gradient = take_from_gradient_marker(gradient);
   variable.mutable_grad() = shared.marker;
   if (!gradient.defined()) return;
-  if (!marked && !was_armed) shared.calls.dropped();
+  if (dropped) shared.calls.dropped();
   shared.calls.take(gradient);
 }
 
@@ -52,7 +64,7 @@ GradientHook::GradientHook(const at::Tensor& parameter, const std::string& name,
                      std::make_shared<Shared>(), name}) {
   auto shared = node_->shared;
   shared->calls = std::move(calls);
-  shared->marker = make_gradient_marker(parameter, name);
+  shared->marker = make_gradient_marker(parameter, gone(name));
   auto weak = node_->parameter;
   node_->node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
       [weak, shared](const variable_list& outputs, const variable_list&) {
@@ -60,7 +72,7 @@ GradientHook::GradientHook(const at::Tensor& parameter, const std::string& name,
         if (impl && shared->live) take_gradient(at::Tensor(impl), *shared);
         return outputs;
       }));
-  mark();
+  arm();
 }
 
 GradientHook::~GradientHook() {
@@ -88,7 +100,7 @@ void GradientHook::mark() {
   const at::Tensor variable(impl);
   auto& shared = *node_->shared;
   shared.armed = false;
-  if (gradient_marker_was_zeroed(shared.marker)) shared.marker = make_gradient_marker(variable, node_->name);
+  if (gradient_marker_was_zeroed(shared.marker)) shared.marker = make_gradient_marker(variable, gone(node_->name));
   take_from_gradient_marker(shared.marker);  // of a backward that failed
   variable.mutable_grad() = shared.marker;
 }

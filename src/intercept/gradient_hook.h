@@ -1,8 +1,8 @@
 #pragma once
 // Gradients leave autograd through the AccumulateGrad node of their parameter, and leave a marker behind.
 //
-// Between two backwards a hooked parameter's grad() is a tensor of its sizes without memory. It says that the
-// gradient is elsewhere: an operator that reads or writes it throws (Module::zero_grad, Optimizer::zero_grad and
+// Once a gradient has been taken, a hooked parameter's grad() is a tensor of its sizes without memory. It says that
+// the gradient is elsewhere: an operator that reads or writes it throws (Module::zero_grad, Optimizer::zero_grad and
 // detach() may have it), so that a client's own clip_grad_norm_ or optimizer.step() never works on nothing. And
 // it says when it is gone: somebody has dropped the gradient.
 #include <ATen/core/Tensor.h>
@@ -24,14 +24,14 @@ struct GradientCalls {
 
 /// What a hooked parameter's grad() is.
 enum class GradientState : std::uint8_t {
-  kMarked,   ///< the marker: the gradient was taken, or there was none
-  kDropped,  ///< nothing, or a marker that was set to zero: somebody dropped the gradient
+  kMarked,   ///< the marker, or nothing after arm()
+  kDropped,  ///< nothing after mark(), or a marker that was set to zero: somebody dropped the gradient
   kSet,      ///< a tensor that somebody has put there
 };
 
 class GradientHook {
  public:
-  /// Hooks `parameter`, a leaf that requires grad, and marks its grad(). Local.
+  /// Hooks `parameter`, a leaf that requires grad; grad() is undefined until mark(). Local.
   GradientHook(const at::Tensor& parameter, const std::string& name, GradientCalls calls);
   /// Unhooks: grad() is undefined again where it was the marker.
   ~GradientHook();
@@ -41,7 +41,8 @@ class GradientHook {
   GradientState state() const;
   /// Makes grad() the marker, whatever it was.
   void mark();
-  /// Makes grad() undefined for the backward that comes, which saves it an operator; then mark(). Not needed.
+  /// Makes grad() undefined: there is no gradient that could be dropped, or a backward comes, which is then saved
+  /// an operator.
   void arm();
 
  private:

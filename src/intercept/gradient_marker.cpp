@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <string_view>
+#include <utility>
 
 #include "intercept/compat.h"
 #include "intercept/gradient_hook.h"
@@ -16,21 +17,13 @@ namespace zero::intercept {
 namespace {
 
 struct Marker : c10::intrusive_ptr_target {
-  std::string name;
+  std::string why;
   bool zeroed = false;
+  bool replaced = false;
   at::Tensor added;
 };
 
 void drop_marker(void* context) { c10::raw::intrusive_ptr::decref(static_cast<Marker*>(context)); }
-
-std::string gone(const std::string& name) {
-  return fmt::format(
-      "the gradient of parameter '{}' is not in grad(): backward hands gradients to their owners. Read or "
-      "change them between backward() and step() with Engine::full_gradient, set_full_gradient, "
-      "for_each_gradient or clip_grad_value; gradient_clipping in the configuration clips by norm; "
-      "Engine::step() takes the place of the optimizer's step()",
-      name);
-}
 
 Marker* marker_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
@@ -41,15 +34,15 @@ Marker* marker_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor make_gradient_marker(const at::Tensor& parameter, const std::string& name) {
+at::Tensor make_gradient_marker(const at::Tensor& parameter, std::string why) {
   auto marker = c10::make_intrusive<Marker>();
-  marker->name = name;
+  marker->why = why;
   const auto nbytes = static_cast<int64_t>(parameter.numel() * parameter.element_size());
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), nbytes,
       c10::DataPtr(nullptr, marker.release(), &drop_marker, parameter.device()), /*allocator=*/nullptr,
       /*resizable=*/false);
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(gone(name));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(why));
   const at::Tensor shell = at::empty({0}, parameter.options().requires_grad(false));
   auto impl = c10::make_intrusive<c10::TensorImpl>(
       c10::Storage(std::move(storage)), shell.key_set().remove(kParameterKey), shell.dtype());
@@ -65,6 +58,10 @@ bool gradient_marker_was_zeroed(const at::Tensor& tensor) { return marker_of(ten
 
 at::Tensor take_from_gradient_marker(const at::Tensor& tensor) {
   return std::exchange(marker_of(tensor)->added, at::Tensor());
+}
+
+bool was_replaced_by_autograd(const at::Tensor& tensor) {
+  return std::exchange(marker_of(tensor)->replaced, false);
 }
 
 bool run_on_gradient_marker(const at::Tensor& tensor, std::string_view name, std::size_t arguments,
@@ -88,13 +85,16 @@ bool run_on_gradient_marker(const at::Tensor& tensor, std::string_view name, std
       argument(1).isTensor()) {
     const bool second = marker_of(argument(0).toTensor()) == nullptr;
     at::Tensor other = argument(second ? 0 : 1).toTensor();
-    if (name == "aten::add") return finish(std::move(other));
+    if (name == "aten::add") {
+      marker->replaced = true;
+      return finish(std::move(other));
+    }
     if (!second) {
       marker->added = std::move(other);
       return finish(tensor);
     }
   }
-  throw ModelError(fmt::format("{}: {}", name, gone(marker->name)));
+  throw ModelError(fmt::format("{}: {}", name, marker->why));
 }
 
 }  // namespace zero::intercept

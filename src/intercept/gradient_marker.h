@@ -8,8 +8,8 @@
 
 namespace zero::intercept {
 
-/// A tensor like `parameter` without memory. `name`: for the error of who uses it. Local.
-at::Tensor make_gradient_marker(const at::Tensor& parameter, const std::string& name);
+/// A tensor like `parameter` without memory. `why`: the error of who uses it. Local.
+at::Tensor make_gradient_marker(const at::Tensor& parameter, std::string why);
 
 /// True for a marker and for what detach() made of it.
 bool is_gradient_marker(const at::Tensor& tensor);
@@ -19,6 +19,9 @@ bool gradient_marker_was_zeroed(const at::Tensor& marker);
 
 /// Of a marker: the gradient that autograd added to it since the last call; undefined when there was none.
 at::Tensor take_from_gradient_marker(const at::Tensor& marker);
+/// Of a marker: true when, since the last call, autograd has put a gradient in its place after asking it, as it does
+/// where gradients are differentiable.
+bool was_replaced_by_autograd(const at::Tensor& marker);
 
 /// An operator has `marker` among its arguments, the last `arguments` entries of `stack`. Within backward an
 /// addition to it hands over the other addend; zero_() is noted; what touches no values may run; all else throws

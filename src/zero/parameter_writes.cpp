@@ -87,6 +87,7 @@ void ParameterWrites::merge(int p, const at::Tensor& current) const {
     const at::Tensor conflict =
         changed.logical_and(bits(current).ne(bits(before))).logical_and(bits(current).ne(bits(theirs)));
     if (conflict.any().item<bool>()) {
+      group.barrier({.label = "conflicting writes"}).wait();  // so that all ranks know as much
       throw ModelError(fmt::format(
           "rank {} and a rank before it have written different values into parameter '{}' since the last step; a "
           "program must write the same on every rank, or on one only (seed random values alike, and derive nothing "

@@ -3,6 +3,9 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
+
 #include <cstring>
 #include <deque>
 #include <map>
@@ -199,22 +202,67 @@ TEST_F(OneParameter, RawAccessThrowsWithTheName) {
 }
 
 TEST_F(OneParameter, GradientHookTakesTheGradientOncePerBackward) {
-  int calls = 0;
+  int calls = 0, drops = 0;
   float sum = 0;
-  auto token = hook_gradient(parameter, [&](at::Tensor& gradient) {
-    ++calls;
-    sum += gradient.sum().item<float>();
-    EXPECT_TRUE(in_backward());
-  });
-  ((parameter * 2).sum() + (parameter * 3).sum()).backward();  // used twice, summed by autograd
-  EXPECT_EQ(calls, 1);
-  EXPECT_EQ(sum, 12 * 5);
+  auto hook = std::make_unique<GradientHook>(parameter, "layer.weight",
+                                             GradientCalls{[&](at::Tensor& gradient) {
+                                                             ++calls;
+                                                             sum += gradient.sum().item<float>();
+                                                             EXPECT_TRUE(in_backward());
+                                                           },
+                                                           [&] { ++drops; }});
+  for (const bool armed : {false, true}) {
+    calls = 0;
+    sum = 0;
+    if (armed) hook->arm();
+    ((parameter * 2).sum() + (parameter * 3).sum()).backward();  // used twice, summed by autograd
+    EXPECT_EQ(calls, 1);
+    EXPECT_EQ(sum, 12 * 5);
+    EXPECT_EQ(hook->state(), GradientState::kMarked);
+    EXPECT_FALSE(in_backward());
+  }
+  (parameter * 2).sum().backward({}, /*retain_graph=*/false, /*create_graph=*/true);
+  EXPECT_EQ(calls, 2);
+  EXPECT_EQ(drops, 0);
+  hook.reset();
   EXPECT_FALSE(parameter.grad().defined());
-  EXPECT_FALSE(in_backward());
-  token.reset();
   (parameter * 2).sum().backward();
-  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(calls, 2);
   EXPECT_TRUE(parameter.grad().defined());
+}
+
+TEST_F(OneParameter, TheMarkerSaysThatTheGradientIsElsewhere) {
+  int drops = 0;
+  GradientHook hook(parameter, "layer.weight", GradientCalls{[](at::Tensor&) {}, [&] { ++drops; }});
+  EXPECT_FALSE(parameter.grad().defined());  // nothing was taken yet
+  EXPECT_EQ(hook.state(), GradientState::kMarked);
+  (parameter * 2).sum().backward();
+  EXPECT_EQ(parameter.grad().sizes(), parameter.sizes());
+  for (const auto& use : std::vector<std::function<void()>>{
+           [&] { (void)parameter.grad().norm(); }, [&] { parameter.mutable_grad().clamp_(-1, 1); },
+           [&] { parameter.mutable_grad().data().mul_(2); }, [&] { (void)(parameter.grad() + 1); },
+           [&] { (void)parameter.grad().clone(); }, [&] { (void)parameter.grad().const_data_ptr(); }}) {
+    try {
+      use();
+      ADD_FAILURE() << "no error";
+    } catch (const std::exception& error) {
+      EXPECT_NE(std::string(error.what()).find("layer.weight"), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(hook.state(), GradientState::kMarked);
+  // What zero_grad() does, in either way.
+  parameter.mutable_grad().detach_().zero_();
+  EXPECT_EQ(hook.state(), GradientState::kDropped);
+  (parameter * 2).sum().backward();
+  EXPECT_EQ(drops, 1);
+  hook.mark();
+  parameter.mutable_grad().reset();
+  EXPECT_EQ(hook.state(), GradientState::kDropped);
+  (parameter * 2).sum().backward();
+  EXPECT_EQ(drops, 2);
+  EXPECT_EQ(hook.state(), GradientState::kMarked);
+  parameter.mutable_grad() = at::ones_like(parameter);
+  EXPECT_EQ(hook.state(), GradientState::kSet);
 }
 
 TEST_F(OneParameter, RetiredParameterIsAnOrdinaryTensor) {
