@@ -43,8 +43,8 @@ struct ParameterGroup {
   /// Full names (as in named_parameters()); a trailing or leading '*' matches any prefix or suffix. Each
   /// parameter belongs to the first group that names it, all others to an implicit last one.
   std::vector<std::string> names;
-  std::optional<double> lr, weight_decay, eps;
-  std::optional<std::pair<double, double>> betas;
+  std::optional<double> lr = {}, weight_decay = {}, eps = {};
+  std::optional<std::pair<double, double>> betas = {};
 };
 
 struct InitializeOptions {

@@ -159,8 +159,24 @@ void ShmBackend::start(ShmWork& work) {
   if (!work.ready_) make_ready(work);
 }
 
+/// A barrier that every rank has entered is over, also when one of them has failed the group since: what it has let
+/// this rank know is known.
+bool ShmBackend::finish_barriers() {
+  const FlagGuard guard(progressing_);
+  while (data_sequence_ < next_sequence_) {
+    ShmWork& work = work_at(data_sequence_);
+    if (work.call_.transport != Transport::kBarrier || !work.ready_) return false;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank() && !peer_has(&RankBlock::ready, peer, data_sequence_)) return false;
+    }
+    if (!run_data_phase(work)) return false;
+  }
+  return true;
+}
+
 bool ShmBackend::progress(int most) {
-  if (progressing_ || segment_->failed()) return false;
+  if (progressing_) return false;
+  if (segment_->failed()) return finish_barriers();
   const FlagGuard guard(progressing_);
   const std::uint64_t begin = data_sequence_;
   const std::uint64_t end = std::min(next_sequence_, begin + static_cast<std::uint64_t>(most));

@@ -114,6 +114,7 @@ class ShmBackend final : public Backend {
   void publish_ready();
   void start(ShmWork& work);
   void progress() { progress(kRingSlots); }
+  bool finish_barriers();
   bool run_data_phase(ShmWork& work);
   /// Compares the calls of `peer` with mine, up to call `sequence`, which it has entered.
   void verify_peer(std::uint64_t sequence, int peer);

@@ -225,7 +225,7 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
   impl.optimizer->choose_active([&impl, reducer = impl.reducer.get(), skips_unused](int p) {
     const auto& groups = impl.stepped_groups;
     const bool stepped = groups.empty() || std::ranges::find(groups, impl.optimizer->group_of(p)) != groups.end();
-    return stepped && reducer->expected(p) && (!skips_unused || reducer->used_in_window(p));
+    return stepped && (reducer->used_in_window(p) || (reducer->expected(p) && !skips_unused));
   });
 }
 
@@ -490,12 +490,12 @@ std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, C
   if (impl->config.zerotorch.bind_cores_to_rank) bind_cores(impl->group);
   impl->config.resolve_batch(impl->group.size());
   impl->inventory = take_inventory(*impl->module);
-  check_memory(impl->inventory);
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = setup.description;
   impl->schedule = schedule_of(impl->config.scheduler);
   make_model(*impl);
   check_buffers(impl->inventory, impl->group.size());
+  check_memory(impl->inventory);
   storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
   impl->memory_before = measure_module(impl->inventory);
   try {

@@ -655,6 +655,7 @@ LoadReport Engine::load_checkpoint(const std::string& folder, const std::string&
   if (impl.reducer->micro_batch_has_gradients()) {
     throw ModelError("load_checkpoint between backward() and step(): call it after step()");
   }
+  impl.settle();
   wait_checkpoint();
   auto& files = engine::checkpoints_of(impl).files();
   std::set<std::string> tried;

@@ -292,6 +292,7 @@ void Engine::save_checkpoint(const std::string& folder, const std::string& tag, 
         "save_checkpoint inside a zero::GatheredParameters: close it first, what it changed is not in the "
         "shards yet");
   }
+  impl.settle();
   engine::checkpoints_of(impl).save(folder, tag, client_state, options);
 }
 

@@ -15,7 +15,9 @@ namespace zero::engine {
 
 /// A group's options, as long as the optimizer lives; then their last values.
 struct ClientOptimizer::Group {
-  std::function<optim::AdamHyper()> read;  ///< empty: the optimizer is gone
+  std::function<optim::AdamHyper()> read;  ///< empty: the options are gone
+  std::weak_ptr<int> states;               ///< what stands where states would be; they go before the options
+  bool has_states = false;
   optim::AdamHyper last;
 };
 
@@ -69,7 +71,7 @@ class LiveOptions final : public AdamOptions {
 template <class ParamState>
 class StateElsewhere final : public ParamState {
  public:
-  explicit StateElsewhere(const at::Tensor& parameter) {
+  StateElsewhere(const at::Tensor& parameter, std::shared_ptr<int> token) : token_(std::move(token)) {
     const at::Tensor marker = intercept::make_gradient_marker(
         parameter,
         "this optimizer was taken over by zero::initialize: call Engine::step() instead of its step(), which would "
@@ -79,6 +81,9 @@ class StateElsewhere final : public ParamState {
   }
   void serialize(torch::serialize::OutputArchive&) const override { throw ModelError(kStatesAreElsewhere); }
   using ParamState::serialize;
+
+ private:
+  std::shared_ptr<int> token_;
 };
 
 template <class AdamOptions, class ParamState>
@@ -95,8 +100,12 @@ void take_over(torch::optim::Optimizer& optimizer, bool decoupled,
     const auto taken = groups.emplace_back(std::make_shared<ClientOptimizer::Group>());
     taken->last = hyper_of(options, decoupled);
     group.set_options(std::make_unique<LiveOptions<AdamOptions>>(options, taken, decoupled));
+    const auto token = std::make_shared<int>(0);
+    taken->states = token;
+    taken->has_states = !group.params().empty();
     for (const auto& parameter : group.params()) {
-      optimizer.state()[parameter.unsafeGetTensorImpl()] = std::make_unique<StateElsewhere<ParamState>>(parameter);
+      optimizer.state()[parameter.unsafeGetTensorImpl()] =
+          std::make_unique<StateElsewhere<ParamState>>(parameter, token);
     }
   }
 }
@@ -120,6 +129,14 @@ ClientOptimizer::~ClientOptimizer() = default;
 
 optim::AdamHyper ClientOptimizer::hyper(std::size_t index) const {
   Group& group = *groups_[index];
+  if (group.has_states && static_cast<bool>(group.read) == group.states.expired()) {
+    throw ConfigError(fmt::format(
+        "group {} of the client optimizer has got {}", index,
+        group.read ? "states since zero::initialize (torch::load?), which the engine does not take over: load with "
+                     "Engine::load_checkpoint"
+                   : "other options since zero::initialize (set_options?), which the engine does not see: change them "
+                     "in place, as options().set_lr() and schedulers do"));
+  }
   if (group.read) group.last = group.read();
   const optim::AdamHyper& now = group.last;
   if (!(now.lr >= 0 && std::isfinite(now.lr))) {

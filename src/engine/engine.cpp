@@ -57,7 +57,12 @@ Engine::Impl::~Impl() {
   reducer.reset();  // what its last finish steps call is still there
   for (auto& parameter : model.parameters) {
     if (!parameter.handle) continue;
-    std::shared_ptr<void> memory = store ? store->keep_alive(parameter.unit) : nullptr;
+    std::shared_ptr<void> memory;
+    if (store) {
+      const auto& writes = store->writes();
+      memory = writes.has(parameter.handle->parameter()) ? writes.keep_alive(parameter.handle->parameter())
+                                                         : store->keep_alive(parameter.unit);
+    }
     if (!memory && parameter.handle->attached()) parameter.handle->release();  // a buffer that goes now
     parameter.handle->retire(
         parameter.tensor, std::move(memory),
@@ -105,10 +110,10 @@ void Engine::Impl::throw_update_difference() {
     text += fmt::format("parameter group {} has learning rate {:g}, betas {:g} {:g}, eps {:g}, weight decay {:g}\n",
                         g, rates[g], hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay);
   }
+  for (const int g : stepped_groups) text += fmt::format("step() of parameter group {}\n", g);
   if (const auto difference = engine::first_difference(text, group, "rates")) {
-    engine::leave_together(group);
     throw ConfigError(fmt::format(
-        "the ranks would update differently: {}; set rates alike on every rank", *difference));
+        "the ranks would update differently: {}; set rates and step groups alike on every rank", *difference));
   }
   gradients->throw_trainable_difference();
 }
@@ -151,6 +156,7 @@ void Engine::Impl::check_module() {
 }
 
 void Engine::Impl::settle() {
+  check_module();
   if (config.zerotorch.step_in_backward) {
     reducer->flush("updates under way");
   } else {

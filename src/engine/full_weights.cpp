@@ -263,6 +263,7 @@ LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsO
   if (impl.reducer->micro_batch_has_gradients()) {
     throw ModelError("load_full_weights between backward() and step(): call it after step()");
   }
+  impl.settle();
   engine::FullWeights weights(impl, path, options);
   weights.plan();
   impl.store->quiesce();
@@ -279,6 +280,7 @@ checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
   using checkpoint::ModelFiles;
   auto& impl = *impl_;
   impl.check_usable();
+  impl.settle();
   at::NoGradGuard no_grad;
   const std::string what = fmt::format("writing the weights to '{}'", folder);
   const auto list = engine::exported_tensors(impl.inventory, impl.model, options.include_buffers);

@@ -254,7 +254,6 @@ void Gradients::throw_trainable_difference() {
                         parameter.tensor.requires_grad() ? "requires a gradient" : "is frozen");
   }
   const auto difference = first_difference(text, impl_.group, "frozen parameters");
-  leave_together(impl_.group);
   throw ModelError(fmt::format(
       "the ranks have frozen different parameters, so their steps do not belong together: {}; call "
       "requires_grad_() alike on every rank",

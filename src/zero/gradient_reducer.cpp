@@ -209,17 +209,29 @@ void GradientReducer::open(Bucket& bucket) {
   }
 }
 
-/// Within the pool's limit as long as the buckets sent before come back: a rank that does not use what they hold
-/// sends them at the end of its micro-batch only, and may itself wait for this rank.
+/// How long to wait for buckets sent before, instead of taking more memory. A rank that does not use what they hold
+/// sends them at the end of its micro-batch only, and may itself wait for this rank: where ranks were seen to use
+/// different parameters there is no waiting.
+std::chrono::milliseconds GradientReducer::patience() const {
+  constexpr std::chrono::milliseconds kAtFirst{100}, kLater{1000};
+  if (routed_ || impatient_) return std::chrono::milliseconds(0);
+  return knows_routing_ ? kLater : kAtFirst;
+}
+
+bool GradientReducer::wait_a_while(Bucket& bucket) {
+  if (patience().count() > 0 && bucket.work.wait_for(patience())) return true;
+  impatient_ = true;
+  return false;
+}
+
 void GradientReducer::take_from_pool(Bucket& bucket) {
-  constexpr std::chrono::milliseconds kPatience{10'000};
   while (!(bucket.buffer = pool_->try_take(bucket.range.numel()))) {
     if (pool_->total_numel() + bucket.range.numel() <= pool_limit_numel_ || sent_.empty()) break;
-    Stopwatch watch(times_.wait);
+    const Stopwatch watch(times_.wait);
     const auto done = std::find_if(sent_.begin(), sent_.end(),
                                    [this](int index) { return buckets_[index].work.test(); });
     Bucket& oldest = buckets_[done == sent_.end() ? sent_.front() : *done];
-    if (!oldest.work.wait_for(kPatience)) break;
+    if (done == sent_.end() && !wait_a_while(oldest)) break;
     std::erase(sent_, index_of(oldest));
     close(oldest);
   }
@@ -279,6 +291,11 @@ void GradientReducer::send(Bucket& bucket) {
   reduced_numel_ += (model_.world_size() - 1) * bucket.counts[model_.rank()];
   bucket.work = board_->post(index, bucket.buffer->data());
   sent_.push_back(index);
+  // Without overlap backward waits for each, as long as the others send theirs.
+  while (!options_.overlap && !sent_.empty() && wait_a_while(buckets_[sent_.front()])) {
+    close(buckets_[sent_.front()]);
+    sent_.erase(sent_.begin());
+  }
   drain(/*wait_for_all=*/false);
 }
 
@@ -357,9 +374,14 @@ void GradientReducer::zero_missing(Bucket& bucket) {
 
 const MicroBatchAgreement& GradientReducer::flush(std::string_view label, MicroBatchAgreement::Facts facts) {
   facts.rounds = micro_batch_has_gradients() ? schedule_.most_rounds_wanted() : 0;
+  if (routed_) facts.flags |= MicroBatchAgreement::kRouted;
   if (!window_is_empty_) facts.flags |= MicroBatchAgreement::kWindowStarted;
   agreement_.reach(model_.group, label, facts, used_);
-  for (std::size_t p = 0; p < used_.size(); ++p) window_used_[p] |= agreement_.used(p);
+  if (agreement_.facts().flags & MicroBatchAgreement::kRouted) routed_ = true;
+  for (std::size_t p = 0; p < used_.size(); ++p) {
+    window_used_[p] |= agreement_.used(p);
+    if (agreement_.used(p) != (used_[p] != 0)) routed_ = true;  // the others hear of it next time
+  }
   if (agreement_.facts().rounds > 0) even_out(agreement_.facts().rounds);
   return agreement_;
 }
@@ -391,6 +413,8 @@ const MicroBatchAgreement& GradientReducer::finish_micro_batch(MicroBatchAgreeme
   // A micro-batch without any gradient counts as one of zeros.
   if (agreement_.facts().rounds == 0) even_out(1);
   schedule_.end_micro_batch();
+  knows_routing_ = true;
+  impatient_ = false;
   unused_.clear();
   for (std::size_t p = 0; p < used_.size(); ++p) {
     const int parameter = static_cast<int>(p);

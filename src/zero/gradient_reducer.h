@@ -8,6 +8,7 @@
 // A bucket is a range of a unit; layout/bucket_schedule.h says when it is opened, sent and closed. Other ranks
 // send the same buckets in any order, with zeros for parameters that they did not use (comm/transport.h). Where
 // gradients are replicated a bucket's memory is its own and stays; where they are sharded it comes from a pool.
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -135,6 +136,9 @@ class GradientReducer {
   std::int64_t largest_piece() const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - buckets_.data()); }
   void open(Bucket& bucket);
+  std::chrono::milliseconds patience() const;
+  /// True when its reduction is complete, after patience() at most.
+  bool wait_a_while(Bucket& bucket);
   void take_from_pool(Bucket& bucket);
   void copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to);
   void send(Bucket& bucket);
@@ -158,6 +162,9 @@ class GradientReducer {
   std::shared_ptr<comm::ExchangeBoard> board_;
   std::unique_ptr<BufferPool> pool_;
   std::int64_t pool_limit_numel_ = 0;
+  bool routed_ = false;         ///< ranks were seen to use different parameters
+  bool knows_routing_ = false;  ///< there was a micro-batch
+  bool impatient_ = false;      ///< waiting was in vain in this micro-batch
   std::optional<GradientSums> sums_;                    ///< unless they are consumed at once
   storage::FlatBuffer piece_;                           ///< then: of one bucket
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit, where whole sums are sent to all ranks

@@ -17,6 +17,7 @@ class MicroBatchAgreement {
   enum Flag : std::uint64_t {
     kBuffersChanged = 1,  ///< a buffer was written
     kParametersWritten = 2,  ///< the module wrote parameters itself
+    kRouted = 8,             ///< ranks were seen to use different parameters
     kWindowStarted = 4,   ///< an earlier micro-batch of the window is in the sums
   };
 

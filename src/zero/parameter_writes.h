@@ -27,6 +27,8 @@ class ParameterWrites {
   void take_over(int parameter, const at::Tensor& values, intercept::UseObserver* observer);
 
   bool has(int parameter) const { return !copies_.empty() && copies_.contains(parameter); }
+  /// Of a parameter that has a copy: its memory.
+  std::shared_ptr<void> keep_alive(int parameter) const { return copies_.at(parameter).keep_alive(); }
   bool empty() const { return copies_.empty(); }
 
   /// *Collective.* The copies of all ranks become the parameters. Throws ModelError on every rank when two ranks

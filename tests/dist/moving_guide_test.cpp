@@ -1,5 +1,5 @@
-// The snippets of docs/moving_from_libtorch.md, run on two ranks at stage 0 and at stage 3 with the copying store. What lies
-// between "// [guide: name]" and "// [end]" is in the document, word for word (tests/policy/guide_snippets.py).
+// The snippets of docs/moving_from_libtorch.md, run on two ranks at stage 0 and at stage 3 with the copying store. What
+// lies between "// [guide: name]" and "// [end]" is in the document, word for word (tests/policy/guide_snippets.py).
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -228,7 +228,7 @@ TEST(MovingGuide, ClientOptimizer) {
     std::ostringstream stream;
     expect_complaint("torch::save of an optimizer that zero::initialize has taken over",
                      [&] { torch::save(optimizer, stream); });
-    expect_complaint("Engine::step() takes the place of the optimizer's step()", [&] {
+    expect_complaint("this optimizer was taken over by zero::initialize: call Engine::step()", [&] {
       engine.backward(net(input(group)).pow(2).mean());
       optimizer.step();
     });
@@ -430,6 +430,21 @@ TEST(MovingGuide, RoutedAndUnrolled) {
   });
 }
 
+TEST(MovingGuide, RanksWithoutABatch) {
+  everywhere([](Group group, const Config& config) {
+    Net net;
+    auto engine = zero::initialize(net, config, {.group = group});
+    auto x = input(group);
+    const bool has_batch = group.rank() == 0;
+    const Tensor before = engine.full_weight("head.weight").clone();
+    // [guide: without a batch]
+    if (has_batch) engine.backward(net(x).pow(2).mean());
+    engine.step();  // counts as a gradient of zero where there was no batch
+    // [end]
+    EXPECT_FALSE(before.equal(engine.full_weight("head.weight")));
+  });
+}
+
 // ---- writes --------------------------------------------------------------------------------------------------
 
 TEST(MovingGuide, Writes) {
@@ -454,8 +469,8 @@ TEST(MovingGuide, Writes) {
     EXPECT_TRUE(engine.full_weight("head.weight").eq(0.5).all().item<bool>());
     const Tensor value = at::full({4, 8}, 0.25);
     // [guide: set weight]
-    engine.set_full_weight("head.weight", value);       // the same value on every rank
-    auto weight = engine.full_weight("head.weight");    // whole, fp32
+    engine.set_full_weight("head.weight", value);     // the same value on every rank
+    auto weight = engine.full_weight("head.weight");  // whole, fp32
     // [end]
     EXPECT_TRUE(weight.equal(value));
   });
@@ -513,7 +528,7 @@ TEST(MovingGuide, RandomNumbers) {
     };
     EXPECT_FALSE(equal_on_ranks(torch::rand({})));
     // [guide: own generator]
-    auto generator = at::make_generator<at::CPUGeneratorImpl>(7);   // the engine never touches this one
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(7);  // the engine never touches this one
     auto same_on_every_rank = torch::rand({}, generator);
     // [end]
     EXPECT_TRUE(equal_on_ranks(same_on_every_rank));

@@ -60,6 +60,15 @@ plan::Activations planned(const Shape& shape, bool bf16) {
                            shape.micro_batch, bf16);
 }
 
+/// Without bf16 instructions libtorch's matrix products may work on fp32 copies of their operands, which is the CPU's
+/// doing and no activation: at most one of the largest matrix at a time.
+double product_scratch(const Shape& shape) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bf16")) return 0;
+#endif
+  return 4.0 * static_cast<double>(shape.dim) * static_cast<double>(4 * shape.dim) + 4096;
+}
+
 TEST(PlanActivations, AreWhatTheMeterSees) {
   const Shape shapes[] = {
       {4, 128, 4, 256, 64, 4},   // a byte-level GPT
@@ -79,7 +88,9 @@ TEST(PlanActivations, AreWhatTheMeterSees) {
       const double stored = static_cast<double>(expected.stored_nbytes);
       const double peak = static_cast<double>(expected.peak_nbytes);
       EXPECT_NEAR(static_cast<double>(seen.stored), stored, 0.005 * stored + 10'000) << where;
-      EXPECT_NEAR(static_cast<double>(seen.peak), peak, (bf16 ? 0.10 : 0.02) * peak) << where;
+      const double tolerance = (bf16 ? 0.10 : 0.02) * peak;
+      EXPECT_GT(static_cast<double>(seen.peak), peak - tolerance) << where;
+      EXPECT_LT(static_cast<double>(seen.peak), peak + tolerance + (bf16 ? product_scratch(shape) : 0)) << where;
     }
   }
 }
