@@ -37,8 +37,10 @@ bool ShmBackend::block_until(const std::function<bool()>& done, const std::funct
   const auto arrived = [&] {
     progress();
     if (done()) return true;
-    throw_if_failed();
-    return false;
+    if (!segment_->failed()) return false;
+    progress();  // who failed may have come first
+    if (done()) return true;
+    throw_failure();
   };
   if (arrived()) return true;
   const std::int64_t begin_ns = base::monotonic_ns();

@@ -104,6 +104,7 @@ void Interpreter::after(const Event& event, int index) {
       if (saved_at_ < 0 || saved_.frozen != now_.frozen) break;
       now_.blocks = saved_.blocks;
       now_.windows = saved_.windows;
+      now_.rates = saved_.rates;  // rates that were set are in the checkpoint
       break;
     default:
       if (changes_gradients(event.kind)) now_.changes.push_back(event);

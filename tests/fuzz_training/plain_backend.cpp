@@ -26,6 +26,7 @@ struct Snapshot {
   std::vector<at::Tensor> masters, sums, first, second;
   std::vector<bool> used;
   std::vector<std::int64_t> steps;
+  std::array<std::optional<double>, 2> rates;
 };
 
 class PlainBackend : public Backend {
@@ -99,7 +100,7 @@ class PlainBackend : public Backend {
     auto& snapshots = saved_[tag];
     for (auto& m : models_) {
       follow_writes(m);
-      Snapshot snapshot{.used = m.used};
+      Snapshot snapshot{.used = m.used, .rates = rates_};
       for (std::size_t p = 0; p < m.masters.size(); ++p) {
         const auto* state = state_of(m, static_cast<int>(p));
         snapshot.masters.push_back(m.masters[p].detach().clone());
@@ -118,6 +119,7 @@ class PlainBackend : public Backend {
       auto& m = models_[i];
       const Snapshot& from = saved_.at(tag)[i];
       m.used = from.used;
+      rates_ = from.rates;
       m.optimizer->state().clear();
       for (std::size_t p = 0; p < m.masters.size(); ++p) {
         m.masters[p].copy_(from.masters[p]);
