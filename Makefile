@@ -20,7 +20,7 @@ JOBS ?= $(shell awk -v c=$$(nproc) '/MemTotal/ {m=int($$2/2097152); print (m<1)?
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train compare peers test test-full test-asan test-tsan test-fuzz bench bench-checkpoint bench-collectives bench-kernels bench-overhead install clean
+.PHONY: help setup test-packages configure build train compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training bench bench-checkpoint bench-collectives bench-kernels bench-overhead install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -75,6 +75,12 @@ test-tsan:
 # libFuzzer on the readers of files, 60 s each: FUZZ_SECONDS=600 make test-fuzz.
 test-fuzz:
 	@JOBS=$(JOBS) scripts/fuzz.sh
+
+# 2,000 random training programs, compared with plain libtorch; FUZZ_FIRST=1 is the first one's seed.
+FUZZ_FIRST ?= 1
+test-fuzz-training: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target training_fuzz
+	@OMP_NUM_THREADS=1 ZERO_LOG_LEVEL=error $(BUILD)/tests/training_fuzz --first $(FUZZ_FIRST) --count 2000 --shrink
 
 bench: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_step

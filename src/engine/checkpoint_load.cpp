@@ -514,7 +514,11 @@ class Loading {
     for (const at::Tensor& view : to_zero_) view.zero_();
     if (options_.module_only) return;
     if (options_.load_optimizer_states) {
-      impl_.optimizer->set_steps(counters_.optimizer_steps);
+      for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+        const int index = static_cast<int>(p);
+        const bool was_updated = find_parameter_tensor(Kind::kExpAvg, index).has_value();
+        impl_.optimizer->set_steps_of(index, was_updated ? counters_.optimizer_steps : 0);
+      }
       for (const auto& [p, steps] : counters_.parameter_steps) impl_.optimizer->set_steps_of(p, steps);
     }
     if (!options_.load_lr_scheduler_states) return;

@@ -114,6 +114,8 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, OptimizerState st
   impl.settle();
   const int p = engine::find_parameter(impl.inventory, name);
   if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
+    const auto& tensor = impl.model.parameters[p].tensor;
+    if (tensor.requires_grad()) return at::zeros(tensor.sizes(), at::kFloat);  // unfrozen, and no update since
     throw ModelError(fmt::format("parameter '{}' is frozen and has no optimizer states", name));
   }
   return impl.gather_full(p, name, [&](int unit, layout::Range range) {

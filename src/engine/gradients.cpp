@@ -85,7 +85,10 @@ void Gradients::take(int p, at::Tensor& gradient) {
 void Gradients::note_backward() {
   const int id = intercept::backward_id();
   if (std::find(running_.begin(), running_.end(), id) != running_.end()) return;
-  if (running_.empty()) impl_.reducer->begin_backward();
+  if (running_.empty()) {
+    if (impl_.reducer->window_is_empty()) impl_.refresh_rates();
+    impl_.reducer->begin_backward();
+  }
   running_.push_back(id);
   intercept::when_backward_is_complete([weak = std::weak_ptr(self_), id] {
     const auto self = weak.lock();
@@ -96,8 +99,8 @@ void Gradients::note_backward() {
 }
 
 void Gradients::look(const char* caller) {
-  if (!running_.empty()) fail_backward();
   check_dropped(caller);
+  if (!running_.empty()) fail_backward();
   if (lost_) throw ModelError(*lost_);
   if (foreign_) {
     throw ModelError(fmt::format(
@@ -166,7 +169,8 @@ void Gradients::check_dropped(const char* caller) {
           "to Engine::set_full_gradient after backward()",
           caller, name));
     }
-    (state == GradientState::kDropped ? gone : kept) = &name;
+    if (state == GradientState::kDropped) gone = &name;
+    if (state == GradientState::kMarked) kept = &name;
   }
   if (!gone) return;
   // Within a backward those that it has reached are marked again.
@@ -215,7 +219,7 @@ void Gradients::activate(const std::vector<int>& unfrozen) {
   auto& model = impl_.model;
   const std::string& first = model.parameters[unfrozen.front()].name;
   if (impl_.group.size() > 1) impl_.group.barrier({.label = "unfreezing " + first}).wait();
-  if (impl_.reducer->micro_batch_has_gradients()) impl_.reducer->flush("unfreezing");
+  impl_.reducer->flush("unfreezing");  // no bucket is open where their layout changes
   std::vector<int> units;
   for (const int p : unfrozen) {
     const int u = model.parameters[p].unit;

@@ -89,7 +89,7 @@ GradientState GradientHook::state() const {
   if (!impl) return GradientState::kMarked;  // the user dropped the parameter
   const at::Tensor variable(impl);
   const at::Tensor& gradient = variable.grad();
-  if (!gradient.defined()) return node_->shared->armed ? GradientState::kMarked : GradientState::kDropped;
+  if (!gradient.defined()) return node_->shared->armed ? GradientState::kArmed : GradientState::kDropped;
   if (!is_gradient_marker(gradient)) return GradientState::kSet;
   return gradient_marker_was_zeroed(gradient) ? GradientState::kDropped : GradientState::kMarked;
 }

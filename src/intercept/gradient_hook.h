@@ -24,7 +24,8 @@ struct GradientCalls {
 
 /// What a hooked parameter's grad() is.
 enum class GradientState : std::uint8_t {
-  kMarked,   ///< the marker, or nothing after arm()
+  kArmed,    ///< nothing since arm(): there was no gradient
+  kMarked,   ///< the marker: the gradient was taken
   kDropped,  ///< nothing after mark(), or a marker that was set to zero: somebody dropped the gradient
   kSet,      ///< a tensor that somebody has put there
 };

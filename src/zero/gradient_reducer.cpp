@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <utility>
 
 #include "base/check.h"
@@ -85,8 +86,16 @@ void GradientReducer::make_memory() {
 }
 
 GradientReducer::~GradientReducer() {
+  if (board_ && agreed_routed_ && ::getpid() == process_ && std::uncaught_exceptions() == 0 &&
+      !model_.group.failed()) {
+    // Of a window that is not stepped the ranks may have sent different parts: they complete each other's.
+    try {
+      flush("gradients of an engine that goes");
+    } catch (const std::exception&) {  // others learn why
+    }
+  }
   // Its finish steps may run in another thread, and would find nothing to add to.
-  for (const int index : sent_) finish_or_fail(buckets_[index].work, *buckets_[index].buffer, process_);
+  for (const int index : sent_) finish_or_fail(buckets_[index].work, *buckets_[index].sent_buffer, process_);
 }
 
 std::vector<std::int64_t> GradientReducer::sums_numel() const {
@@ -175,8 +184,19 @@ void GradientReducer::add(int parameter, const at::Tensor& gradient) {
     if (arrival.opens) open(bucket);
     // A second gradient before the bucket was sent (several backwards in one micro-batch) adds to the first.
     copy_in(bucket, parameter, gradient, arrival.adds);
-    if (arrival.completes) send(bucket);
+    if (arrival.completes && may_send(bucket)) {
+      zero_missing(bucket);  // of parameters that are frozen for now
+      send(bucket);
+    }
   }
+}
+
+/// One round at a time: the next one waits for the end of the micro-batch when other ranks are not as far.
+bool GradientReducer::may_send(Bucket& bucket) {
+  if (!bucket.work.valid()) return true;
+  if (!bucket.work.test()) return false;
+  retire(bucket);
+  return true;
 }
 
 void GradientReducer::begin_backward() {
@@ -186,21 +206,28 @@ void GradientReducer::begin_backward() {
 
 bool GradientReducer::undo_backward() {
   if (!schedule_.undo_backward()) return false;
-  for (const int b : schedule_.undone()) close(buckets_[b]);
+  for (const int b : schedule_.undone()) {
+    if (pool_) pool_->give_back(buckets_[b].buffer);
+    buckets_[b].buffer = nullptr;
+  }
   for (const int p : used_in_backward_) used_[p] = 0;
   used_in_backward_.clear();
   return true;
 }
 
 void GradientReducer::open(Bucket& bucket) {
-  if (bucket.work.valid()) {  // sent before in this micro-batch (a second backward): one round at a time
-    Stopwatch watch(times_.wait);
-    bucket.work.wait();
-    std::erase(sent_, index_of(bucket));
-    close(bucket);
+  const int index = index_of(bucket);
+  if (options_.consume && schedule_.rounds(index) > 0) {
+    throw ModelError(
+        fmt::format("a second backward before step(): zerotorch.step_in_backward has already updated '{}'",
+                    model_.units[bucket.unit].name));
   }
+  (void)may_send(bucket);
   if (pool_) {
     take_from_pool(bucket);
+  } else if (bucket.sent_buffer == &bucket.own) {  // a second backward, and ranks that are not as far
+    if (bucket.spare.empty()) bucket.spare = make_buffer(bucket.range.numel());
+    bucket.buffer = &bucket.spare;
   } else {
     bucket.buffer = &bucket.own;
   }
@@ -232,8 +259,7 @@ void GradientReducer::take_from_pool(Bucket& bucket) {
                                    [this](int index) { return buckets_[index].work.test(); });
     Bucket& oldest = buckets_[done == sent_.end() ? sent_.front() : *done];
     if (done == sent_.end() && !wait_a_while(oldest)) break;
-    std::erase(sent_, index_of(oldest));
-    close(oldest);
+    retire(oldest);
   }
   if (!bucket.buffer) bucket.buffer = pool_->take(bucket.range.numel());
 }
@@ -271,11 +297,6 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
 void GradientReducer::send(Bucket& bucket) {
   const int index = index_of(bucket);
   if (options_.consume) {
-    if (schedule_.rounds(index) > 0) {
-      throw ModelError(
-          fmt::format("a second backward before step(): zerotorch.step_in_backward has already updated '{}'",
-                      model_.units[bucket.unit].name));
-    }
     // From here on its owner may change it: autograd refuses a graph that still needs the old values.
     for (const int p : schedule_.parameters(index)) intercept::bump_version(model_.parameters[p].tensor);
   }
@@ -283,18 +304,24 @@ void GradientReducer::send(Bucket& bucket) {
   schedule_.send(index);
   ++reductions_;
   if (!board_) {
-    const void* mine = bucket.buffer->data();
+    bucket.sent_buffer = std::exchange(bucket.buffer, nullptr);
+    const void* mine = bucket.sent_buffer->data();
     reduce(bucket, {&mine, 1});
-    close(bucket);
+    retire(bucket);
     return;
   }
+  if (bucket.work.valid()) {  // at the end of a micro-batch, where all ranks send all rounds
+    Stopwatch watch(times_.wait);
+    bucket.work.wait();
+    retire(bucket);
+  }
+  bucket.sent_buffer = std::exchange(bucket.buffer, nullptr);
   reduced_numel_ += (model_.world_size() - 1) * bucket.counts[model_.rank()];
-  bucket.work = board_->post(index, bucket.buffer->data());
+  bucket.work = board_->post(index, bucket.sent_buffer->data());
   sent_.push_back(index);
   // Without overlap backward waits for each, as long as the others send theirs.
   while (!options_.overlap && !sent_.empty() && wait_a_while(buckets_[sent_.front()])) {
-    close(buckets_[sent_.front()]);
-    sent_.erase(sent_.begin());
+    retire(buckets_[sent_.front()]);
   }
   drain(/*wait_for_all=*/false);
 }
@@ -329,17 +356,18 @@ void GradientReducer::add_slices(Bucket& bucket, Range mine, float* sums, std::s
                              .block_sumsq = squares});
     return;
   }
-  const at::Tensor slice = bucket.buffer->view(mine.begin - bucket.range.begin, mine.numel());
+  const at::Tensor slice = bucket.sent_buffer->view(mine.begin - bucket.range.begin, mine.numel());
   const at::Tensor accumulator =
       at::from_blob(sums, {mine.numel()}, at::TensorOptions().dtype(at::kFloat).device(model_.device));
   optim::reduce_on_device(accumulator, {&slice, 1}, first);
   if (squares) optim::block_sumsq_on_device(accumulator, squares);
 }
 
-void GradientReducer::close(Bucket& bucket) {
+void GradientReducer::retire(Bucket& bucket) {
   bucket.work = {};
-  if (pool_) pool_->give_back(bucket.buffer);
-  bucket.buffer = nullptr;
+  std::erase(sent_, index_of(bucket));
+  if (pool_) pool_->give_back(bucket.sent_buffer);
+  bucket.sent_buffer = nullptr;
 }
 
 void GradientReducer::drain(bool wait_for_all) {
@@ -352,8 +380,7 @@ void GradientReducer::drain(bool wait_for_all) {
       ++i;
       continue;
     }
-    sent_.erase(sent_.begin() + static_cast<std::ptrdiff_t>(i));
-    close(bucket);
+    retire(bucket);
   }
 }
 
@@ -377,7 +404,8 @@ const MicroBatchAgreement& GradientReducer::flush(std::string_view label, MicroB
   if (routed_) facts.flags |= MicroBatchAgreement::kRouted;
   if (!window_is_empty_) facts.flags |= MicroBatchAgreement::kWindowStarted;
   agreement_.reach(model_.group, label, facts, used_);
-  if (agreement_.facts().flags & MicroBatchAgreement::kRouted) routed_ = true;
+  agreed_routed_ = agreed_routed_ || (agreement_.facts().flags & MicroBatchAgreement::kRouted);
+  if (agreed_routed_) routed_ = true;
   for (std::size_t p = 0; p < used_.size(); ++p) {
     window_used_[p] |= agreement_.used(p);
     if (agreement_.used(p) != (used_[p] != 0)) routed_ = true;  // the others hear of it next time
@@ -427,7 +455,7 @@ const MicroBatchAgreement& GradientReducer::finish_micro_batch(MicroBatchAgreeme
 }
 
 void GradientReducer::drop_window() {
-  flush("zero_grad");
+  flush("zero_grad (where a module's or an optimizer's is seen on some ranks only, call the engine's)");
   schedule_.end_micro_batch();
   std::fill(used_.begin(), used_.end(), 0);
   used_in_backward_.clear();

@@ -119,9 +119,10 @@ class GradientReducer {
     std::vector<std::int64_t> counts;  ///< [N] elements of each rank's shard inside
     std::int64_t block_offset = 0;     ///< of my part, in block_sumsq_
     bool fresh = true;                 ///< nothing accumulated yet in this window
-    storage::FlatBuffer own;           ///< where gradients are replicated
-    storage::FlatBuffer* buffer = nullptr;
-    Work work;
+    storage::FlatBuffer own, spare;    ///< where gradients are replicated; spare: for a second round
+    storage::FlatBuffer* buffer = nullptr;       ///< of the open round
+    storage::FlatBuffer* sent_buffer = nullptr;  ///< other ranks may still read it
+    Work work;                                   ///< of what was sent
   };
   /// A parameter's places in buckets.
   struct Place {
@@ -150,7 +151,9 @@ class GradientReducer {
   void add_slices(Bucket& bucket, Range mine, float* sums, std::span<const void* const> slices, bool first);
   void zero_missing(Bucket& bucket);
   void drain(bool wait_for_all);
-  void close(Bucket& bucket);
+  bool may_send(Bucket& bucket);
+  /// What was sent is reduced: its memory is free.
+  void retire(Bucket& bucket);
 
   ShardedModel& model_;
   StepBreakdown& times_;
@@ -162,6 +165,7 @@ class GradientReducer {
   std::shared_ptr<comm::ExchangeBoard> board_;
   std::unique_ptr<BufferPool> pool_;
   std::int64_t pool_limit_numel_ = 0;
+  bool agreed_routed_ = false;  ///< all ranks know that they use different parameters
   bool routed_ = false;         ///< ranks were seen to use different parameters
   bool knows_routing_ = false;  ///< there was a micro-batch
   bool impatient_ = false;      ///< waiting was in vain in this micro-batch

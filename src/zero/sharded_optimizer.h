@@ -82,8 +82,6 @@ class ShardedOptimizer {
   void set_steps_of(int parameter, std::int64_t steps) { steps_[parameter] = steps; }
   /// Of the parameter that was updated most often.
   std::int64_t steps() const;
-  /// Of all parameters.
-  void set_steps(std::int64_t steps) { steps_.assign(steps_.size(), steps); }
 
   const std::vector<OptimizerGroup>& groups() const { return options_.groups; }
   int group_of(int parameter) const { return options_.group_of_parameter[parameter]; }

@@ -116,7 +116,7 @@ void Interpreter::act(const Event& event, int index) {
     case I::kTrain:
       return train(event, index);
     case I::kZeroGrad:
-      return backend_->zero_grad(event.which, event.mode);
+      return backend_->zero_grad(event.which, drop_mode(event));
     case I::kDiscard:
     case I::kThrowForward:
     case I::kThrowBackward:
@@ -176,7 +176,7 @@ void Interpreter::train(const Event& event, int index) {
   if (event.mode == 2) {
     freeze(backend_->model(0), now_.frozen[0]);
   } else {
-    backend_->zero_grad(0, event.mode);
+    backend_->zero_grad(0, drop_mode(event));
   }
 }
 
@@ -249,7 +249,20 @@ void Interpreter::discard(const Event& event, int index) {
   model->set_boom(Boom::kNone, 0);
   if (thrown != (event.kind != I::kDiscard)) throw std::logic_error("the backward did not throw");
   // A forward leaves no gradient: plain programs need not drop any.
-  if (event.kind != I::kThrowForward || event.mode != 3) backend_->zero_grad(0, event.mode);
+  if (event.kind != I::kThrowForward || event.mode != 3) backend_->zero_grad(0, drop_mode(event));
+}
+
+/// Where ranks use different parameters, a module's or an optimizer's zero_grad() may be seen on some ranks only: such
+/// programs call the engine's.
+int Interpreter::drop_mode(const Event& event) const {
+  const auto routes = [](const Layer& layer) {
+    return layer.kind == Ingredient::kTop1 || layer.kind == Ingredient::kTop2 || layer.kind == Ingredient::kHeads ||
+           layer.kind == Ingredient::kLayerDrop;
+  };
+  for (const auto* layers : {&program_.layers, &program_.generator}) {
+    if (std::any_of(layers->begin(), layers->end(), routes)) return 0;
+  }
+  return event.mode;
 }
 
 void Interpreter::evaluate(const Event& event, int index) {

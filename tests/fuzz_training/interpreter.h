@@ -101,6 +101,7 @@ class Interpreter {
   at::Tensor generator_loss(const MicroBatch& micro_batch);
   void weight_penalty(const Event& event, int which, const MicroBatch& micro_batch);
   void discard(const Event& event, int index);
+  int drop_mode(const Event& event) const;
   void evaluate(const Event& event, int index);
   void gathered(const Event& event, int index);
   void read_weights(int index, bool states);

@@ -235,7 +235,7 @@ TEST_F(OneParameter, TheMarkerSaysThatTheGradientIsElsewhere) {
   int drops = 0;
   GradientHook hook(parameter, "layer.weight", GradientCalls{[](at::Tensor&) {}, [&] { ++drops; }});
   EXPECT_FALSE(parameter.grad().defined());  // nothing was taken yet
-  EXPECT_EQ(hook.state(), GradientState::kMarked);
+  EXPECT_EQ(hook.state(), GradientState::kArmed);
   (parameter * 2).sum().backward();
   EXPECT_EQ(parameter.grad().sizes(), parameter.sizes());
   for (const auto& use : std::vector<std::function<void()>>{
