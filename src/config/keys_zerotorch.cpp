@@ -64,8 +64,9 @@ constexpr Key kKeys[] = {
     {.path = "zerotorch.buffers",
      .kind = Kind::kChoice,
      .fallback = "\"rank0\"",
-     .note = "buffers that forward writes, at the end of every step(): all ranks take rank 0's, or the mean over "
-             "the ranks (those that are not floating-point: rank 0's), or each keeps its own",
+     .note =
+         "buffers that forward writes, at the end of every step(): all ranks take rank 0's, or the mean over "
+         "the ranks (those that are not floating-point: rank 0's), or each keeps its own",
      .choices = "rank0|each|mean",
      .bind =
          [](Config& c, const Value& v) {
@@ -76,8 +77,9 @@ constexpr Key kKeys[] = {
     {.path = "zerotorch.buffer_dtype",
      .kind = Kind::kChoice,
      .fallback = "\"module\"",
-     .note = "with bf16: buffers keep the dtype the module gave them, or floating-point buffers become bf16 as "
-             "DeepSpeed makes them",
+     .note =
+         "with bf16: buffers keep the dtype the module gave them, or floating-point buffers become bf16 as "
+         "DeepSpeed makes them",
      .choices = "module|parameters",
      .bind =
          [](Config& c, const Value& v) {
@@ -127,12 +129,14 @@ constexpr Key kKeys[] = {
     {.path = "zerotorch.unused_parameters",
      .kind = Kind::kChoice,
      .fallback = "\"skip\"",
-     .note = "a parameter that no rank has used in a step: skip leaves it alone as libtorch does, zero updates it "
+     .note = "a parameter that no rank has used in a step: skip leaves it alone as libtorch does, zero "
+             "updates it "
              "with a gradient of zero (momentum, decay) as DeepSpeed does",
      .choices = "skip|zero",
      .bind =
          [](Config& c, const Value& v) {
-           c.zerotorch.unused_parameters = v.text == "zero" ? UnusedParameters::kZero : UnusedParameters::kSkip;
+           c.zerotorch.unused_parameters =
+               v.text == "zero" ? UnusedParameters::kZero : UnusedParameters::kSkip;
          }},
     {.path = "zerotorch.debug_observer",
      .kind = Kind::kBool,

@@ -51,7 +51,7 @@ struct Position {
 /// What the state says, checked before anything is changed.
 struct Counters {
   std::int64_t optimizer_steps = 0, global_steps = 0, skipped_steps = 0;
-  std::vector<std::optional<double>> lr_overrides;  ///< by optimizer group
+  std::vector<std::optional<double>> lr_overrides;            ///< by optimizer group
   std::vector<std::pair<int, std::int64_t>> parameter_steps;  ///< where they are not optimizer_steps
   std::vector<int> unused_in_window;
   std::uint64_t seed = 0;
@@ -387,15 +387,17 @@ class Loading {
   }
 
   void plan_rates() {
-    const auto one = saved_rate(state_.value("learning_rate_override", nlohmann::json()), "learning_rate_override");
+    const auto one =
+        saved_rate(state_.value("learning_rate_override", nlohmann::json()), "learning_rate_override");
     counters_.lr_overrides.assign(impl_.lr_overrides.size(), one);
     const auto found = state_.find("learning_rate_overrides");
     if (found == state_.end()) return;
     if (!found->is_array()) refuse_state("learning_rate_overrides");
     if (found->size() != counters_.lr_overrides.size()) {
-      notice(fmt::format("the checkpoint has learning rates set for {} parameter groups, this run has {}: they are not "
-                         "taken over",
-                         found->size(), counters_.lr_overrides.size()));
+      notice(fmt::format(
+          "the checkpoint has learning rates set for {} parameter groups, this run has {}: they are not "
+          "taken over",
+          found->size(), counters_.lr_overrides.size()));
       return;
     }
     for (std::size_t g = 0; g < found->size(); ++g)
@@ -428,7 +430,8 @@ class Loading {
       if (!found->is_array()) refuse_state("unused_in_window");
       for (const auto& name : *found) {
         if (!name.is_string()) refuse_state("unused_in_window");
-        if (const int p = parameter_called(name.get<std::string>()); p >= 0) counters_.unused_in_window.push_back(p);
+        if (const int p = parameter_called(name.get<std::string>()); p >= 0)
+          counters_.unused_in_window.push_back(p);
       }
     }
   }

@@ -24,7 +24,8 @@ struct ClientOptimizer::Group {
 namespace {
 
 constexpr const char* kStatesAreElsewhere =
-    "torch::save of an optimizer that zero::initialize has taken over would write it without its states, which are "
+    "torch::save of an optimizer that zero::initialize has taken over would write it without its states, "
+    "which are "
     "in the engine: save with Engine::save_checkpoint and load with Engine::load_checkpoint";
 
 /// torch::optim::AdamWOptions and AdamOptions have the same accessors and no common base.
@@ -72,10 +73,11 @@ template <class ParamState>
 class StateElsewhere final : public ParamState {
  public:
   StateElsewhere(const at::Tensor& parameter, std::shared_ptr<int> token) : token_(std::move(token)) {
-    const at::Tensor marker = intercept::make_gradient_marker(
-        parameter,
-        "this optimizer was taken over by zero::initialize: call Engine::step() instead of its step(), which would "
-        "train nothing; the engine goes by this optimizer's rates");
+    const at::Tensor marker =
+        intercept::make_gradient_marker(parameter,
+                                        "this optimizer was taken over by zero::initialize: call "
+                                        "Engine::step() instead of its step(), which would "
+                                        "train nothing; the engine goes by this optimizer's rates");
     this->exp_avg(marker);
     this->exp_avg_sq(marker);
   }
@@ -132,17 +134,20 @@ optim::AdamHyper ClientOptimizer::hyper(std::size_t index) const {
   if (group.has_states && static_cast<bool>(group.read) == group.states.expired()) {
     throw ConfigError(fmt::format(
         "group {} of the client optimizer has got {}", index,
-        group.read ? "states since zero::initialize (torch::load?), which the engine does not take over: load with "
-                     "Engine::load_checkpoint"
-                   : "other options since zero::initialize (set_options?), which the engine does not see: change them "
-                     "in place, as options().set_lr() and schedulers do"));
+        group.read
+            ? "states since zero::initialize (torch::load?), which the engine does not take over: load with "
+              "Engine::load_checkpoint"
+            : "other options since zero::initialize (set_options?), which the engine does not see: change "
+              "them "
+              "in place, as options().set_lr() and schedulers do"));
   }
   if (group.read) group.last = group.read();
   const optim::AdamHyper& now = group.last;
   if (!(now.lr >= 0 && std::isfinite(now.lr))) {
-    throw ConfigError(fmt::format("group {} of the client optimizer has the learning rate {:g}; wanted a finite "
-                                  "number that is not negative",
-                                  index, now.lr));
+    throw ConfigError(
+        fmt::format("group {} of the client optimizer has the learning rate {:g}; wanted a finite "
+                    "number that is not negative",
+                    index, now.lr));
   }
   return now;
 }

@@ -97,7 +97,8 @@ std::uint64_t Engine::Impl::update_hash() const {
   for (const double rate : rates) add(rate);
   for (const int g : stepped_groups) add(g);
   for (const auto& group : optimizer->groups()) {
-    for (const double value : {group.hyper.beta1, group.hyper.beta2, group.hyper.eps, group.hyper.weight_decay})
+    for (const double value :
+         {group.hyper.beta1, group.hyper.beta2, group.hyper.eps, group.hyper.weight_decay})
       add(value);
   }
   return hash;
@@ -107,13 +108,15 @@ void Engine::Impl::throw_update_difference() {
   std::string text;
   for (std::size_t g = 0; g < rates.size(); ++g) {
     const auto& hyper = optimizer->groups()[g].hyper;
-    text += fmt::format("parameter group {} has learning rate {:g}, betas {:g} {:g}, eps {:g}, weight decay {:g}\n",
-                        g, rates[g], hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay);
+    text += fmt::format(
+        "parameter group {} has learning rate {:g}, betas {:g} {:g}, eps {:g}, weight decay {:g}\n", g,
+        rates[g], hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay);
   }
   for (const int g : stepped_groups) text += fmt::format("step() of parameter group {}\n", g);
   if (const auto difference = engine::first_difference(text, group, "rates")) {
-    throw ConfigError(fmt::format(
-        "the ranks would update differently: {}; set rates and step groups alike on every rank", *difference));
+    throw ConfigError(
+        fmt::format("the ranks would update differently: {}; set rates and step groups alike on every rank",
+                    *difference));
   }
   gradients->throw_trainable_difference();
 }
@@ -147,7 +150,8 @@ void Engine::Impl::check_module() {
     }
     throw ModelError(fmt::format(
         "parameter '{}' no longer has the memory the engine gave it (module->to(), torch::load(), "
-        "set_data() or an assignment replaced it by one of another dtype, device or shape); convert and move the "
+        "set_data() or an assignment replaced it by one of another dtype, device or shape); convert and move "
+        "the "
         "module before zero::initialize, load checkpoints with "
         "Engine::load_checkpoint, a plain state dict with Engine::load_full_weights and single whole tensors "
         "with Engine::set_full_weight",
@@ -180,7 +184,8 @@ std::uint64_t mix(std::uint64_t z) {
 void Engine::Impl::reseed(bool follows_program) {
   if (!config.zerotorch.reseed_per_micro_batch) return;
   const std::uint64_t current = at::globalContext().defaultGenerator(c10::kCPU).current_seed();
-  if (const std::uint64_t given = g_given_seed; follows_program && given != 0 && current != given && micro_steps > 0) {
+  if (const std::uint64_t given = g_given_seed;
+      follows_program && given != 0 && current != given && micro_steps > 0) {
     // The program has called manual_seed(): streams are keyed by its seed from here on.
     seed = current + static_cast<std::uint64_t>(number.value) * 0xD1342543DE82EF95ull;
   }
@@ -284,16 +289,19 @@ void Engine::zero_grad() {
   impl_->check_usable();
   if (impl_->config.zerotorch.step_in_backward && impl_->reducer->micro_batch_has_gradients()) {
     throw ModelError(
-        "zero_grad() after backward() with zerotorch.step_in_backward: the gradients have been applied already");
+        "zero_grad() after backward() with zerotorch.step_in_backward: the gradients have been applied "
+        "already");
   }
   impl_->gradients->zero_grad();
 }
 
 void Engine::step(const std::vector<int>& parameter_groups) {
   for (const int group : parameter_groups) engine::checked_group(*impl_, group);
-  if (parameter_groups.empty()) throw ConfigError("step({}): no parameter group was given; step() updates all");
+  if (parameter_groups.empty())
+    throw ConfigError("step({}): no parameter group was given; step() updates all");
   if (impl_->config.zerotorch.step_in_backward) {
-    throw ModelError("step() of some parameter groups: zerotorch.step_in_backward has updated all in backward");
+    throw ModelError(
+        "step() of some parameter groups: zerotorch.step_in_backward has updated all in backward");
   }
   impl_->stepped_groups = parameter_groups;
   try {
@@ -332,13 +340,15 @@ void Engine::step() {
   const auto& agreed = impl.reducer->finish_micro_batch({.flags = flags, .must_agree = impl.update_hash()});
   const bool buffers_changed = agreed.facts().flags & Agreement::kBuffersChanged;
   if (agreed.differing_rank() >= 0) impl.throw_update_difference();
-  if (agreed.facts().flags & Agreement::kParametersWritten) impl.store->writes().commit(*impl.store, *impl.optimizer);
+  if (agreed.facts().flags & Agreement::kParametersWritten)
+    impl.store->writes().commit(*impl.store, *impl.optimizer);
   if (const auto& unused = impl.reducer->unused_parameters();
       !unused.empty() && !impl.config.zero_optimization.ignore_unused_parameters) {
-    throw ModelError(fmt::format(
-        "parameter '{}' ({} in all) got no gradient on any rank in this micro-batch; remove it, freeze it, or "
-        "set zero_optimization.ignore_unused_parameters to true",
-        impl.model.parameters[unused.front()].name, unused.size()));
+    throw ModelError(
+        fmt::format("parameter '{}' ({} in all) got no gradient on any rank in this micro-batch; remove it, "
+                    "freeze it, or "
+                    "set zero_optimization.ignore_unused_parameters to true",
+                    impl.model.parameters[unused.front()].name, unused.size()));
   }
   if (boundary) {
     impl.store->quiesce();

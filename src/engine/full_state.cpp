@@ -64,10 +64,11 @@ void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
   auto& impl = *impl_;
   impl.check_usable();
   if (impl.gathered_scopes > 0) {
-    throw ModelError(fmt::format(
-        "set_full_weight('{}') inside a zero::GatheredParameters: close it first, it would write back what it "
-        "has gathered",
-        name));
+    throw ModelError(
+        fmt::format("set_full_weight('{}') inside a zero::GatheredParameters: close it first, it would write "
+                    "back what it "
+                    "has gathered",
+                    name));
   }
   impl.settle();
   at::NoGradGuard no_grad;
@@ -115,7 +116,8 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, OptimizerState st
   const int p = engine::find_parameter(impl.inventory, name);
   if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
     const auto& tensor = impl.model.parameters[p].tensor;
-    if (tensor.requires_grad()) return at::zeros(tensor.sizes(), at::kFloat);  // unfrozen, and no update since
+    if (tensor.requires_grad())
+      return at::zeros(tensor.sizes(), at::kFloat);  // unfrozen, and no update since
     throw ModelError(fmt::format("parameter '{}' is frozen and has no optimizer states", name));
   }
   return impl.gather_full(p, name, [&](int unit, layout::Range range) {

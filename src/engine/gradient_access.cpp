@@ -13,13 +13,15 @@ namespace zero {
 void Engine::Impl::enter_gradients(const char* caller, bool to_change) {
   check_usable();
   if (config.zerotorch.step_in_backward) {
-    throw ModelError(fmt::format("{}: zerotorch.step_in_backward keeps no gradients, there is none to look at", caller));
+    throw ModelError(
+        fmt::format("{}: zerotorch.step_in_backward keeps no gradients, there is none to look at", caller));
   }
   if (to_change && (micro_steps + 1) % config.gradient_accumulation_steps != 0) {
-    throw ModelError(fmt::format(
-        "{}: gradients can be changed in the last micro-batch of a window only (is_gradient_accumulation_boundary()): "
-        "micro-batches that come would be added to what was changed",
-        caller));
+    throw ModelError(
+        fmt::format("{}: gradients can be changed in the last micro-batch of a window only "
+                    "(is_gradient_accumulation_boundary()): "
+                    "micro-batches that come would be added to what was changed",
+                    caller));
   }
   gradients->look(caller);
   reducer->flush(caller);
@@ -31,7 +33,8 @@ void Engine::Impl::enter_gradients(const char* caller, bool to_change) {
 
 namespace {
 
-/// Calls `visit(parameter, part of it in its own elements, values)` for what this rank holds of each gradient.
+/// Calls `visit(parameter, part of it in its own elements, values)` for what this rank holds of each
+/// gradient.
 template <class Visit>
 void for_each_part(Engine::Impl& impl, Visit visit) {
   at::NoGradGuard no_grad;
@@ -64,12 +67,13 @@ void Engine::set_full_gradient(std::string_view name, const at::Tensor& value) {
     throw ModelError(fmt::format("set_full_gradient('{}'): the value's shape is not the parameter's", name));
   }
   if (!parameter.tensor.requires_grad()) {
-    throw ModelError(fmt::format("set_full_gradient('{}'): the parameter is frozen and has no gradient", name));
+    throw ModelError(
+        fmt::format("set_full_gradient('{}'): the parameter is frozen and has no gradient", name));
   }
   impl_->enter_gradients("set_full_gradient", /*to_change=*/true);
   at::NoGradGuard no_grad;
-  const at::Tensor flat = at::empty({parameter.range.numel()},
-                                    at::TensorOptions().dtype(at::kFloat).device(impl_->model.device));
+  const at::Tensor flat =
+      at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl_->model.device));
   flat.as_strided(parameter.tensor.sizes(), parameter.strides).copy_(value);
   for_each_part(*impl_, [&](const sharding::Parameter& other, layout::Range part, const at::Tensor& values) {
     if (&other == &parameter) values.copy_(flat.narrow(0, part.begin, part.numel()));
@@ -79,7 +83,8 @@ void Engine::set_full_gradient(std::string_view name, const at::Tensor& value) {
 }
 
 void Engine::clip_grad_value(double bound) {
-  if (!(bound >= 0)) throw ConfigError(fmt::format("clip_grad_value({:g}): wanted a bound that is not negative", bound));
+  if (!(bound >= 0))
+    throw ConfigError(fmt::format("clip_grad_value({:g}): wanted a bound that is not negative", bound));
   impl_->enter_gradients("clip_grad_value", /*to_change=*/true);
   for_each_part(*impl_, [&](const sharding::Parameter&, layout::Range, const at::Tensor& values) {
     values.clamp_(-bound, bound);

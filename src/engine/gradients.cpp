@@ -64,24 +64,27 @@ void Gradients::take(int p, at::Tensor& gradient) {
   if (lost_) throw ModelError(*lost_);
   if (impl_.sums_are_averages) {
     throw ModelError(
-        "backward() after this window's gradients were changed (set_full_gradient, for_each_gradient, clip_grad_value "
-        "or clip_grad_norm): its gradients would be added to averages. Change gradients after the last backward()");
+        "backward() after this window's gradients were changed (set_full_gradient, for_each_gradient, "
+        "clip_grad_value "
+        "or clip_grad_norm): its gradients would be added to averages. Change gradients after the last "
+        "backward()");
   }
   if (BackwardScope::is_of_others(impl_)) {
     if (impl_.config.zerotorch.step_in_backward) {
-      throw ModelError(fmt::format(
-          "parameter '{}' got a gradient in the backward of another engine; with zerotorch.step_in_backward it "
-          "would be updated at once: freeze it there with requires_grad_(false), or run "
-          "zero::backward(loss, {{...}}) over both engines",
-          impl_.model.parameters[p].name));
+      throw ModelError(
+          fmt::format("parameter '{}' got a gradient in the backward of another engine; with "
+                      "zerotorch.step_in_backward it "
+                      "would be updated at once: freeze it there with requires_grad_(false), or run "
+                      "zero::backward(loss, {{...}}) over both engines",
+                      impl_.model.parameters[p].name));
     }
     foreign_ = true;
   }
   impl_.reducer->add(p, gradient);
 }
 
-/// A backward that the engine was not told of has reached a parameter: loss.backward(), another engine's, or one
-/// inside another.
+/// A backward that the engine was not told of has reached a parameter: loss.backward(), another engine's, or
+/// one inside another.
 void Gradients::note_backward() {
   const int id = intercept::backward_id();
   if (std::find(running_.begin(), running_.end(), id) != running_.end()) return;
@@ -105,8 +108,10 @@ void Gradients::look(const char* caller) {
   if (foreign_) {
     throw ModelError(fmt::format(
         "{}: gradients came to this engine in the backward of another engine, whose loss reaches its "
-        "parameters. Drop them before this engine's own backward (zero_grad() of the engine, of its module or of "
-        "the optimizer), as plain programs do; where they are meant, run zero::backward(loss, {{&a, &b}}) over "
+        "parameters. Drop them before this engine's own backward (zero_grad() of the engine, of its module "
+        "or of "
+        "the optimizer), as plain programs do; where they are meant, run zero::backward(loss, {{&a, &b}}) "
+        "over "
         "both engines",
         caller));
   }
@@ -152,7 +157,8 @@ void Gradients::fail_backward() noexcept {
   }
   lost_ =
       "a backward of this accumulation window failed after some of its gradients had been added to those of "
-      "other ranks: the window is lost. Call zero_grad() of the engine on every rank, which drops it, and go on "
+      "other ranks: the window is lost. Call zero_grad() of the engine on every rank, which drops it, and go "
+      "on "
       "with the next batch";
 }
 
@@ -164,10 +170,11 @@ void Gradients::check_dropped(const char* caller) {
     const std::string& name = impl_.model.parameters[p].name;
     const GradientState state = parameters_[p].hook->state();
     if (state == GradientState::kSet && !intercept::in_backward()) {
-      throw ModelError(fmt::format(
-          "{}: somebody has put a tensor into grad() of parameter '{}', which the engine would not see; give it "
-          "to Engine::set_full_gradient after backward()",
-          caller, name));
+      throw ModelError(
+          fmt::format("{}: somebody has put a tensor into grad() of parameter '{}', which the engine would "
+                      "not see; give it "
+                      "to Engine::set_full_gradient after backward()",
+                      caller, name));
     }
     if (state == GradientState::kDropped) gone = &name;
     if (state == GradientState::kMarked) kept = &name;
@@ -223,7 +230,8 @@ void Gradients::activate(const std::vector<int>& unfrozen) {
   std::vector<int> units;
   for (const int p : unfrozen) {
     const int u = model.parameters[p].unit;
-    if (!model.units[u].trainable && std::find(units.begin(), units.end(), u) == units.end()) units.push_back(u);
+    if (!model.units[u].trainable && std::find(units.begin(), units.end(), u) == units.end())
+      units.push_back(u);
   }
   if (!units.empty()) {
     impl_.store->quiesce();

@@ -119,8 +119,8 @@ std::pair<const char*, const char*> extent(const at::Tensor& tensor) {
 /// The parameters that lie in one storage.
 using Sharing = std::vector<const Inventory::Named*>;
 
-/// References to the storage that come from the parameters themselves: one each, and that of a base which only
-/// they know of, as when a parameter was registered as the view that t() returns.
+/// References to the storage that come from the parameters themselves: one each, and that of a base which
+/// only they know of, as when a parameter was registered as the view that t() returns.
 std::int64_t own_references(const Sharing& sharing) {
   std::map<const void*, std::int64_t> views_of;  // base -> parameters that are views of it
   for (const auto* item : sharing) {
@@ -144,21 +144,25 @@ void check_sharing(const Sharing& sharing) {
     for (std::size_t j = 0; j < i; ++j) {
       const auto a = extent(sharing[j]->tensor), b = extent(sharing[i]->tensor);
       if (a.second <= b.first || b.second <= a.first) continue;
-      throw ModelError(fmt::format(
-          "parameters '{}' and '{}' share memory but are two tensors, which plain libtorch updates twice a step; "
-          "to tie them, register one tensor under both names",
-          sharing[j]->name, sharing[i]->name));
+      throw ModelError(
+          fmt::format("parameters '{}' and '{}' share memory but are two tensors, which plain libtorch "
+                      "updates twice a step; "
+                      "to tie them, register one tensor under both names",
+                      sharing[j]->name, sharing[i]->name));
     }
   }
   const auto all = static_cast<std::int64_t>(sharing.front()->tensor.storage().use_count());
   const std::int64_t others = all - own_references(sharing);
   if (others <= 0) return;
-  throw ModelError(fmt::format(
-      "{} the memory of parameter '{}' (a view made in a constructor, as in wt = w.t(), a detach(), or the graph of "
-      "an earlier forward): zero::initialize gives the parameter new memory, and what shares the old one would keep "
-      "its values for ever. Make views where they are used, clone() what is to stay as it is, and let old graphs go",
-      others == 1 ? "another tensor shares" : fmt::format("{} other tensors share", others),
-      sharing.front()->name));
+  throw ModelError(
+      fmt::format("{} the memory of parameter '{}' (a view made in a constructor, as in wt = w.t(), a "
+                  "detach(), or the graph of "
+                  "an earlier forward): zero::initialize gives the parameter new memory, and what shares the "
+                  "old one would keep "
+                  "its values for ever. Make views where they are used, clone() what is to stay as it is, "
+                  "and let old graphs go",
+                  others == 1 ? "another tensor shares" : fmt::format("{} other tensors share", others),
+                  sharing.front()->name));
 }
 
 }  // namespace
@@ -170,7 +174,8 @@ void check_memory(const Inventory& inventory) {
     const auto* handle = intercept::ParameterHandle::of(item.tensor);
     if (handle && handle->observer()) {
       throw ModelError(fmt::format(
-          "parameter '{}' belongs to another engine, which is alive. Let that engine go first; where two networks "
+          "parameter '{}' belongs to another engine, which is alive. Let that engine go first; where two "
+          "networks "
           "share a module, make one engine over a module that holds both, with a parameter group each",
           item.name));
     }
@@ -193,8 +198,9 @@ void throw_module_changed(const Inventory& before, torch::nn::Module& module) {
   const Inventory now = take_inventory(module);
   const auto identity = [](const Inventory& inventory, const std::string& name) -> const void* {
     const auto found = inventory.index_of.find(name);
-    return found == inventory.index_of.end() ? nullptr
-                                             : inventory.parameters[found->second].tensor.unsafeGetTensorImpl();
+    return found == inventory.index_of.end()
+               ? nullptr
+               : inventory.parameters[found->second].tensor.unsafeGetTensorImpl();
   };
   std::string changes;
   const auto note = [&](const std::string& name, const char* what) {
@@ -210,7 +216,8 @@ void throw_module_changed(const Inventory& before, torch::nn::Module& module) {
   if (changes.empty()) changes = "the parameters were registered in another order";
   throw ModelError(fmt::format(
       "the module's parameters are not those of zero::initialize any more: {}. The engine trains what it was "
-      "given: save its weights (Engine::save_checkpoint or save_16bit_model), make a new engine of the changed "
+      "given: save its weights (Engine::save_checkpoint or save_16bit_model), make a new engine of the "
+      "changed "
       "module and load them with strict set to false",
       changes));
 }

@@ -212,8 +212,9 @@ class CopyingStore final : public ParameterStore {
     std::vector<const void*> mine;
     for (std::size_t i = 0; i < states_.size(); ++i) {
       const bool sharded = !is_resident(i);
-      parcels.push_back({"parameters of " + unit(i).name,
-                         sharded ? states_[i].counts : std::vector<std::int64_t>(states_[i].counts.size(), 0)});
+      parcels.push_back(
+          {"parameters of " + unit(i).name,
+           sharded ? states_[i].counts : std::vector<std::int64_t>(states_[i].counts.size(), 0)});
       const bool has = sharded && !unit(i).shard(model_.rank()).empty();
       mine.push_back(has ? shards_.data_at(states_[i].shard_offset) : nullptr);
     }
@@ -346,9 +347,9 @@ class CopyingStore final : public ParameterStore {
     timeline_.push_back({.phase = order_.current_phase()});
   }
 
-  /// Called at the end of steps: chooses how far to gather ahead from the times of this one, and after as many
-  /// steps again. *Collective* where gathers need their counterparts: all ranks choose the farthest that one of
-  /// them wants.
+  /// Called at the end of steps: chooses how far to gather ahead from the times of this one, and after as
+  /// many steps again. *Collective* where gathers need their counterparts: all ranks choose the farthest that
+  /// one of them wants.
   void choose_window() {
     constexpr double kSlack = 2;  // other messages share the way, and times vary
     if (!options_.measured_prefetch || largest_numel_ == 0 || options_.prefetch_numel == 0) return;
@@ -357,7 +358,8 @@ class CopyingStore final : public ParameterStore {
     if (complete) {
       std::int64_t wanted = layout::prefetch_window(timeline_, kSlack);
       if (!window_->one_sided()) {
-        model_.group.all_reduce(&wanted, 1, DType::kInt64, ReduceOp::kMax, {.label = "prefetch window"}).wait();
+        model_.group.all_reduce(&wanted, 1, DType::kInt64, ReduceOp::kMax, {.label = "prefetch window"})
+            .wait();
       }
       window_numel_ = std::min(std::max(wanted, largest_numel_), options_.prefetch_numel);
       counts_.prefetch_window_numel = window_numel_;

@@ -47,7 +47,8 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
 storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
   return model_.device.is_cpu()
              ? FlatBuffer::make_readable(ledger_, MemoryKind::kBuckets, model_.low_dtype, numel, model_.group)
-             : FlatBuffer::make_private(ledger_, MemoryKind::kBuckets, model_.low_dtype, numel, model_.device);
+             : FlatBuffer::make_private(ledger_, MemoryKind::kBuckets, model_.low_dtype, numel,
+                                        model_.device);
 }
 
 /// What depends on the buckets. *Collective.*
@@ -79,10 +80,9 @@ void GradientReducer::make_memory() {
                        bucket.counts});
   }
   board_.reset();
-  board_ = comm::make_exchange_board(model_.group, "gradients", std::move(parcels), model_.low_dtype,
-                                     [this](int parcel, std::span<const void* const> slices) {
-                                       reduce(buckets_[parcel], slices);
-                                     });
+  board_ = comm::make_exchange_board(
+      model_.group, "gradients", std::move(parcels), model_.low_dtype,
+      [this](int parcel, std::span<const void* const> slices) { reduce(buckets_[parcel], slices); });
 }
 
 GradientReducer::~GradientReducer() {
@@ -236,9 +236,9 @@ void GradientReducer::open(Bucket& bucket) {
   }
 }
 
-/// How long to wait for buckets sent before, instead of taking more memory. A rank that does not use what they hold
-/// sends them at the end of its micro-batch only, and may itself wait for this rank: where ranks were seen to use
-/// different parameters there is no waiting.
+/// How long to wait for buckets sent before, instead of taking more memory. A rank that does not use what
+/// they hold sends them at the end of its micro-batch only, and may itself wait for this rank: where ranks
+/// were seen to use different parameters there is no waiting.
 std::chrono::milliseconds GradientReducer::patience() const {
   constexpr std::chrono::milliseconds kAtFirst{100}, kLater{1000};
   if (routed_ || impatient_) return std::chrono::milliseconds(0);
@@ -255,8 +255,8 @@ void GradientReducer::take_from_pool(Bucket& bucket) {
   while (!(bucket.buffer = pool_->try_take(bucket.range.numel()))) {
     if (pool_->total_numel() + bucket.range.numel() <= pool_limit_numel_ || sent_.empty()) break;
     const Stopwatch watch(times_.wait);
-    const auto done = std::find_if(sent_.begin(), sent_.end(),
-                                   [this](int index) { return buckets_[index].work.test(); });
+    const auto done =
+        std::find_if(sent_.begin(), sent_.end(), [this](int index) { return buckets_[index].work.test(); });
     Bucket& oldest = buckets_[done == sent_.end() ? sent_.front() : *done];
     if (done == sent_.end() && !wait_a_while(oldest)) break;
     retire(oldest);

@@ -23,7 +23,8 @@ void ParameterStore::before_write(intercept::ParameterHandle& handle, const char
   if (write_[p] == Write::kGathered || writes_.has(p) || model_.parameters[p].range.empty()) return;
   if (write_[p] == Write::kRefused) {
     throw ModelError(fmt::format(
-        "rank {}: {} writes parameter '{}' in place inside a zero::GatheredParameters in which this rank only reads; "
+        "rank {}: {} writes parameter '{}' in place inside a zero::GatheredParameters in which this rank "
+        "only reads; "
         "give the scope this rank as modifier_rank, or write outside of it, the same on every rank",
         model_.rank(), op_name, handle.name()));
   }

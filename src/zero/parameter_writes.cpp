@@ -17,9 +17,9 @@ storage::FlatBuffer& ParameterWrites::copy_of(int parameter) {
   const auto found = copies_.find(parameter);
   if (found != copies_.end()) return found->second;
   return copies_
-      .emplace(parameter, storage::FlatBuffer::make_private(ledger_, MemoryKind::kParameters, model_.low_dtype,
-                                                            model_.parameters[parameter].range.numel(),
-                                                            model_.device))
+      .emplace(parameter,
+               storage::FlatBuffer::make_private(ledger_, MemoryKind::kParameters, model_.low_dtype,
+                                                 model_.parameters[parameter].range.numel(), model_.device))
       .first->second;
 }
 
@@ -31,7 +31,9 @@ void ParameterWrites::begin(int parameter, const void* values) {
   } else {
     // The handle's storage is what `values` points into: its tensor reads it.
     const auto& target = model_.parameters[parameter];
-    copy.view(0, copy.numel()).as_strided(target.tensor.sizes(), target.strides).copy_(target.tensor.detach());
+    copy.view(0, copy.numel())
+        .as_strided(target.tensor.sizes(), target.strides)
+        .copy_(target.tensor.detach());
   }
   model_.parameters[parameter].handle->attach(copy.data());
 }
@@ -88,11 +90,13 @@ void ParameterWrites::merge(int p, const at::Tensor& current) const {
         changed.logical_and(bits(current).ne(bits(before))).logical_and(bits(current).ne(bits(theirs)));
     if (conflict.any().item<bool>()) {
       group.barrier({.label = "conflicting writes"}).wait();  // so that all ranks know as much
-      throw ModelError(fmt::format(
-          "rank {} and a rank before it have written different values into parameter '{}' since the last step; a "
-          "program must write the same on every rank, or on one only (seed random values alike, and derive nothing "
-          "from the rank's own data)",
-          rank, model_.parameters[p].name));
+      throw ModelError(
+          fmt::format("rank {} and a rank before it have written different values into parameter '{}' since "
+                      "the last step; a "
+                      "program must write the same on every rank, or on one only (seed random values alike, "
+                      "and derive nothing "
+                      "from the rank's own data)",
+                      rank, model_.parameters[p].name));
     }
     current.copy_(at::where(changed, theirs, current));
   }
@@ -107,7 +111,8 @@ void ParameterWrites::commit(ParameterStore& store, ShardedOptimizer& optimizer)
     const int unit = parameter.unit;
     store.pin({&unit, 1});
     const at::Tensor before = optimizer.low_values(unit, parameter.range);
-    const at::Tensor whole = store.pinned_view(unit).narrow(0, parameter.range.begin, parameter.range.numel());
+    const at::Tensor whole =
+        store.pinned_view(unit).narrow(0, parameter.range.begin, parameter.range.numel());
     at::Tensor merged = whole.clone();
     merge(p, merged);
     // Everybody has read it; rank 0 writes for all.

@@ -55,7 +55,8 @@ void ShardedOptimizer::add_units(std::span<const int> units) {
   for (const int u : units) {
     const Range updated = update_range(u);
     if (!updated.empty()) {
-      state_view(&Chunk::master, u, updated).copy_(store_.pinned_view(u).narrow(0, updated.begin, updated.numel()));
+      state_view(&Chunk::master, u, updated)
+          .copy_(store_.pinned_view(u).narrow(0, updated.begin, updated.numel()));
     }
   }
   store_.unpin(units);
@@ -237,8 +238,10 @@ void ShardedOptimizer::update_on_device(int unit, Range range, const at::Tensor&
         const at::Tensor low =
             writes ? store_.writable_view(unit).narrow(0, piece.begin - written.begin, piece.numel())
                    : at::Tensor();
-        const at::Tensor master = masters_ == Masters::kParameters ? low : state_view(&Chunk::master, unit, piece);
-        optim::adam_on_device(master, state_view(&Chunk::exp_avg, unit, piece), state_view(&Chunk::exp_avg_sq, unit, piece),
+        const at::Tensor master =
+            masters_ == Masters::kParameters ? low : state_view(&Chunk::master, unit, piece);
+        optim::adam_on_device(master, state_view(&Chunk::exp_avg, unit, piece),
+                              state_view(&Chunk::exp_avg_sq, unit, piece),
                               gradient.narrow(0, piece.begin - range.begin, piece.numel()),
                               masters_ == Masters::kParameters ? at::Tensor() : low, hyper);
       });
@@ -288,7 +291,8 @@ std::uint16_t* ShardedOptimizer::remainder_bits(int unit, Range range) const {
 template <class T>
 T* ShardedOptimizer::state_data(Buffer buffer, int unit, Range range) const {
   const Place& place = places_[unit];
-  return static_cast<T*>((place.chunk->*buffer).data_at(place.offset + range.begin - update_range(unit).begin));
+  return static_cast<T*>(
+      (place.chunk->*buffer).data_at(place.offset + range.begin - update_range(unit).begin));
 }
 
 at::Tensor ShardedOptimizer::state_view(Buffer buffer, int unit, Range range) const {

@@ -1,6 +1,6 @@
-// What a plain libtorch training loop does besides backward and step means the same here: gradients are dropped and
-// changed, parameters frozen, replaced and written, exceptions caught, schedulers run, several networks trained. Each
-// test compares with plain libtorch, or expects an error that names what it is about.
+// What a plain libtorch training loop does besides backward and step means the same here: gradients are
+// dropped and changed, parameters frozen, replaced and written, exceptions caught, schedulers run, several
+// networks trained. Each test compares with plain libtorch, or expects an error that names what it is about.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -45,20 +45,21 @@ std::string json_of(const Where& where, const std::string& more = "", const std:
 }
 const std::string kAdam = R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "eps": 1e-3}})";
 
-torch::optim::AdamWOptions plain_options() { return torch::optim::AdamWOptions(0.1).weight_decay(0).eps(1e-3); }
+torch::optim::AdamWOptions plain_options() {
+  return torch::optim::AdamWOptions(0.1).weight_decay(0).eps(1e-3);
+}
 
 /// Runs `check(group, where)` in every place.
 void everywhere(const std::function<void(Group, const Where&)>& check) {
   for (const Where& where : kWhere) {
     SCOPED_TRACE(where.text());
-    expect_all_ok(spawn(
-        where.ranks,
-        [&](Group group) {
-          at::set_num_threads(1);
-          at::manual_seed(5);
-          check(group, where);
-        },
-        {.timeout = std::chrono::seconds(60)}));
+    expect_all_ok(spawn(where.ranks,
+                        [&](Group group) {
+                          at::set_num_threads(1);
+                          at::manual_seed(5);
+                          check(group, where);
+                        },
+                        {.timeout = std::chrono::seconds(60)}));
   }
 }
 
@@ -203,7 +204,8 @@ TEST(PlainLoops, GradientsAreChangedBetweenBackwardAndStep) {
         engine.clip_grad_value(2);
         for (auto& p : plain->parameters()) p.mutable_grad().clamp_(-2, 2);
       } else if (step == 1) {
-        EXPECT_NEAR(engine.clip_grad_norm(0.5), torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5), 1e-5);
+        EXPECT_NEAR(engine.clip_grad_norm(0.5), torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5),
+                    1e-5);
       } else if (step == 2) {
         engine.set_full_gradient("b", at::ones({8}));
         plain->b.mutable_grad().fill_(1);
@@ -246,7 +248,10 @@ TEST(PlainLoops, FreezingUnfreezingAndUnusedParametersAreAsInPlainLibtorch) {
       for (auto* of : {&model, &plain}) (*of)->b.requires_grad_(false);
       torch::optim::AdamW optimizer(plain->parameters(), plain_options().weight_decay(0.1));
       auto engine = initialize(
-          model, json_of(where, R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "eps": 1e-3, "weight_decay": 0.1}})"),
+          model,
+          json_of(
+              where,
+              R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "eps": 1e-3, "weight_decay": 0.1}})"),
           {.group = group});
       for (int step = 0; step < 9; ++step) {
         for (auto* of : {&model, &plain}) {
@@ -275,7 +280,8 @@ TEST(PlainLoops, UnusedParametersCountAsZeroWhereTheConfigurationSaysSo) {
   everywhere([](Group group, const Where& where) {
     Two model, plain;
     torch::optim::AdamW optimizer(plain->parameters(), plain_options());
-    auto engine = initialize(model, json_of(where, kAdam, R"(, "unused_parameters": "zero")"), {.group = group});
+    auto engine =
+        initialize(model, json_of(where, kAdam, R"(, "unused_parameters": "zero")"), {.group = group});
     for (int step = 0; step < 3; ++step) {
       const auto loss = [&](Two& of) { return step == 0 ? (of->a + of->b).sum() : of->a.sum(); };
       engine.backward(loss(model));
@@ -304,7 +310,9 @@ TEST(PlainLoops, ReplacedAndAddedParametersAreNamed) {
         FAIL() << "no error";
       } catch (const ModelError& error) {
         const std::string text = error.what();
-        EXPECT_NE(text.find(replaces ? "'1.weight' was replaced" : "'added.weight' was added"), std::string::npos) << text;
+        EXPECT_NE(text.find(replaces ? "'1.weight' was replaced" : "'added.weight' was added"),
+                  std::string::npos)
+            << text;
       }
     }
   });
@@ -350,7 +358,8 @@ TEST(PlainLoops, WhatSharesAParametersMemoryIsNamedAtInitialize) {
 
 TEST(PlainLoops, ASecondEngineOnAModuleWorksWhenTheFirstIsGone) {
   everywhere([](Group group, const Where& where) {
-    if (where.ranks > 1 && where.stage == 3 && where.store == std::string("copying")) return;  // values are sharded
+    if (where.ranks > 1 && where.stage == 3 && where.store == std::string("copying"))
+      return;  // values are sharded
     Linear model(8, 8);
     const auto train = [&](Engine& engine) {
       engine.backward(model(at::ones({1, 8})).pow(2).sum());
@@ -409,7 +418,8 @@ TEST(PlainLoops, AClientOptimizersRatesAreReadAtEveryStep) {
       return weights;
     };
     const auto plain = run(false), ours = run(true);
-    for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::allclose(plain[i], ours[i], 1e-4, 1e-6)) << i;
+    for (std::size_t i = 0; i < plain.size(); ++i)
+      EXPECT_TRUE(at::allclose(plain[i], ours[i], 1e-4, 1e-6)) << i;
   });
 }
 

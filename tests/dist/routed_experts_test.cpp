@@ -1,6 +1,7 @@
-// Promise: routed models work. A mixture-of-experts transformer gives the same bits at every stage, store, number of
-// ranks, bucket size and with overlap, progress thread and step_in_backward, though ranks use other experts in each
-// micro-batch; and the numbers of plain libtorch, in which an expert without tokens is left alone.
+// Promise: routed models work. A mixture-of-experts transformer gives the same bits at every stage, store,
+// number of ranks, bucket size and with overlap, progress thread and step_in_backward, though ranks use other
+// experts in each micro-batch; and the numbers of plain libtorch, in which an expert without tokens is left
+// alone.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -31,7 +32,8 @@ enum class Form { kModules, kStacked };
 /// A token goes to its best one or two experts; only those run.
 struct RoutedImpl : torch::nn::Module {
   RoutedImpl(Form form, int top) : form(form), top(top) {
-    router = register_module("router", torch::nn::Linear(torch::nn::LinearOptions(kDim, kExperts).bias(false)));
+    router =
+        register_module("router", torch::nn::Linear(torch::nn::LinearOptions(kDim, kExperts).bias(false)));
     if (form == Form::kStacked) {
       stacked = register_parameter("stacked", at::randn({kExperts, kDim, kDim}).mul_(0.1));
       return;
@@ -95,8 +97,7 @@ TORCH_MODULE(Transformer);
 /// A micro-batch of few different tokens, so that few experts are used.
 Tensor tokens_of(int index) {
   Tensor tokens = at::empty({kTokens + 1}, at::kLong);
-  for (std::int64_t i = 0; i <= kTokens; ++i)
-    tokens[i] = (index * 5 + i * (index % 3 + 1) * 7 % 3) % kVocab;
+  for (std::int64_t i = 0; i <= kTokens; ++i) tokens[i] = (index * 5 + i * (index % 3 + 1) * 7 % 3) % kVocab;
   return tokens;
 }
 
@@ -106,7 +107,8 @@ struct Case {
   bool tiny, overlap, thread, in_backward;
   std::string text() const {
     return fmt::format("{} ranks, stage {}, {}{}{}{}{}", ranks, stage, store, tiny ? ", tiny buckets" : "",
-                       overlap ? ", overlap" : "", thread ? ", progress thread" : "", in_backward ? ", in backward" : "");
+                       overlap ? ", overlap" : "", thread ? ", progress thread" : "",
+                       in_backward ? ", in backward" : "");
   }
 };
 
@@ -140,11 +142,13 @@ std::vector<double> train(Group group, const Case& c, Form form, int top, bool b
     mine.push_back(loss.item<double>());
   }
   std::vector<double> result(mine.size() * static_cast<std::size_t>(group.size()));
-  const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), static_cast<std::int64_t>(mine.size()));
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()),
+                                         static_cast<std::int64_t>(mine.size()));
   group.all_gather(mine.data(), result.data(), counts, DType::kFloat64).wait();
   std::vector<double> ordered;
   for (std::size_t j = 0; j < mine.size(); ++j) {
-    for (int r = 0; r < group.size(); ++r) ordered.push_back(result[static_cast<std::size_t>(r) * mine.size() + j]);
+    for (int r = 0; r < group.size(); ++r)
+      ordered.push_back(result[static_cast<std::size_t>(r) * mine.size() + j]);
   }
   for (const auto& item : model->named_parameters()) {
     for (const Tensor& values : {engine.full_weight(item.key()),
@@ -173,16 +177,15 @@ void expect_same_bits(Form form, int top, bool bf16) {
   const std::string path = fmt::format("/tmp/zero_routed_{}.bin", getpid());
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.text());
-    expect_all_ok(spawn(
-        c.ranks,
-        [&](Group group) {
-          const auto result = train(group, c, form, top, bf16);
-          if (group.rank() != 0) return;
-          std::FILE* out = std::fopen(path.c_str(), "wb");
-          std::fwrite(result.data(), sizeof(double), result.size(), out);
-          std::fclose(out);
-        },
-        {.timeout = std::chrono::seconds(120)}));
+    expect_all_ok(spawn(c.ranks,
+                        [&](Group group) {
+                          const auto result = train(group, c, form, top, bf16);
+                          if (group.rank() != 0) return;
+                          std::FILE* out = std::fopen(path.c_str(), "wb");
+                          std::fwrite(result.data(), sizeof(double), result.size(), out);
+                          std::fclose(out);
+                        },
+                        {.timeout = std::chrono::seconds(120)}));
     std::vector<double> result(100'000);
     std::FILE* in = std::fopen(path.c_str(), "rb");
     ASSERT_NE(in, nullptr);
@@ -227,12 +230,15 @@ TEST(RoutedExperts, AgreeWithPlainLibtorch) {
   for (const Form form : {Form::kModules, Form::kStacked}) {
     expect_all_ok(spawn(2, [form](Group group) {
       Transformer plain = make(form, 1), model = make(form, 1);
-      torch::optim::AdamW optimizer(plain->parameters(), torch::optim::AdamWOptions(0.01).eps(1e-3).weight_decay(0.1));
-      auto engine = initialize(model, json_of({2, 3, "copying", true, true, false, false}, false), {.group = group});
+      torch::optim::AdamW optimizer(plain->parameters(),
+                                    torch::optim::AdamWOptions(0.01).eps(1e-3).weight_decay(0.1));
+      auto engine =
+          initialize(model, json_of({2, 3, "copying", true, true, false, false}, false), {.group = group});
       std::size_t left_alone = 0;
       for (int step = 0; step < kSteps; ++step) {
         optimizer.zero_grad();
-        for (int i = 0; i < kMicroBatches; ++i) (plain->loss(tokens_of(step * kMicroBatches + i)) / kMicroBatches).backward();
+        for (int i = 0; i < kMicroBatches; ++i)
+          (plain->loss(tokens_of(step * kMicroBatches + i)) / kMicroBatches).backward();
         for (auto& parameter : plain->parameters()) left_alone += !parameter.grad().defined();
         optimizer.step();
         for (int i = group.rank(); i < kMicroBatches; i += 2) {

@@ -1,5 +1,5 @@
-// BucketSchedule over random sequences: whatever the order of arrival on each rank, every gradient is sent once, no
-// bucket is left open, and all ranks send each bucket equally often.
+// BucketSchedule over random sequences: whatever the order of arrival on each rank, every gradient is sent
+// once, no bucket is left open, and all ranks send each bucket equally often.
 #include "layout/bucket_schedule.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace zero::layout {
 namespace {
 
 struct Layout {
-  std::vector<std::vector<int>> parameters;           ///< by bucket
+  std::vector<std::vector<int>> parameters;              ///< by bucket
   std::vector<std::vector<std::pair<int, int>>> places;  ///< by parameter: bucket, position
 };
 
@@ -21,7 +21,8 @@ Layout random_layout(std::mt19937& random, int parameters) {
   layout.places.resize(static_cast<std::size_t>(parameters));
   for (int p = 0; p < parameters; ++p) {
     // A parameter lies in the last bucket, opens one, or is so large that it goes through several.
-    const int buckets = layout.parameters.empty() || random() % 3 == 0 ? 1 + static_cast<int>(random() % 3) : 0;
+    const int buckets =
+        layout.parameters.empty() || random() % 3 == 0 ? 1 + static_cast<int>(random() % 3) : 0;
     const auto join = [&] {
       layout.places[p].push_back({static_cast<int>(layout.parameters.size()) - 1,
                                   static_cast<int>(layout.parameters.back().size())});
@@ -74,7 +75,8 @@ TEST(BucketSchedule, EveryGradientIsSentOnceWhateverTheOrderOnEachRank) {
     const int parameters = 1 + static_cast<int>(random() % 12), ranks = 1 + static_cast<int>(random() % 4);
     const Layout layout = random_layout(random, parameters);
     std::vector<Rank> all;
-    for (int r = 0; r < ranks; ++r) all.push_back({BucketSchedule(layout.parameters, parameters), {}, {}, {}});
+    for (int r = 0; r < ranks; ++r)
+      all.push_back({BucketSchedule(layout.parameters, parameters), {}, {}, {}});
     for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
       for (int p = 0; p < parameters; ++p) {
         const bool frozen = random() % 5 == 0;
