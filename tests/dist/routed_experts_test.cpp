@@ -116,9 +116,10 @@ std::string json_of(const Case& c, bool bf16) {
   return fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {},
     "gradient_clipping": 0, "bf16": {{"enabled": {}, "check_grad_overflow": false}},
     "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "eps": 1e-3, "weight_decay": 0.1}}}},
-    "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {}, "stage3_max_live_parameters": 4000,
-      "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}},
-    "zerotorch": {{"store": "{}", "unit_numel": 2000, "timeout_s": 30, "progress_thread": "{}", "step_in_backward": {}}}}})",
+    "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {},
+      "stage3_max_live_parameters": 4000, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}},
+    "zerotorch": {{"store": "{}", "unit_numel": 2000, "timeout_s": 30, "progress_thread": "{}",
+      "step_in_backward": {}}}}})",
                      c.in_backward ? 1 : kMicroBatches / c.ranks, bf16, c.stage, c.overlap,
                      c.tiny ? 1100 : 500000000, c.store, c.thread ? "always" : "never", c.in_backward);
 }
