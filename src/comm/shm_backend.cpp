@@ -262,8 +262,9 @@ void ShmBackend::finish(ShmWork& work) {
     }
   };
   if (!work.run_own_part(own_part)) return;
-  // A peer that failed meanwhile may have given its input away: what was read cannot be trusted.
-  if (segment_->failed()) return;
+  // A peer that failed meanwhile may have given its input away: what was read cannot be trusted. A barrier reads
+  // nothing.
+  if (segment_->failed() && call.transport != Transport::kBarrier) return;
   work.data_done_ = true;
   work.call_.consume = nullptr;
   const bool peers_read_my_input = work.in_nbytes_ > 0 && !work.staged_ && size() > 1;
