@@ -146,6 +146,7 @@ void Engine::Impl::check_module() {
                            now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);
     if (same_kind && !config.zerotorch.step_in_backward) {
       store->writes().take_over(static_cast<int>(p), now.detach(), store.get());
+      gradients->follow_set_data(static_cast<int>(p));
       continue;
     }
     throw ModelError(fmt::format(

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "engine/agreement.h"
 #include "engine/engine_impl.h"
+#include "intercept/gradient_marker.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -57,6 +58,18 @@ void Gradients::hook_parameter(int p) {
       parameter.tensor, parameter.name,
       intercept::GradientCalls{[this, p](at::Tensor& gradient) { take(p, gradient); },
                                [this] { check_dropped("backward"); }});
+}
+
+void Gradients::follow_set_data(int p) {
+  auto& hook = parameters_[p].hook;
+  if (!hook || hook->is_current()) return;
+  const at::Tensor& tensor = impl_.model.parameters[p].tensor;
+  at::Tensor gradient = tensor.grad();
+  if (gradient.defined() && intercept::is_gradient_marker(gradient)) gradient.reset();
+  hook.reset();
+  tensor.mutable_grad().reset();
+  hook_parameter(p);
+  if (gradient.defined()) impl_.reducer->add(p, gradient);  // of a backward since
 }
 
 void Gradients::take(int p, at::Tensor& gradient) {
@@ -124,7 +137,13 @@ void Gradients::begin_backward() {
   arm_all();
 }
 
-void Gradients::end_backward() noexcept {
+void Gradients::end_backward() {
+  for (std::size_t p = 0; p < parameters_.size(); ++p) {
+    if (!parameters_[p].hook || parameters_[p].hook->state() != GradientState::kSet) continue;
+    // A graph from before a set_data() knows another node than the hooked one.
+    at::Tensor gradient = impl_.model.parameters[p].tensor.grad();
+    take(static_cast<int>(p), gradient);
+  }
   announced_ = false;
   mark_all();
 }

@@ -29,11 +29,13 @@ class Gradients {
   void look(const char* caller);
   /// Around a backward that this engine is told of. Local.
   void begin_backward();
-  void end_backward() noexcept;
+  void end_backward();
   /// The backward threw: takes back what it added, or marks the window as lost.
   void fail_backward() noexcept;
   /// Takes back all of the window. *Collective.*
   void zero_grad();
+  /// The parameter's values were replaced by set_data(), which may have taken it from its hook. Local.
+  void follow_set_data(int p);
   /// A step is over: gradients from here on are the next window's. Local.
   void end_window();
 

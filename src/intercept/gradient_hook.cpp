@@ -84,6 +84,11 @@ GradientHook::~GradientHook() {
   if (variable.grad().defined() && is_gradient_marker(variable.grad())) variable.mutable_grad().reset();
 }
 
+bool GradientHook::is_current() const {
+  auto impl = node_->parameter.lock();
+  return !impl || torch::autograd::impl::try_get_grad_accumulator(at::Tensor(impl)) == node_->node;
+}
+
 GradientState GradientHook::state() const {
   auto impl = node_->parameter.lock();
   if (!impl) return GradientState::kMarked;  // the user dropped the parameter

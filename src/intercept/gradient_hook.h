@@ -39,6 +39,9 @@ class GradientHook {
   GradientHook(const GradientHook&) = delete;
   GradientHook& operator=(const GradientHook&) = delete;
 
+  /// False when the parameter has another AccumulateGrad node by now, as set_data() may give it: its gradients
+  /// pass the hook by.
+  bool is_current() const;
   GradientState state() const;
   /// Makes grad() the marker, whatever it was.
   void mark();
