@@ -49,10 +49,10 @@ void ShardedOptimizer::make_chunk(std::span<const int> units) {
 
 void ShardedOptimizer::add_units(std::span<const int> units) {
   make_chunk(units);
-  if (masters_ != Masters::kFloat) return;  // fresh remainders of zero are the parameters themselves
   at::NoGradGuard no_grad;
-  store_.pin(units);
+  store_.pin(units);  // on every rank, though each chooses how it keeps masters
   for (const int u : units) {
+    if (masters_ != Masters::kFloat) break;  // fresh remainders of zero are the parameters themselves
     const Range updated = update_range(u);
     if (!updated.empty()) {
       state_view(&Chunk::master, u, updated)

@@ -42,7 +42,7 @@ class ShardedOptimizer {
   /// As load, for elements [range) of the unit; `values` [range.numel()].
   void load_range(int unit, Range range, const at::Tensor& values);
 
-  /// Units that were frozen get master weights, with the parameters' values, and states of zero. Local.
+  /// Units that were frozen get master weights, with the parameters' values, and states of zero. *Collective.*
   void add_units(std::span<const int> units);
 
   /// True for a parameter that the next update changes; others keep values, states and step counts.
