@@ -64,7 +64,7 @@ void ShardedOptimizer::add_units(std::span<const int> units) {
 
 ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    if (!model_.units[u].trainable) continue;
+    // Frozen units too: they may be unfrozen.
     const Range updated = update_range(static_cast<int>(u)),
                 written = store_.writable_range(static_cast<int>(u));
     // Elements that another rank writes for all cannot be the master of this rank.
