@@ -298,13 +298,6 @@ void BufferSync::synchronise(Group& group) {
   for (std::size_t b = 0; b < buffers_.size(); ++b) marks_[b] = mark_of(buffers_[b].tensor);
 }
 
-void BufferSync::synchronise_changed(Group& group) {
-  if (!needed() || group.size() == 1) return;
-  std::int64_t any = changed() ? 1 : 0;
-  group.all_reduce(&any, 1, DType::kInt64, ReduceOp::kMax, {.label = "buffers"}).wait();
-  if (any != 0) synchronise(group);
-}
-
 void BufferSync::check_layouts(Group& group) const {
   std::string text;
   for (const auto& buffer : buffers_) {

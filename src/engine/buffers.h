@@ -65,8 +65,6 @@ class BufferSync {
   /// the order of ranks). Call it on every rank when one has changed(). *Collective.* Throws ModelError on
   /// every rank when a buffer has other sizes or another dtype on one.
   void synchronise(Group& group);
-  /// Asks all ranks whether some buffer changed and, where one did, synchronise(). *Collective.*
-  void synchronise_changed(Group& group);
 
  private:
   /// What tells one value of a buffer from another without keeping it.

@@ -400,11 +400,11 @@ void choose_progress_thread(Engine::Impl& impl) {
 }
 
 /// One seed for all ranks: the configuration's, or that of rank 0's default generator.
-std::uint64_t choose_seed(const Config& config, int number, Group& group) {
+std::uint64_t choose_seed(const Config& config, const EngineNumber& number, Group& group) {
   const auto base = static_cast<std::uint64_t>(config.zerotorch.seed.value_or(
       static_cast<std::int64_t>(at::globalContext().defaultGenerator(c10::kCPU).current_seed())));
   // Two engines with one seed do not draw the same noise.
-  auto seed = static_cast<std::int64_t>(base + static_cast<std::uint64_t>(number) * 0xD1342543DE82EF95ull);
+  auto seed = static_cast<std::int64_t>(number.seed_from(base));
   group.broadcast(&seed, 1, DType::kInt64, 0, {.label = "seed"}).wait();
   return static_cast<std::uint64_t>(seed);
 }
@@ -429,7 +429,7 @@ void join_ranks(Engine::Impl& impl, OptimizerSetup setup) {
   }
   check_agreement(impl.inventory, impl.group);
   choose_progress_thread(impl);
-  impl.seed = choose_seed(impl.config, impl.number.value, impl.group);
+  impl.seed = choose_seed(impl.config, impl.number, impl.group);
   make_parts(impl, std::move(setup));
   adopt_parameters(impl);
   adopt_buffers(impl);

@@ -188,7 +188,7 @@ void Engine::Impl::reseed(bool follows_program) {
   if (const std::uint64_t given = g_given_seed;
       follows_program && given != 0 && current != given && micro_steps > 0) {
     // The program has called manual_seed(): streams are keyed by its seed from here on.
-    seed = current + static_cast<std::uint64_t>(number.value) * 0xD1342543DE82EF95ull;
+    seed = number.seed_from(current);
   }
   // Micro-batch i of the whole run, whatever rank it falls on: i = j*N + r.
   const auto index = static_cast<std::uint64_t>(micro_steps * group.size() + group.rank());

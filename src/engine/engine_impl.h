@@ -28,6 +28,10 @@ struct EngineNumber {
   ~EngineNumber();
   EngineNumber(const EngineNumber&) = delete;
   EngineNumber& operator=(const EngineNumber&) = delete;
+  /// The engine's own seed where several have the same one.
+  std::uint64_t seed_from(std::uint64_t base) const {
+    return base + static_cast<std::uint64_t>(value) * 0xD1342543DE82EF95ull;
+  }
   const int value;
 };
 }  // namespace engine
