@@ -8,7 +8,7 @@
 # Variables:
 #   TORCH_DIR=/path   an installed libtorch 2.11-2.13 or torch package folder, instead of a wheel in .venv
 #   PIP_ARGS="..."    options for pip, for example --index-url with the CPU wheels of PyTorch
-#   JOBS=N            build jobs (default: the number of cores, at most one per 2 GiB of memory)
+#   JOBS=N            build jobs and tests at a time (default: the number of cores, at most one per 2 GiB of memory)
 #   ARGS="..."        options of `zero train` (compare), for example ARGS="--data ~/books --steps 200"
 #   PYTHON=...        the Python of bench-collectives; gloo takes part where it has torch
 #   PRESET=release    a preset of CMakePresets.json: release, debug, asan, tsan
@@ -54,7 +54,7 @@ peers:
 
 test: build test-packages
 	@echo "zerotorch: running the tests (slow suites apart: make test-full)"
-	@$(CTEST) -LE "slow"
+	@$(CTEST) -j $(JOBS) -LE "slow"
 
 # Every combination of the parity matrix, and whatever else is labelled slow.
 test-full: build

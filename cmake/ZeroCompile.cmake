@@ -2,15 +2,15 @@
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
+# ccache takes what is compiled with a precompiled header only when told that the header's macros don't matter.
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
 endif()
 find_program(MOLD_PROGRAM mold)
 if(MOLD_PROGRAM)
@@ -19,13 +19,38 @@ endif()
 
 # Every target of ours goes through here. Torch's debug asserts do not match a release libtorch, so
 # NDEBUG is always set towards its headers; our own checks do not depend on it. Multiply and add are
-# never contracted: one curve must hold on every instruction set.
+# never contracted: one curve must hold on every instruction set. One kind of position-independent code, so that
+# libraries and programs can share precompiled headers. PROGRAM: what is around the library (command line, tests) is
+# compiled quickly, not for speed.
 function(zero_target_options target)
+  cmake_parse_arguments(arg "PROGRAM" "" "" ${ARGN})
+  target_compile_options(${target} PRIVATE -fPIC $<$<AND:$<BOOL:${arg_PROGRAM}>,$<CONFIG:Release>>:-O1>)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-missing-field-initializers $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -ffp-contract=off)
   target_compile_definitions(${target} PRIVATE NDEBUG)
   if(ZERO_SANITIZE)
     list(JOIN ZERO_SANITIZE "," joined)
     target_compile_options(${target} PRIVATE -fsanitize=${joined} -fno-omit-frame-pointer -g)
     target_link_options(${target} PUBLIC -fsanitize=${joined})
+  endif()
+endfunction()
+
+# Half of the time of compiling a file that uses libtorch goes into libtorch's headers. zero_precompile() compiles
+# them once as target `owner`, with the flags of libraries or of programs; zero_use_precompiled() gives them to a
+# target. Never a header of ours: what a file includes stays what it needs, and -DZERO_PRECOMPILE=OFF builds the same.
+function(zero_precompile owner)
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/${owner}.cpp CONTENT "")
+  add_library(${owner} OBJECT EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/${owner}.cpp)
+  zero_target_options(${owner} ${ARGN})
+  target_link_libraries(${owner} PRIVATE zero_libtorch zero_torch_fmt nlohmann_json::nlohmann_json)
+  target_precompile_headers(${owner} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/libtorch_headers.h)
+  target_compile_options(${owner} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+endfunction()
+
+function(zero_use_precompiled owner)
+  if(ZERO_PRECOMPILE)
+    foreach(target ${ARGN})
+      target_precompile_headers(${target} REUSE_FROM ${owner})
+      target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+    endforeach()
   endif()
 endfunction()
