@@ -24,6 +24,7 @@
 #include "engine/agreement.h"
 #include "engine/buffers.h"
 #include "engine/checkpoints.h"
+#include "engine/gradients.h"
 #include "engine/load_report.h"
 #include "engine/tensor_types.h"
 #include "intercept/gradient_hook.h"
@@ -79,6 +80,18 @@ class Loading {
     report_.folder = found.folder;
     report_.tag = found.tag;
     report_.client_state = found.manifest.client_state;
+  }
+
+  /// Parameters that are frozen here and were frozen when they were saved, with states: both programs mean to go on
+  /// with them later. Same result on every rank. Throws CheckpointError.
+  std::vector<int> frozen_with_states() const {
+    std::vector<int> parameters;
+    if (options_.module_only || !options_.load_optimizer_states) return parameters;
+    for (const int p : saved_parameters("frozen")) {
+      if (!impl_.model.units[impl_.model.parameters[p].unit].trainable && find_parameter_tensor(Kind::kExpAvg, p))
+        parameters.push_back(p);
+    }
+    return parameters;
   }
 
   /// Matches names, shapes and counters; changes nothing. Same result on every rank. Throws CheckpointError.
@@ -404,36 +417,45 @@ class Loading {
       counters_.lr_overrides[g] = saved_rate((*found)[g], "learning_rate_overrides");
   }
 
-  /// The parameter that the checkpoint calls `name`; -1: none of this model's.
-  int parameter_called(const std::string& name) const {
+  /// This model's parameters by their names in the checkpoint.
+  std::map<std::string, int> parameters_by_saved_name() const {
+    std::map<std::string, int> parameters;
     for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
-      const auto t = find_parameter_tensor(Kind::kWeight, static_cast<int>(p));
-      if (t && saved(*t).info.name == name) return static_cast<int>(p);
+      if (const auto t = find_parameter_tensor(Kind::kWeight, static_cast<int>(p)))
+        parameters.emplace(saved(*t).info.name, static_cast<int>(p));
     }
-    return -1;
+    return parameters;
   }
 
   /// What differs by parameter: how often it was updated, and whether it was used in the open window.
   void plan_parameter_steps() {
     if (const auto found = state_.find("parameter_steps"); found != state_.end()) {
       if (!found->is_object()) refuse_state("parameter_steps");
+      const auto parameters = parameters_by_saved_name();
       for (const auto& [name, steps] : found->items()) {
         if (!steps.is_number_integer() || steps.get<std::int64_t>() < 0 ||
             steps.get<std::int64_t>() > counters_.optimizer_steps) {
           refuse_state("parameter_steps");
         }
-        if (const int p = parameter_called(name); p >= 0)
-          counters_.parameter_steps.emplace_back(p, steps.get<std::int64_t>());
+        if (const auto p = parameters.find(name); p != parameters.end())
+          counters_.parameter_steps.emplace_back(p->second, steps.get<std::int64_t>());
       }
     }
-    if (const auto found = state_.find("unused_in_window"); found != state_.end()) {
-      if (!found->is_array()) refuse_state("unused_in_window");
-      for (const auto& name : *found) {
-        if (!name.is_string()) refuse_state("unused_in_window");
-        if (const int p = parameter_called(name.get<std::string>()); p >= 0)
-          counters_.unused_in_window.push_back(p);
-      }
+    counters_.unused_in_window = saved_parameters("unused_in_window");
+  }
+
+  /// Those of this model that a list of names in the state calls.
+  std::vector<int> saved_parameters(const char* key) const {
+    std::vector<int> parameters;
+    const auto found = state_.find(key);
+    if (found == state_.end()) return parameters;
+    if (!found->is_array()) refuse_state(key);
+    const auto by_name = parameters_by_saved_name();
+    for (const auto& name : *found) {
+      if (!name.is_string()) refuse_state(key);
+      if (const auto p = by_name.find(name.get<std::string>()); p != by_name.end()) parameters.push_back(p->second);
     }
+    return parameters;
   }
 
   /// 64 bits, as text.
@@ -582,6 +604,9 @@ LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& foun
   Loading loading(impl, found, options);
   const std::string what = fmt::format("loading the checkpoint '{}'", found.folder);
   std::optional<checkpoint::RangeReader> reader;
+  std::vector<int> frozen;
+  agree(what, error_of([&] { frozen = loading.frozen_with_states(); }), impl.group);
+  impl.gradients->make_trainable(frozen);
   agree(what, error_of([&] {
           loading.plan();
           reader.emplace(files, found);

@@ -7,7 +7,11 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
+#include <filesystem>
+#include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "checkpoint/dim_order.h"
 #include "engine/buffers.h"
@@ -198,7 +202,8 @@ nlohmann::json state_of(const Engine::Impl& impl) {
                                  [&](const auto& value) { return value == overrides.front(); });
   state["learning_rate_override"] = alike ? by_group.front() : nlohmann::json();
   if (!alike) state["learning_rate_overrides"] = by_group;
-  nlohmann::json steps = nlohmann::json::object(), unused = nlohmann::json::array();
+  nlohmann::json steps = nlohmann::json::object(), unused = nlohmann::json::array(),
+                 frozen = nlohmann::json::array();
   for (std::size_t p = 0; p < impl.model.parameters.size(); ++p) {
     const auto& parameter = impl.model.parameters[p];
     if (!impl.model.units[parameter.unit].trainable) continue;
@@ -206,10 +211,38 @@ nlohmann::json state_of(const Engine::Impl& impl) {
     if (impl.optimizer->steps_of(index) != impl.optimizer->steps())
       steps[parameter.name] = impl.optimizer->steps_of(index);
     if (!impl.reducer->used_in_window(index)) unused.push_back(parameter.name);
+    if (!parameter.tensor.requires_grad()) frozen.push_back(parameter.name);
   }
   if (!steps.empty()) state["parameter_steps"] = steps;  // of those left alone in some updates
+  if (!frozen.empty()) state["frozen"] = frozen;  // for now: their states are kept
   if (impl.window_micro_batches() > 0 && !unused.empty()) state["unused_in_window"] = unused;
   return state;
+}
+
+/// Whose checkpoints are where, in this process. Two engines in one folder would replace each other's: tags are the
+/// same step numbers.
+class FolderOwners {
+ public:
+  /// Whose it is: `who`'s when it was nobody's.
+  const Checkpoints* claim(const io::FileSystem& files, int rank, const std::string& folder, const Checkpoints* who) {
+    std::error_code ignored;
+    const auto path = std::filesystem::weakly_canonical(std::filesystem::absolute(folder, ignored), ignored);
+    const std::lock_guard lock(mutex_);
+    return owners_.try_emplace({&files, rank, path.empty() ? folder : path.string()}, who).first->second;
+  }
+  void forget(const Checkpoints* who) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(owners_, [who](const auto& item) { return item.second == who; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<const io::FileSystem*, int, std::string>, const Checkpoints*> owners_;
+};
+
+FolderOwners& folder_owners() {
+  static auto* owners = new FolderOwners;  // engines may go after static objects
+  return *owners;
 }
 
 }  // namespace
@@ -222,6 +255,17 @@ Checkpoints::Checkpoints(Engine::Impl& impl, io::FileSystem& files)
     : impl_(impl),
       files_(files),
       checkpointer_(files, impl.group, [this](std::size_t nbytes) { return staging(nbytes); }) {}
+
+Checkpoints::~Checkpoints() { folder_owners().forget(this); }
+
+void Checkpoints::own(const std::string& folder) {
+  if (folder_owners().claim(files_, impl_.group.rank(), folder, this) == this) return;
+  throw CheckpointError(
+      fmt::format("save_checkpoint: another engine of this process saves to '{}', and the two would overwrite each "
+                  "other's checkpoints; give each engine a folder of its own, such as '{}/generator' and "
+                  "'{}/discriminator'",
+                  folder, folder, folder));
+}
 
 std::byte* Checkpoints::staging(std::size_t nbytes) {
   if (staging_.nbytes() < nbytes) {
@@ -254,6 +298,7 @@ checkpoint::Contents Checkpoints::contents(std::vector<at::Tensor>& keep) const 
 void Checkpoints::save(const std::string& folder, const std::string& tag, std::string_view client_state,
                        const SaveOptions& options) {
   at::NoGradGuard no_grad;
+  own(folder);
   impl_.store->quiesce();
   std::vector<at::Tensor> keep;
   checkpoint::Contents contents = this->contents(keep);

@@ -17,6 +17,7 @@ std::string random_state_name(int rank, std::string_view device);
 class Checkpoints {
  public:
   Checkpoints(Engine::Impl& impl, io::FileSystem& files);
+  ~Checkpoints();
 
   void save(const std::string& folder, const std::string& tag, std::string_view client_state,
             const SaveOptions& options);
@@ -26,6 +27,8 @@ class Checkpoints {
 
  private:
   checkpoint::Contents contents(std::vector<at::Tensor>& keep) const;
+  /// Throws CheckpointError when another engine that is alive has saved to `folder`. Local.
+  void own(const std::string& folder);
   std::byte* staging(std::size_t nbytes);
 
   Engine::Impl& impl_;

@@ -243,11 +243,23 @@ void Gradients::follow_freezing() {
 
 void Gradients::activate(const std::vector<int>& unfrozen) {
   auto& model = impl_.model;
-  const std::string& first = model.parameters[unfrozen.front()].name;
+  make_trainable(unfrozen);
+  for (const int p : unfrozen) {
+    // What a backward has left there since.
+    at::Tensor gradient = model.parameters[p].tensor.grad();
+    hook_parameter(p);
+    if (gradient.defined()) impl_.reducer->add(p, gradient);
+  }
+}
+
+void Gradients::make_trainable(const std::vector<int>& parameters) {
+  if (parameters.empty()) return;
+  auto& model = impl_.model;
+  const std::string& first = model.parameters[parameters.front()].name;
   if (impl_.group.size() > 1) impl_.group.barrier({.label = "unfreezing " + first}).wait();
   impl_.reducer->flush("unfreezing");  // no bucket is open where their layout changes
   std::vector<int> units;
-  for (const int p : unfrozen) {
+  for (const int p : parameters) {
     const int u = model.parameters[p].unit;
     if (!model.units[u].trainable && std::find(units.begin(), units.end(), u) == units.end())
       units.push_back(u);
@@ -261,12 +273,6 @@ void Gradients::activate(const std::vector<int>& unfrozen) {
     for (const int p : model.units[u].parameters) {
       if (impl_.reducer->expected(p)) impl_.reducer->expect(p, model.parameters[p].tensor.requires_grad());
     }
-  }
-  for (const int p : unfrozen) {
-    // What a backward has left there since.
-    at::Tensor gradient = model.parameters[p].tensor.grad();
-    hook_parameter(p);
-    if (gradient.defined()) impl_.reducer->add(p, gradient);
   }
 }
 

@@ -34,6 +34,8 @@ class Gradients {
   void fail_backward() noexcept;
   /// Takes back all of the window. *Collective.*
   void zero_grad();
+  /// Frozen parameters get master weights, states of zero and sums, for values that somebody has of them. *Collective.*
+  void make_trainable(const std::vector<int>& parameters);
   /// The parameter's values were replaced by set_data(), which may have taken it from its hook. Local.
   void follow_set_data(int p);
   /// A step is over: gradients from here on are the next window's. Local.

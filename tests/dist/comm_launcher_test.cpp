@@ -20,6 +20,7 @@
 #include "comm/launcher.h"
 #include "comm/process.h"
 #include "comm/shm_segment.h"
+#include "support/temporary_folder.h"
 #include "zero/errors.h"
 #include "zero/group.h"
 
@@ -30,20 +31,6 @@ std::string g_program;  ///< path of this test
 namespace {
 
 using namespace std::chrono_literals;
-
-/// A folder for the files of one test.
-class Folder {
- public:
-  Folder() {
-    char pattern[] = "/tmp/zero_launcher_XXXXXX";
-    path_ = ::mkdtemp(pattern);
-  }
-  ~Folder() { [[maybe_unused]] const int rc = std::system(("rm -rf " + path_).c_str()); }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 std::string read_file(const std::string& path) {
   std::ifstream file(path);
@@ -60,7 +47,7 @@ struct Outcome {
 
 /// launch() in a child process; `meanwhile` runs here with its pid.
 Outcome run_launcher(const comm::LaunchOptions& options, const std::function<void(pid_t)>& meanwhile = {}) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto begin = std::chrono::steady_clock::now();
   std::fflush(nullptr);
   const pid_t pid = ::fork();
@@ -217,7 +204,7 @@ TEST(Launcher, StubbornAndStoppedRanksAreKilled) {
 TEST(Launcher, SignalsArePassedOn) {
   for (const auto& [signal, name] :
        std::map<int, std::string>{{SIGTERM, "TERM"}, {SIGINT, "INT"}, {SIGHUP, "HUP"}, {SIGUSR1, "USR1"}}) {
-    const Folder folder;
+    const TemporaryFolder folder;
     const std::string text = "trap 'echo got " + name + "; exit 0' " + name + "; touch " +
                              folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done";
     const Outcome outcome = run_launcher(script(2, text), [&, number = signal](pid_t pid) {
@@ -231,7 +218,7 @@ TEST(Launcher, SignalsArePassedOn) {
 }
 
 TEST(Launcher, SecondInterruptKills) {
-  const Folder folder;
+  const TemporaryFolder folder;
   comm::LaunchOptions options = script(
       2, "trap '' INT TERM; touch " + folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done");
   options.grace_ms = 30'000;
@@ -247,7 +234,7 @@ TEST(Launcher, SecondInterruptKills) {
 }
 
 TEST(Launcher, RanksDieWithTheLauncher) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Outcome outcome =
       run_launcher(script(1, "echo $$ > " + folder.file("pid.tmp") + "; mv " + folder.file("pid.tmp") + " " +
                                  folder.file("pid") + "; exec sleep 60"),
@@ -260,7 +247,7 @@ TEST(Launcher, RanksDieWithTheLauncher) {
 }
 
 TEST(Launcher, LeavesNoOrphans) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Outcome outcome =
       run_launcher(script(2, "sleep 60 & echo $! > " + folder.file("pid") + "$ZERO_RANK; exit 0"));
   EXPECT_EQ(outcome.exit_code, 0);

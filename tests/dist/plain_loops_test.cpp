@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "support/spawn.h"
+#include "support/temporary_folder.h"
 #include "zero/zero.h"
 
 namespace zero::testing {
@@ -276,6 +277,40 @@ TEST(PlainLoops, FreezingUnfreezingAndUnusedParametersAreAsInPlainLibtorch) {
   });
 }
 
+TEST(PlainLoops, WhatIsFrozenForNowKeepsItsStatesThroughACheckpoint) {
+  const TemporaryFolder folder;
+  everywhere([&](Group group, const Where& where) {
+    const std::string at = fmt::format("{}/{}_{}_{}", folder.path(), where.ranks, where.stage, where.store);
+    Two model(3000), plain(3000);
+    torch::optim::AdamW optimizer(plain->parameters(), plain_options());
+    auto engine = std::make_unique<Engine>(initialize(model, json_of(where, kAdam), {.group = group}));
+    for (int step = 0; step < 8; ++step) {
+      if (step == 2) {
+        for (auto* of : {&model, &plain}) (*of)->b.requires_grad_(false);
+      }
+      if (step == 4) {  // resumed by a program that freezes what the first one had frozen
+        engine->save_checkpoint(at);
+        engine.reset();
+        model = Two(3000);
+        model->b.requires_grad_(false);
+        engine = std::make_unique<Engine>(initialize(model, json_of(where, kAdam), {.group = group}));
+        EXPECT_TRUE(engine->load_checkpoint(at).notices.empty());
+      }
+      if (step == 6) {
+        for (auto* of : {&model, &plain}) (*of)->b.requires_grad_(true);
+      }
+      const auto loss = [](Two& of) { return of->a.pow(2).sum() + of->b.pow(2).sum() * 2; };
+      engine->backward(loss(model));
+      engine->step();
+      optimizer.zero_grad();
+      loss(plain).backward();
+      optimizer.step();
+      ASSERT_NEAR(first(engine->full_weight("a")), first(plain->a), 1e-5) << step;
+      ASSERT_NEAR(first(engine->full_weight("b")), first(plain->b), 1e-5) << step;
+    }
+  });
+}
+
 TEST(PlainLoops, UnusedParametersCountAsZeroWhereTheConfigurationSaysSo) {
   everywhere([](Group group, const Where& where) {
     Two model, plain;
@@ -453,6 +488,28 @@ TEST(PlainLoops, GroupsHaveRatesOfTheirOwnAndCanBeSteppedApart) {
     EXPECT_NEAR(first(engine.full_weight("a")), 0.5, 1e-2);
     EXPECT_NEAR(first(engine.full_weight("b")), 0.75, 1e-2);
     EXPECT_THROW(engine.step({2}), ConfigError);
+  });
+}
+
+TEST(PlainLoops, TwoEnginesDoNotOverwriteEachOthersCheckpoints) {
+  const TemporaryFolder folder;
+  everywhere([&](Group group, const Where& where) {
+    const std::string at = fmt::format("{}/{}_{}_{}", folder.path(), where.ranks, where.stage, where.store);
+    Two d, g;
+    auto generator = initialize(g, json_of(where, kAdam), {.group = group});
+    {
+      auto discriminator = initialize(d, json_of(where, kAdam), {.group = group});
+      discriminator.save_checkpoint(at, "epoch1");
+      try {
+        generator.save_checkpoint(at + "/../" + at.substr(at.rfind('/') + 1) + "/", "epoch2");
+        FAIL() << "saved";
+      } catch (const CheckpointError& error) {
+        EXPECT_NE(std::string(error.what()).find("a folder of its own"), std::string::npos);
+      }
+      generator.save_checkpoint(at + "/generator");
+      discriminator.save_checkpoint(at, "epoch2");
+    }
+    generator.save_checkpoint(at, "epoch3");  // the other engine is gone
   });
 }
 
