@@ -106,7 +106,7 @@ void convert(ElementType from_type, const std::byte* from, ElementType to_type, 
         fmt::format("no conversion from {} to {}", element_type_name(from_type), element_type_name(to_type)));
   }
   if (from_type == kF32 && to_type == kBF16) {
-    return run<float, base::BFloat16>(from, to, numel, base::round_parameter);
+    return run<float, base::BFloat16>(from, to, numel, [](float v) { return base::round_parameter(v); });
   }
   if (from_type == kF32 && to_type == kF16) {
     return run<float, base::Float16>(from, to, numel, narrowed<base::Float16>);

@@ -106,11 +106,10 @@ void Gradients::note_backward() {
     impl_.reducer->begin_backward();
   }
   running_.push_back(id);
-  intercept::when_backward_is_complete([weak = std::weak_ptr(self_), id] {
+  intercept::when_backward_ends([weak = std::weak_ptr(self_), id](bool complete) {
     const auto self = weak.lock();
-    if (!self || !*self) return;
-    std::erase((*self)->running_, id);
-    if ((*self)->running_.empty()) (*self)->mark_all();
+    if (!self || !*self || std::erase((*self)->running_, id) == 0 || !(*self)->running_.empty()) return;
+    complete ? (*self)->mark_all() : (*self)->fail_backward();
   });
 }
 

@@ -23,6 +23,21 @@ struct Shared {
   bool armed = false;
 };
 
+/// Of a backward pass.
+class Fate {
+ public:
+  explicit Fate(std::function<void(bool)> ended) : ended_(std::move(ended)) {}
+  ~Fate() { end(false); }
+  Fate(const Fate&) = delete;
+  Fate& operator=(const Fate&) = delete;
+  void end(bool complete) {
+    if (const auto ended = std::exchange(ended_, nullptr)) ended(complete);
+  }
+
+ private:
+  std::function<void(bool)> ended_;
+};
+
 std::string gone(const std::string& name) {
   return fmt::format(
       "the gradient of parameter '{}' is not in grad(): backward hands gradients to their owners. Read or "
@@ -121,8 +136,10 @@ bool in_backward() { return backward_id() != -1; }
 
 int backward_id() { return torch::autograd::get_current_graph_task_id(); }
 
-void when_backward_is_complete(std::function<void()> done) {
-  torch::autograd::Engine::get_default_engine().queue_callback(std::move(done));
+void when_backward_ends(std::function<void(bool complete)> ended) {
+  // Autograd runs the callbacks of a pass that is complete, and drops those of one that has failed.
+  auto fate = std::make_shared<Fate>(std::move(ended));
+  torch::autograd::Engine::get_default_engine().queue_callback([fate] { fate->end(true); });
 }
 
 void bump_version(const at::Tensor& parameter) { torch::autograd::impl::bump_version(parameter); }

@@ -61,8 +61,9 @@ bool in_backward();
 /// recomputation does) has its own.
 int backward_id();
 
-/// Calls `done` when the backward pass that the calling thread runs is complete; not when it fails.
-void when_backward_is_complete(std::function<void()> done);
+/// Calls `ended` once: with true when the backward pass that the calling thread runs is complete, with false when it
+/// has failed, before its exception reaches whoever called it. `ended` does not throw.
+void when_backward_ends(std::function<void(bool complete)> ended);
 
 /// Tells autograd that the parameter's values changed, so that a backward through an older graph fails
 /// instead of using the new values.

@@ -177,6 +177,25 @@ TEST(PlainLoops, AnExceptionInBackwardLeavesTheWindowOrSaysThatItIsLost) {
   });
 }
 
+TEST(PlainLoops, WhatAFailedBackwardLeftIsDroppedAlsoByWhoDoesNotKnowTheEngine) {
+  everywhere([](Group group, const Where& where) {
+    for (const std::int64_t size : {8, 5000}) {
+      Two model(size);
+      auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+      const Tensor breaks = Breaks::apply(model->a).sum();
+      const Tensor reached = 100 * model->b.sum();  // what was made last is differentiated first
+      EXPECT_ANY_THROW((reached + breaks).backward());
+      model->zero_grad();
+      const Tensor last = model->b.sum();
+      const Tensor first_reached = model->a.sum();
+      (last + first_reached).backward();
+      EXPECT_EQ(first(engine.full_gradient("a")), 1);
+      EXPECT_EQ(first(engine.full_gradient("b")), 1);
+      engine.step();
+    }
+  });
+}
+
 TEST(PlainLoops, GradientsFromBeforeInitializeDoNotCount) {
   everywhere([](Group group, const Where& where) {
     Two model;
