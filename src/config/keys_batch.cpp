@@ -78,9 +78,10 @@ constexpr Key kStep[] = {
     {.path = "sparse_gradients",
      .kind = Kind::kBool,
      .fallback = "false",
-     .status = kRefused,
-     .note = "sparse gradients are not built; use dense embeddings",
-     .harmless = "false"},
+     .status = kNoEffect,
+     .note = "gradients that come sparse (embeddings with sparse=true) travel as rows where these are fewer bytes than "
+             "the table, with either value",
+     .harmless = "false|true"},
     {.path = "communication_data_type",
      .kind = Kind::kChoice,
      .fallback = "null",

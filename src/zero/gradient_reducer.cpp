@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/small_floats.h"
 #include "intercept/gradient_hook.h"
 #include "optim/device_passes.h"
 #include "optim/kernels.h"
@@ -22,6 +23,22 @@ namespace zero::sharding {
 
 using layout::kBlockNumel;
 using storage::FlatBuffer;
+
+namespace {
+
+template <class Low>
+void add_values(const void* values, std::int64_t from, std::int64_t numel, float* sums) {
+  const auto* low = static_cast<const Low*>(values) + from;
+  for (std::int64_t i = 0; i < numel; ++i) sums[i] += base::widen(low[i]);
+}
+
+/// sums[i] += values[from + i]
+void add_low_values(DType dtype, const void* values, std::int64_t from, std::int64_t numel, float* sums) {
+  dtype == DType::kBFloat16 ? add_values<base::BFloat16>(values, from, numel, sums)
+                            : add_values<float>(values, from, numel, sums);
+}
+
+}  // namespace
 
 GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
                                  ReducerOptions options)
@@ -41,7 +58,10 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
                                          [this](std::int64_t numel) { return make_buffer(numel); });
   }
   make_memory();
-  if (!options_.consume) sums_.emplace(model_, ledger, sums_numel());
+  if (!options_.consume) {
+    sums_.emplace(model_, ledger, sums_numel());
+    rows_.emplace(model_);
+  }
 }
 
 storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
@@ -178,6 +198,16 @@ void GradientReducer::add(int parameter, const at::Tensor& gradient) {
     used_[parameter] = 1;
     used_in_backward_.push_back(parameter);
   }
+  if (!rows_ || is_in_buckets(parameter) || !rows_->keep(parameter, gradient)) add_dense(parameter, gradient);
+}
+
+bool GradientReducer::is_in_buckets(int parameter) const {
+  return std::any_of(places_[parameter].begin(), places_[parameter].end(), [this](const Place& place) {
+    return schedule_.open(place.bucket) || schedule_.rounds(place.bucket) > 0;
+  });
+}
+
+void GradientReducer::add_dense(int parameter, const at::Tensor& gradient) {
   for (const auto place : places_[parameter]) {
     Bucket& bucket = buckets_[place.bucket];
     const auto arrival = schedule_.arrive(place.bucket, place.position);
@@ -201,11 +231,13 @@ bool GradientReducer::may_send(Bucket& bucket) {
 
 void GradientReducer::begin_backward() {
   schedule_.begin_backward();
+  if (rows_) rows_->begin_backward();
   used_in_backward_.clear();
 }
 
 bool GradientReducer::undo_backward() {
   if (!schedule_.undo_backward()) return false;
+  if (rows_) rows_->undo_backward();
   for (const int b : schedule_.undone()) {
     if (pool_) pool_->give_back(buckets_[b].buffer);
     buckets_[b].buffer = nullptr;
@@ -363,6 +395,33 @@ void GradientReducer::add_slices(Bucket& bucket, Range mine, float* sums, std::s
   if (squares) optim::block_sumsq_on_device(accumulator, squares);
 }
 
+void GradientReducer::add_rows(int parameter, std::span<const RowGradients::RankRows> by_rank) {
+  Stopwatch watch(times_.reduce);
+  window_is_empty_ = false;
+  const auto& target = model_.parameters[parameter];
+  const std::int64_t columns = target.tensor.size(1);
+  const bool last = finished_micro_batches_ + 1 >= options_.micro_batches;
+  for (const auto place : places_[parameter]) {
+    Bucket& bucket = buckets_[place.bucket];
+    const bool first = std::exchange(bucket.fresh, false);
+    const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
+    if (mine.empty()) continue;
+    sums_->take(bucket.unit);
+    float* const sums = sums_->data(bucket.unit) + (mine.begin - gradient_range(bucket.unit).begin);
+    if (first) std::fill(sums, sums + mine.numel(), 0.0f);
+    for (const auto& [rows, values] : by_rank) {
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        const std::int64_t begin = target.range.begin + rows[i] * columns;
+        const Range part = layout::intersect({begin, begin + columns}, mine);
+        if (part.empty()) continue;
+        const std::int64_t from = static_cast<std::int64_t>(i) * columns + (part.begin - begin);
+        add_low_values(model_.low_dtype, values, from, part.numel(), sums + (part.begin - mine.begin));
+      }
+    }
+    if (last) optim::kernels().block_sumsq(sums, mine.numel(), block_sumsq_.data() + bucket.block_offset);
+  }
+}
+
 void GradientReducer::retire(Bucket& bucket) {
   bucket.work = {};
   std::erase(sent_, index_of(bucket));
@@ -403,6 +462,7 @@ const MicroBatchAgreement& GradientReducer::flush(std::string_view label, MicroB
   facts.rounds = micro_batch_has_gradients() ? schedule_.most_rounds_wanted() : 0;
   if (routed_) facts.flags |= MicroBatchAgreement::kRouted;
   if (!window_is_empty_) facts.flags |= MicroBatchAgreement::kWindowStarted;
+  if (rows_ && rows_->active()) facts.flags |= MicroBatchAgreement::kRows;
   agreement_.reach(model_.group, label, facts, used_);
   agreed_routed_ = agreed_routed_ || (agreement_.facts().flags & MicroBatchAgreement::kRouted);
   if (agreed_routed_) routed_ = true;
@@ -410,7 +470,16 @@ const MicroBatchAgreement& GradientReducer::flush(std::string_view label, MicroB
     window_used_[p] |= agreement_.used(p);
     if (agreement_.used(p) != (used_[p] != 0)) routed_ = true;  // the others hear of it next time
   }
+  const bool has_rows = agreement_.facts().flags & MicroBatchAgreement::kRows;
+  if (has_rows) {
+    // Ranks that sent a table's buckets wait for those that send them only now.
+    routed_ |= rows_->agree([this](int p) { return is_in_buckets(p); },
+                            [this](int p, const at::Tensor& gradient) { add_dense(p, gradient); });
+  }
   if (agreement_.facts().rounds > 0) even_out(agreement_.facts().rounds);
+  if (has_rows) {
+    rows_->exchange([this](int p, std::span<const RowGradients::RankRows> by_rank) { add_rows(p, by_rank); });
+  }
   return agreement_;
 }
 
@@ -427,6 +496,7 @@ void GradientReducer::even_out(std::int64_t most_rounds) {
   }
   for (auto& bucket : buckets_) {
     const int index = index_of(bucket);
+    if (rows_ && rows_->goes_as_rows(schedule_.parameters(index).front())) continue;
     const std::int64_t rounds = wanted.empty() ? 1 : wanted[index];
     while (schedule_.rounds(index) < rounds) {
       zero_missing(bucket);
@@ -441,6 +511,7 @@ const MicroBatchAgreement& GradientReducer::finish_micro_batch(MicroBatchAgreeme
   // A micro-batch without any gradient counts as one of zeros.
   if (agreement_.facts().rounds == 0) even_out(1);
   schedule_.end_micro_batch();
+  if (rows_) rows_->end_micro_batch();
   knows_routing_ = true;
   impatient_ = false;
   unused_.clear();
@@ -457,6 +528,7 @@ const MicroBatchAgreement& GradientReducer::finish_micro_batch(MicroBatchAgreeme
 void GradientReducer::drop_window() {
   flush("zero_grad (where a module's or an optimizer's is seen on some ranks only, call the engine's)");
   schedule_.end_micro_batch();
+  if (rows_) rows_->end_micro_batch();
   std::fill(used_.begin(), used_.end(), 0);
   used_in_backward_.clear();
   const std::int64_t finished = finished_micro_batches_;

@@ -20,6 +20,7 @@
 #include "zero/buffer_pool.h"
 #include "zero/gradient_sums.h"
 #include "zero/micro_batch_agreement.h"
+#include "zero/row_gradients.h"
 #include "zero/sharded_model.h"
 
 namespace zero::sharding {
@@ -84,7 +85,9 @@ class GradientReducer {
   /// through accumulated(), and the next contribution adds to them. Local.
   void resume_window(std::int64_t micro_batches);
   /// True when a gradient arrived since the last finish_micro_batch().
-  bool micro_batch_has_gradients() const { return !schedule_.micro_batch_is_empty(); }
+  bool micro_batch_has_gradients() const {
+    return !schedule_.micro_batch_is_empty() || (rows_ && !rows_->empty());
+  }
   bool window_is_empty() const { return window_is_empty_; }
 
   /// A parameter whose gradient will not come (it is frozen for now) is not waited for. Between micro-batches.
@@ -106,7 +109,7 @@ class GradientReducer {
   void hold_sums();
   const MicroBatchAgreement& agreement() const { return agreement_; }
 
-  std::int64_t reduced_numel() const { return reduced_numel_; }
+  std::int64_t reduced_numel() const { return reduced_numel_ + (rows_ ? rows_->received_numel() : 0); }
   std::int64_t published_numel() const { return published_numel_; }
   std::int64_t reductions() const { return reductions_; }
   std::int64_t copied_nbytes() const { return copied_nbytes_; }  ///< from autograd into buckets
@@ -141,6 +144,10 @@ class GradientReducer {
   /// True when its reduction is complete, after patience() at most.
   bool wait_a_while(Bucket& bucket);
   void take_from_pool(Bucket& bucket);
+  void add_dense(int parameter, const at::Tensor& gradient);
+  void add_rows(int parameter, std::span<const RowGradients::RankRows> by_rank);
+  /// True when something of it is in a bucket in this micro-batch, or was sent.
+  bool is_in_buckets(int parameter) const;
   void copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to);
   void send(Bucket& bucket);
   /// Sends buckets, with zeros where nothing has arrived, until each was sent `rounds` times (or as often as a
@@ -162,6 +169,7 @@ class GradientReducer {
   std::vector<Bucket> buckets_;
   layout::BucketSchedule schedule_;
   std::vector<std::vector<Place>> places_;  ///< by parameter
+  std::optional<RowGradients> rows_;  ///< unless sums are consumed at once
   std::shared_ptr<comm::ExchangeBoard> board_;
   std::unique_ptr<BufferPool> pool_;
   std::int64_t pool_limit_numel_ = 0;

@@ -15,10 +15,11 @@ class MicroBatchAgreement {
  public:
   /// Facts that are true for all as soon as they are for one rank.
   enum Flag : std::uint64_t {
-    kBuffersChanged = 1,  ///< a buffer was written
+    kBuffersChanged = 1,     ///< a buffer was written
     kParametersWritten = 2,  ///< the module wrote parameters itself
+    kWindowStarted = 4,      ///< an earlier micro-batch of the window is in the sums
     kRouted = 8,             ///< ranks were seen to use different parameters
-    kWindowStarted = 4,   ///< an earlier micro-batch of the window is in the sums
+    kRows = 16,              ///< there are gradients of rows, see RowGradients
   };
 
   struct Facts {

@@ -15,6 +15,7 @@ namespace {
 
 using I = Ingredient;
 constexpr int kVocab = 7;
+constexpr int kSparseRows = 300;  ///< so many that a micro-batch reads a small part
 
 struct BoomInBackward : torch::autograd::Function<BoomInBackward> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
@@ -167,7 +168,8 @@ FuzzModelImpl::Part FuzzModelImpl::make_mask(const Layer& layer) {
 FuzzModelImpl::Part FuzzModelImpl::make_embedding(const Layer& layer) {
   auto embedding =
       added(name(layer),
-            torch::nn::Embedding(torch::nn::EmbeddingOptions(kVocab, dim_).sparse(layer.kind == I::kSparse)));
+            torch::nn::Embedding(torch::nn::EmbeddingOptions(layer.kind == I::kSparse ? kSparseRows : kVocab, dim_)
+                                     .sparse(layer.kind == I::kSparse)));
   return [embedding, id = layer.id](const at::Tensor& x, const MicroBatch& m) mutable {
     at::Tensor rows = at::empty({x.size(0)}, at::kLong);
     for (std::int64_t i = 0; i < rows.numel(); ++i)

@@ -172,7 +172,7 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
   EXPECT_NE(error_of(R"({"prescale_gradients": true})"), "");
   EXPECT_EQ(error_of(R"({"prescale_gradients": false, "gradient_predivide_factor": 1})"), "");
   EXPECT_NE(error_of(R"({"gradient_predivide_factor": 2})"), "");
-  EXPECT_NE(error_of(R"({"sparse_gradients": true})"), "");
+  EXPECT_EQ(error_of(R"({"sparse_gradients": true})"), "");
   EXPECT_NE(error_of(R"({"gradient_allreduce_op": "sum"})"), "");
 }
 
