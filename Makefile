@@ -2,7 +2,7 @@
 #   make train    watch a GPT train under ZeRO-3 on two ranks of this machine
 #   make test     build and run the tests
 #   make compare  the same training under ZeRO 0 to 3: a table and a picture
-#   make bench    and bench-checkpoint, -collectives, -kernels, -overhead: docs/benchmarks.md
+#   make bench    and bench-checkpoint, -collectives, -kernels, -overhead, -routing: docs/benchmarks.md
 # Each installs what is missing, configures, builds, and repeats nothing the second time.
 #
 # Variables:
@@ -20,7 +20,7 @@ JOBS ?= $(shell awk -v c=$$(nproc) '/MemTotal/ {m=int($$2/2097152); print (m<1)?
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training bench bench-checkpoint bench-collectives bench-kernels bench-overhead install clean
+.PHONY: help setup test-packages configure build train compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -98,6 +98,10 @@ bench-collectives: configure
 bench-kernels: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_kernels
 	@$(BUILD)/benchmarks/kernels $(ARGS)
+
+bench-routing: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target bench_routing
+	@$(BUILD)/benchmarks/routing $(ARGS)
 
 bench-overhead: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_overhead

@@ -373,12 +373,15 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
   add_slices(bucket, mine, sums, slices, first);
 }
 
+bool GradientReducer::is_last_micro_batch() const {
+  return finished_micro_batches_ + 1 >= options_.micro_batches;
+}
+
 void GradientReducer::add_slices(Bucket& bucket, Range mine, float* sums, std::span<const void* const> slices,
                                  bool first) {
   Stopwatch watch(times_.reduce);
   // The norm is that of the whole sum.
-  const bool last = finished_micro_batches_ + 1 >= options_.micro_batches;
-  double* squares = last ? block_sumsq_.data() + bucket.block_offset : nullptr;
+  double* squares = is_last_micro_batch() ? block_sumsq_.data() + bucket.block_offset : nullptr;
   if (model_.device.is_cpu()) {
     optim::kernels().reduce({.accumulator = sums,
                              .slices = slices,
@@ -400,7 +403,6 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
   window_is_empty_ = false;
   const auto& target = model_.parameters[parameter];
   const std::int64_t columns = target.tensor.size(1);
-  const bool last = finished_micro_batches_ + 1 >= options_.micro_batches;
   for (const auto place : places_[parameter]) {
     Bucket& bucket = buckets_[place.bucket];
     const bool first = std::exchange(bucket.fresh, false);
@@ -418,7 +420,8 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
         add_low_values(model_.low_dtype, values, from, part.numel(), sums + (part.begin - mine.begin));
       }
     }
-    if (last) optim::kernels().block_sumsq(sums, mine.numel(), block_sumsq_.data() + bucket.block_offset);
+    if (!is_last_micro_batch()) continue;
+    optim::kernels().block_sumsq(sums, mine.numel(), block_sumsq_.data() + bucket.block_offset);
   }
 }
 

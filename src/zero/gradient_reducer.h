@@ -148,6 +148,7 @@ class GradientReducer {
   void add_rows(int parameter, std::span<const RowGradients::RankRows> by_rank);
   /// True when something of it is in a bucket in this micro-batch, or was sent.
   bool is_in_buckets(int parameter) const;
+  bool is_last_micro_batch() const;  ///< of the window
   void copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to);
   void send(Bucket& bucket);
   /// Sends buckets, with zeros where nothing has arrived, until each was sent `rounds` times (or as often as a

@@ -23,6 +23,7 @@ struct Options {
   std::uint64_t first = 1, count = 100;
   double seconds = 0;
   bool shrink = false, print = false;
+  bool until_found = false;
   std::optional<Ingredient> only;
   std::vector<Ingredient> without;
 };
@@ -30,7 +31,7 @@ struct Options {
 int usage(const char* what) {
   fmt::print(stderr,
              "{}\nusage: training_fuzz --first SEED --count N [--shrink] [--seconds S] [--only INGREDIENT] "
-             "[--without INGREDIENT]... [--print] [--timeout S]\n",
+             "[--without INGREDIENT]... [--print] [--until-found] [--timeout S]\n",
              what);
   for (int i = 0; i < static_cast<int>(Ingredient::kCount); ++i)
     fmt::print(stderr, "{} ", name_of(static_cast<Ingredient>(i)));
@@ -75,6 +76,7 @@ int run(const Options& options) {
       report(cases[i], verdicts[i], options.shrink && verdicts[i].kind != "invalid");
     }
     programs += cases.size();
+    if (options.until_found && differences > 0) break;
   }
   fmt::print("{} programs, {} differences", programs, differences);
   if (invalid) fmt::print(" ({} that plain libtorch refuses)", invalid);
@@ -96,6 +98,8 @@ int main(int argc, char** argv) {
       options.shrink = true;
     else if (flag == "--print")
       options.print = true;
+    else if (flag == "--until-found")
+      options.until_found = true;
     else if (i + 1 == argc)
       return usage("a value is missing");
     else if (flag == "--first")
