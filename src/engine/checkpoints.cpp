@@ -11,7 +11,7 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <tuple>
+#include <set>
 
 #include "checkpoint/dim_order.h"
 #include "engine/buffers.h"
@@ -219,25 +219,48 @@ nlohmann::json state_of(const Engine::Impl& impl) {
   return state;
 }
 
-/// Whose checkpoints are where, in this process. Two engines in one folder would replace each other's: tags are the
-/// same step numbers.
+/// Whose checkpoints are where, in this process. Two engines in one folder would replace each other's: without tags of
+/// their own these are step numbers. An engine that has loaded from a folder goes on with what is there.
 class FolderOwners {
  public:
-  /// Whose it is: `who`'s when it was nobody's.
-  const Checkpoints* claim(const io::FileSystem& files, int rank, const std::string& folder, const Checkpoints* who) {
+  struct Place {
+    const io::FileSystem* files = nullptr;
+    int rank = 0;
+    std::string folder;  ///< absolute, without links
+    auto operator<=>(const Place&) const = default;
+  };
+  static Place place(const io::FileSystem& files, int rank, const std::string& folder) {
     std::error_code ignored;
     const auto path = std::filesystem::weakly_canonical(std::filesystem::absolute(folder, ignored), ignored);
+    std::string text = path.empty() ? folder : path.string();
+    while (text.size() > 1 && text.back() == '/') text.pop_back();
+    return {&files, rank, text};
+  }
+  /// False when only others have saved there under `tag` (empty: under step numbers).
+  bool may_save(const Place& place, const std::string& tag, const Checkpoints* who) {
     const std::lock_guard lock(mutex_);
-    return owners_.try_emplace({&files, rank, path.empty() ? folder : path.string()}, who).first->second;
+    auto& owners = owners_[place][tag];
+    if (owners.empty()) owners.insert(who);
+    return owners.contains(who);
+  }
+  void join(const Place& place, const Checkpoints* who) {
+    const std::lock_guard lock(mutex_);
+    const auto found = owners_.find(place);
+    if (found == owners_.end()) return;
+    for (auto& [tag, owners] : found->second) owners.insert(who);
   }
   void forget(const Checkpoints* who) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(owners_, [who](const auto& item) { return item.second == who; });
+    for (auto& [place, tags] : owners_) {
+      for (auto& [tag, owners] : tags) owners.erase(who);
+      std::erase_if(tags, [](const auto& item) { return item.second.empty(); });
+    }
+    std::erase_if(owners_, [](const auto& item) { return item.second.empty(); });
   }
 
  private:
   std::mutex mutex_;
-  std::map<std::tuple<const io::FileSystem*, int, std::string>, const Checkpoints*> owners_;
+  std::map<Place, std::map<std::string, std::set<const Checkpoints*>>> owners_;
 };
 
 FolderOwners& folder_owners() {
@@ -258,13 +281,18 @@ Checkpoints::Checkpoints(Engine::Impl& impl, io::FileSystem& files)
 
 Checkpoints::~Checkpoints() { folder_owners().forget(this); }
 
-void Checkpoints::own(const std::string& folder) {
-  if (folder_owners().claim(files_, impl_.group.rank(), folder, this) == this) return;
+void Checkpoints::own(const std::string& folder, const std::string& tag) {
+  if (folder_owners().may_save(FolderOwners::place(files_, impl_.group.rank(), folder), tag, this)) return;
   throw CheckpointError(
-      fmt::format("save_checkpoint: another engine of this process saves to '{}', and the two would overwrite each "
+      fmt::format("save_checkpoint: another engine of this process saves to '{}' {}, and the two would overwrite each "
                   "other's checkpoints; give each engine a folder of its own, such as '{}/generator' and "
                   "'{}/discriminator'",
-                  folder, folder, folder));
+                  folder, tag.empty() ? "under step numbers too" : fmt::format("under the tag '{}' too", tag), folder,
+                  folder));
+}
+
+void Checkpoints::go_on_in(const std::string& folder) {
+  folder_owners().join(FolderOwners::place(files_, impl_.group.rank(), folder), this);
 }
 
 std::byte* Checkpoints::staging(std::size_t nbytes) {
@@ -298,7 +326,7 @@ checkpoint::Contents Checkpoints::contents(std::vector<at::Tensor>& keep) const 
 void Checkpoints::save(const std::string& folder, const std::string& tag, std::string_view client_state,
                        const SaveOptions& options) {
   at::NoGradGuard no_grad;
-  own(folder);
+  own(folder, tag);
   impl_.store->quiesce();
   std::vector<at::Tensor> keep;
   checkpoint::Contents contents = this->contents(keep);

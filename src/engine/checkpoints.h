@@ -21,14 +21,16 @@ class Checkpoints {
 
   void save(const std::string& folder, const std::string& tag, std::string_view client_state,
             const SaveOptions& options);
+  /// This engine has loaded from `folder`: it may save there beside whoever did so far. Local.
+  void go_on_in(const std::string& folder);
   void wait() { checkpointer_.wait(); }
   const checkpoint::SaveStatistics& statistics() const { return checkpointer_.statistics(); }
   io::FileSystem& files() const { return files_; }
 
  private:
   checkpoint::Contents contents(std::vector<at::Tensor>& keep) const;
-  /// Throws CheckpointError when another engine that is alive has saved to `folder`. Local.
-  void own(const std::string& folder);
+  /// Throws CheckpointError when only other engines that are alive have saved to `folder` under `tag`. Local.
+  void own(const std::string& folder, const std::string& tag);
   std::byte* staging(std::size_t nbytes);
 
   Engine::Impl& impl_;

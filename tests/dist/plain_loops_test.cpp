@@ -514,18 +514,26 @@ TEST(PlainLoops, TwoEnginesDoNotOverwriteEachOthersCheckpoints) {
   const TemporaryFolder folder;
   everywhere([&](Group group, const Where& where) {
     const std::string at = fmt::format("{}/{}_{}_{}", folder.path(), where.ranks, where.stage, where.store);
-    Two d, g;
+    Two d, g, model;
     auto generator = initialize(g, json_of(where, kAdam), {.group = group});
     {
       auto discriminator = initialize(d, json_of(where, kAdam), {.group = group});
+      discriminator.save_checkpoint(at);
       discriminator.save_checkpoint(at, "epoch1");
-      try {
-        generator.save_checkpoint(at + "/../" + at.substr(at.rfind('/') + 1) + "/", "epoch2");
-        FAIL() << "saved";
-      } catch (const CheckpointError& error) {
-        EXPECT_NE(std::string(error.what()).find("a folder of its own"), std::string::npos);
+      const std::string same = at + "/../" + at.substr(at.rfind('/') + 1) + "/";
+      for (const char* tag : {"", "epoch1"}) {
+        try {
+          generator.save_checkpoint(same, tag);
+          FAIL() << "saved";
+        } catch (const CheckpointError& error) {
+          EXPECT_NE(std::string(error.what()).find("a folder of its own"), std::string::npos);
+        }
       }
+      generator.save_checkpoint(same, "generator1");
       generator.save_checkpoint(at + "/generator");
+      auto next = std::make_unique<Engine>(initialize(model, json_of(where, kAdam), {.group = group}));
+      next->load_checkpoint(at, "epoch1");  // who goes on with what is there may save it
+      next->save_checkpoint(at, "epoch1");
       discriminator.save_checkpoint(at, "epoch2");
     }
     generator.save_checkpoint(at, "epoch3");  // the other engine is gone
