@@ -177,6 +177,35 @@ TEST(PlainLoops, AnExceptionInBackwardLeavesTheWindowOrSaysThatItIsLost) {
   });
 }
 
+TEST(PlainLoops, WhatAFailedBackwardReachedCountsAsUnused) {
+  const std::string decays = R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0.5}})";
+  everywhere([&](Group group, const Where& where) {
+    Two model;
+    auto engine = initialize(model, json_of(where, decays), {.group = group});
+    const Tensor breaks = Breaks::apply(model->a).sum();
+    const Tensor reached = 100 * model->b.sum();  // what was made last is differentiated first
+    EXPECT_ANY_THROW(engine.backward(reached + breaks));
+    engine.backward(model->a.sum());
+    engine.step();
+    EXPECT_NE(first(engine.full_weight("a")), 1);
+    EXPECT_EQ(first(engine.full_weight("b")), 1);
+  });
+}
+
+TEST(PlainLoops, ZeroGradInsideAWindowKeepsItsPlace) {
+  everywhere([](Group group, const Where& where) {
+    Two model;
+    auto engine = initialize(model, json_of(where, kAdam + R"(, "gradient_accumulation_steps": 3)"), {.group = group});
+    for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
+      engine.backward(model->a.sum() + model->b.sum());
+      engine.step();
+      if (micro_batch == 0) engine.zero_grad();
+    }
+    EXPECT_EQ(engine.global_steps(), 1);
+    EXPECT_NEAR(engine.grad_norm(), 4 * 2. / 3, 1e-5);  // two of three: of 16 elements
+  });
+}
+
 TEST(PlainLoops, GradientsFromBeforeInitializeDoNotCount) {
   everywhere([](Group group, const Where& where) {
     Two model;
@@ -225,6 +254,18 @@ TEST(PlainLoops, GradientsAreChangedBetweenBackwardAndStep) {
   });
 }
 
+TEST(PlainLoops, GradientsThatNobodyHasMadeAreZero) {
+  everywhere([](Group group, const Where& where) {
+    Two model(3000);
+    auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+    for (int step = 0; step < 2; ++step) {  // whose sums leave something in memory
+      engine.backward(100 * (model->a.sum() + model->b.sum()));
+      engine.step();
+    }
+    engine.for_each_gradient([](const GradientPart& part) { EXPECT_TRUE(part.values.eq(0).all().item<bool>()); });
+  });
+}
+
 TEST(PlainLoops, WhoLooksForGradientsInGradIsTold) {
   everywhere([](Group group, const Where& where) {
     Two model;
@@ -244,9 +285,10 @@ TEST(PlainLoops, WhoLooksForGradientsInGradIsTold) {
 
 TEST(PlainLoops, FreezingUnfreezingAndUnusedParametersAreAsInPlainLibtorch) {
   everywhere([](Group group, const Where& where) {
-    for (const bool announced : {true, false}) {
-      Two model(3000), plain(3000);
-      for (auto* of : {&model, &plain}) (*of)->b.requires_grad_(false);
+    for (const auto& [announced, size] : {std::pair{true, 3000}, {false, 3000}, {true, 8}}) {
+      Two model(size), plain(size);
+      const bool one_unit = size == 8;  // of what is frozen from the beginning no unit has a part
+      for (auto* of : {&model, &plain}) (*of)->b.requires_grad_(one_unit);
       torch::optim::AdamW optimizer(plain->parameters(), plain_options().weight_decay(0.1));
       auto engine = initialize(
           model,
@@ -256,6 +298,7 @@ TEST(PlainLoops, FreezingUnfreezingAndUnusedParametersAreAsInPlainLibtorch) {
           {.group = group});
       for (int step = 0; step < 9; ++step) {
         for (auto* of : {&model, &plain}) {
+          if (step == 0) (*of)->b.requires_grad_(false);
           if (step == 2) (*of)->b.requires_grad_(true);
           if (step == 4) (*of)->a.requires_grad_(false);
           if (step == 6) (*of)->a.requires_grad_(true);
