@@ -111,9 +111,9 @@ TEST_F(CheckpointLoad, AnExtendedModelSaysWhatWasNotThere) {
     train(engine, 1);
 
     // The other way: the checkpoint has more than the model.
-    engine.save_checkpoint(folder, "more");
+    engine.save_checkpoint(folder + "/larger", "more");
     auto smaller = layers_engine(group, 3, {.first = "body", .second = "head", .buffer = "count"});
-    const LoadReport less = smaller.load_checkpoint(folder, "more", {.strict = false});
+    const LoadReport less = smaller.load_checkpoint(folder + "/larger", "more", {.strict = false});
     EXPECT_EQ(less.unexpected, (Names{"added.bias", "added.weight"}));
     EXPECT_EQ(less.missing, Names());
   }));
@@ -206,7 +206,7 @@ TEST_F(CheckpointLoad, OptimizerStatesComeAndGoWithAWord) {
     without.save_checkpoint(folder, "without");
     auto with = layers_engine(group, 2);
     train(with, 2);
-    with.save_checkpoint(folder, "with");
+    with.save_checkpoint(folder + "/with", "with");
 
     // Frozen there, trained here.
     LoadReport report = with.load_checkpoint(folder, "without");
@@ -222,7 +222,7 @@ TEST_F(CheckpointLoad, OptimizerStatesComeAndGoWithAWord) {
     train(with, 1);
 
     // Trained there, frozen here.
-    report = without.load_checkpoint(folder, "with");
+    report = without.load_checkpoint(folder + "/with", "with");
     EXPECT_TRUE(
         any_mentions(report.notices,
                      "2 parameters are frozen in this model, their optimizer states in the checkpoint "
