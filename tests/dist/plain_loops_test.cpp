@@ -73,6 +73,12 @@ struct TwoImpl : torch::nn::Module {
 };
 TORCH_MODULE(Two);
 
+/// A unit for each of x and y, gathered when it is used: what a module holds itself is in one.
+struct ApartImpl : torch::nn::Module {
+  Two x = register_module("x", Two(1500)), y = register_module("y", Two(1500));
+};
+TORCH_MODULE(Apart);
+
 double first(const Tensor& tensor) { return tensor.flatten()[0].item<double>(); }
 
 /// Throws in backward.
@@ -173,6 +179,23 @@ TEST(PlainLoops, AnExceptionInBackwardLeavesTheWindowOrSaysThatItIsLost) {
     EXPECT_ANY_THROW(engine.backward(100 * small->b.sum() + Breaks::apply(small->a).sum()));
     engine.backward(small->a.sum() + small->b.sum());
     EXPECT_EQ(first(engine.full_gradient("b")), 1);
+    engine.step();
+  });
+}
+
+TEST(PlainLoops, AFailedBackwardThatHasSentGradientsLosesTheWindow) {
+  everywhere([](Group group, const Where& where) {
+    Apart model;
+    auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+    const auto sum = [&] { return model->x->a.sum() + model->y->a.sum() + model->y->b.sum(); };
+    const Tensor breaks = Breaks::apply(model->x->a).sum();
+    const Tensor reached = 100 * (model->y->a.sum() + model->y->b.sum());  // all of a unit
+    EXPECT_ANY_THROW(engine.backward(reached + breaks));
+    EXPECT_THROW(engine.backward(sum()), ModelError);
+    engine.zero_grad();
+    engine.backward(sum());
+    EXPECT_EQ(first(engine.full_gradient("x.a")), 1);
+    EXPECT_EQ(first(engine.full_gradient("y.a")), 1);
     engine.step();
   });
 }
@@ -664,6 +687,33 @@ TEST(PlainLoops, ModulesMayWriteTheirParametersInForward) {
       optimizer.step();
       EXPECT_TRUE(at::allclose(engine.full_weight("weight"), plain->weight, 1e-4, 1e-5)) << step;
       EXPECT_TRUE(at::allclose(engine.full_weight("bias"), plain->bias, 1e-4, 1e-5)) << step;
+    }
+  });
+}
+
+TEST(PlainLoops, WhatIsWrittenIsReadAlsoAfterAnotherUnit) {
+  everywhere([](Group group, const Where& where) {
+    Apart model, plain;
+    auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+    torch::optim::AdamW optimizer(plain->parameters(), plain_options());
+    for (int step = 0; step < 3; ++step) {
+      const auto loss = [](Apart& of) {
+        for (int write = 0; write < 2; ++write) {
+          const at::NoGradGuard no_grad;
+          of->x->a.mul_(2);
+          (void)of->y->a.sum();
+        }
+        return of->x->a.pow(2).mean() + of->y->a.pow(2).mean();
+      };
+      const Tensor ours = loss(model);
+      engine.backward(ours);
+      engine.step();
+      optimizer.zero_grad();
+      const Tensor wanted = loss(plain);
+      wanted.backward();
+      optimizer.step();
+      EXPECT_NEAR(first(ours), first(wanted), 1e-4 * first(wanted)) << step;
+      EXPECT_TRUE(at::allclose(engine.full_weight("x.a"), plain->x->a, 1e-4, 1e-5)) << step;
     }
   });
 }
