@@ -277,6 +277,22 @@ TEST(PlainLoops, GradientsAreChangedBetweenBackwardAndStep) {
   });
 }
 
+TEST(PlainLoops, AGradientThatIsGivenToAnUnusedParameterCounts) {
+  everywhere([](Group group, const Where& where) {
+    Two model, plain;
+    auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+    torch::optim::AdamW optimizer(plain->parameters(), plain_options());
+    engine.backward(model->a.sum());
+    engine.set_full_gradient("b", at::ones({8}));
+    engine.step();
+    plain->a.sum().backward();
+    plain->b.mutable_grad() = at::ones({8});
+    optimizer.step();
+    EXPECT_TRUE(at::allclose(engine.full_weight("a"), plain->a, 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(engine.full_weight("b"), plain->b, 1e-5, 1e-6));
+  });
+}
+
 TEST(PlainLoops, GradientsThatNobodyHasMadeAreZero) {
   everywhere([](Group group, const Where& where) {
     Two model(3000);
@@ -688,6 +704,19 @@ TEST(PlainLoops, ModulesMayWriteTheirParametersInForward) {
       EXPECT_TRUE(at::allclose(engine.full_weight("weight"), plain->weight, 1e-4, 1e-5)) << step;
       EXPECT_TRUE(at::allclose(engine.full_weight("bias"), plain->bias, 1e-4, 1e-5)) << step;
     }
+  });
+}
+
+TEST(PlainLoops, WritesMeanTheSameAfterAScope) {
+  everywhere([](Group group, const Where& where) {
+    Two model;
+    auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+    for (const auto& modifier : {std::optional<int>(), std::optional<int>(0)}) {
+      { GatheredParameters scope(engine, modifier); }
+      const at::NoGradGuard no_grad;
+      model->a.mul_(2);
+    }
+    EXPECT_EQ(first(engine.full_weight("a")), 4);
   });
 }
 
