@@ -156,8 +156,10 @@ class Runner:
             MARK: mark, "TMPDIR": str(folder), "LD_LIBRARY_PATH": str(libraries), "OMP_NUM_THREADS": "1"}
         begin = time.monotonic()
         with open(folder / "log", "wb") as log:
-            process = subprocess.Popen(test.command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=log,
-                                       stderr=subprocess.STDOUT, start_new_session=True)
+            # Signals that this script ignores (under nohup, say) must reach the ranks.
+            process = subprocess.Popen(["env", "--default-signal", *test.command], cwd=folder, env=variables,
+                                       stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                                       start_new_session=True)
             try:
                 status: int | None = process.wait(limit)
             except subprocess.TimeoutExpired:
@@ -171,7 +173,8 @@ class Runner:
                 log.write(f"\n{test.name}: exit status {status} after {seconds:.1f} s\n".encode())
             self.logs.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / "log", self.logs / f"{log_name}.log")
-        shutil.rmtree(folder, ignore_errors=True)
+        for left in (folder, *pathlib.Path("/tmp").glob(f"zero*_{process.pid}*")):  # not all ask for TMPDIR
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
         return passed, seconds
 
     def is_usable(self, test: Test) -> bool:
@@ -191,18 +194,14 @@ class Runner:
         try:
             with self.compiling:
                 problem = self.build.compile_mutant(mutant, folder)
-            if problem:
-                return Outcome(name, "", 0, problem)
             names = (COMM if mutant["file"].startswith("src/comm/") else []) + TRAINING + SLOW
-            for test in (self.build.tests[n] for n in names if n in self.build.tests):
-                if self.stopped:
-                    return Outcome(name, "", 0, "not run to the end")
-                if not self.is_usable(test):
-                    continue
-                passed, seconds = self.run(test, folder, test.limit or 0, name)
-                if not passed:
-                    return Outcome(name, test.name, seconds)
-            return Outcome(name, "", 0)
+            for test in (self.build.tests[n] for n in names if n in self.build.tests and not problem):
+                if self.is_usable(test):
+                    passed, seconds = self.run(test, folder, test.limit or 0, name)
+                    if not passed:
+                        return Outcome(name, test.name, seconds)
+                problem = "not run to the end" if self.stopped else ""
+            return Outcome(name, "", 0, problem)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             remove_shared_memory(self.began)
