@@ -20,7 +20,7 @@ JOBS ?= $(shell awk -v c=$$(nproc) '/MemTotal/ {m=int($$2/2097152); print (m<1)?
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing install clean
+.PHONY: help setup test-packages configure build train compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -81,6 +81,10 @@ FUZZ_FIRST ?= 1
 test-fuzz-training: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target training_fuzz
 	@OMP_NUM_THREADS=1 ZERO_LOG_LEVEL=error $(BUILD)/tests/training_fuzz --first $(FUZZ_FIRST) --count 2000 --shrink
+
+# Fifty deliberate breakages, each of which a test has to notice; after make build. MUTANTS="--only NAME".
+test-mutants:
+	@$(PYTHON) scripts/mutants.py --build $(BUILD) $(MUTANTS)
 
 bench: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_step

@@ -645,6 +645,7 @@ TEST(GroupConformance, SplitGroupsWorkBesideTheWhole) {
         EXPECT_EQ(in_all, group.size() * (group.size() - 1) / 2 + round * group.size());
       }
       if (part.single_node()) {
+        EXPECT_EQ(part.local_rank(), part.rank());
         const SharedMemory memory = part.allocate_node_shared(4096, "of a part");
         static_cast<int*>(memory.data())[part.rank()] = group.rank() + 1;
         part.barrier().wait();

@@ -470,6 +470,9 @@ TEST(Buffers, ChangesAreSeen) {
     EXPECT_TRUE(sync.changed());
     sync.synchronise(group);
     EXPECT_FALSE(sync.changed()) << "what was written there is no change";
+    table[900] = 3;
+    EXPECT_TRUE(sync.changed()) << "between the pieces that are looked at";
+    sync.synchronise(group);
     table.data().mul_(2);
     EXPECT_TRUE(sync.changed()) << "past the version counter";
     sync.synchronise(group);

@@ -225,6 +225,33 @@ TEST(CommFailure, KilledAtAnyMomentPostsAndFetchesAreRightOrFail) {
   }
 }
 
+TEST(CommFailure, AWindowThatAnExceptionHasEndedIsNotReadAnyMore) {
+  const auto results = spawn(
+      2,
+      [](Group group) {
+        const SharedMemory slice = group.allocate(8000);
+        std::vector<std::int64_t> all(2000);
+        const auto open = [&] {
+          return comm::make_shard_window(group, "weights", {{"p", {1000, 1000}}}, DType::kInt64, {slice.data()});
+        };
+        if (group.rank() == kVictim) {
+          try {
+            const auto window = open();
+            throw std::runtime_error("not this model");
+          } catch (const std::runtime_error&) {  // the program goes on without it
+          }
+          while (true) group.barrier().wait();
+        }
+        const auto window = open();
+        group.barrier().wait();
+        window->fetch(0, all.data(), "a check").wait();
+      },
+      {.timeout = 20s});
+  for (const RankResult& result : results) {
+    EXPECT_NE(result.error.find("destroyed its shard window (an exception?"), std::string::npos) << result.error;
+  }
+}
+
 TEST(CommFailure, LeavingInAnyOrderIsNoFailure) {
   for (int late = 0; late < kRanks; ++late) {
     expect_all_ok(spawn(kRanks, [&](Group group) {

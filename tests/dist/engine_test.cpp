@@ -427,14 +427,18 @@ TEST(Engine, NonFiniteGradientSkipsTheStepOnAllRanks) {
   expect_all_ok(spawn(2, [](Group group) {
     auto model = make_deep();
     auto engine =
-        initialize(model, deep_json(3, "", store_json("node_shared") + R"(, "bf16": {"enabled": true})"),
+        initialize(model, deep_json(3, "", store_json("node_shared") + R"(, "bf16": {"enabled": true},
+          "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0.001, "warmup_max_lr": 0.01,
+                                                       "warmup_num_steps": 10, "warmup_type": "linear"}})"),
                    InitializeOptions{.group = group});
     const at::Tensor before = engine.full_weight("layer0.weight");
+    const double rate = engine.learning_rate();
     at::Tensor x = input(0, 0).to(at::kBFloat16);
     if (group.rank() == 1) x = x * std::numeric_limits<float>::infinity();
     engine.backward(engine(x).to(at::kFloat).square().mean());
     engine.step();
     EXPECT_EQ(engine.skipped_steps(), 1);
+    EXPECT_EQ(engine.learning_rate(), rate);
     EXPECT_TRUE(at::equal(before, engine.full_weight("layer0.weight")));
     engine.backward(engine(input(0, 0).to(at::kBFloat16)).to(at::kFloat).square().mean());
     engine.step();

@@ -182,6 +182,28 @@ TEST_F(FullWeights, ArchiveOfTorchSaveInCpp) {
   }));
 }
 
+/// One tensor under two names, or two tensors.
+struct PairImpl : torch::nn::Module {
+  at::Tensor left = register_parameter("left", at::full({8}, 1.0)), right;
+  explicit PairImpl(bool tied) {
+    right = register_parameter("right", tied ? left : at::full({8}, 2.0));
+  }
+};
+TORCH_MODULE(Pair);
+
+TEST_F(FullWeights, OfATiedParametersNamesTheFirstCounts) {
+  const std::string path = folder / "pair.pt";
+  torch::save(Pair(false), path);
+  expect_all_ok(spawn(2, [&](Group group) {
+    at::set_num_threads(1);
+    Pair model(true);
+    auto engine = initialize(model, json(3), {.group = group});
+    const LoadReport report = engine.load_full_weights(path);
+    EXPECT_TRUE(report.unexpected.empty());
+    EXPECT_TRUE(at::equal(engine.full_weight("left"), at::full({8}, 1.0)));
+  }));
+}
+
 torch::nn::Sequential python_model() {
   at::set_num_threads(1);
   at::manual_seed(1);
