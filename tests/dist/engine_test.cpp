@@ -545,11 +545,6 @@ TEST(Engine, PrefetchWindowIsMeasuredUpToTheLimit) {
       train(engine, 8);
       EXPECT_GE(window(), kLayerNumel);
       EXPECT_LE(window(), kLimit);
-      // All ranks gather in the same order, so they have agreed.
-      std::int64_t least = window(), most = window();
-      group.all_reduce(&least, 1, DType::kInt64, ReduceOp::kMin).wait();
-      group.all_reduce(&most, 1, DType::kInt64, ReduceOp::kMax).wait();
-      EXPECT_EQ(least, most);
       EXPECT_GT(engine.communication_report().prefetched_gathers, 0);
     }
   }));
