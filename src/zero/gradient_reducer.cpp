@@ -590,17 +590,19 @@ void GradientReducer::refresh_sumsq() {
 }
 
 void GradientReducer::hold_sums() {
-  if (!window_is_empty_) return;
-  for (std::size_t u = 0; sums_ && u < model_.units.size(); ++u) {
+  if (!window_is_empty_ || !sums_) return;
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
     sums_->take(static_cast<int>(u));
     sums_->view(static_cast<int>(u)).zero_();
   }
+  // They may be written to: what arrives from here on adds to them.
+  for (Bucket& bucket : buckets_) bucket.fresh = false;
+  window_is_empty_ = false;
 }
 
 void GradientReducer::resume_window(std::int64_t micro_batches) {
   window_is_empty_ = true;
   hold_sums();
-  for (Bucket& bucket : buckets_) bucket.fresh = false;
   // Which parameters the saved part had gradients of is not kept: all count as used.
   std::fill(window_used_.begin(), window_used_.end(), 1);
   finished_micro_batches_ = micro_batches;

@@ -88,7 +88,7 @@ TEST(PlainLoops, AnotherNetworksLossIsDroppedOrAnError) {
 TEST(PlainLoops, AnExceptionInBackwardLeavesTheWindowOrSaysThatItIsLost) {
   everywhere([](Group group, const Where& where) {
     for (const bool announced : {true, false}) {
-      Two model(5000);  // units of their own: what one has sent is in the sums
+      Two model(5000);
       auto engine = initialize(model, json_of(where, kAdam), {.group = group});
       const Tensor loss = 100 * model->b.sum() + Breaks::apply(model->a).sum();
       EXPECT_ANY_THROW(announced ? engine.backward(loss) : loss.backward());
@@ -222,6 +222,21 @@ TEST(PlainLoops, GradientsAreChangedBetweenBackwardAndStep) {
       EXPECT_TRUE(at::allclose(engine.full_weight("a"), plain->a, 1e-5, 1e-6)) << step;
       EXPECT_TRUE(at::allclose(engine.full_weight("b"), plain->b, 1e-5, 1e-6)) << step;
     }
+  });
+}
+
+TEST(PlainLoops, GradientsMayBeGivenWithoutAnyBackward) {
+  everywhere([](Group group, const Where& where) {
+    Two model;
+    auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+    for (int step = 0; step < 2; ++step) {
+      engine.set_full_gradient("a", at::full({8}, 2.0));
+      EXPECT_EQ(first(engine.full_gradient("a")), 2);
+      engine.step();
+      EXPECT_NEAR(engine.grad_norm(), 2 * std::sqrt(8.0), 1e-5);
+    }
+    EXPECT_NEAR(first(engine.full_weight("a")), 0.8, 1e-2);
+    EXPECT_EQ(first(engine.full_weight("b")), 1);
   });
 }
 
