@@ -200,6 +200,12 @@ class Backend : public std::enable_shared_from_this<Backend> {
   int local_rank() const;
   /// Pid of a rank on this host. Local.
   virtual pid_t pid_of(int rank) const = 0;
+  /// What rank `peer` of this host shares cannot be opened: throws CommError, on all ranks, when it is because it has
+  /// died or left. `what` for. Where others watch over the ranks it does nothing. Local.
+  virtual void fail_if_gone(int peer, const std::function<std::string()>& what) {
+    (void)peer;
+    (void)what;
+  }
   int local_size() const { return static_cast<int>(host_ranks_.size()); }
   virtual std::string_view name() const = 0;
 

@@ -86,6 +86,7 @@ std::shared_ptr<Region> Backend::share_region(std::span<const int> members, std:
       const Attempt& from = created[static_cast<std::size_t>(creator)];
       region = Region::open(registry(), from.id, pid_of(creator), from.fd, nbytes);
     } catch (const IoError& error) {
+      fail_if_gone(creator, [&what] { return what; });
       set_error(mine, error.what());
     }
   }

@@ -101,6 +101,7 @@ class ShmBackend final : public Backend {
   }
   const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
   pid_t pid_of(int rank) const override { return segment_->process_of(rank).pid; }
+  void fail_if_gone(int peer, const std::function<std::string()>& what) override;
   /// *Collective.* A zero-filled region for all ranks. Throws CommError, IoError.
   std::shared_ptr<Region> share_with_all(std::size_t nbytes, std::string_view label);
 

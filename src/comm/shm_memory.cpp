@@ -77,19 +77,25 @@ const std::byte* ShmBackend::map_input(int peer, const InputLocation& location,
       found =
           mappings.emplace(id.key(), Mapping(fd.get(), round_up(location.region_nbytes, kPageBytes))).first;
     } catch (const IoError& error) {
-      // A process that is being killed closes its files a little before it counts as gone.
-      const std::int64_t deadline_ns = base::monotonic_ns() + base::kNanosPerSecond;
-      std::string problem;
-      while ((problem = problem_of(peer, base::monotonic_ns(), true)).empty() &&
-             base::monotonic_ns() < deadline_ns) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
-      if (problem.empty()) problem = std::string("cannot be read: ") + error.what();
-      fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer),
-                             problem, rank(), what(), position_of(peer)));
+      fail_if_gone(peer, what);
+      fail_group(fmt::format("rank {} (pid {}) cannot be read by rank {} in {}: {}", peer, pid_of(peer), rank(),
+                             what(), error.what()));
     }
   }
   return found->second.data() + location.offset_nbytes;
+}
+
+void ShmBackend::fail_if_gone(int peer, const std::function<std::string()>& what) {
+  // A process that is being killed closes its files a little before it counts as gone.
+  const std::int64_t deadline_ns = base::monotonic_ns() + base::kNanosPerSecond;
+  while (base::monotonic_ns() < deadline_ns) {
+    const std::string problem = problem_of(peer, base::monotonic_ns(), true);
+    if (!problem.empty()) {
+      fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer), problem,
+                             rank(), what(), position_of(peer)));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
 }
 
 std::shared_ptr<Region> ShmBackend::share_with_all(std::size_t nbytes, std::string_view label) {
