@@ -16,7 +16,8 @@
 PRESET ?= release
 PYTHON ?= python3
 BUILD := build/$(PRESET)
-JOBS ?= $(shell awk -v c=$$(nproc) '/MemTotal/ {m=int($$2/2097152); print (m<1)?1:((m<c)?m:c)}' /proc/meminfo)
+# nproc takes OMP_NUM_THREADS for a number of cores.
+JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/MemTotal/ {m=int($$2/2097152); print (m<1)?1:((m<c)?m:c)}' /proc/meminfo)
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 

@@ -14,7 +14,6 @@
 #include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -27,18 +26,19 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
-#include <thread>
 
 #include "base/clock.h"
+#include "bench_support.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/folder.h"
-#include "comm/launcher.h"
 #include "io/aligned_buffer.h"
 #include "storage/cpu_allocator.h"
 #include "zero/models.h"
 #include "zero/zero.h"
 
 namespace {
+
+using bench::median;
 
 namespace fs = std::filesystem;
 using zero::base::seconds_now;
@@ -53,12 +53,6 @@ struct Options {
 };
 
 constexpr std::size_t kProbeBlock = 8 << 20;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
 
 template <class Work>
 double seconds_of(Work work) {
@@ -351,12 +345,7 @@ int run_rank(const Options& options) {
   zero::storage::keep_freed_memory();
   at::set_num_threads(1);
   zero::Group group = zero::init_distributed();
-  if (options.pin) {
-    cpu_set_t cpus;
-    CPU_ZERO(&cpus);
-    CPU_SET(group.local_rank() % std::max(1u, std::thread::hardware_concurrency()), &cpus);
-    sched_setaffinity(0, sizeof cpus, &cpus);
-  }
+  if (options.pin) bench::pin_to_core(group.local_rank());
   Benchmark(options, group).run();
   return 0;
 }
@@ -373,17 +362,5 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000));
   app.add_flag("!--no-pin", options.pin);
   CLI11_PARSE(app, argc, argv);
-  try {
-    if (options.ranks > 1 && !std::getenv("ZERO_RANK") && !std::getenv("OMPI_COMM_WORLD_RANK")) {
-      zero::comm::LaunchOptions launch;
-      launch.nproc = options.ranks;
-      launch.command.assign(argv, argv + argc);
-      launch.prefix_output = false;
-      return zero::comm::launch(launch);
-    }
-    return run_rank(options);
-  } catch (const std::exception& error) {
-    std::cerr << "checkpoint: " << error.what() << "\n";
-    return 2;
-  }
+  return bench::run_on_ranks("checkpoint", options.ranks, argc, argv, [&] { return run_rank(options); });
 }

@@ -25,12 +25,14 @@
 
 #include "base/clock.h"
 #include "base/small_floats.h"
+#include "bench_support.h"
 #include "collective_calls.h"
-#include "comm/launcher.h"
 #include "comm/wait_policy.h"
 #include "zero/zero.h"
 
 namespace {
+
+using bench::median;
 
 using bench::CollectiveCalls;
 using zero::DType;
@@ -121,12 +123,6 @@ float read(const void* data, DType dtype, std::int64_t i) {
     bits = static_cast<std::uint32_t>(high) << 16;
   }
   return std::bit_cast<float>(bits);
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
 /// Rank r on CPU r, or anywhere.
@@ -367,18 +363,5 @@ int main(int argc, char** argv) {
   app.add_option("--pinning", options.pinning, "of barriers");
   app.add_flag("--no-mpi", options.no_mpi, "without MPI's own, also under mpirun");
   CLI11_PARSE(app, argc, argv);
-  try {
-    if (options.ranks > 1 && !std::getenv("ZERO_RANK") && !std::getenv("OMPI_COMM_WORLD_RANK") &&
-        !std::getenv("PMI_RANK")) {
-      zero::comm::LaunchOptions launch;
-      launch.nproc = options.ranks;
-      launch.command.assign(argv, argv + argc);
-      launch.prefix_output = false;
-      return zero::comm::launch(launch);
-    }
-    return run_rank(options);
-  } catch (const std::exception& error) {
-    std::cerr << "collectives: " << error.what() << "\n";
-    return 2;
-  }
+  return bench::run_on_ranks("collectives", options.ranks, argc, argv, [&] { return run_rank(options); });
 }

@@ -9,7 +9,6 @@
 // counts the slower. Each kernel's result on fresh values is first compared with plain scalar arithmetic. One
 // JSON line per pass.
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -26,12 +25,15 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "bench_support.h"
 #include "comm/copy.h"
 #include "comm/reduce_kernels.h"
 #include "kernel_probes.h"
 #include "optim/kernels.h"
 
 namespace {
+
+using bench::median;
 
 using bench::Probes;
 using zero::DType;
@@ -356,12 +358,6 @@ class CopyPass final : public Pass {
   Buffer from_, to_;
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
-
 using MakePass = std::function<std::unique_ptr<Pass>(std::size_t budget)>;
 
 void run(const Options& options, const std::string& name, const std::string& isa, const MakePass& make) {
@@ -371,10 +367,7 @@ void run(const Options& options, const std::string& name, const std::string& isa
   std::barrier<> together(options.threads);
   double traffic = 0;
   const auto work = [&](int thread) {
-    cpu_set_t cpus;
-    CPU_ZERO(&cpus);
-    CPU_SET(thread % std::max(1u, std::thread::hardware_concurrency()), &cpus);
-    sched_setaffinity(0, sizeof cpus, &cpus);
+    bench::pin_to_core(thread);
     std::unique_ptr<Pass> pass;
     try {
       pass = make(budget);

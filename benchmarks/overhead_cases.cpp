@@ -4,7 +4,6 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
 
@@ -17,10 +16,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
-#include <thread>
 #include <utility>
 
 #include "base/clock.h"
+#include "bench_support.h"
 #include "optim/kernels.h"
 #include "storage/cpu_allocator.h"
 #include "storage/flat_buffer.h"
@@ -59,11 +58,6 @@ struct Mlp : torch::nn::Module {
   std::vector<std::shared_ptr<LayerImpl>> layers_;
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
 double least(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
 double us(double seconds) { return std::round(seconds * 1e7) / 10; }
 double ms(double seconds) { return std::round(seconds * 1e5) / 100; }
@@ -505,10 +499,7 @@ Rank::Rank() {
   zero::storage::keep_freed_memory();
   at::set_num_threads(1);
   group = zero::init_distributed();
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  CPU_SET(group.local_rank() % std::max(1u, std::thread::hardware_concurrency()), &cpus);
-  sched_setaffinity(0, sizeof cpus, &cpus);
+  bench::pin_to_core(group.local_rank());
 }
 
 void measure_tiny_steps(Rank& rank, const OverheadOptions& options) {

@@ -10,24 +10,23 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include <algorithm>
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
 
 #include "base/clock.h"
-#include "comm/launcher.h"
+#include "bench_support.h"
 #include "storage/cpu_allocator.h"
 #include "zero/zero.h"
 
 namespace {
+
+using bench::median;
 
 using at::Tensor;
 using torch::nn::Linear;
@@ -105,19 +104,11 @@ std::string json_of(const std::string& mode) {
       mode.substr(5, 1), copying ? "copying" : "auto");
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 int run_rank(const Options& options) {
   zero::storage::keep_freed_memory();
   at::set_num_threads(1);
   zero::Group group = zero::init_distributed();
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  CPU_SET(group.local_rank() % std::max(1u, std::thread::hardware_concurrency()), &cpus);
-  sched_setaffinity(0, sizeof cpus, &cpus);
+  bench::pin_to_core(group.local_rank());
   const auto tokens_of = [&](int step) {
     at::manual_seed(1000 + step * options.ranks + group.rank());
     return at::randn({options.tokens, options.dim}).to(at::kBFloat16);
@@ -193,17 +184,5 @@ int main(int argc, char** argv) {
   app.add_option("--modes", options.modes);
   app.add_option("--routings", options.routings);
   CLI11_PARSE(app, argc, argv);
-  try {
-    if (options.ranks > 1 && !std::getenv("ZERO_RANK") && !std::getenv("OMPI_COMM_WORLD_RANK")) {
-      zero::comm::LaunchOptions launch;
-      launch.nproc = options.ranks;
-      launch.command.assign(argv, argv + argc);
-      launch.prefix_output = false;
-      return zero::comm::launch(launch);
-    }
-    return run_rank(options);
-  } catch (const std::exception& error) {
-    std::cerr << "routing: " << error.what() << "\n";
-    return 2;
-  }
+  return bench::run_on_ranks("routing", options.ranks, argc, argv, [&] { return run_rank(options); });
 }

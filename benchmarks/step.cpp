@@ -12,7 +12,6 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/resource.h>
 #include <torch/nn/module.h>
 
@@ -21,16 +20,17 @@
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "base/clock.h"
 #include "base/process_memory.h"
-#include "comm/launcher.h"
+#include "bench_support.h"
 #include "storage/cpu_allocator.h"
 #include "zero/models.h"
 #include "zero/zero.h"
 
 namespace {
+
+using bench::median;
 
 using zero::base::seconds_now;
 
@@ -49,12 +49,6 @@ struct Options {
   bool glibc = false;        ///< no zerotorch.caching_allocator
   std::string modes = "stage0,stage1,stage2,stage3-copying,stage3";
 };
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
 
 long page_faults() {
   rusage usage{};
@@ -171,12 +165,7 @@ int run_rank(const Options& options) {
   zero::storage::keep_freed_memory();
   at::set_num_threads(1);
   zero::Group group = zero::init_distributed();
-  if (options.pin) {
-    cpu_set_t cpus;
-    CPU_ZERO(&cpus);
-    CPU_SET(group.local_rank() % std::max(1u, std::thread::hardware_concurrency()), &cpus);
-    sched_setaffinity(0, sizeof cpus, &cpus);
-  }
+  if (options.pin) bench::pin_to_core(group.local_rank());
   const auto model_opts = model_options(options);
   at::manual_seed(1);
   zero::GPT plain{nullptr};
@@ -262,17 +251,5 @@ int main(int argc, char** argv) {
   app.add_flag("--glibc", options.glibc, "without zerotorch.caching_allocator");
   app.add_flag("--step-in-backward", options.in_backward, "without clipping");
   CLI11_PARSE(app, argc, argv);
-  try {
-    if (options.ranks > 1 && !std::getenv("ZERO_RANK") && !std::getenv("OMPI_COMM_WORLD_RANK")) {
-      zero::comm::LaunchOptions launch;
-      launch.nproc = options.ranks;
-      launch.command.assign(argv, argv + argc);
-      launch.prefix_output = false;
-      return zero::comm::launch(launch);
-    }
-    return run_rank(options);
-  } catch (const std::exception& error) {
-    std::cerr << "step: " << error.what() << "\n";
-    return 2;
-  }
+  return bench::run_on_ranks("step", options.ranks, argc, argv, [&] { return run_rank(options); });
 }

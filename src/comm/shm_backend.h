@@ -96,6 +96,8 @@ class ShmBackend final : public Backend {
   /// there are none. Throws CommError.
   const std::byte* map_input(int peer, const InputLocation& location,
                              const std::function<std::string()>& what);
+  /// The region of a location that `peer` has published, mapped here. Throws CommError where the peer is gone, IoError.
+  Mapping map_region_of(int peer, const InputLocation& location, const std::function<std::string()>& what);
   std::shared_ptr<Region> create_region(std::size_t nbytes, const std::string& what) {
     return Region::create(registry_, nbytes, Region::Sharing::kReadable, what);
   }

@@ -73,16 +73,23 @@ const std::byte* ShmBackend::map_input(int peer, const InputLocation& location,
     // A node-shared region is mapped here already, by its own name.
     if (const auto region = registry_->find(id)) return region->data() + location.offset_nbytes;
     try {
-      const FileDescriptor fd = open_descriptor_of(pid_of(peer), location.fd);
-      found =
-          mappings.emplace(id.key(), Mapping(fd.get(), round_up(location.region_nbytes, kPageBytes))).first;
+      found = mappings.emplace(id.key(), map_region_of(peer, location, what)).first;
     } catch (const IoError& error) {
-      fail_if_gone(peer, what);
       fail_group(fmt::format("rank {} (pid {}) cannot be read by rank {} in {}: {}", peer, pid_of(peer), rank(),
                              what(), error.what()));
     }
   }
   return found->second.data() + location.offset_nbytes;
+}
+
+Mapping ShmBackend::map_region_of(int peer, const InputLocation& location, const std::function<std::string()>& what) {
+  try {
+    const FileDescriptor fd = open_descriptor_of(pid_of(peer), location.fd);
+    return Mapping(fd.get(), round_up(location.region_nbytes, kPageBytes));
+  } catch (const IoError&) {
+    fail_if_gone(peer, what);
+    throw;
+  }
 }
 
 void ShmBackend::fail_if_gone(int peer, const std::function<std::string()>& what) {

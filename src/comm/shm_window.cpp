@@ -107,14 +107,8 @@ const std::byte* ShmWindow::map(int peer, const InputLocation& location) {
   if (const auto region = shm_.registry()->find(id)) return region->data() + location.offset_nbytes;
   auto found = mappings_.find(id.key());
   if (found == mappings_.end()) {
-    try {
-      const FileDescriptor fd = open_descriptor_of(shm_.pid_of(peer), location.fd);
-      found =
-          mappings_.emplace(id.key(), Mapping(fd.get(), round_up(location.region_nbytes, kPageBytes))).first;
-    } catch (const IoError&) {
-      shm_.fail_if_gone(peer, [this] { return fmt::format("shard window \"{}\"", table().label); });
-      throw;
-    }
+    const auto what = [this] { return fmt::format("shard window \"{}\"", table().label); };
+    found = mappings_.emplace(id.key(), shm_.map_region_of(peer, location, what)).first;
   }
   return found->second.data() + location.offset_nbytes;
 }

@@ -499,7 +499,8 @@ void GradientReducer::even_out(std::int64_t most_rounds) {
   }
   for (auto& bucket : buckets_) {
     const int index = index_of(bucket);
-    if (rows_ && rows_->goes_as_rows(schedule_.parameters(index).front())) continue;
+    const auto& parameters = schedule_.parameters(index);
+    if (rows_ && !parameters.empty() && rows_->goes_as_rows(parameters.front())) continue;
     const std::int64_t rounds = wanted.empty() ? 1 : wanted[index];
     while (schedule_.rounds(index) < rounds) {
       zero_missing(bucket);
