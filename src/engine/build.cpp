@@ -225,7 +225,9 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
   impl.optimizer->choose_active([&impl, reducer = impl.reducer.get(), skips_unused](int p) {
     const auto& groups = impl.stepped_groups;
     const bool stepped = groups.empty() || std::ranges::find(groups, impl.optimizer->group_of(p)) != groups.end();
-    return stepped && (reducer->used_in_window(p) || (reducer->expected(p) && !skips_unused));
+    // Frozen or not is asked now: a program's own loss.backward() does not say that a micro-batch has begun.
+    const bool counts_as_zero = !skips_unused && impl.model.parameters[p].tensor.requires_grad();
+    return stepped && (reducer->used_in_window(p) || counts_as_zero);
   });
 }
 

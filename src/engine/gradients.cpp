@@ -214,6 +214,10 @@ void Gradients::zero_grad() {
   lost_.reset();
   foreign_ = false;
   arm_all();
+  for (std::size_t p = 0; p < parameters_.size(); ++p) {
+    // Unfrozen since the last call, and reached by a backward: not the reducer's yet.
+    if (!parameters_[p].hook) impl_.model.parameters[p].tensor.mutable_grad().reset();
+  }
   impl_.reducer->drop_window();
   const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
   if (drops && impl_.window_micro_batches() > 0 && !std::exchange(warned_of_drop_, true) &&

@@ -6,6 +6,24 @@
 
 namespace zero::layout {
 
+std::vector<Bucket> cut_into_buckets(const std::vector<Slot>& slots, std::int64_t unit_numel,
+                                     std::int64_t bucket_numel) {
+  std::vector<Bucket> buckets;
+  for (const Range range : bucket_ranges(unit_numel, bucket_numel)) {
+    Bucket& bucket = buckets.emplace_back(Bucket{range, {}, {}});
+    std::int64_t filled = range.begin;
+    for (const Slot& slot : slots) {
+      const Range part = intersect(slot.range(), range);
+      if (part.empty()) continue;
+      if (part.begin > filled) bucket.gaps.push_back({filled, part.begin});
+      filled = part.end;
+      bucket.parameters.push_back(slot.parameter);
+    }
+    if (filled < range.end) bucket.gaps.push_back({filled, range.end});
+  }
+  return buckets;
+}
+
 BucketSchedule::BucketSchedule(std::vector<std::vector<int>> parameters, int parameter_count)
     : expected_(static_cast<std::size_t>(parameter_count), true) {
   std::size_t places = 0;

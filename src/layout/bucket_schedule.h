@@ -9,7 +9,26 @@
 #include <cstdint>
 #include <vector>
 
+#include "layout/units.h"
+
 namespace zero::layout {
+
+/// A range of a unit whose gradients are sent together.
+struct Bucket {
+  Range range;
+  std::vector<int> parameters;  ///< with a part in it, in the unit's order
+  std::vector<Range> gaps;      ///< padding, in the unit
+};
+
+/// Cuts a unit into buckets of at most `bucket_numel` elements; `slots` in the order of their places.
+std::vector<Bucket> cut_into_buckets(const std::vector<Slot>& slots, std::int64_t unit_numel,
+                                     std::int64_t bucket_numel);
+
+/// Elements that a pool of buckets may grow to, as long as others are sent whose memory comes back: where
+/// reductions overlap backward one is filled, one read by others, one in between.
+constexpr std::int64_t bucket_pool_limit(std::int64_t largest_bucket_numel, bool overlap) {
+  return (overlap ? 3 : 1) * largest_bucket_numel;
+}
 
 class BucketSchedule {
  public:

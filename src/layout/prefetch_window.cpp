@@ -47,4 +47,32 @@ std::int64_t prefetch_window(std::span<const TimedUse> uses, double slack) {
   return window;
 }
 
+void MeasuredWindow::note_use(int phase, double now, double waited) {
+  constexpr std::size_t kMostUses = 100'000;  // evaluation without end between two steps
+  if (uses_.size() >= kMostUses) return;
+  if (!uses_.empty()) uses_.back().compute_seconds = now - used_at_ - (waited - waited_before_);
+  used_at_ = now;
+  waited_before_ = waited;
+  uses_.push_back({.phase = phase});
+}
+
+void MeasuredWindow::note_gather(std::int64_t numel, double seconds) {
+  if (uses_.empty()) return;
+  uses_.back().gathered_numel += numel;
+  uses_.back().gather_seconds += seconds;
+}
+
+std::optional<std::int64_t> MeasuredWindow::end_step() {
+  constexpr double kSlack = 2;  // other messages share the way, and times vary
+  std::optional<std::int64_t> wanted;
+  ++steps_;
+  if (!uses_.empty() && uses_.back().phase == 1) {
+    wanted = prefetch_window(uses_, kSlack);
+    next_choice_ = 2 * steps_;
+  }
+  uses_.clear();
+  measuring_ = steps_ + 1 >= next_choice_;
+  return wanted;
+}
+
 }  // namespace zero::layout

@@ -1,7 +1,9 @@
 #pragma once
 // How far ahead of use to gather, from measured times. Pure arithmetic.
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <vector>
 
 namespace zero::layout {
 
@@ -18,5 +20,24 @@ struct TimedUse {
 /// other, each taking `slack` times what was measured. Where gathers take longer than computation, all of the
 /// pass.
 std::int64_t prefetch_window(std::span<const TimedUse> uses, double slack);
+
+/// Times of the uses in steps 3, 6, 12, 24, ..., and the windows that they ask for.
+class MeasuredWindow {
+ public:
+  bool measuring() const { return measuring_; }
+  /// While measuring: a unit is used at `now`; `waited` seconds were spent on waiting for gathers so far.
+  void note_use(int phase, double now, double waited);
+  /// While measuring: `numel` elements had to be gathered for the last use, which took `seconds` to move.
+  void note_gather(std::int64_t numel, double seconds);
+  /// A step is over. What it asks for, where it was measured and had a backward.
+  std::optional<std::int64_t> end_step();
+
+ private:
+  bool measuring_ = false;
+  std::int64_t steps_ = 0;
+  std::int64_t next_choice_ = 3;  ///< at the end of this step; the order of use is known from the second on
+  std::vector<TimedUse> uses_;
+  double used_at_ = 0, waited_before_ = 0;
+};
 
 }  // namespace zero::layout

@@ -3,9 +3,6 @@
 #include "base/check.h"
 
 namespace zero::layout {
-namespace {
-constexpr std::size_t kRecent = 16;
-}
 
 UseOrder::UseOrder(std::vector<std::int64_t> unit_numel)
     : unit_numel_(std::move(unit_numel)),
@@ -29,13 +26,6 @@ void UseOrder::use(int unit, int phase) {
   current_unit_ = unit;
   current_phase_ = phase;
   current_context_ = context;
-  hash_ = (hash_ ^ (static_cast<std::uint64_t>(unit) * 2 + phase + 1)) * 1099511628211ull;
-  if (recent_.size() < kRecent) {
-    recent_.push_back(unit);
-  } else {
-    recent_[recent_begin_] = unit;
-    recent_begin_ = (recent_begin_ + 1) % kRecent;
-  }
 }
 
 UseOrder::Prediction UseOrder::Walk::next() {
@@ -53,13 +43,6 @@ UseOrder::Prediction UseOrder::predict(int ahead) const {
 std::int64_t UseOrder::reuse_distance(int unit) const {
   const int context = last_context_of_[unit];
   return context < 0 ? -1 : contexts_[context].reuse_distance;
-}
-
-std::vector<int> UseOrder::recent() const {
-  std::vector<int> out;
-  for (std::size_t i = 0; i < recent_.size(); ++i)
-    out.push_back(recent_[(recent_begin_ + i) % recent_.size()]);
-  return out;
 }
 
 }  // namespace zero::layout

@@ -25,6 +25,7 @@ class UseOrder {
   struct Prediction {
     int unit = -1;  ///< -1: not known
     int phase = 0;
+    bool operator==(const Prediction&) const = default;
   };
   /// What is expected after the current use, `ahead` (>= 1) uses on. Costs `ahead` steps.
   Prediction predict(int ahead) const;
@@ -48,12 +49,6 @@ class UseOrder {
   int current() const { return current_unit_; }
   int current_phase() const { return current_phase_; }
 
-  /// Hash over the whole history: equal on ranks whose control flow is equal.
-  std::uint64_t hash() const { return hash_; }
-
-  /// The last units used, oldest first, at most 16: for error messages.
-  std::vector<int> recent() const;
-
  private:
   struct Context {
     int unit = -1;
@@ -67,10 +62,7 @@ class UseOrder {
   std::vector<Context> contexts_;
   std::vector<int> last_context_of_;            ///< by unit
   std::vector<std::int64_t> last_position_of_;  ///< by unit, in elements used so far
-  std::vector<int> recent_;
-  std::size_t recent_begin_ = 0;
   std::int64_t position_ = 0;
-  std::uint64_t hash_ = 1469598103934665603ull;
   int current_unit_ = -1;
   int current_phase_ = -1;
   int current_context_ = -1;

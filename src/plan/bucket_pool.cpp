@@ -1,105 +1,23 @@
-// The gradient reducer's buckets, without memory: see zero/gradient_reducer.cpp for the why of each rule.
+// The gradient reducer's buckets, without memory.
 #include <algorithm>
 #include <deque>
-#include <set>
 
+#include "layout/best_fit.h"
+#include "layout/bucket_schedule.h"
 #include "plan/pools.h"
 
 namespace zero::plan {
 namespace {
 
 constexpr int kMicroBatches = 3;
-constexpr int kBucketsInFlight = 3;  ///< that the pool is made for where reductions overlap backward
-
-struct Bucket {
-  std::int64_t numel = 0;
-  int parameters = 0;  ///< that have a part in it
-  int arrived = 0;
-  int rounds = 0;
-  std::int64_t buffer_numel = 0;  ///< 0: closed
-  bool sent = false;
-};
-
-class BucketPool {
- public:
-  /// `in_flight`: no reduction ends before its buffer is needed; else each ends at once.
-  BucketPool(std::vector<Bucket> buckets, std::vector<std::vector<int>> places, std::int64_t limit_numel,
-             bool in_flight)
-      : buckets_(std::move(buckets)),
-        places_(std::move(places)),
-        limit_numel_(limit_numel),
-        in_flight_(in_flight) {}
-
-  void micro_batch(const std::vector<int>& parameters) {
-    for (const int p : parameters) {
-      for (const int b : places_[p]) arrive(b);
-    }
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      Bucket& bucket = buckets_[b];
-      const bool is_open = bucket.buffer_numel > 0 && !bucket.sent;
-      if (bucket.rounds > 0 && !is_open) continue;
-      if (bucket.buffer_numel == 0) open(bucket);
-      send(static_cast<int>(b));
-    }
-    while (!sent_.empty()) close_oldest();
-    for (Bucket& bucket : buckets_) bucket.rounds = 0;
-  }
-
-  std::int64_t total_numel() const { return total_numel_; }
-
- private:
-  void arrive(int b) {
-    Bucket& bucket = buckets_[b];
-    if (bucket.buffer_numel == 0) open(bucket);
-    if (++bucket.arrived == bucket.parameters) send(b);
-  }
-
-  void open(Bucket& bucket) {
-    for (;;) {
-      const auto found = free_.lower_bound(bucket.numel);
-      if (found != free_.end()) {
-        bucket.buffer_numel = *found;
-        free_.erase(found);
-        return;
-      }
-      if (total_numel_ + bucket.numel <= limit_numel_ || sent_.empty()) {
-        bucket.buffer_numel = bucket.numel;
-        total_numel_ += bucket.numel;
-        return;
-      }
-      close_oldest();
-    }
-  }
-
-  void send(int b) {
-    Bucket& bucket = buckets_[b];
-    bucket.arrived = 0;
-    ++bucket.rounds;
-    bucket.sent = true;
-    sent_.push_back(b);
-    while (!in_flight_ && !sent_.empty()) close_oldest();
-  }
-
-  void close_oldest() {
-    Bucket& bucket = buckets_[sent_.front()];
-    sent_.pop_front();
-    free_.insert(bucket.buffer_numel);
-    bucket.buffer_numel = 0;
-    bucket.sent = false;
-  }
-
-  std::vector<Bucket> buckets_;
-  const std::vector<std::vector<int>> places_;  ///< by parameter: its buckets
-  const std::int64_t limit_numel_;
-  const bool in_flight_;
-  std::multiset<std::int64_t> free_;
-  std::deque<int> sent_;
-  std::int64_t total_numel_ = 0;
-};
-
+/// The buckets of a model and where its parameters lie in them.
 struct Buckets {
-  std::vector<Bucket> all;
-  std::vector<std::vector<int>> places;
+  struct Place {
+    int bucket, position;
+  };
+  std::vector<std::int64_t> numel;
+  std::vector<std::vector<int>> parameters;  ///< by bucket
+  std::vector<std::vector<Place>> places;    ///< by parameter
 };
 
 Buckets make_buckets(const ModelShape& model, const LaidOut& laid) {
@@ -107,18 +25,76 @@ Buckets make_buckets(const ModelShape& model, const LaidOut& laid) {
   buckets.places.resize(model.parameters.size());
   for (const auto& unit : laid.units) {
     if (!unit.trainable) continue;
-    for (const auto range : layout::bucket_ranges(unit.numel, laid.bucket_numel)) {
-      Bucket bucket{.numel = range.numel()};
-      for (const auto& slot : unit.slots) {
-        if (layout::intersect(slot.range(), range).empty()) continue;
-        buckets.places[slot.parameter].push_back(static_cast<int>(buckets.all.size()));
-        ++bucket.parameters;
-      }
-      buckets.all.push_back(bucket);
+    for (auto& bucket : layout::cut_into_buckets(unit.slots, unit.numel, laid.bucket_numel)) {
+      for (std::size_t i = 0; i < bucket.parameters.size(); ++i)
+        buckets.places[bucket.parameters[i]].push_back(
+            {static_cast<int>(buckets.numel.size()), static_cast<int>(i)});
+      buckets.numel.push_back(bucket.range.numel());
+      buckets.parameters.push_back(std::move(bucket.parameters));
     }
   }
   return buckets;
 }
+
+/// Carries out the reducer's schedule without memory.
+class BucketPool {
+ public:
+  /// `in_flight`: no reduction ends before its buffer is needed; else each ends at once.
+  BucketPool(const Buckets& buckets, std::int64_t limit_numel, bool in_flight)
+      : buckets_(buckets),
+        schedule_(buckets.parameters, static_cast<int>(buckets.places.size())),
+        buffer_of_(buckets.numel.size(), -1),
+        limit_numel_(limit_numel),
+        in_flight_(in_flight) {}
+
+  void micro_batch(const std::vector<int>& parameters) {
+    for (const int p : parameters) {
+      for (const auto place : buckets_.places[p]) {
+        const auto arrival = schedule_.arrive(place.bucket, place.position);
+        if (arrival.opens) open(place.bucket);
+        if (arrival.completes) send(place.bucket);
+      }
+    }
+    for (int b = 0; b < schedule_.size(); ++b) {
+      const int rounds = schedule_.rounds_wanted(b);
+      while (schedule_.rounds(b) < rounds) {
+        if (!schedule_.open(b)) open(b);
+        send(b);
+      }
+    }
+    while (!sent_.empty()) close_oldest();
+    schedule_.end_micro_batch();
+  }
+
+  std::int64_t total_numel() const { return buffers_.total_numel(); }
+
+ private:
+  void open(int b) {
+    const std::int64_t numel = buckets_.numel[b];
+    while (!sent_.empty() && !buffers_.has_free(numel) && buffers_.total_numel() + numel > limit_numel_) close_oldest();
+    const auto free = buffers_.take(numel);
+    buffer_of_[b] = free ? *free : buffers_.make(numel);
+  }
+
+  void send(int b) {
+    schedule_.send(b);
+    sent_.push_back(buffer_of_[b]);
+    while (!in_flight_ && !sent_.empty()) close_oldest();
+  }
+
+  void close_oldest() {
+    buffers_.give_back(sent_.front());
+    sent_.pop_front();
+  }
+
+  const Buckets& buckets_;
+  layout::BucketSchedule schedule_;
+  layout::BestFit buffers_;
+  std::vector<int> buffer_of_;  ///< by bucket
+  std::deque<int> sent_;        ///< buffers
+  const std::int64_t limit_numel_;
+  const bool in_flight_;
+};
 
 /// The order in which gradients are complete: a parameter's with the first of its uses, the last that
 /// backward reaches; the arguments of one operator last to first, as a linear layer's bias comes before its
@@ -157,19 +133,20 @@ std::vector<Use> uses_of(const ModelShape& model) {
 std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid) {
   const std::int64_t sum = laid.padded_numel(/*trainable_only=*/true);
   if (!laid.sharding.gradients) return sum;
-  if (sum / laid.bucket_numel > kMostBuckets) return std::min(sum, kBucketsInFlight * laid.bucket_numel);
+  if (sum / laid.bucket_numel > kMostBuckets)
+    return std::min(sum, layout::bucket_pool_limit(laid.bucket_numel, /*overlap=*/true));
   const Buckets buckets = make_buckets(model, laid);
   std::int64_t largest = 0;
-  for (const Bucket& bucket : buckets.all) largest = std::max(largest, bucket.numel);
+  for (const std::int64_t numel : buckets.numel) largest = std::max(largest, numel);
   const std::vector<int> order = arrivals(model);
-  const auto grown = [&](std::int64_t limit_numel, bool in_flight) {
-    BucketPool pool(buckets.all, buckets.places, limit_numel, in_flight);
+  const std::int64_t limit = layout::bucket_pool_limit(largest, laid.overlap);
+  const auto grown = [&](bool in_flight) {
+    BucketPool pool(buckets, limit, in_flight);
     for (int i = 0; i < kMicroBatches; ++i) pool.micro_batch(order);
     return pool.total_numel();
   };
-  if (!laid.overlap || laid.world_size == 1) return grown(largest, false);
-  const std::int64_t limit = kBucketsInFlight * largest;
-  return std::max({grown(limit, false), grown(limit, true), std::min(limit, sum)});
+  if (!laid.overlap || laid.world_size == 1) return grown(false);
+  return std::max({grown(false), grown(true), std::min(limit, sum)});
 }
 
 }  // namespace zero::plan

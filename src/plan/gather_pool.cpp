@@ -1,8 +1,8 @@
-// The copying store's gathers, without memory: see zero/copying_store.cpp for the why of each rule.
+// The copying store's gathers, without memory.
 #include <algorithm>
-#include <set>
 
-#include "layout/use_order.h"
+#include "layout/best_fit.h"
+#include "layout/gather_schedule.h"
 #include "plan/pools.h"
 
 namespace zero::plan {
@@ -19,151 +19,45 @@ std::vector<std::int64_t> unit_numels(const LaidOut& laid) {
   return numels;
 }
 
+/// Carries out the copying store's schedule without memory.
 class GatherPool {
  public:
   GatherPool(const LaidOut& laid, const Config& config)
       : laid_(laid),
-        max_live_numel_(config.zero_optimization.stage3_max_live_parameters),
-        max_reuse_numel_(config.zero_optimization.stage3_max_reuse_distance),
-        prefetch_numel_(laid.overlap ? config.zero_optimization.stage3_prefetch_bucket_size : 0),
-        order_(unit_numels(laid)),
-        states_(laid.units.size()) {}
+        schedule_(unit_numels(laid), laid.resident,
+                  {.max_live_numel = config.zero_optimization.stage3_max_live_parameters,
+                   .max_reuse_numel = config.zero_optimization.stage3_max_reuse_distance,
+                   .window_numel = laid.overlap ? config.zero_optimization.stage3_prefetch_bucket_size : 0}),
+        buffer_of_(laid.units.size(), -1) {}
 
   void operate(const std::vector<int>& units, int phase) {
-    for (const int unit : units) before_use(unit, phase);
-    for (const int unit : units) after_use(unit);
+    for (const int unit : units) carry_out(schedule_.use(unit, phase));
+    for (const int unit : units) carry_out(schedule_.unuse(unit));
   }
+  void publish() { carry_out(schedule_.publish()); }
 
-  void publish() {
-    for (std::size_t i = 0; i < states_.size(); ++i) drop(static_cast<int>(i));
-  }
-
-  const GatherUse& use() const { return use_; }
-  void start_step() { use_.gathered_numel = 0; }
+  void start_step() { gathered_numel_ = 0; }
+  GatherUse use() const { return {buffers_.total_numel(), gathered_numel_, schedule_.peak_live_numel()}; }
 
  private:
-  struct State {
-    enum { kReleased, kGathering, kGathered } at = kReleased;
-    int pins = 0;
-    std::int64_t buffer_numel = 0;
-    bool prefetched = false;
-  };
-
-  std::int64_t numel(int unit) const { return laid_.units[unit].numel; }
-
-  void before_use(int unit, int phase) {
-    const int before = order_.current();
-    order_.use(unit, phase);
-    ++states_[unit].pins;
-    if (before >= 0 && before != unit) leave(before);
-    if (!laid_.resident[unit]) {
-      make_whole(unit);
-      prefetch();
-    } else if (before != unit) {
-      prefetch();
-    }
-  }
-
-  void after_use(int unit) {
-    if (--states_[unit].pins == 0 && unit != order_.current()) leave(unit);
-  }
-
-  void leave(int unit) {
-    if (states_[unit].at != State::kGathered || states_[unit].pins > 0) return;
-    const std::int64_t distance = order_.reuse_distance(unit);
-    if (distance >= 0 && distance <= max_reuse_numel_ && live_numel_ <= max_live_numel_) return;
-    drop(unit);
-  }
-
-  void drop(int unit) {
-    State& state = states_[unit];
-    finish_gather(unit);
-    if (state.at != State::kGathered || state.pins > 0) return;
-    free_.insert(state.buffer_numel);
-    state.at = State::kReleased;
-    live_numel_ -= numel(unit);
-  }
-
-  int farthest_victim() const {
-    int victim = -1;
-    std::int64_t farthest = -1;
-    for (std::size_t i = 0; i < states_.size(); ++i) {
-      if (states_[i].at != State::kGathered || states_[i].pins > 0) continue;
-      const std::int64_t known = order_.reuse_distance(static_cast<int>(i));
-      const std::int64_t distance = known < 0 ? INT64_MAX : known;
-      if (victim >= 0 && distance <= farthest) continue;
-      victim = static_cast<int>(i);
-      farthest = distance;
-    }
-    return victim;
-  }
-
-  bool make_room(std::int64_t wanted, bool for_prefetch) {
-    while (live_numel_ + wanted > max_live_numel_) {
-      const int victim = for_prefetch ? -1 : farthest_victim();
-      if (victim < 0) return false;
-      drop(victim);
-    }
-    return true;
-  }
-
-  std::int64_t take(std::int64_t wanted) {
-    const auto found = free_.lower_bound(wanted);
-    if (found == free_.end()) {
-      use_.pool_numel += wanted;
-      return wanted;
-    }
-    const std::int64_t taken = *found;
-    free_.erase(found);
-    return taken;
-  }
-
-  void begin_gather(int unit, bool prefetched) {
-    State& state = states_[unit];
-    state.buffer_numel = take(numel(unit));
-    state.at = State::kGathering;
-    state.prefetched = prefetched;
-    live_numel_ += numel(unit);
-    use_.gathered_numel += numel(unit);
-    use_.peak_live_numel = std::max(use_.peak_live_numel, live_numel_);
-    if (prefetched) prefetching_numel_ += numel(unit);
-  }
-
-  void finish_gather(int unit) {
-    State& state = states_[unit];
-    if (state.at != State::kGathering) return;
-    if (state.prefetched) prefetching_numel_ -= numel(unit);
-    state.at = State::kGathered;
-  }
-
-  void make_whole(int unit) {
-    if (states_[unit].at == State::kReleased) {
-      make_room(numel(unit), /*for_prefetch=*/false);
-      begin_gather(unit, /*prefetched=*/false);
-    }
-    finish_gather(unit);
-  }
-
-  void prefetch() {
-    layout::UseOrder::Walk walk(order_);
-    for (int ahead = 1; prefetching_numel_ < prefetch_numel_; ++ahead) {
-      const auto [next, next_phase] = walk.next();
-      if (next < 0 || next == order_.current() || ahead > static_cast<int>(states_.size())) return;
-      if (next_phase < order_.current_phase()) return;
-      if (laid_.resident[next] || states_[next].at != State::kReleased) continue;
-      if (prefetching_numel_ + numel(next) > prefetch_numel_ || !make_room(numel(next), true)) return;
-      begin_gather(next, /*prefetched=*/true);
+  void carry_out(layout::GatherSchedule::Commands commands) {
+    using Command = layout::GatherSchedule::Command;
+    for (const Command& command : commands) {
+      int& buffer = buffer_of_[command.unit];
+      if (command.kind == Command::kRelease) buffers_.give_back(buffer);
+      if (command.kind != Command::kGather) continue;
+      const std::int64_t numel = laid_.units[command.unit].numel;
+      const auto free = buffers_.take(numel);
+      buffer = free ? *free : buffers_.make(numel);
+      gathered_numel_ += numel;
     }
   }
 
   const LaidOut& laid_;
-  const std::int64_t max_live_numel_, max_reuse_numel_, prefetch_numel_;
-  layout::UseOrder order_;
-  std::vector<State> states_;
-  std::multiset<std::int64_t> free_;
-  std::int64_t live_numel_ = 0;
-  std::int64_t prefetching_numel_ = 0;
-  GatherUse use_;
+  layout::GatherSchedule schedule_;
+  layout::BestFit buffers_;
+  std::vector<int> buffer_of_;  ///< by unit
+  std::int64_t gathered_numel_ = 0;
 };
 
 std::vector<int> unit_of_parameter(const ModelShape& model, const LaidOut& laid) {

@@ -1,7 +1,7 @@
 #pragma once
-// How large the engine's two buffer pools grow: found by going through a few training steps as
-// zero/copying_store.cpp and zero/gradient_reducer.cpp do, without memory. tests/dist/plan_agrees_test.cpp
-// holds them to the engine's ledger.
+// How large the engine's two buffer pools grow: found by carrying out the schedules of gathers and buckets
+// (layout/gather_schedule.h, layout/bucket_schedule.h) over a few training steps, without memory.
+// tests/dist/plan_agrees_test.cpp holds them to the engine's ledger.
 #include "plan/laid_out.h"
 
 namespace zero::plan {

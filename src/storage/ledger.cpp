@@ -53,7 +53,7 @@ void Ledger::add(MemoryKind kind, std::int64_t nbytes) {
   }
 }
 
-void Ledger::set_idle(MemoryKind kind, std::int64_t nbytes) {
+void Ledger::add_idle(MemoryKind kind, std::int64_t nbytes) {
   entries_[static_cast<int>(kind)].idle.fetch_add(nbytes);
 }
 

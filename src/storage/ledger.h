@@ -12,7 +12,7 @@ class Ledger {
   /// Thread-safe; `nbytes` may be negative to give back.
   void add(MemoryKind kind, std::int64_t nbytes);
   /// Of what is held: `nbytes` more wait in a pool for their next use; negative: are taken again.
-  void set_idle(MemoryKind kind, std::int64_t nbytes);
+  void add_idle(MemoryKind kind, std::int64_t nbytes);
   MemoryReport report() const;
 
  private:

@@ -3,41 +3,36 @@
 #include <algorithm>
 
 namespace zero::sharding {
-namespace {
-
-bool smaller(const storage::FlatBuffer* buffer, std::int64_t numel) { return buffer->numel() < numel; }
-bool larger(std::int64_t numel, const storage::FlatBuffer* buffer) { return numel < buffer->numel(); }
-
-std::int64_t idle_nbytes(const storage::FlatBuffer* buffer) {
-  return static_cast<std::int64_t>(buffer->nbytes());
-}
-
-}  // namespace
 
 BufferPool::~BufferPool() {
-  for (const auto* buffer : free_) ledger_.set_idle(kind_, -idle_nbytes(buffer));
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    if (is_free_[i]) add_idle(*all_[i], -1);
+  }
 }
 
-storage::FlatBuffer* BufferPool::try_take(std::int64_t numel) {
-  const auto found = std::lower_bound(free_.begin(), free_.end(), numel, smaller);
-  if (found == free_.end()) return nullptr;
-  auto* buffer = *found;
-  free_.erase(found);
-  ledger_.set_idle(kind_, -idle_nbytes(buffer));
-  return buffer;
+void BufferPool::add_idle(const storage::FlatBuffer& buffer, int sign) {
+  ledger_.add_idle(kind_, sign * static_cast<std::int64_t>(buffer.nbytes()));
 }
 
 storage::FlatBuffer* BufferPool::take(std::int64_t numel) {
-  if (auto* buffer = try_take(numel)) return buffer;
+  if (const auto found = sizes_.take(numel)) {
+    is_free_[*found] = false;
+    add_idle(*all_[*found], -1);
+    return all_[*found].get();
+  }
   all_.push_back(std::make_unique<storage::FlatBuffer>(make_(numel)));
-  free_.reserve(all_.size());
-  total_numel_ += numel;
+  is_free_.push_back(false);
+  sizes_.make(numel);
   return all_.back().get();
 }
 
 void BufferPool::give_back(storage::FlatBuffer* buffer) {
-  free_.insert(std::upper_bound(free_.begin(), free_.end(), buffer->numel(), larger), buffer);
-  ledger_.set_idle(kind_, idle_nbytes(buffer));
+  const auto found =
+      std::find_if(all_.begin(), all_.end(), [buffer](const auto& one) { return one.get() == buffer; });
+  const auto index = static_cast<std::size_t>(found - all_.begin());
+  is_free_[index] = true;
+  sizes_.give_back(static_cast<int>(index));
+  add_idle(*buffer, 1);
 }
 
 }  // namespace zero::sharding

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "layout/best_fit.h"
 #include "storage/flat_buffer.h"
 #include "storage/ledger.h"
 
@@ -19,22 +20,24 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  /// The smallest free buffer of at least `numel` elements; makes one when there is none and returns its
-  /// data. `numel` > 0.
+  /// The smallest free buffer of at least `numel` elements; makes one when there is none. `numel` > 0.
   storage::FlatBuffer* take(std::int64_t numel);
-  /// As take(), but null instead of making one. Allocates nothing.
-  storage::FlatBuffer* try_take(std::int64_t numel);
+  /// True when take() would make one beyond `limit_numel` elements in all.
+  bool would_exceed(std::int64_t limit_numel, std::int64_t numel) const {
+    return !sizes_.has_free(numel) && sizes_.total_numel() + numel > limit_numel;
+  }
   /// Allocates nothing.
   void give_back(storage::FlatBuffer* buffer);
-  std::int64_t total_numel() const { return total_numel_; }
 
  private:
+  void add_idle(const storage::FlatBuffer& buffer, int sign);
+
   storage::Ledger& ledger_;
   MemoryKind kind_;
   Make make_;
   std::vector<std::unique_ptr<storage::FlatBuffer>> all_;
-  std::vector<storage::FlatBuffer*> free_;  ///< ascending sizes, the oldest of a size first; room for all
-  std::int64_t total_numel_ = 0;
+  std::vector<bool> is_free_;  ///< of all_
+  layout::BestFit sizes_;      ///< of all_
 };
 
 }  // namespace zero::sharding

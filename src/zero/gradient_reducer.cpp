@@ -76,8 +76,7 @@ void GradientReducer::make_memory() {
   if (pool_) {
     std::int64_t largest = 0;
     for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
-    // One being filled, one being read by others, one in between.
-    pool_limit_numel_ = (options_.overlap ? 3 : 1) * largest;
+    pool_limit_numel_ = layout::bucket_pool_limit(largest, options_.overlap);
   } else {
     for (auto& bucket : buckets_) {
       if (bucket.own.empty()) bucket.own = make_buffer(bucket.range.numel());
@@ -142,28 +141,23 @@ void GradientReducer::make_buckets() {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const Unit& unit = model_.units[u];
     if (!unit.trainable) continue;
-    for (const Range range : layout::bucket_ranges(unit.numel, options_.bucket_numel)) {
+    std::vector<layout::Slot> slots;
+    for (const int p : unit.parameters)
+      slots.push_back({p, model_.parameters[p].range.begin, model_.parameters[p].range.numel()});
+    for (layout::Bucket& cut : layout::cut_into_buckets(slots, unit.numel, options_.bucket_numel)) {
       Bucket bucket;
       for (Bucket& before : old) {
-        if (before.unit == static_cast<int>(u) && before.range == range) bucket = std::move(before);
+        if (before.unit == static_cast<int>(u) && before.range == cut.range) bucket = std::move(before);
       }
       bucket.unit = static_cast<int>(u);
-      bucket.range = range;
-      bucket.counts = layout::shard_counts(unit.cuts, range);
-      bucket.gaps.clear();
+      bucket.range = cut.range;
+      bucket.gaps = std::move(cut.gaps);
+      bucket.counts = layout::shard_counts(unit.cuts, cut.range);
       bucket.block_offset = block_offset;
       block_offset += bucket.counts[model_.rank()] / kBlockNumel;
-      std::int64_t filled = range.begin;
-      auto& of_bucket = parameters.emplace_back();
-      for (int p : unit.parameters) {
-        const Range part = layout::intersect(model_.parameters[p].range, range);
-        if (part.empty()) continue;
-        if (part.begin > filled) bucket.gaps.push_back({filled, part.begin});
-        filled = part.end;
-        places_[p].push_back({static_cast<int>(buckets_.size()), static_cast<int>(of_bucket.size())});
-        of_bucket.push_back(p);
-      }
-      if (filled < range.end) bucket.gaps.push_back({filled, range.end});
+      for (std::size_t i = 0; i < cut.parameters.size(); ++i)
+        places_[cut.parameters[i]].push_back({static_cast<int>(buckets_.size()), static_cast<int>(i)});
+      parameters.push_back(std::move(cut.parameters));
       buckets_.push_back(std::move(bucket));
     }
   }
@@ -284,8 +278,7 @@ bool GradientReducer::wait_a_while(Bucket& bucket) {
 }
 
 void GradientReducer::take_from_pool(Bucket& bucket) {
-  while (!(bucket.buffer = pool_->try_take(bucket.range.numel()))) {
-    if (pool_->total_numel() + bucket.range.numel() <= pool_limit_numel_ || sent_.empty()) break;
+  while (!sent_.empty() && pool_->would_exceed(pool_limit_numel_, bucket.range.numel())) {
     const Stopwatch watch(times_.wait);
     const auto done =
         std::find_if(sent_.begin(), sent_.end(), [this](int index) { return buckets_[index].work.test(); });
@@ -293,7 +286,7 @@ void GradientReducer::take_from_pool(Bucket& bucket) {
     if (done == sent_.end() && !wait_a_while(oldest)) break;
     retire(oldest);
   }
-  if (!bucket.buffer) bucket.buffer = pool_->take(bucket.range.numel());
+  bucket.buffer = pool_->take(bucket.range.numel());
 }
 
 void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to) {

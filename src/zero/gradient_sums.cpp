@@ -25,7 +25,7 @@ GradientSums::GradientSums(ShardedModel& model, storage::Ledger& ledger, std::ve
   comes_and_goes_ = model.device.is_cpu() && model.sharding.optimizer_states && storage::keeps_blocks();
   if (comes_and_goes_) {
     ledger.add(MemoryKind::kGradients, nbytes_of(total_numel()));
-    ledger.set_idle(MemoryKind::kGradients, nbytes_of(total_numel()));
+    ledger.add_idle(MemoryKind::kGradients, nbytes_of(total_numel()));
     return;
   }
   const auto& all = always_.emplace_back(make_always(total_numel()));
@@ -51,7 +51,7 @@ void GradientSums::add_unit(int unit, std::int64_t numel) {
   numel_[unit] = numel;
   if (comes_and_goes_) {
     ledger_.add(MemoryKind::kGradients, nbytes_of(numel));
-    ledger_.set_idle(MemoryKind::kGradients, nbytes_of(numel));
+    ledger_.add_idle(MemoryKind::kGradients, nbytes_of(numel));
   } else if (numel > 0) {
     data_[unit] = always_.emplace_back(make_always(numel)).data_as<float>();
   }
@@ -60,7 +60,7 @@ void GradientSums::add_unit(int unit, std::int64_t numel) {
 GradientSums::~GradientSums() {
   release();
   if (!comes_and_goes_) return;
-  ledger_.set_idle(MemoryKind::kGradients, -nbytes_of(total_numel()));
+  ledger_.add_idle(MemoryKind::kGradients, -nbytes_of(total_numel()));
   ledger_.add(MemoryKind::kGradients, -nbytes_of(total_numel()));
 }
 
@@ -74,7 +74,7 @@ void GradientSums::take(int unit) {
                     "zerotorch.step_in_backward",
                     nbytes, model_.units[unit].name));
   }
-  ledger_.set_idle(MemoryKind::kGradients, -nbytes);
+  ledger_.add_idle(MemoryKind::kGradients, -nbytes);
 }
 
 void GradientSums::release() {
@@ -83,7 +83,7 @@ void GradientSums::release() {
     if (!data_[u]) continue;
     storage::return_block(data_[u]);
     data_[u] = nullptr;
-    ledger_.set_idle(MemoryKind::kGradients, nbytes_of(numel_[u]));
+    ledger_.add_idle(MemoryKind::kGradients, nbytes_of(numel_[u]));
   }
 }
 

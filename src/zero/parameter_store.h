@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "layout/use_order.h"
 #include "zero/parameter_writes.h"
 #include "zero/sharded_model.h"
 

@@ -358,20 +358,40 @@ TEST(PlainLoops, WhatIsFrozenForNowKeepsItsStatesThroughACheckpoint) {
 
 TEST(PlainLoops, UnusedParametersCountAsZeroWhereTheConfigurationSaysSo) {
   everywhere([](Group group, const Where& where) {
-    Two model, plain;
-    torch::optim::AdamW optimizer(plain->parameters(), plain_options());
-    auto engine =
-        initialize(model, json_of(where, kAdam, R"(, "unused_parameters": "zero")"), {.group = group});
-    for (int step = 0; step < 3; ++step) {
-      const auto loss = [&](Two& of) { return step == 0 ? (of->a + of->b).sum() : of->a.sum(); };
-      engine.backward(loss(model));
-      engine.step();
-      optimizer.zero_grad();
-      loss(plain).backward();
-      if (step > 0) plain->b.mutable_grad() = at::zeros({8});
-      optimizer.step();
-      EXPECT_NEAR(first(engine.full_weight("b")), first(plain->b), 1e-6) << step;
+    for (const bool announced : {true, false}) {
+      Two model, plain;
+      torch::optim::AdamW optimizer(plain->parameters(), plain_options());
+      auto engine =
+          initialize(model, json_of(where, kAdam, R"(, "unused_parameters": "zero")"), {.group = group});
+      for (int step = 0; step < 7; ++step) {
+        // Frozen is not unused: it is left alone.
+        for (auto* of : {&model, &plain}) (*of)->b.requires_grad_(step < 3 || step > 4);
+        const auto loss = [&](Two& of) { return step == 0 ? (of->a + of->b).sum() : of->a.sum(); };
+        const Tensor ours = loss(model);
+        announced ? engine.backward(ours) : ours.backward();
+        engine.step();
+        optimizer.zero_grad();
+        loss(plain).backward();
+        plain->b.mutable_grad() = step == 0 ? plain->b.grad() : Tensor();
+        if (step > 0 && plain->b.requires_grad()) plain->b.mutable_grad() = at::zeros({8});
+        optimizer.step();
+        EXPECT_NEAR(first(engine.full_weight("b")), first(plain->b), 1e-6) << step;
+      }
     }
+  });
+}
+
+TEST(PlainLoops, ZeroGradDropsAlsoWhatCameToAParameterThatWasJustUnfrozen) {
+  everywhere([](Group group, const Where& where) {
+    Two model(3000);
+    model->b.requires_grad_(false);
+    auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+    model->b.requires_grad_(true);
+    (model->a.sum() + model->b.sum() * 5).backward();
+    engine.zero_grad();
+    engine.backward(model->a.sum() + model->b.sum() * 2);
+    EXPECT_EQ(first(engine.full_gradient("b")), 2);
+    engine.step();
   });
 }
 

@@ -199,7 +199,8 @@ class PlainBackend : public Backend {
   void update(PlainModel& m, const WindowEnd& end) {
     follow_writes(m);
     for (std::size_t p = 0; p < m.masters.size(); ++p) {
-      if (!m.used[p] || (end.only_group && *end.only_group != m.group[p])) continue;
+      const bool counts = m.used[p] || (program_.unused_zero && m.parameters[p].requires_grad());
+      if (!counts || (end.only_group && *end.only_group != m.group[p])) continue;
       at::Tensor gradient = m.sums[p] / program_.window();
       for (const Event& change : end.changes) {
         if (change.kind == I::kClipValue) gradient.clamp_(-change.value / 10, change.value / 10);

@@ -69,6 +69,7 @@ constexpr std::array<Description, kIngredients> kDescriptions{{
     {"bf16", 0.35},
     {"accumulation", 0.5},
     {"gan", 0.12},
+    {"unused_zero", 0.25},
 }};
 
 bool is_layer(I kind) { return kind < I::kTrain; }
@@ -229,6 +230,7 @@ Case generate(std::uint64_t seed, std::optional<I> only, const std::vector<I>& w
   if (generator.is(I::kGroups)) program.groups = Groups::kGroups;
   if (generator.is(I::kClient)) program.groups = Groups::kClient;
   if (generator.is(I::kFrozenAtStart)) program.frozen_at_start = random.below(1000);
+  program.unused_zero = generator.is(I::kUnusedZero);
   program.layers = generator.layers();
   if (generator.is(I::kGan)) program.generator = generator.layers();
   generator.events();
@@ -260,11 +262,12 @@ std::string text_of(const std::vector<Layer>& layers) {
 std::string text_of(const Program& p) {
   constexpr std::array kGroupNames{"", ", parameter groups", ", client optimizer with StepLR"};
   std::string text = fmt::format(
-      "seed {}: {}, dim {}, batch {}, {} micro-batches a window in {} blocks of {}{}{}{}{}\n", p.seed,
+      "seed {}: {}, dim {}, batch {}, {} micro-batches a window in {} blocks of {}{}{}{}{}{}\n", p.seed,
       p.bf16 ? "bf16" : "fp32", p.dim, p.batch, p.window(), p.blocks, p.block,
       p.clipping > 0 ? fmt::format(", clipping {:.2f}", p.clipping) : "",
       p.unit_numel ? fmt::format(", unit_numel {}", p.unit_numel) : "",
       kGroupNames[static_cast<std::size_t>(p.groups)],
+      p.unused_zero ? ", unused parameters have gradients of zero" : "",
       p.frozen_at_start >= 0 ? fmt::format(", parameter {} frozen at start", p.frozen_at_start) : "");
   text += fmt::format("  layers: {}\n", text_of(p.layers));
   if (p.is_gan()) text += fmt::format("  generator: {}\n", text_of(p.generator));
@@ -311,14 +314,15 @@ std::string json_of(const Program& p, const Setting& s) {
       "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": {},
       "stage3_prefetch_bucket_size": {}, "sub_group_size": {}}},
     "zerotorch": {{"store": "{}", "progress_thread": "{}", "unit_numel": {}, "step_in_backward": {}, "seed": 5,
+      "unused_parameters": "{}",
       "debug_observer": {}, "timeout_s": {}}}
   }})",
                      p.batch, p.window() / s.ranks, p.clipping, optimizer, p.bf16, s.stage, s.overlap,
                      s.tiny_buckets ? 11 : 500'000'000, s.tiny_buckets ? 17 : 500'000'000, s.persistence,
                      s.little_live ? 60 : 1'000'000, s.little_live ? 0 : 1'000'000, s.little_live ? 0 : 4000,
                      s.tiny_buckets ? 70 : 1'000'000, s.node_shared ? "node_shared" : "copying",
-                     s.progress_thread ? "always" : "never", p.unit_numel, s.step_in_backward, s.observer,
-                     collective_timeout_s);
+                     s.progress_thread ? "always" : "never", p.unit_numel, s.step_in_backward,
+                     p.unused_zero ? "zero" : "skip", s.observer, collective_timeout_s);
 }
 
 }  // namespace zero::fuzz_training

@@ -63,6 +63,7 @@ enum class Ingredient : std::uint8_t {
   kBf16,
   kAccumulation,
   kGan,
+  kUnusedZero,
   kCount,
 };
 std::string_view name_of(Ingredient ingredient);
@@ -112,6 +113,7 @@ struct Program {
   Groups groups = Groups::kNone;
   int unit_numel =
       0;  ///< of all runs: the flat layout, and with it the order of the norm's sum, depends on it
+  bool unused_zero = false;   ///< a parameter without gradient has one of zeros; else it is left alone
   int frozen_at_start = -1;   ///< a parameter that does not require grad at initialize()
   std::vector<Layer> layers;  ///< of the model, or of the critic
   std::vector<Layer> generator;

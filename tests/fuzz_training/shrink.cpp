@@ -70,6 +70,7 @@ std::vector<Case> candidates(const Case& c) {
   with(c, [](Case& x) { x.program.groups = Groups::kNone; }, out);
   with(c, [](Case& x) { x.program.bf16 = false; }, out);
   with(c, [](Case& x) { x.program.frozen_at_start = -1; }, out);
+  with(c, [](Case& x) { x.program.unused_zero = false; }, out);
   for (const int blocks : {1, 2})
     with(c, [&](Case& x) { x.program.blocks = std::min(x.program.blocks, blocks); }, out);
   for (const int block : {1, 2, 3, 4})

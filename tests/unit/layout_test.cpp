@@ -170,16 +170,6 @@ TEST(UseOrder, FollowsAChangedOrder) {
   EXPECT_EQ(order.predict(1).unit, 3);
 }
 
-TEST(UseOrder, HashTellsOrdersApart) {
-  UseOrder a({1, 1, 1}), b({1, 1, 1}), c({1, 1, 1});
-  for (int u : {0, 1, 2}) a.use(u, 0);
-  for (int u : {0, 1, 1, 2}) b.use(u, 0);  // staying in a unit is one use
-  for (int u : {0, 2, 1}) c.use(u, 0);
-  EXPECT_EQ(a.hash(), b.hash());
-  EXPECT_NE(a.hash(), c.hash());
-  EXPECT_EQ(c.recent(), (std::vector<int>{0, 2, 1}));
-}
-
 /// `count` uses of 100 elements each, alike.
 std::vector<TimedUse> alike(int count, double compute, double gather, int phase = 0) {
   return std::vector<TimedUse>(static_cast<std::size_t>(count), {phase, compute, 100, gather});
