@@ -153,7 +153,8 @@ void Interpreter::train(const Event& event, int index) {
       at::Tensor(parameter).requires_grad_(false);
   }
   for (int i = backend_->first(); i < program_.block; i += backend_->stride()) {
-    const MicroBatch micro_batch{static_cast<std::uint64_t>(now_.blocks * program_.block + i), now_.windows};
+    const MicroBatch micro_batch{static_cast<std::uint64_t>(now_.blocks * program_.block + i), now_.windows,
+                                 program_.is_gan() ? 0 : program_.block, backend_->first()};
     const at::Tensor loss = loss_of(event, micro_batch);
     record(index, i, "loss", loss.item<float>());
     backend_->backward(loss, which, event.loss_backward);

@@ -17,6 +17,8 @@ namespace zero::fuzz_training {
 struct MicroBatch {
   std::uint64_t index = 0;  ///< global: the same whatever the number of ranks
   int window = 0;           ///< optimizer steps so far
+  int block = 0;  ///< in training of one network: the first of as many is rank 0's, however many ranks there are
+  int rank = 0;   ///< that has it
 };
 
 inline constexpr const char* kBoom = "boom: thrown by the fuzzer";

@@ -23,7 +23,7 @@ struct PlainModel {
 };
 
 struct Snapshot {
-  std::vector<at::Tensor> masters, sums, first, second;
+  std::vector<at::Tensor> masters, sums, first, second, buffers;
   std::vector<bool> used;
   std::vector<std::int64_t> steps;
   std::array<std::optional<double>, 2> rates;
@@ -109,6 +109,7 @@ class PlainBackend : public Backend {
         snapshot.second.push_back(state ? state->exp_avg_sq().clone() : at::Tensor());
         snapshot.steps.push_back(state ? state->step() : 0);
       }
+      for (const at::Tensor& buffer : m.model->buffers()) snapshot.buffers.push_back(buffer.clone());
       snapshots.push_back(std::move(snapshot));
     }
   }
@@ -120,6 +121,7 @@ class PlainBackend : public Backend {
       const Snapshot& from = saved_.at(tag)[i];
       m.used = from.used;
       rates_ = from.rates;
+      for (std::size_t b = 0; b < from.buffers.size(); ++b) m.model->buffers()[b].copy_(from.buffers[b]);
       m.optimizer->state().clear();
       for (std::size_t p = 0; p < m.masters.size(); ++p) {
         m.masters[p].copy_(from.masters[p]);
