@@ -141,8 +141,8 @@ zero::checkpoint::Checksum checksum_of(zero::Engine& engine) {
   };
   for (const auto& item : engine.module().named_parameters()) {
     add(engine.full_weight(item.key()));
-    add(engine.full_optimizer_state(item.key(), zero::OptimizerState::kExpAvg));
-    add(engine.full_optimizer_state(item.key(), zero::OptimizerState::kExpAvgSq));
+    add(engine.full_optimizer_state(item.key(), "exp_avg"));
+    add(engine.full_optimizer_state(item.key(), "exp_avg_sq"));
   }
   return zero::checkpoint::checksum_of(std::as_bytes(std::span(sums)));
 }

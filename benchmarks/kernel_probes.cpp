@@ -13,7 +13,7 @@ namespace {
 #define ZERO_INLINE [[gnu::always_inline]] inline
 
 using zero::DType;
-using zero::optim::AdamArgs;
+using zero::optim::UpdateArgs;
 using U16 = std::uint16_t;
 using U32 [[gnu::may_alias]] = std::uint32_t;
 
@@ -24,11 +24,11 @@ volatile std::uint32_t read_result = 0;
 enum class Weights { kMaster, kMasterAndLow, kSplit };
 
 template <Weights kWeights>
-ZERO_INLINE void adam(const AdamArgs& args) {
+ZERO_INLINE void adam(const UpdateArgs& args) {
   const std::uint32_t mask = always_zero;
   auto* __restrict master = reinterpret_cast<U32*>(args.master);
-  auto* __restrict exp_avg = reinterpret_cast<U32*>(args.exp_avg);
-  auto* __restrict exp_avg_sq = reinterpret_cast<U32*>(args.exp_avg_sq);
+  auto* __restrict exp_avg = static_cast<U32*>(args.states[0]);
+  auto* __restrict exp_avg_sq = static_cast<U32*>(args.states[1]);
   const auto* __restrict gradient = reinterpret_cast<const U32*>(args.gradient);
   U16* __restrict low = static_cast<U16*>(args.low);
   U16* __restrict remainder = args.remainder;
@@ -92,9 +92,9 @@ ZERO_INLINE void read(const void* data, std::size_t nbytes) {
 }
 
 #define ZERO_PROBES(ISA, TARGET)                                                                      \
-  TARGET void adam_master_##ISA(const AdamArgs& args) { adam<Weights::kMaster>(args); }               \
-  TARGET void adam_master_and_low_##ISA(const AdamArgs& args) { adam<Weights::kMasterAndLow>(args); } \
-  TARGET void adam_split_##ISA(const AdamArgs& args) { adam<Weights::kSplit>(args); }                 \
+  TARGET void adam_master_##ISA(const UpdateArgs& args) { adam<Weights::kMaster>(args); }               \
+  TARGET void adam_master_and_low_##ISA(const UpdateArgs& args) { adam<Weights::kMasterAndLow>(args); } \
+  TARGET void adam_split_##ISA(const UpdateArgs& args) { adam<Weights::kSplit>(args); }                 \
   TARGET void reduce_##ISA(float* accumulator, const void* a, const void* b, DType dtype,             \
                            std::int64_t numel, bool first) {                                          \
     reduce(accumulator, a, b, dtype, numel, first);                                                   \

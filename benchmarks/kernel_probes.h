@@ -11,11 +11,11 @@ namespace bench {
 
 struct Probes {
   /// Reads master, both moments and gradient; writes master and both moments.
-  void (*adam_master)(const zero::optim::AdamArgs&);
+  void (*adam_master)(const zero::optim::UpdateArgs&);
   /// The same, and writes `low`.
-  void (*adam_master_and_low)(const zero::optim::AdamArgs&);
+  void (*adam_master_and_low)(const zero::optim::UpdateArgs&);
   /// Reads and writes low, remainder and both moments; reads the gradient.
-  void (*adam_split)(const zero::optim::AdamArgs&);
+  void (*adam_split)(const zero::optim::UpdateArgs&);
   /// Reads two slices and, unless `first`, the accumulator; writes the accumulator.
   void (*reduce)(float* accumulator, const void* a, const void* b, zero::DType dtype, std::int64_t numel,
                  bool first);

@@ -165,12 +165,11 @@ class AdamPass final : public Pass {
   }
 
  private:
-  optim::AdamArgs args() const {
+  optim::UpdateArgs args() const {
     const bool split = masters_ == Masters::kSplit;
     return {.master = split ? nullptr : master_.as<float>(),
             .remainder = split ? remainder_.as<std::uint16_t>() : nullptr,
-            .exp_avg = exp_avg_.as<float>(),
-            .exp_avg_sq = exp_avg_sq_.as<float>(),
+            .states = {exp_avg_.as<float>(), exp_avg_sq_.as<float>()},
             .gradient = gradient_.as<float>(),
             .low = masters_ == Masters::kFloatOnly ? nullptr : low_.as<void>(),
             .numel = numel_};
@@ -181,7 +180,7 @@ class AdamPass final : public Pass {
   Masters masters_;
   std::int64_t numel_;
   Buffer master_, low_, remainder_, exp_avg_, exp_avg_sq_, gradient_;
-  optim::AdamHyper hyper_{.lr = 1e-4, .weight_decay = 0.01, .step = 7};
+  optim::Hyper hyper_{.lr = 1e-4, .weight_decay = 0.01, .step = 7};
 };
 
 /// What GradientReducer does with two ranks' slices; with sums of squares in a window's last micro-batch.

@@ -201,8 +201,7 @@ class ByHand {
     optim::kernels().adam(
         {.master = bf16_ ? nullptr : static_cast<float*>(weight),
          .remainder = bf16_ ? static_cast<std::uint16_t*>(remainder_.data_at(begin)) : nullptr,
-         .exp_avg = static_cast<float*>(exp_avg_.data_at(begin)),
-         .exp_avg_sq = static_cast<float*>(exp_avg_sq_.data_at(begin)),
+         .states = {static_cast<float*>(exp_avg_.data_at(begin)), static_cast<float*>(exp_avg_sq_.data_at(begin))},
          .gradient = static_cast<const float*>(sums_.data_at(begin)),
          .low = bf16_ ? weight : nullptr,
          .numel = numel},

@@ -29,7 +29,7 @@ class Trainer {
   Trainer(const CompareCase& one, const Config& config, Group group)
       : config_(config), group_(group), model_(build_model(one.plan)) {
     if (one.mode == "compute") {
-      if (config.bf16.enabled) model_->to(at::kBFloat16);
+      if (config.param_dtype() == DType::kBFloat16) model_->to(at::kBFloat16);
       return;
     }
     engine_.emplace(initialize(model_, config, {.group = group, .parameter_groups = {no_decay_group()}}));
@@ -55,7 +55,7 @@ class Trainer {
   double received_nbytes() const {
     if (!engine_) return 0;
     const auto report = engine_->communication_report();
-    const double low = config_.bf16.enabled ? 2 : 4;
+    const double low = static_cast<double>(element_nbytes(config_.param_dtype()));
     const double published = config_.zero_optimization.stage == 0 ? 4 : low;
     return low * static_cast<double>(report.gathered_numel + report.reduced_numel) +
            published * static_cast<double>(report.published_numel) +

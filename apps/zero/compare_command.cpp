@@ -149,7 +149,7 @@ TrainPlan prepare(const CompareOptions& options, const Console& console) {
   console.print(fmt::format(
       "training   {} steps of {} sequences ({} ranks x micro-batch {} x accumulation {}), {}, on {}\n\n",
       plan.steps, config.train_batch_size, plan.ranks, config.train_micro_batch_size_per_gpu,
-      config.gradient_accumulation_steps, config.bf16.enabled ? "bf16" : "fp32", cpu_name()));
+      config.gradient_accumulation_steps, dtype_name(config.param_dtype()), cpu_name()));
   return plan;
 }
 

@@ -83,7 +83,8 @@ std::vector<ordered_json> read_lines(const fs::path& path) {
 }  // namespace
 
 void check_peers(const CompareOptions& options, const Config& config, const std::vector<std::string>& modes) {
-  if (!config.bf16.enabled) throw ConfigError("--peers: they are set up for bf16; the configuration is fp32");
+  if (config.param_dtype() != DType::kBFloat16)
+    throw ConfigError("--peers: they are set up for bf16; the configuration is fp32");
   if (std::none_of(modes.begin(), modes.end(), [](const auto& mode) { return mode != "compute"; })) {
     throw ConfigError("--peers: needs a stage among --modes, for its initial weights and learning rates");
   }

@@ -55,14 +55,15 @@ std::string row(std::string_view label, const std::vector<Column>& columns, auto
 
 }  // namespace
 
-MemoryReport ddp_memory(std::int64_t parameters_numel, bool bf16) {
+MemoryReport ddp_memory(std::int64_t parameters_numel, DType param_dtype) {
   MemoryReport report;
   const auto hold = [&](MemoryKind kind, std::int64_t each) {
     report[kind] = {each * parameters_numel, each * parameters_numel};
   };
-  hold(MemoryKind::kParameters, bf16 ? 2 : 4);
-  hold(MemoryKind::kGradients, bf16 ? 2 : 4);
-  hold(MemoryKind::kMaster, bf16 ? 4 : 0);
+  const auto element = static_cast<std::int64_t>(element_nbytes(param_dtype));
+  hold(MemoryKind::kParameters, element);
+  hold(MemoryKind::kGradients, element);
+  hold(MemoryKind::kMaster, param_dtype == DType::kFloat32 ? 0 : 4);
   hold(MemoryKind::kOptimizer, 8);
   return report;
 }

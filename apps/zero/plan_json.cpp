@@ -39,7 +39,7 @@ ordered_json run_json(const PlanResult& result) {
           {"nodes", plan.nodes},
           {"node_memory_nbytes", cluster.node_memory_nbytes},
           {"bandwidth_nbytes_per_s", cluster.bandwidth_nbytes_per_s},
-          {"dtype", plan.bf16 ? "bf16" : "fp32"},
+          {"dtype", dtype_name(plan.param_dtype)},
           {"micro_batch", plan.micro_batch},
           {"gradient_accumulation_steps", plan.accumulation_steps}};
 }
@@ -51,7 +51,7 @@ ordered_json activations_json(const PlanResult& result) {
   ordered_json json = {{"checkpointing", shape.checkpointing}};
   for (const bool checkpointing : {false, true}) {
     shape.checkpointing = checkpointing;
-    const auto kept = plan::activations(shape, plan.micro_batch, plan.bf16);
+    const auto kept = plan::activations(shape, plan.micro_batch, plan.param_dtype);
     json[checkpointing ? "with_checkpointing" : "without_checkpointing"] = {
         {"stored_nbytes", kept.stored_nbytes}, {"peak_nbytes", kept.peak_nbytes}};
   }
@@ -106,7 +106,7 @@ ordered_json suggestion_json(const std::optional<plan::Suggestion>& suggestion) 
           {"ranks", plan.ranks},
           {"ranks_per_node", plan.ranks_per_node},
           {"micro_batch", plan.micro_batch},
-          {"dtype", plan.bf16 ? "bf16" : "fp32"},
+          {"dtype", dtype_name(plan.param_dtype)},
           {"node_nbytes", plan.node_nbytes}};
 }
 

@@ -81,7 +81,7 @@ std::string head_text(const PlanResult& result) {
   }
   text += fmt::format("\nrun        {} rank{} on {} host{}, {}, micro-batch {}", plan.ranks,
                       plan.ranks == 1 ? "" : "s", plan.nodes, plan.nodes == 1 ? "" : "s",
-                      plan.bf16 ? "bf16" : "fp32", plan.micro_batch);
+                      dtype_name(plan.param_dtype), plan.micro_batch);
   if (model.transformer) text += fmt::format(" of {} tokens", model.transformer->seq);
   text += fmt::format(", accumulation {}\n", plan.accumulation_steps);
   return text;
@@ -95,7 +95,7 @@ std::string activations_text(const PlanResult& result) {
   plan::Transformer shape = *result.request.model.transformer;
   const auto peak = [&](bool checkpointing) {
     shape.checkpointing = checkpointing;
-    return human_nbytes(plan::activations(shape, plan.micro_batch, plan.bf16).peak_nbytes);
+    return human_nbytes(plan::activations(shape, plan.micro_batch, plan.param_dtype).peak_nbytes);
   };
   return fmt::format("activations (estimate): {} a micro-batch, {} with activation checkpointing\n",
                      peak(false), peak(true));

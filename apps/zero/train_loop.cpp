@@ -166,7 +166,7 @@ void TrainLoop::report(const StepMetrics& metrics) {
   if (recorder_) recorder_->step(metrics);
   if (result_.steps_here == 1) {
     const auto reports = gather_memory(engine_.group(), engine_.memory_report());
-    const auto ddp = ddp_memory(plan_.parameters_numel, engine_.config().bf16.enabled);
+    const auto ddp = ddp_memory(plan_.parameters_numel, engine_.config().param_dtype());
     if (console_.enabled()) progress_.note(first_step_memory(reports, ddp));
   }
   if (!console_.enabled()) return;

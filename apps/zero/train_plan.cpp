@@ -47,7 +47,7 @@ std::string describe_training(const TrainPlan& plan, const Config& config, int r
       "           {} tokens{}; {}, ZeRO stage {}, {}, learning rate {:g}{}\n",
       plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s",
       config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
-      human_count(static_cast<double>(tokens)), epochs, config.bf16.enabled ? "bf16" : "fp32",
+      human_count(static_cast<double>(tokens)), epochs, dtype_name(config.param_dtype()),
       config.zero_optimization.stage, config.optimizer.type, config.optimizer.lr, clipping);
 }
 

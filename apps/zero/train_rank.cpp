@@ -30,7 +30,7 @@ void print_start(const Console& console, const TrainPlan& plan, const GPTEngine&
   console.print(fmt::format("ranks      {} ({}), {} thread{} each, on {}; ready after {}\n\n", group.size(),
                             group.backend(), at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s",
                             cpu_name(), duration(seconds)));
-  console.print(memory_table(before, after, ddp_memory(plan.parameters_numel, config.bf16.enabled), stage) +
+  console.print(memory_table(before, after, ddp_memory(plan.parameters_numel, config.param_dtype()), stage) +
                 "\n");
 }
 
@@ -43,7 +43,7 @@ RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLo
   result.ranks = group.size();
   result.stage = engine.config().zero_optimization.stage;
   result.skipped_steps = engine.skipped_steps();
-  result.ddp = ddp_memory(plan.parameters_numel, engine.config().bf16.enabled);
+  result.ddp = ddp_memory(plan.parameters_numel, engine.config().param_dtype());
   const double mine = static_cast<double>(base::proportional_nbytes());
   for (const double one : gather_doubles(group, {&mine, 1}, "memory in use"))
     result.host_nbytes += static_cast<std::int64_t>(one);

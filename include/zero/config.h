@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/dtype.h"
+
 namespace zero {
 
 /// What happens to a key of the JSON.
@@ -94,6 +96,9 @@ struct Config {
     bool check_grad_overflow = true;
   };
   Bf16 bf16;
+
+  /// What parameters, activations and gradients are in.
+  DType param_dtype() const { return bf16.enabled ? DType::kBFloat16 : DType::kFloat32; }
 
   // ---- step ----
 

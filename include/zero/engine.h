@@ -67,8 +67,6 @@ struct GradientPart {
   at::Tensor values;         ///< fp32 [numel of the part], may be written in place
 };
 
-enum class OptimizerState : std::uint8_t { kExpAvg, kExpAvgSq };
-
 class Engine {
  public:
   Engine(Engine&&) noexcept;
@@ -155,8 +153,9 @@ class Engine {
   /// Scales the averaged gradients so that their global 2-norm is at most `bound`; returns the norm before. What
   /// gradient_clipping in the configuration does in step() at no extra cost. As for_each_gradient().
   double clip_grad_norm(double bound);
-  /// An optimizer state, fp32. *Collective.* Throws ModelError for frozen parameters.
-  at::Tensor full_optimizer_state(std::string_view name, OptimizerState state);
+  /// A state of the optimizer by name ("exp_avg", "exp_avg_sq"), fp32, of the parameter's shape. *Collective.* Throws
+  /// ModelError for frozen parameters and for names that the optimizer has no state of.
+  at::Tensor full_optimizer_state(std::string_view name, std::string_view state);
 
   /// Saves everything training needs to go on to `folder`/`tag`, complete or not at all; `tag` empty:
   /// "global_step<N>". `client_state` is any JSON value of the caller's (rank 0's is kept). Call between

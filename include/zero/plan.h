@@ -135,7 +135,7 @@ struct Activations {
 
 /// An estimate. For zero::GPT the operands that autograd saves are counted one by one; the general count per
 /// layer follows arXiv 2205.05198, section 4.
-Activations activations(const Transformer& shape, std::int64_t micro_batch, bool bf16);
+Activations activations(const Transformer& shape, std::int64_t micro_batch, DType param_dtype);
 
 /// What the engine's ledger shows on `rank`: current_nbytes after initialize(), peak_nbytes after training.
 /// Exact for every kind but activations (left at 0), given that parameters are used as `model.uses` says;
@@ -163,7 +163,7 @@ struct Traffic {
 struct Plan {
   int stage = 0;
   bool node_shared = false;  ///< parameters exist once on the host
-  bool bf16 = false;
+  DType param_dtype = DType::kFloat32;
   int ranks = 1, nodes = 1, ranks_per_node = 1;
   std::int64_t micro_batch = 0, accumulation_steps = 0;
   std::int64_t parameters_numel = 0, padded_numel = 0;

@@ -94,7 +94,7 @@ DiffReport diff(io::FileSystem& files, const std::string& path_a, const std::str
   std::vector<std::byte> bytes_a, bytes_b;
   for (std::size_t t = 0; t < a.manifest.tensors.size(); ++t) {
     const TensorInfo& info = a.manifest.tensors[t].info;
-    TensorDifference difference{info.name, std::string(kind_name(info.kind)), {}, 0, 0};
+    TensorDifference difference{info.name, info.kind, {}, 0, 0};
     const auto found = in_b.find(info.key());
     if (found == in_b.end()) {
       difference.note = "only in A";
@@ -124,7 +124,7 @@ DiffReport diff(io::FileSystem& files, const std::string& path_a, const std::str
   }
   for (const auto& [key, t] : in_b) {
     const TensorInfo& info = b.manifest.tensors[t].info;
-    report.different.push_back({info.name, std::string(kind_name(info.kind)), "only in B", 0, 0});
+    report.different.push_back({info.name, info.kind, "only in B", 0, 0});
   }
   if (a.manifest.world_size != b.manifest.world_size) {
     report.state.push_back(

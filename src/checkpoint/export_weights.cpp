@@ -20,14 +20,14 @@ struct Item {
 };
 
 ElementType type_of(const TensorInfo& info, const std::string& wanted) {
-  return info.kind == Kind::kBuffer ? info.dtype : exported_type(info.dtype, info.module_dtype, wanted);
+  return info.kind == kinds::kBuffer ? info.dtype : exported_type(info.dtype, info.module_dtype, wanted);
 }
 
 std::vector<Item> items_of(const Manifest& manifest, const ExportOptions& options) {
   std::vector<Item> items;
   for (std::size_t t = 0; t < manifest.tensors.size(); ++t) {
     const TensorInfo& info = manifest.tensors[t].info;
-    const bool wanted = info.kind == Kind::kWeight || (info.kind == Kind::kBuffer && options.include_buffers);
+    const bool wanted = info.kind == kinds::kWeight || (info.kind == kinds::kBuffer && options.include_buffers);
     if (!wanted) continue;
     const ElementType dtype = type_of(info, options.dtype);
     items.push_back({t, info.name, dtype});

@@ -23,8 +23,12 @@ constexpr std::string_view kChecksumMember = ",\n\"checksum\":";
 constexpr std::uint64_t kMaxManifestNbytes = std::uint64_t{256} << 20;
 constexpr int kMaxDims = 64;
 
-constexpr std::array<std::string_view, 6> kKinds = {"weight",       "exp_avg", "exp_avg_sq",
-                                                    "gradient_sum", "buffer",  "random_state"};
+/// A name that a kind may have.
+bool is_kind(std::string_view name) {
+  constexpr std::size_t kMostCharacters = 64;
+  const auto fits = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };
+  return !name.empty() && name.size() <= kMostCharacters && std::all_of(name.begin(), name.end(), fits);
+}
 
 /// Typed access to JSON that anybody may have written.
 class Reader {
@@ -110,7 +114,7 @@ Json to_json(const PiecePlace& place) {
 Json to_json(const ManifestTensor& tensor) {
   const TensorInfo& info = tensor.info;
   Json json = {{"name", info.name},
-               {"kind", kind_name(info.kind)},
+               {"kind", info.kind},
                {"dtype", element_type_name(info.dtype)},
                {"shape", info.shape},
                {"module_dtype", element_type_name(info.module_dtype)},
@@ -178,11 +182,8 @@ PiecePlace parse_place(const Json& json, std::size_t element, const std::string&
 TensorInfo parse_info(const Reader& read) {
   TensorInfo info;
   info.name = read.text("name");
-  const std::string kind = read.text("kind");
-  const auto found = std::find(kKinds.begin(), kKinds.end(), kind);
-  if (found == kKinds.end())
-    read.fail(fmt::format("tensor '{}' is of the unknown kind '{}'", info.name, kind));
-  info.kind = static_cast<Kind>(found - kKinds.begin());
+  info.kind = read.text("kind");
+  if (!is_kind(info.kind)) read.fail(fmt::format("tensor '{}' is of the unknown kind '{}'", info.name, info.kind));
   info.dtype = read.type("dtype");
   info.module_dtype = read.type("module_dtype");
   info.trainable = read.boolean("trainable");
@@ -261,12 +262,11 @@ std::string manifest_text(io::FileSystem& files, const std::string& folder) {
 
 }  // namespace
 
-std::string_view kind_name(Kind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 
 std::int64_t TensorInfo::numel() const { return checked_numel(shape, name); }
-std::string TensorInfo::key() const { return fmt::format("{}/{}", kind_name(kind), name); }
+std::string TensorInfo::key() const { return fmt::format("{}/{}", kind, name); }
 
-const ManifestTensor* Manifest::find(Kind kind, std::string_view name) const {
+const ManifestTensor* Manifest::find(std::string_view kind, std::string_view name) const {
   const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const ManifestTensor& tensor) {
     return tensor.info.kind == kind && tensor.info.name == name;
   });

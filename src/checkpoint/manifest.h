@@ -18,20 +18,18 @@ inline constexpr std::uint64_t kBlockNbytes = 1 << 20;
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kLatestName = "latest";
 
-/// What a tensor is of its parameter or buffer. Names in the format are those of kind_name().
-enum class Kind : std::uint8_t {
-  kWeight,       ///< the parameter at full precision: the fp32 master where there is one
-  kExpAvg,       ///< Adam's first moment
-  kExpAvgSq,     ///< Adam's second moment
-  kGradientSum,  ///< sum over the micro-batches of an accumulation window that is not over
-  kBuffer,
-  kRandomState,  ///< a random generator's of one rank
-};
-std::string_view kind_name(Kind kind);
+/// What a tensor is of its parameter or buffer, as the format calls it. Every other kind is a state of the
+/// optimizer, by its name: lower-case letters, digits and underscores.
+namespace kinds {
+inline constexpr const char* kWeight = "weight";  ///< at full precision: the fp32 master where there is one
+inline constexpr const char* kGradientSum = "gradient_sum";  ///< over the micro-batches of a window that is not over
+inline constexpr const char* kBuffer = "buffer";
+inline constexpr const char* kRandomState = "random_state";  ///< a random generator's of one rank
+}  // namespace kinds
 
 struct TensorInfo {
   std::string name;  ///< the module's own
-  Kind kind = Kind::kWeight;
+  std::string kind = kinds::kWeight;
   ElementType dtype = ElementType::kF32;
   std::vector<std::int64_t> shape;
   /// The order of the elements in the file, when it is not that of the shape: dimensions from the slowest to
@@ -77,7 +75,7 @@ struct Manifest {
   std::vector<ManifestTensor> tensors;
 
   /// Null when there is none.
-  const ManifestTensor* find(Kind kind, std::string_view name) const;
+  const ManifestTensor* find(std::string_view kind, std::string_view name) const;
   std::uint64_t nbytes() const;  ///< of all files
 };
 

@@ -21,7 +21,7 @@ Summary summarise(const Found& found, const std::optional<std::string>& latest) 
   summary.files = static_cast<int>(found.manifest.files.size());
   summary.nbytes = found.manifest.nbytes();
   for (const auto& tensor : found.manifest.tensors) {
-    if (tensor.info.kind == Kind::kWeight) summary.parameters += tensor.info.numel();
+    if (tensor.info.kind == kinds::kWeight) summary.parameters += tensor.info.numel();
   }
   return summary;
 }
@@ -65,7 +65,7 @@ Description inspect(io::FileSystem& files, const std::string& path) {
   description.summary = summarise(found, latest_tag(files, io::parent_of(found.folder)));
   for (const auto& tensor : found.manifest.tensors) {
     const auto numel = tensor.info.numel();
-    description.tensors.push_back({tensor.info.name, std::string(kind_name(tensor.info.kind)),
+    description.tensors.push_back({tensor.info.name, tensor.info.kind,
                                    std::string(element_type_name(tensor.info.dtype)), tensor.info.shape,
                                    numel,
                                    static_cast<std::uint64_t>(numel) * element_nbytes(tensor.info.dtype),

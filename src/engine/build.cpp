@@ -37,14 +37,14 @@ DType low_dtype_of(const Config& config, const Inventory& inventory) {
         throw ModelError(fmt::format("parameter '{}': {}", item.name, error.what()));
       }
     }();
-    if (dtype != DType::kFloat32 && !config.bf16.enabled) {
+    if (dtype != DType::kFloat32 && config.param_dtype() == DType::kFloat32) {
       throw ModelError(
           fmt::format("parameter '{}' is {}, but the configuration does not enable bf16; add "
                       "\"bf16\": {{\"enabled\": true}} or build the module in fp32",
                       item.name, dtype_name(dtype)));
     }
   }
-  return config.bf16.enabled ? DType::kBFloat16 : DType::kFloat32;
+  return config.param_dtype();
 }
 
 c10::Device device_of(const Inventory& inventory, const Group& group) {
@@ -126,6 +126,8 @@ void make_model(Engine::Impl& impl) {
   model.sharding = layout::sharding_of_stage(impl.config.zero_optimization.stage);
   model.low_dtype = low_dtype_of(impl.config, inventory);
   model.device = device_of(inventory, impl.group);
+  model.home = storage::Home(model.device, impl.group);
+  model.passes = &optim::passes_for(model.device);
   model.group = impl.group;
 }
 
@@ -193,6 +195,8 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
          .measured_prefetch = impl.config.zerotorch.measured_prefetch,
          .publish_bucket_numel = zero.allgather_bucket_size});
   }
+  impl.scaler = optim::LossScaler({.skips_non_finite = impl.config.param_dtype() == DType::kBFloat16 &&
+                                                       impl.config.bf16.check_grad_overflow});
   impl.base_lr = std::move(setup.base_lr);
   impl.lr_overrides.resize(impl.base_lr.size());
   impl.client = std::move(setup.client);
@@ -323,10 +327,7 @@ void adopt_parameters(Engine::Impl& impl) {
   std::int64_t largest = 0;
   for (const auto& unit : impl.model.units) largest = std::max(largest, unit.numel);
   const FlatBuffer staging =
-      impl.model.device.is_cpu()
-          ? FlatBuffer::make_readable(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest, impl.group)
-          : FlatBuffer::make_private(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest,
-                                     impl.model.device);
+      impl.model.home.make_readable(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest);
   constexpr std::int64_t kMostKeptNumel = 64
                                           << 20;  // of the module's fp32 values, freed but still in the heap
   std::int64_t freed = 0;

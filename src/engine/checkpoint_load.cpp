@@ -38,7 +38,7 @@ using checkpoint::agree;
 using checkpoint::error_of;
 using checkpoint::find_checkpoint;
 using checkpoint::Found;
-using checkpoint::Kind;
+namespace kinds = checkpoint::kinds;
 using checkpoint::ManifestTensor;
 using checkpoint::Target;
 using layout::Range;
@@ -71,7 +71,7 @@ class Loading {
     for (std::size_t t = 0; t < found.manifest.tensors.size(); ++t) {
       for (const auto& alias : found.manifest.tensors[t].info.aliases) {
         const auto kind = found.manifest.tensors[t].info.kind;
-        if (kind == Kind::kWeight || kind == Kind::kBuffer) {
+        if (kind == kinds::kWeight || kind == kinds::kBuffer) {
           owner_of_alias_.emplace(alias, found.manifest.tensors[t].info.name);
         }
       }
@@ -88,7 +88,7 @@ class Loading {
     std::vector<int> parameters;
     if (options_.module_only || !options_.load_optimizer_states) return parameters;
     for (const int p : saved_parameters("frozen")) {
-      if (!impl_.model.units[impl_.model.parameters[p].unit].trainable && find_parameter_tensor(Kind::kExpAvg, p))
+      if (!impl_.model.units[impl_.model.parameters[p].unit].trainable && has_states(p))
         parameters.push_back(p);
     }
     return parameters;
@@ -102,7 +102,7 @@ class Loading {
     for (std::size_t b = 0; b < impl_.inventory.buffers.size(); ++b) plan_buffer(static_cast<int>(b), used);
     for (const auto& [key, t] : index_) {
       const auto& info = found_.manifest.tensors[t].info;
-      if ((info.kind == Kind::kWeight || info.kind == Kind::kBuffer) && !used.contains(t)) {
+      if ((info.kind == kinds::kWeight || info.kind == kinds::kBuffer) && !used.contains(t)) {
         report_.unexpected.push_back(info.name);
       }
     }
@@ -180,8 +180,8 @@ class Loading {
   }
 
   /// Index of the tensor, or nothing.
-  std::optional<std::size_t> find(Kind kind, const std::string& name) const {
-    const auto key = [kind](const std::string& n) { return fmt::format("{}/{}", kind_name(kind), n); };
+  std::optional<std::size_t> find(std::string_view kind, const std::string& name) const {
+    const auto key = [kind](const std::string& n) { return fmt::format("{}/{}", kind, n); };
     const std::string wanted = name_in_checkpoint(name);
     if (const auto found = index_.find(key(wanted)); found != index_.end()) return found->second;
     const auto owner = owner_of_alias_.find(wanted);
@@ -191,7 +191,7 @@ class Loading {
   }
 
   /// As find() for a parameter under any of its names.
-  std::optional<std::size_t> find_parameter_tensor(Kind kind, int p) const {
+  std::optional<std::size_t> find_parameter_tensor(std::string_view kind, int p) const {
     const auto& name = impl_.model.parameters[p].name;
     if (auto found = find(kind, name)) return found;
     for (const auto& [alias, index] : impl_.inventory.index_of) {
@@ -210,7 +210,7 @@ class Loading {
 
   void plan_parameter(int p, std::set<std::size_t>& used) {
     const auto& parameter = impl_.model.parameters[p];
-    const auto weight = find_parameter_tensor(Kind::kWeight, p);
+    const auto weight = find_parameter_tensor(kinds::kWeight, p);
     if (!weight) {
       report_.missing.push_back(parameter.name);
       left_alone_.push_back(parameter.name);
@@ -228,7 +228,7 @@ class Loading {
     const int u = parameter.unit;
     if (unit.trainable) {
       add(
-          p, *weight, held, [=](Range r) { return optimizer->master_view(u, r); },
+          p, *weight, held, [=](Range r) { return optimizer->master_in_memory(u, r); },
           [=](Range r, const at::Tensor& values) { optimizer->load_range(u, r, values); });
     } else {
       add(p, *weight, held, {},
@@ -236,24 +236,33 @@ class Loading {
     }
     if (options_.module_only || !options_.load_optimizer_states) return;
     if (unit.trainable) {
-      plan_state(p, Kind::kExpAvg, held, [=](Range r) { return optimizer->exp_avg_view(u, r); });
-      plan_state(p, Kind::kExpAvgSq, held, [=](Range r) { return optimizer->exp_avg_sq_view(u, r); });
-    } else if (find_parameter_tensor(Kind::kExpAvg, p)) {
+      for (std::size_t state = 0; state < optimizer->rule().states.size(); ++state) plan_state(p, state, held);
+    } else if (has_states(p)) {
       unused_states_.push_back(parameter.name);
     }
   }
 
-  template <class ViewOf>
-  void plan_state(int p, Kind kind, Range held, ViewOf view_of) {
+  /// True when the checkpoint has the optimizer's states of a parameter.
+  bool has_states(int p) const {
+    const auto& states = impl_.optimizer->rule().states;
+    return !states.empty() && find_parameter_tensor(states.front().name, p);
+  }
+
+  void plan_state(int p, std::size_t state, Range held) {
     const auto& parameter = impl_.model.parameters[p];
-    const auto t = find_parameter_tensor(kind, p);
+    auto* optimizer = impl_.optimizer.get();
+    const int unit = parameter.unit;
+    const auto assign = [=](Range range, const at::Tensor& values) {
+      optimizer->set_state(state, unit, range, values);
+    };
+    const auto t = find_parameter_tensor(optimizer->rule().states[state].name, p);
     if (t && saved(*t).info.shape == parameter.tensor.sizes().vec()) {
-      add(p, *t, held, view_of);
+      add(p, *t, held, [=](Range range) { return optimizer->state_in_memory(state, unit, range); }, assign);
       return;
     }
-    if (kind == Kind::kExpAvg) without_states_.push_back(parameter.name);
+    if (state == 0) without_states_.push_back(parameter.name);
     const Range mine = layout::intersect(parameter.range, held);
-    if (!mine.empty()) to_zero_.push_back(view_of(mine));
+    if (!mine.empty()) to_zero_.emplace_back([=] { assign(mine, at::zeros({mine.numel()})); });
   }
 
   /// Plans reading this rank's part of a parameter-shaped tensor. `view_of(range of the unit)`: fp32 memory
@@ -303,9 +312,9 @@ class Loading {
 
   void plan_buffer(int b, std::set<std::size_t>& used) {
     const auto& buffer = impl_.inventory.buffers[b];
-    auto t = find(Kind::kBuffer, buffer.name);
+    auto t = find(kinds::kBuffer, buffer.name);
     for (const auto& alias : buffer.aliases) {
-      const auto other = find(Kind::kBuffer, alias);
+      const auto other = find(kinds::kBuffer, alias);
       if (other) used.insert(*other);
       if (!t) t = other;
     }
@@ -421,7 +430,7 @@ class Loading {
   std::map<std::string, int> parameters_by_saved_name() const {
     std::map<std::string, int> parameters;
     for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
-      if (const auto t = find_parameter_tensor(Kind::kWeight, static_cast<int>(p)))
+      if (const auto t = find_parameter_tensor(kinds::kWeight, static_cast<int>(p)))
         parameters.emplace(saved(*t).info.name, static_cast<int>(p));
     }
     return parameters;
@@ -501,14 +510,14 @@ class Loading {
     for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
       const auto& parameter = impl_.model.parameters[p];
       if (!impl_.model.units[parameter.unit].trainable) continue;
-      const auto t = find_parameter_tensor(Kind::kGradientSum, static_cast<int>(p));
+      const auto t = find_parameter_tensor(kinds::kGradientSum, static_cast<int>(p));
       if (!t || saved(*t).info.shape != parameter.tensor.sizes().vec()) {
         notice(
             "the accumulated gradients of the checkpoint are of another model: the accumulation window "
             "starts again");
         items_.erase(std::remove_if(items_.begin(), items_.end(),
                                     [&](const Item& item) {
-                                      return saved(item.tensor).info.kind == Kind::kGradientSum;
+                                      return saved(item.tensor).info.kind == kinds::kGradientSum;
                                     }),
                      items_.end());
         return {done - inside, false};
@@ -536,19 +545,19 @@ class Loading {
   }
 
   void apply_counters() {
-    for (const at::Tensor& view : to_zero_) view.zero_();
+    for (const auto& to_zero : to_zero_) to_zero();
     if (options_.module_only) return;
     if (options_.load_optimizer_states) {
       for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
         const int index = static_cast<int>(p);
-        const bool was_updated = find_parameter_tensor(Kind::kExpAvg, index).has_value();
+        const bool was_updated = has_states(index);
         impl_.optimizer->set_steps_of(index, was_updated ? counters_.optimizer_steps : 0);
       }
       for (const auto& [p, steps] : counters_.parameter_steps) impl_.optimizer->set_steps_of(p, steps);
     }
     if (!options_.load_lr_scheduler_states) return;
     impl_.global_steps = counters_.global_steps;
-    impl_.skipped_steps = counters_.skipped_steps;
+    impl_.scaler.set_skipped_steps(counters_.skipped_steps);
     impl_.micro_steps = position_.micro_batches / impl_.group.size();
     impl_.lr_overrides = counters_.lr_overrides;
     for (const int p : counters_.unused_in_window) {
@@ -572,7 +581,7 @@ class Loading {
   }
 
   void plan_random_state(std::string_view device_name, c10::Device device) {
-    const auto t = find(Kind::kRandomState, random_state_name(impl_.group.rank(), device_name));
+    const auto t = find(kinds::kRandomState, random_state_name(impl_.group.rank(), device_name));
     if (!t) return;
     Item item{*t, 0, saved(*t).info.numel(), {}, {}, {}};
     item.apply = [device](const at::Tensor& state) {
@@ -590,7 +599,7 @@ class Loading {
   std::map<std::string, std::size_t> index_;           ///< by "kind/name"
   std::map<std::string, std::string> owner_of_alias_;  ///< to the name its tensor has
   std::vector<Item> items_;
-  std::vector<at::Tensor> to_zero_;
+  std::vector<std::function<void()>> to_zero_;
   /// Names of parameters: without states in the checkpoint; frozen here, with states there; not loaded.
   std::vector<std::string> without_states_, unused_states_, left_alone_;
   Counters counters_;
@@ -680,13 +689,7 @@ LoadReport Engine::load_checkpoint(const std::string& folder, const std::string&
                                    const LoadOptions& options) {
   auto& impl = *impl_;
   LoadInProgress progress(impl);
-  impl.check_usable();
-  impl.check_module();
-  if (impl.gathered_scopes > 0)
-    throw ModelError("load_checkpoint inside a zero::GatheredParameters: close it first");
-  if (impl.reducer->micro_batch_has_gradients()) {
-    throw ModelError("load_checkpoint between backward() and step(): call it after step()");
-  }
+  impl.enter_between_steps("load_checkpoint");
   impl.settle();
   wait_checkpoint();
   auto& files = engine::checkpoints_of(impl).files();

@@ -23,7 +23,7 @@ namespace engine {
 namespace {
 
 using checkpoint::ElementType;
-using checkpoint::Kind;
+namespace kinds = checkpoint::kinds;
 using checkpoint::Piece;
 using checkpoint::TensorInfo;
 
@@ -48,27 +48,24 @@ class Collector {
       const auto& parameter = impl_.model.parameters[p];
       const bool trainable = unit_of(p).trainable;
       const auto dtype = trainable ? ElementType::kF32 : low_type();
-      const std::size_t tensor = add_info(p, Kind::kWeight, dtype);
+      const std::size_t tensor = add_info(p, kinds::kWeight, dtype);
       contents_.tensors[tensor].aliases = aliases_[p];
       if (mine.empty()) return;
       if (trainable) {
-        if (const at::Tensor masters = impl_.optimizer->master_view(parameter.unit, mine);
+        if (const at::Tensor masters = impl_.optimizer->master_in_memory(parameter.unit, mine);
             masters.defined()) {
           add_piece(tensor, p, mine, masters);
         } else {
           add_joined_masters(tensor, p, mine);
         }
       } else {
-        const auto written = impl_.store->writable_range(parameter.unit);
-        add_piece(
-            tensor, p, mine,
-            impl_.store->writable_view(parameter.unit).narrow(0, mine.begin - written.begin, mine.numel()));
+        add_piece(tensor, p, mine, low_values(parameter.unit, mine));
       }
     });
   }
 
   template <class ViewOf>
-  void add_states(Kind kind, ViewOf view_of) {
+  void add_states(std::string_view kind, ViewOf view_of) {
     for_each_parameter(/*trainable_only=*/true, [&](int p, layout::Range mine) {
       const std::size_t tensor = add_info(p, kind, ElementType::kF32);
       if (!mine.empty()) add_piece(tensor, p, mine, view_of(impl_.model.parameters[p].unit, mine));
@@ -80,7 +77,7 @@ class Collector {
     for (const auto& item : impl_.inventory.buffers) {
       TensorInfo info;
       info.name = item.name;
-      info.kind = Kind::kBuffer;
+      info.kind = kinds::kBuffer;
       info.aliases = item.aliases;
       info.dtype = info.module_dtype =
           to_element_type(c10::toRealValueType(item.tensor.scalar_type()), item.name);
@@ -115,7 +112,7 @@ class Collector {
     }
   }
 
-  std::size_t add_info(int p, Kind kind, ElementType dtype) {
+  std::size_t add_info(int p, std::string_view kind, ElementType dtype) {
     const auto& parameter = impl_.model.parameters[p];
     TensorInfo info;
     info.name = parameter.name;
@@ -127,6 +124,20 @@ class Collector {
     info.trainable = unit_of(p).trainable;
     contents_.tensors.push_back(std::move(info));
     return contents_.tensors.size() - 1;
+  }
+
+  /// A frozen unit's, in the store's memory where it is always there.
+  at::Tensor low_values(int unit, layout::Range range) {
+    const auto& model = impl_.model;
+    const auto options =
+        at::TensorOptions().dtype(storage::to_scalar_type(model.low_dtype)).device(model.device);
+    if (void* const there = impl_.store->in_memory(unit, range)) return at::from_blob(there, {range.numel()}, options);
+    const at::Tensor values = keep_.emplace_back(at::empty({range.numel()}, options));
+    impl_.store->update(unit, range, [&](layout::Range part, void* low) {
+      values.narrow(0, part.begin - range.begin, part.numel())
+          .copy_(at::from_blob(low, {part.numel()}, options));
+    });
+    return values;
   }
 
   void add_piece(std::size_t tensor, int p, layout::Range mine, at::Tensor values) {
@@ -165,7 +176,7 @@ class Collector {
     }
     TensorInfo info;
     info.name = random_state_name(rank, device.is_cpu() ? "cpu" : "accelerator");
-    info.kind = Kind::kRandomState;
+    info.kind = kinds::kRandomState;
     info.dtype = info.module_dtype = ElementType::kU8;
     info.shape = {state.numel()};
     contents_.tensors.push_back(std::move(info));
@@ -181,14 +192,14 @@ class Collector {
 nlohmann::json state_of(const Engine::Impl& impl) {
   nlohmann::json state = {
       {"global_steps", impl.global_steps},
-      {"skipped_steps", impl.skipped_steps},
+      {"skipped_steps", impl.scaler.skipped_steps()},
       {"micro_batches", impl.micro_batches()},
       {"window_micro_batches", impl.window_micro_batches()},
       {"gradient_accumulation_steps", impl.config.gradient_accumulation_steps},
       {"world_size", impl.group.size()},
       {"optimizer_steps", impl.optimizer->steps()},
       {"seed", std::to_string(impl.seed)},  // 64 bits: more than JSON's numbers hold everywhere
-      {"loss_scale", 1.0},
+      {"loss_scale", impl.scaler.scale()},
       {"stage", impl.config.zero_optimization.stage},
       {"precision", dtype_name(impl.model.low_dtype)},
       {"threads_per_rank", at::get_num_threads()},
@@ -308,12 +319,15 @@ checkpoint::Contents Checkpoints::contents(std::vector<at::Tensor>& keep) const 
   Collector collector(impl_, keep);
   collector.add_weights();
   const auto& optimizer = *impl_.optimizer;
-  collector.add_states(Kind::kExpAvg, [&](int u, layout::Range r) { return optimizer.exp_avg_view(u, r); });
-  collector.add_states(Kind::kExpAvgSq,
-                       [&](int u, layout::Range r) { return optimizer.exp_avg_sq_view(u, r); });
+  for (std::size_t state = 0; state < optimizer.rule().states.size(); ++state) {
+    collector.add_states(optimizer.rule().states[state].name, [&](int unit, layout::Range range) {
+      const at::Tensor there = optimizer.state_in_memory(state, unit, range);
+      return there.defined() ? there : keep.emplace_back(optimizer.state_values(state, unit, range));
+    });
+  }
   if (impl_.window_micro_batches() > 0) {
     impl_.reducer->hold_sums();
-    collector.add_states(Kind::kGradientSum, [&](int u, layout::Range r) {
+    collector.add_states(kinds::kGradientSum, [&](int u, layout::Range r) {
       return impl_.reducer->accumulated(u).narrow(0, r.begin - impl_.reducer->gradient_range(u).begin,
                                                   r.numel());
     });
@@ -353,18 +367,7 @@ void use_files(Engine::Impl& impl, io::FileSystem& files) {
 void Engine::save_checkpoint(const std::string& folder, const std::string& tag, std::string_view client_state,
                              const SaveOptions& options) {
   auto& impl = *impl_;
-  impl.check_usable();
-  impl.gradients->look("save_checkpoint");
-  if (impl.reducer->micro_batch_has_gradients()) {
-    throw ModelError(
-        "save_checkpoint between backward() and step(): call it after step(), also when that is inside an "
-        "accumulation window");
-  }
-  if (impl.gathered_scopes > 0) {
-    throw ModelError(
-        "save_checkpoint inside a zero::GatheredParameters: close it first, what it changed is not in the "
-        "shards yet");
-  }
+  impl.enter_between_steps("save_checkpoint");
   impl.settle();
   engine::checkpoints_of(impl).save(folder, tag, client_state, options);
 }

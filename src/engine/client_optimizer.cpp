@@ -15,10 +15,10 @@ namespace zero::engine {
 
 /// A group's options, as long as the optimizer lives; then their last values.
 struct ClientOptimizer::Group {
-  std::function<optim::AdamHyper()> read;  ///< empty: the options are gone
+  std::function<optim::Hyper()> read;  ///< empty: the options are gone
   std::weak_ptr<int> states;               ///< what stands where states would be; they go before the options
   bool has_states = false;
-  optim::AdamHyper last;
+  optim::Hyper last;
 };
 
 namespace {
@@ -30,13 +30,13 @@ constexpr const char* kStatesAreElsewhere =
 
 /// torch::optim::AdamWOptions and AdamOptions have the same accessors and no common base.
 template <class AdamOptions>
-optim::AdamHyper hyper_of(const AdamOptions& from, bool decoupled) {
+optim::Hyper hyper_of(const AdamOptions& from, bool decoupled) {
   if (from.amsgrad()) {
     throw ConfigError(
         "the client optimizer has amsgrad on, which needs a third state that is not kept here; "
         "switch it off");
   }
-  optim::AdamHyper hyper;
+  optim::Hyper hyper;
   hyper.lr = from.lr();
   hyper.beta1 = std::get<0>(from.betas());
   hyper.beta2 = std::get<1>(from.betas());
@@ -129,7 +129,7 @@ ClientOptimizer::ClientOptimizer(torch::optim::Optimizer& optimizer) {
 
 ClientOptimizer::~ClientOptimizer() = default;
 
-optim::AdamHyper ClientOptimizer::hyper(std::size_t index) const {
+optim::Hyper ClientOptimizer::hyper(std::size_t index) const {
   Group& group = *groups_[index];
   if (group.has_states && static_cast<bool>(group.read) == group.states.expired()) {
     throw ConfigError(fmt::format(
@@ -142,7 +142,7 @@ optim::AdamHyper ClientOptimizer::hyper(std::size_t index) const {
               "in place, as options().set_lr() and schedulers do"));
   }
   if (group.read) group.last = group.read();
-  const optim::AdamHyper& now = group.last;
+  const optim::Hyper& now = group.last;
   if (!(now.lr >= 0 && std::isfinite(now.lr))) {
     throw ConfigError(
         fmt::format("group {} of the client optimizer has the learning rate {:g}; wanted a finite "

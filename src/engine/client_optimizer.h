@@ -23,7 +23,7 @@ class ClientOptimizer {
   ~ClientOptimizer();
 
   /// As the options say now. Throws ConfigError for values that no optimizer takes.
-  optim::AdamHyper hyper(std::size_t group) const;
+  optim::Hyper hyper(std::size_t group) const;
   std::size_t groups() const { return groups_.size(); }
 
   struct Group;

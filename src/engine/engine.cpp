@@ -77,7 +77,7 @@ double Engine::Impl::lr_of(std::size_t optimizer_group) const {
   if (lr_overrides[optimizer_group]) return *lr_overrides[optimizer_group];
   const double base = client ? client->hyper(optimizer_group).lr : base_lr[optimizer_group];
   const std::int64_t steps_before = config.scheduler.last_batch_iteration + 1;  // done before this run
-  return optim::learning_rate_at(schedule, base, global_steps - skipped_steps + steps_before);
+  return optim::learning_rate_at(schedule, base, global_steps - scaler.skipped_steps() + steps_before);
 }
 
 void Engine::Impl::refresh_rates() {
@@ -157,6 +157,19 @@ void Engine::Impl::check_module() {
         "Engine::load_checkpoint, a plain state dict with Engine::load_full_weights and single whole tensors "
         "with Engine::set_full_weight",
         parameter.name));
+  }
+}
+
+void Engine::Impl::enter_between_steps(const char* caller) {
+  check_usable();
+  check_module();
+  gradients->look(caller);
+  if (gathered_scopes > 0)
+    throw ModelError(fmt::format("{} inside a zero::GatheredParameters: close it first", caller));
+  if (reducer->micro_batch_has_gradients()) {
+    throw ModelError(fmt::format("{} between backward() and step(): call it after step(), also when that is inside an "
+                                 "accumulation window",
+                                 caller));
   }
 }
 
@@ -354,8 +367,7 @@ void Engine::step() {
   if (boundary) {
     impl.store->quiesce();
     impl.grad_norm = impl.compute_norm();
-    if (!std::isfinite(impl.grad_norm) && impl.config.bf16.enabled && impl.config.bf16.check_grad_overflow) {
-      ++impl.skipped_steps;
+    if (impl.scaler.update(std::isfinite(impl.grad_norm)) == optim::LossScaler::Decision::kSkip) {
       if (impl.group.rank() == 0) {
         base::log_warning("step {}: the gradient norm is {}; the step is skipped on all ranks",
                           impl.global_steps, impl.grad_norm);
@@ -388,7 +400,7 @@ at::Device Engine::device() const { return impl_->model.device; }
 const Group& Engine::group() const { return impl_->group; }
 const Config& Engine::config() const { return impl_->config; }
 std::int64_t Engine::global_steps() const { return impl_->global_steps; }
-std::int64_t Engine::skipped_steps() const { return impl_->skipped_steps; }
+std::int64_t Engine::skipped_steps() const { return impl_->scaler.skipped_steps(); }
 std::int64_t Engine::micro_steps() const { return impl_->micro_steps; }
 bool Engine::is_gradient_accumulation_boundary() const {
   return (impl_->micro_steps + 1) % impl_->config.gradient_accumulation_steps == 0;
@@ -412,7 +424,7 @@ void Engine::follow_schedule() {
 }
 int Engine::parameter_groups() const { return static_cast<int>(impl_->lr_overrides.size()); }
 double Engine::grad_norm() const { return impl_->grad_norm; }
-double Engine::loss_scale() const { return 1.0; }
+double Engine::loss_scale() const { return impl_->scaler.scale(); }
 torch::nn::Module& Engine::module() const { return *impl_->module; }
 void Engine::check_module() const { impl_->check_module(); }
 

@@ -10,6 +10,7 @@
 #include "engine/inventory.h"
 #include "engine/step_monitor.h"
 #include "intercept/debug_observer.h"
+#include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "storage/ledger.h"
 #include "zero/engine.h"
@@ -58,11 +59,11 @@ struct Engine::Impl {
   std::vector<double> base_lr;                      ///< by optimizer group
   std::vector<double> rates;                        ///< by optimizer group, of the next update
   optim::LrScheduleOptions schedule;
+  optim::LossScaler scaler;
   std::vector<std::optional<double>> lr_overrides;  ///< by optimizer group
 
   std::uint64_t seed = 0;
   std::int64_t global_steps = 0;
-  std::int64_t skipped_steps = 0;
   std::int64_t micro_steps = 0;
   std::int64_t control_nbytes = 0;
   double grad_norm = 0;
@@ -82,9 +83,9 @@ struct Engine::Impl {
 
   ~Impl();
 
-  /// Mean over the micro-batches of a step: what turns a sum of gradients into their average.
+  /// What turns a sum of gradients of scaled losses into the average over the micro-batches of a step.
   double averaging() const {
-    return 1.0 / static_cast<double>(config.gradient_accumulation_steps * group.size());
+    return 1.0 / (static_cast<double>(config.gradient_accumulation_steps * group.size()) * scaler.scale());
   }
   double lr_of(std::size_t optimizer_group) const;
   /// Reads schedule, overrides and the client's optimizer for the next update. Not while one may be under way.
@@ -93,6 +94,9 @@ struct Engine::Impl {
   std::uint64_t update_hash() const;
   /// Explains a difference of update_hash(). *Collective.* Throws on every rank.
   [[noreturn]] void throw_update_difference();
+  /// For calls that need a micro-batch's end, with the name that the program knows: whether nothing is in the way.
+  /// Gradients that it has dropped are dropped. *Collective.* Throws ModelError.
+  void enter_between_steps(const char* caller);
   /// Throws if an earlier call failed half-way: what the ranks hold no longer agrees.
   void check_usable() const;
   /// Micro-batches of all ranks so far, and of these inside the running accumulation window.

@@ -41,6 +41,16 @@ at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, Part
   return to_shape(flat, target.tensor);
 }
 
+namespace {
+
+[[noreturn]] void throw_unknown_state(const optim::Rule& rule, std::string_view state) {
+  std::string names;
+  for (const auto& known : rule.states) names += fmt::format("{}'{}'", names.empty() ? "" : ", ", known.name);
+  throw ModelError(fmt::format("{} has no state '{}'; it has {}", rule.name, state, names.empty() ? "none" : names));
+}
+
+}  // namespace
+
 at::Tensor Engine::full_weight(std::string_view name) {
   auto& impl = *impl_;
   impl.settle();
@@ -110,10 +120,12 @@ at::Tensor Engine::full_gradient(std::string_view name) {
       .mul_(impl.sums_are_averages ? 1.0 : impl.averaging());
 }
 
-at::Tensor Engine::full_optimizer_state(std::string_view name, OptimizerState state) {
+at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view state) {
   auto& impl = *impl_;
   impl.settle();
   const int p = engine::find_parameter(impl.inventory, name);
+  const auto index = impl.optimizer->find_state(state);
+  if (!index) throw_unknown_state(impl.optimizer->rule(), state);
   if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
     const auto& tensor = impl.model.parameters[p].tensor;
     if (tensor.requires_grad())
@@ -121,8 +133,7 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, OptimizerState st
     throw ModelError(fmt::format("parameter '{}' is frozen and has no optimizer states", name));
   }
   return impl.gather_full(p, name, [&](int unit, layout::Range range) {
-    return state == OptimizerState::kExpAvg ? impl.optimizer->exp_avg_view(unit, range)
-                                            : impl.optimizer->exp_avg_sq_view(unit, range);
+    return range.empty() ? at::Tensor() : impl.optimizer->state_values(*index, unit, range);
   });
 }
 

@@ -255,14 +255,7 @@ std::vector<Exported> exported_tensors(const Inventory& inventory, const shardin
 
 LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsOptions& options) {
   auto& impl = *impl_;
-  impl.check_usable();
-  impl.check_module();
-  if (impl.gathered_scopes > 0) {
-    throw ModelError("load_full_weights inside a zero::GatheredParameters: close it first");
-  }
-  if (impl.reducer->micro_batch_has_gradients()) {
-    throw ModelError("load_full_weights between backward() and step(): call it after step()");
-  }
+  impl.enter_between_steps("load_full_weights");
   impl.settle();
   engine::FullWeights weights(impl, path, options);
   weights.plan();

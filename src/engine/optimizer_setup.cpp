@@ -17,8 +17,8 @@ bool matches(std::string_view pattern, std::string_view name) {
   return pattern == name;
 }
 
-optim::AdamHyper hyper_of(const Config::Optimizer& optimizer) {
-  optim::AdamHyper hyper;
+optim::Hyper hyper_of(const Config::Optimizer& optimizer) {
+  optim::Hyper hyper;
   hyper.lr = optimizer.lr;
   hyper.beta1 = optimizer.beta1;
   hyper.beta2 = optimizer.beta2;
@@ -64,10 +64,10 @@ void take_client_groups(torch::optim::Optimizer& client, const Inventory& invent
 
 void take_parameter_groups(const InitializeOptions& options, const Inventory& inventory,
                            OptimizerSetup& setup) {
-  const optim::AdamHyper base = setup.options.groups.front().hyper;
+  const optim::Hyper base = setup.options.groups.front().hyper;
   setup.options.groups.clear();
   for (const auto& group : options.parameter_groups) {
-    optim::AdamHyper hyper = base;
+    optim::Hyper hyper = base;
     hyper.lr = group.lr.value_or(base.lr);
     hyper.weight_decay = group.weight_decay.value_or(base.weight_decay);
     hyper.eps = group.eps.value_or(base.eps);

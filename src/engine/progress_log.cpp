@@ -16,7 +16,7 @@ void log_step(const Engine::Impl& impl) {
   const std::int64_t step = impl.global_steps;
   if (config.steps_per_print > 0 && step % config.steps_per_print == 0) {
     base::log_info("step {}: lr {:.4g}, gradient norm {:.4g}, skipped {}", step, impl.lr_of(0),
-                   impl.grad_norm, impl.skipped_steps);
+                   impl.grad_norm, impl.scaler.skipped_steps());
   }
   if (config.wall_clock_breakdown) {
     const StepBreakdown& t = impl.last_times;

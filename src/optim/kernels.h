@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "optim/rule.h"
 #include "zero/dtype.h"
 
 namespace zero::optim {
@@ -23,41 +24,10 @@ struct ReduceArgs {
   double* block_sumsq = nullptr;        ///< [numel / kSumBlockNumel], sums of squares of the result; or null
 };
 
-struct AdamHyper {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0;
-  bool decoupled = true;  ///< AdamW; false: decay is added to the gradient
-  bool bias_correction = true;
-  std::int64_t step = 1;      ///< 1 for the first update
-  double gradient_scale = 1;  ///< multiplies the gradient: averaging, unscaling and clipping in one
-};
-
-// A bf16 parameter is its fp32 master rounded to nearest, ties away from zero. With that rule (and not with
-// ties to even) the parameter and the low 16 bits of the master are the master, bit for bit:
-//
-//   master = (parameter << 16) + remainder      as bit patterns, remainder signed
-//
-// NaNs are the one exception: they become the quiet NaN.
-
-/// One fused update of [numel] elements. `low` (bf16 or null) receives the new weights. The master weights
-/// are `master`, or `low` together with `remainder` where that is given.
-struct AdamArgs {
-  float* master = nullptr;
-  std::uint16_t* remainder = nullptr;
-  float* exp_avg = nullptr;
-  float* exp_avg_sq = nullptr;
-  const float* gradient = nullptr;
-  void* low = nullptr;
-  std::int64_t numel = 0;
-};
-
 struct Kernels {
   const char* isa;
   void (*reduce)(const ReduceArgs&);
-  void (*adam)(const AdamArgs&, const AdamHyper&);
+  void (*adam)(const UpdateArgs&, const Hyper&);
   /// Sums of squares per block of [numel] fp32 elements.
   void (*block_sumsq)(const float* values, std::int64_t numel, double* out);
   /// bf16 parameters from their masters.

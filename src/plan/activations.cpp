@@ -16,14 +16,14 @@ struct Sizes {
   double tokens, dim, attended, shared, mlp, vocab, element;
   double stats;       ///< bytes of a norm's statistics per token
   double mlp_copies;  ///< values of the MLP's inner width that backward reads
-  explicit Sizes(const Transformer& t, double micro_batch, bool bf16)
+  explicit Sizes(const Transformer& t, double micro_batch, DType param_dtype)
       : tokens(micro_batch * static_cast<double>(t.seq)),
         dim(static_cast<double>(t.dim)),
         attended(static_cast<double>(t.heads * t.head_dim)),
         shared(static_cast<double>(t.kv_heads * t.head_dim)),
         mlp(static_cast<double>(t.mlp_dim)),
         vocab(static_cast<double>(t.vocab)),
-        element(bf16 ? 2 : 4),
+        element(static_cast<double>(element_nbytes(param_dtype))),
         stats(t.style == Transformer::Style::kGpt ? 2 * element : 4),
         // Before and after the activation; gated: gate, its activation, up, and their product.
         mlp_copies(t.style == Transformer::Style::kGpt ? 2 : 4) {}
@@ -72,11 +72,11 @@ std::int64_t to_nbytes(double nbytes) {
 
 }  // namespace
 
-Activations activations(const Transformer& shape, std::int64_t micro_batch, bool bf16) {
+Activations activations(const Transformer& shape, std::int64_t micro_batch, DType param_dtype) {
   if (micro_batch < 1)
     throw ConfigError(fmt::format("plan: got micro-batch {}, want at least 1", micro_batch));
   const Transformer t = with_defaults(shape);
-  const Sizes s(t, static_cast<double>(micro_batch), bf16);
+  const Sizes s(t, static_cast<double>(micro_batch), param_dtype);
   const double layers = static_cast<double>(t.layers), layer = layer_nbytes(t, s);
   const double input = s.tokens * s.dim * s.element;
   const double kept = t.checkpointing ? layers * input : layers * layer;

@@ -118,7 +118,7 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
   LaidOut laid;
   laid.units = layout::make_units(tree, infos, unit_options(config, tree));
   laid.sharding = layout::sharding_of_stage(config.zero_optimization.stage);
-  laid.low_dtype = config.bf16.enabled ? DType::kBFloat16 : DType::kFloat32;
+  laid.low_dtype = config.param_dtype();
   laid.world_size = world_size;
   laid.hosts = (world_size + ranks_per_node - 1) / ranks_per_node;
   laid.overlap = config.zero_optimization.overlap_comm;

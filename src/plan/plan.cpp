@@ -144,7 +144,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   const Pools pools = find_pools(model, laid, config);
   plan.stage = config.zero_optimization.stage;
   plan.node_shared = laid.node_shared;
-  plan.bf16 = config.bf16.enabled;
+  plan.param_dtype = config.param_dtype();
   plan.micro_batch = config.train_micro_batch_size_per_gpu;
   plan.accumulation_steps = config.gradient_accumulation_steps;
   plan.parameters_numel = model.numel();
@@ -157,7 +157,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.gather_at_most = !laid.node_shared && gather_at_most(config, plan.ranks);
   plan.module_nbytes = plan.parameters_numel * 4;
   if (model.transformer) {
-    const Activations kept = activations(*model.transformer, plan.micro_batch, plan.bf16);
+    const Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype);
     plan.rank[MemoryKind::kActivations] = {0, kept.peak_nbytes};
     plan.reused_nbytes = reused_nbytes(model, laid, config, kept, plan.heaviest_rank);
   }

@@ -73,7 +73,7 @@ std::vector<Candidate> step_in_backward(const Candidate& from) {
   const bool possible = shards && config.gradient_clipping == 0 && config.gradient_accumulation_steps == 1;
   if (!possible || config.zerotorch.step_in_backward) return {};
   return {with(from,
-               config.bf16.enabled ? "zerotorch.step_in_backward (bf16.check_grad_overflow false)"
+               config.param_dtype() == DType::kBFloat16 ? "zerotorch.step_in_backward (bf16.check_grad_overflow false)"
                                    : "zerotorch.step_in_backward",
                [](Candidate& c) {
                  c.config.zerotorch.step_in_backward = true;
@@ -102,7 +102,7 @@ std::vector<Candidate> smaller_micro_batches(const Candidate& from) {
 }
 
 std::vector<Candidate> bf16(const Candidate& from) {
-  if (from.config.bf16.enabled) return {};
+  if (from.config.param_dtype() == DType::kBFloat16) return {};
   return {with(from, "bf16", [](Candidate& c) { c.config.bf16.enabled = true; })};
 }
 

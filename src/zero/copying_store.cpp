@@ -49,8 +49,7 @@ class CopyingStore final : public ParameterStore {
         memory_(model.units.size()),
         publications_(model.units.size()),
         pool_(ledger, MemoryKind::kGather, [this, &ledger](std::int64_t numel) {
-          return FlatBuffer::make_private(ledger, MemoryKind::kGather, model_.low_dtype, numel,
-                                          model_.device);
+          return model_.home.make_private(ledger, MemoryKind::kGather, model_.low_dtype, numel);
         }) {
     std::int64_t sharded = 0;
     for (std::size_t i = 0; i < memory_.size(); ++i) {
@@ -87,17 +86,14 @@ class CopyingStore final : public ParameterStore {
     const bool whole = is_resident(index) && !model_.sharding.optimizer_states;
     return whole ? unit(index).whole() : unit(index).shard(model_.rank());
   }
-  void* writable(int index) override {
-    const Range range = writable_range(index);
-    if (range.empty()) return nullptr;
-    auto& memory = memory_[index];
-    return is_resident(index) ? memory.resident.data_at(range.begin) : shards_.data_at(memory.shard_offset);
+  void update(int index, Range range, Lease lease) override {
+    if (!range.empty()) lease(range, in_memory(index, range));
   }
-  at::Tensor writable_view(int index) override {
-    const Range range = writable_range(index);
+  void* in_memory(int index, Range range) override {
     auto& memory = memory_[index];
-    return is_resident(index) ? memory.resident.view(range.begin, range.numel())
-                              : shards_.view(memory.shard_offset, range.numel());
+    return is_resident(index)
+               ? memory.resident.data_at(range.begin)
+               : shards_.data_at(memory.shard_offset + range.begin - writable_range(index).begin);
   }
 
   void start() override {
@@ -178,10 +174,7 @@ class CopyingStore final : public ParameterStore {
 
  private:
   FlatBuffer make_resident(storage::Ledger& ledger, std::int64_t numel) {
-    return model_.device.is_cpu() ? FlatBuffer::make_readable(ledger, MemoryKind::kParameters,
-                                                              model_.low_dtype, numel, model_.group)
-                                  : FlatBuffer::make_private(ledger, MemoryKind::kParameters,
-                                                             model_.low_dtype, numel, model_.device);
+    return model_.home.make_readable(ledger, MemoryKind::kParameters, model_.low_dtype, numel);
   }
   /// Other ranks fetch from this rank's shards, without its doing, from here on.
   void open_window() {

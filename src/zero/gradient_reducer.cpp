@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include <unistd.h>
@@ -15,8 +14,6 @@
 #include "base/check.h"
 #include "base/small_floats.h"
 #include "intercept/gradient_hook.h"
-#include "optim/device_passes.h"
-#include "optim/kernels.h"
 #include "zero/errors.h"
 
 namespace zero::sharding {
@@ -65,10 +62,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
 }
 
 storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
-  return model_.device.is_cpu()
-             ? FlatBuffer::make_readable(ledger_, MemoryKind::kBuckets, model_.low_dtype, numel, model_.group)
-             : FlatBuffer::make_private(ledger_, MemoryKind::kBuckets, model_.low_dtype, numel,
-                                        model_.device);
+  return model_.home.make_readable(ledger_, MemoryKind::kBuckets, model_.low_dtype, numel);
 }
 
 /// What depends on the buckets. *Collective.*
@@ -88,8 +82,7 @@ void GradientReducer::make_memory() {
     unit_counts_.push_back(layout::shard_counts(unit.cuts, unit.whole()));
   }
   if (options_.consume && piece_.numel() < largest_piece()) {
-    piece_ = FlatBuffer::make_private(ledger_, MemoryKind::kGradients, DType::kFloat32, largest_piece(),
-                                      model_.device);
+    piece_ = model_.home.make_private(ledger_, MemoryKind::kGradients, DType::kFloat32, largest_piece());
   }
   if (model_.world_size() == 1) return;
   std::vector<comm::Parcel> parcels;
@@ -308,15 +301,13 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
   copied_nbytes_ += part.numel() * nbytes;
   const std::int64_t to = part.begin - bucket.range.begin;
   const std::int64_t from = part.begin - target.range.begin;
-  if (model_.device.is_cpu() && !add_to) {
-    optim::kernels().copy(bucket.buffer->data_at(to),
-                          static_cast<const char*>(source.const_data_ptr()) + from * nbytes,
-                          static_cast<std::size_t>(part.numel() * nbytes));
+  if (!add_to) {
+    model_.passes->copy(bucket.buffer->data_at(to), static_cast<const char*>(source.const_data_ptr()) + from * nbytes,
+                        static_cast<std::size_t>(part.numel() * nbytes));
     return;
   }
   const at::Tensor flat = source.as_strided({part.numel()}, {1}, source.storage_offset() + from);
-  const at::Tensor slot = bucket.buffer->view(to, part.numel());
-  add_to ? slot.add_(flat) : slot.copy_(flat);
+  bucket.buffer->view(to, part.numel()).add_(flat);
 }
 
 void GradientReducer::send(Bucket& bucket) {
@@ -370,25 +361,17 @@ bool GradientReducer::is_last_micro_batch() const {
   return finished_micro_batches_ + 1 >= options_.micro_batches;
 }
 
-void GradientReducer::add_slices(Bucket& bucket, Range mine, float* sums, std::span<const void* const> slices,
-                                 bool first) {
+void GradientReducer::add_slices(const Bucket& bucket, Range mine, float* sums,
+                                 std::span<const void* const> slices, bool first) {
   Stopwatch watch(times_.reduce);
   // The norm is that of the whole sum.
   double* squares = is_last_micro_batch() ? block_sumsq_.data() + bucket.block_offset : nullptr;
-  if (model_.device.is_cpu()) {
-    optim::kernels().reduce({.accumulator = sums,
-                             .slices = slices,
-                             .dtype = model_.low_dtype,
-                             .numel = mine.numel(),
-                             .first = first,
-                             .block_sumsq = squares});
-    return;
-  }
-  const at::Tensor slice = bucket.sent_buffer->view(mine.begin - bucket.range.begin, mine.numel());
-  const at::Tensor accumulator =
-      at::from_blob(sums, {mine.numel()}, at::TensorOptions().dtype(at::kFloat).device(model_.device));
-  optim::reduce_on_device(accumulator, {&slice, 1}, first);
-  if (squares) optim::block_sumsq_on_device(accumulator, squares);
+  model_.passes->reduce({.accumulator = sums,
+                         .slices = slices,
+                         .dtype = model_.low_dtype,
+                         .numel = mine.numel(),
+                         .first = first,
+                         .block_sumsq = squares});
 }
 
 void GradientReducer::add_rows(int parameter, std::span<const RowGradients::RankRows> by_rank) {
@@ -414,7 +397,7 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
       }
     }
     if (!is_last_micro_batch()) continue;
-    optim::kernels().block_sumsq(sums, mine.numel(), block_sumsq_.data() + bucket.block_offset);
+    model_.passes->block_sumsq(sums, mine.numel(), block_sumsq_.data() + bucket.block_offset);
   }
 }
 
@@ -572,14 +555,8 @@ void GradientReducer::refresh_sumsq() {
   for (const Bucket& bucket : buckets_) {
     const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
     if (mine.empty()) continue;
-    const at::Tensor sums =
-        accumulated(bucket.unit).narrow(0, mine.begin - gradient_range(bucket.unit).begin, mine.numel());
-    double* const squares = block_sumsq_.data() + bucket.block_offset;
-    if (model_.device.is_cpu()) {
-      optim::kernels().block_sumsq(sums.const_data_ptr<float>(), mine.numel(), squares);
-    } else {
-      optim::block_sumsq_on_device(sums, squares);
-    }
+    const float* const sums = accumulator(bucket.unit) + (mine.begin - gradient_range(bucket.unit).begin);
+    model_.passes->block_sumsq(sums, mine.numel(), block_sumsq_.data() + bucket.block_offset);
   }
 }
 

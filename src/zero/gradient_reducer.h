@@ -156,7 +156,7 @@ class GradientReducer {
   void even_out(std::int64_t rounds);
   void reduce(Bucket& bucket, std::span<const void* const> slices);
   /// Onto the `mine.numel()` accumulators at `sums`.
-  void add_slices(Bucket& bucket, Range mine, float* sums, std::span<const void* const> slices, bool first);
+  void add_slices(const Bucket& bucket, Range mine, float* sums, std::span<const void* const> slices, bool first);
   void zero_missing(Bucket& bucket);
   void drain(bool wait_for_all);
   bool may_send(Bucket& bucket);

@@ -22,7 +22,7 @@ std::int64_t nbytes_of(std::int64_t numel) { return numel * static_cast<std::int
 
 GradientSums::GradientSums(ShardedModel& model, storage::Ledger& ledger, std::vector<std::int64_t> numel)
     : model_(model), ledger_(ledger), numel_(std::move(numel)), data_(numel_.size(), nullptr) {
-  comes_and_goes_ = model.device.is_cpu() && model.sharding.optimizer_states && storage::keeps_blocks();
+  comes_and_goes_ = model.sharding.optimizer_states && model.home.reuses_blocks();
   if (comes_and_goes_) {
     ledger.add(MemoryKind::kGradients, nbytes_of(total_numel()));
     ledger.add_idle(MemoryKind::kGradients, nbytes_of(total_numel()));
@@ -42,9 +42,9 @@ std::int64_t GradientSums::total_numel() const {
 
 FlatBuffer GradientSums::make_always(std::int64_t numel) {
   // Whole sums are sent to all ranks, who read them in place.
-  return model_.sharding.optimizer_states || !model_.device.is_cpu()
-             ? FlatBuffer::make_private(ledger_, MemoryKind::kGradients, DType::kFloat32, numel, model_.device)
-             : FlatBuffer::make_readable(ledger_, MemoryKind::kGradients, DType::kFloat32, numel, model_.group);
+  return model_.sharding.optimizer_states
+             ? model_.home.make_private(ledger_, MemoryKind::kGradients, DType::kFloat32, numel)
+             : model_.home.make_readable(ledger_, MemoryKind::kGradients, DType::kFloat32, numel);
 }
 
 void GradientSums::add_unit(int unit, std::int64_t numel) {

@@ -32,14 +32,10 @@ class NodeSharedStore final : public ParameterStore {
   }
 
   Range writable_range(int index) const override { return unit(index).shard(model_.rank()); }
-  void* writable(int index) override {
-    const Range range = writable_range(index);
-    return range.empty() ? nullptr : memory_.data_at(offsets_[index] + range.begin);
+  void update(int index, Range range, Lease lease) override {
+    if (!range.empty()) lease(range, in_memory(index, range));
   }
-  at::Tensor writable_view(int index) override {
-    const Range range = writable_range(index);
-    return memory_.view(offsets_[index] + range.begin, range.numel());
-  }
+  void* in_memory(int index, Range range) override { return memory_.data_at(offsets_[index] + range.begin); }
 
   void start() override {
     for (std::size_t index = 0; index < model_.units.size(); ++index) {
@@ -100,7 +96,7 @@ class NodeSharedStore final : public ParameterStore {
       if (!(model_.units[i].trainable || frozen_too)) continue;
       const int index = static_cast<int>(i);
       under_way_.push_back(model_.hosts->across.all_gather_at(
-          writable(index), memory_.data_at(offsets_[i]), slices_[i].counts, slices_[i].offsets,
+          in_memory(index, writable_range(index)), memory_.data_at(offsets_[i]), slices_[i].counts, slices_[i].offsets,
           model_.low_dtype, {.label = model_.units[i].name}));
       counts_.published_numel += slices_[i].received_numel;
     }

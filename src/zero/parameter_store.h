@@ -6,6 +6,8 @@
 //   gathering  a buffer is being filled              S + U
 //   gathered   parameters are attached to the buffer S + U
 //   resident   always whole, no shard apart          U
+#include <c10/util/FunctionRef.h>
+
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,10 +27,13 @@ class ParameterStore : public intercept::UseObserver {
   /// The part of `unit` this rank may write and others rely on: its shard, or the whole unit where
   /// every rank keeps and updates its own copy.
   virtual Range writable_range(int unit) const = 0;
-  /// Address of element writable_range(unit).begin; null when that is empty.
-  virtual void* writable(int unit) = 0;
-  /// Tensor over writable_range(unit).
-  virtual at::Tensor writable_view(int unit) = 0;
+  /// Calls `lease(piece, low)` for pieces of `range`, which lies in writable_range(unit): `low` is where the piece's
+  /// values are, to read and to write, during the call. Allocates nothing. Local.
+  using Lease = c10::function_ref<void(Range piece, void* low)>;
+  virtual void update(int unit, Range range, Lease lease) = 0;
+  /// Where the values of `range` (as above) lie, for those who would copy or fill them: null unless they are always in
+  /// memory. As long as the store.
+  virtual void* in_memory(int unit, Range range) = 0;
 
   /// *Collective.* Called once after every rank has written its initial values.
   virtual void start() = 0;

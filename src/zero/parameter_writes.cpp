@@ -18,23 +18,15 @@ storage::FlatBuffer& ParameterWrites::copy_of(int parameter) {
   if (found != copies_.end()) return found->second;
   return copies_
       .emplace(parameter,
-               storage::FlatBuffer::make_private(ledger_, MemoryKind::kParameters, model_.low_dtype,
-                                                 model_.parameters[parameter].range.numel(), model_.device))
+               model_.home.make_private(ledger_, MemoryKind::kParameters, model_.low_dtype,
+                                        model_.parameters[parameter].range.numel()))
       .first->second;
 }
 
 void ParameterWrites::begin(int parameter, const void* values) {
   if (has(parameter)) return;
   auto& copy = copy_of(parameter);
-  if (model_.device.is_cpu()) {
-    std::memcpy(copy.data(), values, copy.nbytes());
-  } else {
-    // The handle's storage is what `values` points into: its tensor reads it.
-    const auto& target = model_.parameters[parameter];
-    copy.view(0, copy.numel())
-        .as_strided(target.tensor.sizes(), target.strides)
-        .copy_(target.tensor.detach());
-  }
+  model_.passes->copy(copy.data(), values, copy.nbytes());
   model_.parameters[parameter].handle->attach(copy.data());
 }
 

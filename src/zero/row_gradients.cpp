@@ -13,7 +13,7 @@ namespace zero::sharding {
 RowGradients::RowGradients(ShardedModel& model) : model_(model) {
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     const at::Tensor& tensor = model.parameters[p].tensor;
-    if (model.device.is_cpu() && tensor.dim() == 2 && tensor.numel() > 0 && tensor.is_contiguous() &&
+    if (model.passes->in_host_memory() && tensor.dim() == 2 && tensor.numel() > 0 && tensor.is_contiguous() &&
         model.units[model.parameters[p].unit].parameters.size() == 1) {
       tables_.push_back(static_cast<int>(p));
     }

@@ -21,7 +21,8 @@
 #include "layout/shard.h"
 #include "layout/sharding.h"
 #include "layout/units.h"
-#include "storage/flat_buffer.h"
+#include "optim/passes.h"
+#include "storage/home.h"
 #include "zero/group.h"
 #include "zero/report.h"
 
@@ -66,6 +67,8 @@ struct ShardedModel {
   Sharding sharding;
   DType low_dtype = DType::kFloat32;
   c10::Device device{c10::kCPU};
+  storage::Home home;                                         ///< where memory comes from on that device
+  const optim::Passes* passes = &optim::passes_for(c10::kCPU);  ///< and what is done with it there
   Group group;
   std::optional<Hosts> hosts;  ///< node-shared store over several hosts only
 

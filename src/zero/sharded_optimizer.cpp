@@ -2,62 +2,60 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/where.h>
 
 #include <algorithm>
-#include <cstring>
+#include <array>
+#include <utility>
 
 #include "base/check.h"
-#include "optim/device_passes.h"
 #include "zero/gradient_reducer.h"
 
 namespace zero::sharding {
 
-using storage::FlatBuffer;
+using Access = storage::StateStore::Access;
 
 ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, storage::Ledger& ledger,
                                    OptimizerOptions options)
     : model_(model),
       store_(store),
       options_(std::move(options)),
-      ledger_(ledger),
-      places_(model.units.size()),
       masters_(choose_masters()),
+      states_(storage::make_memory_states(model.home, ledger, columns())),
       steps_(model.parameters.size(), 0) {
   std::vector<int> trainable;
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     if (model.units[u].trainable) trainable.push_back(static_cast<int>(u));
   }
-  make_chunk(trainable);
+  add_states(trainable);
 }
 
-void ShardedOptimizer::make_chunk(std::span<const int> units) {
-  Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
-  std::int64_t total = 0;
-  for (const int u : units) {
-    places_[u] = {&chunk, total};
-    total += update_range(u).numel();
-  }
-  const auto make = [&](MemoryKind kind, DType dtype) {
-    return FlatBuffer::make_private(ledger_, kind, dtype, total, model_.device);
-  };
-  if (masters_ == Masters::kFloat) chunk.master = make(MemoryKind::kMaster, DType::kFloat32);
-  if (masters_ == Masters::kRemainders) chunk.master = make(MemoryKind::kMaster, DType::kBFloat16);
-  chunk.exp_avg = make(MemoryKind::kOptimizer, DType::kFloat32);
-  chunk.exp_avg_sq = make(MemoryKind::kOptimizer, DType::kFloat32);
+std::vector<storage::StateColumn> ShardedOptimizer::columns() const {
+  std::vector<storage::StateColumn> columns;
+  if (masters_ == Masters::kFloat) columns.push_back({"master", DType::kFloat32, MemoryKind::kMaster});
+  if (masters_ == Masters::kRemainders) columns.push_back({"remainder", DType::kBFloat16, MemoryKind::kMaster});
+  for (const optim::StateColumn& state : rule().states)
+    columns.push_back({std::string(state.name), state.dtype, MemoryKind::kOptimizer});
+  return columns;
+}
+
+void ShardedOptimizer::add_states(std::span<const int> units) {
+  std::vector<storage::StatePart> parts;
+  for (const int u : units) parts.push_back({u, update_range(u)});
+  states_->add_units(parts);
 }
 
 void ShardedOptimizer::add_units(std::span<const int> units) {
-  make_chunk(units);
+  add_states(units);
   at::NoGradGuard no_grad;
   store_.pin(units);  // on every rank, though each chooses how it keeps masters
   for (const int u : units) {
     if (masters_ != Masters::kFloat) break;  // fresh remainders of zero are the parameters themselves
-    const Range updated = update_range(u);
-    if (!updated.empty()) {
-      state_view(&Chunk::master, u, updated)
-          .copy_(store_.pinned_view(u).narrow(0, updated.begin, updated.numel()));
-    }
+    const at::Tensor low = store_.pinned_view(u);
+    for_each_piece(u, update_range(u), Access::kUpdate, [&](Range piece, void*, std::span<void* const> columns) {
+      view(columns[kMaster], DType::kFloat32, piece.numel()).copy_(low.narrow(0, piece.begin, piece.numel()));
+    });
   }
   store_.unpin(units);
 }
@@ -73,7 +71,7 @@ ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
     if (model_.low_dtype == DType::kFloat32 && updated != written) return Masters::kFloat;
   }
   if (model_.low_dtype == DType::kFloat32) return Masters::kParameters;
-  const bool can_split = model_.low_dtype == DType::kBFloat16 && model_.device.is_cpu();
+  const bool can_split = model_.low_dtype == DType::kBFloat16 && model_.passes->splits_masters();
   return can_split ? Masters::kRemainders : Masters::kFloat;
 }
 
@@ -112,61 +110,64 @@ void ShardedOptimizer::for_each_run(int unit, Range range, Run run) const {
   finish();
 }
 
+template <class Visit>
+void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, Visit visit) const {
+  const Range written = store_.writable_range(unit);
+  const auto visit_piece = [&](Range piece, std::span<void* const> memory) {
+    std::array<void*, optim::kMostStates + 1> columns{};
+    const auto part = [&](Range of, void* low) {
+      for (std::size_t c = 0; c < memory.size(); ++c) {
+        const auto nbytes = static_cast<std::int64_t>(element_nbytes(states_->columns()[c].dtype));
+        columns[c] = static_cast<char*>(memory[c]) + (of.begin - piece.begin) * nbytes;
+      }
+      visit(of, low, std::span<void* const>(columns.data(), memory.size()));
+    };
+    // Ranges this rank updates for itself only have no low-precision values here.
+    const Range before = layout::intersect(piece, {piece.begin, written.begin});
+    const Range after = layout::intersect(piece, {written.end, piece.end});
+    if (!before.empty()) part(before, nullptr);
+    store_.update(unit, layout::intersect(piece, written), part);
+    if (!after.empty()) part(after, nullptr);
+  };
+  if (!range.empty()) states_->for_each(unit, range, options_.sub_group_numel, access, visit_piece);
+}
+
 void ShardedOptimizer::load(int unit, const at::Tensor& whole) {
   load_range(unit, model_.units[unit].whole(), whole);
 }
 
 void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& values) {
   at::NoGradGuard no_grad;
-  const auto part_of = [&](Range part) { return values.narrow(0, part.begin - range.begin, part.numel()); };
-  const Range written = store_.writable_range(unit);
-  if (const Range part = layout::intersect(written, range); !part.empty()) {
-    round_to_low(part_of(part),
-                 store_.writable_view(unit).narrow(0, part.begin - written.begin, part.numel()));
-  }
+  const at::Tensor source = values.to(model_.device, at::kFloat).contiguous();
+  const auto from = [&](Range part) { return source.const_data_ptr<float>() + (part.begin - range.begin); };
+  store_.update(unit, layout::intersect(store_.writable_range(unit), range), [&](Range part, void* low) {
+    model_.passes->round(from(part), low, model_.low_dtype, part.numel());
+  });
   if (!model_.units[unit].trainable || masters_ == Masters::kParameters) return;
   const Range updated = layout::intersect(update_range(unit), range);
-  if (updated.empty()) return;
-  if (masters_ == Masters::kFloat) {
-    state_view(&Chunk::master, unit, updated).copy_(part_of(updated));
-    return;
-  }
-  const at::Tensor masters = part_of(updated).to(at::kFloat).contiguous();
-  optim::kernels().split_master(masters.const_data_ptr<float>(), low_bits(unit, updated),
-                                remainder_bits(unit, updated), updated.numel());
-}
-
-void ShardedOptimizer::round_to_low(const at::Tensor& values, at::Tensor low) const {
-  if (model_.low_dtype != DType::kBFloat16 || !model_.device.is_cpu()) {
-    low.copy_(values);
-    return;
-  }
-  const at::Tensor masters = values.to(at::kFloat).contiguous();
-  optim::kernels().round_master(masters.const_data_ptr<float>(),
-                                static_cast<std::uint16_t*>(low.mutable_data_ptr()), low.numel());
+  for_each_piece(unit, updated, Access::kUpdate, [&](Range part, void* low, std::span<void* const> columns) {
+    if (masters_ == Masters::kFloat) {
+      model_.passes->copy(columns[kMaster], from(part), static_cast<std::size_t>(part.numel()) * sizeof(float));
+    } else {
+      model_.passes->split(from(part), static_cast<std::uint16_t*>(low), static_cast<std::uint16_t*>(columns[kMaster]),
+                           part.numel());
+    }
+  });
 }
 
 void ShardedOptimizer::update(const GradientReducer& reducer, const std::vector<double>& lr,
                               double gradient_scale) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    if (!model_.units[u].trainable || update_range(static_cast<int>(u)).empty()) continue;
     const int unit = static_cast<int>(u);
-    if (model_.device.is_cpu()) {
-      update_on_host(unit, update_range(unit), reducer.accumulator(unit), lr, gradient_scale);
-    } else {
-      update_on_device(unit, update_range(unit), reducer.accumulated(unit), lr, gradient_scale);
-    }
+    if (!model_.units[u].trainable || update_range(unit).empty()) continue;
+    update_range_of(unit, update_range(unit), reducer.accumulator(unit), lr, gradient_scale);
   }
   end_step();
 }
 
 void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& gradient,
                                    const std::vector<double>& lr, double gradient_scale) {
-  if (model_.device.is_cpu()) {
-    update_on_host(unit, range, gradient.const_data_ptr<float>(), lr, gradient_scale);
-  } else {
-    update_on_device(unit, range, gradient, lr, gradient_scale);
-  }
+  update_range_of(unit, range, gradient.const_data_ptr<float>(), lr, gradient_scale);
 }
 
 void ShardedOptimizer::end_step() {
@@ -180,71 +181,31 @@ std::int64_t ShardedOptimizer::steps() const {
   return steps_.empty() ? 0 : *std::max_element(steps_.begin(), steps_.end());
 }
 
-template <class Update>
-void ShardedOptimizer::for_each_piece(int unit, Range range, const std::vector<double>& lr,
-                                      double gradient_scale, Update update) const {
-  const Range updated = update_range(unit), written = store_.writable_range(unit);
-  for_each_run(unit, range, [&](Range part, int group, std::int64_t steps) {
-    optim::AdamHyper hyper = options_.groups[group].hyper;
+void ShardedOptimizer::update_range_of(int unit, Range range, const float* gradient, const std::vector<double>& lr,
+                                       double gradient_scale) {
+  for_each_run(unit, range, [&](Range run, int group, std::int64_t steps) {
+    optim::Hyper hyper = options_.groups[group].hyper;
     hyper.lr = lr[group];
     hyper.step = steps + 1;
     hyper.gradient_scale = gradient_scale;
-    for (std::int64_t begin = part.begin; begin < part.end; begin += options_.sub_group_numel) {
-      const Range piece{begin, std::min(part.end, begin + options_.sub_group_numel)};
-      // Ranges this rank updates for itself only are run without the low-precision output.
-      const Range before = layout::intersect(piece, {updated.begin, written.begin});
-      const Range inside = layout::intersect(piece, written);
-      const Range after = layout::intersect(piece, {written.end, updated.end});
-      if (!before.empty()) update(before, false, hyper);
-      if (!inside.empty()) update(inside, true, hyper);
-      if (!after.empty()) update(after, false, hyper);
-    }
+    for_each_piece(unit, run, Access::kUpdate, [&](Range piece, void* low, std::span<void* const> columns) {
+      update_piece(piece.numel(), low, columns, gradient + (piece.begin - range.begin), hyper);
+    });
   });
 }
 
-void ShardedOptimizer::update_on_host(int unit, Range range, const float* gradient,
-                                      const std::vector<double>& lr, double gradient_scale) {
-  const std::int64_t written_begin = store_.writable_range(unit).begin;
-  const std::int64_t low_nbytes = static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
-  const auto state = [&](Buffer buffer, Range piece) { return state_data<float>(buffer, unit, piece); };
-  for_each_piece(
-      unit, range, lr, gradient_scale, [&](Range piece, bool writes, const optim::AdamHyper& hyper) {
-        char* const low =
-            writes ? static_cast<char*>(store_.writable(unit)) + (piece.begin - written_begin) * low_nbytes
-                   : nullptr;
-        const bool split = masters_ == Masters::kRemainders;
-        float* const master = split                              ? nullptr
-                              : masters_ == Masters::kParameters ? reinterpret_cast<float*>(low)
-                                                                 : state(&Chunk::master, piece);
-        const bool writes_low = writes && masters_ != Masters::kParameters;
-        const bool low_is_bf16 = model_.low_dtype == DType::kBFloat16;
-        optim::kernels().adam({.master = master,
-                               .remainder = split ? remainder_bits(unit, piece) : nullptr,
-                               .exp_avg = state(&Chunk::exp_avg, piece),
-                               .exp_avg_sq = state(&Chunk::exp_avg_sq, piece),
-                               .gradient = gradient + (piece.begin - range.begin),
-                               .low = writes_low && low_is_bf16 ? low : nullptr,
-                               .numel = piece.numel()},
-                              hyper);
-        if (writes_low && !low_is_bf16) std::memcpy(low, master, static_cast<std::size_t>(piece.numel()) * 4);
-      });
-}
-
-void ShardedOptimizer::update_on_device(int unit, Range range, const at::Tensor& gradient,
-                                        const std::vector<double>& lr, double gradient_scale) {
-  const Range written = store_.writable_range(unit);
-  for_each_piece(
-      unit, range, lr, gradient_scale, [&](Range piece, bool writes, const optim::AdamHyper& hyper) {
-        const at::Tensor low =
-            writes ? store_.writable_view(unit).narrow(0, piece.begin - written.begin, piece.numel())
-                   : at::Tensor();
-        const at::Tensor master =
-            masters_ == Masters::kParameters ? low : state_view(&Chunk::master, unit, piece);
-        optim::adam_on_device(master, state_view(&Chunk::exp_avg, unit, piece),
-                              state_view(&Chunk::exp_avg_sq, unit, piece),
-                              gradient.narrow(0, piece.begin - range.begin, piece.numel()),
-                              masters_ == Masters::kParameters ? at::Tensor() : low, hyper);
-      });
+void ShardedOptimizer::update_piece(std::int64_t numel, void* low, std::span<void* const> columns,
+                                    const float* gradient, const optim::Hyper& hyper) const {
+  optim::UpdateArgs args{.gradient = gradient, .low = low, .numel = numel};
+  switch (masters_) {
+    case Masters::kParameters:
+      args.master = static_cast<float*>(std::exchange(args.low, nullptr));
+      break;
+    case Masters::kRemainders: args.remainder = static_cast<std::uint16_t*>(columns[kMaster]); break;
+    case Masters::kFloat: args.master = static_cast<float*>(columns[kMaster]); break;
+  }
+  std::copy(columns.begin() + static_cast<std::ptrdiff_t>(column_of(0)), columns.end(), args.states.begin());
+  model_.passes->update(rule(), args, model_.low_dtype, hyper);
 }
 
 at::Tensor ShardedOptimizer::low_values(int unit, Range range) const {
@@ -256,79 +217,92 @@ at::Tensor ShardedOptimizer::low_values(int unit, Range range) const {
 void ShardedOptimizer::refresh(int unit, Range range, const at::Tensor& before) {
   if (!before.defined()) return;
   at::NoGradGuard no_grad;
-  const Range part = layout::intersect(update_range(unit), range);
-  const at::Tensor low = store_.pinned_view(unit).narrow(0, part.begin, part.numel());
+  const Range whole = layout::intersect(update_range(unit), range);
+  const at::Tensor low = store_.pinned_view(unit).narrow(0, whole.begin, whole.numel());
   const at::Tensor same = low.eq(before);
-  if (masters_ == Masters::kFloat) {
-    const at::Tensor master = state_view(&Chunk::master, unit, part);
-    master.copy_(at::where(same, master, low.to(at::kFloat)));
-    return;
-  }
-  std::uint16_t* remainder = remainder_bits(unit, part);
-  const bool* kept = same.const_data_ptr<bool>();
-  for (std::int64_t i = 0; i < part.numel(); ++i) remainder[i] = kept[i] ? remainder[i] : 0;
+  for_each_piece(unit, whole, Access::kUpdate, [&](Range part, void*, std::span<void* const> columns) {
+    const std::int64_t begin = part.begin - whole.begin;
+    if (masters_ == Masters::kFloat) {
+      const at::Tensor master = view(columns[kMaster], DType::kFloat32, part.numel());
+      master.copy_(at::where(same.narrow(0, begin, part.numel()), master,
+                             low.narrow(0, begin, part.numel()).to(at::kFloat)));
+      return;
+    }
+    auto* const remainder = static_cast<std::uint16_t*>(columns[kMaster]);
+    const bool* const kept = same.const_data_ptr<bool>() + begin;
+    for (std::int64_t i = 0; i < part.numel(); ++i) remainder[i] = kept[i] ? remainder[i] : 0;
+  });
 }
 
 void ShardedOptimizer::low_from_master(int unit) {
   if (!model_.units[unit].trainable || masters_ != Masters::kFloat) return;
-  at::NoGradGuard no_grad;
-  const Range written = store_.writable_range(unit);
-  const Range part = layout::intersect(update_range(unit), written);
-  if (part.empty()) return;
-  round_to_low(state_view(&Chunk::master, unit, part),
-               store_.writable_view(unit).narrow(0, part.begin - written.begin, part.numel()));
+  const Range part = layout::intersect(update_range(unit), store_.writable_range(unit));
+  for_each_piece(unit, part, Access::kRead, [&](Range piece, void* low, std::span<void* const> columns) {
+    model_.passes->round(static_cast<const float*>(columns[kMaster]), low, model_.low_dtype, piece.numel());
+  });
 }
 
-std::uint16_t* ShardedOptimizer::low_bits(int unit, Range range) const {
-  return static_cast<std::uint16_t*>(store_.writable(unit)) +
-         (range.begin - store_.writable_range(unit).begin);
+at::Tensor ShardedOptimizer::view(const void* data, DType dtype, std::int64_t numel) const {
+  return at::from_blob(const_cast<void*>(data), {numel},
+                       at::TensorOptions().dtype(storage::to_scalar_type(dtype)).device(model_.device));
 }
 
-std::uint16_t* ShardedOptimizer::remainder_bits(int unit, Range range) const {
-  return state_data<std::uint16_t>(&Chunk::master, unit, range);
+std::optional<std::size_t> ShardedOptimizer::find_state(std::string_view name) const {
+  const auto found = std::ranges::find(rule().states, name, &optim::StateColumn::name);
+  if (found == rule().states.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - rule().states.begin());
 }
 
-template <class T>
-T* ShardedOptimizer::state_data(Buffer buffer, int unit, Range range) const {
-  const Place& place = places_[unit];
-  return static_cast<T*>(
-      (place.chunk->*buffer).data_at(place.offset + range.begin - update_range(unit).begin));
+at::Tensor ShardedOptimizer::state_in_memory(std::size_t state, int unit, Range range) const {
+  const Range part = layout::intersect(range, update_range(unit));
+  if (part.empty() || rule().states[state].dtype != DType::kFloat32) return at::Tensor();
+  const void* const data = states_->in_memory(column_of(state), unit, part);
+  return data ? view(data, DType::kFloat32, part.numel()) : at::Tensor();
 }
 
-at::Tensor ShardedOptimizer::state_view(Buffer buffer, int unit, Range range) const {
-  const Range updated = update_range(unit);
-  ZERO_CHECK(range.begin >= updated.begin && range.end <= updated.end);
-  const Place& place = places_[unit];
-  return (place.chunk->*buffer).view(place.offset + range.begin - updated.begin, range.numel());
+at::Tensor ShardedOptimizer::state_values(std::size_t state, int unit, Range range) const {
+  const DType dtype = rule().states[state].dtype;
+  const at::Tensor values = at::empty(
+      {range.numel()}, at::TensorOptions().dtype(storage::to_scalar_type(dtype)).device(model_.device));
+  states_->read(column_of(state), unit, range, values.mutable_data_ptr());
+  return values.to(at::kFloat);
 }
 
-at::Tensor ShardedOptimizer::master_view(int unit, Range range) const {
+void ShardedOptimizer::set_state(std::size_t state, int unit, Range range, const at::Tensor& values) {
+  const auto type = storage::to_scalar_type(rule().states[state].dtype);
+  const at::Tensor source = values.to(model_.device, type).contiguous();
+  states_->write(column_of(state), unit, range, source.const_data_ptr());
+}
+
+at::Tensor ShardedOptimizer::master_in_memory(int unit, Range range) const {
   const Range part = layout::intersect(range, update_range(unit));
   if (part.empty() || masters_ == Masters::kRemainders) return at::Tensor();
-  if (masters_ == Masters::kFloat) return state_view(&Chunk::master, unit, part);
-  return store_.writable_view(unit).narrow(0, part.begin - store_.writable_range(unit).begin, part.numel());
+  const void* const data = masters_ == Masters::kFloat ? states_->in_memory(kMaster, unit, part)
+                                                       : store_.in_memory(unit, part);
+  return data ? view(data, DType::kFloat32, part.numel()) : at::Tensor();
 }
 
 at::Tensor ShardedOptimizer::master_values(int unit, Range range) const {
-  if (range.empty() || masters_ != Masters::kRemainders) return master_view(unit, range);
-  at::Tensor values = at::empty({range.numel()}, at::TensorOptions().dtype(at::kFloat));
+  if (range.empty()) return at::Tensor();
+  if (const at::Tensor there = master_in_memory(unit, range); there.defined()) return there;
+  at::Tensor values = at::empty({range.numel()}, at::TensorOptions().dtype(at::kFloat).device(model_.device));
   copy_master(unit, range, values.mutable_data_ptr<float>());
   return values;
 }
 
 void ShardedOptimizer::copy_master(int unit, Range range, float* out) const {
-  ZERO_CHECK(masters_ == Masters::kRemainders);
-  optim::kernels().join_master(low_bits(unit, range), remainder_bits(unit, range), out, range.numel());
-}
-
-at::Tensor ShardedOptimizer::exp_avg_view(int unit, Range range) const {
-  const Range part = layout::intersect(range, update_range(unit));
-  return part.empty() ? at::Tensor() : state_view(&Chunk::exp_avg, unit, part);
-}
-
-at::Tensor ShardedOptimizer::exp_avg_sq_view(int unit, Range range) const {
-  const Range part = layout::intersect(range, update_range(unit));
-  return part.empty() ? at::Tensor() : state_view(&Chunk::exp_avg_sq, unit, part);
+  for_each_piece(unit, range, Access::kRead, [&](Range piece, void* low, std::span<void* const> columns) {
+    float* const to = out + (piece.begin - range.begin);
+    const auto nbytes = static_cast<std::size_t>(piece.numel()) * sizeof(float);
+    switch (masters_) {
+      case Masters::kParameters: model_.passes->copy(to, low, nbytes); break;
+      case Masters::kFloat: model_.passes->copy(to, columns[kMaster], nbytes); break;
+      case Masters::kRemainders:
+        model_.passes->join(static_cast<const std::uint16_t*>(low), static_cast<const std::uint16_t*>(columns[kMaster]),
+                            to, piece.numel());
+        break;
+    }
+  });
 }
 
 }  // namespace zero::sharding

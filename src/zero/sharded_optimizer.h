@@ -1,6 +1,6 @@
 #pragma once
-// ShardedOptimizer: fp32 master weights and Adam states of the ranges this rank updates, and the fused
-// update of all of them.
+// ShardedOptimizer: fp32 master weights and the states of a rule (optim/rule.h) of the ranges this rank updates, and
+// the fused update of all of them. Where they live is the StateStore's matter.
 //
 // Master weights are kept in one of three ways, the same bits in each:
 //   the parameters themselves   fp32 parameters that this rank writes        0 bytes
@@ -8,10 +8,13 @@
 //   fp32                        else                                         4 bytes
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
-#include "optim/kernels.h"
+#include "optim/rule.h"
+#include "storage/state_store.h"
 #include "zero/parameter_store.h"
 #include "zero/sharded_model.h"
 
@@ -19,10 +22,11 @@ namespace zero::sharding {
 
 /// Hyper-parameters of the parameters that name it; the learning rate is passed at every update.
 struct OptimizerGroup {
-  optim::AdamHyper hyper;
+  optim::Hyper hyper;
 };
 
 struct OptimizerOptions {
+  const optim::Rule* rule = &optim::adam();
   std::vector<OptimizerGroup> groups;            ///< at least one
   std::vector<int> group_of_parameter;           ///< by parameter
   std::int64_t sub_group_numel = 1'000'000'000;  ///< most elements updated in one piece
@@ -65,16 +69,22 @@ class ShardedOptimizer {
   /// follow where they differ from `before`, low_values() of that range. Local.
   void refresh(int unit, Range range, const at::Tensor& before);
 
-  /// fp32 views over this rank's part of `range`; empty when there is none.
-  at::Tensor exp_avg_view(int unit, Range range) const;
-  at::Tensor exp_avg_sq_view(int unit, Range range) const;
-  /// The same of the master weights; undefined also where they are not in memory as fp32.
-  at::Tensor master_view(int unit, Range range) const;
+  const optim::Rule& rule() const { return *options_.rule; }
+  /// The index of one of the rule's states by name; nothing when it has none of that name.
+  std::optional<std::size_t> find_state(std::string_view name) const;
+  /// Where a state of this rank's part of `range` lies: undefined when there is none, or it is not always in memory as
+  /// fp32.
+  at::Tensor state_in_memory(std::size_t state, int unit, Range range) const;
+  /// A state of `range`, which lies in update_range(unit): a copy, fp32.
+  at::Tensor state_values(std::size_t state, int unit, Range range) const;
+  void set_state(std::size_t state, int unit, Range range, const at::Tensor& values);
+  /// As state_in_memory, of the master weights.
+  at::Tensor master_in_memory(int unit, Range range) const;
   /// Master weights of `range`, which lies in update_range(unit): a view or a copy.
   at::Tensor master_values(int unit, Range range) const;
   void copy_master(int unit, Range range, float* out) const;
 
-  /// After master weights were written through master_view: the store's low-precision values follow. Local.
+  /// After master weights were written through master_in_memory(): the store's low-precision values follow. Local.
   void low_from_master(int unit);
 
   /// Updates so far of a parameter: Adam's bias correction. The same on every rank.
@@ -86,56 +96,36 @@ class ShardedOptimizer {
   const std::vector<OptimizerGroup>& groups() const { return options_.groups; }
   int group_of(int parameter) const { return options_.group_of_parameter[parameter]; }
   /// For the updates from here on. Not during one.
-  void set_hyper(std::size_t group, const optim::AdamHyper& hyper) { options_.groups[group].hyper = hyper; }
+  void set_hyper(std::size_t group, const optim::Hyper& hyper) { options_.groups[group].hyper = hyper; }
 
  private:
-  /// Master weights and states of some units.
-  struct Chunk {
-    storage::FlatBuffer master;  ///< fp32, or 16-bit remainders as bf16
-    storage::FlatBuffer exp_avg, exp_avg_sq;
-  };
-  /// Where a unit's part begins.
-  struct Place {
-    Chunk* chunk = nullptr;  ///< null for frozen units
-    std::int64_t offset = 0;
-  };
-
   enum class Masters : std::uint8_t { kParameters, kRemainders, kFloat };
+  static constexpr std::size_t kMaster = 0;  ///< its column, unless the parameters are the masters
 
   Masters choose_masters() const;
-  void make_chunk(std::span<const int> units);
-  using Buffer = storage::FlatBuffer Chunk::*;
-  /// Address of element range.begin of the unit.
-  template <class T>
-  T* state_data(Buffer buffer, int unit, Range range) const;
-  at::Tensor state_view(Buffer buffer, int unit, Range range) const;
-  /// Bits of low-precision values this rank writes, and of their remainders.
-  std::uint16_t* low_bits(int unit, Range range) const;
-  std::uint16_t* remainder_bits(int unit, Range range) const;
-  /// bf16 parameters from fp32 values, by the rule of optim/kernels.h.
-  void round_to_low(const at::Tensor& values, at::Tensor low) const;
+  std::vector<storage::StateColumn> columns() const;
+  std::size_t column_of(std::size_t state) const { return state + (masters_ == Masters::kParameters ? 0 : 1); }
+  void add_states(std::span<const int> units);
   /// Calls `run(range, group, steps)` for what of `range` is active and shares group and step count.
   template <class Run>
   void for_each_run(int unit, Range range, Run run) const;
-  /// Calls `update(piece, writes, hyper)` for what of `range` is active, has one set of hyper-parameters, is at
-  /// most a sub-group, and whose low-precision values this rank writes or not. Allocates nothing.
-  template <class Update>
-  void for_each_piece(int unit, Range range, const std::vector<double>& lr, double gradient_scale,
-                      Update update) const;
+  /// Calls `visit(piece, low, columns)` for pieces of `range`, at most a sub-group each; `low`: the low-precision
+  /// values, null where this rank does not write them. Allocates nothing.
+  template <class Visit>
+  void for_each_piece(int unit, Range range, storage::StateStore::Access access, Visit visit) const;
   /// `gradient`: of `range`. Allocates nothing.
-  void update_on_host(int unit, Range range, const float* gradient, const std::vector<double>& lr,
-                      double gradient_scale);
-  void update_on_device(int unit, Range range, const at::Tensor& gradient, const std::vector<double>& lr,
-                        double gradient_scale);
+  void update_range_of(int unit, Range range, const float* gradient, const std::vector<double>& lr,
+                       double gradient_scale);
+  void update_piece(std::int64_t numel, void* low, std::span<void* const> columns, const float* gradient,
+                    const optim::Hyper& hyper) const;
+  at::Tensor view(const void* data, DType dtype, std::int64_t numel) const;
 
   ShardedModel& model_;
   ParameterStore& store_;
   OptimizerOptions options_;
-  storage::Ledger& ledger_;
   IsActive is_active_;
-  std::vector<std::unique_ptr<Chunk>> chunks_;
-  std::vector<Place> places_;  ///< by unit
   Masters masters_ = Masters::kFloat;
+  std::unique_ptr<storage::StateStore> states_;
   std::vector<std::int64_t> steps_;  ///< by parameter
 };
 

@@ -166,7 +166,7 @@ TEST(HostileCheckpoint, NoMemoryForTensorsThatAreOnlyClaimed) {
   Manifest manifest;
   manifest.tag = "step1";
   manifest.files.push_back({"rank_00000.safetensors", 4096 + kBlocks * kBlockNbytes, 4096, 0});
-  TensorInfo info{"w", Kind::kWeight, ElementType::kF32, {kBlocks, kBlockNbytes / 4}, {1, 0}};
+  TensorInfo info{"w", kinds::kWeight, ElementType::kF32, {kBlocks, kBlockNbytes / 4}, {1, 0}};
   PiecePlace piece{0, 4096, 0, info.numel(), std::vector<Checksum>(kBlocks)};
   manifest.tensors.push_back({info, {piece}});
   io::MemoryFileSystem files;

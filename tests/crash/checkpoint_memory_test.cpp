@@ -47,12 +47,12 @@ std::int64_t growth_of(const std::function<void()>& work) {
 /// the file.
 void save(const std::string& folder, std::int64_t nbytes) {
   using checkpoint::ElementType;
-  using checkpoint::Kind;
+  namespace kinds = checkpoint::kinds;
   checkpoint::Contents contents;
   const std::int64_t rows = nbytes / kLayers / 4 / 1024;
   for (int layer = 0; layer <= kLayers; ++layer) {
     checkpoint::TensorInfo info{"layer" + std::to_string(layer),
-                                Kind::kWeight,
+                                kinds::kWeight,
                                 ElementType::kF32,
                                 {layer == kLayers ? 512 : rows, 1024}};
     info.module_dtype = ElementType::kBF16;

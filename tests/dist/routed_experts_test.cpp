@@ -153,7 +153,7 @@ std::vector<double> train(Group group, const Case& c, Form form, int top, bool b
   }
   for (const auto& item : model->named_parameters()) {
     for (const Tensor& values : {engine.full_weight(item.key()),
-                                 engine.full_optimizer_state(item.key(), OptimizerState::kExpAvgSq)}) {
+                                 engine.full_optimizer_state(item.key(), "exp_avg_sq")}) {
       double hash = 0;
       const Tensor flat = values.flatten();
       for (std::int64_t i = 0; i < flat.numel(); ++i)

@@ -63,8 +63,8 @@ Outcome train(Group group, const std::string& config) {
   for (const auto& item : model->named_parameters()) {
     add(engine.full_weight(item.key()));
     if (!item.value().requires_grad()) continue;
-    add(engine.full_optimizer_state(item.key(), OptimizerState::kExpAvg));
-    add(engine.full_optimizer_state(item.key(), OptimizerState::kExpAvgSq));
+    add(engine.full_optimizer_state(item.key(), "exp_avg"));
+    add(engine.full_optimizer_state(item.key(), "exp_avg_sq"));
   }
   outcome.gradient_nbytes = engine.memory_report()[MemoryKind::kGradients].peak_nbytes;
   return outcome;

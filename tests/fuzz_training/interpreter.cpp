@@ -177,6 +177,8 @@ void Interpreter::train(const Event& event, int index) {
   if (event.mode == 2) {
     freeze(backend_->model(0), now_.frozen[0]);
   } else {
+    if (event.mode == 1 && drop_mode(event) == 1 && !event.loss_backward)
+      backend_->expect_foreign_gradients_are_noticed(0);
     backend_->zero_grad(0, drop_mode(event));
   }
 }

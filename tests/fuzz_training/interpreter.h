@@ -51,6 +51,8 @@ class Backend {
   /// `end`: where this is the window's last.
   virtual void end_micro_batch(int which, const WindowEnd* end) = 0;
   virtual void zero_grad(int which, int mode) = 0;
+  /// Throws when the model would take the gradients that another one's backward has left in it without a word.
+  virtual void expect_foreign_gradients_are_noticed(int) {}
   /// `parameters` (unique indices) whole on all ranks meanwhile; `write` runs on the modifier rank only.
   virtual void gathered(int which, const std::vector<int>& parameters, std::optional<int> modifier,
                         const std::function<void()>& inside) = 0;

@@ -122,6 +122,8 @@ FuzzModelImpl::Part FuzzModelImpl::make_part(const Layer& layer) {
       return make_heads(layer);
     case I::kMask:
       return make_mask(layer);
+    case I::kLazy:
+      return make_lazy(layer);
     case I::kEmbedding:
     case I::kSparse:
       return make_embedding(layer);
@@ -153,6 +155,48 @@ FuzzModelImpl::Part FuzzModelImpl::make_heads(const Layer& layer) {
       const at::Tensor term = heads[chosen](x).to(at::kFloat).square().mean();
       extra_loss = extra_loss.defined() ? extra_loss + term : term;
     }
+    return x;
+  };
+}
+
+namespace {
+
+/// The sum of squares, with a gradient that is only noted to be negated.
+struct NegatedGradient : torch::autograd::Function<NegatedGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight) {
+    context->save_for_backward({weight});
+    return weight.square().sum();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {at::_neg_view(context->get_saved_variables()[0] * gradients[0] * -2)};
+  }
+};
+
+/// Nothing, with a gradient of zeros that has no memory.
+struct ZeroGradient : torch::autograd::Function<ZeroGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight) {
+    context->save_for_backward({weight});
+    return at::zeros({}, weight.options());
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list&) {
+    const at::Tensor weight = context->get_saved_variables()[0];
+    return {at::_efficientzerotensor(weight.sizes(), weight.options())};
+  }
+};
+
+}  // namespace
+
+/// A parameter whose gradient is no ordinary tensor: one element expanded, a negated view, zeros without memory.
+FuzzModelImpl::Part FuzzModelImpl::make_lazy(const Layer& layer) {
+  auto weight = register_parameter(name(layer), at::randn({dim_, 2}).mul_(0.3));
+  return [this, weight, kind = layer.size % 3](const at::Tensor& x, const MicroBatch&) {
+    const at::Tensor sum = kind == 0   ? weight.sum()
+                           : kind == 1 ? NegatedGradient::apply(weight)
+                                       : ZeroGradient::apply(weight);
+    const at::Tensor term = sum.to(at::kFloat) * 0.1;
+    extra_loss = extra_loss.defined() ? extra_loss + term : term;
     return x;
   };
 }

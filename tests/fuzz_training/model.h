@@ -53,6 +53,7 @@ struct FuzzModelImpl : torch::nn::Module {
   Part make_experts(const Layer& layer, int chosen);
   Part make_heads(const Layer& layer);
   Part make_mask(const Layer& layer);
+  Part make_lazy(const Layer& layer);
   Part make_embedding(const Layer& layer);
   Part make_parameter_part(const Layer& layer);
   torch::nn::Linear linear_of(const Layer& layer, bool registered_again);

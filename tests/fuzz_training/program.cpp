@@ -38,6 +38,7 @@ constexpr std::array<Description, kIngredients> kDescriptions{{
     {"unroll", 0.2},
     {"buffer", 0.15},
     {"mask", 0.12},
+    {"lazy", 0.15},
     {"train", 1},
     {"freeze", 0.25},
     {"zero_grad", 0.2},
@@ -251,7 +252,7 @@ std::string text_of(const std::vector<Layer>& layers) {
     text += fmt::format("{}{}{}", text.empty() ? "" : ", ", name_of(layer.kind), layer.id);
     if (layer.kind == I::kTied || layer.kind == I::kReuse) text += fmt::format("(of {})", layer.other);
     if (layer.kind == I::kTop1 || layer.kind == I::kTop2 || layer.kind == I::kHeads ||
-        layer.kind == I::kTransposed)
+        layer.kind == I::kTransposed || layer.kind == I::kLazy)
       text += fmt::format("({})", layer.size);
   }
   return text;

@@ -32,6 +32,7 @@ enum class Ingredient : std::uint8_t {
   kUnroll,
   kBuffer,
   kMask,
+  kLazy,
   kTrain,  ///< always there
   kFreeze,
   kZeroGrad,

@@ -67,6 +67,16 @@ class ZeroBackend : public Backend {
     engine(which).zero_grad();
   }
 
+  void expect_foreign_gradients_are_noticed(int which) override {
+    try {
+      (void)engine(which).full_gradient(name(which, 0));
+    } catch (const ModelError& error) {
+      if (std::string_view(error.what()).find("another engine") != std::string_view::npos) return;
+      throw;
+    }
+    throw std::logic_error("gradients from another engine's backward were taken without a word");
+  }
+
   void gathered(int which, const std::vector<int>& parameters, std::optional<int> modifier,
                 const std::function<void()>& inside) override {
     std::vector<at::Tensor> tensors;
@@ -81,10 +91,10 @@ class ZeroBackend : public Backend {
   }
   at::Tensor gradient(int which, int p) override { return engine(which).full_gradient(name(which, p)); }
   at::Tensor first_moment(int which, int p) override {
-    return engine(which).full_optimizer_state(name(which, p), OptimizerState::kExpAvg);
+    return engine(which).full_optimizer_state(name(which, p), "exp_avg");
   }
   at::Tensor second_moment(int which, int p) override {
-    return engine(which).full_optimizer_state(name(which, p), OptimizerState::kExpAvgSq);
+    return engine(which).full_optimizer_state(name(which, p), "exp_avg_sq");
   }
   double norm(int which) override { return engine(which).grad_norm(); }
 

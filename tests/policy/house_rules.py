@@ -21,7 +21,7 @@ ROOMS = {
     "checkpoint": {"base", "layout", "io", "comm"},
     "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "zero", "checkpoint",
                "monitor"},
-    "plan": {"base", "layout"},
+    "plan": {"base", "layout", "optim"},
     "models": {"base", "data"},
     "data": {"base"},
 }
@@ -94,6 +94,25 @@ def check_files_go_through_io():
                 problem(path, number, f"<{name}>: files of checkpoints go through the io room")
 
 
+def check_walls():
+    """What only one room knows."""
+    walls = (
+        ("src/zero", r"\bis_cpu\s*\(", "the device is chosen once: ShardedModel::home and ShardedModel::passes"),
+        ("src", r"\bexp_avg", "states are named by the rule in src/optim"),
+        ("src", r"bf16\.enabled(?! = )", "Config::param_dtype() says what parameters are in"),
+    )
+    for folder, pattern, why in walls:
+        for path in sources(folder):
+            room = path.relative_to(ROOT / "src").parts[0]
+            if (room == "optim" and "exp_avg" in pattern) or (room == "config" and "bf16" in pattern):
+                continue
+            if path.name == "client_optimizer.cpp":
+                continue  # libtorch's own optimizers, by libtorch's names
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if re.search(pattern, line.split("//")[0]):
+                    problem(path, number, why)
+
+
 def check_files():
     for path in sources("src", "include", "apps", "tests", "benchmarks", "examples"):
         text = path.read_text()
@@ -145,8 +164,8 @@ def check_one_place_for_stages():
                 problem(path, number, "only sharding_of_stage() knows what a stage means")
 
 
-for check in (check_layers, check_library_is_quiet, check_files_go_through_io, check_files, check_tests_are_registered,
-              check_flags_are_documented, check_readme_example, check_one_place_for_stages):
+for check in (check_layers, check_library_is_quiet, check_files_go_through_io, check_walls, check_files,
+              check_tests_are_registered, check_flags_are_documented, check_readme_example, check_one_place_for_stages):
     check()
 print("\n".join(problems) or "the house is in order")
 sys.exit(1 if problems else 0)

@@ -19,13 +19,13 @@ namespace zero::testing {
 /// place.
 inline std::vector<checkpoint::TensorInfo> room_tensors(std::int64_t large = 1001) {
   using checkpoint::ElementType;
-  using checkpoint::Kind;
+  namespace kinds = checkpoint::kinds;
   std::vector<checkpoint::TensorInfo> tensors(4);
-  tensors[0] = {"block.weight",     Kind::kWeight, ElementType::kF32, {large}, {},
+  tensors[0] = {"block.weight",     kinds::kWeight, ElementType::kF32, {large}, {},
                 ElementType::kBF16, true,          {"tied"}};
-  tensors[1] = {"block.weight", Kind::kExpAvg, ElementType::kF32, {7, 11}, {}, ElementType::kBF16, true, {}};
-  tensors[2] = {"counts", Kind::kBuffer, ElementType::kI64, {3}, {}, ElementType::kI64, false, {}};
-  tensors[3] = {"empty", Kind::kWeight, ElementType::kF32, {0, 5}, {}, ElementType::kF32, true, {}};
+  tensors[1] = {"block.weight", "exp_avg", ElementType::kF32, {7, 11}, {}, ElementType::kBF16, true, {}};
+  tensors[2] = {"counts", kinds::kBuffer, ElementType::kI64, {3}, {}, ElementType::kI64, false, {}};
+  tensors[3] = {"empty", kinds::kWeight, ElementType::kF32, {0, 5}, {}, ElementType::kF32, true, {}};
   return tensors;
 }
 

@@ -87,8 +87,8 @@ inline Values values_of(Engine& engine) {
   for (const auto& item : engine.module().named_parameters()) {
     values["weight/" + item.key()] = engine.full_weight(item.key());
     if (!item.value().requires_grad()) continue;
-    values["exp_avg/" + item.key()] = engine.full_optimizer_state(item.key(), OptimizerState::kExpAvg);
-    values["exp_avg_sq/" + item.key()] = engine.full_optimizer_state(item.key(), OptimizerState::kExpAvgSq);
+    values["exp_avg/" + item.key()] = engine.full_optimizer_state(item.key(), "exp_avg");
+    values["exp_avg_sq/" + item.key()] = engine.full_optimizer_state(item.key(), "exp_avg_sq");
   }
   for (const auto& item : engine.module().named_buffers()) {
     values["buffer/" + item.key()] = item.value().clone().to(at::kFloat);

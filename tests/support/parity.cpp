@@ -124,8 +124,8 @@ ParityResult run_parity_case(const ParityCase& test_case, Group group) {
   for (const auto& item : model->named_parameters()) {
     hash_tensor(result.weights_hash, engine.full_weight(item.key()));
     if (!item.value().requires_grad()) continue;
-    hash_tensor(result.weights_hash, engine.full_optimizer_state(item.key(), OptimizerState::kExpAvg));
-    hash_tensor(result.weights_hash, engine.full_optimizer_state(item.key(), OptimizerState::kExpAvgSq));
+    hash_tensor(result.weights_hash, engine.full_optimizer_state(item.key(), "exp_avg"));
+    hash_tensor(result.weights_hash, engine.full_optimizer_state(item.key(), "exp_avg_sq"));
   }
   return result;
 }

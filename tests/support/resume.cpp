@@ -44,8 +44,8 @@ std::uint64_t hash_of(Engine& engine) {
   for (const auto& item : engine.module().named_parameters()) {
     hash_tensor(hash, engine.full_weight(item.key()));
     if (!item.value().requires_grad()) continue;
-    hash_tensor(hash, engine.full_optimizer_state(item.key(), OptimizerState::kExpAvg));
-    hash_tensor(hash, engine.full_optimizer_state(item.key(), OptimizerState::kExpAvgSq));
+    hash_tensor(hash, engine.full_optimizer_state(item.key(), "exp_avg"));
+    hash_tensor(hash, engine.full_optimizer_state(item.key(), "exp_avg_sq"));
   }
   return hash;
 }

@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "optim/device_passes.h"
+#include "optim/passes.h"
 #include "optim/kernels.h"
 #include "optim/lr_schedule.h"
 
@@ -162,7 +162,7 @@ TEST(Kernels, AdamIsTheSameOnEveryInstructionSet) {
         const auto gradient = random_values(numel, 4);
         std::vector<std::uint16_t> out(numel), split_low;
         std::vector<float> split;
-        AdamHyper hyper{
+        Hyper hyper{
             .lr = 1e-3, .weight_decay = 0.1, .decoupled = decoupled, .step = 7, .gradient_scale = 0.3};
         if (low) {
           // The same with the masters as parameters and remainders.
@@ -170,8 +170,7 @@ TEST(Kernels, AdamIsTheSameOnEveryInstructionSet) {
           std::vector<std::uint16_t> parameters(numel), remainders(numel);
           set->split_master(master.data(), parameters.data(), remainders.data(), numel);
           set->adam({.remainder = remainders.data(),
-                     .exp_avg = split_m.data(),
-                     .exp_avg_sq = split_v.data(),
+                     .states = {split_m.data(), split_v.data()},
                      .gradient = gradient.data(),
                      .low = parameters.data(),
                      .numel = numel},
@@ -183,8 +182,7 @@ TEST(Kernels, AdamIsTheSameOnEveryInstructionSet) {
           split_low = parameters;
         }
         set->adam({.master = master.data(),
-                   .exp_avg = m.data(),
-                   .exp_avg_sq = v.data(),
+                   .states = {m.data(), v.data()},
                    .gradient = gradient.data(),
                    .low = low ? out.data() : nullptr,
                    .numel = numel},
@@ -220,19 +218,23 @@ void compare_with_libtorch(bool decoupled) {
   std::vector<float> m(kCount), v(kCount);
   at::Tensor device_master = at::from_blob(start.data(), {kCount}, at::kFloat).clone();
   at::Tensor device_m = at::zeros({kCount}), device_v = at::zeros({kCount});
+  const Passes& device = aten_passes_for(c10::kCPU);
   for (int step = 1; step <= 20; ++step) {
     auto gradient = random_values(kCount, 100 + step);
     weight.mutable_grad() = at::from_blob(gradient.data(), {kCount}, at::kFloat).clone();
     optimizer.step();
-    AdamHyper hyper{0.01, 0.9, 0.99, 1e-6, 0.05, decoupled, true, step, 1.0};
+    Hyper hyper{0.01, 0.9, 0.99, 1e-6, 0.05, decoupled, true, step, 1.0};
     kernels().adam({.master = master.data(),
-                    .exp_avg = m.data(),
-                    .exp_avg_sq = v.data(),
+                    .states = {m.data(), v.data()},
                     .gradient = gradient.data(),
                     .numel = kCount},
                    hyper);
-    adam_on_device(device_master, device_m, device_v, at::from_blob(gradient.data(), {kCount}, at::kFloat),
-                   {}, hyper);
+    device.update(adam(),
+                  {.master = device_master.mutable_data_ptr<float>(),
+                   .states = {device_m.mutable_data_ptr(), device_v.mutable_data_ptr()},
+                   .gradient = gradient.data(),
+                   .numel = kCount},
+                  DType::kFloat32, hyper);
     const at::Tensor ours = at::from_blob(master.data(), {kCount}, at::kFloat);
     EXPECT_LE((ours - weight).abs().max().item<float>(), 5e-7 * 4 * step);
     EXPECT_LE((device_master - weight).abs().max().item<float>(), 5e-7 * 4 * step);
@@ -253,11 +255,10 @@ TEST(Kernels, DevicePassesAgreeWithTheKernels) {
   const std::vector<const void*> slices = {a.data(), b.data()};
   std::vector<double> sums(kNumel / kSumBlockNumel), device_sums(sums.size());
   kernels().reduce({accumulator.data(), slices, DType::kFloat32, kNumel, false, sums.data()});
-  const std::vector<at::Tensor> tensors = {at::from_blob(const_cast<float*>(a.data()), {kNumel}, at::kFloat),
-                                           at::from_blob(const_cast<float*>(b.data()), {kNumel}, at::kFloat)};
-  reduce_on_device(device, tensors, false);
+  const Passes& passes = aten_passes_for(c10::kCPU);
+  passes.reduce({.accumulator = device.mutable_data_ptr<float>(), .slices = slices, .numel = kNumel});
   EXPECT_TRUE(at::equal(device, at::from_blob(accumulator.data(), {kNumel}, at::kFloat)));
-  block_sumsq_on_device(device, device_sums.data());
+  passes.block_sumsq(device.const_data_ptr<float>(), kNumel, device_sums.data());
   for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(sums[i], device_sums[i], 1e-12 * sums[i]);
 }
 

@@ -57,7 +57,7 @@ plan::Activations planned(const Shape& shape, bool bf16) {
                             .heads = shape.heads,
                             .vocab = shape.vocab,
                             .seq = shape.seq},
-                           shape.micro_batch, bf16);
+                           shape.micro_batch, bf16 ? DType::kBFloat16 : DType::kFloat32);
 }
 
 /// Without bf16 instructions libtorch's matrix products may work on fp32 copies of their operands, which is the CPU's

@@ -74,10 +74,10 @@ TEST(OfNumel, HasAsManyAsAsked) {
 }
 
 // What one more layer adds.
-std::int64_t per_layer(Transformer shape, std::int64_t micro_batch, bool bf16) {
-  const std::int64_t before = activations(shape, micro_batch, bf16).stored_nbytes;
+std::int64_t per_layer(Transformer shape, std::int64_t micro_batch, DType param_dtype) {
+  const std::int64_t before = activations(shape, micro_batch, param_dtype).stored_nbytes;
   ++shape.layers;
-  return activations(shape, micro_batch, bf16).stored_nbytes - before;
+  return activations(shape, micro_batch, param_dtype).stored_nbytes - before;
 }
 
 TEST(Activations, AreTheKnownFormulaPerLayer) {
@@ -85,30 +85,30 @@ TEST(Activations, AreTheKnownFormulaPerLayer) {
   // statistics, which the paper neglects: 8 bytes a token.
   const std::int64_t s = 512, b = 4, h = 1024, a = 16;
   Transformer shape{.layers = 3, .dim = h, .heads = a, .seq = s, .dropout = true, .fused_attention = false};
-  EXPECT_EQ(per_layer(shape, b, true), s * b * h * 34 + 5 * a * s * s * b + 8 * s * b);
+  EXPECT_EQ(per_layer(shape, b, DType::kBFloat16), s * b * h * 34 + 5 * a * s * s * b + 8 * s * b);
   // Fused attention keeps an fp32 number per row and head instead of the scores.
   shape.fused_attention = true;
-  EXPECT_EQ(per_layer(shape, b, true), s * b * h * 34 + 4 * a * s * b + 8 * s * b);
+  EXPECT_EQ(per_layer(shape, b, DType::kBFloat16), s * b * h * 34 + 4 * a * s * b + 8 * s * b);
   // Checkpointing keeps the input.
   shape.checkpointing = true;
-  EXPECT_EQ(per_layer(shape, b, true), 2 * s * b * h);
+  EXPECT_EQ(per_layer(shape, b, DType::kBFloat16), 2 * s * b * h);
   // Without dropout there are no masks; fp32 doubles all but the log-sum-exp.
   shape.checkpointing = shape.dropout = false;
-  EXPECT_EQ(per_layer(shape, b, true), s * b * h * 32 + 4 * a * s * b + 8 * s * b);
-  EXPECT_EQ(per_layer(shape, b, false), 2 * (s * b * h * 32 + 8 * s * b) + 4 * a * s * b);
+  EXPECT_EQ(per_layer(shape, b, DType::kBFloat16), s * b * h * 32 + 4 * a * s * b + 8 * s * b);
+  EXPECT_EQ(per_layer(shape, b, DType::kFloat32), 2 * (s * b * h * 32 + 8 * s * b) + 4 * a * s * b);
 }
 
 TEST(Activations, GrowWithTheMicroBatchAndShrinkWithCheckpointing) {
   Transformer shape{.layers = 12, .dim = 512, .heads = 8, .vocab = 32000, .seq = 256};
-  const Activations one = activations(shape, 1, true), four = activations(shape, 4, true);
+  const Activations one = activations(shape, 1, DType::kBFloat16), four = activations(shape, 4, DType::kBFloat16);
   EXPECT_GT(four.stored_nbytes, 3 * one.stored_nbytes);
   EXPECT_GE(one.peak_nbytes, one.stored_nbytes);
   shape.checkpointing = true;
-  EXPECT_LT(activations(shape, 4, true).peak_nbytes, four.peak_nbytes);
-  EXPECT_THROW(activations(shape, 0, true), ConfigError);
+  EXPECT_LT(activations(shape, 4, DType::kBFloat16).peak_nbytes, four.peak_nbytes);
+  EXPECT_THROW(activations(shape, 0, DType::kBFloat16), ConfigError);
   // Far beyond any machine, still a number.
   Transformer huge{.layers = 10'000, .dim = 1 << 20, .heads = 1, .seq = 1 << 20};
-  EXPECT_GT(activations(huge, 1LL << 32, false).peak_nbytes, 0);
+  EXPECT_GT(activations(huge, 1LL << 32, DType::kFloat32).peak_nbytes, 0);
 }
 
 }  // namespace

@@ -1,0 +1,112 @@
+// The passes as ATen operators, for devices that have no kernels of ours.
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/check.h"
+#include "optim/passes.h"
+
+namespace zero::optim {
+namespace {
+
+at::ScalarType scalar_type_of(DType dtype) {
+  ZERO_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16, "{} in a pass", dtype_name(dtype));
+  return dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16;
+}
+
+at::Tensor view_of(const void* data, at::ScalarType type, std::int64_t numel, c10::Device device) {
+  return at::from_blob(const_cast<void*>(data), {numel}, at::TensorOptions().dtype(type).device(device));
+}
+
+class AtenPasses final : public Passes {
+ public:
+  explicit AtenPasses(c10::Device device) : device_(device) {}
+
+  bool in_host_memory() const override { return false; }
+  bool splits_masters() const override { return false; }
+
+  void reduce(const ReduceArgs& args) const override {
+    const at::NoGradGuard no_grad;
+    const at::Tensor accumulator = view(args.accumulator, at::kFloat, args.numel);
+    if (args.first) accumulator.zero_();
+    for (const void* slice : args.slices) accumulator.add_(view(slice, scalar_type_of(args.dtype), args.numel));
+    if (args.block_sumsq) block_sumsq(args.accumulator, args.numel, args.block_sumsq);
+  }
+
+  void block_sumsq(const float* values, std::int64_t numel, double* out) const override {
+    const at::NoGradGuard no_grad;
+    if (numel == 0) return;
+    const at::Tensor blocks = view(values, at::kFloat, numel).view({-1, kSumBlockNumel});
+    const at::Tensor sums = blocks.to(at::kDouble).square().sum(1).to(at::kCPU).contiguous();
+    std::memcpy(out, sums.const_data_ptr<double>(), static_cast<std::size_t>(sums.numel()) * sizeof(double));
+  }
+
+  void update(const Rule& rule, const UpdateArgs& args, DType low_dtype, const Hyper& hyper) const override {
+    ZERO_CHECK(rule.update_on_device, "{} has no update on {}", rule.name, device_.str());
+    rule.update_on_device(args, hyper, static_cast<int>(device_.type()), device_.index());
+    if (args.low) round(args.master, args.low, low_dtype, args.numel);
+  }
+
+  void round(const float* master, void* low, DType low_dtype, std::int64_t numel) const override {
+    const at::NoGradGuard no_grad;
+    view(low, scalar_type_of(low_dtype), numel).copy_(view(master, at::kFloat, numel));
+  }
+
+  void split(const float*, std::uint16_t*, std::uint16_t*, std::int64_t) const override { refuse(); }
+  void join(const std::uint16_t*, const std::uint16_t*, float*, std::int64_t) const override { refuse(); }
+
+  void copy(void* out, const void* in, std::size_t nbytes) const override {
+    const at::NoGradGuard no_grad;
+    const auto numel = static_cast<std::int64_t>(nbytes);
+    view(out, at::kByte, numel).copy_(view(in, at::kByte, numel));
+  }
+
+ private:
+  at::Tensor view(const void* data, at::ScalarType type, std::int64_t numel) const {
+    return view_of(data, type, numel, device_);
+  }
+  [[noreturn]] void refuse() const {
+    throw InternalError(fmt::format("masters are not split on {}", device_.str()));
+  }
+
+  c10::Device device_;
+};
+
+}  // namespace
+
+void adam_on_device(const UpdateArgs& args, const Hyper& hyper, int device_type, int device_index) {
+  const at::NoGradGuard no_grad;
+  const c10::Device device(static_cast<c10::DeviceType>(device_type), static_cast<c10::DeviceIndex>(device_index));
+  const auto view = [&](const void* data) { return view_of(data, at::kFloat, args.numel, device); };
+  const at::Tensor master = view(args.master), exp_avg = view(args.states[0]), exp_avg_sq = view(args.states[1]);
+  at::Tensor g = view(args.gradient).mul(hyper.gradient_scale);
+  if (hyper.decoupled) {
+    master.mul_(1 - hyper.lr * hyper.weight_decay);
+  } else {
+    g.add_(master, hyper.weight_decay);
+  }
+  exp_avg.mul_(hyper.beta1).add_(g, 1 - hyper.beta1);
+  exp_avg_sq.mul_(hyper.beta2).addcmul_(g, g, 1 - hyper.beta2);
+  const double correction1 = hyper.bias_correction ? 1 - std::pow(hyper.beta1, hyper.step) : 1.0;
+  const double correction2 = hyper.bias_correction ? 1 - std::pow(hyper.beta2, hyper.step) : 1.0;
+  const at::Tensor denominator = exp_avg_sq.sqrt().div_(std::sqrt(correction2)).add_(hyper.eps);
+  master.addcdiv_(exp_avg, denominator, -hyper.lr / correction1);
+}
+
+const Passes& aten_passes_for(c10::Device device) {
+  static std::mutex mutex;
+  static std::vector<std::pair<c10::Device, std::unique_ptr<AtenPasses>>> made;
+  const std::lock_guard lock(mutex);
+  for (const auto& [its_device, passes] : made) {
+    if (its_device == device) return *passes;
+  }
+  return *made.emplace_back(device, std::make_unique<AtenPasses>(device)).second;
+}
+
+}  // namespace zero::optim

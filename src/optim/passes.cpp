@@ -1,0 +1,45 @@
+#include "optim/passes.h"
+
+#include <cstring>
+
+namespace zero::optim {
+namespace {
+
+class HostPasses final : public Passes {
+ public:
+  bool in_host_memory() const override { return true; }
+  bool splits_masters() const override { return true; }
+
+  void reduce(const ReduceArgs& args) const override { kernels().reduce(args); }
+  void block_sumsq(const float* values, std::int64_t numel, double* out) const override {
+    kernels().block_sumsq(values, numel, out);
+  }
+  void update(const Rule& rule, const UpdateArgs& args, DType low_dtype, const Hyper& hyper) const override {
+    if (!args.low || low_dtype == DType::kBFloat16) return rule.update(args, hyper);
+    UpdateArgs alone = args;
+    alone.low = nullptr;
+    rule.update(alone, hyper);
+    round(args.master, args.low, low_dtype, args.numel);
+  }
+  void round(const float* master, void* low, DType low_dtype, std::int64_t numel) const override {
+    if (low_dtype == DType::kBFloat16) return kernels().round_master(master, static_cast<std::uint16_t*>(low), numel);
+    if (numel > 0) std::memcpy(low, master, static_cast<std::size_t>(numel) * sizeof(float));
+  }
+  void split(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel) const override {
+    kernels().split_master(master, low, remainder, numel);
+  }
+  void join(const std::uint16_t* low, const std::uint16_t* remainder, float* master,
+            std::int64_t numel) const override {
+    kernels().join_master(low, remainder, master, numel);
+  }
+  void copy(void* out, const void* in, std::size_t nbytes) const override { kernels().copy(out, in, nbytes); }
+};
+
+}  // namespace
+
+const Passes& passes_for(c10::Device device) {
+  static const HostPasses host;
+  return device.is_cpu() ? host : aten_passes_for(device);
+}
+
+}  // namespace zero::optim

@@ -1,0 +1,32 @@
+#pragma once
+// Home: where the memory of an engine lives. Chosen once, by the device; nobody above asks for the device again.
+#include "storage/flat_buffer.h"
+
+namespace zero::storage {
+
+class Home {
+ public:
+  Home() = default;
+  /// `group`: those who may read in place what is made readable.
+  Home(c10::Device device, Group group) : device_(device), group_(std::move(group)) {}
+
+  c10::Device device() const { return device_; }
+
+  /// For this rank alone. Local. Throws IoError with got and wanted.
+  FlatBuffer make_private(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel) const {
+    return FlatBuffer::make_private(ledger, kind, dtype, numel, device_);
+  }
+  /// That the other ranks of the host may read in place, where the device's memory allows it. Local.
+  FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel) {
+    return device_.is_cpu() ? FlatBuffer::make_readable(ledger, kind, dtype, numel, group_)
+                            : make_private(ledger, kind, dtype, numel);
+  }
+  /// True when take_block() hands out, of this home's memory, what activations have left (storage/cpu_allocator.h).
+  bool reuses_blocks() const;
+
+ private:
+  c10::Device device_{c10::kCPU};
+  Group group_;
+};
+
+}  // namespace zero::storage

@@ -1,0 +1,64 @@
+#pragma once
+// StateStore: where what an optimizer keeps for every element lives: in memory here, elsewhere in files. States are
+// visited piece by piece, so that they need not be in memory, and never handed out for longer than a call.
+//
+// A column is one state of all elements ("exp_avg", fp32). Ranges are of elements of a unit, inside the part that
+// add_units() gave it.
+#include <c10/util/FunctionRef.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "layout/shard.h"
+#include "storage/home.h"
+
+namespace zero::storage {
+
+struct StateColumn {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  MemoryKind kind = MemoryKind::kOptimizer;
+};
+
+struct StatePart {
+  int unit = 0;
+  layout::Range range;  ///< whose states are kept here
+};
+
+class StateStore {
+ public:
+  enum class Access : std::uint8_t {
+    kRead,
+    kUpdate,  ///< what the visit leaves in memory is kept
+  };
+  /// `memory[c]`: column c of `piece`, [piece.numel()], on the home's device, valid during the call.
+  using Visit = c10::function_ref<void(layout::Range piece, std::span<void* const> memory)>;
+
+  virtual ~StateStore() = default;
+
+  const std::vector<StateColumn>& columns() const { return columns_; }
+
+  /// Units that had none get states of zero. Local. Throws IoError.
+  virtual void add_units(std::span<const StatePart> parts) = 0;
+  /// Visits `range` from its begin to its end in pieces of at most `most_numel` elements. Where states are in memory it
+  /// allocates nothing. Local, like all below; one thread at a time. Throws IoError.
+  virtual void for_each(int unit, layout::Range range, std::int64_t most_numel, Access access, Visit visit) = 0;
+  /// A column of `range` into and from memory of the home's device, [range.numel()].
+  virtual void read(std::size_t column, int unit, layout::Range range, void* out) const = 0;
+  virtual void write(std::size_t column, int unit, layout::Range range, const void* in) = 0;
+  /// Where a column of `range` lies, for those who would copy it: null unless it is always in memory. As long as the
+  /// store; whoever reads there sees updates.
+  virtual void* in_memory(std::size_t column, int unit, layout::Range range) const = 0;
+
+ protected:
+  explicit StateStore(std::vector<StateColumn> columns) : columns_(std::move(columns)) {}
+
+  std::vector<StateColumn> columns_;
+};
+
+/// In memory of `home`, private to this rank.
+std::unique_ptr<StateStore> make_memory_states(const Home& home, Ledger& ledger, std::vector<StateColumn> columns);
+
+}  // namespace zero::storage
