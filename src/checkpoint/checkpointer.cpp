@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <exception>
 #include <utility>
 
 #include "base/clock.h"
@@ -48,6 +49,7 @@ struct Checkpointer::Job {
   std::string saving;  ///< the hidden folder
   Contents contents;
   SaveOptions options;
+  IsOthers is_others;
   std::unique_ptr<RankFile> file;
   std::byte* ring = nullptr;
   std::unique_ptr<io::Lock> lock;  ///< rank 0
@@ -129,7 +131,8 @@ void Checkpointer::Job::give_up(io::FileSystem& files) {
 void Checkpointer::Job::prune(io::FileSystem& files) {
   if (options.keep_last <= 0) return;
   read_complete_manifest(files, io::join(folder, tag));  // as found on the disk, not as we remember it
-  const Listing listing = list_checkpoints(files, folder);
+  Listing listing = list_checkpoints(files, folder);
+  if (is_others) std::erase_if(listing.complete, [this](const Found& found) { return is_others(folder, found.tag); });
   for (const auto& old : prunable(listing, latest_tag(files, folder), options.keep_last)) {
     if (old != tag) remove_checkpoint(files, folder, old);
   }
@@ -142,7 +145,10 @@ Checkpointer::Checkpointer(io::FileSystem& files, Group group, StagingMemory sta
       free_memory_(std::move(free_memory)) {}
 
 Checkpointer::~Checkpointer() {
-  give_up_ = true;
+  // The other ranks' engines end as well, after writing their parts.
+  constexpr double kPatienceSeconds = 60;
+  const bool orderly = std::uncaught_exceptions() == 0 && !group_.failed();
+  give_up_at_ = base::seconds_now() + (orderly ? kPatienceSeconds : 0);
   join();
   if (!error_.empty()) base::log_error("{} failed: {}", what_, error_);
 }
@@ -266,6 +272,7 @@ void Checkpointer::save(const std::string& folder, const std::string& tag, Conte
   job->tag = tag;
   job->contents = std::move(contents);
   job->options = options;
+  job->is_others = is_others_;
   begin(*job);
   if (job->options.async) {
     job->file->stage(job->ring);
@@ -273,7 +280,7 @@ void Checkpointer::save(const std::string& folder, const std::string& tag, Conte
     statistics_.stall_seconds = base::seconds_now() - job->begin_seconds;
     busy_ = true;
     unreported_ = true;
-    give_up_ = false;
+    give_up_at_ = std::numeric_limits<double>::infinity();
     thread_ = std::thread([this, job = std::move(job)] {
       error_ = error_of([&] { run(*job); });
       if (!error_.empty()) base::log_error("{} failed: {}", what_, error_);
@@ -351,7 +358,8 @@ RankPart Checkpointer::await_part(const Job& job, int rank) const {
     if (files_.kind(failure) == io::FileKind::kFile) {
       throw IoError(fmt::format("rank {}: {}", rank, io::read_text(files_, failure, 1 << 20)));
     }
-    if (give_up_) throw IoError(fmt::format("the engine ended before rank {} had written its file", rank));
+    if (base::seconds_now() >= give_up_at_)
+      throw IoError(fmt::format("the engine ended before rank {} had written its file", rank));
     if (base::seconds_now() > until) {
       throw IoError(fmt::format("rank {} has not written its file within {:.0f} s", rank, kAwaitSeconds));
     }

@@ -10,6 +10,7 @@
 // in the folder, so that the group's collectives stay the caller's.
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -44,7 +45,7 @@ class Checkpointer {
  public:
   Checkpointer(io::FileSystem& files, Group group, StagingMemory staging,
                FreeMemory free_memory = comm::available_memory_nbytes);
-  /// Waits for a save under way; its error goes to the log. Local.
+  /// Waits for a save under way, of other ranks' parts for a minute; its error goes to the log. Local.
   ~Checkpointer();
 
   /// *Collective.* Throws CheckpointError on every rank, naming the ranks that failed and why; the folder's
@@ -58,6 +59,11 @@ class Checkpointer {
   bool busy() const { return busy_; }
   /// Of the last save that this rank finished.
   const SaveStatistics& statistics() const { return statistics_; }
+
+  /// Checkpoints that options.keep_last leaves alone, and does not count: those of others. Called on rank 0 in the
+  /// thread of an asynchronous save.
+  using IsOthers = std::function<bool(const std::string& folder, const std::string& tag)>;
+  void leave_alone(IsOthers is_others) { is_others_ = std::move(is_others); }
 
  private:
   struct Job;
@@ -73,10 +79,12 @@ class Checkpointer {
   Group group_;
   StagingMemory staging_;
   FreeMemory free_memory_;
+  IsOthers is_others_;
   std::size_t staged_nbytes_ = 0;  ///< staging memory that an asynchronous save has touched
   std::thread thread_;
   std::atomic<bool> busy_{false};
-  std::atomic<bool> give_up_{false};  ///< stops rank 0 from waiting for ranks that are gone
+  /// base::seconds_now() at which rank 0 stops to wait for ranks that may be gone.
+  std::atomic<double> give_up_at_{std::numeric_limits<double>::infinity()};
   std::string what_;                  ///< the save under way, for errors
   std::string error_;                 ///< of the thread
   bool unreported_ = false;           ///< a thread was started and nobody has asked for its result

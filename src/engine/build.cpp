@@ -460,11 +460,11 @@ class EngineNumbers {
 
  private:
   static std::mutex& mutex() {
-    static std::mutex the_mutex;
+    static auto& the_mutex = *new std::mutex;  // engines may go after static objects
     return the_mutex;
   }
   static std::set<int>& taken() {
-    static std::set<int> the_numbers;
+    static auto& the_numbers = *new std::set<int>;
     return the_numbers;
   }
 };

@@ -640,7 +640,9 @@ Found find_together(Engine::Impl& impl, io::FileSystem& files, const std::string
   const std::string what = fmt::format("loading a checkpoint from '{}'", folder);
   std::string chosen = tag;
   agree(what, error_of([&] {
-          if (impl.group.rank() == 0) chosen = find_checkpoint(files, folder, tag).tag;
+          if (impl.group.rank() != 0) return;
+          chosen = find_checkpoint(files, folder, tag).tag;
+          if (tag.empty()) checkpoints_of(impl).check_latest(folder, chosen);
         }),
         impl.group);
   chosen = broadcast_text(chosen, 0, impl.group, "checkpoint");

@@ -230,6 +230,8 @@ nlohmann::json state_of(const Engine::Impl& impl) {
   return state;
 }
 
+constexpr std::string_view kStepTag = "global_step";
+
 /// Whose checkpoints are where, in this process. Two engines in one folder would replace each other's: without tags of
 /// their own these are step numbers. An engine that has loaded from a folder goes on with what is there.
 class FolderOwners {
@@ -253,6 +255,23 @@ class FolderOwners {
     auto& owners = owners_[place][tag];
     if (owners.empty()) owners.insert(who);
     return owners.contains(who);
+  }
+  /// True when others have saved `tag` there, and `who` has not.
+  bool is_others(const Place& place, const std::string& tag, const Checkpoints* who) {
+    const std::lock_guard lock(mutex_);
+    const auto found = owners_.find(place);
+    if (found == owners_.end()) return false;
+    const auto& tags = found->second;
+    auto of_tag = tags.find(tag);
+    if (of_tag == tags.end() && tag.starts_with(kStepTag)) of_tag = tags.find("");
+    return of_tag != tags.end() && !of_tag->second.contains(who);
+  }
+  /// True when `who` has saved anything there.
+  bool has_saved(const Place& place, const Checkpoints* who) {
+    const std::lock_guard lock(mutex_);
+    const auto found = owners_.find(place);
+    return found != owners_.end() && std::any_of(found->second.begin(), found->second.end(),
+                                                 [who](const auto& item) { return item.second.contains(who); });
   }
   void join(const Place& place, const Checkpoints* who) {
     const std::lock_guard lock(mutex_);
@@ -288,7 +307,11 @@ std::string random_state_name(int rank, std::string_view device) {
 Checkpoints::Checkpoints(Engine::Impl& impl, io::FileSystem& files)
     : impl_(impl),
       files_(files),
-      checkpointer_(files, impl.group, [this](std::size_t nbytes) { return staging(nbytes); }) {}
+      checkpointer_(files, impl.group, [this](std::size_t nbytes) { return staging(nbytes); }) {
+  checkpointer_.leave_alone([this](const std::string& folder, const std::string& tag) {
+    return folder_owners().is_others(FolderOwners::place(files_, impl_.group.rank(), folder), tag, this);
+  });
+}
 
 Checkpoints::~Checkpoints() { folder_owners().forget(this); }
 
@@ -300,6 +323,16 @@ void Checkpoints::own(const std::string& folder, const std::string& tag) {
                   "'{}/discriminator'",
                   folder, tag.empty() ? "under step numbers too" : fmt::format("under the tag '{}' too", tag), folder,
                   folder));
+}
+
+void Checkpoints::check_latest(const std::string& folder, const std::string& tag) {
+  auto& owners = folder_owners();
+  const auto place = FolderOwners::place(files_, impl_.group.rank(), folder);
+  if (!owners.has_saved(place, this) || !owners.is_others(place, tag, this)) return;
+  throw CheckpointError(
+      fmt::format("load_checkpoint without a tag: the latest checkpoint in '{}' is '{}', which another engine of this "
+                  "process has saved; give the tag of one of this engine's",
+                  folder, tag));
 }
 
 void Checkpoints::go_on_in(const std::string& folder) {
@@ -349,7 +382,7 @@ void Checkpoints::save(const std::string& folder, const std::string& tag, std::s
   contents.client_state = client_state.empty() ? "null" : client_state;
   contents.config = impl_.config.to_json();
   contents.versions = nlohmann::json{{"zerotorch", ZERO_VERSION}, {"torch", TORCH_VERSION}}.dump();
-  const std::string name = tag.empty() ? fmt::format("global_step{}", impl_.global_steps) : tag;
+  const std::string name = tag.empty() ? fmt::format("{}{}", kStepTag, impl_.global_steps) : tag;
   checkpointer_.save(folder, name, std::move(contents), options);
 }
 

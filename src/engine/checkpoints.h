@@ -23,6 +23,9 @@ class Checkpoints {
             const SaveOptions& options);
   /// This engine has loaded from `folder`: it may save there beside whoever did so far. Local.
   void go_on_in(const std::string& folder);
+  /// `tag` is what `folder` has as its latest. Throws CheckpointError when this engine saves there, and that one is
+  /// another engine's. Local.
+  void check_latest(const std::string& folder, const std::string& tag);
   void wait() { checkpointer_.wait(); }
   const checkpoint::SaveStatistics& statistics() const { return checkpointer_.statistics(); }
   io::FileSystem& files() const { return files_; }

@@ -301,11 +301,6 @@ void Engine::backward(const at::Tensor& loss) {
 
 void Engine::zero_grad() {
   impl_->check_usable();
-  if (impl_->config.zerotorch.step_in_backward && impl_->reducer->micro_batch_has_gradients()) {
-    throw ModelError(
-        "zero_grad() after backward() with zerotorch.step_in_backward: the gradients have been applied "
-        "already");
-  }
   impl_->gradients->zero_grad();
 }
 

@@ -54,8 +54,11 @@ void for_each_part(Engine::Impl& impl, Visit visit) {
 
 void Engine::for_each_gradient(const std::function<void(const GradientPart&)>& change) {
   impl_->enter_gradients("for_each_gradient", /*to_change=*/true);
-  for_each_part(*impl_, [&](const sharding::Parameter& parameter, layout::Range part, at::Tensor values) {
-    change({parameter.name, parameter.tensor.sizes(), parameter.strides, part.begin, std::move(values)});
+  for_each_part(*impl_, [&](const sharding::Parameter& parameter, layout::Range part, const at::Tensor& values) {
+    change({parameter.name, parameter.tensor.sizes(), parameter.strides, part.begin, values});
+    const int p = parameter.handle->parameter();
+    // A gradient that somebody gives to a parameter without one counts.
+    if (!impl_->reducer->used_in_window(p) && values.any().item<bool>()) impl_->reducer->count_as_used_here(p);
   });
   impl_->reducer->refresh_sumsq();
 }

@@ -57,7 +57,7 @@ void Gradients::hook_parameter(int p) {
   parameters_[p].hook = std::make_unique<intercept::GradientHook>(
       parameter.tensor, parameter.name,
       intercept::GradientCalls{[this, p](at::Tensor& gradient) { take(p, gradient); },
-                               [this] { check_dropped("backward"); }});
+                               [this, p](bool dropped) { arrives(p, dropped); }});
 }
 
 void Gradients::follow_set_data(int p) {
@@ -94,6 +94,12 @@ void Gradients::take(int p, at::Tensor& gradient) {
     foreign_ = true;
   }
   impl_.reducer->add(p, gradient);
+}
+
+void Gradients::arrives(int p, bool dropped) {
+  // Only before the first gradient of a backward is everything as the program has left it.
+  const bool first = !announced_ && running_.empty();
+  if (first) check_dropped("backward", {p, dropped});
 }
 
 /// A backward that the engine was not told of has reached a parameter: loss.backward(), another engine's, or
@@ -180,14 +186,17 @@ void Gradients::fail_backward() noexcept {
       "with the next batch";
 }
 
-void Gradients::check_dropped(const char* caller) {
+void Gradients::check_dropped(const char* caller, Arriving arriving) {
   const std::string* kept = nullptr;
   const std::string* gone = nullptr;
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
     if (!parameters_[p].hook || !impl_.model.parameters[p].tensor.requires_grad()) continue;
     const std::string& name = impl_.model.parameters[p].name;
-    const GradientState state = parameters_[p].hook->state();
-    if (state == GradientState::kSet && !intercept::in_backward()) {
+    GradientState state = parameters_[p].hook->state();
+    // What has arrived has been added onto what was there.
+    if (arriving.parameter == static_cast<int>(p))
+      state = arriving.dropped ? GradientState::kDropped : GradientState::kArmed;
+    if (state == GradientState::kSet) {
       throw ModelError(
           fmt::format("{}: somebody has put a tensor into grad() of parameter '{}', which the engine would "
                       "not see; give it "
@@ -198,8 +207,7 @@ void Gradients::check_dropped(const char* caller) {
     if (state == GradientState::kMarked) kept = &name;
   }
   if (!gone) return;
-  // Within a backward those that it has reached are marked again.
-  if (kept && !intercept::in_backward()) {
+  if (kept) {
     throw ModelError(fmt::format(
         "{}: the gradient of parameter '{}' was dropped and that of '{}' was not; gradients of an engine are "
         "dropped together: call zero_grad() of the engine",
@@ -209,6 +217,10 @@ void Gradients::check_dropped(const char* caller) {
 }
 
 void Gradients::zero_grad() {
+  if (impl_.config.zerotorch.step_in_backward && impl_.reducer->micro_batch_has_gradients()) {
+    throw ModelError(
+        "zero_grad() after backward() with zerotorch.step_in_backward: the gradients have been applied already");
+  }
   impl_.sums_are_averages = false;
   running_.clear();
   lost_.reset();

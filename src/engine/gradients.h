@@ -54,7 +54,17 @@ class Gradients {
   void hook_parameter(int p);
   void take(int p, at::Tensor& gradient);
   void note_backward();
-  void check_dropped(const char* caller);
+  /// The gradient of parameter `p` is about to be taken; `dropped`: that of an earlier backward is gone.
+  void arrives(int p, bool dropped);
+  /// Follows a zero_grad() that the engine was not told of: drops the window where all gradients are gone.
+  /// `arriving`: a parameter that a backward has just reached, and whether its gradient was gone before. Throws
+  /// ModelError.
+  struct Arriving {
+    int parameter;
+    bool dropped;
+  };
+  void check_dropped(const char* caller, Arriving arriving);
+  void check_dropped(const char* caller) { check_dropped(caller, {-1, false}); }
   void follow_freezing();
   void activate(const std::vector<int>& unfrozen);
   void mark_all() noexcept;

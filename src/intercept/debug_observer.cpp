@@ -30,8 +30,9 @@ struct DebugObserver::State {
 
 DebugObserver::DebugObserver() : state_(std::make_shared<State>()) {
   // RecordFunction callbacks are plain functions; the live observer is found here.
-  static std::mutex registry_mutex;
-  static std::weak_ptr<State> current;
+  // Engines may go after static objects.
+  static auto& registry_mutex = *new std::mutex;
+  static auto& current = *new std::weak_ptr<State>;
   {
     std::lock_guard lock(registry_mutex);
     current = state_;

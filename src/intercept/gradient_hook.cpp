@@ -55,10 +55,9 @@ void take_gradient(const at::Tensor& variable, Shared& shared) {
   const bool replaced = was_replaced_by_autograd(shared.marker);
   const bool dropped = marked ? gradient_marker_was_zeroed(gradient) : !was_armed && !replaced;
   if (marked) gradient = take_from_gradient_marker(gradient);
+  if (gradient.defined()) shared.calls.arrives(dropped);
   variable.mutable_grad() = shared.marker;
-  if (!gradient.defined()) return;
-  if (dropped) shared.calls.dropped();
-  shared.calls.take(gradient);
+  if (gradient.defined()) shared.calls.take(gradient);
 }
 
 }  // namespace

@@ -18,8 +18,9 @@ struct GradientCalls {
   /// Once per backward, after autograd has summed all uses, with the gradient ([sizes of the parameter], any
   /// layout and strides).
   std::function<void(at::Tensor& gradient)> take;
-  /// Before take(): the parameter's grad() was not as the hook had left it, somebody has dropped the gradient.
-  std::function<void()> dropped;
+  /// Before take(), and before grad() is the marker again. `dropped`: it was not as the hook had left it, somebody has
+  /// dropped the gradient of an earlier backward.
+  std::function<void(bool dropped)> arrives;
 };
 
 /// What a hooked parameter's grad() is.

@@ -100,8 +100,9 @@ void adam_on_device(const UpdateArgs& args, const Hyper& hyper, int device_type,
 }
 
 const Passes& aten_passes_for(c10::Device device) {
-  static std::mutex mutex;
-  static std::vector<std::pair<c10::Device, std::unique_ptr<AtenPasses>>> made;
+  // Engines may go after static objects.
+  static auto& mutex = *new std::mutex;
+  static auto& made = *new std::vector<std::pair<c10::Device, std::unique_ptr<AtenPasses>>>;
   const std::lock_guard lock(mutex);
   for (const auto& [its_device, passes] : made) {
     if (its_device == device) return *passes;

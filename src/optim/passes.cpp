@@ -38,7 +38,7 @@ class HostPasses final : public Passes {
 }  // namespace
 
 const Passes& passes_for(c10::Device device) {
-  static const HostPasses host;
+  static const auto& host = *new HostPasses;  // engines may go after static objects
   return device.is_cpu() ? host : aten_passes_for(device);
 }
 

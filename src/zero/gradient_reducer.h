@@ -103,6 +103,8 @@ class GradientReducer {
   const std::vector<int>& unused_parameters() const { return unused_; }
   /// A gradient that the program gave. Local.
   void count_as_used(int parameter) { window_used_[parameter] = 1; }
+  /// One that it gave on this rank, of a part; the other ranks learn of it at the micro-batch's end. Local.
+  void count_as_used_here(int parameter) { used_[parameter] = 1; }
   /// Of a window that goes on from a checkpoint.
   void set_unused_in_window(int parameter) { window_used_[parameter] = 0; }
   /// Every trainable unit has sums, of zeros where nothing has arrived since they were dropped. Local.

@@ -582,6 +582,29 @@ TEST(MovingGuide, Refusals) {
       });
     }
     {
+      torch::nn::Sequential net(Linear(4, 4), Linear(4, 4));
+      torch::optim::AdamW amsgrad(net->parameters(), torch::optim::AdamWOptions(0.1).amsgrad(true));
+      torch::optim::AdamW part(net[0]->parameters(), torch::optim::AdamWOptions(0.1));
+      expect_complaint("the client optimizer has amsgrad on", [&] {
+        (void)zero::initialize(net, without_optimizer(config), {.group = group, .optimizer = &amsgrad});
+      });
+      expect_complaint("the client optimizer does not hold parameter", [&] {
+        (void)zero::initialize(net, without_optimizer(config), {.group = group, .optimizer = &part});
+      });
+    }
+    {
+      Net net;
+      auto engine = zero::initialize(net, config, {.group = group});
+      net(input(group)).pow(2).mean().backward();
+      net->head->zero_grad();
+      expect_complaint("gradients of an engine are dropped together",
+                       [&] { net(input(group)).pow(2).mean().backward(); });
+      engine.zero_grad();
+      net(input(group)).pow(2).mean().backward();
+      net->head->weight.mutable_grad() = at::ones_like(net->head->weight.detach());
+      expect_complaint("somebody has put a tensor into grad() of parameter", [&] { engine.step(); });
+    }
+    {
       Linear viewed(4, 4);
       const Tensor view = viewed->weight.t();
       expect_complaint("another tensor shares the memory of parameter",

@@ -128,6 +128,44 @@ TEST(PlainLoops, TwoEnginesDoNotOverwriteEachOthersCheckpoints) {
   });
 }
 
+TEST(PlainLoops, EnginesThatShareAFolderLeaveEachOthersCheckpointsAlone) {
+  const TemporaryFolder folder;
+  everywhere([&](Group group, const Where& where) {
+    const std::string at = fmt::format("{}/{}_{}_{}", folder.path(), where.ranks, where.stage, where.store);
+    Two d, g, e;
+    auto generator = initialize(g, json_of(where, kAdam), {.group = group});
+    auto discriminator = initialize(d, json_of(where, kAdam), {.group = group});
+    discriminator.save_checkpoint(at, "d1");
+    for (const char* tag : {"g1", "g2"}) generator.save_checkpoint(at, tag, "", {.keep_last = 1});
+    discriminator.load_checkpoint(at, "d1");  // was not pruned
+    EXPECT_THROW(generator.load_checkpoint(at, "g1"), CheckpointError);
+    discriminator.save_checkpoint(at, "d2");
+    try {
+      generator.load_checkpoint(at);
+      FAIL() << "loaded";
+    } catch (const CheckpointError& error) {
+      EXPECT_NE(std::string(error.what()).find("another engine"), std::string::npos) << error.what();
+    }
+    auto evaluation = initialize(e, json_of(where, kAdam), {.group = group});
+    EXPECT_EQ(evaluation.load_checkpoint(at).tag, "d2");  // it has no checkpoints of its own
+  });
+}
+
+TEST(PlainLoops, AnAsynchronousCheckpointIsCompleteWhenTheEngineHasGone) {
+  const TemporaryFolder folder;
+  everywhere([&](Group group, const Where& where) {
+    const std::string at = fmt::format("{}/{}_{}_{}", folder.path(), where.ranks, where.stage, where.store);
+    Two model(3000), other(3000);
+    {
+      auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+      engine.save_checkpoint(at, "last", "", {.async = true});
+    }
+    group.barrier().wait();
+    auto engine = initialize(other, json_of(where, kAdam), {.group = group});
+    EXPECT_EQ(engine.load_checkpoint(at).tag, "last");
+  });
+}
+
 TEST(PlainLoops, TwoEnginesDoNotDrawTheSameNoise) {
   Linear d(4, 1), g(4, 4);
   const std::string json = json_of({1, 0, "auto"}, kAdam, R"(, "seed": 1)");
@@ -355,6 +393,21 @@ TEST(PlainLoops, SparseGradientsTravelAsRows) {
 }
 
 // ---- lifetimes -------------------------------------------------------------------------------------------
+
+std::unique_ptr<Engine> g_engine;  ///< goes after whatever static objects the library makes later
+
+[[noreturn]] void leave_with_an_engine() {
+  Two model(3000);
+  const std::string json = json_of({1, 2, "auto"}, kAdam, R"(, "debug_observer": true)");
+  g_engine = std::make_unique<Engine>(initialize(model, json, {.group = Group()}));
+  g_engine->backward(model->a.sum());
+  g_engine->step();
+  std::exit(0);
+}
+
+TEST(PlainLoops, AnEngineMayBeAStaticObject) {
+  EXPECT_EXIT(leave_with_an_engine(), ::testing::ExitedWithCode(0), "");
+}
 
 TEST(PlainLoops, ScopesEnginesAndGraphsGoInAnyOrder) {
   everywhere([](Group group, const Where& where) {

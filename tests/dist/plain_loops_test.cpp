@@ -242,17 +242,64 @@ TEST(PlainLoops, GradientsMayBeGivenWithoutAnyBackward) {
 
 TEST(PlainLoops, AGradientThatIsGivenToAnUnusedParameterCounts) {
   everywhere([](Group group, const Where& where) {
-    Two model, plain;
-    auto engine = initialize(model, json_of(where, kAdam), {.group = group});
-    torch::optim::AdamW optimizer(plain->parameters(), plain_options());
-    engine.backward(model->a.sum());
-    engine.set_full_gradient("b", at::ones({8}));
-    engine.step();
-    plain->a.sum().backward();
-    plain->b.mutable_grad() = at::ones({8});
-    optimizer.step();
-    EXPECT_TRUE(at::allclose(engine.full_weight("a"), plain->a, 1e-5, 1e-6));
-    EXPECT_TRUE(at::allclose(engine.full_weight("b"), plain->b, 1e-5, 1e-6));
+    for (const bool by_parts : {false, true}) {
+      Two model(3000), plain(3000);
+      auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+      torch::optim::AdamW optimizer(plain->parameters(), plain_options());
+      for (const bool gives : {true, false, true}) {
+        engine.backward(model->a.sum());
+        const auto fill = [](const GradientPart& part) {
+          if (part.name == "b") Tensor(part.values).fill_(1);
+        };
+        if (gives) by_parts ? engine.for_each_gradient(fill) : engine.set_full_gradient("b", at::ones({3000}));
+        engine.step();
+        optimizer.zero_grad();
+        plain->a.sum().backward();
+        plain->b.mutable_grad() = gives ? at::ones({3000}) : Tensor();
+        optimizer.step();
+      }
+      EXPECT_TRUE(at::allclose(engine.full_weight("a"), plain->a, 1e-5, 1e-6));
+      EXPECT_TRUE(at::allclose(engine.full_weight("b"), plain->b, 1e-5, 1e-6));
+    }
+  });
+}
+
+TEST(PlainLoops, GradientsOfAnEngineAreDroppedTogetherOrNotAtAll) {
+  everywhere([](Group group, const Where& where) {
+    for (const char* own : {"", R"(, "step_in_backward": true)"}) {
+      if (*own && where.stage == 0) continue;
+      Apart model;
+      auto engine = initialize(model, json_of(where, kAdam, own), {.group = group});
+      const auto backward = [&] {
+        (model->x->a.sum() + model->x->b.sum() + model->y->a.sum() + model->y->b.sum()).backward();
+      };
+      const auto refuses = [&](const char* words) {
+        try {
+          backward();
+          ADD_FAILURE() << "no error";
+        } catch (const std::exception& error) {
+          EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+        }
+      };
+      backward();
+      if (*own) {
+        model->zero_grad();
+        refuses("the gradients have been applied already");
+        break;
+      }
+      model->x->zero_grad();
+      refuses("are dropped together");
+      engine.zero_grad();
+      backward();
+      model->y->a.mutable_grad() = at::ones({1500});
+      refuses("has put a tensor into grad()");
+      engine.zero_grad();
+      backward();
+      model->zero_grad();
+      backward();
+      EXPECT_EQ(first(engine.full_gradient("x.a")), 1);
+      engine.step();
+    }
   });
 }
 

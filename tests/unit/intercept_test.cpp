@@ -210,7 +210,7 @@ TEST_F(OneParameter, GradientHookTakesTheGradientOncePerBackward) {
                                                              sum += gradient.sum().item<float>();
                                                              EXPECT_TRUE(in_backward());
                                                            },
-                                                           [&] { ++drops; }});
+                                                           [&](bool dropped) { drops += dropped; }});
   for (const bool armed : {false, true}) {
     calls = 0;
     sum = 0;
@@ -233,7 +233,8 @@ TEST_F(OneParameter, GradientHookTakesTheGradientOncePerBackward) {
 
 TEST_F(OneParameter, TheMarkerSaysThatTheGradientIsElsewhere) {
   int drops = 0;
-  GradientHook hook(parameter, "layer.weight", GradientCalls{[](at::Tensor&) {}, [&] { ++drops; }});
+  GradientHook hook(parameter, "layer.weight",
+                    GradientCalls{[](at::Tensor&) {}, [&](bool dropped) { drops += dropped; }});
   EXPECT_FALSE(parameter.grad().defined());  // nothing was taken yet
   EXPECT_EQ(hook.state(), GradientState::kArmed);
   (parameter * 2).sum().backward();
