@@ -155,6 +155,7 @@ class Loading {
     if (position_.keeps_window) {
       impl_.micro_steps = position_.micro_batches / impl_.group.size();
       impl_.reducer->resume_window(impl_.micro_steps % window);
+      impl_.gradients->mark_all();
     } else if (is_repair || (!options_.module_only && options_.load_lr_scheduler_states)) {
       impl_.micro_steps -= impl_.micro_steps % window;
       impl_.reducer->start_window();

@@ -29,6 +29,7 @@ void Engine::Impl::enter_gradients(const char* caller, bool to_change) {
   reducer->hold_sums();
   if (!sums_are_averages) reducer->scale_sums(averaging());
   sums_are_averages = true;
+  gradients->mark_all();
 }
 
 namespace {

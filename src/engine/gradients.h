@@ -38,6 +38,8 @@ class Gradients {
   void make_trainable(const std::vector<int>& parameters);
   /// The parameter's values were replaced by set_data(), which may have taken it from its hook. Local.
   void follow_set_data(int p);
+  /// There are gradients now, of a checkpoint or of the program's making, that it can drop. Local.
+  void mark_all() noexcept;
   /// A step is over: gradients from here on are the next window's. Local.
   void end_window();
 
@@ -67,7 +69,6 @@ class Gradients {
   void check_dropped(const char* caller) { check_dropped(caller, {-1, false}); }
   void follow_freezing();
   void activate(const std::vector<int>& unfrozen);
-  void mark_all() noexcept;
   void arm_all() noexcept;
 
   Engine::Impl& impl_;

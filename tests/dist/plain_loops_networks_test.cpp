@@ -151,6 +151,29 @@ TEST(PlainLoops, EnginesThatShareAFolderLeaveEachOthersCheckpointsAlone) {
   });
 }
 
+TEST(PlainLoops, AWindowThatWasLoadedCanBeDropped) {
+  const TemporaryFolder folder;
+  everywhere([&](Group group, const Where& where) {
+    const std::string at = fmt::format("{}/{}_{}_{}", folder.path(), where.ranks, where.stage, where.store);
+    const std::string json = json_of(where, kAdam + R"(, "gradient_accumulation_steps": 2)");
+    Two model(3000), other(3000);
+    {
+      auto engine = initialize(model, json, {.group = group});
+      engine.backward(model->a.sum());
+      engine.step();
+      engine.save_checkpoint(at);
+    }
+    auto engine = initialize(other, json, {.group = group});
+    for (const bool drops : {false, true}) {
+      engine.load_checkpoint(at);
+      if (drops) other->zero_grad();
+      engine.backward(other->a.sum() * 4);
+      EXPECT_EQ(first(engine.full_gradient("a")), drops ? 2 : 2.5);
+      engine.step();
+    }
+  });
+}
+
 TEST(PlainLoops, AnAsynchronousCheckpointIsCompleteWhenTheEngineHasGone) {
   const TemporaryFolder folder;
   everywhere([&](Group group, const Where& where) {

@@ -303,6 +303,19 @@ TEST(PlainLoops, GradientsOfAnEngineAreDroppedTogetherOrNotAtAll) {
   });
 }
 
+TEST(PlainLoops, GradientsThatAreGivenCanBeDropped) {
+  everywhere([](Group group, const Where& where) {
+    Two model(3000);
+    auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+    engine.set_full_gradient("a", at::ones({3000}));
+    model->zero_grad();
+    engine.backward(model->b.sum());
+    engine.step();
+    EXPECT_EQ(first(engine.full_weight("a")), 1);
+    EXPECT_NEAR(first(engine.full_weight("b")), 0.9, 1e-3);
+  });
+}
+
 TEST(PlainLoops, GradientsThatNobodyHasMadeAreZero) {
   everywhere([](Group group, const Where& where) {
     Two model(3000);
