@@ -512,6 +512,9 @@ class Loading {
       const auto& parameter = impl_.model.parameters[p];
       if (!impl_.model.units[parameter.unit].trainable) continue;
       const auto t = find_parameter_tensor(kinds::kGradientSum, static_cast<int>(p));
+      const auto weight = find_parameter_tensor(kinds::kWeight, static_cast<int>(p));
+      // Frozen there: nothing was summed, and here are zeros.
+      if (!t && weight && !saved(*weight).info.trainable) continue;
       if (!t || saved(*t).info.shape != parameter.tensor.sizes().vec()) {
         notice(
             "the accumulated gradients of the checkpoint are of another model: the accumulation window "

@@ -169,6 +169,7 @@ void GradientReducer::add_units(std::span<const int> units) {
   if (!sums_) return;
   const auto numel = sums_numel();
   for (const int u : units) sums_->add_unit(u, numel[u]);
+  refresh_sumsq();  // other places now, and what has come as rows is not sent again
 }
 
 Range GradientReducer::gradient_range(int unit) const {
@@ -257,11 +258,16 @@ void GradientReducer::open(Bucket& bucket) {
 
 /// How long to wait for buckets sent before, instead of taking more memory. A rank that does not use what
 /// they hold sends them at the end of its micro-batch only, and may itself wait for this rank: where ranks
-/// were seen to use different parameters there is no waiting.
+/// were seen to use different parameters there is no waiting. Where they only finish them in different orders, waiting
+/// in vain makes the next wait shorter.
 std::chrono::milliseconds GradientReducer::patience() const {
-  constexpr std::chrono::milliseconds kAtFirst{100}, kLater{1000};
-  if (routed_ || impatient_) return std::chrono::milliseconds(0);
-  return knows_routing_ ? kLater : kAtFirst;
+  return routed_ || impatient_ ? std::chrono::milliseconds(0) : patience_;
+}
+
+void GradientReducer::adjust_patience() {
+  constexpr std::chrono::milliseconds kLeast{5}, kMost{1000};
+  patience_ = impatient_ ? patience_ / 4 : std::clamp(2 * patience_, kLeast, kMost);
+  impatient_ = false;
 }
 
 bool GradientReducer::wait_a_while(Bucket& bucket) {
@@ -492,8 +498,7 @@ const MicroBatchAgreement& GradientReducer::finish_micro_batch(MicroBatchAgreeme
   if (agreement_.facts().rounds == 0) even_out(1);
   schedule_.end_micro_batch();
   if (rows_) rows_->end_micro_batch();
-  knows_routing_ = true;
-  impatient_ = false;
+  adjust_patience();
   unused_.clear();
   for (std::size_t p = 0; p < used_.size(); ++p) {
     const int parameter = static_cast<int>(p);
@@ -554,7 +559,7 @@ void GradientReducer::scale_sums(double factor) {
 void GradientReducer::refresh_sumsq() {
   for (const Bucket& bucket : buckets_) {
     const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
-    if (mine.empty()) continue;
+    if (mine.empty() || bucket.fresh) continue;
     const float* const sums = accumulator(bucket.unit) + (mine.begin - gradient_range(bucket.unit).begin);
     model_.passes->block_sumsq(sums, mine.numel(), block_sumsq_.data() + bucket.block_offset);
   }

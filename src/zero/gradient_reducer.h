@@ -143,6 +143,7 @@ class GradientReducer {
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - buckets_.data()); }
   void open(Bucket& bucket);
   std::chrono::milliseconds patience() const;
+  void adjust_patience();  ///< at the end of a micro-batch
   /// True when its reduction is complete, after patience() at most.
   bool wait_a_while(Bucket& bucket);
   void take_from_pool(Bucket& bucket);
@@ -178,8 +179,8 @@ class GradientReducer {
   std::int64_t pool_limit_numel_ = 0;
   bool agreed_routed_ = false;  ///< all ranks know that they use different parameters
   bool routed_ = false;         ///< ranks were seen to use different parameters
-  bool knows_routing_ = false;  ///< there was a micro-batch
   bool impatient_ = false;      ///< waiting was in vain in this micro-batch
+  std::chrono::milliseconds patience_{100};
   std::optional<GradientSums> sums_;                    ///< unless they are consumed at once
   storage::FlatBuffer piece_;                           ///< then: of one bucket
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit, where whole sums are sent to all ranks

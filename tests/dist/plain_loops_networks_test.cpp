@@ -9,6 +9,7 @@
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/serialize.h>
 
+#include <cmath>
 #include <sstream>
 #include <thread>
 
@@ -412,6 +413,32 @@ TEST(PlainLoops, SparseGradientsTravelAsRows) {
         }
       }
     }
+  });
+}
+
+TEST(PlainLoops, RowsCountInTheNormAlsoWhereAParameterIsUnfrozenAfterTheirBackward) {
+  everywhere([](Group group, const Where& where) {
+    const auto make = [] {
+      at::manual_seed(5);
+      torch::nn::Sequential net(torch::nn::Embedding(torch::nn::EmbeddingOptions(3000, 4).sparse(true)), Linear(4, 4));
+      for (Tensor p : net[1]->parameters()) p.requires_grad_(false);
+      return net;
+    };
+    const auto backward = [](torch::nn::Sequential& net) {
+      for (Tensor p : net[1]->parameters()) p.requires_grad_(true);
+      net->forward(at::arange(20)).pow(2).sum().backward();
+    };
+    auto model = make(), plain = make();
+    auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+    backward(model);
+    engine.step();
+    backward(plain);
+    double squares = 0;
+    for (const Tensor& p : plain->parameters()) {
+      if (!p.grad().defined()) continue;
+      squares += (p.grad().is_sparse() ? p.grad().to_dense() : p.grad()).square().sum().item<double>();
+    }
+    EXPECT_NEAR(engine.grad_norm(), std::sqrt(squares), 1e-4 * std::sqrt(squares));
   });
 }
 
