@@ -411,8 +411,10 @@ TEST(GroupConformance, InputMayChangeAfterWait) {
       std::vector<std::int32_t> out(static_cast<std::size_t>(total(counts)));
       for (int round = 0; round < 40; ++round) {
         std::fill(mine, mine + 20'000, round);
+        // One rank is there before another one's input is, and reads it later than that one waits.
         if (group.rank() == round % group.size()) std::this_thread::sleep_for(1ms);
         Work work = group.all_gather(mine, out.data(), counts, DType::kFloat32);
+        if (group.rank() == (round + 1) % group.size()) std::this_thread::sleep_for(3ms);
         work.wait();
         std::fill(mine, mine + 20'000, -1);  // must not be seen by slower ranks
         ASSERT_TRUE(std::all_of(out.begin(), out.end(), [&](std::int32_t v) { return v == round; })) << round;

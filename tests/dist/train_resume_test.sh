@@ -1,11 +1,12 @@
 #!/bin/bash
-# `zero train --resume`: the same run, whatever ended it. Usage: train_resume_test.sh <zero> <work folder>
+# `zero train --resume`: the same run, whatever ended it. Usage: train_resume_test.sh <zero>
 zero=$1
-work=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 failures=0
 fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
-rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
+cd "$work" || exit 1
 unset ZERO_DATA
 export OMP_NUM_THREADS=1
 shm_files() { find /dev/shm -maxdepth 1 -name 'zero*' 2>/dev/null | sort; }
