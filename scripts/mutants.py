@@ -72,8 +72,10 @@ class Build:
         self.configured_as = cache["CMAKE_CACHEFILE_DIR:INTERNAL"]  # another folder where the build was moved
         self.source = cache["CMAKE_HOME_DIRECTORY:INTERNAL"]
         self.library = (self.folder / "src/libzerotorch.so").resolve()
+        # Some files are compiled once more, into tests of their own.
         self.compile = {entry["file"]: entry["command"]
-                        for entry in json.loads((folder / "compile_commands.json").read_text())}
+                        for entry in json.loads((folder / "compile_commands.json").read_text())
+                        if " -o src/" in entry["command"]}
         links = subprocess.run([cache["CMAKE_MAKE_PROGRAM:FILEPATH"], "-t", "commands", f"src/{self.library.name}"],
                                cwd=self.folder, capture_output=True, text=True, check=True).stdout.splitlines()
         self.link = links[-1].removeprefix(": && ").removesuffix(" && :")
@@ -103,6 +105,8 @@ class Build:
         place = words.index("-o") + 1
         linked, words[place] = words[place], str(folder / (path.name + ".o"))
         link = [words[place] if word == linked else word for word in shlex.split(self.here(self.link))]
+        if words[place] not in link:
+            return f"{linked} is not part of the library"
         link[link.index("-o") + 1] = str(folder / self.library.name)
         for command in (words, link):
             done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
