@@ -161,7 +161,7 @@ plan::ModelShape read_model(const PlanOptions& options) {
       throw ConfigError(
           "--parameters: knows no sizes; leave --layers, --dim, --heads, --seq and --vocab away");
     }
-    return plan::of_numel(parse_count("--parameters", options.parameters));
+    return plan::model_of_numel(parse_count("--parameters", options.parameters));
   }
   plan::ModelShape model = options.model.empty() ? read_gpt(options) : read_file(options);
   if (options.seq) model.transformer->seq = *options.seq;

@@ -113,8 +113,8 @@ void add_rank_rows(Table& table, const PlanResult& result) {
        {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients,
         MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kActivations}) {
     const bool bound = std::any_of(result.plans.begin(), result.plans.end(), [kind](const Plan& p) {
-      return kind == MemoryKind::kBuckets ? p.buckets_at_most
-                                          : kind == MemoryKind::kGather && p.gather_at_most;
+      return kind == MemoryKind::kBuckets ? p.buckets_are_bound
+                                          : kind == MemoryKind::kGather && p.gather_is_bound;
     });
     table.nbytes(fmt::format("{}{}", memory_kind_name(kind), bound ? " (at most, with overlap)" : ""),
                  [kind](const Plan& p) { return peak_of(p, kind); });

@@ -27,6 +27,7 @@
 #include "zero/config.h"
 #include "zero/group.h"
 #include "zero/memory.h"
+#include "zero/model_view.h"
 #include "zero/report.h"
 
 namespace torch::nn {
@@ -47,9 +48,24 @@ struct ParameterGroup {
   std::optional<std::pair<double, double>> betas = {};
 };
 
+/// Where a parameter or buffer is among the ranks that hold one copy of the model together.
+struct Placement {
+  /// Every rank has a part along this dimension (negative: from the last), in the order of the ranks. Nothing: all
+  /// have the same values, and see to it that its gradients are the same.
+  std::optional<int> split_dim;
+};
+
 struct InitializeOptions {
-  /// Not given: init_distributed().
+  /// All ranks that train this model. Not given: init_distributed().
   std::optional<Group> group;
+  /// The ranks that hold one copy of the model together, as with tensor parallelism: a split() of `group`. The
+  /// module of each is its part, and moves activations over this group by itself. Not given: each rank has a copy.
+  std::optional<Group> model_parallel;
+  /// The ranks that hold the same part, over which ZeRO shards. Not given: those at the same place of their
+  /// model_parallel groups.
+  std::optional<Group> data_parallel;
+  /// Called with the name of every parameter and buffer; needed with several model-parallel ranks.
+  std::function<Placement(std::string_view name)> placement;
   std::vector<ParameterGroup> parameter_groups;
   /// A client optimizer (torch::optim::AdamW or Adam, not stepped yet): its groups are taken over and stay live:
   /// rates and other hyper-parameters are read at every step, so schedulers of libtorch work on it. Its own
@@ -95,11 +111,13 @@ class Engine {
   /// the others keep values and states, and their gradients are dropped as by zero_grad().
   void step(const std::vector<int>& parameter_groups);
 
-  int rank() const;
-  int world_size() const;
-  int local_rank() const;
+  int rank() const;        ///< among the data-parallel ranks: whose share of the data to take
+  int world_size() const;  ///< data-parallel ranks
+  int local_rank() const;  ///< among all ranks on this host
+  int model_parallel_rank() const;
+  int model_parallel_size() const;  ///< 1 when every rank has a copy of the model
   at::Device device() const;
-  const Group& group() const;
+  const Group& group() const;  ///< the data-parallel ranks
   const Config& config() const;
 
   std::int64_t global_steps() const;   ///< optimizer steps so far, skipped ones included
@@ -129,7 +147,10 @@ class Engine {
   CommunicationReport communication_report() const;
   StepBreakdown step_breakdown() const;  ///< seconds of the last step, by kind
 
+  /// Throws ModelError for an engine of a ModelView.
   torch::nn::Module& module() const;
+
+  // By name, a parameter is this rank's part of it where it is split over model-parallel ranks.
 
   /// Full fp32 values of a parameter by name, [its sizes], the same on every rank. *Collective.* Throws
   /// ModelError for unknown names (says the nearest).
@@ -182,9 +203,15 @@ class Engine {
   /// the module has (ExportOptions::dtype "module") or another. Gathered one parameter at a time, written by
   /// rank 0. *Collective.* Throws CheckpointError on every rank; an older export in `folder` is then as
   /// before.
+  checkpoint::ExportReport save_full_weights(const std::string& folder,
+                                             const checkpoint::ExportOptions& options = {.dtype = "module"},
+                                             const checkpoint::Progress& progress = {});
+  /// The same under DeepSpeed's name.
   checkpoint::ExportReport save_16bit_model(const std::string& folder,
                                             const checkpoint::ExportOptions& options = {.dtype = "module"},
-                                            const checkpoint::Progress& progress = {});
+                                            const checkpoint::Progress& progress = {}) {
+    return save_full_weights(folder, options, progress);
+  }
 
   /// Throws ModelError naming the parameter when the module was moved or converted behind the engine's back.
   void check_module() const;
@@ -219,6 +246,9 @@ class ModuleEngine : public Engine {
 };
 
 namespace detail {
+/// `module`: what Engine::module() returns, or null.
+Engine make_engine(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
+                   InitializeOptions options);
 Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, InitializeOptions options);
 template <class T>
 concept ModuleHolderLike = requires(T holder) {
@@ -246,17 +276,35 @@ ModuleEngine<std::shared_ptr<M>> initialize(const std::shared_ptr<M>& model, Con
 }
 /// What the engine cannot own: says what to pass instead.
 template <class Model>
-  requires(!detail::ModuleHolderLike<Model> && !detail::kIsSharedPtr<std::remove_cv_t<Model>>)
+  requires(!detail::ModuleHolderLike<Model> && !detail::kIsSharedPtr<std::remove_cv_t<Model>> &&
+           !std::same_as<std::remove_cv_t<Model>, ModelView>)
 void initialize(const Model&, Config, InitializeOptions = {}) {
   static_assert(sizeof(Model) == 0,
                 "zero::initialize needs a std::shared_ptr to the module (std::make_shared<Net>()) or a "
                 "TORCH_MODULE holder, not a module on the stack, a reference, a raw pointer or a unique_ptr");
 }
+/// The same for anything that has named tensors: other front ends, parts of a program's own.
+Engine initialize(ModelView model, Config config, InitializeOptions options = {});
 /// The same with the configuration as JSON text.
 template <class Model>
 auto initialize(const Model& model, std::string_view json, InitializeOptions options = {}) {
   return initialize(model, Config::from_text(json), std::move(options));
 }
+
+/// While alive, libtorch's random numbers on the CPU are this model-parallel rank's own: for dropout and noise on what
+/// is split over such ranks. Outside of it they draw the same, as what is not split needs. Every scope goes on where
+/// the last one of this micro-batch ended. Local; one thread.
+class ModelParallelRandom {
+ public:
+  explicit ModelParallelRandom(Engine& engine);
+  ModelParallelRandom(const ModelParallelRandom&) = delete;
+  ModelParallelRandom& operator=(const ModelParallelRandom&) = delete;
+  ~ModelParallelRandom();
+
+ private:
+  std::shared_ptr<Engine::Impl*> engine_;  ///< points to null when the engine is gone
+  at::Tensor outside_;                     ///< state of the generator
+};
 
 /// While alive, the given parameters are whole on every rank. With `modifier_rank` that rank may write
 /// them in place (torch::nn::init, copy_, ...); the destructor (or close()) spreads what it wrote to all

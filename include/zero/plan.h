@@ -108,7 +108,7 @@ ModelShape transformer(const Transformer& shape, std::string name = "transformer
 
 /// Parameters of which only the number is known, laid out as 32 equal layers. Throws ConfigError when
 /// negative.
-ModelShape of_numel(std::int64_t numel);
+ModelShape model_of_numel(std::int64_t numel);
 
 /// From the text of a Hugging Face config.json of model_type gpt2, llama, mistral or qwen2. `source` prefixes
 /// errors. Throws ConfigError naming the key.
@@ -139,17 +139,17 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, DTyp
 
 /// What the engine's ledger shows on `rank`: current_nbytes after initialize(), peak_nbytes after training.
 /// Exact for every kind but activations (left at 0), given that parameters are used as `model.uses` says;
-/// with `buckets_at_most` the buckets' peak is an upper bound, with `gather_at_most` the gather buffers'.
+/// with `buckets_are_bound` the buckets' peak is an upper bound, with `gather_is_bound` the gather buffers'.
 /// `ranks_per_node` as in Cluster. The configuration's batch sizes must be
 /// resolved. Local, allocates nothing of what it counts. Throws ConfigError as initialize() does.
 MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank,
                            int ranks_per_node = 0);
 
 /// True when reductions overlap backward: how many buckets are in flight then depends on timing.
-bool buckets_at_most(const Config& config, int world_size);
+bool buckets_are_bound(const Config& config, int world_size);
 
 /// True when the copying store chooses from measured times how far to gather ahead.
-bool gather_at_most(const Config& config, int world_size);
+bool gather_is_bound(const Config& config, int world_size);
 
 /// Elements each rank receives in one optimizer step, mean over ranks (see zero/report.h).
 struct Traffic {
@@ -171,8 +171,8 @@ struct Plan {
 
   int heaviest_rank = 0;            ///< its states take most
   MemoryReport rank;                ///< of that rank, activations included
-  bool buckets_at_most = false;     ///< the peak of its buckets is an upper bound
-  bool gather_at_most = false;      ///< the same of its gather buffers
+  bool buckets_are_bound = false;     ///< the peak of its buckets is an upper bound
+  bool gather_is_bound = false;      ///< the same of its gather buffers
   std::int64_t module_nbytes = 0;   ///< the fp32 module every rank builds; freed by initialize()
   std::int64_t process_nbytes = 0;  ///< libtorch, stacks: an estimate
   /// Of gradients and activations: what needs no memory of its own, because sums of gradients come into the

@@ -61,7 +61,7 @@ std::string obstacle(const TensorInfo& a, const TensorInfo& b) {
     return fmt::format("shape [{}] and [{}]", fmt::join(a.shape, ", "), fmt::join(b.shape, ", "));
   if (a.dtype != b.dtype)
     return fmt::format("dtype {} and {}", element_type_name(a.dtype), element_type_name(b.dtype));
-  if (a.dim_order != b.dim_order) return "the elements lie in different orders";
+  if (a.order != b.order) return "the elements lie in different orders";
   return {};
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "checkpoint/dim_order.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/range_reader.h"
 #include "checkpoint/tools.h"
@@ -58,15 +57,15 @@ ExportReport export_weights(io::FileSystem& files, const std::string& path, cons
     const TensorInfo& info = found.manifest.tensors[item.tensor].info;
     const std::size_t element = element_nbytes(info.dtype);
     const std::int64_t numel = info.numel();
-    const std::int64_t part = info.dim_order.empty() ? kPartNumel : numel;
+    const std::int64_t part = info.order.is_row_major() ? kPartNumel : numel;
     for (std::int64_t begin = 0; begin < numel; begin += part) {
       const std::int64_t count = std::min(part, numel - begin);
       raw.resize(static_cast<std::size_t>(count) * element);
       const Target target{item.tensor, begin, count, raw.data()};
       reader.read({&target, 1});
-      if (!info.dim_order.empty()) {
+      if (!info.order.is_row_major()) {
         ordered.resize(raw.size());
-        to_row_major(raw.data(), ordered.data(), info.shape, info.dim_order, element);
+        to_row_major(raw.data(), ordered.data(), info.shape, info.order, element);
         raw.swap(ordered);
       }
       converted.resize(static_cast<std::size_t>(count) * element_nbytes(item.dtype));

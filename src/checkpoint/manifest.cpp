@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -119,7 +118,8 @@ Json to_json(const ManifestTensor& tensor) {
                {"shape", info.shape},
                {"module_dtype", element_type_name(info.module_dtype)},
                {"trainable", info.trainable}};
-  if (!info.dim_order.empty()) json["dim_order"] = info.dim_order;
+  if (!info.order.dim_order.empty()) json["dim_order"] = info.order.dim_order;
+  if (!info.order.boxes.empty()) json["boxes"] = info.order.boxes;
   if (!info.aliases.empty()) json["aliases"] = info.aliases;
   Json pieces = Json::array();
   for (const auto& piece : tensor.pieces) pieces.push_back(to_json(piece));
@@ -179,6 +179,17 @@ PiecePlace parse_place(const Json& json, std::size_t element, const std::string&
   return place;
 }
 
+Box parse_box(const Json& json, const Reader& read) {
+  Box box;
+  if (!json.is_array()) read.fail("a box is not a list");
+  for (const Json& range : json) {
+    if (!range.is_array() || range.size() != 2) read.fail("a box's range is not a begin and an end");
+    constexpr std::int64_t kMost = std::int64_t{1} << 59;
+    box.emplace_back(read.integer_of(range[0], "boxes", kMost), read.integer_of(range[1], "boxes", kMost));
+  }
+  return box;
+}
+
 TensorInfo parse_info(const Reader& read) {
   TensorInfo info;
   info.name = read.text("name");
@@ -193,15 +204,14 @@ TensorInfo parse_info(const Reader& read) {
   if (info.shape.size() > kMaxDims) read.fail(fmt::format("'{}' has too many dimensions", info.name));
   checked_numel(info.shape, read.where());
   if (const Json& order = read.at_or_null("dim_order"); !order.is_null()) {
-    for (const Json& dim : read.array("dim_order")) {
-      info.dim_order.push_back(static_cast<int>(read.integer_of(dim, "dim_order", kMaxDims)));
-    }
-    const std::set<int> distinct(info.dim_order.begin(), info.dim_order.end());
-    if (distinct.size() != info.shape.size() || info.dim_order.size() != info.shape.size() ||
-        (!distinct.empty() && *distinct.rbegin() != static_cast<int>(info.shape.size()) - 1)) {
-      read.fail(fmt::format("'dim_order' of '{}' is not an order of its dimensions", info.name));
-    }
+    for (const Json& dim : read.array("dim_order"))
+      info.order.dim_order.push_back(static_cast<int>(read.integer_of(dim, "dim_order", kMaxDims)));
   }
+  if (const Json& boxes = read.at_or_null("boxes"); !boxes.is_null()) {
+    for (const Json& box : read.array("boxes")) info.order.boxes.push_back(parse_box(box, read));
+  }
+  if (const auto why = problem_with(info.order, info.shape); !why.empty())
+    read.fail(fmt::format("tensor '{}' {}", info.name, why));
   if (const Json& aliases = read.at_or_null("aliases"); !aliases.is_null()) {
     for (const Json& alias : read.array("aliases")) {
       if (!alias.is_string()) read.fail("an alias is not a string");
@@ -319,13 +329,13 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   const Json json = parse_json(text);
   const Reader read(json, where);
   if (read.text("format") != kFormatName) read.fail("it is of another format");
-  if (const auto version = read.integer("version"); version != kFormatVersion) {
+  if (const auto version = read.integer("version"); version < 1 || version > kFormatVersion) {
     throw CheckpointError(fmt::format(
-        "'{}' is of format version {}, this build reads version {}; use the zerotorch that wrote it", where,
+        "'{}' is of format version {}, this build reads versions 1 to {}; use the zerotorch that wrote it", where,
         version, kFormatVersion));
   }
   if (static_cast<std::uint64_t>(read.integer("block_nbytes")) != kBlockNbytes) {
-    read.fail("version 1 has blocks of 1 MiB");
+    read.fail("blocks have 1 MiB");
   }
   Manifest manifest;
   manifest.id = read.text("id");

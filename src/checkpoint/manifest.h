@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "checkpoint/checksum.h"
+#include "checkpoint/element_order.h"
 #include "checkpoint/element_type.h"
 #include "io/file_system.h"
 
 namespace zero::checkpoint {
 
-inline constexpr int kFormatVersion = 1;
+/// What this build writes. It reads version 1 too, which has no boxes.
+inline constexpr int kFormatVersion = 2;
 inline constexpr std::uint64_t kBlockNbytes = 1 << 20;
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kLatestName = "latest";
@@ -32,9 +34,7 @@ struct TensorInfo {
   std::string kind = kinds::kWeight;
   ElementType dtype = ElementType::kF32;
   std::vector<std::int64_t> shape;
-  /// The order of the elements in the file, when it is not that of the shape: dimensions from the slowest to
-  /// the fastest. Empty: row-major.
-  std::vector<int> dim_order;
+  ElementOrder order;  ///< of the elements, in all files together
   ElementType module_dtype = ElementType::kF32;  ///< what the module held
   bool trainable = false;
   std::vector<std::string> aliases;  ///< other names of the same parameter
@@ -43,7 +43,7 @@ struct TensorInfo {
   std::string key() const;  ///< "kind/name": its name in the files
 };
 
-/// Consecutive elements of a tensor in a file.
+/// Consecutive elements of a tensor, in its order, in a file.
 struct PiecePlace {
   int file = 0;              ///< index into Manifest::files
   std::uint64_t offset = 0;  ///< bytes from the start of the file

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
-#include "comm/mpi_backend.h"
+#include "comm/mpi_init.h"
 #include "comm/reduce_kernels.h"
 #include "comm/rendezvous.h"
 #include "comm/shm_backend.h"

@@ -1,18 +1,196 @@
 #pragma once
-// The MPI backend, or a stub that says that the build has none: CMake compiles mpi_backend.cpp with its
-// companions, or mpi_stub.cpp (ZERO_WITH_MPI).
+// The ranks of an MPI communicator. Only point-to-point messages are used: every call first sends its record
+// to every rank and compares those that come, so that a divergence is found before any data is received, and
+// a late rank is known by name. Then the data moves, tagged with the sequence number; sums are made here, in
+// rank order.
+//
+// Bytes on the wire per call and rank: (N-1) records of 104 bytes, and the data of the transport.
+// Failures and farewells travel as notices on a communicator of their own.
+#include <mpi.h>
+
+#include <array>
+#include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "comm/backend.h"
+#include "comm/mpi_requests.h"
+#include "comm/posted_call.h"
+#include "comm/process.h"
+#include "comm/wait_policy.h"
 
 namespace zero::comm {
 
-/// True when mpi_backend.cpp is compiled in.
-bool build_has_mpi();
+class MpiBackend;
 
-/// *Collective.* A group of all ranks of MPI_COMM_WORLD, which must be `rank` of `size`. Initialises MPI when
-/// that has not been done, and then finalises it when the process ends. Throws ConfigError when the build
-/// has no MPI or MPI counts otherwise.
-std::shared_ptr<Backend> make_mpi_backend(int rank, int size);
+/// What a window says to that of another rank.
+struct WindowMessage {
+  enum class Kind : std::int32_t { kFetch, kClosing, kGone };
+  Kind kind = Kind::kFetch;
+  std::int32_t window = 0;
+  std::int32_t parcel = 0;    ///< kFetch
+  std::int32_t tag = 0;       ///< kFetch: of the answer
+  std::uint64_t version = 0;  ///< kFetch: at least so many publish()
+};
+
+/// A window that gets messages.
+class WindowEnd {
+ public:
+  virtual ~WindowEnd() = default;
+  virtual void take(int source, const WindowMessage& message) = 0;
+};
+
+class MpiWork final : public MovedWork {
+ public:
+  explicit MpiWork(MpiBackend& group);
+  void start() override { ready_ = true; }
+  void chain(std::shared_ptr<WorkState> next) override { next_ = std::move(next); }
+
+ private:
+  friend class MpiBackend;
+  enum class Phase : std::uint8_t { kRecords, kData, kForward, kMoved, kDone };
+
+  std::string text() const override { return describe(call_.record); }
+  Blocker blocker() const override;
+  CollectiveKind kind() const override { return call_.record.kind; }
+
+  PostedCall call_;
+  Phase phase_ = Phase::kRecords;
+  std::int64_t data_since_ns_ = 0;  ///< every rank had entered the call
+  bool ready_ = false;
+  std::vector<CallRecord> records_;           ///< [N] received
+  std::vector<MPI_Request> record_receives_;  ///< [N]
+  MpiRequests record_sends_;
+  MpiRequests data_;
+  std::vector<std::byte> scratch_;  ///< slices of the other ranks
+  std::shared_ptr<WorkState> next_;
+};
+
+class MpiBackend final : public Backend {
+ public:
+  /// *Collective* over the ranks of `comm`. Throws CommError.
+  MpiBackend(MPI_Comm comm, int rank, int size);
+  /// Waits until all ranks leave, so that nobody misses anything; while an exception unwinds the stack it
+  /// aborts the group instead.
+  ~MpiBackend() override;
+
+  std::string_view name() const override { return "mpi"; }
+  std::shared_ptr<WorkState> post(const Call& call) override;
+  std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
+  bool progress(int most) override;
+  pid_t pid_of(int rank) const override { return peers_[static_cast<std::size_t>(rank)].process.pid; }
+  bool under_way() const override {
+    return (data_sequence_ < next_sequence_ || transfers_under_way()) && !failed();
+  }
+  bool in_finish_step() const override { return progressing_; }
+  bool block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
+                   const Patience& patience) override;
+  void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
+                   std::chrono::milliseconds timeout) override;
+  void throw_if_failed() const override;
+  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels,
+                                            BoardSink sink) override;
+  std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
+                                           std::span<const void* const> mine) override;
+  bool failed() const override { return !failure_.empty(); }
+  std::string progress_thread_problem() const override;
+  SharedMemory allocate(std::size_t nbytes) override;
+  void abort(std::string_view reason) noexcept override;
+  std::string flight_recorder() const override;
+
+  // What its boards and windows use.
+  /// What a communicator of theirs is for.
+  enum class Channel : std::uint8_t { kPosts, kMessages, kAnswers };
+  /// *Collective* the first time.
+  MPI_Comm channel(Channel which);
+  /// The first of `count` tags that nobody else on `which` uses. Throws CommError. Local.
+  int take_tags(Channel which, std::size_t count);
+  /// *Collective.* The number of a new window, whose messages `end` gets until remove_window().
+  int add_window(WindowEnd& end);
+  void remove_window(int window) { windows_[static_cast<std::size_t>(window)] = nullptr; }
+
+ protected:
+  const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
+
+ private:
+  friend class MpiWork;
+  static constexpr std::size_t kWindow = 128;  ///< calls under way
+  static constexpr std::size_t kRemembered = 16;
+  static constexpr std::size_t kNoticeBytes = 4000;
+
+  struct Peer {
+    ProcessId process;
+    bool on_this_host = false;
+    std::int64_t left_ns = 0;  ///< when it said that it destroys its group; 0: it has not
+    std::uint64_t heard = 0;   ///< calls it is known to have entered
+    std::int64_t stopped_since_ns = 0;
+    std::array<CallRecord, kRemembered> recent;
+  };
+
+  // mpi_backend.cpp
+  void introduce(MPI_Comm comm);
+  void send_records(MpiWork& work);
+  void progress() { progress(kWindow); }
+  bool step(MpiWork& work);
+  bool receive_records(MpiWork& work);
+  void move_data(MpiWork& work);
+  void move_broadcast(MpiWork& work);
+  bool finish(MpiWork& work);
+  std::vector<std::byte> take_scratch(std::size_t nbytes);
+  void leave() noexcept;
+  void give_up_requests() noexcept;
+
+  // mpi_wait.cpp
+  /// The same for something that depends on call `target` (next_sequence_: on everybody leaving), within the
+  /// group's timeout.
+  void block_until(const std::function<bool()>& done, std::uint64_t target);
+  /// The call whose peers hold up call `target`, and those peers.
+  Blocker blocker_of(std::uint64_t target) const;
+  std::string problem_of(int peer, std::int64_t now_ns);
+  void receive_notices();
+  void receive_messages();
+  void send_notice(int tag, const std::string& text) noexcept;
+  [[noreturn]] void throw_failure() const;
+  [[noreturn]] void fail_group(const std::string& reason);
+  std::string position_of(int rank) const;
+  std::string recent_calls(int rank) const;
+  MpiWork& work_at(std::uint64_t sequence) const { return *works_[sequence % kWindow]; }
+
+  MPI_Comm data_comm_ = MPI_COMM_NULL;
+  MPI_Comm record_comm_ = MPI_COMM_NULL;
+  MPI_Comm notice_comm_ = MPI_COMM_NULL;
+  std::shared_ptr<RegionRegistry> registry_;
+  std::vector<Peer> peers_;
+
+  std::array<std::shared_ptr<MpiWork>, kWindow> works_;
+  std::uint64_t next_sequence_ = 0;
+  std::uint64_t data_sequence_ = 0;  ///< calls that are done here
+  bool progressing_ = false;
+  bool discarding_ = false;  ///< the group is being destroyed: results go nowhere
+  std::vector<const void*> slices_;
+  std::vector<std::vector<std::byte>> free_scratch_;
+
+  struct ChannelState {
+    MPI_Comm comm = MPI_COMM_NULL;
+    std::size_t next_tag = 0;
+  };
+  std::array<ChannelState, 3> channels_;
+  std::vector<WindowEnd*> windows_;  ///< null: gone
+  WindowMessage message_;
+  MPI_Request message_receive_ = MPI_REQUEST_NULL;
+
+  std::string failure_;  ///< empty: none
+  std::vector<char> notice_;
+  MPI_Request notice_receive_ = MPI_REQUEST_NULL;
+  std::deque<std::string> sent_notices_;
+  MpiRequests notice_sends_;
+  WaitPolicy policy_;
+  const pid_t pid_;
+  const int exceptions_at_start_;
+  std::int64_t last_check_ns_ = 0;
+};
 
 }  // namespace zero::comm

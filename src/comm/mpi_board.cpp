@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/mpi_group.h"
+#include "comm/mpi_backend.h"
 #include "comm/mpi_session.h"
 #include "comm/transfers.h"
 
@@ -32,11 +32,11 @@ class MpiPost final : public BoardWork {
 
 class MpiBoard final : public HostedBoard {
  public:
-  MpiBoard(std::shared_ptr<MpiGroup> group, std::shared_ptr<const ParcelTable> table, BoardSink sink)
+  MpiBoard(std::shared_ptr<MpiBackend> group, std::shared_ptr<const ParcelTable> table, BoardSink sink)
       : HostedBoard(group, std::move(table), std::move(sink)),
         group_(*group),
-        comm_(group->channel(MpiGroup::Channel::kPosts)),
-        first_tag_(group->take_tags(MpiGroup::Channel::kPosts, 2 * this->table().size())) {
+        comm_(group->channel(MpiBackend::Channel::kPosts)),
+        first_tag_(group->take_tags(MpiBackend::Channel::kPosts, 2 * this->table().size())) {
     for (std::size_t p = 0; p < this->table().size(); ++p)
       scratch_nbytes_ = std::max(scratch_nbytes_, stride(static_cast<int>(p)));
     scratch_nbytes_ *= static_cast<std::size_t>(size() - 1);
@@ -62,7 +62,7 @@ class MpiBoard final : public HostedBoard {
   int peer_at(int step) const { return (rank() + step) % size(); }
   bool all_posted(const MpiPost& post) const { return post.all_posted_ns != 0; }
 
-  MpiGroup& group_;
+  MpiBackend& group_;
   const MPI_Comm comm_;
   const int first_tag_;
   std::size_t scratch_nbytes_ = 0;  ///< of any parcel
@@ -163,9 +163,9 @@ Blocker MpiBoard::blocker_of(const BoardWork& work) const {
 
 }  // namespace
 
-std::shared_ptr<ExchangeBoard> MpiGroup::make_board(std::shared_ptr<const ParcelTable> parcels,
+std::shared_ptr<ExchangeBoard> MpiBackend::make_board(std::shared_ptr<const ParcelTable> parcels,
                                                     BoardSink sink) {
-  auto board = std::make_shared<MpiBoard>(std::static_pointer_cast<MpiGroup>(shared_from_this()),
+  auto board = std::make_shared<MpiBoard>(std::static_pointer_cast<MpiBackend>(shared_from_this()),
                                           std::move(parcels), std::move(sink));
   add_transfers(*board);
   return board;

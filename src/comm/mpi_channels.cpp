@@ -2,13 +2,13 @@
 // them, and MPI has few communicators.
 #include <fmt/format.h>
 
-#include "comm/mpi_group.h"
+#include "comm/mpi_backend.h"
 #include "comm/mpi_session.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
 
-MPI_Comm MpiGroup::channel(Channel which) {
+MPI_Comm MpiBackend::channel(Channel which) {
   MPI_Comm& comm = channels_[static_cast<std::size_t>(which)].comm;
   if (comm == MPI_COMM_NULL) {
     check_mpi(MPI_Comm_dup(data_comm_, &comm), "MPI_Comm_dup");
@@ -17,7 +17,7 @@ MPI_Comm MpiGroup::channel(Channel which) {
   return comm;
 }
 
-int MpiGroup::take_tags(Channel which, std::size_t count) {
+int MpiBackend::take_tags(Channel which, std::size_t count) {
   ChannelState& state = channels_[static_cast<std::size_t>(which)];
   int* largest = nullptr;
   int found = 0;
@@ -34,7 +34,7 @@ int MpiGroup::take_tags(Channel which, std::size_t count) {
   return first;
 }
 
-int MpiGroup::add_window(WindowEnd& end) {
+int MpiBackend::add_window(WindowEnd& end) {
   channel(Channel::kAnswers);
   const bool first = windows_.empty();
   const MPI_Comm comm = channel(Channel::kMessages);
@@ -46,7 +46,7 @@ int MpiGroup::add_window(WindowEnd& end) {
   return static_cast<int>(windows_.size()) - 1;
 }
 
-void MpiGroup::receive_messages() {
+void MpiBackend::receive_messages() {
   while (message_receive_ != MPI_REQUEST_NULL) {
     int arrived = 0;
     MPI_Status status;

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "comm/mpi_group.h"
+#include "comm/mpi_backend.h"
 #include "comm/mpi_session.h"
 #include "zero/errors.h"
 
@@ -26,7 +26,7 @@ double to_seconds(std::int64_t ns) {
 
 }  // namespace
 
-bool MpiGroup::block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
+bool MpiBackend::block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
                            const Patience& patience) {
   const std::int64_t begin_ns = base::monotonic_ns();
   while (true) {
@@ -50,11 +50,11 @@ bool MpiGroup::block_until(const std::function<bool()>& done, const std::functio
   }
 }
 
-void MpiGroup::block_until(const std::function<bool()>& done, std::uint64_t target) {
+void MpiBackend::block_until(const std::function<bool()>& done, std::uint64_t target) {
   block_until(done, [this, target] { return blocker_of(target); }, {default_timeout()});
 }
 
-Blocker MpiGroup::blocker_of(std::uint64_t target) const {
+Blocker MpiBackend::blocker_of(std::uint64_t target) const {
   const std::uint64_t sequence = std::min(target, data_sequence_);
   const bool leaving = sequence >= next_sequence_;
   Blocker blocker;
@@ -72,7 +72,7 @@ Blocker MpiGroup::blocker_of(std::uint64_t target) const {
   return blocker;
 }
 
-void MpiGroup::check_peers(const std::function<Blocker()>& blocker_now, std::int64_t since_ns,
+void MpiBackend::check_peers(const std::function<Blocker()>& blocker_now, std::int64_t since_ns,
                            std::chrono::milliseconds timeout) {
   const std::int64_t now_ns = base::monotonic_ns();
   const bool late = now_ns - since_ns >= timeout.count() * base::kNanosPerMilli;
@@ -100,7 +100,7 @@ void MpiGroup::check_peers(const std::function<Blocker()>& blocker_now, std::int
       rank(), to_seconds(now_ns - since_ns), blocker.what, late_ranks));
 }
 
-std::string MpiGroup::problem_of(int peer, std::int64_t now_ns) {
+std::string MpiBackend::problem_of(int peer, std::int64_t now_ns) {
   Peer& state = peers_[static_cast<std::size_t>(peer)];
   // Its last messages and its farewell come by different ways: give them time.
   if (state.left_ns != 0 && now_ns - state.left_ns > kFarewellGraceNs)
@@ -124,7 +124,7 @@ std::string MpiGroup::problem_of(int peer, std::int64_t now_ns) {
       to_seconds(stopped_ns));
 }
 
-void MpiGroup::receive_notices() {
+void MpiBackend::receive_notices() {
   while (true) {
     int arrived = 0;
     MPI_Status status;
@@ -145,7 +145,7 @@ void MpiGroup::receive_notices() {
   }
 }
 
-void MpiGroup::send_notice(int tag, const std::string& text) noexcept {
+void MpiBackend::send_notice(int tag, const std::string& text) noexcept {
   try {
     const std::string& kept = sent_notices_.emplace_back(text.substr(0, kNoticeBytes));
     for (int peer = 0; peer < size(); ++peer) {
@@ -162,7 +162,7 @@ void MpiGroup::send_notice(int tag, const std::string& text) noexcept {
   }
 }
 
-void MpiGroup::abort(std::string_view reason) noexcept {
+void MpiBackend::abort(std::string_view reason) noexcept {
   if (!failure_.empty()) return;
   try {
     failure_ = fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason,
@@ -173,16 +173,16 @@ void MpiGroup::abort(std::string_view reason) noexcept {
   send_notice(kFailureTag, failure_);
 }
 
-void MpiGroup::throw_if_failed() const {
+void MpiBackend::throw_if_failed() const {
   if (!failure_.empty()) throw_failure();
 }
 
-void MpiGroup::throw_failure() const {
+void MpiBackend::throw_failure() const {
   throw CommError(fmt::format("{}\n  This is rank {} of {}. {}{}", failure_, rank(), size(),
                               position_of(rank()), last_transfers_text()));
 }
 
-void MpiGroup::fail_group(const std::string& reason) {
+void MpiBackend::fail_group(const std::string& reason) {
   if (failure_.empty()) {
     failure_ = reason;
     send_notice(kFailureTag, reason);
@@ -190,7 +190,7 @@ void MpiGroup::fail_group(const std::string& reason) {
   throw_failure();
 }
 
-std::string MpiGroup::position_of(int peer) const {
+std::string MpiBackend::position_of(int peer) const {
   const Peer& state = peers_[static_cast<std::size_t>(peer)];
   const std::string_view who = peer == rank() ? "This rank" : "It";
   if (state.heard == 0) return fmt::format("{} has entered no collective.", who);
@@ -198,7 +198,7 @@ std::string MpiGroup::position_of(int peer) const {
                      peer == rank() ? "" : ", as far as this rank has heard");
 }
 
-std::string MpiGroup::recent_calls(int peer) const {
+std::string MpiBackend::recent_calls(int peer) const {
   constexpr std::uint64_t kShown = 8;
   const Peer& state = peers_[static_cast<std::size_t>(peer)];
   std::string text;
@@ -208,7 +208,7 @@ std::string MpiGroup::recent_calls(int peer) const {
   return text.empty() ? std::string("    none\n") : text;
 }
 
-std::string MpiGroup::flight_recorder() const {
+std::string MpiBackend::flight_recorder() const {
   std::string text;
   for (int r = 0; r < size(); ++r) text += fmt::format("rank {}:\n{}", r, recent_calls(r));
   return text + transfers_text();

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "comm/mpi_group.h"
+#include "comm/mpi_backend.h"
 #include "comm/mpi_session.h"
 #include "comm/transfers.h"
 
@@ -25,14 +25,14 @@ class MpiFetch final : public FetchWork {
 
 class MpiWindow final : public HostedWindow, public WindowEnd {
  public:
-  MpiWindow(std::shared_ptr<MpiGroup> group, std::shared_ptr<const ParcelTable> table,
+  MpiWindow(std::shared_ptr<MpiBackend> group, std::shared_ptr<const ParcelTable> table,
             std::span<const void* const> mine)
       : HostedWindow(group, std::move(table), mine),
         group_(*group),
         id_(group->add_window(*this)),
-        message_comm_(group->channel(MpiGroup::Channel::kMessages)),
-        answer_comm_(group->channel(MpiGroup::Channel::kAnswers)),
-        first_tag_(group->take_tags(MpiGroup::Channel::kAnswers, this->table().size())),
+        message_comm_(group->channel(MpiBackend::Channel::kMessages)),
+        answer_comm_(group->channel(MpiBackend::Channel::kAnswers)),
+        first_tag_(group->take_tags(MpiBackend::Channel::kAnswers, this->table().size())),
         states_(static_cast<std::size_t>(size()), State::kOpen) {}
   ~MpiWindow() override;
 
@@ -64,7 +64,7 @@ class MpiWindow final : public HostedWindow, public WindowEnd {
   };
   int peer_at(int step) const { return (rank() + step) % size(); }
 
-  MpiGroup& group_;
+  MpiBackend& group_;
   const int id_;
   const MPI_Comm message_comm_, answer_comm_;
   const int first_tag_;
@@ -182,9 +182,9 @@ Blocker MpiWindow::blocker_of(const FetchWork& work) const {
 
 }  // namespace
 
-std::shared_ptr<ShardWindow> MpiGroup::make_window(std::shared_ptr<const ParcelTable> parcels,
+std::shared_ptr<ShardWindow> MpiBackend::make_window(std::shared_ptr<const ParcelTable> parcels,
                                                    std::span<const void* const> mine) {
-  auto window = std::make_shared<MpiWindow>(std::static_pointer_cast<MpiGroup>(shared_from_this()),
+  auto window = std::make_shared<MpiWindow>(std::static_pointer_cast<MpiBackend>(shared_from_this()),
                                             std::move(parcels), mine);
   add_transfers(*window);
   // Nobody is asked before his window is there.

@@ -123,7 +123,37 @@ class OrderedWindow final : public ShardWindow {
   std::string label_;  ///< reused
 };
 
+class HostTransport final : public ShardTransport {
+ public:
+  explicit HostTransport(Group group) : group_(std::move(group)) {}
+
+  std::shared_ptr<ExchangeBoard> make_exchange_board(std::string label, std::vector<Parcel> parcels, DType dtype,
+                                                     ExchangeBoard::Sink sink) override {
+    return comm::make_exchange_board(group_, std::move(label), std::move(parcels), dtype, std::move(sink));
+  }
+  std::shared_ptr<ShardWindow> make_shard_window(std::string label, std::vector<Parcel> parcels, DType dtype,
+                                                 std::vector<const void*> mine) override {
+    return comm::make_shard_window(group_, std::move(label), std::move(parcels), dtype, std::move(mine));
+  }
+  Work all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
+                  const CollectiveOptions& options) override {
+    return group_.all_gather(in, out, counts, dtype, options);
+  }
+  Work broadcast(void* inout, std::int64_t numel, DType dtype, int root,
+                 const CollectiveOptions& options) override {
+    return group_.broadcast(inout, numel, dtype, root, options);
+  }
+  SharedMemory allocate(std::size_t nbytes) override { return group_.allocate(nbytes); }
+
+ private:
+  Group group_;
+};
+
 }  // namespace
+
+std::shared_ptr<ShardTransport> make_host_transport(Group group) {
+  return std::make_shared<HostTransport>(std::move(group));
+}
 
 std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string label,
                                                    std::vector<Parcel> parcels, DType dtype,

@@ -13,6 +13,10 @@
 // Neither blocks the group's collectives, nor is blocked by them: whoever waits for one moves all. Over MPI
 // an owner answers inside any call of its group, or in its progress thread.
 // One thread at a time uses a group with its boards and windows; data also moves in its progress thread.
+//
+// A ShardTransport is all that moves the shards of one engine: its boards and windows, and the two collectives that
+// updated values need. What ranks tell each other besides (norms, flags, names) goes over a Group of host memory, so
+// that another device needs a transport and nothing else.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -84,5 +88,31 @@ class ShardWindow {
 /// lives as long as the window.
 std::shared_ptr<ShardWindow> make_shard_window(Group& group, std::string label, std::vector<Parcel> parcels,
                                                DType dtype, std::vector<const void*> mine);
+
+/// The ranks are those of the engine's data-parallel group, in its order. Pointers are to memory of the transport's
+/// device; of host memory anything will do. One thread at a time.
+class ShardTransport {
+ public:
+  virtual ~ShardTransport() = default;
+
+  /// *Collective.* As make_exchange_board(); a sink runs where the transport's work is done: on a device, in its
+  /// stream order.
+  virtual std::shared_ptr<ExchangeBoard> make_exchange_board(std::string label, std::vector<Parcel> parcels,
+                                                             DType dtype, ExchangeBoard::Sink sink) = 0;
+  /// *Collective.* As make_shard_window().
+  virtual std::shared_ptr<ShardWindow> make_shard_window(std::string label, std::vector<Parcel> parcels, DType dtype,
+                                                         std::vector<const void*> mine) = 0;
+  /// *Collective.* As Group::all_gather(), Group::broadcast(). When the work is complete, the caller may read; on a
+  /// device, its current stream may.
+  virtual Work all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
+                          const CollectiveOptions& options) = 0;
+  virtual Work broadcast(void* inout, std::int64_t numel, DType dtype, int root,
+                         const CollectiveOptions& options) = 0;
+  /// *Local.* Memory that other ranks read in place where the transport can; as Group::allocate().
+  virtual SharedMemory allocate(std::size_t nbytes) = 0;
+};
+
+/// Over the group's own backend, in host memory.
+std::shared_ptr<ShardTransport> make_host_transport(Group group);
 
 }  // namespace zero::comm

@@ -11,6 +11,7 @@
 
 #include "base/cores.h"
 #include "base/log.h"
+#include "comm/gather_values.h"
 
 namespace zero::engine {
 namespace {
@@ -31,14 +32,6 @@ Place own_place() {
   return place;
 }
 
-std::vector<Place> gather_places(Group& group) {
-  const Place mine = own_place();
-  std::vector<Place> all(static_cast<std::size_t>(group.size()));
-  const std::vector<std::int64_t> counts(all.size(), sizeof(Place));
-  group.all_gather(&mine, all.data(), counts, DType::kByte, {.label = "cores of the ranks"}).wait();
-  return all;
-}
-
 /// What a rank has of its host's cores.
 struct Share {
   bool pinned_before = false;  ///< somebody has divided them among the ranks already
@@ -46,7 +39,7 @@ struct Share {
 };
 
 Share share_of(Group group) {
-  const std::vector<Place> all = gather_places(group);
+  const auto all = comm::gather_values(group, own_place(), "cores of the ranks");
   const Place& mine = all[static_cast<std::size_t>(group.rank())];
   const bool pinned_before = std::any_of(all.begin(), all.end(), [&](const Place& other) {
     return other.host == mine.host && !CPU_EQUAL(&other.cpus, &mine.cpus);

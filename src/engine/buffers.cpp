@@ -9,13 +9,10 @@
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/instancenorm.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "engine/agreement.h"
 #include "engine/load_report.h"
@@ -55,36 +52,6 @@ bool write_in_place(const at::Tensor& target, const at::Tensor& source) {
 [[noreturn]] void refuse(const Inventory::Named& buffer, std::string_view what, std::string_view remedy) {
   throw ModelError(fmt::format("buffer '{}' {}; {}", buffer.name, what, remedy));
 }
-
-/// Tensors that libtorch's own batch and instance norms hand to a kernel together with their weights.
-class NormStatistics {
- public:
-  explicit NormStatistics(const torch::nn::Module& module) { walk(module); }
-  bool contains(const at::Tensor& tensor) const { return tensors_.contains(tensor.unsafeGetTensorImpl()); }
-
- private:
-  void walk(const torch::nn::Module& module) {
-    using namespace torch::nn;
-    add<BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl>(module);
-    add<InstanceNorm1dImpl, InstanceNorm2dImpl, InstanceNorm3dImpl>(module);
-    for (const auto& child : module.named_children()) {
-      if (child.value()) walk(*child.value());
-    }
-  }
-  template <class... Norms>
-  void add(const torch::nn::Module& module) {
-    (add_one(dynamic_cast<const Norms*>(&module)), ...);
-  }
-  template <class Norm>
-  void add_one(const Norm* norm) {
-    if (!norm || !norm->weight.defined()) return;
-    for (const at::Tensor& statistic : {norm->running_mean, norm->running_var}) {
-      if (statistic.defined()) tensors_.insert(statistic.unsafeGetTensorImpl());
-    }
-  }
-
-  std::set<const void*> tensors_;
-};
 
 /// The memory of all buffers on one storage, in another dtype.
 class ConvertedStorages {
@@ -192,18 +159,16 @@ void check_buffers(const Inventory& inventory, int ranks) {
   }
 }
 
-std::vector<std::string> convert_buffers(const torch::nn::Module& module, const Inventory& inventory,
-                                         DType low_dtype, Config::Zerotorch::BufferDtype wanted) {
+std::vector<std::string> convert_buffers(const Inventory& inventory, DType param_dtype,
+                                         Config::Zerotorch::BufferDtype wanted) {
   std::vector<std::string> kept;
-  if (low_dtype == DType::kFloat32) return kept;
+  if (param_dtype == DType::kFloat32) return kept;
   const at::NoGradGuard no_grad;
-  const auto dtype = storage::to_scalar_type(low_dtype);
-  const NormStatistics statistics(module);
+  const auto dtype = storage::to_scalar_type(param_dtype);
   ConvertedStorages storages(inventory);
   for (const auto& buffer : inventory.buffers) {
     if (!buffer.tensor.is_floating_point() || buffer.tensor.scalar_type() == dtype) continue;
-    if (wanted == Config::Zerotorch::BufferDtype::kParameters ||
-        statistics.contains(buffer.tensor)) {
+    if (wanted == Config::Zerotorch::BufferDtype::kParameters || buffer.in_parameter_dtype) {
       storages.convert(buffer, dtype);
     } else {
       kept.push_back(buffer.name);

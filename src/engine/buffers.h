@@ -31,12 +31,11 @@ void write_stored(const at::Tensor& buffer, const at::Tensor& values);
 /// Local. Throws ModelError.
 void check_buffers(const Inventory& inventory, int ranks);
 
-/// The precision buffers are to have beside parameters of `low_dtype`: with kParameters all that are floating
-/// point take it; with kModule only running statistics of libtorch's own batch and instance norms with weights,
-/// whose kernels want one dtype. Buffers that share memory go on sharing it. Returns the names of floating-point
-/// buffers that kept another dtype. Local. Throws ModelError.
-std::vector<std::string> convert_buffers(const torch::nn::Module& module, const Inventory& inventory,
-                                         DType low_dtype, Config::Zerotorch::BufferDtype wanted);
+/// The precision buffers are to have beside parameters of `param_dtype`: with kParameters all that are floating
+/// point take it; with kModule only those that go to kernels together with parameters. Buffers that share memory go
+/// on sharing it. Returns the names of floating-point buffers that kept another dtype. Local. Throws ModelError.
+std::vector<std::string> convert_buffers(const Inventory& inventory, DType param_dtype,
+                                         Config::Zerotorch::BufferDtype wanted);
 
 /// What the log says of these.
 std::string kept_buffers_notice(const std::vector<std::string>& kept);

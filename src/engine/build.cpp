@@ -4,7 +4,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <torch/nn/module.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -13,11 +12,13 @@
 #include <set>
 
 #include "base/log.h"
+#include "comm/gather_values.h"
 #include "engine/agreement.h"
 #include "engine/bind_cores.h"
 #include "engine/buffers.h"
 #include "engine/engine_impl.h"
 #include "engine/progress_log.h"
+#include "setup/laid_out.h"
 #include "intercept/gradient_hook.h"
 #include "storage/cpu_allocator.h"
 #include "zero/errors.h"
@@ -28,7 +29,7 @@ namespace {
 using sharding::Range;
 using storage::FlatBuffer;
 
-DType low_dtype_of(const Config& config, const Inventory& inventory) {
+DType param_dtype_of(const Config& config, const Inventory& inventory) {
   for (const auto& item : inventory.parameters) {
     const DType dtype = [&] {
       try {
@@ -79,67 +80,43 @@ std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
   return strides;
 }
 
-void add_names_with_suffix(const layout::ModuleNode& node, const std::vector<std::string>& suffixes,
-                           std::vector<std::string>& names) {
-  for (const auto& suffix : suffixes) {
-    if (!node.name.empty() && node.name.ends_with(suffix)) {
-      names.push_back(node.name);
-      return;  // what lies inside belongs to the same unit
-    }
-  }
-  for (const auto& child : node.children) add_names_with_suffix(child, suffixes, names);
-}
-
-void make_model(Engine::Impl& impl) {
+setup::LaidOut make_model(Engine::Impl& impl) {
   auto& model = impl.model;
   const auto& inventory = impl.inventory;
   std::vector<layout::ParameterInfo> infos;
   for (const auto& item : inventory.parameters) {
-    infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad()});
+    infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad(),
+                     impl.groups.model_parallel && !item.split.is_split()});
   }
-  layout::UnitOptions options{impl.config.zerotorch.unit_numel, impl.config.zerotorch.unit_names};
-  const auto& zero = impl.config.zero_optimization;
-  options.unit_names.insert(options.unit_names.end(), zero.leaf_module_names.begin(),
-                            zero.leaf_module_names.end());
-  add_names_with_suffix(inventory.tree, zero.leaf_module_name_suffixes, options.unit_names);
-  const auto units = layout::make_units(inventory.tree, infos, options);
+  model.param_dtype = param_dtype_of(impl.config, inventory);
+  model.device = device_of(inventory, impl.group);
+  const setup::LaidOut laid = setup::lay_out(infos, inventory.tree, impl.config,
+                                             {.count = impl.group.size(),
+                                              .hosts = impl.group.single_node() ? 1 : 2,
+                                              .on_cpu = model.device.is_cpu()});
   model.parameters.resize(infos.size());
-  for (std::size_t u = 0; u < units.size(); ++u) {
-    sharding::Unit unit{units[u].name,
-                        units[u].trainable,
-                        units[u].numel,
-                        {},
-                        layout::shard_cuts(units[u].numel, impl.group.size(), static_cast<int>(u))};
-    for (const auto& slot : units[u].slots) {
+  for (const auto& from : laid.units) {
+    const int u = static_cast<int>(model.units.size());
+    sharding::Unit unit{from.name, from.trainable, from.replicated, from.numel, {},
+                        layout::shard_cuts(from.numel, impl.group.size(), u)};
+    for (const auto& slot : from.slots) {
       auto& parameter = model.parameters[slot.parameter];
       parameter.name = infos[slot.parameter].name;
       parameter.tensor = inventory.parameters[slot.parameter].tensor;
-      parameter.unit = static_cast<int>(u);
+      parameter.unit = u;
       parameter.range = slot.range();
       parameter.strides = dense_strides(parameter.tensor);
-      parameter.handle =
-          c10::make_intrusive<intercept::ParameterHandle>(parameter.name, slot.parameter, parameter.unit);
+      parameter.handle = c10::make_intrusive<intercept::ParameterHandle>(parameter.name, slot.parameter, u);
       unit.parameters.push_back(slot.parameter);
     }
     model.units.push_back(std::move(unit));
   }
-  model.sharding = layout::sharding_of_stage(impl.config.zero_optimization.stage);
-  model.low_dtype = low_dtype_of(impl.config, inventory);
-  model.device = device_of(inventory, impl.group);
-  model.home = storage::Home(model.device, impl.group);
+  model.sharding = laid.sharding;
+  model.transport = comm::make_host_transport(impl.group);
+  model.home = storage::Home(model.device, model.transport);
   model.passes = &optim::passes_for(model.device);
   model.group = impl.group;
-}
-
-bool use_node_shared(const Engine::Impl& impl) {
-  using Store = Config::Zerotorch::Store;
-  const auto wanted = impl.config.zerotorch.store;
-  const bool on_cpu = impl.model.device.is_cpu();
-  if (wanted == Store::kNodeShared && !on_cpu) {
-    throw ConfigError("zerotorch.store: 'node_shared' needs the module on the CPU; use 'copying' or 'auto'");
-  }
-  if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
-  return impl.group.single_node() && on_cpu && impl.group.size() > 1 && impl.model.sharding.parameters;
+  return laid;
 }
 
 /// *Collective.* The groups inside and between hosts, if there are several. Throws ConfigError on every rank
@@ -157,41 +134,22 @@ std::optional<sharding::Hosts> find_hosts(Group group) {
         fewest, most, group.size()));
   }
   sharding::Hosts hosts{group.split_by_host(), group.split(group.local_rank()), {}};
-  const std::int32_t mine = group.rank();
-  hosts.across_ranks.resize(static_cast<std::size_t>(hosts.across.size()));
-  const std::vector<std::int64_t> counts(hosts.across_ranks.size(), sizeof mine);
-  hosts.across.all_gather(&mine, hosts.across_ranks.data(), counts, DType::kByte, {.label = "ranks"}).wait();
+  hosts.across_ranks = comm::gather_values(hosts.across, group.rank(), "ranks");
   return hosts;
 }
 
-/// What stays whole on every rank (layout/units.h).
-std::vector<bool> resident_units(const Engine::Impl& impl) {
-  const auto& model = impl.model;
+void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup) {
   const auto& zero = impl.config.zero_optimization;
-  if (!model.sharding.parameters || model.world_size() == 1)
-    return std::vector<bool>(model.units.size(), true);
-  std::vector<layout::UnitSize> sizes;
-  for (const auto& unit : model.units) {
-    std::int64_t largest = 0;
-    for (int p : unit.parameters) largest = std::max(largest, model.parameters[p].range.numel());
-    sizes.push_back({unit.numel, largest});
-  }
-  return layout::resident_units(sizes, zero.stage3_param_persistence_threshold,
-                                zero.stage3_model_persistence_threshold);
-}
-
-void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
-  const auto& zero = impl.config.zero_optimization;
-  if (use_node_shared(impl)) {
+  if (laid.node_shared) {
     impl.model.hosts = find_hosts(impl.group);
     impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.times);
   } else {
     impl.store = sharding::make_copying_store(
         impl.model, impl.ledger, impl.times,
-        {.resident = resident_units(impl),
+        {.resident = laid.resident,
          .max_live_numel = zero.stage3_max_live_parameters,
          .max_reuse_numel = zero.stage3_max_reuse_distance,
-         .prefetch_numel = zero.overlap_comm ? zero.stage3_prefetch_bucket_size : 0,
+         .prefetch_numel = laid.prefetch_numel,
          .measured_prefetch = impl.config.zerotorch.measured_prefetch,
          .publish_bucket_numel = zero.allgather_bucket_size});
   }
@@ -203,16 +161,10 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
   impl.optimizer = std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger,
                                                                 std::move(setup.options));
   sharding::ReducerOptions reducer_options{
-      .bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, impl.group.size()),
+      .bucket_numel = laid.bucket_numel,
       .micro_batches = impl.config.gradient_accumulation_steps,
-      .overlap = zero.overlap_comm};
-  if (impl.config.zerotorch.step_in_backward) {
-    if (impl.config.gradient_accumulation_steps != 1) {
-      throw ConfigError(
-          fmt::format("zerotorch.step_in_backward: parameters are updated in every backward, so "
-                      "gradient_accumulation_steps must be 1 (it is {})",
-                      impl.config.gradient_accumulation_steps));
-    }
+      .overlap = laid.overlap};
+  if (laid.step_in_backward) {
     impl.store->refuse_writes(
         "zerotorch.step_in_backward updates parameters within backward, and what is written besides would be lost; "
         "hold a zero::GatheredParameters over it with modifier_rank set, and write on that rank");
@@ -223,6 +175,7 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
   }
   impl.reducer = std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.times,
                                                              std::move(reducer_options));
+  impl.norm = std::make_unique<sharding::GradientNorm>(impl.model, impl.groups.model_parallel);
   const bool skips_unused =
       impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
   // Also while the reducer goes, whose last finish steps may update.
@@ -304,7 +257,7 @@ void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   if (impl.group.size() > 1 && verify) {
     verify_unit(impl, unit, staging);
   } else if (impl.group.size() > 1) {
-    impl.group.broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name}).wait();
+    impl.model.transport->broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name}).wait();
   }
   impl.optimizer->load(u, staging.view(0, unit.numel));
 }
@@ -313,11 +266,11 @@ void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
 void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   auto& model = impl.model;
   load_unit(impl, u, staging);
-  const auto nbytes = element_nbytes(model.low_dtype);
+  const auto nbytes = element_nbytes(model.param_dtype);
   for (int p : model.units[u].parameters) {
     auto& parameter = model.parameters[p];
     parameter.handle->adopt(
-        parameter.tensor, storage::to_scalar_type(model.low_dtype), parameter.strides,
+        parameter.tensor, storage::to_scalar_type(model.param_dtype), parameter.strides,
         static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.device, impl.store.get());
   }
 }
@@ -342,9 +295,12 @@ void adopt_parameters(Engine::Impl& impl) {
 }
 
 void adopt_buffers(Engine::Impl& impl) {
-  broadcast_buffers(impl.inventory, impl.group);
-  const auto kept = convert_buffers(*impl.module, impl.inventory, impl.model.low_dtype,
-                                    impl.config.zerotorch.buffer_dtype);
+  Inventory same_everywhere, same_parts;
+  for (const auto& buffer : impl.inventory.buffers)
+    (buffer.split.is_split() ? same_parts : same_everywhere).buffers.push_back(buffer);
+  broadcast_buffers(same_everywhere, impl.groups.all);
+  broadcast_buffers(same_parts, impl.group);
+  const auto kept = convert_buffers(impl.inventory, impl.model.param_dtype, impl.config.zerotorch.buffer_dtype);
   if (!kept.empty()) impl.config.notices.push_back(kept_buffers_notice(kept));
   impl.buffers.emplace(impl.inventory.buffers, impl.config.zerotorch.buffers);
 }
@@ -390,7 +346,7 @@ void choose_progress_thread(Engine::Impl& impl) {
     // MPI moves large messages inside calls only, and costs little of a core; in shared memory moving is
     // copying.
     const bool worth_it =
-        impl.group.backend() == "mpi" || count_cores_of_rank(impl.group) > at::get_num_threads();
+        impl.group.backend() == "mpi" || count_cores_of_rank(impl.groups.all) > at::get_num_threads();
     on = worth_it && impl.group.progress_thread_problem().empty();
   }
   if (!on && wanted != ProgressThread::kNever) return;
@@ -412,34 +368,42 @@ std::uint64_t choose_seed(const Config& config, const EngineNumber& number, Grou
   return static_cast<std::uint64_t>(seed);
 }
 
-void log_start(const Engine::Impl& impl, const std::string& optimizer) {
-  if (impl.group.rank() != 0) return;
+void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::string& optimizer) {
+  if (!impl.groups.is_first()) return;
   for (const auto& notice : impl.config.notices) base::log_info("config: {}", notice);
   std::int64_t numel = 0;
   for (const auto& parameter : impl.model.parameters) numel += parameter.range.numel();
-  base::log_info("ZeRO stage {}, {} rank{} ({}{}), {} store{}: {:.2f} M parameters ({}) in {} units, {}",
+  const std::string parts =
+      impl.groups.model_parallel ? fmt::format(" for each of {} parts of the model", impl.groups.model_parallel_size())
+                                 : "";
+  base::log_info("ZeRO stage {}, {} rank{}{} ({}{}), {} store{}: {:.2f} M parameters ({}) in {} units, {}",
                  impl.config.zero_optimization.stage, impl.group.size(), impl.group.size() == 1 ? "" : "s",
-                 impl.group.backend(), impl.group.has_progress_thread() ? ", progress thread" : "",
-                 use_node_shared(impl) ? "node-shared" : "copying",
+                 parts, impl.group.backend(), impl.group.has_progress_thread() ? ", progress thread" : "",
+                 laid.node_shared ? "node-shared" : "copying",
                  impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "",
-                 numel / 1e6, dtype_name(impl.model.low_dtype), impl.model.units.size(), optimizer);
+                 numel / 1e6, dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
 }
 
 /// The part of initialize() in which ranks depend on each other. *Collective.*
-void join_ranks(Engine::Impl& impl, OptimizerSetup setup) {
-  if (auto difference = first_difference(impl.config.to_json(), impl.group, "config")) {
+void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup) {
+  if (auto difference = first_difference(impl.config.to_json(), impl.groups.all, "config")) {
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
   }
   check_agreement(impl.inventory, impl.group);
+  agree_on_parts(impl.groups, impl.inventory);
   choose_progress_thread(impl);
-  impl.seed = choose_seed(impl.config, impl.number, impl.group);
-  make_parts(impl, std::move(setup));
+  impl.seed = choose_seed(impl.config, impl.number, impl.groups.all);
+  make_parts(impl, laid, std::move(setup));
+  make_replicated_alike(impl.groups, impl.inventory,
+                        impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify);
   adopt_parameters(impl);
   adopt_buffers(impl);
   impl.gradients = std::make_unique<Gradients>(impl);
   impl.gradients->hook();
-  if (impl.config.zerotorch.debug_observer)
+  if (impl.config.zerotorch.debug_observer) {
     impl.debug_observer = std::make_unique<intercept::DebugObserver>();
+    if (!impl.config.zerotorch.step_in_backward) impl.raw_writes.emplace(impl.model);
+  }
   impl.refresh_rates();
   impl.reseed();
 }
@@ -474,43 +438,47 @@ class EngineNumbers {
 EngineNumber::EngineNumber() : value(EngineNumbers::take()) {}
 EngineNumber::~EngineNumber() { EngineNumbers::give_back(value); }
 
-std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, Config config,
+std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
                                     InitializeOptions options) {
-  if (!module) throw ModelError("initialize: the module is empty (a default-constructed module holder?)");
   auto impl = std::make_unique<Engine::Impl>();
   impl->aborts_on_exception = false;  // until ranks depend on each other
   impl->exceptions_at_start = std::uncaught_exceptions();
   impl->config = std::move(config);
-  impl->group = options.group ? *options.group : init_distributed();
+  impl->view = std::move(model);
   impl->module = std::move(module);
-  base::set_log_rank(impl->group.size() > 1 ? impl->group.rank() : -1);
+  impl->groups = find_groups(options);
+  impl->group = impl->groups.data_parallel;
+  base::set_log_rank(impl->groups.all.size() > 1 ? impl->groups.all.rank() : -1);
   // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
   impl->config.validate();
   if (impl->config.zerotorch.timeout_s > 0) {
-    impl->group.set_timeout(
+    impl->groups.set_timeout(
         std::chrono::milliseconds(static_cast<std::int64_t>(impl->config.zerotorch.timeout_s * 1e3)));
   }
-  if (impl->config.zerotorch.bind_cores_to_rank) bind_cores(impl->group);
+  if (impl->config.zerotorch.bind_cores_to_rank) bind_cores(impl->groups.all);
   impl->config.resolve_batch(impl->group.size());
-  impl->inventory = take_inventory(*impl->module);
+  impl->inventory = take_inventory(impl->view);
+  impl->view.parameters.clear();
+  impl->view.buffers.clear();
+  place_parts(options, impl->groups, impl->inventory);
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = setup.description;
   impl->schedule = schedule_of(impl->config.scheduler);
-  make_model(*impl);
+  const setup::LaidOut laid = make_model(*impl);
   check_buffers(impl->inventory, impl->group.size());
   check_memory(impl->inventory);
   storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
   impl->memory_before = measure_module(impl->inventory);
   try {
-    join_ranks(*impl, std::move(setup));
+    join_ranks(*impl, laid, std::move(setup));
   } catch (const std::exception& error) {
-    impl->group.abort(error.what());
+    impl->groups.abort(error.what());
     throw;
   }
   impl->aborts_on_exception = true;
-  log_start(*impl, description);
+  log_start(*impl, laid, description);
   log_configuration(*impl);
-  if (impl->config.tensorboard.enabled && impl->group.rank() == 0) {
+  if (impl->config.tensorboard.enabled && impl->groups.is_first()) {
     impl->monitor = std::make_unique<StepMonitor>(impl->config);
   }
   return impl;

@@ -18,7 +18,7 @@
 
 #include "base/log.h"
 #include "checkpoint/agree.h"
-#include "checkpoint/dim_order.h"
+#include "checkpoint/element_order.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/range_reader.h"
 #include "engine/agreement.h"
@@ -60,10 +60,38 @@ struct Counters {
 
 constexpr std::size_t kMostBesideNbytes = 256 << 20;
 
+/// Elements of a tensor in its file order before those of this rank's part, when these lie there one after the other as
+/// in this rank's memory.
+std::optional<std::int64_t> begin_in_file(const checkpoint::ElementOrder& order, const Split& split,
+                                          const std::vector<std::int64_t>& part,
+                                          const std::vector<std::int64_t>& strides) {
+  if (checkpoint::dim_order_of(part, strides) != order.dim_order || split.boxes(part) != order.boxes)
+    return std::nullopt;
+  return split.elements_before(part);
+}
+
+/// A view or copy of [shape], from all elements of a tensor in the order of its file.
+at::Tensor whole_from_file(const at::Tensor& values, const checkpoint::TensorInfo& info) {
+  const auto& order = info.order;
+  if (order.boxes.empty()) return values.as_strided(info.shape, strides_of(info.shape, order.dim_order));
+  at::Tensor whole = at::empty(info.shape, values.options());
+  std::int64_t begin = 0;
+  for (const auto& box : order.boxes) {
+    at::Tensor place = whole;
+    for (std::size_t d = 0; d < box.size(); ++d)
+      place = place.narrow(static_cast<std::int64_t>(d), box[d].first, box[d].second - box[d].first);
+    const auto shape = checkpoint::shape_of(box);
+    const std::int64_t numel = checkpoint::numel_of(box);
+    place.copy_(values.narrow(0, begin, numel).as_strided(shape, strides_of(shape, order.dim_order)));
+    begin += numel;
+  }
+  return whole;
+}
+
 /// One load: planned against the manifest, then read, then applied.
-class Loading {
+class CheckpointLoader {
  public:
-  Loading(Engine::Impl& impl, const Found& found, const LoadOptions& options)
+  CheckpointLoader(Engine::Impl& impl, const Found& found, const LoadOptions& options)
       : impl_(impl), found_(found), options_(options) {
     for (std::size_t t = 0; t < found.manifest.tensors.size(); ++t)
       index_[found.manifest.tensors[t].info.key()] = t;
@@ -202,6 +230,12 @@ class Loading {
     return std::nullopt;
   }
 
+  const Split& split_of(int p) const { return impl_.inventory.parameters[static_cast<std::size_t>(p)].split; }
+  /// A parameter's, of all model-parallel ranks together.
+  std::vector<std::int64_t> whole_shape(int p) const {
+    return split_of(p).whole_shape(impl_.model.parameters[p].tensor.sizes().vec());
+  }
+
   bool shapes_match(std::size_t t, const std::vector<std::int64_t>& mine, const std::string& name) {
     const auto& shape = saved(t).info.shape;
     if (mine == shape) return true;
@@ -218,7 +252,7 @@ class Loading {
       return;
     }
     used.insert(*weight);
-    if (!shapes_match(*weight, parameter.tensor.sizes().vec(), parameter.name)) {
+    if (!shapes_match(*weight, whole_shape(p), parameter.name)) {
       left_alone_.push_back(parameter.name);
       return;
     }
@@ -257,7 +291,7 @@ class Loading {
       optimizer->set_state(state, unit, range, values);
     };
     const auto t = find_parameter_tensor(optimizer->rule().states[state].name, p);
-    if (t && saved(*t).info.shape == parameter.tensor.sizes().vec()) {
+    if (t && saved(*t).info.shape == whole_shape(p)) {
       add(p, *t, held, [=](Range range) { return optimizer->state_in_memory(state, unit, range); }, assign);
       return;
     }
@@ -276,11 +310,14 @@ class Loading {
     const auto& info = saved(t).info;
     Item item;
     item.tensor = t;
-    item.begin = mine.begin - parameter.range.begin;
-    item.numel = mine.numel();
+    const auto part_shape = parameter.tensor.sizes().vec();
+    const Range part{mine.begin - parameter.range.begin, mine.end - parameter.range.begin};
+    item.begin = part.begin;
+    item.numel = part.numel();
     const at::Tensor view = view_of ? view_of(mine) : at::Tensor();
-    const auto order = checkpoint::dim_order_of(info.shape, parameter.tensor.strides().vec());
-    const bool same_order = order == info.dim_order;
+    const auto mine_in_file = begin_in_file(info.order, split_of(p), part_shape, parameter.tensor.strides().vec());
+    const bool same_order = mine_in_file.has_value();
+    item.begin += mine_in_file.value_or(0);
     if (view.defined() && view.is_cpu() && same_order && info.dtype == checkpoint::ElementType::kF32) {
       item.direct = view;
       items_.push_back(std::move(item));
@@ -296,15 +333,13 @@ class Loading {
     if (same_order) {
       item.apply = give;
     } else {
-      // The whole tensor, turned into the order of this model's memory.
-      const Range part{item.begin, item.begin + item.numel};
+      // The whole tensor, of which this rank's part is turned into the order of this model's memory.
       const auto strides = parameter.tensor.strides().vec();
       item.begin = 0;
       item.numel = info.numel();
-      item.apply = [give, part, strides, shape = info.shape,
-                    from = info.dim_order](const at::Tensor& values) {
-        const at::Tensor turned = at::empty({values.numel()}, values.options());
-        turned.as_strided(shape, strides).copy_(values.as_strided(shape, strides_of(shape, from)));
+      item.apply = [give, part, part_shape, strides, split = split_of(p), info](const at::Tensor& values) {
+        const at::Tensor turned = at::empty({c10::multiply_integers(part_shape)}, values.options());
+        turned.as_strided(part_shape, strides).copy_(split.part_of(whole_from_file(values, info)));
         give(turned.narrow(0, part.begin, part.numel()));
       };
     }
@@ -324,9 +359,12 @@ class Loading {
       return;
     }
     used.insert(*t);
-    if (!shapes_match(*t, stored_shape(buffer.tensor), buffer.name)) return;
-    Item item{*t, 0, saved(*t).info.numel(), {}, {}, {}};
-    item.apply = [tensor = buffer.tensor](const at::Tensor& values) { write_stored(tensor, values); };
+    if (!shapes_match(*t, buffer.split.whole_shape(stored_shape(buffer.tensor)), buffer.name)) return;
+    const auto& info = saved(*t).info;
+    Item item{*t, 0, info.numel(), {}, {}, {}};
+    item.apply = [tensor = buffer.tensor, split = buffer.split, info](const at::Tensor& values) {
+      write_stored(tensor, split.part_of(whole_from_file(values, info)));
+    };
     items_.push_back(std::move(item));
   }
 
@@ -342,11 +380,21 @@ class Loading {
   }
 
   std::int64_t saved_count(const char* key, std::int64_t most = std::int64_t{1} << 53) const {
-    const auto found = state_.find(key);
-    if (found == state_.end() || !found->is_number_integer()) refuse_state(key);
+    return count_in(state_, key, most);
+  }
+  std::int64_t count_in(const nlohmann::json& state, const char* key, std::int64_t most) const {
+    const auto found = state.find(key);
+    if (found == state.end() || !found->is_number_integer()) refuse_state(key);
     const auto count = found->get<std::int64_t>();
     if (count < 0 || count > most) refuse_state(key);
     return count;
+  }
+
+  /// In version 1 beside the other counters.
+  std::int64_t saved_skipped_steps() const {
+    const auto scaler = state_.find("loss_scaler");
+    const auto& from = scaler != state_.end() && scaler->is_object() ? *scaler : state_;
+    return count_in(from, "skipped_steps", counters_.global_steps);
   }
 
   void notice(std::string text) { report_.notices.push_back(std::move(text)); }
@@ -396,7 +444,7 @@ class Loading {
     position_ = plan_position();
     plan_random_states();
     counters_.global_steps = saved_count("global_steps");
-    counters_.skipped_steps = saved_count("skipped_steps", counters_.global_steps);
+    counters_.skipped_steps = saved_skipped_steps();
     plan_rates();
     counters_.seed = saved_seed();
     report_.global_steps = counters_.global_steps;
@@ -484,8 +532,10 @@ class Loading {
     const std::int64_t window = impl_.config.gradient_accumulation_steps * ranks;
     const std::int64_t done = saved_count("micro_batches"), inside = saved_count("window_micro_batches");
     constexpr std::int64_t kMost = 1 << 30;
+    // Version 1 knows data-parallel ranks only.
+    const char* const ranks_key = state_.contains("data_parallel_size") ? "data_parallel_size" : "world_size";
     const std::int64_t saved_window =
-        saved_count("gradient_accumulation_steps", kMost) * saved_count("world_size", kMost);
+        saved_count("gradient_accumulation_steps", kMost) * saved_count(ranks_key, kMost);
     if (saved_window == 0 || inside >= saved_window || inside > done || (done - inside) % saved_window != 0) {
       refuse_state("micro_batches");
     }
@@ -515,7 +565,7 @@ class Loading {
       const auto weight = find_parameter_tensor(kinds::kWeight, static_cast<int>(p));
       // Frozen there: nothing was summed, and here are zeros.
       if (!t && weight && !saved(*weight).info.trainable) continue;
-      if (!t || saved(*t).info.shape != parameter.tensor.sizes().vec()) {
+      if (!t || saved(*t).info.shape != whole_shape(static_cast<int>(p))) {
         notice(
             "the accumulated gradients of the checkpoint are of another model: the accumulation window "
             "starts again");
@@ -572,7 +622,7 @@ class Loading {
   }
 
   void plan_random_states() {
-    if (found_.manifest.world_size != impl_.group.size()) {
+    if (found_.manifest.world_size != impl_.groups.all.size()) {
       if (!impl_.config.zerotorch.reseed_per_micro_batch) {
         notice(
             "random streams belong to ranks and the number of ranks has changed: they go on from this run's "
@@ -585,7 +635,7 @@ class Loading {
   }
 
   void plan_random_state(std::string_view device_name, c10::Device device) {
-    const auto t = find(kinds::kRandomState, random_state_name(impl_.group.rank(), device_name));
+    const auto t = find(kinds::kRandomState, random_state_name(impl_.groups.all.rank(), device_name));
     if (!t) return;
     Item item{*t, 0, saved(*t).info.numel(), {}, {}, {}};
     item.apply = [device](const at::Tensor& state) {
@@ -614,18 +664,18 @@ class Loading {
 /// Loads one checkpoint. `changed` becomes true before the first value does. *Collective.*
 LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& found, const LoadOptions& options,
                     bool& changed) {
-  Loading loading(impl, found, options);
+  CheckpointLoader loading(impl, found, options);
   const std::string what = fmt::format("loading the checkpoint '{}'", found.folder);
   std::optional<checkpoint::RangeReader> reader;
   std::vector<int> frozen;
-  agree(what, error_of([&] { frozen = loading.frozen_with_states(); }), impl.group);
+  agree(what, error_of([&] { frozen = loading.frozen_with_states(); }), impl.groups.all);
   impl.gradients->make_trainable(frozen);
   agree(what, error_of([&] {
           loading.plan();
           reader.emplace(files, found);
           if (options.verify_first) reader->read(loading.verification_targets());
         }),
-        impl.group);
+        impl.groups.all);
   const bool is_repair = std::exchange(changed, true);
   impl.store->quiesce();
   impl.group.barrier({.label = "load_checkpoint"}).wait();  // nobody reads old values any more
@@ -633,7 +683,7 @@ LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& foun
           loading.prepare_window(is_repair);
           loading.read(*reader);
         }),
-        impl.group);
+        impl.groups.all);
   return loading.apply();
 }
 
@@ -644,14 +694,14 @@ Found find_together(Engine::Impl& impl, io::FileSystem& files, const std::string
   const std::string what = fmt::format("loading a checkpoint from '{}'", folder);
   std::string chosen = tag;
   agree(what, error_of([&] {
-          if (impl.group.rank() != 0) return;
+          if (impl.groups.all.rank() != 0) return;
           chosen = find_checkpoint(files, folder, tag).tag;
           if (tag.empty()) checkpoints_of(impl).check_latest(folder, chosen);
         }),
-        impl.group);
-  chosen = broadcast_text(chosen, 0, impl.group, "checkpoint");
-  agree(what, error_of([&] { found = find_checkpoint(files, folder, chosen); }), impl.group);
-  if (const auto difference = first_difference(found.manifest.id, impl.group, "checkpoint")) {
+        impl.groups.all);
+  chosen = broadcast_text(chosen, 0, impl.groups.all, "checkpoint");
+  agree(what, error_of([&] { found = find_checkpoint(files, folder, chosen); }), impl.groups.all);
+  if (const auto difference = first_difference(found.manifest.id, impl.groups.all, "checkpoint")) {
     throw CheckpointError(
         fmt::format("{}: the ranks see different checkpoints there: {}", what, *difference));
   }
@@ -662,7 +712,7 @@ Found find_together(Engine::Impl& impl, io::FileSystem& files, const std::string
 std::vector<std::string> other_tags(Engine::Impl& impl, io::FileSystem& files, const std::string& folder,
                                     const std::set<std::string>& tried) {
   nlohmann::json tags = nlohmann::json::array();
-  if (impl.group.rank() == 0) {
+  if (impl.groups.all.rank() == 0) {
     error_of([&] {
       auto listing = checkpoint::list_checkpoints(files, folder);
       for (auto it = listing.complete.rbegin(); it != listing.complete.rend(); ++it) {
@@ -670,7 +720,7 @@ std::vector<std::string> other_tags(Engine::Impl& impl, io::FileSystem& files, c
       }
     });
   }
-  return nlohmann::json::parse(broadcast_text(tags.dump(), 0, impl.group, "checkpoint"))
+  return nlohmann::json::parse(broadcast_text(tags.dump(), 0, impl.groups.all, "checkpoint"))
       .get<std::vector<std::string>>();
 }
 
@@ -712,7 +762,7 @@ LoadReport Engine::load_checkpoint(const std::string& folder, const std::string&
       for (const auto& failure : failures) {
         report.notices.push_back(fmt::format("fell back to another checkpoint: {}", failure));
       }
-      if (impl.group.rank() == 0) {
+      if (impl.groups.all.rank() == 0) {
         for (const auto& notice : report.notices) base::log_warning("load_checkpoint: {}", notice);
       }
       return report;

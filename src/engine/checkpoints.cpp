@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "checkpoint/dim_order.h"
+#include "checkpoint/element_order.h"
 #include "engine/buffers.h"
 #include "engine/tensor_types.h"
 #include "zero/errors.h"
@@ -44,14 +44,14 @@ class Collector {
   }
 
   void add_weights() {
-    for_each_parameter(/*trainable_only=*/false, [&](int p, layout::Range mine) {
+    const auto tensors = add_infos(/*trainable_only=*/false, [&](int p) {
+      auto& info = add_info(p, kinds::kWeight, unit_of(p).trainable ? ElementType::kF32 : low_type());
+      info.aliases = aliases_[p];
+    });
+    for_each_part(/*trainable_only=*/false, [&](int p, layout::Range mine) {
       const auto& parameter = impl_.model.parameters[p];
-      const bool trainable = unit_of(p).trainable;
-      const auto dtype = trainable ? ElementType::kF32 : low_type();
-      const std::size_t tensor = add_info(p, kinds::kWeight, dtype);
-      contents_.tensors[tensor].aliases = aliases_[p];
-      if (mine.empty()) return;
-      if (trainable) {
+      const std::size_t tensor = tensors[static_cast<std::size_t>(p)];
+      if (unit_of(p).trainable) {
         if (const at::Tensor masters = impl_.optimizer->master_in_memory(parameter.unit, mine);
             masters.defined()) {
           add_piece(tensor, p, mine, masters);
@@ -66,13 +66,13 @@ class Collector {
 
   template <class ViewOf>
   void add_states(std::string_view kind, ViewOf view_of) {
-    for_each_parameter(/*trainable_only=*/true, [&](int p, layout::Range mine) {
-      const std::size_t tensor = add_info(p, kind, ElementType::kF32);
-      if (!mine.empty()) add_piece(tensor, p, mine, view_of(impl_.model.parameters[p].unit, mine));
+    const auto tensors = add_infos(/*trainable_only=*/true, [&](int p) { add_info(p, kind, ElementType::kF32); });
+    for_each_part(/*trainable_only=*/true, [&](int p, layout::Range mine) {
+      add_piece(tensors[static_cast<std::size_t>(p)], p, mine, view_of(impl_.model.parameters[p].unit, mine));
     });
   }
 
-  /// Rank 0's, as it is rank 0's module that full weights are taken from.
+  /// Those of the first data-parallel rank, as it is its module that full weights are taken from.
   void add_buffers() {
     for (const auto& item : impl_.inventory.buffers) {
       TensorInfo info;
@@ -81,14 +81,17 @@ class Collector {
       info.aliases = item.aliases;
       info.dtype = info.module_dtype =
           to_element_type(c10::toRealValueType(item.tensor.scalar_type()), item.name);
-      info.shape = stored_shape(item.tensor);
+      const auto part = stored_shape(item.tensor);
+      info.shape = item.split.whole_shape(part);
+      info.order.boxes = item.split.boxes(part);
       contents_.tensors.push_back(std::move(info));
-      if (impl_.group.rank() == 0) add_whole(stored_form(item.tensor).contiguous());
+      if (impl_.group.rank() == 0 && is_saved_here(item.split))
+        add_whole(stored_form(item.tensor).contiguous(), item.split.elements_before(part));
     }
   }
 
   void add_random_states() {
-    for (int rank = 0; rank < impl_.group.size(); ++rank) {
+    for (int rank = 0; rank < impl_.groups.all.size(); ++rank) {
       add_random_state(rank, c10::Device(c10::kCPU));
       if (!impl_.model.device.is_cpu()) add_random_state(rank, impl_.model.device);
     }
@@ -99,38 +102,63 @@ class Collector {
  private:
   const sharding::Unit& unit_of(int p) const { return impl_.model.units[impl_.model.parameters[p].unit]; }
   ElementType low_type() const {
-    return to_element_type(storage::to_scalar_type(impl_.model.low_dtype), "the model");
+    return to_element_type(storage::to_scalar_type(impl_.model.param_dtype), "the model");
   }
 
+  /// Of what every model-parallel rank has, the first one's is saved.
+  bool is_saved_here(const Split& split) const { return split.is_split() || impl_.groups.model_parallel_rank() == 0; }
+  const Split& split_of(int p) const { return impl_.inventory.parameters[static_cast<std::size_t>(p)].split; }
+
+  /// Calls `add` for every parameter, on all ranks in the same order. Returns the index of its tensor by parameter.
+  template <class Add>
+  std::vector<std::size_t> add_infos(bool trainable_only, Add add) {
+    std::vector<std::size_t> tensors(impl_.model.parameters.size());
+    for (std::size_t p = 0; p < tensors.size(); ++p) {
+      if (trainable_only && !unit_of(static_cast<int>(p)).trainable) continue;
+      tensors[p] = contents_.tensors.size();
+      add(static_cast<int>(p));
+    }
+    return tensors;
+  }
+
+  /// What this rank saves of each parameter, in the order of the flat layout.
   template <class Visit>
-  void for_each_parameter(bool trainable_only, Visit visit) {
+  void for_each_part(bool trainable_only, Visit visit) {
     for (const auto& unit : impl_.model.units) {
       if (trainable_only && !unit.trainable) continue;
       for (const int p : unit.parameters) {
-        visit(p, layout::intersect(impl_.model.parameters[p].range, unit.shard(impl_.group.rank())));
+        const layout::Range mine =
+            layout::intersect(impl_.model.parameters[p].range, unit.shard(impl_.group.rank()));
+        if (!mine.empty() && is_saved_here(split_of(p))) visit(p, mine);
       }
     }
   }
 
-  std::size_t add_info(int p, std::string_view kind, ElementType dtype) {
+  TensorInfo& add_info(int p, std::string_view kind, ElementType dtype) {
     const auto& parameter = impl_.model.parameters[p];
+    const auto part = parameter.tensor.sizes().vec();
     TensorInfo info;
     info.name = parameter.name;
     info.kind = kind;
     info.dtype = dtype;
-    info.shape = parameter.tensor.sizes().vec();
-    info.dim_order = checkpoint::dim_order_of(info.shape, parameter.tensor.strides().vec());
+    info.shape = split_of(p).whole_shape(part);
+    info.order = {split_of(p).boxes(part), checkpoint::dim_order_of(part, parameter.tensor.strides().vec())};
     info.module_dtype = low_type();
     info.trainable = unit_of(p).trainable;
-    contents_.tensors.push_back(std::move(info));
-    return contents_.tensors.size() - 1;
+    return contents_.tensors.emplace_back(std::move(info));
+  }
+
+  /// Where an element of a unit is among those of its tensor.
+  std::int64_t place_of(int p, std::int64_t in_unit) const {
+    const auto& parameter = impl_.model.parameters[p];
+    return split_of(p).elements_before(parameter.tensor.sizes().vec()) + in_unit - parameter.range.begin;
   }
 
   /// A frozen unit's, in the store's memory where it is always there.
   at::Tensor low_values(int unit, layout::Range range) {
     const auto& model = impl_.model;
     const auto options =
-        at::TensorOptions().dtype(storage::to_scalar_type(model.low_dtype)).device(model.device);
+        at::TensorOptions().dtype(storage::to_scalar_type(model.param_dtype)).device(model.device);
     if (void* const there = impl_.store->in_memory(unit, range)) return at::from_blob(there, {range.numel()}, options);
     const at::Tensor values = keep_.emplace_back(at::empty({range.numel()}, options));
     impl_.store->update(unit, range, [&](layout::Range part, void* low) {
@@ -145,8 +173,7 @@ class Collector {
       values = values.cpu();
       keep_.push_back(values);
     }
-    contents_.pieces.push_back(
-        {tensor, mine.begin - impl_.model.parameters[p].range.begin, mine.numel(), bytes_of(values)});
+    contents_.pieces.push_back({tensor, place_of(p, mine.begin), mine.numel(), bytes_of(values)});
   }
 
   /// Master weights that are in memory as parameters and remainders.
@@ -156,15 +183,14 @@ class Collector {
       const std::int64_t begin = mine.begin + first;
       optimizer->copy_master(unit, {begin, begin + count}, reinterpret_cast<float*>(out));
     };
-    contents_.pieces.push_back(
-        {tensor, mine.begin - impl_.model.parameters[p].range.begin, mine.numel(), nullptr, make});
+    contents_.pieces.push_back({tensor, place_of(p, mine.begin), mine.numel(), nullptr, make});
   }
 
-  /// The last tensor of the list, all of it from this rank.
-  void add_whole(at::Tensor values) {
+  /// The last tensor of the list, all of it from `begin` on from this rank.
+  void add_whole(at::Tensor values, std::int64_t begin = 0) {
     if (!values.is_cpu()) values = values.cpu();
     keep_.push_back(values);
-    contents_.pieces.push_back({contents_.tensors.size() - 1, 0, values.numel(), bytes_of(values)});
+    contents_.pieces.push_back({contents_.tensors.size() - 1, begin, values.numel(), bytes_of(values)});
   }
 
   void add_random_state(int rank, c10::Device device) {
@@ -180,7 +206,7 @@ class Collector {
     info.dtype = info.module_dtype = ElementType::kU8;
     info.shape = {state.numel()};
     contents_.tensors.push_back(std::move(info));
-    if (rank == impl_.group.rank()) add_whole(state.contiguous());
+    if (rank == impl_.groups.all.rank()) add_whole(state.contiguous());
   }
 
   const Engine::Impl& impl_;
@@ -192,16 +218,16 @@ class Collector {
 nlohmann::json state_of(const Engine::Impl& impl) {
   nlohmann::json state = {
       {"global_steps", impl.global_steps},
-      {"skipped_steps", impl.scaler.skipped_steps()},
       {"micro_batches", impl.micro_batches()},
       {"window_micro_batches", impl.window_micro_batches()},
       {"gradient_accumulation_steps", impl.config.gradient_accumulation_steps},
-      {"world_size", impl.group.size()},
+      {"data_parallel_size", impl.group.size()},
+      {"model_parallel_size", impl.groups.model_parallel_size()},
       {"optimizer_steps", impl.optimizer->steps()},
       {"seed", std::to_string(impl.seed)},  // 64 bits: more than JSON's numbers hold everywhere
-      {"loss_scale", impl.scaler.scale()},
+      {"loss_scaler", {{"scale", impl.scaler.scale()}, {"skipped_steps", impl.scaler.skipped_steps()}}},
       {"stage", impl.config.zero_optimization.stage},
-      {"precision", dtype_name(impl.model.low_dtype)},
+      {"precision", dtype_name(impl.model.param_dtype)},
       {"threads_per_rank", at::get_num_threads()},
       {"cpu_capability", at::get_cpu_capability()},
   };
@@ -307,16 +333,16 @@ std::string random_state_name(int rank, std::string_view device) {
 Checkpoints::Checkpoints(Engine::Impl& impl, io::FileSystem& files)
     : impl_(impl),
       files_(files),
-      checkpointer_(files, impl.group, [this](std::size_t nbytes) { return staging(nbytes); }) {
+      checkpointer_(files, impl.groups.all, [this](std::size_t nbytes) { return staging(nbytes); }) {
   checkpointer_.leave_alone([this](const std::string& folder, const std::string& tag) {
-    return folder_owners().is_others(FolderOwners::place(files_, impl_.group.rank(), folder), tag, this);
+    return folder_owners().is_others(FolderOwners::place(files_, impl_.groups.all.rank(), folder), tag, this);
   });
 }
 
 Checkpoints::~Checkpoints() { folder_owners().forget(this); }
 
 void Checkpoints::own(const std::string& folder, const std::string& tag) {
-  if (folder_owners().may_save(FolderOwners::place(files_, impl_.group.rank(), folder), tag, this)) return;
+  if (folder_owners().may_save(FolderOwners::place(files_, impl_.groups.all.rank(), folder), tag, this)) return;
   throw CheckpointError(
       fmt::format("save_checkpoint: another engine of this process saves to '{}' {}, and the two would overwrite each "
                   "other's checkpoints; give each engine a folder of its own, such as '{}/generator' and "
@@ -327,7 +353,7 @@ void Checkpoints::own(const std::string& folder, const std::string& tag) {
 
 void Checkpoints::check_latest(const std::string& folder, const std::string& tag) {
   auto& owners = folder_owners();
-  const auto place = FolderOwners::place(files_, impl_.group.rank(), folder);
+  const auto place = FolderOwners::place(files_, impl_.groups.all.rank(), folder);
   if (!owners.has_saved(place, this) || !owners.is_others(place, tag, this)) return;
   throw CheckpointError(
       fmt::format("load_checkpoint without a tag: the latest checkpoint in '{}' is '{}', which another engine of this "
@@ -336,7 +362,7 @@ void Checkpoints::check_latest(const std::string& folder, const std::string& tag
 }
 
 void Checkpoints::go_on_in(const std::string& folder) {
-  folder_owners().join(FolderOwners::place(files_, impl_.group.rank(), folder), this);
+  folder_owners().join(FolderOwners::place(files_, impl_.groups.all.rank(), folder), this);
 }
 
 std::byte* Checkpoints::staging(std::size_t nbytes) {

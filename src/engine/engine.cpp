@@ -37,15 +37,23 @@ std::size_t checked_group(const Engine::Impl& impl, int group) {
 }  // namespace engine
 
 namespace detail {
+Engine make_engine(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
+                   InitializeOptions options) {
+  return Engine(engine::build(std::move(model), std::move(module), std::move(config), std::move(options)));
+}
 Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, InitializeOptions options) {
-  return Engine(engine::build(std::move(module), std::move(config), std::move(options)));
+  return make_engine(ModelView::of(module), module, std::move(config), std::move(options));
 }
 }  // namespace detail
+
+Engine initialize(ModelView model, Config config, InitializeOptions options) {
+  return detail::make_engine(std::move(model), nullptr, std::move(config), std::move(options));
+}
 
 Engine::Impl::~Impl() {
   // Leaving by exception: tell the others now, they would wait for this rank.
   if (aborts_on_exception && std::uncaught_exceptions() > exceptions_at_start) {
-    group.abort("its engine was destroyed by an exception");
+    groups.abort("its engine was destroyed by an exception");
   }
   if (model.hosts && group.failed()) {
     // Their destructors would wait for ranks that may never come.
@@ -135,12 +143,12 @@ void Engine::Impl::check_usable() const {
 }
 
 void Engine::Impl::check_module() {
-  if (!engine::is_unchanged(inventory, *module)) engine::throw_module_changed(inventory, *module);
+  if (!engine::is_unchanged(inventory, view)) engine::throw_module_changed(inventory, view);
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     const auto& parameter = model.parameters[p];
     if (parameter.handle->owns(parameter.tensor)) continue;
     const at::Tensor& now = parameter.tensor;
-    const bool same_kind = now.scalar_type() == storage::to_scalar_type(model.low_dtype) &&
+    const bool same_kind = now.scalar_type() == storage::to_scalar_type(model.param_dtype) &&
                            now.device() == model.device && now.layout() == at::kStrided &&
                            now.numel() == parameter.range.numel() &&
                            now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);
@@ -203,46 +211,22 @@ void Engine::Impl::reseed(bool follows_program) {
     // The program has called manual_seed(): streams are keyed by its seed from here on.
     seed = number.seed_from(current);
   }
+  const std::uint64_t stream = stream_seed(0);
+  at::manual_seed(stream);
+  g_given_seed = stream;
+  model_parallel_random.reset();
+}
+
+std::uint64_t Engine::Impl::stream_seed(int branch) const {
   // Micro-batch i of the whole run, whatever rank it falls on: i = j*N + r.
   const auto index = static_cast<std::uint64_t>(micro_steps * group.size() + group.rank());
   const std::uint64_t stream = mix(seed + (index + 1) * 0x9E3779B97F4A7C15ull);
-  at::manual_seed(stream);
-  g_given_seed = stream;
+  return branch == 0 ? stream : mix(stream + static_cast<std::uint64_t>(branch) * 0xBF58476D1CE4E5B9ull);
 }
 
 double Engine::Impl::compute_norm() {
   sharding::Stopwatch watch(times.norm);
-  auto& counts = norm_counts;
-  counts.assign(static_cast<std::size_t>(group.size()), 0);
-  for (std::size_t u = 0; u < model.units.size(); ++u) {
-    if (!model.units[u].trainable) continue;
-    for (int rank = 0; rank < group.size(); ++rank)
-      counts[rank] += reducer->shard_blocks(static_cast<int>(u), rank);
-  }
-  const auto& mine = reducer->shard_block_sumsq();
-  std::int64_t total = 0;
-  auto& offsets = norm_offsets;
-  offsets.clear();
-  for (auto count : counts) {
-    offsets.push_back(total);
-    total += count;
-  }
-  norm_receive.resize(total);
-  // Also the barrier after which no rank reads this rank's old parameters.
-  group.all_gather(mine.data(), norm_receive.data(), counts, DType::kFloat64, {.label = "gradient norm"})
-      .wait();
-  control_nbytes += (total - counts[group.rank()]) * 8;
-  // Block sums in the order of the flat layout, which does not depend on N.
-  auto& next = offsets;
-  double sum = 0;
-  for (std::size_t u = 0; u < model.units.size(); ++u) {
-    if (!model.units[u].trainable) continue;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      const std::int64_t blocks = reducer->shard_blocks(static_cast<int>(u), rank);
-      for (std::int64_t i = 0; i < blocks; ++i) sum += norm_receive[next[rank]++];
-    }
-  }
-  return std::sqrt(sum) * (sums_are_averages ? 1.0 : averaging());
+  return norm->of(*reducer, update_hash()) * (sums_are_averages ? 1.0 : averaging());
 }
 
 void Engine::Impl::apply_step(double norm) {
@@ -331,6 +315,7 @@ void Engine::step() {
   }
   impl.check_module();
   impl.gradients->look("step()");
+  if (impl.raw_writes) impl.raw_writes->check();
   impl.failed = true;  // until the end: a throw on the way leaves the ranks apart
   if (impl.debug_observer) {
     if (const auto seen = impl.debug_observer->take_violations(); !seen.empty()) {
@@ -363,7 +348,7 @@ void Engine::step() {
     impl.store->quiesce();
     impl.grad_norm = impl.compute_norm();
     if (impl.scaler.update(std::isfinite(impl.grad_norm)) == optim::LossScaler::Decision::kSkip) {
-      if (impl.group.rank() == 0) {
+      if (impl.groups.is_first()) {
         base::log_warning("step {}: the gradient norm is {}; the step is skipped on all ranks",
                           impl.global_steps, impl.grad_norm);
       }
@@ -383,6 +368,7 @@ void Engine::step() {
   }
   // Ranks whose forward wrote buffers meet here, before the next forward.
   if (buffers_changed) impl.buffers->synchronise(impl.group);
+  if (impl.raw_writes) impl.raw_writes->remember();
   ++impl.micro_steps;
   impl.reseed();
   impl.failed = false;
@@ -390,7 +376,9 @@ void Engine::step() {
 
 int Engine::rank() const { return impl_->group.rank(); }
 int Engine::world_size() const { return impl_->group.size(); }
-int Engine::local_rank() const { return impl_->group.local_rank(); }
+int Engine::local_rank() const { return impl_->groups.all.local_rank(); }
+int Engine::model_parallel_rank() const { return impl_->groups.model_parallel_rank(); }
+int Engine::model_parallel_size() const { return impl_->groups.model_parallel_size(); }
 at::Device Engine::device() const { return impl_->model.device; }
 const Group& Engine::group() const { return impl_->group; }
 const Config& Engine::config() const { return impl_->config; }
@@ -420,7 +408,10 @@ void Engine::follow_schedule() {
 int Engine::parameter_groups() const { return static_cast<int>(impl_->lr_overrides.size()); }
 double Engine::grad_norm() const { return impl_->grad_norm; }
 double Engine::loss_scale() const { return impl_->scaler.scale(); }
-torch::nn::Module& Engine::module() const { return *impl_->module; }
+torch::nn::Module& Engine::module() const {
+  if (!impl_->module) throw ModelError("module(): this engine was made of a zero::ModelView, not of a module");
+  return *impl_->module;
+}
 void Engine::check_module() const { impl_->check_module(); }
 
 }  // namespace zero

@@ -7,13 +7,16 @@
 #include "engine/buffers.h"
 #include "engine/client_optimizer.h"
 #include "engine/gradients.h"
+#include "engine/groups.h"
 #include "engine/inventory.h"
+#include "engine/raw_write_check.h"
 #include "engine/step_monitor.h"
 #include "intercept/debug_observer.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "storage/ledger.h"
 #include "zero/engine.h"
+#include "zero/gradient_norm.h"
 #include "zero/gradient_reducer.h"
 #include "zero/parameter_store.h"
 #include "zero/sharded_model.h"
@@ -40,8 +43,10 @@ struct EngineNumber {
 struct Engine::Impl {
   // In order of construction; destroyed in reverse.
   Config config;
-  Group group;
-  std::shared_ptr<torch::nn::Module> module;
+  engine::Groups groups;
+  Group group;                                ///< groups.data_parallel
+  ModelView view;
+  std::shared_ptr<torch::nn::Module> module;  ///< null: made of a view
   MemoryReport memory_before;
   storage::Ledger ledger;
   engine::Inventory inventory;
@@ -54,6 +59,7 @@ struct Engine::Impl {
   std::unique_ptr<engine::Gradients> gradients;
   std::optional<engine::BufferSync> buffers;
   std::unique_ptr<intercept::DebugObserver> debug_observer;
+  std::optional<engine::RawWriteCheck> raw_writes;  ///< beside it
 
   std::unique_ptr<engine::ClientOptimizer> client;  ///< where there is one
   std::vector<double> base_lr;                      ///< by optimizer group
@@ -65,7 +71,6 @@ struct Engine::Impl {
   std::uint64_t seed = 0;
   std::int64_t global_steps = 0;
   std::int64_t micro_steps = 0;
-  std::int64_t control_nbytes = 0;
   double grad_norm = 0;
   bool sums_are_averages = false;  ///< the program has changed this window's gradients
   std::vector<int> stepped_groups;  ///< of this step; empty: all
@@ -73,8 +78,8 @@ struct Engine::Impl {
   engine::EngineNumber number;
   std::shared_ptr<Impl*> self = std::make_shared<Impl*>(this);  ///< null when it is gone: for what may outlive it
   int exceptions_at_start = 0;
-  std::vector<double> norm_send, norm_receive;  ///< reused by every norm, as the next two
-  std::vector<std::int64_t> norm_counts, norm_offsets;
+  std::unique_ptr<sharding::GradientNorm> norm;
+  at::Tensor model_parallel_random;  ///< where ModelParallelRandom goes on in this micro-batch; undefined: its start
   bool failed = false;
   bool half_loaded = false;  ///< a load failed after the first value was changed
   std::unique_ptr<engine::StepMonitor> monitor;      ///< on rank 0, where the JSON asks for it
@@ -115,6 +120,8 @@ struct Engine::Impl {
   /// Keys libtorch's random streams by the global micro-batch that comes next, and by the program's own seed
   /// where it has called manual_seed() since and `follows_program`.
   void reseed(bool follows_program = true);
+  /// The seed of the stream of the micro-batch that comes next; each `branch` is another one.
+  std::uint64_t stream_seed(int branch) const;
   /// Global 2-norm of the averaged gradient. *Collective.*
   double compute_norm();
   void apply_step(double norm);
@@ -128,7 +135,7 @@ namespace engine {
 std::size_t checked_group(const Engine::Impl& impl, int group);
 
 /// Builds the engine; see zero::initialize.
-std::unique_ptr<Engine::Impl> build(std::shared_ptr<torch::nn::Module> module, Config config,
+std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
                                     InitializeOptions options);
 
 struct OptimizerSetup {

@@ -33,8 +33,8 @@ at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, Part
   if (group.size() == 1) {
     if (part.defined()) flat.copy_(part);
   } else {
-    group
-        .all_gather(part.defined() ? part.const_data_ptr() : nullptr, flat.mutable_data_ptr(), counts,
+    model.transport
+        ->all_gather(part.defined() ? part.const_data_ptr() : nullptr, flat.mutable_data_ptr(), counts,
                     DType::kFloat32, {.label = label})
         .wait();
   }

@@ -73,9 +73,9 @@ std::vector<WeightInfo> from_json(const std::string& text) {
 }
 
 /// Weights of a source that only rank 0 has, matched with the model on every rank.
-class FullWeights {
+class FullWeightsLoader {
  public:
-  FullWeights(Engine::Impl& impl, const std::string& path, const FullWeightsOptions& options)
+  FullWeightsLoader(Engine::Impl& impl, const std::string& path, const FullWeightsOptions& options)
       : impl_(impl), options_(options), what_(fmt::format("loading the weights '{}'", path)) {
     report_.folder = path;
   }
@@ -84,14 +84,14 @@ class FullWeights {
   void plan() {
     std::string listing;
     agree(what_, error_text([&] {
-            if (impl_.group.rank() != 0) return;
+            if (impl_.groups.all.rank() != 0) return;
             source_ = open_weights(checkpoints_of(impl_).files(), report_.folder);
             listing = to_json(source_->tensors());
           }),
-          impl_.group);
-    tensors_ = from_json(broadcast_text(std::move(listing), 0, impl_.group, "weights"));
+          impl_.groups.all);
+    tensors_ = from_json(broadcast_text(std::move(listing), 0, impl_.groups.all, "weights"));
     for (std::size_t t = 0; t < tensors_.size(); ++t) index_.emplace(tensors_[t].name, t);
-    agree(what_, error_text([&] { match(); }), impl_.group);
+    agree(what_, error_text([&] { match(); }), impl_.groups.all);
   }
 
   /// *Collective.*
@@ -105,10 +105,10 @@ class FullWeights {
               values = source_ ? source_->read(item.tensor)
                                : at::empty(info.shape, at::TensorOptions().dtype(to_scalar_type(info.dtype)));
             }),
-            impl_.group);
-      if (impl_.group.size() > 1 && values.numel() > 0) {
+            impl_.groups.all);
+      if (impl_.groups.all.size() > 1 && values.numel() > 0) {
         // The root's memory is only read, so a mapped file will do.
-        impl_.group
+        impl_.groups.all
             .broadcast(const_cast<void*>(values.const_data_ptr()), static_cast<std::int64_t>(values.nbytes()),
                        DType::kByte, 0, {.label = info.name})
             .wait();
@@ -171,7 +171,7 @@ class FullWeights {
       report_.missing.push_back(parameter.name);
       return;
     }
-    if (!fits(*chosen, parameter.name, parameter.tensor)) return;
+    if (!fits(*chosen, parameter.name, parameter.tensor, split_of(p))) return;
     items_.push_back({*chosen, [this, p](const at::Tensor& values) { load_parameter(p, values); }});
   }
 
@@ -187,13 +187,16 @@ class FullWeights {
       report_.missing.push_back(buffer.name);
       return;
     }
-    if (!fits(*found, buffer.name, buffer.tensor)) return;
-    items_.push_back(
-        {*found, [tensor = buffer.tensor](const at::Tensor& values) { write_stored(tensor, values); }});
+    if (!fits(*found, buffer.name, buffer.tensor, buffer.split)) return;
+    items_.push_back({*found, [tensor = buffer.tensor, split = buffer.split](const at::Tensor& values) {
+                        write_stored(tensor, split.part_of(values));
+                      }});
   }
 
-  bool fits(std::size_t t, const std::string& name, const at::Tensor& mine) {
-    const auto shape = stored_shape(mine);
+  const Split& split_of(int p) const { return impl_.inventory.parameters[static_cast<std::size_t>(p)].split; }
+
+  bool fits(std::size_t t, const std::string& name, const at::Tensor& mine, const Split& split) {
+    const auto shape = split.whole_shape(stored_shape(mine));
     if (shape != tensors_[t].shape) {
       report_.mismatched.push_back(shape_mismatch(name, shape, tensors_[t].shape, "the file"));
       return false;
@@ -212,7 +215,7 @@ class FullWeights {
     if (parameter.range.empty()) return;
     at::Tensor flat = at::empty({parameter.range.numel()},
                                 at::TensorOptions().dtype(at::kFloat).device(impl_.model.device));
-    flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(values);
+    flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(split_of(p).part_of(values));
     impl_.optimizer->load_range(parameter.unit, parameter.range, flat);
   }
 
@@ -257,7 +260,7 @@ LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsO
   auto& impl = *impl_;
   impl.enter_between_steps("load_full_weights");
   impl.settle();
-  engine::FullWeights weights(impl, path, options);
+  engine::FullWeightsLoader weights(impl, path, options);
   weights.plan();
   impl.store->quiesce();
   impl.group.barrier({.label = "load_full_weights"}).wait();  // nobody reads old values any more
@@ -267,9 +270,9 @@ LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsO
   return report;
 }
 
-checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
-                                                  const checkpoint::ExportOptions& options,
-                                                  const checkpoint::Progress& progress) {
+checkpoint::ExportReport Engine::save_full_weights(const std::string& folder,
+                                                   const checkpoint::ExportOptions& options,
+                                                   const checkpoint::Progress& progress) {
   using checkpoint::ModelFiles;
   auto& impl = *impl_;
   impl.check_usable();
@@ -280,7 +283,11 @@ checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
   std::vector<checkpoint::SafetensorsEntry> entries;
   std::optional<ModelFiles> files;
   std::uint64_t total = 0, done = 0;
-  const auto low = engine::to_element_type(storage::to_scalar_type(impl.model.low_dtype), "the model");
+  const auto split_of = [&impl](const engine::Exported& item) -> const engine::Split& {
+    return item.parameter >= 0 ? impl.inventory.parameters[static_cast<std::size_t>(item.parameter)].split
+                               : impl.inventory.buffers[static_cast<std::size_t>(item.buffer)].split;
+  };
+  const auto low = engine::to_element_type(storage::to_scalar_type(impl.model.param_dtype), "the model");
   checkpoint::agree(
       what, engine::error_text([&] {
         for (const auto& item : list) {
@@ -289,21 +296,23 @@ checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
           const auto dtype = item.parameter >= 0 ? checkpoint::exported_type(low, low, options.dtype)
                                                  : engine::to_element_type(
                                                        c10::toRealValueType(like.scalar_type()), item.name);
-          entries.push_back({item.name, dtype, engine::stored_shape(like), 0, 0});
-          total += static_cast<std::uint64_t>(like.numel()) * (like.is_complex() ? 2 : 1) *
-                   element_nbytes(dtype);
+          const auto shape = split_of(item).whole_shape(engine::stored_shape(like));
+          entries.push_back({item.name, dtype, shape, 0, 0});
+          total += static_cast<std::uint64_t>(c10::multiply_integers(shape)) * element_nbytes(dtype);
         }
-        if (impl.group.rank() == 0) {
+        if (impl.groups.is_first()) {
           files.emplace(engine::checkpoints_of(impl).files(), folder, entries, options.max_file_nbytes);
         }
       }),
-      impl.group);
+      impl.groups.all);
   checkpoint::ExportReport report;
   std::vector<std::byte> bytes;
   engine::FreedMemory freed;
   for (std::size_t i = 0; i < list.size(); ++i) {
     at::Tensor whole =
         list[i].parameter >= 0 ? full_weight(list[i].name) : impl.inventory.buffers[list[i].buffer].tensor;
+    if (split_of(list[i]).is_split())
+      whole = split_of(list[i]).gather(engine::stored_form(whole), *impl.groups.model_parallel, list[i].name);
     checkpoint::agree(
         what, engine::error_text([&] {
           if (!files) return;
@@ -316,7 +325,7 @@ checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
           done += bytes.size();
           if (progress) progress(done, total);
         }),
-        impl.group);
+        impl.groups.all);
     const auto nbytes = static_cast<std::uint64_t>(whole.nbytes());
     whole = at::Tensor();
     freed.add(nbytes);
@@ -324,7 +333,7 @@ checkpoint::ExportReport Engine::save_16bit_model(const std::string& folder,
   checkpoint::agree(what, engine::error_text([&] {
                       if (files) report = files->finish();
                     }),
-                    impl.group);
+                    impl.groups.all);
   report.tensors = static_cast<std::int64_t>(list.size());
   report.nbytes = total;
   return report;

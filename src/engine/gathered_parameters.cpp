@@ -76,7 +76,7 @@ void GatheredParameters::close() {
   --impl.gathered_scopes;
   impl.store->set_write(parameters_, sharding::ParameterStore::Write::kOwnCopy);
   if (modifier_rank_ && std::uncaught_exceptions() == exceptions_) {
-    impl.store->spread(parameters_, *modifier_rank_);
+    impl.store->broadcast(parameters_, *modifier_rank_);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const auto& parameter = impl.model.parameters[parameters_[i]];
       impl.optimizer->refresh(parameter.unit, parameter.range, before_[i]);

@@ -233,7 +233,7 @@ void Gradients::zero_grad() {
   impl_.reducer->drop_window();
   const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
   if (drops && impl_.window_micro_batches() > 0 && !std::exchange(warned_of_drop_, true) &&
-      impl_.group.rank() == 0) {
+      impl_.groups.is_first()) {
     base::log_warning(
         "zero_grad() inside an accumulation window has dropped {} of its {} micro-batches; call it at the "
         "window's end only, or not at all: step() ends a window by itself",

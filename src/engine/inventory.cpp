@@ -2,72 +2,69 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
+#include <set>
+#include <span>
 
 #include "config/did_you_mean.h"
 #include "engine/agreement.h"
-#include "intercept/module_walk.h"
 #include "intercept/parameter_handle.h"
+#include "layout/module_tree.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
 namespace {
 
-class Walker {
+class Collector {
  public:
-  explicit Walker(Inventory& inventory) : inventory_(inventory) {}
+  explicit Collector(Inventory& inventory) : inventory_(inventory) {}
 
-  layout::ModuleNode walk(torch::nn::Module& module, const std::string& name) {
-    layout::ModuleNode node;
-    node.name = name;
-    const std::string prefix = name.empty() ? "" : name + ".";
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      if (add_parameter(prefix + item.key(), item.value())) {
-        node.parameters.push_back(static_cast<int>(inventory_.parameters.size()) - 1);
-      }
-    }
-    for (const auto& item : module.named_buffers(/*recurse=*/false)) {
-      const at::Tensor& buffer = item.value();
-      if (buffer.defined()) add_buffer(prefix + item.key(), buffer);
-    }
-    for (const auto& item : module.named_children()) {
-      if (item.value()) node.children.push_back(walk(*item.value(), prefix + item.key()));
-    }
-    return node;
-  }
-
- private:
-  void add_buffer(const std::string& name, const at::Tensor& tensor) {
-    const auto [found, is_new] =
-        buffer_of_.try_emplace(tensor.unsafeGetTensorImpl(), inventory_.buffers.size());
-    if (is_new) {
-      inventory_.buffers.push_back({name, tensor});
-    } else {
-      inventory_.buffers[found->second].aliases.push_back(name);
-    }
-  }
-
-  bool add_parameter(const std::string& name, const at::Tensor& tensor) {
-    if (!tensor.defined()) return false;  // register_parameter with an empty tensor: an absent bias
-    if (!tensor.is_leaf()) {
+  void add(const ModelView::Parameter& item) {
+    if (!item.tensor.defined()) return;  // register_parameter with an empty tensor: an absent bias
+    if (!item.tensor.is_leaf()) {
       throw ModelError(
           fmt::format("parameter '{}' is not a leaf of the autograd graph (it was computed from other "
                       "tensors); register a tensor made by detach()",
-                      name));
+                      item.name));
     }
+    const auto index = static_cast<int>(inventory_.parameters.size());
+    const auto [found, is_new] = parameter_of_.try_emplace(item.tensor.unsafeGetTensorImpl(), index);
+    require_new(inventory_.index_of.emplace(item.name, found->second).second, item.name);
+    if (is_new) inventory_.parameters.push_back({item.name, item.tensor, {}, item.tensor.sizes().vec()});
+  }
+
+  void add(const ModelView::Buffer& item) {
+    if (!item.tensor.defined()) return;
+    require_new(buffer_names_.insert(item.name).second && !inventory_.index_of.contains(item.name), item.name);
     const auto [found, is_new] =
-        index_of_.try_emplace(tensor.unsafeGetTensorImpl(), static_cast<int>(inventory_.parameters.size()));
-    inventory_.index_of.emplace(name, found->second);
-    if (is_new) inventory_.parameters.push_back({name, tensor, {}, tensor.sizes().vec()});
-    return is_new;
+        buffer_of_.try_emplace(item.tensor.unsafeGetTensorImpl(), inventory_.buffers.size());
+    if (is_new) {
+      inventory_.buffers.push_back({item.name, item.tensor, {}, {}, item.in_parameter_dtype});
+    } else {
+      inventory_.buffers[found->second].aliases.push_back(item.name);
+      inventory_.buffers[found->second].in_parameter_dtype |= item.in_parameter_dtype;
+    }
+  }
+
+ private:
+  static void require_new(bool is_new, const std::string& name) {
+    if (!is_new) throw ModelError(fmt::format("two parameters or buffers of the model are called '{}'", name));
   }
 
   Inventory& inventory_;
-  std::map<const void*, int> index_of_;
+  std::map<const void*, int> parameter_of_;
   std::map<const void*, std::size_t> buffer_of_;
+  std::set<std::string> buffer_names_;
 };
+
+layout::ModuleNode tree_of(const ModelView& model, const Inventory& inventory) {
+  std::vector<layout::ParameterName> names;
+  for (const auto& item : model.parameters) {
+    if (item.tensor.defined()) names.push_back({item.name, inventory.index_of.find(item.name)->second});
+  }
+  return layout::module_tree(names);
+}
 
 std::string describe(const Inventory& inventory) {
   std::string text;
@@ -96,10 +93,14 @@ std::string suggestion(const Inventory& inventory, std::string_view name, bool w
 
 }  // namespace
 
-Inventory take_inventory(torch::nn::Module& module) {
+Inventory take_inventory(const ModelView& model) {
   Inventory inventory;
-  inventory.tree = Walker(inventory).walk(module, "");
-  intercept::walk_parameters(module, [&](const at::Tensor& tensor) {
+  Collector collector(inventory);
+  for (const auto& item : model.parameters) collector.add(item);
+  for (const auto& item : model.buffers) collector.add(item);
+  inventory.tree = tree_of(model, inventory);
+  if (!model.walk) return inventory;
+  model.walk([&inventory](const at::Tensor& tensor) {
     inventory.registered.push_back(tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr);
     return true;
   });
@@ -184,18 +185,21 @@ void check_memory(const Inventory& inventory) {
   for (const auto& [storage, sharing] : by_storage) check_sharing(sharing);
 }
 
-bool is_unchanged(const Inventory& inventory, torch::nn::Module& module) {
-  std::size_t next = 0;
-  const auto& before = inventory.registered;
-  const bool same = intercept::walk_parameters(module, [&](const at::Tensor& tensor) {
+bool is_unchanged(const Inventory& inventory, const ModelView& model) {
+  if (!model.walk) return true;
+  std::span<const void* const> left = inventory.registered;
+  // One pointer of state: what std::function keeps without an allocation.
+  const bool same = model.walk([&left](const at::Tensor& tensor) {
     const void* const identity = tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr;
-    return next < before.size() && before[next++] == identity;
+    if (left.empty() || left.front() != identity) return false;
+    left = left.subspan(1);
+    return true;
   });
-  return same && next == before.size();
+  return same && left.empty();
 }
 
-void throw_module_changed(const Inventory& before, torch::nn::Module& module) {
-  const Inventory now = take_inventory(module);
+void throw_module_changed(const Inventory& before, const ModelView& model) {
+  const Inventory now = take_inventory(model.now ? model.now() : model);
   const auto identity = [](const Inventory& inventory, const std::string& name) -> const void* {
     const auto found = inventory.index_of.find(name);
     return found == inventory.index_of.end()
@@ -216,7 +220,7 @@ void throw_module_changed(const Inventory& before, torch::nn::Module& module) {
   if (changes.empty()) changes = "the parameters were registered in another order";
   throw ModelError(fmt::format(
       "the module's parameters are not those of zero::initialize any more: {}. The engine trains what it was "
-      "given: save its weights (Engine::save_checkpoint or save_16bit_model), make a new engine of the "
+      "given: save its weights (Engine::save_checkpoint or save_full_weights), make a new engine of the "
       "changed "
       "module and load them with strict set to false",
       changes));

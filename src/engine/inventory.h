@@ -1,5 +1,5 @@
 #pragma once
-// Inventory: what a torch::nn::Module holds, with tied tensors seen once.
+// Inventory: what a model holds, with tied tensors seen once.
 #include <ATen/core/Tensor.h>
 
 #include <map>
@@ -7,12 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/split.h"
 #include "layout/units.h"
 #include "zero/group.h"
-
-namespace torch::nn {
-class Module;
-}
+#include "zero/model_view.h"
 
 namespace zero::engine {
 
@@ -22,25 +20,27 @@ struct Inventory {
     at::Tensor tensor;
     std::vector<std::string> aliases = {};  ///< of a buffer: its further names
     std::vector<std::int64_t> sizes = {};  ///< as registered
+    bool in_parameter_dtype = false;       ///< of a buffer: goes to kernels together with parameters
+    Split split = {};                      ///< over model-parallel ranks
   };
   std::vector<Named> parameters;                     ///< distinct, in registration order
   std::vector<Named> buffers;                        ///< distinct, in registration order
   std::map<std::string, int, std::less<>> index_of;  ///< every name, aliases included, to `parameters`
   layout::ModuleNode tree;
-  std::vector<const void*> registered;  ///< identity of every registered parameter, as walk_parameters() goes
+  std::vector<const void*> registered;  ///< identity of every registered parameter, as ModelView::walk goes
 };
 
-/// Walks the module. Local. Throws ModelError for undefined or non-leaf parameters.
-Inventory take_inventory(torch::nn::Module& module);
+/// Local. Throws ModelError for undefined or non-leaf parameters, and for a name that two tensors have.
+Inventory take_inventory(const ModelView& model);
 
 /// Throws ModelError for a parameter that another engine has, and for memory that other tensors share with a
 /// parameter: they would keep the old values. Local.
 void check_memory(const Inventory& inventory);
 
-/// True while the module has the parameters it had. Allocates nothing. Local.
-bool is_unchanged(const Inventory& inventory, torch::nn::Module& module);
+/// True while the model has the parameters it had. Allocates nothing. Local.
+bool is_unchanged(const Inventory& inventory, const ModelView& model);
 /// Throws ModelError naming what was added, removed or replaced. Local.
-[[noreturn]] void throw_module_changed(const Inventory& inventory, torch::nn::Module& module);
+[[noreturn]] void throw_module_changed(const Inventory& inventory, const ModelView& model);
 
 /// Names, shapes, dtypes and requires_grad of all ranks' models must agree. *Collective.* Throws ModelError
 /// on every rank, naming the first difference from rank 0.

@@ -7,12 +7,12 @@
 namespace zero::engine {
 
 void log_configuration(const Engine::Impl& impl) {
-  if (impl.config.dump_state && impl.group.rank() == 0) base::log_info("{}", impl.config.to_json());
+  if (impl.config.dump_state && impl.groups.is_first()) base::log_info("{}", impl.config.to_json());
 }
 
 void log_step(const Engine::Impl& impl) {
   const Config& config = impl.config;
-  if (impl.group.rank() != 0) return;
+  if (!impl.groups.is_first()) return;
   const std::int64_t step = impl.global_steps;
   if (config.steps_per_print > 0 && step % config.steps_per_print == 0) {
     base::log_info("step {}: lr {:.4g}, gradient norm {:.4g}, skipped {}", step, impl.lr_of(0),

@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
-#include <type_traits>
 #include <vector>
 
 #include "base/process_memory.h"
+#include "comm/gather_values.h"
 #include "engine/engine_impl.h"
 
 namespace zero {
@@ -15,17 +15,12 @@ std::string Engine::memory_summary() const {
     MemoryReport before, now;
     ProcessMemory process;
   };
-  static_assert(std::is_trivially_copyable_v<Part>);
-  Group group = impl_->group;
   const Part mine{memory_before_initialize(),
                   memory_report(),
                   {base::resident_nbytes(), base::proportional_nbytes(), base::peak_proportional_nbytes()}};
-  std::vector<Part> all(static_cast<std::size_t>(group.size()));
-  const std::vector<std::int64_t> counts(all.size(), sizeof(Part));
-  group.all_gather(&mine, all.data(), counts, DType::kByte, {.label = "memory summary"}).wait();
   std::vector<MemoryReport> before, now;
   std::vector<ProcessMemory> processes;
-  for (const Part& part : all) {
+  for (const Part& part : comm::gather_values(impl_->groups.all, mine, "memory summary")) {
     before.push_back(part.before);
     now.push_back(part.now);
     processes.push_back(part.process);
@@ -45,7 +40,7 @@ CommunicationReport Engine::communication_report() const {
   report.published_numel += impl_->reducer->published_numel();
   report.reductions = impl_->reducer->reductions();
   report.copied_nbytes += impl_->reducer->copied_nbytes();
-  report.control_nbytes = impl_->control_nbytes + impl_->reducer->agreement().received_nbytes();
+  report.control_nbytes = impl_->norm->received_nbytes() + impl_->reducer->agreement().received_nbytes();
   return report;
 }
 

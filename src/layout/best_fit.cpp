@@ -4,7 +4,10 @@
 
 namespace zero::layout {
 
-bool BestFit::has_free(std::int64_t numel) const { return !free_.empty() && numel_[free_.back()] >= numel; }
+bool BestFit::would_exceed(std::int64_t limit_numel, std::int64_t numel) const {
+  const bool has_free = !free_.empty() && numel_[free_.back()] >= numel;
+  return !has_free && total_numel_ + numel > limit_numel;
+}
 
 std::optional<int> BestFit::take(std::int64_t numel) {
   const auto found = std::lower_bound(free_.begin(), free_.end(), numel,
@@ -20,6 +23,11 @@ int BestFit::make(std::int64_t numel) {
   free_.reserve(numel_.size());
   total_numel_ += numel;
   return static_cast<int>(numel_.size()) - 1;
+}
+
+int BestFit::take_or_make(std::int64_t numel) {
+  const auto free = take(numel);
+  return free ? *free : make(numel);
 }
 
 void BestFit::give_back(int index) {

@@ -13,10 +13,12 @@ class BestFit {
   std::optional<int> take(std::int64_t numel);
   /// A new buffer of `numel` elements, taken. Its index is the number of those before it.
   int make(std::int64_t numel);
+  int take_or_make(std::int64_t numel);
   /// Allocates nothing.
   void give_back(int index);
 
-  bool has_free(std::int64_t numel) const;
+  /// True when take_or_make() would make one beyond `limit_numel` elements in all.
+  bool would_exceed(std::int64_t limit_numel, std::int64_t numel) const;
   std::int64_t numel(int index) const { return numel_[index]; }
   std::int64_t total_numel() const { return total_numel_; }
 

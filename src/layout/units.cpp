@@ -92,15 +92,17 @@ class Drafter {
   std::vector<Draft> drafts_;
 };
 
-Unit place(const Draft& draft, const std::vector<ParameterInfo>& parameters, bool trainable) {
+Unit place(const Draft& draft, const std::vector<ParameterInfo>& parameters, bool trainable, bool replicated) {
   Unit unit;
   unit.trainable = trainable;
+  unit.replicated = replicated;
   unit.name =
       draft.first_name == draft.last_name ? draft.first_name : draft.first_name + ".." + draft.last_name;
   if (unit.name.empty()) unit.name = "(root)";
   if (!trainable) unit.name += " (frozen)";
+  if (replicated) unit.name += " (replicated)";
   for (int index : draft.parameters) {
-    if (parameters[index].trainable != trainable) continue;
+    if (parameters[index].trainable != trainable || parameters[index].replicated != replicated) continue;
     unit.slots.push_back({index, unit.numel, parameters[index].numel});
     unit.payload_numel += parameters[index].numel;
     unit.numel = round_up(unit.numel + parameters[index].numel, kAlignNumel);
@@ -121,9 +123,11 @@ std::vector<Unit> make_units(const ModuleNode& root, const std::vector<Parameter
   drafter.visit(root);
   std::vector<Unit> units;
   for (const auto& draft : drafter.take()) {
-    for (bool trainable : {true, false}) {
-      Unit unit = place(draft, parameters, trainable);
-      if (!unit.slots.empty()) units.push_back(std::move(unit));
+    for (const bool trainable : {true, false}) {
+      for (const bool replicated : {false, true}) {
+        Unit unit = place(draft, parameters, trainable, replicated);
+        if (!unit.slots.empty()) units.push_back(std::move(unit));
+      }
     }
   }
   return units;

@@ -22,6 +22,7 @@ struct ParameterInfo {
   std::string name;
   std::int64_t numel = 0;
   bool trainable = true;
+  bool replicated = false;  ///< the same on all model-parallel ranks, beside others that are split over them
 };
 
 struct UnitOptions {
@@ -42,6 +43,7 @@ struct Slot {
 struct Unit {
   std::string name;       ///< the module's, or "a..b" for merged neighbours
   bool trainable = true;  ///< frozen and trainable parameters never share a unit
+  bool replicated = false;  ///< nor do replicated and others
   std::vector<Slot> slots;
   std::int64_t numel = 0;          ///< with padding, a multiple of kBlockNumel
   std::int64_t payload_numel = 0;  ///< without

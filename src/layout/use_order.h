@@ -7,7 +7,6 @@
 // where a pass begins or ends, and follows a changed order by itself.
 #include <cstdint>
 #include <map>
-#include <string>
 #include <tuple>
 #include <vector>
 

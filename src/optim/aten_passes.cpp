@@ -47,15 +47,15 @@ class AtenPasses final : public Passes {
     std::memcpy(out, sums.const_data_ptr<double>(), static_cast<std::size_t>(sums.numel()) * sizeof(double));
   }
 
-  void update(const Rule& rule, const UpdateArgs& args, DType low_dtype, const Hyper& hyper) const override {
+  void update(const Rule& rule, const UpdateArgs& args, DType param_dtype, const Hyper& hyper) const override {
     ZERO_CHECK(rule.update_on_device, "{} has no update on {}", rule.name, device_.str());
-    rule.update_on_device(args, hyper, static_cast<int>(device_.type()), device_.index());
-    if (args.low) round(args.master, args.low, low_dtype, args.numel);
+    rule.update_on_device(args, hyper, device_);
+    if (args.low) round(args.master, args.low, param_dtype, args.numel);
   }
 
-  void round(const float* master, void* low, DType low_dtype, std::int64_t numel) const override {
+  void round(const float* master, void* low, DType param_dtype, std::int64_t numel) const override {
     const at::NoGradGuard no_grad;
-    view(low, scalar_type_of(low_dtype), numel).copy_(view(master, at::kFloat, numel));
+    view(low, scalar_type_of(param_dtype), numel).copy_(view(master, at::kFloat, numel));
   }
 
   void split(const float*, std::uint16_t*, std::uint16_t*, std::int64_t) const override { refuse(); }
@@ -80,9 +80,8 @@ class AtenPasses final : public Passes {
 
 }  // namespace
 
-void adam_on_device(const UpdateArgs& args, const Hyper& hyper, int device_type, int device_index) {
+void adam_on_device(const UpdateArgs& args, const Hyper& hyper, const c10::Device& device) {
   const at::NoGradGuard no_grad;
-  const c10::Device device(static_cast<c10::DeviceType>(device_type), static_cast<c10::DeviceIndex>(device_index));
   const auto view = [&](const void* data) { return view_of(data, at::kFloat, args.numel, device); };
   const at::Tensor master = view(args.master), exp_avg = view(args.states[0]), exp_avg_sq = view(args.states[1]);
   at::Tensor g = view(args.gradient).mul(hyper.gradient_scale);

@@ -1,10 +1,9 @@
 #include "optim/rule.h"
 
 #include "optim/kernels.h"
+#include "optim/passes.h"
 
 namespace zero::optim {
-
-void adam_on_device(const UpdateArgs& args, const Hyper& hyper, int device_type, int device_index);
 
 namespace {
 

@@ -9,6 +9,10 @@
 
 #include "zero/dtype.h"
 
+namespace c10 {
+struct Device;
+}
+
 namespace zero::optim {
 
 /// Hyper-parameters of one update; a rule reads those that it knows.
@@ -55,7 +59,7 @@ struct Rule {
   /// In host memory.
   void (*update)(const UpdateArgs&, const Hyper&) = nullptr;
   /// In memory of another device, on its current stream; never with remainders. Null: host memory only.
-  void (*update_on_device)(const UpdateArgs&, const Hyper&, int device_type, int device_index) = nullptr;
+  void (*update_on_device)(const UpdateArgs&, const Hyper&, const c10::Device&) = nullptr;
 
   std::int64_t state_nbytes() const;  ///< of one element
 };

@@ -71,9 +71,8 @@ class BucketPool {
  private:
   void open(int b) {
     const std::int64_t numel = buckets_.numel[b];
-    while (!sent_.empty() && !buffers_.has_free(numel) && buffers_.total_numel() + numel > limit_numel_) close_oldest();
-    const auto free = buffers_.take(numel);
-    buffer_of_[b] = free ? *free : buffers_.make(numel);
+    while (!sent_.empty() && buffers_.would_exceed(limit_numel_, numel)) close_oldest();
+    buffer_of_[b] = buffers_.take_or_make(numel);
   }
 
   void send(int b) {

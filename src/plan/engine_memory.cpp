@@ -105,7 +105,7 @@ bool writes_all_it_updates(const LaidOut& laid, int rank) {
 /// ranks that do not write what they update a master in fp32.
 std::int64_t master_nbytes(const LaidOut& laid, int rank) {
   if (!writes_all_it_updates(laid, rank)) return 4;
-  return laid.low_dtype == DType::kFloat32 ? 0 : 2;
+  return laid.param_dtype == DType::kFloat32 ? 0 : 2;
 }
 
 /// `change[r]` is what rank r has more than rank r - 1: gives `amount` to ranks [first, first + count),
@@ -206,12 +206,12 @@ MemoryReport engine_memory(const ModelShape& model, const Config& config, int wo
   return ledger_of(laid, find_pools(model, laid, config), rank);
 }
 
-bool buckets_at_most(const Config& config, int world_size) {
+bool buckets_are_bound(const Config& config, int world_size) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
   return sharding.gradients && config.zero_optimization.overlap_comm && world_size > 1;
 }
 
-bool gather_at_most(const Config& config, int world_size) {
+bool gather_is_bound(const Config& config, int world_size) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
   return sharding.parameters && config.zero_optimization.overlap_comm && config.zerotorch.measured_prefetch &&
          config.zero_optimization.stage3_prefetch_bucket_size > 0 && world_size > 1;

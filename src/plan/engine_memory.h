@@ -1,6 +1,5 @@
 #pragma once
 // The engine's ledger, predicted. Each function mirrors one allocation of the engine.
-#include "plan/laid_out.h"
 #include "plan/pools.h"
 
 namespace zero::plan {

@@ -27,7 +27,7 @@ class GatherPool {
         schedule_(unit_numels(laid), laid.resident,
                   {.max_live_numel = config.zero_optimization.stage3_max_live_parameters,
                    .max_reuse_numel = config.zero_optimization.stage3_max_reuse_distance,
-                   .window_numel = laid.overlap ? config.zero_optimization.stage3_prefetch_bucket_size : 0}),
+                   .window_numel = laid.prefetch_numel}),
         buffer_of_(laid.units.size(), -1) {}
 
   void operate(const std::vector<int>& units, int phase) {
@@ -47,8 +47,7 @@ class GatherPool {
       if (command.kind == Command::kRelease) buffers_.give_back(buffer);
       if (command.kind != Command::kGather) continue;
       const std::int64_t numel = laid_.units[command.unit].numel;
-      const auto free = buffers_.take(numel);
-      buffer = free ? *free : buffers_.make(numel);
+      buffer = buffers_.take_or_make(numel);
       gathered_numel_ += numel;
     }
   }

@@ -145,7 +145,7 @@ ModelShape transformer(const Transformer& shape, std::string name) {
   return model;
 }
 
-ModelShape of_numel(std::int64_t numel) {
+ModelShape model_of_numel(std::int64_t numel) {
   check_numel(static_cast<double>(numel));
   constexpr std::int64_t kLayers = 32;
   ModelShape model;

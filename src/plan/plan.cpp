@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "layout/module_tree.h"
 #include "plan/engine_memory.h"
 #include "plan/sizes.h"
 #include "zero/errors.h"
@@ -34,15 +35,6 @@ void check(const Cluster& cluster) {
   if (cluster.ranks_per_node < 0) {
     throw ConfigError(fmt::format("plan: got {} ranks per node, want at least 1", cluster.ranks_per_node));
   }
-}
-
-/// As initialize().
-void check_step_in_backward(const Config& config) {
-  if (!config.zerotorch.step_in_backward || config.gradient_accumulation_steps == 1) return;
-  throw ConfigError(
-      fmt::format("zerotorch.step_in_backward: parameters are updated in every backward, so "
-                  "gradient_accumulation_steps must be 1 (it is {})",
-                  config.gradient_accumulation_steps));
 }
 
 double trainable_numel(const LaidOut& laid) { return static_cast<double>(laid.padded_numel(true)); }
@@ -131,6 +123,23 @@ void sum_up(Plan& plan, const std::vector<double>& states_by_rank) {
 
 }  // namespace
 
+LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, int ranks_per_node) {
+  if (config.zerotorch.store == Config::Zerotorch::Store::kNodeShared && world_size % ranks_per_node != 0) {
+    throw ConfigError(fmt::format(
+        "zerotorch.store: 'node_shared' over several hosts needs as many ranks on each; {} ranks are "
+        "not a multiple of {}. Change their number, or use 'copying' or 'auto'",
+        world_size, ranks_per_node));
+  }
+  std::vector<layout::ParameterInfo> infos;
+  std::vector<layout::ParameterName> names;
+  for (const auto& parameter : model.parameters) {
+    names.push_back({parameter.name, static_cast<int>(infos.size())});
+    infos.push_back({parameter.name, parameter.numel, parameter.trainable});
+  }
+  return setup::lay_out(infos, layout::module_tree(names), config,
+                        {.count = world_size, .hosts = (world_size + ranks_per_node - 1) / ranks_per_node});
+}
+
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster) {
   check(cluster);
   resolve(config, cluster.ranks);
@@ -139,7 +148,6 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.ranks_per_node =
       cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
   plan.nodes = (plan.ranks + plan.ranks_per_node - 1) / plan.ranks_per_node;
-  check_step_in_backward(config);
   const LaidOut laid = lay_out(model, config, plan.ranks, plan.ranks_per_node);
   const Pools pools = find_pools(model, laid, config);
   plan.stage = config.zero_optimization.stage;
@@ -153,8 +161,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   const std::vector<double> states = states_by_rank(laid);
   plan.heaviest_rank = static_cast<int>(std::max_element(states.begin(), states.end()) - states.begin());
   plan.rank = ledger_of(laid, pools, plan.heaviest_rank);
-  plan.buckets_at_most = buckets_at_most(config, plan.ranks);
-  plan.gather_at_most = !laid.node_shared && gather_at_most(config, plan.ranks);
+  plan.buckets_are_bound = buckets_are_bound(config, plan.ranks);
+  plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks);
   plan.module_nbytes = plan.parameters_numel * 4;
   if (model.transformer) {
     const Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype);

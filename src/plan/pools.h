@@ -2,9 +2,19 @@
 // How large the engine's two buffer pools grow: found by carrying out the schedules of gathers and buckets
 // (layout/gather_schedule.h, layout/bucket_schedule.h) over a few training steps, without memory.
 // tests/dist/plan_agrees_test.cpp holds them to the engine's ledger.
-#include "plan/laid_out.h"
+#include "setup/laid_out.h"
+#include "zero/plan.h"
 
 namespace zero::plan {
+
+using setup::LaidOut;
+
+/// Models that are cut into more buckets get a bound instead of the figure.
+inline constexpr std::int64_t kMostBuckets = 200'000;
+
+/// Throws ConfigError as initialize() does: unknown unit names, 'node_shared' over hosts with different numbers of
+/// ranks.
+LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, int ranks_per_node);
 
 /// model.uses, or every module once.
 std::vector<Use> uses_of(const ModelShape& model);

@@ -73,8 +73,9 @@ std::vector<Candidate> step_in_backward(const Candidate& from) {
   const bool possible = shards && config.gradient_clipping == 0 && config.gradient_accumulation_steps == 1;
   if (!possible || config.zerotorch.step_in_backward) return {};
   return {with(from,
-               config.param_dtype() == DType::kBFloat16 ? "zerotorch.step_in_backward (bf16.check_grad_overflow false)"
-                                   : "zerotorch.step_in_backward",
+               config.param_dtype() == DType::kBFloat16
+                   ? "zerotorch.step_in_backward (bf16.check_grad_overflow false)"
+                   : "zerotorch.step_in_backward",
                [](Candidate& c) {
                  c.config.zerotorch.step_in_backward = true;
                  c.config.bf16.check_grad_overflow = false;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "comm/transport.h"
 
 namespace zero::storage {
 namespace {
@@ -113,10 +114,10 @@ FlatBuffer FlatBuffer::make_private(Ledger& ledger, MemoryKind kind, DType dtype
 }
 
 FlatBuffer FlatBuffer::make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
-                                     Group& group) {
+                                     comm::ShardTransport& transport) {
   if (numel == 0) return {};
-  auto memory =
-      std::make_shared<SharedMemory>(group.allocate(static_cast<std::size_t>(numel) * element_nbytes(dtype)));
+  auto memory = std::make_shared<SharedMemory>(
+      transport.allocate(static_cast<std::size_t>(numel) * element_nbytes(dtype)));
   void* data = memory->data();
   return {ledger, kind, dtype, numel, numel, c10::kCPU, std::move(memory), data};
 }

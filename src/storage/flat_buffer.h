@@ -8,6 +8,10 @@
 #include "zero/dtype.h"
 #include "zero/group.h"
 
+namespace zero::comm {
+class ShardTransport;
+}
+
 namespace zero::storage {
 
 at::ScalarType to_scalar_type(DType dtype);
@@ -27,7 +31,7 @@ class FlatBuffer {
                                  c10::Device device = c10::kCPU);
   /// CPU memory that the other ranks of this host can read in place. Local.
   static FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
-                                  Group& group);
+                                  comm::ShardTransport& transport);
   /// One CPU mapping for all ranks of the host; the ledger is charged `charged_numel`. *Collective.*
   static FlatBuffer make_node_shared(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
                                      std::int64_t charged_numel, Group& group, std::string_view label);

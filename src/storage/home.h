@@ -1,5 +1,6 @@
 #pragma once
 // Home: where the memory of an engine lives. Chosen once, by the device; nobody above asks for the device again.
+#include "comm/transport.h"
 #include "storage/flat_buffer.h"
 
 namespace zero::storage {
@@ -7,8 +8,9 @@ namespace zero::storage {
 class Home {
  public:
   Home() = default;
-  /// `group`: those who may read in place what is made readable.
-  Home(c10::Device device, Group group) : device_(device), group_(std::move(group)) {}
+  /// `transport`: of those who may read in place what is made readable.
+  Home(c10::Device device, std::shared_ptr<comm::ShardTransport> transport)
+      : device_(device), transport_(std::move(transport)) {}
 
   c10::Device device() const { return device_; }
 
@@ -16,9 +18,9 @@ class Home {
   FlatBuffer make_private(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel) const {
     return FlatBuffer::make_private(ledger, kind, dtype, numel, device_);
   }
-  /// That the other ranks of the host may read in place, where the device's memory allows it. Local.
-  FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel) {
-    return device_.is_cpu() ? FlatBuffer::make_readable(ledger, kind, dtype, numel, group_)
+  /// That the other ranks may read in place, where the transport moves this device's memory. Local.
+  FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel) const {
+    return device_.is_cpu() ? FlatBuffer::make_readable(ledger, kind, dtype, numel, *transport_)
                             : make_private(ledger, kind, dtype, numel);
   }
   /// True when take_block() hands out, of this home's memory, what activations have left (storage/cpu_allocator.h).
@@ -26,7 +28,7 @@ class Home {
 
  private:
   c10::Device device_{c10::kCPU};
-  Group group_;
+  std::shared_ptr<comm::ShardTransport> transport_;
 };
 
 }  // namespace zero::storage

@@ -24,7 +24,7 @@ class BufferPool {
   storage::FlatBuffer* take(std::int64_t numel);
   /// True when take() would make one beyond `limit_numel` elements in all.
   bool would_exceed(std::int64_t limit_numel, std::int64_t numel) const {
-    return !sizes_.has_free(numel) && sizes_.total_numel() + numel > limit_numel;
+    return sizes_.would_exceed(limit_numel, numel);
   }
   /// Allocates nothing.
   void give_back(storage::FlatBuffer* buffer);

@@ -49,7 +49,7 @@ class CopyingStore final : public ParameterStore {
         memory_(model.units.size()),
         publications_(model.units.size()),
         pool_(ledger, MemoryKind::kGather, [this, &ledger](std::int64_t numel) {
-          return model_.home.make_private(ledger, MemoryKind::kGather, model_.low_dtype, numel);
+          return model_.home.make_private(ledger, MemoryKind::kGather, model_.param_dtype, numel);
         }) {
     std::int64_t sharded = 0;
     for (std::size_t i = 0; i < memory_.size(); ++i) {
@@ -100,7 +100,7 @@ class CopyingStore final : public ParameterStore {
     for (std::size_t i = 0; i < memory_.size(); ++i) {
       if (is_resident(i)) attach(static_cast<int>(i), memory_[i].resident.data());
     }
-    spread_residents(/*frozen_too=*/true);
+    gather_residents(/*frozen_too=*/true);
     if (window_) window_->publish();
     counts_ = {};  // the report is about training
     schedule_.reset_peak();
@@ -112,7 +112,7 @@ class CopyingStore final : public ParameterStore {
   void publish(bool frozen_too) override {
     Stopwatch watch(times_.publish);
     carry_out(schedule_.publish());
-    spread_residents(frozen_too);
+    gather_residents(frozen_too);
     if (window_) window_->publish();
     choose_window();
   }
@@ -126,13 +126,13 @@ class CopyingStore final : public ParameterStore {
 
   at::Tensor pinned_view(int index) override { return whole_buffer(index).view(0, unit(index).numel); }
 
-  void spread(std::span<const int> parameters, int root) override {
+  void broadcast(std::span<const int> parameters, int root) override {
     for (int p : parameters) {
       const auto& parameter = model_.parameters[p];
       auto& memory = memory_[parameter.unit];
       const auto& whole = whole_buffer(parameter.unit);
-      model_.group
-          .broadcast(whole.data_at(parameter.range.begin), parameter.range.numel(), model_.low_dtype, root,
+      model_.transport
+          ->broadcast(whole.data_at(parameter.range.begin), parameter.range.numel(), model_.param_dtype, root,
                      {.label = parameter.name})
           .wait();
       if (is_resident(parameter.unit)) continue;
@@ -143,7 +143,7 @@ class CopyingStore final : public ParameterStore {
           .copy_(whole.view(mine.begin, mine.numel()));
     }
     if (window_) window_->publish();
-    model_.group.barrier({.label = "spread parameters"}).wait();
+    model_.group.barrier({.label = "broadcast parameters"}).wait();
   }
 
   void reattach(int p) override {
@@ -174,7 +174,7 @@ class CopyingStore final : public ParameterStore {
 
  private:
   FlatBuffer make_resident(storage::Ledger& ledger, std::int64_t numel) {
-    return model_.home.make_readable(ledger, MemoryKind::kParameters, model_.low_dtype, numel);
+    return model_.home.make_readable(ledger, MemoryKind::kParameters, model_.param_dtype, numel);
   }
   /// Other ranks fetch from this rank's shards, without its doing, from here on.
   void open_window() {
@@ -188,8 +188,8 @@ class CopyingStore final : public ParameterStore {
       const bool has = sharded && !unit(i).shard(model_.rank()).empty();
       mine.push_back(has ? shards_.data_at(memory_[i].shard_offset) : nullptr);
     }
-    window_ = comm::make_shard_window(model_.group, "parameters", std::move(parcels), model_.low_dtype,
-                                      std::move(mine));
+    window_ = model_.transport->make_shard_window("parameters", std::move(parcels), model_.param_dtype,
+                                                  std::move(mine));
   }
 
   const FlatBuffer& whole_buffer(int index) const {
@@ -230,7 +230,7 @@ class CopyingStore final : public ParameterStore {
     const std::int64_t own = the_unit.shard(model_.rank()).numel();
     counts_.peak_live_numel = schedule_.peak_live_numel();
     counts_.gathered_numel += the_unit.numel - own;
-    counts_.copied_nbytes += own * static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
+    counts_.copied_nbytes += own * static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
     ++counts_.gathers;
     if (prefetched) ++counts_.prefetched_gathers;
   }
@@ -264,7 +264,7 @@ class CopyingStore final : public ParameterStore {
   }
 
   /// Sends every owner's slice of resident units to all ranks.
-  void spread_residents(bool frozen_too) {
+  void gather_residents(bool frozen_too) {
     // Without sharded optimizer states every rank has computed all of it by itself.
     if (model_.world_size() == 1 || !model_.sharding.optimizer_states) return;
     for (std::size_t i = 0; i < memory_.size(); ++i) {
@@ -273,9 +273,9 @@ class CopyingStore final : public ParameterStore {
       for (const Publication& publication : publications_[i]) {
         const Range bucket = publication.range;
         const Range mine = layout::intersect(bucket, the_unit.shard(model_.rank()));
-        model_.group
-            .all_gather(memory_[i].resident.data_at(mine.begin), memory_[i].resident.data_at(bucket.begin),
-                        publication.counts, model_.low_dtype,
+        model_.transport
+            ->all_gather(memory_[i].resident.data_at(mine.begin), memory_[i].resident.data_at(bucket.begin),
+                        publication.counts, model_.param_dtype,
                         {.label = the_unit.name, .input_stable_until_barrier = true})
             .wait();
         counts_.published_numel += bucket.numel() - mine.numel();

@@ -62,7 +62,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
 }
 
 storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
-  return model_.home.make_readable(ledger_, MemoryKind::kBuckets, model_.low_dtype, numel);
+  return model_.home.make_readable(ledger_, MemoryKind::kBuckets, model_.param_dtype, numel);
 }
 
 /// What depends on the buckets. *Collective.*
@@ -92,8 +92,8 @@ void GradientReducer::make_memory() {
                        bucket.counts});
   }
   board_.reset();
-  board_ = comm::make_exchange_board(
-      model_.group, "gradients", std::move(parcels), model_.low_dtype,
+  board_ = model_.transport->make_exchange_board(
+      "gradients", std::move(parcels), model_.param_dtype,
       [this](int parcel, std::span<const void* const> slices) { reduce(buckets_[parcel], slices); });
 }
 
@@ -303,7 +303,7 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
     source.copy_(gradient.layout() == at::kStrided ? gradient : gradient.to_dense());
     copied_nbytes_ += static_cast<std::int64_t>(source.nbytes());
   }
-  const std::int64_t nbytes = static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
+  const std::int64_t nbytes = static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
   copied_nbytes_ += part.numel() * nbytes;
   const std::int64_t to = part.begin - bucket.range.begin;
   const std::int64_t from = part.begin - target.range.begin;
@@ -374,7 +374,7 @@ void GradientReducer::add_slices(const Bucket& bucket, Range mine, float* sums,
   double* squares = is_last_micro_batch() ? block_sumsq_.data() + bucket.block_offset : nullptr;
   model_.passes->reduce({.accumulator = sums,
                          .slices = slices,
-                         .dtype = model_.low_dtype,
+                         .dtype = model_.param_dtype,
                          .numel = mine.numel(),
                          .first = first,
                          .block_sumsq = squares});
@@ -399,7 +399,7 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
         const Range part = layout::intersect({begin, begin + columns}, mine);
         if (part.empty()) continue;
         const std::int64_t from = static_cast<std::int64_t>(i) * columns + (part.begin - begin);
-        add_low_values(model_.low_dtype, values, from, part.numel(), sums + (part.begin - mine.begin));
+        add_low_values(model_.param_dtype, values, from, part.numel(), sums + (part.begin - mine.begin));
       }
     }
     if (!is_last_micro_batch()) continue;
@@ -529,8 +529,8 @@ void GradientReducer::replicate() {
     if (!unit.trainable) continue;
     const Range mine = unit.shard(model_.rank());
     float* whole = accumulator(static_cast<int>(u));
-    model_.group
-        .all_gather(whole + mine.begin, whole, unit_counts_[u], DType::kFloat32,
+    model_.transport
+        ->all_gather(whole + mine.begin, whole, unit_counts_[u], DType::kFloat32,
                     {.label = unit.name, .input_stable_until_barrier = true})
         .wait();
     published_numel_ += unit.numel - mine.numel();

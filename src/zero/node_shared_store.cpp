@@ -22,7 +22,7 @@ class NodeSharedStore final : public ParameterStore {
       mine += model.total([&](const Unit& unit) { return unit.shard(rank); });
     }
     memory_ =
-        storage::FlatBuffer::make_node_shared(ledger, MemoryKind::kParameters, model.low_dtype, total, mine,
+        storage::FlatBuffer::make_node_shared(ledger, MemoryKind::kParameters, model.param_dtype, total, mine,
                                               model.hosts ? model.hosts->node : model.group, "parameters");
     if (model.hosts) find_slices();
   }
@@ -57,10 +57,10 @@ class NodeSharedStore final : public ParameterStore {
   }
   void unpin(std::span<const int>) override {}
   at::Tensor pinned_view(int index) override { return memory_.view(offsets_[index], unit(index).numel); }
-  void spread(std::span<const int> parameters, int root) override {
+  void broadcast(std::span<const int> parameters, int root) override {
     // root wrote into the one copy that its node has.
     if (model_.hosts) send_to_hosts(parameters, root);
-    model_.group.barrier({.label = "spread parameters"}).wait();
+    model_.group.barrier({.label = "broadcast parameters"}).wait();
   }
 
   void reattach(int p) override { attach_parameter(p, memory_.data_at(offsets_[model_.parameters[p].unit])); }
@@ -97,7 +97,7 @@ class NodeSharedStore final : public ParameterStore {
       const int index = static_cast<int>(i);
       under_way_.push_back(model_.hosts->across.all_gather_at(
           in_memory(index, writable_range(index)), memory_.data_at(offsets_[i]), slices_[i].counts, slices_[i].offsets,
-          model_.low_dtype, {.label = model_.units[i].name}));
+          model_.param_dtype, {.label = model_.units[i].name}));
       counts_.published_numel += slices_[i].received_numel;
     }
     for (Work& work : under_way_) work.wait();
@@ -112,7 +112,7 @@ class NodeSharedStore final : public ParameterStore {
       const auto& parameter = model_.parameters[p];
       model_.hosts->across
           .broadcast(memory_.data_at(offsets_[parameter.unit] + parameter.range.begin),
-                     parameter.range.numel(), model_.low_dtype, static_cast<int>(found - ranks.begin()),
+                     parameter.range.numel(), model_.param_dtype, static_cast<int>(found - ranks.begin()),
                      {.label = parameter.name})
           .wait();
     }

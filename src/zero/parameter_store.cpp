@@ -44,7 +44,7 @@ void ParameterStore::attach(int index, void* base) {
 void ParameterStore::attach_parameter(int p, void* base) {
   if (writes_.has(p)) return;
   auto& parameter = model_.parameters[p];
-  const auto nbytes = static_cast<std::int64_t>(element_nbytes(model_.low_dtype));
+  const auto nbytes = static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
   parameter.handle->attach(static_cast<char*>(base) + parameter.range.begin * nbytes);
 }
 

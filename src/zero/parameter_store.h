@@ -50,7 +50,7 @@ class ParameterStore : public intercept::UseObserver {
   /// A pinned unit's values, [U]. Local.
   virtual at::Tensor pinned_view(int unit) = 0;
   /// *Collective.* Spreads parameter values that `root` wrote into pinned memory to every copy.
-  virtual void spread(std::span<const int> parameters, int root) = 0;
+  virtual void broadcast(std::span<const int> parameters, int root) = 0;
 
   /// Keeps what a retired handle needs; see ParameterHandle::retire. Local.
   virtual std::shared_ptr<void> keep_alive(int unit) = 0;

@@ -5,8 +5,6 @@
 #include <ATen/ops/where.h>
 #include <fmt/format.h>
 
-#include <cstring>
-
 #include "zero/errors.h"
 #include "zero/parameter_store.h"
 #include "zero/sharded_optimizer.h"
@@ -18,7 +16,7 @@ storage::FlatBuffer& ParameterWrites::copy_of(int parameter) {
   if (found != copies_.end()) return found->second;
   return copies_
       .emplace(parameter,
-               model_.home.make_private(ledger_, MemoryKind::kParameters, model_.low_dtype,
+               model_.home.make_private(ledger_, MemoryKind::kParameters, model_.param_dtype,
                                         model_.parameters[parameter].range.numel()))
       .first->second;
 }
@@ -35,7 +33,7 @@ void ParameterWrites::take_over(int p, const at::Tensor& values, intercept::UseO
   auto& parameter = model_.parameters[p];
   auto& copy = copy_of(p);
   copy.view(0, copy.numel()).as_strided(values.sizes(), parameter.strides).copy_(values.detach());
-  parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model_.low_dtype), parameter.strides,
+  parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model_.param_dtype), parameter.strides,
                           copy.nbytes(), model_.device, observer);
   parameter.handle->attach(copy.data());
 }
@@ -66,10 +64,9 @@ void ParameterWrites::merge(int p, const at::Tensor& current) const {
   }
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(model_.world_size()), current.numel());
   const at::Tensor all = at::empty({model_.world_size(), current.numel()}, current.options());
-  Group group = model_.group;
-  group
-      .all_gather(mine.const_data_ptr(), all.mutable_data_ptr(), counts, model_.low_dtype,
-                  {.label = model_.parameters[p].name})
+  model_.transport
+      ->all_gather(mine.const_data_ptr(), all.mutable_data_ptr(), counts, model_.param_dtype,
+                   {.label = model_.parameters[p].name})
       .wait();
   const auto bits = [](const at::Tensor& tensor) {
     return tensor.view(tensor.element_size() == 2 ? at::kShort : at::kInt);
@@ -81,7 +78,7 @@ void ParameterWrites::merge(int p, const at::Tensor& current) const {
     const at::Tensor conflict =
         changed.logical_and(bits(current).ne(bits(before))).logical_and(bits(current).ne(bits(theirs)));
     if (conflict.any().item<bool>()) {
-      group.barrier({.label = "conflicting writes"}).wait();  // so that all ranks know as much
+      model_.group.barrier({.label = "conflicting writes"}).wait();  // so that all ranks know as much
       throw ModelError(
           fmt::format("rank {} and a rank before it have written different values into parameter '{}' since "
                       "the last step; a "
@@ -110,7 +107,7 @@ void ParameterWrites::commit(ParameterStore& store, ShardedOptimizer& optimizer)
     // Everybody has read it; rank 0 writes for all.
     model_.group.barrier({.label = parameter.name}).wait();
     if (model_.rank() == 0) whole.copy_(merged);
-    store.spread({&p, 1}, 0);
+    store.broadcast({&p, 1}, 0);
     optimizer.refresh(unit, parameter.range, before);
     const auto copy = copies_.find(p);
     if (copy != copies_.end()) {

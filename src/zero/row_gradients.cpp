@@ -121,12 +121,13 @@ void RowGradients::exchange(const std::function<void(int parameter, std::span<co
       const std::string label = "gradient rows of " + parameter.name;
       const at::Tensor all_rows = at::empty({total}, at::kLong);
       const at::Tensor all_values = at::empty({total, columns}, values.options());
-      model_.group
-          .all_gather(rows.const_data_ptr(), all_rows.mutable_data_ptr(), agreed.rows_of_rank, DType::kInt64,
+      model_.transport
+          ->all_gather(rows.const_data_ptr(), all_rows.mutable_data_ptr(), agreed.rows_of_rank, DType::kInt64,
                       {.label = label})
           .wait();
-      model_.group
-          .all_gather(values.const_data_ptr(), all_values.mutable_data_ptr(), numel, model_.low_dtype, {.label = label})
+      model_.transport
+          ->all_gather(values.const_data_ptr(), all_values.mutable_data_ptr(), numel, model_.param_dtype,
+                       {.label = label})
           .wait();
       received_numel_ += (total - rows.numel()) * columns;
       rows = all_rows;

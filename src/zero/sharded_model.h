@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/transport.h"
 #include "intercept/parameter_handle.h"
 #include "layout/shard.h"
 #include "layout/sharding.h"
@@ -44,6 +45,7 @@ struct Parameter {
 struct Unit {
   std::string name;
   bool trainable = true;
+  bool replicated = false;  ///< the same on all model-parallel ranks
   std::int64_t numel = 0;
   std::vector<int> parameters;     ///< indices into ShardedModel::parameters
   std::vector<std::int64_t> cuts;  ///< [N+1], see layout::shard_cuts
@@ -65,11 +67,12 @@ struct ShardedModel {
   std::vector<Parameter> parameters;
   std::vector<Unit> units;
   Sharding sharding;
-  DType low_dtype = DType::kFloat32;
+  DType param_dtype = DType::kFloat32;
   c10::Device device{c10::kCPU};
   storage::Home home;                                         ///< where memory comes from on that device
   const optim::Passes* passes = &optim::passes_for(c10::kCPU);  ///< and what is done with it there
-  Group group;
+  Group group;                                      ///< what the ranks tell each other: flags, norms, sizes
+  std::shared_ptr<comm::ShardTransport> transport;  ///< what moves shards between them
   std::optional<Hosts> hosts;  ///< node-shared store over several hosts only
 
   int rank() const { return group.rank(); }

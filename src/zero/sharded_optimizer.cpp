@@ -68,10 +68,10 @@ ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
     // Elements that another rank writes for all cannot be the master of this rank.
     if (layout::intersect(updated, written) != updated) return Masters::kFloat;
     // fp32 parameters of which it writes more than it updates are updated by others.
-    if (model_.low_dtype == DType::kFloat32 && updated != written) return Masters::kFloat;
+    if (model_.param_dtype == DType::kFloat32 && updated != written) return Masters::kFloat;
   }
-  if (model_.low_dtype == DType::kFloat32) return Masters::kParameters;
-  const bool can_split = model_.low_dtype == DType::kBFloat16 && model_.passes->splits_masters();
+  if (model_.param_dtype == DType::kFloat32) return Masters::kParameters;
+  const bool can_split = model_.param_dtype == DType::kBFloat16 && model_.passes->splits_masters();
   return can_split ? Masters::kRemainders : Masters::kFloat;
 }
 
@@ -141,7 +141,7 @@ void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& value
   const at::Tensor source = values.to(model_.device, at::kFloat).contiguous();
   const auto from = [&](Range part) { return source.const_data_ptr<float>() + (part.begin - range.begin); };
   store_.update(unit, layout::intersect(store_.writable_range(unit), range), [&](Range part, void* low) {
-    model_.passes->round(from(part), low, model_.low_dtype, part.numel());
+    model_.passes->round(from(part), low, model_.param_dtype, part.numel());
   });
   if (!model_.units[unit].trainable || masters_ == Masters::kParameters) return;
   const Range updated = layout::intersect(update_range(unit), range);
@@ -205,7 +205,7 @@ void ShardedOptimizer::update_piece(std::int64_t numel, void* low, std::span<voi
     case Masters::kFloat: args.master = static_cast<float*>(columns[kMaster]); break;
   }
   std::copy(columns.begin() + static_cast<std::ptrdiff_t>(column_of(0)), columns.end(), args.states.begin());
-  model_.passes->update(rule(), args, model_.low_dtype, hyper);
+  model_.passes->update(rule(), args, model_.param_dtype, hyper);
 }
 
 at::Tensor ShardedOptimizer::low_values(int unit, Range range) const {
@@ -238,7 +238,7 @@ void ShardedOptimizer::low_from_master(int unit) {
   if (!model_.units[unit].trainable || masters_ != Masters::kFloat) return;
   const Range part = layout::intersect(update_range(unit), store_.writable_range(unit));
   for_each_piece(unit, part, Access::kRead, [&](Range piece, void* low, std::span<void* const> columns) {
-    model_.passes->round(static_cast<const float*>(columns[kMaster]), low, model_.low_dtype, piece.numel());
+    model_.passes->round(static_cast<const float*>(columns[kMaster]), low, model_.param_dtype, piece.numel());
   });
 }
 

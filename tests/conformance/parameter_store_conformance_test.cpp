@@ -1,9 +1,11 @@
-// What every parameter store has to do, on one to three ranks, in both precisions. A new store joins kStores.
+// What every parameter store has to do, on one to three ranks, in both precisions. A new store joins kStores; so does a
+// new transport of shards, with the stores that it serves.
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
+#include "support/pipe_transport.h"
 #include "support/sharded_room.h"
 #include "support/spawn.h"
 
@@ -18,6 +20,7 @@ using testing::spawn;
 struct StoreKind {
   const char* name;
   std::unique_ptr<ParameterStore> (*make)(Room& room);
+  bool over_pipes = false;
 };
 
 CopyingStoreOptions copying_options(const Room& room, bool resident) {
@@ -40,6 +43,16 @@ const StoreKind kStores[] = {
      [](Room& room) {
        return make_copying_store(room.model, room.ledger, room.times, copying_options(room, true));
      }},
+    {"CopyingOverPipes",
+     [](Room& room) {
+       return make_copying_store(room.model, room.ledger, room.times, copying_options(room, false));
+     },
+     /*over_pipes=*/true},
+    {"ResidentOverPipes",
+     [](Room& room) {
+       return make_copying_store(room.model, room.ledger, room.times, copying_options(room, true));
+     },
+     /*over_pipes=*/true},
 };
 void PrintTo(const StoreKind& store, std::ostream* out) { *out << store.name; }
 
@@ -49,14 +62,14 @@ double value_of(int unit, std::int64_t element, int generation) {
 }
 
 at::Tensor view_of(const Room& room, void* low, std::int64_t numel) {
-  return at::from_blob(low, {numel}, storage::to_scalar_type(room.model.low_dtype));
+  return at::from_blob(low, {numel}, storage::to_scalar_type(room.model.param_dtype));
 }
 
 at::Tensor values_of(const Room& room, int unit, Range range, int generation) {
   const at::Tensor values = at::empty({range.numel()}, at::kDouble);
   for (std::int64_t i = 0; i < range.numel(); ++i)
     values.mutable_data_ptr<double>()[i] = value_of(unit, range.begin + i, generation);
-  return values.to(storage::to_scalar_type(room.model.low_dtype));
+  return values.to(storage::to_scalar_type(room.model.param_dtype));
 }
 
 class ParameterStores : public ::testing::TestWithParam<StoreKind> {
@@ -64,12 +77,16 @@ class ParameterStores : public ::testing::TestWithParam<StoreKind> {
   /// Runs `check(room)` on each rank of 1 to 3, in both precisions; the store holds generation 0.
   void everywhere(const std::function<void(Room&)>& check, RoomShape shape = {}) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      shape.low_dtype = dtype;
+      shape.param_dtype = dtype;
       for (const int ranks : {1, 2, 3}) {
         SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << dtype_name(dtype));
+        const testing::Pipes pipes(ranks);
         expect_all_ok(spawn(ranks,
                             [&](Group group) {
-                              Room room(shape, group);
+                              auto transport = GetParam().over_pipes
+                                                   ? testing::make_pipe_transport(pipes, group.rank())
+                                                   : comm::make_host_transport(group);
+                              Room room(shape, group, std::move(transport));
                               room.store = GetParam().make(room);
                               write(room, 0);
                               room.start();
@@ -183,7 +200,7 @@ TEST_P(ParameterStores, WhatOneRankWritesIntoPinnedMemoryReachesAll) {
     room.store->pin({&unit, 1});
     if (room.model.rank() == root)
       room.store->pinned_view(unit).narrow(0, range.begin, range.numel()).copy_(values_of(room, unit, range, 5));
-    room.store->spread({&parameter, 1}, root);
+    room.store->broadcast({&parameter, 1}, root);
     room.store->unpin({&unit, 1});
     room.store->pin({&unit, 1});
     const at::Tensor seen = room.store->pinned_view(unit);

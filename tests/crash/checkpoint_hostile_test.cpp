@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <numeric>
 
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
@@ -64,22 +65,23 @@ TEST(HostileCheckpoint, NestingIsBounded) {
 }
 
 TEST(HostileCheckpoint, AnotherVersionIsRefusedByItsNumber) {
-  EXPECT_EQ(refusal_of([] { parse_manifest(with_member("version", "1"), "m"); }), "");
-  for (const char* version : {"2", "0", "999999"}) {
+  for (const char* version : {"1", "2"})
+    EXPECT_EQ(refusal_of([&] { parse_manifest(with_member("version", version), "m"); }), "");
+  for (const char* version : {"3", "0", "999999"}) {
     const std::string text = refusal_of([&] { parse_manifest(with_member("version", version), "m"); });
     EXPECT_EQ(text, std::string("'m' is of format version ") + version +
-                        ", this build reads version 1; use the zerotorch that wrote it");
+                        ", this build reads versions 1 to 2; use the zerotorch that wrote it");
   }
   const std::string other = refusal_of([] { parse_manifest(with_member("format", "\"theirs\""), "m"); });
   EXPECT_NE(other.find("it is of another format"), std::string::npos) << other;
 }
 
-// tests/data/checkpoint_1 is what save_step_together(files, 2, 1) wrote with the first version of the format:
-// whatever later builds write, this they read.
-TEST(CheckpointFormat, Version1StaysReadable) {
+// tests/data/checkpoint_<V> is what save_step_together(files, 2, 1) wrote with version V of the format: whatever later
+// builds write, this they read.
+void read_frozen(int version, std::size_t tensors) {
   io::PosixFileSystem disk;
   io::MemoryFileSystem files;
-  const std::string from = std::string(ZERO_SOURCE_DIR) + "/tests/data/checkpoint_1";
+  const std::string from = std::string(ZERO_SOURCE_DIR) + "/tests/data/checkpoint_" + std::to_string(version);
   files.make_folders("ckpt/step1");
   for (const char* name :
        {"latest", "step1/manifest.json", "step1/rank_00000.safetensors", "step1/rank_00001.safetensors"}) {
@@ -88,17 +90,59 @@ TEST(CheckpointFormat, Version1StaysReadable) {
   EXPECT_EQ(read_step(files, ""), 1);
   const Found found = find_checkpoint(files, "ckpt", "");
   EXPECT_EQ(found.manifest.world_size, 2);
-  ASSERT_EQ(found.manifest.tensors.size(), 4u);
+  ASSERT_EQ(found.manifest.tensors.size(), tensors);
   const auto want = room_tensors();
-  for (std::size_t t = 0; t < want.size(); ++t) {
+  for (std::size_t t = 0; t < tensors; ++t) {
     const TensorInfo& info = found.manifest.tensors[t].info;
     EXPECT_EQ(info.key(), want[t].key());
     EXPECT_EQ(info.shape, want[t].shape);
     EXPECT_EQ(info.dtype, want[t].dtype);
+    EXPECT_EQ(info.order, want[t].order);
     EXPECT_EQ(info.module_dtype, want[t].module_dtype);
     EXPECT_EQ(info.aliases, want[t].aliases);
   }
   EXPECT_TRUE(verify(files, "ckpt").problems.empty());
+}
+
+TEST(CheckpointFormat, Version1StaysReadable) { read_frozen(1, 4); }
+TEST(CheckpointFormat, Version2StaysReadable) { read_frozen(2, 5); }
+
+// Boxes are read, moved and compared element by element: they must cover their tensor exactly once.
+TEST(CheckpointFormat, BoxesThatDoNotCoverTheirTensorOnceAreRefused) {
+  const std::vector<std::int64_t> shape{4, 6};
+  const Box left{{0, 4}, {0, 3}}, right{{0, 4}, {3, 6}};
+  EXPECT_EQ(problem_with({{left, right}, {}}, shape), "");
+  EXPECT_EQ(problem_with({{right, left}, {1, 0}}, shape), "");
+  EXPECT_NE(problem_with({{left}, {}}, shape), "");
+  EXPECT_NE(problem_with({{left, left}, {}}, shape), "") << "as many elements, but twice the same";
+  EXPECT_NE(problem_with({{left, {{0, 4}, {3, 7}}}, {}}, shape), "");
+  EXPECT_NE(problem_with({{left, right, {{2, 2}, {0, 6}}}, {}}, shape), "") << "an empty one";
+  EXPECT_NE(problem_with({{{{0, 24}}}, {}}, shape), "") << "another number of dimensions";
+  EXPECT_NE(problem_with({std::vector<Box>(kMostBoxes + 1, left), {}}, shape), "");
+}
+
+TEST(CheckpointFormat, ElementsGoFromBoxesToTheirPlaces) {
+  const ElementOrder order = room_tensors()[4].order;
+  std::vector<std::int32_t> from(30), to(30, -1), want(30);
+  std::iota(from.begin(), from.end(), 0);
+  int next = 0;
+  for (const Box& box : order.boxes) {
+    for (std::int64_t column = box[1].first; column < box[1].second; ++column) {
+      for (std::int64_t row = box[0].first; row < box[0].second; ++row)
+        want[static_cast<std::size_t>(row * 6 + column)] = next++;
+    }
+  }
+  to_row_major(reinterpret_cast<const std::byte*>(from.data()), reinterpret_cast<std::byte*>(to.data()), {5, 6}, order,
+               sizeof from[0]);
+  EXPECT_EQ(to, want);
+  // Rows at once where elements lie by rows.
+  const ElementOrder by_rows{order.boxes, {}};
+  to_row_major(reinterpret_cast<const std::byte*>(from.data()), reinterpret_cast<std::byte*>(to.data()), {5, 6},
+               by_rows, sizeof from[0]);
+  EXPECT_EQ(to[0], 0);
+  EXPECT_EQ(to[6], 2);
+  EXPECT_EQ(to[2], 10);
+  EXPECT_EQ(to[29], 29);
 }
 
 /// A folder on the disk, removed at the end.
@@ -166,7 +210,7 @@ TEST(HostileCheckpoint, NoMemoryForTensorsThatAreOnlyClaimed) {
   Manifest manifest;
   manifest.tag = "step1";
   manifest.files.push_back({"rank_00000.safetensors", 4096 + kBlocks * kBlockNbytes, 4096, 0});
-  TensorInfo info{"w", kinds::kWeight, ElementType::kF32, {kBlocks, kBlockNbytes / 4}, {1, 0}};
+  TensorInfo info{"w", kinds::kWeight, ElementType::kF32, {kBlocks, kBlockNbytes / 4}, {{}, {1, 0}}};
   PiecePlace piece{0, 4096, 0, info.numel(), std::vector<Checksum>(kBlocks)};
   manifest.tensors.push_back({info, {piece}});
   io::MemoryFileSystem files;

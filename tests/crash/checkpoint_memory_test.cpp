@@ -56,7 +56,7 @@ void save(const std::string& folder, std::int64_t nbytes) {
                                 ElementType::kF32,
                                 {layer == kLayers ? 512 : rows, 1024}};
     info.module_dtype = ElementType::kBF16;
-    if (layer == kLayers) info.dim_order = {1, 0};
+    if (layer == kLayers) info.order.dim_order = {1, 0};
     const auto make = [layer](std::int64_t first, std::int64_t count, std::byte* out) {
       auto* values = reinterpret_cast<float*>(out);
       for (std::int64_t i = 0; i < count; ++i) {

@@ -237,14 +237,14 @@ TEST_F(CheckpointElastic, TheManifestHasAllThatARunNeeds) {
     const auto found = checkpoint::inspect(folder);
     const auto state = nlohmann::json::parse(found.state);
     const nlohmann::json want = {{"global_steps", 1},
-                                 {"skipped_steps", 0},
                                  {"micro_batches", 6},
                                  {"window_micro_batches", 2},
                                  {"gradient_accumulation_steps", 2},
-                                 {"world_size", 2},
+                                 {"data_parallel_size", 2},
+                                 {"model_parallel_size", 1},
                                  {"optimizer_steps", 1},
                                  {"seed", "5"},
-                                 {"loss_scale", 1.0},
+                                 {"loss_scaler", {{"scale", 1.0}, {"skipped_steps", 0}}},
                                  {"stage", 3},
                                  {"precision", "bf16"},
                                  {"threads_per_rank", 1},

@@ -336,12 +336,14 @@ TEST_F(CheckpointLoad, HostileStatesAreRefusedAndChangeNothing) {
         {"global_steps", -1},
         {"global_steps", "2"},
         {"global_steps", nullptr},
-        {"skipped_steps", 3},
+        {"loss_scaler", {{"scale", 1}, {"skipped_steps", 3}}},
+        {"loss_scaler", {{"scale", 1}}},
+        {"loss_scaler", 7},
         {"micro_batches", 1e300},
         {"micro_batches", 9223372036854775807LL},
         {"window_micro_batches", 3},
         {"window_micro_batches", 9223372036854775807LL},
-        {"world_size", 9223372036854775807LL},
+        {"data_parallel_size", 9223372036854775807LL},
         {"gradient_accumulation_steps", 9223372036854775807LL},
         {"optimizer_steps", 9223372036854775807LL},
         {"learning_rate_override", "high"}};
@@ -356,11 +358,17 @@ TEST_F(CheckpointLoad, HostileStatesAreRefusedAndChangeNothing) {
       EXPECT_EQ(differing(values_of(engine), before), Names()) << state;
       EXPECT_EQ(engine.global_steps(), 3) << state;
     }
-    forge_state(folder + "/a", good.dump());
-    engine.load_checkpoint(folder);
-    EXPECT_EQ(engine.global_steps(), 2);
-    train(engine, 1);
-    EXPECT_EQ(differing(values_of(engine), before), Names());
+    // As it is now, and as version 1 of the format had it.
+    auto older = good;
+    for (const char* key : {"loss_scaler", "data_parallel_size", "model_parallel_size"}) older.erase(key);
+    older.update({{"skipped_steps", 0}, {"loss_scale", 1.0}, {"world_size", 1}});
+    for (const auto& state : {good, older}) {
+      forge_state(folder + "/a", state.dump());
+      engine.load_checkpoint(folder);
+      EXPECT_EQ(engine.global_steps(), 2);
+      train(engine, 1);
+      EXPECT_EQ(differing(values_of(engine), before), Names());
+    }
   }));
 }
 

@@ -480,6 +480,44 @@ TEST(PlainLoops, ScopesEnginesAndGraphsGoInAnyOrder) {
   });
 }
 
+/// No counter tells of it, so that only the observer, which compares values, can.
+TEST(PlainLoops, AWriteThroughARawPointerIsFoundByTheObserver) {
+  everywhere([](Group group, const Where& where) {
+    Two model(3000);
+    auto engine = initialize(model, json_of(where, kAdam, R"(, "debug_observer": true)"), {.group = group});
+    const auto step = [&] {
+      engine.backward(model->a.sum() + model->b.sum());
+      engine.step();
+    };
+    const bool is_whole = where.stage < 3 || where.ranks == 1 || std::string(where.store) == "node_shared";
+    step();
+    {
+      at::NoGradGuard no_grad;
+      model->a.mul_(0.5);  // seen, as all that goes through libtorch
+    }
+    step();
+    engine.set_full_weight("b", at::ones({3000}));
+    {
+      GatheredParameters gathered(engine, {model->a}, /*modifier_rank=*/0);
+      at::NoGradGuard no_grad;
+      if (group.rank() == 0) model->a.fill_(2);
+    }
+    step();
+    if (!is_whole) return;
+    group.barrier().wait();
+    auto* const values = const_cast<float*>(static_cast<const float*>(model->b.const_data_ptr()));
+    if (group.rank() == 0 || std::string(where.store) != "node_shared") values[2999] = 7;
+    group.barrier().wait();
+    try {
+      step();
+      ADD_FAILURE() << "not found";
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("parameter 'b' was written through a raw pointer"), std::string::npos) << text;
+    }
+  });
+}
+
 TEST(PlainLoops, OneEngineMayBeOverSeveralModules) {
   everywhere([](Group group, const Where& where) {
     Linear encoder(4, 4), decoder(4, 2);

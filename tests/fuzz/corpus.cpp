@@ -23,7 +23,7 @@ std::string text_of(const std::vector<std::byte>& bytes) {
 
 std::vector<TensorInfo> tensors() {
   auto tensors = testing::room_tensors(300);
-  TensorInfo turned{"turned", kinds::kWeight, ElementType::kBF16, {3, 5}, {1, 0}, ElementType::kBF16};
+  TensorInfo turned{"turned", kinds::kWeight, ElementType::kBF16, {3, 5}, {{}, {1, 0}}, ElementType::kBF16};
   TensorInfo scalar{"scale", kinds::kWeight, ElementType::kF32, {}, {}, ElementType::kF32, true};
   TensorInfo random{"rank_00000.cpu", kinds::kRandomState, ElementType::kU8, {40}, {}, ElementType::kU8};
   tensors.insert(tensors.end(), {turned, scalar, random});
@@ -81,6 +81,7 @@ Corpus manifest_corpus() {
   corpus.words = {"\"pieces\":",
                   "\"checksums\":",
                   "\"dim_order\":",
+                  "\"boxes\":[[[0,1],[1,2]],",
                   "\"aliases\":",
                   "\"shape\":",
                   "\"BF16\"",

@@ -22,7 +22,7 @@ void check(const Manifest& manifest) {
       require(piece.checksums.size() == (nbytes + kBlockNbytes - 1) / kBlockNbytes, "a checksum per block");
     }
     require(next == tensor.info.numel(), "pieces cover the tensor");
-    require(tensor.info.dim_order.empty() || tensor.info.dim_order.size() == tensor.info.shape.size(),
+    require(checkpoint::problem_with(tensor.info.order, tensor.info.shape).empty(),
             "an order of all dimensions");
   }
 }

@@ -11,6 +11,7 @@ ROOMS = {
     "base": set(),
     "config": {"base"},
     "layout": {"base"},
+    "setup": {"base", "layout"},
     "io": {"base"},
     "comm": {"base"},
     "monitor": {"base"},
@@ -20,12 +21,12 @@ ROOMS = {
     "zero": {"base", "layout", "io", "comm", "intercept", "storage", "optim"},
     "checkpoint": {"base", "layout", "io", "comm"},
     "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "zero", "checkpoint",
-               "monitor"},
-    "plan": {"base", "layout", "optim"},
+               "monitor", "setup"},
+    "plan": {"base", "layout", "optim", "setup"},
     "models": {"base", "data"},
     "data": {"base"},
 }
-NO_TORCH = {"base", "config", "layout", "io", "comm", "checkpoint", "monitor", "plan", "data"}
+NO_TORCH = {"base", "config", "layout", "io", "comm", "checkpoint", "monitor", "setup", "plan", "data"}
 MAX_LINES = 800
 problems = []
 

@@ -90,7 +90,7 @@ def assemble(folder):
         assert len(raw) == file["nbytes"], f"{file['name']}: {len(raw)} bytes"
         assert file["header_nbytes"] == 8 + int.from_bytes(raw[:8], "little") and file["header_nbytes"] % 4096 == 0
         tensors, metadata = read_file(folder / file["name"])
-        assert metadata["zerotorch_checkpoint"] == manifest["id"] and metadata["zerotorch_version"] == "1"
+        assert metadata["zerotorch_checkpoint"] == manifest["id"] and metadata["zerotorch_version"] == "2"
         assert metadata["zerotorch_rank"] == str(rank)
         files.append((raw, tensors))
     assert len(files) == manifest["world_size"]

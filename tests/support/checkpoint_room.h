@@ -15,17 +15,19 @@
 
 namespace zero::testing {
 
-/// Three tensors of odd sizes, one of them larger than a block, and an empty one; their values name step and
-/// place.
+/// Three tensors of odd sizes, one of them larger than a block, an empty one, and one in boxes whose elements lie
+/// column by column; their values name step and place.
 inline std::vector<checkpoint::TensorInfo> room_tensors(std::int64_t large = 1001) {
   using checkpoint::ElementType;
   namespace kinds = checkpoint::kinds;
-  std::vector<checkpoint::TensorInfo> tensors(4);
+  std::vector<checkpoint::TensorInfo> tensors(5);
   tensors[0] = {"block.weight",     kinds::kWeight, ElementType::kF32, {large}, {},
                 ElementType::kBF16, true,          {"tied"}};
   tensors[1] = {"block.weight", "exp_avg", ElementType::kF32, {7, 11}, {}, ElementType::kBF16, true, {}};
   tensors[2] = {"counts", kinds::kBuffer, ElementType::kI64, {3}, {}, ElementType::kI64, false, {}};
   tensors[3] = {"empty", kinds::kWeight, ElementType::kF32, {0, 5}, {}, ElementType::kF32, true, {}};
+  tensors[4] = {"cut", kinds::kWeight, ElementType::kF32, {5, 6}, {}, ElementType::kF32, true, {}};
+  tensors[4].order = {{{{0, 5}, {0, 2}}, {{0, 3}, {2, 6}}, {{3, 5}, {2, 6}}}, {1, 0}};
   return tensors;
 }
 

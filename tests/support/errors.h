@@ -1,5 +1,7 @@
 #pragma once
 // What a call complains of, for tests.
+#include <gtest/gtest.h>
+
 #include <string>
 #include <string_view>
 
@@ -16,6 +18,17 @@ std::string error_of(Call call) {
     return error.what();
   }
   return "";
+}
+
+/// That `call` throws an error of this library with these words.
+template <class Call>
+void expect_said(Call call, std::string_view words) {
+  try {
+    call();
+    ADD_FAILURE() << "no error that says: " << words;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string_view(error.what()).find(words), std::string_view::npos) << error.what();
+  }
 }
 
 inline bool mentions(const std::string& text, std::string_view part) {

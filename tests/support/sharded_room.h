@@ -14,7 +14,7 @@ namespace zero::testing {
 struct RoomShape {
   std::vector<std::vector<std::int64_t>> units = {{1500, 70}, {1}, {4000}, {64, 64, 2100}, {1024}};
   layout::Sharding sharding = layout::sharding_of_stage(3);
-  DType low_dtype = DType::kFloat32;
+  DType param_dtype = DType::kFloat32;
   std::vector<bool> frozen = {};  ///< by unit; those not said are trainable
 };
 
@@ -24,11 +24,12 @@ struct Room {
   StepBreakdown times;
   std::unique_ptr<sharding::ParameterStore> store;
 
-  Room(const RoomShape& shape, Group group) {
+  Room(const RoomShape& shape, Group group, std::shared_ptr<comm::ShardTransport> transport) {
     model.sharding = shape.sharding;
-    model.low_dtype = shape.low_dtype;
+    model.param_dtype = shape.param_dtype;
     model.group = group;
-    model.home = storage::Home(model.device, group);
+    model.transport = std::move(transport);
+    model.home = storage::Home(model.device, model.transport);
     for (std::size_t u = 0; u < shape.units.size(); ++u) {
       sharding::Unit unit{.name = "unit" + std::to_string(u),
                           .trainable = u >= shape.frozen.size() || !shape.frozen[u]};
@@ -36,7 +37,7 @@ struct Room {
         const int p = static_cast<int>(model.parameters.size());
         sharding::Parameter parameter;
         parameter.name = unit.name + ".p" + std::to_string(p);
-        parameter.tensor = at::empty({numel}, storage::to_scalar_type(model.low_dtype));
+        parameter.tensor = at::empty({numel}, storage::to_scalar_type(model.param_dtype));
         parameter.unit = static_cast<int>(u);
         parameter.range = {unit.numel, unit.numel + numel};
         parameter.strides = {1};
@@ -54,8 +55,8 @@ struct Room {
   /// Takes the parameters over, as initialize() does. The store has its values.
   void start() {
     for (auto& parameter : model.parameters) {
-      const auto nbytes = static_cast<std::size_t>(parameter.range.numel()) * element_nbytes(model.low_dtype);
-      parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model.low_dtype), parameter.strides, nbytes,
+      const auto nbytes = static_cast<std::size_t>(parameter.range.numel()) * element_nbytes(model.param_dtype);
+      parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model.param_dtype), parameter.strides, nbytes,
                               model.device, store.get());
     }
     store->start();

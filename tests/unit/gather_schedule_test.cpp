@@ -234,7 +234,9 @@ TEST(BestFit, TheSmallestThatFitsTheLongestFreeOfASize) {
   for (const std::int64_t numel : {30, 10, 20, 20}) pool.make(numel);
   for (const int index : {0, 3, 1, 2}) pool.give_back(index);
   EXPECT_EQ(pool.total_numel(), 80);
-  EXPECT_FALSE(pool.has_free(31));
+  EXPECT_FALSE(pool.would_exceed(80, 30)) << "one of them is free";
+  EXPECT_TRUE(pool.would_exceed(110, 31));
+  EXPECT_FALSE(pool.would_exceed(111, 31));
   EXPECT_FALSE(pool.take(31));
   EXPECT_EQ(pool.take(11), 3);
   EXPECT_EQ(pool.take(11), 2);

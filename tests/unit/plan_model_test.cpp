@@ -64,12 +64,12 @@ TEST(Transformer, RefusesSizesThatDoNotFit) {
   EXPECT_THROW(transformer({.dim = 1LL << 40, .heads = 1}), ConfigError);
   EXPECT_THROW(transformer({.layers = 10'000, .dim = 1 << 24, .heads = 1}), ConfigError);
   EXPECT_THROW(transformer({.seq = 100, .positions = 50}), ConfigError);
-  EXPECT_THROW(of_numel(-1), ConfigError);
+  EXPECT_THROW(model_of_numel(-1), ConfigError);
 }
 
 TEST(OfNumel, HasAsManyAsAsked) {
   for (const std::int64_t numel : {0LL, 1LL, 31LL, 33LL, 7'500'000'000LL, 1'000'000'000'000LL}) {
-    EXPECT_EQ(of_numel(numel).numel(), numel);
+    EXPECT_EQ(model_of_numel(numel).numel(), numel);
   }
 }
 

@@ -115,7 +115,7 @@ TEST(ShardRange, IsThatOfTheCuts) {
 
 TEST(Plan, StatesAreThoseOfThePaperUpToFormatAndPadding) {
   // bf16: 2 for parameters, 2 for what they lack of fp32, 8 for the moments, 4 for fp32 gradient sums: 16.
-  const ModelShape model = of_numel(32 * 1024 * 640);
+  const ModelShape model = model_of_numel(32 * 1024 * 640);
   const double numel = static_cast<double>(model.numel());
   for (const int ranks : {1, 4, 64}) {
     for (int stage = 0; stage <= 3; ++stage) {
@@ -198,7 +198,7 @@ TEST(Plan, StagesNeverTakeMore) {
 }
 
 TEST(Plan, TrafficIsTheTheory) {
-  const ModelShape model = of_numel(32 * 1024 * 10);
+  const ModelShape model = model_of_numel(32 * 1024 * 10);
   const double psi = static_cast<double>(model.numel());
   const auto elements = [](const Plan& plan) {
     return plan.traffic.gathered_numel + plan.traffic.reduced_numel + plan.traffic.published_numel;
@@ -229,11 +229,11 @@ TEST(Plan, TrafficIsTheTheory) {
 TEST(Plan, DegenerateModels) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const int ranks : {1, 2, 100'000}) {
-      const Plan nothing = plan_memory(of_numel(0), at(stage), {.ranks = ranks});
+      const Plan nothing = plan_memory(model_of_numel(0), at(stage), {.ranks = ranks});
       EXPECT_EQ(nothing.rank.total_nbytes(), 0);
       EXPECT_EQ(nothing.padded_numel, 0);
       // Fewer elements than ranks: most ranks hold nothing, one holds a block.
-      const Plan one = plan_memory(of_numel(1), at(stage), {.ranks = ranks, .ranks_per_node = 1});
+      const Plan one = plan_memory(model_of_numel(1), at(stage), {.ranks = ranks, .ranks_per_node = 1});
       EXPECT_EQ(one.padded_numel, 1024);
       EXPECT_GE(one.rank.total_nbytes(), 1024 * 16);
     }
@@ -289,7 +289,7 @@ TEST(Plan, AHundredThousandRanksTakeNoTime) {
 
 TEST(Plan, TinyBucketsOfHugeModelsAreBounded) {
   Config config = config_of(R"("stage": 2, "reduce_bucket_size": 1024)");
-  const Plan plan = plan_memory(of_numel(1'000'000'000'000), config, {.ranks = 64});
+  const Plan plan = plan_memory(model_of_numel(1'000'000'000'000), config, {.ranks = 64});
   EXPECT_EQ(plan.rank[MemoryKind::kBuckets].peak_nbytes, 3 * 1024 * 2);
 }
 
@@ -387,7 +387,7 @@ TEST(Suggest, TheSmallestChangeFirst) {
 }
 
 TEST(Suggest, MoreHostsAreTheFewestThatDo) {
-  const ModelShape model = of_numel(13'000'000'000);
+  const ModelShape model = model_of_numel(13'000'000'000);
   const Config config = at(3);
   Cluster cluster{.ranks = 8, .ranks_per_node = 1, .node_memory_nbytes = 64'000'000'000};
   Cluster small = cluster;
@@ -405,7 +405,7 @@ TEST(Suggest, MoreHostsAreTheFewestThatDo) {
 TEST(Suggest, FewerRanksOnAHostWhereEveryRankBuildsTheModule) {
   // 8 modules of 280 GB do not fit 2 TB, 4 do; more hosts with 8 ranks each would not help.
   const auto found =
-      suggest(of_numel(70'000'000'000), at(3), {.ranks = 8, .node_memory_nbytes = 2'000'000'000'000});
+      suggest(model_of_numel(70'000'000'000), at(3), {.ranks = 8, .node_memory_nbytes = 2'000'000'000'000});
   ASSERT_TRUE(found);
   ASSERT_EQ(found->changes.size(), 1u);
   EXPECT_EQ(found->changes[0], "8 ranks on 2 hosts, 4 each");

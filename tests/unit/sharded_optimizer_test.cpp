@@ -56,7 +56,8 @@ void train(int ranks, int stage, DType dtype, std::int64_t sub_group) {
   testing::expect_all_ok(testing::spawn(
       ranks,
       [&](Group group) {
-        Room room({.sharding = layout::sharding_of_stage(stage), .low_dtype = dtype}, group);
+        Room room({.sharding = layout::sharding_of_stage(stage), .param_dtype = dtype}, group,
+                  comm::make_host_transport(group));
         CopyingStoreOptions options;
         options.resident.assign(room.model.units.size(), stage < 3);
         room.store = make_copying_store(room.model, room.ledger, room.times, options);

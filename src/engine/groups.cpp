@@ -1,0 +1,175 @@
+#include "engine/groups.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <xxhash.h>
+
+#include <set>
+
+#include "comm/gather_values.h"
+#include "engine/agreement.h"
+#include "zero/errors.h"
+
+namespace zero::engine {
+namespace {
+
+/// A rank's place in the table of ranks.
+struct Place {
+  std::int64_t data_rank, data_size, model_rank, model_size;
+};
+
+std::string problem_with(const std::vector<Place>& places) {
+  std::set<std::pair<std::int64_t, std::int64_t>> seen;
+  const auto all = static_cast<std::int64_t>(places.size());
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    const Place& place = places[rank];
+    if (place.data_size * place.model_size != all) {
+      return fmt::format(
+          "rank {} has {} data-parallel and {} model-parallel ranks, whose product is not the {} ranks of "
+          "InitializeOptions::group",
+          rank, place.data_size, place.model_size, all);
+    }
+    if (!seen.emplace(place.data_rank, place.model_rank).second) {
+      return fmt::format("two ranks are at place {} of their data-parallel and place {} of their model-parallel group",
+                         place.data_rank, place.model_rank);
+    }
+  }
+  return {};
+}
+
+void check_table(Groups& groups) {
+  const Place mine{groups.data_parallel.rank(), groups.data_parallel.size(), groups.model_parallel_rank(),
+                   groups.model_parallel_size()};
+  const std::string problem = problem_with(comm::gather_values(groups.all, mine, "groups"));
+  if (problem.empty()) return;
+  leave_together(groups.all);
+  throw ConfigError(
+      fmt::format("initialize: {}; model_parallel = group.split(group.rank() / M) gives every M ranks one copy of the "
+                  "model, and data_parallel can be left out",
+                  problem));
+}
+
+/// What model-parallel ranks must have alike.
+std::string describe(const Inventory& inventory) {
+  std::string text;
+  const auto add = [&](const char* what, const Inventory::Named& item) {
+    auto shape = item.tensor.sizes().vec();
+    if (item.split.is_split()) shape[static_cast<std::size_t>(item.split.dim)] = 0;
+    text += fmt::format("{} '{}' {} [{}]{}", what, item.name, c10::toString(item.tensor.scalar_type()),
+                        fmt::join(shape, ", "), item.tensor.requires_grad() ? "" : " frozen");
+    if (item.split.is_split()) text += fmt::format(", split along dimension {}", item.split.dim);
+    const auto order = checkpoint::dim_order_of(item.tensor.sizes().vec(), item.tensor.strides().vec());
+    text += order.empty() ? "\n" : fmt::format(", dimensions in memory {}\n", fmt::join(order, ", "));
+  };
+  for (const auto& item : inventory.parameters) add("parameter", item);
+  for (const auto& item : inventory.buffers) add("buffer", item);
+  return text;
+}
+
+int checked_dim(const Inventory::Named& item, int dim) {
+  const auto dims = static_cast<int>(item.tensor.dim());
+  if (dim >= -dims && dim < dims) return dim < 0 ? dim + dims : dim;
+  throw ConfigError(fmt::format("InitializeOptions::placement: '{}' has {} dimensions and cannot be split along {}",
+                                item.name, dims, dim));
+}
+
+std::vector<Inventory::Named*> items_of(Inventory& inventory) {
+  std::vector<Inventory::Named*> items;
+  for (auto* list : {&inventory.parameters, &inventory.buffers}) {
+    for (auto& item : *list) items.push_back(&item);
+  }
+  return items;
+}
+
+}  // namespace
+
+void Groups::set_timeout(std::chrono::milliseconds timeout) {
+  all.set_timeout(timeout);
+  data_parallel.set_timeout(timeout);
+  if (model_parallel) model_parallel->set_timeout(timeout);
+}
+
+void Groups::abort(std::string_view reason) noexcept {
+  data_parallel.abort(reason);
+  if (!model_parallel) return;
+  model_parallel->abort(reason);
+  all.abort(reason);
+}
+
+Groups find_groups(const InitializeOptions& options) {
+  Groups groups{options.group ? *options.group : init_distributed(), {}, {}};
+  const bool is_split = options.model_parallel && options.model_parallel->size() > 1;
+  if (!is_split && !options.data_parallel) {
+    groups.data_parallel = groups.all;
+    return groups;
+  }
+  if (is_split && !options.placement) {
+    throw ConfigError(
+        "InitializeOptions::model_parallel without a placement: which parameters are split, and along which "
+        "dimension?");
+  }
+  if (is_split) groups.model_parallel = *options.model_parallel;
+  groups.data_parallel =
+      options.data_parallel ? *options.data_parallel : groups.all.split(options.model_parallel->rank());
+  check_table(groups);
+  return groups;
+}
+
+void place_parts(const InitializeOptions& options, const Groups& groups, Inventory& inventory) {
+  if (!groups.model_parallel) return;
+  for (auto* item : items_of(inventory)) {
+    if (const auto dim = options.placement(item->name).split_dim) item->split.dim = checked_dim(*item, *dim);
+    item->split.rank = groups.model_parallel_rank();
+  }
+}
+
+void agree_on_parts(Groups& groups, Inventory& inventory) {
+  if (!groups.model_parallel) return;
+  const auto items = items_of(inventory);
+  if (const auto difference = first_difference(describe(inventory), groups.all, "placement")) {
+    throw ModelError(fmt::format("the ranks have different models or placements: {}; what "
+                                 "InitializeOptions::placement does not split is the same on all ranks",
+                                 *difference));
+  }
+  std::vector<std::int64_t> mine;
+  for (const auto* item : items) {
+    if (item->split.is_split()) mine.push_back(item->tensor.size(item->split.dim));
+  }
+  Group& group = *groups.model_parallel;
+  const auto size = static_cast<std::size_t>(group.size());
+  std::vector<std::int64_t> all(mine.size() * size);
+  const std::vector<std::int64_t> counts(size, static_cast<std::int64_t>(mine.size()));
+  group.all_gather(mine.data(), all.data(), counts, DType::kInt64, {.label = "placement"}).wait();
+  std::size_t next = 0;
+  for (auto* item : items) {
+    if (!item->split.is_split()) continue;
+    for (std::size_t rank = 0; rank < size; ++rank) item->split.sizes.push_back(all[rank * mine.size() + next]);
+    ++next;
+  }
+}
+
+void make_replicated_alike(Groups& groups, const Inventory& inventory, bool verify) {
+  if (!groups.model_parallel) return;
+  const at::NoGradGuard no_grad;
+  Group& group = *groups.model_parallel;
+  for (const auto& item : inventory.parameters) {
+    if (item.split.is_split() || item.tensor.numel() == 0) continue;
+    const at::Tensor values = item.tensor.detach().contiguous();
+    if (verify) {
+      const auto hash = fmt::format("{:x}", XXH3_64bits(values.const_data_ptr(), values.nbytes()));
+      if (!first_difference(hash, group, item.name)) continue;
+      throw ModelError(fmt::format(
+          "parameter '{}', which InitializeOptions::placement does not split, has other initial values on some "
+          "model-parallel ranks; seed them alike, or set zerotorch.verify_parameters to \"broadcast\"",
+          item.name));
+    }
+    group
+        .broadcast(values.mutable_data_ptr(), static_cast<std::int64_t>(values.nbytes()), DType::kByte, 0,
+                   {.label = item.name})
+        .wait();
+    if (!values.is_alias_of(item.tensor)) item.tensor.detach().copy_(values);
+  }
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,90 @@
+#include "setup/laid_out.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "layout/bucket_schedule.h"
+#include "layout/module_tree.h"
+#include "zero/errors.h"
+
+namespace zero::setup {
+namespace {
+
+layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode& tree) {
+  const auto& zero = config.zero_optimization;
+  layout::UnitOptions options{config.zerotorch.unit_numel, config.zerotorch.unit_names};
+  auto& names = options.unit_names;
+  names.insert(names.end(), zero.leaf_module_names.begin(), zero.leaf_module_names.end());
+  const auto by_suffix = layout::modules_with_suffix(tree, zero.leaf_module_name_suffixes);
+  names.insert(names.end(), by_suffix.begin(), by_suffix.end());
+  return options;
+}
+
+bool use_node_shared(const Config& config, const LaidOut& laid, bool on_cpu) {
+  using Store = Config::Zerotorch::Store;
+  const auto wanted = config.zerotorch.store;
+  if (wanted == Store::kNodeShared && !on_cpu) {
+    throw ConfigError("zerotorch.store: 'node_shared' needs the module on the CPU; use 'copying' or 'auto'");
+  }
+  if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
+  return laid.hosts == 1 && on_cpu && laid.world_size > 1 && laid.sharding.parameters;
+}
+
+std::vector<bool> residents(const Config& config, const LaidOut& laid) {
+  const std::size_t count = laid.units.size();
+  if (laid.node_shared) return std::vector<bool>(count, false);
+  if (!laid.sharding.parameters || laid.world_size == 1) return std::vector<bool>(count, true);
+  const auto& zero = config.zero_optimization;
+  std::vector<layout::UnitSize> sizes;
+  for (const layout::Unit& unit : laid.units) {
+    std::int64_t largest = 0;
+    for (const auto& slot : unit.slots) largest = std::max(largest, slot.numel);
+    sizes.push_back({unit.numel, largest});
+  }
+  return layout::resident_units(sizes, zero.stage3_param_persistence_threshold,
+                                zero.stage3_model_persistence_threshold);
+}
+
+void check_step_in_backward(const Config& config) {
+  if (!config.zerotorch.step_in_backward || config.gradient_accumulation_steps == 1) return;
+  throw ConfigError(
+      fmt::format("zerotorch.step_in_backward: parameters are updated in every backward, so "
+                  "gradient_accumulation_steps must be 1 (it is {})",
+                  config.gradient_accumulation_steps));
+}
+
+}  // namespace
+
+std::int64_t LaidOut::padded_numel(bool trainable_only) const {
+  std::int64_t sum = 0;
+  for (const auto& unit : units) sum += unit.trainable || !trainable_only ? unit.numel : 0;
+  return sum;
+}
+
+std::int64_t LaidOut::largest_unit() const {
+  std::int64_t largest = 0;
+  for (const auto& unit : units) largest = std::max(largest, unit.numel);
+  return largest;
+}
+
+LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
+                const Config& config, const Ranks& ranks) {
+  check_step_in_backward(config);
+  const auto& zero = config.zero_optimization;
+  LaidOut laid;
+  laid.units = layout::make_units(tree, parameters, unit_options(config, tree));
+  laid.sharding = layout::sharding_of_stage(zero.stage);
+  laid.param_dtype = config.param_dtype();
+  laid.world_size = ranks.count;
+  laid.hosts = ranks.hosts;
+  laid.overlap = zero.overlap_comm;
+  laid.step_in_backward = config.zerotorch.step_in_backward;
+  laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count);
+  laid.prefetch_numel = zero.overlap_comm ? zero.stage3_prefetch_bucket_size : 0;
+  laid.node_shared = use_node_shared(config, laid, ranks.on_cpu);
+  laid.resident = residents(config, laid);
+  return laid;
+}
+
+}  // namespace zero::setup

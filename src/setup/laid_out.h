@@ -1,0 +1,44 @@
+#pragma once
+// From a configuration and a model's parameters to what the other rooms are told: units, what is sharded, which store,
+// sizes of buckets. The engine builds from it, and the plan computes with the same. No libtorch.
+#include <vector>
+
+#include "layout/sharding.h"
+#include "layout/units.h"
+#include "zero/config.h"
+#include "zero/dtype.h"
+
+namespace zero::setup {
+
+/// The ranks that hold the same model, and where they are.
+struct Ranks {
+  int count = 1;
+  int hosts = 1;
+  bool on_cpu = true;  ///< the parameters are in host memory
+};
+
+struct LaidOut {
+  std::vector<layout::Unit> units;
+  layout::Sharding sharding;
+  bool node_shared = false;    ///< else the copying store
+  std::vector<bool> resident;  ///< copying store: whole on every rank; node-shared: all false
+  DType param_dtype = DType::kFloat32;
+  int world_size = 1;
+  int hosts = 1;
+  bool overlap = false;
+  bool step_in_backward = false;    ///< gradient sums are used up bucket by bucket
+  std::int64_t bucket_numel = 0;    ///< most elements of a bucket
+  std::int64_t prefetch_numel = 0;  ///< gathered ahead of their use, at most
+
+  std::int64_t low_nbytes() const { return static_cast<std::int64_t>(element_nbytes(param_dtype)); }
+  /// Elements of all units, of the trainable ones only if so wanted.
+  std::int64_t padded_numel(bool trainable_only = false) const;
+  std::int64_t largest_unit() const;
+  int ranks_per_node() const { return world_size / hosts; }  ///< with the node-shared store, as many on each
+};
+
+/// Throws ConfigError: unknown unit names, 'node_shared' off the CPU, step_in_backward with accumulation.
+LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
+                const Config& config, const Ranks& ranks);
+
+}  // namespace zero::setup
