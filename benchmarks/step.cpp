@@ -251,5 +251,5 @@ int main(int argc, char** argv) {
   app.add_flag("--glibc", options.glibc, "without zerotorch.caching_allocator");
   app.add_flag("--step-in-backward", options.in_backward, "without clipping");
   CLI11_PARSE(app, argc, argv);
-  return bench::run_on_ranks("step", options.ranks, argc, argv, [&] { return run_rank(options); });
+  return bench::run_on_ranks("step", options.ranks, [&] { return run_rank(options); });
 }

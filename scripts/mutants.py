@@ -39,7 +39,7 @@ COMM = """comm_unit_test transfer_guard_test group_conformance_self group_confor
     group_conformance_threads group_conformance_progress_thread group_conformance_threads_progress_thread
     group_conformance_mpi_hosts group_conformance_mpi_2 group_conformance_mpi_3
     group_conformance_mpi_progress_thread group_conformance_shm_4 group_conformance_mpi_4 comm_failure_test
-    comm_launcher_test""".split()
+    launcher_test""".split()
 SLOW = """train_command_test compare_command_test plan_command_test ckpt_command_test train_resume_test failure_test
     mpi_failure_test""".split()
 

@@ -8,12 +8,10 @@
 #include <optional>
 #include <vector>
 
-#include "base/process_memory.h"
 #include "rank_setup.h"
 #include "rank_totals.h"
 #include "report_tables.h"
 #include "stop_signal.h"
-#include "storage/cpu_allocator.h"
 #include "train_loop.h"
 #include "zero/data.h"
 #include "zero/errors.h"
@@ -89,7 +87,7 @@ ordered_json memory_json(const Group& group, const Trainer& trainer) {
   if (trainer.engine()) mine = trainer.engine()->memory_report();
   ordered_json ranks = ordered_json::array();
   for (const MemoryReport& report : gather_memory(group, mine)) ranks.push_back(kinds_json(report));
-  const double peak = static_cast<double>(base::peak_proportional_nbytes());
+  const double peak = static_cast<double>(process_memory().peak_proportional_nbytes);
   const std::vector<double> peaks = gather_doubles(group, {&peak, 1}, "peak memory");
   double sum = 0;
   for (const double one : peaks) sum += one;
@@ -107,8 +105,7 @@ int run(const CompareCase& one, Group group) {
   const std::int64_t batch = config.train_micro_batch_size_per_gpu;
   const at::Tensor tokens = at::empty({batch, one.plan.seq + 1}, at::kLong);
   // Memory and time of training, not of the start.
-  storage::reset_activation_peak();
-  base::reset_peak();
+  reset_peak_memory();
   std::vector<double> losses, seconds, rates;
   StepBreakdown inside;
   double received = 0;

@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 #include <vector>
 
 #include "base/cores.h"
 #include "base/log.h"
 #include "engine/bind_cores.h"
-#include "host_facts.h"
 #include "rank_totals.h"
 #include "stop_signal.h"
 #include "storage/cpu_allocator.h"
@@ -41,7 +41,8 @@ void set_up_process(std::int64_t seed, const Config& config, const Group& group,
                         ? engine::bind_cores(group)
                         : base::count_cores(base::usable_cpus()) / group.local_size();
   // As many threads on every rank, or their kernels may round differently.
-  const double mine = threads_of(cores);
+  const char* wanted = std::getenv("OMP_NUM_THREADS");
+  const double mine = std::max(1, wanted ? std::atoi(wanted) : cores);
   const std::vector<double> all = gather_doubles(group, {&mine, 1}, "threads of the ranks");
   at::set_num_threads(static_cast<int>(*std::min_element(all.begin(), all.end())));
   storage::keep_freed_memory();

@@ -9,9 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/process_memory.h"
 #include "stop_signal.h"
-#include "storage/cpu_allocator.h"
 #include "text_format.h"
 
 namespace zero::app {
@@ -47,7 +45,7 @@ void TrainLoop::run() {
 void TrainLoop::train() {
   const bool validated = result_.last_validation && result_.last_validation_step == result_.steps_done;
   if (validation_due() && !validated) validate();
-  storage::reset_activation_peak();
+  reset_peak_memory();
   while (result_.steps_done < plan_.steps) {
     one_step();
     if (validation_due()) validate();
@@ -172,7 +170,7 @@ void TrainLoop::report(const StepMetrics& metrics) {
   if (!console_.enabled()) return;
   const double tokens_each = static_cast<double>(metrics.tokens) / static_cast<double>(metrics.step);
   progress_.update({metrics.step, loss_.value(), metrics.grad_norm, metrics.lr,
-                    tokens_each / step_seconds_.value(), seconds_left(), base::resident_nbytes()});
+                    tokens_each / step_seconds_.value(), seconds_left(), resident_nbytes()});
 }
 
 void TrainLoop::check_stop() {

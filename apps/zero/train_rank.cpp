@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "base/process_memory.h"
 #include "host_facts.h"
 #include "rank_setup.h"
 #include "recorder.h"
@@ -44,7 +43,7 @@ RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLo
   result.stage = engine.config().zero_optimization.stage;
   result.skipped_steps = engine.skipped_steps();
   result.ddp = ddp_memory(plan.parameters_numel, engine.config().param_dtype());
-  const double mine = static_cast<double>(base::proportional_nbytes());
+  const double mine = static_cast<double>(process_memory().proportional_nbytes);
   for (const double one : gather_doubles(group, {&mine, 1}, "memory in use"))
     result.host_nbytes += static_cast<std::int64_t>(one);
   return result;

@@ -3,7 +3,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/process_memory.h"
 #include "engine/engine_impl.h"
 
 namespace zero {
@@ -17,9 +16,7 @@ std::string Engine::memory_summary() const {
   };
   static_assert(std::is_trivially_copyable_v<Part>);
   Group group = impl_->group;
-  const Part mine{memory_before_initialize(),
-                  memory_report(),
-                  {base::resident_nbytes(), base::proportional_nbytes(), base::peak_proportional_nbytes()}};
+  const Part mine{memory_before_initialize(), memory_report(), process_memory()};
   std::vector<Part> all(static_cast<std::size_t>(group.size()));
   const std::vector<std::int64_t> counts(all.size(), sizeof(Part));
   group.all_gather(&mine, all.data(), counts, DType::kByte, {.label = "memory summary"}).wait();

@@ -13,6 +13,7 @@ ROOMS = {
     "layout": {"base"},
     "io": {"base"},
     "comm": {"base"},
+    "launch": {"base", "comm"},
     "monitor": {"base"},
     "intercept": {"base"},
     "storage": {"base", "layout", "io", "comm"},
@@ -25,7 +26,7 @@ ROOMS = {
     "models": {"base", "data"},
     "data": {"base"},
 }
-NO_TORCH = {"base", "config", "layout", "io", "comm", "checkpoint", "monitor", "plan", "data"}
+NO_TORCH = {"base", "config", "layout", "io", "comm", "launch", "checkpoint", "monitor", "plan", "data"}
 MAX_LINES = 800
 problems = []
 
