@@ -23,12 +23,12 @@
 #include "rank_setup.h"
 #include "run_folder.h"
 #include "side_programs.h"
-#include "stop_signal.h"
 #include "text_format.h"
 #include "train_config.h"
 #include "train_loop.h"
 #include "zero/errors.h"
 #include "zero/launch.h"
+#include "zero/train.h"
 
 namespace zero::app {
 namespace {

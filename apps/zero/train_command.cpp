@@ -24,6 +24,7 @@
 #include "train_rank.h"
 #include "zero/errors.h"
 #include "zero/launch.h"
+#include "zero/train.h"
 
 namespace zero::app {
 namespace {
@@ -45,24 +46,11 @@ int run_as_rank() {
 int run_under_launcher(const TrainOptions& options, int rank, const std::string& command_line) {
   return rank_exit_code(rank, [&] {
     Group group = init_distributed();
-    std::string text;
-    std::int64_t length = -1;
-    const auto share = [&] { group.broadcast(&length, 1, DType::kInt64, 0, {.label = "plan"}).wait(); };
-    if (rank == 0) {
-      try {
-        const Ranks ranks{group.size(), group.local_size()};
-        text = to_json(options.resume ? prepare_resume(options, ranks, command_line)
-                                      : prepare_run(options, ranks, command_line));
-      } catch (...) {
-        share();  // the others end with this rank
-        throw;
-      }
-      length = static_cast<std::int64_t>(text.size());
-    }
-    share();
-    if (length < 0) throw ConfigError("rank 0 could not prepare the run");
-    text.resize(static_cast<std::size_t>(length));
-    group.broadcast(text.data(), length, DType::kByte, 0, {.label = "plan"}).wait();
+    const std::string text = from_rank_0(group, [&] {
+      const Ranks ranks{group.size(), group.local_size()};
+      return to_json(options.resume ? prepare_resume(options, ranks, command_line)
+                                    : prepare_run(options, ranks, command_line));
+    });
     return train_rank(plan_from_json(text), group);
   });
 }

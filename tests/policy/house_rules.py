@@ -20,6 +20,7 @@ ROOMS = {
     "optim": {"base"},
     "zero": {"base", "layout", "io", "comm", "intercept", "storage", "optim"},
     "checkpoint": {"base", "layout", "io", "comm"},
+    "train": {"base", "io", "storage", "monitor", "engine"},
     "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "zero", "checkpoint",
                "monitor"},
     "plan": {"base", "layout", "optim"},
@@ -73,6 +74,15 @@ def check_layers():
                 problem(path, number, f"a public header includes the private \"{name}\"")
             if name in ("torch/torch.h", "ATen/ATen.h", "torch/all.h"):
                 problem(path, number, f"{name} costs every user seconds; include what is used")
+
+
+def check_programs_use_the_public_api():
+    for folder in ("apps", "examples"):
+        for path in sources(folder):
+            for number, kind, name in includes(path):
+                public = (ROOT / "include" / name).exists() or (path.parent / name).exists()
+                if kind == '"' and not public or kind == "<" and (ROOT / "src" / name).exists() and not public:
+                    problem(path, number, f"a program includes public headers and its own, not {name}")
 
 
 def check_library_is_quiet():
@@ -165,8 +175,9 @@ def check_one_place_for_stages():
                 problem(path, number, "only sharding_of_stage() knows what a stage means")
 
 
-for check in (check_layers, check_library_is_quiet, check_files_go_through_io, check_walls, check_files,
-              check_tests_are_registered, check_flags_are_documented, check_readme_example, check_one_place_for_stages):
+for check in (check_layers, check_programs_use_the_public_api, check_library_is_quiet, check_files_go_through_io,
+              check_walls, check_files, check_tests_are_registered, check_flags_are_documented, check_readme_example,
+              check_one_place_for_stages):
     check()
 print("\n".join(problems) or "the house is in order")
 sys.exit(1 if problems else 0)
