@@ -129,7 +129,7 @@ struct RunOptions {
   std::string tensorboard_folder = {};
   /// after_step() writes a line of step, loss and gradient norm to metrics(); false: the program writes its own.
   bool step_metrics = true;
-  /// JSON that goes into every checkpoint and comes back from resume(). Called on every rank; rank 0's is kept.
+  /// JSON that goes into every checkpoint and comes back from resume(). Called on rank 0.
   std::function<std::string()> state = {};
   /// Told on rank 0 what became of checkpoints; not given: log lines.
   std::function<void(const std::string&)> notice = {};

@@ -121,6 +121,7 @@ bool TrainingRun::due_by_steps() const {
   return every > 0 && steps_ % every == 0;
 }
 
+/// On rank 0.
 std::string TrainingRun::client_state() {
   nlohmann::json client = nlohmann::json::object();
   client[kProgram] = nlohmann::json::object();
@@ -129,7 +130,7 @@ std::string TrainingRun::client_state() {
     if (client[kProgram].is_discarded()) throw ConfigError("RunOptions::state: want JSON, got something else");
   }
   // Durable before the checkpoint that refers to them is.
-  if (metrics_) client[kMetrics] = to_json(metrics_->sync());
+  client[kMetrics] = to_json(metrics_->sync());
   return client.dump();
 }
 
@@ -138,7 +139,8 @@ void TrainingRun::start_save(bool async) {
   const SaveOptions options{.async = async,
                             .keep_last = static_cast<int>(engine_.config().checkpoint.keep_last)};
   saved_at_ns_ = base::monotonic_ns();
-  engine_.save_checkpoint(folder_, tag, client_state(), options);
+  const std::string state = from_rank_0(engine_.group(), [&] { return client_state(); });
+  engine_.save_checkpoint(folder_, tag, state, options);
   saved_step_ = engine_.global_steps();
   last_ = (fs::path(folder_) / tag).string();
 }
