@@ -98,7 +98,7 @@ def check_files_go_through_io():
     """So that a test can put a crash or a full disk in their place."""
     # Archives of torch.save are read by libtorch itself, or mapped.
     allowed = {"src/engine/weight_source.cpp"}
-    for path in sources("src/checkpoint", "src/engine"):
+    for path in sources("src/checkpoint", "src/engine", "src/train"):
         for number, kind, name in includes(path):
             if name in ("fstream", "cstdio", "stdio.h", "fcntl.h", "sys/stat.h") and \
                     str(path.relative_to(ROOT)) not in allowed:
