@@ -3,14 +3,13 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <iostream>
 #include <thread>
 #include <vector>
 
-#include "comm/launcher.h"
+#include "zero/launch.h"
 
 namespace bench {
 
@@ -28,17 +27,10 @@ inline void pin_to_core(int index) {
   sched_setaffinity(0, sizeof cpus, &cpus);
 }
 
-/// Runs `run_rank` in this process where it is a rank already (of mpirun's, say) or there is one only; else starts the
-/// same command line as `ranks` ranks. Returns the exit code; errors are said under `name`.
-inline int run_on_ranks(const char* name, int ranks, int argc, char** argv, const std::function<int()>& run_rank) {
+/// zero::run_on_ranks(); errors are said under `name`.
+inline int run_on_ranks(const char* name, int ranks, const std::function<int()>& run_rank) {
   try {
-    const auto is_set = [](const char* variable) { return std::getenv(variable) != nullptr; };
-    if (ranks <= 1 || is_set("ZERO_RANK") || is_set("OMPI_COMM_WORLD_RANK") || is_set("PMI_RANK")) return run_rank();
-    zero::comm::LaunchOptions launch;
-    launch.nproc = ranks;
-    launch.command.assign(argv, argv + argc);
-    launch.prefix_output = false;
-    return zero::comm::launch(launch);
+    return zero::run_on_ranks(ranks, run_rank, {.prefix_output = false});
   } catch (const std::exception& error) {
     std::cerr << name << ": " << error.what() << "\n";
     return 2;

@@ -362,5 +362,5 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000));
   app.add_flag("!--no-pin", options.pin);
   CLI11_PARSE(app, argc, argv);
-  return bench::run_on_ranks("checkpoint", options.ranks, argc, argv, [&] { return run_rank(options); });
+  return bench::run_on_ranks("checkpoint", options.ranks, [&] { return run_rank(options); });
 }

@@ -363,5 +363,5 @@ int main(int argc, char** argv) {
   app.add_option("--pinning", options.pinning, "of barriers");
   app.add_flag("--no-mpi", options.no_mpi, "without MPI's own, also under mpirun");
   CLI11_PARSE(app, argc, argv);
-  return bench::run_on_ranks("collectives", options.ranks, argc, argv, [&] { return run_rank(options); });
+  return bench::run_on_ranks("collectives", options.ranks, [&] { return run_rank(options); });
 }

@@ -16,8 +16,8 @@
 #include <iostream>
 #include <sstream>
 
-#include "comm/launcher.h"
 #include "overhead_cases.h"
+#include "zero/launch.h"
 
 namespace {
 
@@ -28,13 +28,12 @@ std::vector<int> numbers(const std::string& list) {
   return result;
 }
 
-int start_ranks(int ranks, int argc, char** argv) {
-  zero::comm::LaunchOptions launch;
-  launch.nproc = ranks;
-  launch.command.assign(argv, argv + argc);
-  launch.prefix_output = false;
-  if (!std::getenv("ZERO_LOG_LEVEL")) launch.environment["ZERO_LOG_LEVEL"] = "warning";
-  return zero::comm::launch(launch);
+int start_ranks(int ranks) {
+  const char* level = std::getenv("ZERO_LOG_LEVEL");
+  return zero::launch({.nproc = ranks,
+                       .command = zero::own_command(),
+                       .prefix_output = false,
+                       .environment = {{"ZERO_LOG_LEVEL", level ? level : "warning"}}});
 }
 
 }  // namespace
@@ -57,9 +56,9 @@ int main(int argc, char** argv) {
   app.add_flag("--billion", options.billion, "also 1B parameters, alone in memory, one rank: minutes");
   CLI11_PARSE(app, argc, argv);
   try {
-    if (!std::getenv("ZERO_RANK")) {
+    if (!zero::launched_rank()) {
       for (const int n : numbers(ranks)) {
-        if (const int code = start_ranks(n, argc, argv)) return code;
+        if (const int code = start_ranks(n)) return code;
       }
       return 0;
     }

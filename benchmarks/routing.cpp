@@ -184,5 +184,5 @@ int main(int argc, char** argv) {
   app.add_option("--modes", options.modes);
   app.add_option("--routings", options.routings);
   CLI11_PARSE(app, argc, argv);
-  return bench::run_on_ranks("routing", options.ranks, argc, argv, [&] { return run_rank(options); });
+  return bench::run_on_ranks("routing", options.ranks, [&] { return run_rank(options); });
 }

@@ -22,10 +22,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.h"
-#include "base/process_memory.h"
 #include "bench_support.h"
-#include "storage/cpu_allocator.h"
 #include "zero/models.h"
+#include "zero/train.h"
 #include "zero/zero.h"
 
 namespace {
@@ -162,10 +161,11 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
 }
 
 int run_rank(const Options& options) {
-  zero::storage::keep_freed_memory();
-  at::set_num_threads(1);
   zero::Group group = zero::init_distributed();
-  if (options.pin) bench::pin_to_core(group.local_rank());
+  zero::Config process;
+  process.zerotorch.bind_cores_to_rank = options.pin;
+  zero::set_up_process(group, process, {.watch_stop_signals = false});
+  at::set_num_threads(1);
   const auto model_opts = model_options(options);
   at::manual_seed(1);
   zero::GPT plain{nullptr};
@@ -206,7 +206,7 @@ int run_rank(const Options& options) {
           });
       group.barrier().wait();
       const double step = seconds_now() - begin;
-      peak = std::max(peak, static_cast<double>(zero::base::proportional_nbytes()) / 1e6);
+      peak = std::max(peak, static_cast<double>(zero::process_memory().proportional_nbytes) / 1e6);
       if (i < options.warmup) continue;
       measured.baseline.push_back(baseline);
       measured.engine.push_back(step);
@@ -251,5 +251,5 @@ int main(int argc, char** argv) {
   app.add_flag("--glibc", options.glibc, "without zerotorch.caching_allocator");
   app.add_flag("--step-in-backward", options.in_backward, "without clipping");
   CLI11_PARSE(app, argc, argv);
-  return bench::run_on_ranks("step", options.ranks, argc, argv, [&] { return run_rank(options); });
+  return bench::run_on_ranks("step", options.ranks, [&] { return run_rank(options); });
 }

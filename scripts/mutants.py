@@ -39,7 +39,8 @@ COMM = """comm_unit_test transfer_guard_test group_conformance_self group_confor
     group_conformance_threads group_conformance_progress_thread group_conformance_threads_progress_thread
     group_conformance_mpi_hosts group_conformance_mpi_2 group_conformance_mpi_3
     group_conformance_mpi_progress_thread group_conformance_shm_4 group_conformance_mpi_4 comm_failure_test
-    comm_launcher_test""".split()
+    launcher_test""".split()
+RUNS = ["training_run_test", "example_training_run"]
 SLOW = """train_command_test compare_command_test plan_command_test ckpt_command_test train_resume_test failure_test
     mpi_failure_test""".split()
 
@@ -198,7 +199,8 @@ class Runner:
         try:
             with self.compiling:
                 problem = self.build.compile_mutant(mutant, folder)
-            names = (COMM if mutant["file"].startswith("src/comm/") else []) + TRAINING + SLOW
+            room = mutant["file"].split("/")[1]
+            names = {"comm": COMM, "train": RUNS}.get(room, []) + TRAINING + SLOW
             for test in (self.build.tests[n] for n in names if n in self.build.tests and not problem):
                 if self.is_usable(test):
                     passed, seconds = self.run(test, folder, test.limit or 0, name)

@@ -13,6 +13,7 @@
 #include "console.h"
 #include "text_format.h"
 #include "zero/checkpoint.h"
+#include "zero/memory.h"
 
 namespace zero::app {
 namespace {

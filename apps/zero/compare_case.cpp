@@ -8,15 +8,13 @@
 #include <optional>
 #include <vector>
 
-#include "base/process_memory.h"
 #include "rank_setup.h"
 #include "rank_totals.h"
 #include "report_tables.h"
-#include "stop_signal.h"
-#include "storage/cpu_allocator.h"
 #include "train_loop.h"
 #include "zero/data.h"
 #include "zero/errors.h"
+#include "zero/train.h"
 
 namespace zero::app {
 namespace {
@@ -69,28 +67,13 @@ class Trainer {
   std::optional<GPTEngine> engine_;
 };
 
-/// The mean over the global batch, in the order of the global micro-batches; and the stop signal of any rank.
-double mean_loss(const Group& group, std::vector<double> mine, int& stop_signal) {
-  mine.push_back(received_stop_signal());
-  const auto ranks = static_cast<std::size_t>(group.size()), each = mine.size();
-  const std::vector<double> all = gather_doubles(group, mine, "loss and stop flag");
-  double sum = 0;
-  for (std::size_t j = 0; j + 1 < each; ++j) {
-    for (std::size_t r = 0; r < ranks; ++r) sum += all[r * each + j];
-  }
-  for (std::size_t r = 0; r < ranks && stop_signal == 0; ++r) {
-    stop_signal = static_cast<int>(all[r * each + each - 1]);
-  }
-  return sum / static_cast<double>(ranks * (each - 1));
-}
-
 ordered_json memory_json(const Group& group, const Trainer& trainer) {
   MemoryReport mine;
   if (trainer.engine()) mine = trainer.engine()->memory_report();
   ordered_json ranks = ordered_json::array();
   for (const MemoryReport& report : gather_memory(group, mine)) ranks.push_back(kinds_json(report));
-  const double peak = static_cast<double>(base::peak_proportional_nbytes());
-  const std::vector<double> peaks = gather_doubles(group, {&peak, 1}, "peak memory");
+  const double peak = static_cast<double>(process_memory().peak_proportional_nbytes);
+  const std::vector<double> peaks = gather_values(group, {&peak, 1}, "peak memory");
   double sum = 0;
   for (const double one : peaks) sum += one;
   return {{"by_rank", ranks}, {"peak_pss_nbytes_by_rank", peaks}, {"peak_pss_nbytes", sum}};
@@ -98,7 +81,7 @@ ordered_json memory_json(const Group& group, const Trainer& trainer) {
 
 int run(const CompareCase& one, Group group) {
   const Config config = Config::from_text(one.plan.config, "configuration of the comparison");
-  set_up_process(one.plan.seed, config, group, /*announce_stop=*/false);
+  set_up_process(group, config, {.announce_stop = false, .quiet = true});
   Clock clock;
   Trainer trainer(one, config, group);
   const double initialize_seconds = clock.lap();
@@ -107,8 +90,7 @@ int run(const CompareCase& one, Group group) {
   const std::int64_t batch = config.train_micro_batch_size_per_gpu;
   const at::Tensor tokens = at::empty({batch, one.plan.seq + 1}, at::kLong);
   // Memory and time of training, not of the start.
-  storage::reset_activation_peak();
-  base::reset_peak();
+  reset_peak_memory();
   std::vector<double> losses, seconds, rates;
   StepBreakdown inside;
   double received = 0;
@@ -128,9 +110,10 @@ int run(const CompareCase& one, Group group) {
     seconds.push_back(clock.lap());
     if (trainer.engine() && step >= one.warmup) add(inside, trainer.engine()->step_breakdown());
     received = trainer.received_nbytes() - before;
-    losses.push_back(mean_loss(group, mine, stop_signal));
+    losses.push_back(mean_loss(group, mine));
+    stop_signal = agreed_stop_signal(group);
   }
-  const std::vector<double> all_received = gather_doubles(group, {&received, 1}, "bytes received");
+  const std::vector<double> all_received = gather_values(group, {&received, 1}, "bytes received");
   double mean_received = 0;
   for (const double each : all_received) mean_received += each / group.size();
   const ordered_json memory = memory_json(group, trainer);

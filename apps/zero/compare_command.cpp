@@ -11,9 +11,6 @@
 #include <memory>
 #include <sstream>
 
-#include "comm/launcher.h"
-#include "comm/process.h"
-#include "comm/rendezvous.h"
 #include "compare_case.h"
 #include "compare_options.h"
 #include "compare_peers.h"
@@ -26,11 +23,12 @@
 #include "rank_setup.h"
 #include "run_folder.h"
 #include "side_programs.h"
-#include "stop_signal.h"
 #include "text_format.h"
 #include "train_config.h"
 #include "train_loop.h"
 #include "zero/errors.h"
+#include "zero/launch.h"
+#include "zero/train.h"
 
 namespace zero::app {
 namespace {
@@ -75,7 +73,7 @@ std::string check_memory(const TrainPlan& plan, const CompareOptions& options, o
   const Config config = Config::from_text(plan.config, "configuration of the comparison");
   plan::Cluster cluster;
   cluster.ranks = plan.ranks;
-  const plan::Plan planned = plan::plan_memory(shape_of(gpt_options(plan), plan.preset), config, cluster);
+  const plan::Plan planned = plan::plan_memory(gpt_shape(gpt_options(plan), plan.preset), config, cluster);
   result["planned_nbytes"] = static_cast<double>(planned.node_training_nbytes);
   try {
     check_fits(gpt_options(plan), config, plan.ranks, 0, options.train.force);
@@ -89,19 +87,17 @@ int run_as_rank() {
   const char* text = std::getenv(kCaseVariable);
   if (!text) throw ConfigError("--as-rank is for zero compare itself");
   const CompareCase one = case_from_json(text);
-  const int rank = comm::discover(comm::current_environment(), comm::parent_tag()).rank;
-  const int code = rank_exit_code(rank, [&] { return run_case(one, init_distributed()); });
+  const auto launched = launched_rank();
+  const int code = rank_exit_code(launched ? launched->rank : 0, [&] { return run_case(one, init_distributed()); });
   return code > 128 ? 0 : code;  // the parent reads a stop from the result
 }
 
 /// Runs one mode's ranks to their end. 128 + signal when they were stopped; a failure is in the result.
 int run_mode(const CompareCase& one, ordered_json& result) {
-  comm::LaunchOptions launch;
-  launch.nproc = one.plan.ranks;
-  launch.command = {fs::read_symlink("/proc/self/exe").string(), "compare", "--as-rank"};
-  launch.prefix_output = false;
-  launch.environment = {{kCaseVariable, to_json(one)}};
-  const int code = comm::launch(launch);
+  const int code = launch({.nproc = one.plan.ranks,
+                           .command = {own_command()[0], "compare", "--as-rank"},
+                           .prefix_output = false,
+                           .environment = {{kCaseVariable, to_json(one)}}});
   std::ifstream file(one.result_file);
   const auto found = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (found.is_object()) {
@@ -171,10 +167,9 @@ std::string draw(const CompareOptions& options, const fs::path& folder) {
 
 int run_compare(const CompareOptions& options) {
   if (options.as_rank) return run_as_rank();
-  const auto found = comm::discover(comm::current_environment(), comm::parent_tag());
-  if (found.launcher != comm::Launcher::kNone) {
-    throw ConfigError(fmt::format("zero compare starts its own ranks; run it without {}",
-                                  comm::launcher_name(found.launcher)));
+  if (const auto launched = launched_rank()) {
+    throw ConfigError(
+        fmt::format("zero compare starts its own ranks; run it without {}", launched->launcher));
   }
   const std::vector<std::string> modes = modes_of(options.modes);
   const Console console(!options.train.quiet), always(true);

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <fstream>
 
-#include "host_facts.h"
 #include "rank_setup.h"
 #include "side_programs.h"
 #include "zero/config.h"
 #include "zero/data.h"
 #include "zero/errors.h"
+#include "zero/memory.h"
 
 namespace zero::app {
 namespace {

@@ -7,6 +7,7 @@
 #include "host_facts.h"
 #include "text_format.h"
 #include "zero/errors.h"
+#include "zero/memory.h"
 
 namespace zero::app {
 namespace {

@@ -3,14 +3,15 @@
 #include <ATen/Version.h>
 #include <fmt/format.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 #include <torch/headeronly/version.h>
 
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "base/process_memory.h"
-#include "comm/process.h"
+#include "zero/launch.h"
+#include "zero/memory.h"
 
 namespace zero::app {
 
@@ -45,17 +46,10 @@ nlohmann::ordered_json host_facts() {
             {"system", fmt::format("{} {} {}", names.sysname, names.release, names.machine)},
             {"cpu", cpu_name()},
             {"libtorch_instruction_set", at::get_cpu_capability()},
-            {"cores_available", comm::available_cpus()},
-            {"memory_total_nbytes", base::kilobyte_field("/proc/meminfo", "MemTotal:")},
+            {"cores_available", usable_cpus()},
+            {"memory_total_nbytes", std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE)},
             {"memory_available_nbytes", available_memory_nbytes()}}},
           {"variables", variables}};
-}
-
-std::int64_t available_memory_nbytes() { return base::kilobyte_field("/proc/meminfo", "MemAvailable:"); }
-
-int threads_of(int cores) {
-  if (const char* wanted = std::getenv("OMP_NUM_THREADS")) return std::max(1, std::atoi(wanted));
-  return std::max(1, cores);
 }
 
 }  // namespace zero::app

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/launcher.h"
+#include "zero/launch.h"
 
 namespace {
 
@@ -19,12 +19,12 @@ struct Arguments {
 };
 
 /// `rest`: the program's arguments.
-zero::comm::LaunchOptions to_options(const Arguments& arguments, std::vector<std::string> rest) {
+zero::LaunchOptions to_options(const Arguments& arguments, std::vector<std::string> rest) {
   std::vector<std::string> command;
   if (!arguments.program.empty()) command.push_back(arguments.program);
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
   command.insert(command.end(), rest.begin(), rest.end());
-  zero::comm::LaunchOptions options;
+  zero::LaunchOptions options;
   options.nproc = arguments.nproc;
   options.command = std::move(command);
   options.prefix_output = !arguments.no_prefix;
@@ -61,6 +61,6 @@ void add_launch_command(CLI::App& app, int& exit_code) {
   command->footer("Example:  zero launch -n 2 -- ./train --config ds.json");
   command->prefix_command();
   command->callback([command, arguments, &exit_code] {
-    exit_code = zero::comm::launch(to_options(*arguments, command->remaining()));
+    exit_code = zero::launch(to_options(*arguments, command->remaining()));
   });
 }

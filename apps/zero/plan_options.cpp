@@ -7,8 +7,6 @@
 #include <fstream>
 #include <iterator>
 
-#include "comm/memory.h"
-#include "plan_fit.h"
 #include "quantity.h"
 #include "train_config.h"
 #include "train_plan.h"
@@ -141,7 +139,7 @@ plan::ModelShape read_gpt(const PlanOptions& options) {
     gpt.heads = chosen.heads;
     gpt.seq = chosen.seq;
     gpt.vocab = options.vocab.value_or(gpt.vocab);
-    return shape_of(gpt, as_trained.preset);
+    return gpt_shape(gpt, as_trained.preset);
   }
   if (!options.layers || !options.dim) throw ConfigError("--layers and --dim: give both, or a --preset");
   plan::Transformer sizes;
@@ -196,8 +194,7 @@ Config read_config(const PlanOptions& options, const plan::ModelShape& model) {
 
 std::int64_t read_memory(const PlanOptions& options) {
   if (options.memory.empty()) {
-    const std::uint64_t available = comm::available_memory_nbytes();
-    if (available <= INT64_MAX) return static_cast<std::int64_t>(available);
+    if (const std::int64_t available = available_memory_nbytes(); available > 0) return available;
     throw ConfigError("--memory: this host does not say how much is free; give it");
   }
   const std::int64_t nbytes = parse_nbytes("--memory", options.memory);

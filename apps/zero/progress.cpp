@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "text_format.h"
+#include "zero/memory.h"
 
 namespace zero::app {
 namespace {

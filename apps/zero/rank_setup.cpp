@@ -1,21 +1,10 @@
 #include "rank_setup.h"
 
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <new>
-#include <vector>
 
-#include "base/cores.h"
-#include "base/log.h"
-#include "engine/bind_cores.h"
-#include "host_facts.h"
-#include "rank_totals.h"
-#include "stop_signal.h"
-#include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
 namespace zero::app {
@@ -34,21 +23,6 @@ int rank_exit_code(int rank, const std::function<int()>& run) {
     fmt::print(stderr, "zero: error: {}{}\n", who, error.what());
   }
   return 1;
-}
-
-void set_up_process(std::int64_t seed, const Config& config, const Group& group, bool announce_stop) {
-  const int cores = config.zerotorch.bind_cores_to_rank
-                        ? engine::bind_cores(group)
-                        : base::count_cores(base::usable_cpus()) / group.local_size();
-  // As many threads on every rank, or their kernels may round differently.
-  const double mine = threads_of(cores);
-  const std::vector<double> all = gather_doubles(group, {&mine, 1}, "threads of the ranks");
-  at::set_num_threads(static_cast<int>(*std::min_element(all.begin(), all.end())));
-  storage::keep_freed_memory();
-  watch_stop_signals(/*announce=*/announce_stop && group.rank() == 0);
-  // What the library says at start is part of our own words.
-  base::set_log_level(base::LogLevel::kWarning);
-  at::manual_seed(static_cast<std::uint64_t>(seed));
 }
 
 GPT build_model(const TrainPlan& plan) { return GPT(gpt_options(plan)); }

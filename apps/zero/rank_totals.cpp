@@ -2,6 +2,8 @@
 
 #include <type_traits>
 
+#include "zero/train.h"
+
 namespace zero::app {
 
 static_assert(std::is_trivially_copyable_v<StepTotals> && sizeof(StepTotals) % sizeof(double) == 0);
@@ -16,18 +18,10 @@ void add(StepBreakdown& sum, const StepBreakdown& one) {
   sum.publish += one.publish;
 }
 
-std::vector<double> gather_doubles(Group group, std::span<const double> mine, const char* label) {
-  const auto ranks = static_cast<std::size_t>(group.size());
-  std::vector<double> all(mine.size() * ranks);
-  const std::vector<std::int64_t> counts(ranks, static_cast<std::int64_t>(mine.size()));
-  group.all_gather(mine.data(), all.data(), counts, DType::kFloat64, {.label = label}).wait();
-  return all;
-}
-
 StepTotals mean_over_ranks(Group group, const StepTotals& mine) {
   constexpr std::size_t kFields = sizeof(StepTotals) / sizeof(double);
   const auto* values = reinterpret_cast<const double*>(&mine);
-  const std::vector<double> all = gather_doubles(group, {values, kFields}, "step totals");
+  const std::vector<double> all = gather_values(group, {values, kFields}, "step totals");
   StepTotals mean;
   auto* means = reinterpret_cast<double*>(&mean);
   for (std::size_t i = 0; i < all.size(); ++i) means[i % kFields] += all[i] / group.size();

@@ -1,7 +1,6 @@
 #pragma once
 // What a rank adds up over its steps, and how the ranks bring such things together.
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "zero/group.h"
@@ -22,8 +21,6 @@ struct StepTotals {
 /// Adds the breakdown of one step.
 void add(StepBreakdown& sum, const StepBreakdown& one);
 
-/// *Collective.* Every rank's `mine`, one after the other, in rank order.
-std::vector<double> gather_doubles(Group group, std::span<const double> mine, const char* label);
 /// *Collective.* The mean over ranks.
 StepTotals mean_over_ranks(Group group, const StepTotals& mine);
 /// *Collective.* Every rank's report, in rank order.

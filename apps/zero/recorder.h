@@ -1,13 +1,8 @@
 #pragma once
-// Rank 0's record of a run: metrics.jsonl and TensorBoard. Other ranks have none.
+// What a run of `zero train` writes of its steps: metrics.jsonl and TensorBoard.
 #include <cstdint>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "monitor/tensorboard_writer.h"
-#include "run_folder.h"
+#include "zero/train.h"
 
 namespace zero::app {
 
@@ -22,37 +17,8 @@ struct StepMetrics {
   bool skipped = false;     ///< the gradient was not finite, the parameters were not changed
 };
 
-/// Where the record stands, for a checkpoint.
-struct RecordPosition {
-  std::int64_t metrics_nbytes = 0;
-  std::string events_file;  ///< empty: none
-  std::int64_t events_nbytes = 0;
-};
-
-class Recorder {
- public:
-  /// `tensorboard_folder` empty: no event files; they begin with the first event. Throws IoError, ConfigError
-  /// when another process is writing this run.
-  Recorder(const std::string& run_folder, const std::string& tensorboard_folder);
-
-  /// Makes all of it durable and says where it ends.
-  RecordPosition sync();
-  /// Forgets what came after `position`, so that no step is in there twice. Before the first event.
-  void go_back_to(const RecordPosition& position);
-  /// Forgets everything. Before the first event.
-  void start_over();
-
-  void step(const StepMetrics& metrics);
-  /// `step`: steps done so far.
-  void validation(std::int64_t step, double nats, double baseline_nats);
-  const RunFolder& folder() const { return folder_; }
-
- private:
-  void add_events(std::int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
-
-  RunFolder folder_;
-  std::string tensorboard_folder_;
-  std::optional<monitor::TensorboardWriter> tensorboard_;
-};
+void record_step(MetricsRecord& record, const StepMetrics& metrics);
+/// `step`: steps done so far.
+void record_validation(MetricsRecord& record, std::int64_t step, double nats, double baseline_nats);
 
 }  // namespace zero::app

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "report_tables.h"
-#include "stop_signal.h"
 #include "text_format.h"
+#include "zero/train.h"
 
 namespace zero::app {
 namespace {

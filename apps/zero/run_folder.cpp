@@ -3,21 +3,18 @@
 #include <fmt/format.h>
 #include <time.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "zero/errors.h"
+#include "zero/train.h"
 
 namespace zero::app {
 namespace {
 
 namespace fs = std::filesystem;
 constexpr const char* kMetrics = "metrics.jsonl";
-constexpr const char* kLock = ".lock";
 
 std::string local_date_time() {
   const time_t now = ::time(nullptr);
@@ -26,19 +23,6 @@ std::string local_date_time() {
   char text[32];
   ::strftime(text, sizeof(text), "%Y%m%d-%H%M%S", &parts);
   return text;
-}
-
-void write_text_file(const fs::path& path, const std::string& text) {
-  errno = 0;
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) throw IoError(fmt::format("{}: cannot write: {}", path.string(), std::strerror(errno)));
-}
-
-/// Readers are people and scripts: bytes that are no UTF-8 become U+FFFD.
-std::string dump(const nlohmann::ordered_json& value, int indent) {
-  return value.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -65,7 +49,7 @@ fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
         fmt::format("{}: cannot make the run's folder: {}; give a folder that can be written with --run-dir",
                     path.string(), error ? error.message() : "it is a file"));
   }
-  write_text_file(path / kMetrics, "");
+  replace_text((path / kMetrics).string(), "");
   return path;
 }
 
@@ -84,34 +68,10 @@ fs::path find_run_folder(const std::string& wanted) {
   throw ConfigError("--resume: there is no run below runs/; name its folder: --resume --run-dir DIR");
 }
 
-RunFolder::RunFolder(fs::path path)
-    : path_(std::move(path)),
-      lock_(io::system_files().try_lock((path_ / kLock).string())),
-      metrics_(path_ / kMetrics) {
-  if (!lock_) {
-    throw ConfigError(
-        fmt::format("{}: another process is writing this run; wait for it or stop it first", path_.string()));
-  }
-}
-
-void RunFolder::append_metric(const nlohmann::ordered_json& metric) {
-  metrics_.append(dump(metric, -1) + "\n");
-}
-
-std::int64_t RunFolder::sync_metrics() { return metrics_.sync(); }
-
-void RunFolder::cut_metrics(std::int64_t nbytes) { metrics_.cut(nbytes); }
-
-void RunFolder::write_json(const std::string& name, const nlohmann::ordered_json& value) const {
-  write_run_json(path_, name, value);
-}
-
-void RunFolder::write_text(const std::string& name, const std::string& text) const {
-  write_text_file(path_ / name, text);
-}
-
 void write_run_json(const fs::path& folder, const std::string& name, const nlohmann::ordered_json& value) {
-  io::replace_text(io::system_files(), (folder / name).string(), dump(value, 2) + "\n");
+  // Readers are people and scripts: bytes that are no UTF-8 become U+FFFD.
+  const auto replace = nlohmann::ordered_json::error_handler_t::replace;
+  replace_text((folder / name).string(), value.dump(2, ' ', false, replace) + "\n");
 }
 
 }  // namespace zero::app

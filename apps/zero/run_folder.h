@@ -1,13 +1,8 @@
 #pragma once
 // The folder a run leaves behind: what it was asked for, what happened at each step, what came out.
-#include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-
-#include "base/append_file.h"
-#include "io/file_system.h"
 
 namespace zero::app {
 
@@ -23,32 +18,10 @@ std::filesystem::path make_run_folder(const std::string& wanted, const std::stri
 /// ConfigError when there is none.
 std::filesystem::path find_run_folder(const std::string& wanted);
 
-/// Writes into a run's folder; one process per run has one of these, and holds the run's lock meanwhile.
-/// Files: config.json, environment.json, metrics.jsonl (one object per step and per validation, in order),
-/// summary.json, sample.txt. All writes throw IoError.
-class RunFolder {
- public:
-  /// Throws ConfigError when another process is writing there.
-  explicit RunFolder(std::filesystem::path path);
+// What is in it: config.json, environment.json, plan.json, metrics.jsonl (one object per step and per validation, in
+// order), summary.json, sample.txt, checkpoints.
 
-  /// One line of metrics.jsonl; handed to the system when this returns.
-  void append_metric(const nlohmann::ordered_json& metric);
-  /// Makes the metrics so far durable and returns their bytes.
-  std::int64_t sync_metrics();
-  /// Forgets what came after the first `nbytes` of the metrics. Throws IoError when there are fewer.
-  void cut_metrics(std::int64_t nbytes);
-
-  void write_json(const std::string& name, const nlohmann::ordered_json& value) const;
-  void write_text(const std::string& name, const std::string& text) const;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-  std::unique_ptr<io::Lock> lock_;
-  base::AppendFile metrics_;
-};
-
-/// Writes a JSON file of a run's folder without being its writer; a crash leaves the old or the new one.
+/// Writes a JSON file of a run's folder; a crash leaves the old or the new one. Throws IoError.
 void write_run_json(const std::filesystem::path& folder, const std::string& name,
                     const nlohmann::ordered_json& value);
 

@@ -6,8 +6,8 @@
 
 #include <cstdlib>
 
-#include "comm/launcher.h"
 #include "zero/errors.h"
+#include "zero/launch.h"
 
 namespace zero::app {
 namespace {
@@ -60,10 +60,7 @@ std::string find_python(const std::string& wanted, const std::vector<std::string
 }
 
 int run_program(const std::vector<std::string>& command) {
-  comm::LaunchOptions launch;
-  launch.command = command;
-  launch.prefix_output = false;
-  return comm::launch(launch);
+  return launch({.command = command, .prefix_output = false});
 }
 
 }  // namespace zero::app

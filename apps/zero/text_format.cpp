@@ -39,14 +39,6 @@ std::string with_commas(std::int64_t value) {
   return text;
 }
 
-std::string human_nbytes(std::int64_t nbytes) {
-  const auto value = static_cast<double>(nbytes);
-  if (value >= 1e9) return fmt::format("{:.2f} GB", value / 1e9);
-  if (value >= 1e6) return fmt::format("{:.1f} MB", value / 1e6);
-  if (value >= 1e3) return fmt::format("{:.1f} kB", value / 1e3);
-  return fmt::format("{} bytes", nbytes);
-}
-
 std::string human_count(double count) {
   if (count >= 1e9) return fmt::format("{:.2f} G", count / 1e9);
   if (count >= 1e6) return fmt::format("{:.1f} M", count / 1e6);

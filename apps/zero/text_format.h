@@ -7,8 +7,6 @@ namespace zero::app {
 
 /// 1234567 -> "1,234,567".
 std::string with_commas(std::int64_t value);
-/// Bytes with a decimal unit: "43.8 MB", "1.20 GB".
-std::string human_nbytes(std::int64_t nbytes);
 /// A count with a unit: "14.5 M", "820".
 std::string human_count(double count);
 /// Seconds on a clock: "0:48", "1:02:03".

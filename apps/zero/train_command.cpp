@@ -14,9 +14,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "comm/launcher.h"
-#include "comm/process.h"
-#include "comm/rendezvous.h"
 #include "console.h"
 #include "corpus_choice.h"
 #include "rank_setup.h"
@@ -26,6 +23,8 @@
 #include "train_plan.h"
 #include "train_rank.h"
 #include "zero/errors.h"
+#include "zero/launch.h"
+#include "zero/train.h"
 
 namespace zero::app {
 namespace {
@@ -38,8 +37,8 @@ int run_as_rank() {
   const char* text = std::getenv(kPlanVariable);
   if (!text) throw ConfigError("--as-rank is for zero train itself");
   const TrainPlan plan = plan_from_json(text);
-  const int rank = comm::discover(comm::current_environment(), comm::parent_tag()).rank;
-  const int code = rank_exit_code(rank, [&] { return train_rank(plan, init_distributed()); });
+  const auto launched = launched_rank();
+  const int code = rank_exit_code(launched ? launched->rank : 0, [&] { return train_rank(plan, init_distributed()); });
   return code > 128 ? 0 : code;
 }
 
@@ -47,33 +46,13 @@ int run_as_rank() {
 int run_under_launcher(const TrainOptions& options, int rank, const std::string& command_line) {
   return rank_exit_code(rank, [&] {
     Group group = init_distributed();
-    std::string text;
-    std::int64_t length = -1;
-    const auto share = [&] { group.broadcast(&length, 1, DType::kInt64, 0, {.label = "plan"}).wait(); };
-    if (rank == 0) {
-      try {
-        const Ranks ranks{group.size(), group.local_size()};
-        text = to_json(options.resume ? prepare_resume(options, ranks, command_line)
-                                      : prepare_run(options, ranks, command_line));
-      } catch (...) {
-        share();  // the others end with this rank
-        throw;
-      }
-      length = static_cast<std::int64_t>(text.size());
-    }
-    share();
-    if (length < 0) throw ConfigError("rank 0 could not prepare the run");
-    text.resize(static_cast<std::size_t>(length));
-    group.broadcast(text.data(), length, DType::kByte, 0, {.label = "plan"}).wait();
+    const std::string text = from_rank_0(group, [&] {
+      const Ranks ranks{group.size(), group.local_size()};
+      return to_json(options.resume ? prepare_resume(options, ranks, command_line)
+                                    : prepare_run(options, ranks, command_line));
+    });
     return train_rank(plan_from_json(text), group);
   });
-}
-
-std::string own_path() {
-  std::error_code error;
-  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) throw IoError(fmt::format("cannot find this program in /proc/self/exe: {}", error.message()));
-  return path.string();
 }
 
 /// The signal that ended the run, from its summary; 0 when it ran to its end.
@@ -84,31 +63,31 @@ int stop_signal_of(const std::string& run_folder) {
 }
 
 int run_locally(const TrainOptions& options, const std::string& command_line) {
-  const int most = std::max(8, 4 * comm::available_cpus());
+  const int most = std::max(8, 4 * usable_cpus());
   if (options.ranks.value_or(1) > most) {
     throw ConfigError(
         fmt::format("--ranks: got {}, want at most {}: this host has {} cores. Use mpirun for several hosts",
-                    *options.ranks, most, comm::available_cpus()));
+                    *options.ranks, most, usable_cpus()));
   }
   const auto given = options.ranks ? std::optional(Ranks{*options.ranks}) : std::nullopt;
   const TrainPlan plan = options.resume
                              ? prepare_resume(options, given, command_line)
                              : prepare_run(options, given.value_or(Ranks{kDefaultRanks}), command_line);
-  comm::LaunchOptions launch;
-  launch.nproc = plan.ranks;
-  launch.command = {own_path(), "train", "--as-rank"};
-  launch.prefix_output = false;
-  launch.environment = {{kPlanVariable, to_json(plan)}};
-  launch.grace_ms = static_cast<int>(std::lround(options.grace_s * 1e3));
-  const int code = comm::launch(launch);
+  LaunchOptions local;
+  local.nproc = plan.ranks;
+  local.command = {own_command()[0], "train", "--as-rank"};
+  local.prefix_output = false;
+  local.environment = {{kPlanVariable, to_json(plan)}};
+  local.grace_ms = static_cast<int>(std::lround(options.grace_s * 1e3));
+  const int code = launch(local);
   const int signal = code == 0 ? stop_signal_of(plan.run_folder) : 0;
   return signal == 0 ? code : 128 + signal;
 }
 
-void check_ranks_fit(const TrainOptions& options, const comm::Discovery& found) {
+void check_ranks_fit(const TrainOptions& options, const LaunchedRank& found) {
   if (!options.ranks || *options.ranks == found.size) return;
   throw ConfigError(fmt::format("--ranks {}, but {} started {}; leave --ranks away", *options.ranks,
-                                comm::launcher_name(found.launcher), found.size));
+                                found.launcher, found.size));
 }
 
 int run_train(const TrainOptions& options, const std::string& command_line) {
@@ -129,10 +108,10 @@ int run_train(const TrainOptions& options, const std::string& command_line) {
                   fmt::format("packed     {}\n", short_path(corpus.folder)));
     return 0;
   }
-  const auto found = comm::discover(comm::current_environment(), comm::parent_tag());
-  if (found.launcher == comm::Launcher::kNone) return run_locally(options, command_line);
-  check_ranks_fit(options, found);
-  return run_under_launcher(options, found.rank, command_line);
+  const auto launched = launched_rank();
+  if (!launched) return run_locally(options, command_line);
+  check_ranks_fit(options, *launched);
+  return run_under_launcher(options, launched->rank, command_line);
 }
 
 /// The arguments of this process, with spaces between them.

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <utility>
 
-#include "base/cores.h"
+#include "zero/launch.h"
 
 namespace zero::app {
 namespace {
@@ -70,7 +70,7 @@ std::string builtin_config(const TrainOptions& options, std::int64_t dim, int ra
                            {"warmup_min_ratio", 0.01},
                            {"cos_min_ratio", 0.05}}}}}};
   json["zerotorch"] = {{"seed", options.seed.value_or(kDefaultSeed)}};
-  if (ranks <= base::count_cores(base::usable_cpus())) json["zerotorch"]["bind_cores_to_rank"] = true;
+  if (ranks <= usable_cores()) json["zerotorch"]["bind_cores_to_rank"] = true;
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
   return json.dump(2);
 }

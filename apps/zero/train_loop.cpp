@@ -9,35 +9,57 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/process_memory.h"
-#include "stop_signal.h"
-#include "storage/cpu_allocator.h"
+#include "recorder.h"
 #include "text_format.h"
 
 namespace zero::app {
 
-TrainLoop::TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress,
-                     Recorder* recorder)
+TrainLoop::TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress)
     : plan_(plan),
       engine_(engine),
       model_(engine.typed_module()),
       console_(console),
       progress_(progress),
-      recorder_(recorder),
       sampler_(Corpus(plan.corpus_folder, Split::kTrain), plan.seq, static_cast<std::uint64_t>(plan.seed)),
       validation_(Corpus(plan.corpus_folder, Split::kValidation), plan.seq, plan.eval_batches),
       tokens_(at::empty({engine.config().train_micro_batch_size_per_gpu, plan.seq + 1}, at::kLong)),
-      checkpoints_(plan, engine, console_, progress, recorder) {}
+      run_(engine, run_options()) {}
+
+RunOptions TrainLoop::run_options() {
+  return {.folder = plan_.run_folder,
+          .tensorboard_folder = plan_.tensorboard_folder,
+          .step_metrics = false,
+          .state = [this] { return state().dump(); },
+          .notice = [this](const std::string& text) { note(text); }};
+}
+
+void TrainLoop::note(const std::string& text) {
+  if (!console_.enabled()) return;
+  progress_.note(fmt::format("step {:>{}}/{}  {}", result_.steps_done, std::to_string(plan_.steps).size(),
+                             plan_.steps, text));
+}
+
+void TrainLoop::resume() {
+  const LoadReport report = run_.resume();
+  if (report.folder.empty()) {
+    console_.print("resume     no checkpoint yet: from the beginning\n\n");
+    return;
+  }
+  console_.print(
+      fmt::format("resume     from {} after {} steps\n\n", short_path(report.folder), report.global_steps));
+  restore(nlohmann::json::parse(report.client_state));
+}
 
 void TrainLoop::run() {
-  if (plan_.resume) restore(checkpoints_.load());
+  if (plan_.resume) resume();
   try {
     train();
   } catch (const Stopped&) {
     model_->train();
   }
   if (result_.steps_done == 0) return;
-  checkpoints_.save_last(result_.steps_done, state());
+  if (console_.enabled()) progress_.busy("writing a checkpoint ...");
+  run_.finish();
   if (result_.stop_signal != 0 && console_.enabled() && seconds_since_stop_signal() > 0) {
     progress_.note(
         fmt::format("checkpoint complete {} after the signal", duration(seconds_since_stop_signal())));
@@ -47,13 +69,11 @@ void TrainLoop::run() {
 void TrainLoop::train() {
   const bool validated = result_.last_validation && result_.last_validation_step == result_.steps_done;
   if (validation_due() && !validated) validate();
-  storage::reset_activation_peak();
+  reset_peak_memory();
   while (result_.steps_done < plan_.steps) {
     one_step();
     if (validation_due()) validate();
-    if (checkpoint_due_ || checkpoints_.due_by_steps(result_.steps_done)) {
-      checkpoints_.save(result_.steps_done, state());
-    }
+    run_.save_if_due();
   }
 }
 
@@ -77,7 +97,6 @@ nlohmann::json TrainLoop::state() const {
 }
 
 void TrainLoop::restore(const nlohmann::json& state) {
-  if (state.empty()) return;
   const auto number = [](const nlohmann::json& value) {
     return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
   };
@@ -98,34 +117,29 @@ void TrainLoop::restore(const nlohmann::json& state) {
 void TrainLoop::one_step() {
   const Clock clock;
   const double lr = engine_.learning_rate();
-  const std::int64_t skipped = engine_.skipped_steps();
   const StepOutcome outcome = train_step();
   const double seconds = clock.seconds();
-  const std::int64_t tokens = engine_.config().train_batch_size * plan_.seq;
   ++result_.steps_done;
   ++result_.steps_here;
-  result_.tokens += tokens;
+  result_.tokens += engine_.config().train_batch_size * plan_.seq;
   result_.training_seconds += seconds;
   loss_.add(outcome.loss);
   step_seconds_.add(seconds);
-  report({result_.steps_done, outcome.loss, engine_.grad_norm(), lr, result_.tokens, result_.training_seconds,
-          static_cast<double>(tokens) / seconds, engine_.skipped_steps() > skipped});
-  checkpoint_due_ = outcome.checkpoint_due;
-  result_.stop_signal = outcome.stop_signal;
-  if (outcome.stop_signal != 0) throw Stopped{};
+  report(outcome, lr, seconds);
+  result_.stop_signal = run_.stop_signal();
+  if (run_.should_stop()) throw Stopped{};
 }
 
-TrainLoop::StepOutcome TrainLoop::train_step() {
+StepOutcome TrainLoop::train_step() {
   const auto before = engine_.communication_report();
-  std::vector<double> losses;
-  for (std::int64_t j = 0; j < engine_.config().gradient_accumulation_steps; ++j)
-    losses.push_back(micro_batch());
+  std::optional<StepOutcome> outcome;
+  while (!outcome) outcome = run_.after_step(micro_batch());
   const auto after = engine_.communication_report();
   totals_.gathered_numel += static_cast<double>(after.gathered_numel - before.gathered_numel);
   totals_.reduced_numel += static_cast<double>(after.reduced_numel - before.reduced_numel);
   totals_.published_numel += static_cast<double>(after.published_numel - before.published_numel);
   add(totals_.inside, engine_.step_breakdown());
-  return agree(losses);
+  return *outcome;
 }
 
 double TrainLoop::micro_batch() {
@@ -143,27 +157,12 @@ double TrainLoop::micro_batch() {
   return loss.item<double>();
 }
 
-TrainLoop::StepOutcome TrainLoop::agree(const std::vector<double>& my_losses) {
-  std::vector<double> mine = my_losses;
-  mine.push_back(received_stop_signal());
-  mine.push_back(checkpoints_.due_by_time() ? 1 : 0);
-  const std::vector<double> all = gather_doubles(engine_.group(), mine, "loss and stop flag");
-  const auto ranks = static_cast<std::size_t>(engine_.world_size());
-  StepOutcome outcome;
-  // In the order of the global micro-batches, so that the sum does not depend on the number of ranks.
-  for (std::size_t j = 0; j < my_losses.size(); ++j) {
-    for (std::size_t r = 0; r < ranks; ++r) outcome.loss += all[r * mine.size() + j];
-  }
-  outcome.loss /= static_cast<double>(ranks * my_losses.size());
-  for (std::size_t r = 0; r < ranks && outcome.stop_signal == 0; ++r) {
-    outcome.stop_signal = static_cast<int>(all[r * mine.size() + my_losses.size()]);
-  }
-  outcome.checkpoint_due = all[my_losses.size() + 1] != 0;  // rank 0's clock
-  return outcome;
-}
-
-void TrainLoop::report(const StepMetrics& metrics) {
-  if (recorder_) recorder_->step(metrics);
+void TrainLoop::report(const StepOutcome& outcome, double lr, double seconds) {
+  const auto tokens = static_cast<double>(engine_.config().train_batch_size * plan_.seq);
+  const StepMetrics metrics{
+      result_.steps_done, outcome.loss, engine_.grad_norm(), lr, result_.tokens, result_.training_seconds,
+      tokens / seconds,   outcome.skipped};
+  if (run_.metrics()) record_step(*run_.metrics(), metrics);
   if (result_.steps_here == 1) {
     const auto reports = gather_memory(engine_.group(), engine_.memory_report());
     const auto ddp = ddp_memory(plan_.parameters_numel, engine_.config().param_dtype());
@@ -172,12 +171,13 @@ void TrainLoop::report(const StepMetrics& metrics) {
   if (!console_.enabled()) return;
   const double tokens_each = static_cast<double>(metrics.tokens) / static_cast<double>(metrics.step);
   progress_.update({metrics.step, loss_.value(), metrics.grad_norm, metrics.lr,
-                    tokens_each / step_seconds_.value(), seconds_left(), base::resident_nbytes()});
+                    tokens_each / step_seconds_.value(), seconds_left(), resident_nbytes()});
 }
 
 void TrainLoop::check_stop() {
-  result_.stop_signal = agree({0.0}).stop_signal;
-  if (result_.stop_signal != 0) throw Stopped{};
+  if (!run_.agree_on_stop()) return;
+  result_.stop_signal = run_.stop_signal();
+  throw Stopped{};
 }
 
 std::string TrainLoop::sample() {
@@ -236,18 +236,15 @@ void TrainLoop::validate() {
   if (!result_.first_validation) result_.first_validation = nats;
   result_.last_validation = nats;
   result_.last_validation_step = result_.steps_done;
-  if (recorder_) recorder_->validation(result_.steps_done, nats, plan_.baseline_nats);
-  if (!console_.enabled()) return;
-  progress_.note(fmt::format(
-      "step {:>{}}/{}  validation {:.4f} nats = {:.3f} bits per byte, {:.0f} % of unigram entropy",
-      result_.steps_done, std::to_string(plan_.steps).size(), plan_.steps, nats, to_bits(nats),
-      100 * nats / plan_.baseline_nats));
+  if (run_.metrics()) record_validation(*run_.metrics(), result_.steps_done, nats, plan_.baseline_nats);
+  note(fmt::format("validation {:.4f} nats = {:.3f} bits per byte, {:.0f} % of unigram entropy", nats,
+                   to_bits(nats), 100 * nats / plan_.baseline_nats));
 }
 
 RunResult TrainLoop::result() const {
   RunResult result = result_;
   result.last_loss = loss_.value();
-  result.checkpoint = checkpoints_.last();
+  result.checkpoint = run_.last_checkpoint();
   return result;
 }
 

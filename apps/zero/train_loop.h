@@ -1,16 +1,16 @@
 #pragma once
 // The steps of a run, with validation in between.
 #include <chrono>
+#include <optional>
 
 #include "progress.h"
 #include "rank_totals.h"
-#include "recorder.h"
 #include "report_tables.h"
-#include "run_checkpoints.h"
 #include "train_plan.h"
 #include "validation.h"
 #include "zero/engine.h"
 #include "zero/models.h"
+#include "zero/train.h"
 
 namespace zero::app {
 
@@ -34,10 +34,9 @@ class Clock {
 
 class TrainLoop {
  public:
-  /// Everything referred to must outlive the loop; `recorder` is null on ranks other than 0. Throws
-  /// ConfigError when the text is too small.
-  TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress,
-            Recorder* recorder);
+  /// Everything referred to must outlive the loop. *Collective.* Throws ConfigError when the text is too small or
+  /// another process is writing this run.
+  TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress);
 
   /// Validates, trains all steps with validations and checkpoints in between, validates, writes the last
   /// checkpoint. A plan that resumes goes on from the newest one. Ends early, with a checkpoint, when any
@@ -55,21 +54,17 @@ class TrainLoop {
 
  private:
   struct Stopped {};
-  /// What all ranks agree on after a step.
-  struct StepOutcome {
-    double loss = 0;
-    int stop_signal = 0;
-    bool checkpoint_due = false;
-  };
-
   StepOutcome train_step();
   /// Forward and backward of the next micro-batch; its loss.
   double micro_batch();
-  StepOutcome agree(const std::vector<double>& my_losses);
   /// Throws Stopped on all ranks when one of them is to stop. *Collective.*
   void check_stop();
   void one_step();
-  void report(const StepMetrics& metrics);
+  RunOptions run_options();
+  void report(const StepOutcome& outcome, double lr, double seconds);
+  /// A line about the step that is done.
+  void note(const std::string& text);
+  void resume();
   void train();
   /// What a run needs to go on besides the engine's part.
   nlohmann::json state() const;
@@ -83,16 +78,14 @@ class TrainLoop {
   GPT model_;
   Console console_;
   Progress& progress_;
-  Recorder* recorder_;
   SequenceSampler sampler_;
   Validation validation_;
   at::Tensor tokens_;  ///< [micro-batch, seq + 1]
   StepTotals totals_;
   RunResult result_;
   RecentMean loss_, step_seconds_;
-  RunCheckpoints checkpoints_;
   double validation_seconds_ = 0;
-  bool checkpoint_due_ = false;  ///< after the last step, by rank 0's clock
+  TrainingRun run_;
 };
 
 }  // namespace zero::app

@@ -4,19 +4,16 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
-#include "base/process_memory.h"
 #include "host_facts.h"
 #include "rank_setup.h"
-#include "recorder.h"
+#include "run_folder.h"
 #include "report_tables.h"
-#include "stop_signal.h"
 #include "text_format.h"
 #include "train_loop.h"
 #include "zero/errors.h"
+#include "zero/train.h"
 
 namespace zero::app {
 namespace {
@@ -44,8 +41,8 @@ RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLo
   result.stage = engine.config().zero_optimization.stage;
   result.skipped_steps = engine.skipped_steps();
   result.ddp = ddp_memory(plan.parameters_numel, engine.config().param_dtype());
-  const double mine = static_cast<double>(base::proportional_nbytes());
-  for (const double one : gather_doubles(group, {&mine, 1}, "memory in use"))
+  const double mine = static_cast<double>(process_memory().proportional_nbytes);
+  for (const double one : gather_values(group, {&mine, 1}, "memory in use"))
     result.host_nbytes += static_cast<std::int64_t>(one);
   return result;
 }
@@ -65,32 +62,31 @@ std::string frame_sample(const TrainPlan& plan, const std::string& sample) {
 int run(const TrainPlan& plan, Group group) {
   const Clock clock;
   Config config = Config::from_text(plan.config, "configuration of the run");
-  config.tensorboard.enabled = false;  // the recorder's part here
-  set_up_process(plan.seed, config, group, /*announce_stop=*/true);
+  config.tensorboard.enabled = false;  // the run writes its own events
+  // What the library says at start is part of our own words.
+  set_up_process(group, config, {.quiet = true});
   const bool first = group.rank() == 0;
   const Console console(first && !plan.quiet);
-  std::optional<Recorder> recorder;
-  if (first) recorder.emplace(plan.run_folder, plan.tensorboard_folder);
 
   GPT model = build_model(plan);
   GPTEngine engine = initialize(model, config, {.group = group, .parameter_groups = {no_decay_group()}});
-  if (recorder) recorder->folder().write_json("config.json", nlohmann::ordered_json::parse(plan.config));
+  Progress progress(console, plan.steps, config.steps_per_print);
+  TrainLoop loop(plan, engine, console, progress);
+  if (first) write_run_json(plan.run_folder, "config.json", nlohmann::ordered_json::parse(plan.config));
   print_start(console, plan, engine, clock.seconds());
 
-  Progress progress(console, plan.steps, config.steps_per_print);
-  TrainLoop loop(plan, engine, console, progress, recorder ? &*recorder : nullptr);
   loop.run();
   const std::string sample = loop.sample();
   progress.finish();
   console.print("\n");
   if (!sample.empty()) {
-    if (recorder) recorder->folder().write_text("sample.txt", plan.prompt + sample);
+    if (first) replace_text(plan.run_folder + "/sample.txt", plan.prompt + sample);
     console.print(frame_sample(plan, sample));
   }
   RunResult result = collect_result(plan, engine, loop);
   result.total_seconds = clock.seconds();
-  if (recorder) {
-    recorder->folder().write_json("summary.json", summary_json(plan, result));
+  if (first) {
+    write_run_json(plan.run_folder, "summary.json", summary_json(plan, result));
     Console(true).print(plan.quiet ? describe_result_briefly(plan, result) : describe_result(plan, result));
   }
   return result.stop_signal;

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "rank_totals.h"
+#include "zero/train.h"
 
 namespace zero::app {
 namespace {
@@ -37,7 +37,7 @@ double Validation::mean_loss(
     mine.push_back(
         loss(tokens.narrow(1, 0, sequence_length_), tokens.narrow(1, 1, sequence_length_)).item<double>());
   }
-  const std::vector<double> all = gather_doubles(group, mine, "validation loss");
+  const std::vector<double> all = gather_values(group, mine, "validation loss");
   double sum = 0;
   for (std::int64_t i = 0; i < count; ++i)
     sum += all[static_cast<std::size_t>(i % ranks) * mine.size() + i / ranks];

@@ -33,8 +33,22 @@ struct MemoryUse {
 struct ProcessMemory {
   std::int64_t resident_nbytes = 0;
   std::int64_t proportional_nbytes = 0;       ///< pages that n processes share count 1/n
-  std::int64_t peak_proportional_nbytes = 0;  ///< the most since the process began (base/process_memory.h)
+  std::int64_t peak_proportional_nbytes = 0;  ///< the most since reset_peak_memory(), or the start
 };
+
+/// Of this process, now. Takes some milliseconds a gigabyte, in which the process cannot fault pages in: not for every
+/// step. Local.
+ProcessMemory process_memory();
+/// ProcessMemory::resident_nbytes alone: about 10 us. Local.
+std::int64_t resident_nbytes();
+/// Starts new peaks at the present values: of activations, and of the process where the system allows it. Local.
+void reset_peak_memory();
+/// Bytes that this host can still give without swapping or killing: what is free, or what the memory cgroup leaves,
+/// whichever is less; 0 when unknown. Local.
+std::int64_t available_memory_nbytes();
+
+/// Bytes with a decimal unit, for messages: "43.8 MB", "1.20 GB". Local.
+std::string human_nbytes(std::int64_t nbytes);
 
 /// A snapshot of one rank's ledger.
 struct MemoryReport {

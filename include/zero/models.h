@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/plan.h"
+
 namespace zero {
 
 struct GPTOptions {
@@ -35,6 +37,9 @@ std::vector<std::string> gpt_presets();
 
 /// Number of parameters, without building the model.
 std::int64_t gpt_numel(const GPTOptions& options);
+
+/// The parameters of GPT in its order, without building it: for a plan of its memory.
+plan::ModelShape gpt_shape(const GPTOptions& options, const std::string& name = "gpt");
 
 struct GPTBlockImpl;
 struct LayerNormImpl;

@@ -202,6 +202,11 @@ Config at_stage(Config config, int stage);
 /// True when the host that needs most has the memory, or its memory is unknown.
 bool fits(const Plan& plan, const Cluster& cluster);
 
+/// Compares what training `model` takes with the memory of a host. Returns a warning where it takes more than nine
+/// tenths of it, or, with `force`, where it does not fit; else nothing. `config` needs its batch sizes. Local. Throws
+/// ConfigError with both numbers and the smallest change that fits when it does not, unless `force`.
+std::string check_fits(const ModelShape& model, const Config& config, const Cluster& cluster, bool force = false);
+
 struct Suggestion {
   std::vector<std::string> changes;  ///< in words; one where one is enough; empty: it fits as it is
   ModelShape model;

@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "base/process_memory.h"
 #include "comm/gather_values.h"
 #include "engine/engine_impl.h"
 
@@ -15,9 +14,7 @@ std::string Engine::memory_summary() const {
     MemoryReport before, now;
     ProcessMemory process;
   };
-  const Part mine{memory_before_initialize(),
-                  memory_report(),
-                  {base::resident_nbytes(), base::proportional_nbytes(), base::peak_proportional_nbytes()}};
+  const Part mine{memory_before_initialize(), memory_report(), process_memory()};
   std::vector<MemoryReport> before, now;
   std::vector<ProcessMemory> processes;
   for (const Part& part : comm::gather_values(impl_->groups.all, mine, "memory summary")) {

@@ -51,4 +51,17 @@ std::int64_t gpt_numel(const GPTOptions& options) {
   return options.vocab * d * (options.tied ? 1 : 2) + options.seq * d + options.layers * block + 2 * d;
 }
 
+plan::ModelShape gpt_shape(const GPTOptions& options, const std::string& name) {
+  plan::Transformer sizes;
+  sizes.layers = options.layers;
+  sizes.dim = options.dim;
+  sizes.heads = options.heads;
+  sizes.vocab = options.vocab;
+  sizes.seq = options.seq;
+  sizes.tied = options.tied;
+  sizes.dropout = options.dropout > 0;
+  sizes.fused_attention = !sizes.dropout;  // libtorch's fused kernel for the CPU knows no dropout
+  return plan::transformer(sizes, name);
+}
+
 }  // namespace zero

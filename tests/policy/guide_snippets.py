@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every C++ snippet of docs/moving_from_libtorch.md is run by a test, word for word, and every message that it
-quotes is expected by one. Usage: guide_snippets.py <source dir>"""
+"""Every C++ snippet of the guides is run by a test, word for word, and every message that
+docs/moving_from_libtorch.md quotes is expected by one. Usage: guide_snippets.py <source dir>"""
 import pathlib
 import re
 import sys
@@ -8,6 +8,12 @@ import sys
 ROOT = pathlib.Path(sys.argv[1])
 GUIDE = ROOT / "docs" / "moving_from_libtorch.md"
 TEST = ROOT / "tests" / "dist" / "moving_guide_test.cpp"
+# Which programs run the snippets of which guide.
+GUIDES = {
+    GUIDE: [TEST],
+    ROOT / "docs" / "training_run.md": [ROOT / "examples" / "training_run.cpp",
+                                        ROOT / "tests" / "unit" / "training_run_test.cpp"],
+}
 COMPILE_TIME = ROOT / "include" / "zero" / "engine.h"
 problems = []
 
@@ -17,9 +23,9 @@ def words(lines):
     return "\n".join(line.strip() for line in lines).strip("\n")
 
 
-def document_snippets():
+def document_snippets(guide):
     snippet, start, kind = None, 0, ""
-    for number, line in enumerate(GUIDE.read_text().splitlines(), 1):
+    for number, line in enumerate(guide.read_text().splitlines(), 1):
         if line.startswith("```"):
             if snippet is None:
                 snippet, start, kind = [], number, line[3:].strip()
@@ -30,37 +36,41 @@ def document_snippets():
         elif snippet is not None:
             snippet.append(line)
     if snippet is not None:
-        problems.append(f"{GUIDE.name}:{start}: the snippet has no end")
+        problems.append(f"{guide.name}:{start}: the snippet has no end")
 
 
-def tested_snippets():
+def tested_snippets(test):
     snippets, name = {}, None
-    for number, line in enumerate(TEST.read_text().splitlines(), 1):
+    for number, line in enumerate(test.read_text().splitlines(), 1):
         opened = re.match(r"\s*// \[guide: (.+)\]$", line)
         if opened:
             if name:
-                problems.append(f"{TEST.name}:{number}: '{name}' has no end")
+                problems.append(f"{test.name}:{number}: '{name}' has no end")
             name = opened.group(1)
             if name in snippets:
-                problems.append(f"{TEST.name}:{number}: '{name}' is there twice")
+                problems.append(f"{test.name}:{number}: '{name}' is there twice")
             snippets[name] = []
         elif line.strip() == "// [end]":
             name = None
         elif name:
             snippets[name].append(line)
     if name:
-        problems.append(f"{TEST.name}: '{name}' has no end")
+        problems.append(f"{test.name}: '{name}' has no end")
     return {name: words(lines) for name, lines in snippets.items()}
 
 
-tested = tested_snippets()
-documented = list(document_snippets())
-for start, text in documented:
-    if text not in tested.values():
-        problems.append(f"{GUIDE.name}:{start}: no test in {TEST.name} runs this snippet as it stands:\n{text}")
-for name, text in tested.items():
-    if text not in [snippet for _, snippet in documented]:
-        problems.append(f"{TEST.name}: snippet '{name}' is not in {GUIDE.name}")
+count = 0
+for guide, tests in GUIDES.items():
+    tested = [(test.name, name, text) for test in tests for name, text in tested_snippets(test).items()]
+    documented = list(document_snippets(guide))
+    count += len(documented)
+    for start, text in documented:
+        if text not in [snippet for _, _, snippet in tested]:
+            names = ", ".join(test.name for test in tests)
+            problems.append(f"{guide.name}:{start}: no test in {names} runs this snippet as it stands:\n{text}")
+    for test, name, text in tested:
+        if text not in [snippet for _, snippet in documented]:
+            problems.append(f"{test}: snippet '{name}' is not in {guide.name}")
 
 # C++ joins literals that follow each other.
 sources = re.sub(r'"\s*\n\s*"', "", TEST.read_text() + COMPILE_TIME.read_text())
@@ -69,10 +79,10 @@ messages = [m for line in GUIDE.read_text().splitlines() if line.startswith("| "
 for message in messages:
     if message not in sources:
         problems.append(f"{GUIDE.name}: no test expects the message \"{message}\"")
-if len(documented) < 20 or len(messages) < 8:
-    problems.append(f"only {len(documented)} snippets and {len(messages)} messages found: is the guide still read?")
+if count < 20 or len(messages) < 8:
+    problems.append(f"only {count} snippets and {len(messages)} messages found: is the guide still read?")
 
 for text in problems:
     print(text)
-print(f"{len(documented)} snippets, {len(messages)} messages, {len(problems)} problems")
+print(f"{count} snippets, {len(messages)} messages, {len(problems)} problems")
 sys.exit(1 if problems else 0)

@@ -14,19 +14,21 @@ ROOMS = {
     "setup": {"base", "layout"},
     "io": {"base"},
     "comm": {"base"},
+    "launch": {"base", "comm"},
     "monitor": {"base"},
     "intercept": {"base"},
     "storage": {"base", "layout", "io", "comm"},
     "optim": {"base"},
     "zero": {"base", "layout", "io", "comm", "intercept", "storage", "optim"},
     "checkpoint": {"base", "layout", "io", "comm"},
+    "train": {"base", "io", "storage", "monitor", "engine"},
     "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "zero", "checkpoint",
                "monitor", "setup"},
     "plan": {"base", "layout", "optim", "setup"},
     "models": {"base", "data"},
     "data": {"base"},
 }
-NO_TORCH = {"base", "config", "layout", "io", "comm", "checkpoint", "monitor", "setup", "plan", "data"}
+NO_TORCH = {"base", "config", "layout", "io", "comm", "launch", "checkpoint", "monitor", "setup", "plan", "data"}
 MAX_LINES = 800
 problems = []
 
@@ -75,6 +77,15 @@ def check_layers():
                 problem(path, number, f"{name} costs every user seconds; include what is used")
 
 
+def check_programs_use_the_public_api():
+    for folder in ("apps", "examples"):
+        for path in sources(folder):
+            for number, kind, name in includes(path):
+                public = (ROOT / "include" / name).exists() or (path.parent / name).exists()
+                if kind == '"' and not public or kind == "<" and (ROOT / "src" / name).exists() and not public:
+                    problem(path, number, f"a program includes public headers and its own, not {name}")
+
+
 def check_library_is_quiet():
     forbidden = re.compile(r"std::cout|\bprintf\s*\(|\bputs\s*\(|std::abort|\babort\s*\(\s*\)|\bexit\s*\(")
     for path in sources("src"):
@@ -88,7 +99,7 @@ def check_files_go_through_io():
     """So that a test can put a crash or a full disk in their place."""
     # Archives of torch.save are read by libtorch itself, or mapped.
     allowed = {"src/engine/weight_source.cpp"}
-    for path in sources("src/checkpoint", "src/engine"):
+    for path in sources("src/checkpoint", "src/engine", "src/train"):
         for number, kind, name in includes(path):
             if name in ("fstream", "cstdio", "stdio.h", "fcntl.h", "sys/stat.h") and \
                     str(path.relative_to(ROOT)) not in allowed:
@@ -165,8 +176,9 @@ def check_one_place_for_stages():
                 problem(path, number, "only sharding_of_stage() knows what a stage means")
 
 
-for check in (check_layers, check_library_is_quiet, check_files_go_through_io, check_walls, check_files,
-              check_tests_are_registered, check_flags_are_documented, check_readme_example, check_one_place_for_stages):
+for check in (check_layers, check_programs_use_the_public_api, check_library_is_quiet, check_files_go_through_io,
+              check_walls, check_files, check_tests_are_registered, check_flags_are_documented, check_readme_example,
+              check_one_place_for_stages):
     check()
 print("\n".join(problems) or "the house is in order")
 sys.exit(1 if problems else 0)

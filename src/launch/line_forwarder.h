@@ -4,13 +4,13 @@
 
 #include "comm/memory.h"
 
-namespace zero::comm {
+namespace zero::launcher {
 
 class LineForwarder {
  public:
   LineForwarder() = default;
   /// Reads from `source`, writes to descriptor `target`.
-  LineForwarder(FileDescriptor source, int target, std::string prefix);
+  LineForwarder(comm::FileDescriptor source, int target, std::string prefix);
 
   /// Descriptor to poll, -1 at the end of the input.
   int fd() const { return source_.get(); }
@@ -22,10 +22,10 @@ class LineForwarder {
  private:
   void write_lines(std::size_t end);
 
-  FileDescriptor source_;
+  comm::FileDescriptor source_;
   int target_ = -1;
   std::string prefix_;
   std::string pending_;  ///< read, not yet written
 };
 
-}  // namespace zero::comm
+}  // namespace zero::launcher

@@ -1,5 +1,3 @@
-#include "comm/launcher.h"
-
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -23,14 +21,18 @@
 
 #include "base/clock.h"
 #include "base/cores.h"
-#include "comm/line_forwarder.h"
-#include "comm/process.h"
+#include "comm/memory.h"
 #include "comm/rendezvous.h"
 #include "comm/shm_segment.h"
+#include "launch/line_forwarder.h"
 #include "zero/errors.h"
+#include "zero/launch.h"
 
-namespace zero::comm {
+namespace zero {
 namespace {
+
+using comm::FileDescriptor;
+using launcher::LineForwarder;
 
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
@@ -54,7 +56,7 @@ int free_port() {
 }
 
 void remove_shm_files(const std::string& job_id) {
-  const std::string prefix = ControlSegment::name_of(job_id).substr(1);
+  const std::string prefix = comm::ControlSegment::name_of(job_id).substr(1);
   DIR* folder = ::opendir("/dev/shm");
   if (!folder) return;
   while (const dirent* entry = ::readdir(folder)) {
@@ -179,7 +181,7 @@ Job::~Job() {
 }
 
 std::vector<std::string> Job::environment_of(int rank) const {
-  Environment environment = current_environment();
+  comm::Environment environment = comm::current_environment();
   const std::string rank_text = std::to_string(rank);
   const std::string size_text = std::to_string(options_.nproc);
   for (const char* name : {"ZERO_RANK", "ZERO_LOCAL_RANK", "RANK", "LOCAL_RANK"})
@@ -381,4 +383,4 @@ int launch(const LaunchOptions& options) {
   return job.run();
 }
 
-}  // namespace zero::comm
+}  // namespace zero

@@ -1,10 +1,17 @@
 #pragma once
-// Starts the ranks of a job on this host and looks after them: the work behind `zero launch`.
+// Starts the ranks of a job on this host and looks after them: a program that starts its own ranks, and the work
+// behind `zero launch`.
+//
+//   int main(int argc, char** argv) {
+//     return zero::run_on_ranks(4, [&] { return train(argv[1]); });  // train() calls zero::init_distributed()
+//   }
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
-namespace zero::comm {
+namespace zero {
 
 struct LaunchOptions {
   int nproc = 1;                     ///< ranks, 1 or more
@@ -12,7 +19,7 @@ struct LaunchOptions {
   /// True: every line of the ranks' output begins with "[rank] ". False: they inherit the descriptors.
   bool prefix_output = true;
   /// Set for the ranks on top of this process's environment; wins over what launch() sets.
-  std::map<std::string, std::string> environment;
+  std::map<std::string, std::string> environment = {};
   /// How long the other ranks may go on after the first failure (or after a signal) before they get
   /// SIGTERM. They usually end by themselves, with an error that names the failed rank.
   int grace_ms = 8'000;
@@ -32,4 +39,28 @@ struct LaunchOptions {
 /// be started.
 int launch(const LaunchOptions& options);
 
-}  // namespace zero::comm
+/// Runs `run_rank` in this process and returns what it returned where a launcher (zero launch, torchrun, mpirun,
+/// srun) has started this process as a rank, or where one rank is wanted; else launch()es this program again as
+/// `nproc` ranks. `options.nproc` is ignored, and `options.command` is own_command() unless it is given. Call it
+/// first in main(): what comes before it happens in the launching process too. Throws what `run_rank` and
+/// launch() throw.
+int run_on_ranks(int nproc, const std::function<int()>& run_rank, LaunchOptions options = {});
+
+/// A rank, as its launcher describes it.
+struct LaunchedRank {
+  std::string launcher;  ///< "zero launch", "torchrun", ...
+  int rank = 0;
+  int size = 1;
+};
+/// What the environment says of this process; nothing when no launcher has started it. Local. Throws ConfigError as
+/// init_distributed().
+std::optional<LaunchedRank> launched_rank();
+
+/// The program of this process, an absolute path, and the arguments it was started with. Local. Throws IoError.
+std::vector<std::string> own_command();
+
+/// Hardware threads this process may run on, and the cores they belong to: by its affinity mask. Local.
+int usable_cpus();
+int usable_cores();
+
+}  // namespace zero

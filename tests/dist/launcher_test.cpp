@@ -17,12 +17,12 @@
 #include <string>
 #include <thread>
 
-#include "comm/launcher.h"
 #include "comm/process.h"
 #include "comm/shm_segment.h"
 #include "support/temporary_folder.h"
 #include "zero/errors.h"
 #include "zero/group.h"
+#include "zero/launch.h"
 
 namespace zero::testing {
 
@@ -46,7 +46,7 @@ struct Outcome {
 };
 
 /// launch() in a child process; `meanwhile` runs here with its pid.
-Outcome run_launcher(const comm::LaunchOptions& options, const std::function<void(pid_t)>& meanwhile = {}) {
+Outcome run_launcher(const LaunchOptions& options, const std::function<void(pid_t)>& meanwhile = {}) {
   const TemporaryFolder folder;
   const auto begin = std::chrono::steady_clock::now();
   std::fflush(nullptr);
@@ -56,7 +56,7 @@ Outcome run_launcher(const comm::LaunchOptions& options, const std::function<voi
     ::dup2(::open(folder.file("err").c_str(), O_CREAT | O_WRONLY, 0600), STDERR_FILENO);
     int code = 99;
     try {
-      code = comm::launch(options);
+      code = launch(options);
     } catch (const ConfigError& error) {
       std::fprintf(stderr, "ConfigError: %s\n", error.what());
     }
@@ -74,8 +74,8 @@ Outcome run_launcher(const comm::LaunchOptions& options, const std::function<voi
   return outcome;
 }
 
-comm::LaunchOptions script(int nproc, const std::string& text) {
-  comm::LaunchOptions options;
+LaunchOptions script(int nproc, const std::string& text) {
+  LaunchOptions options;
   options.nproc = nproc;
   options.command = {"sh", "-c", text};
   options.grace_ms = 1000;
@@ -83,8 +83,8 @@ comm::LaunchOptions script(int nproc, const std::string& text) {
   return options;
 }
 
-comm::LaunchOptions as_rank(int nproc, const std::string& what) {
-  comm::LaunchOptions options;
+LaunchOptions as_rank(int nproc, const std::string& what) {
+  LaunchOptions options;
   options.nproc = nproc;
   options.command = {g_program, "--as-rank=" + what};
   return options;
@@ -138,14 +138,14 @@ TEST(Launcher, LongOutputArrivesWhole) {
 }
 
 TEST(Launcher, WithoutPrefixTheRanksWriteThemselves) {
-  comm::LaunchOptions options = script(2, "echo $ZERO_RANK");
+  LaunchOptions options = script(2, "echo $ZERO_RANK");
   options.prefix_output = false;
   EXPECT_EQ(lines_of(run_launcher(options).out), (std::multiset<std::string>{"0", "1"}));
 }
 
 TEST(Launcher, EnvironmentOfTheRanks) {
   ::unsetenv("OMP_NUM_THREADS");
-  comm::LaunchOptions options = script(2,
+  LaunchOptions options = script(2,
                                        "echo $ZERO_RANK $ZERO_WORLD_SIZE $ZERO_LOCAL_RANK "
                                        "$ZERO_LOCAL_WORLD_SIZE $RANK $WORLD_SIZE $LOCAL_RANK "
                                        "$LOCAL_WORLD_SIZE $MASTER_ADDR $EXTRA; test $MASTER_PORT -gt 0 && "
@@ -156,12 +156,12 @@ TEST(Launcher, EnvironmentOfTheRanks) {
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_EQ(lines_of(outcome.out), (std::multiset<std::string>{"[0] 0 2 0 2 0 2 0 2 127.0.0.1 more",
                                                                "[1] 1 2 1 2 1 2 1 2 127.0.0.1 more"}));
-  comm::LaunchOptions threads = script(2, "echo $OMP_NUM_THREADS");
+  LaunchOptions threads = script(2, "echo $OMP_NUM_THREADS");
   threads.environment["OMP_NUM_THREADS"] = "7";
   EXPECT_EQ(lines_of(run_launcher(threads).out), (std::multiset<std::string>{"[0] 7", "[1] 7"}));
   ::unsetenv("OMP_WAIT_POLICY");
   ::unsetenv("GOMP_SPINCOUNT");
-  comm::LaunchOptions waiting = script(1, "echo ${OMP_WAIT_POLICY:-none}");
+  LaunchOptions waiting = script(1, "echo ${OMP_WAIT_POLICY:-none}");
   EXPECT_EQ(lines_of(run_launcher(waiting).out), (std::multiset<std::string>{"[0] passive"}));
   waiting.environment["OMP_WAIT_POLICY"] = "active";
   EXPECT_EQ(lines_of(run_launcher(waiting).out), (std::multiset<std::string>{"[0] active"}));
@@ -219,7 +219,7 @@ TEST(Launcher, SignalsArePassedOn) {
 
 TEST(Launcher, SecondInterruptKills) {
   const TemporaryFolder folder;
-  comm::LaunchOptions options = script(
+  LaunchOptions options = script(
       2, "trap '' INT TERM; touch " + folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done");
   options.grace_ms = 30'000;
   const Outcome outcome = run_launcher(options, [&](pid_t pid) {
@@ -257,7 +257,7 @@ TEST(Launcher, LeavesNoOrphans) {
 }
 
 TEST(Launcher, ProgramThatCannotStartIsAConfigError) {
-  comm::LaunchOptions options;
+  LaunchOptions options;
   options.nproc = 2;
   options.command = {"./no_such_program"};
   const Outcome missing = run_launcher(options);
@@ -265,15 +265,15 @@ TEST(Launcher, ProgramThatCannotStartIsAConfigError) {
   EXPECT_NE(missing.err.find("cannot start \"./no_such_program\": No such file"), std::string::npos)
       << missing.err;
   options.command.clear();
-  EXPECT_THROW(comm::launch(options), ConfigError);
+  EXPECT_THROW(launch(options), ConfigError);
   options.command = {"true"};
   options.nproc = 0;
-  EXPECT_THROW(comm::launch(options), ConfigError);
+  EXPECT_THROW(launch(options), ConfigError);
 }
 
 TEST(Launcher, RemovesWhatTheJobLeftInDevShm) {
   const std::string id = "launcher-test-" + std::to_string(::getpid());
-  comm::LaunchOptions options = as_rank(2, "die-before-rendezvous");
+  LaunchOptions options = as_rank(2, "die-before-rendezvous");
   options.environment["ZERO_JOB_ID"] = id;
   EXPECT_EQ(run_launcher(options).exit_code, 128 + SIGKILL);
   EXPECT_FALSE(exists("/dev/shm" + comm::ControlSegment::name_of(id)));
@@ -293,6 +293,55 @@ TEST(Launcher, DeadRankIsExplainedByTheOthers) {
   EXPECT_NE(outcome.err.find("[0] CommError: rank 1 (pid"), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("[2] CommError: rank 1 (pid"), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("zero launch: rank 1 of 3"), std::string::npos) << outcome.err;
+}
+
+/// What the command prints and ends with; it is no rank of a launcher.
+Outcome run_unlaunched(const std::string& command) {
+  const TemporaryFolder folder;
+  const std::string line = "env -u ZERO_RANK -u ZERO_WORLD_SIZE " + command + " > " + folder.file("out");
+  Outcome outcome;
+  const int status = std::system(line.c_str());
+  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  outcome.out = read_file(folder.file("out"));
+  return outcome;
+}
+
+TEST(OwnRanks, AProgramStartsItself) {
+  const Outcome three = run_unlaunched(g_program + " --as-rank=own-ranks 3 'an argument'");
+  EXPECT_EQ(three.exit_code, 7);
+  EXPECT_EQ(lines_of(three.out), (std::multiset<std::string>{"[0] rank 0 of 3 by zero launch: an argument",
+                                                             "[1] rank 1 of 3 by zero launch: an argument",
+                                                             "[2] rank 2 of 3 by zero launch: an argument"}));
+}
+
+TEST(OwnRanks, OneRankOrALaunchersRankRunsInThisProcess) {
+  const Outcome alone = run_unlaunched(g_program + " --as-rank=own-ranks 1 word");
+  EXPECT_EQ(alone.exit_code, 7);
+  EXPECT_EQ(alone.out, "alone: word\n");
+  const Outcome launched = run_unlaunched("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
+                                          "MASTER_PORT=29500 TORCHELASTIC_RUN_ID=x " +
+                                          g_program + " --as-rank=own-ranks 3 word");
+  EXPECT_EQ(launched.out, "rank 1 of 2 by torchrun: word\n");
+  EXPECT_FALSE(launched_rank());
+  EXPECT_THROW(run_on_ranks(0, [] { return 0; }), ConfigError);
+}
+
+TEST(OwnRanks, WhatThisHostHas) {
+  EXPECT_GE(usable_cores(), 1);
+  EXPECT_GE(usable_cpus(), usable_cores());
+  EXPECT_TRUE(own_command()[0].ends_with("launcher_test"));
+}
+
+/// A program that starts its own ranks: as many as its first argument says.
+int be_own_ranks(const char* nproc, const std::string& word) {
+  return run_on_ranks(std::atoi(nproc), [&] {
+    const auto launched = launched_rank();
+    const std::string who = launched ? "rank " + std::to_string(launched->rank) + " of " +
+                                           std::to_string(launched->size) + " by " + launched->launcher
+                                     : "alone";
+    const std::string line = who + ": " + word + "\n";
+    return ::write(STDOUT_FILENO, line.data(), line.size()) > 0 ? 7 : 1;
+  });
 }
 
 /// What a rank does when this program is started by the launcher.
@@ -328,6 +377,7 @@ int be_rank(const std::string& what) {
 int main(int argc, char** argv) {
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string prefix = "--as-rank=";
+  if (first == prefix + "own-ranks") return zero::testing::be_own_ranks(argv[2], argv[3]);
   if (first.rfind(prefix, 0) == 0) return zero::testing::be_rank(first.substr(prefix.size()));
   zero::testing::g_program = "/proc/" + std::to_string(::getpid()) + "/exe";
   ::testing::InitGoogleTest(&argc, argv);

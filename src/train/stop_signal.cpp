@@ -1,4 +1,4 @@
-#include "stop_signal.h"
+#include "train/stop_signal.h"
 
 #include <signal.h>
 #include <time.h>
@@ -6,7 +6,9 @@
 
 #include <initializer_list>
 
-namespace zero::app {
+#include "zero/train.h"
+
+namespace zero {
 namespace {
 
 volatile sig_atomic_t g_signal = 0;
@@ -32,7 +34,7 @@ void on_signal(int signal) {
 
 }  // namespace
 
-void watch_stop_signals(bool announce) {
+void train::watch_stop_signals(bool announce) {
   g_announce = announce ? 1 : 0;
   struct sigaction action {};
   action.sa_handler = on_signal;
@@ -63,4 +65,4 @@ const char* stop_signal_name(int signal) {
   }
 }
 
-}  // namespace zero::app
+}  // namespace zero

@@ -1,4 +1,4 @@
-#include "comm/line_forwarder.h"
+#include "launch/line_forwarder.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-namespace zero::comm {
+namespace zero::launcher {
 namespace {
 
 constexpr std::size_t kLongestLine = 64 << 10;  ///< a longer one is cut: memory must stay bounded
@@ -29,7 +29,7 @@ void write_all(int fd, std::string_view text) {
 
 }  // namespace
 
-LineForwarder::LineForwarder(FileDescriptor source, int target, std::string prefix)
+LineForwarder::LineForwarder(comm::FileDescriptor source, int target, std::string prefix)
     : source_(std::move(source)), target_(target), prefix_(std::move(prefix)) {
   ::fcntl(source_.get(), F_SETFL, O_NONBLOCK);
 }
@@ -61,7 +61,7 @@ void LineForwarder::finish() {
     pending_ += '\n';
     write_lines(pending_.size());
   }
-  source_ = FileDescriptor();
+  source_ = comm::FileDescriptor();
 }
 
 void LineForwarder::write_lines(std::size_t end) {
@@ -77,4 +77,4 @@ void LineForwarder::write_lines(std::size_t end) {
   write_all(target_, text);  // one call, so that lines of different ranks do not mix
 }
 
-}  // namespace zero::comm
+}  // namespace zero::launcher

@@ -1,0 +1,346 @@
+// A run: metrics that are cut back, checkpoints when they are due, going on, stopping, what ranks agree on.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "support/spawn.h"
+#include "support/temporary_folder.h"
+#include "zero/errors.h"
+#include "zero/models.h"
+#include "zero/train.h"
+
+namespace zero::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Config config(const std::string& checkpoint = R"("every_steps": 2, "every_minutes": 0, "async": false)",
+              int accumulation = 1) {
+  return Config::from_text(fmt::format(
+      R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {}, "checkpoint": {{{}}}}})",
+      accumulation, checkpoint));
+}
+
+ModuleEngine<torch::nn::Linear> make_engine(const Config& config) {
+  at::set_num_threads(1);
+  at::manual_seed(1);
+  return initialize(torch::nn::Linear(3, 1), config, {.group = Group()});
+}
+
+/// One micro-batch; its data depend on its index.
+std::optional<StepOutcome> train(ModuleEngine<torch::nn::Linear>& engine, TrainingRun& run) {
+  const at::Tensor loss = engine(at::full({1, 3}, 1.0 / (1 + engine.micro_steps()))).sum();
+  engine.backward(loss);
+  engine.step();
+  return run.after_step(loss.item<double>());
+}
+
+std::vector<std::string> checkpoints_of(const TemporaryFolder& folder) {
+  std::vector<std::string> tags;
+  for (const auto& one : checkpoint::list(folder.file("checkpoints"))) tags.push_back(one.tag);
+  return tags;
+}
+
+// ---- MetricsRecord ----
+
+TEST(MetricsRecord, GoesBackToAPositionAndStartsOver) {
+  const TemporaryFolder folder;
+  const std::string events = folder.file("tensorboard");
+  MetricsPosition position;
+  {
+    MetricsRecord record(folder.path(), events);
+    record.add_line(R"({"step":1})");
+    record.add_events(1, {{"loss", 2.0}});
+    position = record.sync();
+    EXPECT_EQ(position.lines_nbytes, 11);
+    EXPECT_FALSE(position.events_file.empty());
+    const auto nbytes = fs::file_size(fs::path(events) / position.events_file);
+    EXPECT_EQ(position.events_nbytes, static_cast<std::int64_t>(nbytes));
+    record.add_line(R"({"step":2})");
+    record.add_events(2, {{"loss", 1.0}});
+  }
+  {
+    MetricsRecord record(folder.path(), events);
+    record.go_back_to(position);
+    EXPECT_EQ(read(folder.file("metrics.jsonl")), "{\"step\":1}\n");
+    record.add_line(R"({"step":2})");
+    EXPECT_EQ(record.sync().events_nbytes, position.events_nbytes);  // the file that was there goes on
+  }
+  EXPECT_EQ(read(folder.file("metrics.jsonl")), "{\"step\":1}\n{\"step\":2}\n");
+  MetricsRecord record(folder.path(), events);
+  record.start_over();
+  EXPECT_EQ(read(folder.file("metrics.jsonl")), "");
+  EXPECT_TRUE(fs::is_empty(events));
+}
+
+TEST(MetricsRecord, LeavesEventFilesOutsideOfTheRunAlone) {
+  const TemporaryFolder folder, elsewhere;
+  MetricsRecord record(folder.path(), elsewhere.path());
+  record.add_events(1, {{"loss", 2.0}});
+  record.start_over();
+  EXPECT_FALSE(fs::is_empty(elsewhere.path()));
+}
+
+TEST(MetricsRecord, HasOneWriter) {
+  const TemporaryFolder folder;
+  const MetricsRecord record(folder.path());
+  EXPECT_THROW(MetricsRecord(folder.path()), ConfigError);
+}
+
+// ---- What ranks tell each other ----
+
+TEST(Agreement, MeanLossDoesNotDependOnTheNumberOfRanks) {
+  // Four micro-batches whose sum depends on the order.
+  const std::vector<double> losses = {1e16, 1.0, -1e16, 1.0};
+  const double alone = mean_loss(Group(), losses);
+  expect_all_ok(spawn(2, [&](Group group) {
+    const auto rank = static_cast<std::size_t>(group.rank());
+    const std::vector<double> mine = {losses[rank], losses[2 + rank]};
+    EXPECT_EQ(mean_loss(group, mine), alone);
+  }));
+}
+
+TEST(Agreement, OneStopSignalIsEverybodys) {
+  expect_all_ok(spawn(3, [&](Group group) {
+    set_up_process(group, config(), {.announce_stop = false, .quiet = true});
+    EXPECT_EQ(agreed_stop_signal(group), 0);
+    if (group.rank() == 1) ::raise(SIGTERM);
+    EXPECT_EQ(agreed_stop_signal(group), SIGTERM);
+    EXPECT_EQ(received_stop_signal(), group.rank() == 1 ? SIGTERM : 0);
+    EXPECT_EQ(seconds_since_stop_signal() > 0, group.rank() == 1);
+  }));
+  EXPECT_STREQ(stop_signal_name(SIGTERM), "SIGTERM");
+}
+
+TEST(Agreement, TextAndErrorsOfRank0ArriveOnEveryRank) {
+  expect_all_ok(spawn(3, [&](Group group) {
+    EXPECT_EQ(from_rank_0(group, [&] { return "made on " + std::to_string(group.rank()); }), "made on 0");
+    EXPECT_EQ(from_rank_0(group, [] { return ""; }), "");
+    EXPECT_THROW(from_rank_0(group, []() -> std::string { throw ConfigError("wrong"); }), ConfigError);
+    try {
+      from_rank_0(group, []() -> std::string { throw IoError("no disk"); });
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("no disk"), std::string::npos);
+      EXPECT_EQ(dynamic_cast<const IoError*>(&error) != nullptr, group.rank() == 0);
+    }
+    group.barrier().wait();
+  }));
+}
+
+// ---- TrainingRun ----
+
+TEST(TrainingRun, SavesWhenDueKeepsTheLastAndGoesOn) {
+  const TemporaryFolder folder;
+  std::vector<std::string> notices;
+  RunOptions options{.folder = folder.path(),
+                     .state = [] { return R"({"epoch": 3})"; },
+                     .notice = [&](const std::string& text) { notices.push_back(text); }};
+  const Config two_kept = config(R"("every_steps": 2, "every_minutes": 0, "keep_last": 2, "async": false)");
+  at::Tensor weight;
+  {
+    auto engine = make_engine(two_kept);
+    TrainingRun run(engine, options);
+    EXPECT_EQ(run.resume().folder, "");
+    for (int i = 0; i < 7; ++i) {
+      const auto outcome = train(engine, run);
+      ASSERT_TRUE(outcome);
+      EXPECT_EQ(outcome->step, i + 1);
+      EXPECT_FALSE(outcome->skipped);
+      run.save_if_due();
+    }
+    EXPECT_EQ(checkpoints_of(folder), (std::vector<std::string>{"global_step4", "global_step6"}));
+    EXPECT_EQ(notices, std::vector<std::string>(3, "checkpoint written"));
+    run.finish();
+    run.finish();  // this step has one
+    EXPECT_EQ(checkpoints_of(folder), (std::vector<std::string>{"global_step6", "global_step7"}));
+    EXPECT_EQ(run.last_checkpoint(), folder.file("checkpoints/global_step7"));
+    train(engine, run);  // is lost
+    weight = engine.full_weight("weight");
+  }
+  auto engine = make_engine(two_kept);
+  TrainingRun run(engine, options);
+  const LoadReport report = run.resume();
+  EXPECT_EQ(report.global_steps, 7);
+  EXPECT_EQ(report.client_state, R"({"epoch":3})");
+  EXPECT_EQ(run.last_checkpoint(), report.folder);
+  const std::string lines = read(folder.file("metrics.jsonl"));
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 7);
+  EXPECT_EQ(train(engine, run)->step, 8);
+  EXPECT_TRUE(engine.full_weight("weight").equal(weight));
+}
+
+TEST(TrainingRun, ActsAtAccumulationBoundariesOnly) {
+  const TemporaryFolder folder;
+  auto engine = make_engine(config(R"("every_steps": 1, "every_minutes": 0)", 3));
+  TrainingRun run(engine, {.folder = folder.path()});
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_EQ(train(engine, run).has_value(), i % 3 == 2);
+    run.save_if_due();
+  }
+  run.finish();
+  EXPECT_EQ(checkpoints_of(folder), (std::vector<std::string>{"global_step1", "global_step2"}));
+  EXPECT_TRUE(read(folder.file("metrics.jsonl")).starts_with(R"({"step":1,"loss":)"));
+}
+
+TEST(TrainingRun, FallsBackFromADamagedCheckpoint) {
+  const TemporaryFolder folder;
+  {
+    auto engine = make_engine(config());
+    TrainingRun run(engine, {.folder = folder.path()});
+    for (int i = 0; i < 4; ++i) {
+      train(engine, run);
+      run.save_if_due();
+    }
+  }
+  for (const auto& entry : fs::directory_iterator(folder.file("checkpoints/global_step4"))) {
+    if (entry.path().extension() != ".json") fs::resize_file(entry.path(), fs::file_size(entry.path()) / 2);
+  }
+  auto engine = make_engine(config());
+  TrainingRun run(engine, {.folder = folder.path()});
+  EXPECT_EQ(run.resume().global_steps, 2);
+  const std::string lines = read(folder.file("metrics.jsonl"));
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 2);
+}
+
+TEST(TrainingRun, ACheckpointThatFailsIsToldAndTrainingGoesOn) {
+  const TemporaryFolder folder;
+  std::ofstream(folder.file("checkpoints")) << "a file in the way";
+  std::vector<std::string> notices;
+  auto engine = make_engine(config());
+  TrainingRun run(engine, {.folder = folder.path(),
+                           .notice = [&](const std::string& text) { notices.push_back(text); }});
+  for (int i = 0; i < 3; ++i) {
+    train(engine, run);
+    run.save_if_due();
+  }
+  ASSERT_EQ(notices.size(), 1u);
+  EXPECT_TRUE(notices[0].starts_with("no checkpoint: ")) << notices[0];
+  EXPECT_EQ(run.last_checkpoint(), "");
+  EXPECT_THROW(run.finish(), CheckpointError);
+  fs::remove(folder.file("checkpoints"));
+  run.finish();
+  EXPECT_EQ(checkpoints_of(folder), std::vector<std::string>{"global_step3"});
+}
+
+TEST(TrainingRun, IsDueByTime) {
+  const TemporaryFolder folder;
+  auto engine = make_engine(config(R"("every_minutes": 1e-9, "async": false)"));
+  TrainingRun run(engine, {.folder = folder.path()});
+  train(engine, run);
+  run.save_if_due();
+  EXPECT_EQ(checkpoints_of(folder), std::vector<std::string>{"global_step1"});
+}
+
+TEST(TrainingRun, StopsWhereARankGotASignal) {
+  expect_all_ok(spawn(2, [&](Group group) {
+    static const TemporaryFolder* folder = nullptr;
+    const std::string path = from_rank_0(group, [] { return (folder = new TemporaryFolder)->path(); });
+    set_up_process(group, config(), {.announce_stop = false, .quiet = true});
+    auto engine = initialize(torch::nn::Linear(3, 1), config("\"every_minutes\": 0"), {.group = group});
+    TrainingRun run(engine, {.folder = path});
+    EXPECT_FALSE(run.agree_on_stop());
+    train(engine, run);
+    EXPECT_FALSE(run.should_stop());
+    if (group.rank() == 1) ::raise(SIGINT);
+    EXPECT_FALSE(run.should_stop());  // not yet agreed
+    train(engine, run);
+    EXPECT_TRUE(run.should_stop());
+    EXPECT_EQ(run.stop_signal(), SIGINT);
+    EXPECT_TRUE(run.agree_on_stop());
+    run.finish();
+    EXPECT_TRUE(fs::exists(path + "/checkpoints/global_step2"));
+    EXPECT_EQ(run.metrics() != nullptr, group.rank() == 0);
+    group.barrier().wait();
+    delete folder;
+  }));
+}
+
+TEST(TrainingRun, RefusesWhatItCannotUse) {
+  const TemporaryFolder folder;
+  auto engine = make_engine(config());
+  EXPECT_THROW(TrainingRun(engine, {}), ConfigError);
+  const TrainingRun run(engine, {.folder = folder.path()});
+  EXPECT_THROW(TrainingRun(engine, {.folder = folder.path()}), ConfigError);  // it has a writer
+  engine.save_checkpoint(folder.file("other/checkpoints"));
+  TrainingRun other(engine, {.folder = folder.file("other"), .state = [] { return "no JSON"; }});
+  EXPECT_THROW(other.resume(), CheckpointError);  // of another program
+  train(engine, other);
+  EXPECT_THROW(other.save(), ConfigError);
+}
+
+TEST(TrainingRun, GuideOfALoopWithValidationAndAStateOfItsOwn) {
+  const TemporaryFolder temporary;
+  const std::string folder = temporary.path();
+  double best = 1e9;
+  const auto validate = [](auto&) { return 0.5; };
+  {
+    auto engine = make_engine(config());
+    // [guide: state]
+    zero::TrainingRun run(engine, {.folder = folder, .state = [&] { return "[" + std::to_string(best) + "]"; }});
+    const zero::LoadReport report = run.resume();
+    if (!report.folder.empty()) best = std::stod(report.client_state.substr(1));
+    // [end]
+    while (engine.global_steps() < 4 && !run.should_stop()) {
+      const at::Tensor loss = engine(at::ones({1, 3})).sum();
+      engine.backward(loss);
+      engine.step();
+      // [guide: validation]
+      const auto outcome = run.after_step(loss.item<double>());
+      if (outcome && outcome->step % 2 == 0) {
+        best = std::min(best, validate(engine));  // what is in the checkpoint of this step
+        if (run.metrics()) run.metrics()->add_line("{\"step\":" + std::to_string(outcome->step) + ",\"best\":0.5}");
+      }
+      run.save_if_due();
+      // [end]
+    }
+    run.finish();
+  }
+  auto engine = make_engine(config());
+  best = 0;
+  zero::TrainingRun run(engine, {.folder = folder});
+  EXPECT_EQ(std::stod(run.resume().client_state.substr(1)), 0.5);
+}
+
+TEST(ModuleShape, GuideOfAnAnswerBeforeInitialize) {
+  torch::nn::Linear model(3, 1);
+  const Config config = testing::config();
+  const Group group;
+  std::string said;
+  const auto print = [&](const std::string& text) { said = text; };
+  // [guide: fit]
+  const zero::plan::Cluster host{.ranks = group.size(),
+                                 .ranks_per_node = group.local_size(),
+                                 .node_memory_nbytes = zero::available_memory_nbytes()};
+  const std::string warning = zero::plan::check_fits(zero::module_shape(*model), config, host);
+  if (!warning.empty()) print(warning);
+  // [end]
+  EXPECT_EQ(said, "");
+}
+
+TEST(ModuleShape, IsThatOfTheModule) {
+  const GPTOptions options = gpt_preset("gpt-tiny");
+  const plan::ModelShape found = module_shape(*GPT(options)), wanted = gpt_shape(options);
+  ASSERT_EQ(found.parameters.size(), wanted.parameters.size());
+  for (std::size_t i = 0; i < found.parameters.size(); ++i) {
+    EXPECT_EQ(found.parameters[i].name, wanted.parameters[i].name);
+    EXPECT_EQ(found.parameters[i].numel, wanted.parameters[i].numel);
+  }
+  EXPECT_EQ(found.numel(), gpt_numel(options));
+}
+
+}  // namespace
+}  // namespace zero::testing
