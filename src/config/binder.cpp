@@ -104,7 +104,7 @@ class Binder {
   void settle(const Key& key, const json& json_value, const Value& value, const Place& at) {
     switch (key.status) {
       case KeyStatus::kHonoured:
-        if (key.bind != nullptr) key.bind(config_, value);
+        if (key.field.bind != nullptr) key.field.bind(config_, value);
         return;
       case KeyStatus::kNoEffect:
         if (!is_harmless(key, json_value)) notice(at, fmt::format("accepted, no effect: {}", key.note));
@@ -202,7 +202,30 @@ class Binder {
   bool wrapped_ = false;
 };
 
+/// False for what belongs to an optimizer or schedule that is not there, or to one of another type.
+bool is_used(const Key& key, const Config& config) {
+  const Key* type = find_key(std::string(key.path.substr(0, key.path.find('.'))) + ".type");
+  if (type == nullptr || type->field.unbind == nullptr) return true;
+  const Value used = type->field.unbind(config);
+  return used.given && takes(chosen(*type, used), key);
+}
+
+nlohmann::ordered_json::json_pointer pointer_to(std::string_view path) {
+  std::string pointer = "/" + std::string(path);
+  std::ranges::replace(pointer, '.', '/');
+  return nlohmann::ordered_json::json_pointer(pointer);
+}
+
 }  // namespace
+
+nlohmann::ordered_json unbind(const Config& config) {
+  nlohmann::ordered_json root;
+  for (const Key* key : all_keys()) {
+    if (key->field.unbind == nullptr || !is_used(*key, config)) continue;
+    root[pointer_to(key->path)] = json_of(*key, key->field.unbind(config));
+  }
+  return root;
+}
 
 GivenKeys bind(const Document& document, Config& config, Problems& problems) {
   return Binder(document, config, problems).run();

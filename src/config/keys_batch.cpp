@@ -1,5 +1,5 @@
 // Batch sizes, and what applies to the step as a whole.
-#include "config/schema.h"
+#include "config/fields.h"
 
 namespace zero::config {
 namespace {
@@ -13,14 +13,14 @@ constexpr Key kBatch[] = {
      .note = "samples per optimizer step over all ranks",
      .minimum = 1,
      .maximum = kMostSamples,
-     .bind = [](Config& c, const Value& v) { c.train_batch_size = v.count; }},
+     .field = count_or_null<&Config::train_batch_size>},
     {.path = "train_micro_batch_size_per_gpu",
      .kind = Kind::kCount,
      .fallback = "null",
      .note = "samples per rank in one forward/backward",
      .minimum = 1,
      .maximum = kMostSamples,
-     .bind = [](Config& c, const Value& v) { c.train_micro_batch_size_per_gpu = v.count; }},
+     .field = count_or_null<&Config::train_micro_batch_size_per_gpu>},
     {.path = "train_micro_batch_size_per_device",
      .kind = Kind::kCount,
      .fallback = "null",
@@ -31,7 +31,7 @@ constexpr Key kBatch[] = {
      .note = "micro-batches per rank and step",
      .minimum = 1,
      .maximum = kMostSamples,
-     .bind = [](Config& c, const Value& v) { c.gradient_accumulation_steps = v.count; }},
+     .field = count_or_null<&Config::gradient_accumulation_steps>},
     {.path = "managed_gradient_accumulation",
      .kind = Kind::kBool,
      .fallback = "true",
@@ -51,7 +51,7 @@ constexpr Key kStep[] = {
      .kind = Kind::kNumber,
      .fallback = "1.0",
      .note = "upper bound of the global gradient norm; 0 is off",
-     .bind = [](Config& c, const Value& v) { c.gradient_clipping = v.number; }},
+     .field = field<&Config::gradient_clipping>},
     {.path = "prescale_gradients",
      .kind = Kind::kBool,
      .fallback = "false",

@@ -1,5 +1,5 @@
 // "checkpoint" and its relatives, "aio", "activation_checkpointing".
-#include "config/schema.h"
+#include "config/fields.h"
 
 namespace zero::config {
 namespace {
@@ -39,24 +39,24 @@ constexpr Key kCheckpoint[] = {
      .fallback = "0",
      .note = "zero train: optimizer steps between checkpoints; 0: not by steps",
      .maximum = kMostSteps,
-     .bind = [](Config& c, const Value& v) { c.checkpoint.every_steps = v.count; }},
+     .field = field<&Config::checkpoint, &Config::Checkpoint::every_steps>},
     {.path = "checkpoint.every_minutes",
      .kind = Kind::kNumber,
      .fallback = "10",
      .note = "zero train: minutes between checkpoints; 0: not by time",
      .maximum = 525'600'000,
-     .bind = [](Config& c, const Value& v) { c.checkpoint.every_minutes = v.number; }},
+     .field = field<&Config::checkpoint, &Config::Checkpoint::every_minutes>},
     {.path = "checkpoint.keep_last",
      .kind = Kind::kCount,
      .fallback = "2",
      .note = "zero train: so many newest checkpoints stay; 0: all",
      .maximum = 1'000'000,
-     .bind = [](Config& c, const Value& v) { c.checkpoint.keep_last = v.count; }},
+     .field = field<&Config::checkpoint, &Config::Checkpoint::keep_last>},
     {.path = "checkpoint.async",
      .kind = Kind::kBool,
      .fallback = "true",
      .note = "zero train: training goes on while a checkpoint is written",
-     .bind = [](Config& c, const Value& v) { c.checkpoint.async = v.boolean; }},
+     .field = field<&Config::checkpoint, &Config::Checkpoint::async>},
     {.path = "checkpoint.tag_validation",
      .kind = Kind::kChoice,
      .fallback = "\"Warn\"",

@@ -1,10 +1,12 @@
 // "optimizer" and "scheduler".
-#include "config/schema.h"
+#include "config/fields.h"
 
 namespace zero::config {
 namespace {
 
 using enum KeyStatus;
+using Optimizer = Config::Optimizer;
+using Scheduler = Config::Scheduler;
 
 constexpr Key kOptimizer[] = {
     {.path = "optimizer",
@@ -19,7 +21,10 @@ constexpr Key kOptimizer[] = {
      .refused_choices =
          "OneBitAdam|ZeroOneAdam|OneBitLamb|Lamb|Lion|Muon|Adagrad|MuAdam|MuAdamW|MuSGD|SGD|RMSprop|"
          "Adamax|NAdam|RAdam|Adadelta|ASGD|Rprop|LBFGS|SparseAdam|Adafactor",
-     .bind = [](Config& c, const Value& v) { c.optimizer.type = v.text; }},
+     .field = {.bind = field<&Config::optimizer, &Optimizer::type>.bind,
+               .unbind = [](const Config& c) -> Value {
+                 return {.given = c.optimizer.given, .text = c.optimizer.type};
+               }}},
     {.path = "optimizer.legacy_fusion",
      .kind = Kind::kBool,
      .fallback = "false",
@@ -31,34 +36,37 @@ constexpr Key kOptimizer[] = {
      .kind = Kind::kNumber,
      .fallback = "1e-3",
      .note = "learning rate",
-     .bind = [](Config& c, const Value& v) { c.optimizer.lr = v.number; }},
+     .field = field<&Config::optimizer, &Optimizer::lr>},
     {.path = "optimizer.params.betas",
      .kind = Kind::kPair,
      .fallback = "[0.9, 0.999]",
      .note = "decay of the first and second moment",
      .maximum = 1,
      .below = true,
-     .bind = [](Config& c, const Value& v) { c.optimizer.beta1 = v.number, c.optimizer.beta2 = v.second; }},
+     .field = {.bind = [](Config& c, const Value& v) { c.optimizer.beta1 = v.number, c.optimizer.beta2 = v.second; },
+               .unbind = [](const Config& c) -> Value {
+                 return {.number = c.optimizer.beta1, .second = c.optimizer.beta2};
+               }}},
     {.path = "optimizer.params.eps",
      .kind = Kind::kNumber,
      .fallback = "1e-8",
      .note = "added to the denominator",
-     .bind = [](Config& c, const Value& v) { c.optimizer.eps = v.number; }},
+     .field = field<&Config::optimizer, &Optimizer::eps>},
     {.path = "optimizer.params.weight_decay",
      .kind = Kind::kNumber,
      .fallback = "0.0",
      .note = "DeepSpeed's default; torch::optim::AdamW has 0.01",
-     .bind = [](Config& c, const Value& v) { c.optimizer.weight_decay = v.number; }},
+     .field = field<&Config::optimizer, &Optimizer::weight_decay>},
     {.path = "optimizer.params.bias_correction",
      .kind = Kind::kBool,
      .fallback = "true",
      .note = "divide the moments by 1 - beta^step",
-     .bind = [](Config& c, const Value& v) { c.optimizer.bias_correction = v.boolean; }},
+     .field = field<&Config::optimizer, &Optimizer::bias_correction>},
     {.path = "optimizer.params.adam_w_mode",
      .kind = Kind::kBool,
      .fallback = "true",
      .note = "type Adam: false adds the decay to the gradient (L2); type AdamW is always decoupled",
-     .bind = [](Config& c, const Value& v) { c.optimizer.adam_w_mode = v.boolean; }},
+     .field = field<&Config::optimizer, &Optimizer::adam_w_mode>},
     {.path = "optimizer.params.torch_adam",
      .kind = Kind::kBool,
      .fallback = "false",
@@ -109,8 +117,15 @@ constexpr Key kOptimizer[] = {
      .harmless = "0"},
 };
 
-using Type = Config::Scheduler::Type;
-using WarmupType = Config::Scheduler::WarmupType;
+constexpr std::string_view kNotCosine = "WarmupLR|WarmupDecayLR";
+
+/// Type::kNone is no choice: the section is not there.
+constexpr Field kSchedulerType = {
+    .bind = [](Config& c, const Value& v) { c.scheduler.type = static_cast<Scheduler::Type>(v.choice + 1); },
+    .unbind = [](const Config& c) -> Value {
+      return {.given = c.scheduler.type != Scheduler::Type::kNone,
+              .choice = static_cast<std::size_t>(c.scheduler.type) - 1};
+    }};
 
 constexpr Key kScheduler[] = {
     {.path = "scheduler",
@@ -123,66 +138,63 @@ constexpr Key kScheduler[] = {
      .note = "WarmupLR, WarmupDecayLR or WarmupCosineLR",
      .choices = "WarmupLR|WarmupDecayLR|WarmupCosineLR",
      .refused_choices = "OneCycle|LRRangeTest",
-     .bind =
-         [](Config& c, const Value& v) {
-           c.scheduler.type = v.text == "WarmupLR"        ? Type::kWarmupLR
-                              : v.text == "WarmupDecayLR" ? Type::kWarmupDecayLR
-                                                          : Type::kWarmupCosineLR;
-         }},
+     .field = kSchedulerType},
     {.path = "scheduler.params", .kind = Kind::kSection, .fallback = "null", .note = "of the schedule"},
-    {.path = "scheduler.params.warmup_min_lr",
-     .kind = Kind::kNumber,
-     .fallback = "0.0",
-     .note = "WarmupLR, WarmupDecayLR: learning rate at step 0",
-     .bind = [](Config& c, const Value& v) { c.scheduler.warmup_min_lr = v.number; }},
-    {.path = "scheduler.params.warmup_max_lr",
-     .kind = Kind::kNumber,
-     .fallback = "null",
-     .note =
-         "learning rate after warm-up; not given: optimizer.params.lr for WarmupLR, 0.001 for WarmupDecayLR",
-     .bind = [](Config& c, const Value& v) { c.scheduler.warmup_max_lr = v.number; }},
     {.path = "scheduler.params.warmup_num_steps",
      .kind = Kind::kCount,
      .fallback = "1000",
      .note = "steps of warm-up; 1 is raised to 2, as in DeepSpeed",
      .minimum = 1,
      .maximum = kMostSteps,
-     .bind = [](Config& c, const Value& v) { c.scheduler.warmup_num_steps = v.count < 2 ? 2 : v.count; }},
+     .field = field<&Config::scheduler, &Scheduler::warmup_num_steps>},
     {.path = "scheduler.params.warmup_type",
      .kind = Kind::kChoice,
      .fallback = "\"log\"",
      .note = "shape of the warm-up",
      .choices = "log|linear",
-     .bind =
-         [](Config& c, const Value& v) {
-           c.scheduler.warmup_type = v.text == "log" ? WarmupType::kLog : WarmupType::kLinear;
-         }},
-    {.path = "scheduler.params.total_num_steps",
-     .kind = Kind::kCount,
-     .fallback = "",
-     .note = "WarmupDecayLR, WarmupCosineLR, required: optimizer steps of the whole run",
-     .minimum = 1,
-     .maximum = kMostSteps,
-     .bind = [](Config& c, const Value& v) { c.scheduler.total_num_steps = v.count; }},
-    {.path = "scheduler.params.warmup_min_ratio",
-     .kind = Kind::kNumber,
-     .fallback = "0.0",
-     .note = "WarmupCosineLR: first learning rate as a part of optimizer.params.lr",
-     .maximum = 1,
-     .bind = [](Config& c, const Value& v) { c.scheduler.warmup_min_ratio = v.number; }},
-    {.path = "scheduler.params.cos_min_ratio",
-     .kind = Kind::kNumber,
-     .fallback = "0.0001",
-     .note = "WarmupCosineLR: last learning rate as a part of optimizer.params.lr",
-     .maximum = 1,
-     .bind = [](Config& c, const Value& v) { c.scheduler.cos_min_ratio = v.number; }},
+     .field = field<&Config::scheduler, &Scheduler::warmup_type>},
     {.path = "scheduler.params.last_batch_iteration",
      .kind = Kind::kCount,
      .fallback = "-1",
      .note = "index of the last step already done; a checkpoint sets it by itself",
      .minimum = -1,
      .maximum = kMostSteps,
-     .bind = [](Config& c, const Value& v) { c.scheduler.last_batch_iteration = v.count; }},
+     .field = field<&Config::scheduler, &Scheduler::last_batch_iteration>},
+    {.path = "scheduler.params.warmup_min_ratio",
+     .kind = Kind::kNumber,
+     .fallback = "0.0",
+     .note = "WarmupCosineLR: first learning rate as a part of optimizer.params.lr",
+     .maximum = 1,
+     .taken_by = "WarmupCosineLR",
+     .field = field<&Config::scheduler, &Scheduler::warmup_min_ratio>},
+    {.path = "scheduler.params.cos_min_ratio",
+     .kind = Kind::kNumber,
+     .fallback = "0.0001",
+     .note = "WarmupCosineLR: last learning rate as a part of optimizer.params.lr",
+     .maximum = 1,
+     .taken_by = "WarmupCosineLR",
+     .field = field<&Config::scheduler, &Scheduler::cos_min_ratio>},
+    {.path = "scheduler.params.warmup_min_lr",
+     .kind = Kind::kNumber,
+     .fallback = "0.0",
+     .note = "WarmupLR, WarmupDecayLR: learning rate at step 0",
+     .taken_by = kNotCosine,
+     .field = field<&Config::scheduler, &Scheduler::warmup_min_lr>},
+    {.path = "scheduler.params.warmup_max_lr",
+     .kind = Kind::kNumber,
+     .fallback = "null",
+     .note =
+         "learning rate after warm-up; not given: optimizer.params.lr for WarmupLR, 0.001 for WarmupDecayLR",
+     .taken_by = kNotCosine,
+     .field = field<&Config::scheduler, &Scheduler::warmup_max_lr>},
+    {.path = "scheduler.params.total_num_steps",
+     .kind = Kind::kCount,
+     .fallback = "",
+     .note = "WarmupDecayLR, WarmupCosineLR, required: optimizer steps of the whole run",
+     .minimum = 1,
+     .maximum = kMostSteps,
+     .taken_by = "WarmupDecayLR|WarmupCosineLR",
+     .field = field<&Config::scheduler, &Scheduler::total_num_steps>},
 };
 
 }  // namespace

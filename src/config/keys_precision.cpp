@@ -1,5 +1,5 @@
 // "fp16", "bf16", "data_types", and the two kinds of automatic mixed precision.
-#include "config/schema.h"
+#include "config/fields.h"
 
 namespace zero::config {
 namespace {
@@ -61,12 +61,12 @@ constexpr Key kPrecision[] = {
      .kind = Kind::kBool,
      .fallback = "false",
      .note = "parameters, activations and gradients in bf16, master weights in fp32",
-     .bind = [](Config& c, const Value& v) { c.bf16.enabled = v.boolean; }},
+     .field = field<&Config::bf16, &Config::Bf16::enabled>},
     {.path = "bf16.check_grad_overflow",
      .kind = Kind::kBool,
      .fallback = "true",
      .note = "skip the step on all ranks when a gradient is not finite",
-     .bind = [](Config& c, const Value& v) { c.bf16.check_grad_overflow = v.boolean; }},
+     .field = field<&Config::bf16, &Config::Bf16::check_grad_overflow>},
     {.path = "bf16.check_overflow",
      .kind = Kind::kBool,
      .fallback = "true",

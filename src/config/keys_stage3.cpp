@@ -1,10 +1,11 @@
 // "zero_optimization": the keys of stage 3, and offload.
-#include "config/schema.h"
+#include "config/fields.h"
 
 namespace zero::config {
 namespace {
 
 using enum KeyStatus;
+using Zero = Config::ZeroOptimization;
 
 constexpr std::string_view kOffload =
     "without a GPU parameters and states are in host memory anyway; from a GPU offload is not built";
@@ -15,7 +16,7 @@ constexpr Key kOffloadKeys[] = {
      .kind = Kind::kCount,
      .fallback = "1e9",
      .note = "elements gathered at once",
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.stage3_max_live_parameters = v.count; }},
+     .field = field<&Config::zero_optimization, &Zero::stage3_max_live_parameters>},
     {.path = "zero_optimization.max_live_parameters",
      .kind = Kind::kCount,
      .fallback = "1e9",
@@ -24,7 +25,7 @@ constexpr Key kOffloadKeys[] = {
      .kind = Kind::kCount,
      .fallback = "1e9",
      .note = "keep a unit gathered when it is used again within so many elements",
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.stage3_max_reuse_distance = v.count; }},
+     .field = field<&Config::zero_optimization, &Zero::stage3_max_reuse_distance>},
     {.path = "zero_optimization.max_reuse_distance",
      .kind = Kind::kCount,
      .fallback = "1e9",
@@ -33,7 +34,7 @@ constexpr Key kOffloadKeys[] = {
      .kind = Kind::kCount,
      .fallback = "5e7",
      .note = "elements gathered ahead of use; 0: none",
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.stage3_prefetch_bucket_size = v.count; }},
+     .field = field<&Config::zero_optimization, &Zero::stage3_prefetch_bucket_size>},
     {.path = "zero_optimization.prefetch_bucket_size",
      .kind = Kind::kCount,
      .fallback = "5e7",
@@ -42,8 +43,7 @@ constexpr Key kOffloadKeys[] = {
      .kind = Kind::kCount,
      .fallback = "1e5",
      .note = "parameters with fewer elements are never released",
-     .bind = [](Config& c,
-                const Value& v) { c.zero_optimization.stage3_param_persistence_threshold = v.count; }},
+     .field = field<&Config::zero_optimization, &Zero::stage3_param_persistence_threshold>},
     {.path = "zero_optimization.param_persistence_threshold",
      .kind = Kind::kCount,
      .fallback = "1e5",
@@ -52,8 +52,7 @@ constexpr Key kOffloadKeys[] = {
      .kind = Kind::kCount,
      .fallback = "9223372036854775807",
      .note = "upper bound of all elements kept by the threshold above",
-     .bind = [](Config& c,
-                const Value& v) { c.zero_optimization.stage3_model_persistence_threshold = v.count; }},
+     .field = field<&Config::zero_optimization, &Zero::stage3_model_persistence_threshold>},
     {.path = "zero_optimization.model_persistence_threshold",
      .kind = Kind::kCount,
      .fallback = "9223372036854775807",
@@ -112,6 +111,27 @@ constexpr Key kOffloadKeys[] = {
      .fallback = "false",
      .status = kNoEffect,
      .alias_of = "zero_optimization.stage3_allgather_sequential"},
+
+    {.path = "zero_optimization.leaf_module",
+     .kind = Kind::kSection,
+     .fallback = "null",
+     .note = "modules gathered as one"},
+    {.path = "zero_optimization.leaf_module.names",
+     .kind = Kind::kStrings,
+     .fallback = "[]",
+     .note = "by their name in the model",
+     .field = field<&Config::zero_optimization, &Zero::leaf_module_names>},
+    {.path = "zero_optimization.leaf_module.name_suffixes",
+     .kind = Kind::kStrings,
+     .fallback = "[]",
+     .note = "by the end of their name in the model",
+     .field = field<&Config::zero_optimization, &Zero::leaf_module_name_suffixes>},
+    {.path = "zero_optimization.leaf_module.classes",
+     .kind = Kind::kStrings,
+     .fallback = "[]",
+     .status = kNoEffect,
+     .note = "Python class names mean nothing here; use names or name_suffixes",
+     .harmless = "[]"},
 
     {.path = "zero_optimization.offload_optimizer",
      .kind = Kind::kSection,

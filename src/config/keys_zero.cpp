@@ -1,10 +1,11 @@
 // "zero_optimization", but for offload.
-#include "config/schema.h"
+#include "config/fields.h"
 
 namespace zero::config {
 namespace {
 
 using enum KeyStatus;
+using Zero = Config::ZeroOptimization;
 
 constexpr std::string_view kOneUnit =
     "gradients and gathers travel unit by unit; bound a unit with zerotorch.unit_numel";
@@ -21,17 +22,12 @@ constexpr Key kZero[] = {
      .fallback = "0",
      .note = "what is sharded: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters",
      .maximum = 3,
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.stage = static_cast<int>(v.count); }},
+     .field = field<&Config::zero_optimization, &Zero::stage>},
     {.path = "zero_optimization.overlap_comm",
      .kind = Kind::kBool,
      .fallback = "null",
      .note = "overlap communication with computation; not given: true at stage 3, else false",
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.overlap_comm = v.boolean; }},
-    {.path = "zero_optimization.ignore_unused_parameters",
-     .kind = Kind::kBool,
-     .fallback = "true",
-     .note = "false: a parameter without gradient is an error",
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.ignore_unused_parameters = v.boolean; }},
+     .field = field<&Config::zero_optimization, &Zero::overlap_comm>},
     {.path = "zero_optimization.contiguous_gradients",
      .kind = Kind::kBool,
      .fallback = "true",
@@ -57,7 +53,7 @@ constexpr Key kZero[] = {
              "where less is as fast",
      .minimum = 1,
      .maximum = kMostNumel,
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.reduce_bucket_size = v.count; }},
+     .field = field<&Config::zero_optimization, &Zero::reduce_bucket_size>},
     {.path = "zero_optimization.use_multi_rank_bucket_allreduce",
      .kind = Kind::kBool,
      .fallback = "true",
@@ -76,7 +72,7 @@ constexpr Key kZero[] = {
      .note = "stages 0-2: most elements of an updated unit that are sent in one piece",
      .minimum = 1,
      .maximum = kMostNumel,
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.allgather_bucket_size = v.count; }},
+     .field = field<&Config::zero_optimization, &Zero::allgather_bucket_size>},
     {.path = "allgather_size",
      .kind = Kind::kCount,
      .fallback = "5e8",
@@ -89,7 +85,12 @@ constexpr Key kZero[] = {
      .note = "most elements of a shard that the optimizer updates in one piece",
      .minimum = 1,
      .maximum = kMostNumel,
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.sub_group_size = v.count; }},
+     .field = field<&Config::zero_optimization, &Zero::sub_group_size>},
+    {.path = "zero_optimization.ignore_unused_parameters",
+     .kind = Kind::kBool,
+     .fallback = "true",
+     .note = "false: a parameter without gradient is an error",
+     .field = field<&Config::zero_optimization, &Zero::ignore_unused_parameters>},
     {.path = "zero_optimization.load_from_fp32_weights",
      .kind = Kind::kBool,
      .fallback = "true",
@@ -214,26 +215,6 @@ constexpr Key kZero[] = {
      .kind = Kind::kAny,
      .status = kRefused,
      .note = "ZenFlow is not built"},
-    {.path = "zero_optimization.leaf_module",
-     .kind = Kind::kSection,
-     .fallback = "null",
-     .note = "modules gathered as one"},
-    {.path = "zero_optimization.leaf_module.names",
-     .kind = Kind::kStrings,
-     .fallback = "[]",
-     .note = "by their name in the model",
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.leaf_module_names = v.texts; }},
-    {.path = "zero_optimization.leaf_module.name_suffixes",
-     .kind = Kind::kStrings,
-     .fallback = "[]",
-     .note = "by the end of their name in the model",
-     .bind = [](Config& c, const Value& v) { c.zero_optimization.leaf_module_name_suffixes = v.texts; }},
-    {.path = "zero_optimization.leaf_module.classes",
-     .kind = Kind::kStrings,
-     .fallback = "[]",
-     .status = kNoEffect,
-     .note = "Python class names mean nothing here; use names or name_suffixes",
-     .harmless = "[]"},
 };
 
 }  // namespace

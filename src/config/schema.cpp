@@ -51,8 +51,8 @@ std::string_view name_of(std::string_view path) {
 const std::vector<const Key*>& all_keys() {
   static const std::vector<const Key*> keys = [] {
     std::vector<const Key*> made;
-    for (const auto part : {batch_keys(), optimizer_keys(), scheduler_keys(), precision_keys(), zero_keys(),
-                            offload_keys(), step_keys(), monitor_keys(), checkpoint_keys(), tuning_keys(),
+    for (const auto part : {batch_keys(), optimizer_keys(), scheduler_keys(), precision_keys(), step_keys(),
+                            monitor_keys(), checkpoint_keys(), zero_keys(), offload_keys(), tuning_keys(),
                             parallel_keys(), compression_keys(), zerotorch_keys()}) {
       for (const Key& key : part) made.push_back(&key);
     }
@@ -89,6 +89,11 @@ std::vector<std::string_view> sections_with(std::string_view name) {
     if (name_of(key->path) == name && sections.size() < 3) sections.push_back(parent_of(key->path));
   }
   return sections;
+}
+
+bool takes(std::string_view type, const Key& parameter) {
+  const auto types = split(parameter.taken_by);
+  return types.empty() || std::ranges::find(types, type) != types.end();
 }
 
 std::string_view kind_name(Kind kind) {

@@ -26,15 +26,21 @@ enum class Kind : std::uint8_t {
 
 /// A value whose kind and range have been checked; only the member of its kind is set.
 struct Value {
+  bool given = true;  // false: null
   bool boolean = false;
   std::int64_t count = 0;
   double number = 0;
-  double second = 0;  // of a pair; the first is `number`
-  std::string text;   // kChoice: as spelt in `choices`
+  double second = 0;       // of a pair; the first is `number`
+  std::size_t choice = 0;  // which of the key's `choices`
+  std::string text;        // of a choice read from a file: as spelt in `choices`
   std::vector<std::string> texts;
 };
 
-using Bind = void (*)(Config&, const Value&);
+/// Where a key's value is kept (see fields.h): into Config, and back.
+struct Field {
+  void (*bind)(Config&, const Value&) = nullptr;
+  Value (*unbind)(const Config&) = nullptr;
+};
 
 /// Upper bounds of counts, far from where sums and products of them overflow.
 constexpr double kMostSamples = 1e12;  ///< of a batch
@@ -61,24 +67,26 @@ struct Key {
   /// at any depth.
   std::string_view gate = {};
   std::string_view alias_of = {};
-  Bind bind = nullptr;
+  /// A parameter of an optimizer or schedule: the types that take it, separated by '|'; empty: all.
+  std::string_view taken_by = {};
+  Field field = {};
 };
 
 std::span<const Key> batch_keys();
 std::span<const Key> optimizer_keys();
 std::span<const Key> scheduler_keys();
 std::span<const Key> precision_keys();
-std::span<const Key> zero_keys();
-std::span<const Key> offload_keys();
 std::span<const Key> step_keys();
 std::span<const Key> monitor_keys();
 std::span<const Key> checkpoint_keys();
+std::span<const Key> zero_keys();
+std::span<const Key> offload_keys();
 std::span<const Key> tuning_keys();
 std::span<const Key> parallel_keys();
 std::span<const Key> compression_keys();
 std::span<const Key> zerotorch_keys();
 
-/// All of the above, in this order.
+/// All of the above, in this order, which is that of Config::to_json().
 const std::vector<const Key*>& all_keys();
 
 /// The row of exactly this path, or of "parent.*" for a parent of it; null when there is none.
@@ -89,6 +97,9 @@ std::vector<std::string_view> names_in(std::string_view section);
 
 /// Sections (at most three) in which `name` is a key; "" stands for the top level.
 std::vector<std::string_view> sections_with(std::string_view name);
+
+/// Whether an optimizer or schedule of this type takes the parameter.
+bool takes(std::string_view type, const Key& parameter);
 
 std::string_view kind_name(Kind kind);
 

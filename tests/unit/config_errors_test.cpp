@@ -119,7 +119,7 @@ TEST(ConfigErrors, ScheduleParameters) {
           R"({"scheduler": {"type": "WarmupCosineLR",
               "params": {"total_num_steps": 9, "warmup_max_lr": 1}}})"),
       "c:2: scheduler.params.warmup_max_lr: not a parameter of WarmupCosineLR, which takes warmup_num_steps, "
-      "warmup_type, total_num_steps, warmup_min_ratio, cos_min_ratio, last_batch_iteration");
+      "warmup_type, last_batch_iteration, warmup_min_ratio, cos_min_ratio, total_num_steps");
   EXPECT_EQ(error_of(R"({"scheduler": {"type": "WarmupDecayLR", "params": {}}})"),
             "c:1: scheduler.type: WarmupDecayLR needs params.total_num_steps: the optimizer steps of the "
             "whole run");

@@ -151,6 +151,22 @@ constexpr const char* kEverything = R"({
     "timeout_s": 12.5,
     "debug_observer": true}})";
 
+TEST(ConfigValues, ChoicesReachTheirEnumerators) {
+  using Own = Config::Zerotorch;
+  const auto own = [](const std::string& name, const std::string& value) {
+    return Config::from_text("{\"zerotorch\": {\"" + name + "\": \"" + value + "\"}}").zerotorch;
+  };
+  EXPECT_EQ(own("store", "node_shared").store, Own::Store::kNodeShared);
+  EXPECT_EQ(own("store", "copying").store, Own::Store::kCopying);
+  EXPECT_EQ(own("verify_parameters", "verify").verify_parameters, Own::VerifyParameters::kVerify);
+  EXPECT_EQ(own("buffers", "each").buffers, Own::Buffers::kEach);
+  EXPECT_EQ(own("buffers", "mean").buffers, Own::Buffers::kMean);
+  EXPECT_EQ(own("buffer_dtype", "parameters").buffer_dtype, Own::BufferDtype::kParameters);
+  EXPECT_EQ(own("progress_thread", "always").progress_thread, Own::ProgressThread::kAlways);
+  EXPECT_EQ(own("progress_thread", "never").progress_thread, Own::ProgressThread::kNever);
+  EXPECT_EQ(own("unused_parameters", "zero").unused_parameters, Own::UnusedParameters::kZero);
+}
+
 TEST(ConfigValues, ToJsonLosesNothing) {
   const Config everything = Config::from_text(kEverything);
   EXPECT_TRUE(everything.notices.empty());
