@@ -74,8 +74,7 @@ class Binder {
   void read_member(const json& value, Place at, const Place& section, const std::string& name) {
     const Key* key = find_key(at.current);
     // A dot in a name is no path: {"zero_optimization.stage": 1} must not be taken for the real thing.
-    const bool dotted = name.find('.') != std::string::npos;
-    if (key == nullptr || (dotted && !key->path.ends_with(".*"))) return unknown(at, section, name);
+    if (key == nullptr || name.find('.') != std::string::npos) return unknown(at, section, name);
     if (!key->alias_of.empty() && at.active) key = follow_alias(*key, at);
     if (value.is_null() && key->fallback == "null") return;
     const auto [earlier, inserted] = given_.emplace(at.current, Given{at.written, line_of(at.written), {}});
@@ -127,10 +126,21 @@ class Binder {
     if (!value.is_object()) return problem(at, check_value(key, value).problem);
     if (!key.gate.empty()) {
       if (at.active && switched_on(key, value, at)) return;
+      if (names_in(key.path).empty()) return look_for_switches(key, value, at);
       return read_section(value, {at.written, at.current, false});
     }
     if (key.path.ends_with(".params") && !type_available(at)) return;
     read_section(value, at);
+  }
+
+  /// In a section that is off and has no rows of its members: one that would switch it on but for its spelling.
+  void look_for_switches(const Key& section, const json& object, const Place& at) {
+    for (const auto& [name, value] : object.items()) {
+      const std::string_view near = nearest(name, split(section.gate));
+      if (near.empty() || near == name) continue;
+      problem({join(at.written, name), join(at.current, name), at.active},
+              fmt::format("unknown key; did you mean '{}'?", near));
+    }
   }
 
   /// Reports and returns true when a section we refuse is switched on.
@@ -145,12 +155,13 @@ class Binder {
       const auto member = object.find(std::string(name));
       if (member == object.end() || member->is_null()) continue;
       const Place gate{join(at.written, std::string(name)), join(at.current, std::string(name)), true};
-      const Key& key = *find_key(gate.current);
-      if (is_auto(key, *member)) {
-        refuse_auto(key, gate);
+      const Key* key = find_key(gate.current);
+      if (key != nullptr && is_auto(*key, *member)) {
+        refuse_auto(*key, gate);
         return true;
       }
-      if (!check_value(key, *member).ok() || is_harmless(key, *member)) continue;
+      const bool misfit = key != nullptr && !check_value(*key, *member).ok();  // reported with the others
+      if (misfit || is_harmless(section, *member)) continue;
       problem(gate, fmt::format("{} is not supported: {}", shown(*member), section.note));
       return true;
     }

@@ -11,29 +11,9 @@ constexpr std::string_view kWriter =
 constexpr std::string_view kAio = "only offload to NVMe reads it, which is not built yet";
 constexpr std::string_view kActivation =
     "only deepspeed.checkpointing.checkpoint reads it, which C++ modules cannot call";
-constexpr std::string_view kNebula = "a checkpoint service of its own; checkpoints here go to a folder";
-
-constexpr Key no_effect(std::string_view path, Kind kind, std::string_view fallback, std::string_view note,
-                        std::string_view harmless = {}) {
-  return {.path = path,
-          .kind = kind,
-          .fallback = fallback,
-          .status = kNoEffect,
-          .note = note,
-          .harmless = harmless};
-}
-constexpr Key refused(std::string_view path, Kind kind, std::string_view fallback, std::string_view note,
-                      std::string_view harmless = {}) {
-  return {.path = path,
-          .kind = kind,
-          .fallback = fallback,
-          .status = kRefused,
-          .note = note,
-          .harmless = harmless};
-}
 
 constexpr Key kCheckpoint[] = {
-    {.path = "checkpoint", .kind = Kind::kSection, .fallback = "null", .note = "how checkpoints are written"},
+    section("checkpoint", "how checkpoints are written"),
     {.path = "checkpoint.every_steps",
      .kind = Kind::kCount,
      .fallback = "0",
@@ -52,11 +32,9 @@ constexpr Key kCheckpoint[] = {
      .note = "zero train: so many newest checkpoints stay; 0: all",
      .maximum = 1'000'000,
      .field = field<&Config::checkpoint, &Config::Checkpoint::keep_last>},
-    {.path = "checkpoint.async",
-     .kind = Kind::kBool,
-     .fallback = "true",
-     .note = "zero train: training goes on while a checkpoint is written",
-     .field = field<&Config::checkpoint, &Config::Checkpoint::async>},
+    honoured("checkpoint.async", Kind::kBool, "true",
+             "zero train: training goes on while a checkpoint is written",
+             field<&Config::checkpoint, &Config::Checkpoint::async>),
     {.path = "checkpoint.tag_validation",
      .kind = Kind::kChoice,
      .fallback = "\"Warn\"",
@@ -68,47 +46,21 @@ constexpr Key kCheckpoint[] = {
               "every checkpoint loads at any number of ranks", "false|true"),
     refused("checkpoint.use_node_local_storage", Kind::kBool, "false",
             "the folder of a checkpoint must be seen by all ranks; remove the key", "false"),
-    {.path = "checkpoint.parallel_write", .kind = Kind::kSection, .fallback = "null", .note = "of pipelines"},
+    section("checkpoint.parallel_write", "of pipelines", kNoEffect),
     no_effect("checkpoint.parallel_write.pipeline_stage", Kind::kBool, "false", kWriter, "true"),
     no_effect("checkpoint.checkpoint_serialization", Kind::kBool, "true", kWriter),
     no_effect("checkpoint.writer", Kind::kAny, "null", kWriter),
 
-    {.path = "nebula",
-     .kind = Kind::kSection,
-     .fallback = "null",
-     .status = kRefused,
-     .note = kNebula,
-     .gate = "enabled"},
-    refused("nebula.enabled", Kind::kBool, "false", kNebula, "false"),
-    refused("nebula.enable_nebula_load", Kind::kBool, "true", kNebula),
-    refused("nebula.nebula_load_path", Kind::kString, "null", kNebula),
-    refused("nebula.persistent_storage_path", Kind::kString, "null", kNebula),
-    refused("nebula.persistent_time_interval", Kind::kCount, "100", kNebula),
-    refused("nebula.num_of_version_in_retention", Kind::kCount, "2", kNebula),
-    refused("datastates_ckpt", Kind::kAny, "null", "DataStates is not built; remove the section", "false|{}"),
-
-    {.path = "aio",
-     .kind = Kind::kSection,
-     .fallback = "null",
-     .status = kNoEffect,
-     .note = "asynchronous file I/O"},
+    section("aio", "asynchronous file I/O", kNoEffect),
     no_effect("aio.block_size", Kind::kCount, "1048576", kAio),
     no_effect("aio.queue_depth", Kind::kCount, "8", kAio),
     no_effect("aio.intra_op_parallelism", Kind::kCount, "1", kAio),
-    {.path = "aio.thread_count",
-     .kind = Kind::kCount,
-     .fallback = "1",
-     .status = kNoEffect,
-     .alias_of = "aio.intra_op_parallelism"},
+    old_name("aio.thread_count", Kind::kCount, "1", "aio.intra_op_parallelism", kNoEffect),
     no_effect("aio.single_submit", Kind::kBool, "false", kAio),
     no_effect("aio.overlap_events", Kind::kBool, "true", kAio),
     refused("aio.use_gds", Kind::kBool, "false", "GPUDirect Storage is not built; remove the key", "false"),
 
-    {.path = "activation_checkpointing",
-     .kind = Kind::kSection,
-     .fallback = "null",
-     .status = kNoEffect,
-     .note = kActivation},
+    section("activation_checkpointing", kActivation, kNoEffect),
     no_effect("activation_checkpointing.partition_activations", Kind::kBool, "false", kActivation, "false"),
     no_effect("activation_checkpointing.number_checkpoints", Kind::kCount, "null", kActivation),
     no_effect("activation_checkpointing.contiguous_memory_optimization", Kind::kBool, "false", kActivation,

@@ -63,14 +63,54 @@ struct Key {
   /// kChoice: what is taken, separated by '|'; and what DeepSpeed has and we refuse by name.
   std::string_view choices = {};
   std::string_view refused_choices = {};
-  /// kSection, refused: members (separated by '|') that switch it on. "*": any member; "**": any "enabled"
-  /// at any depth.
+  /// kSection, refused: members (separated by '|') that switch it on unless they are null or `harmless`. "*": any
+  /// member; "**": any "enabled" at any depth. Members have rows of their own or are not read.
   std::string_view gate = {};
   std::string_view alias_of = {};
   /// A parameter of an optimizer or schedule: the types that take it, separated by '|'; empty: all.
   std::string_view taken_by = {};
   Field field = {};
 };
+
+// Rows in short. Keys of other forms are written out.
+
+constexpr Key section(std::string_view path, std::string_view note, KeyStatus status = KeyStatus::kHonoured) {
+  return {.path = path, .kind = Kind::kSection, .fallback = "null", .status = status, .note = note};
+}
+/// A section that is refused as a whole.
+constexpr Key not_built(std::string_view path, std::string_view note, std::string_view gate = "enabled",
+                        std::string_view off = "false") {
+  return {.path = path,
+          .kind = Kind::kSection,
+          .fallback = "null",
+          .status = KeyStatus::kRefused,
+          .note = note,
+          .harmless = off,
+          .gate = gate};
+}
+constexpr Key honoured(std::string_view path, Kind kind, std::string_view fallback, std::string_view note,
+                       Field field) {
+  return {.path = path, .kind = kind, .fallback = fallback, .note = note, .field = field};
+}
+constexpr Key no_effect(std::string_view path, Kind kind, std::string_view fallback, std::string_view note,
+                        std::string_view harmless = {}) {
+  return {.path = path,
+          .kind = kind,
+          .fallback = fallback,
+          .status = KeyStatus::kNoEffect,
+          .note = note,
+          .harmless = harmless};
+}
+constexpr Key refused(std::string_view path, Kind kind, std::string_view fallback, std::string_view note,
+                      std::string_view harmless = {}) {
+  Key key = no_effect(path, kind, fallback, note, harmless);
+  key.status = KeyStatus::kRefused;
+  return key;
+}
+constexpr Key old_name(std::string_view path, Kind kind, std::string_view fallback, std::string_view alias_of,
+                       KeyStatus status = KeyStatus::kHonoured) {
+  return {.path = path, .kind = kind, .fallback = fallback, .status = status, .alias_of = alias_of};
+}
 
 std::span<const Key> batch_keys();
 std::span<const Key> optimizer_keys();
@@ -81,18 +121,16 @@ std::span<const Key> monitor_keys();
 std::span<const Key> checkpoint_keys();
 std::span<const Key> zero_keys();
 std::span<const Key> offload_keys();
-std::span<const Key> tuning_keys();
-std::span<const Key> parallel_keys();
-std::span<const Key> compression_keys();
 std::span<const Key> zerotorch_keys();
+std::span<const Key> not_built_keys();
 
 /// All of the above, in this order, which is that of Config::to_json().
 const std::vector<const Key*>& all_keys();
 
-/// The row of exactly this path, or of "parent.*" for a parent of it; null when there is none.
+/// Null when there is none.
 const Key* find_key(std::string_view path);
 
-/// Names that may follow `section` ("" for the top level), aliases included, "*" not.
+/// Names that may follow `section` ("" for the top level), aliases included.
 std::vector<std::string_view> names_in(std::string_view section);
 
 /// Sections (at most three) in which `name` is a key; "" stands for the top level.

@@ -161,6 +161,17 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
       error_of(
           R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})"),
       "");
+  EXPECT_EQ(error_of(R"({"wandb": {"enabled": true, "project": "x"}})"),
+            "c:1: wandb.enabled: true is not supported: not built; use \"tensorboard\"");
+  EXPECT_EQ(error_of(R"({"wandb": {"enabled": "auto", "project": "x"}})"),
+            "c:1: wandb.enabled: \"auto\" is not supported: not built; use \"tensorboard\"");
+  EXPECT_EQ(error_of(R"({"wandb": {"project": "x"}, "compile": {"enabled": null, "deepcompile": false}})"), "");
+  EXPECT_EQ(error_of(R"({"compile": {"deepcompile": true}})"),
+            "c:1: compile.deepcompile: true is not supported: graph compilation is not built; remove the section");
+  EXPECT_EQ(error_of(R"({"wandb": {"enable": true}})"), "c:1: wandb.enable: unknown key; did you mean 'enabled'?");
+  EXPECT_EQ(error_of(R"({"wandb": true})"), "c:1: wandb: got true, want an object {...}");
+  EXPECT_EQ(error_of(R"({"elastcity": {"enabled": true}})"),
+            "c:1: elastcity: unknown key; did you mean 'elasticity'?");
   EXPECT_NE(error_of(R"({"sparse_attention": {"mode": "fixed"}})"), "");
   EXPECT_NE(error_of(R"({"tensor_parallel": {"autotp_size": 4}})"), "");
   EXPECT_EQ(error_of(R"({"tensor_parallel": {"autotp_size": 0}})"), "");
