@@ -147,9 +147,6 @@ void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   check_dtypes(check);
   check_optimizer(check);
   check_scheduler(check);
-  if (check.find("zero_optimization.overlap_comm") == nullptr) {
-    config.zero_optimization.overlap_comm = config.zero_optimization.stage == 3;
-  }
   check_step_in_backward(check);
   check_timeout(check);
   if (check.find("gradient_clipping") == nullptr) {

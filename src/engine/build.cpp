@@ -191,7 +191,7 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
         {.resident = resident_units(impl),
          .max_live_numel = zero.stage3_max_live_parameters,
          .max_reuse_numel = zero.stage3_max_reuse_distance,
-         .prefetch_numel = zero.overlap_comm ? zero.stage3_prefetch_bucket_size : 0,
+         .prefetch_numel = zero.overlaps_comm() ? zero.stage3_prefetch_bucket_size : 0,
          .measured_prefetch = impl.config.zerotorch.measured_prefetch,
          .publish_bucket_numel = zero.allgather_bucket_size});
   }
@@ -205,7 +205,7 @@ void make_parts(Engine::Impl& impl, OptimizerSetup setup) {
   sharding::ReducerOptions reducer_options{
       .bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, impl.group.size()),
       .micro_batches = impl.config.gradient_accumulation_steps,
-      .overlap = zero.overlap_comm};
+      .overlap = zero.overlaps_comm()};
   if (impl.config.zerotorch.step_in_backward) {
     if (impl.config.gradient_accumulation_steps != 1) {
       throw ConfigError(
@@ -386,7 +386,7 @@ void choose_progress_thread(Engine::Impl& impl) {
   using ProgressThread = Config::Zerotorch::ProgressThread;
   const auto wanted = impl.config.zerotorch.progress_thread;
   bool on = wanted == ProgressThread::kAlways;
-  if (wanted == ProgressThread::kAuto && impl.config.zero_optimization.overlap_comm) {
+  if (wanted == ProgressThread::kAuto && impl.config.zero_optimization.overlaps_comm()) {
     // MPI moves large messages inside calls only, and costs little of a core; in shared memory moving is
     // copying.
     const bool worth_it =

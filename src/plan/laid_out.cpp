@@ -121,7 +121,7 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
   laid.low_dtype = config.param_dtype();
   laid.world_size = world_size;
   laid.hosts = (world_size + ranks_per_node - 1) / ranks_per_node;
-  laid.overlap = config.zero_optimization.overlap_comm;
+  laid.overlap = config.zero_optimization.overlaps_comm();
   laid.step_in_backward = config.zerotorch.step_in_backward;
   laid.bucket_numel = layout::bucket_numel(config.zero_optimization.reduce_bucket_size, world_size);
   laid.node_shared = use_node_shared(config, laid, ranks_per_node);

@@ -340,10 +340,12 @@ TEST(Plan, GradientsComeIntoThePlaceOfActivations) {
 }
 
 TEST(Plan, StageChangesTakeTheDefaultOfOverlapAlong) {
-  EXPECT_TRUE(at_stage(at(0), 3).zero_optimization.overlap_comm);
-  EXPECT_FALSE(at_stage(at(3), 1).zero_optimization.overlap_comm);
+  EXPECT_TRUE(at_stage(at(0), 3).zero_optimization.overlaps_comm());
+  EXPECT_FALSE(at_stage(at(3), 1).zero_optimization.overlaps_comm());
   const Config asked = config_of(R"("stage": 2, "overlap_comm": true)");
-  EXPECT_TRUE(at_stage(asked, 1).zero_optimization.overlap_comm);
+  EXPECT_TRUE(at_stage(asked, 1).zero_optimization.overlaps_comm());
+  const Config blocking = config_of(R"("stage": 2, "overlap_comm": false)");
+  EXPECT_FALSE(at_stage(blocking, 3).zero_optimization.overlaps_comm()) << "as asked, also where it was the default";
 }
 
 TEST(Suggest, FitsAsItIs) {
