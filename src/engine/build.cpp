@@ -99,8 +99,7 @@ void make_model(Engine::Impl& impl) {
   }
   layout::UnitOptions options{impl.config.zerotorch.unit_numel, impl.config.zerotorch.unit_names};
   const auto& zero = impl.config.zero_optimization;
-  options.unit_names.insert(options.unit_names.end(), zero.leaf_module_names.begin(),
-                            zero.leaf_module_names.end());
+  options.leaf_module_names = zero.leaf_module_names;
   add_names_with_suffix(inventory.tree, zero.leaf_module_name_suffixes, options.unit_names);
   const auto units = layout::make_units(inventory.tree, infos, options);
   model.parameters.resize(infos.size());

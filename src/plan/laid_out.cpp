@@ -56,8 +56,7 @@ void add_names_with_suffix(const layout::ModuleNode& node, const std::vector<std
 layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode& tree) {
   const auto& zero = config.zero_optimization;
   layout::UnitOptions options{config.zerotorch.unit_numel, config.zerotorch.unit_names};
-  options.unit_names.insert(options.unit_names.end(), zero.leaf_module_names.begin(),
-                            zero.leaf_module_names.end());
+  options.leaf_module_names = zero.leaf_module_names;
   add_names_with_suffix(tree, zero.leaf_module_name_suffixes, options.unit_names);
   return options;
 }

@@ -257,7 +257,18 @@ TEST(Plan, RefusesWhatCannotBe) {
   EXPECT_NO_THROW(plan_memory(model, shared, {.ranks = 4, .ranks_per_node = 4}));
   Config named = at(3);
   named.zerotorch.unit_names = {"no.such.module"};
-  EXPECT_THROW(plan_memory(model, named, {.ranks = 2}), ConfigError);
+  const auto error_of = [&](const Config& config) -> std::string {
+    try {
+      plan_memory(model, config, {.ranks = 2});
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return {};
+  };
+  EXPECT_TRUE(error_of(named).starts_with("zerotorch.unit_names: the model has no module 'no.such.module'"));
+  named.zerotorch.unit_names.clear();
+  named.zero_optimization.leaf_module_names = {"no.such.module"};
+  EXPECT_TRUE(error_of(named).starts_with("zero_optimization.leaf_module.names: the model has no module"));
   Config five = at(0);
   five.train_batch_size = 5;
   EXPECT_THROW(plan_memory(model, five, {.ranks = 2}), ConfigError);
