@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/process_memory.h"
+#include "layout/sharding.h"
 #include "rank_setup.h"
 #include "rank_totals.h"
 #include "report_tables.h"
@@ -56,7 +57,8 @@ class Trainer {
     if (!engine_) return 0;
     const auto report = engine_->communication_report();
     const double low = static_cast<double>(element_nbytes(config_.param_dtype()));
-    const double published = config_.zero_optimization.stage == 0 ? 4 : low;
+    const bool sharded = layout::sharding_of_stage(config_.zero_optimization.stage).optimizer_states;
+    const double published = sharded ? low : 4;
     return low * static_cast<double>(report.gathered_numel + report.reduced_numel) +
            published * static_cast<double>(report.published_numel) +
            static_cast<double>(report.control_nbytes);

@@ -154,6 +154,9 @@ def check_readme_example():
         problem(ROOT / "README.md", 1, "the C++ example is not that of examples/minimal.cpp")
 
 
+STAGES = "only sharding_of_stage() knows what a stage means"
+
+
 def check_one_place_for_stages():
     for path in sources("src"):
         room = path.relative_to(ROOT / "src").parts[0]
@@ -161,7 +164,15 @@ def check_one_place_for_stages():
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if re.search(r"\bif\s*\(.*\bstage\b", line.split("//")[0]):
-                problem(path, number, "only sharding_of_stage() knows what a stage means")
+                problem(path, number, STAGES)
+    # Also outside of an `if`; the bounds of a range (stage >= 0, stage <= 3) mean nothing.
+    meaning = re.compile(r"\bstage\s*([=!]=\s*\d|>=?\s*[1-3]|<\s*[1-3]|<=\s*[0-2])|\b\d\s*[=!]=\s*[\w.]*\bstage\b")
+    for path in sources("src", "apps"):
+        if path.is_relative_to(ROOT / "src/config") or path == ROOT / "src/layout/sharding.h":
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if meaning.search(line.split("//")[0]):
+                problem(path, number, STAGES)
 
 
 for check in (check_layers, check_library_is_quiet, check_files_go_through_io, check_walls, check_files,
