@@ -17,7 +17,7 @@ void assign(T& field, const Value& value) {
   } else if constexpr (std::is_floating_point_v<T>) {
     field = value.number;
   } else if constexpr (std::is_enum_v<T>) {
-    field = static_cast<T>(value.choice);
+    field = static_cast<T>(*value.choice);
   } else if constexpr (std::is_same_v<T, std::string>) {
     field = value.text;
   } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {

@@ -66,7 +66,7 @@ constexpr std::string_view kNotCosine = "WarmupLR|WarmupDecayLR";
 
 /// Type::kNone is no choice: the section is not there.
 constexpr Field kSchedulerType = {
-    .bind = [](Config& c, const Value& v) { c.scheduler.type = static_cast<Scheduler::Type>(v.choice + 1); },
+    .bind = [](Config& c, const Value& v) { c.scheduler.type = static_cast<Scheduler::Type>(*v.choice + 1); },
     .unbind = [](const Config& c) -> Value {
       return {.given = c.scheduler.type != Scheduler::Type::kNone,
               .choice = static_cast<std::size_t>(c.scheduler.type) - 1};

@@ -23,7 +23,7 @@ std::span<const KeyInfo> schema() {
                       .default_value = key->fallback,
                       .status = key->status,
                       .note = key->note,
-                      .accepted_values = key->harmless,
+                      .accepted_values = key->kind == config::Kind::kSection ? "" : key->harmless,
                       .alias_of = key->alias_of});
     }
     return made;

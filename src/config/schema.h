@@ -3,6 +3,7 @@
 // all read the same table. The rows are in keys_*.cpp, one file per part of the JSON.
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,9 +31,9 @@ struct Value {
   bool boolean = false;
   std::int64_t count = 0;
   double number = 0;
-  double second = 0;       // of a pair; the first is `number`
-  std::size_t choice = 0;  // which of the key's `choices`
-  std::string text;        // of a choice read from a file: as spelt in `choices`
+  double second = 0;  // of a pair; the first is `number`
+  std::optional<std::size_t> choice;  // which of the key's `choices`; not given for one that is kept as text
+  std::string text;                   // also of a choice that was read, as spelt in `choices`
   std::vector<std::string> texts;
 };
 

@@ -160,8 +160,8 @@ Checked check_value(const Key& key, const json& got) {
 
 std::string chosen(const Key& key, const Value& value) {
   const auto choices = split(key.choices);
-  if (!value.text.empty()) return value.text;
-  return value.choice < choices.size() ? std::string(choices[value.choice]) : std::to_string(value.choice);
+  if (!value.choice) return value.text;
+  return *value.choice < choices.size() ? std::string(choices[*value.choice]) : std::to_string(*value.choice);
 }
 
 nlohmann::ordered_json json_of(const Key& key, const Value& value) {

@@ -284,6 +284,9 @@ TEST(ConfigByHand, FieldsAreCheckedAsAFilesAre) {
             "Config: gradient_clipping: got inf, want a number, at least 0");
   EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.beta2 = 1; }), "");
   EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = "SGD"; }), "");
+  EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = ""; }), "");
+  EXPECT_EQ(error_by_hand([](Config& c) { c.zerotorch.store = static_cast<Config::Zerotorch::Store>(9); }),
+            "Config: zerotorch.store: got \"9\", want one of \"auto\", \"node_shared\", \"copying\"");
   EXPECT_NE(error_by_hand([](Config& c) { c.train_batch_size = -4; }), "");
   EXPECT_NE(error_by_hand([](Config& c) { c.zerotorch.timeout_s = -1; }), "");
   EXPECT_NE(error_by_hand([](Config& c) { c.zerotorch.unit_numel = INT64_MAX; }), "");
