@@ -70,20 +70,20 @@ nlohmann::json RunCheckpoints::load() {
 }
 
 bool RunCheckpoints::due_by_time() const {
-  const double minutes = engine_.config().checkpoint.every_minutes;
+  const double minutes = engine_.config().zerotorch.checkpoint.every_minutes;
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - saved_at_;
   return minutes > 0 && passed.count() >= 60 * minutes;
 }
 
 bool RunCheckpoints::due_by_steps(std::int64_t steps_done) const {
-  const std::int64_t every = engine_.config().checkpoint.every_steps;
+  const std::int64_t every = engine_.config().zerotorch.checkpoint.every_steps;
   return every > 0 && steps_done % every == 0;
 }
 
 void RunCheckpoints::start_save(std::int64_t steps_done, const nlohmann::json& state, bool async) {
   SaveOptions options;
   options.async = async;
-  options.keep_last = static_cast<int>(engine_.config().checkpoint.keep_last);
+  options.keep_last = static_cast<int>(engine_.config().zerotorch.checkpoint.keep_last);
   nlohmann::json client = {{kRun, state}};
   // Durable before the checkpoint that refers to them is.
   if (recorder_) client[kRecord] = to_json(recorder_->sync());
@@ -101,7 +101,7 @@ void RunCheckpoints::note(std::int64_t steps_done, const std::string& text) {
 
 void RunCheckpoints::save(std::int64_t steps_done, const nlohmann::json& state) {
   if (saved_step_ == steps_done) return;
-  const bool async = engine_.config().checkpoint.async;
+  const bool async = engine_.config().zerotorch.checkpoint.async;
   wait(steps_done);
   try {
     start_save(steps_done, state, async);

@@ -15,7 +15,7 @@ namespace zero {
 
 /// What happens to a key of the JSON.
 enum class KeyStatus : std::uint8_t {
-  kHonoured,  ///< its value changes what the engine does, or only the value that is already true is taken
+  kHonoured,  ///< its value changes what the engine or `zero train` does, or is what is done already
   kNoEffect,  ///< accepted; a notice says why it changes nothing
   kRefused,   ///< a ConfigError, unless it is off (false, empty, its harmless value)
 };
@@ -126,19 +126,6 @@ struct Config {
   };
   Tensorboard tensorboard;
 
-  /// When `zero train` saves checkpoints; a program of your own calls Engine::save_checkpoint when it wants.
-  struct Checkpoint {
-    /// Optimizer steps between checkpoints; 0: not by steps.
-    std::int64_t every_steps = 0;
-    /// Minutes between checkpoints; 0: not by time.
-    double every_minutes = 10;
-    /// So many newest checkpoints stay; 0: all.
-    std::int64_t keep_last = 2;
-    /// Training goes on while a checkpoint is written. Costs one copy of the rank's shard in memory.
-    bool async = true;
-  };
-  Checkpoint checkpoint;
-
   struct ZeroOptimization {
     /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters.
     int stage = 0;
@@ -229,6 +216,18 @@ struct Config {
     UnusedParameters unused_parameters = UnusedParameters::kSkip;
     /// Check at every operator that no released parameter is read. Slow; for debugging.
     bool debug_observer = false;
+    /// When `zero train` saves checkpoints; a program of your own calls Engine::save_checkpoint when it wants.
+    struct Checkpoint {
+      /// Optimizer steps between checkpoints; 0: not by steps.
+      std::int64_t every_steps = 0;
+      /// Minutes between checkpoints; 0: not by time.
+      double every_minutes = 10;
+      /// So many newest checkpoints stay; 0: all.
+      std::int64_t keep_last = 2;
+      /// Training goes on while a checkpoint is written. Costs one copy of the rank's shard in memory.
+      bool async = true;
+    };
+    Checkpoint checkpoint;
   };
   Zerotorch zerotorch;
 

@@ -1,5 +1,5 @@
 // "checkpoint" and its relatives, "aio", "activation_checkpointing".
-#include "config/fields.h"
+#include "config/schema.h"
 
 namespace zero::config {
 namespace {
@@ -13,28 +13,7 @@ constexpr std::string_view kActivation =
     "only deepspeed.checkpointing.checkpoint reads it, which C++ modules cannot call";
 
 constexpr Key kCheckpoint[] = {
-    section("checkpoint", "how checkpoints are written"),
-    {.path = "checkpoint.every_steps",
-     .kind = Kind::kCount,
-     .fallback = "0",
-     .note = "zero train: optimizer steps between checkpoints; 0: not by steps",
-     .maximum = kMostSteps,
-     .field = field<&Config::checkpoint, &Config::Checkpoint::every_steps>},
-    {.path = "checkpoint.every_minutes",
-     .kind = Kind::kNumber,
-     .fallback = "10",
-     .note = "zero train: minutes between checkpoints; 0: not by time",
-     .maximum = 525'600'000,
-     .field = field<&Config::checkpoint, &Config::Checkpoint::every_minutes>},
-    {.path = "checkpoint.keep_last",
-     .kind = Kind::kCount,
-     .fallback = "2",
-     .note = "zero train: so many newest checkpoints stay; 0: all",
-     .maximum = 1'000'000,
-     .field = field<&Config::checkpoint, &Config::Checkpoint::keep_last>},
-    honoured("checkpoint.async", Kind::kBool, "true",
-             "zero train: training goes on while a checkpoint is written",
-             field<&Config::checkpoint, &Config::Checkpoint::async>),
+    section("checkpoint", "how checkpoints are written; when: zerotorch.checkpoint", kNoEffect),
     {.path = "checkpoint.tag_validation",
      .kind = Kind::kChoice,
      .fallback = "\"Warn\"",

@@ -23,6 +23,10 @@ std::string error_of(std::string_view text) {
 TEST(ConfigErrors, UnknownKeys) {
   EXPECT_EQ(error_of("{\"zero_optimization\": {\n\"reduce_bucket_sizes\": 1}}"),
             "c:2: zero_optimization.reduce_bucket_sizes: unknown key; did you mean 'reduce_bucket_size'?");
+  for (const std::string name : {"every_steps", "every_minutes", "keep_last", "async"}) {
+    EXPECT_EQ(error_of("{\"checkpoint\": {\"" + name + "\": 1}}"),
+              "c:1: checkpoint." + name + ": unknown key; '" + name + "' belongs in 'zerotorch.checkpoint'");
+  }
   EXPECT_EQ(error_of(R"({"stage": 2})"), "c:1: stage: unknown key; 'stage' belongs in 'zero_optimization'");
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "Adam", "gradient_clipping": 1}})"),
             "c:1: optimizer.gradient_clipping: unknown key; 'gradient_clipping' belongs at the top level");
@@ -223,7 +227,7 @@ TEST(ConfigErrors, CountersNearTheirLimits) {
   EXPECT_NE(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9e18}}})"), "");
   EXPECT_NE(error_of(R"({"train_batch_size": 9223372036854775807})"), "");
   EXPECT_NE(error_of(R"({"zero_optimization": {"sub_group_size": 9223372036854775807}})"), "");
-  EXPECT_NE(error_of(R"({"checkpoint": {"every_minutes": 1e300}})"), "");
+  EXPECT_NE(error_of(R"({"zerotorch": {"checkpoint": {"every_minutes": 1e300}}})"), "");
   EXPECT_EQ(error_of(R"({"zerotorch": {"timeout_s": 1e-9}})"),
             "c:1: zerotorch.timeout_s: got 1e-09, want 0 (the group's default) or at least 0.001 seconds");
   EXPECT_EQ(error_of(R"({"zerotorch": {"timeout_s": 0.001}})"), "");
