@@ -52,12 +52,7 @@ class Trainer {
   /// Elements received so far, in bytes of their dtypes.
   double received_nbytes() const {
     if (!engine_) return 0;
-    const auto report = engine_->communication_report();
-    const double low = static_cast<double>(element_nbytes(config_.param_dtype()));
-    const double published = config_.zero_optimization.stage == 0 ? 4 : low;
-    return low * static_cast<double>(report.gathered_numel + report.reduced_numel) +
-           published * static_cast<double>(report.published_numel) +
-           static_cast<double>(report.control_nbytes);
+    return static_cast<double>(engine_->communication_report().received_nbytes);
   }
 
  private:

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
 
 #include "zero/launch.h"
@@ -19,22 +17,10 @@ constexpr std::int64_t kMicroBatchesPerStep = 4;  // over all ranks
 constexpr double kLearningRate = 3e-3;
 constexpr double kLearningRateDim = 192;  // the width it was found for
 
-/// True when the file itself says what overlap_comm is; unknown counts as yes.
-bool names_overlap_comm(const std::string& path) {
-  std::ifstream file(path);
-  const auto json = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
-  if (!json.is_object()) return true;
-  return json.contains("zero_optimization") && json["zero_optimization"].contains("overlap_comm");
-}
-
 /// Applies the command line to a resolved configuration and checks the result as a whole.
 Config override_config(const Config& config, const TrainOptions& options) {
   ordered_json json = ordered_json::parse(config.to_json());
-  if (options.stage) {
-    json["zero_optimization"]["stage"] = *options.stage;
-    // Its default follows the stage.
-    if (!names_overlap_comm(options.config)) json["zero_optimization"].erase("overlap_comm");
-  }
+  if (options.stage) json["zero_optimization"]["stage"] = *options.stage;
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
   if (options.seed || !config.zerotorch.seed) json["zerotorch"]["seed"] = options.seed.value_or(kDefaultSeed);
   Config result =
@@ -87,10 +73,7 @@ Config make_config(const TrainOptions& options, std::int64_t dim, int ranks) {
 Config resume_config(const std::string& text, const TrainOptions& options, int ranks) {
   ordered_json json = ordered_json::parse(text);
   json.erase("gradient_accumulation_steps");  // follows from the global batch and the ranks
-  if (options.stage) {
-    json["zero_optimization"]["stage"] = *options.stage;
-    json["zero_optimization"].erase("overlap_comm");
-  }
+  if (options.stage) json["zero_optimization"]["stage"] = *options.stage;
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
   Config config = Config::from_text(json.dump(), "configuration of the run");
   config.resolve_batch(ranks);

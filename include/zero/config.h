@@ -15,7 +15,7 @@ namespace zero {
 
 /// What happens to a key of the JSON.
 enum class KeyStatus : std::uint8_t {
-  kHonoured,  ///< its value changes what the engine does, or only the value that is already true is taken
+  kHonoured,  ///< its value changes what the engine or `zero train` does, or is what is done already
   kNoEffect,  ///< accepted; a notice says why it changes nothing
   kRefused,   ///< a ConfigError, unless it is off (false, empty, its harmless value)
 };
@@ -24,7 +24,7 @@ std::string_view status_name(KeyStatus status);
 
 /// One key of the schema. All views live as long as the program.
 struct KeyInfo {
-  std::string_view path;           ///< "zero_optimization.stage"; "*" stands for any name
+  std::string_view path;           ///< "zero_optimization.stage"
   std::string_view kind;           ///< "bool", "count", "number", "string", "section", ...
   std::string_view default_value;  ///< as JSON; empty where there is none
   KeyStatus status = KeyStatus::kHonoured;
@@ -34,7 +34,8 @@ struct KeyInfo {
   std::string_view alias_of;  ///< for an old name: the path that replaces it
 };
 
-/// Every key that may appear in a file, aliases included, grouped by section.
+/// Every key that may appear in a file, aliases included, grouped by section. Members of a section that is refused
+/// as a whole are not listed.
 std::span<const KeyInfo> schema();
 
 struct Config {
@@ -125,25 +126,14 @@ struct Config {
   };
   Tensorboard tensorboard;
 
-  /// When `zero train` saves checkpoints; a program of your own calls Engine::save_checkpoint when it wants.
-  struct Checkpoint {
-    /// Optimizer steps between checkpoints; 0: not by steps.
-    std::int64_t every_steps = 0;
-    /// Minutes between checkpoints; 0: not by time.
-    double every_minutes = 10;
-    /// So many newest checkpoints stay; 0: all.
-    std::int64_t keep_last = 2;
-    /// Training goes on while a checkpoint is written. Costs one copy of the rank's shard in memory.
-    bool async = true;
-  };
-  Checkpoint checkpoint;
-
   struct ZeroOptimization {
     /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters.
     int stage = 0;
-    /// Overlap reduction with backward (and gathers with forward at stage 3). Default: true at stage 3, else
-    /// false, as in DeepSpeed; already resolved here. Costs one more bucket.
-    bool overlap_comm = false;
+    /// Overlap reduction with backward (and gathers with forward at stage 3). Costs one more bucket. Not given: as
+    /// the stage says, see overlaps_comm().
+    std::optional<bool> overlap_comm;
+    /// overlap_comm, or DeepSpeed's default: true at stage 3, else false.
+    bool overlaps_comm() const { return overlap_comm.value_or(stage == 3); }
     /// In elements: a unit's gradient is reduced in pieces (buckets) of at most this many, and of no more
     /// than 4 Mi or 512 Ki for each rank, where more would only take memory. Smaller: less bucket memory,
     /// more collectives.
@@ -226,6 +216,18 @@ struct Config {
     UnusedParameters unused_parameters = UnusedParameters::kSkip;
     /// Check at every operator that no released parameter is read. Slow; for debugging.
     bool debug_observer = false;
+    /// When `zero train` saves checkpoints; a program of your own calls Engine::save_checkpoint when it wants.
+    struct Checkpoint {
+      /// Optimizer steps between checkpoints; 0: not by steps.
+      std::int64_t every_steps = 0;
+      /// Minutes between checkpoints; 0: not by time.
+      double every_minutes = 10;
+      /// So many newest checkpoints stay; 0: all.
+      std::int64_t keep_last = 2;
+      /// Training goes on while a checkpoint is written. Costs one copy of the rank's shard in memory.
+      bool async = true;
+    };
+    Checkpoint checkpoint;
   };
   Zerotorch zerotorch;
 
@@ -241,8 +243,8 @@ struct Config {
   /// "source:line: path: problem; remedy".
   static Config from_text(std::string_view json, std::string_view source = "<text>");
 
-  /// The resolved configuration as JSON with DeepSpeed's keys; from_text(to_json()) has the same fields, if
-  /// validate() takes them.
+  /// The configuration with its defaults as JSON with DeepSpeed's keys, null for what was left open.
+  /// from_text(to_json()) has the same fields, if validate() takes them.
   std::string to_json() const;
 
   /// Checks fields that were filled in by hand as from_text() checks a file's; initialize() calls it. Local.

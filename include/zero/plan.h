@@ -195,8 +195,7 @@ struct Plan {
 /// the model does not have, 'node_shared' over hosts with different numbers of ranks, fewer than one rank.
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster);
 
-/// `config` at another stage; overlap_comm follows where it had the default of its stage, and
-/// step_in_backward goes with stage 0.
+/// `config` at another stage; overlap_comm follows unless it was given, and step_in_backward goes with stage 0.
 Config at_stage(Config config, int stage);
 
 /// True when the host that needs most has the memory, or its memory is unknown.

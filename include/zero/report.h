@@ -23,6 +23,7 @@ struct CommunicationReport {
   std::int64_t published_numel =
       0;  ///< updated parameters (stages 1-2; node-shared: of other hosts) or reduced gradients (stage 0)
   std::int64_t control_nbytes = 0;   ///< norms and order checks
+  std::int64_t received_nbytes = 0;  ///< all of these, in the dtypes in which they travel
   std::int64_t peak_live_numel = 0;  ///< most parameters gathered at once (stage 3, copying store)
   std::int64_t gathers = 0;
   std::int64_t prefetched_gathers = 0;     ///< of these, begun before they were needed

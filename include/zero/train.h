@@ -142,8 +142,8 @@ struct StepOutcome {
   bool skipped = false;   ///< the gradient was not finite, the parameters were not changed
 };
 
-/// The run of an engine. `checkpoint.every_steps`, `every_minutes`, `keep_last` and `async` of the engine's
-/// configuration say when checkpoints are due and how they are written. Every rank makes the same calls in the same
+/// The run of an engine. `zerotorch.checkpoint` of the engine's configuration (`every_steps`, `every_minutes`,
+/// `keep_last`, `async`) says when checkpoints are due and how they are written. Every rank makes the same calls in the same
 /// order, from the thread that uses the engine.
 class TrainingRun {
  public:

@@ -231,7 +231,7 @@ void Checkpointer::begin(Job& job) {
       if (free < wanted) {
         throw IoError(
             fmt::format("'{}' has {} free, the checkpoint needs {}; remove old checkpoints (zero ckpt "
-                        "prune, checkpoint.keep_last) or choose another folder",
+                        "prune, zerotorch.checkpoint.keep_last) or choose another folder",
                         job.folder, io::nbytes_text(free), io::nbytes_text(wanted)));
       }
     });

@@ -74,8 +74,7 @@ class Binder {
   void read_member(const json& value, Place at, const Place& section, const std::string& name) {
     const Key* key = find_key(at.current);
     // A dot in a name is no path: {"zero_optimization.stage": 1} must not be taken for the real thing.
-    const bool dotted = name.find('.') != std::string::npos;
-    if (key == nullptr || (dotted && !key->path.ends_with(".*"))) return unknown(at, section, name);
+    if (key == nullptr || name.find('.') != std::string::npos) return unknown(at, section, name);
     if (!key->alias_of.empty() && at.active) key = follow_alias(*key, at);
     if (value.is_null() && key->fallback == "null") return;
     const auto [earlier, inserted] = given_.emplace(at.current, Given{at.written, line_of(at.written), {}});
@@ -104,7 +103,7 @@ class Binder {
   void settle(const Key& key, const json& json_value, const Value& value, const Place& at) {
     switch (key.status) {
       case KeyStatus::kHonoured:
-        if (key.bind != nullptr) key.bind(config_, value);
+        if (key.field.bind != nullptr) key.field.bind(config_, value);
         return;
       case KeyStatus::kNoEffect:
         if (!is_harmless(key, json_value)) notice(at, fmt::format("accepted, no effect: {}", key.note));
@@ -127,10 +126,21 @@ class Binder {
     if (!value.is_object()) return problem(at, check_value(key, value).problem);
     if (!key.gate.empty()) {
       if (at.active && switched_on(key, value, at)) return;
+      if (names_in(key.path).empty()) return look_for_switches(key, value, at);
       return read_section(value, {at.written, at.current, false});
     }
     if (key.path.ends_with(".params") && !type_available(at)) return;
     read_section(value, at);
+  }
+
+  /// In a section that is off and has no rows of its members: one that would switch it on but for its spelling.
+  void look_for_switches(const Key& section, const json& object, const Place& at) {
+    for (const auto& [name, value] : object.items()) {
+      const std::string_view near = nearest(name, split(section.gate));
+      if (near.empty() || near == name) continue;
+      problem({join(at.written, name), join(at.current, name), at.active},
+              fmt::format("unknown key; did you mean '{}'?", near));
+    }
   }
 
   /// Reports and returns true when a section we refuse is switched on.
@@ -145,12 +155,13 @@ class Binder {
       const auto member = object.find(std::string(name));
       if (member == object.end() || member->is_null()) continue;
       const Place gate{join(at.written, std::string(name)), join(at.current, std::string(name)), true};
-      const Key& key = *find_key(gate.current);
-      if (is_auto(key, *member)) {
-        refuse_auto(key, gate);
+      const Key* key = find_key(gate.current);
+      if (key != nullptr && is_auto(*key, *member)) {
+        refuse_auto(*key, gate);
         return true;
       }
-      if (!check_value(key, *member).ok() || is_harmless(key, *member)) continue;
+      const bool misfit = key != nullptr && !check_value(*key, *member).ok();  // reported with the others
+      if (misfit || is_harmless(section, *member)) continue;
       problem(gate, fmt::format("{} is not supported: {}", shown(*member), section.note));
       return true;
     }
@@ -202,7 +213,30 @@ class Binder {
   bool wrapped_ = false;
 };
 
+/// False for what belongs to an optimizer or schedule that is not there, or to one of another type.
+bool is_used(const Key& key, const Config& config) {
+  const Key* type = find_key(std::string(key.path.substr(0, key.path.find('.'))) + ".type");
+  if (type == nullptr || type->field.unbind == nullptr) return true;
+  const Value used = type->field.unbind(config);
+  return used.given && takes(chosen(*type, used), key);
+}
+
+nlohmann::ordered_json::json_pointer pointer_to(std::string_view path) {
+  std::string pointer = "/" + std::string(path);
+  std::ranges::replace(pointer, '.', '/');
+  return nlohmann::ordered_json::json_pointer(pointer);
+}
+
 }  // namespace
+
+nlohmann::ordered_json unbind(const Config& config) {
+  nlohmann::ordered_json root;
+  for (const Key* key : all_keys()) {
+    if (key->field.unbind == nullptr || !is_used(*key, config)) continue;
+    root[pointer_to(key->path)] = json_of(*key, key->field.unbind(config));
+  }
+  return root;
+}
 
 GivenKeys bind(const Document& document, Config& config, Problems& problems) {
   return Binder(document, config, problems).run();

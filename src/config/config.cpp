@@ -30,6 +30,15 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
+std::string Config::to_json() const {
+  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
+  const nlohmann::ordered_json root = config::unbind(*this);
+  std::string text = root.dump(2, ' ', false, kReplace) + "\n";
+  // The spaces of a long list must not make it too long to be read.
+  if (text.size() > config::kMaxTextNbytes) text = root.dump(-1, ' ', false, kReplace);
+  return text;
+}
+
 Config Config::from_file(const std::string& path) { return from_text(read_file(path), path); }
 
 Config Config::from_text(std::string_view json, std::string_view source) {

@@ -1,7 +1,8 @@
 // Rules between keys, and defaults that depend on other keys.
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
+#include <span>
 #include <string_view>
 
 #include "config/binder.h"
@@ -65,33 +66,20 @@ void check_optimizer(Check& check) {
   }
 }
 
-struct SchedulerParameter {
-  std::string_view name;
-  bool warmup, decay, cosine;  // taken by WarmupLR, WarmupDecayLR, WarmupCosineLR
-};
-constexpr std::array<SchedulerParameter, 8> kSchedulerParameters = {{
-    {"warmup_min_lr", true, true, false},
-    {"warmup_max_lr", true, true, false},
-    {"warmup_num_steps", true, true, true},
-    {"warmup_type", true, true, true},
-    {"total_num_steps", false, true, true},
-    {"warmup_min_ratio", false, false, true},
-    {"cos_min_ratio", false, false, true},
-    {"last_batch_iteration", true, true, true},
-}};
-
-bool takes(Scheduler::Type type, const SchedulerParameter& parameter) {
-  switch (type) {
-    case Scheduler::Type::kWarmupLR:
-      return parameter.warmup;
-    case Scheduler::Type::kWarmupDecayLR:
-      return parameter.decay;
-    case Scheduler::Type::kWarmupCosineLR:
-      return parameter.cosine;
-    case Scheduler::Type::kNone:
-      return false;
+/// Of a section with a type: what another type takes.
+void check_parameters(Check& check, const Given& type, std::span<const Key> keys) {
+  const std::string& name = type.value.text;
+  const auto is_parameter = [](const Key& key) { return key.path.find(".params.") != std::string_view::npos; };
+  std::string taken;
+  for (const Key& key : keys) {
+    if (!is_parameter(key) || !takes(name, key)) continue;
+    taken += (taken.empty() ? "" : ", ") + std::string(key.path.substr(key.path.rfind('.') + 1));
   }
-  return false;
+  for (const Key& key : keys) {
+    const Given* given = check.find(key.path);
+    if (given == nullptr || takes(name, key)) continue;
+    check.problem(*given, fmt::format("not a parameter of {}, which takes {}", name, taken));
+  }
 }
 
 void check_scheduler(Check& check) {
@@ -108,15 +96,8 @@ void check_scheduler(Check& check) {
     return;
   }
   if (scheduler.type == Scheduler::Type::kNone) return;  // a type that was refused
-  std::string taken;
-  for (const SchedulerParameter& parameter : kSchedulerParameters) {
-    if (takes(scheduler.type, parameter)) taken += (taken.empty() ? "" : ", ") + std::string(parameter.name);
-  }
-  for (const SchedulerParameter& parameter : kSchedulerParameters) {
-    const Given* given = check.find(fmt::format("scheduler.params.{}", parameter.name));
-    if (given == nullptr || takes(scheduler.type, parameter)) continue;
-    check.problem(*given, fmt::format("not a parameter of {}, which takes {}", type->value.text, taken));
-  }
+  scheduler.warmup_num_steps = std::max<std::int64_t>(2, scheduler.warmup_num_steps);  // as in DeepSpeed
+  check_parameters(check, *type, scheduler_keys());
   const Given* total = check.find("scheduler.params.total_num_steps");
   if (scheduler.type != Scheduler::Type::kWarmupLR && total == nullptr) {
     check.problem(*type, fmt::format("{} needs params.total_num_steps: the optimizer steps of the whole run",
@@ -166,9 +147,6 @@ void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   check_dtypes(check);
   check_optimizer(check);
   check_scheduler(check);
-  if (check.find("zero_optimization.overlap_comm") == nullptr) {
-    config.zero_optimization.overlap_comm = config.zero_optimization.stage == 3;
-  }
   check_step_in_backward(check);
   check_timeout(check);
   if (check.find("gradient_clipping") == nullptr) {

@@ -1,130 +1,39 @@
-// What is said and where: printing, breakdowns, monitors, profilers.
-#include "config/schema.h"
+// What is said and where: printing, breakdowns, TensorBoard.
+#include "config/fields.h"
 
 namespace zero::config {
 namespace {
 
 using enum KeyStatus;
 
-constexpr std::string_view kUseTensorboard = "not built; use \"tensorboard\"";
-constexpr std::string_view kFlops = "not built; use wall_clock_breakdown for times";
-constexpr std::string_view kComms =
-    "not built; Group::counters() has calls, elements and bytes of every collective";
-
-constexpr Key refused(std::string_view path, Kind kind, std::string_view fallback, std::string_view note) {
-  return {.path = path,
-          .kind = kind,
-          .fallback = fallback,
-          .status = kRefused,
-          .note = note,
-          .harmless = path.ends_with(".enabled") ? "false" : "",
-          .minimum = -1};
-}
-constexpr Key gated(std::string_view path, std::string_view note) {
-  return {.path = path,
-          .kind = Kind::kSection,
-          .fallback = "null",
-          .status = kRefused,
-          .note = note,
-          .gate = "enabled"};
-}
-
 constexpr Key kMonitor[] = {
-    {.path = "steps_per_print",
-     .kind = Kind::kCount,
-     .fallback = "null",
-     .note = "a progress line on rank 0 every so many steps; not given or 0: none",
-     .bind = [](Config& c, const Value& v) { c.steps_per_print = v.count; }},
-    {.path = "wall_clock_breakdown",
-     .kind = Kind::kBool,
-     .fallback = "false",
-     .note = "log how long forward, backward and step take",
-     .bind = [](Config& c, const Value& v) { c.wall_clock_breakdown = v.boolean; }},
-    {.path = "memory_breakdown",
-     .kind = Kind::kBool,
-     .fallback = "false",
-     .note = "log the memory ledger",
-     .bind = [](Config& c, const Value& v) { c.memory_breakdown = v.boolean; }},
-    {.path = "dump_state",
-     .kind = Kind::kBool,
-     .fallback = "false",
-     .note = "log the resolved configuration at start",
-     .bind = [](Config& c, const Value& v) { c.dump_state = v.boolean; }},
-    {.path = "log_level",
-     .kind = Kind::kString,
-     .fallback = "null",
-     .status = kNoEffect,
-     .note = "set the environment variable ZERO_LOG_LEVEL (debug, info, warning, error)"},
+    honoured("steps_per_print", Kind::kCount, "null",
+             "a progress line on rank 0 every so many steps; not given or 0: none",
+             field<&Config::steps_per_print>),
+    honoured("wall_clock_breakdown", Kind::kBool, "false", "log how long forward, backward and step take",
+             field<&Config::wall_clock_breakdown>),
+    honoured("memory_breakdown", Kind::kBool, "false", "log the memory ledger",
+             field<&Config::memory_breakdown>),
+    honoured("dump_state", Kind::kBool, "false", "log the resolved configuration at start",
+             field<&Config::dump_state>),
+    no_effect("log_level", Kind::kString, "null",
+              "set the environment variable ZERO_LOG_LEVEL (debug, info, warning, error)"),
 
-    {.path = "timers", .kind = Kind::kSection, .fallback = "null", .note = "throughput timers"},
-    {.path = "timers.throughput", .kind = Kind::kSection, .fallback = "null", .note = "throughput timers"},
-    {.path = "timers.throughput.enabled",
-     .kind = Kind::kBool,
-     .fallback = "true",
-     .status = kNoEffect,
-     .note = "times are part of the line of steps_per_print",
-     .harmless = "true"},
-    {.path = "timers.throughput.synchronized",
-     .kind = Kind::kBool,
-     .fallback = "true",
-     .status = kNoEffect,
-     .note = "there is no device to wait for",
-     .harmless = "true"},
+    section("timers", "throughput timers", kNoEffect),
+    section("timers.throughput", "throughput timers", kNoEffect),
+    no_effect("timers.throughput.enabled", Kind::kBool, "true",
+              "times are part of the line of steps_per_print", "true"),
+    no_effect("timers.throughput.synchronized", Kind::kBool, "true", "there is no device to wait for",
+              "true"),
 
-    {.path = "tensorboard",
-     .kind = Kind::kSection,
-     .fallback = "null",
-     .note = "event files for TensorBoard"},
-    {.path = "tensorboard.enabled",
-     .kind = Kind::kBool,
-     .fallback = "false",
-     .note = "write event files",
-     .bind = [](Config& c, const Value& v) { c.tensorboard.enabled = v.boolean; }},
-    {.path = "tensorboard.output_path",
-     .kind = Kind::kString,
-     .fallback = "\"\"",
-     .note = "folder; empty: runs below the working folder",
-     .bind = [](Config& c, const Value& v) { c.tensorboard.output_path = v.text; }},
-    {.path = "tensorboard.job_name",
-     .kind = Kind::kString,
-     .fallback = "\"DeepSpeedJobName\"",
-     .note = "sub-folder of output_path",
-     .bind = [](Config& c, const Value& v) { c.tensorboard.job_name = v.text; }},
+    section("tensorboard", "event files for TensorBoard"),
+    honoured("tensorboard.enabled", Kind::kBool, "false", "write event files",
+             field<&Config::tensorboard, &Config::Tensorboard::enabled>),
+    honoured("tensorboard.output_path", Kind::kString, "\"\"", "folder; empty: runs below the working folder",
+             field<&Config::tensorboard, &Config::Tensorboard::output_path>),
+    honoured("tensorboard.job_name", Kind::kString, "\"DeepSpeedJobName\"", "sub-folder of output_path",
+             field<&Config::tensorboard, &Config::Tensorboard::job_name>),
 
-    gated("wandb", kUseTensorboard),
-    refused("wandb.enabled", Kind::kBool, "false", kUseTensorboard),
-    refused("wandb.group", Kind::kString, "null", kUseTensorboard),
-    refused("wandb.team", Kind::kString, "null", kUseTensorboard),
-    refused("wandb.project", Kind::kString, "\"deepspeed\"", kUseTensorboard),
-    gated("comet", kUseTensorboard),
-    refused("comet.enabled", Kind::kBool, "false", kUseTensorboard),
-    refused("comet.samples_log_interval", Kind::kCount, "100", kUseTensorboard),
-    refused("comet.project", Kind::kString, "null", kUseTensorboard),
-    refused("comet.workspace", Kind::kString, "null", kUseTensorboard),
-    refused("comet.api_key", Kind::kString, "null", kUseTensorboard),
-    refused("comet.experiment_name", Kind::kString, "null", kUseTensorboard),
-    refused("comet.experiment_key", Kind::kString, "null", kUseTensorboard),
-    refused("comet.online", Kind::kBool, "null", kUseTensorboard),
-    refused("comet.mode", Kind::kString, "null", kUseTensorboard),
-    gated("csv_monitor", kUseTensorboard),
-    refused("csv_monitor.enabled", Kind::kBool, "false", kUseTensorboard),
-    refused("csv_monitor.output_path", Kind::kString, "\"\"", kUseTensorboard),
-    refused("csv_monitor.job_name", Kind::kString, "\"DeepSpeedJobName\"", kUseTensorboard),
-
-    gated("comms_logger", kComms),
-    refused("comms_logger.enabled", Kind::kBool, "false", kComms),
-    refused("comms_logger.prof_all", Kind::kBool, "true", kComms),
-    refused("comms_logger.prof_ops", Kind::kStrings, "[]", kComms),
-    refused("comms_logger.verbose", Kind::kBool, "false", kComms),
-    refused("comms_logger.debug", Kind::kBool, "false", kComms),
-    gated("flops_profiler", kFlops),
-    refused("flops_profiler.enabled", Kind::kBool, "false", kFlops),
-    refused("flops_profiler.recompute_fwd_factor", Kind::kNumber, "0.0", kFlops),
-    refused("flops_profiler.profile_step", Kind::kCount, "1", kFlops),
-    refused("flops_profiler.module_depth", Kind::kCount, "-1", kFlops),
-    refused("flops_profiler.top_modules", Kind::kCount, "1", kFlops),
-    refused("flops_profiler.detailed", Kind::kBool, "true", kFlops),
-    refused("flops_profiler.output_file", Kind::kString, "null", kFlops),
 };
 
 }  // namespace

@@ -1,21 +1,13 @@
 // Our own section, "zerotorch".
-#include "config/schema.h"
+#include "config/fields.h"
 
 namespace zero::config {
 namespace {
 
-using BufferDtype = Config::Zerotorch::BufferDtype;
-using Buffers = Config::Zerotorch::Buffers;
-using ProgressThread = Config::Zerotorch::ProgressThread;
-using Store = Config::Zerotorch::Store;
-using UnusedParameters = Config::Zerotorch::UnusedParameters;
-using VerifyParameters = Config::Zerotorch::VerifyParameters;
+using Own = Config::Zerotorch;
 
 constexpr Key kKeys[] = {
-    {.path = "zerotorch",
-     .kind = Kind::kSection,
-     .fallback = "null",
-     .note = "what DeepSpeed has no key for"},
+    section("zerotorch", "what DeepSpeed has no key for"),
     {.path = "zerotorch.store",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",
@@ -23,44 +15,27 @@ constexpr Key kKeys[] = {
          "where gathered parameters live: once on each host, or copied to each rank; auto: node_shared when "
          "all ranks are on one host, else copying",
      .choices = "auto|node_shared|copying",
-     .bind =
-         [](Config& c, const Value& v) {
-           c.zerotorch.store = v.text == "auto"          ? Store::kAuto
-                               : v.text == "node_shared" ? Store::kNodeShared
-                                                         : Store::kCopying;
-         }},
+     .field = field<&Config::zerotorch, &Own::store>},
     {.path = "zerotorch.unit_numel",
      .kind = Kind::kCount,
      .fallback = "0",
      .note = "upper bound of a unit in elements; 0: chosen from the model",
      .maximum = kMostNumel,
-     .bind = [](Config& c, const Value& v) { c.zerotorch.unit_numel = v.count; }},
-    {.path = "zerotorch.unit_names",
-     .kind = Kind::kStrings,
-     .fallback = "[]",
-     .note = "modules that each become one unit, by their name in the model",
-     .bind = [](Config& c, const Value& v) { c.zerotorch.unit_names = v.texts; }},
-    {.path = "zerotorch.seed",
-     .kind = Kind::kCount,
-     .fallback = "null",
-     .note = "seed of the random streams",
-     .bind = [](Config& c, const Value& v) { c.zerotorch.seed = v.count; }},
-    {.path = "zerotorch.reseed_per_micro_batch",
-     .kind = Kind::kBool,
-     .fallback = "true",
-     .note =
-         "reseed libtorch's generator per global micro-batch, so that dropout does not depend on the ranks",
-     .bind = [](Config& c, const Value& v) { c.zerotorch.reseed_per_micro_batch = v.boolean; }},
+     .field = field<&Config::zerotorch, &Own::unit_numel>},
+    honoured("zerotorch.unit_names", Kind::kStrings, "[]",
+             "modules that each become one unit, by their name in the model",
+             field<&Config::zerotorch, &Own::unit_names>),
+    honoured("zerotorch.seed", Kind::kCount, "null", "seed of the random streams",
+             field<&Config::zerotorch, &Own::seed>),
+    honoured("zerotorch.reseed_per_micro_batch", Kind::kBool, "true",
+             "reseed libtorch's generator per global micro-batch, so that dropout does not depend on the "
+             "ranks", field<&Config::zerotorch, &Own::reseed_per_micro_batch>),
     {.path = "zerotorch.verify_parameters",
      .kind = Kind::kChoice,
      .fallback = "\"broadcast\"",
      .note = "at start: broadcast takes rank 0's parameters, verify compares and fails on a difference",
      .choices = "broadcast|verify",
-     .bind =
-         [](Config& c, const Value& v) {
-           c.zerotorch.verify_parameters =
-               v.text == "verify" ? VerifyParameters::kVerify : VerifyParameters::kBroadcast;
-         }},
+     .field = field<&Config::zerotorch, &Own::verify_parameters>},
     {.path = "zerotorch.buffers",
      .kind = Kind::kChoice,
      .fallback = "\"rank0\"",
@@ -68,12 +43,7 @@ constexpr Key kKeys[] = {
          "buffers that forward writes, at the end of every step(): all ranks take rank 0's, or the mean over "
          "the ranks (those that are not floating-point: rank 0's), or each keeps its own",
      .choices = "rank0|each|mean",
-     .bind =
-         [](Config& c, const Value& v) {
-           c.zerotorch.buffers = v.text == "rank0"  ? Buffers::kRank0
-                                 : v.text == "each" ? Buffers::kEach
-                                                    : Buffers::kMean;
-         }},
+     .field = field<&Config::zerotorch, &Own::buffers>},
     {.path = "zerotorch.buffer_dtype",
      .kind = Kind::kChoice,
      .fallback = "\"module\"",
@@ -81,11 +51,7 @@ constexpr Key kKeys[] = {
          "with bf16: buffers keep the dtype the module gave them, or floating-point buffers become bf16 as "
          "DeepSpeed makes them",
      .choices = "module|parameters",
-     .bind =
-         [](Config& c, const Value& v) {
-           c.zerotorch.buffer_dtype =
-               v.text == "parameters" ? BufferDtype::kParameters : BufferDtype::kModule;
-         }},
+     .field = field<&Config::zerotorch, &Own::buffer_dtype>},
     {.path = "zerotorch.progress_thread",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",
@@ -93,39 +59,24 @@ constexpr Key kKeys[] = {
              "MPI or where a "
              "rank has a core more than compute threads",
      .choices = "auto|always|never",
-     .bind =
-         [](Config& c, const Value& v) {
-           c.zerotorch.progress_thread = v.text == "auto"     ? ProgressThread::kAuto
-                                         : v.text == "always" ? ProgressThread::kAlways
-                                                              : ProgressThread::kNever;
-         }},
-    {.path = "zerotorch.measured_prefetch",
-     .kind = Kind::kBool,
-     .fallback = "true",
-     .note = "copying store: gather ahead only as far as measured times ask for, up to "
-             "stage3_prefetch_bucket_size",
-     .bind = [](Config& c, const Value& v) { c.zerotorch.measured_prefetch = v.boolean; }},
-    {.path = "zerotorch.caching_allocator",
-     .kind = Kind::kBool,
-     .fallback = "true",
-     .note = "keep large blocks that libtorch frees on the CPU for the next step; process-wide",
-     .bind = [](Config& c, const Value& v) { c.zerotorch.caching_allocator = v.boolean; }},
-    {.path = "zerotorch.bind_cores_to_rank",
-     .kind = Kind::kBool,
-     .fallback = "false",
-     .note = "pin each rank to its share of the cores",
-     .bind = [](Config& c, const Value& v) { c.zerotorch.bind_cores_to_rank = v.boolean; }},
-    {.path = "zerotorch.step_in_backward",
-     .kind = Kind::kBool,
-     .fallback = "false",
-     .note = "update parameters in backward, keep no gradients; without clipping and accumulation only",
-     .bind = [](Config& c, const Value& v) { c.zerotorch.step_in_backward = v.boolean; }},
+     .field = field<&Config::zerotorch, &Own::progress_thread>},
+    honoured("zerotorch.measured_prefetch", Kind::kBool, "true",
+             "copying store: gather ahead only as far as measured times ask for, up to "
+             "stage3_prefetch_bucket_size", field<&Config::zerotorch, &Own::measured_prefetch>),
+    honoured("zerotorch.caching_allocator", Kind::kBool, "true",
+             "keep large blocks that libtorch frees on the CPU for the next step; process-wide",
+             field<&Config::zerotorch, &Own::caching_allocator>),
+    honoured("zerotorch.bind_cores_to_rank", Kind::kBool, "false", "pin each rank to its share of the cores",
+             field<&Config::zerotorch, &Own::bind_cores_to_rank>),
+    honoured("zerotorch.step_in_backward", Kind::kBool, "false",
+             "update parameters in backward, keep no gradients; without clipping and accumulation only",
+             field<&Config::zerotorch, &Own::step_in_backward>),
     {.path = "zerotorch.timeout_s",
      .kind = Kind::kNumber,
      .fallback = "0",
      .note = "how long a collective may take in seconds, at least 0.001; 0: the group's default",
      .maximum = 31'536'000,
-     .bind = [](Config& c, const Value& v) { c.zerotorch.timeout_s = v.number; }},
+     .field = field<&Config::zerotorch, &Own::timeout_s>},
     {.path = "zerotorch.unused_parameters",
      .kind = Kind::kChoice,
      .fallback = "\"skip\"",
@@ -133,16 +84,34 @@ constexpr Key kKeys[] = {
              "updates it "
              "with a gradient of zero (momentum, decay) as DeepSpeed does",
      .choices = "skip|zero",
-     .bind =
-         [](Config& c, const Value& v) {
-           c.zerotorch.unused_parameters =
-               v.text == "zero" ? UnusedParameters::kZero : UnusedParameters::kSkip;
-         }},
-    {.path = "zerotorch.debug_observer",
-     .kind = Kind::kBool,
-     .fallback = "false",
-     .note = "check at every operator that no released parameter is read; slow",
-     .bind = [](Config& c, const Value& v) { c.zerotorch.debug_observer = v.boolean; }},
+     .field = field<&Config::zerotorch, &Own::unused_parameters>},
+    honoured("zerotorch.debug_observer", Kind::kBool, "false",
+             "check at every operator that no released parameter is read, and at every step that none was "
+             "written through a raw pointer; slow",
+             field<&Config::zerotorch, &Own::debug_observer>),
+
+    section("zerotorch.checkpoint", "when a zero::TrainingRun (zero train) saves checkpoints, and how"),
+    {.path = "zerotorch.checkpoint.every_steps",
+     .kind = Kind::kCount,
+     .fallback = "0",
+     .note = "optimizer steps between checkpoints; 0: not by steps",
+     .maximum = kMostSteps,
+     .field = field<&Config::zerotorch, &Own::checkpoint, &Own::Checkpoint::every_steps>},
+    {.path = "zerotorch.checkpoint.every_minutes",
+     .kind = Kind::kNumber,
+     .fallback = "10",
+     .note = "minutes between checkpoints; 0: not by time",
+     .maximum = 525'600'000,
+     .field = field<&Config::zerotorch, &Own::checkpoint, &Own::Checkpoint::every_minutes>},
+    {.path = "zerotorch.checkpoint.keep_last",
+     .kind = Kind::kCount,
+     .fallback = "2",
+     .note = "so many newest checkpoints stay; 0: all",
+     .maximum = 1'000'000,
+     .field = field<&Config::zerotorch, &Own::checkpoint, &Own::Checkpoint::keep_last>},
+    honoured("zerotorch.checkpoint.async", Kind::kBool, "true",
+             "training goes on while a checkpoint is written; costs a copy of the rank's shard",
+             field<&Config::zerotorch, &Own::checkpoint, &Own::Checkpoint::async>),
 };
 
 }  // namespace

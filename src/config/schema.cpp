@@ -23,7 +23,7 @@ std::span<const KeyInfo> schema() {
                       .default_value = key->fallback,
                       .status = key->status,
                       .note = key->note,
-                      .accepted_values = key->harmless,
+                      .accepted_values = key->kind == config::Kind::kSection ? "" : key->harmless,
                       .alias_of = key->alias_of});
     }
     return made;
@@ -51,9 +51,9 @@ std::string_view name_of(std::string_view path) {
 const std::vector<const Key*>& all_keys() {
   static const std::vector<const Key*> keys = [] {
     std::vector<const Key*> made;
-    for (const auto part : {batch_keys(), optimizer_keys(), scheduler_keys(), precision_keys(), zero_keys(),
-                            offload_keys(), step_keys(), monitor_keys(), checkpoint_keys(), tuning_keys(),
-                            parallel_keys(), compression_keys(), zerotorch_keys()}) {
+    for (const auto part : {batch_keys(), optimizer_keys(), scheduler_keys(), precision_keys(), step_keys(),
+                            monitor_keys(), checkpoint_keys(), zero_keys(), offload_keys(),
+                            zerotorch_keys(), not_built_keys()}) {
       for (const Key& key : part) made.push_back(&key);
     }
     return made;
@@ -67,18 +67,14 @@ const Key* find_key(std::string_view path) {
     for (const Key* key : all_keys()) made.emplace(key->path, key);
     return made;
   }();
-  if (const auto found = by_path.find(path); found != by_path.end()) return found->second;
-  for (std::string_view parent = parent_of(path); !parent.empty(); parent = parent_of(parent)) {
-    const auto found = by_path.find(std::string(parent) + ".*");
-    if (found != by_path.end()) return found->second;
-  }
-  return nullptr;
+  const auto found = by_path.find(path);
+  return found == by_path.end() ? nullptr : found->second;
 }
 
 std::vector<std::string_view> names_in(std::string_view section) {
   std::vector<std::string_view> names;
   for (const Key* key : all_keys()) {
-    if (parent_of(key->path) == section && name_of(key->path) != "*") names.push_back(name_of(key->path));
+    if (parent_of(key->path) == section) names.push_back(name_of(key->path));
   }
   return names;
 }
@@ -89,6 +85,11 @@ std::vector<std::string_view> sections_with(std::string_view name) {
     if (name_of(key->path) == name && sections.size() < 3) sections.push_back(parent_of(key->path));
   }
   return sections;
+}
+
+bool takes(std::string_view type, const Key& parameter) {
+  const auto types = split(parameter.taken_by);
+  return types.empty() || std::ranges::find(types, type) != types.end();
 }
 
 std::string_view kind_name(Kind kind) {

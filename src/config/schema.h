@@ -3,6 +3,7 @@
 // all read the same table. The rows are in keys_*.cpp, one file per part of the JSON.
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,15 +27,21 @@ enum class Kind : std::uint8_t {
 
 /// A value whose kind and range have been checked; only the member of its kind is set.
 struct Value {
+  bool given = true;  // false: null
   bool boolean = false;
   std::int64_t count = 0;
   double number = 0;
   double second = 0;  // of a pair; the first is `number`
-  std::string text;   // kChoice: as spelt in `choices`
+  std::optional<std::size_t> choice;  // which of the key's `choices`; not given for one that is kept as text
+  std::string text;                   // also of a choice that was read, as spelt in `choices`
   std::vector<std::string> texts;
 };
 
-using Bind = void (*)(Config&, const Value&);
+/// Where a key's value is kept (see fields.h): into Config, and back.
+struct Field {
+  void (*bind)(Config&, const Value&) = nullptr;
+  Value (*unbind)(const Config&) = nullptr;
+};
 
 /// Upper bounds of counts, far from where sums and products of them overflow.
 constexpr double kMostSamples = 1e12;  ///< of a batch
@@ -57,38 +64,81 @@ struct Key {
   /// kChoice: what is taken, separated by '|'; and what DeepSpeed has and we refuse by name.
   std::string_view choices = {};
   std::string_view refused_choices = {};
-  /// kSection, refused: members (separated by '|') that switch it on. "*": any member; "**": any "enabled"
-  /// at any depth.
+  /// kSection, refused: members (separated by '|') that switch it on unless they are null or `harmless`. "*": any
+  /// member; "**": any "enabled" at any depth. Members have rows of their own or are not read.
   std::string_view gate = {};
   std::string_view alias_of = {};
-  Bind bind = nullptr;
+  /// A parameter of an optimizer or schedule: the types that take it, separated by '|'; empty: all.
+  std::string_view taken_by = {};
+  Field field = {};
 };
+
+// Rows in short. Keys of other forms are written out.
+
+constexpr Key section(std::string_view path, std::string_view note, KeyStatus status = KeyStatus::kHonoured) {
+  return {.path = path, .kind = Kind::kSection, .fallback = "null", .status = status, .note = note};
+}
+/// A section that is refused as a whole.
+constexpr Key not_built(std::string_view path, std::string_view note, std::string_view gate = "enabled",
+                        std::string_view off = "false") {
+  return {.path = path,
+          .kind = Kind::kSection,
+          .fallback = "null",
+          .status = KeyStatus::kRefused,
+          .note = note,
+          .harmless = off,
+          .gate = gate};
+}
+constexpr Key honoured(std::string_view path, Kind kind, std::string_view fallback, std::string_view note,
+                       Field field) {
+  return {.path = path, .kind = kind, .fallback = fallback, .note = note, .field = field};
+}
+constexpr Key no_effect(std::string_view path, Kind kind, std::string_view fallback, std::string_view note,
+                        std::string_view harmless = {}) {
+  return {.path = path,
+          .kind = kind,
+          .fallback = fallback,
+          .status = KeyStatus::kNoEffect,
+          .note = note,
+          .harmless = harmless};
+}
+constexpr Key refused(std::string_view path, Kind kind, std::string_view fallback, std::string_view note,
+                      std::string_view harmless = {}) {
+  Key key = no_effect(path, kind, fallback, note, harmless);
+  key.status = KeyStatus::kRefused;
+  return key;
+}
+constexpr Key old_name(std::string_view path, Kind kind, std::string_view fallback, std::string_view alias_of,
+                       KeyStatus status = KeyStatus::kHonoured) {
+  return {.path = path, .kind = kind, .fallback = fallback, .status = status, .alias_of = alias_of};
+}
 
 std::span<const Key> batch_keys();
 std::span<const Key> optimizer_keys();
 std::span<const Key> scheduler_keys();
 std::span<const Key> precision_keys();
-std::span<const Key> zero_keys();
-std::span<const Key> offload_keys();
 std::span<const Key> step_keys();
 std::span<const Key> monitor_keys();
 std::span<const Key> checkpoint_keys();
-std::span<const Key> tuning_keys();
-std::span<const Key> parallel_keys();
-std::span<const Key> compression_keys();
+std::span<const Key> zero_keys();
+std::span<const Key> offload_keys();
 std::span<const Key> zerotorch_keys();
+std::span<const Key> not_built_keys();
 
-/// All of the above, in this order.
+/// All of the above, in this order, which is that of Config::to_json().
 const std::vector<const Key*>& all_keys();
 
-/// The row of exactly this path, or of "parent.*" for a parent of it; null when there is none.
+/// Null when there is none.
 const Key* find_key(std::string_view path);
 
-/// Names that may follow `section` ("" for the top level), aliases included, "*" not.
+/// Names that may follow `section` ("" for the top level), aliases included.
 std::vector<std::string_view> names_in(std::string_view section);
 
 /// Sections (at most three) in which `name` is a key; "" stands for the top level.
 std::vector<std::string_view> sections_with(std::string_view name);
+
+/// Whether an optimizer or schedule of this type takes the parameter.
+bool takes(std::string_view type, const Key& parameter);
 
 std::string_view kind_name(Kind kind);
 

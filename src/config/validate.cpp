@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "config/binder.h"
-#include "config/to_json.h"
 #include "config/values.h"
 
 namespace zero {
@@ -35,13 +34,14 @@ void compare(const json& written, const json& read, config::Problems& problems) 
 void Config::validate() const {
   config::Problems problems("Config");
   Config written = *this;
-  // The fields of a schedule that is not used are checked too.
+  // The fields of an optimizer or schedule that is not used are checked too.
+  written.optimizer.given = true;
   if (scheduler.type == Scheduler::Type::kNone) written.scheduler.type = Scheduler::Type::kWarmupLR;
-  const config::Document document{json(config::to_json_tree(written, /*whole=*/true)), {}};
+  const config::Document document{json(config::unbind(written)), {}};
   Config read;
   const config::GivenKeys given = config::bind(document, read, problems);
   config::cross_check(given, read, problems);
-  if (problems.empty()) compare(document.root, config::to_json_tree(read, /*whole=*/true), problems);
+  if (problems.empty()) compare(document.root, config::unbind(read), problems);
   problems.throw_if_any();
 }
 

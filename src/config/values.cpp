@@ -55,18 +55,17 @@ std::optional<std::int64_t> whole_number(const json& got) {
 
 Checked check_choice(const Key& key, const std::string& text) {
   Checked result;
-  for (const std::string_view choice : split(key.choices)) {
-    if (!same_text(choice, text)) continue;
-    result.value.text = choice;
-    return result;
+  const auto choices = split(key.choices);
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    if (same_text(choices[i], text)) return {.value = {.choice = i, .text = std::string(choices[i])}, .problem = {}};
   }
   for (const std::string_view refused : split(key.refused_choices)) {
     if (!same_text(refused, text)) continue;
     result.problem =
-        fmt::format("'{}' is not built; available: {}", refused, fmt::join(split(key.choices), ", "));
+        fmt::format("'{}' is not built; available: {}", refused, fmt::join(choices, ", "));
     return result;
   }
-  const std::string_view near = nearest(text, split(key.choices));
+  const std::string_view near = nearest(text, choices);
   result.problem = fmt::format("got \"{}\", want {}", text, wanted(key));
   if (!near.empty()) result.problem += fmt::format("; did you mean '{}'?", near);
   return result;
@@ -157,6 +156,28 @@ Checked check_value(const Key& key, const json& got) {
     case Kind::kSection: return {.value = {}, .problem = mismatch(key, got)};
   }
   return result;
+}
+
+std::string chosen(const Key& key, const Value& value) {
+  const auto choices = split(key.choices);
+  if (!value.choice) return value.text;
+  return *value.choice < choices.size() ? std::string(choices[*value.choice]) : std::to_string(*value.choice);
+}
+
+nlohmann::ordered_json json_of(const Key& key, const Value& value) {
+  if (!value.given) return nullptr;
+  switch (key.kind) {
+    case Kind::kBool: return value.boolean;
+    case Kind::kCount: return value.count;
+    case Kind::kNumber: return value.number;
+    case Kind::kString: return value.text;
+    case Kind::kChoice: return chosen(key, value);
+    case Kind::kPair: return {value.number, value.second};
+    case Kind::kStrings: return value.texts;
+    case Kind::kSection:
+    case Kind::kAny: break;  // kept nowhere
+  }
+  return nullptr;
 }
 
 bool is_harmless(const Key& key, const json& got) {

@@ -18,6 +18,12 @@ struct Checked {
 /// Checks kind, range and choice. Sections are not values.
 Checked check_value(const Key& key, const nlohmann::json& json);
 
+/// The way back: what a file would say. A choice that is not in the list is written as its number.
+nlohmann::ordered_json json_of(const Key& key, const Value& value);
+
+/// A choice, as spelt in the key's list.
+std::string chosen(const Key& key, const Value& value);
+
 /// True when `json` is one of key.harmless.
 bool is_harmless(const Key& key, const nlohmann::json& json);
 

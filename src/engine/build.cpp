@@ -342,7 +342,7 @@ void choose_progress_thread(Engine::Impl& impl) {
   using ProgressThread = Config::Zerotorch::ProgressThread;
   const auto wanted = impl.config.zerotorch.progress_thread;
   bool on = wanted == ProgressThread::kAlways;
-  if (wanted == ProgressThread::kAuto && impl.config.zero_optimization.overlap_comm) {
+  if (wanted == ProgressThread::kAuto && impl.config.zero_optimization.overlaps_comm()) {
     // MPI moves large messages inside calls only, and costs little of a core; in shared memory moving is
     // copying.
     const bool worth_it =

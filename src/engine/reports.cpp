@@ -38,6 +38,12 @@ CommunicationReport Engine::communication_report() const {
   report.reductions = impl_->reducer->reductions();
   report.copied_nbytes += impl_->reducer->copied_nbytes();
   report.control_nbytes = impl_->norm->received_nbytes() + impl_->reducer->agreement().received_nbytes();
+  const auto& model = impl_->model;
+  const auto low = static_cast<std::int64_t>(element_nbytes(model.param_dtype));
+  // Without sharded optimizer states what is published are the fp32 sums of gradients.
+  const auto published = model.sharding.optimizer_states ? low : static_cast<std::int64_t>(sizeof(float));
+  report.received_nbytes = low * (report.gathered_numel + report.reduced_numel) +
+                           published * report.published_numel + report.control_nbytes;
   return report;
 }
 

@@ -1,7 +1,8 @@
 #include "layout/units.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
+#include <string_view>
 
 #include "base/check.h"
 
@@ -20,9 +21,10 @@ struct Draft {
 class Drafter {
  public:
   Drafter(const std::vector<ParameterInfo>& parameters, const UnitOptions& options, std::int64_t bound)
-      : parameters_(parameters),
-        names_(options.unit_names.begin(), options.unit_names.end()),
-        bound_(bound) {}
+      : parameters_(parameters), bound_(bound) {
+    for (const auto& name : options.leaf_module_names) names_[name] = "zero_optimization.leaf_module.names";
+    for (const auto& name : options.unit_names) names_[name] = "zerotorch.unit_names";
+  }
 
   void visit(const ModuleNode& node) {
     const bool named = names_.erase(node.name) > 0;
@@ -41,9 +43,9 @@ class Drafter {
   std::vector<Draft> take() {
     if (!names_.empty()) {
       throw ConfigError(fmt::format(
-          "zerotorch.unit_names: the model has no module '{}' (or it lies inside another unit that was "
-          "named); names are those of named_modules(), for example 'layers.0'",
-          *names_.begin()));
+          "{}: the model has no module '{}' (or it lies inside another unit that was named); names are those of "
+          "named_modules(), for example 'layers.0'",
+          names_.begin()->second, names_.begin()->first));
     }
     return std::move(drafts_);
   }
@@ -87,7 +89,7 @@ class Drafter {
   }
 
   const std::vector<ParameterInfo>& parameters_;
-  std::set<std::string> names_;
+  std::map<std::string, std::string_view> names_;  ///< not met yet, and the key that has them
   std::int64_t bound_;
   std::vector<Draft> drafts_;
 };

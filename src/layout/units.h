@@ -28,8 +28,10 @@ struct ParameterInfo {
 struct UnitOptions {
   /// Largest unit, in elements, unless one module's own parameters are larger. 0: an eighth of the model.
   std::int64_t unit_numel = 0;
-  /// Modules that become one unit each, whatever their size.
+  /// Modules that become one unit each, whatever their size: named in zerotorch.unit_names, and in
+  /// zero_optimization.leaf_module.names.
   std::vector<std::string> unit_names;
+  std::vector<std::string> leaf_module_names;
 };
 
 /// One parameter's place in its unit.
@@ -51,7 +53,7 @@ struct Unit {
 
 /// Cuts the model into units: the largest modules of at most unit_numel elements; a module's own
 /// parameters when it is larger than that; small neighbours merged. Every parameter is in exactly one
-/// unit. Throws ConfigError when unit_names names no module.
+/// unit. Throws ConfigError when a name is no module's.
 std::vector<Unit> make_units(const ModuleNode& root, const std::vector<ParameterInfo>& parameters,
                              const UnitOptions& options);
 

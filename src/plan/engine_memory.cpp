@@ -208,12 +208,12 @@ MemoryReport engine_memory(const ModelShape& model, const Config& config, int wo
 
 bool buckets_are_bound(const Config& config, int world_size) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
-  return sharding.gradients && config.zero_optimization.overlap_comm && world_size > 1;
+  return sharding.gradients && config.zero_optimization.overlaps_comm() && world_size > 1;
 }
 
 bool gather_is_bound(const Config& config, int world_size) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
-  return sharding.parameters && config.zero_optimization.overlap_comm && config.zerotorch.measured_prefetch &&
+  return sharding.parameters && config.zero_optimization.overlaps_comm() && config.zerotorch.measured_prefetch &&
          config.zero_optimization.stage3_prefetch_bucket_size > 0 && world_size > 1;
 }
 

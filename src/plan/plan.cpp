@@ -180,11 +180,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
 }
 
 Config at_stage(Config config, int stage) {
-  auto& zero = config.zero_optimization;
-  const auto overlaps_by_default = [](int s) { return layout::sharding_of_stage(s).parameters; };
-  const bool is_default = zero.overlap_comm == overlaps_by_default(zero.stage);
-  zero.stage = stage;
-  zero.overlap_comm = is_default ? overlaps_by_default(stage) : zero.overlap_comm;
+  config.zero_optimization.stage = stage;
   // It needs sharded optimizer states.
   config.zerotorch.step_in_backward &= layout::sharding_of_stage(stage).optimizer_states;
   return config;

@@ -14,10 +14,9 @@ namespace {
 layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode& tree) {
   const auto& zero = config.zero_optimization;
   layout::UnitOptions options{config.zerotorch.unit_numel, config.zerotorch.unit_names};
-  auto& names = options.unit_names;
-  names.insert(names.end(), zero.leaf_module_names.begin(), zero.leaf_module_names.end());
+  options.leaf_module_names = zero.leaf_module_names;
   const auto by_suffix = layout::modules_with_suffix(tree, zero.leaf_module_name_suffixes);
-  names.insert(names.end(), by_suffix.begin(), by_suffix.end());
+  options.unit_names.insert(options.unit_names.end(), by_suffix.begin(), by_suffix.end());
   return options;
 }
 
@@ -78,10 +77,10 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.param_dtype = config.param_dtype();
   laid.world_size = ranks.count;
   laid.hosts = ranks.hosts;
-  laid.overlap = zero.overlap_comm;
+  laid.overlap = zero.overlaps_comm();
   laid.step_in_backward = config.zerotorch.step_in_backward;
   laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count);
-  laid.prefetch_numel = zero.overlap_comm ? zero.stage3_prefetch_bucket_size : 0;
+  laid.prefetch_numel = laid.overlap ? zero.stage3_prefetch_bucket_size : 0;
   laid.node_shared = use_node_shared(config, laid, ranks.on_cpu);
   laid.resident = residents(config, laid);
   return laid;

@@ -111,13 +111,13 @@ bool TrainingRun::agree_on_stop() {
 }
 
 bool TrainingRun::due_by_time() const {
-  const double minutes = engine_.config().checkpoint.every_minutes;
+  const double minutes = engine_.config().zerotorch.checkpoint.every_minutes;
   const auto passed = static_cast<double>(base::monotonic_ns() - saved_at_ns_);
   return minutes > 0 && passed >= 60 * minutes * static_cast<double>(base::kNanosPerSecond);
 }
 
 bool TrainingRun::due_by_steps() const {
-  const std::int64_t every = engine_.config().checkpoint.every_steps;
+  const std::int64_t every = engine_.config().zerotorch.checkpoint.every_steps;
   return every > 0 && steps_ % every == 0;
 }
 
@@ -137,7 +137,7 @@ std::string TrainingRun::client_state() {
 void TrainingRun::start_save(bool async) {
   const std::string tag = fmt::format("global_step{}", engine_.global_steps());
   const SaveOptions options{.async = async,
-                            .keep_last = static_cast<int>(engine_.config().checkpoint.keep_last)};
+                            .keep_last = static_cast<int>(engine_.config().zerotorch.checkpoint.keep_last)};
   saved_at_ns_ = base::monotonic_ns();
   const std::string state = from_rank_0(engine_.group(), [&] { return client_state(); });
   engine_.save_checkpoint(folder_, tag, state, options);
@@ -151,7 +151,7 @@ void TrainingRun::save_if_due() {
 
 void TrainingRun::save() {
   if (saved_step_ == engine_.global_steps()) return;
-  const bool async = engine_.config().checkpoint.async;
+  const bool async = engine_.config().zerotorch.checkpoint.async;
   wait();
   try {
     start_save(async);

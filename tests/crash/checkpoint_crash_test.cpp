@@ -277,13 +277,13 @@ TEST(CheckpointTools, VerifyDiffExportAndPrune) {
   }
   EXPECT_TRUE(checkpoint::verify(files, "ckpt/step2").problems.empty());
   const auto same = checkpoint::diff(files, "ckpt/step2", "ckpt/step2");
-  EXPECT_EQ(same.identical, 4);
+  EXPECT_EQ(same.identical, 5);
   const auto other = checkpoint::diff(files, "ckpt/step1", "ckpt/step2");
-  EXPECT_EQ(other.different.size(), 3u);
+  EXPECT_EQ(other.different.size(), 4u);
   EXPECT_GT(other.different[0].differing, kLarge / 2);
 
   const auto report = checkpoint::export_weights(files, "ckpt", "out", {.max_file_nbytes = 1'000'000});
-  EXPECT_EQ(report.tensors, 4);  // weight, its other name, the buffer, the empty one
+  EXPECT_EQ(report.tensors, 5);  // weight, its other name, the buffer, the empty one, the one in boxes
   EXPECT_EQ(files.kind("out/model.safetensors.index.json"), io::FileKind::kFile);
 
   auto bad = files.bytes("/ckpt/step2/rank_00002.safetensors");

@@ -74,6 +74,15 @@ stop terminated TERM 143 -n 3
 stop alone INT 130 -n 1
 expect "files in /dev/shm" "$(shm_files)" "$shm_before"
 
+# ---- --stage takes the default of overlap_comm along, also from files that only we can read ----
+echo '{"train_batch_size": 4, "zero_optimization": {"stage": 1,},} // trailing commas' > trailing.json
+echo '{"config_params": {"train_batch_size": 4, "zero_optimization": {"stage": 1}}}' > wrapped.json
+echo '{"train_batch_size": 4, "zero_optimization": {"stage": 1, "overlap_comm": false},}' > blocking.json
+overlap() { "$zero" train --config "$1" --stage 3 --print-config | sed -n 's/.*"overlap_comm": \([a-z]*\),/\1/p'; }
+expect "overlap_comm left open, trailing commas" "$(overlap trailing.json)" null
+expect "overlap_comm left open, wrapped" "$(overlap wrapped.json)" null
+expect "overlap_comm as given" "$(overlap blocking.json)" false
+
 # ---- bad input: one message, exit code 2, no rank started, no run folder ----
 echo "x = 1" > tiny.py
 echo '{"zero_optimization": {"stge": 3}, "train_batch_size": 4}' > typo.json

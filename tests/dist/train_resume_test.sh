@@ -15,7 +15,7 @@ shm_before=$(shm_files)
 for i in $(seq 1 3000); do echo "def f$i(x, y):  # $((i * 7919 % 1000))"; echo "    return x * $i + y"; done > text.py
 cat > config.json <<'END'
 {"train_micro_batch_size_per_gpu": 2, "train_batch_size": 12, "bf16": {"enabled": true},
- "zero_optimization": {"stage": 3}, "checkpoint": {"every_steps": 4, "every_minutes": 0, "keep_last": 3}}
+ "zero_optimization": {"stage": 3}, "zerotorch": {"checkpoint": {"every_steps": 4, "every_minutes": 0, "keep_last": 3}}}
 END
 steps=30
 common="--preset gpt-tiny --data text.py --cache-dir cache --config config.json --steps $steps --eval-batches 2 --eval-every 7 --sample-length 4"

@@ -168,7 +168,7 @@ Corpus weights_corpus() {
 std::string every_key() {
   json all = json::object();
   for (const KeyInfo& key : schema()) {
-    if (key.default_value.empty() || key.path.find('*') != std::string_view::npos) continue;
+    if (key.default_value.empty()) continue;
     std::string pointer = "/" + std::string(key.path);
     std::replace(pointer.begin(), pointer.end(), '.', '/');
     const json value = json::parse(key.default_value, nullptr, /*allow_exceptions=*/false);

@@ -23,6 +23,10 @@ std::string error_of(std::string_view text) {
 TEST(ConfigErrors, UnknownKeys) {
   EXPECT_EQ(error_of("{\"zero_optimization\": {\n\"reduce_bucket_sizes\": 1}}"),
             "c:2: zero_optimization.reduce_bucket_sizes: unknown key; did you mean 'reduce_bucket_size'?");
+  for (const std::string name : {"every_steps", "every_minutes", "keep_last", "async"}) {
+    EXPECT_EQ(error_of("{\"checkpoint\": {\"" + name + "\": 1}}"),
+              "c:1: checkpoint." + name + ": unknown key; '" + name + "' belongs in 'zerotorch.checkpoint'");
+  }
   EXPECT_EQ(error_of(R"({"stage": 2})"), "c:1: stage: unknown key; 'stage' belongs in 'zero_optimization'");
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "Adam", "gradient_clipping": 1}})"),
             "c:1: optimizer.gradient_clipping: unknown key; 'gradient_clipping' belongs at the top level");
@@ -119,7 +123,7 @@ TEST(ConfigErrors, ScheduleParameters) {
           R"({"scheduler": {"type": "WarmupCosineLR",
               "params": {"total_num_steps": 9, "warmup_max_lr": 1}}})"),
       "c:2: scheduler.params.warmup_max_lr: not a parameter of WarmupCosineLR, which takes warmup_num_steps, "
-      "warmup_type, total_num_steps, warmup_min_ratio, cos_min_ratio, last_batch_iteration");
+      "warmup_type, last_batch_iteration, warmup_min_ratio, cos_min_ratio, total_num_steps");
   EXPECT_EQ(error_of(R"({"scheduler": {"type": "WarmupDecayLR", "params": {}}})"),
             "c:1: scheduler.type: WarmupDecayLR needs params.total_num_steps: the optimizer steps of the "
             "whole run");
@@ -161,6 +165,17 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
       error_of(
           R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})"),
       "");
+  EXPECT_EQ(error_of(R"({"wandb": {"enabled": true, "project": "x"}})"),
+            "c:1: wandb.enabled: true is not supported: not built; use \"tensorboard\"");
+  EXPECT_EQ(error_of(R"({"wandb": {"enabled": "auto", "project": "x"}})"),
+            "c:1: wandb.enabled: \"auto\" is not supported: not built; use \"tensorboard\"");
+  EXPECT_EQ(error_of(R"({"wandb": {"project": "x"}, "compile": {"enabled": null, "deepcompile": false}})"), "");
+  EXPECT_EQ(error_of(R"({"compile": {"deepcompile": true}})"),
+            "c:1: compile.deepcompile: true is not supported: graph compilation is not built; remove the section");
+  EXPECT_EQ(error_of(R"({"wandb": {"enable": true}})"), "c:1: wandb.enable: unknown key; did you mean 'enabled'?");
+  EXPECT_EQ(error_of(R"({"wandb": true})"), "c:1: wandb: got true, want an object {...}");
+  EXPECT_EQ(error_of(R"({"elastcity": {"enabled": true}})"),
+            "c:1: elastcity: unknown key; did you mean 'elasticity'?");
   EXPECT_NE(error_of(R"({"sparse_attention": {"mode": "fixed"}})"), "");
   EXPECT_NE(error_of(R"({"tensor_parallel": {"autotp_size": 4}})"), "");
   EXPECT_EQ(error_of(R"({"tensor_parallel": {"autotp_size": 0}})"), "");
@@ -212,7 +227,7 @@ TEST(ConfigErrors, CountersNearTheirLimits) {
   EXPECT_NE(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9e18}}})"), "");
   EXPECT_NE(error_of(R"({"train_batch_size": 9223372036854775807})"), "");
   EXPECT_NE(error_of(R"({"zero_optimization": {"sub_group_size": 9223372036854775807}})"), "");
-  EXPECT_NE(error_of(R"({"checkpoint": {"every_minutes": 1e300}})"), "");
+  EXPECT_NE(error_of(R"({"zerotorch": {"checkpoint": {"every_minutes": 1e300}}})"), "");
   EXPECT_EQ(error_of(R"({"zerotorch": {"timeout_s": 1e-9}})"),
             "c:1: zerotorch.timeout_s: got 1e-09, want 0 (the group's default) or at least 0.001 seconds");
   EXPECT_EQ(error_of(R"({"zerotorch": {"timeout_s": 0.001}})"), "");
@@ -273,6 +288,9 @@ TEST(ConfigByHand, FieldsAreCheckedAsAFilesAre) {
             "Config: gradient_clipping: got inf, want a number, at least 0");
   EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.beta2 = 1; }), "");
   EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = "SGD"; }), "");
+  EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = ""; }), "");
+  EXPECT_EQ(error_by_hand([](Config& c) { c.zerotorch.store = static_cast<Config::Zerotorch::Store>(9); }),
+            "Config: zerotorch.store: got \"9\", want one of \"auto\", \"node_shared\", \"copying\"");
   EXPECT_NE(error_by_hand([](Config& c) { c.train_batch_size = -4; }), "");
   EXPECT_NE(error_by_hand([](Config& c) { c.zerotorch.timeout_s = -1; }), "");
   EXPECT_NE(error_by_hand([](Config& c) { c.zerotorch.unit_numel = INT64_MAX; }), "");

@@ -31,7 +31,7 @@ TEST(ConfigExamples, StagesWithFp16GiveExactlyThatRefusal) {
     EXPECT_EQ(error_of(head + ",\n\"fp16\": {\"enabled\": true}" + tail), kFp16Refusal);
     const Config config = Config::from_text(head + ",\n\"fp16\": {\"enabled\": false}" + tail);
     EXPECT_EQ(config.zero_optimization.stage, stage);
-    EXPECT_EQ(config.zero_optimization.overlap_comm, stage == 3);
+    EXPECT_EQ(config.zero_optimization.overlaps_comm(), stage == 3);
     EXPECT_EQ(config.train_batch_size, 32);
     EXPECT_EQ(config.gradient_accumulation_steps, 1);
     EXPECT_EQ(config.notices.size(), 1u) << "only the default of gradient_clipping";
@@ -49,7 +49,7 @@ TEST(ConfigExamples, OverlapAndBuckets) {
     "train_batch_size": 32,
     "zero_optimization": {"stage": 3, "overlap_comm": true, "contiguous_gradients": true,
                           "sub_group_size": 1e9, "reduce_bucket_size": 5e8}})");
-  EXPECT_TRUE(config.zero_optimization.overlap_comm);
+  EXPECT_TRUE(config.zero_optimization.overlaps_comm());
   EXPECT_EQ(config.zero_optimization.stage, 3);
 }
 

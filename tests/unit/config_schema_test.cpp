@@ -127,11 +127,15 @@ constexpr const char* kDeepSpeedKeys[] = {
     "weight_quantization: enabled quantized_initialization post_init_quant",
 };
 
-/// Members of a section that is one opaque value ("any") are covered by it.
+/// A section without rows of its members, or one opaque value ("any"): they are covered by it.
+bool is_whole(const Key& key) {
+  return key.kind == Kind::kAny || (!key.gate.empty() && names_in(key.path).empty());
+}
+
 bool covered(const std::string& path) {
   if (find_key(path) != nullptr) return true;
   const Key* parent = find_key(path.substr(0, path.rfind('.')));
-  return parent != nullptr && parent->kind == Kind::kAny;
+  return parent != nullptr && is_whole(*parent);
 }
 
 TEST(ConfigSchema, HasEveryDeepSpeedKey) {
@@ -167,16 +171,28 @@ TEST(ConfigSchema, RowsAreSound) {
     const bool leaf = key->kind != Kind::kSection && key->alias_of.empty();
     const bool read_elsewhere =
         key->path == "communication_data_type" || key->path == "data_types.param_dtype";
-    EXPECT_EQ(key->bind != nullptr, leaf && key->status == KeyStatus::kHonoured && !read_elsewhere)
+    EXPECT_EQ(key->field.bind != nullptr, leaf && key->status == KeyStatus::kHonoured && !read_elsewhere)
         << key->path;
+    EXPECT_EQ(key->field.bind != nullptr, key->field.unbind != nullptr) << key->path;
     EXPECT_EQ(key->kind == Kind::kChoice, !key->choices.empty()) << key->path;
     for (const std::string_view gate : split(key->gate)) {
-      if (gate.front() == '*') continue;
+      if (gate.front() == '*' || is_whole(*key)) continue;
       EXPECT_NE(find_key(std::string(key->path) + "." + std::string(gate)), nullptr) << key->path;
     }
     for (const std::string_view value : split(key->harmless)) {
       EXPECT_TRUE(nlohmann::json::accept(value)) << key->path << ' ' << value;
     }
+  }
+}
+
+TEST(ConfigSchema, ASectionIsHonouredWhereAMemberIs) {
+  for (const Key* section : all_keys()) {
+    if (section->kind != Kind::kSection || !section->alias_of.empty()) continue;
+    const std::string prefix = std::string(section->path) + ".";
+    const bool honoured = std::ranges::any_of(all_keys(), [&](const Key* key) {
+      return key->path.starts_with(prefix) && key->kind != Kind::kSection && key->status == KeyStatus::kHonoured;
+    });
+    EXPECT_EQ(section->status == KeyStatus::kHonoured, honoured) << section->path;
   }
 }
 
@@ -195,12 +211,41 @@ TEST(ConfigSchema, DefaultsAreThoseOfTheFields) {
   for (const Key* key : all_keys()) {
     const bool resolved_later =
         key->path == "scheduler.type" || key->fallback.empty() || key->fallback == "null";
-    if (key->bind == nullptr || resolved_later) continue;
-    key->bind(config, check_value(*key, nlohmann::json::parse(key->fallback)).value);
+    if (key->field.bind == nullptr || resolved_later) continue;
+    key->field.bind(config, check_value(*key, nlohmann::json::parse(key->fallback)).value);
     EXPECT_EQ(config.to_json(), Config().to_json()) << key->path;
   }
   EXPECT_EQ(config.optimizer.beta2, Config().optimizer.beta2);
   EXPECT_EQ(config.scheduler.cos_min_ratio, Config().scheduler.cos_min_ratio);
+}
+
+/// Values that the key takes: some of every kind, its bounds and its choices.
+std::vector<nlohmann::json> values_of(const Key& key) {
+  auto values = nlohmann::json::parse(
+      R"([true, false, -1, 0, 1, 2, 3, 12345, 0.25, 0.9, 1e-9, "", "a b", [], ["a", "b.c"], [0.25, 0.5], [0.9, 0]])");
+  values.insert(values.end(), {key.minimum, key.maximum});
+  for (const std::string_view choice : split(key.choices)) values.push_back(choice);
+  std::erase_if(values.get_ref<nlohmann::json::array_t&>(), [&](const auto& value) {
+    return !check_value(key, value).ok() || (key.kind == Kind::kStrings && value.is_string());
+  });
+  return values;
+}
+
+TEST(ConfigSchema, WhatAKeySetsIsWhatItWrites) {
+  int count = 0;
+  for (const Key* key : all_keys()) {
+    if (key->field.bind == nullptr) continue;
+    const auto values = values_of(*key);
+    EXPECT_GE(values.size(), 2u) << key->path;
+    for (const auto& value : values) {
+      Config config;
+      config.optimizer.given = true;
+      key->field.bind(config, check_value(*key, value).value);
+      EXPECT_EQ(json_of(*key, key->field.unbind(config)), value) << key->path;
+      ++count;
+    }
+  }
+  EXPECT_GT(count, 100);
 }
 
 /// {"a": {"b": value}} for the path a.b.
@@ -222,7 +267,6 @@ TEST(ConfigSchema, EveryKeyWithEveryKindOfValueLoadsOrSaysWhy) {
       R"([null, true, false, -1, 0, 1, 1.5, 1e300, "", "x", "auto", [], [1, 2], ["a"], {},
           {"enabled": true}])");
   for (const Key* key : all_keys()) {
-    if (key->path.ends_with("*")) continue;
     for (const auto& value : values) {
       const std::string text = nested(key->path, value).dump();
       const std::string name(key->path.substr(key->path.rfind('.') + 1));
@@ -254,17 +298,26 @@ TEST(ConfigSchema, PublicViewMatches) {
   }
 }
 
-std::filesystem::path docs_folder() {
+std::filesystem::path source_folder() {
 #ifdef ZERO_SOURCE_DIR
-  return std::filesystem::path(ZERO_SOURCE_DIR) / "docs";
+  return ZERO_SOURCE_DIR;
 #else
-  return std::filesystem::path(__FILE__).parent_path().parent_path().parent_path() / "docs";
+  return std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
 #endif
 }
 
+TEST(ConfigSchema, ExamplesAreWrittenAsTheyWereRead) {
+  for (const char* example : {"examples/ds_config.json", "tests/install/consumer/ds_config.json"}) {
+    const std::string once = Config::from_file(source_folder() / example).to_json();
+    const Config again = Config::from_text(once);
+    EXPECT_EQ(again.to_json(), once) << example;
+    EXPECT_TRUE(again.notices.empty()) << example;
+  }
+}
+
 TEST(ConfigSchema, DocsListEveryKeyWithItsStatus) {
-  std::ifstream file(docs_folder() / "config.md");
-  ASSERT_TRUE(file.is_open()) << docs_folder();
+  std::ifstream file(source_folder() / "docs/config.md");
+  ASSERT_TRUE(file.is_open()) << source_folder();
   std::set<std::string> rows;
   for (std::string line; std::getline(file, line);) {
     if (!line.starts_with("| `")) continue;

@@ -29,7 +29,7 @@ TEST(ConfigValues, DefaultsAreDeepSpeeds) {
   EXPECT_FALSE(config.bf16.enabled);
   EXPECT_EQ(config.gradient_clipping, 1.0);
   EXPECT_EQ(config.zero_optimization.stage, 0);
-  EXPECT_FALSE(config.zero_optimization.overlap_comm);
+  EXPECT_FALSE(config.zero_optimization.overlap_comm.has_value());
   EXPECT_EQ(config.zero_optimization.stage3_max_live_parameters, 1'000'000'000);
   EXPECT_EQ(config.zero_optimization.stage3_prefetch_bucket_size, 50'000'000);
   EXPECT_EQ(config.zero_optimization.stage3_param_persistence_threshold, 100'000);
@@ -150,6 +150,38 @@ constexpr const char* kEverything = R"({
     "progress_thread": "always", "measured_prefetch": false, "caching_allocator": false,
     "timeout_s": 12.5,
     "debug_observer": true}})";
+
+TEST(ConfigValues, OverlapFollowsTheStageUnlessItWasGiven) {
+  const auto at_stage_3 = [](std::string_view text) {
+    Config config = Config::from_text(Config::from_text(text).to_json());
+    config.zero_optimization.stage = 3;
+    return config.zero_optimization.overlaps_comm();
+  };
+  EXPECT_TRUE(at_stage_3(R"({"zero_optimization": {"stage": 1,},})"));
+  EXPECT_TRUE(at_stage_3(R"({"config_params": {"zero_optimization": {"stage": 1}}})"));
+  EXPECT_TRUE(at_stage_3(R"({"zero_optimization": {"stage": 1, "overlap_comm": null}})"));
+  EXPECT_FALSE(at_stage_3(R"({"zero_optimization": {"stage": 1, "overlap_comm": false,},})"));
+  EXPECT_FALSE(at_stage_3(R"({"config_params": {"zero_optimization": {"overlap_comm": false}}})"));
+  Config by_hand;
+  by_hand.zero_optimization.stage = 3;
+  EXPECT_TRUE(by_hand.zero_optimization.overlaps_comm());
+}
+
+TEST(ConfigValues, ChoicesReachTheirEnumerators) {
+  using Own = Config::Zerotorch;
+  const auto own = [](const std::string& name, const std::string& value) {
+    return Config::from_text("{\"zerotorch\": {\"" + name + "\": \"" + value + "\"}}").zerotorch;
+  };
+  EXPECT_EQ(own("store", "node_shared").store, Own::Store::kNodeShared);
+  EXPECT_EQ(own("store", "copying").store, Own::Store::kCopying);
+  EXPECT_EQ(own("verify_parameters", "verify").verify_parameters, Own::VerifyParameters::kVerify);
+  EXPECT_EQ(own("buffers", "each").buffers, Own::Buffers::kEach);
+  EXPECT_EQ(own("buffers", "mean").buffers, Own::Buffers::kMean);
+  EXPECT_EQ(own("buffer_dtype", "parameters").buffer_dtype, Own::BufferDtype::kParameters);
+  EXPECT_EQ(own("progress_thread", "always").progress_thread, Own::ProgressThread::kAlways);
+  EXPECT_EQ(own("progress_thread", "never").progress_thread, Own::ProgressThread::kNever);
+  EXPECT_EQ(own("unused_parameters", "zero").unused_parameters, Own::UnusedParameters::kZero);
+}
 
 TEST(ConfigValues, ToJsonLosesNothing) {
   const Config everything = Config::from_text(kEverything);

@@ -257,7 +257,18 @@ TEST(Plan, RefusesWhatCannotBe) {
   EXPECT_NO_THROW(plan_memory(model, shared, {.ranks = 4, .ranks_per_node = 4}));
   Config named = at(3);
   named.zerotorch.unit_names = {"no.such.module"};
-  EXPECT_THROW(plan_memory(model, named, {.ranks = 2}), ConfigError);
+  const auto error_of = [&](const Config& config) -> std::string {
+    try {
+      plan_memory(model, config, {.ranks = 2});
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return {};
+  };
+  EXPECT_TRUE(error_of(named).starts_with("zerotorch.unit_names: the model has no module 'no.such.module'"));
+  named.zerotorch.unit_names.clear();
+  named.zero_optimization.leaf_module_names = {"no.such.module"};
+  EXPECT_TRUE(error_of(named).starts_with("zero_optimization.leaf_module.names: the model has no module"));
   Config five = at(0);
   five.train_batch_size = 5;
   EXPECT_THROW(plan_memory(model, five, {.ranks = 2}), ConfigError);
@@ -340,10 +351,12 @@ TEST(Plan, GradientsComeIntoThePlaceOfActivations) {
 }
 
 TEST(Plan, StageChangesTakeTheDefaultOfOverlapAlong) {
-  EXPECT_TRUE(at_stage(at(0), 3).zero_optimization.overlap_comm);
-  EXPECT_FALSE(at_stage(at(3), 1).zero_optimization.overlap_comm);
+  EXPECT_TRUE(at_stage(at(0), 3).zero_optimization.overlaps_comm());
+  EXPECT_FALSE(at_stage(at(3), 1).zero_optimization.overlaps_comm());
   const Config asked = config_of(R"("stage": 2, "overlap_comm": true)");
-  EXPECT_TRUE(at_stage(asked, 1).zero_optimization.overlap_comm);
+  EXPECT_TRUE(at_stage(asked, 1).zero_optimization.overlaps_comm());
+  const Config blocking = config_of(R"("stage": 2, "overlap_comm": false)");
+  EXPECT_FALSE(at_stage(blocking, 3).zero_optimization.overlaps_comm()) << "as asked, also where it was the default";
 }
 
 TEST(Suggest, FitsAsItIs) {

@@ -30,7 +30,7 @@ std::string read(const fs::path& path) {
 Config config(const std::string& checkpoint = R"("every_steps": 2, "every_minutes": 0, "async": false)",
               int accumulation = 1) {
   return Config::from_text(fmt::format(
-      R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {}, "checkpoint": {{{}}}}})",
+      R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {}, "zerotorch": {{"checkpoint": {{{}}}}}}})",
       accumulation, checkpoint));
 }
 
