@@ -72,12 +72,12 @@ class Build:
                      if "=" in line and not line.startswith(("#", "//")))
         self.configured_as = cache["CMAKE_CACHEFILE_DIR:INTERNAL"]  # another folder where the build was moved
         self.source = cache["CMAKE_HOME_DIRECTORY:INTERNAL"]
-        self.library = (self.folder / "src/libzerotorch.so").resolve()
+        self.library = (self.folder / "src/open/libzerotorch.so").resolve()
         # Some files are compiled once more, into tests of their own.
         self.compile = {entry["file"]: entry["command"]
                         for entry in json.loads((folder / "compile_commands.json").read_text())
                         if " -o src/" in entry["command"]}
-        links = subprocess.run([cache["CMAKE_MAKE_PROGRAM:FILEPATH"], "-t", "commands", f"src/{self.library.name}"],
+        links = subprocess.run([cache["CMAKE_MAKE_PROGRAM:FILEPATH"], "-t", "commands", f"src/open/{self.library.name}"],
                                cwd=self.folder, capture_output=True, text=True, check=True).stdout.splitlines()
         self.link = links[-1].removeprefix(": && ").removesuffix(" && :")
         listing = subprocess.run(["ctest", "--show-only=json-v1"], cwd=self.folder, capture_output=True, text=True,

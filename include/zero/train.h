@@ -30,7 +30,6 @@
 #include "zero/config.h"
 #include "zero/engine.h"
 #include "zero/group.h"
-#include "zero/plan.h"
 
 namespace zero {
 
@@ -58,10 +57,6 @@ int received_stop_signal();
 double seconds_since_stop_signal();
 /// "SIGINT" and so on.
 const char* stop_signal_name(int signal);
-
-/// What module_shape() gives plan::check_fits(): names and sizes of the parameters of any module, in their order.
-/// Activations are not in it. Local.
-plan::ModelShape module_shape(const torch::nn::Module& module);
 
 // ---- What ranks tell each other ----
 
@@ -143,8 +138,8 @@ struct StepOutcome {
 };
 
 /// The run of an engine. `zerotorch.checkpoint` of the engine's configuration (`every_steps`, `every_minutes`,
-/// `keep_last`, `async`) says when checkpoints are due and how they are written. Every rank makes the same calls in the same
-/// order, from the thread that uses the engine.
+/// `keep_last`, `async`) says when checkpoints are due and how they are written. Every rank makes the same calls in the
+/// same order, from the thread that uses the engine.
 class TrainingRun {
  public:
   /// `engine` must outlive this and stay where it is. *Collective.* Throws ConfigError on every rank when another

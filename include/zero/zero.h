@@ -5,5 +5,8 @@
 #include "zero/engine.h"      // IWYU pragma: export
 #include "zero/errors.h"      // IWYU pragma: export
 #include "zero/group.h"       // IWYU pragma: export
+#include "zero/launch.h"      // IWYU pragma: export
 #include "zero/memory.h"      // IWYU pragma: export
+#include "zero/model_view.h"  // IWYU pragma: export
 #include "zero/report.h"      // IWYU pragma: export
+#include "zero/train.h"       // IWYU pragma: export

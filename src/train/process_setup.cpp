@@ -35,12 +35,4 @@ void set_up_process(Group group, const Config& config, const ProcessOptions& opt
   if (config.zerotorch.seed) at::manual_seed(static_cast<std::uint64_t>(*config.zerotorch.seed));
 }
 
-plan::ModelShape module_shape(const torch::nn::Module& module) {
-  plan::ModelShape shape;
-  for (const auto& item : module.named_parameters()) {
-    shape.parameters.push_back({item.key(), item.value().numel(), item.value().requires_grad()});
-  }
-  return shape;
-}
-
 }  // namespace zero

@@ -317,6 +317,58 @@ TEST(ModelParallel, WhatWouldDriftApartIsToldByName) {
   });
 }
 
+/// A layer whose weights carry the names of the guide, split by row, then by column.
+struct NetImpl : torch::nn::Module {
+  struct Part : torch::nn::Module {
+    Part(at::IntArrayRef sizes, std::int64_t bias) {
+      weight = register_parameter("weight", at::randn(sizes));
+      if (bias > 0) this->bias = register_parameter("bias", at::zeros({bias}));
+    }
+    Tensor weight, bias;
+  };
+  explicit NetImpl(Group group) : group(std::move(group)) {
+    at::manual_seed(1 + this->group.rank());
+    up = register_module("up", std::make_shared<Part>(at::IntArrayRef{4, kIn}, 4));
+    down = register_module("down", std::make_shared<Part>(at::IntArrayRef{kIn, 4}, 0));
+  }
+  Group group;
+  std::shared_ptr<Part> up, down;
+};
+TORCH_MODULE(Net);
+
+TEST(ModelParallel, TheGuide) {
+  in_place({1, 2, 3}, [&](Group all) {
+    at::set_num_threads(1);
+    const auto config = Config::from_text(json_of({1, 2, 3}));
+    // [guide: initialize]
+    auto tensor_parallel = all.split(all.rank() / 2);  // every two ranks have one copy
+    Net net(tensor_parallel);                          // this rank's part; moves activations over the group
+    auto engine = zero::initialize(net, config,
+        {.group = all,
+         .model_parallel = tensor_parallel,
+         .placement = [](std::string_view name) -> zero::Placement {
+           if (name.ends_with("up.weight") || name.ends_with("up.bias")) return {.split_dim = 0};
+           if (name.ends_with("down.weight")) return {.split_dim = 1};
+           return {};  // the same on all ranks
+         }});
+    // [end]
+    g_model_parallel = &tensor_parallel;
+    for (int i = 0; i < kMicroBatches; ++i) {
+      Tensor hidden = at::relu(at::linear(IntoParts::apply(batch(i)), net->up->weight, net->up->bias));
+      // [guide: random]
+      {
+        zero::ModelParallelRandom random(engine);  // this rank's own numbers
+        hidden = at::dropout(hidden, 0.1, /*train=*/true);
+      }
+      // [end]
+      engine.backward(loss_of(OutOfParts::apply(at::matmul(hidden, net->down->weight.t()))));
+      engine.step();
+    }
+    EXPECT_EQ(engine.full_weight("up.weight").sizes(), (at::IntArrayRef{4, kIn})) << "this rank's part";
+    EXPECT_GT(engine.grad_norm(), 0);
+  });
+}
+
 TEST(ModelParallel, RandomNumbersAreAlikeButInsideAScope) {
   in_place({2, 2, 1}, [&](Group all) {
     Made made = make(all, {2, 2, 1});

@@ -30,7 +30,8 @@ std::string read(const fs::path& path) {
 Config config(const std::string& checkpoint = R"("every_steps": 2, "every_minutes": 0, "async": false)",
               int accumulation = 1) {
   return Config::from_text(fmt::format(
-      R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {}, "zerotorch": {{"checkpoint": {{{}}}}}}})",
+      R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {},
+           "zerotorch": {{"checkpoint": {{{}}}}}}})",
       accumulation, checkpoint));
 }
 
@@ -325,7 +326,8 @@ TEST(ModuleShape, GuideOfAnAnswerBeforeInitialize) {
   const zero::plan::Cluster host{.ranks = group.size(),
                                  .ranks_per_node = group.local_size(),
                                  .node_memory_nbytes = zero::available_memory_nbytes()};
-  const std::string warning = zero::plan::check_fits(zero::module_shape(*model), config, host);
+  const auto shape = zero::plan::shape_of(zero::ModelView::of(model.ptr()));
+  const std::string warning = zero::plan::check_fits(shape, config, host);
   if (!warning.empty()) print(warning);
   // [end]
   EXPECT_EQ(said, "");
@@ -333,7 +335,7 @@ TEST(ModuleShape, GuideOfAnAnswerBeforeInitialize) {
 
 TEST(ModuleShape, IsThatOfTheModule) {
   const GPTOptions options = gpt_preset("gpt-tiny");
-  const plan::ModelShape found = module_shape(*GPT(options)), wanted = gpt_shape(options);
+  const plan::ModelShape found = plan::shape_of(ModelView::of(GPT(options).ptr())), wanted = gpt_shape(options);
   ASSERT_EQ(found.parameters.size(), wanted.parameters.size());
   for (std::size_t i = 0; i < found.parameters.size(); ++i) {
     EXPECT_EQ(found.parameters[i].name, wanted.parameters[i].name);
