@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "bench_support.h"
+#include "comm/transport.h"
 #include "optim/kernels.h"
 #include "storage/cpu_allocator.h"
 #include "storage/flat_buffer.h"
@@ -142,7 +143,10 @@ class ByHand {
   /// `whole`: all sums to all ranks, and all updated; else its part updated, and published.
   void with_exchange(const at::Tensor& x, zero::Group& group, bool whole, bool gather) {
     make_states();
-    if (bucket_.empty()) bucket_ = FlatBuffer::make_readable(ledger_, kKind, dtype(), numel_, group);
+    if (bucket_.empty()) {
+      const auto transport = zero::comm::make_host_transport(group);
+      bucket_ = FlatBuffer::make_readable(ledger_, kKind, dtype(), numel_, *transport);
+    }
     const at::Tensor loss = model_.loss(x);
     loss.backward();
     ++steps_;

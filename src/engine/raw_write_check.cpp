@@ -13,7 +13,7 @@ RawWriteCheck::Mark RawWriteCheck::mark_of(const sharding::Parameter& parameter)
   if (!parameter.handle->attached() || parameter.range.empty() || !model_.device.is_cpu()) return {};
   const auto nbytes = static_cast<std::size_t>(parameter.range.numel()) * element_nbytes(model_.param_dtype);
   const void* const data = parameter.tensor.const_data_ptr();
-  return {data, parameter.tensor._version(), XXH3_64bits(data, nbytes)};
+  return {data, static_cast<std::uint32_t>(parameter.tensor._version()), XXH3_64bits(data, nbytes)};
 }
 
 void RawWriteCheck::check() const {

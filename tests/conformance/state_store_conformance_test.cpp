@@ -8,6 +8,7 @@
 #include <map>
 #include <random>
 
+#include "comm/transport.h"
 #include "storage/state_store.h"
 #include "support/temporary_folder.h"
 
@@ -84,7 +85,7 @@ const HomeKind kHomes[] = {
     {"Memory",
      [](std::vector<StateColumn> columns) {
        Made made;
-       made.store = make_memory_states(Home(c10::kCPU, Group()), *made.ledger, std::move(columns));
+       made.store = make_memory_states(Home(c10::kCPU, comm::make_host_transport(Group())), *made.ledger, std::move(columns));
        return made;
      }},
     {"Folder",

@@ -20,7 +20,8 @@ def declared():
         for line in header.read_text().splitlines():
             if opened := re.match(r"namespace ([a-z:]+) \{", line):
                 space.append(opened.group(1))
-            elif re.match(r"\}  // namespace", line):
+            elif re.match(r"\}", line) and before.endswith(";") and space and (
+                    line.startswith("}  // namespace") or space[-1].startswith("torch")):
                 space.pop()
             found = re.match(r"[A-Za-z][\w:<>&*, ]*[ &*]([a-z_0-9]+)\(", line)
             inline = re.match(r"(constexpr|inline|using|concept|template|auto|namespace|class|struct)\b", line)
