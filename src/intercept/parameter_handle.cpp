@@ -28,7 +28,8 @@ void ParameterHandle::adopt(const at::Tensor& parameter, at::ScalarType dtype, a
   observer_ = observer;
   released_message_ = fmt::format(
       "parameter '{}' is sharded and its values are not gathered at this point, so its memory cannot be "
-      "read or written directly; use it in an operator, or hold a zero::GatheredParameters over it",
+      "read or written directly; use it in an operator, or hold a zero::GatheredParameters over it (Engine::"
+      "save_full_weights saves whole weights in place of torch::save of the module)",
       name_);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
                                                        static_cast<int64_t>(nbytes), data_ptr(nullptr),

@@ -239,7 +239,8 @@ void GradientReducer::open(Bucket& bucket) {
   const int index = index_of(bucket);
   if (options_.consume && schedule_.rounds(index) > 0) {
     throw ModelError(
-        fmt::format("a second backward before step(): zerotorch.step_in_backward has already updated '{}'",
+        fmt::format("a second backward before step(): zerotorch.step_in_backward has already updated '{}'; add the "
+                    "losses for one backward, or set it to false",
                     model_.units[bucket.unit].name));
   }
   (void)may_send(bucket);

@@ -85,7 +85,8 @@ const HomeKind kHomes[] = {
     {"Memory",
      [](std::vector<StateColumn> columns) {
        Made made;
-       made.store = make_memory_states(Home(c10::kCPU, comm::make_host_transport(Group())), *made.ledger, std::move(columns));
+       const Home home(c10::kCPU, comm::make_host_transport(Group()));
+       made.store = make_memory_states(home, *made.ledger, std::move(columns));
        return made;
      }},
     {"Folder",
