@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -26,6 +25,7 @@
 #include "engine/checkpoints.h"
 #include "engine/gradients.h"
 #include "engine/load_report.h"
+#include "engine/saved_state.h"
 #include "engine/tensor_types.h"
 #include "intercept/gradient_hook.h"
 #include "zero/errors.h"
@@ -92,7 +92,7 @@ at::Tensor whole_from_file(const at::Tensor& values, const checkpoint::TensorInf
 class CheckpointLoader {
  public:
   CheckpointLoader(Engine::Impl& impl, const Found& found, const LoadOptions& options)
-      : impl_(impl), found_(found), options_(options) {
+      : impl_(impl), found_(found), options_(options), state_(found.manifest.state, found.folder) {
     for (std::size_t t = 0; t < found.manifest.tensors.size(); ++t)
       index_[found.manifest.tensors[t].info.key()] = t;
     // Another name of a tied parameter or buffer may be the first one in another model.
@@ -104,7 +104,6 @@ class CheckpointLoader {
         }
       }
     }
-    state_ = nlohmann::json::parse(found.manifest.state);
     report_.folder = found.folder;
     report_.tag = found.tag;
     report_.client_state = found.manifest.client_state;
@@ -374,29 +373,6 @@ class CheckpointLoader {
                       "names differ");
   }
 
-  [[noreturn]] void refuse_state(std::string_view key) const {
-    throw CheckpointError(
-        fmt::format("the checkpoint '{}' has no usable '{}' in its state", found_.folder, key));
-  }
-
-  std::int64_t saved_count(const char* key, std::int64_t most = std::int64_t{1} << 53) const {
-    return count_in(state_, key, most);
-  }
-  std::int64_t count_in(const nlohmann::json& state, const char* key, std::int64_t most) const {
-    const auto found = state.find(key);
-    if (found == state.end() || !found->is_number_integer()) refuse_state(key);
-    const auto count = found->get<std::int64_t>();
-    if (count < 0 || count > most) refuse_state(key);
-    return count;
-  }
-
-  /// In version 1 beside the other counters.
-  std::int64_t saved_skipped_steps() const {
-    const auto scaler = state_.find("loss_scaler");
-    const auto& from = scaler != state_.end() && scaler->is_object() ? *scaler : state_;
-    return count_in(from, "skipped_steps", counters_.global_steps);
-  }
-
   void notice(std::string text) { report_.notices.push_back(std::move(text)); }
 
   void plan_counters() {
@@ -422,7 +398,7 @@ class CheckpointLoader {
           unused_states_.size(), some_of(unused_states_)));
     }
     if (options_.load_optimizer_states) {
-      counters_.optimizer_steps = saved_count("optimizer_steps");
+      counters_.optimizer_steps = state_.count("optimizer_steps");
       plan_parameter_steps();
     }
     if (!options_.load_optimizer_states) notice("optimizer states were not loaded: they stay as they are");
@@ -434,7 +410,7 @@ class CheckpointLoader {
     const std::vector<std::pair<const char*, nlohmann::json>> contract = {
         {"threads_per_rank", at::get_num_threads()}, {"cpu_capability", at::get_cpu_capability()}};
     for (const auto& [key, value] : contract) {
-      if (const auto was = state_.value(key, nlohmann::json()); was != value) {
+      if (const auto was = state_.value(key); was != value) {
         notice(fmt::format(
             "the checkpoint was written with {} {}, this run has {}: the next steps may differ in the "
             "last bits",
@@ -443,36 +419,23 @@ class CheckpointLoader {
     }
     position_ = plan_position();
     plan_random_states();
-    counters_.global_steps = saved_count("global_steps");
-    counters_.skipped_steps = saved_skipped_steps();
+    counters_.global_steps = state_.count("global_steps");
+    counters_.skipped_steps = state_.skipped_steps(counters_.global_steps);
     plan_rates();
-    counters_.seed = saved_seed();
+    counters_.seed = state_.seed();
     report_.global_steps = counters_.global_steps;
     report_.micro_batches = position_.micro_batches;
   }
 
-  std::optional<double> saved_rate(const nlohmann::json& value, const char* key) const {
-    if (value.is_null()) return std::nullopt;
-    if (!value.is_number()) refuse_state(key);
-    return value.get<double>();
-  }
-
   void plan_rates() {
-    const auto one =
-        saved_rate(state_.value("learning_rate_override", nlohmann::json()), "learning_rate_override");
-    counters_.lr_overrides.assign(impl_.lr_overrides.size(), one);
-    const auto found = state_.find("learning_rate_overrides");
-    if (found == state_.end()) return;
-    if (!found->is_array()) refuse_state("learning_rate_overrides");
-    if (found->size() != counters_.lr_overrides.size()) {
-      notice(fmt::format(
-          "the checkpoint has learning rates set for {} parameter groups, this run has {}: they are not "
-          "taken over",
-          found->size(), counters_.lr_overrides.size()));
-      return;
-    }
-    for (std::size_t g = 0; g < found->size(); ++g)
-      counters_.lr_overrides[g] = saved_rate((*found)[g], "learning_rate_overrides");
+    const std::size_t groups = impl_.lr_overrides.size();
+    std::size_t saved_groups = 0;
+    const auto rates = state_.rates(groups, &saved_groups);
+    counters_.lr_overrides = rates.value_or(std::vector<std::optional<double>>(groups));
+    if (rates) return;
+    notice(fmt::format(
+        "the checkpoint has learning rates set for {} parameter groups, this run has {}: they are not taken over",
+        saved_groups, groups));
   }
 
   /// This model's parameters by their names in the checkpoint.
@@ -487,17 +450,10 @@ class CheckpointLoader {
 
   /// What differs by parameter: how often it was updated, and whether it was used in the open window.
   void plan_parameter_steps() {
-    if (const auto found = state_.find("parameter_steps"); found != state_.end()) {
-      if (!found->is_object()) refuse_state("parameter_steps");
-      const auto parameters = parameters_by_saved_name();
-      for (const auto& [name, steps] : found->items()) {
-        if (!steps.is_number_integer() || steps.get<std::int64_t>() < 0 ||
-            steps.get<std::int64_t>() > counters_.optimizer_steps) {
-          refuse_state("parameter_steps");
-        }
-        if (const auto p = parameters.find(name); p != parameters.end())
-          counters_.parameter_steps.emplace_back(p->second, steps.get<std::int64_t>());
-      }
+    const auto parameters = parameters_by_saved_name();
+    for (const auto& [name, steps] : state_.parameter_steps(counters_.optimizer_steps)) {
+      if (const auto p = parameters.find(name); p != parameters.end())
+        counters_.parameter_steps.emplace_back(p->second, steps);
     }
     counters_.unused_in_window = saved_parameters("unused_in_window");
   }
@@ -505,39 +461,20 @@ class CheckpointLoader {
   /// Those of this model that a list of names in the state calls.
   std::vector<int> saved_parameters(const char* key) const {
     std::vector<int> parameters;
-    const auto found = state_.find(key);
-    if (found == state_.end()) return parameters;
-    if (!found->is_array()) refuse_state(key);
     const auto by_name = parameters_by_saved_name();
-    for (const auto& name : *found) {
-      if (!name.is_string()) refuse_state(key);
-      if (const auto p = by_name.find(name.get<std::string>()); p != by_name.end()) parameters.push_back(p->second);
+    for (const auto& name : state_.names(key)) {
+      if (const auto p = by_name.find(name); p != by_name.end()) parameters.push_back(p->second);
     }
     return parameters;
-  }
-
-  /// 64 bits, as text.
-  std::uint64_t saved_seed() const {
-    const auto found = state_.find("seed");
-    if (found == state_.end() || !found->is_string()) refuse_state("seed");
-    const auto& text = found->get_ref<const std::string&>();
-    std::uint64_t seed = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
-    if (error != std::errc() || end != text.data() + text.size()) refuse_state("seed");
-    return seed;
   }
 
   Position plan_position() {
     const std::int64_t ranks = impl_.group.size();
     const std::int64_t window = impl_.config.gradient_accumulation_steps * ranks;
-    const std::int64_t done = saved_count("micro_batches"), inside = saved_count("window_micro_batches");
-    constexpr std::int64_t kMost = 1 << 30;
-    // Version 1 knows data-parallel ranks only.
-    const char* const ranks_key = state_.contains("data_parallel_size") ? "data_parallel_size" : "world_size";
-    const std::int64_t saved_window =
-        saved_count("gradient_accumulation_steps", kMost) * saved_count(ranks_key, kMost);
+    const std::int64_t done = state_.count("micro_batches"), inside = state_.count("window_micro_batches");
+    const std::int64_t saved_window = state_.window();
     if (saved_window == 0 || inside >= saved_window || inside > done || (done - inside) % saved_window != 0) {
-      refuse_state("micro_batches");
+      state_.refuse("micro_batches");
     }
     const bool has_sums = inside > 0;
     if (saved_window != window) {
@@ -649,7 +586,7 @@ class CheckpointLoader {
   Engine::Impl& impl_;
   const Found& found_;
   const LoadOptions& options_;
-  nlohmann::json state_;
+  SavedState state_;
   std::map<std::string, std::size_t> index_;           ///< by "kind/name"
   std::map<std::string, std::string> owner_of_alias_;  ///< to the name its tensor has
   std::vector<Item> items_;

@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <fmt/format.h>
 #include <torch/version.h>
@@ -15,6 +14,7 @@
 
 #include "checkpoint/element_order.h"
 #include "engine/buffers.h"
+#include "engine/saved_state.h"
 #include "engine/tensor_types.h"
 #include "zero/errors.h"
 
@@ -215,47 +215,6 @@ class Collector {
   checkpoint::Contents contents_;
 };
 
-nlohmann::json state_of(const Engine::Impl& impl) {
-  nlohmann::json state = {
-      {"global_steps", impl.global_steps},
-      {"micro_batches", impl.micro_batches()},
-      {"window_micro_batches", impl.window_micro_batches()},
-      {"gradient_accumulation_steps", impl.config.gradient_accumulation_steps},
-      {"data_parallel_size", impl.group.size()},
-      {"model_parallel_size", impl.groups.model_parallel_size()},
-      {"optimizer_steps", impl.optimizer->steps()},
-      {"seed", std::to_string(impl.seed)},  // 64 bits: more than JSON's numbers hold everywhere
-      {"loss_scaler", {{"scale", impl.scaler.scale()}, {"skipped_steps", impl.scaler.skipped_steps()}}},
-      {"stage", impl.config.zero_optimization.stage},
-      {"precision", dtype_name(impl.model.param_dtype)},
-      {"threads_per_rank", at::get_num_threads()},
-      {"cpu_capability", at::get_cpu_capability()},
-  };
-  // One number where all groups have it, as before there were several.
-  const auto& overrides = impl.lr_overrides;
-  nlohmann::json by_group = nlohmann::json::array();
-  for (const auto& value : overrides) by_group.push_back(value ? nlohmann::json(*value) : nlohmann::json());
-  const bool alike = std::all_of(overrides.begin(), overrides.end(),
-                                 [&](const auto& value) { return value == overrides.front(); });
-  state["learning_rate_override"] = alike ? by_group.front() : nlohmann::json();
-  if (!alike) state["learning_rate_overrides"] = by_group;
-  nlohmann::json steps = nlohmann::json::object(), unused = nlohmann::json::array(),
-                 frozen = nlohmann::json::array();
-  for (std::size_t p = 0; p < impl.model.parameters.size(); ++p) {
-    const auto& parameter = impl.model.parameters[p];
-    if (!impl.model.units[parameter.unit].trainable) continue;
-    const int index = static_cast<int>(p);
-    if (impl.optimizer->steps_of(index) != impl.optimizer->steps())
-      steps[parameter.name] = impl.optimizer->steps_of(index);
-    if (!impl.reducer->used_in_window(index)) unused.push_back(parameter.name);
-    if (!parameter.tensor.requires_grad()) frozen.push_back(parameter.name);
-  }
-  if (!steps.empty()) state["parameter_steps"] = steps;  // of those left alone in some updates
-  if (!frozen.empty()) state["frozen"] = frozen;  // for now: their states are kept
-  if (impl.window_micro_batches() > 0 && !unused.empty()) state["unused_in_window"] = unused;
-  return state;
-}
-
 constexpr std::string_view kStepTag = "global_step";
 
 /// Whose checkpoints are where, in this process. Two engines in one folder would replace each other's: without tags of
@@ -404,7 +363,7 @@ void Checkpoints::save(const std::string& folder, const std::string& tag, std::s
   std::vector<at::Tensor> keep;
   checkpoint::Contents contents = this->contents(keep);
   contents.global_steps = impl_.global_steps;
-  contents.state = state_of(impl_).dump();
+  contents.state = state_text(impl_);
   contents.client_state = client_state.empty() ? "null" : client_state;
   contents.config = impl_.config.to_json();
   contents.versions = nlohmann::json{{"zerotorch", ZERO_VERSION}, {"torch", TORCH_VERSION}}.dump();
