@@ -320,8 +320,12 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
 void GradientReducer::send(Bucket& bucket) {
   const int index = index_of(bucket);
   if (options_.consume) {
-    // From here on its owner may change it: autograd refuses a graph that still needs the old values.
-    for (const int p : schedule_.parameters(index)) intercept::bump_version(model_.parameters[p].tensor);
+    // From here on its owner may change it: autograd refuses a graph that still needs the old values. What is frozen
+    // for now stays as it is, and graphs need it on.
+    for (const int p : schedule_.parameters(index)) {
+      const at::Tensor& parameter = model_.parameters[p].tensor;
+      if (parameter.requires_grad()) intercept::bump_version(parameter);
+    }
   }
   window_is_empty_ = false;
   schedule_.send(index);

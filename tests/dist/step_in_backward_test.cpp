@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <bit>
 
@@ -93,6 +95,28 @@ std::string error_of(Call call) {
     return error.what();
   }
   return "no error";
+}
+
+/// Of one bucket: the frozen layer's weight is needed for what is before it, after the gradients of the layer behind it
+/// were used up.
+TEST(StepInBackward, AFrozenLayerBeforeOthersIsNeededToTheEnd) {
+  for (const int ranks : {1, 2}) {
+    expect_all_ok(spawn(ranks, [](Group group) {
+      at::set_num_threads(1);
+      at::manual_seed(3);
+      torch::nn::Linear frozen(6, 6), last(6, 6);
+      torch::nn::Sequential model(frozen, last);
+      auto engine = initialize(model, json({.stage = 2, .store = "copying"}, true), {.group = group});
+      for (int step = 0; step < 3; ++step) {
+        for (auto& parameter : frozen->parameters()) parameter.requires_grad_(step == 0);
+        const at::Tensor before = engine.full_weight("0.weight"), input = at::ones({2, 6}).requires_grad_();
+        engine.backward(last(frozen(input)).pow(2).mean());
+        EXPECT_GT(input.grad().abs().max().item<float>(), 0);
+        engine.step();
+        EXPECT_EQ(at::equal(engine.full_weight("0.weight"), before), step > 0) << step;
+      }
+    }));
+  }
 }
 
 TEST(StepInBackward, WhatCannotWorkIsRefused) {

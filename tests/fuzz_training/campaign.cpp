@@ -100,7 +100,7 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
-/// Both sides do the same sums in other orders. With eps 1e-3 AdamW does not amplify that: values stay within
+/// Both sides do the same sums in other orders. With Program::eps() AdamW does not amplify that: values stay within
 /// 2e-4 of the largest of their tensor in fp32. In bf16 a rounding that falls the other way costs 2^-8.
 bool close(const Program& program, const std::vector<double>& a, const std::vector<double>& b) {
   if (a.size() != b.size()) return false;
@@ -129,9 +129,10 @@ Verdict compare(const char* kind, const Program& program, const std::string& nam
     while (i < std::min(values.size(), other->second.size()) &&
            same(std::vector{values[i]}, std::vector{other->second[i]}))
       ++i;
-    return {kind, fmt::format("{}, element {} of {}\n    {}:{}\n    {}:{}", text_of_key(program, key), i,
-                              values.size(), name_a, text_of_values(values), name_b,
-                              text_of_values(other->second))};
+    const auto at = [i](const std::vector<double>& list) { return i < list.size() ? list[i] : 0.0; };
+    return {kind, fmt::format("{}, element {} of {}: {:.9g} and {:.9g}\n    {}:{}\n    {}:{}",
+                              text_of_key(program, key), i, values.size(), at(values), at(other->second), name_a,
+                              text_of_values(values), name_b, text_of_values(other->second))};
   }
   for (const auto& [key, values] : b)
     if (!a.contains(key)) return {kind, fmt::format("{}: only {} has it", text_of_key(program, key), name_b)};

@@ -159,7 +159,7 @@ class PlainBackend : public Backend {
     for (int g = 0; g < (program_.groups == Groups::kNone ? 1 : 2); ++g) {
       auto options = std::make_unique<torch::optim::AdamWOptions>(base_rate(g));
       options->betas({0.9, 0.95})
-          .eps(1e-3)
+          .eps(program_.eps())
           .weight_decay(program_.groups != Groups::kNone && g == 0 ? 0.3 : 0.1);
       all.emplace_back(groups[static_cast<std::size_t>(g)], std::move(options));
     }

@@ -306,8 +306,9 @@ std::string json_of(const Program& p, const Setting& s) {
   const std::string optimizer =
       p.groups == Groups::kClient
           ? ""
-          : R"("optimizer": {"type": "AdamW", "params":
-            {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-3, "weight_decay": 0.1}},)";
+          : fmt::format(R"("optimizer": {{"type": "AdamW", "params":
+            {{"lr": 0.01, "betas": [0.9, 0.95], "eps": {}, "weight_decay": 0.1}}}},)",
+                        p.eps());
   return fmt::format(R"({{
     "train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {}, "gradient_clipping": {}, {}
     "bf16": {{"enabled": {}, "check_grad_overflow": false}},

@@ -110,6 +110,9 @@ struct Program {
   int block = 1;   ///< micro-batches of an event kTrain, over all ranks: every number of ranks divides it
   int blocks = 1;  ///< events kTrain of a window (an optimizer step)
   bool bf16 = false;
+  /// AdamW's. So large that a gradient near zero that comes out otherwise by a rounding, in bf16 of 2^-8 of its largest
+  /// addend, moves its weight by little.
+  double eps() const { return bf16 ? 0.1 : 1e-3; }
   double clipping = 0;
   Groups groups = Groups::kNone;
   int unit_numel =

@@ -144,7 +144,7 @@ class ZeroBackend : public Backend {
     std::vector<torch::optim::OptimizerParamGroup> all;
     for (std::size_t g = 0; g < 2; ++g) {
       auto options = std::make_unique<torch::optim::AdamWOptions>(g == 0 ? 0.02 : 0.01);
-      options->betas({0.9, 0.95}).eps(1e-3).weight_decay(g == 0 ? 0.3 : 0.1);
+      options->betas({0.9, 0.95}).eps(program_.eps()).weight_decay(g == 0 ? 0.3 : 0.1);
       all.emplace_back(groups[g], std::move(options));
     }
     client_ = std::make_unique<torch::optim::AdamW>(std::move(all));
