@@ -8,6 +8,8 @@
 #include <zero/launch.h>
 #include <zero/train.h>
 
+#include <cstdio>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -48,6 +50,11 @@ int train_rank(const std::string& config_file, const std::string& folder) {
 
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
-  return zero::run_on_ranks(2, [&] { return train_rank(argv[1], argv[2]); }, {.grace_ms = 60'000});
+  try {
+    return zero::run_on_ranks(2, [&] { return train_rank(argv[1], argv[2]); }, {.grace_ms = 60'000});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
 }
 // [end]

@@ -150,7 +150,8 @@ struct DiffReport {
   std::vector<TensorDifference> different;
   std::vector<std::string> state;  ///< other differences: counters, world size
 };
-/// Compares two checkpoints tensor by tensor, whatever their number of files. Memory: a few blocks.
+/// Compares two checkpoints tensor by tensor, whatever their number of files and model-parallel ranks. Memory: a few
+/// blocks, and two tensors where their elements lie in different orders.
 DiffReport diff(const std::string& a, const std::string& b, const Progress& progress = {});
 
 struct PruneReport {

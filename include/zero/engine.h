@@ -308,7 +308,9 @@ class ModelParallelRandom {
 
 /// While alive, the given parameters are whole on every rank. With `modifier_rank` that rank may write
 /// them in place (torch::nn::init, copy_, ...); the destructor (or close()) spreads what it wrote to all
-/// ranks and to the fp32 master weights. Without it they are read-only. *Collective* at both ends.
+/// ranks and to the fp32 master weights. Without it they are read-only. With model-parallel ranks, `modifier_rank` is
+/// one of each part's data-parallel ranks, and what is not split takes what that of the first part wrote. *Collective*
+/// at both ends.
 class GatheredParameters {
  public:
   GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters,

@@ -61,8 +61,15 @@ std::string obstacle(const TensorInfo& a, const TensorInfo& b) {
     return fmt::format("shape [{}] and [{}]", fmt::join(a.shape, ", "), fmt::join(b.shape, ", "));
   if (a.dtype != b.dtype)
     return fmt::format("dtype {} and {}", element_type_name(a.dtype), element_type_name(b.dtype));
-  if (a.order != b.order) return "the elements lie in different orders";
   return {};
+}
+
+/// All elements of a tensor.
+void make_row_major(std::vector<std::byte>& bytes, const TensorInfo& info) {
+  if (info.order.is_row_major()) return;
+  std::vector<std::byte> ordered(bytes.size());
+  to_row_major(bytes.data(), ordered.data(), info.shape, info.order, element_nbytes(info.dtype));
+  bytes.swap(ordered);
 }
 
 void compare_json(const std::string& what, const std::string& a, const std::string& b,
@@ -102,14 +109,20 @@ DiffReport diff(io::FileSystem& files, const std::string& path_a, const std::str
       difference.note = obstacle(info, b.manifest.tensors[found->second].info);
     }
     const std::size_t element = element_nbytes(info.dtype);
-    for (std::int64_t begin = 0; difference.note.empty() && begin < info.numel(); begin += kPartNumel) {
-      const std::int64_t count = std::min(kPartNumel, info.numel() - begin);
+    const bool same_order = found != in_b.end() && info.order == b.manifest.tensors[found->second].info.order;
+    const std::int64_t part = same_order ? kPartNumel : info.numel();
+    for (std::int64_t begin = 0; difference.note.empty() && begin < info.numel(); begin += part) {
+      const std::int64_t count = std::min(part, info.numel() - begin);
       bytes_a.resize(static_cast<std::size_t>(count) * element);
       bytes_b.resize(bytes_a.size());
       const Target want_a{t, begin, count, bytes_a.data()},
           want_b{found->second, begin, count, bytes_b.data()};
       reader_a.read({&want_a, 1});
       reader_b.read({&want_b, 1});
+      if (!same_order) {
+        make_row_major(bytes_a, info);
+        make_row_major(bytes_b, b.manifest.tensors[found->second].info);
+      }
       compare(info.dtype, bytes_a, bytes_b, difference);
       done += bytes_a.size();
       if (progress) progress(done, total);

@@ -125,6 +125,11 @@ void to_row_major(const std::byte* from, std::byte* to, const std::vector<std::i
   }
 }
 
+bool has_one_order(const std::vector<std::int64_t>& shape) {
+  const auto larger = std::count_if(shape.begin(), shape.end(), [](std::int64_t size) { return size > 1; });
+  return larger <= 1 || std::find(shape.begin(), shape.end(), 0) != shape.end();
+}
+
 std::vector<int> dim_order_of(const std::vector<std::int64_t>& shape,
                               const std::vector<std::int64_t>& strides) {
   // Dimensions of one element may have any stride: they stay where they are.

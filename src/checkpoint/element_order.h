@@ -36,6 +36,9 @@ std::string problem_with(const ElementOrder& order, const std::vector<std::int64
 void to_row_major(const std::byte* from, std::byte* to, const std::vector<std::int64_t>& shape,
                   const ElementOrder& order, std::size_t element);
 
+/// True when the elements of a dense tensor of this shape lie in one order only, whatever its strides.
+bool has_one_order(const std::vector<std::int64_t>& shape);
+
 /// The dimensions from the slowest to the fastest of a dense tensor with these strides; empty when that is
 /// row-major.
 std::vector<int> dim_order_of(const std::vector<std::int64_t>& shape,

@@ -34,7 +34,7 @@ constexpr Key kKeys[] = {
     not_built("progressive_layer_drop", "progressive layer drop is not built; remove the section"),
     not_built("eigenvalue", "eigenvalues are not built; remove the section"),
     not_built("tensor_parallel", "tensor parallelism is not built; remove the section",
-              "autotp_size|preset_model|partition_config", "0|1"),
+              "enabled|autotp_size|preset_model|partition_config", "false|0|1"),
     not_built("expert_parallel", "expert parallelism is not built; remove the section"),
     not_built("compile", "graph compilation is not built; remove the section",
               "enabled|deepcompile|free_activation|offload_activation|offload_opt_states|offload_parameters|"

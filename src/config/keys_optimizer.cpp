@@ -1,4 +1,6 @@
 // "optimizer" and "scheduler".
+#include <tuple>
+
 #include "config/fields.h"
 
 namespace zero::config {
@@ -7,6 +9,15 @@ namespace {
 using enum KeyStatus;
 using Optimizer = Config::Optimizer;
 using Scheduler = Config::Scheduler;
+
+/// Filled in by hand: it counts then, without being given.
+bool is_set(const Optimizer& one) {
+  const Optimizer unset;
+  const auto values = [](const Optimizer& o) {
+    return std::tuple(o.type, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.bias_correction, o.adam_w_mode);
+  };
+  return values(one) != values(unset);
+}
 
 constexpr Key kOptimizer[] = {
     section("optimizer", "without it: AdamW with the defaults below"),
@@ -20,7 +31,7 @@ constexpr Key kOptimizer[] = {
          "Adamax|NAdam|RAdam|Adadelta|ASGD|Rprop|LBFGS|SparseAdam|Adafactor",
      .field = {.bind = field<&Config::optimizer, &Optimizer::type>.bind,
                .unbind = [](const Config& c) -> Value {
-                 return {.given = c.optimizer.given, .text = c.optimizer.type};
+                 return {.given = c.optimizer.given || is_set(c.optimizer), .text = c.optimizer.type};
                }}},
     no_effect("optimizer.legacy_fusion", Kind::kBool, "false", "the step is always one fused pass", "false"),
     section("optimizer.params", "of the optimizer"),

@@ -461,6 +461,13 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->view.parameters.clear();
   impl->view.buffers.clear();
   place_parts(options, impl->groups, impl->inventory);
+  const auto& own = impl->config.zerotorch;
+  if (impl->groups.model_parallel && own.step_in_backward &&
+      own.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip) {
+    throw ConfigError(
+        "zerotorch.step_in_backward with model-parallel ranks: whether another rank has used its part of a parameter "
+        "is not known in backward; set zerotorch.unused_parameters to \"zero\"");
+  }
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = setup.description;
   impl->schedule = schedule_of(impl->config.scheduler);

@@ -65,8 +65,9 @@ constexpr std::size_t kMostBesideNbytes = 256 << 20;
 std::optional<std::int64_t> begin_in_file(const checkpoint::ElementOrder& order, const Split& split,
                                           const std::vector<std::int64_t>& part,
                                           const std::vector<std::int64_t>& strides) {
-  if (checkpoint::dim_order_of(part, strides) != order.dim_order || split.boxes(part) != order.boxes)
-    return std::nullopt;
+  const bool same_dims =
+      checkpoint::has_one_order(part) || checkpoint::dim_order_of(part, strides) == order.dim_order;
+  if (!same_dims || split.boxes(part) != order.boxes) return std::nullopt;
   return split.elements_before(part);
 }
 

@@ -142,7 +142,10 @@ class Collector {
     info.kind = kind;
     info.dtype = dtype;
     info.shape = split_of(p).whole_shape(part);
-    info.order = {split_of(p).boxes(part), checkpoint::dim_order_of(part, parameter.tensor.strides().vec())};
+    const auto& split = split_of(p);
+    info.order = {split.boxes(part), split.is_split()
+                                         ? split.dim_order
+                                         : checkpoint::dim_order_of(part, parameter.tensor.strides().vec())};
     info.module_dtype = low_type();
     info.trainable = unit_of(p).trainable;
     return contents_.tensors.emplace_back(std::move(info));
@@ -387,6 +390,7 @@ void Engine::save_checkpoint(const std::string& folder, const std::string& tag, 
   auto& impl = *impl_;
   impl.enter_between_steps("save_checkpoint");
   impl.settle();
+  if (impl.window_micro_batches() > 0) impl.agree_on_use();
   engine::checkpoints_of(impl).save(folder, tag, client_state, options);
 }
 

@@ -224,9 +224,28 @@ std::uint64_t Engine::Impl::stream_seed(int branch) const {
   return branch == 0 ? stream : mix(stream + static_cast<std::uint64_t>(branch) * 0xBF58476D1CE4E5B9ull);
 }
 
+void Engine::Impl::agree_on_use() {
+  if (!groups.model_parallel) return;
+  const std::size_t count = model.parameters.size();
+  const auto ranks = static_cast<std::size_t>(groups.model_parallel_size());
+  std::vector<std::uint8_t> mine(count), all(count * ranks);
+  for (std::size_t p = 0; p < count; ++p) mine[p] = reducer->used_in_window(static_cast<int>(p));
+  const std::vector<std::int64_t> counts(ranks, static_cast<std::int64_t>(count));
+  Group& copy = *groups.model_parallel;
+  copy.all_gather(mine.data(), all.data(), counts, DType::kByte, {.label = "used parameters"}).wait();
+  for (std::size_t p = 0; p < count; ++p) {
+    bool used = false;
+    for (std::size_t rank = 0; rank < ranks; ++rank) used |= all[rank * count + p] != 0;
+    if (!used || mine[p]) continue;
+    if (reducer->window_is_empty()) reducer->hold_sums();
+    reducer->count_as_used(static_cast<int>(p));
+  }
+}
+
 double Engine::Impl::compute_norm() {
   sharding::Stopwatch watch(times.norm);
-  return norm->of(*reducer, update_hash()) * (sums_are_averages ? 1.0 : averaging());
+  const std::uint64_t must_agree = update_hash() ^ store->writes().replicated_hash();
+  return norm->of(*reducer, must_agree) * (sums_are_averages ? 1.0 : averaging());
 }
 
 void Engine::Impl::apply_step(double norm) {
@@ -346,6 +365,7 @@ void Engine::step() {
   }
   if (boundary) {
     impl.store->quiesce();
+    impl.agree_on_use();
     impl.grad_norm = impl.compute_norm();
     if (impl.scaler.update(std::isfinite(impl.grad_norm)) == optim::LossScaler::Decision::kSkip) {
       if (impl.groups.is_first()) {

@@ -122,6 +122,9 @@ struct Engine::Impl {
   void reseed(bool follows_program = true);
   /// The seed of the stream of the micro-batch that comes next; each `branch` is another one.
   std::uint64_t stream_seed(int branch) const;
+  /// A parameter of which one model-parallel rank has used its part was used: its other parts have gradients of zero.
+  /// *Collective* over model-parallel ranks.
+  void agree_on_use();
   /// Global 2-norm of the averaged gradient. *Collective.*
   double compute_norm();
   void apply_step(double norm);

@@ -3,7 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <xxhash.h>
 
+#include "engine/agreement.h"
 #include "engine/engine_impl.h"
 #include "intercept/gradient_hook.h"
 #include "zero/errors.h"
@@ -42,6 +44,18 @@ at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, Part
 }
 
 namespace {
+
+/// *Collective* over model-parallel ranks.
+void check_replicated(Engine::Impl& impl, int p, const at::Tensor& values) {
+  const auto& parameter = impl.model.parameters[p];
+  if (!impl.model.units[parameter.unit].replicated) return;
+  const at::Tensor host = values.cpu();
+  const auto hash = fmt::format("{:x}", XXH3_64bits(host.const_data_ptr(), host.nbytes()));
+  if (!engine::first_difference(hash, *impl.groups.model_parallel, "set_full_weight")) return;
+  throw ModelError(fmt::format(
+      "set_full_weight('{}'): the parameter is not split, and the model-parallel ranks give it different values",
+      parameter.name));
+}
 
 [[noreturn]] void throw_unknown_state(const optim::Rule& rule, std::string_view state) {
   std::string names;
@@ -92,6 +106,7 @@ void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
   if (parameter.range.numel() > 0) {
     flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(value);
   }
+  check_replicated(impl, p, flat);
   impl.store->quiesce();
   impl.group.barrier({.label = name}).wait();  // nobody reads the old values any more
   impl.optimizer->load_range(parameter.unit, parameter.range, flat);

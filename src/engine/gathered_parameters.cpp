@@ -18,6 +18,20 @@ std::vector<int> units_of(const sharding::ShardedModel& model, const std::vector
   return {units.begin(), units.end()};
 }
 
+/// What is not split gets the values of the first model-parallel rank. *Collective* over the modifiers of a copy.
+void take_first_part(Engine::Impl& impl, const std::vector<int>& parameters) {
+  for (const int p : parameters) {
+    const auto& parameter = impl.model.parameters[p];
+    if (!impl.model.units[parameter.unit].replicated || parameter.range.empty()) continue;
+    const at::Tensor values =
+        impl.store->pinned_view(parameter.unit).narrow(0, parameter.range.begin, parameter.range.numel());
+    impl.groups.model_parallel
+        ->broadcast(values.mutable_data_ptr(), parameter.range.numel(), impl.model.param_dtype, 0,
+                    {.label = parameter.name})
+        .wait();
+  }
+}
+
 std::vector<at::Tensor> all_parameters(Engine& engine) {
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : engine.impl().model.parameters) tensors.push_back(parameter.tensor);
@@ -76,6 +90,7 @@ void GatheredParameters::close() {
   --impl.gathered_scopes;
   impl.store->set_write(parameters_, sharding::ParameterStore::Write::kOwnCopy);
   if (modifier_rank_ && std::uncaught_exceptions() == exceptions_) {
+    if (impl.groups.model_parallel && impl.group.rank() == *modifier_rank_) take_first_part(impl, parameters_);
     impl.store->broadcast(parameters_, *modifier_rank_);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const auto& parameter = impl.model.parameters[parameters_[i]];

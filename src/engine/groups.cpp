@@ -5,7 +5,10 @@
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
+#include <algorithm>
+#include <numeric>
 #include <set>
+#include <span>
 
 #include "comm/gather_values.h"
 #include "engine/agreement.h"
@@ -58,13 +61,35 @@ std::string describe(const Inventory& inventory) {
     if (item.split.is_split()) shape[static_cast<std::size_t>(item.split.dim)] = 0;
     text += fmt::format("{} '{}' {} [{}]{}", what, item.name, c10::toString(item.tensor.scalar_type()),
                         fmt::join(shape, ", "), item.tensor.requires_grad() ? "" : " frozen");
-    if (item.split.is_split()) text += fmt::format(", split along dimension {}", item.split.dim);
-    const auto order = checkpoint::dim_order_of(item.tensor.sizes().vec(), item.tensor.strides().vec());
-    text += order.empty() ? "\n" : fmt::format(", dimensions in memory {}\n", fmt::join(order, ", "));
+    text += item.split.is_split() ? fmt::format(", split along dimension {}\n", item.split.dim) : "\n";
   };
   for (const auto& item : inventory.parameters) add("parameter", item);
   for (const auto& item : inventory.buffers) add("buffer", item);
   return text;
+}
+
+/// The order of a part's dimensions in memory, [dims]; all -1 where each order is the same.
+std::vector<std::int64_t> order_of(const at::Tensor& part) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(part.dim()), -1);
+  if (checkpoint::has_one_order(part.sizes().vec())) return order;
+  const auto dims = checkpoint::dim_order_of(part.sizes().vec(), part.strides().vec());
+  std::iota(order.begin(), order.end(), 0);
+  std::copy(dims.begin(), dims.end(), order.begin());
+  return order;
+}
+
+/// The order of one rank's part becomes that of all.
+void take_order(Inventory::Named& item, std::span<const std::int64_t> order, std::size_t rank) {
+  if (order.empty() || order.front() < 0) return;
+  std::vector<int> theirs(order.begin(), order.end());
+  auto& common = item.split.dim_order;
+  if (!common.empty() && common != theirs) {
+    throw ModelError(
+        fmt::format("'{}' lies in memory with its dimensions from the slowest to the fastest as {} on model-parallel "
+                    "rank {} and {} on one before it; make it in one order on all",
+                    item.name, fmt::join(theirs, ", "), rank, fmt::join(common, ", ")));
+  }
+  common = std::move(theirs);
 }
 
 int checked_dim(const Inventory::Named& item, int dim) {
@@ -127,6 +152,7 @@ void place_parts(const InitializeOptions& options, const Groups& groups, Invento
 void agree_on_parts(Groups& groups, Inventory& inventory) {
   if (!groups.model_parallel) return;
   const auto items = items_of(inventory);
+  const auto parameters = static_cast<std::ptrdiff_t>(inventory.parameters.size());
   if (const auto difference = first_difference(describe(inventory), groups.all, "placement")) {
     throw ModelError(fmt::format("the ranks have different models or placements: {}; what "
                                  "InitializeOptions::placement does not split is the same on all ranks",
@@ -134,7 +160,13 @@ void agree_on_parts(Groups& groups, Inventory& inventory) {
   }
   std::vector<std::int64_t> mine;
   for (const auto* item : items) {
-    if (item->split.is_split()) mine.push_back(item->tensor.size(item->split.dim));
+    if (!item->split.is_split()) continue;
+    mine.push_back(item->tensor.size(item->split.dim));
+    // Buffers are saved row by row.
+    const bool is_parameter = std::ranges::find(items, item) - items.begin() < parameters;
+    const auto order = is_parameter ? order_of(item->tensor)
+                                    : std::vector<std::int64_t>(static_cast<std::size_t>(item->tensor.dim()), -1);
+    mine.insert(mine.end(), order.begin(), order.end());
   }
   Group& group = *groups.model_parallel;
   const auto size = static_cast<std::size_t>(group.size());
@@ -144,8 +176,15 @@ void agree_on_parts(Groups& groups, Inventory& inventory) {
   std::size_t next = 0;
   for (auto* item : items) {
     if (!item->split.is_split()) continue;
-    for (std::size_t rank = 0; rank < size; ++rank) item->split.sizes.push_back(all[rank * mine.size() + next]);
-    ++next;
+    const auto dims = static_cast<std::size_t>(item->tensor.dim());
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      const auto* const theirs = all.data() + rank * mine.size() + next;
+      item->split.sizes.push_back(theirs[0]);
+      take_order(*item, {theirs + 1, dims}, rank);
+    }
+    auto& order = item->split.dim_order;
+    if (std::ranges::is_sorted(order)) order.clear();
+    next += 1 + dims;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <span>
 
@@ -22,6 +23,12 @@ class Collector {
 
   void add(const ModelView::Parameter& item) {
     if (!item.tensor.defined()) return;  // register_parameter with an empty tensor: an absent bias
+    require_text(item.name);
+    if (item.tensor.layout() != at::kStrided) {
+      throw ModelError(fmt::format("parameter '{}' is a sparse or packed tensor, which cannot be sharded; register its "
+                                   "dense parts",
+                                   item.name));
+    }
     if (!item.tensor.is_leaf()) {
       throw ModelError(
           fmt::format("parameter '{}' is not a leaf of the autograd graph (it was computed from other "
@@ -36,6 +43,7 @@ class Collector {
 
   void add(const ModelView::Buffer& item) {
     if (!item.tensor.defined()) return;
+    require_text(item.name);
     require_new(buffer_names_.insert(item.name).second && !inventory_.index_of.contains(item.name), item.name);
     const auto [found, is_new] =
         buffer_of_.try_emplace(item.tensor.unsafeGetTensorImpl(), inventory_.buffers.size());
@@ -48,6 +56,14 @@ class Collector {
   }
 
  private:
+  /// Names go into JSON.
+  static void require_text(const std::string& name) {
+    try {
+      static_cast<void>(nlohmann::json(name).dump());
+    } catch (const nlohmann::json::exception&) {
+      throw ModelError(fmt::format("the name '{}' of a parameter or buffer is not UTF-8", name));
+    }
+  }
   static void require_new(bool is_new, const std::string& name) {
     if (!is_new) throw ModelError(fmt::format("two parameters or buffers of the model are called '{}'", name));
   }
@@ -104,6 +120,15 @@ Inventory take_inventory(const ModelView& model) {
     inventory.registered.push_back(tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr);
     return true;
   });
+  const auto is_there = [&](const ModelView::Parameter& item) {
+    return !item.tensor.defined() ||
+           std::ranges::find(inventory.registered, item.tensor.unsafeGetTensorImpl()) != inventory.registered.end();
+  };
+  const auto absent = std::ranges::find_if_not(model.parameters, is_there);
+  if (absent != model.parameters.end()) {
+    throw ModelError(fmt::format("ModelView::walk does not visit parameter '{}', which is among ModelView::parameters",
+                                 absent->name));
+  }
   return inventory;
 }
 
@@ -199,7 +224,12 @@ bool is_unchanged(const Inventory& inventory, const ModelView& model) {
 }
 
 void throw_module_changed(const Inventory& before, const ModelView& model) {
-  const Inventory now = take_inventory(model.now ? model.now() : model);
+  if (!model.now) {
+    throw ModelError(
+        "the model's parameters are not those of zero::initialize any more: ModelView::walk visits others (give "
+        "ModelView::now, too, to read which)");
+  }
+  const Inventory now = take_inventory(model.now());
   const auto identity = [](const Inventory& inventory, const std::string& name) -> const void* {
     const auto found = inventory.index_of.find(name);
     return found == inventory.index_of.end()

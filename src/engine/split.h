@@ -14,6 +14,7 @@ struct Split {
   int dim = -1;                     ///< none: every rank has the whole
   std::vector<std::int64_t> sizes;  ///< of the parts along `dim`, in the order of model-parallel ranks
   int rank = 0;                     ///< this one
+  std::vector<int> dim_order;       ///< of all parts in memory, as checkpoint::dim_order_of()
 
   bool is_split() const { return dim >= 0; }
   /// Where this rank's part begins along `dim`.

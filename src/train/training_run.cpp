@@ -30,10 +30,29 @@ MetricsPosition metrics_position(const nlohmann::json& json) {
   return {json.at("metrics_nbytes"), json.at("events_file"), json.at("events_nbytes")};
 }
 
+/// Throws CheckpointError when there are checkpoints and none of them can be loaded: starting over would overwrite
+/// them.
 bool has_checkpoint(const std::string& folder) {
   if (!fs::exists(folder)) return false;
   const auto there = checkpoint::list(folder);
-  return std::any_of(there.begin(), there.end(), [](const auto& one) { return one.complete; });
+  if (there.empty()) return false;
+  if (std::any_of(there.begin(), there.end(), [](const auto& one) { return one.complete; })) return true;
+  std::string problems;
+  for (const auto& one : there)
+    problems += fmt::format("{}'{}': {}", problems.empty() ? "" : "; ", one.tag, one.problem);
+  throw CheckpointError(
+      fmt::format("none of the checkpoints in '{}' can be loaded ({}); move that folder away to start over, or "
+                  "use the zerotorch that wrote them",
+                  folder, problems));
+}
+
+/// What lies beside the checkpoint that was loaded and cannot be.
+std::vector<std::string> left_out(const std::string& folder) {
+  std::vector<std::string> notices;
+  for (const auto& one : checkpoint::list(folder)) {
+    if (!one.complete) notices.push_back(fmt::format("checkpoint '{}' is left out: {}", one.tag, one.problem));
+  }
+  return notices;
 }
 
 nlohmann::json parse_client_state(const LoadReport& report) {
@@ -73,6 +92,10 @@ LoadReport TrainingRun::resume() {
     return {};
   }
   LoadReport report = engine_.load_checkpoint(folder_, "", {.fall_back = true});
+  for (auto& notice : left_out(folder_)) {
+    if (engine_.rank() == 0) tell(notice, /*failed=*/true);
+    report.notices.push_back(std::move(notice));
+  }
   const nlohmann::json state = parse_client_state(report);
   if (metrics_) metrics_->go_back_to(metrics_position(state.at(kMetrics)));
   report.client_state = state.at(kProgram).dump();

@@ -66,7 +66,8 @@ double GradientNorm::sum_parts(const Part& mine) {
     if (parts_[rank].must_agree != parts_.front().must_agree) {
       throw ConfigError(fmt::format(
           "step(): model-parallel ranks 0 and {} would update differently: other learning rates, hyper-parameters, "
-          "step groups or frozen parameters; set them alike on every rank",
+          "step groups, frozen parameters, or other values that were written into a parameter that is not split; do "
+          "these alike on every rank",
           rank));
     }
     const double difference = std::abs(parts_[rank].replicated - replicated);

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include "zero/errors.h"
 #include "zero/parameter_store.h"
@@ -104,6 +105,10 @@ void ParameterWrites::commit(ParameterStore& store, ShardedOptimizer& optimizer)
         store.pinned_view(unit).narrow(0, parameter.range.begin, parameter.range.numel());
     at::Tensor merged = whole.clone();
     merge(p, merged);
+    if (model_.units[unit].replicated) {
+      const std::uint64_t seed = replicated_hash_ + static_cast<std::uint64_t>(p) + 1;
+      replicated_hash_ = XXH3_64bits_withSeed(merged.const_data_ptr(), merged.nbytes(), seed);
+    }
     // Everybody has read it; rank 0 writes for all.
     model_.group.barrier({.label = parameter.name}).wait();
     if (model_.rank() == 0) whole.copy_(merged);

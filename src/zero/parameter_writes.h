@@ -34,6 +34,9 @@ class ParameterWrites {
   /// *Collective.* The copies of all ranks become the parameters. Throws ModelError on every rank when two ranks
   /// have written different values to one element.
   void commit(ParameterStore& store, ShardedOptimizer& optimizer);
+  /// Of all values so far that became those of replicated parameters: the same on all model-parallel ranks, if their
+  /// programs have written the same.
+  std::uint64_t replicated_hash() const { return replicated_hash_; }
 
  private:
   storage::FlatBuffer& copy_of(int parameter);
@@ -44,6 +47,7 @@ class ParameterWrites {
   ShardedModel& model_;
   storage::Ledger& ledger_;
   std::map<int, storage::FlatBuffer> copies_;
+  std::uint64_t replicated_hash_ = 0;
 };
 
 }  // namespace zero::sharding

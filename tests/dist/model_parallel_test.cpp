@@ -246,9 +246,12 @@ TEST(ModelParallel, ACheckpointGoesFromAnySplitToAnyOther) {
     });
     ASSERT_FALSE(::testing::Test::HasFailure());
   }
-  const auto& first = checkpoint::diff(folder.file("step0"), folder.file("step4"));
-  for (const auto& tensor : first.different)
-    EXPECT_EQ(tensor.kind, "random_state") << tensor.name << ": " << tensor.note;
+  for (std::size_t p = 1; p < std::size(places); ++p) {
+    const auto report = checkpoint::diff(folder.file("step0"), folder.file(fmt::format("step{}", p)));
+    for (const auto& tensor : report.different)
+      EXPECT_EQ(tensor.kind, "random_state") << p << ": " << tensor.name << ": " << tensor.note;
+    EXPECT_GE(report.identical, 17) << p;  // five weights, ten states, two buffers
+  }
   // Whole, they are the same: what checkpoints export, what engines write, from any split.
   for (std::size_t p = 0; p < std::size(places); ++p) {
     checkpoint::export_weights(folder.file(fmt::format("step{}", p)), folder.file("exported"), {.dtype = "fp32"});
@@ -315,6 +318,115 @@ TEST(ModelParallel, WhatWouldDriftApartIsToldByName) {
     json.replace(json.find("\"timeout_s\""), 0, R"("verify_parameters": "verify", )");
     expect_said([&] { initialize(made.model, json, options_of(made)); }, "other initial values");
   });
+}
+
+/// Each rank uses its half of the rows now and then, as experts are used.
+struct HalvesImpl : torch::nn::Module {
+  HalvesImpl(int rank, int parts) {
+    at::manual_seed(5);
+    const Tensor whole = at::randn({4, 3});
+    w = register_parameter("w", parts == 1 ? whole : whole.narrow(0, 2 * rank, 2).clone());
+  }
+  Tensor w;
+};
+TORCH_MODULE(Halves);
+
+TEST(ModelParallel, APartThatOneRankDidNotUseHasAGradientOfZero) {
+  const TemporaryFolder folder;
+  const Where where{1, 2, 1};
+  const std::string json = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "eps": 1e-3, "weight_decay": 0.1}},
+    "zero_optimization": {"stage": 1}})";
+  const auto is_used = [](int half, int step) { return half == 0 ? step != 3 : step % 2 == 0; };
+  in_place(where, [&](Group all) {
+    at::set_num_threads(1);
+    Halves plain(0, 1);
+    torch::optim::AdamW optimizer({plain->w}, torch::optim::AdamWOptions(0.1).eps(1e-3).weight_decay(0.1));
+    for (int step = 0; step < 6; ++step) {
+      Tensor loss = at::zeros({});
+      for (int half = 0; half < 2; ++half) {
+        if (is_used(half, step)) loss = loss + plain->w.narrow(0, 2 * half, 2).pow(2).sum() * (step + 1);
+      }
+      optimizer.zero_grad();
+      if (!loss.requires_grad()) continue;  // nobody has used it
+      loss.backward();
+      optimizer.step();
+    }
+    const InitializeOptions options{
+        .group = all, .model_parallel = all, .placement = [](std::string_view) { return Placement{.split_dim = 0}; }};
+    const auto train_from = [&](Halves& model, auto& engine, int from) {
+      for (int step = from; step < 6; ++step) {
+        if (step == 3 && from == 0) engine.save_checkpoint(folder.path(), "a");
+        if (is_used(all.rank(), step)) engine.backward(model->w.pow(2).sum() * (step + 1));
+        engine.step();
+      }
+      const Tensor want = plain->w.detach().narrow(0, 2 * all.rank(), 2);
+      EXPECT_TRUE(at::allclose(engine.full_weight("w"), want, 1e-5, 1e-6)) << engine.full_weight("w") << want;
+    };
+    Halves model(all.rank(), 2);
+    auto engine = initialize(model, json, options);
+    train_from(model, engine, 0);
+    Halves again(all.rank(), 2);
+    auto resumed = initialize(again, json, options);
+    resumed.load_checkpoint(folder.path());
+    train_from(again, resumed, 3);
+  });
+}
+
+TEST(ModelParallel, WhatAProgramWritesIntoWhatIsNotSplitIsTheSameOrAnError) {
+  const auto with_engine = [](const std::function<void(Group, Made&, ModuleEngine<Mlp>&)>& check) {
+    in_place({2, 2, 1}, [&](Group all) {
+      Made made = make(all, {2, 2, 1});
+      auto engine = initialize(made.model, json_of({2, 2, 1}), options_of(made));
+      check(all, made, engine);
+    });
+  };
+  with_engine([](Group all, Made& made, ModuleEngine<Mlp>& engine) {
+    {
+      GatheredParameters gathered(engine, {made.model->norm}, /*modifier_rank=*/0);
+      const at::NoGradGuard no_grad;
+      if (all.rank() == 0) made.model->norm.fill_(3);
+    }
+    EXPECT_EQ(engine.full_weight("norm")[0].item<float>(), 3) << all.rank();
+  });
+  with_engine([](Group all, Made&, ModuleEngine<Mlp>& engine) {
+    const double value = all.rank() % 2 + 1;
+    expect_said([&] { engine.set_full_weight("norm", at::full({kIn}, value)); }, "give it different values");
+  });
+  with_engine([](Group all, Made& made, ModuleEngine<Mlp>& engine) {
+    {
+      const at::NoGradGuard no_grad;
+      made.model->norm.add_(all.rank() % 2);
+    }
+    Curve curve;
+    expect_said([&] { train(engine, 0, kMicroBatches, curve); }, "written into a parameter that is not split");
+  });
+}
+
+TEST(ModelParallel, PartsOfOneColumnInColumnOrder) {
+  const TemporaryFolder folder;
+  for (const bool second : {false, true}) {
+    in_place({1, 3, 1}, [&](Group all) {
+      at::set_num_threads(1);
+      const std::int64_t sizes[] = {4, 0, 1};
+      struct Turned : torch::nn::Module {
+        explicit Turned(std::int64_t columns) {
+          at::manual_seed(2);
+          w = register_parameter("w", at::randn({columns, 5}).t());
+        }
+        Tensor w;
+      };
+      auto model = std::make_shared<Turned>(sizes[second ? 2 - all.rank() : all.rank()]);
+      auto engine = initialize(model, R"({"train_batch_size": 1, "zero_optimization": {"stage": 1}})",
+                               {.group = all, .model_parallel = all, .placement = [](std::string_view) {
+                                  return Placement{.split_dim = 1};
+                                }});
+      if (second) engine.load_checkpoint(folder.path());
+      engine.save_checkpoint(folder.path(), second ? "b" : "a");
+    });
+  }
+  const auto report = checkpoint::diff(folder.file("a"), folder.file("b"));
+  for (const auto& tensor : report.different) EXPECT_EQ(tensor.kind, "random_state") << tensor.name << tensor.note;
 }
 
 /// A layer whose weights carry the names of the guide, split by row, then by column.

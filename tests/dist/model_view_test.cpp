@@ -138,6 +138,13 @@ TEST(ModelView, WhatIsWrongWithItIsSaid) {
   now.push_back(at::ones({3}).requires_grad_());
   expect_said([&] { train(engine, plain, 1); }, "'late' was added");
   expect_said([] { ModelView::of(nullptr); }, "the module is empty");
+  Plain other;
+  view = other.view();
+  view.walk = [&other](const ModelView::Visit& visit) { return visit(other.table) && visit(other.up); };
+  expect_said([&] { initialize(view, kJson); }, "ModelView::walk does not visit parameter 'block.up.bias'");
+  view = other.view();
+  view.parameters[1].name = "\xff";
+  expect_said([&] { initialize(view, kJson); }, "is not UTF-8");
 }
 
 TEST(ModelView, ThePlanTakesAnyModel) {

@@ -7,7 +7,8 @@ import sys
 
 ROOT, LIBRARY = pathlib.Path(sys.argv[1]), sys.argv[2]
 MODELS = {"models.h", "data.h"}  # of the library zero::models
-ALLOWED = re.compile(r"^zero::(base::check_failed|plan::|checkpoint::|detail::|[A-Z]|[a-z_0-9]+(\[abi:\w+\])?\()")
+# Some linkers show functions of the standard library, too.
+ALLOWED = re.compile(r"^(std::|zero::(base::check_failed|plan::|checkpoint::|detail::|[A-Z]|[a-z_0-9]+(\[abi:\w+\])?\())")
 
 
 def declared():

@@ -217,5 +217,17 @@ TEST(ConfigValues, ToJsonAfterResolvingTheBatch) {
   EXPECT_TRUE(again.notices.empty());
 }
 
+TEST(Config, AnOptimizerThatIsFilledInByHandIsWritten) {
+  Config config;
+  EXPECT_FALSE(Config::from_text(config.to_json()).optimizer.given);
+  config.optimizer.lr = 0.25;
+  EXPECT_EQ(Config::from_text(config.to_json()).optimizer.lr, 0.25);
+}
+
+TEST(Config, SectionsThatAreNotBuiltAreRefusedWhereTheyAreOn) {
+  EXPECT_THROW(Config::from_text(R"({"train_batch_size": 1, "tensor_parallel": {"enabled": true}})"), ConfigError);
+  Config::from_text(R"({"train_batch_size": 1, "tensor_parallel": {"enabled": false, "autotp_size": 1}})");
+}
+
 }  // namespace
 }  // namespace zero

@@ -268,7 +268,7 @@ TEST(Kernels, CopyCopiesEveryLength) {
       std::vector<char> from(nbytes), to(nbytes + 64, 7);
       for (std::size_t i = 0; i < nbytes; ++i) from[i] = static_cast<char>(i * 31);
       set->copy(to.data(), from.data(), nbytes);
-      EXPECT_EQ(std::memcmp(to.data(), from.data(), nbytes), 0) << set->isa << " " << nbytes;
+      EXPECT_TRUE(std::equal(from.begin(), from.end(), to.begin())) << set->isa << " " << nbytes;
       EXPECT_EQ(to[nbytes], 7);
     }
   }

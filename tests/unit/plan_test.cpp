@@ -13,6 +13,12 @@
 namespace zero::plan {
 namespace {
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 Config config_of(const std::string& zero, const std::string& top = "") {
   return Config::from_text(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true})" + top +
                            R"(, "zero_optimization": {)" + zero + "}}");
@@ -294,7 +300,7 @@ TEST(Plan, AHundredThousandRanksTakeNoTime) {
     }
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  EXPECT_LT(seconds.count(), 1.0);
+  EXPECT_LT(seconds.count(), kSanitized ? 10.0 : 1.0);
   std::printf("20 plans of 405B parameters on up to 100,000 ranks: %.3f s\n", seconds.count());
 }
 

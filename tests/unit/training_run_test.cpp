@@ -217,6 +217,44 @@ TEST(TrainingRun, FallsBackFromADamagedCheckpoint) {
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 2);
 }
 
+TEST(TrainingRun, NeverStartsOverWhereCheckpointsAreThatCannotBeLoaded) {
+  const TemporaryFolder folder;
+  {
+    auto engine = make_engine(config());
+    TrainingRun run(engine, {.folder = folder.path()});
+    for (int i = 0; i < 4; ++i) {
+      train(engine, run);
+      run.save_if_due();
+    }
+  }
+  const std::string lines = read(folder.file("metrics.jsonl"));
+  const fs::path newest = folder.file("checkpoints/global_step4"), older = folder.file("checkpoints/global_step2");
+  const auto cut = [](const fs::path& checkpoint) {
+    fs::resize_file(checkpoint / "manifest.json", fs::file_size(checkpoint / "manifest.json") / 2);
+  };
+  cut(newest);
+  {
+    auto engine = make_engine(config());
+    std::string told;
+    TrainingRun run(engine, {.folder = folder.path(), .notice = [&](const std::string& text) { told += text; }});
+    EXPECT_EQ(run.resume().global_steps, 2);
+    EXPECT_NE(told.find("checkpoint 'global_step4' is left out"), std::string::npos) << told;
+  }
+  cut(older);
+  const std::string kept = read(folder.file("metrics.jsonl"));
+  auto engine = make_engine(config());
+  TrainingRun run(engine, {.folder = folder.path()});
+  try {
+    run.resume();
+    FAIL() << "started over";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("'global_step2'"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("move that folder away"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(read(folder.file("metrics.jsonl")), kept);
+  EXPECT_FALSE(lines.empty());
+}
+
 TEST(TrainingRun, ACheckpointThatFailsIsToldAndTrainingGoesOn) {
   const TemporaryFolder folder;
   std::ofstream(folder.file("checkpoints")) << "a file in the way";
