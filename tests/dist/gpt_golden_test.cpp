@@ -18,7 +18,7 @@ namespace {
 using at::Tensor;
 
 std::map<std::string, Tensor> read_golden() {
-  const std::string path = std::string(ZERO_SOURCE_DIR) + "/tests/data/gpt_golden.safetensors";
+  const std::string path = ZERO_SOURCE_DIR "/tests/data/gpt_golden.safetensors";
   checkpoint::WeightFiles files(io::system_files(), path);
   std::map<std::string, Tensor> tensors;
   for (std::size_t i = 0; i < files.entries().size(); ++i) {
