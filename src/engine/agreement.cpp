@@ -1,6 +1,7 @@
 #include "engine/agreement.h"
 
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include <sstream>
 
@@ -43,6 +44,12 @@ std::optional<std::string> first_difference(const std::string& text, Group& grou
   std::string found = broadcast_text(difference, static_cast<int>(lowest), group, label);
   leave_together(group);
   return found;
+}
+
+bool have_same_values(const at::Tensor& values, Group& group, std::string_view label) {
+  const at::Tensor host = values.cpu().contiguous();
+  const auto hash = fmt::format("{:x}", XXH3_64bits(host.const_data_ptr(), host.nbytes()));
+  return !first_difference(hash, group, label);
 }
 
 }  // namespace zero::engine

@@ -1,5 +1,7 @@
 #pragma once
 // Whether all ranks say the same.
+#include <ATen/core/Tensor.h>
+
 #include <optional>
 #include <string>
 
@@ -17,5 +19,8 @@ std::string broadcast_text(std::string text, int root, Group& group, std::string
 /// Compares line by line with rank 0's text. Empty when all agree; else, the same on every rank: the
 /// lowest rank that differs, its first differing line and rank 0's. *Collective.*
 std::optional<std::string> first_difference(const std::string& text, Group& group, std::string_view label);
+
+/// True when all ranks have the same bits in `values`, a dense tensor. *Collective.*
+bool have_same_values(const at::Tensor& values, Group& group, std::string_view label);
 
 }  // namespace zero::engine

@@ -25,6 +25,7 @@
 #include "engine/checkpoints.h"
 #include "engine/gradients.h"
 #include "engine/load_report.h"
+#include "engine/random_state.h"
 #include "engine/saved_state.h"
 #include "engine/tensor_types.h"
 #include "intercept/gradient_hook.h"
@@ -576,11 +577,7 @@ class CheckpointLoader {
     const auto t = find(kinds::kRandomState, random_state_name(impl_.groups.all.rank(), device_name));
     if (!t) return;
     Item item{*t, 0, saved(*t).info.numel(), {}, {}, {}};
-    item.apply = [device](const at::Tensor& state) {
-      auto generator = at::globalContext().defaultGenerator(device);
-      const std::lock_guard lock(generator.mutex());
-      generator.set_state(state);
-    };
+    item.apply = [device](const at::Tensor& state) { set_random_state(device, state); };
     items_.push_back(std::move(item));
   }
 

@@ -1,6 +1,5 @@
 #include "engine/checkpoints.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/Version.h>
 #include <fmt/format.h>
@@ -14,6 +13,7 @@
 
 #include "checkpoint/element_order.h"
 #include "engine/buffers.h"
+#include "engine/random_state.h"
 #include "engine/saved_state.h"
 #include "engine/tensor_types.h"
 #include "zero/errors.h"
@@ -197,12 +197,7 @@ class Collector {
   }
 
   void add_random_state(int rank, c10::Device device) {
-    auto generator = at::globalContext().defaultGenerator(device);
-    at::Tensor state;
-    {
-      const std::lock_guard lock(generator.mutex());
-      state = generator.get_state();
-    }
+    const at::Tensor state = random_state(device);
     TensorInfo info;
     info.name = random_state_name(rank, device.is_cpu() ? "cpu" : "accelerator");
     info.kind = kinds::kRandomState;

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include "engine/agreement.h"
 #include "engine/engine_impl.h"
@@ -49,9 +48,7 @@ namespace {
 void check_replicated(Engine::Impl& impl, int p, const at::Tensor& values) {
   const auto& parameter = impl.model.parameters[p];
   if (!impl.model.units[parameter.unit].replicated) return;
-  const at::Tensor host = values.cpu();
-  const auto hash = fmt::format("{:x}", XXH3_64bits(host.const_data_ptr(), host.nbytes()));
-  if (!engine::first_difference(hash, *impl.groups.model_parallel, "set_full_weight")) return;
+  if (engine::have_same_values(values, *impl.groups.model_parallel, "set_full_weight")) return;
   throw ModelError(fmt::format(
       "set_full_weight('{}'): the parameter is not split, and the model-parallel ranks give it different values",
       parameter.name));

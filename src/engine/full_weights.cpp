@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "base/log.h"
 #include "checkpoint/agree.h"
@@ -253,6 +254,19 @@ std::vector<Exported> exported_tensors(const Inventory& inventory, const shardin
   return list;
 }
 
+const Inventory::Named& named_of(const Engine::Impl& impl, const Exported& item) {
+  return item.parameter >= 0 ? impl.inventory.parameters[static_cast<std::size_t>(item.parameter)]
+                             : impl.inventory.buffers[static_cast<std::size_t>(item.buffer)];
+}
+
+/// A whole tensor in the file; parameters in the dtype that `dtype` asks for.
+checkpoint::SafetensorsEntry entry_of(const Engine::Impl& impl, const Exported& item, const std::string& dtype) {
+  const auto& [like, split] = std::tie(named_of(impl, item).tensor, named_of(impl, item).split);
+  auto type = to_element_type(c10::toRealValueType(like.scalar_type()), item.name);
+  if (item.parameter >= 0) type = checkpoint::exported_type(type, type, dtype);
+  return {item.name, type, split.whole_shape(stored_shape(like)), 0, 0};
+}
+
 }  // namespace
 }  // namespace engine
 
@@ -283,22 +297,11 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder,
   std::vector<checkpoint::SafetensorsEntry> entries;
   std::optional<ModelFiles> files;
   std::uint64_t total = 0, done = 0;
-  const auto split_of = [&impl](const engine::Exported& item) -> const engine::Split& {
-    return item.parameter >= 0 ? impl.inventory.parameters[static_cast<std::size_t>(item.parameter)].split
-                               : impl.inventory.buffers[static_cast<std::size_t>(item.buffer)].split;
-  };
-  const auto low = engine::to_element_type(storage::to_scalar_type(impl.model.param_dtype), "the model");
   checkpoint::agree(
       what, engine::error_text([&] {
         for (const auto& item : list) {
-          const at::Tensor& like = item.parameter >= 0 ? impl.model.parameters[item.parameter].tensor
-                                                       : impl.inventory.buffers[item.buffer].tensor;
-          const auto dtype = item.parameter >= 0 ? checkpoint::exported_type(low, low, options.dtype)
-                                                 : engine::to_element_type(
-                                                       c10::toRealValueType(like.scalar_type()), item.name);
-          const auto shape = split_of(item).whole_shape(engine::stored_shape(like));
-          entries.push_back({item.name, dtype, shape, 0, 0});
-          total += static_cast<std::uint64_t>(c10::multiply_integers(shape)) * element_nbytes(dtype);
+          const auto& entry = entries.emplace_back(engine::entry_of(impl, item, options.dtype));
+          total += static_cast<std::uint64_t>(c10::multiply_integers(entry.shape)) * element_nbytes(entry.dtype);
         }
         if (impl.groups.is_first()) {
           files.emplace(engine::checkpoints_of(impl).files(), folder, entries, options.max_file_nbytes);
@@ -311,8 +314,8 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder,
   for (std::size_t i = 0; i < list.size(); ++i) {
     at::Tensor whole =
         list[i].parameter >= 0 ? full_weight(list[i].name) : impl.inventory.buffers[list[i].buffer].tensor;
-    if (split_of(list[i]).is_split())
-      whole = split_of(list[i]).gather(engine::stored_form(whole), *impl.groups.model_parallel, list[i].name);
+    if (const auto& split = engine::named_of(impl, list[i]).split; split.is_split())
+      whole = split.gather(engine::stored_form(whole), *impl.groups.model_parallel, list[i].name);
     checkpoint::agree(
         what, engine::error_text([&] {
           if (!files) return;

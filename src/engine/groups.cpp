@@ -3,12 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <numeric>
 #include <set>
 #include <span>
+#include <tuple>
 
 #include "comm/gather_values.h"
 #include "engine/agreement.h"
@@ -152,20 +152,20 @@ void place_parts(const InitializeOptions& options, const Groups& groups, Invento
 void agree_on_parts(Groups& groups, Inventory& inventory) {
   if (!groups.model_parallel) return;
   const auto items = items_of(inventory);
-  const auto parameters = static_cast<std::ptrdiff_t>(inventory.parameters.size());
   if (const auto difference = first_difference(describe(inventory), groups.all, "placement")) {
     throw ModelError(fmt::format("the ranks have different models or placements: {}; what "
                                  "InitializeOptions::placement does not split is the same on all ranks",
                                  *difference));
   }
   std::vector<std::int64_t> mine;
-  for (const auto* item : items) {
-    if (!item->split.is_split()) continue;
-    mine.push_back(item->tensor.size(item->split.dim));
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const auto& [tensor, split] = std::tie(items[i]->tensor, items[i]->split);
+    if (!split.is_split()) continue;
+    mine.push_back(tensor.size(split.dim));
     // Buffers are saved row by row.
-    const bool is_parameter = std::ranges::find(items, item) - items.begin() < parameters;
-    const auto order = is_parameter ? order_of(item->tensor)
-                                    : std::vector<std::int64_t>(static_cast<std::size_t>(item->tensor.dim()), -1);
+    const auto order = i < inventory.parameters.size()
+                           ? order_of(tensor)
+                           : std::vector<std::int64_t>(static_cast<std::size_t>(tensor.dim()), -1);
     mine.insert(mine.end(), order.begin(), order.end());
   }
   Group& group = *groups.model_parallel;
@@ -196,8 +196,7 @@ void make_replicated_alike(Groups& groups, const Inventory& inventory, bool veri
     if (item.split.is_split() || item.tensor.numel() == 0) continue;
     const at::Tensor values = item.tensor.detach().contiguous();
     if (verify) {
-      const auto hash = fmt::format("{:x}", XXH3_64bits(values.const_data_ptr(), values.nbytes()));
-      if (!first_difference(hash, group, item.name)) continue;
+      if (have_same_values(values, group, item.name)) continue;
       throw ModelError(fmt::format(
           "parameter '{}', which InitializeOptions::placement does not split, has other initial values on some "
           "model-parallel ranks; seed them alike, or set zerotorch.verify_parameters to \"broadcast\"",

@@ -30,29 +30,23 @@ MetricsPosition metrics_position(const nlohmann::json& json) {
   return {json.at("metrics_nbytes"), json.at("events_file"), json.at("events_nbytes")};
 }
 
-/// Throws CheckpointError when there are checkpoints and none of them can be loaded: starting over would overwrite
-/// them.
-bool has_checkpoint(const std::string& folder) {
-  if (!fs::exists(folder)) return false;
-  const auto there = checkpoint::list(folder);
-  if (there.empty()) return false;
-  if (std::any_of(there.begin(), there.end(), [](const auto& one) { return one.complete; })) return true;
+/// What resume() finds in a folder, as JSON: null when there is no checkpoint, else notices of those that cannot be
+/// loaded. Throws CheckpointError when none can: starting over would overwrite them.
+std::string look_at(const std::string& folder) {
+  const auto there = fs::exists(folder) ? checkpoint::list(folder) : std::vector<checkpoint::Summary>();
+  if (there.empty()) return "null";
+  auto left_out = nlohmann::json::array();
   std::string problems;
-  for (const auto& one : there)
+  for (const auto& one : there) {
+    if (one.complete) continue;
+    left_out.push_back(fmt::format("checkpoint '{}' is left out: {}", one.tag, one.problem));
     problems += fmt::format("{}'{}': {}", problems.empty() ? "" : "; ", one.tag, one.problem);
+  }
+  if (left_out.size() < there.size()) return left_out.dump();
   throw CheckpointError(
       fmt::format("none of the checkpoints in '{}' can be loaded ({}); move that folder away to start over, or "
                   "use the zerotorch that wrote them",
                   folder, problems));
-}
-
-/// What lies beside the checkpoint that was loaded and cannot be.
-std::vector<std::string> left_out(const std::string& folder) {
-  std::vector<std::string> notices;
-  for (const auto& one : checkpoint::list(folder)) {
-    if (!one.complete) notices.push_back(fmt::format("checkpoint '{}' is left out: {}", one.tag, one.problem));
-  }
-  return notices;
 }
 
 nlohmann::json parse_client_state(const LoadReport& report) {
@@ -72,6 +66,11 @@ TrainingRun::TrainingRun(Engine& engine, RunOptions options)
       steps_(engine.global_steps()),
       skipped_steps_(engine.skipped_steps()),
       saved_at_ns_(base::monotonic_ns()) {
+  if (engine.model_parallel_size() > 1) {
+    throw ConfigError(
+        "a TrainingRun of an engine with model-parallel ranks is not built; call Engine::save_checkpoint and "
+        "load_checkpoint");
+  }
   from_rank_0(engine.group(), [&] {
     if (options_.folder.empty()) throw ConfigError("RunOptions::folder: want the folder of the run");
     std::error_code error;
@@ -86,15 +85,15 @@ TrainingRun::~TrainingRun() = default;
 
 LoadReport TrainingRun::resume() {
   // Rank 0 looks, or ranks of other hosts might see another state of the folder.
-  const auto look = [&] { return std::string(has_checkpoint(folder_) ? "found" : ""); };
-  if (from_rank_0(engine_.group(), look).empty()) {
+  const auto left_out = nlohmann::json::parse(from_rank_0(engine_.group(), [&] { return look_at(folder_); }));
+  if (left_out.is_null()) {
     if (metrics_) metrics_->start_over();
     return {};
   }
   LoadReport report = engine_.load_checkpoint(folder_, "", {.fall_back = true});
-  for (auto& notice : left_out(folder_)) {
+  for (const std::string notice : left_out) {
     if (engine_.rank() == 0) tell(notice, /*failed=*/true);
-    report.notices.push_back(std::move(notice));
+    report.notices.push_back(notice);
   }
   const nlohmann::json state = parse_client_state(report);
   if (metrics_) metrics_->go_back_to(metrics_position(state.at(kMetrics)));

@@ -197,16 +197,19 @@ TEST(TrainingRun, ActsAtAccumulationBoundariesOnly) {
   EXPECT_TRUE(read(folder.file("metrics.jsonl")).starts_with(R"({"step":1,"loss":)"));
 }
 
+/// A run of four steps that has ended: global_step2 and global_step4.
+void leave_two_checkpoints(const TemporaryFolder& folder) {
+  auto engine = make_engine(config());
+  TrainingRun run(engine, {.folder = folder.path()});
+  for (int i = 0; i < 4; ++i) {
+    train(engine, run);
+    run.save_if_due();
+  }
+}
+
 TEST(TrainingRun, FallsBackFromADamagedCheckpoint) {
   const TemporaryFolder folder;
-  {
-    auto engine = make_engine(config());
-    TrainingRun run(engine, {.folder = folder.path()});
-    for (int i = 0; i < 4; ++i) {
-      train(engine, run);
-      run.save_if_due();
-    }
-  }
+  leave_two_checkpoints(folder);
   for (const auto& entry : fs::directory_iterator(folder.file("checkpoints/global_step4"))) {
     if (entry.path().extension() != ".json") fs::resize_file(entry.path(), fs::file_size(entry.path()) / 2);
   }
@@ -219,14 +222,7 @@ TEST(TrainingRun, FallsBackFromADamagedCheckpoint) {
 
 TEST(TrainingRun, NeverStartsOverWhereCheckpointsAreThatCannotBeLoaded) {
   const TemporaryFolder folder;
-  {
-    auto engine = make_engine(config());
-    TrainingRun run(engine, {.folder = folder.path()});
-    for (int i = 0; i < 4; ++i) {
-      train(engine, run);
-      run.save_if_due();
-    }
-  }
+  leave_two_checkpoints(folder);
   const std::string lines = read(folder.file("metrics.jsonl"));
   const fs::path newest = folder.file("checkpoints/global_step4"), older = folder.file("checkpoints/global_step2");
   const auto cut = [](const fs::path& checkpoint) {
