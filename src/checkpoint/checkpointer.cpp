@@ -157,64 +157,55 @@ void Checkpointer::join() {
   if (thread_.joinable()) thread_.join();
 }
 
-/// Rank 0 makes the hidden folder; all ranks learn its name and how much is written.
-void Checkpointer::begin(Job& job) {
+/// Rank 0: locks the folder, removes what earlier saves left, makes the hidden folder.
+void Checkpointer::make_saving_folder(Job& job) {
+  check_tag(job.tag);
+  make_durable_folder(files_, job.folder);
+  const std::string target = io::join(job.folder, job.tag);
+  if (files_.kind(target) != io::FileKind::kNone &&
+      files_.kind(io::join(target, kManifestName)) != io::FileKind::kFile) {
+    throw IoError(fmt::format("'{}' is there and is no checkpoint; choose another tag or move it away", target));
+  }
+  job.lock = lock_folder(files_, job.folder);
+  for (const auto& name : leftovers(files_, job.folder)) io::remove_all(files_, io::join(job.folder, name));
+  job.id = make_id();
+  job.saving = io::join(job.folder, saving_folder_name(job.id));
+  files_.make_folders(job.saving);
+}
+
+/// All ranks learn the hidden folder's name from rank 0, and throw unless they save the same checkpoint. *Collective.*
+/// Returns this rank's error.
+std::string Checkpointer::share_saving_folder(Job& job) {
   /// Of rank 0, for all.
   struct Start {
     std::array<char, 32> id;
     Checksum asked;
   } start{};
   const Checksum asked = checksum_of(job.folder + '\n' + job.tag);
-  std::string error;
-  const bool first = group_.rank() == 0;
-  if (first) {
-    error = error_of([&] {
-      check_tag(job.tag);
-      make_durable_folder(files_, job.folder);
-      const std::string target = io::join(job.folder, job.tag);
-      if (files_.kind(target) != io::FileKind::kNone &&
-          files_.kind(io::join(target, kManifestName)) != io::FileKind::kFile) {
-        throw IoError(
-            fmt::format("'{}' is there and is no checkpoint; choose another tag or move it away", target));
-      }
-      job.lock = lock_folder(files_, job.folder);
-      for (const auto& name : leftovers(files_, job.folder))
-        io::remove_all(files_, io::join(job.folder, name));
-      job.id = make_id();
-      std::copy(job.id.begin(), job.id.end(), start.id.begin());
-      start.asked = asked;
-      job.saving = io::join(job.folder, saving_folder_name(job.id));
-      files_.make_folders(job.saving);
-    });
+  if (group_.rank() == 0) {
+    std::copy(job.id.begin(), job.id.end(), start.id.begin());
+    start.asked = asked;
   }
-  agree(what_, error, group_);
   if (group_.size() > 1) {
     group_.broadcast(&start, sizeof start, DType::kByte, 0, {.label = "checkpoint"}).wait();
   }
   job.id.assign(start.id.begin(), start.id.end());
   job.saving = io::join(job.folder, saving_folder_name(job.id));
+  if (start.asked == asked) return {};
+  return fmt::format("this rank was asked to save '{}' in '{}', rank 0 something else", job.tag, job.folder);
+}
 
-  error = error_of([&] {
-    if (start.asked != asked) {
-      throw CheckpointError(fmt::format("this rank was asked to save '{}' in '{}', rank 0 something else",
-                                        job.tag, job.folder));
-    }
-    job.file = std::make_unique<RankFile>(group_.rank(), job.id, job.contents.tensors,
-                                          std::move(job.contents.pieces));
-  });
-  auto total = static_cast<std::int64_t>(job.file ? job.file->nbytes() : 0);
-  // Ranks whose host has no memory for its ranks' staging.
-  std::int64_t without_room = 0;
+/// Saves in the foreground where a host has no memory for its ranks' staging. *Collective.* Returns the bytes of all
+/// ranks' files.
+std::uint64_t Checkpointer::choose_foreground(Job& job) {
+  std::int64_t sums[] = {static_cast<std::int64_t>(job.file ? job.file->nbytes() : 0), 0};
+  auto& [total, without_room] = sums;
   if (job.options.async && job.file && !has_room_for(job.file->payload_nbytes())) without_room = 1;
-  if (group_.size() > 1) {
-    std::int64_t sums[] = {total, without_room};
+  if (group_.size() > 1)
     group_.all_reduce(sums, 2, DType::kInt64, ReduceOp::kSum, {.label = "checkpoint"}).wait();
-    total = sums[0];
-    without_room = sums[1];
-  }
   if (without_room > 0) {
     job.options.async = false;
-    if (first) {
+    if (group_.rank() == 0) {
       base::log_warning(
           "{} in the foreground: a copy of each rank's shard, {} and {} ranks on this host, does not "
           "fit the {} of memory that are free",
@@ -222,20 +213,35 @@ void Checkpointer::begin(Job& job) {
           io::nbytes_text(free_memory_()));
     }
   }
-  if (first && error.empty()) {
+  return static_cast<std::uint64_t>(total);
+}
+
+/// Rank 0: whether the disk has room for `total` bytes of files.
+void Checkpointer::check_free_space(const Job& job, std::uint64_t total) {
+  const std::uint64_t free = files_.free_nbytes(job.folder);
+  const std::uint64_t wanted = total + total / 500 + (1 << 20);  // manifest, notes and the file system's own blocks
+  if (free >= wanted) return;
+  throw IoError(
+      fmt::format("'{}' has {} free, the checkpoint needs {}; remove old checkpoints (zero ckpt "
+                  "prune, zerotorch.checkpoint.keep_last) or choose another folder",
+                  job.folder, io::nbytes_text(free), io::nbytes_text(wanted)));
+}
+
+/// Rank 0 makes the hidden folder; all ranks learn its name and how much is written. *Collective.*
+void Checkpointer::begin(Job& job) {
+  const bool first = group_.rank() == 0;
+  std::string error;
+  if (first) error = error_of([&] { make_saving_folder(job); });
+  agree(what_, error, group_);
+  error = share_saving_folder(job);
+  if (error.empty()) {
     error = error_of([&] {
-      const std::uint64_t free = files_.free_nbytes(job.folder);
-      // Manifest, notes and the file system's own blocks.
-      const std::uint64_t wanted =
-          static_cast<std::uint64_t>(total) + static_cast<std::uint64_t>(total) / 500 + (1 << 20);
-      if (free < wanted) {
-        throw IoError(
-            fmt::format("'{}' has {} free, the checkpoint needs {}; remove old checkpoints (zero ckpt "
-                        "prune, zerotorch.checkpoint.keep_last) or choose another folder",
-                        job.folder, io::nbytes_text(free), io::nbytes_text(wanted)));
-      }
+      job.file = std::make_unique<RankFile>(group_.rank(), job.id, job.contents.tensors,
+                                            std::move(job.contents.pieces));
     });
   }
+  const std::uint64_t total = choose_foreground(job);
+  if (first && error.empty()) error = error_of([&] { check_free_space(job, total); });
   if (error.empty()) {
     error = error_of([&] {
       job.ring = staging_(job.options.async ? job.file->payload_nbytes() : RankFile::ring_nbytes());

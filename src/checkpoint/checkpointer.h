@@ -69,6 +69,10 @@ class Checkpointer {
   struct Job;
 
   void begin(Job& job);
+  void make_saving_folder(Job& job);
+  std::string share_saving_folder(Job& job);
+  std::uint64_t choose_foreground(Job& job);
+  void check_free_space(const Job& job, std::uint64_t total);
   /// Whether this host has memory for `nbytes` of staging on each of its ranks.
   bool has_room_for(std::size_t nbytes) const;
   void join();

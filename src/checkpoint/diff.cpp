@@ -85,67 +85,91 @@ void compare_json(const std::string& what, const std::string& a, const std::stri
   }
 }
 
+/// Reads two checkpoints side by side.
+class Differ {
+ public:
+  Differ(io::FileSystem& files, const std::string& path_a, const std::string& path_b, const Progress& progress)
+      : a_(find_checkpoint(files, path_a)),
+        b_(find_checkpoint(files, path_b)),
+        reader_a_(files, a_),
+        reader_b_(files, b_),
+        progress_(progress) {
+    for (const auto& tensor : a_.manifest.tensors)
+      total_ += static_cast<std::uint64_t>(tensor.info.numel()) * element_nbytes(tensor.info.dtype);
+  }
+
+  DiffReport run() {
+    compare_tensors();
+    const Manifest &a = a_.manifest, &b = b_.manifest;
+    if (a.world_size != b.world_size)
+      report_.state.push_back(fmt::format("world size: {} and {}", a.world_size, b.world_size));
+    compare_json("state", a.state, b.state, report_.state);
+    compare_json("client_state", a.client_state, b.client_state, report_.state);
+    return std::move(report_);
+  }
+
+ private:
+  void compare_tensors() {
+    std::map<std::string, std::size_t> in_b;
+    for (std::size_t t = 0; t < b_.manifest.tensors.size(); ++t) in_b[b_.manifest.tensors[t].info.key()] = t;
+    for (std::size_t t = 0; t < a_.manifest.tensors.size(); ++t) {
+      const TensorInfo& info = a_.manifest.tensors[t].info;
+      TensorDifference difference{info.name, info.kind, {}, 0, 0};
+      if (const auto found = in_b.find(info.key()); found == in_b.end()) {
+        difference.note = "only in A";
+      } else {
+        difference.note = obstacle(info, b_.manifest.tensors[found->second].info);
+        if (difference.note.empty()) compare_values(t, found->second, difference);
+        in_b.erase(found);
+      }
+      ++report_.compared;
+      if (difference.note.empty() && difference.differing == 0) {
+        ++report_.identical;
+      } else {
+        report_.different.push_back(std::move(difference));
+      }
+    }
+    for (const auto& [key, t] : in_b) {
+      const TensorInfo& info = b_.manifest.tensors[t].info;
+      report_.different.push_back({info.name, info.kind, "only in B", 0, 0});
+    }
+  }
+
+  /// Tensors of the same shape and dtype: part by part, or whole where their elements lie in different orders.
+  void compare_values(std::size_t t_a, std::size_t t_b, TensorDifference& difference) {
+    const TensorInfo &info_a = a_.manifest.tensors[t_a].info, &info_b = b_.manifest.tensors[t_b].info;
+    const bool same_order = info_a.order == info_b.order;
+    const std::int64_t numel = info_a.numel(), part = same_order ? kPartNumel : numel;
+    for (std::int64_t begin = 0; begin < numel; begin += part) {
+      const std::int64_t count = std::min(part, numel - begin);
+      bytes_a_.resize(static_cast<std::size_t>(count) * element_nbytes(info_a.dtype));
+      bytes_b_.resize(bytes_a_.size());
+      const Target want_a{t_a, begin, count, bytes_a_.data()}, want_b{t_b, begin, count, bytes_b_.data()};
+      reader_a_.read({&want_a, 1});
+      reader_b_.read({&want_b, 1});
+      if (!same_order) {
+        make_row_major(bytes_a_, info_a);
+        make_row_major(bytes_b_, info_b);
+      }
+      compare(info_a.dtype, bytes_a_, bytes_b_, difference);
+      done_ += bytes_a_.size();
+      if (progress_) progress_(done_, total_);
+    }
+  }
+
+  Found a_, b_;
+  RangeReader reader_a_, reader_b_;
+  const Progress& progress_;
+  std::uint64_t total_ = 0, done_ = 0;
+  std::vector<std::byte> bytes_a_, bytes_b_;
+  DiffReport report_;
+};
+
 }  // namespace
 
 DiffReport diff(io::FileSystem& files, const std::string& path_a, const std::string& path_b,
                 const Progress& progress) {
-  const Found a = find_checkpoint(files, path_a), b = find_checkpoint(files, path_b);
-  RangeReader reader_a(files, a), reader_b(files, b);
-  DiffReport report;
-  std::map<std::string, std::size_t> in_b;
-  for (std::size_t t = 0; t < b.manifest.tensors.size(); ++t) in_b[b.manifest.tensors[t].info.key()] = t;
-  std::uint64_t total = 0, done = 0;
-  for (const auto& tensor : a.manifest.tensors) {
-    total += static_cast<std::uint64_t>(tensor.info.numel()) * element_nbytes(tensor.info.dtype);
-  }
-  std::vector<std::byte> bytes_a, bytes_b;
-  for (std::size_t t = 0; t < a.manifest.tensors.size(); ++t) {
-    const TensorInfo& info = a.manifest.tensors[t].info;
-    TensorDifference difference{info.name, info.kind, {}, 0, 0};
-    const auto found = in_b.find(info.key());
-    if (found == in_b.end()) {
-      difference.note = "only in A";
-    } else {
-      difference.note = obstacle(info, b.manifest.tensors[found->second].info);
-    }
-    const std::size_t element = element_nbytes(info.dtype);
-    const bool same_order = found != in_b.end() && info.order == b.manifest.tensors[found->second].info.order;
-    const std::int64_t part = same_order ? kPartNumel : info.numel();
-    for (std::int64_t begin = 0; difference.note.empty() && begin < info.numel(); begin += part) {
-      const std::int64_t count = std::min(part, info.numel() - begin);
-      bytes_a.resize(static_cast<std::size_t>(count) * element);
-      bytes_b.resize(bytes_a.size());
-      const Target want_a{t, begin, count, bytes_a.data()},
-          want_b{found->second, begin, count, bytes_b.data()};
-      reader_a.read({&want_a, 1});
-      reader_b.read({&want_b, 1});
-      if (!same_order) {
-        make_row_major(bytes_a, info);
-        make_row_major(bytes_b, b.manifest.tensors[found->second].info);
-      }
-      compare(info.dtype, bytes_a, bytes_b, difference);
-      done += bytes_a.size();
-      if (progress) progress(done, total);
-    }
-    if (found != in_b.end()) in_b.erase(found);
-    ++report.compared;
-    if (difference.note.empty() && difference.differing == 0) {
-      ++report.identical;
-    } else {
-      report.different.push_back(std::move(difference));
-    }
-  }
-  for (const auto& [key, t] : in_b) {
-    const TensorInfo& info = b.manifest.tensors[t].info;
-    report.different.push_back({info.name, info.kind, "only in B", 0, 0});
-  }
-  if (a.manifest.world_size != b.manifest.world_size) {
-    report.state.push_back(
-        fmt::format("world size: {} and {}", a.manifest.world_size, b.manifest.world_size));
-  }
-  compare_json("state", a.manifest.state, b.manifest.state, report.state);
-  compare_json("client_state", a.manifest.client_state, b.manifest.client_state, report.state);
-  return report;
+  return Differ(files, path_a, path_b, progress).run();
 }
 
 }  // namespace zero::checkpoint

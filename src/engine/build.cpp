@@ -153,10 +153,10 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
          .measured_prefetch = impl.config.zerotorch.measured_prefetch,
          .publish_bucket_numel = zero.allgather_bucket_size});
   }
-  impl.scaler = optim::LossScaler({.skips_non_finite = impl.config.param_dtype() == DType::kBFloat16 &&
+  impl.training.scaler = optim::LossScaler({.skips_non_finite = impl.config.param_dtype() == DType::kBFloat16 &&
                                                        impl.config.bf16.check_grad_overflow});
   impl.base_lr = std::move(setup.base_lr);
-  impl.lr_overrides.resize(impl.base_lr.size());
+  impl.training.lr_overrides.resize(impl.base_lr.size());
   impl.client = std::move(setup.client);
   impl.optimizer = std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger,
                                                                 std::move(setup.options));
@@ -392,7 +392,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   check_agreement(impl.inventory, impl.group);
   agree_on_parts(impl.groups, impl.inventory);
   choose_progress_thread(impl);
-  impl.seed = choose_seed(impl.config, impl.number, impl.groups.all);
+  impl.training.seed = choose_seed(impl.config, impl.number, impl.groups.all);
   make_parts(impl, laid, std::move(setup));
   make_replicated_alike(impl.groups, impl.inventory,
                         impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify);

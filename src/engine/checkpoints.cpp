@@ -360,12 +360,12 @@ void Checkpoints::save(const std::string& folder, const std::string& tag, std::s
   impl_.store->quiesce();
   std::vector<at::Tensor> keep;
   checkpoint::Contents contents = this->contents(keep);
-  contents.global_steps = impl_.global_steps;
-  contents.state = state_text(impl_);
+  contents.global_steps = impl_.training.global_steps;
+  contents.state = SavedState::of(impl_).to_json();
   contents.client_state = client_state.empty() ? "null" : client_state;
   contents.config = impl_.config.to_json();
   contents.versions = nlohmann::json{{"zerotorch", ZERO_VERSION}, {"torch", TORCH_VERSION}}.dump();
-  const std::string name = tag.empty() ? fmt::format("{}{}", kStepTag, impl_.global_steps) : tag;
+  const std::string name = tag.empty() ? fmt::format("{}{}", kStepTag, impl_.training.global_steps) : tag;
   checkpointer_.save(folder, name, std::move(contents), options);
 }
 
@@ -383,8 +383,7 @@ void use_files(Engine::Impl& impl, io::FileSystem& files) {
 void Engine::save_checkpoint(const std::string& folder, const std::string& tag, std::string_view client_state,
                              const SaveOptions& options) {
   auto& impl = *impl_;
-  impl.enter_between_steps("save_checkpoint");
-  impl.settle();
+  impl.enter(engine::Entry::kBetweenSteps, "save_checkpoint");
   if (impl.window_micro_batches() > 0) impl.agree_on_use();
   engine::checkpoints_of(impl).save(folder, tag, client_state, options);
 }

@@ -28,9 +28,9 @@ Engine::~Engine() = default;
 
 namespace engine {
 std::size_t checked_group(const Engine::Impl& impl, int group) {
-  if (group < 0 || group >= static_cast<int>(impl.lr_overrides.size())) {
+  if (group < 0 || group >= static_cast<int>(impl.training.lr_overrides.size())) {
     throw ConfigError(fmt::format("parameter group {} does not exist; there are {}, counted from 0", group,
-                                  impl.lr_overrides.size()));
+                                  impl.training.lr_overrides.size()));
   }
   return static_cast<std::size_t>(group);
 }
@@ -82,10 +82,11 @@ Engine::Impl::~Impl() {
 }
 
 double Engine::Impl::lr_of(std::size_t optimizer_group) const {
-  if (lr_overrides[optimizer_group]) return *lr_overrides[optimizer_group];
+  if (const auto& set = training.lr_overrides[optimizer_group]) return *set;
   const double base = client ? client->hyper(optimizer_group).lr : base_lr[optimizer_group];
   const std::int64_t steps_before = config.scheduler.last_batch_iteration + 1;  // done before this run
-  return optim::learning_rate_at(schedule, base, global_steps - scaler.skipped_steps() + steps_before);
+  const std::int64_t steps = training.global_steps - training.scaler.skipped_steps() + steps_before;
+  return optim::learning_rate_at(schedule, base, steps);
 }
 
 void Engine::Impl::refresh_rates() {
@@ -129,67 +130,6 @@ void Engine::Impl::throw_update_difference() {
   gradients->throw_trainable_difference();
 }
 
-void Engine::Impl::check_usable() const {
-  if (failed) {
-    throw CommError(
-        "an earlier step of this engine failed half-way; its ranks may hold different values: make a "
-        "new engine");
-  }
-  if (half_loaded) {
-    throw CheckpointError(
-        "loading a checkpoint failed after some values had been changed; load another one (or set "
-        "LoadOptions::fall_back) before going on");
-  }
-}
-
-void Engine::Impl::check_module() {
-  if (!engine::is_unchanged(inventory, view)) engine::throw_module_changed(inventory, view);
-  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
-    const auto& parameter = model.parameters[p];
-    if (parameter.handle->owns(parameter.tensor)) continue;
-    const at::Tensor& now = parameter.tensor;
-    const bool same_kind = now.scalar_type() == storage::to_scalar_type(model.param_dtype) &&
-                           now.device() == model.device && now.layout() == at::kStrided &&
-                           now.numel() == parameter.range.numel() &&
-                           now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);
-    if (same_kind && !config.zerotorch.step_in_backward) {
-      store->writes().take_over(static_cast<int>(p), now.detach(), store.get());
-      gradients->follow_set_data(static_cast<int>(p));
-      continue;
-    }
-    throw ModelError(fmt::format(
-        "parameter '{}' no longer has the memory the engine gave it (module->to(), torch::load(), "
-        "set_data() or an assignment replaced it by one of another dtype, device or shape); convert and move "
-        "the "
-        "module before zero::initialize, load checkpoints with "
-        "Engine::load_checkpoint, a plain state dict with Engine::load_full_weights and single whole tensors "
-        "with Engine::set_full_weight",
-        parameter.name));
-  }
-}
-
-void Engine::Impl::enter_between_steps(const char* caller) {
-  check_usable();
-  check_module();
-  gradients->look(caller);
-  if (gathered_scopes > 0)
-    throw ModelError(fmt::format("{} inside a zero::GatheredParameters: close it first", caller));
-  if (reducer->micro_batch_has_gradients()) {
-    throw ModelError(fmt::format("{} between backward() and step(): call it after step(), also when that is inside an "
-                                 "accumulation window",
-                                 caller));
-  }
-}
-
-void Engine::Impl::settle() {
-  check_module();
-  if (config.zerotorch.step_in_backward) {
-    reducer->flush("updates under way");
-  } else {
-    store->writes().commit(*store, *optimizer);
-  }
-}
-
 namespace {
 
 /// What an engine of this process gave the default generator last: another seed there is the program's own.
@@ -207,9 +147,9 @@ void Engine::Impl::reseed(bool follows_program) {
   if (!config.zerotorch.reseed_per_micro_batch) return;
   const std::uint64_t current = at::globalContext().defaultGenerator(c10::kCPU).current_seed();
   if (const std::uint64_t given = g_given_seed;
-      follows_program && given != 0 && current != given && micro_steps > 0) {
+      follows_program && given != 0 && current != given && training.micro_batches > 0) {
     // The program has called manual_seed(): streams are keyed by its seed from here on.
-    seed = number.seed_from(current);
+    training.seed = number.seed_from(current);
   }
   const std::uint64_t stream = stream_seed(0);
   at::manual_seed(stream);
@@ -219,8 +159,8 @@ void Engine::Impl::reseed(bool follows_program) {
 
 std::uint64_t Engine::Impl::stream_seed(int branch) const {
   // Micro-batch i of the whole run, whatever rank it falls on: i = j*N + r.
-  const auto index = static_cast<std::uint64_t>(micro_steps * group.size() + group.rank());
-  const std::uint64_t stream = mix(seed + (index + 1) * 0x9E3779B97F4A7C15ull);
+  const auto index = static_cast<std::uint64_t>(training.micro_batches + group.rank());
+  const std::uint64_t stream = mix(training.seed + (index + 1) * 0x9E3779B97F4A7C15ull);
   return branch == 0 ? stream : mix(stream + static_cast<std::uint64_t>(branch) * 0xBF58476D1CE4E5B9ull);
 }
 
@@ -272,9 +212,7 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
                     loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
   }
   for (Engine::Impl* impl : engines) {
-    impl->check_usable();
-    impl->check_module();
-    impl->gradients->look("backward()");
+    impl->enter(engine::Entry::kBackward, "backward()");
     if (impl->reducer->window_is_empty()) impl->refresh_rates();
     if (impl->monitor) impl->monitor->add_loss(loss);
   }
@@ -303,7 +241,7 @@ void Engine::backward(const at::Tensor& loss) {
 }
 
 void Engine::zero_grad() {
-  impl_->check_usable();
+  impl_->enter(engine::Entry::kZeroGrad, "zero_grad()");
   impl_->gradients->zero_grad();
 }
 
@@ -325,72 +263,72 @@ void Engine::step(const std::vector<int>& parameter_groups) {
   impl_->stepped_groups.clear();
 }
 
-void Engine::step() {
-  auto& impl = *impl_;
-  impl.check_usable();
-  if (impl.gathered_scopes > 0) {
-    throw ModelError(
-        "step() inside a zero::GatheredParameters: close it first, its parameters would be stale");
-  }
-  impl.check_module();
-  impl.gradients->look("step()");
-  if (impl.raw_writes) impl.raw_writes->check();
-  impl.failed = true;  // until the end: a throw on the way leaves the ranks apart
-  if (impl.debug_observer) {
-    if (const auto seen = impl.debug_observer->take_violations(); !seen.empty()) {
-      throw InternalError(
-          fmt::format("{} operators saw a released parameter; the first: {}", seen.size(), seen[0]));
-    }
-  }
-  const bool boundary = is_gradient_accumulation_boundary();
-  if (!impl.config.zerotorch.step_in_backward || impl.reducer->window_is_empty()) impl.refresh_rates();
-  const double lr = impl.rates.front();
+bool Engine::Impl::finish_micro_batch() {
   using Agreement = sharding::MicroBatchAgreement;
   std::uint64_t flags = 0;
-  if (!impl.store->writes().empty()) flags |= Agreement::kParametersWritten;
-  const bool meets = impl.group.size() > 1 && impl.buffers->needed();
-  if (meets && impl.buffers->changed()) flags |= Agreement::kBuffersChanged;
-  const auto& agreed = impl.reducer->finish_micro_batch({.flags = flags, .must_agree = impl.update_hash()});
+  if (!store->writes().empty()) flags |= Agreement::kParametersWritten;
+  if (group.size() > 1 && buffers->needed() && buffers->changed()) flags |= Agreement::kBuffersChanged;
+  const auto& agreed = reducer->finish_micro_batch({.flags = flags, .must_agree = update_hash()});
   const bool buffers_changed = agreed.facts().flags & Agreement::kBuffersChanged;
-  if (agreed.differing_rank() >= 0) impl.throw_update_difference();
-  if (agreed.facts().flags & Agreement::kParametersWritten)
-    impl.store->writes().commit(*impl.store, *impl.optimizer);
-  if (const auto& unused = impl.reducer->unused_parameters();
-      !unused.empty() && !impl.config.zero_optimization.ignore_unused_parameters) {
+  if (agreed.differing_rank() >= 0) throw_update_difference();
+  if (agreed.facts().flags & Agreement::kParametersWritten) store->writes().commit(*store, *optimizer);
+  if (const auto& unused = reducer->unused_parameters();
+      !unused.empty() && !config.zero_optimization.ignore_unused_parameters) {
     throw ModelError(
         fmt::format("parameter '{}' ({} in all) got no gradient on any rank in this micro-batch; remove it, "
                     "freeze it, or "
                     "set zero_optimization.ignore_unused_parameters to true",
-                    impl.model.parameters[unused.front()].name, unused.size()));
+                    model.parameters[unused.front()].name, unused.size()));
   }
-  if (boundary) {
-    impl.store->quiesce();
-    impl.agree_on_use();
-    impl.grad_norm = impl.compute_norm();
-    if (impl.scaler.update(std::isfinite(impl.grad_norm)) == optim::LossScaler::Decision::kSkip) {
-      if (impl.groups.is_first()) {
-        base::log_warning("step {}: the gradient norm is {}; the step is skipped on all ranks",
-                          impl.global_steps, impl.grad_norm);
-      }
-      impl.group.barrier({.label = "skipped step"}).wait();
-    } else {
-      impl.apply_step(impl.grad_norm);
+  return buffers_changed;
+}
+
+void Engine::Impl::finish_window() {
+  const double lr = rates.front();
+  store->quiesce();
+  agree_on_use();
+  grad_norm = compute_norm();
+  if (training.scaler.update(std::isfinite(grad_norm)) == optim::LossScaler::Decision::kSkip) {
+    if (groups.is_first()) {
+      base::log_warning("step {}: the gradient norm is {}; the step is skipped on all ranks", training.global_steps,
+                        grad_norm);
     }
-    impl.reducer->start_window();
-    impl.gradients->end_window();
-    impl.sums_are_averages = false;
-    ++impl.global_steps;
-    impl.last_times = std::exchange(impl.times, {});
-    engine::log_step(impl);
-    if (impl.monitor) {
-      impl.monitor->add_step(impl.global_steps * impl.config.train_batch_size, lr, impl.grad_norm);
+    group.barrier({.label = "skipped step"}).wait();
+  } else {
+    apply_step(grad_norm);
+  }
+  reducer->start_window();
+  gradients->end_window();
+  sums_are_averages = false;
+  ++training.global_steps;
+  last_times = std::exchange(times, {});
+  engine::log_step(*this);
+  if (monitor) monitor->add_step(training.global_steps * config.train_batch_size, lr, grad_norm);
+}
+
+void Engine::Impl::step() {
+  if (debug_observer) {
+    if (const auto seen = debug_observer->take_violations(); !seen.empty()) {
+      throw InternalError(
+          fmt::format("{} operators saw a released parameter; the first: {}", seen.size(), seen[0]));
     }
   }
+  if (!config.zerotorch.step_in_backward || reducer->window_is_empty()) refresh_rates();
+  const bool buffers_changed = finish_micro_batch();
+  if (is_boundary()) finish_window();
   // Ranks whose forward wrote buffers meet here, before the next forward.
-  if (buffers_changed) impl.buffers->synchronise(impl.group);
-  if (impl.raw_writes) impl.raw_writes->remember();
-  ++impl.micro_steps;
-  impl.reseed();
+  if (buffers_changed) buffers->synchronise(group);
+  if (raw_writes) raw_writes->remember();
+  training.micro_batches += group.size();
+  reseed();
+}
+
+void Engine::step() {
+  auto& impl = *impl_;
+  impl.enter(engine::Entry::kStep, "step()");
+  if (impl.raw_writes) impl.raw_writes->check();
+  impl.failed = true;  // until the end: a throw on the way leaves the ranks apart
+  impl.step();
   impl.failed = false;
 }
 
@@ -402,17 +340,15 @@ int Engine::model_parallel_size() const { return impl_->groups.model_parallel_si
 at::Device Engine::device() const { return impl_->model.device; }
 const Group& Engine::group() const { return impl_->group; }
 const Config& Engine::config() const { return impl_->config; }
-std::int64_t Engine::global_steps() const { return impl_->global_steps; }
-std::int64_t Engine::skipped_steps() const { return impl_->scaler.skipped_steps(); }
-std::int64_t Engine::micro_steps() const { return impl_->micro_steps; }
-bool Engine::is_gradient_accumulation_boundary() const {
-  return (impl_->micro_steps + 1) % impl_->config.gradient_accumulation_steps == 0;
-}
+std::int64_t Engine::global_steps() const { return impl_->training.global_steps; }
+std::int64_t Engine::skipped_steps() const { return impl_->training.scaler.skipped_steps(); }
+std::int64_t Engine::micro_steps() const { return impl_->micro_steps(); }
+bool Engine::is_gradient_accumulation_boundary() const { return impl_->is_boundary(); }
 double Engine::learning_rate(int parameter_group) const {
   return impl_->lr_of(engine::checked_group(*impl_, parameter_group));
 }
 void Engine::set_learning_rate(double lr) {
-  for (std::size_t g = 0; g < impl_->lr_overrides.size(); ++g) set_learning_rate(static_cast<int>(g), lr);
+  for (std::size_t g = 0; g < impl_->training.lr_overrides.size(); ++g) set_learning_rate(static_cast<int>(g), lr);
 }
 void Engine::set_learning_rate(int parameter_group, double lr) {
   const std::size_t g = engine::checked_group(*impl_, parameter_group);
@@ -420,14 +356,14 @@ void Engine::set_learning_rate(int parameter_group, double lr) {
     throw ConfigError(
         fmt::format("set_learning_rate({:g}): a learning rate is a finite number that is not negative", lr));
   }
-  impl_->lr_overrides[g] = lr;
+  impl_->training.lr_overrides[g] = lr;
 }
 void Engine::follow_schedule() {
-  for (auto& override : impl_->lr_overrides) override.reset();
+  for (auto& override : impl_->training.lr_overrides) override.reset();
 }
-int Engine::parameter_groups() const { return static_cast<int>(impl_->lr_overrides.size()); }
+int Engine::parameter_groups() const { return static_cast<int>(impl_->training.lr_overrides.size()); }
 double Engine::grad_norm() const { return impl_->grad_norm; }
-double Engine::loss_scale() const { return impl_->scaler.scale(); }
+double Engine::loss_scale() const { return impl_->training.scaler.scale(); }
 torch::nn::Module& Engine::module() const {
   if (!impl_->module) throw ModelError("module(): this engine was made of a zero::ModelView, not of a module");
   return *impl_->module;

@@ -6,13 +6,14 @@
 
 #include "engine/buffers.h"
 #include "engine/client_optimizer.h"
+#include "engine/entry.h"
 #include "engine/gradients.h"
 #include "engine/groups.h"
 #include "engine/inventory.h"
 #include "engine/raw_write_check.h"
 #include "engine/step_monitor.h"
+#include "engine/training_state.h"
 #include "intercept/debug_observer.h"
-#include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "storage/ledger.h"
 #include "zero/engine.h"
@@ -65,12 +66,7 @@ struct Engine::Impl {
   std::vector<double> base_lr;                      ///< by optimizer group
   std::vector<double> rates;                        ///< by optimizer group, of the next update
   optim::LrScheduleOptions schedule;
-  optim::LossScaler scaler;
-  std::vector<std::optional<double>> lr_overrides;  ///< by optimizer group
-
-  std::uint64_t seed = 0;
-  std::int64_t global_steps = 0;
-  std::int64_t micro_steps = 0;
+  engine::TrainingState training;
   double grad_norm = 0;
   bool sums_are_averages = false;  ///< the program has changed this window's gradients
   std::vector<int> stepped_groups;  ///< of this step; empty: all
@@ -90,7 +86,7 @@ struct Engine::Impl {
 
   /// What turns a sum of gradients of scaled losses into the average over the micro-batches of a step.
   double averaging() const {
-    return 1.0 / (static_cast<double>(config.gradient_accumulation_steps * group.size()) * scaler.scale());
+    return 1.0 / (static_cast<double>(config.gradient_accumulation_steps * group.size()) * training.scaler.scale());
   }
   double lr_of(std::size_t optimizer_group) const;
   /// Reads schedule, overrides and the client's optimizer for the next update. Not while one may be under way.
@@ -99,24 +95,28 @@ struct Engine::Impl {
   std::uint64_t update_hash() const;
   /// Explains a difference of update_hash(). *Collective.* Throws on every rank.
   [[noreturn]] void throw_update_difference();
-  /// For calls that need a micro-batch's end, with the name that the program knows: whether nothing is in the way.
-  /// Gradients that it has dropped are dropped. *Collective.* Throws ModelError.
-  void enter_between_steps(const char* caller);
+  /// Begins a call of the program's, `caller`: throws unless what it needs holds. *Collective* as Entry says. Throws
+  /// CommError, CheckpointError, ModelError.
+  void enter(engine::Entry entry, const char* caller);
   /// Throws if an earlier call failed half-way: what the ranks hold no longer agrees.
   void check_usable() const;
-  /// Micro-batches of all ranks so far, and of these inside the running accumulation window.
-  std::int64_t micro_batches() const { return micro_steps * group.size(); }
+  /// This rank's micro-batches so far.
+  std::int64_t micro_steps() const { return training.micro_batches / group.size(); }
+  /// Micro-batches of all ranks inside the running accumulation window.
   std::int64_t window_micro_batches() const {
-    return micro_steps % config.gradient_accumulation_steps * group.size();
+    return micro_steps() % config.gradient_accumulation_steps * group.size();
   }
+  /// True when the micro-batch that runs is the last of its window.
+  bool is_boundary() const { return (micro_steps() + 1) % config.gradient_accumulation_steps == 0; }
   /// Throws ModelError when the module has other parameters than it had, or in another dtype or place; takes over
   /// values that set_data() has put there. Local.
   void check_module();
-  /// What is under way becomes part of the weights: what the program has written into parameters, and with
-  /// step_in_backward updates. *Collective.*
-  void settle();
-  /// Throws unless gradients can be looked at or changed now. What has arrived is in the sums. *Collective.*
-  void enter_gradients(const char* caller, bool to_change);
+  /// What the program has written into parameters, and with step_in_backward updates under way, become part of the
+  /// weights. *Collective.*
+  void commit_weights();
+  /// As enter() for gradients. What has arrived is in the sums; they are averages where they are to be changed.
+  /// *Collective.*
+  void open_gradients(engine::Entry entry, const char* caller);
   /// Keys libtorch's random streams by the global micro-batch that comes next, and by the program's own seed
   /// where it has called manual_seed() since and `follows_program`.
   void reseed(bool follows_program = true);
@@ -127,6 +127,12 @@ struct Engine::Impl {
   void agree_on_use();
   /// Global 2-norm of the averaged gradient. *Collective.*
   double compute_norm();
+  /// The calls that Engine::step() consists of. *Collective.*
+  void step();
+  /// All ranks have this micro-batch's gradients. Returns true when a rank's forward has written buffers.
+  bool finish_micro_batch();
+  /// Updates, or skips the step, and begins the next window.
+  void finish_window();
   void apply_step(double norm);
   /// Assembles a parameter's fp32 values from the ranks' parts; `part_of(unit, range)` gives mine.
   template <class PartOf>

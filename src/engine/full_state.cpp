@@ -23,7 +23,6 @@ at::Tensor to_shape(const at::Tensor& flat, const at::Tensor& like) {
 template <class PartOf>
 at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, PartOf part_of) {
   at::NoGradGuard no_grad;
-  check_usable();
   const auto& target = model.parameters[parameter];
   const auto& unit = model.units[target.unit];
   const auto counts = layout::shard_counts(unit.cuts, target.range);
@@ -64,7 +63,7 @@ void check_replicated(Engine::Impl& impl, int p, const at::Tensor& values) {
 
 at::Tensor Engine::full_weight(std::string_view name) {
   auto& impl = *impl_;
-  impl.settle();
+  impl.enter(engine::Entry::kReadWeights, "full_weight");
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
   if (impl.model.units[parameter.unit].trainable) {
@@ -83,15 +82,7 @@ at::Tensor Engine::full_weight(std::string_view name) {
 
 void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
   auto& impl = *impl_;
-  impl.check_usable();
-  if (impl.gathered_scopes > 0) {
-    throw ModelError(
-        fmt::format("set_full_weight('{}') inside a zero::GatheredParameters: close it first, it would write "
-                    "back what it "
-                    "has gathered",
-                    name));
-  }
-  impl.settle();
+  impl.enter(engine::Entry::kSetWeight, fmt::format("set_full_weight('{}')", name).c_str());
   at::NoGradGuard no_grad;
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
@@ -113,13 +104,12 @@ void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
 
 at::Tensor Engine::full_gradient(std::string_view name) {
   auto& impl = *impl_;
-  impl.check_usable();
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
   if (!impl.model.units[parameter.unit].trainable) {
     throw ModelError(fmt::format("parameter '{}' is frozen and has no gradient", name));
   }
-  impl.enter_gradients("full_gradient", /*to_change=*/false);
+  impl.open_gradients(engine::Entry::kReadGradients, "full_gradient");
   if (impl.reducer->window_is_empty()) return at::zeros(parameter.tensor.sizes(), at::kFloat);
   return impl
       .gather_full(p, name,
@@ -134,7 +124,7 @@ at::Tensor Engine::full_gradient(std::string_view name) {
 
 at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view state) {
   auto& impl = *impl_;
-  impl.settle();
+  impl.enter(engine::Entry::kReadWeights, "full_optimizer_state");
   const int p = engine::find_parameter(impl.inventory, name);
   const auto index = impl.optimizer->find_state(state);
   if (!index) throw_unknown_state(impl.optimizer->rule(), state);

@@ -121,8 +121,8 @@ class FullWeightsLoader {
     }
     impl_.store->publish(/*frozen_too=*/true);
     for (const auto& parameter : impl_.model.parameters) intercept::bump_version(parameter.tensor);
-    report_.global_steps = impl_.global_steps;
-    report_.micro_batches = impl_.micro_batches();
+    report_.global_steps = impl_.training.global_steps;
+    report_.micro_batches = impl_.training.micro_batches;
     return std::move(report_);
   }
 
@@ -272,8 +272,7 @@ checkpoint::SafetensorsEntry entry_of(const Engine::Impl& impl, const Exported& 
 
 LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsOptions& options) {
   auto& impl = *impl_;
-  impl.enter_between_steps("load_full_weights");
-  impl.settle();
+  impl.enter(engine::Entry::kBetweenSteps, "load_full_weights");
   engine::FullWeightsLoader weights(impl, path, options);
   weights.plan();
   impl.store->quiesce();
@@ -289,8 +288,7 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder,
                                                    const checkpoint::Progress& progress) {
   using checkpoint::ModelFiles;
   auto& impl = *impl_;
-  impl.check_usable();
-  impl.settle();
+  impl.enter(engine::Entry::kReadWeights, "save_full_weights");
   at::NoGradGuard no_grad;
   const std::string what = fmt::format("writing the weights to '{}'", folder);
   const auto list = engine::exported_tensors(impl.inventory, impl.model, options.include_buffers);

@@ -47,8 +47,7 @@ GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> p
                                        std::optional<int> modifier_rank)
     : engine_(engine.impl().self), modifier_rank_(modifier_rank), exceptions_(std::uncaught_exceptions()) {
   auto& impl = **engine_;
-  impl.check_usable();
-  impl.settle();
+  impl.enter(engine::Entry::kReadWeights, "GatheredParameters");
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= impl.group.size())) {
     throw ConfigError(fmt::format("GatheredParameters: modifier_rank {} is not a rank of a group of {}",
                                   *modifier_rank, impl.group.size()));

@@ -10,22 +10,10 @@
 
 namespace zero {
 
-void Engine::Impl::enter_gradients(const char* caller, bool to_change) {
-  check_usable();
-  if (config.zerotorch.step_in_backward) {
-    throw ModelError(
-        fmt::format("{}: zerotorch.step_in_backward keeps no gradients, there is none to look at", caller));
-  }
-  if (to_change && (micro_steps + 1) % config.gradient_accumulation_steps != 0) {
-    throw ModelError(
-        fmt::format("{}: gradients can be changed in the last micro-batch of a window only "
-                    "(is_gradient_accumulation_boundary()): "
-                    "micro-batches that come would be added to what was changed",
-                    caller));
-  }
-  gradients->look(caller);
+void Engine::Impl::open_gradients(engine::Entry entry, const char* caller) {
+  enter(entry, caller);
   reducer->flush(caller);
-  if (!to_change) return;
+  if (entry != engine::Entry::kChangeGradients) return;
   reducer->hold_sums();
   if (!sums_are_averages) reducer->scale_sums(averaging());
   sums_are_averages = true;
@@ -54,7 +42,7 @@ void for_each_part(Engine::Impl& impl, Visit visit) {
 }  // namespace
 
 void Engine::for_each_gradient(const std::function<void(const GradientPart&)>& change) {
-  impl_->enter_gradients("for_each_gradient", /*to_change=*/true);
+  impl_->open_gradients(engine::Entry::kChangeGradients, "for_each_gradient");
   for_each_part(*impl_, [&](const sharding::Parameter& parameter, layout::Range part, const at::Tensor& values) {
     change({parameter.name, parameter.tensor.sizes(), parameter.strides, part.begin, values});
     const int p = parameter.handle->parameter();
@@ -74,7 +62,7 @@ void Engine::set_full_gradient(std::string_view name, const at::Tensor& value) {
     throw ModelError(
         fmt::format("set_full_gradient('{}'): the parameter is frozen and has no gradient", name));
   }
-  impl_->enter_gradients("set_full_gradient", /*to_change=*/true);
+  impl_->open_gradients(engine::Entry::kChangeGradients, "set_full_gradient");
   at::NoGradGuard no_grad;
   const at::Tensor flat =
       at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl_->model.device));
@@ -89,7 +77,7 @@ void Engine::set_full_gradient(std::string_view name, const at::Tensor& value) {
 void Engine::clip_grad_value(double bound) {
   if (!(bound >= 0))
     throw ConfigError(fmt::format("clip_grad_value({:g}): wanted a bound that is not negative", bound));
-  impl_->enter_gradients("clip_grad_value", /*to_change=*/true);
+  impl_->open_gradients(engine::Entry::kChangeGradients, "clip_grad_value");
   for_each_part(*impl_, [&](const sharding::Parameter&, layout::Range, const at::Tensor& values) {
     values.clamp_(-bound, bound);
   });
@@ -98,7 +86,7 @@ void Engine::clip_grad_value(double bound) {
 
 double Engine::clip_grad_norm(double bound) {
   if (!(bound > 0)) throw ConfigError(fmt::format("clip_grad_norm({:g}): wanted a bound above 0", bound));
-  impl_->enter_gradients("clip_grad_norm", /*to_change=*/true);
+  impl_->open_gradients(engine::Entry::kChangeGradients, "clip_grad_norm");
   const double norm = impl_->compute_norm();
   if (norm > bound) impl_->reducer->scale_sums(bound / (norm + 1e-6));
   return norm;

@@ -13,10 +13,10 @@ void log_configuration(const Engine::Impl& impl) {
 void log_step(const Engine::Impl& impl) {
   const Config& config = impl.config;
   if (!impl.groups.is_first()) return;
-  const std::int64_t step = impl.global_steps;
+  const std::int64_t step = impl.training.global_steps;
   if (config.steps_per_print > 0 && step % config.steps_per_print == 0) {
     base::log_info("step {}: lr {:.4g}, gradient norm {:.4g}, skipped {}", step, impl.lr_of(0),
-                   impl.grad_norm, impl.scaler.skipped_steps());
+                   impl.grad_norm, impl.training.scaler.skipped_steps());
   }
   if (config.wall_clock_breakdown) {
     const StepBreakdown& t = impl.last_times;

@@ -6,139 +6,207 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
+#include <string_view>
+#include <utility>
 
 #include "zero/errors.h"
 
 namespace zero::engine {
+namespace {
 
-std::string state_text(const Engine::Impl& impl) {
-  nlohmann::json state = {
-      {"global_steps", impl.global_steps},
-      {"micro_batches", impl.micro_batches()},
-      {"window_micro_batches", impl.window_micro_batches()},
-      {"gradient_accumulation_steps", impl.config.gradient_accumulation_steps},
-      {"data_parallel_size", impl.group.size()},
-      {"model_parallel_size", impl.groups.model_parallel_size()},
-      {"optimizer_steps", impl.optimizer->steps()},
-      {"seed", std::to_string(impl.seed)},  // 64 bits: more than JSON's numbers hold everywhere
-      {"loss_scaler", {{"scale", impl.scaler.scale()}, {"skipped_steps", impl.scaler.skipped_steps()}}},
-      {"stage", impl.config.zero_optimization.stage},
-      {"precision", dtype_name(impl.model.param_dtype)},
-      {"threads_per_rank", at::get_num_threads()},
-      {"cpu_capability", at::get_cpu_capability()},
-  };
-  // One number where all groups have it, as before there were several.
-  const auto& overrides = impl.lr_overrides;
-  nlohmann::json by_group = nlohmann::json::array();
-  for (const auto& value : overrides) by_group.push_back(value ? nlohmann::json(*value) : nlohmann::json());
+constexpr std::int64_t kMostCounted = std::int64_t{1} << 53;  // JSON's numbers hold no more everywhere
+constexpr std::int64_t kMostInWindow = 1 << 30;  // micro-batches of a rank, or ranks
+
+nlohmann::json to_json(const std::optional<double>& rate) { return rate ? nlohmann::json(*rate) : nlohmann::json(); }
+
+/// The members of a state, checked one by one.
+class Reader {
+ public:
+  Reader(const std::string& text, const std::string& folder) : json_(nlohmann::json::parse(text)), folder_(folder) {}
+
+  [[noreturn]] void refuse(std::string_view key) const {
+    throw CheckpointError(fmt::format("the checkpoint '{}' has no usable '{}' in its state", folder_, key));
+  }
+
+  /// As it is; null when there is none.
+  nlohmann::json value(const char* key) const {
+    const auto found = json_.find(key);
+    return found == json_.end() ? nlohmann::json() : *found;
+  }
+
+  /// A whole number from 0 to `most`.
+  std::int64_t count(const char* key, std::int64_t most = kMostCounted) const { return count_in(json_, key, most); }
+
+  std::int64_t skipped_steps(std::int64_t most) const {
+    const auto scaler = value("loss_scaler");  // in version 1 beside the other counters
+    return count_in(scaler.is_object() ? scaler : json_, "skipped_steps", most);
+  }
+
+  std::int64_t data_parallel_size() const {
+    // Version 1 knows data-parallel ranks only.
+    return count(value("data_parallel_size").is_null() ? "world_size" : "data_parallel_size", kMostInWindow);
+  }
+
+  std::uint64_t seed() const {
+    const auto found = value("seed");  // 64 bits, as text
+    if (!found.is_string()) refuse("seed");
+    const auto& text = found.get_ref<const std::string&>();
+    std::uint64_t seed = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+    if (error != std::errc() || end != text.data() + text.size()) refuse("seed");
+    return seed;
+  }
+
+  std::vector<std::optional<double>> lr_overrides() const {
+    constexpr const char* kOne = "learning_rate_override";
+    constexpr const char* kEach = "learning_rate_overrides";
+    const auto each = value(kEach);
+    if (each.is_null()) return {rate(value(kOne), kOne)};
+    if (!each.is_array()) refuse(kEach);
+    std::vector<std::optional<double>> rates;
+    for (const auto& value : each) rates.push_back(rate(value, kEach));
+    return rates;
+  }
+
+  /// A list of names; empty when there is none.
+  std::vector<std::string> names(const char* key) const {
+    std::vector<std::string> names;
+    const auto found = value(key);
+    if (found.is_null()) return names;
+    if (!found.is_array()) refuse(key);
+    for (const auto& name : found) {
+      if (!name.is_string()) refuse(key);
+      names.push_back(name.get<std::string>());
+    }
+    return names;
+  }
+
+  /// Counts by name, at most `most`; empty when there are none.
+  std::map<std::string, std::int64_t> counts(const char* key, std::int64_t most) const {
+    std::map<std::string, std::int64_t> counts;
+    const auto found = value(key);
+    if (found.is_null()) return counts;
+    if (!found.is_object()) refuse(key);
+    for (const auto& [name, count] : found.items()) {
+      if (!count.is_number_integer() || count.get<std::int64_t>() < 0 || count.get<std::int64_t>() > most) refuse(key);
+      counts.emplace(name, count.get<std::int64_t>());
+    }
+    return counts;
+  }
+
+ private:
+  std::int64_t count_in(const nlohmann::json& object, const char* key, std::int64_t most) const {
+    const auto found = object.find(key);
+    if (found == object.end() || !found->is_number_integer()) refuse(key);
+    const auto count = found->get<std::int64_t>();
+    if (count < 0 || count > most) refuse(key);
+    return count;
+  }
+
+  std::optional<double> rate(const nlohmann::json& value, const char* key) const {
+    if (value.is_null()) return std::nullopt;
+    if (!value.is_number()) refuse(key);
+    return value.get<double>();
+  }
+
+  nlohmann::json json_;
+  const std::string& folder_;
+};
+
+}  // namespace
+
+nlohmann::json threads_per_rank() { return at::get_num_threads(); }
+nlohmann::json cpu_capability() { return at::get_cpu_capability(); }
+
+SavedState SavedState::of(const Engine::Impl& impl) {
+  SavedState state;
+  state.training = impl.training;
+  auto& overrides = state.training.lr_overrides;
   const bool alike = std::all_of(overrides.begin(), overrides.end(),
                                  [&](const auto& value) { return value == overrides.front(); });
-  state["learning_rate_override"] = alike ? by_group.front() : nlohmann::json();
-  if (!alike) state["learning_rate_overrides"] = by_group;
-  nlohmann::json steps = nlohmann::json::object(), unused = nlohmann::json::array(),
-                 frozen = nlohmann::json::array();
+  if (alike) overrides.resize(1);
+  state.window_micro_batches = impl.window_micro_batches();
+  state.gradient_accumulation_steps = impl.config.gradient_accumulation_steps;
+  state.data_parallel_size = impl.group.size();
+  state.optimizer_steps = impl.optimizer->steps();
   for (std::size_t p = 0; p < impl.model.parameters.size(); ++p) {
     const auto& parameter = impl.model.parameters[p];
     if (!impl.model.units[parameter.unit].trainable) continue;
     const int index = static_cast<int>(p);
-    if (impl.optimizer->steps_of(index) != impl.optimizer->steps())
-      steps[parameter.name] = impl.optimizer->steps_of(index);
-    if (!impl.reducer->used_in_window(index)) unused.push_back(parameter.name);
-    if (!parameter.tensor.requires_grad()) frozen.push_back(parameter.name);
+    if (impl.optimizer->steps_of(index) != state.optimizer_steps)
+      state.parameter_steps[parameter.name] = impl.optimizer->steps_of(index);
+    if (state.window_micro_batches > 0 && !impl.reducer->used_in_window(index))
+      state.unused_in_window.push_back(parameter.name);
+    if (!parameter.tensor.requires_grad()) state.frozen.push_back(parameter.name);
   }
-  if (!steps.empty()) state["parameter_steps"] = steps;  // of those left alone in some updates
-  if (!frozen.empty()) state["frozen"] = frozen;  // for now: their states are kept
-  if (impl.window_micro_batches() > 0 && !unused.empty()) state["unused_in_window"] = unused;
-  return state.dump();
+  state.model_parallel_size = impl.groups.model_parallel_size();
+  state.stage = impl.config.zero_optimization.stage;
+  state.precision = dtype_name(impl.model.param_dtype);
+  state.threads_per_rank = engine::threads_per_rank();
+  state.cpu_capability = engine::cpu_capability();
+  return state;
 }
 
-SavedState::SavedState(const std::string& text, std::string folder)
-    : json_(nlohmann::json::parse(text)), folder_(std::move(folder)) {}
-
-void SavedState::refuse(std::string_view key) const {
-  throw CheckpointError(fmt::format("the checkpoint '{}' has no usable '{}' in its state", folder_, key));
-}
-
-nlohmann::json SavedState::value(const char* key) const {
-  const auto found = json_.find(key);
-  return found == json_.end() ? nlohmann::json() : *found;
-}
-
-std::int64_t SavedState::count_in(const nlohmann::json& object, const char* key, std::int64_t most) const {
-  const auto found = object.find(key);
-  if (found == object.end() || !found->is_number_integer()) refuse(key);
-  const auto count = found->get<std::int64_t>();
-  if (count < 0 || count > most) refuse(key);
-  return count;
-}
-
-std::int64_t SavedState::count(const char* key, std::int64_t most) const { return count_in(json_, key, most); }
-
-std::int64_t SavedState::skipped_steps(std::int64_t most) const {
-  const auto scaler = value("loss_scaler");  // in version 1 beside the other counters
-  return count_in(scaler.is_object() ? scaler : json_, "skipped_steps", most);
-}
-
-std::int64_t SavedState::window() const {
-  constexpr std::int64_t kMost = 1 << 30;
-  // Version 1 knows data-parallel ranks only.
-  const char* const ranks = value("data_parallel_size").is_null() ? "world_size" : "data_parallel_size";
-  return count("gradient_accumulation_steps", kMost) * count(ranks, kMost);
-}
-
-std::uint64_t SavedState::seed() const {
-  const auto found = value("seed");  // 64 bits, as text
-  if (!found.is_string()) refuse("seed");
-  const auto& text = found.get_ref<const std::string&>();
-  std::uint64_t seed = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
-  if (error != std::errc() || end != text.data() + text.size()) refuse("seed");
-  return seed;
-}
-
-std::optional<double> SavedState::rate(const nlohmann::json& value, const char* key) const {
-  if (value.is_null()) return std::nullopt;
-  if (!value.is_number()) refuse(key);
-  return value.get<double>();
-}
-
-std::optional<std::vector<std::optional<double>>> SavedState::rates(std::size_t groups,
-                                                                    std::size_t* saved_groups) const {
-  constexpr const char* kOne = "learning_rate_override";
-  constexpr const char* kEach = "learning_rate_overrides";
-  std::vector<std::optional<double>> rates(groups, rate(value(kOne), kOne));
-  const auto each = value(kEach);
-  if (each.is_null()) return rates;
-  if (!each.is_array()) refuse(kEach);
-  *saved_groups = each.size();
-  if (each.size() != groups) return std::nullopt;
-  for (std::size_t g = 0; g < groups; ++g) rates[g] = rate(each[g], kEach);
-  return rates;
-}
-
-std::vector<std::string> SavedState::names(const char* key) const {
-  std::vector<std::string> names;
-  const auto found = value(key);
-  if (found.is_null()) return names;
-  if (!found.is_array()) refuse(key);
-  for (const auto& name : found) {
-    if (!name.is_string()) refuse(key);
-    names.push_back(name.get<std::string>());
+std::string SavedState::to_json() const {
+  nlohmann::json json = {
+      {"global_steps", training.global_steps},
+      {"micro_batches", training.micro_batches},
+      {"window_micro_batches", window_micro_batches},
+      {"gradient_accumulation_steps", gradient_accumulation_steps},
+      {"data_parallel_size", data_parallel_size},
+      {"model_parallel_size", model_parallel_size},
+      {"optimizer_steps", optimizer_steps},
+      {"seed", std::to_string(training.seed)},  // 64 bits: more than JSON's numbers hold everywhere
+      {"loss_scaler", {{"scale", training.scaler.scale()}, {"skipped_steps", training.scaler.skipped_steps()}}},
+      {"stage", stage},
+      {"precision", precision},
+      {"threads_per_rank", threads_per_rank},
+      {"cpu_capability", cpu_capability},
+  };
+  // One number where all groups have it, as before there were several.
+  const auto& overrides = training.lr_overrides;
+  json["learning_rate_override"] = overrides.size() == 1 ? engine::to_json(overrides.front()) : nlohmann::json();
+  if (overrides.size() > 1) {
+    auto& each = json["learning_rate_overrides"] = nlohmann::json::array();
+    for (const auto& rate : overrides) each.push_back(engine::to_json(rate));
   }
-  return names;
+  if (!parameter_steps.empty()) json["parameter_steps"] = parameter_steps;
+  if (!frozen.empty()) json["frozen"] = frozen;
+  if (!unused_in_window.empty()) json["unused_in_window"] = unused_in_window;
+  return json.dump();
 }
 
-std::vector<std::pair<std::string, std::int64_t>> SavedState::parameter_steps(std::int64_t most) const {
-  constexpr const char* kKey = "parameter_steps";
-  std::vector<std::pair<std::string, std::int64_t>> steps;
-  const auto found = value(kKey);
-  if (found.is_null()) return steps;
-  if (!found.is_object()) refuse(kKey);
-  for (const auto& [name, count] : found.items()) {
-    if (!count.is_number_integer() || count.get<std::int64_t>() < 0 || count.get<std::int64_t>() > most) refuse(kKey);
-    steps.emplace_back(name, count.get<std::int64_t>());
+SavedState SavedState::from_json(const std::string& text, Parts parts, const std::string& folder) {
+  const Reader reader(text, folder);
+  SavedState state;
+  if (parts.optimizer) {
+    state.frozen = reader.names("frozen");
+    state.optimizer_steps = reader.count("optimizer_steps");
+    state.parameter_steps = reader.counts("parameter_steps", state.optimizer_steps);
+    state.unused_in_window = reader.names("unused_in_window");
   }
-  return steps;
+  if (!parts.training) return state;
+  auto& training = state.training;
+  training.micro_batches = reader.count("micro_batches");
+  state.window_micro_batches = reader.count("window_micro_batches");
+  state.gradient_accumulation_steps = reader.count("gradient_accumulation_steps", kMostInWindow);
+  state.data_parallel_size = reader.data_parallel_size();
+  const std::int64_t inside = state.window_micro_batches, window = state.window();
+  if (window == 0 || inside >= window || inside > training.micro_batches ||
+      (training.micro_batches - inside) % window != 0) {
+    reader.refuse("micro_batches");
+  }
+  training.global_steps = reader.count("global_steps");
+  training.scaler.set_skipped_steps(reader.skipped_steps(training.global_steps));
+  training.lr_overrides = reader.lr_overrides();
+  training.seed = reader.seed();
+  state.model_parallel_size = reader.value("model_parallel_size");
+  state.stage = reader.value("stage");
+  state.precision = reader.value("precision");
+  state.threads_per_rank = reader.value("threads_per_rank");
+  state.cpu_capability = reader.value("cpu_capability");
+  return state;
 }
 
 }  // namespace zero::engine

@@ -1,50 +1,51 @@
 #pragma once
-// The `state` of a checkpoint: counters, seed, rates, what is frozen or unused. Written and read here alone
-// (docs/checkpoint_format.md).
+// The `state` of a checkpoint as a value: written and read here alone (docs/checkpoint_format.md).
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "engine/engine_impl.h"
 
 namespace zero::engine {
 
-/// Of an engine between two steps, as JSON. Local.
-std::string state_text(const Engine::Impl& impl);
+struct SavedState {
+  TrainingState training;  ///< of `lr_overrides` only one where all groups have the same
 
-/// Of a checkpoint, of any version that is read. Everything may be missing or nonsense: then it throws CheckpointError.
-class SavedState {
- public:
-  /// `text` is JSON; `folder`, the checkpoint's, for errors.
-  SavedState(const std::string& text, std::string folder);
+  // The accumulation window.
+  std::int64_t window_micro_batches = 0;  ///< of training.micro_batches, in the window that is not over
+  std::int64_t gradient_accumulation_steps = 1;
+  std::int64_t data_parallel_size = 1;
+  std::vector<std::string> unused_in_window;  ///< parameters, where the window is not over
 
-  /// A whole number from 0 to `most`.
-  std::int64_t count(const char* key, std::int64_t most = std::int64_t{1} << 53) const;
-  std::int64_t skipped_steps(std::int64_t most) const;
+  // The optimizer.
+  std::int64_t optimizer_steps = 0;
+  std::map<std::string, std::int64_t> parameter_steps;  ///< of parameters that have another number of them
+  std::vector<std::string> frozen;  ///< parameters that are frozen for now, with states in the checkpoint
+
+  // For whoever reads the file, and for warnings: null where the file does not say.
+  nlohmann::json model_parallel_size, stage, precision, threads_per_rank, cpu_capability;
+
   /// Micro-batches of all data-parallel ranks that made a step.
-  std::int64_t window() const;
-  std::uint64_t seed() const;
-  /// Learning rates that were set by hand, of each of `groups` parameter groups; nothing when the checkpoint has
-  /// another number of groups, which is then in `*saved_groups`.
-  std::optional<std::vector<std::optional<double>>> rates(std::size_t groups, std::size_t* saved_groups) const;
-  /// A list of names; empty when there is none.
-  std::vector<std::string> names(const char* key) const;
-  /// Updates of parameters that had another number of them than "optimizer_steps", at most `most`.
-  std::vector<std::pair<std::string, std::int64_t>> parameter_steps(std::int64_t most) const;
-  /// As it is; null when there is none.
-  nlohmann::json value(const char* key) const;
-  [[noreturn]] void refuse(std::string_view key) const;
+  std::int64_t window() const { return gradient_accumulation_steps * data_parallel_size; }
 
- private:
-  std::int64_t count_in(const nlohmann::json& object, const char* key, std::int64_t most) const;
-  std::optional<double> rate(const nlohmann::json& value, const char* key) const;
+  /// Of an engine between two steps. Local.
+  static SavedState of(const Engine::Impl& impl);
 
-  nlohmann::json json_;
-  std::string folder_;
+  std::string to_json() const;
+  /// What a load takes. The rest keeps its default, whatever the file says.
+  struct Parts {
+    bool optimizer = true;  ///< optimizer_steps, parameter_steps, frozen, unused_in_window
+    bool training = true;   ///< all others
+  };
+  /// `text` is JSON of any version that is read, in which everything may be missing or nonsense: then it throws
+  /// CheckpointError, which names the checkpoint's `folder`.
+  static SavedState from_json(const std::string& text, Parts parts, const std::string& folder);
 };
+
+/// How many threads and which instructions this process computes with, as they are in SavedState.
+nlohmann::json threads_per_rank();
+nlohmann::json cpu_capability();
 
 }  // namespace zero::engine

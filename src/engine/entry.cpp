@@ -1,0 +1,129 @@
+#include "engine/entry.h"
+
+#include <fmt/format.h>
+
+#include "engine/engine_impl.h"
+#include "storage/flat_buffer.h"
+#include "zero/errors.h"
+
+namespace zero {
+namespace {
+
+struct Needs {
+  bool unscoped = false;          ///< no GatheredParameters is alive
+  const char* why_unscoped = "";  ///< ends the message
+  bool sums = false;              ///< gradients are kept until step()
+  bool last_micro_batch = false;
+  bool module = false;        ///< unchanged
+  bool own_gradients = false;  ///< only this engine's backward has made gradients
+  bool no_gradients = false;
+  bool committed = false;  ///< what the program has written is part of the weights
+};
+
+Needs needs_of(engine::Entry entry) {
+  using engine::Entry;
+  switch (entry) {
+    case Entry::kZeroGrad:
+      return {};
+    case Entry::kBackward:
+      return {.module = true, .own_gradients = true};
+    case Entry::kStep:
+      return {.unscoped = true,
+              .why_unscoped = ", its parameters would be stale",
+              .module = true,
+              .own_gradients = true};
+    case Entry::kReadWeights:
+      return {.module = true, .committed = true};
+    case Entry::kSetWeight:
+      return {.unscoped = true,
+              .why_unscoped = ", it would write back what it has gathered",
+              .module = true,
+              .committed = true};
+    case Entry::kBetweenSteps:
+      return {.unscoped = true, .module = true, .own_gradients = true, .no_gradients = true, .committed = true};
+    case Entry::kReadGradients:
+      return {.sums = true, .own_gradients = true};
+    case Entry::kChangeGradients:
+      return {.sums = true, .last_micro_batch = true, .own_gradients = true};
+  }
+  throw InternalError("unknown entry");
+}
+
+}  // namespace
+
+void Engine::Impl::enter(engine::Entry entry, const char* caller) {
+  check_usable();
+  const Needs needs = needs_of(entry);
+  if (needs.unscoped && gathered_scopes > 0) {
+    throw ModelError(
+        fmt::format("{} inside a zero::GatheredParameters: close it first{}", caller, needs.why_unscoped));
+  }
+  if (needs.sums && config.zerotorch.step_in_backward) {
+    throw ModelError(
+        fmt::format("{}: zerotorch.step_in_backward keeps no gradients, there is none to look at", caller));
+  }
+  if (needs.last_micro_batch && !is_boundary()) {
+    throw ModelError(
+        fmt::format("{}: gradients can be changed in the last micro-batch of a window only "
+                    "(is_gradient_accumulation_boundary()): "
+                    "micro-batches that come would be added to what was changed",
+                    caller));
+  }
+  if (needs.module) check_module();
+  if (needs.own_gradients) gradients->look(caller);
+  if (needs.no_gradients && reducer->micro_batch_has_gradients()) {
+    throw ModelError(fmt::format("{} between backward() and step(): call it after step(), also when that is inside an "
+                                 "accumulation window",
+                                 caller));
+  }
+  if (needs.committed) commit_weights();
+}
+
+void Engine::Impl::check_usable() const {
+  if (failed) {
+    throw CommError(
+        "an earlier step of this engine failed half-way; its ranks may hold different values: make a "
+        "new engine");
+  }
+  if (half_loaded) {
+    throw CheckpointError(
+        "loading a checkpoint failed after some values had been changed; load another one (or set "
+        "LoadOptions::fall_back) before going on");
+  }
+}
+
+void Engine::Impl::check_module() {
+  if (!engine::is_unchanged(inventory, view)) engine::throw_module_changed(inventory, view);
+  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+    const auto& parameter = model.parameters[p];
+    if (parameter.handle->owns(parameter.tensor)) continue;
+    const at::Tensor& now = parameter.tensor;
+    const bool same_kind = now.scalar_type() == storage::to_scalar_type(model.param_dtype) &&
+                           now.device() == model.device && now.layout() == at::kStrided &&
+                           now.numel() == parameter.range.numel() &&
+                           now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);
+    if (same_kind && !config.zerotorch.step_in_backward) {
+      store->writes().take_over(static_cast<int>(p), now.detach(), store.get());
+      gradients->follow_set_data(static_cast<int>(p));
+      continue;
+    }
+    throw ModelError(fmt::format(
+        "parameter '{}' no longer has the memory the engine gave it (module->to(), torch::load(), "
+        "set_data() or an assignment replaced it by one of another dtype, device or shape); convert and move "
+        "the "
+        "module before zero::initialize, load checkpoints with "
+        "Engine::load_checkpoint, a plain state dict with Engine::load_full_weights and single whole tensors "
+        "with Engine::set_full_weight",
+        parameter.name));
+  }
+}
+
+void Engine::Impl::commit_weights() {
+  if (config.zerotorch.step_in_backward) {
+    reducer->flush("updates under way");
+  } else {
+    store->writes().commit(*store, *optimizer);
+  }
+}
+
+}  // namespace zero

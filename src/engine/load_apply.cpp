@@ -1,0 +1,52 @@
+#include "engine/load_apply.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "intercept/gradient_hook.h"
+
+namespace zero::engine {
+namespace {
+
+bool takes_training_state(const LoadOptions& options) {
+  return !options.module_only && options.load_lr_scheduler_states;
+}
+
+void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
+  const std::int64_t skipped_steps = plan.training.scaler.skipped_steps();
+  const optim::LossScaler scaler = impl.training.scaler;  // with the options of this run
+  impl.training = plan.training;
+  impl.training.scaler = scaler;
+  impl.training.scaler.set_skipped_steps(skipped_steps);
+  if (plan.keeps_window) {
+    for (const int p : plan.unused_in_window) impl.reducer->set_unused_in_window(p);
+  }
+  impl.reseed(/*follows_program=*/false);
+}
+
+}  // namespace
+
+void prepare_window(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions& options, bool is_repair) {
+  auto& micro_batches = impl.training.micro_batches;
+  // The place in the window goes with its sums, also should reading fail.
+  if (plan.keeps_window) {
+    micro_batches = plan.training.micro_batches;
+    impl.reducer->resume_window(impl.micro_steps() % impl.config.gradient_accumulation_steps);
+    impl.gradients->mark_all();
+  } else if (is_repair || takes_training_state(options)) {
+    micro_batches -= impl.window_micro_batches();
+    impl.reducer->start_window();
+  }
+}
+
+void apply_load(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions& options) {
+  at::NoGradGuard no_grad;
+  for (std::size_t u = 0; u < impl.model.units.size(); ++u) impl.optimizer->low_from_master(static_cast<int>(u));
+  impl.store->publish(/*frozen_too=*/true);
+  for (const auto& parameter : impl.model.parameters) intercept::bump_version(parameter.tensor);
+  for (const auto& to_zero : plan.to_zero) to_zero();
+  for (std::size_t p = 0; p < plan.optimizer_steps.size(); ++p)
+    impl.optimizer->set_steps_of(static_cast<int>(p), plan.optimizer_steps[p]);
+  if (takes_training_state(options)) go_on_from(impl, plan);
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,303 @@
+#include "engine/load_plan.h"
+
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "engine/buffers.h"
+#include "engine/checkpoints.h"
+#include "engine/load_report.h"
+#include "engine/random_state.h"
+
+namespace zero::engine {
+namespace {
+
+namespace kinds = checkpoint::kinds;
+using checkpoint::TensorInfo;
+using layout::Range;
+
+class LoadPlanner {
+ public:
+  LoadPlanner(const Engine::Impl& impl, const checkpoint::Found& found, const SavedTensors& saved,
+              const SavedState& state, const LoadOptions& options)
+      : impl_(impl), found_(found), saved_(saved), state_(state), options_(options) {
+    auto& report = plan_.report;
+    report.folder = found.folder;
+    report.tag = found.tag;
+    report.client_state = found.manifest.client_state;
+    report.global_steps = impl.training.global_steps;
+    report.micro_batches = impl.training.micro_batches;
+  }
+
+  LoadPlan plan() {
+    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) plan_parameter(static_cast<int>(p));
+    for (const auto& buffer : impl_.inventory.buffers) plan_buffer(buffer);
+    for (const std::size_t t : saved_.weights_and_buffers()) {
+      if (!used_.contains(t)) plan_.report.unexpected.push_back(saved_.info(t).name);
+    }
+    if (options_.strict) check_strict();
+    notice_names();
+    if (!options_.module_only) {
+      if (options_.load_optimizer_states) plan_optimizer_steps();
+      if (options_.load_lr_scheduler_states) plan_training();
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  std::vector<std::int64_t> whole_shape(int p) const {
+    const auto& split = impl_.inventory.parameters[static_cast<std::size_t>(p)].split;
+    return split.whole_shape(impl_.model.parameters[p].tensor.sizes().vec());
+  }
+
+  bool shapes_match(std::size_t t, const std::vector<std::int64_t>& mine, const std::string& name) {
+    const auto& shape = saved_.info(t).shape;
+    if (mine == shape) return true;
+    plan_.report.mismatched.push_back(shape_mismatch(name, mine, shape, "the checkpoint"));
+    return false;
+  }
+
+  void plan_parameter(int p) {
+    const auto& parameter = impl_.model.parameters[p];
+    const auto weight = saved_.find_parameter(kinds::kWeight, p);
+    if (weight) used_.insert(*weight);
+    if (!weight) plan_.report.missing.push_back(parameter.name);
+    if (!weight || !shapes_match(*weight, whole_shape(p), parameter.name)) {
+      left_alone_.push_back(parameter.name);
+      return;
+    }
+    const int unit = parameter.unit;
+    const bool trainable = impl_.model.units[unit].trainable;
+    auto* optimizer = impl_.optimizer.get();
+    const Range held = trainable ? optimizer->update_range(unit) : impl_.store->writable_range(unit);
+    Destination destination{
+        {}, [=](Range range, const at::Tensor& values) { optimizer->load_range(unit, range, values); }};
+    if (trainable) destination.view_of = [=](Range range) { return optimizer->master_in_memory(unit, range); };
+    add(p, *weight, held, destination);
+    if (options_.module_only || !options_.load_optimizer_states) return;
+    if (trainable) {
+      for (std::size_t state = 0; state < optimizer->rule().states.size(); ++state) plan_state(p, state, held);
+    } else if (saved_.has_states(p)) {
+      unused_states_.push_back(parameter.name);
+    }
+  }
+
+  void plan_state(int p, std::size_t state, Range held) {
+    const auto& parameter = impl_.model.parameters[p];
+    auto* optimizer = impl_.optimizer.get();
+    const int unit = parameter.unit;
+    const auto assign = [=](Range range, const at::Tensor& values) {
+      optimizer->set_state(state, unit, range, values);
+    };
+    const auto t = saved_.find_parameter(optimizer->rule().states[state].name, p);
+    if (t && saved_.info(*t).shape == whole_shape(p)) {
+      add(p, *t, held, {[=](Range range) { return optimizer->state_in_memory(state, unit, range); }, assign});
+      return;
+    }
+    if (state == 0) without_states_.push_back(parameter.name);
+    const Range mine = layout::intersect(parameter.range, held);
+    if (!mine.empty()) plan_.to_zero.emplace_back([=] { assign(mine, at::zeros({mine.numel()})); });
+  }
+
+  /// Plans reading what this rank holds of a tensor in the shape of a parameter.
+  void add(int p, std::size_t t, Range held, const Destination& destination) {
+    const Range mine = layout::intersect(impl_.model.parameters[p].range, held);
+    if (mine.empty()) return;
+    plan_.items.push_back(parameter_item(impl_, p, t, saved_.info(t), mine, destination));
+  }
+
+  void plan_buffer(const Inventory::Named& buffer) {
+    auto t = saved_.find(kinds::kBuffer, buffer.name);
+    for (const auto& alias : buffer.aliases) {
+      const auto other = saved_.find(kinds::kBuffer, alias);
+      if (other) used_.insert(*other);
+      if (!t) t = other;
+    }
+    if (!t) {
+      plan_.report.missing.push_back(buffer.name);
+      return;
+    }
+    used_.insert(*t);
+    if (shapes_match(*t, buffer.split.whole_shape(stored_shape(buffer.tensor)), buffer.name))
+      plan_.items.push_back(buffer_item(buffer, *t, saved_.info(*t)));
+  }
+
+  void check_strict() const {
+    require_all_match(plan_.report, fmt::format("the checkpoint '{}' is of another model", found_.folder),
+                      "Set LoadOptions::strict to false to load what fits, or LoadOptions::names where only "
+                      "names differ");
+  }
+
+  void notice(std::string text) { plan_.report.notices.push_back(std::move(text)); }
+
+  void notice_names() {
+    if (!left_alone_.empty()) {
+      notice(
+          fmt::format("{} parameters are not in the checkpoint, or not in this shape: they and their "
+                      "optimizer states stay "
+                      "as they are: {}",
+                      left_alone_.size(), some_of(left_alone_)));
+    }
+    if (options_.module_only) return;
+    if (!without_states_.empty()) {
+      notice(fmt::format("{} parameters have no optimizer states in the checkpoint; theirs start at zero: {}",
+                         without_states_.size(), some_of(without_states_)));
+    }
+    if (!unused_states_.empty()) {
+      notice(fmt::format(
+          "{} parameters are frozen in this model, their optimizer states in the checkpoint are not used: {}",
+          unused_states_.size(), some_of(unused_states_)));
+    }
+    if (!options_.load_optimizer_states) notice("optimizer states were not loaded: they stay as they are");
+  }
+
+  void plan_optimizer_steps() {
+    auto& steps = plan_.optimizer_steps;
+    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p)
+      steps.push_back(saved_.has_states(static_cast<int>(p)) ? state_.optimizer_steps : 0);
+    const auto by_name = saved_.parameters_by_saved_name();
+    for (const auto& [name, count] : state_.parameter_steps) {
+      if (const auto p = by_name.find(name); p != by_name.end()) steps[static_cast<std::size_t>(p->second)] = count;
+    }
+    plan_.unused_in_window = saved_.parameters_among(state_.unused_in_window);
+  }
+
+  void plan_training() {
+    const auto compare = [&](const char* what, const nlohmann::json& was, const nlohmann::json& now) {
+      if (was == now) return;
+      notice(fmt::format("the checkpoint was written with {} {}, this run has {}: the next steps may differ in the "
+                         "last bits",
+                         what, was.dump(), now.dump()));
+    };
+    compare("threads_per_rank", state_.threads_per_rank, threads_per_rank());
+    compare("cpu_capability", state_.cpu_capability, cpu_capability());
+    plan_.training = state_.training;
+    plan_.training.micro_batches = plan_position();
+    plan_random_states();
+    plan_rates();
+    plan_.report.global_steps = plan_.training.global_steps;
+    plan_.report.micro_batches = plan_.training.micro_batches;
+  }
+
+  void plan_rates() {
+    const std::size_t groups = impl_.training.lr_overrides.size();
+    auto& rates = plan_.training.lr_overrides;
+    const std::size_t saved_groups = rates.size();
+    if (saved_groups == 1) rates.resize(groups, rates.front());
+    if (rates.size() == groups) return;
+    rates.assign(groups, std::nullopt);
+    notice(fmt::format(
+        "the checkpoint has learning rates set for {} parameter groups, this run has {}: they are not taken over",
+        saved_groups, groups));
+  }
+
+  /// Where the data goes on, in micro-batches of all ranks, and with it whether the accumulated gradients can be kept.
+  std::int64_t plan_position() {
+    const std::int64_t ranks = impl_.group.size();
+    const std::int64_t window = impl_.config.gradient_accumulation_steps * ranks;
+    const std::int64_t inside = state_.window_micro_batches, begin = state_.training.micro_batches - inside;
+    const bool has_sums = inside > 0;
+    if (state_.window() != window) {
+      const std::int64_t next = (begin + window - 1) / window * window;
+      notice(fmt::format(
+          "{} micro-batches made a step when the checkpoint was written, {} do now: the data, which had come "
+          "to micro-batch {}, goes on at {}{}",
+          state_.window(), window, begin + inside, next,
+          has_sums ? ", without the gradients of the step that was not over" : ""));
+      return next;
+    }
+    if (!has_sums) return begin;
+    if (inside % ranks != 0) {
+      notice(fmt::format(
+          "the checkpoint lies {} micro-batches inside an accumulation window, which {} ranks cannot "
+          "share out: the window starts again, at micro-batch {}",
+          inside, ranks, begin));
+      return begin;
+    }
+    if (!plan_sums()) {
+      notice(
+          "the accumulated gradients of the checkpoint are of another model: the accumulation window "
+          "starts again");
+      return begin;
+    }
+    plan_.keeps_window = true;
+    return begin + inside;
+  }
+
+  /// Plans reading the accumulated gradients; false, and nothing planned, when they are of another model.
+  bool plan_sums() {
+    const std::size_t items_before = plan_.items.size();
+    for (std::size_t i = 0; i < impl_.model.parameters.size(); ++i) {
+      const int p = static_cast<int>(i), u = impl_.model.parameters[i].unit;
+      if (!impl_.model.units[u].trainable) continue;
+      const auto t = saved_.find_parameter(kinds::kGradientSum, p);
+      const auto weight = saved_.find_parameter(kinds::kWeight, p);
+      // Frozen there: nothing was summed, and here are zeros.
+      if (!t && weight && !saved_.info(*weight).trainable) continue;
+      if (!t || saved_.info(*t).shape != whole_shape(p)) {
+        plan_.items.resize(items_before);
+        return false;
+      }
+      auto* reducer = impl_.reducer.get();
+      // The owner's part only: the others get theirs when the window is over. Sums have memory from
+      // prepare_window() on.
+      add(p, *t, impl_.model.units[u].shard(impl_.group.rank()), {{}, [=](Range r, const at::Tensor& values) {
+            const Range held = reducer->gradient_range(u);
+            reducer->accumulated(u).narrow(0, r.begin - held.begin, r.numel()).copy_(values);
+          }});
+    }
+    return true;
+  }
+
+  void plan_random_states() {
+    if (found_.manifest.world_size != impl_.groups.all.size()) {
+      if (!impl_.config.zerotorch.reseed_per_micro_batch) {
+        notice(
+            "random streams belong to ranks and the number of ranks has changed: they go on from this run's "
+            "seed");
+      }
+      return;
+    }
+    plan_random_state("cpu", c10::Device(c10::kCPU));
+    if (!impl_.model.device.is_cpu()) plan_random_state("accelerator", impl_.model.device);
+  }
+
+  void plan_random_state(std::string_view device_name, c10::Device device) {
+    const auto t = saved_.find(kinds::kRandomState, random_state_name(impl_.groups.all.rank(), device_name));
+    if (!t) return;
+    plan_.items.push_back({*t, 0, saved_.info(*t).numel(), {}, {}, [device](const at::Tensor& state) {
+                             set_random_state(device, state);
+                           }});
+  }
+
+  const Engine::Impl& impl_;
+  const checkpoint::Found& found_;
+  const SavedTensors& saved_;
+  const SavedState& state_;
+  const LoadOptions& options_;
+  std::set<std::size_t> used_;  ///< tensors
+  /// Names of parameters: without states in the checkpoint; frozen here, with states there; not loaded.
+  std::vector<std::string> without_states_, unused_states_, left_alone_;
+  LoadPlan plan_;
+};
+
+}  // namespace
+
+std::vector<int> frozen_with_states(const Engine::Impl& impl, const SavedTensors& saved, const SavedState& state) {
+  std::vector<int> parameters;
+  for (const int p : saved.parameters_among(state.frozen)) {
+    if (!impl.model.units[impl.model.parameters[p].unit].trainable && saved.has_states(p)) parameters.push_back(p);
+  }
+  return parameters;
+}
+
+LoadPlan plan_load(const Engine::Impl& impl, const checkpoint::Found& found, const SavedTensors& saved,
+                   const SavedState& state, const LoadOptions& options) {
+  require_known_names(impl.inventory, options.names, "LoadOptions::names");
+  return LoadPlanner(impl, found, saved, state, options).plan();
+}
+
+}  // namespace zero::engine

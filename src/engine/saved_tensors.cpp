@@ -1,0 +1,79 @@
+#include "engine/saved_tensors.h"
+
+#include <fmt/format.h>
+
+namespace zero::engine {
+
+namespace kinds = checkpoint::kinds;
+
+namespace {
+
+bool is_weight_or_buffer(const checkpoint::TensorInfo& info) {
+  return info.kind == kinds::kWeight || info.kind == kinds::kBuffer;
+}
+
+}  // namespace
+
+SavedTensors::SavedTensors(const Engine::Impl& impl, const checkpoint::Manifest& manifest, const Names& renamed)
+    : impl_(impl), manifest_(manifest), renamed_(renamed) {
+  for (std::size_t t = 0; t < manifest.tensors.size(); ++t) {
+    index_[info(t).key()] = t;
+    // Another name of a tied parameter or buffer may be the first one in another model.
+    if (!is_weight_or_buffer(info(t))) continue;
+    for (const auto& alias : info(t).aliases) owner_of_alias_.emplace(alias, info(t).name);
+  }
+}
+
+std::optional<std::size_t> SavedTensors::find(std::string_view kind, const std::string& name) const {
+  const auto key = [kind](const std::string& n) { return fmt::format("{}/{}", kind, n); };
+  const auto renamed = renamed_.find(name);
+  const std::string& wanted = renamed == renamed_.end() ? name : renamed->second;
+  if (const auto found = index_.find(key(wanted)); found != index_.end()) return found->second;
+  const auto owner = owner_of_alias_.find(wanted);
+  if (owner == owner_of_alias_.end()) return std::nullopt;
+  const auto found = index_.find(key(owner->second));
+  return found == index_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<std::size_t> SavedTensors::find_parameter(std::string_view kind, int parameter) const {
+  const auto& name = impl_.model.parameters[parameter].name;
+  if (auto found = find(kind, name)) return found;
+  for (const auto& [alias, index] : impl_.inventory.index_of) {
+    if (index != parameter || alias == name) continue;
+    if (auto found = find(kind, alias)) return found;
+  }
+  return std::nullopt;
+}
+
+bool SavedTensors::has_states(int parameter) const {
+  const auto& states = impl_.optimizer->rule().states;
+  return !states.empty() && find_parameter(states.front().name, parameter);
+}
+
+std::map<std::string, int> SavedTensors::parameters_by_saved_name() const {
+  std::map<std::string, int> parameters;
+  for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+    if (const auto t = find_parameter(kinds::kWeight, static_cast<int>(p)))
+      parameters.emplace(info(*t).name, static_cast<int>(p));
+  }
+  return parameters;
+}
+
+std::vector<int> SavedTensors::parameters_among(const std::vector<std::string>& names) const {
+  std::vector<int> parameters;
+  const auto by_name = parameters_by_saved_name();
+  for (const auto& name : names) {
+    if (const auto p = by_name.find(name); p != by_name.end()) parameters.push_back(p->second);
+  }
+  return parameters;
+}
+
+std::vector<std::size_t> SavedTensors::weights_and_buffers() const {
+  std::vector<std::size_t> tensors;
+  for (const auto& [key, t] : index_) {
+    if (is_weight_or_buffer(info(t))) tensors.push_back(t);
+  }
+  return tensors;
+}
+
+}  // namespace zero::engine

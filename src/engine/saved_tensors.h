@@ -1,0 +1,45 @@
+#pragma once
+// The tensors of a checkpoint under the names that this model has for them.
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "engine/engine_impl.h"
+
+namespace zero::engine {
+
+class SavedTensors {
+ public:
+  using Names = std::map<std::string, std::string>;
+
+  /// `renamed`: from names of this model to those in the checkpoint, where they differ. All outlive this object.
+  SavedTensors(const Engine::Impl& impl, const checkpoint::Manifest& manifest, const Names& renamed);
+
+  const checkpoint::TensorInfo& info(std::size_t tensor) const { return manifest_.tensors[tensor].info; }
+
+  /// Index of the tensor, or nothing.
+  std::optional<std::size_t> find(std::string_view kind, const std::string& name) const;
+  /// As find() for a parameter under any of its names.
+  std::optional<std::size_t> find_parameter(std::string_view kind, int parameter) const;
+  /// True when the checkpoint has the optimizer's states of a parameter.
+  bool has_states(int parameter) const;
+
+  /// This model's parameters by their names in the checkpoint.
+  std::map<std::string, int> parameters_by_saved_name() const;
+  /// Those of this model that the checkpoint calls by one of `names`.
+  std::vector<int> parameters_among(const std::vector<std::string>& names) const;
+  /// Indices of weights and buffers in the order of their kinds and names.
+  std::vector<std::size_t> weights_and_buffers() const;
+
+ private:
+  const Engine::Impl& impl_;
+  const checkpoint::Manifest& manifest_;
+  const Names& renamed_;
+  std::map<std::string, std::size_t> index_;           ///< by "kind/name"
+  std::map<std::string, std::string> owner_of_alias_;  ///< to the name its tensor has
+};
+
+}  // namespace zero::engine

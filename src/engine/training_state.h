@@ -1,0 +1,20 @@
+#pragma once
+// Where a run stands, beside its tensors: one value, of which a checkpoint's `state` is made and from which it goes on
+// (engine/saved_state.h).
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "optim/loss_scaler.h"
+
+namespace zero::engine {
+
+struct TrainingState {
+  std::uint64_t seed = 0;  ///< of the random streams
+  std::int64_t global_steps = 0;
+  std::int64_t micro_batches = 0;  ///< of all data-parallel ranks, since the start
+  optim::LossScaler scaler;
+  std::vector<std::optional<double>> lr_overrides;  ///< by optimizer group
+};
+
+}  // namespace zero::engine
