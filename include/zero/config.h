@@ -98,8 +98,38 @@ struct Config {
   };
   Bf16 bf16;
 
+  struct Fp16 {
+    /// Parameters, activations and gradients in fp16, fp32 master weights, losses scaled. Not with bf16.enabled.
+    bool enabled = false;
+    /// Floating-point tensors given to the engine's call operator become fp16.
+    bool auto_cast = false;
+    /// What losses are multiplied with; 0: found while training (dynamic), by the keys below.
+    double loss_scale = 0;
+    /// A dynamic scale begins at 2 to this power.
+    std::int64_t initial_scale_power = 16;
+    /// Steps without overflow after which a dynamic scale is doubled.
+    std::int64_t loss_scale_window = 1000;
+    /// Overflows before a dynamic scale is halved; refilled when it is doubled.
+    std::int64_t hysteresis = 2;
+    /// Every step without overflow refills `hysteresis`.
+    bool consecutive_hysteresis = false;
+    /// An overflow at this scale is an error.
+    double min_loss_scale = 1;
+  };
+  Fp16 fp16;
+
   /// What parameters, activations and gradients are in.
-  DType param_dtype() const { return bf16.enabled ? DType::kBFloat16 : DType::kFloat32; }
+  DType param_dtype() const {
+    if (fp16.enabled) return DType::kFloat16;
+    return bf16.enabled ? DType::kBFloat16 : DType::kFloat32;
+  }
+  /// Whether a step with a gradient that is not finite is skipped on all ranks.
+  bool skips_non_finite() const { return fp16.enabled || (bf16.enabled && bf16.check_grad_overflow); }
+
+  /// What gradients travel in between ranks: kFloat16, kBFloat16 or kFloat32; not given: param_dtype(). A narrower one
+  /// halves the traffic and rounds every rank's gradient once; sums are fp32. fp32 keeps, in mixed precision, what
+  /// several backwards in one micro-batch add.
+  std::optional<DType> communication_dtype;
 
   // ---- step ----
 

@@ -97,6 +97,11 @@ class Engine {
   /// (loss not a scalar, module moved by .to()), CommError.
   void backward(const at::Tensor& loss);
 
+  /// For a loss.backward() of the program's own, with one loss or one of several: `loss` times loss_scale(), in fp32
+  /// where it was of 16 bits, as part of its graph; `loss` itself where the scale is 1. backward() does it by itself.
+  /// With a scale, gradients of a loss that was not scaled are refused (ModelError). Local.
+  at::Tensor scale(const at::Tensor& loss);
+
   /// Takes back every gradient that has arrived since the last update, on all ranks: what a plain program's
   /// zero_grad() does. zero_grad() of the module or of its optimizer does the same, at the next call. After a
   /// step() there is nothing to take back. *Collective.*
@@ -105,7 +110,8 @@ class Engine {
   /// Ends a micro-batch; at an accumulation boundary also clips, updates and publishes the parameters.
   /// Ranks may have used different parameters; one that no rank has used is left alone, or counts as a gradient
   /// of zero (zerotorch.unused_parameters). *Collective.* Throws CommError, ModelError (parameters were added,
-  /// replaced or moved; ranks have frozen different ones), ConfigError (rates differ between ranks).
+  /// replaced or moved; ranks have frozen different ones; a gradient is not finite at the smallest loss scale, after
+  /// which the step counts as skipped and training may go on), ConfigError (rates differ between ranks).
   void step();
   /// The same for some parameter groups, as where a GAN's two networks share one engine and are updated in turn:
   /// the others keep values and states, and their gradients are dropped as by zero_grad().
@@ -123,6 +129,8 @@ class Engine {
   std::int64_t global_steps() const;   ///< optimizer steps so far, skipped ones included
   std::int64_t skipped_steps() const;  ///< steps not taken because a gradient was not finite
   std::int64_t micro_steps() const;    ///< micro-batches so far, of this rank
+  /// Whether the last step() updated the parameters: false inside an accumulation window, and where it was skipped.
+  bool was_step_applied() const;
   /// True when the next step() updates the parameters.
   bool is_gradient_accumulation_boundary() const;
   /// Parameter groups are InitializeOptions::parameter_groups and the implicit last one, or the client
@@ -136,7 +144,7 @@ class Engine {
   void follow_schedule();
   /// Global 2-norm of the averaged gradient at the last update, before clipping; 0 before the first.
   double grad_norm() const;
-  double loss_scale() const;  ///< 1 unless fp16
+  double loss_scale() const;  ///< what the next backward() multiplies its loss with; 1 unless fp16
 
   MemoryReport memory_report() const;
   /// All ranks' memory by kind, before initialize() and now, as text (zero/memory.h). *Collective.* Takes
@@ -228,6 +236,31 @@ class Engine {
 /// each takes the gradients of its own parameters; then step() each. *Collective.* As Engine::backward.
 void backward(const at::Tensor& loss, std::initializer_list<Engine*> engines);
 
+namespace detail {
+/// `input` in the parameters' dtype where fp16.auto_cast asks for it; undefined where it stays as it is.
+at::Tensor cast_input(const Engine& engine, const at::Tensor& input);
+
+/// What forward() gets for an argument of the call operator, for as long as the call.
+template <class Arg>
+class Input {
+ public:
+  Input(const Engine& engine, Arg&& arg) : arg_(std::forward<Arg>(arg)) {
+    if constexpr (kIsTensor) cast_ = cast_input(engine, arg_);
+  }
+  Arg&& get() {
+    if constexpr (kIsTensor) {
+      if (cast_.defined()) return static_cast<Arg&&>(cast_);
+    }
+    return static_cast<Arg&&>(arg_);
+  }
+
+ private:
+  static constexpr bool kIsTensor = std::is_same_v<std::remove_cvref_t<Arg>, at::Tensor>;
+  Arg&& arg_;
+  at::Tensor cast_;
+};
+}  // namespace detail
+
 /// An engine that also calls its module: engine(inputs...) is module->forward(inputs...).
 template <class ModulePtr>
 class ModuleEngine : public Engine {
@@ -237,7 +270,7 @@ class ModuleEngine : public Engine {
   template <class... Args>
   auto operator()(Args&&... args) {
     check_module();
-    return module_->forward(std::forward<Args>(args)...);
+    return module_->forward(detail::Input<Args>(*this, std::forward<Args>(args)).get()...);
   }
   ModulePtr& typed_module() { return module_; }
 

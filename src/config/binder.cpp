@@ -83,7 +83,7 @@ class Binder {
                                      earlier->second.path, earlier->second.line));
     }
     if (key->kind == Kind::kSection) return read_subsection(*key, value, at);
-    if (is_auto(*key, value)) return at.active ? refuse_auto(*key, at) : void();
+    if (is_auto(*key, value)) return at.active && !is_off(section) ? refuse_auto(*key, at) : void();
     Checked checked = check_value(*key, value);
     if (!checked.ok()) return problem(at, checked.problem);
     if (at.active) settle(*key, value, checked.value, at);
@@ -166,6 +166,18 @@ class Binder {
       return true;
     }
     return false;
+  }
+
+  /// A section with "enabled": false.
+  bool is_off(const Place& section) const {
+    json::json_pointer pointer(wrapped_ ? "/" + std::string(kWrapper) : "");
+    std::string_view rest = section.written;
+    while (!rest.empty()) {
+      const auto end = std::min(rest.find('.'), rest.size());
+      pointer /= std::string(rest.substr(0, end));
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+    return document_.root.value(pointer / std::string("enabled"), json()) == false;
   }
 
   /// Parameters of an optimizer or schedule that we do not have would only be reported as unknown.

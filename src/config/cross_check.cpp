@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <string_view>
 
@@ -28,19 +29,33 @@ struct Check {
 };
 
 void check_dtypes(Check& check) {
-  const std::string_view in_use = check.config.bf16.enabled ? "bf16" : "fp32";
-  const auto must_match = [&](std::string_view path, std::string_view why) {
-    const Given* given = check.find(path);
-    if (given == nullptr || given->value.text.empty()) return;
-    const bool is_bf16 = given->value.text.find("bf") != std::string::npos;
-    if (is_bf16 == check.config.bf16.enabled) return;
-    check.problem(*given, fmt::format("got \"{}\", but bf16.enabled is {}, so want \"{}\": {}",
-                                      given->value.text, check.config.bf16.enabled, in_use, why));
-  };
-  must_match("communication_data_type",
-             "gradients travel in the parameters' dtype and are summed in fp32; change it or remove the key");
-  must_match("data_types.param_dtype",
-             "bf16.enabled chooses the dtype; change one of the two or remove the key");
+  const Config& config = check.config;
+  if (config.fp16.enabled && config.bf16.enabled) {
+    if (const Given* given = check.find("fp16.enabled"))
+      check.problem(*given, "bf16.enabled is true as well; set one of the two to false");
+  }
+  const Given* given = check.find("data_types.param_dtype");
+  if (given == nullptr || given->value.text.empty()) return;
+  const std::string& text = given->value.text;
+  const auto means = [&text](auto... names) { return ((text.find(names) != std::string::npos) || ...); };
+  const DType wanted = means("bf") ? DType::kBFloat16 : means("16", "half") ? DType::kFloat16 : DType::kFloat32;
+  if (wanted == config.param_dtype()) return;
+  check.problem(*given, fmt::format("got \"{}\", but fp16.enabled is {} and bf16.enabled is {}, so want \"{}\": "
+                                    "these choose the dtype; change one of them or remove the key",
+                                    text, config.fp16.enabled, config.bf16.enabled,
+                                    dtype_name(config.param_dtype())));
+}
+
+void check_loss_scale(Check& check) {
+  const Config::Fp16& fp16 = check.config.fp16;
+  if (!fp16.enabled || fp16.loss_scale != 0) return;
+  const double initial = std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power));
+  const Given* given = check.find("fp16.min_loss_scale");
+  if (given == nullptr) given = check.find("fp16.initial_scale_power");
+  if (given == nullptr || initial >= fp16.min_loss_scale) return;
+  check.problem(*given, fmt::format("the scale begins at {:g} (2 to the power of initial_scale_power), below "
+                                    "min_loss_scale, {:g}; change one of the two",
+                                    initial, fp16.min_loss_scale));
 }
 
 void check_optimizer(Check& check) {
@@ -125,7 +140,10 @@ void check_step_in_backward(Check& check) {
                                       "gradient_clipping to 0 (it is {:g})",
                                       check.config.gradient_clipping));
   }
-  if (check.config.bf16.enabled && check.config.bf16.check_grad_overflow) {
+  if (check.config.fp16.enabled) {
+    check.problem(*given, "a step cannot be skipped once it is under way, as fp16 asks for; use bf16 with "
+                          "bf16.check_grad_overflow false");
+  } else if (check.config.skips_non_finite()) {
     check.problem(*given,
                   "a step cannot be skipped once it is under way; set bf16.check_grad_overflow to false");
   }
@@ -145,6 +163,7 @@ void check_timeout(Check& check) {
 void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   Check check{given, config, problems};
   check_dtypes(check);
+  check_loss_scale(check);
   check_optimizer(check);
   check_scheduler(check);
   check_step_in_backward(check);

@@ -1,10 +1,22 @@
 // Batch sizes, and what applies to the step as a whole.
+#include <algorithm>
+#include <iterator>
+
 #include "config/fields.h"
 
 namespace zero::config {
 namespace {
 
 using enum KeyStatus;
+
+constexpr DType kDtypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};  // in the order of the choices
+constexpr Field kCommunicationDtype = {
+    .bind = [](Config& c, const Value& v) { c.communication_dtype = kDtypes[*v.choice]; },
+    .unbind = [](const Config& c) -> Value {
+      if (!c.communication_dtype) return {.given = false};
+      const auto* const found = std::ranges::find(kDtypes, *c.communication_dtype);
+      return {.choice = static_cast<std::size_t>(found - std::begin(kDtypes))};
+    }};
 
 constexpr Key kBatch[] = {
     {.path = "train_batch_size",
@@ -58,11 +70,9 @@ constexpr Key kStep[] = {
     {.path = "communication_data_type",
      .kind = Kind::kChoice,
      .fallback = "null",
-     .note =
-         "only the parameters' own dtype (\"bf16\" with bf16 enabled, else \"fp32\"): gradients travel in it "
-         "and are summed in fp32",
-     .choices = "bf16|fp32",
-     .refused_choices = "fp16"},
+     .note = "what gradients travel in; null: the parameters' dtype. Sums are fp32",
+     .choices = "fp16|bf16|fp32",
+     .field = kCommunicationDtype},
     no_effect("fp32_allreduce", Kind::kBool, "false", "sums are always fp32", "true"),
     no_effect("allreduce_always_fp32", Kind::kBool, "false", "sums are always fp32", "true"),
     no_effect("disable_allgather", Kind::kBool, "false", "updated parameters are published in one way only",

@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <mutex>
 #include <set>
@@ -40,8 +41,8 @@ DType param_dtype_of(const Config& config, const Inventory& inventory) {
     }();
     if (dtype != DType::kFloat32 && config.param_dtype() == DType::kFloat32) {
       throw ModelError(
-          fmt::format("parameter '{}' is {}, but the configuration does not enable bf16; add "
-                      "\"bf16\": {{\"enabled\": true}} or build the module in fp32",
+          fmt::format("parameter '{0}' is {1}, but the configuration does not enable {1}; add "
+                      "\"{1}\": {{\"enabled\": true}} or build the module in fp32",
                       item.name, dtype_name(dtype)));
     }
   }
@@ -112,6 +113,7 @@ setup::LaidOut make_model(Engine::Impl& impl) {
     model.units.push_back(std::move(unit));
   }
   model.sharding = laid.sharding;
+  model.gradient_dtype = laid.gradient_dtype;
   model.transport = comm::make_host_transport(impl.group);
   model.home = storage::Home(model.device, model.transport);
   model.passes = &optim::passes_for(model.device);
@@ -138,6 +140,21 @@ std::optional<sharding::Hosts> find_hosts(Group group) {
   return hosts;
 }
 
+optim::LossScaler make_scaler(const Config& config) {
+  const auto& fp16 = config.fp16;
+  optim::LossScalerOptions options{.skips_non_finite = config.skips_non_finite()};
+  if (fp16.enabled) {
+    options.dynamic = fp16.loss_scale == 0;
+    options.scale =
+        options.dynamic ? std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power)) : fp16.loss_scale;
+    options.window = fp16.loss_scale_window;
+    options.hysteresis = fp16.hysteresis;
+    options.consecutive_hysteresis = fp16.consecutive_hysteresis;
+    options.min_scale = fp16.min_loss_scale;
+  }
+  return optim::LossScaler(options);
+}
+
 void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup) {
   const auto& zero = impl.config.zero_optimization;
   if (laid.node_shared) {
@@ -153,8 +170,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
          .measured_prefetch = impl.config.zerotorch.measured_prefetch,
          .publish_bucket_numel = zero.allgather_bucket_size});
   }
-  impl.training.scaler = optim::LossScaler({.skips_non_finite = impl.config.param_dtype() == DType::kBFloat16 &&
-                                                       impl.config.bf16.check_grad_overflow});
+  impl.training.scaler = make_scaler(impl.config);
   impl.base_lr = std::move(setup.base_lr);
   impl.training.lr_overrides.resize(impl.base_lr.size());
   impl.client = std::move(setup.client);

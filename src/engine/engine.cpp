@@ -46,6 +46,12 @@ Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, Ini
 }
 }  // namespace detail
 
+at::Tensor detail::cast_input(const Engine& engine, const at::Tensor& input) {
+  const Config::Fp16& fp16 = engine.config().fp16;
+  const bool wanted = fp16.enabled && fp16.auto_cast && input.defined() && input.is_floating_point();
+  return wanted && input.scalar_type() != at::kHalf ? input.to(at::kHalf) : at::Tensor();
+}
+
 Engine initialize(ModelView model, Config config, InitializeOptions options) {
   return detail::make_engine(std::move(model), nullptr, std::move(config), std::move(options));
 }
@@ -188,8 +194,8 @@ double Engine::Impl::compute_norm() {
   return norm->of(*reducer, must_agree) * (sums_are_averages ? 1.0 : averaging());
 }
 
-void Engine::Impl::apply_step(double norm) {
-  double scale = sums_are_averages ? 1.0 : averaging();
+void Engine::Impl::apply_step(double norm, double averaging) {
+  double scale = sums_are_averages ? 1.0 : averaging;
   const double bound = config.gradient_clipping;
   if (bound > 0 && norm > bound) scale *= bound / (norm + 1e-6);
   if (config.zerotorch.step_in_backward) {
@@ -203,7 +209,47 @@ void Engine::Impl::apply_step(double norm) {
   for (const auto& parameter : model.parameters) intercept::bump_version(parameter.tensor);
 }
 
+std::optional<std::string> Engine::Impl::skip_step(double scale_before, optim::LossScaler::Decision decision) {
+  const std::optional<int> first = norm->first_not_finite(*reducer);
+  const std::string what = first ? fmt::format("the gradient of parameter '{}'", model.parameters[*first].name)
+                                 : std::string("a gradient of another model-parallel rank");
+  if (decision == optim::LossScaler::Decision::kSkipAtMinimum) {
+    return fmt::format(
+        "step {}: {} is not finite at a loss scale of {:g}, which is fp16.min_loss_scale: the module overflows fp16 "
+        "whatever the scale (or its loss is not finite). The step was skipped on all ranks; look at the loss, lower "
+        "the learning rate, use bf16, or allow a smaller scale",
+        training.global_steps, what, scale_before);
+  }
+  if (groups.is_first()) {
+    const std::string scales = training.scaler.scale() != scale_before
+                                   ? fmt::format("; loss scale {:g} becomes {:g}", scale_before, training.scaler.scale())
+                                   : scale_before != 1 ? fmt::format("; loss scale {:g}", scale_before) : "";
+    base::log_warning("step {}: {} is not finite; the step is skipped on all ranks{}", training.global_steps, what, scales);
+  }
+  return std::nullopt;
+}
+
 namespace {
+
+/// In fp32: fp16 ends at 65504.
+at::Tensor scaled(const at::Tensor& loss, double scale) {
+  if (scale == 1) return loss;
+  const bool narrow = loss.scalar_type() == at::kHalf || loss.scalar_type() == at::kBFloat16;
+  return (narrow ? loss.to(at::kFloat) : loss).mul(scale);
+}
+
+/// The scale of a loss that these engines share.
+double common_scale(std::span<Engine::Impl* const> engines) {
+  const double scale = engines.front()->training.scaler.scale();
+  for (const Engine::Impl* impl : engines) {
+    if (impl->training.scaler.scale() == scale) continue;
+    throw ModelError(fmt::format(
+        "backward of a loss that several engines share: their loss scales are {:g} and {:g}; give them the same fp16 "
+        "section with a fixed fp16.loss_scale, or train in bf16",
+        scale, impl->training.scaler.scale()));
+  }
+  return scale;
+}
 
 void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines) {
   if (!loss.defined() || loss.numel() != 1) {
@@ -216,10 +262,11 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
     if (impl->reducer->window_is_empty()) impl->refresh_rates();
     if (impl->monitor) impl->monitor->add_loss(loss);
   }
+  const double scale = common_scale(engines);
   const engine::BackwardScope scope(engines);
   for (Engine::Impl* impl : engines) impl->gradients->begin_backward();
   try {
-    loss.backward();
+    scaled(loss, scale).backward();
   } catch (...) {
     for (Engine::Impl* impl : engines) impl->gradients->fail_backward();
     throw;
@@ -238,6 +285,12 @@ void backward(const at::Tensor& loss, std::initializer_list<Engine*> engines) {
 void Engine::backward(const at::Tensor& loss) {
   Impl* const mine = impl_.get();
   run_backward(loss, {&mine, 1});
+}
+
+at::Tensor Engine::scale(const at::Tensor& loss) {
+  const at::Tensor result = scaled(loss, impl_->training.scaler.scale());
+  if (impl_->training.scaler.scale() != 1 && result.requires_grad()) impl_->gradients->expect_scaled(result);
+  return result;
 }
 
 void Engine::zero_grad() {
@@ -283,19 +336,19 @@ bool Engine::Impl::finish_micro_batch() {
   return buffers_changed;
 }
 
-void Engine::Impl::finish_window() {
+std::optional<std::string> Engine::Impl::finish_window() {
   const double lr = rates.front();
   store->quiesce();
   agree_on_use();
   grad_norm = compute_norm();
-  if (training.scaler.update(std::isfinite(grad_norm)) == optim::LossScaler::Decision::kSkip) {
-    if (groups.is_first()) {
-      base::log_warning("step {}: the gradient norm is {}; the step is skipped on all ranks", training.global_steps,
-                        grad_norm);
-    }
-    group.barrier({.label = "skipped step"}).wait();
+  std::optional<std::string> problem;
+  const double scale = training.scaler.scale(), average = averaging();  // of this window
+  const auto decision = training.scaler.update(std::isfinite(grad_norm));
+  step_applied = decision == optim::LossScaler::Decision::kTake;
+  if (step_applied) {
+    apply_step(grad_norm, average);
   } else {
-    apply_step(grad_norm);
+    problem = skip_step(scale, decision);
   }
   reducer->start_window();
   gradients->end_window();
@@ -304,9 +357,12 @@ void Engine::Impl::finish_window() {
   last_times = std::exchange(times, {});
   engine::log_step(*this);
   if (monitor) monitor->add_step(training.global_steps * config.train_batch_size, lr, grad_norm);
+  return problem;
 }
 
-void Engine::Impl::step() {
+std::optional<std::string> Engine::Impl::step() {
+  std::optional<std::string> problem;
+  step_applied = false;
   if (debug_observer) {
     if (const auto seen = debug_observer->take_violations(); !seen.empty()) {
       throw InternalError(
@@ -315,12 +371,13 @@ void Engine::Impl::step() {
   }
   if (!config.zerotorch.step_in_backward || reducer->window_is_empty()) refresh_rates();
   const bool buffers_changed = finish_micro_batch();
-  if (is_boundary()) finish_window();
+  if (is_boundary()) problem = finish_window();
   // Ranks whose forward wrote buffers meet here, before the next forward.
   if (buffers_changed) buffers->synchronise(group);
   if (raw_writes) raw_writes->remember();
   training.micro_batches += group.size();
   reseed();
+  return problem;
 }
 
 void Engine::step() {
@@ -328,8 +385,9 @@ void Engine::step() {
   impl.enter(engine::Entry::kStep, "step()");
   if (impl.raw_writes) impl.raw_writes->check();
   impl.failed = true;  // until the end: a throw on the way leaves the ranks apart
-  impl.step();
+  const std::optional<std::string> problem = impl.step();
   impl.failed = false;
+  if (problem) throw ModelError(*problem);
 }
 
 int Engine::rank() const { return impl_->group.rank(); }
@@ -344,6 +402,7 @@ std::int64_t Engine::global_steps() const { return impl_->training.global_steps;
 std::int64_t Engine::skipped_steps() const { return impl_->training.scaler.skipped_steps(); }
 std::int64_t Engine::micro_steps() const { return impl_->micro_steps(); }
 bool Engine::is_gradient_accumulation_boundary() const { return impl_->is_boundary(); }
+bool Engine::was_step_applied() const { return impl_->step_applied; }
 double Engine::learning_rate(int parameter_group) const {
   return impl_->lr_of(engine::checked_group(*impl_, parameter_group));
 }

@@ -68,6 +68,7 @@ struct Engine::Impl {
   optim::LrScheduleOptions schedule;
   engine::TrainingState training;
   double grad_norm = 0;
+  bool step_applied = false;  ///< by the last step()
   bool sums_are_averages = false;  ///< the program has changed this window's gradients
   std::vector<int> stepped_groups;  ///< of this step; empty: all
   int gathered_scopes = 0;  ///< GatheredParameters alive
@@ -127,13 +128,17 @@ struct Engine::Impl {
   void agree_on_use();
   /// Global 2-norm of the averaged gradient. *Collective.*
   double compute_norm();
-  /// The calls that Engine::step() consists of. *Collective.*
-  void step();
+  /// The calls that Engine::step() consists of. *Collective.* What step() returns, where training cannot go on by itself,
+  /// is to be thrown.
+  std::optional<std::string> step();
   /// All ranks have this micro-batch's gradients. Returns true when a rank's forward has written buffers.
   bool finish_micro_batch();
-  /// Updates, or skips the step, and begins the next window.
-  void finish_window();
-  void apply_step(double norm);
+  /// Updates, or skips the step, and begins the next window. Returns as step().
+  std::optional<std::string> finish_window();
+  /// `averaging`: that of the window.
+  void apply_step(double norm, double averaging);
+  /// Instead of apply_step(), for gradients that are not finite: says which. Returns as step(). *Collective.*
+  std::optional<std::string> skip_step(double scale_before, optim::LossScaler::Decision decision);
   /// Assembles a parameter's fp32 values from the ranks' parts; `part_of(unit, range)` gives mine.
   template <class PartOf>
   at::Tensor gather_full(int parameter, std::string_view label, PartOf part_of);

@@ -60,6 +60,23 @@ void Gradients::hook_parameter(int p) {
                                [this, p](bool dropped) { arrives(p, dropped); }});
 }
 
+void Gradients::expect_scaled(const at::Tensor& loss) {
+  loss.register_hook([weak = std::weak_ptr(self_)](const at::Tensor&) {
+    const auto self = weak.lock();
+    if (self && *self) (*self)->scaled_.push_back(intercept::backward_id());
+  });
+}
+
+/// In a backward of the program's own.
+void Gradients::check_scaled(int p) const {
+  if (impl_.training.scaler.scale() == 1 || BackwardScope::is_of_others(impl_)) return;
+  if (std::ranges::find(scaled_, intercept::backward_id()) != scaled_.end()) return;
+  throw ModelError(fmt::format(
+      "parameter '{}' got a gradient of a loss that was not scaled, and step() would divide it by the loss scale, {:g}: "
+      "call engine.backward(loss), or engine.scale(loss).backward()",
+      impl_.model.parameters[p].name, impl_.training.scaler.scale()));
+}
+
 void Gradients::follow_set_data(int p) {
   auto& hook = parameters_[p].hook;
   if (!hook || hook->is_current()) return;
@@ -73,7 +90,10 @@ void Gradients::follow_set_data(int p) {
 }
 
 void Gradients::take(int p, at::Tensor& gradient) {
-  if (!announced_) note_backward();
+  if (!announced_) {
+    check_scaled(p);
+    note_backward();
+  }
   if (lost_) throw ModelError(*lost_);
   if (impl_.sums_are_averages) {
     throw ModelError(
@@ -167,6 +187,7 @@ void Gradients::arm_all() noexcept {
 
 void Gradients::end_window() {
   foreign_ = false;
+  scaled_.clear();
   arm_all();
 }
 

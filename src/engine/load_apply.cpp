@@ -12,13 +12,14 @@ bool takes_training_state(const LoadOptions& options) {
 }
 
 void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
-  const std::int64_t skipped_steps = plan.training.scaler.skipped_steps();
-  const optim::LossScaler scaler = impl.training.scaler;  // with the options of this run
+  optim::LossScaler scaler = impl.training.scaler;  // with the options of this run
+  scaler.go_on_from(plan.training.scaler);
   impl.training = plan.training;
   impl.training.scaler = scaler;
-  impl.training.scaler.set_skipped_steps(skipped_steps);
   if (plan.keeps_window) {
     for (const int p : plan.unused_in_window) impl.reducer->set_unused_in_window(p);
+    const double saved_scale = plan.training.scaler.scale();
+    if (scaler.scale() != saved_scale) impl.reducer->scale_sums(scaler.scale() / saved_scale);
   }
   impl.reseed(/*follows_program=*/false);
 }

@@ -42,7 +42,8 @@ CommunicationReport Engine::communication_report() const {
   const auto low = static_cast<std::int64_t>(element_nbytes(model.param_dtype));
   // Without sharded optimizer states what is published are the fp32 sums of gradients.
   const auto published = model.sharding.optimizer_states ? low : static_cast<std::int64_t>(sizeof(float));
-  report.received_nbytes = low * (report.gathered_numel + report.reduced_numel) +
+  const auto gradient = static_cast<std::int64_t>(element_nbytes(model.gradient_dtype));
+  report.received_nbytes = low * report.gathered_numel + gradient * report.reduced_numel +
                            published * report.published_numel + report.control_nbytes;
   return report;
 }

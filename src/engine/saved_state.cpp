@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,16 @@ constexpr std::int64_t kMostCounted = std::int64_t{1} << 53;  // JSON's numbers 
 constexpr std::int64_t kMostInWindow = 1 << 30;  // micro-batches of a rank, or ranks
 
 nlohmann::json to_json(const std::optional<double>& rate) { return rate ? nlohmann::json(*rate) : nlohmann::json(); }
+
+nlohmann::json to_json(const optim::LossScaler& scaler) {
+  const auto& state = scaler.state();
+  nlohmann::json json = {{"scale", state.scale}, {"skipped_steps", state.skipped_steps}};
+  if (scaler.dynamic()) {
+    json["hysteresis_left"] = state.hysteresis_left;
+    json["steps_since_overflow"] = state.steps_since_overflow;
+  }
+  return json;
+}
 
 /// The members of a state, checked one by one.
 class Reader {
@@ -38,9 +49,24 @@ class Reader {
   /// A whole number from 0 to `most`.
   std::int64_t count(const char* key, std::int64_t most = kMostCounted) const { return count_in(json_, key, most); }
 
-  std::int64_t skipped_steps(std::int64_t most) const {
-    const auto scaler = value("loss_scaler");  // in version 1 beside the other counters
-    return count_in(scaler.is_object() ? scaler : json_, "skipped_steps", most);
+  /// Dynamic where the saved one was.
+  optim::LossScaler loss_scaler(std::int64_t global_steps) const {
+    const auto found = value("loss_scaler");
+    const auto& json = found.is_object() ? found : json_;  // in version 1 beside the other counters
+    optim::LossScaler scaler({.dynamic = json.contains("hysteresis_left")});
+    optim::LossScaler::State state = scaler.state();
+    state.skipped_steps = count_in(json, "skipped_steps", global_steps);
+    if (json.contains("scale")) {
+      const auto& scale = json["scale"];
+      if (!scale.is_number() || !(scale.get<double>() > 0) || !std::isfinite(scale.get<double>())) refuse("loss_scaler");
+      state.scale = scale.get<double>();
+    }
+    if (scaler.dynamic()) {
+      state.hysteresis_left = count_in(json, "hysteresis_left", kMostCounted);
+      state.steps_since_overflow = count_in(json, "steps_since_overflow", global_steps);
+    }
+    scaler.set_state(state);
+    return scaler;
   }
 
   std::int64_t data_parallel_size() const {
@@ -158,7 +184,7 @@ std::string SavedState::to_json() const {
       {"model_parallel_size", model_parallel_size},
       {"optimizer_steps", optimizer_steps},
       {"seed", std::to_string(training.seed)},  // 64 bits: more than JSON's numbers hold everywhere
-      {"loss_scaler", {{"scale", training.scaler.scale()}, {"skipped_steps", training.scaler.skipped_steps()}}},
+      {"loss_scaler", engine::to_json(training.scaler)},
       {"stage", stage},
       {"precision", precision},
       {"threads_per_rank", threads_per_rank},
@@ -198,7 +224,7 @@ SavedState SavedState::from_json(const std::string& text, Parts parts, const std
     reader.refuse("micro_batches");
   }
   training.global_steps = reader.count("global_steps");
-  training.scaler.set_skipped_steps(reader.skipped_steps(training.global_steps));
+  training.scaler = reader.loss_scaler(training.global_steps);
   training.lr_overrides = reader.lr_overrides();
   training.seed = reader.seed();
   state.model_parallel_size = reader.value("model_parallel_size");

@@ -16,8 +16,12 @@ namespace zero::optim {
 namespace {
 
 at::ScalarType scalar_type_of(DType dtype) {
-  ZERO_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16, "{} in a pass", dtype_name(dtype));
-  return dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16;
+  switch (dtype) {
+    case DType::kFloat16: return at::kHalf;
+    case DType::kBFloat16: return at::kBFloat16;
+    case DType::kFloat32: return at::kFloat;
+    default: ZERO_CHECK(false, "{} in a pass", dtype_name(dtype));
+  }
 }
 
 at::Tensor view_of(const void* data, at::ScalarType type, std::int64_t numel, c10::Device device) {

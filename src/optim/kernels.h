@@ -18,7 +18,7 @@ inline constexpr std::int64_t kSumBlockNumel = 1024;
 struct ReduceArgs {
   float* accumulator = nullptr;         ///< [numel]
   std::span<const void* const> slices;  ///< in rank order, [numel] each, of `dtype`
-  DType dtype = DType::kFloat32;        ///< kBFloat16 or kFloat32
+  DType dtype = DType::kFloat32;        ///< kFloat16, kBFloat16 or kFloat32
   std::int64_t numel = 0;               ///< multiple of kSumBlockNumel
   bool first = false;                   ///< base is 0 instead of the accumulator's value
   double* block_sumsq = nullptr;        ///< [numel / kSumBlockNumel], sums of squares of the result; or null
@@ -32,6 +32,8 @@ struct Kernels {
   void (*block_sumsq)(const float* values, std::int64_t numel, double* out);
   /// bf16 parameters from their masters.
   void (*round_master)(const float* master, std::uint16_t* low, std::int64_t numel);
+  /// fp16 parameters from their masters, to nearest even.
+  void (*round_to_half)(const float* master, void* low, std::int64_t numel);
   /// Masters as parameters and remainders, and back.
   void (*split_master)(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel);
   void (*join_master)(const std::uint16_t* low, const std::uint16_t* remainder, float* master,

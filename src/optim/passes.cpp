@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/check.h"
+
 namespace zero::optim {
 namespace {
 
@@ -10,7 +12,10 @@ class HostPasses final : public Passes {
   bool in_host_memory() const override { return true; }
   bool splits_masters() const override { return true; }
 
-  void reduce(const ReduceArgs& args) const override { kernels().reduce(args); }
+  void reduce(const ReduceArgs& args) const override {
+    ZERO_CHECK(args.dtype == DType::kFloat32 || element_nbytes(args.dtype) == 2, "slices of {}", dtype_name(args.dtype));
+    kernels().reduce(args);
+  }
   void block_sumsq(const float* values, std::int64_t numel, double* out) const override {
     kernels().block_sumsq(values, numel, out);
   }
@@ -23,6 +28,8 @@ class HostPasses final : public Passes {
   }
   void round(const float* master, void* low, DType param_dtype, std::int64_t numel) const override {
     if (param_dtype == DType::kBFloat16) return kernels().round_master(master, static_cast<std::uint16_t*>(low), numel);
+    if (param_dtype == DType::kFloat16) return kernels().round_to_half(master, low, numel);
+    ZERO_CHECK(param_dtype == DType::kFloat32, "{} parameters", dtype_name(param_dtype));
     if (numel > 0) std::memcpy(low, master, static_cast<std::size_t>(numel) * sizeof(float));
   }
   void split(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel) const override {

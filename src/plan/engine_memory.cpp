@@ -102,10 +102,14 @@ bool writes_all_it_updates(const LaidOut& laid, int rank) {
 
 /// Bytes per updated element that are kept beside the parameters for their full precision (see
 /// zero/sharded_optimizer.h): fp32 parameters are their own master, bf16 ones need a 16-bit remainder, and
-/// ranks that do not write what they update a master in fp32.
+/// fp16 ones and ranks that do not write what they update a master in fp32.
 std::int64_t master_nbytes(const LaidOut& laid, int rank) {
   if (!writes_all_it_updates(laid, rank)) return 4;
-  return laid.param_dtype == DType::kFloat32 ? 0 : 2;
+  switch (laid.param_dtype) {
+    case DType::kFloat32: return 0;
+    case DType::kBFloat16: return 2;
+    default: return 4;
+  }
 }
 
 /// `change[r]` is what rank r has more than rank r - 1: gives `amount` to ranks [first, first + count),
@@ -139,7 +143,7 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   hold(MemoryKind::kMaster, updated * master_nbytes(laid, rank));
   hold(MemoryKind::kOptimizer, updated * states_nbytes());
   hold(MemoryKind::kGradients, summed_numel(laid, rank) * kAccumulatorNbytes);
-  const std::int64_t buckets = pools.bucket_numel * low;
+  const std::int64_t buckets = pools.bucket_numel * laid.gradient_nbytes();
   add(MemoryKind::kBuckets, laid.sharding.gradients ? 0 : buckets, buckets);
   add(MemoryKind::kGather, 0, pools.gather.pool_numel * low);
   // initialize() passes one unit at a time through fp32.

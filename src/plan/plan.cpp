@@ -70,7 +70,8 @@ Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config
   traffic.published_numel = to_all + to_hosts;
   const double low = static_cast<double>(laid.low_nbytes());
   const double published = laid.sharding.optimizer_states ? low : 4;
-  traffic.nbytes = (traffic.gathered_numel + traffic.reduced_numel + to_hosts) * low + to_all * published +
+  traffic.nbytes = (traffic.gathered_numel + to_hosts) * low +
+                   traffic.reduced_numel * static_cast<double>(laid.gradient_nbytes()) + to_all * published +
                    norm_nbytes(laid);
   if (cluster.bandwidth_nbytes_per_s > 0) traffic.seconds = traffic.nbytes / cluster.bandwidth_nbytes_per_s;
   return traffic;

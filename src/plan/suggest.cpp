@@ -70,7 +70,7 @@ std::vector<Candidate> node_shared(const Candidate& from) {
 std::vector<Candidate> step_in_backward(const Candidate& from) {
   const Config& config = from.config;
   const bool shards = layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states;
-  const bool possible = shards && config.gradient_clipping == 0 && config.gradient_accumulation_steps == 1;
+  const bool possible = shards && !config.fp16.enabled && config.gradient_clipping == 0 && config.gradient_accumulation_steps == 1;
   if (!possible || config.zerotorch.step_in_backward) return {};
   return {with(from,
                config.param_dtype() == DType::kBFloat16
@@ -103,7 +103,7 @@ std::vector<Candidate> smaller_micro_batches(const Candidate& from) {
 }
 
 std::vector<Candidate> bf16(const Candidate& from) {
-  if (from.config.param_dtype() == DType::kBFloat16) return {};
+  if (from.config.param_dtype() != DType::kFloat32) return {};
   return {with(from, "bf16", [](Candidate& c) { c.config.bf16.enabled = true; })};
 }
 

@@ -75,6 +75,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.units = layout::make_units(tree, parameters, unit_options(config, tree));
   laid.sharding = layout::sharding_of_stage(zero.stage);
   laid.param_dtype = config.param_dtype();
+  laid.gradient_dtype = config.communication_dtype.value_or(laid.param_dtype);
   laid.world_size = ranks.count;
   laid.hosts = ranks.hosts;
   laid.overlap = zero.overlaps_comm();

@@ -23,6 +23,7 @@ struct LaidOut {
   bool node_shared = false;    ///< else the copying store
   std::vector<bool> resident;  ///< copying store: whole on every rank; node-shared: all false
   DType param_dtype = DType::kFloat32;
+  DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
   int world_size = 1;
   int hosts = 1;
   bool overlap = false;
@@ -31,6 +32,7 @@ struct LaidOut {
   std::int64_t prefetch_numel = 0;  ///< gathered ahead of their use, at most
 
   std::int64_t low_nbytes() const { return static_cast<std::int64_t>(element_nbytes(param_dtype)); }
+  std::int64_t gradient_nbytes() const { return static_cast<std::int64_t>(element_nbytes(gradient_dtype)); }
   /// Elements of all units, of the trainable ones only if so wanted.
   std::int64_t padded_numel(bool trainable_only = false) const;
   std::int64_t largest_unit() const;

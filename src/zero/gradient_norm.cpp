@@ -22,6 +22,14 @@ double GradientNorm::of(const GradientReducer& reducer, std::uint64_t must_agree
   return std::sqrt(model_parallel_ ? sum_parts(mine) : mine.split + mine.replicated);
 }
 
+std::optional<int> GradientNorm::first_not_finite(const GradientReducer& reducer) const {
+  const auto none = static_cast<std::int64_t>(model_.parameters.size());
+  std::int64_t first = reducer.first_not_finite().value_or(static_cast<int>(none));
+  Group group = model_.group;
+  group.all_reduce(&first, 1, DType::kInt64, ReduceOp::kMin, {.label = "gradients that are not finite"}).wait();
+  return first == none ? std::nullopt : std::optional(static_cast<int>(first));
+}
+
 GradientNorm::Part GradientNorm::sum_blocks(const GradientReducer& reducer) {
   Group group = model_.group;
   counts_.assign(static_cast<std::size_t>(group.size()), 0);

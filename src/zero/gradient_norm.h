@@ -22,6 +22,10 @@ class GradientNorm {
   /// differs.
   double of(const GradientReducer& reducer, std::uint64_t must_agree);
 
+  /// After of(): the first parameter with a gradient that is not finite; nothing where only other model-parallel ranks
+  /// have one. The same on all data-parallel ranks. *Collective.*
+  std::optional<int> first_not_finite(const GradientReducer& reducer) const;
+
   std::int64_t received_nbytes() const { return received_nbytes_; }
 
  private:

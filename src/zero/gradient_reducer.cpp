@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <utility>
 
@@ -31,8 +32,11 @@ void add_values(const void* values, std::int64_t from, std::int64_t numel, float
 
 /// sums[i] += values[from + i]
 void add_low_values(DType dtype, const void* values, std::int64_t from, std::int64_t numel, float* sums) {
-  dtype == DType::kBFloat16 ? add_values<base::BFloat16>(values, from, numel, sums)
-                            : add_values<float>(values, from, numel, sums);
+  switch (dtype) {
+    case DType::kFloat16: return add_values<base::Float16>(values, from, numel, sums);
+    case DType::kBFloat16: return add_values<base::BFloat16>(values, from, numel, sums);
+    default: return add_values<float>(values, from, numel, sums);
+  }
 }
 
 }  // namespace
@@ -62,7 +66,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
 }
 
 storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
-  return model_.home.make_readable(ledger_, MemoryKind::kBuckets, model_.param_dtype, numel);
+  return model_.home.make_readable(ledger_, MemoryKind::kBuckets, model_.gradient_dtype, numel);
 }
 
 /// What depends on the buckets. *Collective.*
@@ -93,7 +97,7 @@ void GradientReducer::make_memory() {
   }
   board_.reset();
   board_ = model_.transport->make_exchange_board(
-      "gradients", std::move(parcels), model_.param_dtype,
+      "gradients", std::move(parcels), model_.gradient_dtype,
       [this](int parcel, std::span<const void* const> slices) { reduce(buckets_[parcel], slices); });
 }
 
@@ -305,16 +309,22 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
     copied_nbytes_ += static_cast<std::int64_t>(source.nbytes());
   }
   const std::int64_t nbytes = static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
-  copied_nbytes_ += part.numel() * nbytes;
+  copied_nbytes_ += part.numel() * static_cast<std::int64_t>(element_nbytes(model_.gradient_dtype));
   const std::int64_t to = part.begin - bucket.range.begin;
   const std::int64_t from = part.begin - target.range.begin;
-  if (!add_to) {
+  const bool converts = model_.gradient_dtype != model_.param_dtype;
+  if (!add_to && !converts) {
     model_.passes->copy(bucket.buffer->data_at(to), static_cast<const char*>(source.const_data_ptr()) + from * nbytes,
                         static_cast<std::size_t>(part.numel() * nbytes));
     return;
   }
   const at::Tensor flat = source.as_strided({part.numel()}, {1}, source.storage_offset() + from);
-  bucket.buffer->view(to, part.numel()).add_(flat);
+  const at::Tensor place = bucket.buffer->view(to, part.numel());
+  if (add_to) {
+    place.add_(flat.to(place.scalar_type()));
+  } else {
+    place.copy_(flat);
+  }
 }
 
 void GradientReducer::send(Bucket& bucket) {
@@ -379,7 +389,7 @@ void GradientReducer::add_slices(const Bucket& bucket, Range mine, float* sums,
   double* squares = is_last_micro_batch() ? block_sumsq_.data() + bucket.block_offset : nullptr;
   model_.passes->reduce({.accumulator = sums,
                          .slices = slices,
-                         .dtype = model_.param_dtype,
+                         .dtype = model_.gradient_dtype,
                          .numel = mine.numel(),
                          .first = first,
                          .block_sumsq = squares});
@@ -404,7 +414,7 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
         const Range part = layout::intersect({begin, begin + columns}, mine);
         if (part.empty()) continue;
         const std::int64_t from = static_cast<std::int64_t>(i) * columns + (part.begin - begin);
-        add_low_values(model_.param_dtype, values, from, part.numel(), sums + (part.begin - mine.begin));
+        add_low_values(model_.gradient_dtype, values, from, part.numel(), sums + (part.begin - mine.begin));
       }
     }
     if (!is_last_micro_batch()) continue;
@@ -568,6 +578,25 @@ void GradientReducer::refresh_sumsq() {
     const float* const sums = accumulator(bucket.unit) + (mine.begin - gradient_range(bucket.unit).begin);
     model_.passes->block_sumsq(sums, mine.numel(), block_sumsq_.data() + bucket.block_offset);
   }
+}
+
+std::optional<int> GradientReducer::first_not_finite() const {
+  std::optional<int> first;
+  for (const Bucket& bucket : buckets_) {
+    const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
+    if (mine.empty() || bucket.fresh || !sums_) continue;
+    const float* const sums = accumulator(bucket.unit) - gradient_range(bucket.unit).begin;
+    for (std::int64_t block = 0; block < mine.numel() / kBlockNumel; ++block) {
+      if (std::isfinite(block_sumsq_[static_cast<std::size_t>(bucket.block_offset + block)])) continue;
+      const std::int64_t begin = mine.begin + block * kBlockNumel;
+      for (const int p : model_.units[bucket.unit].parameters) {
+        if (first && *first <= p) continue;
+        const Range part = layout::intersect(model_.parameters[p].range, {begin, begin + kBlockNumel});
+        if (std::any_of(sums + part.begin, sums + part.end, [](float sum) { return !std::isfinite(sum); })) first = p;
+      }
+    }
+  }
+  return first;
 }
 
 void GradientReducer::hold_sums() {

@@ -74,6 +74,9 @@ class GradientReducer {
   const std::vector<double>& shard_block_sumsq() const { return block_sumsq_; }
   /// Multiplies this rank's sums of every unit; sums of squares follow. Local.
   void scale_sums(double factor);
+  /// The first parameter with a sum that is not finite in this rank's shard, once a window's sums of squares are made.
+  /// Local.
+  std::optional<int> first_not_finite() const;
   /// After accumulated() was written to: sums of squares follow. Local.
   void refresh_sumsq();
   /// How many of these rank `rank` has for `unit`.

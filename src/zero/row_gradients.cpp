@@ -46,11 +46,11 @@ void RowGradients::end_micro_batch() {
   as_rows_.clear();
 }
 
-/// What was kept of a parameter, summed one after the other as dense gradients are: coalesced, of the low dtype.
+/// What was kept of a parameter, summed one after the other as dense gradients are: coalesced, of the dtype they travel in.
 at::Tensor RowGradients::join(int parameter) {
   at::Tensor sum;
   for (const at::Tensor& gradient : kept_[parameter]) {
-    const at::Tensor one = gradient.to(model_.parameters[parameter].tensor.scalar_type()).coalesce();
+    const at::Tensor one = gradient.to(storage::to_scalar_type(model_.gradient_dtype)).coalesce();
     sum = sum.defined() ? (sum + one).coalesce() : one;
   }
   return sum;
@@ -106,7 +106,7 @@ void RowGradients::exchange(const std::function<void(int parameter, std::span<co
   for (const Agreed& agreed : std::exchange(agreed_, {})) {
     const auto& parameter = model_.parameters[agreed.parameter];
     const std::int64_t columns = parameter.tensor.size(1);
-    at::Tensor rows = at::empty({0}, at::kLong), values = at::empty({0, columns}, parameter.tensor.options());
+    at::Tensor rows = at::empty({0}, at::kLong), values = at::empty({0, columns}, storage::to_scalar_type(model_.gradient_dtype));
     if (agreed.mine.defined()) {
       rows = agreed.mine.indices().select(0, 0).contiguous();
       values = agreed.mine.values().contiguous();
@@ -126,7 +126,7 @@ void RowGradients::exchange(const std::function<void(int parameter, std::span<co
                       {.label = label})
           .wait();
       model_.transport
-          ->all_gather(values.const_data_ptr(), all_values.mutable_data_ptr(), numel, model_.param_dtype,
+          ->all_gather(values.const_data_ptr(), all_values.mutable_data_ptr(), numel, model_.gradient_dtype,
                        {.label = label})
           .wait();
       received_numel_ += (total - rows.numel()) * columns;

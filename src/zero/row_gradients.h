@@ -45,7 +45,7 @@ class RowGradients {
 
   struct RankRows {
     std::span<const std::int64_t> rows;  ///< ascending
-    const void* values = nullptr;        ///< [rows, D], of the low dtype
+    const void* values = nullptr;        ///< [rows, D], of ShardedModel::gradient_dtype
   };
   /// *Collective.* After agree(): hands over what goes as rows, table by table, rank by rank.
   void exchange(const std::function<void(int parameter, std::span<const RankRows> by_rank)>& take_rows);

@@ -4,7 +4,7 @@
 //   unit       parameters gathered and released together; one flat buffer [U]
 //   shard      a rank's slice of a unit [S]
 //   sharded    split over the ranks; replicated: whole on every rank
-//   low        the parameter as the module reads it (bf16, or fp32 without mixed precision)
+//   low        the parameter as the module reads it (bf16 or fp16, or fp32 without mixed precision)
 //   master     fp32 weights the optimizer updates; the same memory as `low` when that is fp32 and writable
 //   publish    make updated shards readable by all ranks
 // Nobody in this room asks for a stage: Sharding says what is split.
@@ -68,6 +68,7 @@ struct ShardedModel {
   std::vector<Unit> units;
   Sharding sharding;
   DType param_dtype = DType::kFloat32;
+  DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in; their sums are fp32
   c10::Device device{c10::kCPU};
   storage::Home home;                                         ///< where memory comes from on that device
   const optim::Passes* passes = &optim::passes_for(c10::kCPU);  ///< and what is done with it there

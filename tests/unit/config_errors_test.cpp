@@ -133,22 +133,43 @@ TEST(ConfigErrors, ScheduleParameters) {
 TEST(ConfigErrors, DtypesMustAgree) {
   EXPECT_EQ(error_of(R"({"communication_data_type": "fp32"})"), "");
   EXPECT_EQ(error_of(R"({"communication_data_type": "bf16", "bf16": {"enabled": true}})"), "");
-  EXPECT_EQ(error_of(R"({"communication_data_type": "fp32", "bf16": {"enabled": true}})"),
-            "c:1: communication_data_type: got \"fp32\", but bf16.enabled is true, so want \"bf16\": "
-            "gradients travel "
-            "in the parameters' dtype and are summed in fp32; change it or remove the key");
-  EXPECT_NE(error_of(R"({"communication_data_type": "fp16"})"), "");
+  EXPECT_EQ(error_of(R"({"communication_data_type": "fp32", "bf16": {"enabled": true}})"), "");
+  EXPECT_EQ(error_of(R"({"communication_data_type": "fp16"})"), "");
+  EXPECT_EQ(error_of(R"({"communication_data_type": "fp64"})"),
+            "c:1: communication_data_type: got \"fp64\", want one of \"fp16\", \"bf16\", \"fp32\"; did you mean "
+            "'fp16'?");
+  EXPECT_EQ(error_of(R"({"fp16": {"enabled": true}, "data_types": {"param_dtype": "half"}})"), "");
+  EXPECT_EQ(error_of(R"({"fp16": {"enabled": true}, "data_types": {"param_dtype": "bf16"}})"),
+            "c:1: data_types.param_dtype: got \"bf16\", but fp16.enabled is true and bf16.enabled is false, so want "
+            "\"fp16\": these choose the dtype; change one of them or remove the key");
+  EXPECT_EQ(error_of(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})"),
+            "c:1: fp16.enabled: bf16.enabled is true as well; set one of the two to false");
   EXPECT_EQ(error_of(R"({"data_types": {"grad_accum_dtype": "fp32", "param_dtype": "float"}})"), "");
   EXPECT_NE(error_of(R"({"data_types": {"grad_accum_dtype": "bf16"}})").find("accumulated in fp32"),
             std::string::npos);
   EXPECT_NE(error_of(R"({"data_types": {"param_dtype": "bf16"}})"), "");
 }
 
+TEST(ConfigErrors, LossScales) {
+  const auto fp16 = [](const std::string& members) { return error_of(R"({"fp16": {"enabled": true, )" + members + "}}"); };
+  EXPECT_EQ(fp16(R"("loss_scale": 0, "initial_scale_power": 32, "min_loss_scale": 0.5)"), "");
+  EXPECT_EQ(fp16(R"("loss_scale": -1)"), "c:1: fp16.loss_scale: got -1, want a number, 0 to 4294967296");
+  EXPECT_EQ(fp16(R"("initial_scale_power": 3, "min_loss_scale": 16)"),
+            "c:1: fp16.min_loss_scale: the scale begins at 8 (2 to the power of initial_scale_power), below "
+            "min_loss_scale, 16; change one of the two");
+  EXPECT_NE(fp16(R"("loss_scale_window": 0)"), "");
+  EXPECT_NE(fp16(R"("hysteresis": 0)"), "");
+  EXPECT_EQ(error_of(R"({"fp16": {"enabled": true}, "gradient_clipping": 0, "zero_optimization": {"stage": 1},
+                         "zerotorch": {"step_in_backward": true}})"),
+            "c:2: zerotorch.step_in_backward: a step cannot be skipped once it is under way, as fp16 asks for; use bf16 "
+            "with bf16.check_grad_overflow false");
+}
+
 TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
   for (const char* section :
        {"amp", "autotuning", "elasticity", "flops_profiler", "comms_logger", "wandb", "comet", "csv_monitor",
         "data_efficiency", "curriculum_learning", "eigenvalue", "nebula", "progressive_layer_drop",
-        "hybrid_engine", "torch_autocast", "fp16", "expert_parallel", "compile", "weight_quantization"}) {
+        "hybrid_engine", "torch_autocast", "expert_parallel", "compile", "weight_quantization"}) {
     const std::string name = std::string("{\"") + section + "\": ";
     EXPECT_EQ(error_of(name + "{\"enabled\": false}}"), "") << section;
     EXPECT_EQ(error_of(name + "{}}"), "") << section;
