@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -51,10 +50,10 @@ class AtenPasses final : public Passes {
     std::memcpy(out, sums.const_data_ptr<double>(), static_cast<std::size_t>(sums.numel()) * sizeof(double));
   }
 
-  void update(const Rule& rule, const UpdateArgs& args, DType param_dtype, const Hyper& hyper) const override {
+  void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const override {
     ZERO_CHECK(rule.update_on_device, "{} has no update on {}", rule.name, device_.str());
     rule.update_on_device(args, hyper, device_);
-    if (args.low) round(args.master, args.low, param_dtype, args.numel);
+    if (args.low) round(args.master, args.low, args.low_dtype, args.numel);
   }
 
   void round(const float* master, void* low, DType param_dtype, std::int64_t numel) const override {
@@ -83,24 +82,6 @@ class AtenPasses final : public Passes {
 };
 
 }  // namespace
-
-void adam_on_device(const UpdateArgs& args, const Hyper& hyper, const c10::Device& device) {
-  const at::NoGradGuard no_grad;
-  const auto view = [&](const void* data) { return view_of(data, at::kFloat, args.numel, device); };
-  const at::Tensor master = view(args.master), exp_avg = view(args.states[0]), exp_avg_sq = view(args.states[1]);
-  at::Tensor g = view(args.gradient).mul(hyper.gradient_scale);
-  if (hyper.decoupled) {
-    master.mul_(1 - hyper.lr * hyper.weight_decay);
-  } else {
-    g.add_(master, hyper.weight_decay);
-  }
-  exp_avg.mul_(hyper.beta1).add_(g, 1 - hyper.beta1);
-  exp_avg_sq.mul_(hyper.beta2).addcmul_(g, g, 1 - hyper.beta2);
-  const double correction1 = hyper.bias_correction ? 1 - std::pow(hyper.beta1, hyper.step) : 1.0;
-  const double correction2 = hyper.bias_correction ? 1 - std::pow(hyper.beta2, hyper.step) : 1.0;
-  const at::Tensor denominator = exp_avg_sq.sqrt().div_(std::sqrt(correction2)).add_(hyper.eps);
-  master.addcdiv_(exp_avg, denominator, -hyper.lr / correction1);
-}
 
 const Passes& aten_passes_for(c10::Device device) {
   // Engines may go after static objects.

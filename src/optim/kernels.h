@@ -27,7 +27,12 @@ struct ReduceArgs {
 struct Kernels {
   const char* isa;
   void (*reduce)(const ReduceArgs&);
-  void (*adam)(const UpdateArgs&, const Hyper&);
+  // Updates; states in this order, null where the hyper-parameters leave one out.
+  void (*adam)(const UpdateArgs&, const Hyper&);     ///< exp_avg, exp_avg_sq, max_exp_avg_sq
+  void (*sgd)(const UpdateArgs&, const Hyper&);      ///< momentum_buffer
+  void (*adagrad)(const UpdateArgs&, const Hyper&);  ///< sum
+  void (*rmsprop)(const UpdateArgs&, const Hyper&);  ///< square_avg, momentum_buffer, grad_avg
+  void (*lion)(const UpdateArgs&, const Hyper&);     ///< exp_avg
   /// Sums of squares per block of [numel] fp32 elements.
   void (*block_sumsq)(const float* values, std::int64_t numel, double* out);
   /// bf16 parameters from their masters.

@@ -19,12 +19,12 @@ class HostPasses final : public Passes {
   void block_sumsq(const float* values, std::int64_t numel, double* out) const override {
     kernels().block_sumsq(values, numel, out);
   }
-  void update(const Rule& rule, const UpdateArgs& args, DType param_dtype, const Hyper& hyper) const override {
-    if (!args.low || param_dtype == DType::kBFloat16) return rule.update(args, hyper);
+  void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const override {
+    if (!args.low || args.low_dtype != DType::kFloat32) return rule.update(args, hyper);
     UpdateArgs alone = args;
     alone.low = nullptr;
     rule.update(alone, hyper);
-    round(args.master, args.low, param_dtype, args.numel);
+    round(args.master, args.low, args.low_dtype, args.numel);
   }
   void round(const float* master, void* low, DType param_dtype, std::int64_t numel) const override {
     if (param_dtype == DType::kBFloat16) return kernels().round_master(master, static_cast<std::uint16_t*>(low), numel);

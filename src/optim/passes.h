@@ -21,8 +21,7 @@ class Passes {
   virtual void reduce(const ReduceArgs& args) const = 0;
   /// Sums of squares per block of kSumBlockNumel fp32 elements, into host memory. Waits for the device.
   virtual void block_sumsq(const float* values, std::int64_t numel, double* out) const = 0;
-  /// `args.low`, if given, is of `param_dtype`.
-  virtual void update(const Rule& rule, const UpdateArgs& args, DType param_dtype, const Hyper& hyper) const = 0;
+  virtual void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const = 0;
   /// Parameters of `param_dtype` from their fp32 masters.
   virtual void round(const float* master, void* low, DType param_dtype, std::int64_t numel) const = 0;
   virtual void split(const float* master, std::uint16_t* low, std::uint16_t* remainder,
@@ -37,8 +36,5 @@ class Passes {
 const Passes& passes_for(c10::Device device);
 /// The ATen ones on any device, the CPU too: for tests.
 const Passes& aten_passes_for(c10::Device device);
-
-/// Adam's update in memory of another device.
-void adam_on_device(const UpdateArgs& args, const Hyper& hyper, const c10::Device& device);
 
 }  // namespace zero::optim

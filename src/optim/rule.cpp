@@ -1,17 +1,109 @@
 #include "optim/rule.h"
 
+#include <algorithm>
+
+#include "optim/aten_rules.h"
 #include "optim/kernels.h"
-#include "optim/passes.h"
 
 namespace zero::optim {
 
 namespace {
 
-constexpr std::array kAdamStates{StateColumn{"exp_avg"}, StateColumn{"exp_avg_sq"}};
+constexpr StateColumn kExpAvg{"exp_avg"}, kExpAvgSq{"exp_avg_sq"}, kMaxExpAvgSq{"max_exp_avg_sq"},
+    kMomentumBuffer{"momentum_buffer"}, kSquareAvg{"square_avg"}, kGradAvg{"grad_avg"};
+constexpr StateColumn kSum{.name = "sum", .initial = [](const Hyper& h) { return h.initial_accumulator_value; }};
+
+constexpr std::array kAdamStates{kExpAvg, kExpAvgSq, kMaxExpAvgSq};
+constexpr std::array kSgdStates{kMomentumBuffer};
+constexpr std::array kAdagradStates{kSum};
+constexpr std::array kRmspropStates{kSquareAvg, kMomentumBuffer, kGradAvg};
+constexpr std::array kCenteredStates{kSquareAvg, kGradAvg};
+constexpr std::array kLionStates{kExpAvg};
 
 void update_adam(const UpdateArgs& args, const Hyper& hyper) { kernels().adam(args, hyper); }
+void update_sgd(const UpdateArgs& args, const Hyper& hyper) { kernels().sgd(args, hyper); }
+void update_adagrad(const UpdateArgs& args, const Hyper& hyper) { kernels().adagrad(args, hyper); }
+void update_rmsprop(const UpdateArgs& args, const Hyper& hyper) { kernels().rmsprop(args, hyper); }
+void update_lion(const UpdateArgs& args, const Hyper& hyper) { kernels().lion(args, hyper); }
+
+/// Of kCenteredStates, in the order that the kernels have.
+UpdateArgs with_grad_avg_third(UpdateArgs args) {
+  args.states[2] = args.states[1];
+  args.states[1] = nullptr;
+  return args;
+}
+
+template <bool kMomentum, bool kCentered>
+std::string_view missing_in_rmsprop(const Hyper& hyper) {
+  if (!kMomentum && hyper.momentum != 0) return kMomentumBuffer.name;
+  return !kCentered && hyper.centered ? kGradAvg.name : std::string_view();
+}
+
+const Rule& amsgrad() {
+  static const Rule rule{"Adam", kAdamStates, &update_adam, &adam_on_device};
+  return rule;
+}
+
+const Rule& sgd() {
+  static const Rule rule{"SGD", {}, &update_sgd, &sgd_on_device,
+                         [](const Hyper& h) { return h.momentum != 0 ? kMomentumBuffer.name : std::string_view(); }};
+  return rule;
+}
+
+const Rule& sgd_with_momentum() {
+  static const Rule rule{"SGD", kSgdStates, &update_sgd, &sgd_on_device};
+  return rule;
+}
+
+const Rule& adagrad() {
+  static const Rule rule{"Adagrad", kAdagradStates, &update_adagrad, &adagrad_on_device};
+  return rule;
+}
+
+const Rule& rmsprop(bool momentum, bool centered) {
+  constexpr std::span<const StateColumn> states(kRmspropStates);
+  static const Rule plain{"RMSprop", states.first(1), &update_rmsprop, &rmsprop_on_device,
+                          &missing_in_rmsprop<false, false>};
+  static const Rule with_momentum{"RMSprop", states.first(2), &update_rmsprop, &rmsprop_on_device,
+                                  &missing_in_rmsprop<true, false>};
+  static const Rule all{"RMSprop", states, &update_rmsprop, &rmsprop_on_device};
+  static const Rule only_centered{
+      "RMSprop", kCenteredStates,
+      [](const UpdateArgs& args, const Hyper& hyper) { update_rmsprop(with_grad_avg_third(args), hyper); },
+      [](const UpdateArgs& args, const Hyper& hyper, const c10::Device& device) {
+        rmsprop_on_device(with_grad_avg_third(args), hyper, device);
+      },
+      &missing_in_rmsprop<false, true>};
+  if (centered) return momentum ? all : only_centered;
+  return momentum ? with_momentum : plain;
+}
+
+const Rule& lion() {
+  static const Rule rule{"Lion", kLionStates, &update_lion, &lion_on_device};
+  return rule;
+}
+
+constexpr HyperNumber kHyperNumbers[] = {
+    {"beta1", [](const Hyper& h) { return h.beta1; }},
+    {"beta2", [](const Hyper& h) { return h.beta2; }},
+    {"eps", [](const Hyper& h) { return h.eps; }},
+    {"weight_decay", [](const Hyper& h) { return h.weight_decay; }},
+    {"adam_w_mode", [](const Hyper& h) { return double(h.decoupled); }},
+    {"bias_correction", [](const Hyper& h) { return double(h.bias_correction); }},
+    {"amsgrad", [](const Hyper& h) { return double(h.amsgrad); }},
+    {"maximize", [](const Hyper& h) { return double(h.maximize); }},
+    {"momentum", [](const Hyper& h) { return h.momentum; }},
+    {"dampening", [](const Hyper& h) { return h.dampening; }},
+    {"nesterov", [](const Hyper& h) { return double(h.nesterov); }},
+    {"alpha", [](const Hyper& h) { return h.alpha; }},
+    {"centered", [](const Hyper& h) { return double(h.centered); }},
+    {"lr_decay", [](const Hyper& h) { return h.lr_decay; }},
+    {"initial_accumulator_value", [](const Hyper& h) { return h.initial_accumulator_value; }},
+};
 
 }  // namespace
+
+std::span<const HyperNumber> hyper_numbers() { return kHyperNumbers; }
 
 std::int64_t Rule::state_nbytes() const {
   std::int64_t sum = 0;
@@ -19,8 +111,24 @@ std::int64_t Rule::state_nbytes() const {
   return sum;
 }
 
+std::string_view algorithm_name(Algorithm algorithm) { return rule_for(algorithm, {}).name; }
+
+const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups) {
+  const bool momentum = std::ranges::any_of(groups, [](const Hyper& h) { return h.momentum != 0; });
+  switch (algorithm) {
+    case Algorithm::kAdam: return std::ranges::any_of(groups, &Hyper::amsgrad) ? amsgrad() : adam();
+    case Algorithm::kSgd: return momentum ? sgd_with_momentum() : sgd();
+    case Algorithm::kAdagrad: return adagrad();
+    case Algorithm::kRmsprop: return rmsprop(momentum, std::ranges::any_of(groups, &Hyper::centered));
+    case Algorithm::kLion: return lion();
+  }
+  return adam();
+}
+
 const Rule& adam() {
-  static const Rule rule{"Adam", kAdamStates, &update_adam, &adam_on_device};
+  constexpr std::span<const StateColumn> states(kAdamStates);
+  static const Rule rule{"Adam", states.first(2), &update_adam, &adam_on_device,
+                         [](const Hyper& h) { return h.amsgrad ? kMaxExpAvgSq.name : std::string_view(); }};
   return rule;
 }
 

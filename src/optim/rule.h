@@ -26,12 +26,35 @@ struct Hyper {
   bool bias_correction = true;
   std::int64_t step = 1;      ///< 1 for the first update
   double gradient_scale = 1;  ///< multiplies the gradient: averaging, unscaling and clipping in one
+  bool amsgrad = false;       ///< Adam: divide by the largest second moment so far
+  bool maximize = false;
+  double momentum = 0;
+  double dampening = 0;
+  bool nesterov = false;
+  double alpha = 0.99;
+  bool centered = false;
+  double lr_decay = 0;
+  double initial_accumulator_value = 0;
+
+  /// What a gradient is multiplied with so that descending along the product is what is wanted.
+  double signed_scale() const { return maximize ? -gradient_scale : gradient_scale; }
 };
 
-/// A state of every element, zero at first.
+/// A hyper-parameter by the name that it has in the JSON's optimizer.params; beta1 and beta2 for betas.
+struct HyperNumber {
+  std::string_view name;
+  double (*of)(const Hyper&);
+};
+/// All but lr, step and gradient_scale.
+std::span<const HyperNumber> hyper_numbers();
+
+/// A state of every element.
 struct StateColumn {
-  std::string_view name;  ///< as checkpoints and Engine::full_optimizer_state() call it
+  std::string_view name;  ///< as torch.optim, checkpoints and Engine::full_optimizer_state() call it
   DType dtype = DType::kFloat32;
+  double (*initial)(const Hyper&) = nullptr;  ///< before the first update; null: zero
+
+  double initial_of(const Hyper& hyper) const { return initial ? initial(hyper) : 0; }
 };
 inline constexpr std::size_t kMostStates = 4;
 
@@ -42,14 +65,17 @@ inline constexpr std::size_t kMostStates = 4;
 //
 // NaNs are the one exception: they become the quiet NaN.
 
-/// One fused update of [numel] elements. `low` (bf16 or null) receives the new weights. The master weights
-/// are `master`, or `low` together with `remainder` where that is given.
+// A fp16 parameter is its fp32 master rounded to nearest, ties to even.
+
+/// One fused update of [numel] elements. `low` (of `low_dtype`, or null) receives the new weights. The master weights
+/// are `master`, or `low` (bf16) together with `remainder` where that is given.
 struct UpdateArgs {
   float* master = nullptr;
   std::uint16_t* remainder = nullptr;
   std::array<void*, kMostStates> states{};  ///< in the order of Rule::states
   const float* gradient = nullptr;
   void* low = nullptr;
+  DType low_dtype = DType::kBFloat16;  ///< or kFloat16; of Passes::update also kFloat32
   std::int64_t numel = 0;
 };
 
@@ -60,11 +86,26 @@ struct Rule {
   void (*update)(const UpdateArgs&, const Hyper&) = nullptr;
   /// In memory of another device, on its current stream; never with remainders. Null: host memory only.
   void (*update_on_device)(const UpdateArgs&, const Hyper&, const c10::Device&) = nullptr;
+  /// A state that an update with these hyper-parameters needs and this rule does not keep; empty: none. Null: never.
+  std::string_view (*missing_state)(const Hyper&) = nullptr;
 
   std::int64_t state_nbytes() const;  ///< of one element
 };
 
-/// Adam and AdamW (Hyper::decoupled): exp_avg, exp_avg_sq.
+enum class Algorithm : std::uint8_t { kAdam, kSgd, kAdagrad, kRmsprop, kLion };
+
+/// As its rules are called: "Adam", "SGD", "Adagrad", "RMSprop", "Lion".
+std::string_view algorithm_name(Algorithm algorithm);
+
+/// The rule that keeps what at least one of `groups` needs, with torch.optim's names. Lives as long as the process.
+///   Adam     exp_avg, exp_avg_sq; with amsgrad max_exp_avg_sq. AdamW is Hyper::decoupled
+///   SGD      with momentum momentum_buffer
+///   Adagrad  sum
+///   RMSprop  square_avg; with momentum momentum_buffer; centered grad_avg
+///   Lion     exp_avg
+const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups);
+
+/// Without amsgrad.
 const Rule& adam();
 
 }  // namespace zero::optim

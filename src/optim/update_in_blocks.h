@@ -2,6 +2,7 @@
 // For rules without kernels of their own: their update sees fp32 weights, however the masters are kept.
 #include <algorithm>
 
+#include "base/small_floats.h"
 #include "optim/kernels.h"
 
 namespace zero::optim {
@@ -20,6 +21,9 @@ void update_in_blocks(const UpdateArgs& args, Update update) {
     update(weights, begin, numel);
     if (args.remainder) {
       kernels().split_master(joined, low + begin, args.remainder + begin, numel);
+    } else if (low && args.low_dtype == DType::kFloat16) {
+      auto* const out = reinterpret_cast<base::Float16*>(low + begin);
+      for (std::int64_t i = 0; i < numel; ++i) base::narrow(weights[i], out[i]);
     } else if (low) {
       kernels().round_master(weights, low + begin, numel);
     }

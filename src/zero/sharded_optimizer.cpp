@@ -196,7 +196,7 @@ void ShardedOptimizer::update_range_of(int unit, Range range, const float* gradi
 
 void ShardedOptimizer::update_piece(std::int64_t numel, void* low, std::span<void* const> columns,
                                     const float* gradient, const optim::Hyper& hyper) const {
-  optim::UpdateArgs args{.gradient = gradient, .low = low, .numel = numel};
+  optim::UpdateArgs args{.gradient = gradient, .low = low, .low_dtype = model_.param_dtype, .numel = numel};
   switch (masters_) {
     case Masters::kParameters:
       args.master = static_cast<float*>(std::exchange(args.low, nullptr));
@@ -205,7 +205,7 @@ void ShardedOptimizer::update_piece(std::int64_t numel, void* low, std::span<voi
     case Masters::kFloat: args.master = static_cast<float*>(columns[kMaster]); break;
   }
   std::copy(columns.begin() + static_cast<std::ptrdiff_t>(column_of(0)), columns.end(), args.states.begin());
-  model_.passes->update(rule(), args, model_.param_dtype, hyper);
+  model_.passes->update(rule(), args, hyper);
 }
 
 at::Tensor ShardedOptimizer::low_values(int unit, Range range) const {

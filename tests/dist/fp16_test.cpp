@@ -315,7 +315,8 @@ TEST(Fp16, AutoCastTurnsInputsIntoFp16) {
 
 TEST(Fp16, EnginesWithOneLossNeedOneScale) {
   expect_all_ok(spawn(1, [](Group group) {
-    auto a = fp16_engine(group, {.fp16 = R"("loss_scale": 64)"}), b = fp16_engine(group, {.fp16 = R"("loss_scale": 64)"});
+    auto a = fp16_engine(group, {.fp16 = R"("loss_scale": 64)"});
+    auto b = fp16_engine(group, {.fp16 = R"("loss_scale": 64)"});
     backward(loss_of(a, 0) + loss_of(b, 1), {&a, &b});
     a.step();
     b.step();
@@ -346,7 +347,8 @@ TEST(CommunicationDtype, GivesTheSameBitsOnAnyNumberOfRanks) {
           if (group.size() == 1) return engine.save_checkpoint(folder.path(), tag), void();
           auto first = layers_engine(group, 4, {}, text);
           first.load_checkpoint(folder.path(), tag);
-          EXPECT_EQ(differing(trained_of(first), trained_of(engine)), Names()) << tag << ", " << group.size() << " ranks";
+          EXPECT_EQ(differing(trained_of(first), trained_of(engine)), Names())
+              << tag << ", " << group.size() << " ranks";
         }));
       }
     }

@@ -151,7 +151,9 @@ TEST(ConfigErrors, DtypesMustAgree) {
 }
 
 TEST(ConfigErrors, LossScales) {
-  const auto fp16 = [](const std::string& members) { return error_of(R"({"fp16": {"enabled": true, )" + members + "}}"); };
+  const auto fp16 = [](const std::string& members) {
+    return error_of(R"({"fp16": {"enabled": true, )" + members + "}}");
+  };
   EXPECT_EQ(fp16(R"("loss_scale": 0, "initial_scale_power": 32, "min_loss_scale": 0.5)"), "");
   EXPECT_EQ(fp16(R"("loss_scale": -1)"), "c:1: fp16.loss_scale: got -1, want a number, 0 to 4294967296");
   EXPECT_EQ(fp16(R"("initial_scale_power": 3, "min_loss_scale": 16)"),
@@ -161,8 +163,8 @@ TEST(ConfigErrors, LossScales) {
   EXPECT_NE(fp16(R"("hysteresis": 0)"), "");
   EXPECT_EQ(error_of(R"({"fp16": {"enabled": true}, "gradient_clipping": 0, "zero_optimization": {"stage": 1},
                          "zerotorch": {"step_in_backward": true}})"),
-            "c:2: zerotorch.step_in_backward: a step cannot be skipped once it is under way, as fp16 asks for; use bf16 "
-            "with bf16.check_grad_overflow false");
+            "c:2: zerotorch.step_in_backward: a step cannot be skipped once it is under way, as fp16 asks for; use "
+            "bf16 with bf16.check_grad_overflow false");
 }
 
 TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {

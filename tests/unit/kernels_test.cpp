@@ -234,7 +234,7 @@ void compare_with_libtorch(bool decoupled) {
                    .states = {device_m.mutable_data_ptr(), device_v.mutable_data_ptr()},
                    .gradient = gradient.data(),
                    .numel = kCount},
-                  DType::kFloat32, hyper);
+                  hyper);
     const at::Tensor ours = at::from_blob(master.data(), {kCount}, at::kFloat);
     EXPECT_LE((ours - weight).abs().max().item<float>(), 5e-7 * 4 * step);
     EXPECT_LE((device_master - weight).abs().max().item<float>(), 5e-7 * 4 * step);

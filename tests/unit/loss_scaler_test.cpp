@@ -1,4 +1,5 @@
-// The loss scale follows DeepSpeed's: goldens of its own scaler for the same overflows (scripts/make_deepspeed_golden.py).
+// The loss scale follows DeepSpeed's: goldens of its own scaler for the same overflows, from
+// scripts/make_deepspeed_golden.py.
 #include "optim/loss_scaler.h"
 
 #include <gtest/gtest.h>
