@@ -179,7 +179,8 @@ std::vector<std::string> convert_buffers(const Inventory& inventory, DType param
 
 std::string kept_buffers_notice(const std::vector<std::string>& kept) {
   return fmt::format(
-      "zerotorch.buffer_dtype: mixed precision leaves {} floating-point buffer{} in the module's dtype: {}; an operator that "
+      "zerotorch.buffer_dtype: mixed precision leaves {} floating-point buffer{} in the module's dtype: {}; "
+      "an operator that "
       "then meets two dtypes needs a to() in forward, or \"buffer_dtype\": \"parameters\"",
       kept.size(), kept.size() == 1 ? "" : "s", some_of(kept));
 }

@@ -215,16 +215,21 @@ std::optional<std::string> Engine::Impl::skip_step(double scale_before, optim::L
                                  : std::string("a gradient of another model-parallel rank");
   if (decision == optim::LossScaler::Decision::kSkipAtMinimum) {
     return fmt::format(
-        "step {}: {} is not finite at a loss scale of {:g}, which is fp16.min_loss_scale: the module overflows fp16 "
-        "whatever the scale (or its loss is not finite). The step was skipped on all ranks; look at the loss, lower "
+        "step {}: {} is not finite at a loss scale of {:g}, which is fp16.min_loss_scale: the module "
+        "overflows fp16 "
+        "whatever the scale (or its loss is not finite). The step was skipped on all ranks; look at the "
+        "loss, lower "
         "the learning rate, use bf16, or allow a smaller scale",
         training.global_steps, what, scale_before);
   }
   if (groups.is_first()) {
-    const std::string scales = training.scaler.scale() != scale_before
-                                   ? fmt::format("; loss scale {:g} becomes {:g}", scale_before, training.scaler.scale())
-                                   : scale_before != 1 ? fmt::format("; loss scale {:g}", scale_before) : "";
-    base::log_warning("step {}: {} is not finite; the step is skipped on all ranks{}", training.global_steps, what, scales);
+    const std::string scales =
+        training.scaler.scale() != scale_before
+            ? fmt::format("; loss scale {:g} becomes {:g}", scale_before, training.scaler.scale())
+        : scale_before != 1 ? fmt::format("; loss scale {:g}", scale_before)
+                            : "";
+    base::log_warning("step {}: {} is not finite; the step is skipped on all ranks{}", training.global_steps,
+                      what, scales);
   }
   return std::nullopt;
 }

@@ -128,8 +128,8 @@ struct Engine::Impl {
   void agree_on_use();
   /// Global 2-norm of the averaged gradient. *Collective.*
   double compute_norm();
-  /// The calls that Engine::step() consists of. *Collective.* What step() returns, where training cannot go on by itself,
-  /// is to be thrown.
+  /// The calls that Engine::step() consists of. *Collective.* What step() returns, where training cannot go on by
+  /// itself, is to be thrown.
   std::optional<std::string> step();
   /// All ranks have this micro-batch's gradients. Returns true when a rank's forward has written buffers.
   bool finish_micro_batch();

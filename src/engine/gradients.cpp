@@ -71,10 +71,11 @@ void Gradients::expect_scaled(const at::Tensor& loss) {
 void Gradients::check_scaled(int p) const {
   if (impl_.training.scaler.scale() == 1 || BackwardScope::is_of_others(impl_)) return;
   if (std::ranges::find(scaled_, intercept::backward_id()) != scaled_.end()) return;
-  throw ModelError(fmt::format(
-      "parameter '{}' got a gradient of a loss that was not scaled, and step() would divide it by the loss scale, {:g}: "
-      "call engine.backward(loss), or engine.scale(loss).backward()",
-      impl_.model.parameters[p].name, impl_.training.scaler.scale()));
+  throw ModelError(
+      fmt::format("parameter '{}' got a gradient of a loss that was not scaled, and step() would divide it "
+                  "by the loss scale, {:g}: "
+                  "call engine.backward(loss), or engine.scale(loss).backward()",
+                  impl_.model.parameters[p].name, impl_.training.scaler.scale()));
 }
 
 void Gradients::follow_set_data(int p) {

@@ -58,7 +58,8 @@ class Reader {
     state.skipped_steps = count_in(json, "skipped_steps", global_steps);
     if (json.contains("scale")) {
       const auto& scale = json["scale"];
-      if (!scale.is_number() || !(scale.get<double>() > 0) || !std::isfinite(scale.get<double>())) refuse("loss_scaler");
+      if (!scale.is_number() || !(scale.get<double>() > 0) || !std::isfinite(scale.get<double>()))
+        refuse("loss_scaler");
       state.scale = scale.get<double>();
     }
     if (scaler.dynamic()) {

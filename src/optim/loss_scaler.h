@@ -1,11 +1,11 @@
 #pragma once
-// LossScaler: what losses are multiplied with so that small gradients survive fp16, and whether a step whose gradients
-// are not finite is taken: the one place where a step is skipped. The same on every rank, because it is told the same.
-// No libtorch.
+// LossScaler: what losses are multiplied with so that small gradients survive fp16, and whether a step whose
+// gradients are not finite is taken: the one place where a step is skipped. The same on every rank, because
+// it is told the same. No libtorch.
 //
-// A dynamic scale follows DeepSpeed's rules. An overflow uses up one of `hysteresis`; at the last one it halves the
-// scale, down to min_scale. The first step after every `window` steps without overflow doubles it and refills the
-// hysteresis.
+// A dynamic scale follows DeepSpeed's rules. An overflow uses up one of `hysteresis`; at the last one it
+// halves the scale, down to min_scale. The first step after every `window` steps without overflow doubles it
+// and refills the hysteresis.
 #include <cstdint>
 
 namespace zero::optim {

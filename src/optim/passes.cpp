@@ -13,7 +13,8 @@ class HostPasses final : public Passes {
   bool splits_masters() const override { return true; }
 
   void reduce(const ReduceArgs& args) const override {
-    ZERO_CHECK(args.dtype == DType::kFloat32 || element_nbytes(args.dtype) == 2, "slices of {}", dtype_name(args.dtype));
+    ZERO_CHECK(args.dtype == DType::kFloat32 || element_nbytes(args.dtype) == 2, "slices of {}",
+               dtype_name(args.dtype));
     kernels().reduce(args);
   }
   void block_sumsq(const float* values, std::int64_t numel, double* out) const override {

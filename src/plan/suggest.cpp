@@ -70,7 +70,8 @@ std::vector<Candidate> node_shared(const Candidate& from) {
 std::vector<Candidate> step_in_backward(const Candidate& from) {
   const Config& config = from.config;
   const bool shards = layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states;
-  const bool possible = shards && !config.fp16.enabled && config.gradient_clipping == 0 && config.gradient_accumulation_steps == 1;
+  const bool possible = shards && !config.fp16.enabled && config.gradient_clipping == 0 &&
+                        config.gradient_accumulation_steps == 1;
   if (!possible || config.zerotorch.step_in_backward) return {};
   return {with(from,
                config.param_dtype() == DType::kBFloat16

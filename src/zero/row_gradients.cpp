@@ -46,7 +46,8 @@ void RowGradients::end_micro_batch() {
   as_rows_.clear();
 }
 
-/// What was kept of a parameter, summed one after the other as dense gradients are: coalesced, of the dtype they travel in.
+/// What was kept of a parameter, summed one after the other as dense gradients are: coalesced, of the dtype
+/// they travel in.
 at::Tensor RowGradients::join(int parameter) {
   at::Tensor sum;
   for (const at::Tensor& gradient : kept_[parameter]) {
@@ -106,7 +107,8 @@ void RowGradients::exchange(const std::function<void(int parameter, std::span<co
   for (const Agreed& agreed : std::exchange(agreed_, {})) {
     const auto& parameter = model_.parameters[agreed.parameter];
     const std::int64_t columns = parameter.tensor.size(1);
-    at::Tensor rows = at::empty({0}, at::kLong), values = at::empty({0, columns}, storage::to_scalar_type(model_.gradient_dtype));
+    at::Tensor rows = at::empty({0}, at::kLong),
+               values = at::empty({0, columns}, storage::to_scalar_type(model_.gradient_dtype));
     if (agreed.mine.defined()) {
       rows = agreed.mine.indices().select(0, 0).contiguous();
       values = agreed.mine.values().contiguous();

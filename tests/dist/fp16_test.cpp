@@ -1,5 +1,5 @@
-// fp16: losses are scaled and gradients unscaled without leaving a trace, an overflow anywhere skips the step everywhere,
-// and the scale survives checkpoints.
+// fp16: losses are scaled and gradients unscaled without leaving a trace, an overflow anywhere skips the step
+// everywhere, and the scale survives checkpoints.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -27,12 +27,13 @@ struct Setting {
 };
 
 std::string json(const Setting& run) {
-  return fmt::format(R"({{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": {}, "gradient_clipping": 0,
+  return fmt::format(
+      R"({{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": {}, "gradient_clipping": 0,
     "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}},
     "fp16": {{"enabled": true, {}}},
     "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0}},
     "zerotorch": {{"store": "{}", "seed": 5}}{}}})",
-                     run.accumulation, run.fp16, run.stage, run.store, run.more);
+      run.accumulation, run.fp16, run.stage, run.store, run.more);
 }
 
 LayersEngine fp16_engine(Group group, const Setting& run = {}) {
@@ -40,7 +41,8 @@ LayersEngine fp16_engine(Group group, const Setting& run = {}) {
 }
 
 at::Tensor input(std::int64_t index) {
-  return at::sin(at::arange(12, at::kFloat).view({2, 6}).mul(0.7).add(static_cast<double>(index))).to(at::kHalf);
+  return at::sin(at::arange(12, at::kFloat).view({2, 6}).mul(0.7).add(static_cast<double>(index)))
+      .to(at::kHalf);
 }
 
 at::Tensor loss_of(LayersEngine& engine, std::int64_t index) {
@@ -65,7 +67,8 @@ std::vector<at::Tensor> train_by_hand(int steps, double scale) {
   at::manual_seed(3);
   Layers model{Shape{}};
   std::vector<at::Tensor> masters;
-  for (const auto& parameter : model->parameters()) masters.push_back(parameter.detach().clone().requires_grad_());
+  for (const auto& parameter : model->parameters())
+    masters.push_back(parameter.detach().clone().requires_grad_());
   for (auto& parameter : model->parameters()) parameter.set_data(parameter.to(at::kHalf));
   torch::optim::AdamW optimizer(masters, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
   for (int i = 0; i < steps; ++i) {
@@ -151,11 +154,13 @@ void poison(LayersEngine& engine, std::int64_t index, double value) {
 }
 
 TEST(Fp16, AnOverflowAnywhereSkipsTheStepEverywhere) {
-  constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInf = std::numeric_limits<double>::infinity(),
+                   kNaN = std::numeric_limits<double>::quiet_NaN();
   for (int ranks = 1; ranks <= 3; ++ranks) {
     expect_all_ok(spawn(ranks, [kInf, kNaN](Group group) {
       const int ranks = group.size();
-      for (const Setting& run : {Setting{0}, Setting{1}, Setting{2}, Setting{3, "copying"}, Setting{3, "node_shared"}}) {
+      for (const Setting& run :
+           {Setting{0}, Setting{1}, Setting{2}, Setting{3, "copying"}, Setting{3, "node_shared"}}) {
         for (const double value : {kInf, kNaN}) {
           for (int bad = 0; bad < ranks; ++bad) {
             Setting setting = run;
@@ -171,7 +176,8 @@ TEST(Fp16, AnOverflowAnywhereSkipsTheStepEverywhere) {
             EXPECT_EQ(engine.global_steps(), 2);
             EXPECT_EQ(engine.loss_scale(), 128);
             EXPECT_EQ(differing(before, trained_of(engine)), Names()) << run.stage << " " << run.store;
-            // The step after it is as if there had been no overflow, but for the scale, which leaves no trace.
+            // The step after it is as if there had been no overflow, but for the scale, which leaves no
+            // trace.
             step_once(engine, 5 + group.rank());
             EXPECT_TRUE(engine.was_step_applied());
             EXPECT_NE(differing(before, trained_of(engine)), Names());
@@ -201,7 +207,8 @@ TEST(Fp16, AtTheSmallestScaleAnOverflowIsAnErrorThatNamesTheParameter) {
   expect_all_ok(spawn(2, [](Group group) {
     auto engine = fp16_engine(group, {.fp16 = R"("initial_scale_power": 1, "hysteresis": 1)"});
     const auto overflow = [&] {
-      group.rank() == 1 ? poison(engine, 1, std::numeric_limits<double>::quiet_NaN()) : engine.backward(loss_of(engine, 2));
+      group.rank() == 1 ? poison(engine, 1, std::numeric_limits<double>::quiet_NaN())
+                        : engine.backward(loss_of(engine, 2));
       engine.step();
     };
     overflow();
@@ -217,7 +224,8 @@ TEST(Fp16, TheScaleGoesOnFromACheckpointAtOtherNumbersOfRanks) {
   const TemporaryFolder folder;
   const std::string scaler = R"("initial_scale_power": 8, "hysteresis": 2, "loss_scale_window": 3)";
   // Overflows by step; the global batch is the same for all numbers of ranks: four micro-batches.
-  const std::vector<bool> overflows = {false, true, false, false, false, false, true, true, false, true, false, false};
+  const std::vector<bool> overflows = {false, true, false, false, false, false,
+                                       true,  true, false, true,  false, false};
   const auto run = [&](Group group, int stage, std::size_t begin, std::size_t end, LayersEngine& engine,
                        std::vector<double>& scales) {
     const int each = 4 / group.size();
@@ -239,7 +247,8 @@ TEST(Fp16, TheScaleGoesOnFromACheckpointAtOtherNumbersOfRanks) {
     std::vector<double> scales;
     auto engine = fp16_engine(group, setting(group, 0));
     run(group, 0, 0, overflows.size(), engine, scales);
-    // Overflows in steps 1, 6, 7, 9: the first uses up hysteresis; four clean steps fill a window of three once.
+    // Overflows in steps 1, 6, 7, 9: the first uses up hysteresis; four clean steps fill a window of three
+    // once.
     EXPECT_EQ(scales, (std::vector<double>{256, 256, 256, 256, 256, 512, 512, 256, 256, 128, 128, 128}));
     engine.save_checkpoint(folder.path(), "end");
   }));
@@ -321,7 +330,8 @@ TEST(Fp16, EnginesWithOneLossNeedOneScale) {
     a.step();
     b.step();
     auto c = fp16_engine(group, {.fp16 = R"("loss_scale": 32)"});
-    expect_said([&] { backward(loss_of(a, 0) + loss_of(c, 1), {&a, &c}); }, "their loss scales are 64 and 32");
+    expect_said([&] { backward(loss_of(a, 0) + loss_of(c, 1), {&a, &c}); },
+                "their loss scales are 64 and 32");
   }));
 }
 
@@ -362,13 +372,15 @@ TEST(CommunicationDtype, RoundsGradientsOnceWhereItIsNarrower) {
       auto engine = layers_engine(
           group, 3, {},
           fmt::format(R"({{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": 2}}
-                          {}}})", narrow ? R"(, "communication_data_type": "bf16")" : ""));
+                          {}}})",
+                      narrow ? R"(, "communication_data_type": "bf16")" : ""));
       engine.backward(engine(input(3).to(at::kFloat)).square().mean());
       gradients[narrow] = engine.full_gradient("first.weight");
       engine.step();
     }
     EXPECT_FALSE(at::equal(gradients[0], gradients[1]));
-    EXPECT_TRUE(at::equal(gradients[0].to(at::kBFloat16).to(at::kFloat), gradients[1]));  // both ranks have the same
+    EXPECT_TRUE(
+        at::equal(gradients[0].to(at::kBFloat16).to(at::kFloat), gradients[1]));  // both ranks have the same
   }));
 }
 
