@@ -57,8 +57,6 @@ class ProgressBar {
 
 void say(const std::string& text) { Console(true).print(text + "\n"); }
 
-std::string nbytes_text(std::uint64_t nbytes) { return human_nbytes(static_cast<std::int64_t>(nbytes)); }
-
 std::string when(std::int64_t unix_ns) {
   const auto seconds = static_cast<std::time_t>(unix_ns / 1'000'000'000);
   std::tm local{};
@@ -76,7 +74,7 @@ int list(const Arguments& arguments) {
       continue;
     }
     say(fmt::format("{} {:<24} step {:<8} {:>9}  {} rank{:<2} {}", item.latest ? "*" : " ", item.tag,
-                    item.global_steps, nbytes_text(item.nbytes), item.world_size,
+                    item.global_steps, human_nbytes(item.nbytes), item.world_size,
                     item.world_size == 1 ? "" : "s", when(item.created_unix_ns)));
   }
   return 0;
@@ -88,7 +86,7 @@ int inspect(const Arguments& arguments) {
   say(fmt::format("checkpoint  {}  ({})", summary.tag, summary.folder));
   say(fmt::format("saved       {}, step {}, by {} rank{}, {} files, {}", when(summary.created_unix_ns),
                   summary.global_steps, summary.world_size, summary.world_size == 1 ? "" : "s", summary.files,
-                  nbytes_text(summary.nbytes)));
+                  human_nbytes(summary.nbytes)));
   say(fmt::format("parameters  {}", with_commas(summary.parameters)));
   say(fmt::format("versions    {}", found.versions));
   say(fmt::format("state       {}", found.state));
@@ -98,7 +96,7 @@ int inspect(const Arguments& arguments) {
   for (const auto& tensor : found.tensors) {
     if (!arguments.all_tensors && tensor.kind != "weight" && tensor.kind != "buffer") continue;
     say(fmt::format("  {:<12} {:<48} {:<5} {:<20} {:>9}  {} piece{}", tensor.kind, tensor.name, tensor.dtype,
-                    fmt::format("[{}]", fmt::join(tensor.shape, ", ")), nbytes_text(tensor.nbytes),
+                    fmt::format("[{}]", fmt::join(tensor.shape, ", ")), human_nbytes(tensor.nbytes),
                     tensor.pieces, tensor.pieces == 1 ? "" : "s"));
   }
   if (!arguments.all_tensors) say("  (optimizer states and random streams too: --all)");
@@ -114,7 +112,7 @@ int verify(const Arguments& arguments) {
   for (const auto& problem : report.problems) say(fmt::format("DAMAGED  {}", problem.text));
   if (report.problems.empty()) {
     say(fmt::format("{}: every byte is as it was written ({} read)", report.folder,
-                    nbytes_text(report.nbytes)));
+                    human_nbytes(report.nbytes)));
     return 0;
   }
   say(fmt::format("{}: {} problem{}", report.folder, report.problems.size(),
@@ -130,7 +128,7 @@ int export_weights(Arguments arguments) {
     report =
         checkpoint::export_weights(arguments.path, arguments.to, arguments.export_options, bar.callback());
   }
-  say(fmt::format("{} tensors, {}, in:", report.tensors, nbytes_text(report.nbytes)));
+  say(fmt::format("{} tensors, {}, in:", report.tensors, human_nbytes(report.nbytes)));
   for (const auto& file : report.files) say("  " + file);
   return 0;
 }
@@ -158,7 +156,7 @@ int prune(const Arguments& arguments) {
   for (const auto& tag : report.removed) say(fmt::format("{} {}", verb, tag));
   for (const auto& name : report.leftovers) say(fmt::format("{} {} (an interrupted save)", verb, name));
   say(fmt::format("{} checkpoint{}, {}", report.removed.size(), report.removed.size() == 1 ? "" : "s",
-                  nbytes_text(report.nbytes)));
+                  human_nbytes(report.nbytes)));
   return 0;
 }
 

@@ -36,8 +36,6 @@ std::string ratio(double seconds, double compute) {
   return compute > 0 ? fmt::format("{:.2f}", seconds / compute) : "-";
 }
 
-std::string megabytes(double nbytes) { return nbytes == 0 ? "-" : fmt::format("{:.1f}", nbytes / 1e6); }
-
 /// Most over ranks.
 double kind_nbytes(const ordered_json& result, MemoryKind kind, const char* which) {
   double most = 0;

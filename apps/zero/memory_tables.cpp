@@ -45,8 +45,6 @@ std::vector<Column> columns_of(const std::vector<MemoryReport>& before,
   return columns;
 }
 
-std::string megabytes(std::int64_t nbytes) { return nbytes == 0 ? "-" : fmt::format("{:.1f}", nbytes / 1e6); }
-
 std::string row(std::string_view label, const std::vector<Column>& columns, auto value) {
   std::string text = fmt::format("  {:<18}", label);
   for (const Column& column : columns) text += fmt::format("{:>11}", value(column));
@@ -90,14 +88,14 @@ std::string memory_table(const std::vector<MemoryReport>& before, const std::vec
   std::vector<MemoryKind> kinds(std::begin(kStates), std::end(kStates));
   kinds.insert(kinds.end(), std::begin(kBuffers), std::end(kBuffers));
   for (const MemoryKind kind : kinds) {
-    const auto value = [&](const Column& column) { return column.report[kind].current_nbytes; };
+    const auto value = [&](const Column& column) { return static_cast<double>(column.report[kind].current_nbytes); };
     if (std::all_of(columns.begin(), columns.end(), [&](const Column& c) { return value(c) == 0; })) continue;
     text +=
         row(memory_kind_name(kind), columns, [&](const Column& column) { return megabytes(value(column)); });
   }
   const auto total = [&](const Column& column) {
-    std::int64_t sum = 0;
-    for (const MemoryKind kind : kinds) sum += column.report[kind].current_nbytes;
+    double sum = 0;
+    for (const MemoryKind kind : kinds) sum += static_cast<double>(column.report[kind].current_nbytes);
     return sum;
   };
   text += row("total", columns, [&](const Column& column) { return megabytes(total(column)); });

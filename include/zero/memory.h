@@ -49,6 +49,8 @@ std::int64_t available_memory_nbytes();
 
 /// Bytes with a decimal unit, for messages: "43.8 MB", "1.20 GB". Local.
 std::string human_nbytes(std::int64_t nbytes);
+/// Bytes as a number of 10^6 bytes, for tables: "43.8"; "-" for none. Local.
+std::string megabytes(double nbytes);
 
 /// A snapshot of one rank's ledger.
 struct MemoryReport {

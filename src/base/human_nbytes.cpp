@@ -12,4 +12,6 @@ std::string human_nbytes(std::int64_t nbytes) {
   return fmt::format("{} bytes", nbytes);
 }
 
+std::string megabytes(double nbytes) { return nbytes == 0 ? "-" : fmt::format("{:.1f}", nbytes / 1e6); }
+
 }  // namespace zero

@@ -14,6 +14,7 @@
 #include "checkpoint/folder.h"
 #include "io/io_error.h"
 #include "zero/errors.h"
+#include "zero/memory.h"
 
 namespace zero::checkpoint {
 namespace {
@@ -209,8 +210,8 @@ std::uint64_t Checkpointer::choose_foreground(Job& job) {
       base::log_warning(
           "{} in the foreground: a copy of each rank's shard, {} and {} ranks on this host, does not "
           "fit the {} of memory that are free",
-          what_, io::nbytes_text(job.file ? job.file->payload_nbytes() : 0), group_.local_size(),
-          io::nbytes_text(free_memory_()));
+          what_, human_nbytes(job.file ? job.file->payload_nbytes() : 0), group_.local_size(),
+          human_nbytes(free_memory_()));
     }
   }
   return static_cast<std::uint64_t>(total);
@@ -224,7 +225,7 @@ void Checkpointer::check_free_space(const Job& job, std::uint64_t total) {
   throw IoError(
       fmt::format("'{}' has {} free, the checkpoint needs {}; remove old checkpoints (zero ckpt "
                   "prune, zerotorch.checkpoint.keep_last) or choose another folder",
-                  job.folder, io::nbytes_text(free), io::nbytes_text(wanted)));
+                  job.folder, human_nbytes(free), human_nbytes(wanted)));
 }
 
 /// Rank 0 makes the hidden folder; all ranks learn its name and how much is written. *Collective.*

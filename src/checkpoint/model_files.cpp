@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "io/io_error.h"
 #include "zero/errors.h"
+#include "zero/memory.h"
 
 namespace zero::checkpoint {
 namespace {
@@ -49,8 +50,8 @@ ModelFiles::ModelFiles(io::FileSystem& files, std::string folder, std::vector<Sa
   }
   files_.make_folders(folder_);
   if (const std::uint64_t free = files_.free_nbytes(folder_); free < total_nbytes_ + (1 << 20)) {
-    throw IoError(fmt::format("'{}' has {} free, the weights need {}", folder_, io::nbytes_text(free),
-                              io::nbytes_text(total_nbytes_ + (1 << 20))));
+    throw IoError(fmt::format("'{}' has {} free, the weights need {}", folder_, human_nbytes(free),
+                              human_nbytes(total_nbytes_ + (1 << 20))));
   }
   open_part();
 }

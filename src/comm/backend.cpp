@@ -50,8 +50,8 @@ std::vector<int> ranks_beside(int rank, int size) {
   return ranks;
 }
 
-Backend::Backend(int rank, int size, std::shared_ptr<Turns> turns)
-    : rank_(rank), size_(size), default_timeout_(timeout_from_environment()), turns_(std::move(turns)) {}
+Backend::Backend(int rank, int size, std::shared_ptr<BackendLock> lock)
+    : rank_(rank), size_(size), default_timeout_(timeout_from_environment()), lock_(std::move(lock)) {}
 
 int Backend::local_rank() const {
   return static_cast<int>(std::find(host_ranks_.begin(), host_ranks_.end(), rank_) - host_ranks_.begin());
@@ -69,7 +69,7 @@ void Backend::set_progress_thread(bool on) {
   if (const std::string problem = progress_thread_problem(); !problem.empty()) {
     throw ConfigError("set_progress_thread: " + problem);
   }
-  progress_thread_ = std::make_unique<ProgressThread>(*this, turns_);
+  progress_thread_ = std::make_unique<ProgressThread>(*this, lock_);
 }
 
 CollectiveCounter* Backend::counter_of(CollectiveKind kind) {

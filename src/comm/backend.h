@@ -75,15 +75,15 @@ struct ParcelTable;
 /// As ExchangeBoard::Sink.
 using BoardSink = std::function<void(int parcel, std::span<const void* const> slices)>;
 
-/// A posted call. Progress and errors: see Work. Its caller has a turn(), as with a Backend.
+/// A posted call. Progress and errors: see Work. Its caller holds the lock(), as with a Backend.
 class WorkState {
  public:
-  explicit WorkState(std::shared_ptr<Turns> turns) : turns_(std::move(turns)) {}
+  explicit WorkState(std::shared_ptr<BackendLock> lock) : lock_(std::move(lock)) {}
   virtual ~WorkState() = default;
-  Turns& turns() const { return *turns_; }
-  /// Needs no turn.
+  BackendLock& lock() const { return *lock_; }
+  /// Needs no lock.
   bool complete() const { return complete_.load(std::memory_order_acquire); }
-  /// As Work::moving_seconds; valid when complete. Needs no turn.
+  /// As Work::moving_seconds; valid when complete. Needs no lock.
   double moving_seconds() const { return static_cast<double>(moving_ns_) * 1e-9; }
   /// As Work::test.
   virtual bool test() = 0;
@@ -105,7 +105,7 @@ class WorkState {
   void set_complete() { complete_.store(true, std::memory_order_release); }
 
  private:
-  const std::shared_ptr<Turns> turns_;
+  const std::shared_ptr<BackendLock> lock_;
   std::atomic<bool> complete_{false};
   std::int64_t moving_ns_ = 0;
 };
@@ -185,10 +185,10 @@ class Transfers {
   virtual std::string last_text() const = 0;
 };
 
-/// Used by one thread at a time: by its caller, who holds a Turn, or by its progress thread.
+/// Used by one thread at a time: by its caller, who holds a BackendGuard, or by its progress thread.
 class Backend : public std::enable_shared_from_this<Backend> {
  public:
-  Backend(int rank, int size, std::shared_ptr<Turns> turns = std::make_shared<Turns>());
+  Backend(int rank, int size, std::shared_ptr<BackendLock> lock = std::make_shared<BackendLock>());
   virtual ~Backend() = default;
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
@@ -243,7 +243,7 @@ class Backend : public std::enable_shared_from_this<Backend> {
   void add_transfers(Transfers& transfers) { transfers_.push_back(&transfers); }
   void remove_transfers(Transfers& transfers) { std::erase(transfers_, &transfers); }
 
-  const std::shared_ptr<Turns>& turns() const { return turns_; }
+  const std::shared_ptr<BackendLock>& lock() const { return lock_; }
   /// *Local.* As Group::set_progress_thread.
   void set_progress_thread(bool on);
   ProgressThread* progress_thread() const { return progress_thread_.get(); }
@@ -305,7 +305,7 @@ class Backend : public std::enable_shared_from_this<Backend> {
   CommunicationCounters counters_;
   std::chrono::milliseconds default_timeout_;
   std::vector<int> host_ranks_;
-  const std::shared_ptr<Turns> turns_;
+  const std::shared_ptr<BackendLock> lock_;
   std::vector<Transfers*> transfers_;
   std::unique_ptr<ProgressThread> progress_thread_;  ///< ended first of all in destructors of backends
 };
@@ -330,19 +330,19 @@ struct GroupAccess {
   static const std::shared_ptr<Backend>& backend(const Group& group) { return group.backend_; }
 };
 
-/// The turn of a caller who posts; the progress thread is told of it.
-class PostingTurn {
+/// Holds the lock for a caller who posts; the progress thread is told of it.
+class PostingGuard {
  public:
-  explicit PostingTurn(Backend& backend) : backend_(backend), turn_(*backend.turns()) {}
-  ~PostingTurn() {
+  explicit PostingGuard(Backend& backend) : backend_(backend), guard_(*backend.lock()) {}
+  ~PostingGuard() {
     if (ProgressThread* const thread = backend_.progress_thread()) thread->posted();
   }
-  PostingTurn(const PostingTurn&) = delete;
-  PostingTurn& operator=(const PostingTurn&) = delete;
+  PostingGuard(const PostingGuard&) = delete;
+  PostingGuard& operator=(const PostingGuard&) = delete;
 
  private:
   Backend& backend_;
-  Turn turn_;
+  BackendGuard guard_;
 };
 
 /// A size-1 group. Local.

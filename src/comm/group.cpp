@@ -110,12 +110,12 @@ class Counts {
 /// Posts calls that belong together.
 class Post {
  public:
-  explicit Post(comm::Backend& backend) : backend_(backend), turn_(backend) {}
+  explicit Post(comm::Backend& backend) : backend_(backend), guard_(backend) {}
   std::shared_ptr<comm::WorkState> operator()(const Call& call) { return backend_.post(call); }
 
  private:
   comm::Backend& backend_;
-  comm::PostingTurn turn_;
+  comm::PostingGuard guard_;
 };
 
 void* advance(void* pointer, std::int64_t numel, DType dtype) {
@@ -126,19 +126,19 @@ void* advance(void* pointer, std::int64_t numel, DType dtype) {
 
 bool Work::test() {
   if (!state_ || state_->complete()) return true;
-  const comm::Turn turn(state_->turns(), std::try_to_lock);
-  return turn && state_->test();  // the progress thread has the turn: something is moving
+  const comm::BackendGuard guard(state_->lock(), std::try_to_lock);
+  return guard && state_->test();  // the progress thread holds the lock: something is moving
 }
 
 void Work::wait() {
   if (!state_ || state_->complete()) return;
-  const comm::Turn turn(state_->turns());
+  const comm::BackendGuard guard(state_->lock());
   state_->wait();
 }
 
 bool Work::wait_for(std::chrono::milliseconds limit) {
   if (!state_ || state_->complete()) return true;
-  const comm::Turn turn(state_->turns());
+  const comm::BackendGuard guard(state_->lock());
   return state_->wait_for(limit);
 }
 
@@ -167,7 +167,7 @@ Group Group::split(int color) const {
   for (int r = 0; r < size(); ++r) {
     if (colors[static_cast<std::size_t>(r)] == mine) members.push_back(r);
   }
-  const comm::Turn turn(*backend_->turns());
+  const comm::BackendGuard guard(*backend_->lock());
   Group part(backend_->subgroup(members));
   part.set_timeout(timeout());
   return part;
@@ -331,17 +331,17 @@ Work Group::barrier(const CollectiveOptions& options) {
 SharedMemory Group::allocate(std::size_t nbytes) { return backend_->allocate(nbytes); }
 
 SharedMemory Group::allocate_node_shared(std::size_t nbytes, std::string_view label) {
-  const comm::Turn turn(*backend_->turns());
+  const comm::BackendGuard guard(*backend_->lock());
   return backend_->allocate_node_shared(nbytes, label);
 }
 
 void Group::abort(std::string_view reason) noexcept {
-  const comm::Turn turn(*backend_->turns());
+  const comm::BackendGuard guard(*backend_->lock());
   backend_->abort(reason);
 }
 
 bool Group::failed() const {
-  const comm::Turn turn(*backend_->turns());
+  const comm::BackendGuard guard(*backend_->lock());
   return backend_->failed();
 }
 
@@ -362,7 +362,7 @@ void Group::set_timeout(std::chrono::milliseconds timeout) {
 std::chrono::milliseconds Group::timeout() const { return backend_->default_timeout(); }
 
 std::string Group::flight_recorder() const {
-  const comm::Turn turn(*backend_->turns());
+  const comm::BackendGuard guard(*backend_->lock());
   return backend_->flight_recorder();
 }
 

@@ -18,7 +18,7 @@ double to_seconds(std::int64_t ns) {
 
 }  // namespace
 
-MovedWork::MovedWork(Backend& backend) : WorkState(backend.turns()), backend_(&backend) {}
+MovedWork::MovedWork(Backend& backend) : WorkState(backend.lock()), backend_(&backend) {}
 
 void MovedWork::begin(std::int64_t now_ns, std::chrono::milliseconds timeout) {
   start_over();

@@ -59,14 +59,14 @@ Blocker MpiWork::blocker() const {
 }
 
 MpiBackend::MpiBackend(MPI_Comm parent, int rank, int size)
-    : Backend(rank, size, mpi_turns()),
+    : Backend(rank, size, mpi_lock()),
       registry_(std::make_shared<RegionRegistry>(rank, nullptr)),
       peers_(static_cast<std::size_t>(size)),
       slices_(static_cast<std::size_t>(size)),
       notice_(kNoticeBytes),
       pid_(::getpid()),
       exceptions_at_start_(std::uncaught_exceptions()) {
-  const Turn turn(*turns());
+  const BackendGuard guard(*lock());
   for (MPI_Comm* comm : {&data_comm_, &record_comm_, &notice_comm_}) {
     check_mpi(MPI_Comm_dup(parent, comm), "MPI_Comm_dup");
     MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
@@ -98,7 +98,7 @@ void MpiBackend::introduce(MPI_Comm comm) {
 MpiBackend::~MpiBackend() {
   set_progress_thread(false);
   if (::getpid() != pid_) return;  // a forked child has no MPI
-  const Turn turn(*turns());
+  const BackendGuard guard(*lock());
   if (std::uncaught_exceptions() > exceptions_at_start_) {
     abort("an exception ended its work, see its own output");
   } else if (failure_.empty()) {

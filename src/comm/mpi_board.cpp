@@ -73,7 +73,7 @@ class MpiBoard final : public HostedBoard {
 MpiBoard::~MpiBoard() {
   close();
   if (is_forked_child() || !backend().failed()) return;
-  const Turn turn(*backend().turns());
+  const BackendGuard guard(*backend().lock());
   for (const auto& made : posts_) {
     const std::shared_ptr<MpiPost> post = made.lock();
     if (!post) continue;

@@ -12,7 +12,7 @@ bool build_has_mpi() { return true; }
 
 std::shared_ptr<Backend> make_mpi_backend(int rank, int size) {
   ensure_mpi();
-  const Turn turn(*mpi_turns());
+  const BackendGuard guard(*mpi_lock());
   int mpi_rank = 0;
   int mpi_size = 0;
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank), "MPI_Comm_rank");

@@ -34,7 +34,7 @@ class Session {
   ~Session() {
     int finalized = 0;
     MPI_Finalized(&finalized);
-    mpi_turns()->close();
+    mpi_lock()->close();
     if (!ours_ || finalized) return;
     const bool all_here = !failed_ || all_ranks_come();
     if (all_here && !unclean_) MPI_Finalize();
@@ -74,15 +74,15 @@ Session& session() {
 }  // namespace
 
 void ensure_mpi() {
-  mpi_turns();  // outlives the session, which closes them
+  mpi_lock();  // outlives the session, which closes it
   session();
 }
 
 bool mpi_is_ours() { return session().ours(); }
 
-const std::shared_ptr<Turns>& mpi_turns() {
-  static const auto turns = std::make_shared<Turns>();
-  return turns;
+const std::shared_ptr<BackendLock>& mpi_lock() {
+  static const auto lock = std::make_shared<BackendLock>();
+  return lock;
 }
 
 void mark_mpi_failed() noexcept { session().mark_failed(); }

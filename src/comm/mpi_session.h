@@ -17,8 +17,8 @@ void ensure_mpi();
 /// True when MPI was initialised here, not by the application, which then makes calls of its own.
 bool mpi_is_ours();
 
-/// The turns of all groups of this process: MPI is called by one thread at a time.
-const std::shared_ptr<Turns>& mpi_turns();
+/// The lock of all groups of this process: MPI is called by one thread at a time.
+const std::shared_ptr<BackendLock>& mpi_lock();
 
 /// A group has failed: some rank may never come to the end of its process, and finalising would wait for it.
 void mark_mpi_failed() noexcept;

@@ -44,7 +44,7 @@ bool MpiBackend::block_until(const std::function<bool()>& done, const std::funct
       ::sched_yield();
     } else {
       check_peers(blocker, begin_ns - patience.waited_ns, patience.timeout);
-      const TurnPause pause(*turns());
+      const BackendUnlock pause(*lock());
       std::this_thread::sleep_for(kNap);
     }
   }

@@ -79,7 +79,7 @@ class MpiWindow final : public HostedWindow, public WindowEnd {
 MpiWindow::~MpiWindow() {
   close();
   if (is_forked_child()) return;
-  const Turn turn(*backend().turns());
+  const BackendGuard guard(*backend().lock());
   group_.remove_window(id_);
   if (!backend().failed()) {
     // While an exception unwinds the stack: what peers still receive must not be freed under them.

@@ -41,56 +41,56 @@ std::thread start_without_signals(std::function<void()> run) {
 
 }  // namespace
 
-void Turns::close() {
+void BackendLock::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
 }
 
-Turn::Turn(Turns& turns) {
-  if (!turns.shared()) return;
-  if (!turns.mutex_.try_lock()) {
-    turns.waiting_.fetch_add(1, std::memory_order_relaxed);
-    turns.mutex_.lock();
-    turns.waiting_.fetch_sub(1, std::memory_order_relaxed);
+BackendGuard::BackendGuard(BackendLock& lock) {
+  if (!lock.shared()) return;
+  if (!lock.mutex_.try_lock()) {
+    lock.waiting_.fetch_add(1, std::memory_order_relaxed);
+    lock.mutex_.lock();
+    lock.waiting_.fetch_sub(1, std::memory_order_relaxed);
   }
-  held_ = &turns;
-  ++turns.depth_;
+  held_ = &lock;
+  ++lock.depth_;
 }
 
-Turn::Turn(Turns& turns, std::try_to_lock_t) {
-  if (!turns.shared()) return;
-  has_ = turns.mutex_.try_lock();
+BackendGuard::BackendGuard(BackendLock& lock, std::try_to_lock_t) {
+  if (!lock.shared()) return;
+  has_ = lock.mutex_.try_lock();
   if (!has_) return;
-  held_ = &turns;
-  ++turns.depth_;
+  held_ = &lock;
+  ++lock.depth_;
 }
 
-Turn::~Turn() {
+BackendGuard::~BackendGuard() {
   if (!held_) return;
   --held_->depth_;
   held_->mutex_.unlock();
 }
 
-TurnPause::TurnPause(Turns& turns) : turns_(turns) {
-  if (!turns.shared()) return;
-  depth_ = turns.depth_;
-  turns.depth_ = 0;
-  for (int i = 0; i < depth_; ++i) turns.mutex_.unlock();
+BackendUnlock::BackendUnlock(BackendLock& lock) : lock_(lock) {
+  if (!lock.shared()) return;
+  depth_ = lock.depth_;
+  lock.depth_ = 0;
+  for (int i = 0; i < depth_; ++i) lock.mutex_.unlock();
 }
 
-TurnPause::~TurnPause() {
+BackendUnlock::~BackendUnlock() {
   if (depth_ == 0) return;
-  for (int i = 0; i < depth_; ++i) turns_.mutex_.lock();
-  turns_.depth_ = depth_;
+  for (int i = 0; i < depth_; ++i) lock_.mutex_.lock();
+  lock_.depth_ = depth_;
 }
 
-ProgressThread::ProgressThread(Backend& backend, std::shared_ptr<Turns> turns)
-    : backend_(backend), turns_(std::move(turns)), pid_(::getpid()) {
-  turns_->threads_.fetch_add(1);
+ProgressThread::ProgressThread(Backend& backend, std::shared_ptr<BackendLock> lock)
+    : backend_(backend), lock_(std::move(lock)), pid_(::getpid()) {
+  lock_->threads_.fetch_add(1);
   try {
     thread_ = std::make_unique<std::thread>(start_without_signals([this] { run(); }));
   } catch (...) {
-    turns_->threads_.fetch_sub(1);
+    lock_->threads_.fetch_sub(1);
     throw;
   }
 }
@@ -103,7 +103,7 @@ ProgressThread::~ProgressThread() {
   ending_.store(true);
   posted();
   thread_->join();
-  turns_->threads_.fetch_sub(1);
+  lock_->threads_.fetch_sub(1);
 }
 
 void ProgressThread::posted() {
@@ -115,10 +115,10 @@ void ProgressThread::run() {
   while (!ending_.load()) {
     const std::uint32_t seen = posts_.load();
     bool moved = false, under_way = false;
-    while (turns_->wanted()) ::sched_yield();
+    while (lock_->wanted()) ::sched_yield();
     {
-      const std::lock_guard lock(turns_->mutex_);
-      if (turns_->closed_) return;
+      const std::lock_guard lock(lock_->mutex_);
+      if (lock_->closed_) return;
       try {
         moved = backend_.progress(1);
         under_way = backend_.under_way();

@@ -1,5 +1,5 @@
 #pragma once
-// Moving data while the caller computes: a thread that progresses a backend, and whose turn it is to use it.
+// Moving data while the caller computes: a thread that progresses a backend, and the lock that it shares with callers.
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -10,57 +10,57 @@ namespace zero::comm {
 
 class Backend;
 
-/// Backends know nothing of threads. Whoever calls one has its turn, once somebody else may call it too.
-/// Shared by a backend, its works and its progress thread; by all groups of a process over MPI, which lets in
-/// one thread at a time.
-class Turns {
+/// A recursive lock over a backend, which itself knows nothing of threads. Callers come before progress threads. A
+/// backend, its works and its progress thread share one; so do all groups of a process over MPI, which lets in one
+/// thread at a time. Locking costs nothing while no progress thread runs.
+class BackendLock {
  public:
-  /// True while some progress thread runs: only then do turns cost anything.
+  /// True while some progress thread runs: else nobody needs the lock.
   bool shared() const { return threads_.load(std::memory_order_relaxed) > 0; }
-  /// Waits for a progress thread's turn to end; it gets no other one.
+  /// Waits until no progress thread holds the lock; none gets it again.
   void close();
-  /// True when a caller waits for its turn: a progress thread then leaves it to him.
+  /// True when a caller waits for the lock: progress threads then leave it to him.
   bool wanted() const { return waiting_.load(std::memory_order_relaxed) > 0; }
 
  private:
-  friend class Turn;
-  friend class TurnPause;
+  friend class BackendGuard;
+  friend class BackendUnlock;
   friend class ProgressThread;
   std::recursive_mutex mutex_;  ///< a finish step may call into the group
-  int depth_ = 0;               ///< Turns inside each other that hold it; under mutex_
+  int depth_ = 0;               ///< BackendGuards inside each other that hold it; under mutex_
   std::atomic<int> threads_{0};
   std::atomic<int> waiting_{0};
   bool closed_ = false;  ///< under mutex_
 };
 
-/// A caller's turn, for a scope.
-class Turn {
+/// Holds a BackendLock for a scope.
+class BackendGuard {
  public:
-  /// Waits for it.
-  explicit Turn(Turns& turns);
-  /// Takes it if that needs no waiting; else !*this.
-  Turn(Turns& turns, std::try_to_lock_t);
-  ~Turn();
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  /// Waits for the lock.
+  explicit BackendGuard(BackendLock& lock);
+  /// Takes the lock if that needs no waiting; else !*this.
+  BackendGuard(BackendLock& lock, std::try_to_lock_t);
+  ~BackendGuard();
+  BackendGuard(const BackendGuard&) = delete;
+  BackendGuard& operator=(const BackendGuard&) = delete;
   explicit operator bool() const { return has_; }
 
  private:
-  Turns* held_ = nullptr;  ///< null where turns are not shared
+  BackendLock* held_ = nullptr;  ///< null where the lock is not shared
   bool has_ = true;
 };
 
-/// Gives up all turns of the caller for a scope: others, of other groups too, may have what he waits for. Not
-/// inside finish steps.
-class TurnPause {
+/// Releases all that the caller holds of a BackendLock for a scope, so that others, of other groups too, can do what he
+/// waits for. Not inside finish steps.
+class BackendUnlock {
  public:
-  explicit TurnPause(Turns& turns);
-  ~TurnPause();
-  TurnPause(const TurnPause&) = delete;
-  TurnPause& operator=(const TurnPause&) = delete;
+  explicit BackendUnlock(BackendLock& lock);
+  ~BackendUnlock();
+  BackendUnlock(const BackendUnlock&) = delete;
+  BackendUnlock& operator=(const BackendUnlock&) = delete;
 
  private:
-  Turns& turns_;
+  BackendLock& lock_;
   int depth_ = 0;
 };
 
@@ -69,7 +69,7 @@ class TurnPause {
 class ProgressThread {
  public:
   /// `backend` outlives it. Throws IoError.
-  ProgressThread(Backend& backend, std::shared_ptr<Turns> turns);
+  ProgressThread(Backend& backend, std::shared_ptr<BackendLock> lock);
   /// Joins the thread. In a forked child there is none.
   ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
@@ -83,7 +83,7 @@ class ProgressThread {
   void run();
 
   Backend& backend_;
-  const std::shared_ptr<Turns> turns_;
+  const std::shared_ptr<BackendLock> lock_;
   std::atomic<std::uint32_t> posts_{0};
   std::atomic<bool> ending_{false};
   const int pid_;

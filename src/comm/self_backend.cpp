@@ -16,7 +16,7 @@ constexpr std::size_t kRecordedCalls = 16;
 /// A call of a group of one is complete once it has been started.
 class SelfWork final : public WorkState {
  public:
-  SelfWork(const Call& call, std::shared_ptr<Turns> turns) : WorkState(std::move(turns)), call_(call) {}
+  SelfWork(const Call& call, std::shared_ptr<BackendLock> lock) : WorkState(std::move(lock)), call_(call) {}
   bool test() override {
     ZERO_CHECK(complete(), "deferred call never started");
     return true;
@@ -124,7 +124,7 @@ class SelfBackend final : public Backend {
     CallRecord& record = recent_[next_sequence_ % kRecordedCalls];
     record = make_record(call, next_sequence_++);
     record.entered_ns = base::monotonic_ns();
-    if (call.deferred) return std::make_shared<SelfWork>(call, turns());
+    if (call.deferred) return std::make_shared<SelfWork>(call, lock());
     SelfWork::run(call);
     record.left_ns = base::monotonic_ns();
     return nullptr;

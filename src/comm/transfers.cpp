@@ -99,7 +99,7 @@ BoardWork& HostedBoard::next_work(int parcel) {
 
 Work HostedBoard::post(int parcel, const void* in) {
   table_->check("ExchangeBoard::post", parcel, in);
-  const PostingTurn turn(*backend_);
+  const PostingGuard guard(*backend_);
   backend_->throw_if_failed();
   backend_->progress(kAll);
   backend_->throw_if_failed();
@@ -168,7 +168,7 @@ std::string HostedBoard::last_text() const {
 
 void HostedBoard::close() noexcept {
   if (is_forked_child()) return;
-  const Turn turn(*backend_->turns());
+  const BackendGuard guard(*backend_->lock());
   if (!under_way_.empty() && !backend_->failed()) {
     const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
     backend_->abort(unwinding ? std::string(kUnwinding)
@@ -223,7 +223,7 @@ FetchWork& HostedWindow::next_work() {
 
 Work HostedWindow::fetch(int parcel, void* out, std::string_view for_what) {
   table_->check("ShardWindow::fetch", parcel, out);
-  const PostingTurn turn(*backend_);
+  const PostingGuard guard(*backend_);
   backend_->throw_if_failed();
   backend_->progress(kAll);
   backend_->throw_if_failed();
@@ -244,7 +244,7 @@ Work HostedWindow::fetch(int parcel, void* out, std::string_view for_what) {
 }
 
 void HostedWindow::publish() {
-  const Turn turn(*backend_->turns());
+  const BackendGuard guard(*backend_->lock());
   announce(++version_);
 }
 
@@ -309,7 +309,7 @@ std::vector<int> HostedWindow::open_ranks() const {
 
 void HostedWindow::close() noexcept {
   if (is_forked_child()) return;
-  const Turn turn(*backend_->turns());
+  const BackendGuard guard(*backend_->lock());
   try {
     const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
     if (!under_way_.empty() && !backend_->failed()) {

@@ -1,5 +1,5 @@
 #pragma once
-// What the boards and windows of all backends have in common: arguments, turns, counters, works and waiting.
+// What the boards and windows of all backends have in common: arguments, locking, counters, works and waiting.
 // A backend adds how it sees that its peers have come, and how it gets at their bytes.
 #include <array>
 #include <memory>

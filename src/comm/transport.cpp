@@ -107,7 +107,7 @@ class OrderedWindow final : public ShardWindow {
     call.out = out;
     call.label = label_;
     call.input_stable = true;
-    const PostingTurn turn(*backend_);
+    const PostingGuard guard(*backend_);
     Work work(backend_->post(call));
     count_fetch(*backend_, *table_, parcel);
     return work;
@@ -165,7 +165,7 @@ std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string lab
     throw ConfigError(
         fmt::format("{}(\"{}\"): `sink` is empty; wanted a function.", kFunction, table->label));
   }
-  const Turn turn(*backend.turns());
+  const BackendGuard guard(*backend.lock());
   agree(backend, "exchange board", *table);
   return backend.make_board(table, std::move(sink));
 }
@@ -184,7 +184,7 @@ std::shared_ptr<ShardWindow> make_shard_window(Group& group, std::string label, 
     throw ConfigError(fmt::format("{}(\"{}\"): this rank's slice of {} is null.", kFunction, table->label,
                                   table->text(static_cast<int>(p))));
   }
-  const Turn turn(*backend->turns());
+  const BackendGuard guard(*backend->lock());
   agree(*backend, "shard window", *table);
   if (auto window = backend->make_window(table, mine)) return window;
   return std::make_shared<OrderedWindow>(backend, table, std::move(mine));

@@ -38,14 +38,6 @@ std::string io_error_text(std::string_view verb, std::string_view path, int erro
   return fmt::format("cannot {} '{}': {}", verb, path, reason(error));
 }
 
-std::string nbytes_text(std::uint64_t nbytes) {
-  const auto value = static_cast<double>(nbytes);
-  if (nbytes >= 1'000'000'000) return fmt::format("{:.2f} GB", value / 1e9);
-  if (nbytes >= 1'000'000) return fmt::format("{:.2f} MB", value / 1e6);
-  if (nbytes >= 10'000) return fmt::format("{:.2f} kB", value / 1e3);
-  return fmt::format("{} bytes", nbytes);
-}
-
 void throw_io_error(std::string_view verb, std::string_view path, int error) {
   throw IoError(io_error_text(verb, path, error));
 }

@@ -12,9 +12,6 @@ namespace zero::io {
 /// "cannot <verb> '<path>': <reason>", and what to do about it where it is known. `error` is an errno.
 std::string io_error_text(std::string_view verb, std::string_view path, int error);
 
-/// "12.34 GB", "1.50 MB", "812 bytes": in the unit that fits.
-std::string nbytes_text(std::uint64_t nbytes);
-
 /// Throws IoError with that text.
 [[noreturn]] void throw_io_error(std::string_view verb, std::string_view path, int error);
 /// "cannot <verb> '<from>' to '<to>': ...".

@@ -56,7 +56,7 @@ GatherSchedule::Commands GatherSchedule::publish() {
   return commands_;
 }
 
-GatherSchedule::Commands GatherSchedule::settle() {
+GatherSchedule::Commands GatherSchedule::quiesce() {
   begin();
   for (std::size_t u = 0; u < units_.size(); ++u) wait(static_cast<int>(u));
   return commands_;

@@ -50,7 +50,7 @@ class GatherSchedule {
   /// What was gathered is stale: releases all that is not in use.
   Commands publish();
   /// Waits for all that is under way.
-  Commands settle();
+  Commands quiesce();
   /// Of the last commands those from `first` on were not carried out, and will not be: as if they had not been
   /// given. A use or pin that they were for is over.
   void abandon(std::size_t first);

@@ -51,15 +51,14 @@ std::vector<Column> columns_of(const std::vector<MemoryReport>& before, const st
   return ranks;
 }
 
-std::string cell(std::int64_t nbytes) { return nbytes == 0 ? "-" : fmt::format("{:.1f}", nbytes / 1e6); }
-
 template <class Value>
 std::string row(std::string_view label, const std::vector<Column>& columns, Value value) {
   std::string text = fmt::format("{:<18}", label);
   for (const Column& column : columns) {
     const MemoryUse use = value(column);
-    text += fmt::format("{:>10}{:>10}{:>10}  ", cell(use.in_use_nbytes), cell(use.current_nbytes),
-                        cell(use.peak_nbytes));
+    for (const std::int64_t nbytes : {use.in_use_nbytes, use.current_nbytes, use.peak_nbytes})
+      text += fmt::format("{:>10}", megabytes(static_cast<double>(nbytes)));
+    text += "  ";
   }
   return text + "\n";
 }

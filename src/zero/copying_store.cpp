@@ -77,7 +77,7 @@ class CopyingStore final : public ParameterStore {
   ~CopyingStore() override {
     // Gathers under way write into the pool's memory.
     for (auto& memory : memory_) {
-      if (memory.buffer) finish_or_fail(memory.work, *memory.buffer, process_);
+      if (memory.buffer) wait_or_fail(memory.work, *memory.buffer, process_);
     }
   }
 
@@ -107,7 +107,7 @@ class CopyingStore final : public ParameterStore {
     counts_.prefetch_window_numel = schedule_.window_numel();
   }
 
-  void quiesce() override { carry_out(schedule_.settle()); }
+  void quiesce() override { carry_out(schedule_.quiesce()); }
 
   void publish(bool frozen_too) override {
     Stopwatch watch(times_.publish);
@@ -205,7 +205,7 @@ class CopyingStore final : public ParameterStore {
       try {
         switch (commands[i].kind) {
           case Command::kGather: begin_gather(commands[i].unit, commands[i].prefetched); break;
-          case Command::kWait: finish_gather(commands[i].unit, for_use); break;
+          case Command::kWait: wait_for_gather(commands[i].unit, for_use); break;
           case Command::kRelease: drop(commands[i].unit); break;
         }
       } catch (...) {
@@ -235,7 +235,7 @@ class CopyingStore final : public ParameterStore {
     if (prefetched) ++counts_.prefetched_gathers;
   }
 
-  void finish_gather(int index, bool for_use) {
+  void wait_for_gather(int index, bool for_use) {
     Stopwatch watch(times_.gather);
     auto& memory = memory_[index];
     memory.work.wait();

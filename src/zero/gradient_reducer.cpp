@@ -111,7 +111,7 @@ GradientReducer::~GradientReducer() {
     }
   }
   // Its finish steps may run in another thread, and would find nothing to add to.
-  for (const int index : sent_) finish_or_fail(buckets_[index].work, *buckets_[index].sent_buffer, process_);
+  for (const int index : sent_) wait_or_fail(buckets_[index].work, *buckets_[index].sent_buffer, process_);
 }
 
 std::vector<std::int64_t> GradientReducer::sums_numel() const {
@@ -166,7 +166,7 @@ void GradientReducer::make_buckets() {
 }
 
 void GradientReducer::add_units(std::span<const int> units) {
-  settle();
+  quiesce();
   for (const int u : units) model_.units[u].trainable = true;
   make_buckets();
   make_memory();
@@ -360,7 +360,7 @@ void GradientReducer::send(Bucket& bucket) {
   while (!options_.overlap && !sent_.empty() && wait_a_while(buckets_[sent_.front()])) {
     retire(buckets_[sent_.front()]);
   }
-  drain(/*wait_for_all=*/false);
+  retire_complete();
 }
 
 void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices) {
@@ -429,17 +429,25 @@ void GradientReducer::retire(Bucket& bucket) {
   bucket.sent_buffer = nullptr;
 }
 
-void GradientReducer::drain(bool wait_for_all) {
-  for (std::size_t i = 0; i < sent_.size();) {
-    Bucket& bucket = buckets_[sent_[i]];
-    if (wait_for_all) {
+void GradientReducer::quiesce() {
+  while (!sent_.empty()) {
+    Bucket& bucket = buckets_[sent_.front()];
+    {
       Stopwatch watch(times_.wait);
       bucket.work.wait();
-    } else if (!bucket.work.test()) {
-      ++i;
-      continue;
     }
     retire(bucket);
+  }
+}
+
+void GradientReducer::retire_complete() {
+  for (std::size_t i = 0; i < sent_.size();) {
+    Bucket& bucket = buckets_[sent_[i]];
+    if (bucket.work.test()) {
+      retire(bucket);
+    } else {
+      ++i;
+    }
   }
 }
 
@@ -504,7 +512,7 @@ void GradientReducer::even_out(std::int64_t most_rounds) {
       send(bucket);
     }
   }
-  drain(/*wait_for_all=*/true);
+  quiesce();
 }
 
 const MicroBatchAgreement& GradientReducer::finish_micro_batch(MicroBatchAgreement::Facts facts) {

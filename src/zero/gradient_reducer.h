@@ -54,7 +54,7 @@ class GradientReducer {
   bool undo_backward();
 
   /// Waits for the reductions that are under way. Needs the other ranks to send theirs.
-  void settle() { drain(/*wait_for_all=*/true); }
+  void quiesce();
   /// *Collective.* Parameters without gradient count as zero; when it returns, all that arrived on any rank is in
   /// the accumulators. `label` and the facts: see MicroBatchAgreement.
   const MicroBatchAgreement& flush(std::string_view label, MicroBatchAgreement::Facts facts = {});
@@ -164,7 +164,8 @@ class GradientReducer {
   /// Onto the `mine.numel()` accumulators at `sums`.
   void add_slices(const Bucket& bucket, Range mine, float* sums, std::span<const void* const> slices, bool first);
   void zero_missing(Bucket& bucket);
-  void drain(bool wait_for_all);
+  /// Retires buckets whose reductions are complete.
+  void retire_complete();
   bool may_send(Bucket& bucket);
   /// What was sent is reduced: its memory is free.
   void retire(Bucket& bucket);

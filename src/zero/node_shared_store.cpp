@@ -28,7 +28,7 @@ class NodeSharedStore final : public ParameterStore {
   }
 
   ~NodeSharedStore() override {
-    for (Work& work : under_way_) finish_or_fail(work, memory_, process_);  // copy_between_hosts has thrown
+    for (Work& work : under_way_) wait_or_fail(work, memory_, process_);  // copy_between_hosts has thrown
   }
 
   Range writable_range(int index) const override { return unit(index).shard(model_.rank()); }

@@ -11,7 +11,7 @@ namespace zero::sharding {
 static_assert(optim::kSumBlockNumel == layout::kBlockNumel,
               "the kernels write one sum of squares for each block of the layout");
 
-void finish_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept {
+void wait_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept {
   if (!work.valid() || ::getpid() != owner) return;
   try {
     work.wait();

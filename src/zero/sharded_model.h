@@ -95,7 +95,7 @@ struct ShardedModel {
 /// For destructors: waits until `work`, whose data lies in `memory`, is complete. When its group has failed,
 /// messages may still be under way: the memory then stays for ever. Does nothing in a process other than
 /// `owner`, which a forked child is.
-void finish_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept;
+void wait_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept;
 
 /// Adds the seconds of a scope to `*seconds`.
 class Stopwatch {

@@ -5,8 +5,8 @@
 #include <cerrno>
 
 #include "checkpoint/tools.h"
-#include "io/faulty_files.h"
-#include "io/memory_files.h"
+#include "doubles/faulty_files.h"
+#include "doubles/memory_files.h"
 #include "support/checkpoint_room.h"
 #include "zero/errors.h"
 

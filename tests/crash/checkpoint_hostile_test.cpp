@@ -11,7 +11,7 @@
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/tools.h"
-#include "io/memory_files.h"
+#include "doubles/memory_files.h"
 #include "io/posix_files.h"
 #include "support/checkpoint_room.h"
 #include "zero/errors.h"

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "checkpoint/tools.h"
-#include "io/memory_files.h"
+#include "doubles/memory_files.h"
 #include "support/checkpoint_room.h"
 #include "support/injected_syscalls.h"
 #include "unit/io_support.h"

@@ -9,8 +9,8 @@
 #include <map>
 
 #include "engine/checkpoints.h"
-#include "io/faulty_files.h"
-#include "io/memory_files.h"
+#include "doubles/faulty_files.h"
+#include "doubles/memory_files.h"
 #include "support/errors.h"
 #include "support/odd_model.h"
 #include "support/resume.h"

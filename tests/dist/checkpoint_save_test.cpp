@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "engine/checkpoints.h"
-#include "io/faulty_files.h"
+#include "doubles/faulty_files.h"
 #include "support/errors.h"
 #include "support/odd_model.h"
 #include "support/resume.h"

@@ -7,7 +7,7 @@
 #include "checkpoint/rank_file.h"
 #include "checkpoint/safetensors.h"
 #include "fuzz/fuzz.h"
-#include "io/memory_files.h"
+#include "doubles/memory_files.h"
 #include "support/checkpoint_room.h"
 #include "zero/config.h"
 

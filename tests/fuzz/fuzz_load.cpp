@@ -8,7 +8,7 @@
 #include "checkpoint/range_reader.h"
 #include "checkpoint/tools.h"
 #include "fuzz/fuzz.h"
-#include "io/memory_files.h"
+#include "doubles/memory_files.h"
 
 namespace zero::fuzz {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "fuzz/fuzz.h"
-#include "io/memory_files.h"
+#include "doubles/memory_files.h"
 
 namespace zero::fuzz {
 namespace {

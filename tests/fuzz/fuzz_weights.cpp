@@ -5,7 +5,7 @@
 
 #include "checkpoint/weight_files.h"
 #include "fuzz/fuzz.h"
-#include "io/memory_files.h"
+#include "doubles/memory_files.h"
 
 namespace zero::fuzz {
 namespace {

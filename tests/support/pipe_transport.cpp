@@ -150,7 +150,7 @@ class PipeWork final : public comm::WorkState {
  public:
   using Use = std::function<void(const std::map<int, Bytes>& by_rank)>;
   PipeWork(std::shared_ptr<Mail> mail, std::vector<Mail::Key> wanted, Use use)
-      : WorkState(std::make_shared<comm::Turns>()),
+      : WorkState(std::make_shared<comm::BackendLock>()),
         mail_(std::move(mail)),
         wanted_(std::move(wanted)),
         use_(std::move(use)) {}

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <thread>
 
-#include "comm/local_groups.h"
+#include "doubles/local_groups.h"
 #include "comm/shm_backend.h"
 #include "comm/shm_segment.h"
 

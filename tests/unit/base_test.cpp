@@ -12,6 +12,7 @@
 #include "base/cores.h"
 #include "base/log.h"
 #include "base/process_memory.h"
+#include "zero/memory.h"
 
 namespace zero::base {
 namespace {
@@ -80,6 +81,16 @@ TEST(Cores, ThisProcessMayUseSome) {
   EXPECT_EQ(static_cast<int>(cpus.size()), CPU_COUNT(&mine));
   for (const Cpu& cpu : cpus) EXPECT_TRUE(CPU_ISSET(cpu.id, &mine));
   EXPECT_GE(count_cores(cpus), 1);
+}
+
+TEST(Text, BytesAreInTheUnitThatFits) {
+  EXPECT_EQ(human_nbytes(0), "0 bytes");
+  EXPECT_EQ(human_nbytes(999), "999 bytes");
+  EXPECT_EQ(human_nbytes(65'536), "65.5 kB");
+  EXPECT_EQ(human_nbytes(1'500'000), "1.5 MB");
+  EXPECT_EQ(human_nbytes(12'345'000'000), "12.35 GB");
+  EXPECT_EQ(megabytes(43'760'000), "43.8");
+  EXPECT_EQ(megabytes(0), "-");
 }
 
 TEST(ProcessMemory, SeesAPeakThatIsOver) {

@@ -146,7 +146,7 @@ TEST(GatherSchedule, WhatIsReadIsWholeAndMemoryStaysWithinLimits) {
           if (HasFatalFailure()) return;
         }
         if (random() % 5 == 0) {
-          store.carry_out(store.schedule.settle());
+          store.carry_out(store.schedule.quiesce());
           for (const State state : store.states) EXPECT_NE(state, State::kGathering);
         }
       }

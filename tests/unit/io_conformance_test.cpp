@@ -307,14 +307,6 @@ TEST(PosixFiles, OnlyRegularFilesAreOpened) {
             "cannot open '/dev/null': it is a device, wanted a regular file");
 }
 
-TEST(IoErrors, SizesAreInTheUnitThatFits) {
-  EXPECT_EQ(nbytes_text(0), "0 bytes");
-  EXPECT_EQ(nbytes_text(9'999), "9999 bytes");
-  EXPECT_EQ(nbytes_text(65'536), "65.54 kB");
-  EXPECT_EQ(nbytes_text(1'500'000), "1.50 MB");
-  EXPECT_EQ(nbytes_text(12'345'000'000), "12.35 GB");
-}
-
 TEST_P(IoConformance, Folders) {
   EXPECT_EQ(files().kind(path("a")), FileKind::kNone);
   EXPECT_EQ(files().kind(path("a/b")), FileKind::kNone);

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "io/faulty_files.h"
-#include "io/memory_files.h"
+#include "doubles/faulty_files.h"
+#include "doubles/memory_files.h"
 #include "io/posix_files.h"
 #include "io/uring_files.h"
 #include "zero/errors.h"

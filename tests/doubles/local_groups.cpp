@@ -1,4 +1,4 @@
-#include "comm/local_groups.h"
+#include "doubles/local_groups.h"
 
 #include "comm/shm_backend.h"
 

@@ -2,8 +2,8 @@
 // What a power cut leaves of a tree.
 #include <memory>
 
-#include "io/memory_files.h"
-#include "io/memory_tree.h"
+#include "doubles/memory_files.h"
+#include "doubles/memory_tree.h"
 
 namespace zero::io::memory {
 

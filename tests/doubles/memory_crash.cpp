@@ -1,4 +1,4 @@
-#include "io/memory_crash.h"
+#include "doubles/memory_crash.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "io/faulty_files.h"
+#include "doubles/faulty_files.h"
 
 #include <mutex>
 #include <optional>

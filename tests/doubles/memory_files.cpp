@@ -1,13 +1,13 @@
-#include "io/memory_files.h"
+#include "doubles/memory_files.h"
 
 #include <cerrno>
 #include <functional>
 #include <utility>
 
 #include "io/io_error.h"
-#include "io/memory_crash.h"
-#include "io/memory_file.h"
-#include "io/memory_tree.h"
+#include "doubles/memory_crash.h"
+#include "doubles/memory_file.h"
+#include "doubles/memory_tree.h"
 
 namespace zero::io {
 namespace {

@@ -1,4 +1,4 @@
-#include "io/memory_tree.h"
+#include "doubles/memory_tree.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -5,7 +5,7 @@
 
 #include "io/file_system.h"
 #include "io/io_error.h"
-#include "io/memory_tree.h"
+#include "doubles/memory_tree.h"
 
 namespace zero::io::memory {
 

@@ -1,4 +1,4 @@
-#include "io/memory_file.h"
+#include "doubles/memory_file.h"
 
 #include <algorithm>
 #include <cerrno>
