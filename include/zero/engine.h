@@ -237,6 +237,8 @@ class Engine {
 void backward(const at::Tensor& loss, std::initializer_list<Engine*> engines);
 
 namespace detail {
+/// Random numbers are the micro-batch's from here on (docs/reproducibility.md).
+void begin_forward(const Engine& engine);
 /// `input` in the parameters' dtype where fp16.auto_cast asks for it; undefined where it stays as it is.
 at::Tensor cast_input(const Engine& engine, const at::Tensor& input);
 
@@ -270,6 +272,7 @@ class ModuleEngine : public Engine {
   template <class... Args>
   auto operator()(Args&&... args) {
     check_module();
+    detail::begin_forward(*this);
     return module_->forward(detail::Input<Args>(*this, std::forward<Args>(args)).get()...);
   }
   ModulePtr& typed_module() { return module_; }

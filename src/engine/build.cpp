@@ -287,7 +287,7 @@ void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
     auto& parameter = model.parameters[p];
     parameter.handle->adopt(
         parameter.tensor, storage::to_scalar_type(model.param_dtype), parameter.strides,
-        static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.device, impl.store.get());
+        static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.device, &impl.uses);
   }
 }
 
@@ -408,6 +408,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   check_agreement(impl.inventory, impl.group);
   agree_on_parts(impl.groups, impl.inventory);
   choose_progress_thread(impl);
+  MicroBatchRandom::interrupt();
   impl.training.seed = choose_seed(impl.config, impl.number, impl.groups.all);
   make_parts(impl, laid, std::move(setup));
   make_replicated_alike(impl.groups, impl.inventory,
@@ -421,7 +422,8 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     if (!impl.config.zerotorch.step_in_backward) impl.raw_writes.emplace(impl.model);
   }
   impl.refresh_rates();
-  impl.reseed();
+  impl.random.set_device(impl.model.device);
+  impl.program_seed = MicroBatchRandom::program_seed();
 }
 
 /// The least number that no engine of this process has; given back with the engine.

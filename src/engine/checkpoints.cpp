@@ -91,6 +91,7 @@ class Collector {
   }
 
   void add_random_states() {
+    MicroBatchRandom::interrupt();  // the program's are saved
     for (int rank = 0; rank < impl_.groups.all.size(); ++rank) {
       add_random_state(rank, c10::Device(c10::kCPU));
       if (!impl_.model.device.is_cpu()) add_random_state(rank, impl_.model.device);

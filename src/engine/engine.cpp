@@ -46,10 +46,21 @@ Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, Ini
 }
 }  // namespace detail
 
+void detail::begin_forward(const Engine& engine) { engine.impl().begin_random_stream(); }
+
 at::Tensor detail::cast_input(const Engine& engine, const at::Tensor& input) {
   const Config::Fp16& fp16 = engine.config().fp16;
   const bool wanted = fp16.enabled && fp16.auto_cast && input.defined() && input.is_floating_point();
   return wanted && input.scalar_type() != at::kHalf ? input.to(at::kHalf) : at::Tensor();
+}
+
+void engine::Uses::before_use(intercept::ParameterHandle& handle) {
+  impl_.begin_random_stream();
+  impl_.store->before_use(handle);
+}
+void engine::Uses::after_use(intercept::ParameterHandle& handle) noexcept { impl_.store->after_use(handle); }
+void engine::Uses::before_write(intercept::ParameterHandle& handle, const char* op_name) {
+  impl_.store->before_write(handle, op_name);
 }
 
 Engine initialize(ModelView model, Config config, InitializeOptions options) {
@@ -138,9 +149,6 @@ void Engine::Impl::throw_update_difference() {
 
 namespace {
 
-/// What an engine of this process gave the default generator last: another seed there is the program's own.
-std::atomic<std::uint64_t> g_given_seed{0};
-
 std::uint64_t mix(std::uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
@@ -149,17 +157,19 @@ std::uint64_t mix(std::uint64_t z) {
 
 }  // namespace
 
-void Engine::Impl::reseed(bool follows_program) {
-  if (!config.zerotorch.reseed_per_micro_batch) return;
-  const std::uint64_t current = at::globalContext().defaultGenerator(c10::kCPU).current_seed();
-  if (const std::uint64_t given = g_given_seed;
-      follows_program && given != 0 && current != given && training.micro_batches > 0) {
+void Engine::Impl::begin_random_stream() {
+  if (engine::MicroBatchRandom::has_begun() || !config.zerotorch.reseed_per_micro_batch || !at::GradMode::is_enabled())
+    return;
+  if (random.is_fresh()) {
+    const std::uint64_t now = random.program_seed();
     // The program has called manual_seed(): streams are keyed by its seed from here on.
-    training.seed = number.seed_from(current);
+    if (std::exchange(program_seed, now) != now) training.seed = number.seed_from(now);
   }
-  const std::uint64_t stream = stream_seed(0);
-  at::manual_seed(stream);
-  g_given_seed = stream;
+  random.begin(stream_seed(0));
+}
+
+void Engine::Impl::end_random_stream() {
+  random.end();
   model_parallel_random.reset();
 }
 
@@ -381,7 +391,7 @@ std::optional<std::string> Engine::Impl::step() {
   if (buffers_changed) buffers->synchronise(group);
   if (raw_writes) raw_writes->remember();
   training.micro_batches += group.size();
-  reseed();
+  end_random_stream();
   return problem;
 }
 

@@ -10,6 +10,7 @@
 #include "engine/gradients.h"
 #include "engine/groups.h"
 #include "engine/inventory.h"
+#include "engine/micro_batch_random.h"
 #include "engine/raw_write_check.h"
 #include "engine/step_monitor.h"
 #include "engine/training_state.h"
@@ -41,6 +42,20 @@ struct EngineNumber {
 };
 }  // namespace engine
 
+namespace engine {
+/// Uses of parameters, on their way to the store.
+class Uses final : public intercept::UseObserver {
+ public:
+  explicit Uses(Engine::Impl& impl) : impl_(impl) {}
+  void before_use(intercept::ParameterHandle& handle) override;
+  void after_use(intercept::ParameterHandle& handle) noexcept override;
+  void before_write(intercept::ParameterHandle& handle, const char* op_name) override;
+
+ private:
+  Engine::Impl& impl_;
+};
+}  // namespace engine
+
 struct Engine::Impl {
   // In order of construction; destroyed in reverse.
   Config config;
@@ -55,6 +70,7 @@ struct Engine::Impl {
   StepBreakdown times;  ///< running: since the last boundary
   StepBreakdown last_times;
   std::unique_ptr<sharding::ParameterStore> store;
+  engine::Uses uses{*this};
   std::unique_ptr<sharding::ShardedOptimizer> optimizer;
   std::unique_ptr<sharding::GradientReducer> reducer;
   std::unique_ptr<engine::Gradients> gradients;
@@ -76,6 +92,8 @@ struct Engine::Impl {
   std::shared_ptr<Impl*> self = std::make_shared<Impl*>(this);  ///< null when it is gone: for what may outlive it
   int exceptions_at_start = 0;
   std::unique_ptr<sharding::GradientNorm> norm;
+  engine::MicroBatchRandom random;
+  std::uint64_t program_seed = 0;  ///< of the program's numbers, when the engine last looked
   at::Tensor model_parallel_random;  ///< where ModelParallelRandom goes on in this micro-batch; undefined: its start
   bool failed = false;
   bool half_loaded = false;  ///< a load failed after the first value was changed
@@ -118,9 +136,11 @@ struct Engine::Impl {
   /// As enter() for gradients. What has arrived is in the sums; they are averages where they are to be changed.
   /// *Collective.*
   void open_gradients(engine::Entry entry, const char* caller);
-  /// Keys libtorch's random streams by the global micro-batch that comes next, and by the program's own seed
-  /// where it has called manual_seed() since and `follows_program`.
-  void reseed(bool follows_program = true);
+  /// What libtorch's generators give from here on, until the backward is over, is the micro-batch's, keyed by the
+  /// program's own seed where it has called manual_seed() since. Nothing where gradients are off. Local.
+  void begin_random_stream();
+  /// The micro-batch is over, or another one is to come. Local.
+  void end_random_stream();
   /// The seed of the stream of the micro-batch that comes next; each `branch` is another one.
   std::uint64_t stream_seed(int branch) const;
   /// A parameter of which one model-parallel rank has used its part was used: its other parts have gradients of zero.

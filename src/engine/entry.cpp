@@ -103,7 +103,7 @@ void Engine::Impl::check_module() {
                            now.numel() == parameter.range.numel() &&
                            now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);
     if (same_kind && !config.zerotorch.step_in_backward) {
-      store->writes().take_over(static_cast<int>(p), now.detach(), store.get());
+      store->writes().take_over(static_cast<int>(p), now.detach(), &uses);
       gradients->follow_set_data(static_cast<int>(p));
       continue;
     }

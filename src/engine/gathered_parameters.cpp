@@ -54,7 +54,7 @@ GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> p
   }
   for (const auto& tensor : parameters) {
     const auto* handle = intercept::ParameterHandle::of(tensor);
-    if (!handle || handle->observer() != impl.store.get()) {
+    if (!handle || handle->observer() != &impl.uses) {
       throw ModelError("GatheredParameters: a tensor is not a parameter of this engine's module");
     }
     parameters_.push_back(handle->parameter());

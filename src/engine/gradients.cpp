@@ -137,6 +137,7 @@ void Gradients::note_backward() {
     const auto self = weak.lock();
     if (!self || !*self || std::erase((*self)->running_, id) == 0 || !(*self)->running_.empty()) return;
     complete ? (*self)->mark_all() : (*self)->fail_backward();
+    MicroBatchRandom::interrupt();
   });
 }
 
@@ -172,6 +173,7 @@ void Gradients::end_backward() {
   }
   announced_ = false;
   mark_all();
+  MicroBatchRandom::interrupt();
 }
 
 void Gradients::mark_all() noexcept {
@@ -193,6 +195,7 @@ void Gradients::end_window() {
 }
 
 void Gradients::fail_backward() noexcept {
+  MicroBatchRandom::interrupt();
   announced_ = false;
   running_.clear();
   mark_all();

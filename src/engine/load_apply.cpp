@@ -21,7 +21,8 @@ void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
     const double saved_scale = plan.training.scaler.scale();
     if (scaler.scale() != saved_scale) impl.reducer->scale_sums(scaler.scale() / saved_scale);
   }
-  impl.reseed(/*follows_program=*/false);
+  impl.end_random_stream();
+  impl.program_seed = MicroBatchRandom::program_seed();  // a seed that came with the program's numbers is not a new one
 }
 
 }  // namespace

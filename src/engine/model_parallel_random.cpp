@@ -8,8 +8,10 @@
 namespace zero {
 
 ModelParallelRandom::ModelParallelRandom(Engine& engine)
-    : engine_(engine.impl().self), outside_(engine::random_state(c10::kCPU)) {
-  const auto& impl = engine.impl();
+    : engine_(engine.impl().self) {
+  auto& impl = engine.impl();
+  impl.begin_random_stream();  // or it would begin inside, and take these numbers for the program's
+  outside_ = engine::random_state(c10::kCPU);
   if (impl.model_parallel_random.defined()) {
     engine::set_random_state(c10::kCPU, impl.model_parallel_random);
     return;

@@ -492,6 +492,10 @@ TEST(ModelParallel, RandomNumbersAreAlikeButInsideAScope) {
       return draws;
     };
     const auto draw = [] { return at::rand({1}, at::kDouble).item<double>(); };
+    at::manual_seed(5);
+    const auto own = drawn_by_all(draw());
+    EXPECT_EQ(own, std::vector<double>(4, own[0])) << "the program's numbers, from the same seed";
+    (void)made.model->forward(batch(0));  // the micro-batch's stream begins
     const auto outside = drawn_by_all(draw());
     EXPECT_EQ(outside[0], outside[1]);
     EXPECT_EQ(outside[2], outside[3]);
