@@ -111,10 +111,9 @@ std::uint64_t Engine::Impl::update_hash() const {
   };
   for (const double rate : rates) add(rate);
   for (const int g : stepped_groups) add(g);
-  for (const auto& group : optimizer->groups()) {
-    for (const double value :
-         {group.hyper.beta1, group.hyper.beta2, group.hyper.eps, group.hyper.weight_decay})
-      add(value);
+  for (const auto& settings : optimizer->groups()) {
+    const auto& hyper = settings.hyper;
+    for (const double value : {hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay}) add(value);
   }
   return hash;
 }
@@ -174,9 +173,11 @@ void Engine::Impl::agree_on_use() {
   if (!groups.model_parallel) return;
   const std::size_t count = model.parameters.size();
   const auto ranks = static_cast<std::size_t>(groups.model_parallel_size());
-  std::vector<std::uint8_t> mine(count), all(count * ranks);
+  auto& [mine, all, counts] = use_buffers;
+  mine.resize(count);
+  all.resize(count * ranks);
+  counts.assign(ranks, static_cast<std::int64_t>(count));
   for (std::size_t p = 0; p < count; ++p) mine[p] = reducer->used_in_window(static_cast<int>(p));
-  const std::vector<std::int64_t> counts(ranks, static_cast<std::int64_t>(count));
   Group& copy = *groups.model_parallel;
   copy.all_gather(mine.data(), all.data(), counts, DType::kByte, {.label = "used parameters"}).wait();
   for (std::size_t p = 0; p < count; ++p) {
@@ -194,10 +195,10 @@ double Engine::Impl::compute_norm() {
   return norm->of(*reducer, must_agree) * (sums_are_averages ? 1.0 : averaging());
 }
 
-void Engine::Impl::apply_step(double norm, double averaging) {
-  double scale = sums_are_averages ? 1.0 : averaging;
+void Engine::Impl::apply_step(double average) {
+  double scale = sums_are_averages ? 1.0 : average;
   const double bound = config.gradient_clipping;
-  if (bound > 0 && norm > bound) scale *= bound / (norm + 1e-6);
+  if (bound > 0 && grad_norm > bound) scale *= bound / (grad_norm + 1e-6);
   if (config.zerotorch.step_in_backward) {
     optimizer->end_step();
   } else {
@@ -351,7 +352,7 @@ std::optional<std::string> Engine::Impl::finish_window() {
   const auto decision = training.scaler.update(std::isfinite(grad_norm));
   step_applied = decision == optim::LossScaler::Decision::kTake;
   if (step_applied) {
-    apply_step(grad_norm, average);
+    apply_step(average);
   } else {
     problem = skip_step(scale, decision);
   }

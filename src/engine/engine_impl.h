@@ -76,6 +76,11 @@ struct Engine::Impl {
   std::shared_ptr<Impl*> self = std::make_shared<Impl*>(this);  ///< null when it is gone: for what may outlive it
   int exceptions_at_start = 0;
   std::unique_ptr<sharding::GradientNorm> norm;
+  /// Memory of agree_on_use(): by parameter, by model-parallel rank and parameter, by rank.
+  struct {
+    std::vector<std::uint8_t> mine, all;
+    std::vector<std::int64_t> counts;
+  } use_buffers;
   at::Tensor model_parallel_random;  ///< where ModelParallelRandom goes on in this micro-batch; undefined: its start
   bool failed = false;
   bool half_loaded = false;  ///< a load failed after the first value was changed
@@ -135,8 +140,8 @@ struct Engine::Impl {
   bool finish_micro_batch();
   /// Updates, or skips the step, and begins the next window. Returns as step().
   std::optional<std::string> finish_window();
-  /// `averaging`: that of the window.
-  void apply_step(double norm, double averaging);
+  /// `average`: averaging() of the window.
+  void apply_step(double average);
   /// Instead of apply_step(), for gradients that are not finite: says which. Returns as step(). *Collective.*
   std::optional<std::string> skip_step(double scale_before, optim::LossScaler::Decision decision);
   /// Assembles a parameter's fp32 values from the ranks' parts; `part_of(unit, range)` gives mine.
