@@ -26,6 +26,16 @@ function(zero_target_options target)
   cmake_parse_arguments(arg "PROGRAM" "" "" ${ARGN})
   target_compile_options(${target} PRIVATE -fPIC $<$<AND:$<BOOL:${arg_PROGRAM}>,$<CONFIG:Release>>:-O1>)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-missing-field-initializers $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -ffp-contract=off)
+  if(NOT arg_PROGRAM)
+    target_compile_options(${target} PRIVATE -Wshadow -Wextra-semi -Wnon-virtual-dtor -Woverloaded-virtual)
+  endif()
+  # Other compilers warn of other things, and other versions of libtorch deprecate others.
+  if(ZERO_WARNINGS_AS_ERRORS AND CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION MATCHES "^12\\."
+     AND Torch_VERSION MATCHES "^2\\.13")
+    # Not those that the optimiser finds in what it has inlined: they depend on flags and are often wrong.
+    target_compile_options(${target} PRIVATE -Werror -Wno-error=array-bounds -Wno-error=maybe-uninitialized
+      -Wno-error=stringop-overflow -Wno-error=stringop-overread -Wno-error=tsan)
+  endif()
   target_compile_definitions(${target} PRIVATE NDEBUG)
   if(ZERO_SANITIZE)
     list(JOIN ZERO_SANITIZE "," joined)

@@ -67,11 +67,25 @@ struct Config {
   };
   Optimizer optimizer;
 
+  /// DeepSpeed's schedules, and PyTorch's that its JSON may name. Each type reads the fields named after it.
   struct Scheduler {
-    enum class Type : std::uint8_t { kNone, kWarmupLR, kWarmupDecayLR, kWarmupCosineLR };
+    enum class Type : std::uint8_t {
+      kNone,  ///< the learning rate stays optimizer.lr
+      kWarmupLR,
+      kWarmupDecayLR,
+      kWarmupCosineLR,
+      kOneCycle,
+      kLRRangeTest,
+      kLinearLR,
+      kCosineAnnealingLR,
+      kPolynomialLR,
+      kStepLR,
+      kExponentialLR,
+    };
     enum class WarmupType : std::uint8_t { kLog, kLinear };
-    /// kNone when the file has no "scheduler" section: the learning rate stays optimizer.lr.
     Type type = Type::kNone;
+
+    // WarmupLR, WarmupDecayLR, WarmupCosineLR
     /// Steps of warm-up, at least 2 (a smaller number is raised, as DeepSpeed does).
     std::int64_t warmup_num_steps = 1000;
     WarmupType warmup_type = WarmupType::kLog;
@@ -85,6 +99,35 @@ struct Config {
     /// WarmupCosineLR: first and last learning rate, as parts of optimizer.lr.
     double warmup_min_ratio = 0.0;
     double cos_min_ratio = 1e-4;
+
+    // OneCycle: the rate rises from least to most and falls again, the first beta the other way; then both decay.
+    double cycle_min_lr = 0, cycle_max_lr = 0;  ///< required
+    std::int64_t cycle_first_step_size = 2000;  ///< steps of the rise
+    std::optional<std::int64_t> cycle_second_step_size;  ///< of the fall; not given: as many
+    /// In so many stairs; 0: smoothly. The second not given: as the first.
+    std::int64_t cycle_first_stair_count = 0;
+    std::optional<std::int64_t> cycle_second_stair_count;
+    std::int64_t decay_step_size = 0;  ///< after the cycle; 0: no decay
+    double decay_lr_rate = 0;          ///< the rate is divided by 1 + this for every decay_step_size steps
+    bool cycle_momentum = true;        ///< of optimizers with betas: the first as below, the second 0.99
+    double cycle_min_mom = 0.8, cycle_max_mom = 0.9;
+    double decay_mom_rate = 0;
+
+    // LRRangeTest: min_lr * (1 + step_rate * steps / step_size)
+    double lr_range_test_min_lr = 1e-3;
+    std::int64_t lr_range_test_step_size = 2000;
+    double lr_range_test_step_rate = 1.0;
+    bool lr_range_test_staircase = false;  ///< whole step sizes only
+
+    // torch.optim.lr_scheduler's, of optimizer.lr and every group's own rate
+    double start_factor = 1.0 / 3, end_factor = 1.0;  ///< LinearLR
+    std::int64_t total_iters = 5;                     ///< LinearLR, PolynomialLR
+    double power = 1.0;                               ///< PolynomialLR
+    std::int64_t t_max = 0;                           ///< CosineAnnealingLR, required
+    double eta_min = 0;                               ///< CosineAnnealingLR
+    std::int64_t step_size = 0;                       ///< StepLR, required
+    double gamma = 0.1;                               ///< StepLR; ExponentialLR, required
+
     /// -1: start from the beginning; otherwise the index of the last step already done.
     std::int64_t last_batch_iteration = -1;
   };

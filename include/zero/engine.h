@@ -67,6 +67,10 @@ struct InitializeOptions {
   /// Called with the name of every parameter and buffer; needed with several model-parallel ranks.
   std::function<Placement(std::string_view name)> placement;
   std::vector<ParameterGroup> parameter_groups;
+  /// A learning-rate schedule of the program's own, in place of the JSON's: the rate of the update after `step` updates
+  /// (skipped ones do not count), of a group whose own rate is `base_lr`. A pure function, the same on every rank: a
+  /// resumed run asks for the steps that come.
+  std::function<double(std::int64_t step, double base_lr)> schedule;
   /// A client optimizer (torch::optim::AdamW or Adam, not stepped yet): its groups are taken over and stay live:
   /// rates and other hyper-parameters are read at every step, so schedulers of libtorch work on it. Its own
   /// states are never made: saving it throws. It may go before the engine; its last values then stay. The JSON

@@ -78,11 +78,11 @@ Manifest Checkpointer::Job::make_manifest(int world_size, const std::vector<Rank
   manifest.config = contents.config;
   for (const auto& info : contents.tensors) manifest.tensors.push_back({info, {}});
   for (const auto& rank_part : parts) {
-    const int file = static_cast<int>(manifest.files.size());
+    const int file_index = static_cast<int>(manifest.files.size());
     manifest.files.push_back(rank_part.file);
     for (const auto& [tensor, place] : rank_part.places) {
       manifest.tensors.at(tensor).pieces.push_back(place);
-      manifest.tensors[tensor].pieces.back().file = file;
+      manifest.tensors[tensor].pieces.back().file = file_index;
     }
   }
   for (auto& tensor : manifest.tensors) {

@@ -97,6 +97,20 @@ void check_parameters(Check& check, const Given& type, std::span<const Key> keys
   }
 }
 
+struct Required {
+  std::string_view type, parameter, meaning;
+};
+constexpr std::string_view kWholeRun = "the optimizer steps of the whole run";
+constexpr Required kRequired[] = {
+    {"WarmupDecayLR", "total_num_steps", kWholeRun},
+    {"WarmupCosineLR", "total_num_steps", kWholeRun},
+    {"OneCycle", "cycle_min_lr", "the learning rate at both ends of the cycle"},
+    {"OneCycle", "cycle_max_lr", "the learning rate at its top"},
+    {"CosineAnnealingLR", "T_max", "the steps from the first to the last learning rate"},
+    {"StepLR", "step_size", "the steps between two drops of the rate"},
+    {"ExponentialLR", "gamma", "what every step multiplies the rate with"},
+};
+
 void check_scheduler(Check& check) {
   Scheduler& scheduler = check.config.scheduler;
   const Given* section = check.find("scheduler");
@@ -105,19 +119,18 @@ void check_scheduler(Check& check) {
   if (type == nullptr) {
     if (check.find("scheduler.params") != nullptr) {
       check.problem(*section,
-                    "has params but no type; add \"type\": \"WarmupLR\", \"WarmupDecayLR\" or "
-                    "\"WarmupCosineLR\"");
+                    "has params but no type; add \"type\": \"WarmupLR\" or another schedule");
     }
     return;
   }
   if (scheduler.type == Scheduler::Type::kNone) return;  // a type that was refused
   scheduler.warmup_num_steps = std::max<std::int64_t>(2, scheduler.warmup_num_steps);  // as in DeepSpeed
   check_parameters(check, *type, scheduler_keys());
-  const Given* total = check.find("scheduler.params.total_num_steps");
-  if (scheduler.type != Scheduler::Type::kWarmupLR && total == nullptr) {
-    check.problem(*type, fmt::format("{} needs params.total_num_steps: the optimizer steps of the whole run",
-                                     type->value.text));
+  for (const auto& [of_type, parameter, meaning] : kRequired) {
+    if (of_type == type->value.text && check.find(fmt::format("scheduler.params.{}", parameter)) == nullptr)
+      check.problem(*type, fmt::format("{} needs params.{}: {}", of_type, parameter, meaning));
   }
+  const Given* total = check.find("scheduler.params.total_num_steps");
   if (total != nullptr && scheduler.total_num_steps > 0 &&
       scheduler.total_num_steps < scheduler.warmup_num_steps) {
     check.notice(fmt::format("{}: {} is less than warmup_num_steps, {}: the warm-up is never finished",

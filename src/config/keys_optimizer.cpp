@@ -1,4 +1,4 @@
-// "optimizer" and "scheduler".
+// "optimizer".
 #include <tuple>
 
 #include "config/fields.h"
@@ -8,7 +8,6 @@ namespace {
 
 using enum KeyStatus;
 using Optimizer = Config::Optimizer;
-using Scheduler = Config::Scheduler;
 
 /// Filled in by hand: it counts then, without being given.
 bool is_set(const Optimizer& one) {
@@ -73,86 +72,8 @@ constexpr Key kOptimizer[] = {
             "not an optimizer parameter; use the top-level key gradient_clipping", "0"),
 };
 
-constexpr std::string_view kNotCosine = "WarmupLR|WarmupDecayLR";
-
-/// Type::kNone is no choice: the section is not there.
-constexpr Field kSchedulerType = {
-    .bind = [](Config& c, const Value& v) { c.scheduler.type = static_cast<Scheduler::Type>(*v.choice + 1); },
-    .unbind = [](const Config& c) -> Value {
-      return {.given = c.scheduler.type != Scheduler::Type::kNone,
-              .choice = static_cast<std::size_t>(c.scheduler.type) - 1};
-    }};
-
-constexpr Key kScheduler[] = {
-    section("scheduler", "without it the learning rate stays optimizer.params.lr"),
-    {.path = "scheduler.type",
-     .kind = Kind::kChoice,
-     .fallback = "null",
-     .note = "WarmupLR, WarmupDecayLR or WarmupCosineLR",
-     .choices = "WarmupLR|WarmupDecayLR|WarmupCosineLR",
-     .refused_choices = "OneCycle|LRRangeTest",
-     .field = kSchedulerType},
-    section("scheduler.params", "of the schedule"),
-    {.path = "scheduler.params.warmup_num_steps",
-     .kind = Kind::kCount,
-     .fallback = "1000",
-     .note = "steps of warm-up; 1 is raised to 2, as in DeepSpeed",
-     .minimum = 1,
-     .maximum = kMostSteps,
-     .field = field<&Config::scheduler, &Scheduler::warmup_num_steps>},
-    {.path = "scheduler.params.warmup_type",
-     .kind = Kind::kChoice,
-     .fallback = "\"log\"",
-     .note = "shape of the warm-up",
-     .choices = "log|linear",
-     .field = field<&Config::scheduler, &Scheduler::warmup_type>},
-    {.path = "scheduler.params.last_batch_iteration",
-     .kind = Kind::kCount,
-     .fallback = "-1",
-     .note = "index of the last step already done; a checkpoint sets it by itself",
-     .minimum = -1,
-     .maximum = kMostSteps,
-     .field = field<&Config::scheduler, &Scheduler::last_batch_iteration>},
-    {.path = "scheduler.params.warmup_min_ratio",
-     .kind = Kind::kNumber,
-     .fallback = "0.0",
-     .note = "WarmupCosineLR: first learning rate as a part of optimizer.params.lr",
-     .maximum = 1,
-     .taken_by = "WarmupCosineLR",
-     .field = field<&Config::scheduler, &Scheduler::warmup_min_ratio>},
-    {.path = "scheduler.params.cos_min_ratio",
-     .kind = Kind::kNumber,
-     .fallback = "0.0001",
-     .note = "WarmupCosineLR: last learning rate as a part of optimizer.params.lr",
-     .maximum = 1,
-     .taken_by = "WarmupCosineLR",
-     .field = field<&Config::scheduler, &Scheduler::cos_min_ratio>},
-    {.path = "scheduler.params.warmup_min_lr",
-     .kind = Kind::kNumber,
-     .fallback = "0.0",
-     .note = "WarmupLR, WarmupDecayLR: learning rate at step 0",
-     .taken_by = kNotCosine,
-     .field = field<&Config::scheduler, &Scheduler::warmup_min_lr>},
-    {.path = "scheduler.params.warmup_max_lr",
-     .kind = Kind::kNumber,
-     .fallback = "null",
-     .note =
-         "learning rate after warm-up; not given: optimizer.params.lr for WarmupLR, 0.001 for WarmupDecayLR",
-     .taken_by = kNotCosine,
-     .field = field<&Config::scheduler, &Scheduler::warmup_max_lr>},
-    {.path = "scheduler.params.total_num_steps",
-     .kind = Kind::kCount,
-     .fallback = "",
-     .note = "WarmupDecayLR, WarmupCosineLR, required: optimizer steps of the whole run",
-     .minimum = 1,
-     .maximum = kMostSteps,
-     .taken_by = "WarmupDecayLR|WarmupCosineLR",
-     .field = field<&Config::scheduler, &Scheduler::total_num_steps>},
-};
-
 }  // namespace
 
 std::span<const Key> optimizer_keys() { return kOptimizer; }
-std::span<const Key> scheduler_keys() { return kScheduler; }
 
 }  // namespace zero::config

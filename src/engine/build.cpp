@@ -321,24 +321,6 @@ void adopt_buffers(Engine::Impl& impl) {
   impl.buffers.emplace(impl.inventory.buffers, impl.config.zerotorch.buffers);
 }
 
-optim::LrScheduleOptions schedule_of(const Config::Scheduler& from) {
-  using From = Config::Scheduler::Type;
-  using To = optim::LrScheduleOptions::Type;
-  optim::LrScheduleOptions to;
-  to.type = from.type == From::kWarmupLR         ? To::kWarmup
-            : from.type == From::kWarmupDecayLR  ? To::kWarmupDecay
-            : from.type == From::kWarmupCosineLR ? To::kWarmupCosine
-                                                 : To::kConstant;
-  to.linear_warmup = from.warmup_type == Config::Scheduler::WarmupType::kLinear;
-  to.warmup_steps = from.warmup_num_steps;
-  to.total_steps = from.total_num_steps;
-  to.min_lr = from.warmup_min_lr;
-  to.max_lr = from.warmup_max_lr;
-  to.min_ratio = from.warmup_min_ratio;
-  to.cosine_min_ratio = from.cos_min_ratio;
-  return to;
-}
-
 MemoryReport measure_module(const Inventory& inventory) {
   MemoryReport report;
   std::int64_t nbytes = 0, gradient_nbytes = 0;
@@ -486,9 +468,11 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
         "zerotorch.step_in_backward with model-parallel ranks: whether another rank has used its part of a parameter "
         "is not known in backward; set zerotorch.unused_parameters to \"zero\"");
   }
+  if (options.schedule && impl->config.scheduler.type != Config::Scheduler::Type::kNone)
+    throw ConfigError("both the JSON ('scheduler') and InitializeOptions::schedule give a schedule; remove one");
+  impl->schedule = options.schedule;
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = setup.description;
-  impl->schedule = schedule_of(impl->config.scheduler);
   const setup::LaidOut laid = make_model(*impl);
   check_buffers(impl->inventory, impl->group.size());
   check_memory(impl->inventory);

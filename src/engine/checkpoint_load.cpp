@@ -107,7 +107,7 @@ namespace {
 
 /// Leaves the engine marked as half loaded when a load ends without success after changing something.
 struct LoadInProgress {
-  explicit LoadInProgress(Engine::Impl& impl) : impl(impl), changed(std::exchange(impl.half_loaded, false)) {}
+  explicit LoadInProgress(Engine::Impl& of) : impl(of), changed(std::exchange(of.half_loaded, false)) {}
   ~LoadInProgress() { impl.half_loaded = changed && !succeeded; }
 
   Engine::Impl& impl;

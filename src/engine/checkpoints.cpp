@@ -1,6 +1,8 @@
 #include "engine/checkpoints.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/Version.h>
 #include <fmt/format.h>
 #include <torch/version.h>

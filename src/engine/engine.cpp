@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <exception>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -101,15 +102,36 @@ Engine::Impl::~Impl() {
 double Engine::Impl::lr_of(std::size_t optimizer_group) const {
   if (const auto& set = training.lr_overrides[optimizer_group]) return *set;
   const double base = client ? client->hyper(optimizer_group).lr : base_lr[optimizer_group];
+  if (!schedule) return optim::learning_rate_at(config.scheduler, base, schedule_step());
+  const double rate = schedule(schedule_step(), base);
+  if (!(rate >= 0 && std::isfinite(rate))) {
+    throw ConfigError(fmt::format(
+        "InitializeOptions::schedule gives {:g} at step {}: a learning rate is a finite number that is not negative",
+        rate, schedule_step()));
+  }
+  return rate;
+}
+
+std::int64_t Engine::Impl::schedule_step() const {
   const std::int64_t steps_before = config.scheduler.last_batch_iteration + 1;  // done before this run
-  const std::int64_t steps = training.global_steps - training.scaler.skipped_steps() + steps_before;
-  return optim::learning_rate_at(schedule, base, steps);
+  return training.global_steps - training.scaler.skipped_steps() + steps_before;
 }
 
 void Engine::Impl::refresh_rates() {
   rates.resize(base_lr.size());
   for (std::size_t g = 0; g < base_lr.size(); ++g) {
     if (client) optimizer->set_hyper(g, client->hyper(g));
+    if (const auto betas = optim::betas_at(config.scheduler, schedule_step())) {
+      optim::Hyper hyper = optimizer->groups()[g].hyper;
+      std::tie(hyper.beta1, hyper.beta2) = *betas;
+      if (!(hyper.beta1 < 1)) {
+        throw ConfigError(fmt::format(
+            "scheduler.params.decay_mom_rate has brought the first beta to {:g} at step {}; take a smaller one, or set "
+            "cycle_momentum to false",
+            hyper.beta1, schedule_step()));
+      }
+      optimizer->set_hyper(g, hyper);
+    }
     rates[g] = lr_of(g);
   }
 }
@@ -122,10 +144,9 @@ std::uint64_t Engine::Impl::update_hash() const {
   };
   for (const double rate : rates) add(rate);
   for (const int g : stepped_groups) add(g);
-  for (const auto& group : optimizer->groups()) {
-    for (const double value :
-         {group.hyper.beta1, group.hyper.beta2, group.hyper.eps, group.hyper.weight_decay})
-      add(value);
+  for (const auto& settings : optimizer->groups()) {
+    const auto& hyper = settings.hyper;
+    for (const double value : {hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay}) add(value);
   }
   return hash;
 }
@@ -184,9 +205,11 @@ void Engine::Impl::agree_on_use() {
   if (!groups.model_parallel) return;
   const std::size_t count = model.parameters.size();
   const auto ranks = static_cast<std::size_t>(groups.model_parallel_size());
-  std::vector<std::uint8_t> mine(count), all(count * ranks);
+  auto& [mine, all, counts] = use_buffers;
+  mine.resize(count);
+  all.resize(count * ranks);
+  counts.assign(ranks, static_cast<std::int64_t>(count));
   for (std::size_t p = 0; p < count; ++p) mine[p] = reducer->used_in_window(static_cast<int>(p));
-  const std::vector<std::int64_t> counts(ranks, static_cast<std::int64_t>(count));
   Group& copy = *groups.model_parallel;
   copy.all_gather(mine.data(), all.data(), counts, DType::kByte, {.label = "used parameters"}).wait();
   for (std::size_t p = 0; p < count; ++p) {
@@ -204,10 +227,10 @@ double Engine::Impl::compute_norm() {
   return norm->of(*reducer, must_agree) * (sums_are_averages ? 1.0 : averaging());
 }
 
-void Engine::Impl::apply_step(double norm, double averaging) {
-  double scale = sums_are_averages ? 1.0 : averaging;
+void Engine::Impl::apply_step(double average) {
+  double scale = sums_are_averages ? 1.0 : average;
   const double bound = config.gradient_clipping;
-  if (bound > 0 && norm > bound) scale *= bound / (norm + 1e-6);
+  if (bound > 0 && grad_norm > bound) scale *= bound / (grad_norm + 1e-6);
   if (config.zerotorch.step_in_backward) {
     optimizer->end_step();
   } else {
@@ -361,7 +384,7 @@ std::optional<std::string> Engine::Impl::finish_window() {
   const auto decision = training.scaler.update(std::isfinite(grad_norm));
   step_applied = decision == optim::LossScaler::Decision::kTake;
   if (step_applied) {
-    apply_step(grad_norm, average);
+    apply_step(average);
   } else {
     problem = skip_step(scale, decision);
   }

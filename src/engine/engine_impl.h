@@ -80,8 +80,8 @@ struct Engine::Impl {
 
   std::unique_ptr<engine::ClientOptimizer> client;  ///< where there is one
   std::vector<double> base_lr;                      ///< by optimizer group
+  std::function<double(std::int64_t step, double base_lr)> schedule;  ///< the program's; empty: the configuration's
   std::vector<double> rates;                        ///< by optimizer group, of the next update
-  optim::LrScheduleOptions schedule;
   engine::TrainingState training;
   double grad_norm = 0;
   bool step_applied = false;  ///< by the last step()
@@ -94,6 +94,11 @@ struct Engine::Impl {
   std::unique_ptr<sharding::GradientNorm> norm;
   engine::MicroBatchRandom random;
   std::uint64_t program_seed = 0;  ///< of the program's numbers, when the engine last looked
+  /// Memory of agree_on_use(): by parameter, by model-parallel rank and parameter, by rank.
+  struct {
+    std::vector<std::uint8_t> mine, all;
+    std::vector<std::int64_t> counts;
+  } use_buffers;
   at::Tensor model_parallel_random;  ///< where ModelParallelRandom goes on in this micro-batch; undefined: its start
   bool failed = false;
   bool half_loaded = false;  ///< a load failed after the first value was changed
@@ -108,6 +113,8 @@ struct Engine::Impl {
     return 1.0 / (static_cast<double>(config.gradient_accumulation_steps * group.size()) * training.scaler.scale());
   }
   double lr_of(std::size_t optimizer_group) const;
+  /// Updates before the next one, as schedules count them.
+  std::int64_t schedule_step() const;
   /// Reads schedule, overrides and the client's optimizer for the next update. Not while one may be under way.
   void refresh_rates();
   /// A hash of what the ranks must do alike in the next update: rates, frozen parameters.
@@ -155,8 +162,8 @@ struct Engine::Impl {
   bool finish_micro_batch();
   /// Updates, or skips the step, and begins the next window. Returns as step().
   std::optional<std::string> finish_window();
-  /// `averaging`: that of the window.
-  void apply_step(double norm, double averaging);
+  /// `average`: averaging() of the window.
+  void apply_step(double average);
   /// Instead of apply_step(), for gradients that are not finite: says which. Returns as step(). *Collective.*
   std::optional<std::string> skip_step(double scale_before, optim::LossScaler::Decision decision);
   /// Assembles a parameter's fp32 values from the ranks' parts; `part_of(unit, range)` gives mine.

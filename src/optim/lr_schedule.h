@@ -1,25 +1,20 @@
 #pragma once
-// Learning-rate schedules with DeepSpeed's names and formulas. A pure function of the step.
+// Learning-rate schedules with the formulas of DeepSpeed and PyTorch: pure functions of the step.
 #include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "zero/config.h"
 
 namespace zero::optim {
 
-struct LrScheduleOptions {
-  enum class Type : std::uint8_t { kConstant, kWarmup, kWarmupDecay, kWarmupCosine };
-  Type type = Type::kConstant;
-  bool linear_warmup = false;  ///< false: logarithmic
-  std::int64_t warmup_steps = 0;
-  std::int64_t total_steps = 0;
-  double min_lr = 0;
-  double max_lr = 1e-3;
-  double min_ratio = 0;            ///< cosine: part of the base rate at the start of warm-up
-  double cosine_min_ratio = 1e-4;  ///< cosine: part of the base rate at the end
-};
+/// The learning rate of optimizer step `step` (0 is the first update), as DeepSpeed's engine has it: its scheduler
+/// steps after the optimizer, so the first update has the rate before the schedule and update k DeepSpeed's value at
+/// k - 1, PyTorch's at k. `base_lr` is the optimizer's own rate: the result without a schedule, and what
+/// WarmupCosineLR and PyTorch's schedules scale.
+double learning_rate_at(const Config::Scheduler& schedule, double base_lr, std::int64_t step);
 
-/// The learning rate of optimizer step `step` (0 is the first update), as DeepSpeed's engine has it: its
-/// scheduler steps after the optimizer, so the first update has the rate before the schedule (the minimum; 0
-/// for the cosine) and update k the schedule's value at k - 1. `base_lr` is the optimizer's own
-/// rate: the result for kConstant, the scale of kWarmupCosine.
-double learning_rate_at(const LrScheduleOptions& options, double base_lr, std::int64_t step);
+/// The betas of that step where the schedule moves them: OneCycle with cycle_momentum.
+std::optional<std::pair<double, double>> betas_at(const Config::Scheduler& schedule, std::int64_t step);
 
 }  // namespace zero::optim

@@ -14,7 +14,6 @@
 
 #include "optim/passes.h"
 #include "optim/kernels.h"
-#include "optim/lr_schedule.h"
 
 namespace zero::optim {
 namespace {
@@ -272,67 +271,6 @@ TEST(Kernels, CopyCopiesEveryLength) {
       EXPECT_EQ(to[nbytes], 7);
     }
   }
-}
-
-/// The rates of DeepSpeed 0.19.8's engine: the first 15 updates, optimizer.step() before lr_scheduler.step().
-TEST(LrSchedule, IsThatOfDeepSpeed) {
-  using Type = LrScheduleOptions::Type;
-  struct Case {
-    LrScheduleOptions options;
-    double base_lr;
-    std::vector<double> want;
-  };
-  const std::vector<Case> cases = {
-      {{.type = Type::kWarmup, .warmup_steps = 6, .min_lr = 1e-5, .max_lr = 2e-3},
-       1e-3,
-       {1e-05, 1e-05, 0.00077983708639673766, 0.0012301629136032622, 0.0015496741727934753,
-        0.0017975063593908148, 0.002, 0.002, 0.002, 0.002, 0.002, 0.002, 0.002, 0.002, 0.002}},
-      {{.type = Type::kWarmup, .linear_warmup = true, .warmup_steps = 6, .min_lr = 0, .max_lr = 2e-3},
-       1e-3,
-       {0, 0, 0.00033333333333333332, 0.00066666666666666664, 0.001, 0.0013333333333333333,
-        0.0016666666666666668, 0.002, 0.002, 0.002, 0.002, 0.002, 0.002, 0.002, 0.002}},
-      {{.type = Type::kWarmupDecay,
-        .linear_warmup = true,
-        .warmup_steps = 4,
-        .total_steps = 12,
-        .min_lr = 0,
-        .max_lr = 2e-3},
-       1e-3,
-       {0, 0, 0.0005, 0.001, 0.0015, 0.002, 0.00175, 0.0015, 0.00125, 0.001, 0.00075, 0.0005, 0.00025, 0, 0}},
-      {{.type = Type::kWarmupDecay, .warmup_steps = 5, .total_steps = 12, .min_lr = 1e-4, .max_lr = 1e-3},
-       1e-3,
-       {0.0001, 0.0001, 0.00048760890226605375, 0.00071434557503738687, 0.00087521780453210757, 0.001, 0.001,
-        0.00087142857142857139, 0.00074285714285714287, 0.00061428571428571424, 0.00048571428571428566,
-        0.00035714285714285709, 0.00022857142857142857, 0.0001, 0.0001}},
-      {{.type = Type::kWarmupCosine,
-        .linear_warmup = true,
-        .warmup_steps = 4,
-        .total_steps = 12,
-        .min_ratio = 0.1,
-        .cosine_min_ratio = 0.01},
-       1e-3,
-       {0, 0.0001, 0.000325, 0.00055, 0.000775, 0.00096232036859308695, 0.00085501785668734098,
-        0.00069442829902071951, 0.000505, 0.00031557170097928059, 0.00015498214331265904,
-        4.7679631406913064e-05, 1e-05, 1e-05, 1e-05}},
-      {{.type = Type::kWarmupCosine,
-        .warmup_steps = 5,
-        .total_steps = 12,
-        .min_ratio = 0,
-        .cosine_min_ratio = 1e-4},
-       3e-4,
-       {0, 0, 0.0001292029674220179, 0.00020478185834579558, 0.0002584059348440358, 0.0003,
-        0.00028514681565234429, 0.00024352911793178213, 0.00018338980227943779, 0.00011664019772056219,
-        5.6500882068217849e-05, 1.4883184347655681e-05, 3e-08, 3e-08, 3e-08}},
-  };
-  for (std::size_t c = 0; c < cases.size(); ++c) {
-    for (std::size_t step = 0; step < cases[c].want.size(); ++step) {
-      const double got =
-          learning_rate_at(cases[c].options, cases[c].base_lr, static_cast<std::int64_t>(step));
-      EXPECT_NEAR(got, cases[c].want[step], 1e-17 + 1e-14 * cases[c].want[step])
-          << "case " << c << " step " << step;
-    }
-  }
-  EXPECT_DOUBLE_EQ(learning_rate_at({}, 0.5, 3), 0.5);
 }
 
 }  // namespace
