@@ -95,10 +95,11 @@ TEST(ConfigErrors, CountsInScientificNotation) {
 
 TEST(ConfigErrors, OptimizersAndSchedulesWeDoNotHave) {
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 1}}})"),
-            "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam");
+            "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam, SGD, Adagrad, RMSprop, Lion");
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "AdmaW"}})"),
-            "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\"; did you mean 'AdamW'?");
-  for (const char* type : {"Lamb", "sgd", "Lion", "muon", "ZeroOneAdam", "OneBitLamb", "Adagrad"}) {
+            "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\", \"SGD\", \"Adagrad\", \"RMSprop\", "
+            "\"Lion\"; did you mean 'AdamW'?");
+  for (const char* type : {"Lamb", "lbfgs", "Adafactor", "muon", "ZeroOneAdam", "OneBitLamb", "NAdam"}) {
     EXPECT_NE(error_of(std::string(R"({"optimizer": {"type": ")") + type + "\"}}").find("is not built"),
               std::string::npos);
   }
@@ -110,8 +111,16 @@ TEST(ConfigErrors, OptimizersAndSchedulesWeDoNotHave) {
             "c:1: optimizer: has params but no type; add \"type\": \"AdamW\"");
   EXPECT_NE(error_of(R"({"scheduler": {"params": {"warmup_num_steps": 3}}})").find("no type"),
             std::string::npos);
-  EXPECT_NE(error_of(R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})").find("AMSGrad"),
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.99]}}})"),
+            "c:1: optimizer.params.betas: not a parameter of SGD, which takes lr, weight_decay, maximize, momentum, "
+            "dampening, nesterov");
+  EXPECT_NE(error_of(R"({"optimizer": {"type": "Lion", "params": {"maximize": true}}})")
+                .find("not a parameter of Lion"),
             std::string::npos);
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "SGD",
+                                       "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})"),
+            "c:2: optimizer.params.nesterov: needs a momentum above 0 and a dampening of 0, got 0.9 and 0.1; set "
+            "params.momentum and leave out params.dampening");
   EXPECT_NE(error_of(R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})")
                 .find("gradient_clipping"),
             std::string::npos);
@@ -310,7 +319,7 @@ TEST(ConfigByHand, FieldsAreCheckedAsAFilesAre) {
   EXPECT_EQ(error_by_hand([](Config& c) { c.gradient_clipping = INFINITY; }),
             "Config: gradient_clipping: got inf, want a number, at least 0");
   EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.beta2 = 1; }), "");
-  EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = "SGD"; }), "");
+  EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = "LBFGS"; }), "");
   EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = ""; }), "");
   EXPECT_EQ(error_by_hand([](Config& c) { c.zerotorch.store = static_cast<Config::Zerotorch::Store>(9); }),
             "Config: zerotorch.store: got \"9\", want one of \"auto\", \"node_shared\", \"copying\"");
@@ -347,6 +356,25 @@ TEST(ConfigByHand, ValuesThatAReaderWouldChange) {
   EXPECT_EQ(error_by_hand([](Config& c) {
               c.optimizer.type = "Adam";
               c.optimizer.adam_w_mode = false;
+            }),
+            "");
+}
+
+TEST(ConfigByHand, WhatTheOptimizersTypeDoesNotTakeIsAnError) {
+  EXPECT_EQ(error_by_hand([](Config& c) {
+              c.optimizer.type = "SGD";
+              c.optimizer.beta1 = 0.5;
+            }),
+            "Config: optimizer.params.betas: got [0.5,0.999], but SGD takes lr, weight_decay, maximize, momentum, "
+            "dampening, nesterov; leave it at [0.9,0.999]");
+  EXPECT_EQ(error_by_hand([](Config& c) {
+              c.optimizer = Config::Optimizer::defaults_of("RMSprop");
+              c.optimizer.momentum = 0.5;
+            }),
+            "");
+  EXPECT_NE(error_by_hand([](Config& c) {
+              c.optimizer.type = "SGD";
+              c.optimizer.nesterov = true;
             }),
             "");
 }
