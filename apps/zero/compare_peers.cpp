@@ -44,6 +44,9 @@ ordered_json learning_rates(const Comparison& comparison) {
 ordered_json job(const Comparison& comparison, const Config& config, const fs::path& folder) {
   const TrainPlan& plan = comparison.plan;
   const auto& optimizer = config.optimizer;
+  if (!optimizer.type.starts_with("Adam") || !optimizer.adam_w_mode || optimizer.amsgrad || optimizer.maximize) {
+    throw ConfigError("--peers: the peers train with AdamW, and cannot be compared with another optimizer");
+  }
   return {{"ranks", plan.ranks},
           {"layers", plan.layers},
           {"dim", plan.dim},

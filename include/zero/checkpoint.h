@@ -68,7 +68,7 @@ using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 struct TensorSummary {
   std::string name;
-  std::string kind;   ///< weight, exp_avg, exp_avg_sq, gradient_sum, buffer, random_state
+  std::string kind;   ///< weight, gradient_sum, buffer, random_state, or the name of an optimizer state
   std::string dtype;  ///< as in safetensors: F32, BF16, ...
   std::vector<std::int64_t> shape;
   std::int64_t numel = 0;

@@ -52,11 +52,14 @@ struct Config {
   struct Optimizer {
     /// False when the file has no "optimizer" section: AdamW with the defaults below is used.
     bool given = false;
-    /// "AdamW" or "Adam", in this spelling whatever the file's case.
+    /// "AdamW", "Adam", "SGD", "Adagrad", "RMSprop" or "Lion", in this spelling whatever the file's case. What a
+    /// file does not say is as defaults_of() has it; by hand it is what stands here.
     std::string type = "AdamW";
     double lr = 1e-3;
+    /// Adam, AdamW, Lion.
     double beta1 = 0.9;
     double beta2 = 0.999;
+    /// Added to the denominator: Adam, AdamW, Adagrad, RMSprop.
     double eps = 1e-8;
     /// DeepSpeed's default 0.0 (torch::optim::AdamW has 0.01).
     double weight_decay = 0.0;
@@ -64,6 +67,27 @@ struct Config {
     /// True: decoupled weight decay (AdamW). False: decay is added to the gradient (L2). Always true for
     /// type AdamW; for type Adam the default is true as well, as in DeepSpeed.
     bool adam_w_mode = true;
+    /// Adam and AdamW: divide by the largest second moment so far (AMSGrad). One more state.
+    bool amsgrad = false;
+    /// Climb instead of descending: all but Lion.
+    bool maximize = false;
+    /// SGD, RMSprop. Not 0: one more state.
+    double momentum = 0.0;
+    /// SGD: the part of a gradient that does not go into the momentum.
+    double dampening = 0.0;
+    /// SGD: needs a momentum and no dampening.
+    bool nesterov = false;
+    /// RMSprop: decay of the mean of squares.
+    double alpha = 0.99;
+    /// RMSprop: divide by the deviation from the mean gradient. One more state.
+    bool centered = false;
+    /// Adagrad: the rate of update k, from 0, is lr / (1 + k lr_decay).
+    double lr_decay = 0.0;
+    /// Adagrad: its sums of squares at the start.
+    double initial_accumulator_value = 0.0;
+
+    /// A type with the defaults that DeepSpeed has for it, or torch.optim where DeepSpeed takes that.
+    static Optimizer defaults_of(std::string_view type);
   };
   Optimizer optimizer;
 

@@ -39,13 +39,20 @@ class Optimizer;
 
 namespace zero {
 
-/// Parameters that share hyper-parameters. What is not given is the optimizer's.
+/// Parameters that share hyper-parameters. What is not given is the optimizer's; what it does not know, or a value that
+/// optimizer.params does not take, is a ConfigError.
 struct ParameterGroup {
   /// Full names (as in named_parameters()); a trailing or leading '*' matches any prefix or suffix. Each
   /// parameter belongs to the first group that names it, all others to an implicit last one.
   std::vector<std::string> names;
   std::optional<double> lr = {}, weight_decay = {}, eps = {};
   std::optional<std::pair<double, double>> betas = {};
+  std::optional<bool> bias_correction = {}, amsgrad = {}, maximize = {};
+  std::optional<double> momentum = {}, dampening = {};
+  std::optional<bool> nesterov = {};
+  std::optional<double> alpha = {};
+  std::optional<bool> centered = {};
+  std::optional<double> lr_decay = {}, initial_accumulator_value = {};
 };
 
 /// Where a parameter or buffer is among the ranks that hold one copy of the model together.
@@ -71,10 +78,10 @@ struct InitializeOptions {
   /// (skipped ones do not count), of a group whose own rate is `base_lr`. A pure function, the same on every rank: a
   /// resumed run asks for the steps that come.
   std::function<double(std::int64_t step, double base_lr)> schedule;
-  /// A client optimizer (torch::optim::AdamW or Adam, not stepped yet): its groups are taken over and stay live:
-  /// rates and other hyper-parameters are read at every step, so schedulers of libtorch work on it. Its own
-  /// states are never made: saving it throws. It may go before the engine; its last values then stay. The JSON
-  /// must have no "optimizer" section.
+  /// A client optimizer (torch::optim::AdamW, Adam, SGD, Adagrad or RMSprop, not stepped yet): its groups are taken
+  /// over and stay live: rates and other hyper-parameters are read at every step, so schedulers of libtorch work on it.
+  /// Its own states are never made: saving it throws. It may go before the engine; its last values then stay. The
+  /// JSON must have no "optimizer" section.
   torch::optim::Optimizer* optimizer = nullptr;
 };
 
@@ -186,8 +193,9 @@ class Engine {
   /// Scales the averaged gradients so that their global 2-norm is at most `bound`; returns the norm before. What
   /// gradient_clipping in the configuration does in step() at no extra cost. As for_each_gradient().
   double clip_grad_norm(double bound);
-  /// A state of the optimizer by name ("exp_avg", "exp_avg_sq"), fp32, of the parameter's shape. *Collective.* Throws
-  /// ModelError for frozen parameters and for names that the optimizer has no state of.
+  /// A state of the optimizer by its name in torch.optim ("exp_avg", "momentum_buffer", ...: docs/optimizers.md), fp32,
+  /// of the parameter's shape. *Collective.* Throws ModelError for frozen parameters and for names that the optimizer
+  /// has no state of.
   at::Tensor full_optimizer_state(std::string_view name, std::string_view state);
 
   /// Saves everything training needs to go on to `folder`/`tag`, complete or not at all; `tag` empty:

@@ -13,7 +13,7 @@ enum class MemoryKind : std::uint8_t {
                  ///< ones
   kGather,       ///< buffers that stage 3's copying store gathers into
   kMaster,       ///< fp32 master weights, where they are kept apart from the parameters
-  kOptimizer,    ///< exp_avg and exp_avg_sq
+  kOptimizer,    ///< its states: of Adam exp_avg and exp_avg_sq
   kGradients,    ///< fp32 gradient accumulators
   kBuckets,      ///< gradients on their way from autograd to their owner
   kStaging,      ///< temporary buffers

@@ -30,6 +30,15 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
+Config::Optimizer Config::Optimizer::defaults_of(std::string_view type) {
+  Optimizer optimizer;
+  optimizer.type = type;
+  if (type == "Adagrad" || type == "RMSprop") optimizer.lr = 1e-2;
+  if (type == "Adagrad") optimizer.eps = 1e-10;
+  if (type == "Lion") optimizer.beta2 = 0.99;
+  return optimizer;
+}
+
 std::string Config::to_json() const {
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
   const nlohmann::ordered_json root = config::unbind(*this);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <span>
 #include <string_view>
+#include <tuple>
 
 #include "config/binder.h"
 
@@ -58,6 +59,17 @@ void check_loss_scale(Check& check) {
                                     initial, fp16.min_loss_scale));
 }
 
+/// Of a section with a type: what another type takes.
+void check_parameters(Check& check, const Given& type, std::span<const Key> keys) {
+  const std::string& name = type.value.text;
+  const std::string taken = parameters_of(name, keys);
+  for (const Key& key : keys) {
+    const Given* given = check.find(key.path);
+    if (given == nullptr || takes(name, key)) continue;
+    check.problem(*given, fmt::format("not a parameter of {}, which takes {}", name, taken));
+  }
+}
+
 void check_optimizer(Check& check) {
   Config::Optimizer& optimizer = check.config.optimizer;
   const Given* section = check.find("optimizer");
@@ -68,6 +80,18 @@ void check_optimizer(Check& check) {
     }
     return;
   }
+  const auto defaults = Config::Optimizer::defaults_of(optimizer.type);
+  if (check.find("optimizer.params.lr") == nullptr) optimizer.lr = defaults.lr;
+  if (check.find("optimizer.params.eps") == nullptr) optimizer.eps = defaults.eps;
+  if (check.find("optimizer.params.betas") == nullptr)
+    std::tie(optimizer.beta1, optimizer.beta2) = std::pair(defaults.beta1, defaults.beta2);
+  check_parameters(check, *check.find("optimizer.type"), optimizer_keys());
+  if (optimizer.nesterov && !(optimizer.momentum > 0 && optimizer.dampening == 0)) {
+    check.problem(*check.find("optimizer.params.nesterov"),
+                  fmt::format("needs a momentum above 0 and a dampening of 0, got {:g} and {:g}; set params.momentum "
+                              "and leave out params.dampening",
+                              optimizer.momentum, optimizer.dampening));
+  }
   const Given* mode = check.find("optimizer.params.adam_w_mode");
   if (optimizer.type == "AdamW" && mode != nullptr && !optimizer.adam_w_mode) {
     optimizer.adam_w_mode = true;
@@ -75,25 +99,9 @@ void check_optimizer(Check& check) {
         fmt::format("{}: no effect: type AdamW is always decoupled, as in DeepSpeed; write type Adam for L2",
                     mode->path));
   }
-  if (check.find("optimizer.params.weight_decay") == nullptr) {
+  if (optimizer.type == "AdamW" && check.find("optimizer.params.weight_decay") == nullptr) {
     check.notice(
         "optimizer.params.weight_decay: not given: 0.0 as in DeepSpeed (torch::optim::AdamW has 0.01)");
-  }
-}
-
-/// Of a section with a type: what another type takes.
-void check_parameters(Check& check, const Given& type, std::span<const Key> keys) {
-  const std::string& name = type.value.text;
-  const auto is_parameter = [](const Key& key) { return key.path.find(".params.") != std::string_view::npos; };
-  std::string taken;
-  for (const Key& key : keys) {
-    if (!is_parameter(key) || !takes(name, key)) continue;
-    taken += (taken.empty() ? "" : ", ") + std::string(key.path.substr(key.path.rfind('.') + 1));
-  }
-  for (const Key& key : keys) {
-    const Given* given = check.find(key.path);
-    if (given == nullptr || takes(name, key)) continue;
-    check.problem(*given, fmt::format("not a parameter of {}, which takes {}", name, taken));
   }
 }
 
@@ -129,6 +137,11 @@ void check_scheduler(Check& check) {
   for (const auto& [of_type, parameter, meaning] : kRequired) {
     if (of_type == type->value.text && check.find(fmt::format("scheduler.params.{}", parameter)) == nullptr)
       check.problem(*type, fmt::format("{} needs params.{}: {}", of_type, parameter, meaning));
+  }
+  const std::string& optimizer = check.config.optimizer.type;
+  if (scheduler.type == Scheduler::Type::kOneCycle && scheduler.cycle_momentum && optimizer.find("Adam") != 0 &&
+      optimizer != "Lion") {
+    check.notice(fmt::format("scheduler.params.cycle_momentum: no effect: {} has no betas, as in DeepSpeed", optimizer));
   }
   const Given* total = check.find("scheduler.params.total_num_steps");
   if (total != nullptr && scheduler.total_num_steps > 0 &&

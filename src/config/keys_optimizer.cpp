@@ -13,9 +13,18 @@ using Optimizer = Config::Optimizer;
 bool is_set(const Optimizer& one) {
   const Optimizer unset;
   const auto values = [](const Optimizer& o) {
-    return std::tuple(o.type, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.bias_correction, o.adam_w_mode);
+    return std::tuple(o.type, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.bias_correction, o.adam_w_mode,
+                      o.amsgrad, o.maximize, o.momentum, o.dampening, o.nesterov, o.alpha, o.centered, o.lr_decay,
+                      o.initial_accumulator_value);
   };
   return values(one) != values(unset);
+}
+
+constexpr std::string_view kAdams = "Adam|AdamW";
+
+constexpr Key taken_by(std::string_view types, Key key) {
+  key.taken_by = types;
+  return key;
 }
 
 constexpr Key kOptimizer[] = {
@@ -23,49 +32,86 @@ constexpr Key kOptimizer[] = {
     {.path = "optimizer.type",
      .kind = Kind::kChoice,
      .fallback = "\"AdamW\"",
-     .note = "AdamW, or Adam (decoupled weight decay as well unless params.adam_w_mode is false)",
-     .choices = "AdamW|Adam",
-     .refused_choices =
-         "OneBitAdam|ZeroOneAdam|OneBitLamb|Lamb|Lion|Muon|Adagrad|MuAdam|MuAdamW|MuSGD|SGD|RMSprop|"
-         "Adamax|NAdam|RAdam|Adadelta|ASGD|Rprop|LBFGS|SparseAdam|Adafactor",
+     .note = "AdamW, Adam (decoupled weight decay as well unless params.adam_w_mode is false), SGD, Adagrad, RMSprop "
+             "or Lion: docs/optimizers.md",
+     .choices = "AdamW|Adam|SGD|Adagrad|RMSprop|Lion",
+     .refused_choices = "OneBitAdam|ZeroOneAdam|OneBitLamb|Lamb|Muon|MuAdam|MuAdamW|MuSGD|Adamax|NAdam|RAdam|Adadelta|"
+                        "ASGD|Rprop|LBFGS|SparseAdam|Adafactor",
      .field = {.bind = field<&Config::optimizer, &Optimizer::type>.bind,
                .unbind = [](const Config& c) -> Value {
                  return {.given = c.optimizer.given || is_set(c.optimizer), .text = c.optimizer.type};
                }}},
     no_effect("optimizer.legacy_fusion", Kind::kBool, "false", "the step is always one fused pass", "false"),
     section("optimizer.params", "of the optimizer"),
-    honoured("optimizer.params.lr", Kind::kNumber, "1e-3", "learning rate",
+    honoured("optimizer.params.lr", Kind::kNumber, "1e-3", "learning rate; Adagrad, RMSprop: 1e-2",
              field<&Config::optimizer, &Optimizer::lr>),
     {.path = "optimizer.params.betas",
      .kind = Kind::kPair,
      .fallback = "[0.9, 0.999]",
-     .note = "decay of the first and second moment",
+     .note = "Adam, AdamW: decay of the first and second moment; Lion ([0.9, 0.99]): of the momentum in the step and "
+             "in the state",
      .maximum = 1,
      .below = true,
+     .taken_by = "Adam|AdamW|Lion",
      .field = {.bind = [](Config& c, const Value& v) { c.optimizer.beta1 = v.number, c.optimizer.beta2 = v.second; },
                .unbind = [](const Config& c) -> Value {
                  return {.number = c.optimizer.beta1, .second = c.optimizer.beta2};
                }}},
-    honoured("optimizer.params.eps", Kind::kNumber, "1e-8", "added to the denominator",
-             field<&Config::optimizer, &Optimizer::eps>),
+    taken_by("Adam|AdamW|Adagrad|RMSprop",
+             honoured("optimizer.params.eps", Kind::kNumber, "1e-8",
+                      "added to the denominator: all but SGD and Lion; Adagrad: 1e-10",
+                      field<&Config::optimizer, &Optimizer::eps>)),
     honoured("optimizer.params.weight_decay", Kind::kNumber, "0.0",
-             "DeepSpeed's default; torch::optim::AdamW has 0.01",
+             "decoupled in AdamW and Lion, else added to the gradient. torch::optim::AdamW has 0.01",
              field<&Config::optimizer, &Optimizer::weight_decay>),
-    honoured("optimizer.params.bias_correction", Kind::kBool, "true", "divide the moments by 1 - beta^step",
-             field<&Config::optimizer, &Optimizer::bias_correction>),
-    honoured("optimizer.params.adam_w_mode", Kind::kBool, "true",
-             "type Adam: false adds the decay to the gradient (L2); type AdamW is always decoupled",
-             field<&Config::optimizer, &Optimizer::adam_w_mode>),
-    no_effect("optimizer.params.torch_adam", Kind::kBool, "false",
-              "the engine's own fused kernel is always used; it follows torch.optim's numbers", "false"),
+    taken_by(kAdams, honoured("optimizer.params.bias_correction", Kind::kBool, "true",
+                              "Adam, AdamW: divide the moments by 1 - beta^step",
+                              field<&Config::optimizer, &Optimizer::bias_correction>)),
+    taken_by(kAdams, honoured("optimizer.params.adam_w_mode", Kind::kBool, "true",
+                              "type Adam: false adds the decay to the gradient (L2); type AdamW is always decoupled",
+                              field<&Config::optimizer, &Optimizer::adam_w_mode>)),
+    taken_by(kAdams, honoured("optimizer.params.amsgrad", Kind::kBool, "false",
+                              "Adam, AdamW: divide by the largest second moment so far, a third state",
+                              field<&Config::optimizer, &Optimizer::amsgrad>)),
+    taken_by("Adam|AdamW|SGD|Adagrad|RMSprop",
+             honoured("optimizer.params.maximize", Kind::kBool, "false", "all but Lion: climb instead of descending",
+                      field<&Config::optimizer, &Optimizer::maximize>)),
+    taken_by("SGD|RMSprop", honoured("optimizer.params.momentum", Kind::kNumber, "0.0",
+                                     "SGD, RMSprop: decay of the momentum; not 0: a state more",
+                                     field<&Config::optimizer, &Optimizer::momentum>)),
+    taken_by("SGD", honoured("optimizer.params.dampening", Kind::kNumber, "0.0",
+                             "SGD: the part of a gradient that does not go into the momentum",
+                             field<&Config::optimizer, &Optimizer::dampening>)),
+    taken_by("SGD", honoured("optimizer.params.nesterov", Kind::kBool, "false",
+                             "SGD: Nesterov's momentum; needs a momentum and no dampening",
+                             field<&Config::optimizer, &Optimizer::nesterov>)),
+    {.path = "optimizer.params.alpha",
+     .kind = Kind::kNumber,
+     .fallback = "0.99",
+     .note = "RMSprop: decay of the mean of squares",
+     .maximum = 1,
+     .taken_by = "RMSprop",
+     .field = field<&Config::optimizer, &Optimizer::alpha>},
+    taken_by("RMSprop", honoured("optimizer.params.centered", Kind::kBool, "false",
+                                 "RMSprop: divide by the deviation from the mean gradient, a state more",
+                                 field<&Config::optimizer, &Optimizer::centered>)),
+    taken_by("Adagrad", honoured("optimizer.params.lr_decay", Kind::kNumber, "0.0",
+                                 "Adagrad: update k, from 0, has the rate lr / (1 + k lr_decay)",
+                                 field<&Config::optimizer, &Optimizer::lr_decay>)),
+    taken_by("Adagrad", honoured("optimizer.params.initial_accumulator_value", Kind::kNumber, "0.0",
+                                 "Adagrad: its sums of squares at the start",
+                                 field<&Config::optimizer, &Optimizer::initial_accumulator_value>)),
+    taken_by(kAdams, no_effect("optimizer.params.torch_adam", Kind::kBool, "false",
+                               "the engine's own fused kernel is always used; it follows torch.optim's numbers",
+                               "false")),
     no_effect("optimizer.params.fused", Kind::kBool, "null", "the step is always one fused pass", "true"),
     no_effect("optimizer.params.foreach", Kind::kBool, "null", "the step is always one fused pass", "false"),
+    no_effect("optimizer.params.capturable", Kind::kBool, "false", "the step is not captured in graphs of a GPU",
+              "false"),
+    refused("optimizer.params.differentiable", Kind::kBool, "false",
+            "autograd does not go through steps; remove the key", "false"),
     no_effect("optimizer.params.set_grad_none", Kind::kBool, "true",
               "gradients leave the parameters during backward, so there is nothing to zero", "true"),
-    refused("optimizer.params.amsgrad", Kind::kBool, "false",
-            "AMSGrad is not built (nor in DeepSpeed's FusedAdam); remove the key", "false"),
-    refused("optimizer.params.maximize", Kind::kBool, "false", "only minimising is built; negate the loss",
-            "false"),
     refused("optimizer.params.fp32_optimizer_states", Kind::kBool, "true",
             "moments are always fp32; remove the key", "true"),
     refused("optimizer.params.max_grad_norm", Kind::kNumber, "0.0",

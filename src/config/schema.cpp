@@ -92,6 +92,16 @@ bool takes(std::string_view type, const Key& parameter) {
   return types.empty() || std::ranges::find(types, type) != types.end();
 }
 
+std::string parameters_of(std::string_view type, std::span<const Key> keys) {
+  std::string taken;
+  for (const Key& key : keys) {
+    const bool is_parameter = key.path.find(".params.") != std::string_view::npos;
+    if (!is_parameter || key.status != KeyStatus::kHonoured || !takes(type, key)) continue;
+    taken += (taken.empty() ? "" : ", ") + std::string(name_of(key.path));
+  }
+  return taken;
+}
+
 std::string_view kind_name(Kind kind) {
   switch (kind) {
     case Kind::kSection: return "section";

@@ -139,6 +139,8 @@ std::vector<std::string_view> sections_with(std::string_view name);
 
 /// Whether an optimizer or schedule of this type takes the parameter.
 bool takes(std::string_view type, const Key& parameter);
+/// The honoured parameters among `keys` that it takes, by name, for messages: "lr, weight_decay".
+std::string parameters_of(std::string_view type, std::span<const Key> keys);
 
 std::string_view kind_name(Kind kind);
 

@@ -29,6 +29,20 @@ void compare(const json& written, const json& read, config::Problems& problems) 
   }
 }
 
+/// Parameters of the optimizer that its type does not take: they would be lost without a word.
+void check_hand_filled(const Config& config, config::Problems& problems) {
+  const Config unset;
+  for (const config::Key& key : config::optimizer_keys()) {
+    if (key.field.unbind == nullptr || config::takes(config.optimizer.type, key)) continue;
+    const json got = config::json_of(key, key.field.unbind(config));
+    const json left = config::json_of(key, key.field.unbind(unset));
+    if (got == left) continue;
+    const std::string& type = config.optimizer.type;
+    problems.add(0, fmt::format("{}: got {}, but {} takes {}; leave it at {}", key.path, config::shown(got), type,
+                                config::parameters_of(type, config::optimizer_keys()), config::shown(left)));
+  }
+}
+
 }  // namespace
 
 void Config::validate() const {
@@ -42,6 +56,7 @@ void Config::validate() const {
   const config::GivenKeys given = config::bind(document, read, problems);
   config::cross_check(given, read, problems);
   if (problems.empty()) compare(document.root, config::unbind(read), problems);
+  if (problems.empty()) check_hand_filled(*this, problems);
   problems.throw_if_any();
 }
 

@@ -382,10 +382,21 @@ void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::
                  numel / 1e6, dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
 }
 
+/// "SGD with momentum_buffer".
+std::string describe_states(const optim::Rule& rule) {
+  std::string text = std::string(rule.name) + " with";
+  for (const auto& state : rule.states) text += " " + std::string(state.name);
+  return text + "\n";
+}
+
 /// The part of initialize() in which ranks depend on each other. *Collective.*
 void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup) {
   if (auto difference = first_difference(impl.config.to_json(), impl.groups.all, "config")) {
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
+  }
+  const std::string states = describe_states(*setup.options.rule);
+  if (auto difference = first_difference(states, impl.groups.all, "optimizer")) {
+    throw ConfigError(fmt::format("the ranks have different optimizers: {}", *difference));
   }
   check_agreement(impl.inventory, impl.group);
   agree_on_parts(impl.groups, impl.inventory);

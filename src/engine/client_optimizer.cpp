@@ -1,12 +1,17 @@
 #include "engine/client_optimizer.h"
 
 #include <fmt/format.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 
 #include <cmath>
 #include <functional>
+#include <tuple>
+#include <type_traits>
 
 #include "intercept/gradient_marker.h"
 #include "zero/errors.h"
@@ -18,6 +23,7 @@ struct ClientOptimizer::Group {
   std::function<optim::Hyper()> read;  ///< empty: the options are gone
   std::weak_ptr<int> states;               ///< what stands where states would be; they go before the options
   bool has_states = false;
+  double initial_accumulator_value = 0;  ///< libtorch's Adagrad fills its sums when it is made, by its defaults
   optim::Hyper last;
 };
 
@@ -28,31 +34,89 @@ constexpr const char* kStatesAreElsewhere =
     "which are "
     "in the engine: save with Engine::save_checkpoint and load with Engine::load_checkpoint";
 
-/// torch::optim::AdamWOptions and AdamOptions have the same accessors and no common base.
+// What each of libtorch's optimizers says in its options, and the state that tells when it is stepped.
+
 template <class AdamOptions>
-optim::Hyper hyper_of(const AdamOptions& from, bool decoupled) {
-  if (from.amsgrad()) {
-    throw ConfigError(
-        "the client optimizer has amsgrad on, which needs a third state that is not kept here; "
-        "switch it off");
-  }
-  optim::Hyper hyper;
-  hyper.lr = from.lr();
-  hyper.beta1 = std::get<0>(from.betas());
-  hyper.beta2 = std::get<1>(from.betas());
-  hyper.eps = from.eps();
-  hyper.weight_decay = from.weight_decay();
+optim::Hyper hyper_of_adam(const AdamOptions& from, bool decoupled) {
+  optim::Hyper hyper{.lr = from.lr(), .eps = from.eps(), .weight_decay = from.weight_decay()};
+  std::tie(hyper.beta1, hyper.beta2) = from.betas();
   hyper.decoupled = decoupled;
+  hyper.amsgrad = from.amsgrad();
   return hyper;
 }
 
+struct AdamWKind {
+  using Options = torch::optim::AdamWOptions;
+  using State = torch::optim::AdamWParamState;
+  static constexpr auto kAlgorithm = optim::Algorithm::kAdam;
+  static optim::Hyper hyper_of(const Options& from) { return hyper_of_adam(from, true); }
+  static void mark(State& state, const at::Tensor& marker) { state.exp_avg(marker), state.exp_avg_sq(marker); }
+  static bool is_fresh(const State&) { return false; }
+};
+
+struct AdamKind {
+  using Options = torch::optim::AdamOptions;
+  using State = torch::optim::AdamParamState;
+  static constexpr auto kAlgorithm = optim::Algorithm::kAdam;
+  static optim::Hyper hyper_of(const Options& from) { return hyper_of_adam(from, false); }
+  static void mark(State& state, const at::Tensor& marker) { state.exp_avg(marker), state.exp_avg_sq(marker); }
+  static bool is_fresh(const State&) { return false; }
+};
+
+struct SgdKind {
+  using Options = torch::optim::SGDOptions;
+  using State = torch::optim::SGDParamState;
+  static constexpr auto kAlgorithm = optim::Algorithm::kSgd;
+  static optim::Hyper hyper_of(const Options& from) {
+    return {.lr = from.lr(),
+            .weight_decay = from.weight_decay(),
+            .momentum = from.momentum(),
+            .dampening = from.dampening(),
+            .nesterov = from.nesterov()};
+  }
+  static void mark(State& state, const at::Tensor& marker) { state.momentum_buffer(marker); }
+  static bool is_fresh(const State&) { return false; }
+};
+
+struct AdagradKind {
+  using Options = torch::optim::AdagradOptions;
+  using State = torch::optim::AdagradParamState;
+  static constexpr auto kAlgorithm = optim::Algorithm::kAdagrad;
+  static optim::Hyper hyper_of(const Options& from) {
+    return {.lr = from.lr(),
+            .eps = from.eps(),
+            .weight_decay = from.weight_decay(),
+            .lr_decay = from.lr_decay()};
+  }
+  static void mark(State& state, const at::Tensor& marker) { state.sum(marker); }
+  static bool is_fresh(const State& state) { return state.step() == 0; }  // made by its constructor
+};
+
+struct RmspropKind {
+  using Options = torch::optim::RMSpropOptions;
+  using State = torch::optim::RMSpropParamState;
+  static constexpr auto kAlgorithm = optim::Algorithm::kRmsprop;
+  static optim::Hyper hyper_of(const Options& from) {
+    return {.lr = from.lr(),
+            .eps = from.eps(),
+            .weight_decay = from.weight_decay(),
+            .momentum = from.momentum(),
+            .alpha = from.alpha(),
+            .centered = from.centered()};
+  }
+  static void mark(State& state, const at::Tensor& marker) {
+    state.square_avg(marker), state.momentum_buffer(marker), state.grad_avg(marker);
+  }
+  static bool is_fresh(const State&) { return false; }
+};
+
 /// Options that tell when they go.
-template <class AdamOptions>
-class LiveOptions final : public AdamOptions {
+template <class Kind>
+class LiveOptions final : public Kind::Options {
  public:
-  LiveOptions(const AdamOptions& options, std::shared_ptr<ClientOptimizer::Group> group, bool decoupled)
-      : AdamOptions(options), group_(std::move(group)) {
-    group_->read = [this, decoupled] { return hyper_of<AdamOptions>(*this, decoupled); };
+  LiveOptions(const typename Kind::Options& options, std::shared_ptr<ClientOptimizer::Group> group)
+      : Kind::Options(options), group_(std::move(group)) {
+    group_->read = [this] { return Kind::hyper_of(*this); };
   }
   LiveOptions(const LiveOptions&) = delete;
   LiveOptions& operator=(const LiveOptions&) = delete;
@@ -69,8 +133,8 @@ class LiveOptions final : public AdamOptions {
 };
 
 /// Stands where a parameter's state would be.
-template <class ParamState>
-class StateElsewhere final : public ParamState {
+template <class Kind>
+class StateElsewhere final : public Kind::State {
  public:
   StateElsewhere(const at::Tensor& parameter, std::shared_ptr<int> token) : token_(std::move(token)) {
     const at::Tensor marker =
@@ -78,53 +142,87 @@ class StateElsewhere final : public ParamState {
                                         "this optimizer was taken over by zero::initialize: call "
                                         "Engine::step() instead of its step(), which would "
                                         "train nothing; the engine goes by this optimizer's rates");
-    this->exp_avg(marker);
-    this->exp_avg_sq(marker);
+    Kind::mark(*this, marker);
   }
   void serialize(torch::serialize::OutputArchive&) const override { throw ModelError(kStatesAreElsewhere); }
-  using ParamState::serialize;
+  using Kind::State::serialize;
 
  private:
   std::shared_ptr<int> token_;
 };
 
-template <class AdamOptions, class ParamState>
-void take_over(torch::optim::Optimizer& optimizer, bool decoupled,
-               std::vector<std::shared_ptr<ClientOptimizer::Group>>& groups) {
-  for (auto& state : optimizer.state()) {
-    if (dynamic_cast<StateElsewhere<ParamState>*>(state.second.get())) continue;  // of an engine before
+template <class Kind>
+optim::Algorithm take_over(torch::optim::Optimizer& optimizer,
+                           std::vector<std::shared_ptr<ClientOptimizer::Group>>& groups) {
+  for (auto& [key, state] : optimizer.state()) {
+    if (dynamic_cast<StateElsewhere<Kind>*>(state.get())) continue;  // of an engine before
+    if (Kind::is_fresh(static_cast<const typename Kind::State&>(*state))) continue;
     throw ConfigError(
         "the client optimizer has been stepped before initialize(); its states cannot be taken over: "
         "give a fresh one");
   }
   for (auto& group : optimizer.param_groups()) {
-    const auto& options = static_cast<const AdamOptions&>(group.options());
+    const auto& options = static_cast<const typename Kind::Options&>(group.options());
     const auto taken = groups.emplace_back(std::make_shared<ClientOptimizer::Group>());
-    taken->last = hyper_of(options, decoupled);
-    group.set_options(std::make_unique<LiveOptions<AdamOptions>>(options, taken, decoupled));
+    taken->last = Kind::hyper_of(options);
+    if constexpr (std::is_same_v<Kind, AdagradKind>) {
+      taken->initial_accumulator_value =
+          static_cast<const typename Kind::Options&>(optimizer.defaults()).initial_accumulator_value();
+    }
+    group.set_options(std::make_unique<LiveOptions<Kind>>(options, taken));
     const auto token = std::make_shared<int>(0);
     taken->states = token;
     taken->has_states = !group.params().empty();
     for (const auto& parameter : group.params()) {
-      optimizer.state()[parameter.unsafeGetTensorImpl()] =
-          std::make_unique<StateElsewhere<ParamState>>(parameter, token);
+      optimizer.state()[parameter.unsafeGetTensorImpl()] = std::make_unique<StateElsewhere<Kind>>(parameter, token);
     }
+  }
+  return Kind::kAlgorithm;
+}
+
+optim::Algorithm take_over_any(torch::optim::Optimizer& optimizer,
+                               std::vector<std::shared_ptr<ClientOptimizer::Group>>& groups) {
+  using namespace torch::optim;
+  if (dynamic_cast<AdamW*>(&optimizer)) return take_over<AdamWKind>(optimizer, groups);
+  if (dynamic_cast<Adam*>(&optimizer)) return take_over<AdamKind>(optimizer, groups);
+  if (dynamic_cast<SGD*>(&optimizer)) return take_over<SgdKind>(optimizer, groups);
+  if (dynamic_cast<Adagrad*>(&optimizer)) return take_over<AdagradKind>(optimizer, groups);
+  if (dynamic_cast<RMSprop*>(&optimizer)) return take_over<RmspropKind>(optimizer, groups);
+  throw ConfigError(
+      "the client optimizer is none of torch::optim::AdamW, Adam, SGD, Adagrad and RMSprop (LBFGS needs the loss "
+      "several times a step and whole gradients); use one of these, or leave it out and name the optimizer in the "
+      "JSON");
+}
+
+/// Throws ConfigError for values that no optimizer takes.
+void check_values(const optim::Hyper& hyper, std::size_t group) {
+  if (!(hyper.lr >= 0 && std::isfinite(hyper.lr))) {
+    throw ConfigError(
+        fmt::format("group {} of the client optimizer has the learning rate {:g}; wanted a finite "
+                    "number that is not negative",
+                    group, hyper.lr));
+  }
+  for (const auto& number : optim::hyper_numbers()) {
+    if (const double value = number.of(hyper); !(value >= 0 && std::isfinite(value))) {
+      throw ConfigError(fmt::format(
+          "group {} of the client optimizer has {} {:g}; wanted a finite number that is not negative", group,
+          number.name, value));
+    }
+  }
+  if (hyper.nesterov && !(hyper.momentum > 0 && hyper.dampening == 0)) {
+    throw ConfigError(
+        fmt::format("group {} of the client optimizer has nesterov on with momentum {:g} and dampening {:g}; it needs "
+                    "a momentum and no dampening",
+                    group, hyper.momentum, hyper.dampening));
   }
 }
 
 }  // namespace
 
-ClientOptimizer::ClientOptimizer(torch::optim::Optimizer& optimizer) {
-  using namespace torch::optim;
-  if (dynamic_cast<AdamW*>(&optimizer)) {
-    take_over<AdamWOptions, AdamWParamState>(optimizer, true, groups_);
-  } else if (dynamic_cast<Adam*>(&optimizer)) {
-    take_over<AdamOptions, AdamParamState>(optimizer, false, groups_);
-  } else {
-    throw ConfigError(
-        "the client optimizer is neither torch::optim::AdamW nor torch::optim::Adam; use one of "
-        "these, or leave it out and name the optimizer in the JSON");
-  }
+ClientOptimizer::ClientOptimizer(torch::optim::Optimizer& optimizer) : algorithm_(take_over_any(optimizer, groups_)) {
+  std::vector<optim::Hyper> hypers;
+  for (const auto& group : groups_) hypers.push_back(group->last);
+  rule_ = &optim::rule_for(algorithm_, hypers);
 }
 
 ClientOptimizer::~ClientOptimizer() = default;
@@ -142,14 +240,16 @@ optim::Hyper ClientOptimizer::hyper(std::size_t index) const {
               "in place, as options().set_lr() and schedulers do"));
   }
   if (group.read) group.last = group.read();
-  const optim::Hyper& now = group.last;
-  if (!(now.lr >= 0 && std::isfinite(now.lr))) {
+  group.last.initial_accumulator_value = group.initial_accumulator_value;
+  check_values(group.last, index);
+  if (const auto missing = rule_->missing_state ? rule_->missing_state(group.last) : std::string_view();
+      !missing.empty()) {
     throw ConfigError(
-        fmt::format("group {} of the client optimizer has the learning rate {:g}; wanted a finite "
-                    "number that is not negative",
-                    index, now.lr));
+        fmt::format("group {} of the client optimizer has come to need the state {}, for which no group had the "
+                    "options at zero::initialize; set them before it (a momentum may be lowered to 0 later)",
+                    index, missing));
   }
-  return now;
+  return group.last;
 }
 
 }  // namespace zero::engine

@@ -1,5 +1,5 @@
 #pragma once
-// A torch::optim::Adam or AdamW that the engine has taken over: its groups stay live, its states are elsewhere.
+// A torch::optim optimizer that the engine has taken over: its groups stay live, its states are elsewhere.
 //
 // Schedulers and programs go on setting rates in the optimizer's options; the engine reads them at every step.
 // The optimizer may go before the engine: what it said last then stays. Saving it, which would write an optimizer
@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "optim/kernels.h"
+#include "optim/rule.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -18,11 +18,13 @@ namespace zero::engine {
 class ClientOptimizer {
  public:
   /// Takes the place of the optimizer's options and, for its parameters, of its states. Throws ConfigError:
-  /// neither Adam nor AdamW, amsgrad, stepped already. Local.
+  /// of a type that is not built, stepped already. Local.
   explicit ClientOptimizer(torch::optim::Optimizer& optimizer);
   ~ClientOptimizer();
 
-  /// As the options say now. Throws ConfigError for values that no optimizer takes.
+  optim::Algorithm algorithm() const { return algorithm_; }
+  /// As the options say now. Throws ConfigError for values that no optimizer takes, and for those that need a state
+  /// that no group has needed at first.
   optim::Hyper hyper(std::size_t group) const;
   std::size_t groups() const { return groups_.size(); }
 
@@ -30,6 +32,8 @@ class ClientOptimizer {
 
  private:
   std::vector<std::shared_ptr<Group>> groups_;
+  optim::Algorithm algorithm_;
+  const optim::Rule* rule_ = nullptr;  ///< of the groups as they were
 };
 
 }  // namespace zero::engine

@@ -180,6 +180,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
                                     InitializeOptions options);
 
 struct OptimizerSetup {
+  optim::Algorithm algorithm = optim::Algorithm::kAdam;
   sharding::OptimizerOptions options;
   std::unique_ptr<ClientOptimizer> client;
   std::vector<double> base_lr;  ///< by group

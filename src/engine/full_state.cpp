@@ -1,6 +1,7 @@
 // Whole tensors by parameter name, from what the ranks hold in shards.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -130,8 +131,8 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view 
   if (!index) throw_unknown_state(impl.optimizer->rule(), state);
   if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
     const auto& tensor = impl.model.parameters[p].tensor;
-    if (tensor.requires_grad())
-      return at::zeros(tensor.sizes(), at::kFloat);  // unfrozen, and no update since
+    if (tensor.requires_grad())  // unfrozen, and no update since
+      return at::full(tensor.sizes(), impl.optimizer->initial_of(*index, p), at::kFloat);
     throw ModelError(fmt::format("parameter '{}' is frozen and has no optimizer states", name));
   }
   return impl.gather_full(p, name, [&](int unit, layout::Range range) {

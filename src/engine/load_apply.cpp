@@ -45,7 +45,7 @@ void apply_load(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions& opt
   for (std::size_t u = 0; u < impl.model.units.size(); ++u) impl.optimizer->low_from_master(static_cast<int>(u));
   impl.store->publish(/*frozen_too=*/true);
   for (const auto& parameter : impl.model.parameters) intercept::bump_version(parameter.tensor);
-  for (const auto& to_zero : plan.to_zero) to_zero();
+  for (const auto& start_anew : plan.to_start_anew) start_anew();
   for (std::size_t p = 0; p < plan.optimizer_steps.size(); ++p)
     impl.optimizer->set_steps_of(static_cast<int>(p), plan.optimizer_steps[p]);
   if (takes_training_state(options)) go_on_from(impl, plan);

@@ -1,7 +1,8 @@
 #include "engine/load_plan.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <iterator>
 #include <set>
@@ -11,6 +12,7 @@
 #include "engine/checkpoints.h"
 #include "engine/load_report.h"
 #include "engine/random_state.h"
+#include "zero/errors.h"
 
 namespace zero::engine {
 namespace {
@@ -39,6 +41,7 @@ class LoadPlanner {
       if (!used_.contains(t)) plan_.report.unexpected.push_back(saved_.info(t).name);
     }
     if (options_.strict) check_strict();
+    if (!options_.module_only && options_.load_optimizer_states) check_optimizer();
     notice_names();
     if (!options_.module_only) {
       if (options_.load_optimizer_states) plan_optimizer_steps();
@@ -99,7 +102,9 @@ class LoadPlanner {
     }
     if (state == 0) without_states_.push_back(parameter.name);
     const Range mine = layout::intersect(parameter.range, held);
-    if (!mine.empty()) plan_.to_zero.emplace_back([=] { assign(mine, at::zeros({mine.numel()})); });
+    const double initial = optimizer->initial_of(state, p);
+    if (!mine.empty())
+      plan_.to_start_anew.emplace_back([=] { assign(mine, at::full({mine.numel()}, initial, at::kFloat)); });
   }
 
   /// Plans reading what this rank holds of a tensor in the shape of a parameter.
@@ -131,6 +136,29 @@ class LoadPlanner {
                       "names differ");
   }
 
+  /// Refuses states of another optimizer, where one of its parameters is trained here. Throws CheckpointError.
+  void check_optimizer() const {
+    bool trains_both = false;
+    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+      const auto weight = saved_.find_parameter(kinds::kWeight, static_cast<int>(p));
+      const auto& unit = impl_.model.units[impl_.model.parameters[p].unit];
+      trains_both |= weight && saved_.info(*weight).trainable && unit.trainable;
+    }
+    const auto& rule = impl_.optimizer->rule();
+    const std::set<std::string> theirs = saved_.states();
+    std::set<std::string> ours;
+    for (const auto& state : rule.states) ours.emplace(state.name);
+    if (!trains_both || theirs == ours) return;
+    const auto listed = [](const std::set<std::string>& names) {
+      return names.empty() ? std::string("no states") : fmt::format("{}", fmt::join(names, ", "));
+    };
+    throw CheckpointError(
+        fmt::format("the checkpoint '{}' is of another optimizer: it has {}, and {} as it is set here has {}. Use the "
+                    "optimizer it was saved with, or set LoadOptions::load_optimizer_states to false to go on with the "
+                    "states that there are",
+                    found_.folder, listed(theirs), rule.name, listed(ours)));
+  }
+
   void notice(std::string text) { plan_.report.notices.push_back(std::move(text)); }
 
   void notice_names() {
@@ -143,7 +171,7 @@ class LoadPlanner {
     }
     if (options_.module_only) return;
     if (!without_states_.empty()) {
-      notice(fmt::format("{} parameters have no optimizer states in the checkpoint; theirs start at zero: {}",
+      notice(fmt::format("{} parameters have no optimizer states in the checkpoint; theirs start anew: {}",
                          without_states_.size(), some_of(without_states_)));
     }
     if (!unused_states_.empty()) {

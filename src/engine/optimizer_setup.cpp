@@ -1,11 +1,18 @@
 #include <fmt/format.h>
 #include <torch/optim/optimizer.h>
 
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "config/values.h"
 #include "engine/engine_impl.h"
+#include "setup/optimizer.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
 namespace {
+
+constexpr std::string_view kWantedByNesterov = "needs a momentum above 0 and no dampening";
 
 bool matches(std::string_view pattern, std::string_view name) {
   if (pattern == "*") return true;
@@ -17,20 +24,47 @@ bool matches(std::string_view pattern, std::string_view name) {
   return pattern == name;
 }
 
-optim::Hyper hyper_of(const Config::Optimizer& optimizer) {
-  optim::Hyper hyper;
-  hyper.lr = optimizer.lr;
-  hyper.beta1 = optimizer.beta1;
-  hyper.beta2 = optimizer.beta2;
-  hyper.eps = optimizer.eps;
-  hyper.weight_decay = optimizer.weight_decay;
-  hyper.decoupled = optimizer.adam_w_mode;
-  hyper.bias_correction = optimizer.bias_correction;
-  return hyper;
-}
+/// Checks what a group gives as the JSON's optimizer.params are checked. Throws ConfigError.
+class GroupReader {
+ public:
+  GroupReader(std::size_t index, const std::string& type) : index_(index), type_(type) {}
+
+  template <class T>
+  void read(std::string_view name, const std::optional<T>& given, T& to) const {
+    if (!given) return;
+    check(name, *given);
+    to = *given;
+  }
+  void read_betas(const std::optional<std::pair<double, double>>& given, optim::Hyper& to) const {
+    if (!given) return;
+    check("betas", {given->first, given->second});
+    std::tie(to.beta1, to.beta2) = *given;
+  }
+  void check_nesterov(const optim::Hyper& hyper) const {
+    if (hyper.nesterov && !(hyper.momentum > 0 && hyper.dampening == 0)) refuse("nesterov", kWantedByNesterov);
+  }
+
+ private:
+  void check(std::string_view name, const nlohmann::json& value) const {
+    const config::Key* const key = config::find_key(fmt::format("optimizer.params.{}", name));
+    ZERO_CHECK(key, "no key {}", name);
+    if (!config::takes(type_, *key)) {
+      refuse(name, fmt::format("not a hyper-parameter of {}, which takes {}; leave it out", type_,
+                               config::parameters_of(type_, config::optimizer_keys())));
+    }
+    if (const auto checked = config::check_value(*key, value); !checked.ok()) refuse(name, checked.problem);
+  }
+  [[noreturn]] void refuse(std::string_view name, std::string_view why) const {
+    throw ConfigError(fmt::format("parameter group {}: {}: {}", index_, name, why));
+  }
+
+  std::size_t index_;
+  const std::string& type_;
+};
 
 void take_client_groups(torch::optim::Optimizer& client, const Inventory& inventory, OptimizerSetup& setup) {
   setup.client = std::make_unique<ClientOptimizer>(client);
+  setup.algorithm = setup.client->algorithm();
   std::map<const void*, int> index_of;
   for (std::size_t i = 0; i < inventory.parameters.size(); ++i) {
     index_of[inventory.parameters[i].tensor.unsafeGetTensorImpl()] = static_cast<int>(i);
@@ -62,16 +96,28 @@ void take_client_groups(torch::optim::Optimizer& client, const Inventory& invent
   }
 }
 
-void take_parameter_groups(const InitializeOptions& options, const Inventory& inventory,
+void take_parameter_groups(const Config& config, const InitializeOptions& options, const Inventory& inventory,
                            OptimizerSetup& setup) {
   const optim::Hyper base = setup.options.groups.front().hyper;
   setup.options.groups.clear();
   for (const auto& group : options.parameter_groups) {
     optim::Hyper hyper = base;
-    hyper.lr = group.lr.value_or(base.lr);
-    hyper.weight_decay = group.weight_decay.value_or(base.weight_decay);
-    hyper.eps = group.eps.value_or(base.eps);
-    if (group.betas) std::tie(hyper.beta1, hyper.beta2) = *group.betas;
+    const GroupReader reader(setup.options.groups.size(), config.optimizer.type);
+    reader.read("lr", group.lr, hyper.lr);
+    reader.read("weight_decay", group.weight_decay, hyper.weight_decay);
+    reader.read("eps", group.eps, hyper.eps);
+    reader.read_betas(group.betas, hyper);
+    reader.read("bias_correction", group.bias_correction, hyper.bias_correction);
+    reader.read("amsgrad", group.amsgrad, hyper.amsgrad);
+    reader.read("maximize", group.maximize, hyper.maximize);
+    reader.read("momentum", group.momentum, hyper.momentum);
+    reader.read("dampening", group.dampening, hyper.dampening);
+    reader.read("nesterov", group.nesterov, hyper.nesterov);
+    reader.read("alpha", group.alpha, hyper.alpha);
+    reader.read("centered", group.centered, hyper.centered);
+    reader.read("lr_decay", group.lr_decay, hyper.lr_decay);
+    reader.read("initial_accumulator_value", group.initial_accumulator_value, hyper.initial_accumulator_value);
+    reader.check_nesterov(hyper);
     setup.options.groups.push_back({hyper});
   }
   const int rest = static_cast<int>(setup.options.groups.size());
@@ -114,17 +160,23 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
           "groups: remove parameter_groups");
     }
     take_client_groups(*options.optimizer, inventory, setup);
-    setup.description = "the client's optimizer, taken over";
+    setup.description = fmt::format("the client's {}, taken over", optim::algorithm_name(setup.algorithm));
   } else {
-    setup.options.groups.push_back({hyper_of(config.optimizer)});
+    setup.algorithm = setup::algorithm_of(config.optimizer);
+    setup.options.groups.push_back({setup::hyper_of(config.optimizer)});
     setup.description =
         config.optimizer.given
             ? fmt::format("{} from the configuration, lr {:g}", config.optimizer.type, config.optimizer.lr)
             : fmt::format("no optimizer was given: {} with lr {:g}, weight_decay {:g}", config.optimizer.type,
                           config.optimizer.lr, config.optimizer.weight_decay);
-    if (!options.parameter_groups.empty()) take_parameter_groups(options, inventory, setup);
+    if (!options.parameter_groups.empty()) take_parameter_groups(config, options, inventory, setup);
   }
-  for (const auto& group : setup.options.groups) setup.base_lr.push_back(group.hyper.lr);
+  std::vector<optim::Hyper> hypers;
+  for (const auto& group : setup.options.groups) {
+    setup.base_lr.push_back(group.hyper.lr);
+    hypers.push_back(group.hyper);
+  }
+  setup.options.rule = &optim::rule_for(setup.algorithm, hypers);
   return setup;
 }
 

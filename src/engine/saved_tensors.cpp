@@ -47,7 +47,19 @@ std::optional<std::size_t> SavedTensors::find_parameter(std::string_view kind, i
 
 bool SavedTensors::has_states(int parameter) const {
   const auto& states = impl_.optimizer->rule().states;
-  return !states.empty() && find_parameter(states.front().name, parameter);
+  if (!states.empty()) return find_parameter(states.front().name, parameter).has_value();
+  const auto weight = find_parameter(kinds::kWeight, parameter);
+  return weight && info(*weight).trainable;
+}
+
+std::set<std::string> SavedTensors::states() const {
+  std::set<std::string> states;
+  for (const auto& tensor : manifest_.tensors) {
+    const auto& kind = tensor.info.kind;
+    if (is_weight_or_buffer(tensor.info) || kind == kinds::kGradientSum || kind == kinds::kRandomState) continue;
+    states.insert(kind);
+  }
+  return states;
 }
 
 std::map<std::string, int> SavedTensors::parameters_by_saved_name() const {

@@ -2,6 +2,7 @@
 // The tensors of a checkpoint under the names that this model has for them.
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,8 +25,10 @@ class SavedTensors {
   std::optional<std::size_t> find(std::string_view kind, const std::string& name) const;
   /// As find() for a parameter under any of its names.
   std::optional<std::size_t> find_parameter(std::string_view kind, int parameter) const;
-  /// True when the checkpoint has the optimizer's states of a parameter.
+  /// True when the optimizer of the checkpoint had a parameter, and its states, should it have any, are there.
   bool has_states(int parameter) const;
+  /// Names of the states that the optimizer of the checkpoint kept.
+  std::set<std::string> states() const;
 
   /// This model's parameters by their names in the checkpoint.
   std::map<std::string, int> parameters_by_saved_name() const;

@@ -10,7 +10,9 @@ namespace {
 using Schedule = Config::Scheduler;
 using Type = Schedule::Type;
 
-double ratio(std::int64_t part, std::int64_t whole) { return static_cast<double>(part) / static_cast<double>(whole); }
+double ratio(std::int64_t part, std::int64_t whole) {
+  return static_cast<double>(part) / static_cast<double>(whole);
+}
 
 /// 0 at the start of warm-up, 1 from its end on.
 double warmup_part(const Schedule& s, std::int64_t step) {
@@ -40,7 +42,9 @@ double warmup_cosine_lr(const Schedule& s, double base_lr, std::int64_t step) {
 
 // OneCycle: up and down again within cycle_steps(), in stairs where it is told how many, then the decay.
 
-std::int64_t second_half(const Schedule& s) { return s.cycle_second_step_size.value_or(s.cycle_first_step_size); }
+std::int64_t second_half(const Schedule& s) {
+  return s.cycle_second_step_size.value_or(s.cycle_first_step_size);
+}
 std::int64_t cycle_steps(const Schedule& s) { return s.cycle_first_step_size + second_half(s); }
 bool is_in_cycle(const Schedule& s, std::int64_t step) { return step - 1 < cycle_steps(s); }
 
@@ -48,12 +52,13 @@ bool is_in_cycle(const Schedule& s, std::int64_t step) { return step - 1 < cycle
 double height(const Schedule& s, std::int64_t step) {
   const std::int64_t place = step % cycle_steps(s);
   const bool rises = place <= s.cycle_first_step_size;
-  const double part = rises ? ratio(place, s.cycle_first_step_size) : ratio(cycle_steps(s) - place, second_half(s));
+  const double part =
+      rises ? ratio(place, s.cycle_first_step_size) : ratio(cycle_steps(s) - place, second_half(s));
   const std::int64_t stairs =
       rises ? s.cycle_first_stair_count : s.cycle_second_stair_count.value_or(s.cycle_first_stair_count);
   if (stairs == 0) return part;
-  const std::int64_t stair = rises ? place * stairs / s.cycle_first_step_size
-                                   : (cycle_steps(s) - place) * stairs / second_half(s);
+  const std::int64_t stair =
+      rises ? place * stairs / s.cycle_first_step_size : (cycle_steps(s) - place) * stairs / second_half(s);
   return ratio(stair, stairs);
 }
 
@@ -76,7 +81,8 @@ double range_test_lr(const Schedule& s, std::int64_t step) {
 /// What PyTorch's schedules multiply the optimizer's rate with.
 double linear_factor(const Schedule& s, std::int64_t step) {
   const std::int64_t done = std::min(step, s.total_iters);
-  return s.start_factor + (s.end_factor - s.start_factor) * (s.total_iters == 0 ? 1.0 : ratio(done, s.total_iters));
+  return s.start_factor +
+         (s.end_factor - s.start_factor) * (s.total_iters == 0 ? 1.0 : ratio(done, s.total_iters));
 }
 double polynomial_factor(const Schedule& s, std::int64_t step) {
   return step >= s.total_iters ? 0.0 : std::pow(1 - ratio(step, s.total_iters), s.power);
@@ -86,18 +92,27 @@ double polynomial_factor(const Schedule& s, std::int64_t step) {
 
 double learning_rate_at(const Config::Scheduler& s, double base_lr, std::int64_t step) {
   switch (s.type) {
-    case Type::kNone: return base_lr;
+    case Type::kNone:
+      return base_lr;
     case Type::kWarmupLR:
-    case Type::kWarmupDecayLR: return step == 0 ? s.warmup_min_lr : warmup_lr(s, step - 1);
-    case Type::kWarmupCosineLR: return step == 0 ? 0.0 : warmup_cosine_lr(s, base_lr, step - 1);
-    case Type::kOneCycle: return one_cycle_lr(s, step);
-    case Type::kLRRangeTest: return range_test_lr(s, step);
-    case Type::kLinearLR: return base_lr * linear_factor(s, step);
+    case Type::kWarmupDecayLR:
+      return step == 0 ? s.warmup_min_lr : warmup_lr(s, step - 1);
+    case Type::kWarmupCosineLR:
+      return step == 0 ? 0.0 : warmup_cosine_lr(s, base_lr, step - 1);
+    case Type::kOneCycle:
+      return one_cycle_lr(s, step);
+    case Type::kLRRangeTest:
+      return range_test_lr(s, step);
+    case Type::kLinearLR:
+      return base_lr * linear_factor(s, step);
     case Type::kCosineAnnealingLR:
       return s.eta_min + (base_lr - s.eta_min) * (1 + std::cos(std::numbers::pi * ratio(step, s.t_max))) / 2;
-    case Type::kPolynomialLR: return base_lr * polynomial_factor(s, step);
-    case Type::kStepLR: return base_lr * std::pow(s.gamma, static_cast<double>(step / s.step_size));
-    case Type::kExponentialLR: return base_lr * std::pow(s.gamma, static_cast<double>(step));
+    case Type::kPolynomialLR:
+      return base_lr * polynomial_factor(s, step);
+    case Type::kStepLR:
+      return base_lr * std::pow(s.gamma, static_cast<double>(step / s.step_size));
+    case Type::kExponentialLR:
+      return base_lr * std::pow(s.gamma, static_cast<double>(step));
   }
   return base_lr;
 }
@@ -105,7 +120,8 @@ double learning_rate_at(const Config::Scheduler& s, double base_lr, std::int64_t
 std::optional<std::pair<double, double>> betas_at(const Config::Scheduler& s, std::int64_t step) {
   constexpr double kBeta2 = 0.99;  // DeepSpeed's
   if (s.type != Type::kOneCycle || !s.cycle_momentum) return std::nullopt;
-  if (step == 0) return std::pair(s.cycle_min_mom, kBeta2);  // before the schedule, where the cycle would have the most
+  if (step == 0)
+    return std::pair(s.cycle_min_mom, kBeta2);  // before the schedule, where the cycle would have the most
   if (is_in_cycle(s, step))
     return std::pair(s.cycle_max_mom - (s.cycle_max_mom - s.cycle_min_mom) * height(s, step), kBeta2);
   return std::pair(s.cycle_max_mom * decay(s, s.decay_mom_rate, step), kBeta2);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "optim/rule.h"
 #include "zero/errors.h"
 
 namespace zero::plan {
@@ -12,9 +11,6 @@ namespace {
 using layout::Range;
 
 constexpr std::int64_t kAccumulatorNbytes = 4;  ///< fp32 gradient sums
-
-/// Of the optimizer, for an updated element.
-std::int64_t states_nbytes() { return optim::adam().state_nbytes(); }
 
 Range shard(const LaidOut& laid, std::size_t unit, int rank) {
   return layout::shard_range(laid.units[unit].numel, laid.world_size, static_cast<int>(unit), rank);
@@ -141,7 +137,7 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
   hold(MemoryKind::kParameters, parameters_numel(laid, rank) * low);
   hold(MemoryKind::kMaster, updated * master_nbytes(laid, rank));
-  hold(MemoryKind::kOptimizer, updated * states_nbytes());
+  hold(MemoryKind::kOptimizer, updated * laid.state_nbytes);
   hold(MemoryKind::kGradients, summed_numel(laid, rank) * kAccumulatorNbytes);
   const std::int64_t buckets = pools.bucket_numel * laid.gradient_nbytes();
   add(MemoryKind::kBuckets, laid.sharding.gradients ? 0 : buckets, buckets);
@@ -152,7 +148,7 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
 }
 
 std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank) {
-  const std::int64_t saved = 4 + states_nbytes();  // with the weights, fp32
+  const std::int64_t saved = 4 + laid.state_nbytes;  // with the weights, fp32
   std::int64_t sum = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u)
     sum += shard(laid, u, rank).numel() * (laid.units[u].trainable ? saved : laid.low_nbytes());
@@ -164,7 +160,7 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
   // Where ranks differ in their masters too, these are added at the end.
   const std::int64_t master = others_write_for_it(laid) ? 0 : master_nbytes(laid, 0);
   const std::int64_t sums = laid.step_in_backward ? 0 : kAccumulatorNbytes;
-  const std::int64_t update = states_nbytes() + sums + master;
+  const std::int64_t update = laid.state_nbytes + sums + master;
   double everywhere =
       laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * kAccumulatorNbytes) : 0;
   std::vector<double> change(static_cast<std::size_t>(world), 0);      // of what is updated

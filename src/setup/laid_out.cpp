@@ -6,6 +6,7 @@
 
 #include "layout/bucket_schedule.h"
 #include "layout/module_tree.h"
+#include "setup/optimizer.h"
 #include "zero/errors.h"
 
 namespace zero::setup {
@@ -76,6 +77,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.sharding = layout::sharding_of_stage(zero.stage);
   laid.param_dtype = config.param_dtype();
   laid.gradient_dtype = config.communication_dtype.value_or(laid.param_dtype);
+  laid.state_nbytes = rule_of(config.optimizer).state_nbytes();
   laid.world_size = ranks.count;
   laid.hosts = ranks.hosts;
   laid.overlap = zero.overlaps_comm();

@@ -26,6 +26,7 @@ struct LaidOut {
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
   int world_size = 1;
   int hosts = 1;
+  std::int64_t state_nbytes = 0;  ///< of the configuration's optimizer, for an updated element
   bool overlap = false;
   bool step_in_backward = false;    ///< gradient sums are used up bucket by bucket
   std::int64_t bucket_numel = 0;    ///< most elements of a bucket

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 
 #include <algorithm>
@@ -44,6 +45,27 @@ void ShardedOptimizer::add_states(std::span<const int> units) {
   std::vector<storage::StatePart> parts;
   for (const int u : units) parts.push_back({u, update_range(u)});
   states_->add_units(parts);
+  for (std::size_t state = 0; state < rule().states.size(); ++state) {
+    if (!rule().states[state].initial) continue;
+    for (const int u : units) {
+      for (const int p : model_.units[u].parameters) {
+        const double initial = initial_of(state, p);
+        const Range mine = layout::intersect(model_.parameters[p].range, update_range(u));
+        if (initial != 0 && !mine.empty()) set_state(state, u, mine, at::full({mine.numel()}, initial, at::kFloat));
+      }
+    }
+  }
+}
+
+double ShardedOptimizer::initial_of(std::size_t state, int parameter) const {
+  const int group = group_of(parameter);
+  return group < 0 ? 0 : rule().states[state].initial_of(options_.groups[group].hyper);
+}
+
+void ShardedOptimizer::set_hyper(std::size_t group, const optim::Hyper& hyper) {
+  const auto missing = rule().missing_state ? rule().missing_state(hyper) : std::string_view();
+  ZERO_CHECK(missing.empty(), "{} keeps no {}, which parameter group {} needs", rule().name, missing, group);
+  options_.groups[group].hyper = hyper;
 }
 
 void ShardedOptimizer::add_units(std::span<const int> units) {

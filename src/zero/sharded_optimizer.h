@@ -46,7 +46,7 @@ class ShardedOptimizer {
   /// As load, for elements [range) of the unit; `values` [range.numel()].
   void load_range(int unit, Range range, const at::Tensor& values);
 
-  /// Units that were frozen get master weights, with the parameters' values, and states of zero. *Collective.*
+  /// Units that were frozen get master weights, with the parameters' values, and fresh states. *Collective.*
   void add_units(std::span<const int> units);
 
   /// True for a parameter that the next update changes; others keep values, states and step counts.
@@ -95,8 +95,10 @@ class ShardedOptimizer {
 
   const std::vector<OptimizerGroup>& groups() const { return options_.groups; }
   int group_of(int parameter) const { return options_.group_of_parameter[parameter]; }
-  /// For the updates from here on. Not during one.
-  void set_hyper(std::size_t group, const optim::Hyper& hyper) { options_.groups[group].hyper = hyper; }
+  /// For the updates from here on. Not during one. The rule has the states that it needs.
+  void set_hyper(std::size_t group, const optim::Hyper& hyper);
+  /// What a state of a parameter is before its first update.
+  double initial_of(std::size_t state, int parameter) const;
 
  private:
   enum class Masters : std::uint8_t { kParameters, kRemainders, kFloat };

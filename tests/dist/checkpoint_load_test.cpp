@@ -211,7 +211,7 @@ TEST_F(CheckpointLoad, OptimizerStatesComeAndGoWithAWord) {
     // Frozen there, trained here.
     LoadReport report = with.load_checkpoint(folder, "without");
     EXPECT_TRUE(any_mentions(report.notices,
-                             "2 parameters have no optimizer states in the checkpoint; theirs start at zero: "
+                             "2 parameters have no optimizer states in the checkpoint; theirs start anew: "
                              "second.weight, second.bias"));
     Values want = values_of(without);
     for (const char* state : {"exp_avg/second.", "exp_avg_sq/second."}) {

@@ -10,6 +10,7 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
 #include <unistd.h>
 
@@ -414,9 +415,9 @@ TEST(Engine, ClientOptimizerAndParameterGroups) {
       EXPECT_TRUE(at::allclose(engine.full_weight(name), expected, 1e-4, 1e-5)) << name;
       EXPECT_TRUE(at::equal(engine.full_weight(name), grouped.full_weight(name))) << name;
     }
-    torch::optim::SGD sgd(model->parameters(), 0.1);
+    torch::optim::LBFGS lbfgs(model->parameters());
     auto other = make_deep();
-    EXPECT_THROW(initialize(other, json, InitializeOptions{.group = group, .optimizer = &sgd}), ConfigError);
+    EXPECT_THROW(initialize(other, json, InitializeOptions{.group = group, .optimizer = &lbfgs}), ConfigError);
     EXPECT_THROW(initialize(other, json,
                             InitializeOptions{.group = group, .parameter_groups = {{.names = {"nope*"}}}}),
                  ConfigError);

@@ -11,7 +11,7 @@ ROOMS = {
     "base": set(),
     "config": {"base"},
     "layout": {"base"},
-    "setup": {"base", "layout"},
+    "setup": {"base", "layout", "optim"},
     "io": {"base"},
     "comm": {"base"},
     "launch": {"base", "comm"},

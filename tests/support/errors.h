@@ -9,12 +9,12 @@
 
 namespace zero::testing {
 
-/// The words of the CheckpointError that `call` throws; empty when it throws none.
-template <class Call>
+/// The words of the error that `call` throws; empty when it throws none.
+template <class Error = CheckpointError, class Call>
 std::string error_of(Call call) {
   try {
     call();
-  } catch (const CheckpointError& error) {
+  } catch (const Error& error) {
     return error.what();
   }
   return "";

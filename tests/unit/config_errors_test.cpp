@@ -95,23 +95,35 @@ TEST(ConfigErrors, CountsInScientificNotation) {
 
 TEST(ConfigErrors, OptimizersAndSchedulesWeDoNotHave) {
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 1}}})"),
-            "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam");
+            "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam, SGD, Adagrad, RMSprop, Lion");
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "AdmaW"}})"),
-            "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\"; did you mean 'AdamW'?");
-  for (const char* type : {"Lamb", "sgd", "Lion", "muon", "ZeroOneAdam", "OneBitLamb", "Adagrad"}) {
+            "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\", \"SGD\", \"Adagrad\", \"RMSprop\", "
+            "\"Lion\"; did you mean 'AdamW'?");
+  for (const char* type : {"Lamb", "lbfgs", "Adafactor", "muon", "ZeroOneAdam", "OneBitLamb", "NAdam"}) {
     EXPECT_NE(error_of(std::string(R"({"optimizer": {"type": ")") + type + "\"}}").find("is not built"),
               std::string::npos);
   }
-  EXPECT_EQ(
-      error_of(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1}}})"),
-      "c:1: scheduler.type: 'OneCycle' is not built; available: WarmupLR, WarmupDecayLR, WarmupCosineLR");
-  EXPECT_NE(error_of(R"({"scheduler": {"type": "LRRangeTest"}})").find("is not built"), std::string::npos);
+  EXPECT_NE(error_of(R"({"scheduler": {"type": "ReduceLROnPlateau"}})").find("'ReduceLROnPlateau' is not built; available: "
+                                                                             "WarmupLR, "),
+            std::string::npos);
+  EXPECT_EQ(error_of(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1}}})"),
+            "c:1: scheduler.type: OneCycle needs params.cycle_max_lr: the learning rate at its top");
+  EXPECT_EQ(error_of(R"({"scheduler": {"type": "StepLR", "params": {"gamma": 1}}})"),
+            "c:1: scheduler.type: StepLR needs params.step_size: the steps between two drops of the rate");
   EXPECT_EQ(error_of(R"({"optimizer": {"params": {"lr": 1}}})"),
             "c:1: optimizer: has params but no type; add \"type\": \"AdamW\"");
   EXPECT_NE(error_of(R"({"scheduler": {"params": {"warmup_num_steps": 3}}})").find("no type"),
             std::string::npos);
-  EXPECT_NE(error_of(R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})").find("AMSGrad"),
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.99]}}})"),
+            "c:1: optimizer.params.betas: not a parameter of SGD, which takes lr, weight_decay, maximize, momentum, "
+            "dampening, nesterov");
+  EXPECT_NE(error_of(R"({"optimizer": {"type": "Lion", "params": {"maximize": true}}})")
+                .find("not a parameter of Lion"),
             std::string::npos);
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "SGD",
+                                       "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})"),
+            "c:2: optimizer.params.nesterov: needs a momentum above 0 and a dampening of 0, got 0.9 and 0.1; set "
+            "params.momentum and leave out params.dampening");
   EXPECT_NE(error_of(R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})")
                 .find("gradient_clipping"),
             std::string::npos);
@@ -123,7 +135,7 @@ TEST(ConfigErrors, ScheduleParameters) {
           R"({"scheduler": {"type": "WarmupCosineLR",
               "params": {"total_num_steps": 9, "warmup_max_lr": 1}}})"),
       "c:2: scheduler.params.warmup_max_lr: not a parameter of WarmupCosineLR, which takes warmup_num_steps, "
-      "warmup_type, last_batch_iteration, warmup_min_ratio, cos_min_ratio, total_num_steps");
+      "warmup_type, warmup_min_ratio, cos_min_ratio, total_num_steps, last_batch_iteration");
   EXPECT_EQ(error_of(R"({"scheduler": {"type": "WarmupDecayLR", "params": {}}})"),
             "c:1: scheduler.type: WarmupDecayLR needs params.total_num_steps: the optimizer steps of the "
             "whole run");
@@ -310,7 +322,7 @@ TEST(ConfigByHand, FieldsAreCheckedAsAFilesAre) {
   EXPECT_EQ(error_by_hand([](Config& c) { c.gradient_clipping = INFINITY; }),
             "Config: gradient_clipping: got inf, want a number, at least 0");
   EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.beta2 = 1; }), "");
-  EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = "SGD"; }), "");
+  EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = "LBFGS"; }), "");
   EXPECT_NE(error_by_hand([](Config& c) { c.optimizer.type = ""; }), "");
   EXPECT_EQ(error_by_hand([](Config& c) { c.zerotorch.store = static_cast<Config::Zerotorch::Store>(9); }),
             "Config: zerotorch.store: got \"9\", want one of \"auto\", \"node_shared\", \"copying\"");
@@ -347,6 +359,25 @@ TEST(ConfigByHand, ValuesThatAReaderWouldChange) {
   EXPECT_EQ(error_by_hand([](Config& c) {
               c.optimizer.type = "Adam";
               c.optimizer.adam_w_mode = false;
+            }),
+            "");
+}
+
+TEST(ConfigByHand, WhatTheOptimizersTypeDoesNotTakeIsAnError) {
+  EXPECT_EQ(error_by_hand([](Config& c) {
+              c.optimizer.type = "SGD";
+              c.optimizer.beta1 = 0.5;
+            }),
+            "Config: optimizer.params.betas: got [0.5,0.999], but SGD takes lr, weight_decay, maximize, momentum, "
+            "dampening, nesterov; leave it at [0.9,0.999]");
+  EXPECT_EQ(error_by_hand([](Config& c) {
+              c.optimizer = Config::Optimizer::defaults_of("RMSprop");
+              c.optimizer.momentum = 0.5;
+            }),
+            "");
+  EXPECT_NE(error_by_hand([](Config& c) {
+              c.optimizer.type = "SGD";
+              c.optimizer.nesterov = true;
             }),
             "");
 }

@@ -36,7 +36,8 @@ constexpr const char* kDeepSpeedKeys[] = {
     "optimizer: type params legacy_fusion",
     "optimizer.params: lr betas eps weight_decay bias_correction adam_w_mode torch_adam amsgrad "
     "set_grad_none "
-    "max_grad_norm fp32_optimizer_states",
+    "max_grad_norm fp32_optimizer_states momentum dampening nesterov maximize alpha centered lr_decay "
+    "initial_accumulator_value foreach fused capturable differentiable",
     "scheduler: type params",
     "scheduler.params: warmup_min_lr warmup_max_lr warmup_num_steps warmup_type total_num_steps "
     "warmup_min_ratio "

@@ -51,6 +51,15 @@ TEST(ConfigValues, AdamAndAdamW) {
   EXPECT_FALSE(optimizer(R"({"type": "Adam", "params": {"adam_w_mode": false}})").adam_w_mode);
   EXPECT_TRUE(optimizer(R"({"type": "AdamW", "params": {"adam_w_mode": false}})").adam_w_mode);
   EXPECT_FALSE(optimizer(R"({"type": "Adam", "params": {"bias_correction": false}})").bias_correction);
+  EXPECT_EQ(optimizer(R"({"type": "sgd"})").type, "SGD");
+  EXPECT_EQ(optimizer(R"({"type": "SGD"})").lr, 1e-3);
+  EXPECT_EQ(optimizer(R"({"type": "Adagrad"})").lr, 1e-2);
+  EXPECT_EQ(optimizer(R"({"type": "Adagrad"})").eps, 1e-10);
+  EXPECT_EQ(optimizer(R"({"type": "RMSprop"})").lr, 1e-2);
+  EXPECT_EQ(optimizer(R"({"type": "RMSprop"})").alpha, 0.99);
+  EXPECT_EQ(optimizer(R"({"type": "Lion"})").lr, 1e-3);
+  EXPECT_EQ(optimizer(R"({"type": "Lion"})").beta2, 0.99);
+  EXPECT_EQ(optimizer(R"({"type": "Lion", "params": {"betas": [0.8, 0.999]}})").beta2, 0.999);
   EXPECT_FALSE(optimizer("{}").given);
   EXPECT_FALSE(optimizer("null").given);
   const Config config =

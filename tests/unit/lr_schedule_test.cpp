@@ -1,5 +1,5 @@
-// Rates and betas of every schedule are those of DeepSpeed's and PyTorch's own classes, point by point: goldens from
-// scripts/make_deepspeed_golden.py.
+// Rates and betas of every schedule are those of DeepSpeed's and PyTorch's own classes, point by point:
+// goldens from scripts/make_deepspeed_golden.py.
 #include "optim/lr_schedule.h"
 
 #include <gtest/gtest.h>
