@@ -141,7 +141,8 @@ void check_scheduler(Check& check) {
   const std::string& optimizer = check.config.optimizer.type;
   if (scheduler.type == Scheduler::Type::kOneCycle && scheduler.cycle_momentum && optimizer.find("Adam") != 0 &&
       optimizer != "Lion") {
-    check.notice(fmt::format("scheduler.params.cycle_momentum: no effect: {} has no betas, as in DeepSpeed", optimizer));
+    check.notice(
+        fmt::format("scheduler.params.cycle_momentum: no effect: {} has no betas, as in DeepSpeed", optimizer));
   }
   const Given* total = check.find("scheduler.params.total_num_steps");
   if (total != nullptr && scheduler.total_num_steps > 0 &&

@@ -103,8 +103,8 @@ TEST(ConfigErrors, OptimizersAndSchedulesWeDoNotHave) {
     EXPECT_NE(error_of(std::string(R"({"optimizer": {"type": ")") + type + "\"}}").find("is not built"),
               std::string::npos);
   }
-  EXPECT_NE(error_of(R"({"scheduler": {"type": "ReduceLROnPlateau"}})").find("'ReduceLROnPlateau' is not built; available: "
-                                                                             "WarmupLR, "),
+  EXPECT_NE(error_of(R"({"scheduler": {"type": "ReduceLROnPlateau"}})")
+                .find("'ReduceLROnPlateau' is not built; available: WarmupLR, "),
             std::string::npos);
   EXPECT_EQ(error_of(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1}}})"),
             "c:1: scheduler.type: OneCycle needs params.cycle_max_lr: the learning rate at its top");
