@@ -8,6 +8,7 @@
 #include <torch/optim/adamw.h>
 
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "support/layers.h"
@@ -128,6 +129,24 @@ TEST(Fp16, AProgramsOwnBackwardScalesItsLoss) {
       values[own] = trained_of(engine);
     }
     EXPECT_EQ(differing(values[0], values[1]), Names());
+  }));
+}
+
+TEST(Fp16, TheGuidesLoops) {
+  expect_all_ok(spawn(2, [](Group group) {
+    auto engine = fp16_engine(group);
+    at::Tensor loss = loss_of(engine, group.rank());
+    // [guide: backward]
+    engine.backward(loss);  // scales it
+    engine.step();          // unscales, or skips
+    if (!engine.was_step_applied()) std::printf("skipped, %g from here on\n", engine.loss_scale());
+    // [end]
+    loss = loss_of(engine, group.rank());
+    // [guide: scale]
+    engine.scale(loss).backward();
+    engine.step();
+    // [end]
+    EXPECT_TRUE(engine.was_step_applied());
   }));
 }
 

@@ -106,7 +106,7 @@ TEST_F(Parity, EveryCombinationGivesTheSameBits) {
       compare(fmt::format("{} ranks, mpi{}", ranks, per_host == ranks ? "" : " on several hosts"));
     }
   }
-  EXPECT_EQ(expected.size(), 4u);
+  EXPECT_EQ(expected.size(), 6u);
   std::printf("%zu runs compared, %zu curves\n", compared, expected.size());
 }
 

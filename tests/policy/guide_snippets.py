@@ -13,6 +13,7 @@ GUIDES = {
     GUIDE: [TEST],
     ROOT / "docs" / "training_run.md": [ROOT / "examples" / "training_run.cpp",
                                         ROOT / "tests" / "unit" / "training_run_test.cpp"],
+    ROOT / "docs" / "mixed_precision.md": [ROOT / "tests" / "dist" / "fp16_test.cpp"],
     ROOT / "docs" / "model_parallel.md": [ROOT / "tests" / "dist" / "model_parallel_test.cpp"],
 }
 COMPILE_TIME = ROOT / "include" / "zero" / "engine.h"

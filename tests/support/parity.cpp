@@ -26,6 +26,7 @@ std::string json_of(const ParityCase& c) {
     "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}}},
     "gradient_clipping": {},
     "bf16": {{"enabled": {}}},
+    "fp16": {{"enabled": {}, "initial_scale_power": 12, "loss_scale_window": 1, "hysteresis": 1}},
     "zero_optimization": {{
       "stage": {}, "overlap_comm": {}, "reduce_bucket_size": {}, "allgather_bucket_size": {},
       "stage3_param_persistence_threshold": 40, "stage3_max_live_parameters": 8000,
@@ -33,7 +34,7 @@ std::string json_of(const ParityCase& c) {
     }},
     "zerotorch": {{"store": "{}", "progress_thread": "{}", "seed": {}}}
   }})",
-                     c.clipping ? kClip : 0.0, c.bf16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
+                     c.clipping ? kClip : 0.0, c.bf16, c.fp16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
                      c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000,
                      c.tiny_buckets ? 700 : 1000000, c.node_shared ? "node_shared" : "copying",
                      c.progress_thread ? "always" : "never", kSeed);
@@ -63,7 +64,7 @@ std::vector<float> values_of(const at::Tensor& tensor) {
 }  // namespace
 
 std::string ParityCase::curve() const {
-  return fmt::format("{}{}", bf16 ? "bf16" : "fp32", clipping ? " clipped" : "");
+  return fmt::format("{}{}", fp16 ? "fp16" : bf16 ? "bf16" : "fp32", clipping ? " clipped" : "");
 }
 
 std::string ParityCase::name() const {
@@ -84,6 +85,8 @@ std::vector<ParityCase> parity_cases(bool reduced) {
         continue;
       }
       cases.push_back({stage, node_shared, bf16, clipping, tiny, overlap, thread});
+      if (bf16 && (!reduced || clipping == node_shared))
+        cases.push_back({stage, node_shared, false, clipping, tiny, overlap, thread, true});
     }
   }
   return cases;

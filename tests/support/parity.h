@@ -15,6 +15,7 @@ struct ParityCase {
   bool tiny_buckets = false;
   bool overlap = false;
   bool progress_thread = false;
+  bool fp16 = false;  ///< in place of bf16, with a dynamic loss scale
 
   /// The runs that must agree with each other: "fp32 clip", "bf16", ...
   std::string curve() const;
