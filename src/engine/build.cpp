@@ -417,6 +417,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   impl.refresh_rates();
   impl.random.set_device(impl.model.device);
   impl.program_seed = MicroBatchRandom::program_seed();
+  MicroBatchRandom::forget_seeding();
 }
 
 /// The least number that no engine of this process has; given back with the engine.

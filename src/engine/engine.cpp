@@ -180,12 +180,20 @@ std::uint64_t mix(std::uint64_t z) {
 }  // namespace
 
 void Engine::Impl::begin_random_stream() {
-  if (engine::MicroBatchRandom::has_begun() || !config.zerotorch.reseed_per_micro_batch || !at::GradMode::is_enabled())
-    return;
-  if (random.is_fresh()) {
-    const std::uint64_t now = random.program_seed();
-    // The program has called manual_seed(): streams are keyed by its seed from here on.
-    if (std::exchange(program_seed, now) != now) training.seed = number.seed_from(now);
+  using Random = engine::MicroBatchRandom;
+  if (!config.zerotorch.reseed_per_micro_batch || !at::GradMode::is_enabled()) return;
+  if (Random::has_begun()) {
+    if (!Random::was_reseeded()) return;
+    Random::interrupt();
+  }
+  const bool just_seeded = Random::is_just_seeded();
+  const std::uint64_t now = Random::program_seed();
+  if (std::exchange(program_seed, now) != now || just_seeded) {
+    // The program has called manual_seed(): streams are keyed by its seed from here on, and two forwards with one seed
+    // have the same noise.
+    training.seed = number.seed_from(now);
+    random.restart();
+    Random::forget_seeding();
   }
   random.begin(stream_seed(0));
 }

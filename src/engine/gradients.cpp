@@ -63,7 +63,13 @@ void Gradients::hook_parameter(int p) {
 void Gradients::expect_scaled(const at::Tensor& loss) {
   loss.register_hook([weak = std::weak_ptr(self_)](const at::Tensor&) {
     const auto self = weak.lock();
-    if (self && *self) (*self)->scaled_.push_back(intercept::backward_id());
+    if (!self || !*self) return;
+    if ((*self)->announced_) {
+      throw ModelError(
+          "engine.backward(engine.scale(loss)) would scale the loss twice: call engine.backward(loss), or "
+          "engine.scale(loss).backward()");
+    }
+    (*self)->scaled_.push_back(intercept::backward_id());
   });
 }
 

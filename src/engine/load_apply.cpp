@@ -22,7 +22,9 @@ void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
     if (scaler.scale() != saved_scale) impl.reducer->scale_sums(scaler.scale() / saved_scale);
   }
   impl.end_random_stream();
-  impl.program_seed = MicroBatchRandom::program_seed();  // a seed that came with the program's numbers is not a new one
+  // A seed that came with the program's numbers is not a new one.
+  impl.program_seed = MicroBatchRandom::program_seed();
+  MicroBatchRandom::forget_seeding();
 }
 
 }  // namespace

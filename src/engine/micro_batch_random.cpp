@@ -30,6 +30,30 @@ MicroBatchRandom::~MicroBatchRandom() {
 
 bool MicroBatchRandom::has_begun() { return g_running != nullptr; }
 
+bool MicroBatchRandom::was_reseeded() {
+  const MicroBatchRandom* const running = g_running;
+  return running && cpu_generator().current_seed() != running->seed_;
+}
+
+// A generator that was just seeded has one number left of a block that does not exist and is at its first; where it is
+// in that block means nothing until it is drawn from, so that is where we note that we have seen it.
+
+bool MicroBatchRandom::is_just_seeded() {
+  const auto state = cpu_generator().engine().data();
+  return state.left_ == 1 && state.next_ == 0;
+}
+
+void MicroBatchRandom::forget_seeding() {
+  auto& generator = cpu_generator();
+  const std::lock_guard lock(generator.mutex_);
+  at::mt19937 engine = generator.engine();
+  auto state = engine.data();
+  if (state.left_ != 1 || state.next_ != 0) return;
+  state.next_ = at::MERSENNE_STATE_N;
+  engine.set_data(state);
+  generator.set_engine(engine);
+}
+
 MicroBatchRandom::State MicroBatchRandom::take_state() const {
   auto& generator = cpu_generator();
   const std::lock_guard lock(generator.mutex_);

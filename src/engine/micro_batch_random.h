@@ -26,8 +26,16 @@ class MicroBatchRandom {
   void set_device(c10::Device device) { device_ = device; }
   /// True where an engine's stream has begun, this one's or another's.
   static bool has_begun();
+  /// True where the program has called manual_seed() since the stream began.
+  static bool was_reseeded();
+  /// Whether the program has called manual_seed() since the last forget_seeding() and has drawn nothing since. While no
+  /// stream has begun.
+  static bool is_just_seeded();
+  static void forget_seeding();
   /// Whether the next begin() is the micro-batch's first.
   bool is_fresh() const { return !interrupted_; }
+  /// The next begin() is the micro-batch's first.
+  void restart() { interrupted_.reset(); }
   /// From here on numbers come from the stream of `seed`, or from where this micro-batch's was interrupted.
   /// After has_begun() was false.
   void begin(std::uint64_t seed);

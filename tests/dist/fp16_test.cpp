@@ -160,6 +160,8 @@ TEST(Fp16, ALossThatWasNotScaledIsRefused) {
     engine.scale(loss_of(engine, 0)).backward();
     engine.step();
     EXPECT_TRUE(engine.was_step_applied());
+    expect_said([&] { engine.backward(engine.scale(loss_of(engine, 0))); }, "would scale the loss twice");
+    step_once(engine, 1);
     // A scaled loss does not vouch for the next.
     expect_said([&] { loss_of(engine, 0).backward(); }, "a loss that was not scaled");
   }));

@@ -142,6 +142,30 @@ TEST(RandomStreams, ManualSeedBetweenForwardAndBackwardIsTheProgramsNumbers) {
   }));
 }
 
+TEST(RandomStreams, ForwardsWithOneSeedHaveOneNoise) {
+  expect_all_ok(spawn(2, [](Group group) {
+    Noisy model;
+    at::manual_seed(3);
+    auto engine = initialize(model, json(1, 1), {.group = group});
+    const at::Tensor x = at::ones({2, 6});
+    const auto forward = [&](std::optional<std::uint64_t> seed) {
+      if (seed) at::manual_seed(*seed);
+      return model(x);
+    };
+    const at::Tensor first = forward(3), again = forward(3), other = forward(4), next = forward({});
+    EXPECT_TRUE(at::equal(first, again));
+    EXPECT_FALSE(at::equal(first, other));
+    EXPECT_FALSE(at::equal(other, next)) << "without a seed it goes on";
+    // The same where a backward lies between.
+    engine.backward(forward(5).square().mean());
+    const at::Tensor before = forward(6).detach().clone();
+    engine.backward(forward({}).square().mean());
+    EXPECT_TRUE(at::equal(before, forward(6)));
+    EXPECT_FALSE(at::equal(before, forward({})));
+    engine.step();
+  }));
+}
+
 TEST(RandomStreams, ManualSeedMakesItsSeedTheJobs) {
   expect_all_ok(spawn(1, [](Group group) {
     std::vector<at::Tensor> outputs;
