@@ -51,12 +51,12 @@ constexpr Key kBatch[] = {
 constexpr Key kStep[] = {
     honoured("gradient_clipping", Kind::kNumber, "1.0", "upper bound of the global gradient norm; 0 is off",
              field<&Config::gradient_clipping>),
-    refused("prescale_gradients", Kind::kBool, "false",
-            "gradients are summed in fp32 in a fixed order and divided once after it, so there is nothing "
-            "to scale before; remove the key", "false"),
-    refused("gradient_predivide_factor", Kind::kNumber, "1.0",
-            "gradients are summed in fp32 in a fixed order and divided once after it, so there is nothing "
-            "to divide before; remove the key", "1.0"),
+    no_effect("prescale_gradients", Kind::kBool, "false",
+              "gradients are summed in fp32 in a fixed order and divided once after it: no sum overflows, and there is "
+              "nothing to scale before", "false"),
+    no_effect("gradient_predivide_factor", Kind::kNumber, "1.0",
+              "gradients are summed in fp32 in a fixed order and divided once after it: no sum overflows, and there is "
+              "nothing to divide before", "1.0"),
     {.path = "gradient_allreduce_op",
      .kind = Kind::kChoice,
      .fallback = "\"mean\"",

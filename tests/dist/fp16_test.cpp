@@ -167,6 +167,27 @@ TEST(Fp16, ALossThatWasNotScaledIsRefused) {
   }));
 }
 
+TEST(Fp16, ConfigurationsAsArticlesPrintThemTrain) {
+  const char* const printed[] = {
+      R"({"zero_optimization": {"stage": 1}, "fp16": {"enabled": true}, "train_batch_size": 32,
+          "gradient_accumulation_steps": 1})",
+      R"({"train_batch_size": 32,
+          "zero_optimization": {"stage": 3, "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9,
+                                "reduce_bucket_size": 5e8},
+          "fp16": {"enabled": true}})",
+      R"({"train_batch_size": 32, "zero_optimization": {"stage": 3, "cpu_offload": true}, "fp16": {"enabled": true}})"};
+  expect_all_ok(spawn(2, [&](Group group) {
+    for (const char* text : printed) {
+      auto engine = layers_engine(group, 3, {}, text);
+      const Values before = trained_of(engine);
+      for (int i = 0; i < 4; ++i) step_once(engine, 2 * i + group.rank());
+      EXPECT_EQ(engine.loss_scale(), 65536);
+      EXPECT_EQ(engine.global_steps() - engine.skipped_steps(), 4);
+      EXPECT_NE(differing(before, trained_of(engine)), Names());
+    }
+  }));
+}
+
 /// Puts `value` into the gradient of the first layer's weight, on one rank.
 void poison(LayersEngine& engine, std::int64_t index, double value) {
   at::Tensor hidden = engine.typed_module()->first(input(index));

@@ -219,9 +219,8 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
   EXPECT_NE(error_of(R"({"zero_optimization": {"zero_hpz_partition_size": 8}})"), "");
   EXPECT_EQ(error_of(R"({"zero_optimization": {"zero_hpz_partition_size": 1, "mics_shard_size": -1}})"), "");
   EXPECT_NE(error_of(R"({"zero_optimization": {"mics_shard_size": 4}})"), "");
-  EXPECT_NE(error_of(R"({"prescale_gradients": true})"), "");
+  EXPECT_EQ(error_of(R"({"prescale_gradients": true, "gradient_predivide_factor": 2})"), "");
   EXPECT_EQ(error_of(R"({"prescale_gradients": false, "gradient_predivide_factor": 1})"), "");
-  EXPECT_NE(error_of(R"({"gradient_predivide_factor": 2})"), "");
   EXPECT_EQ(error_of(R"({"sparse_gradients": true})"), "");
   EXPECT_NE(error_of(R"({"gradient_allreduce_op": "sum"})"), "");
 }
