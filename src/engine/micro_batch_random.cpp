@@ -19,7 +19,9 @@ std::mutex& mutex() {
 }
 
 at::CPUGeneratorImpl& cpu_generator() {
-  return *at::check_generator<at::CPUGeneratorImpl>(at::globalContext().defaultGenerator(c10::kCPU));
+  static auto& generator =
+      *at::check_generator<at::CPUGeneratorImpl>(at::globalContext().defaultGenerator(c10::kCPU));
+  return generator;  // libtorch's for the whole process
 }
 
 }  // namespace
