@@ -223,6 +223,15 @@ struct Config {
   };
   Tensorboard tensorboard;
 
+  /// The same figures as CSV files, one for each.
+  struct CsvMonitor {
+    bool enabled = false;
+    /// Folder of the folder job_name; empty: the working folder.
+    std::string output_path;
+    std::string job_name = "DeepSpeedJobName";
+  };
+  CsvMonitor csv_monitor;
+
   struct ZeroOptimization {
     /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters.
     int stage = 0;

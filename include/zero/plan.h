@@ -54,6 +54,21 @@ struct OffloadStates {
 /// only: this engine refuses offload. Throws as model_states().
 std::vector<OffloadStates> offload_on_paper(double parameters, double ranks, const StateBytes& bytes = {});
 
+// ---- What a configuration comes to ----
+
+/// The learning rate of optimizer step `step` (0 is the first), of parameters without groups of their own, when the
+/// configuration's schedule is followed from the beginning. Local.
+double learning_rate_at(const Config& config, std::int64_t step);
+
+/// What the configuration's optimizer keeps for every parameter, master weights aside.
+struct OptimizerStates {
+  std::vector<std::string> names;  ///< as torch.optim calls them
+  std::int64_t nbytes = 0;         ///< of all together, for one element
+};
+
+/// Local. Throws ConfigError for a type that is not one of optimizer.type's choices.
+OptimizerStates optimizer_states(const Config& config);
+
 // ---- The model ----
 
 struct ParameterShape {

@@ -1,4 +1,4 @@
-// What is said and where: printing, breakdowns, TensorBoard.
+// What is said and where: printing, breakdowns, TensorBoard, CSV files.
 #include "config/fields.h"
 
 namespace zero::config {
@@ -34,6 +34,14 @@ constexpr Key kMonitor[] = {
     honoured("tensorboard.job_name", Kind::kString, "\"DeepSpeedJobName\"", "sub-folder of output_path",
              field<&Config::tensorboard, &Config::Tensorboard::job_name>),
 
+    section("csv_monitor", "the figures of TensorBoard as CSV files"),
+    honoured("csv_monitor.enabled", Kind::kBool, "false",
+             "append to output_path/job_name/Train_Samples_lr.csv and so on, a file for each figure",
+             field<&Config::csv_monitor, &Config::CsvMonitor::enabled>),
+    honoured("csv_monitor.output_path", Kind::kString, "\"\"", "folder; empty: the working folder",
+             field<&Config::csv_monitor, &Config::CsvMonitor::output_path>),
+    honoured("csv_monitor.job_name", Kind::kString, "\"DeepSpeedJobName\"", "sub-folder of output_path",
+             field<&Config::csv_monitor, &Config::CsvMonitor::job_name>),
 };
 
 }  // namespace

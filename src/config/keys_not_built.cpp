@@ -6,7 +6,8 @@ namespace {
 
 using enum KeyStatus;
 
-constexpr std::string_view kUseTensorboard = "not built; use \"tensorboard\"";
+constexpr std::string_view kService =
+    "not built, it needs a service; use \"csv_monitor\" or \"tensorboard\", which write the same figures to files";
 constexpr std::string_view kDataParallel = "only data parallelism is built; remove it";
 constexpr std::string_view kPipe = "only DeepSpeed's PipelineModule reads it, which is not built";
 constexpr std::string_view kCurriculum = "data curricula are not built; order the data in the program";
@@ -17,9 +18,8 @@ constexpr Key kKeys[] = {
     not_built("torch_autocast",
               "autocast keeps casted copies of all weights alive, which defeats stage 3; use \"bf16\": "
               "{\"enabled\": true}"),
-    not_built("wandb", kUseTensorboard),
-    not_built("comet", kUseTensorboard),
-    not_built("csv_monitor", kUseTensorboard),
+    not_built("wandb", kService),
+    not_built("comet", kService),
     not_built("comms_logger",
               "not built; Group::counters() has calls, elements and bytes of every collective"),
     not_built("flops_profiler", "not built; use wall_clock_breakdown for times"),

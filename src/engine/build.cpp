@@ -499,7 +499,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->aborts_on_exception = true;
   log_start(*impl, laid, description);
   log_configuration(*impl);
-  if (impl->config.tensorboard.enabled && impl->groups.is_first()) {
+  if (StepMonitor::is_wanted(impl->config) && impl->groups.is_first()) {
     impl->monitor = std::make_unique<StepMonitor>(impl->config);
   }
   return impl;

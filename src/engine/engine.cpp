@@ -403,7 +403,12 @@ std::optional<std::string> Engine::Impl::finish_window() {
   ++training.global_steps;
   last_times = std::exchange(times, {});
   engine::log_step(*this);
-  if (monitor) monitor->add_step(training.global_steps * config.train_batch_size, lr, grad_norm);
+  if (monitor) {
+    monitor->add_step({.samples = training.global_steps * config.train_batch_size,
+                       .lr = lr,
+                       .grad_norm = grad_norm,
+                       .loss_scale = config.fp16.enabled ? std::optional(training.scaler.scale()) : std::nullopt});
+  }
   return problem;
 }
 

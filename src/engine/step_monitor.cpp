@@ -1,5 +1,6 @@
 #include "engine/step_monitor.h"
 
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -7,30 +8,48 @@
 #include "zero/errors.h"
 
 namespace zero::engine {
+namespace {
+
+using Points = std::vector<std::pair<std::string, double>>;
+
+/// A file that cannot be written is no reason to lose a training run: it is said once.
+template <class Writer>
+void write(std::optional<Writer>& writer, std::int64_t samples, const Points& points, std::string_view what) {
+  try {
+    if (writer) writer->add_scalars(samples, points);
+  } catch (const IoError& error) {
+    writer.reset();
+    base::log_warning("no more {}: {}", what, error.what());
+  }
+}
+
+}  // namespace
 
 std::filesystem::path tensorboard_folder(const Config& config) {
   const auto& output = config.tensorboard.output_path;
   return std::filesystem::path(output.empty() ? "runs" : output) / config.tensorboard.job_name;
 }
 
-StepMonitor::StepMonitor(const Config& config)
-    : writer_(monitor::TensorboardWriter::create(tensorboard_folder(config))) {}
+std::filesystem::path csv_folder(const Config& config) {
+  return std::filesystem::path(config.csv_monitor.output_path) / config.csv_monitor.job_name;
+}
+
+StepMonitor::StepMonitor(const Config& config) {
+  if (config.tensorboard.enabled) events_.emplace(monitor::TensorboardWriter::create(tensorboard_folder(config)));
+  if (config.csv_monitor.enabled) rows_.emplace(csv_folder(config));
+}
 
 void StepMonitor::add_loss(const at::Tensor& loss) {
   loss_sum_ += loss.item().toDouble();
   ++losses_;
 }
 
-void StepMonitor::add_step(std::int64_t samples, double lr, double grad_norm) {
-  std::vector<std::pair<std::string, double>> points = {{"Train/Samples/lr", lr},
-                                                        {"Train/Samples/grad_norm", grad_norm}};
+void StepMonitor::add_step(const Step& step) {
+  Points points = {{"Train/Samples/lr", step.lr}, {"Train/Samples/grad_norm", step.grad_norm}};
+  if (step.loss_scale) points.emplace_back("Train/Samples/loss_scale", *step.loss_scale);
   if (losses_ > 0) points.emplace_back("Train/Samples/train_loss", loss_sum_ / losses_);
-  try {
-    if (!broken_) writer_.add_scalars(samples, points);
-  } catch (const IoError& error) {  // no reason to lose a training run
-    broken_ = true;
-    base::log_warning("no more events for TensorBoard: {}", error.what());
-  }
+  write(events_, step.samples, points, "events for TensorBoard");
+  write(rows_, step.samples, points, "rows of csv_monitor");
   loss_sum_ = 0;
   losses_ = 0;
 }

@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <limits>
 
 #include "support/layers.h"
@@ -424,6 +425,62 @@ TEST(CommunicationDtype, RoundsGradientsOnceWhereItIsNarrower) {
     EXPECT_TRUE(
         at::equal(gradients[0].to(at::kBFloat16).to(at::kFloat), gradients[1]));  // both ranks have the same
   }));
+}
+
+std::vector<std::string> lines_of(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST(Fp16, CsvMonitorHasDeepSpeedsFilesAndAResumedRunAppends) {
+  const TemporaryFolder folder;
+  const Setting setting{
+      .fp16 = R"("loss_scale": 256)",
+      .accumulation = 2,
+      .more = fmt::format(R"(, "csv_monitor": {{"enabled": true, "output_path": "{}", "job_name": "job"}})",
+                          folder.file("csv"))};
+  std::vector<double> losses;
+  const auto step = [&](LayersEngine& engine) {
+    double sum = 0;
+    for (int i = 0; i < 2; ++i) {
+      const at::Tensor loss = loss_of(engine, i);
+      sum += loss.item().toDouble();
+      engine.backward(loss);
+      engine.step();
+    }
+    losses.push_back(sum / 2);
+  };
+  const auto rows = [&](const char* name) { return lines_of(folder.file(fmt::format("csv/job/{}.csv", name))); };
+  using Lines = std::vector<std::string>;
+  expect_all_ok(spawn(1, [&](Group group) {
+    {
+      auto engine = fp16_engine(group, setting);
+      step(engine);
+      EXPECT_EQ(rows("Train_Samples_lr"), (Lines{"step,lr", "4,0.01"}));  // before the engine goes
+      engine.save_checkpoint(folder.path(), "one");
+      step(engine);
+    }
+    std::ofstream(folder.file("csv/job/Train_Samples_lr.csv"), std::ios::app) << "12,0.0";  // cut off by a power cut
+    auto engine = fp16_engine(group, setting);
+    engine.load_checkpoint(folder.path(), "one");
+    step(engine);
+    EXPECT_EQ(rows("Train_Samples_lr"), (Lines{"step,lr", "4,0.01", "8,0.01", "12,0.0", "8,0.01"}));
+    EXPECT_EQ(rows("Train_Samples_loss_scale"), (Lines{"step,loss_scale", "4,256", "8,256", "8,256"}));
+    EXPECT_EQ(rows("Train_Samples_grad_norm").size(), 4u);
+    EXPECT_EQ(rows("Train_Samples_train_loss"),
+              (Lines{"step,train_loss", fmt::format("4,{}", losses[0]), fmt::format("8,{}", losses[1]),
+                     fmt::format("8,{}", losses[2])}));
+  }));
+  expect_all_ok(spawn(2, [&](Group group) {
+    Setting other = setting;
+    other.fp16 = R"("loss_scale": 64)";
+    auto engine = fp16_engine(group, other);
+    step(engine);
+  }));
+  EXPECT_EQ(rows("Train_Samples_loss_scale").back(), "8,64");  // of two ranks one writes, for both
+  EXPECT_EQ(rows("Train_Samples_loss_scale").size(), 5u);
 }
 
 }  // namespace

@@ -181,7 +181,7 @@ TEST(ConfigErrors, LossScales) {
 
 TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
   for (const char* section :
-       {"amp", "autotuning", "elasticity", "flops_profiler", "comms_logger", "wandb", "comet", "csv_monitor",
+       {"amp", "autotuning", "elasticity", "flops_profiler", "comms_logger", "wandb", "comet",
         "data_efficiency", "curriculum_learning", "eigenvalue", "nebula", "progressive_layer_drop",
         "hybrid_engine", "torch_autocast", "expert_parallel", "compile", "weight_quantization"}) {
     const std::string name = std::string("{\"") + section + "\": ";
@@ -201,9 +201,11 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
           R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})"),
       "");
   EXPECT_EQ(error_of(R"({"wandb": {"enabled": true, "project": "x"}})"),
-            "c:1: wandb.enabled: true is not supported: not built; use \"tensorboard\"");
+            "c:1: wandb.enabled: true is not supported: not built, it needs a service; use "
+            "\"csv_monitor\" or \"tensorboard\", which write the same figures to files");
   EXPECT_EQ(error_of(R"({"wandb": {"enabled": "auto", "project": "x"}})"),
-            "c:1: wandb.enabled: \"auto\" is not supported: not built; use \"tensorboard\"");
+            "c:1: wandb.enabled: \"auto\" is not supported: not built, it needs a service; use "
+            "\"csv_monitor\" or \"tensorboard\", which write the same figures to files");
   EXPECT_EQ(error_of(R"({"wandb": {"project": "x"}, "compile": {"enabled": null, "deepcompile": false}})"), "");
   EXPECT_EQ(error_of(R"({"compile": {"deepcompile": true}})"),
             "c:1: compile.deepcompile: true is not supported: graph compilation is not built; remove the section");

@@ -35,6 +35,8 @@ TEST(ConfigValues, DefaultsAreDeepSpeeds) {
   EXPECT_EQ(config.zero_optimization.stage3_param_persistence_threshold, 100'000);
   EXPECT_EQ(config.zero_optimization.stage3_model_persistence_threshold, INT64_MAX);
   EXPECT_EQ(config.tensorboard.job_name, "DeepSpeedJobName");
+  EXPECT_FALSE(config.csv_monitor.enabled);
+  EXPECT_EQ(config.csv_monitor.job_name, "DeepSpeedJobName");
   EXPECT_EQ(config.zerotorch.store, Config::Zerotorch::Store::kAuto);
   EXPECT_TRUE(config.zerotorch.reseed_per_micro_batch);
   EXPECT_FALSE(config.zerotorch.seed.has_value());
@@ -149,6 +151,7 @@ constexpr const char* kEverything = R"({
   "bf16": {"enabled": true, "check_grad_overflow": false}, "gradient_clipping": 0.1, "steps_per_print": 3,
   "wall_clock_breakdown": true, "memory_breakdown": true, "dump_state": true,
   "tensorboard": {"enabled": true, "output_path": "a \"b\"/\u00e4", "job_name": "j"},
+  "csv_monitor": {"enabled": true, "output_path": "c", "job_name": "k"},
   "zero_optimization": {"stage": 2, "overlap_comm": true, "ignore_unused_parameters": false,
     "stage3_max_live_parameters": 1, "stage3_max_reuse_distance": 2, "stage3_prefetch_bucket_size": 3,
     "stage3_param_persistence_threshold": 4, "stage3_model_persistence_threshold": 5,

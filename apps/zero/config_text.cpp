@@ -1,0 +1,199 @@
+#include "config_text.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "text_format.h"
+#include "zero/plan.h"
+
+namespace zero::app {
+namespace {
+
+using Scheduler = Config::Scheduler;
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kMargin = 11, kColumns = 110;
+
+/// "subject    text", its further lines below the first one.
+std::string row(std::string_view subject, const std::string& text) {
+  std::string result = fmt::format("{:<{}}", subject, kMargin);
+  std::size_t column = kMargin;
+  std::istringstream words(text);
+  for (std::string word; words >> word; column += word.size()) {
+    if (column > kMargin && column + 1 + word.size() > kColumns) {
+      result += "\n" + std::string(kMargin, ' ');
+      column = kMargin;
+    } else if (column > kMargin) {
+      result += ' ';
+      ++column;
+    }
+    result += word;
+  }
+  return result + "\n";
+}
+
+std::string counted(std::int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", with_commas(count), what, count == 1 ? "" : "s");
+}
+
+/// "lr 0.001, betas [0.9,0.999]", in the order of the schema.
+std::string parameters_text(const Json& section) {
+  std::string text;
+  if (!section.contains("params")) return text;
+  for (const auto& [name, value] : section.at("params").items()) {
+    if (!value.is_null()) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, value.dump());
+  }
+  return text;
+}
+
+std::string batch_text(const CheckedConfig& checked) {
+  const Config& given = checked.given;
+  const Config& config = checked.resolved;
+  std::vector<std::string_view> filled;
+  if (given.train_batch_size == 0) filled.push_back("train_batch_size");
+  if (given.train_micro_batch_size_per_gpu == 0) filled.push_back("train_micro_batch_size_per_gpu");
+  if (given.gradient_accumulation_steps == 0) filled.push_back("gradient_accumulation_steps");
+  std::string text = fmt::format("{} a step = micro-batch {} x accumulation {} x {}",
+                                 counted(config.train_batch_size, "sample"),
+                                 with_commas(config.train_micro_batch_size_per_gpu),
+                                 with_commas(config.gradient_accumulation_steps), counted(checked.ranks, "rank"));
+  if (!filled.empty()) text += fmt::format("; filled in: {}", fmt::join(filled, ", "));
+  return text;
+}
+
+std::string loss_scale_text(const Config::Fp16& fp16) {
+  if (fp16.loss_scale != 0) return fmt::format("loss scale {:g}, static", fp16.loss_scale);
+  return fmt::format("loss scale dynamic: from {:g}, doubled after {} without overflow, halved at overflow {}{}, at "
+                     "least {:g}",
+                     std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power)),
+                     counted(fp16.loss_scale_window, "step"), fp16.hysteresis,
+                     fp16.consecutive_hysteresis ? " in a row" : "", fp16.min_loss_scale);
+}
+
+std::string precision_text(const Config& config) {
+  std::string text(dtype_name(config.param_dtype()));
+  if (config.param_dtype() != DType::kFloat32) text += " with fp32 master weights";
+  if (config.fp16.enabled) text += "; " + loss_scale_text(config.fp16);
+  if (config.skips_non_finite()) text += "; a step with a gradient that is not finite is skipped";
+  const DType sent = config.communication_dtype.value_or(config.param_dtype());
+  if (sent != config.param_dtype()) text += fmt::format("; gradients travel in {}", dtype_name(sent));
+  return text;
+}
+
+std::string states_text(const Config& config) {
+  const plan::OptimizerStates states = plan::optimizer_states(config);
+  if (states.names.empty()) return "no states";
+  return fmt::format("{} of states a parameter ({}), besides its fp32 master weight", counted(states.nbytes, "byte"),
+                     fmt::join(states.names, ", "));
+}
+
+/// The steps after which the schedule stays as it is or is over; 0: it has no end of its own.
+std::int64_t steps_of(const Scheduler& schedule) {
+  using Type = Scheduler::Type;
+  switch (schedule.type) {
+    case Type::kWarmupLR: return schedule.warmup_num_steps + 1;
+    case Type::kWarmupDecayLR:
+    case Type::kWarmupCosineLR: return schedule.total_num_steps;
+    case Type::kOneCycle:
+      return schedule.cycle_first_step_size +
+             schedule.cycle_second_step_size.value_or(schedule.cycle_first_step_size) + 1;
+    case Type::kLinearLR:
+    case Type::kPolynomialLR: return schedule.total_iters + 1;
+    case Type::kCosineAnnealingLR: return schedule.t_max + 1;
+    default: return 0;
+  }
+}
+
+/// Where the rate is highest. Of a longer run not every step is looked at, but all at which a schedule turns.
+std::int64_t peak_step(const Config& config, std::int64_t steps) {
+  constexpr std::int64_t kLooks = 100'000;
+  const Scheduler& schedule = config.scheduler;
+  std::set<std::int64_t> places = {schedule.warmup_num_steps, schedule.warmup_num_steps + 1,
+                                   schedule.cycle_first_step_size, steps - 1};
+  for (std::int64_t step = 0; step < steps; step += std::max<std::int64_t>(1, steps / kLooks)) places.insert(step);
+  std::int64_t best = 0;
+  for (const std::int64_t step : places) {
+    if (step < steps && plan::learning_rate_at(config, step) > plan::learning_rate_at(config, best)) best = step;
+  }
+  return best;
+}
+
+std::string rate_text(const Config& config, std::int64_t step) {
+  return fmt::format("{:.6g} at step {}", plan::learning_rate_at(config, step), with_commas(step + 1));
+}
+
+std::string rates_text(const Config& config, std::optional<std::int64_t> run_steps) {
+  const std::int64_t steps = run_steps.value_or(steps_of(config.scheduler));
+  if (steps == 0) return fmt::format("rate {}; --steps N says what it comes to", rate_text(config, 0));
+  return fmt::format("rate {}, highest {}, {} {}", rate_text(config, 0), rate_text(config, peak_step(config, steps)),
+                     run_steps || config.scheduler.total_num_steps > 0 ? "last" : "then", rate_text(config, steps - 1));
+}
+
+std::string stage_text(const CheckedConfig& checked) {
+  constexpr std::string_view kSharded[] = {"nothing is sharded", "optimizer states are sharded",
+                                           "optimizer states and gradients are sharded",
+                                           "optimizer states, gradients and parameters are sharded"};
+  const Config& config = checked.resolved;
+  const auto stage = static_cast<std::size_t>(config.zero_optimization.stage);
+  std::string text = fmt::format("{}: {}", stage, kSharded[stage]);
+  if (stage > 0) text += fmt::format(" over {}", counted(checked.ranks, "rank"));
+  if (config.zero_optimization.overlaps_comm()) text += "; communication overlaps computation";
+  if (config.zerotorch.step_in_backward) text += "; updates happen in backward, no gradient is kept";
+  return text;
+}
+
+std::string clipping_text(const Config& config) {
+  if (config.gradient_clipping == 0) return "off";
+  return fmt::format("the norm of all gradients is at most {:g}", config.gradient_clipping);
+}
+
+}  // namespace
+
+std::string config_text(const CheckedConfig& checked) {
+  const Config& config = checked.resolved;
+  const Json json = Json::parse(config.to_json());
+  std::string text = fmt::format("{}: would run on {}\n\n", checked.file, counted(checked.ranks, "rank"));
+  text += row("batch", batch_text(checked));
+  text += row("precision", precision_text(config));
+  std::string hyper = json.contains("optimizer") ? parameters_text(json.at("optimizer")) : "";
+  if (hyper.empty()) hyper = fmt::format("lr {:g}, the other defaults of docs/optimizers.md", config.optimizer.lr);
+  text += row("optimizer", fmt::format("{}{}: {}", config.optimizer.type,
+                                       config.optimizer.given ? "" : " (no section in the file)", hyper));
+  text += row("", states_text(config));
+  if (config.scheduler.type == Scheduler::Type::kNone) {
+    text += row("schedule", fmt::format("none: the rate stays {:g}", config.optimizer.lr));
+  } else {
+    const Json& section = json.at("scheduler");
+    text += row("schedule", fmt::format("{}: {}", section.at("type").get<std::string>(), parameters_text(section)));
+    text += row("", rates_text(config, checked.steps));
+  }
+  text += row("clipping", clipping_text(config));
+  text += row("stage", stage_text(checked));
+  if (config.notices.empty()) return text + row("notices", "none");
+  text += "\nnotices\n";
+  for (const std::string& notice : config.notices) text += "  " + printable(notice) + "\n";
+  return text;
+}
+
+std::string key_text(const KeyInfo& key) {
+  std::string text = fmt::format("{}  {}  {}", key.path, status_name(key.status), key.kind);
+  if (!key.default_value.empty()) text += fmt::format("  default {}", key.default_value);
+  if (!key.alias_of.empty()) text += fmt::format("  old name of {}", key.alias_of);
+  if (!key.note.empty()) text += fmt::format("  {}", key.note);
+  if (!key.accepted_values.empty()) {
+    std::string values(key.accepted_values);
+    std::ranges::replace(values, '|', ' ');
+    text += fmt::format(" (accepted: {})", values);
+  }
+  return text;
+}
+
+}  // namespace zero::app
