@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -155,6 +156,19 @@ std::string clipping_text(const Config& config) {
   return fmt::format("the norm of all gradients is at most {:g}", config.gradient_clipping);
 }
 
+std::string files_text(const Config& config) {
+  namespace fs = std::filesystem;
+  std::string text;
+  const auto add = [&text](std::string_view what, const fs::path& folder, const std::string& job) {
+    text += fmt::format("{}{} in {}", text.empty() ? "" : "; ", what, (folder / job).string());
+  };
+  const auto& events = config.tensorboard;
+  if (events.enabled)
+    add("TensorBoard's events", events.output_path.empty() ? "runs" : events.output_path, events.job_name);
+  if (config.csv_monitor.enabled) add("CSV files", config.csv_monitor.output_path, config.csv_monitor.job_name);
+  return text;
+}
+
 }  // namespace
 
 std::string config_text(const CheckedConfig& checked) {
@@ -177,6 +191,7 @@ std::string config_text(const CheckedConfig& checked) {
   }
   text += row("clipping", clipping_text(config));
   text += row("stage", stage_text(checked));
+  if (const std::string files = files_text(config); !files.empty()) text += row("monitors", printable(files));
   if (config.notices.empty()) return text + row("notices", "none");
   text += "\nnotices\n";
   for (const std::string& notice : config.notices) text += "  " + printable(notice) + "\n";

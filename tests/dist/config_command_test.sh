@@ -79,6 +79,11 @@ fp16 ', "loss_scale": 128'
 config 0 check fp16.json
 says "loss scale 128, static"
 
+echo '{"train_batch_size": 1, "tensorboard": {"enabled": true},
+  "csv_monitor": {"enabled": true, "output_path": "rows", "job_name": "mine"}}' > monitors.json
+config 0 check monitors.json
+says "monitors TensorBoard's events in runs/DeepSpeedJobName; CSV files in rows/mine"
+
 # ---- JSON: a file with the same meaning ----
 config 0 check ds.json -n 2 --json
 expect "accumulation" "$(value "j['gradient_accumulation_steps'], j['zero_optimization']['stage']")" "(4, 3)"
