@@ -64,8 +64,8 @@ void add_training_options(CLI::App& command, PlanOptions& options) {
       ->type_name("N,...")
       ->group(kTraining);
   command.add_option("--dtype", options.dtype, "overrides the configuration")
-      ->check(CLI::IsMember({"bf16", "fp32"}).description(""))
-      ->type_name("bf16|fp32")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}).description(""))
+      ->type_name("bf16|fp16|fp32")
       ->group(kTraining);
   command.add_option("--store", options.store, "overrides the configuration")
       ->check(CLI::IsMember({"auto", "node_shared", "copying"}).description(""))
@@ -177,7 +177,10 @@ Config read_config(const PlanOptions& options, const plan::ModelShape& model) {
       : is_ours(options)
           ? Config::from_text(builtin_config(TrainOptions{}, model.transformer->dim, options.ranks))
           : Config::from_text(R"({"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})");
-  if (!options.dtype.empty()) config.bf16.enabled = options.dtype == "bf16";
+  if (!options.dtype.empty()) {
+    config.bf16.enabled = options.dtype == "bf16";
+    config.fp16.enabled = options.dtype == "fp16";
+  }
   using Store = Config::Zerotorch::Store;
   if (!options.store.empty()) {
     config.zerotorch.store = options.store == "auto"      ? Store::kAuto
