@@ -145,7 +145,7 @@ std::uint64_t Engine::Impl::update_hash() const {
   for (const double rate : rates) add(rate);
   for (const int g : stepped_groups) add(g);
   for (const auto& settings : optimizer->groups()) {
-    for (const auto& number : optim::hyper_numbers()) add(number.of(settings.hyper));
+    for (const auto& one : optim::hyper_numbers()) add(one.of(settings.hyper));
   }
   return hash;
 }
@@ -154,11 +154,9 @@ void Engine::Impl::throw_update_difference() {
   std::string text;
   for (std::size_t g = 0; g < rates.size(); ++g) {
     const auto& hyper = optimizer->groups()[g].hyper;
-    text += fmt::format(
-        "parameter group {} has learning rate {:g}, betas {:g} {:g}, eps {:g}, weight decay {:g}\n", g,
-        rates[g], hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay);
-    for (const auto& number : optim::hyper_numbers())
-      text += fmt::format("parameter group {} has {} {:g}\n", g, number.name, number.of(hyper));
+    text += fmt::format("parameter group {} has learning rate {:g}\n", g, rates[g]);
+    for (const auto& one : optim::hyper_numbers())
+      text += fmt::format("parameter group {} has {} {:g}\n", g, one.name, one.of(hyper));
   }
   for (const int g : stepped_groups) text += fmt::format("step() of parameter group {}\n", g);
   if (const auto difference = engine::first_difference(text, group, "rates")) {
