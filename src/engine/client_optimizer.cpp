@@ -8,6 +8,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <tuple>
@@ -23,6 +24,8 @@ struct ClientOptimizer::Group {
   std::function<optim::Hyper()> read;  ///< empty: the options are gone
   std::weak_ptr<int> states;               ///< what stands where states would be; they go before the options
   bool has_states = false;
+  std::size_t parameters = 0;  ///< when it was taken over
+  bool had_momentum = false;   ///< at an update
   double initial_accumulator_value = 0;  ///< libtorch's Adagrad fills its sums when it is made, by its defaults
   optim::Hyper last;
 };
@@ -173,6 +176,7 @@ optim::Algorithm take_over(torch::optim::Optimizer& optimizer,
     const auto token = std::make_shared<int>(0);
     taken->states = token;
     taken->has_states = !group.params().empty();
+    taken->parameters = group.params().size();
     for (const auto& parameter : group.params()) {
       optimizer.state()[parameter.unsafeGetTensorImpl()] = std::make_unique<StateElsewhere<Kind>>(parameter, token);
     }
@@ -219,13 +223,45 @@ void check_values(const optim::Hyper& hyper, std::size_t group) {
 
 }  // namespace
 
-ClientOptimizer::ClientOptimizer(torch::optim::Optimizer& optimizer) : algorithm_(take_over_any(optimizer, groups_)) {
+ClientOptimizer::ClientOptimizer(torch::optim::Optimizer& optimizer)
+    : optimizer_(&optimizer), algorithm_(take_over_any(optimizer, groups_)) {
   std::vector<optim::Hyper> hypers;
   for (const auto& group : groups_) hypers.push_back(group->last);
   rule_ = &optim::rule_for(algorithm_, hypers);
 }
 
 ClientOptimizer::~ClientOptimizer() = default;
+
+void ClientOptimizer::check_parameters() const {
+  // Its options go with it.
+  if (std::ranges::any_of(groups_, [](const auto& group) { return !group->read; })) return;
+  const auto& now = optimizer_->param_groups();
+  bool same = now.size() == groups_.size();
+  for (std::size_t g = 0; same && g < groups_.size(); ++g)
+    same = now[g].params().size() == groups_[g]->parameters;
+  if (same) return;
+  throw ConfigError(
+      "the client optimizer has got or lost parameters or groups since zero::initialize, which the engine "
+      "would not "
+      "train: give it all parameters before (frozen ones may be unfrozen later), or make a new engine");
+}
+
+optim::Hyper ClientOptimizer::hyper_of_update(std::size_t index, bool is_first) const {
+  const optim::Hyper hyper = this->hyper(index);
+  Group& group = *groups_[index];
+  if (algorithm_ == optim::Algorithm::kSgd && hyper.momentum != 0 && hyper.dampening != 0 &&
+      !group.had_momentum && !is_first) {
+    throw ConfigError(
+        fmt::format("group {} of the client optimizer has got a momentum after updates without one, with a "
+                    "dampening of {:g}: "
+                    "libtorch leaves the dampening out of the first such update, which the engine does not; "
+                    "set the dampening to 0, "
+                    "or give the momentum from the start",
+                    index, hyper.dampening));
+  }
+  group.had_momentum = group.had_momentum || hyper.momentum != 0;
+  return hyper;
+}
 
 optim::Hyper ClientOptimizer::hyper(std::size_t index) const {
   Group& group = *groups_[index];

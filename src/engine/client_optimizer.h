@@ -26,11 +26,16 @@ class ClientOptimizer {
   /// As the options say now. Throws ConfigError for values that no optimizer takes, and for those that need a state
   /// that no group has needed at first.
   optim::Hyper hyper(std::size_t group) const;
+  /// The same for the next update of the engine; `is_first`: it has made none.
+  optim::Hyper hyper_of_update(std::size_t group, bool is_first) const;
+  /// Throws ConfigError when it holds other parameters than at first.
+  void check_parameters() const;
   std::size_t groups() const { return groups_.size(); }
 
   struct Group;
 
  private:
+  torch::optim::Optimizer* optimizer_;  ///< may be gone, and then so are the options of groups
   std::vector<std::shared_ptr<Group>> groups_;
   optim::Algorithm algorithm_;
   const optim::Rule* rule_ = nullptr;  ///< of the groups as they were

@@ -119,8 +119,9 @@ std::int64_t Engine::Impl::schedule_step() const {
 
 void Engine::Impl::refresh_rates() {
   rates.resize(base_lr.size());
+  if (client) client->check_parameters();
   for (std::size_t g = 0; g < base_lr.size(); ++g) {
-    if (client) optimizer->set_hyper(g, client->hyper(g));
+    if (client) optimizer->set_hyper(g, client->hyper_of_update(g, optimizer->steps() == 0));
     if (const auto betas = optim::betas_at(config.scheduler, schedule_step())) {
       optim::Hyper hyper = optimizer->groups()[g].hyper;
       std::tie(hyper.beta1, hyper.beta2) = *betas;
@@ -333,12 +334,17 @@ void Engine::backward(const at::Tensor& loss) {
 }
 
 at::Tensor Engine::scale(const at::Tensor& loss) {
+  if (impl_->training.scaler.scale() == 1) return loss;
+  if (const auto last = impl_->last_scaled.lock(); last && loss.defined() && loss.grad_fn() == last)
+    throw ModelError("scale(): this loss is scaled already; call backward() on it");
   const at::Tensor result = scaled(loss, impl_->training.scaler.scale());
-  if (impl_->training.scaler.scale() != 1 && result.requires_grad()) impl_->gradients->expect_scaled(result);
+  if (result.requires_grad()) impl_->gradients->expect_scaled(result);
+  impl_->last_scaled = result.grad_fn();
   return result;
 }
 
 void Engine::zero_grad() {
+  engine::MicroBatchRandom::interrupt();  // of a forward that is given up
   impl_->enter(engine::Entry::kZeroGrad, "zero_grad()");
   impl_->gradients->zero_grad();
 }

@@ -16,6 +16,19 @@ using intercept::GradientState;
 
 namespace {
 thread_local const BackwardScope* t_scope = nullptr;
+
+/// Backwards of programs' own that have reached a loss of an Engine::scale(), the latest last.
+struct ScaledBackward {
+  int id;
+  double scale;
+};
+thread_local std::vector<ScaledBackward> t_scaled;
+constexpr std::size_t kMostScaled = 64;
+
+const ScaledBackward* find_scaled(int id) {
+  const auto found = std::ranges::find(t_scaled, id, &ScaledBackward::id);
+  return found == t_scaled.end() ? nullptr : &*found;
+}
 }
 
 BackwardScope::BackwardScope(std::span<Engine::Impl* const> engines) : engines_(engines), outer_(t_scope) {
@@ -61,7 +74,7 @@ void Gradients::hook_parameter(int p) {
 }
 
 void Gradients::expect_scaled(const at::Tensor& loss) {
-  loss.register_hook([weak = std::weak_ptr(self_)](const at::Tensor&) {
+  loss.register_hook([weak = std::weak_ptr(self_), scale = impl_.training.scaler.scale()](const at::Tensor&) {
     const auto self = weak.lock();
     if (!self || !*self) return;
     if ((*self)->announced_) {
@@ -69,14 +82,21 @@ void Gradients::expect_scaled(const at::Tensor& loss) {
           "engine.backward(engine.scale(loss)) would scale the loss twice: call engine.backward(loss), or "
           "engine.scale(loss).backward()");
     }
-    (*self)->scaled_.push_back(intercept::backward_id());
+    if (t_scaled.size() >= kMostScaled) t_scaled.erase(t_scaled.begin());
+    t_scaled.push_back({intercept::backward_id(), scale});
   });
 }
 
 /// In a backward of the program's own.
-void Gradients::check_scaled(int p) const {
-  if (impl_.training.scaler.scale() == 1 || BackwardScope::is_of_others(impl_)) return;
-  if (std::ranges::find(scaled_, intercept::backward_id()) != scaled_.end()) return;
+void Gradients::check_scaled(int p) {
+  if (BackwardScope::is_of_others(impl_)) return;
+  const ScaledBackward* const scaled = find_scaled(intercept::backward_id());
+  const double scale = impl_.training.scaler.scale();
+  if ((scaled ? scaled->scale : 1) == scale) return;
+  if (scaled) {
+    foreign_ = true;  // another engine's loss: to be dropped
+    return;
+  }
   throw ModelError(
       fmt::format("parameter '{}' got a gradient of a loss that was not scaled, and step() would divide it "
                   "by the loss scale, {:g}: "
@@ -196,7 +216,6 @@ void Gradients::arm_all() noexcept {
 
 void Gradients::end_window() {
   foreign_ = false;
-  scaled_.clear();
   arm_all();
 }
 

@@ -58,7 +58,7 @@ class Gradients {
   void hook_parameter(int p);
   void take(int p, at::Tensor& gradient);
   void note_backward();
-  void check_scaled(int p) const;
+  void check_scaled(int p);
   /// The gradient of parameter `p` is about to be taken; `dropped`: that of an earlier backward is gone.
   void arrives(int p, bool dropped);
   /// Follows a zero_grad() that the engine was not told of: drops the window where all gradients are gone.
@@ -77,7 +77,6 @@ class Gradients {
   Engine::Impl& impl_;
   std::vector<Parameter> parameters_;
   std::vector<int> running_;     ///< backwards nobody announced that are not complete, by id
-  std::vector<int> scaled_;      ///< backwards that have reached a loss of Engine::scale(), by id
   bool announced_ = false;       ///< inside begin_backward() .. end_backward()
   std::optional<std::string> lost_;  ///< why the window is lost
   bool foreign_ = false;         ///< gradients came in the backward of another engine

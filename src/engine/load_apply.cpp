@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "base/log.h"
 #include "intercept/gradient_hook.h"
 
 namespace zero::engine {
@@ -9,6 +10,22 @@ namespace {
 
 bool takes_training_state(const LoadOptions& options) {
   return !options.module_only && options.load_lr_scheduler_states;
+}
+
+/// Sums of a run that skips steps may not be finite; here they would be taken.
+void drop_overflow(Engine::Impl& impl) {
+  if (impl.config.skips_non_finite()) return;
+  impl.reducer->refresh_sumsq();
+  const auto first = impl.norm->first_not_finite(*impl.reducer);
+  if (!first) return;
+  if (impl.groups.is_first()) {
+    base::log_warning(
+        "load_checkpoint: the gradients of the open accumulation window are not finite ('{}'), which this "
+        "engine would not "
+        "skip: they are dropped",
+        impl.model.parameters[*first].name);
+  }
+  impl.reducer->resume_window(impl.micro_steps() % impl.config.gradient_accumulation_steps);
 }
 
 void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
@@ -20,6 +37,7 @@ void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
     for (const int p : plan.unused_in_window) impl.reducer->set_unused_in_window(p);
     const double saved_scale = plan.training.scaler.scale();
     if (scaler.scale() != saved_scale) impl.reducer->scale_sums(scaler.scale() / saved_scale);
+    drop_overflow(impl);
   }
   impl.end_random_stream();
   // A seed that came with the program's numbers is not a new one.

@@ -365,6 +365,56 @@ TEST(Fp16, AutoCastTurnsInputsIntoFp16) {
   }));
 }
 
+TEST(Fp16, TwoNetworksWithBackwardsOfTheirOwn) {
+  expect_all_ok(spawn(2, [](Group group) {
+    for (const char* second : {R"("loss_scale": 64)", R"("loss_scale": 32)"}) {
+      auto generator = fp16_engine(group, {.fp16 = R"("loss_scale": 64)"});
+      auto critic = layers_engine(group, 4, {.out = 1, .added = false}, json({.fp16 = second}));
+      const auto judged = [&](const at::Tensor& made) {
+        return critic(at::cat({made, made.narrow(1, 0, 2)}, 1)).to(at::kFloat).square().mean();
+      };
+      for (int i = 0; i < 3; ++i) {
+        critic.zero_grad();
+        critic.scale(judged(generator(input(i)).detach())).backward();
+        critic.step();
+        EXPECT_TRUE(critic.was_step_applied());
+        const Values before = trained_of(generator);
+        generator.zero_grad();
+        generator.scale(judged(generator(input(i)))).backward();
+        generator.step();
+        EXPECT_TRUE(generator.was_step_applied());
+        EXPECT_NE(differing(before, trained_of(generator)), Names());
+      }
+    }
+  }));
+}
+
+TEST(Fp16, ALossIsScaledOnce) {
+  expect_all_ok(spawn(1, [](Group group) {
+    auto engine = fp16_engine(group);
+    const at::Tensor scaled = engine.scale(loss_of(engine, 0));
+    expect_said([&] { (void)engine.scale(scaled); }, "this loss is scaled already");
+    (engine.scale(loss_of(engine, 1)) + engine.scale(loss_of(engine, 2))).backward();
+    engine.step();
+    EXPECT_LT(engine.grad_norm(), 8);
+  }));
+}
+
+TEST(Fp16, AnOverflowOfAnOpenWindowIsNotTakenByAnEngineThatDoesNotSkip) {
+  const TemporaryFolder folder;
+  expect_all_ok(spawn(2, [&](Group group) {
+    auto engine = fp16_engine(group, {.accumulation = 2});
+    poison(engine, 1, std::numeric_limits<double>::infinity());
+    engine.step();
+    engine.save_checkpoint(folder.path(), "overflow");
+    auto plain = layers_engine(group, 3, {}, layers_json(false, 2));
+    plain.load_checkpoint(folder.path(), "overflow");
+    train(plain, 1);
+    EXPECT_TRUE(std::isfinite(plain.grad_norm())) << plain.grad_norm();
+    EXPECT_TRUE(plain.full_weight("first.weight").isfinite().all().item<bool>());
+  }));
+}
+
 TEST(Fp16, EnginesWithOneLossNeedOneScale) {
   expect_all_ok(spawn(1, [](Group group) {
     auto a = fp16_engine(group, {.fp16 = R"("loss_scale": 64)"});

@@ -206,6 +206,46 @@ TEST(Optimizers, AClientsAreTakenOverWithGroupsThatNeedDifferentStates) {
   }));
 }
 
+TEST(Optimizers, WhatAClientCannotChangeLaterIsAnError) {
+  expect_all_ok(spawn(2, [](Group group) {
+    using torch::optim::SGD;
+    using torch::optim::SGDOptions;
+    const auto step = [](auto& engine, const Layers& model) {
+      engine.backward(model->forward(at::ones({2, 6})).square().mean());
+      engine.step();
+    };
+    const auto options = [](SGD& client) -> SGDOptions& {
+      return static_cast<SGDOptions&>(client.param_groups()[0].options());
+    };
+    {
+      Layers model{Shape{}};
+      SGD client(model->parameters(), SGDOptions(0.1).momentum(0.9));
+      options(client).momentum(0);
+      auto engine = initialize(model, without_optimizer(2), {.group = group, .optimizer = &client});
+      step(engine, model);
+      options(client).momentum(0.9).dampening(0.5);
+      expect_said([&] { step(engine, model); }, "has come to need the state momentum_buffer");
+    }
+    {
+      Layers model{Shape{}};
+      SGD client({model->first->parameters(), model->second->parameters()}, SGDOptions(0.1).momentum(0.9));
+      options(client).momentum(0);  // the other group keeps its own
+      auto engine = initialize(model, without_optimizer(2), {.group = group, .optimizer = &client});
+      step(engine, model);
+      options(client).momentum(0.9).dampening(0.5);
+      expect_said([&] { step(engine, model); }, "has got a momentum after updates without one");
+    }
+    {
+      Layers model{Shape{}};
+      SGD client(model->parameters(), SGDOptions(0.1));
+      auto engine = initialize(model, without_optimizer(2), {.group = group, .optimizer = &client});
+      step(engine, model);
+      client.param_groups()[0].params().push_back(at::ones({3}).requires_grad_());
+      expect_said([&] { step(engine, model); }, "has got or lost parameters or groups");
+    }
+  }));
+}
+
 TEST(Optimizers, ParameterGroupsNameTheirHyperparameters) {
   expect_all_ok(spawn(2, [](Group group) {
     at::set_num_threads(1);
