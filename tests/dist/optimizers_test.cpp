@@ -228,7 +228,10 @@ TEST(Optimizers, WhatAClientCannotChangeLaterIsAnError) {
     }
     {
       Layers model{Shape{}};
-      SGD client({model->first->parameters(), model->second->parameters()}, SGDOptions(0.1).momentum(0.9));
+      using torch::optim::OptimizerParamGroup;
+      SGD client(std::vector<OptimizerParamGroup>{OptimizerParamGroup(model->first->parameters()),
+                                                  OptimizerParamGroup(model->second->parameters())},
+                 SGDOptions(0.1).momentum(0.9));
       options(client).momentum(0);  // the other group keeps its own
       auto engine = initialize(model, without_optimizer(2), {.group = group, .optimizer = &client});
       step(engine, model);
