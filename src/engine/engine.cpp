@@ -335,11 +335,11 @@ void Engine::backward(const at::Tensor& loss) {
 
 at::Tensor Engine::scale(const at::Tensor& loss) {
   if (impl_->training.scaler.scale() == 1) return loss;
-  if (const auto last = impl_->last_scaled.lock(); last && loss.defined() && loss.grad_fn() == last)
+  if (const auto& last = impl_->last_scaled; last && loss.defined() && last->lock() == loss.getIntrusivePtr())
     throw ModelError("scale(): this loss is scaled already; call backward() on it");
   const at::Tensor result = scaled(loss, impl_->training.scaler.scale());
   if (result.requires_grad()) impl_->gradients->expect_scaled(result);
-  impl_->last_scaled = result.grad_fn();
+  impl_->last_scaled.emplace(result.getIntrusivePtr());
   return result;
 }
 

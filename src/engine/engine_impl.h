@@ -84,7 +84,7 @@ struct Engine::Impl {
   std::vector<double> rates;                        ///< by optimizer group, of the next update
   engine::TrainingState training;
   double grad_norm = 0;
-  std::weak_ptr<torch::autograd::Node> last_scaled;  ///< what made the last loss of scale()
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> last_scaled;  ///< by scale()
   bool step_applied = false;  ///< by the last step()
   bool sums_are_averages = false;  ///< the program has changed this window's gradients
   std::vector<int> stepped_groups;  ///< of this step; empty: all
