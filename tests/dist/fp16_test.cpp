@@ -348,7 +348,9 @@ TEST(Fp16, GradientsAreReadUnscaled) {
     });
     for (std::int64_t i = 0; i < part.numel(); ++i) {
       const float mine = part[i].item<float>();
-      if (mine != 0) EXPECT_EQ(mine, whole.view(-1)[i].item<float>());
+      if (mine != 0) {
+        EXPECT_EQ(mine, whole.view(-1)[i].item<float>());
+      }
     }
     EXPECT_LT(whole.abs().max().item<float>(), 2);  // not 256 times as much
     engine.step();
