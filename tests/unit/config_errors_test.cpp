@@ -76,7 +76,8 @@ TEST(ConfigErrors, Ranges) {
   EXPECT_NE(error_of(R"({"train_batch_size": 18446744073709551615})"), "");
   EXPECT_NE(error_of(R"({"gradient_clipping": -0.5})"), "");
   EXPECT_NE(error_of(R"({"zerotorch": {"timeout_s": -1}})"), "");
-  EXPECT_NE(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}})"), "");
+  EXPECT_EQ(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}})"), "");
+  EXPECT_NE(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": -1}}})"), "");
 }
 
 TEST(ConfigErrors, CountsInScientificNotation) {
