@@ -210,7 +210,7 @@ TEST(Optimizers, WhatAClientCannotChangeLaterIsAnError) {
   expect_all_ok(spawn(2, [](Group group) {
     using torch::optim::SGD;
     using torch::optim::SGDOptions;
-    const auto step = [](auto& engine, const Layers& model) {
+    const auto step = [](auto& engine, Layers& model) {
       engine.backward(model->forward(at::ones({2, 6})).square().mean());
       engine.step();
     };
