@@ -211,8 +211,10 @@ TEST(Optimizers, WhatAClientCannotChangeLaterIsAnError) {
     using torch::optim::SGD;
     using torch::optim::SGDOptions;
     const auto step = [](auto& engine, Layers& model) {
-      engine.backward(model->forward(at::ones({2, 6})).square().mean());
-      engine.step();
+      do {
+        engine.backward(model->forward(at::ones({2, 6})).square().mean());
+        engine.step();
+      } while (!engine.was_step_applied());  // a window of several micro-batches
     };
     const auto options = [](SGD& client) -> SGDOptions& {
       return static_cast<SGDOptions&>(client.param_groups()[0].options());
