@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <exception>
@@ -120,9 +119,10 @@ std::int64_t Engine::Impl::schedule_step() const {
 void Engine::Impl::refresh_rates() {
   rates.resize(base_lr.size());
   if (client) client->check_parameters();
+  const auto betas = optim::betas_at(config.scheduler, schedule_step());
   for (std::size_t g = 0; g < base_lr.size(); ++g) {
     if (client) optimizer->set_hyper(g, client->hyper_of_update(g, optimizer->steps() == 0));
-    if (const auto betas = optim::betas_at(config.scheduler, schedule_step())) {
+    if (betas) {
       optim::Hyper hyper = optimizer->groups()[g].hyper;
       std::tie(hyper.beta1, hyper.beta2) = *betas;
       if (!(hyper.beta1 < 1)) {
@@ -256,10 +256,8 @@ std::optional<std::string> Engine::Impl::skip_step(double scale_before, optim::L
                                  : std::string("a gradient of another model-parallel rank");
   if (decision == optim::LossScaler::Decision::kSkipAtMinimum) {
     return fmt::format(
-        "step {}: {} is not finite at a loss scale of {:g}, which is fp16.min_loss_scale: the module "
-        "overflows fp16 "
-        "whatever the scale (or its loss is not finite). The step was skipped on all ranks; look at the "
-        "loss, lower "
+        "step {}: {} is not finite at a loss scale of {:g}, which is fp16.min_loss_scale: the module overflows fp16 "
+        "whatever the scale (or its loss is not finite). The step was skipped on all ranks; look at the loss, lower "
         "the learning rate, use bf16, or allow a smaller scale",
         training.global_steps, what, scale_before);
   }

@@ -32,8 +32,6 @@ class MicroBatchRandom {
   /// stream has begun.
   static bool is_just_seeded();
   static void forget_seeding();
-  /// Whether the next begin() is the micro-batch's first.
-  bool is_fresh() const { return !interrupted_; }
   /// The next begin() is the micro-batch's first.
   void restart() { interrupted_.reset(); }
   /// From here on numbers come from the stream of `seed`, or from where this micro-batch's was interrupted.
