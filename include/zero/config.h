@@ -52,8 +52,9 @@ struct Config {
   struct Optimizer {
     /// False when the file has no "optimizer" section: AdamW with the defaults below is used.
     bool given = false;
-    /// "AdamW", "Adam", "SGD", "Adagrad", "RMSprop" or "Lion", in this spelling whatever the file's case. What a
-    /// file does not say is as defaults_of() has it; by hand it is what stands here.
+    /// "AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon", "AdamW8bit" or "Adam8bit", in
+    /// this spelling whatever the file's case. What a file does not say is as defaults_of() has it; by hand
+    /// it is what stands here.
     std::string type = "AdamW";
     double lr = 1e-3;
     /// Adam, AdamW, Lion.
@@ -85,6 +86,14 @@ struct Config {
     double lr_decay = 0.0;
     /// Adagrad: its sums of squares at the start.
     double initial_accumulator_value = 0.0;
+    /// Lamb: bounds of the ratio of a weight's norm to its step's.
+    double max_coeff = 10.0, min_coeff = 0.01;
+    /// Lamb: eps is added before the root is taken.
+    bool eps_inside_sqrt = false;
+    /// Muon: the rate of its matrices, and of what AdamW updates; not given: lr.
+    std::optional<double> muon_lr, adam_lr;
+    /// Muon: how a matrix is orthogonalised: "gram" or "standard".
+    std::string ns_method = "gram";
 
     /// A type with the defaults that DeepSpeed has for it, or torch.optim where DeepSpeed takes that.
     static Optimizer defaults_of(std::string_view type);
@@ -162,6 +171,12 @@ struct Config {
     bool enabled = false;
     /// Skip the step on all ranks when a gradient is not finite. DeepSpeed's default.
     bool check_grad_overflow = true;
+    /// The parameters are their own master weights, and gradients are summed in bf16: 4 bytes a parameter
+    /// less, and updates smaller than a bf16 digit are lost unless zerotorch.stochastic_rounding keeps them
+    /// on average.
+    bool master_weights_and_grads = false;
+    /// The optimizer's states in bf16.
+    bool optimizer_states = false;
   };
   Bf16 bf16;
 
@@ -182,6 +197,8 @@ struct Config {
     bool consecutive_hysteresis = false;
     /// An overflow at this scale is an error.
     double min_loss_scale = 1;
+    /// The parameters are their own master weights, and gradients are summed in fp16.
+    bool master_weights_and_grads = false;
   };
   Fp16 fp16;
 
@@ -190,13 +207,26 @@ struct Config {
     if (fp16.enabled) return DType::kFloat16;
     return bf16.enabled ? DType::kBFloat16 : DType::kFloat32;
   }
+  bool has_16_bit_masters() const {
+    return (bf16.enabled && bf16.master_weights_and_grads) || (fp16.enabled && fp16.master_weights_and_grads);
+  }
+  /// What master weights are in.
+  DType master_dtype() const { return has_16_bit_masters() ? param_dtype() : DType::kFloat32; }
+  /// What the optimizer's states are in, unless its type says otherwise.
+  DType state_dtype() const {
+    return bf16.enabled && bf16.optimizer_states ? DType::kBFloat16 : DType::kFloat32;
+  }
+  /// What gradients are summed in: micro-batches in the order of the ranks, rounded after each.
+  DType sum_dtype() const { return grad_accum_dtype.value_or(master_dtype()); }
   /// Whether a step with a gradient that is not finite is skipped on all ranks.
   bool skips_non_finite() const { return fp16.enabled || (bf16.enabled && bf16.check_grad_overflow); }
 
-  /// What gradients travel in between ranks: kFloat16, kBFloat16 or kFloat32; not given: param_dtype(). A narrower one
-  /// halves the traffic and rounds every rank's gradient once; sums are fp32. fp32 keeps, in mixed precision, what
-  /// several backwards in one micro-batch add.
+  /// What gradients travel in between ranks: kFloat16, kBFloat16 or kFloat32; not given: param_dtype(). A
+  /// narrower one halves the traffic and rounds every rank's gradient once. fp32 keeps, in mixed precision,
+  /// what several backwards in one micro-batch add.
   std::optional<DType> communication_dtype;
+  /// data_types.grad_accum_dtype: kFloat16, kBFloat16 or kFloat32; not given: see sum_dtype().
+  std::optional<DType> grad_accum_dtype;
 
   // ---- step ----
 
@@ -314,6 +344,10 @@ struct Config {
     /// kept. The same bits. Needs stage 1 to 3, gradient_clipping 0, one micro-batch per step and, in bf16,
     /// check_grad_overflow false.
     bool step_in_backward = false;
+    /// bf16 master weights (bf16.bf16_master_weights_and_grads) are rounded up as often as they are near the
+    /// upper neighbour, so that small steps are right on average. Drawn by `seed`, step and element: the same
+    /// at every stage and number of ranks.
+    bool stochastic_rounding = false;
     /// How long a collective may take, in seconds; 0: the group's default.
     double timeout_s = 0;
     /// What an update does with a parameter that no rank has used since the last one. kSkip: nothing, as in plain

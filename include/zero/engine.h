@@ -53,6 +53,10 @@ struct ParameterGroup {
   std::optional<double> alpha = {};
   std::optional<bool> centered = {};
   std::optional<double> lr_decay = {}, initial_accumulator_value = {};
+  std::optional<double> max_coeff = {}, min_coeff = {};
+  /// Muon: whether it orthogonalises these parameters; not given: by their names and dimensions, see
+  /// docs/optimizers.md. It makes two groups of each, 2g of its own and 2g + 1 of the rest.
+  std::optional<bool> use_muon = {};
 };
 
 /// Where a parameter or buffer is among the ranks that hold one copy of the model together.

@@ -63,7 +63,7 @@ double learning_rate_at(const Config& config, std::int64_t step);
 /// What the configuration's optimizer keeps for every parameter, master weights aside.
 struct OptimizerStates {
   std::vector<std::string> names;  ///< as torch.optim calls them
-  std::int64_t nbytes = 0;         ///< of all together, for one element
+  double nbytes = 0;               ///< of all together, for one element
 };
 
 /// Local. Throws ConfigError for a type that is not one of optimizer.type's choices.
@@ -75,6 +75,7 @@ struct ParameterShape {
   std::string name;  ///< "h.0.qkv.weight" is parameter "weight" of module "h.0.qkv"
   std::int64_t numel = 0;
   bool trainable = true;
+  int dims = 2;  ///< of its shape: Muon keeps other states for matrices
 };
 
 /// An operator of the forward pass that reads parameters.

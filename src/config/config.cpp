@@ -36,6 +36,12 @@ Config::Optimizer Config::Optimizer::defaults_of(std::string_view type) {
   if (type == "Adagrad" || type == "RMSprop") optimizer.lr = 1e-2;
   if (type == "Adagrad") optimizer.eps = 1e-10;
   if (type == "Lion") optimizer.beta2 = 0.99;
+  if (type == "Muon") {
+    optimizer.lr = 0.02;
+    optimizer.momentum = 0.95;
+    optimizer.beta2 = 0.95;
+    optimizer.eps = 1e-10;
+  }
   return optimizer;
 }
 

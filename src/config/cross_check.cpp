@@ -47,6 +47,27 @@ void check_dtypes(Check& check) {
                                     dtype_name(config.param_dtype())));
 }
 
+void check_16_bit_masters(Check& check) {
+  const Config& config = check.config;
+  const auto wants = [&](std::string_view path, bool on, bool enabled, std::string_view section) {
+    const Given* given = check.find(path);
+    if (given != nullptr && on && !enabled)
+      check.problem(*given, fmt::format("needs {0}.enabled; set it to true", section));
+  };
+  wants("bf16.bf16_master_weights_and_grads", config.bf16.master_weights_and_grads, config.bf16.enabled,
+        "bf16");
+  wants("bf16.bf16_optimizer_states", config.bf16.optimizer_states, config.bf16.enabled, "bf16");
+  wants("fp16.fp16_master_weights_and_grads", config.fp16.master_weights_and_grads, config.fp16.enabled,
+        "fp16");
+  const Given* rounding = check.find("zerotorch.stochastic_rounding");
+  if (rounding != nullptr && config.zerotorch.stochastic_rounding &&
+      config.master_dtype() != DType::kBFloat16) {
+    check.problem(*rounding,
+                  "fp32 and fp16 master weights are not rounded so; set bf16.enabled and "
+                  "bf16.bf16_master_weights_and_grads to true, or remove the key");
+  }
+}
+
 void check_loss_scale(Check& check) {
   const Config::Fp16& fp16 = check.config.fp16;
   if (!fp16.enabled || fp16.loss_scale != 0) return;
@@ -81,7 +102,11 @@ void check_optimizer(Check& check) {
     return;
   }
   const auto defaults = Config::Optimizer::defaults_of(optimizer.type);
-  if (check.find("optimizer.params.lr") == nullptr) optimizer.lr = defaults.lr;
+  if (check.find("optimizer.params.lr") == nullptr) {
+    optimizer.lr = defaults.lr;
+    if (optimizer.type == "Muon" && !optimizer.adam_lr) optimizer.adam_lr = 3e-4;
+  }
+  if (check.find("optimizer.params.momentum") == nullptr) optimizer.momentum = defaults.momentum;
   if (check.find("optimizer.params.eps") == nullptr) optimizer.eps = defaults.eps;
   if (check.find("optimizer.params.betas") == nullptr)
     std::tie(optimizer.beta1, optimizer.beta2) = std::pair(defaults.beta1, defaults.beta2);
@@ -93,15 +118,32 @@ void check_optimizer(Check& check) {
                               optimizer.momentum, optimizer.dampening));
   }
   const Given* mode = check.find("optimizer.params.adam_w_mode");
-  if (optimizer.type == "AdamW" && mode != nullptr && !optimizer.adam_w_mode) {
+  if (optimizer.type.starts_with("AdamW") && mode != nullptr && !optimizer.adam_w_mode) {
     optimizer.adam_w_mode = true;
     check.notice(
-        fmt::format("{}: no effect: type AdamW is always decoupled, as in DeepSpeed; write type Adam for L2",
-                    mode->path));
+        fmt::format("{}: no effect: type {} is always decoupled, as in DeepSpeed; write type {} for L2",
+                    mode->path, optimizer.type, optimizer.type == "AdamW" ? "Adam" : "Adam8bit"));
   }
-  if (optimizer.type == "AdamW" && check.find("optimizer.params.weight_decay") == nullptr) {
+  if (optimizer.type.starts_with("AdamW") && check.find("optimizer.params.weight_decay") == nullptr) {
     check.notice(
         "optimizer.params.weight_decay: not given: 0.0 as in DeepSpeed (torch::optim::AdamW has 0.01)");
+  }
+}
+
+/// Lamb and Muon need whole tensors, for which the sums of gradients are their working memory.
+void check_whole_tensors(Check& check) {
+  const Config& config = check.config;
+  const Given* type = check.find("optimizer.type");
+  if (type == nullptr || (config.optimizer.type != "Lamb" && config.optimizer.type != "Muon")) return;
+  if (config.sum_dtype() != DType::kFloat32) {
+    check.problem(
+        *type, fmt::format("{} needs gradients summed in fp32; set data_types.grad_accum_dtype to \"fp32\"",
+                           config.optimizer.type));
+  }
+  if (config.zerotorch.step_in_backward) {
+    check.problem(*type, fmt::format("{} needs whole tensors, which step_in_backward does not keep; set "
+                                     "zerotorch.step_in_backward to false",
+                                     config.optimizer.type));
   }
 }
 
@@ -190,8 +232,10 @@ void check_timeout(Check& check) {
 void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   Check check{given, config, problems};
   check_dtypes(check);
+  check_16_bit_masters(check);
   check_loss_scale(check);
   check_optimizer(check);
+  check_whole_tensors(check);
   check_scheduler(check);
   check_step_in_backward(check);
   check_timeout(check);

@@ -15,12 +15,13 @@ bool is_set(const Optimizer& one) {
   const auto values = [](const Optimizer& o) {
     return std::tuple(o.type, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.bias_correction, o.adam_w_mode,
                       o.amsgrad, o.maximize, o.momentum, o.dampening, o.nesterov, o.alpha, o.centered, o.lr_decay,
-                      o.initial_accumulator_value);
+                      o.initial_accumulator_value, o.max_coeff, o.min_coeff, o.eps_inside_sqrt, o.muon_lr, o.adam_lr,
+                      o.ns_method);
   };
   return values(one) != values(unset);
 }
 
-constexpr std::string_view kAdams = "Adam|AdamW";
+constexpr std::string_view kAdams = "Adam|AdamW|Adam8bit|AdamW8bit";
 
 constexpr Key taken_by(std::string_view types, Key key) {
   key.taken_by = types;
@@ -32,10 +33,10 @@ constexpr Key kOptimizer[] = {
     {.path = "optimizer.type",
      .kind = Kind::kChoice,
      .fallback = "\"AdamW\"",
-     .note = "AdamW, Adam (decoupled weight decay as well unless params.adam_w_mode is false), SGD, Adagrad, RMSprop "
-             "or Lion: docs/optimizers.md",
-     .choices = "AdamW|Adam|SGD|Adagrad|RMSprop|Lion",
-     .refused_choices = "OneBitAdam|ZeroOneAdam|OneBitLamb|Lamb|Muon|MuAdam|MuAdamW|MuSGD|Adamax|NAdam|RAdam|Adadelta|"
+     .note = "AdamW, Adam (decoupled weight decay as well unless params.adam_w_mode is false), SGD, Adagrad, RMSprop, "
+             "Lion, Lamb, Muon, AdamW8bit or Adam8bit: docs/optimizers.md",
+     .choices = "AdamW|Adam|SGD|Adagrad|RMSprop|Lion|Lamb|Muon|AdamW8bit|Adam8bit",
+     .refused_choices = "OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|MuSGD|Adamax|NAdam|RAdam|Adadelta|"
                         "ASGD|Rprop|LBFGS|SparseAdam|Adafactor",
      .field = {.bind = field<&Config::optimizer, &Optimizer::type>.bind,
                .unbind = [](const Config& c) -> Value {
@@ -52,32 +53,34 @@ constexpr Key kOptimizer[] = {
              "in the state",
      .maximum = 1,
      .below = true,
-     .taken_by = "Adam|AdamW|Lion",
+     .taken_by = "Adam|AdamW|Adam8bit|AdamW8bit|Lion|Lamb|Muon",
      .field = {.bind = [](Config& c, const Value& v) { c.optimizer.beta1 = v.number, c.optimizer.beta2 = v.second; },
                .unbind = [](const Config& c) -> Value {
                  return {.number = c.optimizer.beta1, .second = c.optimizer.beta2};
                }}},
-    taken_by("Adam|AdamW|Adagrad|RMSprop",
+    taken_by("Adam|AdamW|Adam8bit|AdamW8bit|Adagrad|RMSprop|Lamb|Muon",
              honoured("optimizer.params.eps", Kind::kNumber, "1e-8",
                       "added to the denominator: all but SGD and Lion; Adagrad: 1e-10",
                       field<&Config::optimizer, &Optimizer::eps>)),
     honoured("optimizer.params.weight_decay", Kind::kNumber, "0.0",
-             "decoupled in AdamW and Lion, else added to the gradient. torch::optim::AdamW has 0.01",
+             "decoupled in AdamW, Lion and Muon, else added to the gradient. torch::optim::AdamW has 0.01",
              field<&Config::optimizer, &Optimizer::weight_decay>),
-    taken_by(kAdams, honoured("optimizer.params.bias_correction", Kind::kBool, "true",
+    taken_by("Adam|AdamW|Adam8bit|AdamW8bit|Lamb", honoured("optimizer.params.bias_correction", Kind::kBool, "true",
                               "Adam, AdamW: divide the moments by 1 - beta^step",
                               field<&Config::optimizer, &Optimizer::bias_correction>)),
-    taken_by(kAdams, honoured("optimizer.params.adam_w_mode", Kind::kBool, "true",
+    taken_by("Adam|AdamW|Adam8bit|AdamW8bit|Muon", honoured("optimizer.params.adam_w_mode", Kind::kBool, "true",
                               "type Adam: false adds the decay to the gradient (L2); type AdamW is always decoupled",
                               field<&Config::optimizer, &Optimizer::adam_w_mode>)),
-    taken_by(kAdams, honoured("optimizer.params.amsgrad", Kind::kBool, "false",
+    taken_by("Adam|AdamW", honoured("optimizer.params.amsgrad", Kind::kBool, "false",
                               "Adam, AdamW: divide by the largest second moment so far, a third state",
                               field<&Config::optimizer, &Optimizer::amsgrad>)),
-    taken_by("Adam|AdamW|SGD|Adagrad|RMSprop",
-             honoured("optimizer.params.maximize", Kind::kBool, "false", "all but Lion: climb instead of descending",
+    taken_by("Adam|AdamW|Adam8bit|AdamW8bit|SGD|Adagrad|RMSprop",
+             honoured("optimizer.params.maximize", Kind::kBool, "false",
+                      "all but Lion, Lamb and Muon: climb instead of "
+                      "descending",
                       field<&Config::optimizer, &Optimizer::maximize>)),
-    taken_by("SGD|RMSprop", honoured("optimizer.params.momentum", Kind::kNumber, "0.0",
-                                     "SGD, RMSprop: decay of the momentum; not 0: a state more",
+    taken_by("SGD|RMSprop|Muon", honoured("optimizer.params.momentum", Kind::kNumber, "0.0",
+                                          "SGD, RMSprop: decay of the momentum; not 0: a state more. Muon: 0.95",
                                      field<&Config::optimizer, &Optimizer::momentum>)),
     taken_by("SGD", honoured("optimizer.params.dampening", Kind::kNumber, "0.0",
                              "SGD: the part of a gradient that does not go into the momentum",
@@ -101,6 +104,37 @@ constexpr Key kOptimizer[] = {
     taken_by("Adagrad", honoured("optimizer.params.initial_accumulator_value", Kind::kNumber, "0.0",
                                  "Adagrad: its sums of squares at the start",
                                  field<&Config::optimizer, &Optimizer::initial_accumulator_value>)),
+    {.path = "optimizer.params.max_coeff",
+     .kind = Kind::kNumber,
+     .fallback = "10.0",
+     .note = "Lamb: upper bound of the ratio of a weight's norm to its step's",
+     .taken_by = "Lamb",
+     .field = field<&Config::optimizer, &Optimizer::max_coeff>},
+    {.path = "optimizer.params.min_coeff",
+     .kind = Kind::kNumber,
+     .fallback = "0.01",
+     .note = "Lamb: lower bound of that ratio",
+     .taken_by = "Lamb",
+     .field = field<&Config::optimizer, &Optimizer::min_coeff>},
+    taken_by("Lamb", honoured("optimizer.params.eps_inside_sqrt", Kind::kBool, "false",
+                              "Lamb: eps is added before the root is taken",
+                              field<&Config::optimizer, &Optimizer::eps_inside_sqrt>)),
+    taken_by("Muon", honoured("optimizer.params.muon_lr", Kind::kNumber, "null",
+                              "Muon: the rate of its matrices; null: lr, or 0.02 where that is not given",
+                              field<&Config::optimizer, &Optimizer::muon_lr>)),
+    taken_by("Muon", honoured("optimizer.params.adam_lr", Kind::kNumber, "null",
+                              "Muon: the rate of what AdamW updates; null: lr, or 3e-4 where that is not given",
+                              field<&Config::optimizer, &Optimizer::adam_lr>)),
+    {.path = "optimizer.params.ns_method",
+     .kind = Kind::kChoice,
+     .fallback = "\"gram\"",
+     .note = "Muon: Newton-Schulz on the small Gram matrix, or the standard iteration",
+     .choices = "gram|standard",
+     .taken_by = "Muon",
+     .field = {.bind = field<&Config::optimizer, &Optimizer::ns_method>.bind,
+               .unbind = field<&Config::optimizer, &Optimizer::ns_method>.unbind}},
+    taken_by("Muon", refused("optimizer.params.per_head_muon", Kind::kBool, "false",
+                             "matrices are orthogonalised whole; remove the key", "false")),
     taken_by(kAdams, no_effect("optimizer.params.torch_adam", Kind::kBool, "false",
                                "the engine's own fused kernel is always used; it follows torch.optim's numbers",
                                "false")),
@@ -113,7 +147,8 @@ constexpr Key kOptimizer[] = {
     no_effect("optimizer.params.set_grad_none", Kind::kBool, "true",
               "gradients leave the parameters during backward, so there is nothing to zero", "true"),
     refused("optimizer.params.fp32_optimizer_states", Kind::kBool, "true",
-            "moments are always fp32; remove the key", "true"),
+            "states are fp32 unless bf16.bf16_optimizer_states is true, or the type ends in 8bit; remove the key",
+            "true"),
     refused("optimizer.params.max_grad_norm", Kind::kNumber, "0.0",
             "not an optimizer parameter; use the top-level key gradient_clipping", "0"),
 };

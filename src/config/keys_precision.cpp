@@ -7,7 +7,12 @@ namespace {
 using enum KeyStatus;
 
 constexpr double kMostScale = 4294967296.0, kLeastScale = 1.0 / 65536;
-constexpr std::string_view kMasters = "master weights, gradient sums and moments are fp32; remove the key";
+
+DType dtype_named(std::string_view text) {
+  if (text.find("bf") != std::string_view::npos) return DType::kBFloat16;
+  const bool half = text.find("16") != std::string_view::npos || text.find("half") != std::string_view::npos;
+  return half ? DType::kFloat16 : DType::kFloat32;
+}
 
 constexpr Key kPrecision[] = {
     section("fp16", "mixed precision with loss scaling; without it see bf16"),
@@ -52,7 +57,9 @@ constexpr Key kPrecision[] = {
      .minimum = kLeastScale,
      .maximum = kMostScale,
      .field = field<&Config::fp16, &Config::Fp16::min_loss_scale>},
-    refused("fp16.fp16_master_weights_and_grads", Kind::kBool, "false", kMasters, "false"),
+    honoured("fp16.fp16_master_weights_and_grads", Kind::kBool, "false",
+             "no fp32 master weights: the fp16 parameters are updated, and gradients are summed in fp16",
+             field<&Config::fp16, &Config::Fp16::master_weights_and_grads>),
 
     section("bf16", "without it everything is fp32"),
     old_name("bfloat16", Kind::kSection, "null", "bf16"),
@@ -65,18 +72,25 @@ constexpr Key kPrecision[] = {
     old_name("bf16.check_overflow", Kind::kBool, "true", "bf16.check_grad_overflow"),
     no_effect("bf16.immediate_grad_update", Kind::kBool, "false",
               "gradients are always added to the fp32 accumulator as they are produced", "true"),
-    refused("bf16.bf16_master_weights_and_grads", Kind::kBool, "false", kMasters, "false"),
-    refused("bf16.bf16_optimizer_states", Kind::kBool, "false", kMasters, "false"),
+    honoured("bf16.bf16_master_weights_and_grads", Kind::kBool, "false",
+             "no fp32 master weights: the bf16 parameters are updated, and gradients are summed in bf16; see "
+             "zerotorch.stochastic_rounding",
+             field<&Config::bf16, &Config::Bf16::master_weights_and_grads>),
+    honoured("bf16.bf16_optimizer_states", Kind::kBool, "false", "the optimizer's states in bf16",
+             field<&Config::bf16, &Config::Bf16::optimizer_states>),
 
     section("data_types", "dtypes of single parts"),
     {.path = "data_types.grad_accum_dtype",
      .kind = Kind::kChoice,
      .fallback = "null",
-     .status = kRefused,
-     .note = "gradients are accumulated in fp32; write \"fp32\" or remove the key",
-     .harmless = "\"fp32\"|\"float32\"|\"float\"|\"torch.float32\"",
+     .note = "what gradients are summed in; null: fp32, or the parameters' dtype with 16-bit master weights",
      .choices =
-         "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16"},
+         "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16",
+     .field = {.bind = [](Config& c, const Value& v) { c.grad_accum_dtype = dtype_named(v.text); },
+               .unbind = [](const Config& c) -> Value {
+                 if (!c.grad_accum_dtype) return {.given = false};
+                 return {.text = std::string(dtype_name(*c.grad_accum_dtype))};
+               }}},
     {.path = "data_types.param_dtype",
      .kind = Kind::kChoice,
      .fallback = "null",

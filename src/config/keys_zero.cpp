@@ -83,7 +83,7 @@ constexpr Key kZero[] = {
     no_effect("zero_optimization.enable_sanity_checks", Kind::kBool, "false",
               "cheap checks are always on; zerotorch.debug_observer adds the slow ones", "false"),
     no_effect("zero_optimization.save_muon_momentum_buffer_in_memory", Kind::kBool, "false",
-              "Muon is not built", "false"),
+              "Muon's momentum is in memory at every stage", "true"),
 
     refused("zero_optimization.zero_hpz_partition_size", Kind::kCount, "1", kMics, "1|0"),
     refused("zero_optimization.zero_quantized_weights", Kind::kBool, "false", kQuantized, "false"),

@@ -71,6 +71,10 @@ constexpr Key kKeys[] = {
     honoured("zerotorch.step_in_backward", Kind::kBool, "false",
              "update parameters in backward, keep no gradients; without clipping and accumulation only",
              field<&Config::zerotorch, &Own::step_in_backward>),
+    honoured("zerotorch.stochastic_rounding", Kind::kBool, "false",
+             "bf16 master weights are rounded up as often as they are near the upper neighbour; drawn by seed, step "
+             "and element alone",
+             field<&Config::zerotorch, &Own::stochastic_rounding>),
     {.path = "zerotorch.timeout_s",
      .kind = Kind::kNumber,
      .fallback = "0",

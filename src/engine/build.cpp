@@ -87,7 +87,8 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   std::vector<layout::ParameterInfo> infos;
   for (const auto& item : inventory.parameters) {
     infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad(),
-                     impl.groups.model_parallel && !item.split.is_split()});
+                     impl.groups.model_parallel && !item.split.is_split(),
+                     static_cast<int>(item.tensor.dim())});
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
   model.device = device_of(inventory, impl.group);
@@ -114,6 +115,7 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   }
   model.sharding = laid.sharding;
   model.gradient_dtype = laid.gradient_dtype;
+  model.sum_dtype = laid.sum_dtype;
   model.transport = comm::make_host_transport(impl.group);
   model.home = storage::Home(model.device, model.transport);
   model.passes = &optim::passes_for(model.device);
@@ -383,10 +385,31 @@ void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::
 }
 
 /// "SGD with momentum_buffer".
-std::string describe_states(const optim::Rule& rule) {
-  std::string text = std::string(rule.name) + " with";
-  for (const auto& state : rule.states) text += " " + std::string(state.name);
-  return text + "\n";
+std::string describe_states(const sharding::OptimizerOptions& options) {
+  std::string text;
+  for (const auto& group : options.groups) {
+    text += std::string(group.rule->name) + " with";
+    for (const auto& state : group.rule->states) text += " " + std::string(state.name);
+    text += "\n";
+  }
+  return text;
+}
+
+/// Throws ConfigError.
+void check_device(const Engine::Impl& impl, const sharding::OptimizerOptions& options) {
+  if (impl.model.passes->in_host_memory()) return;
+  for (const auto& group : options.groups) {
+    if (group.rule->update_on_device) continue;
+    throw ConfigError(
+        fmt::format("optimizer.type: {} updates host memory only, and the module is on {}; move it to the "
+                    "CPU or choose another type",
+                    group.rule->name, impl.model.device.str()));
+  }
+  if (options.stochastic_rounding) {
+    throw ConfigError(
+        fmt::format("zerotorch.stochastic_rounding: in host memory only, and the module is on {}",
+                    impl.model.device.str()));
+  }
 }
 
 /// The part of initialize() in which ranks depend on each other. *Collective.*
@@ -394,7 +417,8 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   if (auto difference = first_difference(impl.config.to_json(), impl.groups.all, "config")) {
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
   }
-  const std::string states = describe_states(*setup.options.rule);
+  check_device(impl, setup.options);
+  const std::string states = describe_states(setup.options);
   if (auto difference = first_difference(states, impl.groups.all, "optimizer")) {
     throw ConfigError(fmt::format("the ranks have different optimizers: {}", *difference));
   }

@@ -58,7 +58,9 @@ class Collector {
             masters.defined()) {
           add_piece(tensor, p, mine, masters);
         } else {
-          add_joined_masters(tensor, p, mine);
+          add_made_piece(tensor, p, mine,
+                         [optimizer = impl_.optimizer.get(), unit = parameter.unit](
+                             layout::Range range, float* out) { optimizer->copy_master(unit, range, out); });
         }
       } else {
         add_piece(tensor, p, mine, low_values(parameter.unit, mine));
@@ -71,6 +73,25 @@ class Collector {
     const auto tensors = add_infos(/*trainable_only=*/true, [&](int p) { add_info(p, kind, ElementType::kF32); });
     for_each_part(/*trainable_only=*/true, [&](int p, layout::Range mine) {
       add_piece(tensors[static_cast<std::size_t>(p)], p, mine, view_of(impl_.model.parameters[p].unit, mine));
+    });
+  }
+
+  /// In fp32, however it is kept.
+  void add_optimizer_state(std::size_t state) {
+    const auto* const optimizer = impl_.optimizer.get();
+    const auto name = optimizer->states()[state].name;
+    const auto tensors = add_infos(/*trainable_only=*/true, [&](int p) {
+      if (optimizer->has_state(state, p)) add_info(p, name, ElementType::kF32);
+    });
+    for_each_part(/*trainable_only=*/true, [&](int p, layout::Range mine) {
+      if (!optimizer->has_state(state, p)) return;
+      const std::size_t tensor = tensors[static_cast<std::size_t>(p)];
+      const int unit = impl_.model.parameters[p].unit;
+      const at::Tensor there = optimizer->state_in_memory(state, unit, mine);
+      if (there.defined()) return add_piece(tensor, p, mine, there);
+      add_made_piece(tensor, p, mine, [=](layout::Range range, float* out) {
+        optimizer->copy_state(state, unit, range, out);
+      });
     });
   }
 
@@ -182,12 +203,12 @@ class Collector {
     contents_.pieces.push_back({tensor, place_of(p, mine.begin), mine.numel(), bytes_of(values)});
   }
 
-  /// Master weights that are in memory as parameters and remainders.
-  void add_joined_masters(std::size_t tensor, int p, layout::Range mine) {
-    const auto make = [optimizer = impl_.optimizer.get(), unit = impl_.model.parameters[p].unit, mine](
-                          std::int64_t first, std::int64_t count, std::byte* out) {
+  /// What is not in memory as fp32: `copy(range, out)` makes it so, part by part.
+  template <class Copy>
+  void add_made_piece(std::size_t tensor, int p, layout::Range mine, Copy copy) {
+    const auto make = [copy, mine](std::int64_t first, std::int64_t count, std::byte* out) {
       const std::int64_t begin = mine.begin + first;
-      optimizer->copy_master(unit, {begin, begin + count}, reinterpret_cast<float*>(out));
+      copy(layout::Range{begin, begin + count}, reinterpret_cast<float*>(out));
     };
     contents_.pieces.push_back({tensor, place_of(p, mine.begin), mine.numel(), nullptr, make});
   }
@@ -338,17 +359,15 @@ checkpoint::Contents Checkpoints::contents(std::vector<at::Tensor>& keep) const 
   Collector collector(impl_, keep);
   collector.add_weights();
   const auto& optimizer = *impl_.optimizer;
-  for (std::size_t state = 0; state < optimizer.rule().states.size(); ++state) {
-    collector.add_states(optimizer.rule().states[state].name, [&](int unit, layout::Range range) {
-      const at::Tensor there = optimizer.state_in_memory(state, unit, range);
-      return there.defined() ? there : keep.emplace_back(optimizer.state_values(state, unit, range));
-    });
+  for (std::size_t state = 0; state < optimizer.states().size(); ++state) {
+    collector.add_optimizer_state(state);
   }
   if (impl_.window_micro_batches() > 0) {
     impl_.reducer->hold_sums();
     collector.add_states(kinds::kGradientSum, [&](int u, layout::Range r) {
-      return impl_.reducer->accumulated(u).narrow(0, r.begin - impl_.reducer->gradient_range(u).begin,
-                                                  r.numel());
+      const at::Tensor sums = impl_.reducer->accumulated(u).narrow(
+          0, r.begin - impl_.reducer->gradient_range(u).begin, r.numel());
+      return sums.scalar_type() == at::kFloat ? sums : keep.emplace_back(sums.to(at::kFloat));
     });
   }
   collector.add_buffers();

@@ -54,10 +54,18 @@ void check_replicated(Engine::Impl& impl, int p, const at::Tensor& values) {
       parameter.name));
 }
 
-[[noreturn]] void throw_unknown_state(const optim::Rule& rule, std::string_view state) {
+/// The index of a state that the parameter has. Throws ModelError.
+std::size_t checked_state(const sharding::ShardedOptimizer& optimizer, int parameter, std::string_view name,
+                          std::string_view state) {
+  const auto index = optimizer.find_state(state);
+  if (index && optimizer.has_state(*index, parameter)) return *index;
   std::string names;
-  for (const auto& known : rule.states) names += fmt::format("{}'{}'", names.empty() ? "" : ", ", known.name);
-  throw ModelError(fmt::format("{} has no state '{}'; it has {}", rule.name, state, names.empty() ? "none" : names));
+  for (std::size_t s = 0; s < optimizer.states().size(); ++s) {
+    if (optimizer.has_state(s, parameter))
+      names += fmt::format("{}'{}'", names.empty() ? "" : ", ", optimizer.states()[s].name);
+  }
+  throw ModelError(fmt::format("{} has no state '{}' of '{}'; it has {}", optimizer.name(), state, name,
+                               names.empty() ? "none" : names));
 }
 
 }  // namespace
@@ -117,8 +125,9 @@ at::Tensor Engine::full_gradient(std::string_view name) {
                    [&](int unit, layout::Range range) -> at::Tensor {
                      if (range.empty()) return {};
                      const auto held = impl.reducer->gradient_range(unit);
-                     return impl.reducer->accumulated(unit).narrow(0, range.begin - held.begin,
-                                                                   range.numel());
+                     return impl.reducer->accumulated(unit)
+                         .narrow(0, range.begin - held.begin, range.numel())
+                         .to(at::kFloat);
                    })
       .mul_(impl.sums_are_averages ? 1.0 : impl.averaging());
 }
@@ -127,16 +136,15 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view 
   auto& impl = *impl_;
   impl.enter(engine::Entry::kReadWeights, "full_optimizer_state");
   const int p = engine::find_parameter(impl.inventory, name);
-  const auto index = impl.optimizer->find_state(state);
-  if (!index) throw_unknown_state(impl.optimizer->rule(), state);
+  const std::size_t index = checked_state(*impl.optimizer, p, name, state);
   if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
     const auto& tensor = impl.model.parameters[p].tensor;
     if (tensor.requires_grad())  // unfrozen, and no update since
-      return at::full(tensor.sizes(), impl.optimizer->initial_of(*index, p), at::kFloat);
+      return at::full(tensor.sizes(), impl.optimizer->initial_of(index, p), at::kFloat);
     throw ModelError(fmt::format("parameter '{}' is frozen and has no optimizer states", name));
   }
   return impl.gather_full(p, name, [&](int unit, layout::Range range) {
-    return range.empty() ? at::Tensor() : impl.optimizer->state_values(*index, unit, range);
+    return range.empty() ? at::Tensor() : impl.optimizer->state_values(index, unit, range);
   });
 }
 

@@ -82,25 +82,28 @@ class LoadPlanner {
     add(p, *weight, held, destination);
     if (options_.module_only || !options_.load_optimizer_states) return;
     if (trainable) {
-      for (std::size_t state = 0; state < optimizer->rule().states.size(); ++state) plan_state(p, state, held);
+      bool is_first = true;
+      for (std::size_t state = 0; state < optimizer->states().size(); ++state) {
+        if (optimizer->has_state(state, p)) plan_state(p, state, held, std::exchange(is_first, false));
+      }
     } else if (saved_.has_states(p)) {
       unused_states_.push_back(parameter.name);
     }
   }
 
-  void plan_state(int p, std::size_t state, Range held) {
+  void plan_state(int p, std::size_t state, Range held, bool is_first) {
     const auto& parameter = impl_.model.parameters[p];
     auto* optimizer = impl_.optimizer.get();
     const int unit = parameter.unit;
     const auto assign = [=](Range range, const at::Tensor& values) {
       optimizer->set_state(state, unit, range, values);
     };
-    const auto t = saved_.find_parameter(optimizer->rule().states[state].name, p);
+    const auto t = saved_.find_parameter(optimizer->states()[state].name, p);
     if (t && saved_.info(*t).shape == whole_shape(p)) {
       add(p, *t, held, {[=](Range range) { return optimizer->state_in_memory(state, unit, range); }, assign});
       return;
     }
-    if (state == 0) without_states_.push_back(parameter.name);
+    if (is_first) without_states_.push_back(parameter.name);
     const Range mine = layout::intersect(parameter.range, held);
     const double initial = optimizer->initial_of(state, p);
     if (!mine.empty())
@@ -144,19 +147,19 @@ class LoadPlanner {
       const auto& unit = impl_.model.units[impl_.model.parameters[p].unit];
       trains_both |= weight && saved_.info(*weight).trainable && unit.trainable;
     }
-    const auto& rule = impl_.optimizer->rule();
+    const auto& optimizer = *impl_.optimizer;
     const std::set<std::string> theirs = saved_.states();
     std::set<std::string> ours;
-    for (const auto& state : rule.states) ours.emplace(state.name);
+    for (const auto& state : optimizer.states()) ours.emplace(state.name);
     if (!trains_both || theirs == ours) return;
     const auto listed = [](const std::set<std::string>& names) {
       return names.empty() ? std::string("no states") : fmt::format("{}", fmt::join(names, ", "));
     };
-    throw CheckpointError(
-        fmt::format("the checkpoint '{}' is of another optimizer: it has {}, and {} as it is set here has {}. Use the "
-                    "optimizer it was saved with, or set LoadOptions::load_optimizer_states to false to go on with the "
-                    "states that there are",
-                    found_.folder, listed(theirs), rule.name, listed(ours)));
+    throw CheckpointError(fmt::format(
+        "the checkpoint '{}' is of another optimizer: it has {}, and {} as it is set here has {}. Use the "
+        "optimizer it was saved with, or set LoadOptions::load_optimizer_states to false to go on with the "
+        "states that there are",
+        found_.folder, listed(theirs), optimizer.name(), listed(ours)));
   }
 
   void notice(std::string text) { plan_.report.notices.push_back(std::move(text)); }

@@ -40,6 +40,10 @@ class GroupReader {
     check("betas", {given->first, given->second});
     std::tie(to.beta1, to.beta2) = *given;
   }
+  void check_use_muon(const std::optional<bool>& given) const {
+    if (given && type_ != "Muon")
+      refuse("use_muon", fmt::format("only type Muon reads it, and this is {}", type_));
+  }
   void check_nesterov(const optim::Hyper& hyper) const {
     if (hyper.nesterov && !(hyper.momentum > 0 && hyper.dampening == 0)) refuse("nesterov", kWantedByNesterov);
   }
@@ -117,6 +121,9 @@ void take_parameter_groups(const Config& config, const InitializeOptions& option
     reader.read("centered", group.centered, hyper.centered);
     reader.read("lr_decay", group.lr_decay, hyper.lr_decay);
     reader.read("initial_accumulator_value", group.initial_accumulator_value, hyper.initial_accumulator_value);
+    reader.read("max_coeff", group.max_coeff, hyper.max_coeff);
+    reader.read("min_coeff", group.min_coeff, hyper.min_coeff);
+    reader.check_use_muon(group.use_muon);
     reader.check_nesterov(hyper);
     setup.options.groups.push_back({hyper});
   }
@@ -143,6 +150,59 @@ void take_parameter_groups(const Config& config, const InitializeOptions& option
   }
 }
 
+void choose_rules(const Config& config, OptimizerSetup& setup) {
+  std::vector<optim::Hyper> hypers;
+  for (const auto& group : setup.options.groups) hypers.push_back(group.hyper);
+  const optim::Rule& rule = optim::rule_for(setup.algorithm, hypers, optim::format_of(config.state_dtype()));
+  for (auto& group : setup.options.groups) group.rule = &rule;
+}
+
+/// Every group becomes two: 2g for what Muon orthogonalises of it, 2g + 1 for the rest.
+void split_groups_for_muon(const Config& config, const InitializeOptions& options, const Inventory& inventory,
+                           OptimizerSetup& setup) {
+  const auto given = [&](std::size_t group) {
+    return group < options.parameter_groups.size() ? &options.parameter_groups[group] : nullptr;
+  };
+  std::vector<sharding::OptimizerGroup> halves;
+  for (std::size_t g = 0; g < setup.options.groups.size(); ++g) {
+    for (const bool by_muon : {true, false}) {
+      optim::Hyper hyper = setup.options.groups[g].hyper;
+      const bool has_rate = given(g) && given(g)->lr;
+      if (!has_rate) hyper.lr = setup::hyper_of(config.optimizer, by_muon).lr;
+      halves.push_back({hyper, &setup::rule_of(config, by_muon)});
+    }
+  }
+  setup.options.groups = std::move(halves);
+  for (std::size_t p = 0; p < inventory.parameters.size(); ++p) {
+    const auto& parameter = inventory.parameters[p];
+    int& group = setup.options.group_of_parameter[p];
+    const ParameterGroup* const its = given(static_cast<std::size_t>(group));
+    const int dims = static_cast<int>(parameter.tensor.dim());
+    const bool by_muon = its && its->use_muon ? *its->use_muon : setup::is_for_muon(parameter.name, dims);
+    if (by_muon && dims < 2) {
+      throw ConfigError(
+          fmt::format("parameter group {}: use_muon: '{}' has {} dimensions, and Muon orthogonalises "
+                      "matrices; name it in another group",
+                      group, parameter.name, dims));
+    }
+    group = 2 * group + (by_muon ? 0 : 1);
+  }
+}
+
+/// Norms and matrices of a tensor that model-parallel ranks hold in parts would be those of the parts.
+void check_whole_tensors(const Inventory& inventory, const OptimizerSetup& setup) {
+  for (std::size_t p = 0; p < inventory.parameters.size(); ++p) {
+    const int group = setup.options.group_of_parameter[p];
+    if (group < 0 || !inventory.parameters[p].split.is_split()) continue;
+    const optim::Rule& rule = *setup.options.groups[static_cast<std::size_t>(group)].rule;
+    if (rule.whole == optim::Rule::Whole::kNothing) continue;
+    throw ConfigError(
+        fmt::format("optimizer.type: {} needs '{}' whole, and InitializeOptions::placement splits it over "
+                    "model-parallel ranks; choose another type",
+                    rule.name, inventory.parameters[p].name));
+  }
+}
+
 }  // namespace
 
 OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options,
@@ -150,6 +210,9 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
   OptimizerSetup setup;
   setup.options.group_of_parameter.assign(inventory.parameters.size(), 0);
   setup.options.sub_group_numel = config.zero_optimization.sub_group_size;
+  setup.options.master_dtype = config.master_dtype();
+  setup.options.stochastic_rounding = config.zerotorch.stochastic_rounding;
+  setup.options.seed = static_cast<std::uint64_t>(config.zerotorch.seed.value_or(0));
   if (options.optimizer) {
     if (config.optimizer.given) {
       throw ConfigError("both the JSON ('optimizer') and initialize() give an optimizer; remove one");
@@ -171,12 +234,10 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
                           config.optimizer.lr, config.optimizer.weight_decay);
     if (!options.parameter_groups.empty()) take_parameter_groups(config, options, inventory, setup);
   }
-  std::vector<optim::Hyper> hypers;
-  for (const auto& group : setup.options.groups) {
-    setup.base_lr.push_back(group.hyper.lr);
-    hypers.push_back(group.hyper);
-  }
-  setup.options.rule = &optim::rule_for(setup.algorithm, hypers);
+  choose_rules(config, setup);
+  if (setup.algorithm == optim::Algorithm::kMuon) split_groups_for_muon(config, options, inventory, setup);
+  for (const auto& group : setup.options.groups) setup.base_lr.push_back(group.hyper.lr);
+  check_whole_tensors(inventory, setup);
   return setup;
 }
 

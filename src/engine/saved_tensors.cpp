@@ -46,8 +46,11 @@ std::optional<std::size_t> SavedTensors::find_parameter(std::string_view kind, i
 }
 
 bool SavedTensors::has_states(int parameter) const {
-  const auto& states = impl_.optimizer->rule().states;
-  if (!states.empty()) return find_parameter(states.front().name, parameter).has_value();
+  const auto& optimizer = *impl_.optimizer;
+  for (std::size_t state = 0; state < optimizer.states().size(); ++state) {
+    if (optimizer.has_state(state, parameter))
+      return find_parameter(optimizer.states()[state].name, parameter).has_value();
+  }
   const auto weight = find_parameter(kinds::kWeight, parameter);
   return weight && info(*weight).trainable;
 }

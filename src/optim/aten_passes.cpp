@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "optim/passes.h"
+#include "optim/staged_update.h"
 
 namespace zero::optim {
 namespace {
@@ -20,6 +21,19 @@ at::ScalarType scalar_type_of(DType dtype) {
     case DType::kBFloat16: return at::kBFloat16;
     case DType::kFloat32: return at::kFloat;
     default: ZERO_CHECK(false, "{} in a pass", dtype_name(dtype));
+  }
+}
+
+at::ScalarType scalar_type_of(StateFormat format) {
+  switch (format) {
+    case StateFormat::kFloat32:
+      return at::kFloat;
+    case StateFormat::kBFloat16:
+      return at::kBFloat16;
+    case StateFormat::kFloat16:
+      return at::kHalf;
+    default:
+      ZERO_CHECK(false, "8-bit states in a pass without kernels");
   }
 }
 
@@ -36,22 +50,26 @@ class AtenPasses final : public Passes {
 
   void reduce(const ReduceArgs& args) const override {
     const at::NoGradGuard no_grad;
-    const at::Tensor accumulator = view(args.accumulator, at::kFloat, args.numel);
+    const at::Tensor accumulator = view(args.accumulator, scalar_type_of(args.accumulator_dtype), args.numel);
     if (args.first) accumulator.zero_();
-    for (const void* slice : args.slices) accumulator.add_(view(slice, scalar_type_of(args.dtype), args.numel));
-    if (args.block_sumsq) block_sumsq(args.accumulator, args.numel, args.block_sumsq);
+    for (const void* slice : args.slices) {
+      const at::Tensor values = view(slice, scalar_type_of(args.dtype), args.numel);
+      accumulator.copy_(accumulator.to(at::kFloat).add_(values));
+    }
+    if (args.block_sumsq) block_sumsq(args.accumulator, args.accumulator_dtype, args.numel, args.block_sumsq);
   }
 
-  void block_sumsq(const float* values, std::int64_t numel, double* out) const override {
+  void block_sumsq(const void* values, DType dtype, std::int64_t numel, double* out) const override {
     const at::NoGradGuard no_grad;
     if (numel == 0) return;
-    const at::Tensor blocks = view(values, at::kFloat, numel).view({-1, kSumBlockNumel});
+    const at::Tensor blocks = view(values, scalar_type_of(dtype), numel).view({-1, kSumBlockNumel});
     const at::Tensor sums = blocks.to(at::kDouble).square().sum(1).to(at::kCPU).contiguous();
     std::memcpy(out, sums.const_data_ptr<double>(), static_cast<std::size_t>(sums.numel()) * sizeof(double));
   }
 
   void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const override {
     ZERO_CHECK(rule.update_on_device, "{} has no update on {}", rule.name, device_.str());
+    if (!is_fp32(rule, args)) return update_widened(rule, args, hyper);
     rule.update_on_device(args, hyper, device_);
     if (args.low) round(args.master, args.low, args.low_dtype, args.numel);
   }
@@ -73,6 +91,29 @@ class AtenPasses final : public Passes {
  private:
   at::Tensor view(const void* data, at::ScalarType type, std::int64_t numel) const {
     return view_of(data, type, numel, device_);
+  }
+  void update_widened(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const {
+    const at::NoGradGuard no_grad;
+    const auto& narrow = args.narrow;
+    ZERO_CHECK(!narrow.stochastic, "stochastic rounding on {}", device_.str());
+    UpdateArgs wide = args;
+    std::vector<std::pair<at::Tensor, at::Tensor>> kept_and_wide;
+    const auto widened = [&](const void* data, StateFormat format) {
+      const at::Tensor kept = view(data, scalar_type_of(format), args.numel);
+      return kept_and_wide.emplace_back(kept, kept.to(at::kFloat)).second.mutable_data_ptr<float>();
+    };
+    if (narrow.gradient) {
+      wide.gradient = widened(narrow.gradient, narrow.gradient_format);
+      kept_and_wide.back().first = at::Tensor();
+    }
+    if (narrow.master) wide.master = widened(narrow.master, narrow.master_format);
+    for (std::size_t s = 0; s < rule.states.size(); ++s)
+      wide.states[s] = widened(args.states[s], rule.states[s].format);
+    rule.update_on_device(wide, hyper, device_);
+    for (const auto& [kept, its_wide] : kept_and_wide) {
+      if (kept.defined()) kept.copy_(its_wide);
+    }
+    if (args.low) round(wide.master, args.low, args.low_dtype, args.numel);
   }
   [[noreturn]] void refuse() const {
     throw InternalError(fmt::format("masters are not split on {}", device_.str()));

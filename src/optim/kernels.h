@@ -14,14 +14,17 @@ namespace zero::optim {
 /// Sums of squares are made per block of this many elements.
 inline constexpr std::int64_t kSumBlockNumel = 1024;
 
-/// One ordered reduction onto the owner's shard: accumulator = ((base + slice_0) + slice_1) + ...
+/// One ordered reduction onto the owner's shard: accumulator = ((base + slice_0) + slice_1) + ... in fp32.
 struct ReduceArgs {
-  float* accumulator = nullptr;         ///< [numel]
+  void* accumulator = nullptr;          ///< [numel] of `accumulator_dtype`
   std::span<const void* const> slices;  ///< in rank order, [numel] each, of `dtype`
   DType dtype = DType::kFloat32;        ///< kFloat16, kBFloat16 or kFloat32
   std::int64_t numel = 0;               ///< multiple of kSumBlockNumel
   bool first = false;                   ///< base is 0 instead of the accumulator's value
   double* block_sumsq = nullptr;        ///< [numel / kSumBlockNumel], sums of squares of the result; or null
+  /// Or kFloat16, kBFloat16: rounded to nearest even after every slice, so that it does not matter which of
+  /// them came in an earlier call.
+  DType accumulator_dtype = DType::kFloat32;
 };
 
 struct Kernels {
@@ -33,6 +36,10 @@ struct Kernels {
   void (*adagrad)(const UpdateArgs&, const Hyper&);  ///< sum
   void (*rmsprop)(const UpdateArgs&, const Hyper&);  ///< square_avg, momentum_buffer, grad_avg
   void (*lion)(const UpdateArgs&, const Hyper&);     ///< exp_avg
+  // First passes; weights are only read.
+  void (*lamb)(const UpdateArgs&, const Hyper&);  ///< exp_avg, exp_avg_sq
+  void (*muon)(const UpdateArgs&, const Hyper&);  ///< momentum_buffer
+  void (*take_direction)(const UpdateArgs&, const Hyper&);
   /// Sums of squares per block of [numel] fp32 elements.
   void (*block_sumsq)(const float* values, std::int64_t numel, double* out);
   /// bf16 parameters from their masters.
@@ -43,6 +50,12 @@ struct Kernels {
   void (*split_master)(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel);
   void (*join_master)(const std::uint16_t* low, const std::uint16_t* remainder, float* master,
                       std::int64_t numel);
+  /// States of [numel] elements, whole blocks of their format, to and from fp32, each rounded to nearest.
+  void (*widen_state)(StateFormat format, const void* in, float* out, std::int64_t numel);
+  void (*narrow_state)(StateFormat format, const float* in, void* out, std::int64_t numel);
+  /// bf16 from fp32; UpdateArgs::Narrow says how, `key` is of seed and step.
+  void (*round_stochastically)(const float* in, std::uint16_t* out, std::int64_t numel,
+                               std::uint64_t first_element, std::uint64_t key);
   /// memcpy that does not read the destination into the cache; for data that another rank reads next.
   void (*copy)(void* out, const void* in, std::size_t nbytes);
 };

@@ -1,8 +1,10 @@
 #include "optim/passes.h"
 
+#include <array>
 #include <cstring>
 
 #include "base/check.h"
+#include "optim/staged_update.h"
 
 namespace zero::optim {
 namespace {
@@ -17,15 +19,22 @@ class HostPasses final : public Passes {
                dtype_name(args.dtype));
     kernels().reduce(args);
   }
-  void block_sumsq(const float* values, std::int64_t numel, double* out) const override {
-    kernels().block_sumsq(values, numel, out);
+  void block_sumsq(const void* values, DType dtype, std::int64_t numel, double* out) const override {
+    if (dtype == DType::kFloat32) return kernels().block_sumsq(static_cast<const float*>(values), numel, out);
+    const StateFormat format = format_of(dtype);
+    std::array<float, kSumBlockNumel> block;
+    for (std::int64_t begin = 0; begin < numel; begin += kSumBlockNumel) {
+      kernels().widen_state(format, static_cast<const char*>(values) + nbytes_of(format, begin), block.data(),
+                            kSumBlockNumel);
+      kernels().block_sumsq(block.data(), kSumBlockNumel, out + begin / kSumBlockNumel);
+    }
   }
   void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const override {
-    if (!args.low || args.low_dtype != DType::kFloat32) return rule.update(args, hyper);
+    const bool fp32_low = args.low && args.low_dtype == DType::kFloat32;
     UpdateArgs alone = args;
-    alone.low = nullptr;
-    rule.update(alone, hyper);
-    round(args.master, args.low, args.low_dtype, args.numel);
+    if (fp32_low) alone.low = nullptr;
+    is_fp32(rule, args) ? rule.update(alone, hyper) : update_staged(rule, alone, hyper);
+    if (fp32_low) round(args.master, args.low, args.low_dtype, args.numel);
   }
   void round(const float* master, void* low, DType param_dtype, std::int64_t numel) const override {
     if (param_dtype == DType::kBFloat16) return kernels().round_master(master, static_cast<std::uint16_t*>(low), numel);

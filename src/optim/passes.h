@@ -19,8 +19,8 @@ class Passes {
 
   /// `args.block_sumsq` is host memory; asking for it waits for the device.
   virtual void reduce(const ReduceArgs& args) const = 0;
-  /// Sums of squares per block of kSumBlockNumel fp32 elements, into host memory. Waits for the device.
-  virtual void block_sumsq(const float* values, std::int64_t numel, double* out) const = 0;
+  /// Sums of squares per block of kSumBlockNumel elements of `dtype`, into host memory. Waits for the device.
+  virtual void block_sumsq(const void* values, DType dtype, std::int64_t numel, double* out) const = 0;
   virtual void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const = 0;
   /// Parameters of `param_dtype` from their fp32 masters.
   virtual void round(const float* master, void* low, DType param_dtype, std::int64_t numel) const = 0;

@@ -1,6 +1,10 @@
 #include "optim/rule.h"
 
 #include <algorithm>
+#include <cmath>
+#include <deque>
+#include <mutex>
+#include <vector>
 
 #include "optim/aten_rules.h"
 #include "optim/kernels.h"
@@ -19,6 +23,9 @@ constexpr std::array kAdagradStates{kSum};
 constexpr std::array kRmspropStates{kSquareAvg, kMomentumBuffer, kGradAvg};
 constexpr std::array kCenteredStates{kSquareAvg, kGradAvg};
 constexpr std::array kLionStates{kExpAvg};
+constexpr std::array kMuonStates{kMomentumBuffer};
+constexpr std::array kAdam8bitStates{StateColumn{"exp_avg", StateFormat::kDynamic8},
+                                     StateColumn{"exp_avg_sq", StateFormat::kDynamic8Unsigned}};
 
 void update_adam(const UpdateArgs& args, const Hyper& hyper) { kernels().adam(args, hyper); }
 void update_sgd(const UpdateArgs& args, const Hyper& hyper) { kernels().sgd(args, hyper); }
@@ -41,6 +48,15 @@ std::string_view missing_in_rmsprop(const Hyper& hyper) {
 
 const Rule& amsgrad() {
   static const Rule rule{"Adam", kAdamStates, &update_adam, &adam_on_device};
+  return rule;
+}
+
+std::string_view missing_without_amsgrad(const Hyper& hyper) {
+  return hyper.amsgrad ? kMaxExpAvgSq.name : std::string_view();
+}
+
+const Rule& adam_8bit() {
+  static const Rule rule{"Adam8bit", kAdam8bitStates, &update_adam, nullptr, &missing_without_amsgrad};
   return rule;
 }
 
@@ -78,9 +94,72 @@ const Rule& rmsprop(bool momentum, bool centered) {
   return momentum ? with_momentum : plain;
 }
 
+const Rule& lamb() {
+  static const Rule rule{
+      .name = "Lamb",
+      .states = std::span<const StateColumn>(kAdamStates).first(2),
+      .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().lamb(args, hyper); },
+      .whole = Rule::Whole::kNorms};
+  return rule;
+}
+
+const Rule& muon() {
+  static const Rule rule{
+      .name = "Muon",
+      .states = kMuonStates,
+      .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().muon(args, hyper); },
+      .whole = Rule::Whole::kMatrix};
+  return rule;
+}
+
 const Rule& lion() {
   static const Rule rule{"Lion", kLionStates, &update_lion, &lion_on_device};
   return rule;
+}
+
+const Rule& rule_in_fp32(Algorithm algorithm, std::span<const Hyper> groups) {
+  const bool momentum = std::ranges::any_of(groups, [](const Hyper& h) { return h.momentum != 0; });
+  switch (algorithm) {
+    case Algorithm::kAdam:
+      return std::ranges::any_of(groups, &Hyper::amsgrad) ? amsgrad() : adam();
+    case Algorithm::kSgd:
+      return momentum ? sgd_with_momentum() : sgd();
+    case Algorithm::kAdagrad:
+      return adagrad();
+    case Algorithm::kRmsprop:
+      return rmsprop(momentum, std::ranges::any_of(groups, &Hyper::centered));
+    case Algorithm::kLion:
+      return lion();
+    case Algorithm::kAdam8bit:
+      return adam_8bit();
+    case Algorithm::kLamb:
+      return lamb();
+    case Algorithm::kMuon:
+      return muon();
+  }
+  return adam();
+}
+
+/// `rule`, whose fp32 states are kept in another format.
+const Rule& kept_in(StateFormat format, const Rule& rule) {
+  struct Kept {
+    const Rule* original;
+    StateFormat format;
+    std::vector<StateColumn> states;
+    Rule rule;
+  };
+  static std::mutex mutex;
+  static auto& all = *new std::deque<Kept>;  // rules live as long as the process
+  const std::lock_guard lock(mutex);
+  for (const Kept& kept : all) {
+    if (kept.original == &rule && kept.format == format) return kept.rule;
+  }
+  Kept& kept = all.emplace_back(Kept{&rule, format, {rule.states.begin(), rule.states.end()}, rule});
+  for (StateColumn& state : kept.states) {
+    if (state.format == StateFormat::kFloat32) state.format = format;
+  }
+  kept.rule.states = kept.states;
+  return kept.rule;
 }
 
 constexpr HyperNumber kHyperNumbers[] = {
@@ -99,36 +178,49 @@ constexpr HyperNumber kHyperNumbers[] = {
     {"centered", [](const Hyper& h) { return double(h.centered); }},
     {"lr_decay", [](const Hyper& h) { return h.lr_decay; }},
     {"initial_accumulator_value", [](const Hyper& h) { return h.initial_accumulator_value; }},
+    {"max_coeff", [](const Hyper& h) { return h.max_coeff; }},
+    {"min_coeff", [](const Hyper& h) { return h.min_coeff; }},
+    {"eps_inside_sqrt", [](const Hyper& h) { return double(h.eps_inside_sqrt); }},
+    {"gram_newton_schulz", [](const Hyper& h) { return double(h.gram_newton_schulz); }},
 };
 
 }  // namespace
 
 std::span<const HyperNumber> hyper_numbers() { return kHyperNumbers; }
 
-std::int64_t Rule::state_nbytes() const {
+std::int64_t Rule::state_nbytes(std::int64_t numel) const {
   std::int64_t sum = 0;
-  for (const StateColumn& state : states) sum += static_cast<std::int64_t>(element_nbytes(state.dtype));
+  for (const StateColumn& state : states) sum += nbytes_of(state.format, numel);
   return sum;
 }
 
 std::string_view algorithm_name(Algorithm algorithm) { return rule_for(algorithm, {}).name; }
 
-const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups) {
-  const bool momentum = std::ranges::any_of(groups, [](const Hyper& h) { return h.momentum != 0; });
-  switch (algorithm) {
-    case Algorithm::kAdam: return std::ranges::any_of(groups, &Hyper::amsgrad) ? amsgrad() : adam();
-    case Algorithm::kSgd: return momentum ? sgd_with_momentum() : sgd();
-    case Algorithm::kAdagrad: return adagrad();
-    case Algorithm::kRmsprop: return rmsprop(momentum, std::ranges::any_of(groups, &Hyper::centered));
-    case Algorithm::kLion: return lion();
+const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups, StateFormat format) {
+  const Rule& rule = rule_in_fp32(algorithm, groups);
+  return format == StateFormat::kFloat32 ? rule : kept_in(format, rule);
+}
+
+const Rule& take_direction() {
+  static const Rule rule{.name = "direction", .update = [](const UpdateArgs& args, const Hyper& hyper) {
+                           kernels().take_direction(args, hyper);
+                         }};
+  return rule;
+}
+
+double lamb_rate(const Hyper& hyper, double weight_norm, double direction_norm) {
+  double rate = hyper.lr;
+  if (hyper.bias_correction) {
+    const auto step = static_cast<double>(hyper.step);
+    rate *= std::sqrt(1 - std::pow(hyper.beta2, step)) / (1 - std::pow(hyper.beta1, step));
   }
-  return adam();
+  if (weight_norm == 0 || direction_norm == 0) return rate;
+  return rate * std::clamp(weight_norm / direction_norm, hyper.min_coeff, hyper.max_coeff);
 }
 
 const Rule& adam() {
   constexpr std::span<const StateColumn> states(kAdamStates);
-  static const Rule rule{"Adam", states.first(2), &update_adam, &adam_on_device,
-                         [](const Hyper& h) { return h.amsgrad ? kMaxExpAvgSq.name : std::string_view(); }};
+  static const Rule rule{"Adam", states.first(2), &update_adam, &adam_on_device, &missing_without_amsgrad};
   return rule;
 }
 

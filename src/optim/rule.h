@@ -1,12 +1,16 @@
 #pragma once
-// Rule: an optimizer as a value. It names the states that it keeps for every element of a parameter and updates
-// elements one by one, so that any range of a shard can be updated anywhere: rules that need norms of whole
-// parameters or products of matrices do not fit. No libtorch.
+// Rule: an optimizer as a value. It names the states that it keeps for every element of a parameter and
+// updates elements one by one, so that any range of a shard can be updated anywhere. No libtorch.
+//
+// A rule that needs more than elements (norms of whole tensors, whole matrices) has a step of two passes: the
+// first leaves the weights alone and gives the direction of every element, and when what it needs of the
+// whole tensor has made the direction what it is to be, take_direction() is the second.
 #include <array>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
+#include "optim/state_format.h"
 #include "zero/dtype.h"
 
 namespace c10 {
@@ -35,6 +39,9 @@ struct Hyper {
   bool centered = false;
   double lr_decay = 0;
   double initial_accumulator_value = 0;
+  double max_coeff = 10, min_coeff = 0.01;
+  bool eps_inside_sqrt = false;
+  bool gram_newton_schulz = true;
 
   /// What a gradient is multiplied with so that descending along the product is what is wanted.
   double signed_scale() const { return maximize ? -gradient_scale : gradient_scale; }
@@ -51,7 +58,7 @@ std::span<const HyperNumber> hyper_numbers();
 /// A state of every element.
 struct StateColumn {
   std::string_view name;  ///< as torch.optim, checkpoints and Engine::full_optimizer_state() call it
-  DType dtype = DType::kFloat32;
+  StateFormat format = StateFormat::kFloat32;
   double (*initial)(const Hyper&) = nullptr;  ///< before the first update; null: zero
 
   double initial_of(const Hyper& hyper) const { return initial ? initial(hyper) : 0; }
@@ -74,9 +81,24 @@ struct UpdateArgs {
   std::uint16_t* remainder = nullptr;
   std::array<void*, kMostStates> states{};  ///< in the order of Rule::states
   const float* gradient = nullptr;
+  float* direction = nullptr;  ///< of rules of two passes: what the first gives; may be the gradient's memory
   void* low = nullptr;
   DType low_dtype = DType::kBFloat16;  ///< or kFloat16; of Passes::update also kFloat32
   std::int64_t numel = 0;
+
+  /// Of Passes::update only; a rule sees fp32. In place of `master` and `gradient` where these are kept in 16
+  /// bits.
+  struct Narrow {
+    void* master = nullptr;  ///< `low` gets the same bits, unless it is the same memory or null
+    const void* gradient = nullptr;
+    StateFormat master_format = StateFormat::kBFloat16;
+    StateFormat gradient_format = StateFormat::kBFloat16;
+    /// bf16 masters are rounded up as often as they are near the upper neighbour, else to nearest even. What
+    /// an element gets depends on seed, Hyper::step and its number alone.
+    bool stochastic = false;
+    std::uint64_t seed = 0;
+    std::uint64_t first_element = 0;  ///< a multiple of kQuantizedBlockNumel
+  } narrow = {};
 };
 
 struct Rule {
@@ -88,24 +110,41 @@ struct Rule {
   void (*update_on_device)(const UpdateArgs&, const Hyper&, const c10::Device&) = nullptr;
   /// A state that an update with these hyper-parameters needs and this rule does not keep; empty: none. Null: never.
   std::string_view (*missing_state)(const Hyper&) = nullptr;
+  /// What it needs of whole tensors.
+  enum class Whole : std::uint8_t {
+    kNothing,
+    kNorms,   ///< the direction is scaled by the ratio of the weights' norm to its own: Lamb
+    kMatrix,  ///< the direction is orthogonalised: Muon
+  } whole = Whole::kNothing;
 
-  std::int64_t state_nbytes() const;  ///< of one element
+  std::int64_t state_nbytes(std::int64_t numel) const;  ///< of [numel] elements, whole blocks of every format
 };
 
-enum class Algorithm : std::uint8_t { kAdam, kSgd, kAdagrad, kRmsprop, kLion };
+enum class Algorithm : std::uint8_t { kAdam, kSgd, kAdagrad, kRmsprop, kLion, kAdam8bit, kLamb, kMuon };
 
-/// As its rules are called: "Adam", "SGD", "Adagrad", "RMSprop", "Lion".
+/// As its rules are called: "Adam", "SGD", "Adagrad", "RMSprop", "Lion", "Adam8bit", "Lamb", "Muon".
 std::string_view algorithm_name(Algorithm algorithm);
 
-/// The rule that keeps what at least one of `groups` needs, with torch.optim's names. Lives as long as the process.
+/// The rule that keeps what at least one of `groups` needs, with torch.optim's names. Lives as long as the
+/// process.
 ///   Adam     exp_avg, exp_avg_sq; with amsgrad max_exp_avg_sq. AdamW is Hyper::decoupled
 ///   SGD      with momentum momentum_buffer
 ///   Adagrad  sum
 ///   RMSprop  square_avg; with momentum momentum_buffer; centered grad_avg
 ///   Lion     exp_avg
-const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups);
+///   Adam8bit exp_avg, exp_avg_sq: Adam's in kDynamic8 and kDynamic8Unsigned
+///   Lamb     exp_avg, exp_avg_sq
+///   Muon     momentum_buffer; parameters that are no matrices have another rule
+/// `format`: of states that a rule would keep in fp32; kBFloat16 halves their memory.
+const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups,
+                     StateFormat format = StateFormat::kFloat32);
 
 /// Without amsgrad.
 const Rule& adam();
+
+/// The second pass: w (1 - lr weight_decay) - lr direction, the direction in place of the gradient.
+const Rule& take_direction();
+/// The rate of Lamb's second pass for a tensor whose weights and direction have these norms.
+double lamb_rate(const Hyper& hyper, double weight_norm, double direction_norm);
 
 }  // namespace zero::optim

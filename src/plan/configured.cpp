@@ -10,8 +10,9 @@ double learning_rate_at(const Config& config, std::int64_t step) {
 }
 
 OptimizerStates optimizer_states(const Config& config) {
-  const optim::Rule& rule = setup::rule_of(config.optimizer);
-  OptimizerStates states{.nbytes = rule.state_nbytes()};
+  const optim::Rule& rule = setup::rule_of(config);
+  OptimizerStates states{.nbytes = static_cast<double>(rule.state_nbytes(optim::kQuantizedBlockNumel)) /
+                                   optim::kQuantizedBlockNumel};
   for (const optim::StateColumn& state : rule.states) states.names.emplace_back(state.name);
   return states;
 }

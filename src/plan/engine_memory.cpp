@@ -10,8 +10,6 @@ namespace {
 
 using layout::Range;
 
-constexpr std::int64_t kAccumulatorNbytes = 4;  ///< fp32 gradient sums
-
 Range shard(const LaidOut& laid, std::size_t unit, int rank) {
   return layout::shard_range(laid.units[unit].numel, laid.world_size, static_cast<int>(unit), rank);
 }
@@ -97,15 +95,14 @@ bool writes_all_it_updates(const LaidOut& laid, int rank) {
 }
 
 /// Bytes per updated element that are kept beside the parameters for their full precision (see
-/// zero/sharded_optimizer.h): fp32 parameters are their own master, bf16 ones need a 16-bit remainder, and
-/// fp16 ones and ranks that do not write what they update a master in fp32.
+/// zero/sharded_optimizer.h): parameters of the masters' dtype are their own master, bf16 ones need a 16-bit
+/// remainder for masters in fp32, and fp16 ones and ranks that do not write what they update a master of its
+/// own.
 std::int64_t master_nbytes(const LaidOut& laid, int rank) {
-  if (!writes_all_it_updates(laid, rank)) return 4;
-  switch (laid.param_dtype) {
-    case DType::kFloat32: return 0;
-    case DType::kBFloat16: return 2;
-    default: return 4;
-  }
+  const auto own = static_cast<std::int64_t>(element_nbytes(laid.master_dtype));
+  if (!writes_all_it_updates(laid, rank)) return own;
+  if (laid.param_dtype == laid.master_dtype) return 0;
+  return laid.param_dtype == DType::kBFloat16 ? 2 : own;
 }
 
 /// `change[r]` is what rank r has more than rank r - 1: gives `amount` to ranks [first, first + count),
@@ -137,21 +134,30 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
   hold(MemoryKind::kParameters, parameters_numel(laid, rank) * low);
   hold(MemoryKind::kMaster, updated * master_nbytes(laid, rank));
-  hold(MemoryKind::kOptimizer, updated * laid.state_nbytes);
-  hold(MemoryKind::kGradients, summed_numel(laid, rank) * kAccumulatorNbytes);
+  for (std::size_t u = 0; u < laid.units.size(); ++u) {
+    const Range whole{0, laid.units[u].numel};
+    if (laid.units[u].trainable)
+      hold(MemoryKind::kOptimizer,
+           laid.state_nbytes(u, laid.sharding.optimizer_states ? shard(laid, u, rank) : whole));
+  }
+  hold(MemoryKind::kGradients, summed_numel(laid, rank) * laid.sum_nbytes());
   const std::int64_t buckets = pools.bucket_numel * laid.gradient_nbytes();
   add(MemoryKind::kBuckets, laid.sharding.gradients ? 0 : buckets, buckets);
   add(MemoryKind::kGather, 0, pools.gather.pool_numel * low);
+  hold(MemoryKind::kStaging, (laid.matrices.largest_numel + laid.matrices.send_numel) * 4);
   // initialize() passes one unit at a time through fp32.
   add(MemoryKind::kStaging, 0, laid.largest_unit() * 4);
   return report;
 }
 
 std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank) {
-  const std::int64_t saved = 4 + laid.state_nbytes;  // with the weights, fp32
   std::int64_t sum = 0;
-  for (std::size_t u = 0; u < laid.units.size(); ++u)
-    sum += shard(laid, u, rank).numel() * (laid.units[u].trainable ? saved : laid.low_nbytes());
+  for (std::size_t u = 0; u < laid.units.size(); ++u) {
+    const Range mine = shard(laid, u, rank);
+    // Weights and states in fp32.
+    sum += laid.units[u].trainable ? mine.numel() * 4 + laid.wide_state_nbytes(u, mine)
+                                   : mine.numel() * laid.low_nbytes();
+  }
   return sum;
 }
 
@@ -159,28 +165,31 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
   const auto world = static_cast<std::int64_t>(laid.world_size);
   // Where ranks differ in their masters too, these are added at the end.
   const std::int64_t master = others_write_for_it(laid) ? 0 : master_nbytes(laid, 0);
-  const std::int64_t sums = laid.step_in_backward ? 0 : kAccumulatorNbytes;
-  const std::int64_t update = laid.state_nbytes + sums + master;
+  const std::int64_t sums = laid.step_in_backward ? 0 : laid.sum_nbytes();
   double everywhere =
-      laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * kAccumulatorNbytes) : 0;
+      laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()) : 0;
   std::vector<double> change(static_cast<std::size_t>(world), 0);      // of what is updated
   std::vector<double> parameters(static_cast<std::size_t>(world), 0);  // the same of parameters
   double parameters_everywhere = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const layout::Unit& unit = laid.units[u];
-    const std::int64_t updated = unit.trainable ? update : 0;
-    const bool splits_parameters = !laid.resident[u], splits_updates = laid.sharding.optimizer_states;
-    const std::int64_t whole = (splits_parameters ? 0 : laid.low_nbytes()) + (splits_updates ? 0 : updated);
     const std::int64_t blocks = unit.numel / layout::kBlockNumel;
+    // Of a block; an average where a unit's parameters have different states.
+    const double states_of_block = static_cast<double>(laid.state_nbytes(u, {0, unit.numel})) /
+                                   static_cast<double>(std::max<std::int64_t>(1, blocks));
+    const double updated =
+        unit.trainable ? states_of_block + static_cast<double>((sums + master) * layout::kBlockNumel) : 0;
+    const bool splits_parameters = !laid.resident[u], splits_updates = laid.sharding.optimizer_states;
+    const auto low = static_cast<double>(laid.low_nbytes() * layout::kBlockNumel);
+    const double whole = (splits_parameters ? 0 : low) + (splits_updates ? 0 : updated);
     const std::int64_t first = static_cast<std::int64_t>(u) % world;
-    everywhere += static_cast<double>(whole) * static_cast<double>(unit.numel);
-    const auto split = [&](std::int64_t nbytes, double& on_all, std::vector<double>& more) {
-      const auto of_block = static_cast<double>(nbytes * layout::kBlockNumel);
-      on_all += of_block * static_cast<double>(blocks / world);
-      add_to_ranks(more, first, blocks % world, of_block);
+    everywhere += whole * static_cast<double>(blocks);
+    const auto split = [&](double block_nbytes, double& on_all, std::vector<double>& more) {
+      on_all += block_nbytes * static_cast<double>(blocks / world);
+      add_to_ranks(more, first, blocks % world, block_nbytes);
     };
     if (splits_updates) split(updated, everywhere, change);
-    if (splits_parameters) split(laid.low_nbytes(), parameters_everywhere, parameters);
+    if (splits_parameters) split(low, parameters_everywhere, parameters);
   }
   std::vector<double> states(change.size());
   std::partial_sum(change.begin(), change.end(), states.begin());

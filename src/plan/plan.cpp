@@ -135,7 +135,8 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
   std::vector<layout::ParameterName> names;
   for (const auto& parameter : model.parameters) {
     names.push_back({parameter.name, static_cast<int>(infos.size())});
-    infos.push_back({parameter.name, parameter.numel, parameter.trainable});
+    infos.push_back(
+        {parameter.name, parameter.numel, parameter.trainable, /*replicated=*/false, parameter.dims});
   }
   return setup::lay_out(infos, layout::module_tree(names), config,
                         {.count = world_size, .hosts = (world_size + ranks_per_node - 1) / ranks_per_node});

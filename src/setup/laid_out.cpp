@@ -46,6 +46,25 @@ std::vector<bool> residents(const Config& config, const LaidOut& laid) {
                                 zero.stage3_model_persistence_threshold);
 }
 
+void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Config& config, LaidOut& laid) {
+  const optim::Rule &rule = rule_of(config), &of_rest = rule_of(config, /*by_muon=*/false);
+  std::vector<layout::TensorPlace> matrices;
+  std::vector<std::vector<std::int64_t>> cuts;
+  for (std::size_t u = 0; u < laid.units.size(); ++u) {
+    auto& rules = laid.rules.emplace_back();
+    for (const layout::Slot& slot : laid.units[u].slots) {
+      const auto& parameter = parameters[static_cast<std::size_t>(slot.parameter)];
+      const bool is_matrix = is_for_muon(parameter.name, parameter.dims);
+      rules.push_back(is_matrix ? &rule : &of_rest);
+      const bool whole = rules.back()->whole == optim::Rule::Whole::kMatrix;
+      if (whole) matrices.push_back({static_cast<int>(u), slot.range()});
+    }
+    if (rule.whole == optim::Rule::Whole::kMatrix)
+      cuts.push_back(layout::shard_cuts(laid.units[u].numel, laid.world_size, static_cast<int>(u)));
+  }
+  if (laid.sharding.optimizer_states) laid.matrices = layout::plan_rounds(matrices, cuts);
+}
+
 void check_step_in_backward(const Config& config) {
   if (!config.zerotorch.step_in_backward || config.gradient_accumulation_steps == 1) return;
   throw ConfigError(
@@ -60,6 +79,35 @@ std::int64_t LaidOut::padded_numel(bool trainable_only) const {
   std::int64_t sum = 0;
   for (const auto& unit : units) sum += unit.trainable || !trainable_only ? unit.numel : 0;
   return sum;
+}
+
+namespace {
+
+/// Adds up `nbytes_of(rule, numel)` over what of `range` belongs to each slot; padding belongs to the slot
+/// before it.
+template <class NbytesOf>
+std::int64_t sum_over_rules(const LaidOut& laid, std::size_t unit, layout::Range range, NbytesOf nbytes_of) {
+  const auto& slots = laid.units[unit].slots;
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const std::int64_t end = i + 1 < slots.size() ? slots[i + 1].offset_numel : laid.units[unit].numel;
+    const layout::Range part = layout::intersect({slots[i].offset_numel, end}, range);
+    if (!part.empty()) sum += nbytes_of(*laid.rules[unit][i], part.numel());
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::int64_t LaidOut::state_nbytes(std::size_t unit, layout::Range range) const {
+  return sum_over_rules(*this, unit, range,
+                        [](const optim::Rule& rule, std::int64_t numel) { return rule.state_nbytes(numel); });
+}
+
+std::int64_t LaidOut::wide_state_nbytes(std::size_t unit, layout::Range range) const {
+  return sum_over_rules(*this, unit, range, [](const optim::Rule& rule, std::int64_t numel) {
+    return numel * static_cast<std::int64_t>(rule.states.size() * sizeof(float));
+  });
 }
 
 std::int64_t LaidOut::largest_unit() const {
@@ -77,7 +125,8 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.sharding = layout::sharding_of_stage(zero.stage);
   laid.param_dtype = config.param_dtype();
   laid.gradient_dtype = config.communication_dtype.value_or(laid.param_dtype);
-  laid.state_nbytes = rule_of(config.optimizer).state_nbytes();
+  laid.sum_dtype = config.sum_dtype();
+  laid.master_dtype = config.master_dtype();
   laid.world_size = ranks.count;
   laid.hosts = ranks.hosts;
   laid.overlap = zero.overlaps_comm();
@@ -86,6 +135,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.prefetch_numel = laid.overlap ? zero.stage3_prefetch_bucket_size : 0;
   laid.node_shared = use_node_shared(config, laid, ranks.on_cpu);
   laid.resident = residents(config, laid);
+  choose_rules(parameters, config, laid);
   return laid;
 }
 

@@ -4,7 +4,9 @@
 #include <vector>
 
 #include "layout/sharding.h"
+#include "layout/tensor_rounds.h"
 #include "layout/units.h"
+#include "optim/rule.h"
 #include "zero/config.h"
 #include "zero/dtype.h"
 
@@ -24,9 +26,13 @@ struct LaidOut {
   std::vector<bool> resident;  ///< copying store: whole on every rank; node-shared: all false
   DType param_dtype = DType::kFloat32;
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
+  DType sum_dtype = DType::kFloat32;       ///< of their sums
+  DType master_dtype = DType::kFloat32;    ///< of master weights
   int world_size = 1;
   int hosts = 1;
-  std::int64_t state_nbytes = 0;  ///< of the configuration's optimizer, for an updated element
+  /// Of the configuration's optimizer, by unit and its slots: a rule each.
+  std::vector<std::vector<const optim::Rule*>> rules;
+  layout::TensorRounds matrices;  ///< that are brought together in a step
   bool overlap = false;
   bool step_in_backward = false;    ///< gradient sums are used up bucket by bucket
   std::int64_t bucket_numel = 0;    ///< most elements of a bucket
@@ -34,6 +40,11 @@ struct LaidOut {
 
   std::int64_t low_nbytes() const { return static_cast<std::int64_t>(element_nbytes(param_dtype)); }
   std::int64_t gradient_nbytes() const { return static_cast<std::int64_t>(element_nbytes(gradient_dtype)); }
+  std::int64_t sum_nbytes() const { return static_cast<std::int64_t>(element_nbytes(sum_dtype)); }
+  /// Bytes of the optimizer's states of `range`, which begins and ends where shards may; and of their values
+  /// in fp32.
+  std::int64_t state_nbytes(std::size_t unit, layout::Range range) const;
+  std::int64_t wide_state_nbytes(std::size_t unit, layout::Range range) const;
   /// Elements of all units, of the trainable ones only if so wanted.
   std::int64_t padded_numel(bool trainable_only = false) const;
   std::int64_t largest_unit() const;

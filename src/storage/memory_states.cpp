@@ -11,8 +11,6 @@ namespace {
 
 using layout::Range;
 
-constexpr std::size_t kMostColumns = 8;
-
 class MemoryStates final : public StateStore {
  public:
   MemoryStates(const Home& home, Ledger& ledger, std::vector<StateColumn> columns)
@@ -21,23 +19,29 @@ class MemoryStates final : public StateStore {
   }
 
   void add_units(std::span<const StatePart> parts) override {
-    Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
-    std::int64_t total = 0;
+    std::array<std::int64_t, kMostColumns> total{};
+    const std::size_t chunk = chunks_.size();
     for (const StatePart& part : parts) {
       if (part.unit >= static_cast<int>(places_.size())) places_.resize(static_cast<std::size_t>(part.unit) + 1);
-      places_[part.unit] = {&chunk, part.range, total};
-      total += part.range.numel();
+      Place& place = places_[part.unit].emplace_back(Place{chunk, part, total});
+      for (std::size_t c = 0; c < columns_.size(); ++c) {
+        if (place.has(c)) total[c] += columns_[c].nbytes(part.range.numel());
+      }
     }
-    for (const StateColumn& column : columns_)
-      chunk.push_back(home_.make_private(ledger_, column.kind, column.dtype, total));
+    auto& columns = chunks_.emplace_back();
+    for (std::size_t c = 0; c < columns_.size(); ++c)
+      columns.push_back(home_.make_private(ledger_, columns_[c].kind, DType::kByte, total[c]));
   }
 
   void for_each(int unit, Range range, std::int64_t most_numel, Access, Visit visit) override {
     std::array<void*, kMostColumns> memory{};
-    for (std::int64_t begin = range.begin; begin < range.end; begin += most_numel) {
-      const Range piece{begin, std::min(range.end, begin + most_numel)};
-      for (std::size_t c = 0; c < columns_.size(); ++c) memory[c] = in_memory(c, unit, piece);
-      visit(piece, {memory.data(), columns_.size()});
+    for (const Place& place : places_.at(static_cast<std::size_t>(unit))) {
+      const Range in_place = layout::intersect(range, place.part.range);
+      for (std::int64_t begin = in_place.begin; begin < in_place.end; begin += most_numel) {
+        const Range piece{begin, std::min(in_place.end, begin + most_numel)};
+        for (std::size_t c = 0; c < columns_.size(); ++c) memory[c] = address(c, place, piece.begin);
+        visit(piece, {memory.data(), columns_.size()});
+      }
     }
   }
 
@@ -50,29 +54,40 @@ class MemoryStates final : public StateStore {
   }
 
   void* in_memory(std::size_t column, int unit, Range range) const override {
-    const Place& place = places_.at(static_cast<std::size_t>(unit));
-    ZERO_CHECK(place.chunk && range.begin >= place.range.begin && range.end <= place.range.end,
-               "states of unit {} in [{}, {})", unit, range.begin, range.end);
-    return (*place.chunk)[column].data_at(place.offset + range.begin - place.range.begin);
+    ZERO_CHECK(unit < static_cast<int>(places_.size()), "states of unit {}", unit);
+    for (const Place& place : places_[static_cast<std::size_t>(unit)]) {
+      if (layout::intersect(range, place.part.range) != range) continue;
+      ZERO_CHECK(place.has(column), "unit {} in [{}, {}) has no {}", unit, range.begin, range.end,
+                 columns_[column].name);
+      return address(column, place, range.begin);
+    }
+    ZERO_CHECK(false, "states of unit {} in [{}, {})", unit, range.begin, range.end);
   }
 
  private:
-  using Chunk = std::vector<FlatBuffer>;  ///< by column
   struct Place {
-    Chunk* chunk = nullptr;  ///< null for units without states
-    Range range;
-    std::int64_t offset = 0;  ///< of range.begin
+    std::size_t chunk = 0;
+    StatePart part;
+    std::array<std::int64_t, kMostColumns> offset{};  ///< of part.range.begin, by column, in bytes
+
+    bool has(std::size_t column) const { return (part.columns >> column & 1u) != 0; }
   };
 
+  void* address(std::size_t column, const Place& place, std::int64_t element) const {
+    if (!place.has(column)) return nullptr;
+    return chunks_[place.chunk][column].data_at(place.offset[column] +
+                                                columns_[column].nbytes(element - place.part.range.begin));
+  }
+
   at::Tensor view(std::size_t column, void* data, Range range) const {
-    return at::from_blob(data, {range.numel()},
-                         at::TensorOptions().dtype(to_scalar_type(columns_[column].dtype)).device(home_.device()));
+    return at::from_blob(data, {columns_[column].nbytes(range.numel())},
+                         at::TensorOptions().dtype(at::kByte).device(home_.device()));
   }
 
   Home home_;
   Ledger& ledger_;
-  std::vector<std::unique_ptr<Chunk>> chunks_;
-  std::vector<Place> places_;  ///< by unit
+  std::vector<std::vector<FlatBuffer>> chunks_;  ///< by call of add_units(), by column
+  std::vector<std::vector<Place>> places_;       ///< by unit, in the order of their elements
 };
 
 }  // namespace

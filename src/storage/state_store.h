@@ -1,9 +1,10 @@
 #pragma once
-// StateStore: where what an optimizer keeps for every element lives: in memory here, elsewhere in files. States are
-// visited piece by piece, so that they need not be in memory, and never handed out for longer than a call.
+// StateStore: where what an optimizer keeps for every element lives: in memory here, elsewhere in files.
+// States are visited piece by piece, so that they need not be in memory, and never handed out for longer than
+// a call.
 //
-// A column is one state of all elements ("exp_avg", fp32). Ranges are of elements of a unit, inside the part that
-// add_units() gave it.
+// A column is one state of all elements ("exp_avg", fp32). Ranges are of elements of a unit, inside the part
+// that add_units() gave it; they begin and end between the blocks that the columns are made of.
 #include <c10/util/FunctionRef.h>
 
 #include <memory>
@@ -16,15 +17,22 @@
 
 namespace zero::storage {
 
+inline constexpr std::size_t kMostColumns = 8;
+
 struct StateColumn {
   std::string name;
-  DType dtype = DType::kFloat32;
+  std::int64_t block_nbytes = 4;  ///< of elements that lie together
+  std::int64_t block_numel = 1;
   MemoryKind kind = MemoryKind::kOptimizer;
+
+  /// Of [numel] elements, whole blocks.
+  std::int64_t nbytes(std::int64_t numel) const { return numel / block_numel * block_nbytes; }
 };
 
 struct StatePart {
   int unit = 0;
-  layout::Range range;  ///< whose states are kept here
+  layout::Range range;          ///< whose states are kept here
+  std::uint32_t columns = ~0u;  ///< bit c: has column c
 };
 
 class StateStore {
@@ -33,19 +41,22 @@ class StateStore {
     kRead,
     kUpdate,  ///< what the visit leaves in memory is kept
   };
-  /// `memory[c]`: column c of `piece`, [piece.numel()], on the home's device, valid during the call.
+  /// `memory[c]`: column c of `piece`, [piece.numel()], on the home's device, valid during the call; null
+  /// where its part has none.
   using Visit = c10::function_ref<void(layout::Range piece, std::span<void* const> memory)>;
 
   virtual ~StateStore() = default;
 
   const std::vector<StateColumn>& columns() const { return columns_; }
 
-  /// Units that had none get states of zero. Local. Throws IoError.
+  /// Units that had none get states of zero; a unit's parts follow each other. Local. Throws IoError.
   virtual void add_units(std::span<const StatePart> parts) = 0;
-  /// Visits `range` from its begin to its end in pieces of at most `most_numel` elements. Where states are in memory it
-  /// allocates nothing. Local, like all below; one thread at a time. Throws IoError.
+  /// Visits `range` from its begin to its end in pieces of at most `most_numel` elements, whole blocks of one
+  /// part. Where states are in memory it allocates nothing. Local, like all below; one thread at a time.
+  /// Throws IoError.
   virtual void for_each(int unit, layout::Range range, std::int64_t most_numel, Access access, Visit visit) = 0;
-  /// A column of `range` into and from memory of the home's device, [range.numel()].
+  /// A column of `range`, which lies in one part that has it, into and from memory of the home's device,
+  /// [range.numel()].
   virtual void read(std::size_t column, int unit, layout::Range range, void* out) const = 0;
   virtual void write(std::size_t column, int unit, layout::Range range, const void* in) = 0;
   /// Where a column of `range` lies, for those who would copy it: null unless it is always in memory. As long as the

@@ -86,7 +86,7 @@ void GradientReducer::make_memory() {
     unit_counts_.push_back(layout::shard_counts(unit.cuts, unit.whole()));
   }
   if (options_.consume && piece_.numel() < largest_piece()) {
-    piece_ = model_.home.make_private(ledger_, MemoryKind::kGradients, DType::kFloat32, largest_piece());
+    piece_ = model_.home.make_private(ledger_, MemoryKind::kGradients, model_.sum_dtype, largest_piece());
   }
   if (model_.world_size() == 1) return;
   std::vector<comm::Parcel> parcels;
@@ -370,19 +370,24 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
   const bool first = std::exchange(bucket.fresh, false);
   if (mine.empty()) return;
   if (options_.consume) {
-    add_slices(bucket, mine, piece_.data_as<float>(), slices, first);
+    add_slices(bucket, mine, piece_.data(), slices, first);
     options_.consume(bucket.unit, mine, piece_.view(0, mine.numel()));
     return;
   }
-  float* const sums = sums_->data(bucket.unit) + (mine.begin - gradient_range(bucket.unit).begin);
-  add_slices(bucket, mine, sums, slices, first);
+  add_slices(bucket, mine, sums_of(bucket, mine), slices, first);
+}
+
+void* GradientReducer::sums_of(const Bucket& bucket, Range mine) const {
+  const std::int64_t offset = mine.begin - gradient_range(bucket.unit).begin;
+  return static_cast<char*>(accumulator(bucket.unit)) +
+         offset * static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
 }
 
 bool GradientReducer::is_last_micro_batch() const {
   return finished_micro_batches_ + 1 >= options_.micro_batches;
 }
 
-void GradientReducer::add_slices(const Bucket& bucket, Range mine, float* sums,
+void GradientReducer::add_slices(const Bucket& bucket, Range mine, void* sums,
                                  std::span<const void* const> slices, bool first) {
   Stopwatch watch(times_.reduce);
   // The norm is that of the whole sum.
@@ -392,7 +397,8 @@ void GradientReducer::add_slices(const Bucket& bucket, Range mine, float* sums,
                          .dtype = model_.gradient_dtype,
                          .numel = mine.numel(),
                          .first = first,
-                         .block_sumsq = squares});
+                         .block_sumsq = squares,
+                         .accumulator_dtype = model_.sum_dtype});
 }
 
 void GradientReducer::add_rows(int parameter, std::span<const RowGradients::RankRows> by_rank) {
@@ -406,8 +412,11 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
     const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
     if (mine.empty()) continue;
     sums_->take(bucket.unit);
-    float* const sums = sums_->data(bucket.unit) + (mine.begin - gradient_range(bucket.unit).begin);
-    if (first) std::fill(sums, sums + mine.numel(), 0.0f);
+    const at::Tensor kept =
+        accumulated(bucket.unit).narrow(0, mine.begin - gradient_range(bucket.unit).begin, mine.numel());
+    if (first) kept.zero_();
+    const at::Tensor wide = kept.to(at::kFloat);  // itself where it is fp32
+    float* const sums = wide.mutable_data_ptr<float>();
     for (const auto& [rows, values] : by_rank) {
       for (std::size_t i = 0; i < rows.size(); ++i) {
         const std::int64_t begin = target.range.begin + rows[i] * columns;
@@ -416,9 +425,13 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
         const std::int64_t from = static_cast<std::int64_t>(i) * columns + (part.begin - begin);
         add_low_values(model_.gradient_dtype, values, from, part.numel(), sums + (part.begin - mine.begin));
       }
+      if (wide.is_same(kept)) continue;
+      kept.copy_(wide);  // rounded after every rank, as dense ones are
+      wide.copy_(kept);
     }
     if (!is_last_micro_batch()) continue;
-    model_.passes->block_sumsq(sums, mine.numel(), block_sumsq_.data() + bucket.block_offset);
+    model_.passes->block_sumsq(kept.const_data_ptr(), model_.sum_dtype, mine.numel(),
+                               block_sumsq_.data() + bucket.block_offset);
   }
 }
 
@@ -551,10 +564,11 @@ void GradientReducer::replicate() {
     const Unit& unit = model_.units[u];
     if (!unit.trainable) continue;
     const Range mine = unit.shard(model_.rank());
-    float* whole = accumulator(static_cast<int>(u));
+    const at::Tensor whole = accumulated(static_cast<int>(u));
     model_.transport
-        ->all_gather(whole + mine.begin, whole, unit_counts_[u], DType::kFloat32,
-                    {.label = unit.name, .input_stable_until_barrier = true})
+        ->all_gather(whole.narrow(0, mine.begin, mine.numel()).const_data_ptr(), whole.mutable_data_ptr(),
+                     unit_counts_[u], model_.sum_dtype,
+                     {.label = unit.name, .input_stable_until_barrier = true})
         .wait();
     published_numel_ += unit.numel - mine.numel();
   }
@@ -583,8 +597,8 @@ void GradientReducer::refresh_sumsq() {
   for (const Bucket& bucket : buckets_) {
     const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
     if (mine.empty() || bucket.fresh) continue;
-    const float* const sums = accumulator(bucket.unit) + (mine.begin - gradient_range(bucket.unit).begin);
-    model_.passes->block_sumsq(sums, mine.numel(), block_sumsq_.data() + bucket.block_offset);
+    model_.passes->block_sumsq(sums_of(bucket, mine), model_.sum_dtype, mine.numel(),
+                               block_sumsq_.data() + bucket.block_offset);
   }
 }
 
@@ -593,14 +607,17 @@ std::optional<int> GradientReducer::first_not_finite() const {
   for (const Bucket& bucket : buckets_) {
     const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
     if (mine.empty() || bucket.fresh || !sums_) continue;
-    const float* const sums = accumulator(bucket.unit) - gradient_range(bucket.unit).begin;
+    const at::Tensor sums = accumulated(bucket.unit);
+    const std::int64_t held = gradient_range(bucket.unit).begin;
     for (std::int64_t block = 0; block < mine.numel() / kBlockNumel; ++block) {
       if (std::isfinite(block_sumsq_[static_cast<std::size_t>(bucket.block_offset + block)])) continue;
       const std::int64_t begin = mine.begin + block * kBlockNumel;
       for (const int p : model_.units[bucket.unit].parameters) {
         if (first && *first <= p) continue;
         const Range part = layout::intersect(model_.parameters[p].range, {begin, begin + kBlockNumel});
-        if (std::any_of(sums + part.begin, sums + part.end, [](float sum) { return !std::isfinite(sum); })) first = p;
+        if (part.empty() || sums.narrow(0, part.begin - held, part.numel()).isfinite().all().item<bool>())
+          continue;
+        first = p;
       }
     }
   }

@@ -31,7 +31,7 @@ struct ReducerOptions {
   /// True: reductions are begun when a bucket is complete and finished while backward goes on. False:
   /// backward waits for each.
   bool overlap = true;
-  /// Where given: takes the sums of a part of this rank's shard as soon as they are complete, fp32
+  /// Where given: takes the sums of a part of this rank's shard as soon as they are complete,
   /// [range.numel()], and they are not kept. Then there is one backward per window, and no accumulated().
   std::function<void(int unit, Range range, const at::Tensor& sums)> consume;
 };
@@ -66,9 +66,10 @@ class GradientReducer {
   /// *Collective.* With whole gradients: sends every owner's sums to all ranks. Else nothing.
   void replicate();
 
-  /// fp32, [gradient_range(unit)]: the sum over the window's micro-batches, not averaged.
+  /// Of ShardedModel::sum_dtype, [gradient_range(unit)]: the sum over the window's micro-batches, not
+  /// averaged.
   at::Tensor accumulated(int unit) const { return sums_.value().view(unit); }
-  float* accumulator(int unit) const { return sums_.value().data(unit); }
+  void* accumulator(int unit) const { return sums_.value().data(unit); }
   /// Sums of squares of this rank's shards, one per block, in unit order. When the window's last micro-batch
   /// is finished.
   const std::vector<double>& shard_block_sumsq() const { return block_sumsq_; }
@@ -161,8 +162,11 @@ class GradientReducer {
   /// rank wants).
   void even_out(std::int64_t rounds);
   void reduce(Bucket& bucket, std::span<const void* const> slices);
+  /// Where the sums of `mine`, of bucket.unit, lie.
+  void* sums_of(const Bucket& bucket, Range mine) const;
   /// Onto the `mine.numel()` accumulators at `sums`.
-  void add_slices(const Bucket& bucket, Range mine, float* sums, std::span<const void* const> slices, bool first);
+  void add_slices(const Bucket& bucket, Range mine, void* sums, std::span<const void* const> slices,
+                  bool first);
   void zero_missing(Bucket& bucket);
   /// Retires buckets whose reductions are complete.
   void retire_complete();

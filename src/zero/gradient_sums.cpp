@@ -14,12 +14,6 @@ namespace zero::sharding {
 
 using storage::FlatBuffer;
 
-namespace {
-
-std::int64_t nbytes_of(std::int64_t numel) { return numel * static_cast<std::int64_t>(sizeof(float)); }
-
-}  // namespace
-
 GradientSums::GradientSums(ShardedModel& model, storage::Ledger& ledger, std::vector<std::int64_t> numel)
     : model_(model), ledger_(ledger), numel_(std::move(numel)), data_(numel_.size(), nullptr) {
   comes_and_goes_ = model.sharding.optimizer_states && model.home.reuses_blocks();
@@ -31,7 +25,7 @@ GradientSums::GradientSums(ShardedModel& model, storage::Ledger& ledger, std::ve
   const auto& all = always_.emplace_back(make_always(total_numel()));
   std::int64_t offset = 0;
   for (std::size_t u = 0; u < numel_.size(); ++u) {
-    if (numel_[u]) data_[u] = static_cast<float*>(all.data_at(offset));
+    if (numel_[u]) data_[u] = all.data_at(offset);
     offset += numel_[u];
   }
 }
@@ -43,8 +37,8 @@ std::int64_t GradientSums::total_numel() const {
 FlatBuffer GradientSums::make_always(std::int64_t numel) {
   // Whole sums are sent to all ranks, who read them in place.
   return model_.sharding.optimizer_states
-             ? model_.home.make_private(ledger_, MemoryKind::kGradients, DType::kFloat32, numel)
-             : model_.home.make_readable(ledger_, MemoryKind::kGradients, DType::kFloat32, numel);
+             ? model_.home.make_private(ledger_, MemoryKind::kGradients, model_.sum_dtype, numel)
+             : model_.home.make_readable(ledger_, MemoryKind::kGradients, model_.sum_dtype, numel);
 }
 
 void GradientSums::add_unit(int unit, std::int64_t numel) {
@@ -53,7 +47,7 @@ void GradientSums::add_unit(int unit, std::int64_t numel) {
     ledger_.add(MemoryKind::kGradients, nbytes_of(numel));
     ledger_.add_idle(MemoryKind::kGradients, nbytes_of(numel));
   } else if (numel > 0) {
-    data_[unit] = always_.emplace_back(make_always(numel)).data_as<float>();
+    data_[unit] = always_.emplace_back(make_always(numel)).data();
   }
 }
 
@@ -67,7 +61,7 @@ GradientSums::~GradientSums() {
 void GradientSums::take(int unit) {
   if (data_[unit] || numel_[unit] == 0) return;
   const std::int64_t nbytes = nbytes_of(numel_[unit]);
-  data_[unit] = static_cast<float*>(storage::take_block(static_cast<std::size_t>(nbytes)));
+  data_[unit] = storage::take_block(static_cast<std::size_t>(nbytes));
   if (!data_[unit]) {
     throw IoError(
         fmt::format("no {} bytes of memory for the gradients of '{}'; use more ranks, a smaller model or "
@@ -88,7 +82,8 @@ void GradientSums::release() {
 }
 
 at::Tensor GradientSums::view(int unit) const {
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(model_.device);
+  const auto options =
+      at::TensorOptions().dtype(storage::to_scalar_type(model_.sum_dtype)).device(model_.device);
   if (numel_[unit] == 0) return at::empty({0}, options);
   ZERO_CHECK(data_[unit], "unit {} has no sums", unit);
   return at::from_blob(data_[unit], {numel_[unit]}, options);

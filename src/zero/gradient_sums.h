@@ -1,5 +1,5 @@
 #pragma once
-// GradientSums: the fp32 sums of gradients of one accumulation window, by unit.
+// GradientSums: the sums of gradients of one accumulation window, by unit, of ShardedModel::sum_dtype.
 //
 // Where a rank sums its shards only, a unit's sums have memory from its first contribution to the end of the
 // window. It comes from the cache behind libtorch's allocator, at whose other end activations grow: as
@@ -30,20 +30,23 @@ class GradientSums {
   /// The window is over: no unit's sums are wanted any more.
   void release();
 
-  /// fp32 [numel[unit]], not owning. After take().
+  /// [numel[unit]], not owning. After take().
   at::Tensor view(int unit) const;
-  float* data(int unit) const { return data_[unit]; }
+  void* data(int unit) const { return data_[unit]; }
 
  private:
   storage::FlatBuffer make_always(std::int64_t numel);
   std::int64_t total_numel() const;
+  std::int64_t nbytes_of(std::int64_t numel) const {
+    return numel * static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
+  }
 
   ShardedModel& model_;
   storage::Ledger& ledger_;
   std::vector<std::int64_t> numel_;
   bool comes_and_goes_ = false;
   std::vector<storage::FlatBuffer> always_;  ///< of all units, where memory does not come and go
-  std::vector<float*> data_;    ///< by unit; null: none now
+  std::vector<void*> data_;                  ///< by unit; null: none now
 };
 
 }  // namespace zero::sharding

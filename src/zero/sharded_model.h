@@ -68,7 +68,8 @@ struct ShardedModel {
   std::vector<Unit> units;
   Sharding sharding;
   DType param_dtype = DType::kFloat32;
-  DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in; their sums are fp32
+  DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
+  DType sum_dtype = DType::kFloat32;       ///< of their sums
   c10::Device device{c10::kCPU};
   storage::Home home;                                         ///< where memory comes from on that device
   const optim::Passes* passes = &optim::passes_for(c10::kCPU);  ///< and what is done with it there

@@ -5,17 +5,49 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
 #include "base/check.h"
+#include "optim/kernels.h"
+#include "optim/orthogonalize.h"
 #include "zero/gradient_reducer.h"
 
 namespace zero::sharding {
 
 using Access = storage::StateStore::Access;
+using optim::format_of;
+using optim::StateFormat;
+
+namespace {
+
+std::int64_t nbytes_of(DType dtype) { return static_cast<std::int64_t>(element_nbytes(dtype)); }
+
+std::vector<optim::StateColumn> states_of(std::span<const OptimizerGroup> groups) {
+  std::vector<optim::StateColumn> all;
+  for (const OptimizerGroup& group : groups) {
+    for (const optim::StateColumn& state : group.rule->states) {
+      const auto same = std::ranges::find(all, state.name, &optim::StateColumn::name);
+      if (same == all.end()) {
+        all.push_back(state);
+      } else {
+        ZERO_CHECK(same->format == state.format, "{} in two formats", state.name);
+      }
+    }
+  }
+  return all;
+}
+
+/// `range` and what its last block has besides.
+Range whole_blocks(Range range, StateFormat format) {
+  return {range.begin, range.begin + layout::round_up(range.numel(), optim::block_numel(format))};
+}
+
+}  // namespace
 
 ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, storage::Ledger& ledger,
                                    OptimizerOptions options)
@@ -23,30 +55,83 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
       store_(store),
       options_(std::move(options)),
       masters_(choose_masters()),
+      kept_(states_of(options_.groups)),
       states_(storage::make_memory_states(model.home, ledger, columns())),
       steps_(model.parameters.size(), 0) {
+  options_.sub_group_numel = layout::round_up(options_.sub_group_numel, layout::kBlockNumel);
   std::vector<int> trainable;
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     if (model.units[u].trainable) trainable.push_back(static_cast<int>(u));
   }
   add_states(trainable);
+  if (!has_two_passes()) return;
+  std::vector<int> matrices;
+  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+    const optim::Rule* const rule = rule_of(static_cast<int>(p));
+    if (rule && rule->whole == optim::Rule::Whole::kMatrix) matrices.push_back(static_cast<int>(p));
+  }
+  whole_ = std::make_unique<WholeTensors>(model, ledger, std::move(matrices));
+}
+
+const optim::Rule* ShardedOptimizer::rule_of(int parameter) const {
+  const int group = group_of(parameter);
+  return group < 0 ? nullptr : options_.groups[group].rule;
+}
+
+bool ShardedOptimizer::has_two_passes() const {
+  return std::ranges::any_of(options_.groups, [](const OptimizerGroup& group) {
+    return group.rule->whole != optim::Rule::Whole::kNothing;
+  });
+}
+
+bool ShardedOptimizer::has_state(std::size_t state, int parameter) const {
+  const optim::Rule* const rule = rule_of(parameter);
+  return rule &&
+         std::ranges::find(rule->states, kept_[state].name, &optim::StateColumn::name) != rule->states.end();
 }
 
 std::vector<storage::StateColumn> ShardedOptimizer::columns() const {
   std::vector<storage::StateColumn> columns;
-  if (masters_ == Masters::kFloat) columns.push_back({"master", DType::kFloat32, MemoryKind::kMaster});
-  if (masters_ == Masters::kRemainders) columns.push_back({"remainder", DType::kBFloat16, MemoryKind::kMaster});
-  for (const optim::StateColumn& state : rule().states)
-    columns.push_back({std::string(state.name), state.dtype, MemoryKind::kOptimizer});
+  if (masters_ == Masters::kOwn)
+    columns.push_back({"master", nbytes_of(options_.master_dtype), 1, MemoryKind::kMaster});
+  if (masters_ == Masters::kRemainders) columns.push_back({"remainder", 2, 1, MemoryKind::kMaster});
+  for (const optim::StateColumn& state : kept_) {
+    columns.push_back({std::string(state.name), optim::block_nbytes(state.format),
+                       optim::block_numel(state.format), MemoryKind::kOptimizer});
+  }
   return columns;
 }
 
 void ShardedOptimizer::add_states(std::span<const int> units) {
+  const std::uint32_t master = masters_ == Masters::kParameters ? 0 : 1;
+  const auto columns_of = [&](int parameter) {
+    std::uint32_t columns = master;
+    for (std::size_t state = 0; state < kept_.size(); ++state)
+      columns |= has_state(state, parameter) ? 1u << column_of(state) : 0;
+    return columns;
+  };
   std::vector<storage::StatePart> parts;
-  for (const int u : units) parts.push_back({u, update_range(u)});
+  for (const int u : units) {
+    const Range updated = update_range(u);
+    const std::size_t first = parts.size();
+    // Padding goes with the parameter before it.
+    for (const int p : model_.units[u].parameters) {
+      const Range begins{std::max(model_.parameters[p].range.begin, updated.begin), updated.end};
+      if (begins.empty()) continue;
+      const std::uint32_t columns = columns_of(p);
+      if (parts.size() > first) parts.back().range.end = std::max(parts.back().range.begin, begins.begin);
+      if (parts.size() > first && (parts.back().columns == columns || parts.back().range.empty())) {
+        if (parts.back().range.empty()) parts.back().columns = columns;
+        parts.back().range.end = updated.end;
+        continue;
+      }
+      parts.push_back({u, begins, columns});
+    }
+    if (parts.size() == first) parts.push_back({u, updated, master});
+  }
   states_->add_units(parts);
-  for (std::size_t state = 0; state < rule().states.size(); ++state) {
-    if (!rule().states[state].initial) continue;
+  for (std::size_t state = 0; state < kept_.size(); ++state) {
+    if (!kept_[state].initial) continue;
     for (const int u : units) {
       for (const int p : model_.units[u].parameters) {
         const double initial = initial_of(state, p);
@@ -58,13 +143,14 @@ void ShardedOptimizer::add_states(std::span<const int> units) {
 }
 
 double ShardedOptimizer::initial_of(std::size_t state, int parameter) const {
-  const int group = group_of(parameter);
-  return group < 0 ? 0 : rule().states[state].initial_of(options_.groups[group].hyper);
+  return has_state(state, parameter) ? kept_[state].initial_of(options_.groups[group_of(parameter)].hyper)
+                                     : 0;
 }
 
 void ShardedOptimizer::set_hyper(std::size_t group, const optim::Hyper& hyper) {
-  const auto missing = rule().missing_state ? rule().missing_state(hyper) : std::string_view();
-  ZERO_CHECK(missing.empty(), "{} keeps no {}, which parameter group {} needs", rule().name, missing, group);
+  const optim::Rule& rule = *options_.groups[group].rule;
+  const auto missing = rule.missing_state ? rule.missing_state(hyper) : std::string_view();
+  ZERO_CHECK(missing.empty(), "{} keeps no {}, which parameter group {} needs", rule.name, missing, group);
   options_.groups[group].hyper = hyper;
 }
 
@@ -73,11 +159,13 @@ void ShardedOptimizer::add_units(std::span<const int> units) {
   at::NoGradGuard no_grad;
   store_.pin(units);  // on every rank, though each chooses how it keeps masters
   for (const int u : units) {
-    if (masters_ != Masters::kFloat) break;  // fresh remainders of zero are the parameters themselves
+    if (masters_ != Masters::kOwn) break;  // fresh remainders of zero are the parameters themselves
     const at::Tensor low = store_.pinned_view(u);
-    for_each_piece(u, update_range(u), Access::kUpdate, [&](Range piece, void*, std::span<void* const> columns) {
-      view(columns[kMaster], DType::kFloat32, piece.numel()).copy_(low.narrow(0, piece.begin, piece.numel()));
-    });
+    for_each_piece(u, update_range(u), Access::kUpdate,
+                   [&](Range piece, void*, std::span<void* const> columns) {
+                     view(columns[kMaster], options_.master_dtype, piece.numel())
+                         .copy_(low.narrow(0, piece.begin, piece.numel()));
+                   });
   }
   store_.unpin(units);
 }
@@ -88,13 +176,13 @@ ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
     const Range updated = update_range(static_cast<int>(u)),
                 written = store_.writable_range(static_cast<int>(u));
     // Elements that another rank writes for all cannot be the master of this rank.
-    if (layout::intersect(updated, written) != updated) return Masters::kFloat;
-    // fp32 parameters of which it writes more than it updates are updated by others.
-    if (model_.param_dtype == DType::kFloat32 && updated != written) return Masters::kFloat;
+    if (layout::intersect(updated, written) != updated) return Masters::kOwn;
+    // Parameters of which it writes more than it updates are updated by others.
+    if (model_.param_dtype == options_.master_dtype && updated != written) return Masters::kOwn;
   }
-  if (model_.param_dtype == DType::kFloat32) return Masters::kParameters;
+  if (model_.param_dtype == options_.master_dtype) return Masters::kParameters;
   const bool can_split = model_.param_dtype == DType::kBFloat16 && model_.passes->splits_masters();
-  return can_split ? Masters::kRemainders : Masters::kFloat;
+  return can_split ? Masters::kRemainders : Masters::kOwn;
 }
 
 Range ShardedOptimizer::update_range(int unit) const {
@@ -136,12 +224,12 @@ template <class Visit>
 void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, Visit visit) const {
   const Range written = store_.writable_range(unit);
   const auto visit_piece = [&](Range piece, std::span<void* const> memory) {
-    std::array<void*, optim::kMostStates + 1> columns{};
+    std::array<void*, storage::kMostColumns> columns{};
     const auto part = [&](Range of, void* low) {
-      for (std::size_t c = 0; c < memory.size(); ++c) {
-        const auto nbytes = static_cast<std::int64_t>(element_nbytes(states_->columns()[c].dtype));
-        columns[c] = static_cast<char*>(memory[c]) + (of.begin - piece.begin) * nbytes;
-      }
+      for (std::size_t c = 0; c < memory.size(); ++c)
+        columns[c] =
+            memory[c] ? static_cast<char*>(memory[c]) + states_->columns()[c].nbytes(of.begin - piece.begin)
+                      : nullptr;
       visit(of, low, std::span<void* const>(columns.data(), memory.size()));
     };
     // Ranges this rank updates for itself only have no low-precision values here.
@@ -168,8 +256,8 @@ void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& value
   if (!model_.units[unit].trainable || masters_ == Masters::kParameters) return;
   const Range updated = layout::intersect(update_range(unit), range);
   for_each_piece(unit, updated, Access::kUpdate, [&](Range part, void* low, std::span<void* const> columns) {
-    if (masters_ == Masters::kFloat) {
-      model_.passes->copy(columns[kMaster], from(part), static_cast<std::size_t>(part.numel()) * sizeof(float));
+    if (masters_ == Masters::kOwn) {
+      model_.passes->round(from(part), columns[kMaster], options_.master_dtype, part.numel());
     } else {
       model_.passes->split(from(part), static_cast<std::uint16_t*>(low), static_cast<std::uint16_t*>(columns[kMaster]),
                            part.numel());
@@ -177,19 +265,23 @@ void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& value
   });
 }
 
-void ShardedOptimizer::update(const GradientReducer& reducer, const std::vector<double>& lr,
+void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double>& lr,
                               double gradient_scale) {
+  // Replicated sums are overwritten in the first pass: nobody may still be reading this rank's part.
+  if (whole_ && !model_.sharding.optimizer_states)
+    Group(model_.group).barrier({.label = "replicated sums"}).wait();
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const int unit = static_cast<int>(u);
     if (!model_.units[u].trainable || update_range(unit).empty()) continue;
     update_range_of(unit, update_range(unit), reducer.accumulator(unit), lr, gradient_scale);
   }
+  if (whole_) finish_directions(reducer, lr);
   end_step();
 }
 
 void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& gradient,
                                    const std::vector<double>& lr, double gradient_scale) {
-  update_range_of(unit, range, gradient.const_data_ptr<float>(), lr, gradient_scale);
+  update_range_of(unit, range, gradient.const_data_ptr(), lr, gradient_scale);
 }
 
 void ShardedOptimizer::end_step() {
@@ -203,31 +295,107 @@ std::int64_t ShardedOptimizer::steps() const {
   return steps_.empty() ? 0 : *std::max_element(steps_.begin(), steps_.end());
 }
 
-void ShardedOptimizer::update_range_of(int unit, Range range, const float* gradient, const std::vector<double>& lr,
-                                       double gradient_scale) {
+void ShardedOptimizer::update_range_of(int unit, Range range, const void* gradient,
+                                       const std::vector<double>& lr, double gradient_scale) {
   for_each_run(unit, range, [&](Range run, int group, std::int64_t steps) {
+    const optim::Rule& rule = *options_.groups[group].rule;
     optim::Hyper hyper = options_.groups[group].hyper;
     hyper.lr = lr[group];
     hyper.step = steps + 1;
     hyper.gradient_scale = gradient_scale;
     for_each_piece(unit, run, Access::kUpdate, [&](Range piece, void* low, std::span<void* const> columns) {
-      update_piece(piece.numel(), low, columns, gradient + (piece.begin - range.begin), hyper);
+      const auto* const of_piece =
+          static_cast<const char*>(gradient) + (piece.begin - range.begin) * nbytes_of(model_.sum_dtype);
+      update_piece(rule, unit, piece, low, columns, of_piece, hyper);
     });
   });
 }
 
-void ShardedOptimizer::update_piece(std::int64_t numel, void* low, std::span<void* const> columns,
-                                    const float* gradient, const optim::Hyper& hyper) const {
-  optim::UpdateArgs args{.gradient = gradient, .low = low, .low_dtype = model_.param_dtype, .numel = numel};
+void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::vector<double>& lr) {
+  using Whole = optim::Rule::Whole;
+  const auto taking_part = [&](int p, Whole whole) {
+    const optim::Rule* const rule = rule_of(p);
+    return rule && rule->whole == whole && model_.units[model_.parameters[p].unit].trainable &&
+           (!is_active_ || is_active_(p));
+  };
+  const auto direction_of = [&](int unit, Range range) {
+    return static_cast<float*>(reducer.accumulator(unit)) +
+           (range.begin - reducer.gradient_range(unit).begin);
+  };
+  std::vector<int> by_norm, by_matrix;
+  for (int p = 0; p < static_cast<int>(model_.parameters.size()); ++p) {
+    if (taking_part(p, Whole::kNorms)) by_norm.push_back(p);
+    if (taking_part(p, Whole::kMatrix)) by_matrix.push_back(p);
+  }
+  const auto take = [&](int p, const optim::Hyper& hyper) {
+    const int unit = model_.parameters[p].unit;
+    const Range mine = layout::intersect(model_.parameters[p].range, update_range(unit));
+    for_each_piece(unit, mine, Access::kUpdate, [&](Range piece, void* low, std::span<void* const> columns) {
+      update_piece(optim::take_direction(), unit, piece, low, columns, direction_of(unit, piece), hyper);
+    });
+  };
+
+  if (!by_norm.empty()) {
+    const auto weights = whole_->sums_of_squares(
+        by_norm, [&](int unit, Range range, float* out) { copy_master(unit, range, out); });
+    const auto directions = whole_->sums_of_squares(by_norm, [&](int unit, Range range, float* out) {
+      model_.passes->copy(out, direction_of(unit, range),
+                          static_cast<std::size_t>(range.numel()) * sizeof(float));
+    });
+    for (std::size_t i = 0; i < by_norm.size(); ++i) {
+      const int p = by_norm[i], group = group_of(p);
+      optim::Hyper hyper = options_.groups[group].hyper;
+      hyper.lr = lr[group];
+      hyper.step = steps_[p] + 1;
+      take(p, {.lr = optim::lamb_rate(hyper, std::sqrt(weights[i]), std::sqrt(directions[i]))});
+    }
+  }
+  whole_->change_matrices([&](int p) { return taking_part(p, Whole::kMatrix); }, direction_of,
+                          [&](int p, const at::Tensor& whole) {
+                            const bool gram = options_.groups[group_of(p)].hyper.gram_newton_schulz;
+                            whole.copy_(optim::orthogonalized(
+                                whole, gram ? optim::NewtonSchulz::kGram : optim::NewtonSchulz::kStandard));
+                          });
+  for (const int p : by_matrix) {
+    const int group = group_of(p);
+    take(p, {.lr = lr[group], .weight_decay = options_.groups[group].hyper.weight_decay});
+  }
+}
+
+void ShardedOptimizer::update_piece(const optim::Rule& rule, int unit, Range piece, void* low,
+                                    std::span<void* const> columns, const void* gradient,
+                                    const optim::Hyper& hyper) const {
+  optim::UpdateArgs args{.low = low, .low_dtype = model_.param_dtype, .numel = piece.numel()};
+  if (model_.sum_dtype == DType::kFloat32) {
+    args.gradient = static_cast<const float*>(gradient);
+    args.direction = static_cast<float*>(const_cast<void*>(gradient));  // the sums are used up by the step
+  } else {
+    args.narrow.gradient = gradient;
+    args.narrow.gradient_format = format_of(model_.sum_dtype);
+  }
+  void* master = nullptr;
   switch (masters_) {
     case Masters::kParameters:
-      args.master = static_cast<float*>(std::exchange(args.low, nullptr));
+      master = std::exchange(args.low, nullptr);
       break;
     case Masters::kRemainders: args.remainder = static_cast<std::uint16_t*>(columns[kMaster]); break;
-    case Masters::kFloat: args.master = static_cast<float*>(columns[kMaster]); break;
+    case Masters::kOwn:
+      master = columns[kMaster];
+      break;
   }
-  std::copy(columns.begin() + static_cast<std::ptrdiff_t>(column_of(0)), columns.end(), args.states.begin());
-  model_.passes->update(rule(), args, hyper);
+  if (options_.master_dtype == DType::kFloat32) {
+    args.master = static_cast<float*>(master);
+  } else {
+    args.narrow.master = master;
+    args.narrow.master_format = format_of(options_.master_dtype);
+    args.narrow.stochastic = options_.stochastic_rounding;
+    args.narrow.seed = options_.seed;
+    args.narrow.first_element =
+        (static_cast<std::uint64_t>(unit) << 40) + static_cast<std::uint64_t>(piece.begin);
+  }
+  for (std::size_t s = 0; s < rule.states.size(); ++s)
+    args.states[s] = columns[column_of(*find_state(rule.states[s].name))];
+  model_.passes->update(rule, args, hyper);
 }
 
 at::Tensor ShardedOptimizer::low_values(int unit, Range range) const {
@@ -244,10 +412,10 @@ void ShardedOptimizer::refresh(int unit, Range range, const at::Tensor& before) 
   const at::Tensor same = low.eq(before);
   for_each_piece(unit, whole, Access::kUpdate, [&](Range part, void*, std::span<void* const> columns) {
     const std::int64_t begin = part.begin - whole.begin;
-    if (masters_ == Masters::kFloat) {
-      const at::Tensor master = view(columns[kMaster], DType::kFloat32, part.numel());
+    if (masters_ == Masters::kOwn) {
+      const at::Tensor master = view(columns[kMaster], options_.master_dtype, part.numel());
       master.copy_(at::where(same.narrow(0, begin, part.numel()), master,
-                             low.narrow(0, begin, part.numel()).to(at::kFloat)));
+                             low.narrow(0, begin, part.numel()).to(master.scalar_type())));
       return;
     }
     auto* const remainder = static_cast<std::uint16_t*>(columns[kMaster]);
@@ -257,9 +425,14 @@ void ShardedOptimizer::refresh(int unit, Range range, const at::Tensor& before) 
 }
 
 void ShardedOptimizer::low_from_master(int unit) {
-  if (!model_.units[unit].trainable || masters_ != Masters::kFloat) return;
+  if (!model_.units[unit].trainable || masters_ != Masters::kOwn) return;
   const Range part = layout::intersect(update_range(unit), store_.writable_range(unit));
   for_each_piece(unit, part, Access::kRead, [&](Range piece, void* low, std::span<void* const> columns) {
+    if (options_.master_dtype != DType::kFloat32) {
+      model_.passes->copy(low, columns[kMaster],
+                          static_cast<std::size_t>(piece.numel() * nbytes_of(model_.param_dtype)));
+      return;
+    }
     model_.passes->round(static_cast<const float*>(columns[kMaster]), low, model_.param_dtype, piece.numel());
   });
 }
@@ -269,38 +442,80 @@ at::Tensor ShardedOptimizer::view(const void* data, DType dtype, std::int64_t nu
                        at::TensorOptions().dtype(storage::to_scalar_type(dtype)).device(model_.device));
 }
 
+at::Tensor ShardedOptimizer::empty(DType dtype, std::int64_t numel) const {
+  return at::empty({numel}, at::TensorOptions().dtype(storage::to_scalar_type(dtype)).device(model_.device));
+}
+
 std::optional<std::size_t> ShardedOptimizer::find_state(std::string_view name) const {
-  const auto found = std::ranges::find(rule().states, name, &optim::StateColumn::name);
-  if (found == rule().states.end()) return std::nullopt;
-  return static_cast<std::size_t>(found - rule().states.begin());
+  const auto found = std::ranges::find(kept_, name, &optim::StateColumn::name);
+  if (found == kept_.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - kept_.begin());
 }
 
 at::Tensor ShardedOptimizer::state_in_memory(std::size_t state, int unit, Range range) const {
   const Range part = layout::intersect(range, update_range(unit));
-  if (part.empty() || rule().states[state].dtype != DType::kFloat32) return at::Tensor();
+  if (part.empty() || kept_[state].format != StateFormat::kFloat32) return at::Tensor();
   const void* const data = states_->in_memory(column_of(state), unit, part);
   return data ? view(data, DType::kFloat32, part.numel()) : at::Tensor();
 }
 
+void ShardedOptimizer::copy_state(std::size_t state, int unit, Range range, float* out) const {
+  const StateFormat format = kept_[state].format;
+  if (format == StateFormat::kFloat32) return states_->read(column_of(state), unit, range, out);
+  if (!optim::is_quantized(format)) {
+    const DType dtype = optim::dtype_of(format);
+    const at::Tensor kept = empty(dtype, range.numel());
+    states_->read(column_of(state), unit, range, kept.mutable_data_ptr());
+    view(out, DType::kFloat32, range.numel()).copy_(kept);
+    return;
+  }
+  // Blocks at both ends may reach beyond the range.
+  constexpr std::int64_t kPiece = 4096;
+  std::array<std::byte, optim::nbytes_of(StateFormat::kDynamic8, kPiece)> kept;
+  std::array<float, kPiece> wide;
+  const std::int64_t first = range.begin / optim::block_numel(format) * optim::block_numel(format);
+  for (std::int64_t begin = first; begin < range.end; begin += kPiece) {
+    const Range piece = whole_blocks({begin, std::min(range.end, begin + kPiece)}, format);
+    states_->read(column_of(state), unit, piece, kept.data());
+    optim::kernels().widen_state(format, kept.data(), wide.data(), piece.numel());
+    const Range wanted = layout::intersect(piece, range);
+    std::copy_n(wide.data() + (wanted.begin - piece.begin), wanted.numel(),
+                out + (wanted.begin - range.begin));
+  }
+}
+
 at::Tensor ShardedOptimizer::state_values(std::size_t state, int unit, Range range) const {
-  const DType dtype = rule().states[state].dtype;
-  const at::Tensor values = at::empty(
-      {range.numel()}, at::TensorOptions().dtype(storage::to_scalar_type(dtype)).device(model_.device));
-  states_->read(column_of(state), unit, range, values.mutable_data_ptr());
-  return values.to(at::kFloat);
+  at::Tensor values = empty(DType::kFloat32, range.numel());
+  copy_state(state, unit, range, values.mutable_data_ptr<float>());
+  return values;
 }
 
 void ShardedOptimizer::set_state(std::size_t state, int unit, Range range, const at::Tensor& values) {
-  const auto type = storage::to_scalar_type(rule().states[state].dtype);
-  const at::Tensor source = values.to(model_.device, type).contiguous();
-  states_->write(column_of(state), unit, range, source.const_data_ptr());
+  const StateFormat format = kept_[state].format;
+  if (!optim::is_quantized(format)) {
+    const auto type = storage::to_scalar_type(optim::dtype_of(format));
+    states_->write(column_of(state), unit, range,
+                   values.to(model_.device, type).contiguous().const_data_ptr());
+    return;
+  }
+  ZERO_CHECK(range.begin % optim::block_numel(format) == 0, "{} from element {} on", kept_[state].name,
+             range.begin);
+  // What the last block has besides is padding.
+  const Range blocks = whole_blocks(range, format);
+  const at::Tensor wide = at::zeros({blocks.numel()}, at::kFloat);
+  wide.narrow(0, 0, range.numel()).copy_(values);
+  const at::Tensor kept = empty(DType::kByte, optim::nbytes_of(format, blocks.numel()));
+  optim::kernels().narrow_state(format, wide.const_data_ptr<float>(), kept.mutable_data_ptr(),
+                                blocks.numel());
+  states_->write(column_of(state), unit, blocks, kept.const_data_ptr());
 }
 
 at::Tensor ShardedOptimizer::master_in_memory(int unit, Range range) const {
   const Range part = layout::intersect(range, update_range(unit));
-  if (part.empty() || masters_ == Masters::kRemainders) return at::Tensor();
-  const void* const data = masters_ == Masters::kFloat ? states_->in_memory(kMaster, unit, part)
-                                                       : store_.in_memory(unit, part);
+  if (part.empty() || masters_ == Masters::kRemainders || options_.master_dtype != DType::kFloat32)
+    return at::Tensor();
+  const void* const data =
+      masters_ == Masters::kOwn ? states_->in_memory(kMaster, unit, part) : store_.in_memory(unit, part);
   return data ? view(data, DType::kFloat32, part.numel()) : at::Tensor();
 }
 
@@ -315,14 +530,16 @@ at::Tensor ShardedOptimizer::master_values(int unit, Range range) const {
 void ShardedOptimizer::copy_master(int unit, Range range, float* out) const {
   for_each_piece(unit, range, Access::kRead, [&](Range piece, void* low, std::span<void* const> columns) {
     float* const to = out + (piece.begin - range.begin);
-    const auto nbytes = static_cast<std::size_t>(piece.numel()) * sizeof(float);
-    switch (masters_) {
-      case Masters::kParameters: model_.passes->copy(to, low, nbytes); break;
-      case Masters::kFloat: model_.passes->copy(to, columns[kMaster], nbytes); break;
-      case Masters::kRemainders:
-        model_.passes->join(static_cast<const std::uint16_t*>(low), static_cast<const std::uint16_t*>(columns[kMaster]),
-                            to, piece.numel());
-        break;
+    if (masters_ == Masters::kRemainders) {
+      model_.passes->join(static_cast<const std::uint16_t*>(low),
+                          static_cast<const std::uint16_t*>(columns[kMaster]), to, piece.numel());
+      return;
+    }
+    const void* const master = masters_ == Masters::kParameters ? low : columns[kMaster];
+    if (options_.master_dtype == DType::kFloat32) {
+      model_.passes->copy(to, master, static_cast<std::size_t>(piece.numel()) * sizeof(float));
+    } else {
+      view(to, DType::kFloat32, piece.numel()).copy_(view(master, options_.master_dtype, piece.numel()));
     }
   });
 }

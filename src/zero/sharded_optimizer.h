@@ -1,11 +1,12 @@
 #pragma once
-// ShardedOptimizer: fp32 master weights and the states of a rule (optim/rule.h) of the ranges this rank updates, and
-// the fused update of all of them. Where they live is the StateStore's matter.
+// ShardedOptimizer: master weights and the states of rules (optim/rule.h) of the ranges this rank updates,
+// and the fused update of all of them. Where they live is the StateStore's matter.
 //
-// Master weights are kept in one of three ways, the same bits in each:
-//   the parameters themselves   fp32 parameters that this rank writes        0 bytes
-//   16-bit remainders           bf16 parameters that this rank writes (CPU)  2 bytes
-//   fp32                        else                                         4 bytes
+// Master weights are fp32, or of the 16 bits of the parameters, and kept in one of three ways, the same bits
+// in each:
+//   the parameters themselves   of the masters' dtype, which this rank writes                 0 bytes
+//   16-bit remainders           fp32 masters of bf16 parameters that this rank writes (CPU)   2 bytes
+//   a state of their own        else                                                          4 or 2 bytes
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,19 +18,23 @@
 #include "storage/state_store.h"
 #include "zero/parameter_store.h"
 #include "zero/sharded_model.h"
+#include "zero/whole_tensors.h"
 
 namespace zero::sharding {
 
 /// Hyper-parameters of the parameters that name it; the learning rate is passed at every update.
 struct OptimizerGroup {
   optim::Hyper hyper;
+  const optim::Rule* rule = &optim::adam();
 };
 
 struct OptimizerOptions {
-  const optim::Rule* rule = &optim::adam();
-  std::vector<OptimizerGroup> groups;            ///< at least one
-  std::vector<int> group_of_parameter;           ///< by parameter
-  std::int64_t sub_group_numel = 1'000'000'000;  ///< most elements updated in one piece
+  std::vector<OptimizerGroup> groups;            ///< at least one; states of one name are kept alike
+  std::vector<int> group_of_parameter;           ///< by parameter; -1: none, it is not updated
+  std::int64_t sub_group_numel = 1'000'000'000;  ///< about how many elements are updated in one piece
+  DType master_dtype = DType::kFloat32;          ///< or the parameters'
+  bool stochastic_rounding = false;              ///< of bf16 masters, with `seed`; in host memory
+  std::uint64_t seed = 0;
 };
 
 class ShardedOptimizer {
@@ -53,12 +58,13 @@ class ShardedOptimizer {
   using IsActive = std::function<bool(int parameter)>;
   void choose_active(IsActive is_active) { is_active_ = std::move(is_active); }
 
-  /// Updates every range from its accumulated gradient. `lr[g]`: learning rate of group g. Local; other ranks
-  /// see it after store.publish().
-  void update(const class GradientReducer& reducer, const std::vector<double>& lr, double gradient_scale);
+  /// Updates every range from its accumulated gradient, which rules of two passes overwrite. `lr[g]`:
+  /// learning rate of group g. Other ranks see it after store.publish(). Local, but *collective* with rules
+  /// of two passes.
+  void update(class GradientReducer& reducer, const std::vector<double>& lr, double gradient_scale);
 
   /// The same for one part of update_range(unit), `gradient` [range.numel()]; end_step() when all parts were
-  /// updated.
+  /// updated. Not with rules of two passes.
   void update_part(int unit, Range range, const at::Tensor& gradient, const std::vector<double>& lr,
                    double gradient_scale);
   void end_step();
@@ -69,14 +75,21 @@ class ShardedOptimizer {
   /// follow where they differ from `before`, low_values() of that range. Local.
   void refresh(int unit, Range range, const at::Tensor& before);
 
-  const optim::Rule& rule() const { return *options_.rule; }
-  /// The index of one of the rule's states by name; nothing when it has none of that name.
+  /// Of the first group's rule.
+  std::string_view name() const { return options_.groups.front().rule->name; }
+  /// The states of all groups, each name once: what indices below mean.
+  const std::vector<optim::StateColumn>& states() const { return kept_; }
+  /// The index of a state by name; nothing when no group has one of that name.
   std::optional<std::size_t> find_state(std::string_view name) const;
+  bool has_state(std::size_t state, int parameter) const;
   /// Where a state of this rank's part of `range` lies: undefined when there is none, or it is not always in memory as
   /// fp32.
   at::Tensor state_in_memory(std::size_t state, int unit, Range range) const;
-  /// A state of `range`, which lies in update_range(unit): a copy, fp32.
+  /// A state of `range`, which lies in update_range(unit) and in parameters that have it: a copy, fp32.
   at::Tensor state_values(std::size_t state, int unit, Range range) const;
+  /// The same into `out`, fp32 [range.numel()].
+  void copy_state(std::size_t state, int unit, Range range, float* out) const;
+  /// From fp32. `range` ends at a parameter's end or a multiple of layout::kBlockNumel.
   void set_state(std::size_t state, int unit, Range range, const at::Tensor& values);
   /// As state_in_memory, of the master weights.
   at::Tensor master_in_memory(int unit, Range range) const;
@@ -101,12 +114,16 @@ class ShardedOptimizer {
   double initial_of(std::size_t state, int parameter) const;
 
  private:
-  enum class Masters : std::uint8_t { kParameters, kRemainders, kFloat };
+  enum class Masters : std::uint8_t { kParameters, kRemainders, kOwn };
   static constexpr std::size_t kMaster = 0;  ///< its column, unless the parameters are the masters
 
   Masters choose_masters() const;
   std::vector<storage::StateColumn> columns() const;
   std::size_t column_of(std::size_t state) const { return state + (masters_ == Masters::kParameters ? 0 : 1); }
+  const optim::Rule* rule_of(int parameter) const;  ///< null: none
+  bool has_two_passes() const;
+  /// The second pass of parameters of rules that have one. *Collective.*
+  void finish_directions(GradientReducer& reducer, const std::vector<double>& lr);
   void add_states(std::span<const int> units);
   /// Calls `run(range, group, steps)` for what of `range` is active and shares group and step count.
   template <class Run>
@@ -115,19 +132,22 @@ class ShardedOptimizer {
   /// values, null where this rank does not write them. Allocates nothing.
   template <class Visit>
   void for_each_piece(int unit, Range range, storage::StateStore::Access access, Visit visit) const;
-  /// `gradient`: of `range`. Allocates nothing.
-  void update_range_of(int unit, Range range, const float* gradient, const std::vector<double>& lr,
+  /// `gradient`: of `range`, of ShardedModel::sum_dtype. Allocates nothing.
+  void update_range_of(int unit, Range range, const void* gradient, const std::vector<double>& lr,
                        double gradient_scale);
-  void update_piece(std::int64_t numel, void* low, std::span<void* const> columns, const float* gradient,
-                    const optim::Hyper& hyper) const;
+  void update_piece(const optim::Rule& rule, int unit, Range piece, void* low, std::span<void* const> columns,
+                    const void* gradient, const optim::Hyper& hyper) const;
   at::Tensor view(const void* data, DType dtype, std::int64_t numel) const;
+  at::Tensor empty(DType dtype, std::int64_t numel) const;
 
   ShardedModel& model_;
   ParameterStore& store_;
   OptimizerOptions options_;
   IsActive is_active_;
-  Masters masters_ = Masters::kFloat;
+  Masters masters_ = Masters::kOwn;
+  std::vector<optim::StateColumn> kept_;
   std::unique_ptr<storage::StateStore> states_;
+  std::unique_ptr<WholeTensors> whole_;  ///< where a rule has two passes
   std::vector<std::int64_t> steps_;  ///< by parameter
 };
 

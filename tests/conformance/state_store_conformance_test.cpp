@@ -28,7 +28,7 @@ class FolderStates final : public StateStore {
     for (const StatePart& part : parts) {
       begin_[part.unit] = part.range.begin;
       for (std::size_t c = 0; c < columns_.size(); ++c) {
-        const std::string zeros(static_cast<std::size_t>(part.range.numel()) * size(c), '\0');
+        const std::string zeros(size(c, part.range.numel()), '\0');
         std::ofstream(path(c, part.unit), std::ios::binary) << zeros;
       }
     }
@@ -39,7 +39,7 @@ class FolderStates final : public StateStore {
       std::vector<std::vector<char>> memory;
       std::vector<void*> columns;
       for (std::size_t c = 0; c < columns_.size(); ++c) {
-        memory.emplace_back(static_cast<std::size_t>(piece.numel()) * size(c));
+        memory.emplace_back(size(c, piece.numel()));
         read(c, unit, piece, memory.back().data());
       }
       for (auto& column : memory) columns.push_back(column.data());
@@ -50,18 +50,20 @@ class FolderStates final : public StateStore {
   }
   void read(std::size_t column, int unit, Range range, void* out) const override {
     std::ifstream file(path(column, unit), std::ios::binary);
-    file.seekg((range.begin - begin_.at(unit)) * static_cast<std::int64_t>(size(column)));
-    file.read(static_cast<char*>(out), range.numel() * static_cast<std::int64_t>(size(column)));
+    file.seekg(columns_[column].nbytes(range.begin - begin_.at(unit)));
+    file.read(static_cast<char*>(out), columns_[column].nbytes(range.numel()));
   }
   void write(std::size_t column, int unit, Range range, const void* in) override {
     std::fstream file(path(column, unit), std::ios::binary | std::ios::in | std::ios::out);
-    file.seekp((range.begin - begin_.at(unit)) * static_cast<std::int64_t>(size(column)));
-    file.write(static_cast<const char*>(in), range.numel() * static_cast<std::int64_t>(size(column)));
+    file.seekp(columns_[column].nbytes(range.begin - begin_.at(unit)));
+    file.write(static_cast<const char*>(in), columns_[column].nbytes(range.numel()));
   }
   void* in_memory(std::size_t, int, Range) const override { return nullptr; }
 
  private:
-  std::size_t size(std::size_t column) const { return element_nbytes(columns_[column].dtype); }
+  std::size_t size(std::size_t column, std::int64_t numel) const {
+    return static_cast<std::size_t>(columns_[column].nbytes(numel));
+  }
   std::string path(std::size_t column, int unit) const {
     return folder_ + "/" + columns_[column].name + std::to_string(unit);
   }
@@ -97,9 +99,9 @@ const HomeKind kHomes[] = {
      }},
 };
 
-const std::vector<StateColumn> kColumns = {{"remainder", DType::kBFloat16, MemoryKind::kMaster},
-                                           {"a", DType::kFloat32, MemoryKind::kOptimizer},
-                                           {"b", DType::kFloat32, MemoryKind::kOptimizer}};
+const std::vector<StateColumn> kColumns = {{"remainder", 2, 1, MemoryKind::kMaster},
+                                           {"a", 4, 1, MemoryKind::kOptimizer},
+                                           {"b", 4, 1, MemoryKind::kOptimizer}};
 constexpr StatePart kParts[] = {{0, {0, 1024}}, {3, {2048, 5120}}, {4, {1024, 1024}}};
 
 class StateHomes : public ::testing::TestWithParam<HomeKind> {

@@ -21,6 +21,8 @@ namespace {
 struct OptimizerCase {
   std::string json;
   std::vector<std::string> states;
+  std::string bf16 = {};  ///< with bf16: more of its section
+  bool stochastic = false;
 };
 
 const std::vector<OptimizerCase> kCases = {
@@ -34,14 +36,29 @@ const std::vector<OptimizerCase> kCases = {
      {"square_avg", "momentum_buffer", "grad_avg"}},
     {R"({"type": "RMSprop", "params": {"centered": true, "eps": 1e-2}})", {"square_avg", "grad_avg"}},
     {R"({"type": "Lion", "params": {"weight_decay": 0.1}})", {"exp_avg"}},
+    {R"({"type": "AdamW8bit", "params": {"lr": 0.01, "weight_decay": 0.1}})", {"exp_avg", "exp_avg_sq"}},
+    {R"({"type": "Adam8bit", "params": {"lr": 0.01, "weight_decay": 0.1, "adam_w_mode": false}})",
+     {"exp_avg", "exp_avg_sq"},
+     R"(, "bf16_master_weights_and_grads": true)"},
+    {R"({"type": "AdamW", "params": {"lr": 0.02}})",
+     {"exp_avg", "exp_avg_sq"},
+     R"(, "bf16_optimizer_states": true)"},
+    {R"({"type": "AdamW", "params": {"lr": 0.03}})",
+     {"exp_avg", "exp_avg_sq"},
+     R"(, "bf16_optimizer_states": true, "bf16_master_weights_and_grads": true)"},
+    {R"({"type": "SGD", "params": {"lr": 0.03, "momentum": 0.9}})",
+     {"momentum_buffer"},
+     R"(, "bf16_master_weights_and_grads": true)",
+     true},
 };
 
-std::string json_of(const std::string& optimizer, int stage, bool node_shared = false, bool bf16 = false) {
+std::string json_of(const OptimizerCase& of, int stage, bool node_shared = false, bool bf16 = false) {
   return fmt::format(R"({{"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2, "optimizer": {},
-    "gradient_clipping": 0.5, "bf16": {{"enabled": {}}},
+    "gradient_clipping": 0.5, "bf16": {{"enabled": {}{}}},
     "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0, "sub_group_size": 13}},
-    "zerotorch": {{"seed": 5, "store": "{}"}}}})",
-                     optimizer, bf16, stage, node_shared ? "node_shared" : "copying");
+    "zerotorch": {{"seed": 5, "store": "{}", "stochastic_rounding": {}}}}})",
+                     of.json, bf16, bf16 ? of.bf16 : "", stage, node_shared ? "node_shared" : "copying",
+                     bf16 && of.stochastic);
 }
 
 constexpr int kMicroBatchesOfAStep = 6;
@@ -73,7 +90,7 @@ void train_all(Group group, const TemporaryFolder& folder) {
       for (const bool node_shared : {false, true}) {
         const bool bf16 = node_shared != (stage % 2 == 0);
         const std::string curve = fmt::format("{} {}", c, bf16);
-        const std::string json = json_of(kCases[c].json, stage, node_shared, bf16);
+        const std::string json = json_of(kCases[c], stage, node_shared, bf16);
         auto engine = layers_engine(group, 3, {}, json);
         train_steps(engine, 2);
         // Of one, read by all.
@@ -117,14 +134,14 @@ TEST(Optimizers, ACheckpointOfAnotherIsAnError) {
   const TemporaryFolder folder;
   expect_all_ok(spawn(2, [&](Group group) {
     for (std::size_t c = 0; c < kCases.size(); ++c) {
-      auto engine = layers_engine(group, 3, {}, json_of(kCases[c].json, 3));
+      auto engine = layers_engine(group, 3, {}, json_of(kCases[c], 3));
       train_steps(engine, 1);
       engine.save_checkpoint(folder.path(), std::to_string(c));
     }
     for (std::size_t c = 0; c < kCases.size(); ++c) {
       for (std::size_t other = 0; other < kCases.size(); ++other) {
         if (kCases[c].states == kCases[other].states) continue;
-        auto engine = layers_engine(group, 9, {}, json_of(kCases[c].json, 3));
+        auto engine = layers_engine(group, 9, {}, json_of(kCases[c], 3));
         const std::string said = error_of(
             [&] { engine.load_checkpoint(folder.path(), std::to_string(other)); });
         EXPECT_NE(said.find("is of another optimizer"), std::string::npos) << said;
@@ -262,7 +279,7 @@ TEST(Optimizers, ParameterGroupsNameTheirHyperparameters) {
     const auto sgd = two_groups<torch::optim::SGD>(SGDOptions(0.01).momentum(0.9).dampening(0.2), SGDOptions(0.01))(
         plain->first->parameters(), plain->second->parameters());
     const std::string json = R"({"type": "SGD", "params": {"lr": 0.01}})";
-    Config config = Config::from_text(json_of(json, 2));
+    Config config = Config::from_text(json_of({json}, 2));
     config.gradient_clipping = 0;
     auto engine = initialize(
         model, config,
@@ -292,7 +309,7 @@ TEST(Optimizers, AdagradsSumsStartAtTheirInitialValue) {
   const TemporaryFolder folder;
   expect_all_ok(spawn(2, [&](Group group) {
     const std::string json =
-        json_of(R"({"type": "Adagrad", "params": {"initial_accumulator_value": 0.5}})", 3);
+        json_of({R"({"type": "Adagrad", "params": {"initial_accumulator_value": 0.5}})"}, 3);
     auto engine = layers_engine(group, 3, {.freeze_second = true}, json);
     train_steps(engine, 1);
     for (auto& parameter : engine.typed_module()->second->parameters()) parameter.requires_grad_(true);

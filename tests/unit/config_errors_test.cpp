@@ -95,12 +95,15 @@ TEST(ConfigErrors, CountsInScientificNotation) {
 }
 
 TEST(ConfigErrors, OptimizersAndSchedulesWeDoNotHave) {
-  EXPECT_EQ(error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 1}}})"),
-            "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam, SGD, Adagrad, RMSprop, Lion");
+  EXPECT_EQ(
+      error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 1}}})"),
+      "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam, SGD, Adagrad, RMSprop, Lion, "
+      "Lamb, Muon, AdamW8bit, Adam8bit");
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "AdmaW"}})"),
-            "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\", \"SGD\", \"Adagrad\", \"RMSprop\", "
-            "\"Lion\"; did you mean 'AdamW'?");
-  for (const char* type : {"Lamb", "lbfgs", "Adafactor", "muon", "ZeroOneAdam", "OneBitLamb", "NAdam"}) {
+            "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\", \"SGD\", \"Adagrad\", "
+            "\"RMSprop\", "
+            "\"Lion\", \"Lamb\", \"Muon\", \"AdamW8bit\", \"Adam8bit\"; did you mean 'AdamW'?");
+  for (const char* type : {"lbfgs", "Adafactor", "ZeroOneAdam", "OneBitLamb", "NAdam"}) {
     EXPECT_NE(error_of(std::string(R"({"optimizer": {"type": ")") + type + "\"}}").find("is not built"),
               std::string::npos);
   }
@@ -158,7 +161,13 @@ TEST(ConfigErrors, DtypesMustAgree) {
   EXPECT_EQ(error_of(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})"),
             "c:1: fp16.enabled: bf16.enabled is true as well; set one of the two to false");
   EXPECT_EQ(error_of(R"({"data_types": {"grad_accum_dtype": "fp32", "param_dtype": "float"}})"), "");
-  EXPECT_NE(error_of(R"({"data_types": {"grad_accum_dtype": "bf16"}})").find("accumulated in fp32"),
+  EXPECT_EQ(error_of(R"({"data_types": {"grad_accum_dtype": "bf16"}})"), "");
+  EXPECT_EQ(error_of(R"({"bf16": {"bf16_master_weights_and_grads": true}})"),
+            "c:1: bf16.bf16_master_weights_and_grads: needs bf16.enabled; set it to true");
+  EXPECT_EQ(error_of(R"({"fp16": {"fp16_master_weights_and_grads": true}})"),
+            "c:1: fp16.fp16_master_weights_and_grads: needs fp16.enabled; set it to true");
+  EXPECT_NE(error_of(R"({"bf16": {"enabled": true}, "zerotorch": {"stochastic_rounding": true}})")
+                .find("set bf16.enabled and bf16.bf16_master_weights_and_grads to true"),
             std::string::npos);
   EXPECT_NE(error_of(R"({"data_types": {"param_dtype": "bf16"}})"), "");
 }

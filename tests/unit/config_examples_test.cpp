@@ -121,9 +121,10 @@ TEST(ConfigExamples, ConfigParamsWrapperAndBooleanZero) {
   EXPECT_NE(
       error_of("{\"config_params\": {\n\"train_batch_size\": 0}}").find("ds.json:2: train_batch_size: got 0"),
       std::string::npos);
-  EXPECT_NE(error_of(R"({"config_params": {"optimizer": {"type": "Lamb", "params": {"max_coeff": 1}}}})")
-                .find("'Lamb' is not built"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of(R"({"config_params": {"optimizer": {"type": "OneBitLamb", "params": {"max_coeff": 1}}}})")
+          .find("'OneBitLamb' is not built"),
+      std::string::npos);
 }
 
 TEST(ConfigExamples, FromFile) {

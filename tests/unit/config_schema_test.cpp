@@ -231,6 +231,11 @@ std::vector<nlohmann::json> values_of(const Key& key) {
   return values;
 }
 
+std::string first_name_of(const std::string& dtype) {
+  if (dtype == "bfloat16" || dtype == "torch.bfloat16") return "bf16";
+  return dtype == "float" || dtype == "float32" || dtype == "torch.float32" ? "fp32" : "fp16";
+}
+
 TEST(ConfigSchema, WhatAKeySetsIsWhatItWrites) {
   int count = 0;
   for (const Key* key : all_keys()) {
@@ -241,7 +246,10 @@ TEST(ConfigSchema, WhatAKeySetsIsWhatItWrites) {
       Config config;
       config.optimizer.given = true;
       key->field.bind(config, check_value(*key, value).value);
-      EXPECT_EQ(json_of(*key, key->field.unbind(config)), value) << key->path;
+      const auto written = json_of(*key, key->field.unbind(config));
+      // Of several names for one thing it writes the first.
+      const bool renamed = key->path == "data_types.grad_accum_dtype" && written != value;
+      EXPECT_EQ(written, renamed ? nlohmann::json(first_name_of(value)) : value) << key->path;
       ++count;
     }
   }

@@ -257,7 +257,7 @@ TEST(Kernels, DevicePassesAgreeWithTheKernels) {
   const Passes& passes = aten_passes_for(c10::kCPU);
   passes.reduce({.accumulator = device.mutable_data_ptr<float>(), .slices = slices, .numel = kNumel});
   EXPECT_TRUE(at::equal(device, at::from_blob(accumulator.data(), {kNumel}, at::kFloat)));
-  passes.block_sumsq(device.const_data_ptr<float>(), kNumel, device_sums.data());
+  passes.block_sumsq(device.const_data_ptr<float>(), DType::kFloat32, kNumel, device_sums.data());
   for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(sums[i], device_sums[i], 1e-12 * sums[i]);
 }
 

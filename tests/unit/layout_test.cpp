@@ -2,6 +2,7 @@
 
 #include "layout/prefetch_window.h"
 #include "layout/shard.h"
+#include "layout/tensor_rounds.h"
 #include "layout/units.h"
 #include "layout/use_order.h"
 #include "zero/errors.h"
@@ -88,6 +89,57 @@ Example example() {
   e.parameters.push_back({"head.weight", 900, false});
   e.parameters.push_back({"head.bias", 9, true});
   return e;
+}
+
+TEST(TensorRounds, EveryTensorIsBroughtTogetherOnceByTheRankThatHoldsMost) {
+  const std::vector<std::int64_t> numels = {3000, 1, 5000, 64, 12000, 700, 1024, 2048};
+  std::vector<TensorPlace> tensors;
+  std::vector<std::int64_t> unit_numel;
+  for (int unit = 0; unit < 3; ++unit) {
+    std::int64_t offset = 0;
+    for (const std::int64_t numel : numels) {
+      tensors.push_back({unit, {offset, offset + numel}});
+      offset = round_up(offset + numel, kAlignNumel);
+    }
+    unit_numel.push_back(round_up(offset, kBlockNumel));
+  }
+  for (int ranks = 1; ranks <= 5; ++ranks) {
+    std::vector<std::vector<std::int64_t>> cuts;
+    for (int unit = 0; unit < 3; ++unit) cuts.push_back(shard_cuts(unit_numel[unit], ranks, unit));
+    const auto part = [&](int tensor, int rank) {
+      const auto& its = cuts[tensors[tensor].unit];
+      return intersect(tensors[tensor].range, {its[rank], its[rank + 1]}).numel();
+    };
+    const TensorRounds plan = plan_rounds(tensors, cuts);
+    ASSERT_EQ(plan.owner.size(), tensors.size());
+    std::vector<int> seen(tensors.size(), 0);
+    for (const int t : plan.local) {
+      ++seen[t];
+      EXPECT_EQ(part(t, plan.owner[t]), tensors[t].range.numel());
+    }
+    for (const TensorRound& round : plan.rounds) {
+      std::int64_t to = 0, from = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        to += round.to_owner[rank];
+        from += round.from_owner[rank];
+        const int t = round.tensor_of[rank];
+        if (t < 0) continue;
+        ++seen[t];
+        EXPECT_EQ(plan.owner[t], rank);
+        EXPECT_LE(tensors[t].range.numel(), plan.largest_numel);
+        for (int other = 0; other < ranks; ++other) {
+          EXPECT_LE(part(t, other), part(t, rank));
+          if (other == rank) continue;
+          EXPECT_LE(part(t, other), round.to_owner[rank]);
+          EXPECT_LE(part(t, other), round.from_owner[other]);
+        }
+      }
+      EXPECT_LE(std::max(to, from), plan.send_numel);
+    }
+    EXPECT_EQ(seen, std::vector<int>(tensors.size(), 1)) << ranks;
+    EXPECT_EQ(plan.rounds.empty(), ranks == 1);
+  }
+  EXPECT_TRUE(plan_rounds({}, {}).owner.empty());
 }
 
 TEST(Units, EveryParameterHasOnePlaceAndFrozenOnesAreApart) {

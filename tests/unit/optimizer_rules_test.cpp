@@ -222,11 +222,17 @@ Bits three_steps(const Case& c, Update update, Kept kept, std::int64_t numel, st
 /// The kernels of an instruction set, with states as the rule has them.
 Update update_of(const Kernels& set, Algorithm algorithm) {
   switch (algorithm) {
-    case Algorithm::kAdam: return set.adam;
+    case Algorithm::kAdam:
+    case Algorithm::kAdam8bit:
+      return set.adam;
     case Algorithm::kSgd: return set.sgd;
     case Algorithm::kAdagrad: return set.adagrad;
     case Algorithm::kRmsprop: return set.rmsprop;
     case Algorithm::kLion: return set.lion;
+    case Algorithm::kLamb:
+      return set.lamb;
+    case Algorithm::kMuon:
+      return set.muon;
   }
   return nullptr;
 }
@@ -311,7 +317,7 @@ TEST(OptimizerRules, KeepTheStatesThatAGroupNeeds) {
   EXPECT_EQ(names(Algorithm::kRmsprop, {{.centered = true}, {.momentum = 0.1}}),
             "square_avg momentum_buffer grad_avg ");
   EXPECT_EQ(names(Algorithm::kLion, {{}}), "exp_avg ");
-  EXPECT_EQ(rule_for(Algorithm::kSgd, {}).state_nbytes(), 0);
+  EXPECT_EQ(rule_for(Algorithm::kSgd, {}).state_nbytes(64), 0);
   EXPECT_EQ(rule_for(Algorithm::kSgd, {}).missing_state({.momentum = 0.9}), "momentum_buffer");
   EXPECT_EQ(rule_for(Algorithm::kSgd, {}).missing_state({}), "");
   EXPECT_EQ(rule_for(Algorithm::kRmsprop, {}).missing_state({.centered = true}), "grad_avg");

@@ -62,8 +62,7 @@ void train(int ranks, int stage, DType dtype, std::int64_t sub_group) {
         options.resident.assign(room.model.units.size(), stage < 3);
         room.store = make_copying_store(room.model, room.ledger, room.times, options);
         ShardedOptimizer optimizer(room.model, *room.store, room.ledger,
-                                   {.rule = &sign_momentum(),
-                                    .groups = {{.hyper = {.beta1 = 0.5}}},
+                                   {.groups = {{.hyper = {.beta1 = 0.5}, .rule = &sign_momentum()}},
                                     .group_of_parameter = std::vector<int>(room.model.parameters.size(), 0),
                                     .sub_group_numel = sub_group});
         ASSERT_EQ(optimizer.find_state("momentum"), 0u);

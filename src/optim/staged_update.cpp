@@ -1,0 +1,87 @@
+#include "optim/staged_update.h"
+
+#include <algorithm>
+
+#include "optim/kernels.h"
+
+namespace zero::optim {
+namespace {
+
+constexpr std::int64_t kBlock = 2048;
+static_assert(kBlock % kQuantizedBlockNumel == 0);
+
+template <class T>
+T* offset(T* memory, std::int64_t numel) {
+  return memory ? memory + numel : nullptr;
+}
+void* offset(void* memory, StateFormat format, std::int64_t numel) {
+  return static_cast<char*>(memory) + nbytes_of(format, numel);
+}
+
+/// What an update of a step that draws its rounding is keyed by.
+std::uint64_t noise_key(const UpdateArgs::Narrow& narrow, const Hyper& hyper) {
+  return (narrow.seed ^ 0xA0761D6478BD642Full) * 0xE7037ED1A0B428DBull +
+         static_cast<std::uint64_t>(hyper.step);
+}
+
+void narrow_master(const float* values, void* out, std::int64_t begin, std::int64_t numel,
+                   const UpdateArgs& args, const Hyper& hyper) {
+  const auto& narrow = args.narrow;
+  if (!narrow.stochastic) return kernels().narrow_state(narrow.master_format, values, out, numel);
+  kernels().round_stochastically(values, static_cast<std::uint16_t*>(out), numel,
+                                 narrow.first_element + static_cast<std::uint64_t>(begin),
+                                 noise_key(narrow, hyper));
+}
+
+}  // namespace
+
+bool is_fp32(const Rule& rule, const UpdateArgs& args) {
+  return !args.narrow.master && !args.narrow.gradient &&
+         std::ranges::all_of(rule.states,
+                             [](const StateColumn& s) { return s.format == StateFormat::kFloat32; });
+}
+
+void update_staged(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) {
+  alignas(64) float master[kBlock], gradient[kBlock], states[kMostStates][kBlock];
+  const auto& narrow = args.narrow;
+  for (std::int64_t begin = 0; begin < args.numel; begin += kBlock) {
+    UpdateArgs block{.low_dtype = args.low_dtype, .numel = std::min(kBlock, args.numel - begin)};
+    if (narrow.master) {
+      block.master = master;
+      kernels().widen_state(narrow.master_format, offset(narrow.master, narrow.master_format, begin), master,
+                            block.numel);
+    } else {
+      block.master = offset(args.master, begin);
+      block.remainder = offset(args.remainder, begin);
+      block.low = offset(static_cast<std::uint16_t*>(args.low), begin);
+    }
+    block.gradient = offset(args.gradient, begin);
+    block.direction = offset(args.direction, begin);
+    if (narrow.gradient) {
+      block.gradient = gradient;
+      kernels().widen_state(narrow.gradient_format,
+                            offset(const_cast<void*>(narrow.gradient), narrow.gradient_format, begin),
+                            gradient, block.numel);
+    }
+    for (std::size_t s = 0; s < rule.states.size(); ++s) {
+      const StateFormat format = rule.states[s].format;
+      void* const kept = offset(args.states[s], format, begin);
+      block.states[s] = format == StateFormat::kFloat32 ? kept : states[s];
+      if (block.states[s] != kept) kernels().widen_state(format, kept, states[s], block.numel);
+    }
+    rule.update(block, hyper);
+    for (std::size_t s = 0; s < rule.states.size(); ++s) {
+      const StateFormat format = rule.states[s].format;
+      if (format != StateFormat::kFloat32)
+        kernels().narrow_state(format, states[s], offset(args.states[s], format, begin), block.numel);
+    }
+    if (!narrow.master) continue;
+    void* const kept = offset(narrow.master, narrow.master_format, begin);
+    narrow_master(master, kept, begin, block.numel, args, hyper);
+    if (args.low)
+      kernels().copy(offset(args.low, narrow.master_format, begin), kept,
+                     static_cast<std::size_t>(nbytes_of(narrow.master_format, block.numel)));
+  }
+}
+
+}  // namespace zero::optim
