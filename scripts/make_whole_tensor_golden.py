@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/data/whole_tensor_golden.json: weights after 20 steps of Muon and of LAMB on tensors of odd shapes.
+"""Writes tests/data/whole_tensor_golden.json: weights after 20 steps of Muon, LAMB and Adafactor on tensors of
+odd shapes.
 
 Muon's are made by DeepSpeed's own runtime/zero/muon/original_muon.py, its iterations in fp32 as on an accelerator
-without 16-bit types (it fails on filters of four dimensions), and LAMB's by the formula of its csrc/lamb in double.
+without 16-bit types (it fails on filters of four dimensions), LAMB's by the formula of its csrc/lamb in double, Adafactor's by
+PyTorch.
 Needs torch and the source distribution of DeepSpeed (0.19.8 made the committed file), unpacked.
 Usage: make_whole_tensor_golden.py FOLDER [file]
 """
@@ -28,6 +30,8 @@ SHAPES = {
 STEPS = 20
 MUON = {"muon_lr": 0.03, "adam_lr": 0.004, "weight_decay": 0.1, "momentum": 0.9, "betas": [0.9, 0.95], "eps": 1e-10}
 LAMB = {"lr": 0.01, "weight_decay": 0.1, "betas": [0.9, 0.99], "eps": 1e-6, "max_coeff": 0.3, "min_coeff": 0.02}
+
+ADAFACTOR = {"lr": 0.02, "weight_decay": 0.1, "beta2_decay": -0.7, "d": 1.0}
 
 
 def start(p, numel):
@@ -104,12 +108,24 @@ def run_lamb():
     return out
 
 
+def run_adafactor():
+    parameters = {name: torch.nn.Parameter(start(p, math.prod(shape)).view(shape))
+                  for p, (name, shape) in enumerate(SHAPES.items())}
+    optimizer = torch.optim.Adafactor(parameters.values(), lr=ADAFACTOR["lr"], beta2_decay=ADAFACTOR["beta2_decay"],
+                                      d=ADAFACTOR["d"], weight_decay=ADAFACTOR["weight_decay"], foreach=False)
+    for step in range(1, STEPS + 1):
+        for p, value in enumerate(parameters.values()):
+            value.grad = gradient(p, step, value.numel()).view(value.shape)
+        optimizer.step()
+    return {name: value.detach().flatten().tolist() for name, value in parameters.items()}
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     muon = load_muon(folder)
-    golden = {"steps": STEPS, "shapes": SHAPES, "muon": MUON, "lamb": LAMB,
+    golden = {"steps": STEPS, "shapes": SHAPES, "muon": MUON, "lamb": LAMB, "adafactor": ADAFACTOR,
               "weights": {"Muon gram": run_muon(muon, "gram"), "Muon standard": run_muon(muon, "standard"),
-                          "Lamb": run_lamb()}}
+                          "Lamb": run_lamb(), "Adafactor": run_adafactor()}}
     out = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else pathlib.Path("tests/data/whole_tensor_golden.json")
     out.write_text(json.dumps(golden, separators=(",", ": ")).replace("}, ", "},\n").replace("],", "],\n") + "\n")
 

@@ -52,7 +52,7 @@ struct Config {
   struct Optimizer {
     /// False when the file has no "optimizer" section: AdamW with the defaults below is used.
     bool given = false;
-    /// "AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon", "AdamW8bit" or "Adam8bit", in
+    /// "AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon", "Adafactor", "AdamW8bit" or "Adam8bit", in
     /// this spelling whatever the file's case. What a file does not say is as defaults_of() has it; by hand
     /// it is what stands here.
     std::string type = "AdamW";
@@ -94,6 +94,10 @@ struct Config {
     std::optional<double> muon_lr, adam_lr;
     /// Muon: how a matrix is orthogonalised: "gram" or "standard".
     std::string ns_method = "gram";
+    /// Adafactor: second moments forget by the step to this power.
+    double beta2_decay = -0.8;
+    /// Adafactor: the root mean square of a tensor's step, before its rate, is at most this.
+    double d = 1.0;
 
     /// A type with the defaults that DeepSpeed has for it, or torch.optim where DeepSpeed takes that.
     static Optimizer defaults_of(std::string_view type);

@@ -75,7 +75,8 @@ struct ParameterShape {
   std::string name;  ///< "h.0.qkv.weight" is parameter "weight" of module "h.0.qkv"
   std::int64_t numel = 0;
   bool trainable = true;
-  int dims = 2;  ///< of its shape: Muon keeps other states for matrices
+  /// Empty: not known. Muon keeps other states for matrices, Adafactor of their rows and columns.
+  std::vector<std::int64_t> shape = {};
 };
 
 /// An operator of the forward pass that reads parameters.

@@ -33,7 +33,7 @@ std::string read_file(const std::string& path) {
 Config::Optimizer Config::Optimizer::defaults_of(std::string_view type) {
   Optimizer optimizer;
   optimizer.type = type;
-  if (type == "Adagrad" || type == "RMSprop") optimizer.lr = 1e-2;
+  if (type == "Adagrad" || type == "RMSprop" || type == "Adafactor") optimizer.lr = 1e-2;
   if (type == "Adagrad") optimizer.eps = 1e-10;
   if (type == "Lion") optimizer.beta2 = 0.99;
   if (type == "Muon") {

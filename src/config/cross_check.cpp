@@ -130,11 +130,12 @@ void check_optimizer(Check& check) {
   }
 }
 
-/// Lamb and Muon need whole tensors, for which the sums of gradients are their working memory.
+/// Lamb, Muon and Adafactor need whole tensors, for which the sums of gradients are their working memory.
 void check_whole_tensors(Check& check) {
   const Config& config = check.config;
   const Given* type = check.find("optimizer.type");
-  if (type == nullptr || (config.optimizer.type != "Lamb" && config.optimizer.type != "Muon")) return;
+  const std::string& name = config.optimizer.type;
+  if (type == nullptr || (name != "Lamb" && name != "Muon" && name != "Adafactor")) return;
   if (config.sum_dtype() != DType::kFloat32) {
     check.problem(
         *type, fmt::format("{} needs gradients summed in fp32; set data_types.grad_accum_dtype to \"fp32\"",

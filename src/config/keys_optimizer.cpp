@@ -16,7 +16,7 @@ bool is_set(const Optimizer& one) {
     return std::tuple(o.type, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.bias_correction, o.adam_w_mode,
                       o.amsgrad, o.maximize, o.momentum, o.dampening, o.nesterov, o.alpha, o.centered, o.lr_decay,
                       o.initial_accumulator_value, o.max_coeff, o.min_coeff, o.eps_inside_sqrt, o.muon_lr, o.adam_lr,
-                      o.ns_method);
+                      o.ns_method, o.beta2_decay, o.d);
   };
   return values(one) != values(unset);
 }
@@ -34,17 +34,17 @@ constexpr Key kOptimizer[] = {
      .kind = Kind::kChoice,
      .fallback = "\"AdamW\"",
      .note = "AdamW, Adam (decoupled weight decay as well unless params.adam_w_mode is false), SGD, Adagrad, RMSprop, "
-             "Lion, Lamb, Muon, AdamW8bit or Adam8bit: docs/optimizers.md",
-     .choices = "AdamW|Adam|SGD|Adagrad|RMSprop|Lion|Lamb|Muon|AdamW8bit|Adam8bit",
+             "Lion, Lamb, Muon, Adafactor, AdamW8bit or Adam8bit: docs/optimizers.md",
+     .choices = "AdamW|Adam|SGD|Adagrad|RMSprop|Lion|Lamb|Muon|Adafactor|AdamW8bit|Adam8bit",
      .refused_choices = "OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|MuSGD|Adamax|NAdam|RAdam|Adadelta|"
-                        "ASGD|Rprop|LBFGS|SparseAdam|Adafactor",
+                        "ASGD|Rprop|LBFGS|SparseAdam",
      .field = {.bind = field<&Config::optimizer, &Optimizer::type>.bind,
                .unbind = [](const Config& c) -> Value {
                  return {.given = c.optimizer.given || is_set(c.optimizer), .text = c.optimizer.type};
                }}},
     no_effect("optimizer.legacy_fusion", Kind::kBool, "false", "the step is always one fused pass", "false"),
     section("optimizer.params", "of the optimizer"),
-    honoured("optimizer.params.lr", Kind::kNumber, "1e-3", "learning rate; Adagrad, RMSprop: 1e-2",
+    honoured("optimizer.params.lr", Kind::kNumber, "1e-3", "learning rate; Adagrad, RMSprop, Adafactor: 1e-2; Muon: see muon_lr",
              field<&Config::optimizer, &Optimizer::lr>),
     {.path = "optimizer.params.betas",
      .kind = Kind::kPair,
@@ -74,7 +74,7 @@ constexpr Key kOptimizer[] = {
     taken_by("Adam|AdamW", honoured("optimizer.params.amsgrad", Kind::kBool, "false",
                               "Adam, AdamW: divide by the largest second moment so far, a third state",
                               field<&Config::optimizer, &Optimizer::amsgrad>)),
-    taken_by("Adam|AdamW|Adam8bit|AdamW8bit|SGD|Adagrad|RMSprop",
+    taken_by("Adam|AdamW|Adam8bit|AdamW8bit|SGD|Adagrad|RMSprop|Adafactor",
              honoured("optimizer.params.maximize", Kind::kBool, "false",
                       "all but Lion, Lamb and Muon: climb instead of "
                       "descending",
@@ -133,6 +133,21 @@ constexpr Key kOptimizer[] = {
      .taken_by = "Muon",
      .field = {.bind = field<&Config::optimizer, &Optimizer::ns_method>.bind,
                .unbind = field<&Config::optimizer, &Optimizer::ns_method>.unbind}},
+    {.path = "optimizer.params.beta2_decay",
+     .kind = Kind::kNumber,
+     .fallback = "-0.8",
+     .note = "Adafactor: the second moments take step^beta2_decay of the new squares",
+     .minimum = -10,
+     .maximum = 0,
+     .taken_by = "Adafactor",
+     .field = field<&Config::optimizer, &Optimizer::beta2_decay>},
+    {.path = "optimizer.params.d",
+     .kind = Kind::kNumber,
+     .fallback = "1.0",
+     .note = "Adafactor: bound of the root mean square of a tensor's step before its rate",
+     .minimum = 1,
+     .taken_by = "Adafactor",
+     .field = field<&Config::optimizer, &Optimizer::d>},
     taken_by("Muon", refused("optimizer.params.per_head_muon", Kind::kBool, "false",
                              "matrices are orthogonalised whole; remove the key", "false")),
     taken_by(kAdams, no_effect("optimizer.params.torch_adam", Kind::kBool, "false",

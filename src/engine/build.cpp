@@ -88,7 +88,7 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   for (const auto& item : inventory.parameters) {
     infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad(),
                      impl.groups.model_parallel && !item.split.is_split(),
-                     static_cast<int>(item.tensor.dim())});
+                     item.tensor.sizes().vec()});
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
   model.device = device_of(inventory, impl.group);

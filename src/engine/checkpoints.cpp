@@ -95,6 +95,24 @@ class Collector {
     });
   }
 
+  /// States of whole tensors, from the ranks that hold them.
+  void add_tensor_states() {
+    const auto& optimizer = *impl_.optimizer;
+    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+      const int parameter = static_cast<int>(p);
+      for (const optim::TensorState& state : optimizer.tensor_states(parameter)) {
+        TensorInfo info;
+        info.name = impl_.model.parameters[p].name;
+        info.kind = state.name;
+        info.shape = state.shape;
+        info.trainable = true;
+        contents_.tensors.push_back(std::move(info));
+        const at::Tensor held = optimizer.tensor_state(parameter, state.name);
+        if (held.defined() && impl_.groups.model_parallel_rank() == 0) add_whole(held);
+      }
+    }
+  }
+
   /// Those of the first data-parallel rank, as it is its module that full weights are taken from.
   void add_buffers() {
     for (const auto& item : impl_.inventory.buffers) {
@@ -362,6 +380,7 @@ checkpoint::Contents Checkpoints::contents(std::vector<at::Tensor>& keep) const 
   for (std::size_t state = 0; state < optimizer.states().size(); ++state) {
     collector.add_optimizer_state(state);
   }
+  collector.add_tensor_states();
   if (impl_.window_micro_batches() > 0) {
     impl_.reducer->hold_sums();
     collector.add_states(kinds::kGradientSum, [&](int u, layout::Range r) {

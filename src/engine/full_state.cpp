@@ -60,6 +60,8 @@ std::size_t checked_state(const sharding::ShardedOptimizer& optimizer, int param
   const auto index = optimizer.find_state(state);
   if (index && optimizer.has_state(*index, parameter)) return *index;
   std::string names;
+  for (const auto& known : optimizer.tensor_states(parameter))
+    names += fmt::format("{}'{}'", names.empty() ? "" : ", ", known.name);
   for (std::size_t s = 0; s < optimizer.states().size(); ++s) {
     if (optimizer.has_state(s, parameter))
       names += fmt::format("{}'{}'", names.empty() ? "" : ", ", optimizer.states()[s].name);
@@ -136,6 +138,15 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view 
   auto& impl = *impl_;
   impl.enter(engine::Entry::kReadWeights, "full_optimizer_state");
   const int p = engine::find_parameter(impl.inventory, name);
+  for (const auto& known : impl.optimizer->tensor_states(p)) {
+    if (known.name != state) continue;
+    const int owner = impl.optimizer->tensor_states_owner(p);
+    at::Tensor values = impl.optimizer->tensor_state(p, state);
+    values = values.defined() ? values.clone() : at::empty(known.shape, impl.model.device);
+    impl.model.transport->broadcast(values.mutable_data_ptr(), values.numel(), DType::kFloat32, owner, {.label = name})
+        .wait();
+    return values;
+  }
   const std::size_t index = checked_state(*impl.optimizer, p, name, state);
   if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
     const auto& tensor = impl.model.parameters[p].tensor;

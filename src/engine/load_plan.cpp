@@ -86,6 +86,7 @@ class LoadPlanner {
       for (std::size_t state = 0; state < optimizer->states().size(); ++state) {
         if (optimizer->has_state(state, p)) plan_state(p, state, held, std::exchange(is_first, false));
       }
+      for (const optim::TensorState& state : optimizer->tensor_states(p)) plan_tensor_state(p, state);
     } else if (saved_.has_states(p)) {
       unused_states_.push_back(parameter.name);
     }
@@ -108,6 +109,21 @@ class LoadPlanner {
     const double initial = optimizer->initial_of(state, p);
     if (!mine.empty())
       plan_.to_start_anew.emplace_back([=] { assign(mine, at::full({mine.numel()}, initial, at::kFloat)); });
+  }
+
+  void plan_tensor_state(int p, const optim::TensorState& state) {
+    const auto t = saved_.find_parameter(state.name, p);
+    const at::Tensor held = impl_.optimizer->tensor_state(p, state.name);
+    const bool fits = t && saved_.info(*t).shape == state.shape;
+    if (!fits) without_states_.push_back(impl_.model.parameters[p].name);
+    if (!held.defined()) return;
+    if (fits) {
+      plan_.items.push_back({*t, 0, held.numel(), {}, {}, [held](const at::Tensor& values) {
+                               held.copy_(values.view(held.sizes()));
+                             }});
+    } else {
+      plan_.to_start_anew.emplace_back([held] { held.zero_(); });
+    }
   }
 
   /// Plans reading what this rank holds of a tensor in the shape of a parameter.
@@ -151,6 +167,9 @@ class LoadPlanner {
     const std::set<std::string> theirs = saved_.states();
     std::set<std::string> ours;
     for (const auto& state : optimizer.states()) ours.emplace(state.name);
+    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+      for (const auto& state : optimizer.tensor_states(static_cast<int>(p))) ours.emplace(state.name);
+    }
     if (!trains_both || theirs == ours) return;
     const auto listed = [](const std::set<std::string>& names) {
       return names.empty() ? std::string("no states") : fmt::format("{}", fmt::join(names, ", "));

@@ -65,7 +65,8 @@ ModelShape shape_of(const ModelView& model, std::string name) {
   ModelShape shape;
   shape.name = std::move(name);
   for (const auto& item : engine::take_inventory(model).parameters)
-    shape.parameters.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad()});
+    shape.parameters.push_back(
+        {item.name, item.tensor.numel(), item.tensor.requires_grad(), item.tensor.sizes().vec()});
   return shape;
 }
 

@@ -195,7 +195,7 @@ void check_whole_tensors(const Inventory& inventory, const OptimizerSetup& setup
     const int group = setup.options.group_of_parameter[p];
     if (group < 0 || !inventory.parameters[p].split.is_split()) continue;
     const optim::Rule& rule = *setup.options.groups[static_cast<std::size_t>(group)].rule;
-    if (rule.whole == optim::Rule::Whole::kNothing) continue;
+    if (!rule.whole) continue;
     throw ConfigError(
         fmt::format("optimizer.type: {} needs '{}' whole, and InitializeOptions::placement splits it over "
                     "model-parallel ranks; choose another type",

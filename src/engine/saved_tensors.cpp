@@ -51,6 +51,8 @@ bool SavedTensors::has_states(int parameter) const {
     if (optimizer.has_state(state, parameter))
       return find_parameter(optimizer.states()[state].name, parameter).has_value();
   }
+  if (const auto whole = optimizer.tensor_states(parameter); !whole.empty())
+    return find_parameter(whole.front().name, parameter).has_value();
   const auto weight = find_parameter(kinds::kWeight, parameter);
   return weight && info(*weight).trainable;
 }

@@ -23,7 +23,7 @@ struct ParameterInfo {
   std::int64_t numel = 0;
   bool trainable = true;
   bool replicated = false;  ///< the same on all model-parallel ranks, beside others that are split over them
-  int dims = 1;             ///< of its shape
+  std::vector<std::int64_t> shape = {};  ///< empty: not known, or of no dimensions
 };
 
 struct UnitOptions {

@@ -1,13 +1,13 @@
 #include "optim/rule.h"
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <mutex>
 #include <vector>
 
 #include "optim/aten_rules.h"
 #include "optim/kernels.h"
+#include "optim/whole_steps.h"
 
 namespace zero::optim {
 
@@ -99,7 +99,7 @@ const Rule& lamb() {
       .name = "Lamb",
       .states = std::span<const StateColumn>(kAdamStates).first(2),
       .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().lamb(args, hyper); },
-      .whole = Rule::Whole::kNorms};
+      .whole = &lamb_step()};
   return rule;
 }
 
@@ -108,7 +108,18 @@ const Rule& muon() {
       .name = "Muon",
       .states = kMuonStates,
       .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().muon(args, hyper); },
-      .whole = Rule::Whole::kMatrix};
+      .whole = &muon_step()};
+  return rule;
+}
+
+const Rule& adafactor() {
+  static const Rule rule{.name = "Adafactor",
+                         .update =
+                             [](const UpdateArgs& args, const Hyper& hyper) {
+                               const auto scale = static_cast<float>(hyper.signed_scale());
+                               for (std::int64_t i = 0; i < args.numel; ++i) args.direction[i] = args.gradient[i] * scale;
+                             },
+                         .whole = &adafactor_step()};
   return rule;
 }
 
@@ -181,6 +192,9 @@ constexpr HyperNumber kHyperNumbers[] = {
     {"max_coeff", [](const Hyper& h) { return h.max_coeff; }},
     {"min_coeff", [](const Hyper& h) { return h.min_coeff; }},
     {"eps_inside_sqrt", [](const Hyper& h) { return double(h.eps_inside_sqrt); }},
+    {"beta2_decay", [](const Hyper& h) { return h.beta2_decay; }},
+    {"eps2", [](const Hyper& h) { return h.eps2; }},
+    {"d", [](const Hyper& h) { return h.d; }},
     {"gram_newton_schulz", [](const Hyper& h) { return double(h.gram_newton_schulz); }},
 };
 
@@ -206,16 +220,6 @@ const Rule& take_direction() {
                            kernels().take_direction(args, hyper);
                          }};
   return rule;
-}
-
-double lamb_rate(const Hyper& hyper, double weight_norm, double direction_norm) {
-  double rate = hyper.lr;
-  if (hyper.bias_correction) {
-    const auto step = static_cast<double>(hyper.step);
-    rate *= std::sqrt(1 - std::pow(hyper.beta2, step)) / (1 - std::pow(hyper.beta1, step));
-  }
-  if (weight_norm == 0 || direction_norm == 0) return rate;
-  return rate * std::clamp(weight_norm / direction_norm, hyper.min_coeff, hyper.max_coeff);
 }
 
 const Rule& adam() {

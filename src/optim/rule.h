@@ -42,6 +42,9 @@ struct Hyper {
   double max_coeff = 10, min_coeff = 0.01;
   bool eps_inside_sqrt = false;
   bool gram_newton_schulz = true;
+  double beta2_decay = -0.8;
+  double eps2 = 1e-3;
+  double d = 1;
 
   /// What a gradient is multiplied with so that descending along the product is what is wanted.
   double signed_scale() const { return maximize ? -gradient_scale : gradient_scale; }
@@ -110,19 +113,15 @@ struct Rule {
   void (*update_on_device)(const UpdateArgs&, const Hyper&, const c10::Device&) = nullptr;
   /// A state that an update with these hyper-parameters needs and this rule does not keep; empty: none. Null: never.
   std::string_view (*missing_state)(const Hyper&) = nullptr;
-  /// What it needs of whole tensors.
-  enum class Whole : std::uint8_t {
-    kNothing,
-    kNorms,   ///< the direction is scaled by the ratio of the weights' norm to its own: Lamb
-    kMatrix,  ///< the direction is orthogonalised: Muon
-  } whole = Whole::kNothing;
+  /// What is done between its two passes (optim/whole_steps.h); null: it has one.
+  const struct WholeStep* whole = nullptr;
 
   std::int64_t state_nbytes(std::int64_t numel) const;  ///< of [numel] elements, whole blocks of every format
 };
 
-enum class Algorithm : std::uint8_t { kAdam, kSgd, kAdagrad, kRmsprop, kLion, kAdam8bit, kLamb, kMuon };
+enum class Algorithm : std::uint8_t { kAdam, kSgd, kAdagrad, kRmsprop, kLion, kAdam8bit, kLamb, kMuon, kAdafactor };
 
-/// As its rules are called: "Adam", "SGD", "Adagrad", "RMSprop", "Lion", "Adam8bit", "Lamb", "Muon".
+/// As its rules are called: "Adam", "SGD", "Adagrad", "RMSprop", "Lion", "Adam8bit", "Lamb", "Muon", "Adafactor".
 std::string_view algorithm_name(Algorithm algorithm);
 
 /// The rule that keeps what at least one of `groups` needs, with torch.optim's names. Lives as long as the
@@ -135,6 +134,7 @@ std::string_view algorithm_name(Algorithm algorithm);
 ///   Adam8bit exp_avg, exp_avg_sq: Adam's in kDynamic8 and kDynamic8Unsigned
 ///   Lamb     exp_avg, exp_avg_sq
 ///   Muon     momentum_buffer; parameters that are no matrices have another rule
+///   Adafactor  none of elements
 /// `format`: of states that a rule would keep in fp32; kBFloat16 halves their memory.
 const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups,
                      StateFormat format = StateFormat::kFloat32);
@@ -142,9 +142,12 @@ const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups,
 /// Without amsgrad.
 const Rule& adam();
 
+/// Whether its tensors are brought together between two passes; and how many fp32 values of states a tensor of this
+/// shape has that are not of its elements.
+bool brings_together(const Rule& rule);
+std::int64_t tensor_state_numel(const Rule& rule, std::span<const std::int64_t> shape);
+
 /// The second pass: w (1 - lr weight_decay) - lr direction, the direction in place of the gradient.
 const Rule& take_direction();
-/// The rate of Lamb's second pass for a tensor whose weights and direction have these norms.
-double lamb_rate(const Hyper& hyper, double weight_norm, double direction_norm);
 
 }  // namespace zero::optim

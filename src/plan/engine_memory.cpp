@@ -144,7 +144,9 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   const std::int64_t buckets = pools.bucket_numel * laid.gradient_nbytes();
   add(MemoryKind::kBuckets, laid.sharding.gradients ? 0 : buckets, buckets);
   add(MemoryKind::kGather, 0, pools.gather.pool_numel * low);
-  hold(MemoryKind::kStaging, (laid.matrices.largest_numel + laid.matrices.send_numel) * 4);
+  hold(MemoryKind::kOptimizer, laid.whole_state_nbytes_of(rank));
+  if (laid.sharding.optimizer_states)
+    hold(MemoryKind::kStaging, (laid.whole.largest_numel + laid.whole.send_numel) * 4);
   // initialize() passes one unit at a time through fp32.
   add(MemoryKind::kStaging, 0, laid.largest_unit() * 4);
   return report;
@@ -158,7 +160,7 @@ std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank) {
     sum += laid.units[u].trainable ? mine.numel() * 4 + laid.wide_state_nbytes(u, mine)
                                    : mine.numel() * laid.low_nbytes();
   }
-  return sum;
+  return sum + laid.whole_state_nbytes_of(rank);
 }
 
 std::vector<double> states_by_rank(const LaidOut& laid) {
@@ -198,7 +200,7 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
   if (laid.node_shared) share_between_hosts(parameters, laid.ranks_per_node());
   const auto trainable = static_cast<double>(laid.padded_numel(/*trainable_only=*/true));
   for (std::size_t r = 0; r < states.size(); ++r) {
-    states[r] += everywhere + parameters[r];
+    states[r] += everywhere + parameters[r] + static_cast<double>(laid.whole_state_nbytes_of(static_cast<int>(r)));
     if (others_write_for_it(laid))
       states[r] += trainable * static_cast<double>(master_nbytes(laid, static_cast<int>(r)));
   }

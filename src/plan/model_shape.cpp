@@ -14,28 +14,30 @@ class Builder {
  public:
   explicit Builder(ModelShape& model) : model_(model) {}
 
-  void add(std::string name, std::int64_t numel) {
+  void add(std::string name, std::vector<std::int64_t> shape) {
     waiting_.push_back(static_cast<int>(model_.parameters.size()));
-    model_.parameters.push_back({std::move(name), numel, true});
+    std::int64_t numel = 1;
+    for (const std::int64_t size : shape) numel *= size;
+    model_.parameters.push_back({std::move(name), numel, true, std::move(shape)});
   }
   /// One operator reads what was added since the last one.
   void use(bool in_backward = true) { model_.uses.push_back({std::exchange(waiting_, {}), in_backward}); }
 
   void linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias) {
-    add(name + ".weight", in * out);
-    if (bias) add(name + ".bias", out);
+    add(name + ".weight", {out, in});
+    if (bias) add(name + ".bias", {out});
     use();
   }
   /// zero::GPT adds the two embeddings in one expression, whose right side g++ evaluates first.
   void swap_last_uses() { std::swap(model_.uses.back(), model_.uses[model_.uses.size() - 2]); }
 
   void embedding(const std::string& name, std::int64_t count, std::int64_t dim) {
-    add(name + ".weight", count * dim);
+    add(name + ".weight", {count, dim});
     use(/*in_backward=*/false);
   }
   void norm(const std::string& name, std::int64_t dim, bool bias) {
-    add(name + ".weight", dim);
-    if (bias) add(name + ".bias", dim);
+    add(name + ".weight", {dim});
+    if (bias) add(name + ".bias", {dim});
     use();
   }
 

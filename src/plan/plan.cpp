@@ -136,7 +136,7 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
   for (const auto& parameter : model.parameters) {
     names.push_back({parameter.name, static_cast<int>(infos.size())});
     infos.push_back(
-        {parameter.name, parameter.numel, parameter.trainable, /*replicated=*/false, parameter.dims});
+        {parameter.name, parameter.numel, parameter.trainable, /*replicated=*/false, parameter.shape});
   }
   return setup::lay_out(infos, layout::module_tree(names), config,
                         {.count = world_size, .hosts = (world_size + ranks_per_node - 1) / ranks_per_node});

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <tuple>
 
 #include "layout/bucket_schedule.h"
 #include "layout/module_tree.h"
@@ -48,21 +50,28 @@ std::vector<bool> residents(const Config& config, const LaidOut& laid) {
 
 void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Config& config, LaidOut& laid) {
   const optim::Rule &rule = rule_of(config), &of_rest = rule_of(config, /*by_muon=*/false);
-  std::vector<layout::TensorPlace> matrices;
+  std::vector<std::optional<layout::TensorPlace>> whole(parameters.size());  // in their order
   std::vector<std::vector<std::int64_t>> cuts;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     auto& rules = laid.rules.emplace_back();
     for (const layout::Slot& slot : laid.units[u].slots) {
-      const auto& parameter = parameters[static_cast<std::size_t>(slot.parameter)];
-      const bool is_matrix = is_for_muon(parameter.name, parameter.dims);
-      rules.push_back(is_matrix ? &rule : &of_rest);
-      const bool whole = rules.back()->whole == optim::Rule::Whole::kMatrix;
-      if (whole) matrices.push_back({static_cast<int>(u), slot.range()});
+      const auto p = static_cast<std::size_t>(slot.parameter);
+      const auto& [name, shape] = std::tie(parameters[p].name, parameters[p].shape);
+      const bool by_muon = shape.empty() || is_for_muon(name, static_cast<int>(shape.size()));
+      rules.push_back(by_muon ? &rule : &of_rest);
+      if (optim::brings_together(*rules.back())) whole[p] = layout::TensorPlace{static_cast<int>(u), slot.range()};
     }
-    if (rule.whole == optim::Rule::Whole::kMatrix)
-      cuts.push_back(layout::shard_cuts(laid.units[u].numel, laid.world_size, static_cast<int>(u)));
+    cuts.push_back(layout::shard_cuts(laid.units[u].numel, laid.world_size, static_cast<int>(u)));
   }
-  if (laid.sharding.optimizer_states) laid.matrices = layout::plan_rounds(matrices, cuts);
+  std::vector<layout::TensorPlace> places;
+  for (std::size_t p = 0; p < whole.size(); ++p) {
+    if (!whole[p]) continue;
+    places.push_back(*whole[p]);
+    const bool trainable = laid.units[static_cast<std::size_t>(whole[p]->unit)].trainable;
+    const std::int64_t numel = trainable ? optim::tensor_state_numel(rule, parameters[p].shape) : 0;
+    laid.whole_state_nbytes.push_back(numel * static_cast<std::int64_t>(sizeof(float)));
+  }
+  if (!places.empty()) laid.whole = layout::plan_rounds(places, cuts);
 }
 
 void check_step_in_backward(const Config& config) {
@@ -108,6 +117,12 @@ std::int64_t LaidOut::wide_state_nbytes(std::size_t unit, layout::Range range) c
   return sum_over_rules(*this, unit, range, [](const optim::Rule& rule, std::int64_t numel) {
     return numel * static_cast<std::int64_t>(rule.states.size() * sizeof(float));
   });
+}
+
+std::int64_t LaidOut::whole_state_nbytes_of(int rank) const {
+  std::int64_t sum = 0;
+  for (std::size_t t = 0; t < whole_state_nbytes.size(); ++t) sum += whole.owner[t] == rank ? whole_state_nbytes[t] : 0;
+  return sum;
 }
 
 std::int64_t LaidOut::largest_unit() const {

@@ -32,7 +32,8 @@ struct LaidOut {
   int hosts = 1;
   /// Of the configuration's optimizer, by unit and its slots: a rule each.
   std::vector<std::vector<const optim::Rule*>> rules;
-  layout::TensorRounds matrices;  ///< that are brought together in a step
+  layout::TensorRounds whole;                    ///< tensors that are brought together in a step
+  std::vector<std::int64_t> whole_state_nbytes;  ///< by these: of their states that are not of elements
   bool overlap = false;
   bool step_in_backward = false;    ///< gradient sums are used up bucket by bucket
   std::int64_t bucket_numel = 0;    ///< most elements of a bucket
@@ -45,6 +46,8 @@ struct LaidOut {
   /// in fp32.
   std::int64_t state_nbytes(std::size_t unit, layout::Range range) const;
   std::int64_t wide_state_nbytes(std::size_t unit, layout::Range range) const;
+  /// Of whole tensors' states, of those that the rank changes.
+  std::int64_t whole_state_nbytes_of(int rank) const;
   /// Elements of all units, of the trainable ones only if so wanted.
   std::int64_t padded_numel(bool trainable_only = false) const;
   std::int64_t largest_unit() const;

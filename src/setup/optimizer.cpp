@@ -14,7 +14,7 @@ optim::Algorithm algorithm_of(const Config::Optimizer& optimizer) {
   using enum optim::Algorithm;
   if (optimizer.type == "AdamW" || optimizer.type == "Adam") return kAdam;
   if (optimizer.type == "AdamW8bit" || optimizer.type == "Adam8bit") return kAdam8bit;
-  for (const optim::Algorithm algorithm : {kSgd, kAdagrad, kRmsprop, kLion, kLamb, kMuon}) {
+  for (const optim::Algorithm algorithm : {kSgd, kAdagrad, kRmsprop, kLion, kLamb, kMuon, kAdafactor}) {
     if (optimizer.type == optim::algorithm_name(algorithm)) return algorithm;
   }
   throw ConfigError(fmt::format("optimizer.type: there is no '{}'; docs/optimizers.md lists what there is",
@@ -44,6 +44,8 @@ optim::Hyper hyper_of(const Config::Optimizer& optimizer, bool by_muon) {
   hyper.max_coeff = optimizer.max_coeff;
   hyper.min_coeff = optimizer.min_coeff;
   hyper.eps_inside_sqrt = optimizer.eps_inside_sqrt;
+  hyper.beta2_decay = optimizer.beta2_decay;
+  hyper.d = optimizer.d;
   hyper.gram_newton_schulz = optimizer.ns_method == "gram";
   return hyper;
 }

@@ -14,7 +14,6 @@
 
 #include "base/check.h"
 #include "optim/kernels.h"
-#include "optim/orthogonalize.h"
 #include "zero/gradient_reducer.h"
 
 namespace zero::sharding {
@@ -56,6 +55,7 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
       options_(std::move(options)),
       masters_(choose_masters()),
       kept_(states_of(options_.groups)),
+      ledger_(ledger),
       states_(storage::make_memory_states(model.home, ledger, columns())),
       steps_(model.parameters.size(), 0) {
   options_.sub_group_numel = layout::round_up(options_.sub_group_numel, layout::kBlockNumel);
@@ -63,14 +63,55 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     if (model.units[u].trainable) trainable.push_back(static_cast<int>(u));
   }
-  add_states(trainable);
-  if (!has_two_passes()) return;
-  std::vector<int> matrices;
+  if (!has_two_passes()) return add_states(trainable);
+  std::vector<int> whole;
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     const optim::Rule* const rule = rule_of(static_cast<int>(p));
-    if (rule && rule->whole == optim::Rule::Whole::kMatrix) matrices.push_back(static_cast<int>(p));
+    if (rule && optim::brings_together(*rule)) whole.push_back(static_cast<int>(p));
   }
-  whole_ = std::make_unique<WholeTensors>(model, ledger, std::move(matrices));
+  whole_ = std::make_unique<WholeTensors>(model, ledger, std::move(whole));
+  tensor_states_.resize(model.parameters.size());
+  add_states(trainable);
+}
+
+std::vector<optim::TensorState> ShardedOptimizer::tensor_states(int parameter) const {
+  const Parameter& of = model_.parameters[parameter];
+  const optim::Rule* const rule = rule_of(parameter);
+  if (!rule || !model_.units[of.unit].trainable) return {};
+  const auto sizes = of.tensor.sizes();
+  return optim::tensor_states(*rule, {sizes.data(), sizes.size()});
+}
+
+void ShardedOptimizer::add_tensor_states(std::span<const int> units) {
+  if (!whole_) return;
+  for (const int u : units) {
+    for (const int p : model_.units[u].parameters) {
+      for (const optim::TensorState& state : tensor_states(p)) {
+        if (tensor_states_owner(p) != model_.rank()) continue;
+        tensor_states_[p].push_back(model_.home.make_private(ledger_, MemoryKind::kOptimizer, DType::kFloat32,
+                                                             c10::multiply_integers(state.shape)));
+      }
+    }
+  }
+}
+
+std::vector<at::Tensor> ShardedOptimizer::held_tensor_states(int parameter) const {
+  std::vector<at::Tensor> states;
+  const auto all = tensor_states(parameter);
+  for (std::size_t i = 0; i < tensor_states_[parameter].size(); ++i) {
+    const auto& kept = tensor_states_[parameter][i];
+    states.push_back(kept.view(0, kept.numel()).view(all[i].shape));
+  }
+  return states;
+}
+
+at::Tensor ShardedOptimizer::tensor_state(int parameter, std::string_view name) const {
+  const auto held = held_tensor_states(parameter);
+  const auto all = tensor_states(parameter);
+  for (std::size_t i = 0; i < held.size(); ++i) {
+    if (all[i].name == name) return held[i];
+  }
+  return at::Tensor();
 }
 
 const optim::Rule* ShardedOptimizer::rule_of(int parameter) const {
@@ -80,7 +121,7 @@ const optim::Rule* ShardedOptimizer::rule_of(int parameter) const {
 
 bool ShardedOptimizer::has_two_passes() const {
   return std::ranges::any_of(options_.groups, [](const OptimizerGroup& group) {
-    return group.rule->whole != optim::Rule::Whole::kNothing;
+    return group.rule->whole != nullptr;
   });
 }
 
@@ -130,6 +171,7 @@ void ShardedOptimizer::add_states(std::span<const int> units) {
     if (parts.size() == first) parts.push_back({u, updated, master});
   }
   states_->add_units(parts);
+  add_tensor_states(units);
   for (std::size_t state = 0; state < kept_.size(); ++state) {
     if (!kept_[state].initial) continue;
     for (const int u : units) {
@@ -312,53 +354,49 @@ void ShardedOptimizer::update_range_of(int unit, Range range, const void* gradie
 }
 
 void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::vector<double>& lr) {
-  using Whole = optim::Rule::Whole;
-  const auto taking_part = [&](int p, Whole whole) {
-    const optim::Rule* const rule = rule_of(p);
-    return rule && rule->whole == whole && model_.units[model_.parameters[p].unit].trainable &&
-           (!is_active_ || is_active_(p));
-  };
-  const auto direction_of = [&](int unit, Range range) {
-    return static_cast<float*>(reducer.accumulator(unit)) +
-           (range.begin - reducer.gradient_range(unit).begin);
-  };
-  std::vector<int> by_norm, by_matrix;
+  std::vector<int> taking_part, with_weight_norm, with_direction_norm;
   for (int p = 0; p < static_cast<int>(model_.parameters.size()); ++p) {
-    if (taking_part(p, Whole::kNorms)) by_norm.push_back(p);
-    if (taking_part(p, Whole::kMatrix)) by_matrix.push_back(p);
+    const optim::Rule* const rule = rule_of(p);
+    if (!rule || !rule->whole || !model_.units[model_.parameters[p].unit].trainable) continue;
+    if (is_active_ && !is_active_(p)) continue;
+    taking_part.push_back(p);
+    if (rule->whole->needs_weight_norm) with_weight_norm.push_back(p);
+    if (rule->whole->needs_direction_norm) with_direction_norm.push_back(p);
   }
-  const auto take = [&](int p, const optim::Hyper& hyper) {
-    const int unit = model_.parameters[p].unit;
-    const Range mine = layout::intersect(model_.parameters[p].range, update_range(unit));
-    for_each_piece(unit, mine, Access::kUpdate, [&](Range piece, void* low, std::span<void* const> columns) {
-      update_piece(optim::take_direction(), unit, piece, low, columns, direction_of(unit, piece), hyper);
-    });
+  const auto direction_of = [&](int unit, Range range) {
+    return static_cast<float*>(reducer.accumulator(unit)) + (range.begin - reducer.gradient_range(unit).begin);
+  };
+  const auto hyper_of = [&](int p) {
+    optim::Hyper hyper = options_.groups[group_of(p)].hyper;
+    hyper.lr = lr[group_of(p)];
+    hyper.step = steps_[p] + 1;
+    return hyper;
   };
 
-  if (!by_norm.empty()) {
-    const auto weights = whole_->sums_of_squares(
-        by_norm, [&](int unit, Range range, float* out) { copy_master(unit, range, out); });
-    const auto directions = whole_->sums_of_squares(by_norm, [&](int unit, Range range, float* out) {
-      model_.passes->copy(out, direction_of(unit, range),
-                          static_cast<std::size_t>(range.numel()) * sizeof(float));
-    });
-    for (std::size_t i = 0; i < by_norm.size(); ++i) {
-      const int p = by_norm[i], group = group_of(p);
-      optim::Hyper hyper = options_.groups[group].hyper;
-      hyper.lr = lr[group];
-      hyper.step = steps_[p] + 1;
-      take(p, {.lr = optim::lamb_rate(hyper, std::sqrt(weights[i]), std::sqrt(directions[i]))});
-    }
-  }
-  whole_->change_matrices([&](int p) { return taking_part(p, Whole::kMatrix); }, direction_of,
-                          [&](int p, const at::Tensor& whole) {
-                            const bool gram = options_.groups[group_of(p)].hyper.gram_newton_schulz;
-                            whole.copy_(optim::orthogonalized(
-                                whole, gram ? optim::NewtonSchulz::kGram : optim::NewtonSchulz::kStandard));
-                          });
-  for (const int p : by_matrix) {
-    const int group = group_of(p);
-    take(p, {.lr = lr[group], .weight_decay = options_.groups[group].hyper.weight_decay});
+  const auto weights = whole_->sums_of_squares(
+      with_weight_norm, [&](int unit, Range range, float* out) { copy_master(unit, range, out); });
+  const auto directions = whole_->sums_of_squares(with_direction_norm, [&](int unit, Range range, float* out) {
+    model_.passes->copy(out, direction_of(unit, range), static_cast<std::size_t>(range.numel()) * sizeof(float));
+  });
+  whole_->change_tensors([&](int p) { return std::ranges::binary_search(taking_part, p); }, direction_of,
+                         [&](int p, const at::Tensor& direction) {
+                           rule_of(p)->whole->change(direction, held_tensor_states(p), hyper_of(p));
+                         });
+
+  std::size_t next_weight = 0, next_direction = 0;
+  for (const int p : taking_part) {
+    const optim::WholeStep& whole = *rule_of(p)->whole;
+    const double weight_norm = whole.needs_weight_norm ? std::sqrt(weights[next_weight++]) : 0;
+    const double direction_norm = whole.needs_direction_norm ? std::sqrt(directions[next_direction++]) : 0;
+    const Parameter& parameter = model_.parameters[p];
+    const Range mine = layout::intersect(parameter.range, update_range(parameter.unit));
+    optim::Hyper second = whole.second(hyper_of(p), weight_norm, direction_norm, parameter.range.numel());
+    second.step = steps_[p] + 1;
+    for_each_piece(parameter.unit, mine, Access::kUpdate,
+                   [&](Range piece, void* low, std::span<void* const> columns) {
+                     update_piece(optim::take_direction(), parameter.unit, piece, low, columns,
+                                  direction_of(parameter.unit, piece), second);
+                   });
   }
 }
 

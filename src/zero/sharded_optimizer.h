@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "optim/rule.h"
+#include "optim/whole_steps.h"
 #include "storage/state_store.h"
 #include "zero/parameter_store.h"
 #include "zero/sharded_model.h"
@@ -91,6 +92,11 @@ class ShardedOptimizer {
   void copy_state(std::size_t state, int unit, Range range, float* out) const;
   /// From fp32. `range` ends at a parameter's end or a multiple of layout::kBlockNumel.
   void set_state(std::size_t state, int unit, Range range, const at::Tensor& values);
+  /// States of whole tensors: of a trainable parameter, by its rule. Each lies on one rank.
+  std::vector<optim::TensorState> tensor_states(int parameter) const;
+  int tensor_states_owner(int parameter) const { return whole_->owner(parameter); }
+  /// fp32, of the state's shape: on the owner the state itself, elsewhere undefined.
+  at::Tensor tensor_state(int parameter, std::string_view name) const;
   /// As state_in_memory, of the master weights.
   at::Tensor master_in_memory(int unit, Range range) const;
   /// Master weights of `range`, which lies in update_range(unit): a view or a copy.
@@ -122,6 +128,8 @@ class ShardedOptimizer {
   std::size_t column_of(std::size_t state) const { return state + (masters_ == Masters::kParameters ? 0 : 1); }
   const optim::Rule* rule_of(int parameter) const;  ///< null: none
   bool has_two_passes() const;
+  void add_tensor_states(std::span<const int> units);
+  std::vector<at::Tensor> held_tensor_states(int parameter) const;
   /// The second pass of parameters of rules that have one. *Collective.*
   void finish_directions(GradientReducer& reducer, const std::vector<double>& lr);
   void add_states(std::span<const int> units);
@@ -146,8 +154,10 @@ class ShardedOptimizer {
   IsActive is_active_;
   Masters masters_ = Masters::kOwn;
   std::vector<optim::StateColumn> kept_;
+  storage::Ledger& ledger_;
   std::unique_ptr<storage::StateStore> states_;
   std::unique_ptr<WholeTensors> whole_;  ///< where a rule has two passes
+  std::vector<std::vector<storage::FlatBuffer>> tensor_states_;  ///< by parameter, of those this rank owns
   std::vector<std::int64_t> steps_;  ///< by parameter
 };
 

@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <array>
 
+#include "base/check.h"
+
 namespace zero::sharding {
 
-WholeTensors::WholeTensors(const ShardedModel& model, storage::Ledger& ledger, std::vector<int> matrices)
-    : model_(model), matrices_(std::move(matrices)) {
+WholeTensors::WholeTensors(const ShardedModel& model, storage::Ledger& ledger, std::vector<int> tensors)
+    : model_(model), tensors_(std::move(tensors)) {
   std::vector<layout::TensorPlace> places;
-  for (const int p : matrices_) places.push_back({model.parameters[p].unit, model.parameters[p].range});
+  for (const int p : tensors_) places.push_back({model.parameters[p].unit, model.parameters[p].range});
   std::vector<std::vector<std::int64_t>> cuts;
   for (const Unit& unit : model.units) cuts.push_back(unit.cuts);
   plan_ = layout::plan_rounds(places, cuts);
@@ -23,17 +25,24 @@ WholeTensors::WholeTensors(const ShardedModel& model, storage::Ledger& ledger, s
   send_ = model.home.make_readable(ledger, MemoryKind::kStaging, DType::kFloat32, plan_.send_numel);
   std::vector<comm::Parcel> parcels;
   for (std::size_t k = 0; k < plan_.rounds.size(); ++k) {
-    parcels.push_back({fmt::format("matrices of round {}", k), plan_.rounds[k].to_owner});
+    parcels.push_back({fmt::format("tensors of round {}", k), plan_.rounds[k].to_owner});
     parcels.push_back({fmt::format("results of round {}", k), plan_.rounds[k].from_owner});
   }
   board_ = model.transport->make_exchange_board(
-      "matrices", std::move(parcels), DType::kFloat32,
+      "whole tensors", std::move(parcels), DType::kFloat32,
       [this](int parcel, std::span<const void* const> slices) { take(parcel, slices); });
 }
 
 WholeTensors::~WholeTensors() = default;
 
+int WholeTensors::owner(int parameter) const {
+  const auto found = std::ranges::find(tensors_, parameter);
+  ZERO_CHECK(found != tensors_.end(), "parameter {} is not brought together", parameter);
+  return plan_.owner[static_cast<std::size_t>(found - tensors_.begin())];
+}
+
 std::vector<double> WholeTensors::sums_of_squares(std::span<const int> parameters, Read read) {
+  if (parameters.empty()) return {};
   constexpr std::int64_t kBlock = layout::kBlockNumel;
   Group group = model_.group;
   const auto chunks = [&](int parameter, int rank) {
@@ -75,18 +84,18 @@ std::vector<double> WholeTensors::sums_of_squares(std::span<const int> parameter
   return sums;
 }
 
-void WholeTensors::change_matrices(c10::function_ref<bool(int parameter)> is_active, Values values,
+void WholeTensors::change_tensors(c10::function_ref<bool(int parameter)> is_active, Values values,
                                    Change change) {
   if (!model_.sharding.optimizer_states) {
     // One computes, so that replicas stay the same where hosts differ.
-    for (std::size_t t = 0; t < matrices_.size(); ++t) {
-      if (!is_active(matrices_[t])) continue;
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      if (!is_active(tensors_[t])) continue;
       const int tensor = static_cast<int>(t);
       float* const whole = values(unit_of(tensor), range_of(tensor));
-      if (plan_.owner[t] == model_.rank()) change(matrices_[t], as_tensor(matrices_[t], whole));
+      if (plan_.owner[t] == model_.rank()) change(tensors_[t], as_tensor(tensors_[t], whole));
       const std::int64_t numel = range_of(tensor).numel();
       if (model_.world_size() == 1) continue;
-      model_.transport->broadcast(whole, numel, DType::kFloat32, plan_.owner[t], {.label = "matrices"})
+      model_.transport->broadcast(whole, numel, DType::kFloat32, plan_.owner[t], {.label = "whole tensors"})
           .wait();
       if (plan_.owner[t] != model_.rank())
         received_nbytes_ += numel * static_cast<std::int64_t>(sizeof(float));
@@ -95,14 +104,14 @@ void WholeTensors::change_matrices(c10::function_ref<bool(int parameter)> is_act
   }
   for (const layout::TensorRound& round : plan_.rounds) run_round(round, is_active, values, change);
   for (const int t : plan_.local) {
-    if (plan_.owner[t] != model_.rank() || !is_active(matrices_[t])) continue;
-    change(matrices_[t], as_tensor(matrices_[t], values(unit_of(t), range_of(t))));
+    if (plan_.owner[t] != model_.rank() || !is_active(tensors_[t])) continue;
+    change(tensors_[t], as_tensor(tensors_[t], values(unit_of(t), range_of(t))));
   }
 }
 
 void WholeTensors::run_round(const layout::TensorRound& round, c10::function_ref<bool(int)> is_active,
                              Values values, Change change) {
-  const auto active = [&](int t) { return t >= 0 && is_active(matrices_[t]); };
+  const auto active = [&](int t) { return t >= 0 && is_active(tensors_[t]); };
   if (std::ranges::none_of(round.tensor_of, active)) return;
   const int me = model_.rank(), parcel = 2 * static_cast<int>(&round - plan_.rounds.data());
   const int mine = active(round.tensor_of[me]) ? round.tensor_of[me] : -1;
@@ -127,7 +136,7 @@ void WholeTensors::run_round(const layout::TensorRound& round, c10::function_ref
   }
   exchange(parcel);
 
-  if (mine >= 0) change(matrices_[mine], as_tensor(matrices_[mine], whole));
+  if (mine >= 0) change(tensors_[mine], as_tensor(tensors_[mine], whole));
 
   offset = 0;
   for (int rank = 0; rank < model_.world_size(); ++rank) {

@@ -1,6 +1,6 @@
 #pragma once
 // WholeTensors: what the steps of some optimizers need of tensors that are cut into shards: norms, and whole
-// matrices. Both give the same bits whatever the number of ranks.
+// tensors. Both give the same bits whatever the number of ranks.
 #include <c10/util/FunctionRef.h>
 
 #include <memory>
@@ -16,8 +16,8 @@ namespace zero::sharding {
 
 class WholeTensors {
  public:
-  /// `matrices`: parameters that are brought together. *Collective.*
-  WholeTensors(const ShardedModel& model, storage::Ledger& ledger, std::vector<int> matrices);
+  /// `tensors`: parameters that are brought together. *Collective.*
+  WholeTensors(const ShardedModel& model, storage::Ledger& ledger, std::vector<int> tensors);
   ~WholeTensors();
 
   /// fp32 values of a part of a parameter's unit, in this rank's shard: [range.numel()].
@@ -31,11 +31,13 @@ class WholeTensors {
   using Values = c10::function_ref<float*(int unit, Range range)>;
   /// A tensor of a parameter's shape and strides, to change in place.
   using Change = c10::function_ref<void(int parameter, const at::Tensor& whole)>;
-  /// `change` once for every matrix for which `is_active` is true (the same on all ranks), on one rank each,
+  /// The rank that changes a parameter that is brought together.
+  int owner(int parameter) const;
+  /// `change` once for every tensor for which `is_active` is true (the same on all ranks), on one rank each,
   /// whose result all get that hold a part. *Collective.*
-  void change_matrices(c10::function_ref<bool(int parameter)> is_active, Values values, Change change);
+  void change_tensors(c10::function_ref<bool(int parameter)> is_active, Values values, Change change);
 
-  /// Moved by change_matrices() to this rank so far.
+  /// Moved by change_tensors() to this rank so far.
   std::int64_t received_nbytes() const { return received_nbytes_; }
 
  private:
@@ -45,14 +47,14 @@ class WholeTensors {
   void exchange(int parcel);
   void take(int parcel, std::span<const void* const> slices);
   at::Tensor as_tensor(int parameter, float* values) const;
-  int unit_of(int tensor) const { return model_.parameters[matrices_[tensor]].unit; }
-  Range range_of(int tensor) const { return model_.parameters[matrices_[tensor]].range; }
+  int unit_of(int tensor) const { return model_.parameters[tensors_[tensor]].unit; }
+  Range range_of(int tensor) const { return model_.parameters[tensors_[tensor]].range; }
   /// Of a tensor, in its unit.
   Range part(int tensor, int rank) const;
   void copy(float* out, const float* in, std::int64_t numel) const;
 
   const ShardedModel& model_;
-  std::vector<int> matrices_;
+  std::vector<int> tensors_;
   layout::TensorRounds plan_;
   storage::FlatBuffer send_, whole_;
   std::shared_ptr<comm::ExchangeBoard> board_;  ///< parcels 2k and 2k + 1 are those of round k

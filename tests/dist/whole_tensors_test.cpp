@@ -1,5 +1,5 @@
-// Lamb and Muon, whose steps need whole tensors: DeepSpeed's numbers after 20 steps, and the same bits
-// wherever the tensors are cut. Their checkpoints, groups and refusals.
+// Lamb, Muon and Adafactor, whose steps need whole tensors: DeepSpeed's and PyTorch's numbers after 20 steps, and the
+// same bits wherever the tensors are cut. Their checkpoints, groups and refusals.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -75,9 +75,10 @@ Shapes golden_shapes() {
 }
 
 std::string golden_optimizer(const std::string& curve) {
-  nlohmann::json params = golden()[curve.starts_with("Muon") ? "muon" : "lamb"];
+  const std::string type = curve.substr(0, curve.find(' '));
+  nlohmann::json params = golden()[type == "Muon" ? "muon" : type == "Lamb" ? "lamb" : "adafactor"];
   if (curve.starts_with("Muon")) params["ns_method"] = curve == "Muon gram" ? "gram" : "standard";
-  return nlohmann::json{{"type", curve.starts_with("Muon") ? "Muon" : "Lamb"}, {"params", params}}.dump();
+  return nlohmann::json{{"type", type}, {"params", params}}.dump();
 }
 
 TEST(WholeTensors, HaveDeepSpeedsNumbers) {
@@ -126,7 +127,7 @@ std::uint64_t hash_of(Engine& engine) {
   };
   for (const auto& item : engine.module().named_parameters()) {
     add(engine.full_weight(item.key()));
-    for (const char* state : {"exp_avg", "exp_avg_sq", "momentum_buffer"}) {
+    for (const char* state : {"exp_avg", "exp_avg_sq", "momentum_buffer", "row_var", "col_var", "variance"}) {
       try {
         add(engine.full_optimizer_state(item.key(), state));
       } catch (const ModelError& error) {  // not all parameters have all states
@@ -152,7 +153,8 @@ TEST(WholeTensors, TrainToTheSameBitsWhereverTheyAreCut) {
   const std::vector<std::string> optimizers = {
       R"({"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.1, "max_coeff": 0.4}})",
       R"({"type": "Muon", "params": {"muon_lr": 0.01, "adam_lr": 0.004, "weight_decay": 0.1}})",
-      R"({"type": "Muon", "params": {"ns_method": "standard"}})"};
+      R"({"type": "Muon", "params": {"ns_method": "standard"}})",
+      R"({"type": "Adafactor", "params": {"weight_decay": 0.1}})"};
   const TemporaryFolder folder;
   for (const int ranks : {2, 1, 3, 4}) {
     expect_all_ok(spawn(
@@ -247,7 +249,7 @@ TEST(WholeTensors, MuonKeepsWhatEachParameterNeedsAndTakesGroups) {
 }
 
 TEST(WholeTensors, WhatCannotBeIsAnErrorThatSaysWhatToDo) {
-  for (const char* type : {"Lamb", "Muon"}) {
+  for (const char* type : {"Lamb", "Muon", "Adafactor"}) {
     const std::string optimizer = fmt::format(R"({{"type": "{}"}})", type);
     expect_said(
         [&] {
@@ -273,7 +275,7 @@ TEST(WholeTensors, WhatCannotBeIsAnErrorThatSaysWhatToDo) {
 TEST(WholeTensors, StepsAfterASkippedOneAreAsIfItHadNotBeen) {
   expect_all_ok(spawn(2, [](Group group) {
     at::set_num_threads(1);
-    for (const char* type : {"Lamb", "Muon"}) {
+    for (const char* type : {"Lamb", "Muon", "Adafactor"}) {
       const std::string json =
           json_of(fmt::format(R"({{"type": "{}"}})", type), 2, R"(, "bf16": {"enabled": true})");
       auto poisoned = initialize(Parameters(kShapes), json, {.group = group});

@@ -98,12 +98,12 @@ TEST(ConfigErrors, OptimizersAndSchedulesWeDoNotHave) {
   EXPECT_EQ(
       error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 1}}})"),
       "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam, SGD, Adagrad, RMSprop, Lion, "
-      "Lamb, Muon, AdamW8bit, Adam8bit");
+      "Lamb, Muon, Adafactor, AdamW8bit, Adam8bit");
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "AdmaW"}})"),
             "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\", \"SGD\", \"Adagrad\", "
             "\"RMSprop\", "
-            "\"Lion\", \"Lamb\", \"Muon\", \"AdamW8bit\", \"Adam8bit\"; did you mean 'AdamW'?");
-  for (const char* type : {"lbfgs", "Adafactor", "ZeroOneAdam", "OneBitLamb", "NAdam"}) {
+            "\"Lion\", \"Lamb\", \"Muon\", \"Adafactor\", \"AdamW8bit\", \"Adam8bit\"; did you mean 'AdamW'?");
+  for (const char* type : {"lbfgs", "ZeroOneAdam", "OneBitLamb", "NAdam"}) {
     EXPECT_NE(error_of(std::string(R"({"optimizer": {"type": ")") + type + "\"}}").find("is not built"),
               std::string::npos);
   }

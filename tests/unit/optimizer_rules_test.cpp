@@ -231,8 +231,8 @@ Update update_of(const Kernels& set, Algorithm algorithm) {
     case Algorithm::kLion: return set.lion;
     case Algorithm::kLamb:
       return set.lamb;
-    case Algorithm::kMuon:
-      return set.muon;
+    case Algorithm::kMuon: return set.muon;
+    case Algorithm::kAdafactor: break;  // no kernels
   }
   return nullptr;
 }
