@@ -178,7 +178,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
                                                                 std::move(setup.options));
   sharding::ReducerOptions reducer_options{
       .bucket_numel = laid.bucket_numel,
-      .micro_batches = impl.config.gradient_accumulation_steps,
+      .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
       .overlap = laid.overlap};
   if (laid.step_in_backward) {
     impl.store->refuse_writes(

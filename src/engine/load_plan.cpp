@@ -203,7 +203,9 @@ class LoadPlanner {
     compare("threads_per_rank", state_.threads_per_rank, threads_per_rank());
     compare("cpu_capability", state_.cpu_capability, cpu_capability());
     plan_.training = state_.training;
+    plan_accumulation();
     plan_.training.micro_batches = plan_position();
+    if (!plan_.keeps_window) plan_.training.window_begin = plan_.training.micro_batches;
     plan_random_states();
     plan_rates();
     plan_.report.global_steps = plan_.training.global_steps;
@@ -222,14 +224,38 @@ class LoadPlanner {
         saved_groups, groups));
   }
 
+  /// As many micro-batches of all ranks make a step as the program had set, where it had.
+  void plan_accumulation() {
+    auto& steps = plan_.training.accumulation_steps;
+    const std::int64_t ranks = impl_.group.size(), now = impl_.config.gradient_accumulation_steps;
+    if (!steps) {
+      steps = impl_.training.accumulation_steps;
+      return;
+    }
+    if (state_.window() % ranks == 0 &&
+        (state_.window() == ranks || !impl_.config.zerotorch.step_in_backward)) {
+      steps = state_.window() / ranks;
+      if (*steps == now) return;
+      notice(fmt::format("gradient_accumulation_steps is {} again, as the program had set it, instead of {}", *steps,
+                         now));
+      return;
+    }
+    steps = impl_.training.accumulation_steps;
+    notice(fmt::format("gradient_accumulation_steps stays {}: the program had set {} for {} ranks, which {}", now,
+                       state_.gradient_accumulation_steps, state_.data_parallel_size,
+                       state_.window() % ranks == 0 ? std::string("zerotorch.step_in_backward does not do")
+                                                    : fmt::format("{} ranks cannot share out", ranks)));
+  }
+
   /// Where the data goes on, in micro-batches of all ranks, and with it whether the accumulated gradients can be kept.
   std::int64_t plan_position() {
     const std::int64_t ranks = impl_.group.size();
-    const std::int64_t window = impl_.config.gradient_accumulation_steps * ranks;
-    const std::int64_t inside = state_.window_micro_batches, begin = state_.training.micro_batches - inside;
+    const std::int64_t steps = plan_.training.accumulation_steps.value_or(impl_.config.gradient_accumulation_steps);
+    const std::int64_t window = steps * ranks;
+    const std::int64_t inside = state_.window_micro_batches, begin = state_.training.window_begin;
     const bool has_sums = inside > 0;
+    const std::int64_t next = (begin + ranks - 1) / ranks * ranks;  // every rank takes one of as many
     if (state_.window() != window) {
-      const std::int64_t next = (begin + window - 1) / window * window;
       notice(fmt::format(
           "{} micro-batches made a step when the checkpoint was written, {} do now: the data, which had come "
           "to micro-batch {}, goes on at {}{}",
@@ -237,13 +263,20 @@ class LoadPlanner {
           has_sums ? ", without the gradients of the step that was not over" : ""));
       return next;
     }
-    if (!has_sums) return begin;
-    if (inside % ranks != 0) {
+    if (!has_sums) {
+      if (next != begin) {
+        notice(fmt::format("the data, which had come to micro-batch {}, goes on at {}, from where {} ranks can share "
+                           "it out",
+                           begin, next, ranks));
+      }
+      return next;
+    }
+    if (inside % ranks != 0 || next != begin) {
       notice(fmt::format(
           "the checkpoint lies {} micro-batches inside an accumulation window, which {} ranks cannot "
           "share out: the window starts again, at micro-batch {}",
-          inside, ranks, begin));
-      return begin;
+          inside, ranks, next));
+      return next;
     }
     if (!plan_sums()) {
       notice(

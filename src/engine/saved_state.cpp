@@ -192,6 +192,7 @@ std::string SavedState::to_json() const {
       {"threads_per_rank", threads_per_rank},
       {"cpu_capability", cpu_capability},
   };
+  if (training.accumulation_steps) json["gradient_accumulation_steps_set"] = true;
   // One number where all groups have it, as before there were several.
   const auto& overrides = training.lr_overrides;
   json["learning_rate_override"] = overrides.size() == 1 ? engine::to_json(overrides.front()) : nlohmann::json();
@@ -220,11 +221,12 @@ SavedState SavedState::from_json(const std::string& text, Parts parts, const std
   state.window_micro_batches = reader.count("window_micro_batches");
   state.gradient_accumulation_steps = reader.count("gradient_accumulation_steps", kMostInWindow);
   state.data_parallel_size = reader.data_parallel_size();
-  const std::int64_t inside = state.window_micro_batches, window = state.window();
-  if (window == 0 || inside >= window || inside > training.micro_batches ||
-      (training.micro_batches - inside) % window != 0) {
+  const std::int64_t inside = state.window_micro_batches;
+  if (state.window() == 0 || inside > training.micro_batches || inside % state.data_parallel_size != 0)
     reader.refuse("micro_batches");
-  }
+  training.window_begin = training.micro_batches - inside;
+  if (reader.value("gradient_accumulation_steps_set") == true)
+    training.accumulation_steps = state.gradient_accumulation_steps;
   training.global_steps = reader.count("global_steps");
   training.scaler = reader.loss_scaler(training.global_steps);
   training.lr_overrides = reader.lr_overrides();
