@@ -100,7 +100,9 @@ Engine::Impl::~Impl() {
 
 double Engine::Impl::lr_of(std::size_t optimizer_group) const {
   if (const auto& set = training.lr_overrides[optimizer_group]) return *set;
-  const double base = client ? client->hyper(optimizer_group).lr : base_lr[optimizer_group];
+  const double base = client              ? client->hyper(optimizer_group).lr
+                      : program_optimizer ? program_optimizer->base_lr(optimizer_group)
+                                          : base_lr[optimizer_group];
   if (!schedule) return optim::learning_rate_at(config.scheduler, base, schedule_step());
   const double rate = schedule(schedule_step(), base);
   if (!(rate >= 0 && std::isfinite(rate))) {
@@ -250,7 +252,11 @@ void Engine::Impl::apply_step(double average) {
   } else {
     reducer->replicate();
     sharding::Stopwatch watch(times.update);
-    optimizer->update(*reducer, rates, scale);
+    if (program_optimizer) {
+      program_optimizer->update(*reducer, rates, scale);
+    } else {
+      optimizer->update(*reducer, rates, scale);
+    }
   }
   store->publish(/*frozen_too=*/false);
   for (const auto& parameter : model.parameters) intercept::bump_version(parameter.tensor);
@@ -346,6 +352,7 @@ void Engine::backward(const at::Tensor& loss) {
 }
 
 at::Tensor Engine::scale(const at::Tensor& loss) {
+  impl_->check_trains("scale()");
   if (impl_->training.scaler.scale() == 1) return loss;
   if (const auto& last = impl_->last_scaled; last && loss.defined() && last->lock() == loss.getIntrusivePtr())
     throw ModelError("scale(): this loss is scaled already; call backward() on it");

@@ -11,6 +11,7 @@
 #include "engine/groups.h"
 #include "engine/inventory.h"
 #include "engine/micro_batch_random.h"
+#include "engine/program_optimizer.h"
 #include "engine/raw_write_check.h"
 #include "engine/step_monitor.h"
 #include "engine/training_state.h"
@@ -86,11 +87,13 @@ struct Engine::Impl {
   std::optional<engine::RawWriteCheck> raw_writes;  ///< beside it
 
   std::unique_ptr<engine::ClientOptimizer> client;  ///< where there is one
+  std::unique_ptr<engine::ProgramOptimizer> program_optimizer;  ///< it updates, where there is one
   std::vector<double> base_lr;                      ///< by optimizer group
   std::function<double(std::int64_t step, double base_lr)> schedule;  ///< the program's; empty: the configuration's
   std::vector<double> rates;                        ///< by optimizer group, of the next update
   engine::TrainingState training;
   engine::Accumulation accumulation;
+  bool evaluation_only = false;
   double grad_norm = 0;
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> last_scaled;  ///< by scale()
   bool step_applied = false;  ///< by the last step()
@@ -133,6 +136,8 @@ struct Engine::Impl {
   /// Begins a call of the program's, `caller`: throws unless what it needs holds. *Collective* as Entry says. Throws
   /// CommError, CheckpointError, ModelError.
   void enter(engine::Entry entry, const char* caller);
+  /// Throws ModelError for an engine that was made for evaluation only. Local.
+  void check_trains(const char* caller) const;
   /// Throws if an earlier call failed half-way: what the ranks hold no longer agrees.
   void check_usable() const;
   /// This rank's micro-batches so far.
@@ -206,6 +211,7 @@ struct OptimizerSetup {
   optim::Algorithm algorithm = optim::Algorithm::kAdam;
   sharding::OptimizerOptions options;
   std::unique_ptr<ClientOptimizer> client;
+  OptimizerFactory factory;     ///< empty: none
   std::vector<double> base_lr;  ///< by group
   std::string description;      ///< for the log
 };

@@ -81,7 +81,9 @@ class LoadPlanner {
     if (trainable) destination.view_of = [=](Range range) { return optimizer->master_in_memory(unit, range); };
     add(p, *weight, held, destination);
     if (options_.module_only || !options_.load_optimizer_states) return;
-    if (trainable) {
+    if (trainable && impl_.program_optimizer) {
+      plan_program_state(p, *weight, held);
+    } else if (trainable) {
       for (std::size_t state = 0; state < optimizer->rule().states.size(); ++state) plan_state(p, state, held);
     } else if (saved_.has_states(p)) {
       unused_states_.push_back(parameter.name);
@@ -105,6 +107,43 @@ class LoadPlanner {
     const double initial = optimizer->initial_of(state, p);
     if (!mine.empty())
       plan_.to_start_anew.emplace_back([=] { assign(mine, at::full({mine.numel()}, initial, at::kFloat)); });
+  }
+
+  /// A state of the program's own optimizer: read beside it, and put into it as a whole.
+  void plan_program_state(int p, std::size_t weight, Range held) {
+    const auto put = [this, p](const std::shared_ptr<ProgramOptimizer::State>& state) {
+      plan_.to_put.emplace_back([optimizer = impl_.program_optimizer.get(), p, state] {
+        optimizer->set_state(p, state ? std::optional(*state) : std::nullopt);
+      });
+    };
+    const std::string& name = saved_.info(weight).name;
+    const auto& json = state_.program_optimizer;
+    const bool has_states = json.is_object() && json.contains("states") && json["states"].is_object();
+    if (!has_states || !json["states"].contains(name)) {
+      if (!saved_.info(weight).trainable) without_states_.push_back(impl_.model.parameters[p].name);
+      return put(nullptr);
+    }
+    const auto& saved = json["states"][name];
+    const auto refuse = [&] {
+      throw CheckpointError(fmt::format("the checkpoint '{}' has no usable 'program_optimizer' for '{}' in its state",
+                                        found_.folder, name));
+    };
+    if (!saved.is_object() || !saved.contains("tensors") || !saved["tensors"].is_array() ||
+        !saved.contains("values") || !saved["values"].is_object())
+      refuse();
+    const auto state = std::make_shared<ProgramOptimizer::State>();
+    state->values = saved["values"];
+    const Range mine = layout::intersect(impl_.model.parameters[p].range, held);
+    for (const auto& kind : saved["tensors"]) {
+      const auto t = kind.is_string() ? saved_.find_parameter(kind.get<std::string>(), p) : std::nullopt;
+      if (!t || saved_.info(*t).shape != whole_shape(p)) refuse();
+      const at::Tensor values = at::empty({mine.numel()}, at::TensorOptions().dtype(at::kFloat));
+      add(p, *t, held, {{}, [values, mine](Range range, const at::Tensor& read) {
+                          values.narrow(0, range.begin - mine.begin, range.numel()).copy_(read);
+                        }});
+      state->tensors[kind.get<std::string>()] = values;
+    }
+    put(state);
   }
 
   /// Plans reading what this rank holds of a tensor in the shape of a parameter.
@@ -144,6 +183,7 @@ class LoadPlanner {
       const auto& unit = impl_.model.units[impl_.model.parameters[p].unit];
       trains_both |= weight && saved_.info(*weight).trainable && unit.trainable;
     }
+    if (impl_.program_optimizer) return trains_both ? check_program_optimizer() : void();
     const auto& rule = impl_.optimizer->rule();
     const std::set<std::string> theirs = saved_.states();
     std::set<std::string> ours;
@@ -157,6 +197,19 @@ class LoadPlanner {
                     "optimizer it was saved with, or set LoadOptions::load_optimizer_states to false to go on with the "
                     "states that there are",
                     found_.folder, listed(theirs), rule.name, listed(ours)));
+  }
+
+  void check_program_optimizer() const {
+    const auto& json = state_.program_optimizer;
+    const std::string ours = impl_.program_optimizer->class_name();
+    const std::string theirs =
+        json.is_object() && json.contains("class") && json["class"].is_string() ? json["class"].get<std::string>() : "";
+    if (theirs == ours) return;
+    throw CheckpointError(
+        fmt::format("the checkpoint '{}' is of another optimizer: {}, and optimizer_factory makes {}. Use the one it "
+                    "was saved with, or set LoadOptions::load_optimizer_states to false to go on with the states that "
+                    "there are",
+                    found_.folder, theirs.empty() ? "one of the engine's" : theirs, ours));
   }
 
   void notice(std::string text) { plan_.report.notices.push_back(std::move(text)); }

@@ -200,6 +200,7 @@ std::string SavedState::to_json() const {
     auto& each = json["learning_rate_overrides"] = nlohmann::json::array();
     for (const auto& rate : overrides) each.push_back(engine::to_json(rate));
   }
+  if (!program_optimizer.is_null()) json["program_optimizer"] = program_optimizer;
   if (!parameter_steps.empty()) json["parameter_steps"] = parameter_steps;
   if (!frozen.empty()) json["frozen"] = frozen;
   if (!unused_in_window.empty()) json["unused_in_window"] = unused_in_window;
@@ -214,6 +215,7 @@ SavedState SavedState::from_json(const std::string& text, Parts parts, const std
     state.optimizer_steps = reader.count("optimizer_steps");
     state.parameter_steps = reader.counts("parameter_steps", state.optimizer_steps);
     state.unused_in_window = reader.names("unused_in_window");
+    state.program_optimizer = reader.value("program_optimizer");
   }
   if (!parts.training) return state;
   auto& training = state.training;

@@ -30,6 +30,7 @@ struct OptimizerOptions {
   std::vector<OptimizerGroup> groups;            ///< at least one
   std::vector<int> group_of_parameter;           ///< by parameter
   std::int64_t sub_group_numel = 1'000'000'000;  ///< most elements updated in one piece
+  bool float_masters = false;                    ///< fp32 in memory of their own: somebody else updates them
 };
 
 class ShardedOptimizer {
@@ -52,6 +53,7 @@ class ShardedOptimizer {
   /// True for a parameter that the next update changes; others keep values, states and step counts.
   using IsActive = std::function<bool(int parameter)>;
   void choose_active(IsActive is_active) { is_active_ = std::move(is_active); }
+  bool is_active(int parameter) const { return !is_active_ || is_active_(parameter); }
 
   /// Updates every range from its accumulated gradient. `lr[g]`: learning rate of group g. Local; other ranks
   /// see it after store.publish().

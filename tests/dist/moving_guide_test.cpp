@@ -493,6 +493,24 @@ TEST(MovingGuide, Writes) {
 
 // ---- evaluation ----------------------------------------------------------------------------------------------
 
+TEST(MovingGuide, EvaluationOnly) {
+  everywhere([](Group group, const Config& config) {
+    Net net, teacher;
+    const std::string folder = shared_folder("teacher");
+    {
+      auto engine = zero::initialize(net, config, {.group = group});
+      engine.save_checkpoint(folder);
+    }
+    // [guide: evaluation only]
+    auto teacher_engine = zero::initialize(teacher, config, {.group = group, .evaluation_only = true});
+    teacher_engine.load_checkpoint(folder);  // weights and buffers; load_full_weights() takes a whole model's
+    // [end]
+    EXPECT_FALSE(teacher_engine(input(group)).requires_grad());
+    group.barrier().wait();
+    if (group.rank() == 0) std::filesystem::remove_all(folder);
+  });
+}
+
 TEST(MovingGuide, Evaluation) {
   everywhere([](Group group, const Config& config) {
     Net net;
