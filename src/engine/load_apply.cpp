@@ -40,6 +40,7 @@ void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
     if (scaler.scale() != saved_scale) impl.reducer->scale_sums(scaler.scale() / saved_scale);
     drop_overflow(impl);
   }
+  impl.accumulation.ended_in_backward = false;
   impl.end_random_stream();
   // A seed that came with the program's numbers is not a new one.
   impl.program_seed = MicroBatchRandom::program_seed();
