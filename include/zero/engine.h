@@ -66,6 +66,13 @@ struct Placement {
   std::optional<int> split_dim;
 };
 
+/// Makes an optimizer of the program's own over this rank's part of the fp32 master weights. `shards[g]`: of parameter
+/// group g (InitializeOptions::parameter_groups and the implicit last one), for each of its parameters that are
+/// trained the flat part that this rank updates, fp32 [0 or more elements], in the model's order; the same number of
+/// tensors on every rank. Every group becomes one param group of the optimizer, in this order. Called once.
+using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
+    const std::vector<std::vector<at::Tensor>>& shards)>;
+
 struct InitializeOptions {
   /// All ranks that train this model. Not given: init_distributed().
   std::optional<Group> group;
@@ -87,6 +94,15 @@ struct InitializeOptions {
   /// Its own states are never made: saving it throws. It may go before the engine; its last values then stay. The
   /// JSON must have no "optimizer" section.
   torch::optim::Optimizer* optimizer = nullptr;
+  /// An optimizer of any class, also of the program's own, which the engine owns and steps: at every update grad() of
+  /// its tensors is the averaged, clipped gradient of the same elements, undefined for parameters that are left alone.
+  /// Elementwise optimizers are right; those that need whole parameters see parts (docs/optimizers.md). The JSON must
+  /// have no "optimizer" section; parameter_groups give names only.
+  OptimizerFactory optimizer_factory;
+  /// For a model that nobody trains: all parameters are frozen (requires_grad_(false)), and there are no masters,
+  /// optimizer states and gradients. backward(), step() and all about gradients throw ModelError; load_checkpoint()
+  /// takes weights and buffers only. An "optimizer" in the JSON is not used.
+  bool evaluation_only = false;
 };
 
 /// A part of a parameter's averaged gradient.
@@ -108,8 +124,9 @@ class Engine {
   ~Engine();
 
   /// Runs backward from a scalar `loss` and sends gradients to their owners; they are dropped from the
-  /// module. Losses are averaged over micro-batches and ranks by step(). *Collective.* Throws ModelError
-  /// (loss not a scalar, module moved by .to()), CommError.
+  /// module. Losses are averaged over micro-batches and ranks by step(). Where the program has said that this is no
+  /// boundary (set_gradient_accumulation_boundary), it also ends the micro-batch. *Collective.* Throws ModelError
+  /// (loss not a scalar, module moved by .to()), CommError; with the end of a micro-batch also as step().
   void backward(const at::Tensor& loss);
 
   /// For a loss.backward() of the program's own, with one loss or one of several: `loss` times loss_scale(), in fp32
@@ -146,8 +163,23 @@ class Engine {
   std::int64_t micro_steps() const;    ///< micro-batches so far, of this rank
   /// Whether the last step() updated the parameters: false inside an accumulation window, and where it was skipped.
   bool was_step_applied() const;
-  /// True when the next step() updates the parameters.
+  /// True when the next step() updates the parameters: the micro-batch that runs is number gradient_accumulation_steps
+  /// of its window, counted from the last update, or the program has said so.
   bool is_gradient_accumulation_boundary() const;
+  /// From the next window on `steps` micro-batches of a rank make an update, and the average divides by as many;
+  /// config() follows, a checkpoint keeps it. Between windows only. Local; the same on every rank, which the end of
+  /// the next micro-batch compares (ConfigError on all). Throws ConfigError (not from 1 on, or with step_in_backward
+  /// another than 1), ModelError (inside a window).
+  void set_gradient_accumulation_steps(std::int64_t steps);
+  /// The same by samples of an update on all ranks; micro-batches keep their size. ConfigError also unless `samples` is
+  /// a multiple of train_micro_batch_size_per_gpu * world_size().
+  void set_train_batch_size(std::int64_t samples);
+  /// Says whether micro-batches from here on end their window, whatever their number; nothing: they are counted
+  /// again. While it is false, every backward() is a micro-batch and ends it, and step(), which need not be called,
+  /// does nothing more. The average divides by gradient_accumulation_steps all the same, as in DeepSpeed; a window
+  /// of another number is warned of once. Local; the same on every rank, compared as above. Throws ConfigError: false
+  /// with step_in_backward.
+  void set_gradient_accumulation_boundary(std::optional<bool> is_boundary);
   /// Parameter groups are InitializeOptions::parameter_groups and the implicit last one, or the client
   /// optimizer's.
   int parameter_groups() const;

@@ -42,7 +42,8 @@ constexpr Key kBatch[] = {
      .maximum = kMostSamples,
      .field = count_or_null<&Config::gradient_accumulation_steps>},
     refused("managed_gradient_accumulation", Kind::kBool, "true",
-            "the engine counts the micro-batches of a step; keep true and set gradient_accumulation_steps",
+            "the engine counts the micro-batches of a step; keep true and set gradient_accumulation_steps, or "
+            "call Engine::set_gradient_accumulation_boundary",
             "true"),
     no_effect("dataloader_drop_last", Kind::kBool, "false",
               "the program feeds the engine; there is no data loader to configure", "false"),

@@ -86,7 +86,7 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   const auto& inventory = impl.inventory;
   std::vector<layout::ParameterInfo> infos;
   for (const auto& item : inventory.parameters) {
-    infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad(),
+    infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad() && !impl.evaluation_only,
                      impl.groups.model_parallel && !item.split.is_split(),
                      item.tensor.sizes().vec()});
   }
@@ -180,7 +180,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
                                                                 std::move(setup.options));
   sharding::ReducerOptions reducer_options{
       .bucket_numel = laid.bucket_numel,
-      .micro_batches = impl.config.gradient_accumulation_steps,
+      .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
       .overlap = laid.overlap};
   if (laid.step_in_backward) {
     impl.store->refuse_writes(
@@ -412,13 +412,40 @@ void check_device(const Engine::Impl& impl, const sharding::OptimizerOptions& op
   }
 }
 
+/// *Collective.* The program's own optimizer over the masters that there are by now. Throws ConfigError.
+void make_program_optimizer(Engine::Impl& impl, const OptimizerFactory& factory) {
+  impl.program_optimizer = std::make_unique<ProgramOptimizer>(impl.model, *impl.optimizer, factory);
+  if (auto difference = first_difference(impl.program_optimizer->class_name(), impl.groups.all, "optimizer")) {
+    throw ConfigError(fmt::format("optimizer_factory makes different optimizers: {}", *difference));
+  }
+}
+
+/// For a model that nobody trains: what is only for training is refused or not used. Throws ConfigError.
+void prepare_for_evaluation(Engine::Impl& impl, const InitializeOptions& options) {
+  if (options.optimizer || options.optimizer_factory || options.schedule || !options.parameter_groups.empty()) {
+    throw ConfigError(
+        "InitializeOptions::evaluation_only, and an optimizer, its factory, parameter groups or a schedule: remove one "
+        "or the other");
+  }
+  impl.evaluation_only = true;
+  Config& config = impl.config;
+  config.zerotorch.step_in_backward = false;
+  if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
+    config.train_micro_batch_size_per_gpu = 1;
+}
+
+void freeze(const Engine::Impl& impl) {
+  for (const auto& parameter : impl.model.parameters) parameter.tensor.requires_grad_(false);
+}
+
 /// The part of initialize() in which ranks depend on each other. *Collective.*
 void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup) {
   if (auto difference = first_difference(impl.config.to_json(), impl.groups.all, "config")) {
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
   }
   check_device(impl, setup.options);
-  const std::string states = describe_states(setup.options);
+  const std::string states =
+      impl.evaluation_only ? "nothing, for evaluation only\n" : describe_states(setup.options);
   if (auto difference = first_difference(states, impl.groups.all, "optimizer")) {
     throw ConfigError(fmt::format("the ranks have different optimizers: {}", *difference));
   }
@@ -427,11 +454,14 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   choose_progress_thread(impl);
   MicroBatchRandom::interrupt();
   impl.training.seed = choose_seed(impl.config, impl.number, impl.groups.all);
+  const OptimizerFactory factory = std::move(setup.factory);
   make_parts(impl, laid, std::move(setup));
   make_replicated_alike(impl.groups, impl.inventory,
                         impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify);
   adopt_parameters(impl);
   adopt_buffers(impl);
+  if (impl.evaluation_only) freeze(impl);
+  if (factory) make_program_optimizer(impl, factory);
   impl.gradients = std::make_unique<Gradients>(impl);
   impl.gradients->hook();
   if (impl.config.zerotorch.debug_observer) {
@@ -486,6 +516,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->group = impl->groups.data_parallel;
   base::set_log_rank(impl->groups.all.size() > 1 ? impl->groups.all.rank() : -1);
   // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
+  if (options.evaluation_only) prepare_for_evaluation(*impl, options);
   impl->config.validate();
   if (impl->config.zerotorch.timeout_s > 0) {
     impl->groups.set_timeout(
@@ -508,7 +539,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
     throw ConfigError("both the JSON ('scheduler') and InitializeOptions::schedule give a schedule; remove one");
   impl->schedule = options.schedule;
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
-  const std::string description = setup.description;
+  const std::string description = impl->evaluation_only ? "for evaluation only" : setup.description;
   const setup::LaidOut laid = make_model(*impl);
   check_buffers(impl->inventory, impl->group.size());
   check_memory(impl->inventory);

@@ -57,6 +57,7 @@ LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& foun
   agree(what, error_of([&] {
           prepare_window(impl, plan, options, is_repair);
           read_items(plan.items, found.manifest, *reader);
+          for (const auto& put : plan.to_put) put();
         }),
         impl.groups.all);
   apply_load(impl, plan, options);
@@ -118,8 +119,10 @@ struct LoadInProgress {
 }  // namespace
 
 LoadReport Engine::load_checkpoint(const std::string& folder, const std::string& tag,
-                                   const LoadOptions& options) {
+                                   const LoadOptions& given) {
   auto& impl = *impl_;
+  LoadOptions options = given;
+  options.module_only = given.module_only || impl.evaluation_only;
   LoadInProgress progress(impl);
   impl.enter(engine::Entry::kBetweenSteps, "load_checkpoint");
   wait_checkpoint();

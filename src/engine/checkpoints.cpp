@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/Version.h>
 #include <fmt/format.h>
 #include <torch/version.h>
@@ -13,7 +14,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/agree.h"
 #include "checkpoint/element_order.h"
+#include "engine/agreement.h"
 #include "engine/buffers.h"
 #include "engine/random_state.h"
 #include "engine/saved_state.h"
@@ -72,7 +75,7 @@ class Collector {
   void add_states(std::string_view kind, ViewOf view_of) {
     const auto tensors = add_infos(/*trainable_only=*/true, [&](int p) { add_info(p, kind, ElementType::kF32); });
     for_each_part(/*trainable_only=*/true, [&](int p, layout::Range mine) {
-      add_piece(tensors[static_cast<std::size_t>(p)], p, mine, view_of(impl_.model.parameters[p].unit, mine));
+      add_piece(tensors[static_cast<std::size_t>(p)], p, mine, view_of(p, mine));
     });
   }
 
@@ -373,7 +376,7 @@ std::byte* Checkpoints::staging(std::size_t nbytes) {
   return static_cast<std::byte*>(staging_.data());
 }
 
-checkpoint::Contents Checkpoints::contents(std::vector<at::Tensor>& keep) const {
+checkpoint::Contents Checkpoints::contents(const ProgramStates& program_states, std::vector<at::Tensor>& keep) const {
   Collector collector(impl_, keep);
   collector.add_weights();
   const auto& optimizer = *impl_.optimizer;
@@ -381,9 +384,23 @@ checkpoint::Contents Checkpoints::contents(std::vector<at::Tensor>& keep) const 
     collector.add_optimizer_state(state);
   }
   collector.add_tensor_states();
+  std::set<std::string> of_program;
+  for (const auto& state : program_states) {
+    if (!state) continue;
+    for (const auto& [name, tensor] : state->tensors) of_program.insert(name);
+  }
+  for (const auto& name : of_program) {
+    collector.add_states(name, [&](int p, layout::Range range) {
+      const auto& state = program_states[static_cast<std::size_t>(p)];
+      if (state && state->tensors.contains(name))
+        return keep.emplace_back(impl_.program_optimizer->part_of(p, state->tensors.at(name), range));
+      return keep.emplace_back(at::zeros({range.numel()}, at::kFloat));  // the JSON says that there is none
+    });
+  }
   if (impl_.window_micro_batches() > 0) {
     impl_.reducer->hold_sums();
-    collector.add_states(kinds::kGradientSum, [&](int u, layout::Range r) {
+    collector.add_states(kinds::kGradientSum, [&](int p, layout::Range r) {
+      const int u = impl_.model.parameters[p].unit;
       const at::Tensor sums = impl_.reducer->accumulated(u).narrow(
           0, r.begin - impl_.reducer->gradient_range(u).begin, r.numel());
       return sums.scalar_type() == at::kFloat ? sums : keep.emplace_back(sums.to(at::kFloat));
@@ -394,15 +411,37 @@ checkpoint::Contents Checkpoints::contents(std::vector<at::Tensor>& keep) const 
   return collector.take();
 }
 
+Checkpoints::ProgramStates Checkpoints::take_program_states(nlohmann::json& described) const {
+  ProgramStates states;
+  const auto& optimizer = impl_.program_optimizer;
+  if (!optimizer) return states;
+  checkpoint::agree("saving a checkpoint", checkpoint::error_of([&] {
+                      for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p)
+                        states.push_back(optimizer->state_of(static_cast<int>(p)));
+                    }),
+                    impl_.groups.all);
+  described = optimizer->to_json(states);
+  Group group = impl_.groups.all;
+  if (const auto difference = first_difference(described.dump(1), group, "optimizer states")) {
+    throw CheckpointError(
+        fmt::format("saving a checkpoint: {} has other numbers in its states on each rank, so it does not treat "
+                    "elements one by one: {}",
+                    optimizer->class_name(), *difference));
+  }
+  return states;
+}
+
 void Checkpoints::save(const std::string& folder, const std::string& tag, std::string_view client_state,
                        const SaveOptions& options) {
   at::NoGradGuard no_grad;
   own(folder, tag);
   impl_.store->quiesce();
   std::vector<at::Tensor> keep;
-  checkpoint::Contents contents = this->contents(keep);
+  SavedState state = SavedState::of(impl_);
+  const ProgramStates program_states = take_program_states(state.program_optimizer);
+  checkpoint::Contents contents = this->contents(program_states, keep);
   contents.global_steps = impl_.training.global_steps;
-  contents.state = SavedState::of(impl_).to_json();
+  contents.state = state.to_json();
   contents.client_state = client_state.empty() ? "null" : client_state;
   contents.config = impl_.config.to_json();
   contents.versions = nlohmann::json{{"zerotorch", ZERO_VERSION}, {"torch", TORCH_VERSION}}.dump();

@@ -2,6 +2,8 @@
 // Checkpoints of an engine: which tensors it has, where this rank's elements of them lie, and what else a
 // run needs to go on.
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,7 +33,13 @@ class Checkpoints {
   io::FileSystem& files() const { return files_; }
 
  private:
-  checkpoint::Contents contents(std::vector<at::Tensor>& keep) const;
+  /// By parameter; empty: there is no such optimizer.
+  using ProgramStates = std::vector<std::optional<ProgramOptimizer::State>>;
+
+  checkpoint::Contents contents(const ProgramStates& program_states, std::vector<at::Tensor>& keep) const;
+  /// What is to be saved of the program's own optimizer. `described`: see SavedState. *Collective.* Throws
+  /// CheckpointError on every rank.
+  ProgramStates take_program_states(nlohmann::json& described) const;
   /// Throws CheckpointError when only other engines that are alive have saved to `folder` under `tag`. Local.
   void own(const std::string& folder, const std::string& tag);
   std::byte* staging(std::size_t nbytes);

@@ -194,8 +194,8 @@ optim::Algorithm take_over_any(torch::optim::Optimizer& optimizer,
   if (dynamic_cast<RMSprop*>(&optimizer)) return take_over<RmspropKind>(optimizer, groups);
   throw ConfigError(
       "the client optimizer is none of torch::optim::AdamW, Adam, SGD, Adagrad and RMSprop (LBFGS needs the loss "
-      "several times a step and whole gradients); use one of these, or leave it out and name the optimizer in the "
-      "JSON");
+      "several times a step and whole gradients); use one of these, leave it out and name the optimizer in the "
+      "JSON, or make it in InitializeOptions::optimizer_factory");
 }
 
 /// Throws ConfigError for values that no optimizer takes.

@@ -100,7 +100,9 @@ Engine::Impl::~Impl() {
 
 double Engine::Impl::lr_of(std::size_t optimizer_group) const {
   if (const auto& set = training.lr_overrides[optimizer_group]) return *set;
-  const double base = client ? client->hyper(optimizer_group).lr : base_lr[optimizer_group];
+  const double base = client              ? client->hyper(optimizer_group).lr
+                      : program_optimizer ? program_optimizer->base_lr(optimizer_group)
+                                          : base_lr[optimizer_group];
   if (!schedule) return optim::learning_rate_at(config.scheduler, base, schedule_step());
   const double rate = schedule(schedule_step(), base);
   if (!(rate >= 0 && std::isfinite(rate))) {
@@ -145,6 +147,8 @@ std::uint64_t Engine::Impl::update_hash() const {
   };
   for (const double rate : rates) add(rate);
   for (const int g : stepped_groups) add(g);
+  add(is_boundary());
+  add(static_cast<double>(config.gradient_accumulation_steps));
   for (const auto& settings : optimizer->groups()) {
     for (const auto& one : optim::hyper_numbers()) add(one.of(settings.hyper));
   }
@@ -160,9 +164,12 @@ void Engine::Impl::throw_update_difference() {
       text += fmt::format("parameter group {} has {} {:g}\n", g, one.name, one.of(hyper));
   }
   for (const int g : stepped_groups) text += fmt::format("step() of parameter group {}\n", g);
+  text += fmt::format("gradient_accumulation_steps {}\n", config.gradient_accumulation_steps);
+  text += fmt::format("{} at an accumulation boundary\n", is_boundary() ? "is" : "is not");
   if (const auto difference = engine::first_difference(text, group, "rates")) {
     throw ConfigError(
-        fmt::format("the ranks would update differently: {}; set rates and step groups alike on every rank",
+        fmt::format("the ranks would update differently: {}; set rates, step groups and accumulation alike on "
+                    "every rank",
                     *difference));
   }
   gradients->throw_trainable_difference();
@@ -231,6 +238,7 @@ void Engine::Impl::agree_on_use() {
 
 double Engine::Impl::compute_norm() {
   sharding::Stopwatch watch(times.norm);
+  reducer->complete_sumsq();
   const std::uint64_t must_agree = update_hash() ^ store->writes().replicated_hash();
   return norm->of(*reducer, must_agree) * (sums_are_averages ? 1.0 : averaging());
 }
@@ -244,7 +252,11 @@ void Engine::Impl::apply_step(double average) {
   } else {
     reducer->replicate();
     sharding::Stopwatch watch(times.update);
-    optimizer->update(*reducer, rates, scale);
+    if (program_optimizer) {
+      program_optimizer->update(*reducer, rates, scale);
+    } else {
+      optimizer->update(*reducer, rates, scale);
+    }
   }
   store->publish(/*frozen_too=*/false);
   for (const auto& parameter : model.parameters) intercept::bump_version(parameter.tensor);
@@ -302,7 +314,7 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
                     loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
   }
   for (Engine::Impl* impl : engines) {
-    impl->enter(engine::Entry::kBackward, "backward()");
+    impl->enter(impl->ends_in_backward() ? engine::Entry::kStep : engine::Entry::kBackward, "backward()");
     if (impl->reducer->window_is_empty()) impl->refresh_rates();
     if (impl->monitor) impl->monitor->add_loss(loss);
   }
@@ -315,7 +327,15 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
     for (Engine::Impl* impl : engines) impl->gradients->fail_backward();
     throw;
   }
-  for (Engine::Impl* impl : engines) impl->gradients->end_backward();
+  for (Engine::Impl* impl : engines) {
+    impl->accumulation.ended_in_backward = false;
+    impl->gradients->end_backward();
+  }
+  for (Engine::Impl* impl : engines) {
+    if (!impl->ends_in_backward()) continue;
+    impl->guarded_step();
+    impl->accumulation.ended_in_backward = true;
+  }
 }
 
 }  // namespace
@@ -332,6 +352,7 @@ void Engine::backward(const at::Tensor& loss) {
 }
 
 at::Tensor Engine::scale(const at::Tensor& loss) {
+  impl_->check_trains("scale()");
   if (impl_->training.scaler.scale() == 1) return loss;
   if (const auto& last = impl_->last_scaled; last && loss.defined() && last->lock() == loss.getIntrusivePtr())
     throw ModelError("scale(): this loss is scaled already; call backward() on it");
@@ -365,13 +386,14 @@ void Engine::step(const std::vector<int>& parameter_groups) {
   impl_->stepped_groups.clear();
 }
 
-bool Engine::Impl::finish_micro_batch() {
+Engine::Impl::MicroBatch Engine::Impl::finish_micro_batch(bool may_be_none) {
   using Agreement = sharding::MicroBatchAgreement;
   std::uint64_t flags = 0;
   if (!store->writes().empty()) flags |= Agreement::kParametersWritten;
   if (group.size() > 1 && buffers->needed() && buffers->changed()) flags |= Agreement::kBuffersChanged;
-  const auto& agreed = reducer->finish_micro_batch({.flags = flags, .must_agree = update_hash()});
-  const bool buffers_changed = agreed.facts().flags & Agreement::kBuffersChanged;
+  const auto& agreed = reducer->finish_micro_batch({.flags = flags, .must_agree = update_hash()}, may_be_none);
+  const MicroBatch result{.counts = !may_be_none || agreed.facts().rounds > 0,
+                          .buffers_changed = (agreed.facts().flags & Agreement::kBuffersChanged) != 0};
   if (agreed.differing_rank() >= 0) throw_update_difference();
   if (agreed.facts().flags & Agreement::kParametersWritten) store->writes().commit(*store, *optimizer);
   if (const auto& unused = reducer->unused_parameters();
@@ -382,10 +404,11 @@ bool Engine::Impl::finish_micro_batch() {
                     "set zero_optimization.ignore_unused_parameters to true",
                     model.parameters[unused.front()].name, unused.size()));
   }
-  return buffers_changed;
+  return result;
 }
 
-std::optional<std::string> Engine::Impl::finish_window() {
+std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) {
+  check_window_length(window_end - training.window_begin);
   const double lr = rates.front();
   store->quiesce();
   agree_on_use();
@@ -403,10 +426,11 @@ std::optional<std::string> Engine::Impl::finish_window() {
   gradients->end_window();
   sums_are_averages = false;
   ++training.global_steps;
+  training.window_begin = window_end;
   last_times = std::exchange(times, {});
   engine::log_step(*this);
   if (monitor) {
-    monitor->add_step({.samples = training.global_steps * config.train_batch_size,
+    monitor->add_step({.samples = window_end * config.train_micro_batch_size_per_gpu,
                        .lr = lr,
                        .grad_norm = grad_norm,
                        .loss_scale = config.fp16.enabled ? std::optional(training.scaler.scale()) : std::nullopt});
@@ -424,24 +448,29 @@ std::optional<std::string> Engine::Impl::step() {
     }
   }
   if (!config.zerotorch.step_in_backward || reducer->window_is_empty()) refresh_rates();
-  const bool buffers_changed = finish_micro_batch();
-  if (is_boundary()) problem = finish_window();
+  const MicroBatch finished = finish_micro_batch(std::exchange(accumulation.ended_in_backward, false));
+  const std::int64_t micro_batches = training.micro_batches + (finished.counts ? group.size() : 0);
+  if (finished.counts ? is_boundary() : accumulation.boundary == true) problem = finish_window(micro_batches);
   // Ranks whose forward wrote buffers meet here, before the next forward.
-  if (buffers_changed) buffers->synchronise(group);
+  if (finished.buffers_changed) buffers->synchronise(group);
   if (raw_writes) raw_writes->remember();
-  training.micro_batches += group.size();
+  training.micro_batches = micro_batches;
   end_random_stream();
+  return problem;
+}
+
+std::optional<std::string> Engine::Impl::guarded_step() {
+  if (raw_writes) raw_writes->check();
+  failed = true;  // until the end: a throw on the way leaves the ranks apart
+  std::optional<std::string> problem = step();
+  failed = false;
   return problem;
 }
 
 void Engine::step() {
   auto& impl = *impl_;
   impl.enter(engine::Entry::kStep, "step()");
-  if (impl.raw_writes) impl.raw_writes->check();
-  impl.failed = true;  // until the end: a throw on the way leaves the ranks apart
-  const std::optional<std::string> problem = impl.step();
-  impl.failed = false;
-  if (problem) throw ModelError(*problem);
+  if (const auto problem = impl.guarded_step()) throw ModelError(*problem);
 }
 
 int Engine::rank() const { return impl_->group.rank(); }

@@ -11,6 +11,7 @@
 #include "engine/groups.h"
 #include "engine/inventory.h"
 #include "engine/micro_batch_random.h"
+#include "engine/program_optimizer.h"
 #include "engine/raw_write_check.h"
 #include "engine/step_monitor.h"
 #include "engine/training_state.h"
@@ -43,6 +44,13 @@ struct EngineNumber {
 }  // namespace engine
 
 namespace engine {
+/// What the program has said of accumulation windows, beside their length: config.gradient_accumulation_steps.
+struct Accumulation {
+  std::optional<bool> boundary;  ///< of the micro-batches from here on; nothing: they are counted
+  bool ended_in_backward = false;  ///< the last micro-batch: a step() has nothing to end
+  bool warned_of_length = false;
+};
+
 /// Uses of parameters, on their way to the store.
 class Uses final : public intercept::UseObserver {
  public:
@@ -79,10 +87,13 @@ struct Engine::Impl {
   std::optional<engine::RawWriteCheck> raw_writes;  ///< beside it
 
   std::unique_ptr<engine::ClientOptimizer> client;  ///< where there is one
+  std::unique_ptr<engine::ProgramOptimizer> program_optimizer;  ///< it updates, where there is one
   std::vector<double> base_lr;                      ///< by optimizer group
   std::function<double(std::int64_t step, double base_lr)> schedule;  ///< the program's; empty: the configuration's
   std::vector<double> rates;                        ///< by optimizer group, of the next update
   engine::TrainingState training;
+  engine::Accumulation accumulation;
+  bool evaluation_only = false;
   double grad_norm = 0;
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> last_scaled;  ///< by scale()
   bool step_applied = false;  ///< by the last step()
@@ -125,16 +136,25 @@ struct Engine::Impl {
   /// Begins a call of the program's, `caller`: throws unless what it needs holds. *Collective* as Entry says. Throws
   /// CommError, CheckpointError, ModelError.
   void enter(engine::Entry entry, const char* caller);
+  /// Throws ModelError for an engine that was made for evaluation only. Local.
+  void check_trains(const char* caller) const;
   /// Throws if an earlier call failed half-way: what the ranks hold no longer agrees.
   void check_usable() const;
   /// This rank's micro-batches so far.
   std::int64_t micro_steps() const { return training.micro_batches / group.size(); }
   /// Micro-batches of all ranks inside the running accumulation window.
-  std::int64_t window_micro_batches() const {
-    return micro_steps() % config.gradient_accumulation_steps * group.size();
-  }
+  std::int64_t window_micro_batches() const { return training.micro_batches - training.window_begin; }
   /// True when the micro-batch that runs is the last of its window.
-  bool is_boundary() const { return (micro_steps() + 1) % config.gradient_accumulation_steps == 0; }
+  bool is_boundary() const {
+    return accumulation.boundary.value_or(window_micro_batches() / group.size() + 1 >=
+                                          config.gradient_accumulation_steps);
+  }
+  /// backward() is to end the micro-batch.
+  bool ends_in_backward() const { return accumulation.boundary == false; }
+  /// For windows from the next on. Throws ConfigError when the product with micro-batch and ranks is too large. Local.
+  void set_accumulation_steps(std::int64_t steps);
+  /// Says once that a window has another number of micro-batches than its average divides by. Local.
+  void check_window_length(std::int64_t micro_batches);
   /// Throws ModelError when the module has other parameters than it had, or in another dtype or place; takes over
   /// values that set_data() has put there. Local.
   void check_module();
@@ -159,10 +179,17 @@ struct Engine::Impl {
   /// The calls that Engine::step() consists of. *Collective.* What step() returns, where training cannot go on by
   /// itself, is to be thrown.
   std::optional<std::string> step();
-  /// All ranks have this micro-batch's gradients. Returns true when a rank's forward has written buffers.
-  bool finish_micro_batch();
-  /// Updates, or skips the step, and begins the next window. Returns as step().
-  std::optional<std::string> finish_window();
+  /// step(), and where a throw on the way leaves the ranks apart the engine is done for.
+  std::optional<std::string> guarded_step();
+  struct MicroBatch {
+    bool counts;           ///< it is one
+    bool buffers_changed;  ///< a rank's forward has written buffers
+  };
+  /// All ranks have this micro-batch's gradients. `may_be_none`: without any gradient it does not count.
+  MicroBatch finish_micro_batch(bool may_be_none);
+  /// Updates, or skips the step, and begins the next window after `window_end` micro-batches of all ranks. Returns as
+  /// step().
+  std::optional<std::string> finish_window(std::int64_t window_end);
   /// `average`: averaging() of the window.
   void apply_step(double average);
   /// Instead of apply_step(), for gradients that are not finite: says which. Returns as step(). *Collective.*
@@ -184,6 +211,7 @@ struct OptimizerSetup {
   optim::Algorithm algorithm = optim::Algorithm::kAdam;
   sharding::OptimizerOptions options;
   std::unique_ptr<ClientOptimizer> client;
+  OptimizerFactory factory;     ///< empty: none
   std::vector<double> base_lr;  ///< by group
   std::string description;      ///< for the log
 };

@@ -12,6 +12,7 @@ namespace {
 struct Needs {
   bool unscoped = false;          ///< no GatheredParameters is alive
   const char* why_unscoped = "";  ///< ends the message
+  bool trains = false;            ///< it was not made for evaluation only
   bool sums = false;              ///< gradients are kept until step()
   bool last_micro_batch = false;
   bool module = false;        ///< unchanged
@@ -26,10 +27,11 @@ Needs needs_of(engine::Entry entry) {
     case Entry::kZeroGrad:
       return {};
     case Entry::kBackward:
-      return {.module = true, .own_gradients = true};
+      return {.trains = true, .module = true, .own_gradients = true};
     case Entry::kStep:
       return {.unscoped = true,
               .why_unscoped = ", its parameters would be stale",
+              .trains = true,
               .module = true,
               .own_gradients = true};
     case Entry::kReadWeights:
@@ -42,9 +44,9 @@ Needs needs_of(engine::Entry entry) {
     case Entry::kBetweenSteps:
       return {.unscoped = true, .module = true, .own_gradients = true, .no_gradients = true, .committed = true};
     case Entry::kReadGradients:
-      return {.sums = true, .own_gradients = true};
+      return {.trains = true, .sums = true, .own_gradients = true};
     case Entry::kChangeGradients:
-      return {.sums = true, .last_micro_batch = true, .own_gradients = true};
+      return {.trains = true, .sums = true, .last_micro_batch = true, .own_gradients = true};
   }
   throw InternalError("unknown entry");
 }
@@ -54,6 +56,7 @@ Needs needs_of(engine::Entry entry) {
 void Engine::Impl::enter(engine::Entry entry, const char* caller) {
   check_usable();
   const Needs needs = needs_of(entry);
+  if (needs.trains) check_trains(caller);
   if (needs.unscoped && gathered_scopes > 0) {
     throw ModelError(
         fmt::format("{} inside a zero::GatheredParameters: close it first{}", caller, needs.why_unscoped));
@@ -77,6 +80,14 @@ void Engine::Impl::enter(engine::Entry entry, const char* caller) {
                                  caller));
   }
   if (needs.committed) commit_weights();
+}
+
+void Engine::Impl::check_trains(const char* caller) const {
+  if (!evaluation_only) return;
+  throw ModelError(
+      fmt::format("{}: this engine was made with InitializeOptions::evaluation_only, its parameters are frozen and "
+                  "have no gradients and optimizer states; make one without it to train",
+                  caller));
 }
 
 void Engine::Impl::check_usable() const {

@@ -70,6 +70,26 @@ std::size_t checked_state(const sharding::ShardedOptimizer& optimizer, int param
                                names.empty() ? "none" : names));
 }
 
+at::Tensor program_state(Engine::Impl& impl, int p, std::string_view name) {
+  const auto& optimizer = *impl.program_optimizer;
+  const auto& parameter = impl.model.parameters[p];
+  const auto state = optimizer.state_of(p);
+  if (!state) {
+    throw ModelError(fmt::format("parameter '{}' is frozen, or was never updated, and has no optimizer states",
+                                 parameter.name));
+  }
+  const auto found = state->tensors.find(std::string(name));
+  if (found == state->tensors.end()) {
+    std::string names;
+    for (const auto& [has, tensor] : state->tensors) names += (names.empty() ? "" : ", ") + has;
+    throw ModelError(fmt::format("{} has no state '{}' of an element each; it has {}", optimizer.class_name(), name,
+                                 names.empty() ? "none" : names));
+  }
+  return impl.gather_full(p, name, [&](int, layout::Range range) {
+    return range.empty() ? at::Tensor() : optimizer.part_of(p, found->second, range);
+  });
+}
+
 }  // namespace
 
 at::Tensor Engine::full_weight(std::string_view name) {
@@ -136,8 +156,10 @@ at::Tensor Engine::full_gradient(std::string_view name) {
 
 at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view state) {
   auto& impl = *impl_;
+  impl.check_trains("full_optimizer_state");
   impl.enter(engine::Entry::kReadWeights, "full_optimizer_state");
   const int p = engine::find_parameter(impl.inventory, name);
+  if (impl.program_optimizer) return program_state(impl, p, state);
   for (const auto& known : impl.optimizer->tensor_states(p)) {
     if (known.name != state) continue;
     const int owner = impl.optimizer->tensor_states_owner(p);

@@ -308,6 +308,7 @@ void Gradients::follow_freezing() {
 
 void Gradients::activate(const std::vector<int>& unfrozen) {
   auto& model = impl_.model;
+  impl_.check_trains(fmt::format("requires_grad_() of '{}'", model.parameters[unfrozen.front()].name).c_str());
   make_trainable(unfrozen);
   for (const int p : unfrozen) {
     // What a backward has left there since.
@@ -333,6 +334,7 @@ void Gradients::make_trainable(const std::vector<int>& parameters) {
     impl_.store->quiesce();
     impl_.reducer->add_units(units);
     impl_.optimizer->add_units(units);
+    if (impl_.program_optimizer) impl_.program_optimizer->add_units(units);
   }
   for (const int u : units) {
     for (const int p : model.units[u].parameters) {

@@ -25,7 +25,7 @@ void drop_overflow(Engine::Impl& impl) {
         "skip: they are dropped",
         impl.model.parameters[*first].name);
   }
-  impl.reducer->resume_window(impl.micro_steps() % impl.config.gradient_accumulation_steps);
+  impl.reducer->resume_window();
 }
 
 void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
@@ -33,12 +33,14 @@ void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
   scaler.go_on_from(plan.training.scaler);
   impl.training = plan.training;
   impl.training.scaler = scaler;
+  if (const auto steps = impl.training.accumulation_steps) impl.set_accumulation_steps(*steps);
   if (plan.keeps_window) {
     for (const int p : plan.unused_in_window) impl.reducer->set_unused_in_window(p);
     const double saved_scale = plan.training.scaler.scale();
     if (scaler.scale() != saved_scale) impl.reducer->scale_sums(scaler.scale() / saved_scale);
     drop_overflow(impl);
   }
+  impl.accumulation.ended_in_backward = false;
   impl.end_random_stream();
   // A seed that came with the program's numbers is not a new one.
   impl.program_seed = MicroBatchRandom::program_seed();
@@ -48,14 +50,15 @@ void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
 }  // namespace
 
 void prepare_window(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions& options, bool is_repair) {
-  auto& micro_batches = impl.training.micro_batches;
+  auto& training = impl.training;
   // The place in the window goes with its sums, also should reading fail.
   if (plan.keeps_window) {
-    micro_batches = plan.training.micro_batches;
-    impl.reducer->resume_window(impl.micro_steps() % impl.config.gradient_accumulation_steps);
+    training.micro_batches = plan.training.micro_batches;
+    training.window_begin = plan.training.window_begin;
+    impl.reducer->resume_window();
     impl.gradients->mark_all();
   } else if (is_repair || takes_training_state(options)) {
-    micro_batches -= impl.window_micro_batches();
+    training.micro_batches = training.window_begin;
     impl.reducer->start_window();
   }
 }

@@ -81,7 +81,9 @@ class LoadPlanner {
     if (trainable) destination.view_of = [=](Range range) { return optimizer->master_in_memory(unit, range); };
     add(p, *weight, held, destination);
     if (options_.module_only || !options_.load_optimizer_states) return;
-    if (trainable) {
+    if (trainable && impl_.program_optimizer) {
+      plan_program_state(p, *weight, held);
+    } else if (trainable) {
       bool is_first = true;
       for (std::size_t state = 0; state < optimizer->states().size(); ++state) {
         if (optimizer->has_state(state, p)) plan_state(p, state, held, std::exchange(is_first, false));
@@ -126,6 +128,43 @@ class LoadPlanner {
     }
   }
 
+  /// A state of the program's own optimizer: read beside it, and put into it as a whole.
+  void plan_program_state(int p, std::size_t weight, Range held) {
+    const auto put = [this, p](const std::shared_ptr<ProgramOptimizer::State>& state) {
+      plan_.to_put.emplace_back([optimizer = impl_.program_optimizer.get(), p, state] {
+        optimizer->set_state(p, state ? std::optional(*state) : std::nullopt);
+      });
+    };
+    const std::string& name = saved_.info(weight).name;
+    const auto& json = state_.program_optimizer;
+    const bool has_states = json.is_object() && json.contains("states") && json["states"].is_object();
+    if (!has_states || !json["states"].contains(name)) {
+      if (!saved_.info(weight).trainable) without_states_.push_back(impl_.model.parameters[p].name);
+      return put(nullptr);
+    }
+    const auto& saved = json["states"][name];
+    const auto refuse = [&] {
+      throw CheckpointError(fmt::format("the checkpoint '{}' has no usable 'program_optimizer' for '{}' in its state",
+                                        found_.folder, name));
+    };
+    if (!saved.is_object() || !saved.contains("tensors") || !saved["tensors"].is_array() ||
+        !saved.contains("values") || !saved["values"].is_object())
+      refuse();
+    const auto state = std::make_shared<ProgramOptimizer::State>();
+    state->values = saved["values"];
+    const Range mine = layout::intersect(impl_.model.parameters[p].range, held);
+    for (const auto& kind : saved["tensors"]) {
+      const auto t = kind.is_string() ? saved_.find_parameter(kind.get<std::string>(), p) : std::nullopt;
+      if (!t || saved_.info(*t).shape != whole_shape(p)) refuse();
+      const at::Tensor values = at::empty({mine.numel()}, at::TensorOptions().dtype(at::kFloat));
+      add(p, *t, held, {{}, [values, mine](Range range, const at::Tensor& read) {
+                          values.narrow(0, range.begin - mine.begin, range.numel()).copy_(read);
+                        }});
+      state->tensors[kind.get<std::string>()] = values;
+    }
+    put(state);
+  }
+
   /// Plans reading what this rank holds of a tensor in the shape of a parameter.
   void add(int p, std::size_t t, Range held, const Destination& destination) {
     const Range mine = layout::intersect(impl_.model.parameters[p].range, held);
@@ -163,6 +202,7 @@ class LoadPlanner {
       const auto& unit = impl_.model.units[impl_.model.parameters[p].unit];
       trains_both |= weight && saved_.info(*weight).trainable && unit.trainable;
     }
+    if (impl_.program_optimizer) return trains_both ? check_program_optimizer() : void();
     const auto& optimizer = *impl_.optimizer;
     const std::set<std::string> theirs = saved_.states();
     std::set<std::string> ours;
@@ -179,6 +219,19 @@ class LoadPlanner {
         "optimizer it was saved with, or set LoadOptions::load_optimizer_states to false to go on with the "
         "states that there are",
         found_.folder, listed(theirs), optimizer.name(), listed(ours)));
+  }
+
+  void check_program_optimizer() const {
+    const auto& json = state_.program_optimizer;
+    const std::string ours = impl_.program_optimizer->class_name();
+    const std::string theirs =
+        json.is_object() && json.contains("class") && json["class"].is_string() ? json["class"].get<std::string>() : "";
+    if (theirs == ours) return;
+    throw CheckpointError(
+        fmt::format("the checkpoint '{}' is of another optimizer: {}, and optimizer_factory makes {}. Use the one it "
+                    "was saved with, or set LoadOptions::load_optimizer_states to false to go on with the states that "
+                    "there are",
+                    found_.folder, theirs.empty() ? "one of the engine's" : theirs, ours));
   }
 
   void notice(std::string text) { plan_.report.notices.push_back(std::move(text)); }
@@ -225,7 +278,9 @@ class LoadPlanner {
     compare("threads_per_rank", state_.threads_per_rank, threads_per_rank());
     compare("cpu_capability", state_.cpu_capability, cpu_capability());
     plan_.training = state_.training;
+    plan_accumulation();
     plan_.training.micro_batches = plan_position();
+    if (!plan_.keeps_window) plan_.training.window_begin = plan_.training.micro_batches;
     plan_random_states();
     plan_rates();
     plan_.report.global_steps = plan_.training.global_steps;
@@ -244,14 +299,38 @@ class LoadPlanner {
         saved_groups, groups));
   }
 
+  /// As many micro-batches of all ranks make a step as the program had set, where it had.
+  void plan_accumulation() {
+    auto& steps = plan_.training.accumulation_steps;
+    const std::int64_t ranks = impl_.group.size(), now = impl_.config.gradient_accumulation_steps;
+    if (!steps) {
+      steps = impl_.training.accumulation_steps;
+      return;
+    }
+    if (state_.window() % ranks == 0 &&
+        (state_.window() == ranks || !impl_.config.zerotorch.step_in_backward)) {
+      steps = state_.window() / ranks;
+      if (*steps == now) return;
+      notice(fmt::format("gradient_accumulation_steps is {} again, as the program had set it, instead of {}", *steps,
+                         now));
+      return;
+    }
+    steps = impl_.training.accumulation_steps;
+    notice(fmt::format("gradient_accumulation_steps stays {}: the program had set {} for {} ranks, which {}", now,
+                       state_.gradient_accumulation_steps, state_.data_parallel_size,
+                       state_.window() % ranks == 0 ? std::string("zerotorch.step_in_backward does not do")
+                                                    : fmt::format("{} ranks cannot share out", ranks)));
+  }
+
   /// Where the data goes on, in micro-batches of all ranks, and with it whether the accumulated gradients can be kept.
   std::int64_t plan_position() {
     const std::int64_t ranks = impl_.group.size();
-    const std::int64_t window = impl_.config.gradient_accumulation_steps * ranks;
-    const std::int64_t inside = state_.window_micro_batches, begin = state_.training.micro_batches - inside;
+    const std::int64_t steps = plan_.training.accumulation_steps.value_or(impl_.config.gradient_accumulation_steps);
+    const std::int64_t window = steps * ranks;
+    const std::int64_t inside = state_.window_micro_batches, begin = state_.training.window_begin;
     const bool has_sums = inside > 0;
+    const std::int64_t next = (begin + ranks - 1) / ranks * ranks;  // every rank takes one of as many
     if (state_.window() != window) {
-      const std::int64_t next = (begin + window - 1) / window * window;
       notice(fmt::format(
           "{} micro-batches made a step when the checkpoint was written, {} do now: the data, which had come "
           "to micro-batch {}, goes on at {}{}",
@@ -259,13 +338,20 @@ class LoadPlanner {
           has_sums ? ", without the gradients of the step that was not over" : ""));
       return next;
     }
-    if (!has_sums) return begin;
-    if (inside % ranks != 0) {
+    if (!has_sums) {
+      if (next != begin) {
+        notice(fmt::format("the data, which had come to micro-batch {}, goes on at {}, from where {} ranks can share "
+                           "it out",
+                           begin, next, ranks));
+      }
+      return next;
+    }
+    if (inside % ranks != 0 || next != begin) {
       notice(fmt::format(
           "the checkpoint lies {} micro-batches inside an accumulation window, which {} ranks cannot "
           "share out: the window starts again, at micro-batch {}",
-          inside, ranks, begin));
-      return begin;
+          inside, ranks, next));
+      return next;
     }
     if (!plan_sums()) {
       notice(

@@ -22,6 +22,7 @@ struct LoadPlan {
   std::vector<std::int64_t> optimizer_steps;
 
   std::vector<LoadItem> items;
+  std::vector<std::function<void()>> to_put;         ///< states that were read, into the program's own optimizer
   std::vector<std::function<void()>> to_start_anew;  ///< states that the checkpoint does not have
   LoadReport report;
 };

@@ -203,6 +203,41 @@ void check_whole_tensors(const Inventory& inventory, const OptimizerSetup& setup
   }
 }
 
+/// Groups of a factory's optimizer are names: the rest is in its options. Throws ConfigError.
+void check_factory(const Config& config, const InitializeOptions& options) {
+  if (options.optimizer || config.optimizer.given) {
+    throw ConfigError(
+        fmt::format("{} and InitializeOptions::optimizer_factory both give an optimizer; remove one",
+                    options.optimizer ? "InitializeOptions::optimizer" : "the JSON ('optimizer')"));
+  }
+  if (config.zerotorch.step_in_backward) {
+    throw ConfigError(
+        "zerotorch.step_in_backward and InitializeOptions::optimizer_factory: an optimizer of the program's own "
+        "updates all parameters in one step(); set it to false");
+  }
+  if (config.sum_dtype() != DType::kFloat32 || config.master_dtype() != DType::kFloat32) {
+    throw ConfigError(
+        "InitializeOptions::optimizer_factory: an optimizer of the program's own has fp32 masters and gradients; remove "
+        "the keys of 16-bit master weights, and data_types.grad_accum_dtype");
+  }
+  if (optim::betas_at(config.scheduler, 0)) {
+    throw ConfigError(
+        "scheduler: this one cycles momentum, which the engine cannot set in an optimizer of the program's own; set "
+        "cycle_momentum to false");
+  }
+  const auto given = [](const auto&... values) { return (values.has_value() || ...); };
+  for (std::size_t g = 0; g < options.parameter_groups.size(); ++g) {
+    const ParameterGroup& of = options.parameter_groups[g];
+    if (!given(of.lr, of.weight_decay, of.eps, of.betas, of.bias_correction, of.amsgrad, of.maximize, of.momentum,
+               of.dampening, of.nesterov, of.alpha, of.centered, of.lr_decay, of.initial_accumulator_value))
+      continue;
+    throw ConfigError(fmt::format(
+        "parameter group {} gives hyper-parameters, which an optimizer of the program's own would not see: set them in "
+        "the options of its group {}, in InitializeOptions::optimizer_factory",
+        g, g));
+  }
+}
+
 }  // namespace
 
 OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options,
@@ -213,6 +248,17 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
   setup.options.master_dtype = config.master_dtype();
   setup.options.stochastic_rounding = config.zerotorch.stochastic_rounding;
   setup.options.seed = static_cast<std::uint64_t>(config.zerotorch.seed.value_or(0));
+  if (options.optimizer_factory) {
+    check_factory(config, options);
+    setup.factory = options.optimizer_factory;
+    setup.options.groups.resize(1);
+    setup.options.float_masters = true;
+    setup.description = "the program's own optimizer";
+    if (!options.parameter_groups.empty()) take_parameter_groups(config, options, inventory, setup);
+    setup.base_lr.assign(setup.options.groups.size(), 0.0);
+    for (auto& group : setup.options.groups) group.rule = &program_rule();
+    return setup;
+  }
   if (options.optimizer) {
     if (config.optimizer.given) {
       throw ConfigError("both the JSON ('optimizer') and initialize() give an optimizer; remove one");

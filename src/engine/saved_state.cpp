@@ -192,6 +192,7 @@ std::string SavedState::to_json() const {
       {"threads_per_rank", threads_per_rank},
       {"cpu_capability", cpu_capability},
   };
+  if (training.accumulation_steps) json["gradient_accumulation_steps_set"] = true;
   // One number where all groups have it, as before there were several.
   const auto& overrides = training.lr_overrides;
   json["learning_rate_override"] = overrides.size() == 1 ? engine::to_json(overrides.front()) : nlohmann::json();
@@ -199,6 +200,7 @@ std::string SavedState::to_json() const {
     auto& each = json["learning_rate_overrides"] = nlohmann::json::array();
     for (const auto& rate : overrides) each.push_back(engine::to_json(rate));
   }
+  if (!program_optimizer.is_null()) json["program_optimizer"] = program_optimizer;
   if (!parameter_steps.empty()) json["parameter_steps"] = parameter_steps;
   if (!frozen.empty()) json["frozen"] = frozen;
   if (!unused_in_window.empty()) json["unused_in_window"] = unused_in_window;
@@ -213,6 +215,7 @@ SavedState SavedState::from_json(const std::string& text, Parts parts, const std
     state.optimizer_steps = reader.count("optimizer_steps");
     state.parameter_steps = reader.counts("parameter_steps", state.optimizer_steps);
     state.unused_in_window = reader.names("unused_in_window");
+    state.program_optimizer = reader.value("program_optimizer");
   }
   if (!parts.training) return state;
   auto& training = state.training;
@@ -220,11 +223,12 @@ SavedState SavedState::from_json(const std::string& text, Parts parts, const std
   state.window_micro_batches = reader.count("window_micro_batches");
   state.gradient_accumulation_steps = reader.count("gradient_accumulation_steps", kMostInWindow);
   state.data_parallel_size = reader.data_parallel_size();
-  const std::int64_t inside = state.window_micro_batches, window = state.window();
-  if (window == 0 || inside >= window || inside > training.micro_batches ||
-      (training.micro_batches - inside) % window != 0) {
+  const std::int64_t inside = state.window_micro_batches;
+  if (state.window() == 0 || inside > training.micro_batches || inside % state.data_parallel_size != 0)
     reader.refuse("micro_batches");
-  }
+  training.window_begin = training.micro_batches - inside;
+  if (reader.value("gradient_accumulation_steps_set") == true)
+    training.accumulation_steps = state.gradient_accumulation_steps;
   training.global_steps = reader.count("global_steps");
   training.scaler = reader.loss_scaler(training.global_steps);
   training.lr_overrides = reader.lr_overrides();

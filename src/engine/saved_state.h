@@ -22,6 +22,7 @@ struct SavedState {
   // The optimizer.
   std::int64_t optimizer_steps = 0;
   std::map<std::string, std::int64_t> parameter_steps;  ///< of parameters that have another number of them
+  nlohmann::json program_optimizer;  ///< ProgramOptimizer::to_json(); null: there is none
   std::vector<std::string> frozen;  ///< parameters that are frozen for now, with states in the checkpoint
 
   // For whoever reads the file, and for warnings: null where the file does not say.
@@ -36,7 +37,7 @@ struct SavedState {
   std::string to_json() const;
   /// What a load takes. The rest keeps its default, whatever the file says.
   struct Parts {
-    bool optimizer = true;  ///< optimizer_steps, parameter_steps, frozen, unused_in_window
+    bool optimizer = true;  ///< optimizer_steps, parameter_steps, program_optimizer, frozen, unused_in_window
     bool training = true;   ///< all others
   };
   /// `text` is JSON of any version that is read, in which everything may be missing or nonsense: then it throws

@@ -53,6 +53,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, S
       window_used_(model.parameters.size(), 0),
       process_(::getpid()) {
   used_in_backward_.reserve(model.parameters.size());
+  if (!options_.is_last_micro_batch) options_.is_last_micro_batch = [] { return true; };
   make_buckets();
   if (model.sharding.gradients) {
     pool_ = std::make_unique<BufferPool>(ledger, MemoryKind::kBuckets,
@@ -185,7 +186,15 @@ std::int64_t GradientReducer::shard_blocks(int unit, int rank) const {
   return model_.units[unit].shard(rank).numel() / kBlockNumel;
 }
 
+/// Called before anything is under way, as passes may run in another thread.
+void GradientReducer::begin_micro_batch() {
+  if (micro_batch_has_gradients()) return;
+  makes_sumsq_ = options_.is_last_micro_batch();
+  sumsq_complete_ = false;
+}
+
 void GradientReducer::add(int parameter, const at::Tensor& gradient) {
+  begin_micro_batch();
   if (!used_[parameter]) {
     used_[parameter] = 1;
     used_in_backward_.push_back(parameter);
@@ -383,15 +392,11 @@ void* GradientReducer::sums_of(const Bucket& bucket, Range mine) const {
          offset * static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
 }
 
-bool GradientReducer::is_last_micro_batch() const {
-  return finished_micro_batches_ + 1 >= options_.micro_batches;
-}
-
 void GradientReducer::add_slices(const Bucket& bucket, Range mine, void* sums,
                                  std::span<const void* const> slices, bool first) {
   Stopwatch watch(times_.reduce);
   // The norm is that of the whole sum.
-  double* squares = is_last_micro_batch() ? block_sumsq_.data() + bucket.block_offset : nullptr;
+  double* squares = makes_sumsq_ ? block_sumsq_.data() + bucket.block_offset : nullptr;
   model_.passes->reduce({.accumulator = sums,
                          .slices = slices,
                          .dtype = model_.gradient_dtype,
@@ -429,7 +434,7 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
       kept.copy_(wide);  // rounded after every rank, as dense ones are
       wide.copy_(kept);
     }
-    if (!is_last_micro_batch()) continue;
+    if (!makes_sumsq_) continue;
     model_.passes->block_sumsq(kept.const_data_ptr(), model_.sum_dtype, mine.numel(),
                                block_sumsq_.data() + bucket.block_offset);
   }
@@ -480,6 +485,7 @@ void GradientReducer::zero_missing(Bucket& bucket) {
 }
 
 const MicroBatchAgreement& GradientReducer::flush(std::string_view label, MicroBatchAgreement::Facts facts) {
+  begin_micro_batch();
   facts.rounds = micro_batch_has_gradients() ? schedule_.most_rounds_wanted() : 0;
   if (routed_) facts.flags |= MicroBatchAgreement::kRouted;
   if (!window_is_empty_) facts.flags |= MicroBatchAgreement::kWindowStarted;
@@ -528,21 +534,23 @@ void GradientReducer::even_out(std::int64_t most_rounds) {
   quiesce();
 }
 
-const MicroBatchAgreement& GradientReducer::finish_micro_batch(MicroBatchAgreement::Facts facts) {
+const MicroBatchAgreement& GradientReducer::finish_micro_batch(MicroBatchAgreement::Facts facts, bool may_be_none) {
   flush("end of micro-batch", facts);
-  // A micro-batch without any gradient counts as one of zeros.
-  if (agreement_.facts().rounds == 0) even_out(1);
+  unused_.clear();
+  if (agreement_.facts().rounds == 0) {
+    if (may_be_none) return agreement_;
+    even_out(1);
+  }
   schedule_.end_micro_batch();
   if (rows_) rows_->end_micro_batch();
   adjust_patience();
-  unused_.clear();
   for (std::size_t p = 0; p < used_.size(); ++p) {
     const int parameter = static_cast<int>(p);
     if (!agreement_.used(p) && !places_[p].empty() && expected(parameter)) unused_.push_back(parameter);
     used_[p] = 0;
   }
   used_in_backward_.clear();
-  ++finished_micro_batches_;
+  sumsq_complete_ = makes_sumsq_;
   return agreement_;
 }
 
@@ -552,9 +560,7 @@ void GradientReducer::drop_window() {
   if (rows_) rows_->end_micro_batch();
   std::fill(used_.begin(), used_.end(), 0);
   used_in_backward_.clear();
-  const std::int64_t finished = finished_micro_batches_;
   start_window();
-  finished_micro_batches_ = finished;
 }
 
 void GradientReducer::replicate() {
@@ -578,7 +584,7 @@ void GradientReducer::start_window() {
   if (sums_) sums_->release();
   for (Bucket& bucket : buckets_) bucket.fresh = true;
   std::fill(window_used_.begin(), window_used_.end(), 0);
-  finished_micro_batches_ = 0;
+  sumsq_complete_ = false;
   window_is_empty_ = true;
 }
 
@@ -600,6 +606,7 @@ void GradientReducer::refresh_sumsq() {
     model_.passes->block_sumsq(sums_of(bucket, mine), model_.sum_dtype, mine.numel(),
                                block_sumsq_.data() + bucket.block_offset);
   }
+  sumsq_complete_ = true;
 }
 
 std::optional<int> GradientReducer::first_not_finite() const {
@@ -635,12 +642,12 @@ void GradientReducer::hold_sums() {
   window_is_empty_ = false;
 }
 
-void GradientReducer::resume_window(std::int64_t micro_batches) {
+void GradientReducer::resume_window() {
   window_is_empty_ = true;
   hold_sums();
   // Which parameters the saved part had gradients of is not kept: all count as used.
   std::fill(window_used_.begin(), window_used_.end(), 1);
-  finished_micro_batches_ = micro_batches;
+  sumsq_complete_ = false;
   window_is_empty_ = false;
 }
 

@@ -27,7 +27,9 @@ namespace zero::sharding {
 
 struct ReducerOptions {
   std::int64_t bucket_numel = 500'000'000;  ///< most elements of a bucket
-  std::int64_t micro_batches = 1;           ///< of a window; the last one's pass also makes sums of squares
+  /// Asked when a micro-batch begins here: it is the window's last, whose passes also make sums of squares. Not given:
+  /// each is. An answer that turns out wrong costs a pass more.
+  std::function<bool()> is_last_micro_batch;
   /// True: reductions are begun when a bucket is complete and finished while backward goes on. False:
   /// backward waits for each.
   bool overlap = true;
@@ -58,8 +60,9 @@ class GradientReducer {
   /// *Collective.* Parameters without gradient count as zero; when it returns, all that arrived on any rank is in
   /// the accumulators. `label` and the facts: see MicroBatchAgreement.
   const MicroBatchAgreement& flush(std::string_view label, MicroBatchAgreement::Facts facts = {});
-  /// *Collective.* flush(), and what arrives from here on belongs to the next micro-batch.
-  const MicroBatchAgreement& finish_micro_batch(MicroBatchAgreement::Facts facts);
+  /// *Collective.* flush(), and what arrives from here on belongs to the next micro-batch. Without any gradient it is
+  /// one of zeros, or with `may_be_none` none.
+  const MicroBatchAgreement& finish_micro_batch(MicroBatchAgreement::Facts facts, bool may_be_none = false);
   /// *Collective.* Takes back all that has arrived in this window, on any rank.
   void drop_window();
 
@@ -70,9 +73,12 @@ class GradientReducer {
   /// averaged.
   at::Tensor accumulated(int unit) const { return sums_.value().view(unit); }
   void* accumulator(int unit) const { return sums_.value().data(unit); }
-  /// Sums of squares of this rank's shards, one per block, in unit order. When the window's last micro-batch
-  /// is finished.
+  /// Sums of squares of this rank's shards, one per block, in unit order. After complete_sumsq().
   const std::vector<double>& shard_block_sumsq() const { return block_sumsq_; }
+  /// The window is over: makes the sums of squares, where the passes of its last micro-batch have not. Local.
+  void complete_sumsq() {
+    if (!sumsq_complete_) refresh_sumsq();
+  }
   /// Multiplies this rank's sums of every unit; sums of squares follow. Local.
   void scale_sums(double factor);
   /// The first parameter with a sum that is not finite in this rank's shard, once a window's sums of squares are made.
@@ -85,9 +91,9 @@ class GradientReducer {
 
   /// The next contribution starts a new sum.
   void start_window();
-  /// Sets all sums to zero and the window to one in which `micro_batches` are over: the caller fills them
+  /// Sets all sums to zero and the window to one of which micro-batches are over: the caller fills them
   /// through accumulated(), and the next contribution adds to them. Local.
-  void resume_window(std::int64_t micro_batches);
+  void resume_window();
   /// True when a gradient arrived since the last finish_micro_batch().
   bool micro_batch_has_gradients() const {
     return !schedule_.micro_batch_is_empty() || (rows_ && !rows_->empty());
@@ -155,7 +161,7 @@ class GradientReducer {
   void add_rows(int parameter, std::span<const RowGradients::RankRows> by_rank);
   /// True when something of it is in a bucket in this micro-batch, or was sent.
   bool is_in_buckets(int parameter) const;
-  bool is_last_micro_batch() const;  ///< of the window
+  void begin_micro_batch();
   void copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to);
   void send(Bucket& bucket);
   /// Sends buckets, with zeros where nothing has arrived, until each was sent `rounds` times (or as often as a
@@ -200,7 +206,8 @@ class GradientReducer {
   std::vector<std::uint8_t> window_used_;  ///< by parameter: had one on any rank in this window
   std::vector<int> unused_;
   const int process_;
-  std::int64_t finished_micro_batches_ = 0;  ///< of the window
+  bool makes_sumsq_ = true;      ///< in the passes of this micro-batch
+  bool sumsq_complete_ = false;  ///< made by all passes of the last one
   bool window_is_empty_ = true;
   std::int64_t reduced_numel_ = 0;
   std::int64_t published_numel_ = 0;

@@ -213,6 +213,7 @@ void ShardedOptimizer::add_units(std::span<const int> units) {
 }
 
 ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
+  if (options_.float_masters) return Masters::kFloat;
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     // Frozen units too: they may be unfrozen.
     const Range updated = update_range(static_cast<int>(u)),

@@ -36,6 +36,7 @@ struct OptimizerOptions {
   DType master_dtype = DType::kFloat32;          ///< or the parameters'
   bool stochastic_rounding = false;              ///< of bf16 masters, with `seed`; in host memory
   std::uint64_t seed = 0;
+  bool float_masters = false;  ///< fp32 in memory of their own: somebody else updates them
 };
 
 class ShardedOptimizer {
@@ -58,6 +59,7 @@ class ShardedOptimizer {
   /// True for a parameter that the next update changes; others keep values, states and step counts.
   using IsActive = std::function<bool(int parameter)>;
   void choose_active(IsActive is_active) { is_active_ = std::move(is_active); }
+  bool is_active(int parameter) const { return !is_active_ || is_active_(parameter); }
 
   /// Updates every range from its accumulated gradient, which rules of two passes overwrite. `lr[g]`:
   /// learning rate of group g. Other ranks see it after store.publish(). Local, but *collective* with rules

@@ -159,6 +159,20 @@ TEST(MovingGuide, Accumulation) {
     }
     // [end]
     EXPECT_EQ(engine.global_steps(), 1);
+    const std::int64_t samples = engine.config().train_batch_size;
+    // [guide: another accumulation]
+    engine.set_gradient_accumulation_steps(8);  // was 4; the average divides by 8
+    engine.set_train_batch_size(2 * samples);   // the same by train_batch_size: micro-batches keep their size
+    // [end]
+    EXPECT_EQ(engine.config().gradient_accumulation_steps, 8);
+    // [guide: boundary]
+    for (int micro = 0; micro < 3; ++micro) {
+      engine.set_gradient_accumulation_boundary(micro == 2);
+      engine.backward(loss_of(micro));  // where it is no boundary, this ends the micro-batch
+    }
+    engine.step();
+    // [end]
+    EXPECT_EQ(engine.global_steps(), 2);
   });
 }
 
@@ -478,6 +492,24 @@ TEST(MovingGuide, Writes) {
 }
 
 // ---- evaluation ----------------------------------------------------------------------------------------------
+
+TEST(MovingGuide, EvaluationOnly) {
+  everywhere([](Group group, const Config& config) {
+    Net net, teacher;
+    const std::string folder = shared_folder("teacher");
+    {
+      auto engine = zero::initialize(net, config, {.group = group});
+      engine.save_checkpoint(folder);
+    }
+    // [guide: evaluation only]
+    auto teacher_engine = zero::initialize(teacher, config, {.group = group, .evaluation_only = true});
+    teacher_engine.load_checkpoint(folder);  // weights and buffers; load_full_weights() takes a whole model's
+    // [end]
+    EXPECT_FALSE(teacher_engine(input(group)).requires_grad());
+    group.barrier().wait();
+    if (group.rank() == 0) std::filesystem::remove_all(folder);
+  });
+}
 
 TEST(MovingGuide, Evaluation) {
   everywhere([](Group group, const Config& config) {

@@ -1,0 +1,75 @@
+// Accumulation windows: how many micro-batches make an update, and who says where a window ends.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/log.h"
+#include "engine/engine_impl.h"
+#include "zero/errors.h"
+
+namespace zero {
+
+void Engine::Impl::check_window_length(std::int64_t micro_batches) {
+  const std::int64_t length = micro_batches / group.size(), divisor = config.gradient_accumulation_steps;
+  if (length == divisor || std::exchange(accumulation.warned_of_length, true) || !groups.is_first()) return;
+  base::log_warning(
+      "an update was made of {} micro-batches, and their average divides by gradient_accumulation_steps, {}, as "
+      "DeepSpeed's does: where the mean of them is meant, call set_gradient_accumulation_steps({}) before the first",
+      length, divisor, length);
+}
+
+void Engine::set_gradient_accumulation_steps(std::int64_t steps) {
+  auto& impl = *impl_;
+  impl.check_usable();
+  if (steps < 1) {
+    throw ConfigError(
+        fmt::format("set_gradient_accumulation_steps({}): an update is made of at least one micro-batch", steps));
+  }
+  if (impl.config.zerotorch.step_in_backward && steps != 1) {
+    throw ConfigError(
+        fmt::format("set_gradient_accumulation_steps({}): zerotorch.step_in_backward updates in every backward; set it "
+                    "to false to accumulate",
+                    steps));
+  }
+  if (impl.window_micro_batches() > 0 || impl.reducer->micro_batch_has_gradients()) {
+    throw ModelError(
+        fmt::format("set_gradient_accumulation_steps({}) inside an accumulation window, {} of whose {} micro-batches "
+                    "are over: call it after the step() that ends the window, before the next backward()",
+                    steps, impl.window_micro_batches() / impl.group.size(), impl.config.gradient_accumulation_steps));
+  }
+  impl.set_accumulation_steps(steps);
+}
+
+void Engine::Impl::set_accumulation_steps(std::int64_t steps) {
+  Config batch;
+  batch.train_micro_batch_size_per_gpu = config.train_micro_batch_size_per_gpu;
+  batch.gradient_accumulation_steps = steps;
+  batch.resolve_batch(group.size());
+  config.gradient_accumulation_steps = steps;
+  config.train_batch_size = batch.train_batch_size;
+  training.accumulation_steps = steps;
+}
+
+void Engine::set_train_batch_size(std::int64_t samples) {
+  const std::int64_t micro_batch = impl_->config.train_micro_batch_size_per_gpu, ranks = impl_->group.size();
+  if (samples < 1 || samples % (micro_batch * ranks) != 0) {
+    throw ConfigError(
+        fmt::format("set_train_batch_size({}): a multiple of {} is needed, train_micro_batch_size_per_gpu ({}) times "
+                    "the data-parallel ranks ({}); only the number of micro-batches changes, not their size",
+                    samples, micro_batch * ranks, micro_batch, ranks));
+  }
+  set_gradient_accumulation_steps(samples / (micro_batch * ranks));
+}
+
+void Engine::set_gradient_accumulation_boundary(std::optional<bool> is_boundary) {
+  auto& impl = *impl_;
+  impl.check_usable();
+  if (impl.config.zerotorch.step_in_backward && is_boundary == false) {
+    throw ConfigError(
+        "set_gradient_accumulation_boundary(false): zerotorch.step_in_backward updates in every backward; set it to "
+        "false to accumulate");
+  }
+  impl.accumulation.boundary = is_boundary;
+}
+
+}  // namespace zero

@@ -1,0 +1,80 @@
+#pragma once
+// An optimizer of the program's own (InitializeOptions::optimizer_factory), over this rank's fp32 master weights: one
+// flat tensor a parameter, also where this rank has nothing of it, so that counters go on alike on every rank.
+//
+// Its states stay with it. What a checkpoint needs of them is taken out, and put in, through their serialize().
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "optim/rule.h"
+#include "zero/engine.h"
+#include "zero/gradient_reducer.h"
+#include "zero/sharded_model.h"
+#include "zero/sharded_optimizer.h"
+
+namespace zero::engine {
+
+/// Keeps no states: the engine's part is the master weights.
+const optim::Rule& program_rule();
+
+class ProgramOptimizer {
+ public:
+  /// A state of one parameter, as its serialize() says.
+  struct State {
+    std::map<std::string, at::Tensor> tensors;  ///< of this rank's elements, fp32
+    nlohmann::json values = nlohmann::json::object();  ///< numbers and tensors without dimensions, by name
+  };
+
+  /// Calls `factory` with this rank's master weights of all trainable units. Throws ConfigError: no optimizer, other
+  /// tensors or groups, rates that cannot be set. Local.
+  ProgramOptimizer(const sharding::ShardedModel& model, sharding::ShardedOptimizer& masters,
+                   const OptimizerFactory& factory);
+  ~ProgramOptimizer();
+
+  std::string class_name() const;
+  /// The rate a group has of itself: as made, or as the program has set it since.
+  double base_lr(std::size_t group) const;
+  /// Updates every parameter that is active with its sums times `gradient_scale`, which are used up; the rates are by
+  /// group. Throws ModelError when the optimizer throws. *Collective*; other ranks see it after store.publish().
+  void update(const sharding::GradientReducer& reducer, std::span<const double> rates, double gradient_scale);
+  /// Units that were frozen have got master weights. Local.
+  void add_units(std::span<const int> units);
+
+  /// What is to be saved of a parameter; nothing when it has no state yet, or is frozen. Throws CheckpointError, which
+  /// names it, for what cannot be shared out over other ranks. Local.
+  std::optional<State> state_of(int parameter) const;
+  /// The elements [mine) of the unit of a state's tensor.
+  at::Tensor part_of(int parameter, const at::Tensor& state, sharding::Range mine) const;
+  /// All but the tensors' values, of every parameter's state: what SavedState keeps.
+  nlohmann::json to_json(const std::vector<std::optional<State>>& states) const;
+  /// The way back. Nothing: the state starts anew. Throws CheckpointError. Local.
+  void set_state(int parameter, const std::optional<State>& state);
+
+ private:
+  struct Shard {
+    at::Tensor master;          ///< fp32, a leaf; undefined for frozen parameters
+    sharding::Range in_update;  ///< from the beginning of the unit's update_range()
+  };
+
+  Shard make_shard(int parameter) const;
+  std::vector<std::vector<at::Tensor>> by_group() const;
+  void check_groups(const std::vector<std::vector<at::Tensor>>& shards);
+  /// Steps the optimizer where this parameter alone has a gradient, of zeros, on zeros: it makes its state.
+  void make_state(int parameter);
+  torch::optim::Optimizer& optimizer() const { return *optimizer_; }
+
+  const sharding::ShardedModel& model_;
+  sharding::ShardedOptimizer& masters_;
+  std::vector<Shard> shards_;  ///< by parameter
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  mutable std::vector<double> base_lr_, last_lr_;  ///< by group
+};
+
+}  // namespace zero::engine
