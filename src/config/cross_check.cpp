@@ -99,7 +99,15 @@ void check_optimizer(Check& check) {
         fmt::format("{}: no effect: type AdamW is always decoupled, as in DeepSpeed; write type Adam for L2",
                     mode->path));
   }
-  if (optimizer.type == "AdamW" && check.find("optimizer.params.weight_decay") == nullptr) {
+  const Given* torch_adam = check.find("optimizer.params.torch_adam");
+  const bool is_torchs = torch_adam != nullptr && torch_adam->value.boolean;
+  if (check.find("optimizer.params.weight_decay") != nullptr) return;
+  if (is_torchs && optimizer.adam_w_mode) {
+    constexpr double kOfTorchsAdamW = 0.01;  // DeepSpeed then builds torch.optim.AdamW, and names no decay
+    optimizer.weight_decay = kOfTorchsAdamW;
+    check.notice(
+        "optimizer.params.weight_decay: not given: with torch_adam 0.01, torch.optim.AdamW's, as in DeepSpeed");
+  } else if (optimizer.type == "AdamW") {
     check.notice(
         "optimizer.params.weight_decay: not given: 0.0 as in DeepSpeed (torch::optim::AdamW has 0.01)");
   }

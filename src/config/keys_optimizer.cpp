@@ -48,8 +48,7 @@ constexpr Key kOptimizer[] = {
     {.path = "optimizer.params.betas",
      .kind = Kind::kPair,
      .fallback = "[0.9, 0.999]",
-     .note = "Adam, AdamW: decay of the first and second moment; Lion ([0.9, 0.99]): of the momentum in the step and "
-             "in the state",
+     .note = "Adam, AdamW: decay of the first and second moment; Lion: of the momentum in the step and in the state",
      .maximum = 1,
      .below = true,
      .taken_by = "Adam|AdamW|Lion",
@@ -101,9 +100,12 @@ constexpr Key kOptimizer[] = {
     taken_by("Adagrad", honoured("optimizer.params.initial_accumulator_value", Kind::kNumber, "0.0",
                                  "Adagrad: its sums of squares at the start",
                                  field<&Config::optimizer, &Optimizer::initial_accumulator_value>)),
-    taken_by(kAdams, no_effect("optimizer.params.torch_adam", Kind::kBool, "false",
-                               "the engine's own fused kernel is always used; it follows torch.optim's numbers",
-                               "false")),
+    {.path = "optimizer.params.torch_adam",  // read by cross_check()
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .note = "Adam, AdamW: true: without weight_decay torch.optim.AdamW's 0.01 where it is decoupled, as in DeepSpeed. "
+             "The kernel is the engine's own either way and follows torch.optim's numbers",
+     .taken_by = kAdams},
     no_effect("optimizer.params.fused", Kind::kBool, "null", "the step is always one fused pass", "true"),
     no_effect("optimizer.params.foreach", Kind::kBool, "null", "the step is always one fused pass", "false"),
     no_effect("optimizer.params.capturable", Kind::kBool, "false", "the step is not captured in graphs of a GPU",
