@@ -16,8 +16,8 @@ constexpr std::string_view kQuantize = "quantised training is not built; remove 
 constexpr Key kKeys[] = {
     not_built("amp", "Apex AMP does not exist in C++; use \"bf16\": {\"enabled\": true}"),
     not_built("torch_autocast",
-              "autocast keeps casted copies of all weights alive, which defeats stage 3; use \"bf16\": "
-              "{\"enabled\": true}"),
+              "autocast gathers fp32, casts all weights in every micro-batch and keeps the copies until backward, "
+              "which defeats stage 3; use \"bf16\": {\"enabled\": true}"),
     not_built("wandb", kService),
     not_built("comet", kService),
     not_built("nebula", "a checkpoint service of its own; checkpoints here go to a folder"),
