@@ -266,6 +266,38 @@ struct Config {
   };
   CsvMonitor csv_monitor;
 
+  /// What the collectives of training move and how long they take: Engine::comms_summary(). Off: costs nothing.
+  struct CommsLogger {
+    bool enabled = false;
+    /// On rank 0 a line for every collective that ends.
+    bool verbose = false;
+    /// All kinds of collectives; false: those of prof_ops.
+    bool prof_all = true;
+    /// "all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", or DeepSpeed's longer names of these
+    /// ("all_gather_into_tensor").
+    std::vector<std::string> prof_ops;
+    /// A row for every label (unit or parameter) in place of one for every size.
+    bool debug = false;
+  };
+  CommsLogger comms_logger;
+
+  /// FLOPs of one optimizer step from the operators that it runs: Engine::flops_report(), and a table on rank 0. Off,
+  /// and in every other step: costs nothing.
+  struct FlopsProfiler {
+    bool enabled = false;
+    /// The step to look at: after so many.
+    std::int64_t profile_step = 1;
+    /// In the table of modules: levels of the module tree; -1: all.
+    std::int64_t module_depth = -1;
+    /// So many modules with the most FLOPs of each level.
+    std::int64_t top_modules = 1;
+    /// The tree of modules as well.
+    bool detailed = true;
+    /// Where the table goes; not given: the log.
+    std::optional<std::string> output_file;
+  };
+  FlopsProfiler flops_profiler;
+
   struct ZeroOptimization {
     /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters.
     int stage = 0;

@@ -201,6 +201,11 @@ class Engine {
   MemoryReport memory_before_initialize() const;
   CommunicationReport communication_report() const;
   StepBreakdown step_breakdown() const;  ///< seconds of the last step, by kind
+  /// What collectives have moved since initialize(), how fast, and which rank the others waited for. *Collective.*
+  /// Throws ConfigError unless comms_logger.enabled.
+  CommsSummary comms_summary();
+  /// The step that flops_profiler.profile_step names. Local. Throws ConfigError unless flops_profiler.enabled.
+  FlopsReport flops_report() const;
 
   /// Throws ModelError for an engine of a ModelView.
   torch::nn::Module& module() const;

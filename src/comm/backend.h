@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/call_log.h"
 #include "comm/call_record.h"
 #include "comm/memory.h"
 #include "comm/progress_thread.h"
@@ -95,19 +96,36 @@ class WorkState {
   virtual void start() = 0;
   /// `next` is started when this work's finish step is done. Local.
   virtual void chain(std::shared_ptr<WorkState> next) = 0;
+  /// `log` is told when it is complete. Local.
+  void tell(std::shared_ptr<CallLog> log, const CallLog::Ticket& ticket) {
+    log_ = std::move(log);
+    ticket_ = ticket;
+    if (complete()) tell_log();
+  }
 
  protected:
   void start_over() {
     complete_.store(false, std::memory_order_relaxed);
     moving_ns_ = 0;
+    log_ = nullptr;
   }
   void add_moving_ns(std::int64_t ns) { moving_ns_ += ns; }
-  void set_complete() { complete_.store(true, std::memory_order_release); }
+  void set_complete() {
+    if (log_) tell_log();
+    complete_.store(true, std::memory_order_release);
+  }
 
  private:
+  void tell_log() {
+    log_->end(ticket_, moving_ns_);
+    log_ = nullptr;
+  }
+
   const std::shared_ptr<BackendLock> lock_;
   std::atomic<bool> complete_{false};
   std::int64_t moving_ns_ = 0;
+  std::shared_ptr<CallLog> log_;  ///< null: nobody wants to know
+  CallLog::Ticket ticket_;
 };
 
 class Backend;
@@ -270,6 +288,9 @@ class Backend : public std::enable_shared_from_this<Backend> {
   virtual std::string flight_recorder() const = 0;
 
   CommunicationCounters& counters() { return counters_; }
+  /// Null: nothing is logged. Its caller holds the lock to set it.
+  const std::shared_ptr<CallLog>& call_log() const { return call_log_; }
+  void set_call_log(std::shared_ptr<CallLog> log) { call_log_ = std::move(log); }
   CollectiveCounter* counter_of(CollectiveKind kind);
   std::chrono::milliseconds default_timeout() const { return default_timeout_; }
   void set_default_timeout(std::chrono::milliseconds timeout) { default_timeout_ = timeout; }
@@ -305,6 +326,7 @@ class Backend : public std::enable_shared_from_this<Backend> {
   CommunicationCounters counters_;
   std::chrono::milliseconds default_timeout_;
   std::vector<int> host_ranks_;
+  std::shared_ptr<CallLog> call_log_;
   const std::shared_ptr<BackendLock> lock_;
   std::vector<Transfers*> transfers_;
   std::unique_ptr<ProgressThread> progress_thread_;  ///< ended first of all in destructors of backends

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/clock.h"
 #include "comm/backend.h"
 #include "comm/reduce_kernels.h"
 #include "zero/errors.h"
@@ -111,9 +112,25 @@ class Counts {
 class Post {
  public:
   explicit Post(comm::Backend& backend) : backend_(backend), guard_(backend) {}
-  std::shared_ptr<comm::WorkState> operator()(const Call& call) { return backend_.post(call); }
+  std::shared_ptr<comm::WorkState> operator()(const Call& call) {
+    return backend_.call_log() ? logged(call) : backend_.post(call);
+  }
 
  private:
+  std::shared_ptr<comm::WorkState> logged(const Call& call) {
+    if (call.deferred && call.phase == 0) return backend_.post(call);  // the second half says all of it
+    const std::shared_ptr<comm::CallLog> log = backend_.call_log();
+    const std::int64_t nbytes = call.numel * static_cast<std::int64_t>(element_nbytes(call.dtype));
+    const auto ticket = log->begin(call.kind, nbytes, call.label, false, base::monotonic_ns());
+    std::shared_ptr<comm::WorkState> work = backend_.post(call);
+    if (work) {
+      work->tell(log, ticket);
+    } else {
+      log->end(ticket, 0);  // a group of one
+    }
+    return work;
+  }
+
   comm::Backend& backend_;
   comm::PostingGuard guard_;
 };

@@ -13,6 +13,27 @@ namespace {
 
 constexpr std::size_t kRecordedCalls = 16;
 
+/// A call that ends where it begins.
+class LoggedScope {
+ public:
+  LoggedScope(const Backend& backend, CollectiveKind kind, const ParcelTable& table, int parcel)
+      : log_(backend.call_log()) {
+    if (!log_) return;
+    ticket_ = log_->begin(kind, static_cast<std::int64_t>(table.nbytes(parcel)),
+                          table.parcels[static_cast<std::size_t>(parcel)].label,
+                          kind == CollectiveKind::kAllGather, base::monotonic_ns());
+  }
+  ~LoggedScope() {
+    if (log_) log_->end(ticket_, 0);
+  }
+  LoggedScope(const LoggedScope&) = delete;
+  LoggedScope& operator=(const LoggedScope&) = delete;
+
+ private:
+  const std::shared_ptr<CallLog> log_;
+  CallLog::Ticket ticket_;
+};
+
 /// A call of a group of one is complete once it has been started.
 class SelfWork final : public WorkState {
  public:
@@ -71,6 +92,7 @@ class SelfBoard final : public ExchangeBoard {
     backend_->throw_if_failed();
     ++posts_[static_cast<std::size_t>(parcel)];
     count_exchange(*backend_, *table_, parcel);
+    const LoggedScope logged(*backend_, CollectiveKind::kReduceScatter, *table_, parcel);
     sink_(parcel, {&in, 1});
     return Work();
   }
@@ -97,6 +119,7 @@ class SelfWindow final : public ShardWindow {
     table_->check("ShardWindow::fetch", parcel, out);
     backend_->throw_if_failed();
     count_fetch(*backend_, *table_, parcel);
+    const LoggedScope logged(*backend_, CollectiveKind::kAllGather, *table_, parcel);
     const void* const in = mine_[static_cast<std::size_t>(parcel)];
     if (out != in) copy_bytes(out, in, table_->nbytes(parcel));
     return Work();

@@ -18,6 +18,14 @@ namespace {
 constexpr int kAll = std::numeric_limits<int>::max();
 constexpr std::string_view kUnwinding = "an exception ended its work, see its own output";
 
+/// Of a backend that has a log.
+void log_call(WorkState& work, CollectiveKind kind, const Backend& backend, const ParcelTable& table, int parcel) {
+  const auto& log = backend.call_log();
+  work.tell(log, log->begin(kind, static_cast<std::int64_t>(table.nbytes(parcel)),
+                            table.parcels[static_cast<std::size_t>(parcel)].label,
+                            kind == CollectiveKind::kAllGather, base::monotonic_ns()));
+}
+
 }  // namespace
 
 std::string ParcelTable::text(int parcel) const {
@@ -117,6 +125,7 @@ Work HostedBoard::post(int parcel, const void* in) {
   work.consumed = false;
   work.arrived_ns_ = 0;
   count_exchange(*backend_, *table_, parcel);
+  if (backend_->call_log()) log_call(work, CollectiveKind::kReduceScatter, *backend_, *table_, parcel);
   enter(work);
   under_way_.push_back(&work);
   return Work(works_[p][0]);
@@ -236,6 +245,7 @@ Work HostedWindow::fetch(int parcel, void* out, std::string_view for_what) {
   work.for_what_ = for_what;
   last_ = &work;
   count_fetch(*backend_, *table_, parcel);
+  if (backend_->call_log()) log_call(work, CollectiveKind::kAllGather, *backend_, *table_, parcel);
   ask(work);
   under_way_.push_back(&work);
   const auto here = std::find_if(works_.begin(), works_.end(),

@@ -35,7 +35,6 @@ Config::Optimizer Config::Optimizer::defaults_of(std::string_view type) {
   optimizer.type = type;
   if (type == "Adagrad" || type == "RMSprop" || type == "Adafactor") optimizer.lr = 1e-2;
   if (type == "Adagrad") optimizer.eps = 1e-10;
-  if (type == "Lion") optimizer.beta2 = 0.99;
   if (type == "Muon") {
     optimizer.lr = 0.02;
     optimizer.momentum = 0.95;

@@ -1,5 +1,6 @@
 // Rules between keys, and defaults that depend on other keys.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -124,7 +125,15 @@ void check_optimizer(Check& check) {
         fmt::format("{}: no effect: type {} is always decoupled, as in DeepSpeed; write type {} for L2",
                     mode->path, optimizer.type, optimizer.type == "AdamW" ? "Adam" : "Adam8bit"));
   }
-  if (optimizer.type.starts_with("AdamW") && check.find("optimizer.params.weight_decay") == nullptr) {
+  const Given* torch_adam = check.find("optimizer.params.torch_adam");
+  const bool is_torchs = torch_adam != nullptr && torch_adam->value.boolean;
+  if (check.find("optimizer.params.weight_decay") != nullptr) return;
+  if (is_torchs && optimizer.adam_w_mode) {
+    constexpr double kOfTorchsAdamW = 0.01;  // DeepSpeed then builds torch.optim.AdamW, and names no decay
+    optimizer.weight_decay = kOfTorchsAdamW;
+    check.notice(
+        "optimizer.params.weight_decay: not given: with torch_adam 0.01, torch.optim.AdamW's, as in DeepSpeed");
+  } else if (optimizer.type.starts_with("AdamW")) {
     check.notice(
         "optimizer.params.weight_decay: not given: 0.0 as in DeepSpeed (torch::optim::AdamW has 0.01)");
   }
@@ -228,6 +237,21 @@ void check_timeout(Check& check) {
                                     kLeastSeconds));
 }
 
+void check_comms_logger(Check& check) {
+  constexpr std::string_view kKinds[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier"};
+  const Given* given = check.find("comms_logger.prof_ops");
+  if (given == nullptr) return;
+  for (const std::string& op : check.config.comms_logger.prof_ops) {
+    const bool known = std::ranges::any_of(kKinds, [&](std::string_view kind) {
+      return op.starts_with(kind) && (op.size() == kind.size() || op[kind.size()] == '_');
+    });
+    if (known) continue;
+    check.problem(*given, fmt::format("no such collective here: \"{}\"; there are {}, and longer names that begin so "
+                                      "(all_gather_into_tensor)",
+                                      op, fmt::join(kKinds, ", ")));
+  }
+}
+
 }  // namespace
 
 void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
@@ -240,6 +264,7 @@ void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   check_scheduler(check);
   check_step_in_backward(check);
   check_timeout(check);
+  check_comms_logger(check);
   if (check.find("gradient_clipping") == nullptr) {
     check.notice(
         "gradient_clipping: not given: 1.0 as in DeepSpeed since 0.19.3 (0 before); write 0 to switch it "

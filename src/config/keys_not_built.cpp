@@ -16,13 +16,10 @@ constexpr std::string_view kQuantize = "quantised training is not built; remove 
 constexpr Key kKeys[] = {
     not_built("amp", "Apex AMP does not exist in C++; use \"bf16\": {\"enabled\": true}"),
     not_built("torch_autocast",
-              "autocast keeps casted copies of all weights alive, which defeats stage 3; use \"bf16\": "
-              "{\"enabled\": true}"),
+              "autocast gathers fp32, casts all weights in every micro-batch and keeps the copies until backward, "
+              "which defeats stage 3; use \"bf16\": {\"enabled\": true}"),
     not_built("wandb", kService),
     not_built("comet", kService),
-    not_built("comms_logger",
-              "not built; Group::counters() has calls, elements and bytes of every collective"),
-    not_built("flops_profiler", "not built; use wall_clock_breakdown for times"),
     not_built("nebula", "a checkpoint service of its own; checkpoints here go to a folder"),
     refused("datastates_ckpt", Kind::kAny, "null", "DataStates is not built; remove the section", "false|{}"),
     not_built("autotuning", "autotuning is not built; zero plan shows the memory of a configuration"),

@@ -49,8 +49,7 @@ constexpr Key kOptimizer[] = {
     {.path = "optimizer.params.betas",
      .kind = Kind::kPair,
      .fallback = "[0.9, 0.999]",
-     .note = "Adam, AdamW: decay of the first and second moment; Lion ([0.9, 0.99]): of the momentum in the step and "
-             "in the state",
+     .note = "Adam, AdamW: decay of the first and second moment; Lion: of the momentum in the step and in the state",
      .maximum = 1,
      .below = true,
      .taken_by = "Adam|AdamW|Adam8bit|AdamW8bit|Lion|Lamb|Muon",
@@ -150,9 +149,12 @@ constexpr Key kOptimizer[] = {
      .field = field<&Config::optimizer, &Optimizer::d>},
     taken_by("Muon", refused("optimizer.params.per_head_muon", Kind::kBool, "false",
                              "matrices are orthogonalised whole; remove the key", "false")),
-    taken_by(kAdams, no_effect("optimizer.params.torch_adam", Kind::kBool, "false",
-                               "the engine's own fused kernel is always used; it follows torch.optim's numbers",
-                               "false")),
+    {.path = "optimizer.params.torch_adam",  // read by cross_check()
+     .kind = Kind::kBool,
+     .fallback = "false",
+     .note = "Adam, AdamW: true: without weight_decay torch.optim.AdamW's 0.01 where it is decoupled, as in DeepSpeed. "
+             "The kernel is the engine's own either way and follows torch.optim's numbers",
+     .taken_by = kAdams},
     no_effect("optimizer.params.fused", Kind::kBool, "null", "the step is always one fused pass", "true"),
     no_effect("optimizer.params.foreach", Kind::kBool, "null", "the step is always one fused pass", "false"),
     no_effect("optimizer.params.capturable", Kind::kBool, "false", "the step is not captured in graphs of a GPU",

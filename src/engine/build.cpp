@@ -474,6 +474,25 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   MicroBatchRandom::forget_seeding();
 }
 
+/// What the configuration wants measured of training, from here on. Local.
+void watch_training(Engine::Impl& impl) {
+  const bool speaks = impl.groups.is_first();
+  if (impl.config.comms_logger.enabled) {
+    std::vector<CommsLog::Part> parts = {{"data-parallel", impl.group}};
+    if (impl.groups.model_parallel) parts.push_back({"model-parallel", *impl.groups.model_parallel});
+    if (impl.model.hosts) {
+      parts.push_back({"within a host", impl.model.hosts->node});
+      parts.push_back({"between hosts", impl.model.hosts->across});
+    }
+    impl.comms_log = std::make_unique<CommsLog>(impl.config.comms_logger, std::move(parts), speaks);
+  }
+  if (impl.config.flops_profiler.enabled) {
+    impl.flops = std::make_unique<FlopsProfiler>(impl.config.flops_profiler, impl.model, &impl.uses, impl.module.get(),
+                                                 speaks);
+    impl.flops->begin_step(0);
+  }
+}
+
 /// The least number that no engine of this process has; given back with the engine.
 class EngineNumbers {
  public:
@@ -557,6 +576,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   if (StepMonitor::is_wanted(impl->config) && impl->groups.is_first()) {
     impl->monitor = std::make_unique<StepMonitor>(impl->config);
   }
+  watch_training(*impl);
   return impl;
 }
 

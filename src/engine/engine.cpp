@@ -456,6 +456,7 @@ std::optional<std::string> Engine::Impl::step() {
   if (raw_writes) raw_writes->remember();
   training.micro_batches = micro_batches;
   end_random_stream();
+  if (flops) flops->end_micro_batch(window_micro_batches() == 0, training.global_steps);
   return problem;
 }
 

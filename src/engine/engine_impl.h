@@ -6,7 +6,9 @@
 
 #include "engine/buffers.h"
 #include "engine/client_optimizer.h"
+#include "engine/comms_log.h"
 #include "engine/entry.h"
+#include "engine/flops_profiler.h"
 #include "engine/gradients.h"
 #include "engine/groups.h"
 #include "engine/inventory.h"
@@ -115,6 +117,8 @@ struct Engine::Impl {
   bool failed = false;
   bool half_loaded = false;  ///< a load failed after the first value was changed
   std::unique_ptr<engine::StepMonitor> monitor;      ///< on rank 0, where the JSON asks for it
+  std::unique_ptr<engine::CommsLog> comms_log;       ///< where the JSON asks for it
+  std::unique_ptr<engine::FlopsProfiler> flops;      ///< where the JSON asks for it
   std::shared_ptr<engine::Checkpoints> checkpoints;  ///< made by the first save
   bool aborts_on_exception = true;                   ///< leaving by exception ends the other ranks too
 

@@ -4,6 +4,7 @@
 
 #include "comm/gather_values.h"
 #include "engine/engine_impl.h"
+#include "zero/errors.h"
 
 namespace zero {
 
@@ -27,6 +28,16 @@ std::string Engine::memory_summary() const {
 
 MemoryReport Engine::memory_before_initialize() const { return impl_->memory_before; }
 StepBreakdown Engine::step_breakdown() const { return impl_->last_times; }
+
+CommsSummary Engine::comms_summary() {
+  if (!impl_->comms_log) throw ConfigError("comms_summary(): nothing is recorded; set comms_logger.enabled to true");
+  return impl_->comms_log->summary();
+}
+
+FlopsReport Engine::flops_report() const {
+  if (!impl_->flops) throw ConfigError("flops_report(): nothing is counted; set flops_profiler.enabled to true");
+  return impl_->flops->report();
+}
 
 CommunicationReport Engine::communication_report() const {
   CommunicationReport report = impl_->store->counts();

@@ -189,9 +189,21 @@ TEST(ConfigErrors, LossScales) {
             "bf16 with bf16.check_grad_overflow false");
 }
 
+TEST(ConfigErrors, CollectivesToLogHaveNames) {
+  EXPECT_EQ(error_of(R"({"comms_logger": {"prof_ops": ["all_reduce", "all_gather_into_tensor"]}})"), "");
+  EXPECT_EQ(error_of(R"({"comms_logger": {"prof_ops": ["all_gather", "all_to_all", "all_gathers"]}})"),
+            "c:1: comms_logger.prof_ops: no such collective here: \"all_to_all\"; there are all_gather, "
+            "reduce_scatter, all_reduce, broadcast, barrier, and longer names that begin so (all_gather_into_tensor)\n"
+            "c:1: comms_logger.prof_ops: no such collective here: \"all_gathers\"; there are all_gather, "
+            "reduce_scatter, all_reduce, broadcast, barrier, and longer names that begin so (all_gather_into_tensor)");
+  EXPECT_EQ(error_of(R"({"flops_profiler": {"recompute_fwd_factor": 1.0}})"), "");
+  EXPECT_NE(error_of(R"({"flops_profiler": {"profile_step": -1}})"), "");
+  EXPECT_NE(error_of(R"({"flops_profiler": {"module_depth": -2}})"), "");
+}
+
 TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
   for (const char* section :
-       {"amp", "autotuning", "elasticity", "flops_profiler", "comms_logger", "wandb", "comet",
+       {"amp", "autotuning", "elasticity", "wandb", "comet",
         "data_efficiency", "curriculum_learning", "eigenvalue", "nebula", "progressive_layer_drop",
         "hybrid_engine", "torch_autocast", "expert_parallel", "compile", "weight_quantization"}) {
     const std::string name = std::string("{\"") + section + "\": ";

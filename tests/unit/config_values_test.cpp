@@ -60,14 +60,27 @@ TEST(ConfigValues, AdamAndAdamW) {
   EXPECT_EQ(optimizer(R"({"type": "RMSprop"})").lr, 1e-2);
   EXPECT_EQ(optimizer(R"({"type": "RMSprop"})").alpha, 0.99);
   EXPECT_EQ(optimizer(R"({"type": "Lion"})").lr, 1e-3);
-  EXPECT_EQ(optimizer(R"({"type": "Lion"})").beta2, 0.99);
+  EXPECT_EQ(optimizer(R"({"type": "Lion"})").beta2, 0.999);  // DeepSpeed's
   EXPECT_EQ(optimizer(R"({"type": "Lion", "params": {"betas": [0.8, 0.999]}})").beta2, 0.999);
   EXPECT_FALSE(optimizer("{}").given);
   EXPECT_FALSE(optimizer("null").given);
-  const Config config =
-      Config::from_text(R"({"optimizer": {"type": "AdamW", "params": {"torch_adam": true}}})");
-  EXPECT_TRUE(has_notice(config, "optimizer.params.torch_adam: accepted, no effect"));
-  EXPECT_TRUE(has_notice(config, "weight_decay: not given: 0.0"));
+  EXPECT_TRUE(has_notice(Config::from_text(R"({"optimizer": {"type": "AdamW"}})"), "weight_decay: not given: 0.0"));
+}
+
+/// DeepSpeed then builds torch.optim.AdamW without a word about weight decay.
+TEST(ConfigValues, TorchAdamHasTorchsWeightDecay) {
+  const auto of = [](const std::string& type, const std::string& params) {
+    return Config::from_text(R"({"optimizer": {"type": ")" + type + R"(", "params": {)" + params + "}}}");
+  };
+  for (const char* type : {"Adam", "AdamW"}) {
+    const Config config = of(type, R"("torch_adam": true)");
+    EXPECT_EQ(config.optimizer.weight_decay, 0.01) << type;
+    EXPECT_TRUE(has_notice(config, "weight_decay: not given: with torch_adam 0.01")) << type;
+    EXPECT_EQ(Config::from_text(config.to_json()).optimizer.weight_decay, 0.01) << type;
+    EXPECT_EQ(of(type, R"("torch_adam": true, "weight_decay": 0)").optimizer.weight_decay, 0) << type;
+    EXPECT_EQ(of(type, R"("torch_adam": false)").optimizer.weight_decay, 0) << type;
+  }
+  EXPECT_EQ(of("Adam", R"("torch_adam": true, "adam_w_mode": false)").optimizer.weight_decay, 0);
 }
 
 TEST(ConfigValues, Schedules) {
@@ -152,6 +165,9 @@ constexpr const char* kEverything = R"({
   "wall_clock_breakdown": true, "memory_breakdown": true, "dump_state": true,
   "tensorboard": {"enabled": true, "output_path": "a \"b\"/\u00e4", "job_name": "j"},
   "csv_monitor": {"enabled": true, "output_path": "c", "job_name": "k"},
+  "comms_logger": {"enabled": true, "prof_all": false, "prof_ops": ["barrier"], "verbose": true, "debug": true},
+  "flops_profiler": {"enabled": true, "profile_step": 4, "module_depth": 2, "top_modules": 3, "detailed": false,
+                     "output_file": "f"},
   "zero_optimization": {"stage": 2, "overlap_comm": true, "ignore_unused_parameters": false,
     "stage3_max_live_parameters": 1, "stage3_max_reuse_distance": 2, "stage3_prefetch_bucket_size": 3,
     "stage3_param_persistence_threshold": 4, "stage3_model_persistence_threshold": 5,
