@@ -91,6 +91,20 @@ ZERO_INLINE void read(const void* data, std::size_t nbytes) {
   read_result = all;
 }
 
+ZERO_INLINE void streams(std::span<void* const> written, std::span<const std::size_t> nbytes, const void* gradient,
+                         std::size_t gradient_nbytes, std::int64_t blocks) {
+  const std::uint32_t mask = always_zero;
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    const auto* __restrict g = reinterpret_cast<const U32*>(static_cast<const char*>(gradient) +
+                                                            static_cast<std::size_t>(block) * gradient_nbytes);
+    for (std::size_t s = 0; s < written.size(); ++s) {
+      auto* __restrict out =
+          reinterpret_cast<U32*>(static_cast<char*>(written[s]) + static_cast<std::size_t>(block) * nbytes[s]);
+      for (std::size_t i = 0; i < nbytes[s] / 4; ++i) out[i] = out[i] ^ (g[i] & mask);
+    }
+  }
+}
+
 #define ZERO_PROBES(ISA, TARGET)                                                                      \
   TARGET void adam_master_##ISA(const UpdateArgs& args) { adam<Weights::kMaster>(args); }               \
   TARGET void adam_master_and_low_##ISA(const UpdateArgs& args) { adam<Weights::kMasterAndLow>(args); } \
@@ -103,9 +117,13 @@ ZERO_INLINE void read(const void* data, std::size_t nbytes) {
     sum_onto(onto, other, nbytes);                                                                    \
   }                                                                                                   \
   TARGET void read_##ISA(const void* data, std::size_t nbytes) { read(data, nbytes); }                \
+  TARGET void streams_##ISA(std::span<void* const> written, std::span<const std::size_t> nbytes,             \
+                            const void* gradient, std::size_t gradient_nbytes, std::int64_t blocks) {       \
+    streams(written, nbytes, gradient, gradient_nbytes, blocks);                                            \
+  }                                                                                                         \
   constexpr Probes k_##ISA = {&adam_master_##ISA, &adam_master_and_low_##ISA,                         \
                               &adam_split_##ISA,  &reduce_##ISA,                                      \
-                              &sum_onto_##ISA,    &read_##ISA};
+                              &sum_onto_##ISA,    &read_##ISA, &streams_##ISA};
 
 ZERO_PROBES(generic, )
 #if defined(__x86_64__)

@@ -3,6 +3,7 @@
 // nothing with them: exclusive-or with values that are masked to zero, so that memory keeps what it holds.
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "optim/kernels.h"
@@ -22,6 +23,10 @@ struct Probes {
   /// Reads both, writes `onto`.
   void (*sum_onto)(void* onto, const void* other, std::size_t nbytes);
   void (*read)(const void* data, std::size_t nbytes);
+  /// Reads `gradient` and reads and writes every stream, block by block: stream s has nbytes[s] bytes in each of
+  /// `blocks` blocks, multiples of 4 and no more than the gradient has.
+  void (*streams)(std::span<void* const> written, std::span<const std::size_t> nbytes, const void* gradient,
+                  std::size_t gradient_nbytes, std::int64_t blocks);
 };
 
 /// "avx512", "avx2" or "generic": vectors as wide as the kernels'.

@@ -17,6 +17,7 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -30,6 +31,7 @@
 #include "comm/reduce_kernels.h"
 #include "kernel_probes.h"
 #include "optim/kernels.h"
+#include "optim/passes.h"
 
 namespace {
 
@@ -181,6 +183,85 @@ class AdamPass final : public Pass {
   std::int64_t numel_;
   Buffer master_, low_, remainder_, exp_avg_, exp_avg_sq_, gradient_;
   optim::Hyper hyper_{.lr = 1e-4, .weight_decay = 0.01, .step = 7};
+};
+
+/// One rule as the optimizer calls it, beside a probe of the same streams.
+class RulePass final : public Pass {
+ public:
+  struct Kind {
+    const optim::Rule* rule;
+    optim::Hyper hyper = {};
+    bool bf16_masters = false, stochastic = false, bf16_gradient = false;
+  };
+
+  RulePass(const Probes& probes, const Kind& kind, std::size_t budget) : probes_(probes), kind_(kind) {
+    gradient_nbytes_ = kBlock * (kind.bf16_gradient ? 2 : 4);
+    for (const auto& state : kind.rule->states)
+      nbytes_.push_back(static_cast<std::size_t>(optim::nbytes_of(state.format, kBlock)));
+    // The first of two passes reads weights and writes the direction in place of the gradient.
+    nbytes_.push_back(kBlock * (kind.bf16_masters ? 2 : 4));
+    std::size_t block_nbytes = gradient_nbytes_;
+    for (const std::size_t nbytes : nbytes_) block_nbytes += nbytes;
+    blocks_ = static_cast<std::int64_t>(budget / block_nbytes);
+    for (const std::size_t nbytes : nbytes_) streams_.emplace_back(nbytes * static_cast<std::size_t>(blocks_));
+    gradient_ = std::make_unique<Buffer>(gradient_nbytes_ * static_cast<std::size_t>(blocks_));
+    for (const Buffer& stream : streams_) written_.push_back(stream.as<void>());
+  }
+
+  void kernel() override { optim::passes_for(c10::kCPU).update(*kind_.rule, args(), kind_.hyper); }
+  void probe() override {
+    probes_.streams(written_, nbytes_, gradient_->as<void>(), gradient_nbytes_, blocks_);
+  }
+  /// Bits are the tests' matter: here only that it is the update that runs.
+  void verify() override {
+    if (kind_.bf16_gradient) {
+      for (std::int64_t i = 0; i < blocks_ * kBlock; ++i) gradient_->as<std::uint16_t>()[i] = 0x3f80;
+    } else {
+      fill(gradient_->as<float>(), blocks_ * kBlock, 4);
+    }
+    kernel();
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      if (s + 1 == streams_.size() && kind_.rule->whole) continue;
+      const auto* const bytes = streams_[s].as<unsigned char>();
+      if (std::all_of(bytes, bytes + nbytes_[s], [](unsigned char byte) { return byte == 0; }))
+        throw std::runtime_error(fmt::format("{}: stream {} is as it was", kind_.rule->name, s));
+    }
+  }
+  double traffic() const override {
+    double nbytes = static_cast<double>(gradient_nbytes_);
+    for (const std::size_t written : nbytes_) nbytes += 2 * static_cast<double>(written);
+    return nbytes * static_cast<double>(blocks_);
+  }
+
+ private:
+  static constexpr std::int64_t kBlock = 2048;
+
+  optim::UpdateArgs args() const {
+    optim::UpdateArgs args{.numel = blocks_ * kBlock};
+    for (std::size_t s = 0; s + 1 < streams_.size(); ++s) args.states[s] = streams_[s].as<void>();
+    if (kind_.bf16_masters) {
+      args.narrow.master = streams_.back().as<void>();
+      args.narrow.stochastic = kind_.stochastic;
+    } else {
+      args.master = streams_.back().as<float>();
+    }
+    if (kind_.bf16_gradient) {
+      args.narrow.gradient = gradient_->as<void>();
+    } else {
+      args.gradient = gradient_->as<float>();
+      args.direction = gradient_->as<float>();
+    }
+    return args;
+  }
+
+  const Probes& probes_;
+  Kind kind_;
+  std::size_t gradient_nbytes_ = 0;
+  std::vector<std::size_t> nbytes_;  ///< of a block, by stream
+  std::int64_t blocks_ = 0;
+  std::deque<Buffer> streams_;
+  std::vector<void*> written_;
+  std::unique_ptr<Buffer> gradient_;
 };
 
 /// What GradientReducer does with two ranks' slices; with sums of squares in a window's last micro-batch.
@@ -437,6 +518,32 @@ void run_all(const Options& options) {
   run(options, "adam, fp32 master is the parameter", isa, adam(Masters::kFloatOnly));
   run(options, "adam, fp32 master and bf16 parameter", isa, adam(Masters::kFloatAndLow));
   run(options, "adam, bf16 parameter and remainder", isa, adam(Masters::kSplit));
+  using optim::Algorithm;
+  const auto rule = [&](const std::string& name, const RulePass::Kind& kind) {
+    run(options, name, isa, [&probes, kind](std::size_t budget) {
+      return std::make_unique<RulePass>(probes, kind, budget);
+    });
+  };
+  const auto bf16 = optim::StateFormat::kBFloat16;
+  const auto of = [](Algorithm algorithm, const optim::Hyper& hyper, optim::StateFormat format =
+                                                                         optim::StateFormat::kFloat32) {
+    return &optim::rule_for(algorithm, {&hyper, 1}, format);
+  };
+  const optim::Hyper momentum{.momentum = 0.9}, all{.momentum = 0.9, .centered = true}, amsgrad{.amsgrad = true};
+  rule("sgd", {of(Algorithm::kSgd, {}), {}});
+  rule("sgd with momentum", {of(Algorithm::kSgd, momentum), momentum});
+  rule("amsgrad", {of(Algorithm::kAdam, amsgrad), amsgrad});
+  rule("adagrad", {of(Algorithm::kAdagrad, {}), {}});
+  rule("rmsprop", {of(Algorithm::kRmsprop, {}), {}});
+  rule("rmsprop, centered, with momentum", {of(Algorithm::kRmsprop, all), all});
+  rule("lion", {of(Algorithm::kLion, {}), {}});
+  rule("lamb, first pass", {of(Algorithm::kLamb, {}), {}});
+  rule("muon, first pass", {of(Algorithm::kMuon, momentum), momentum});
+  rule("second pass", {&optim::take_direction(), {}});
+  rule("adam, bf16 states", {of(Algorithm::kAdam, {}, bf16), {}});
+  rule("adam, bf16 states, masters and sums", {of(Algorithm::kAdam, {}, bf16), {}, true, false, true});
+  rule("adam, the same, rounded stochastically", {of(Algorithm::kAdam, {}, bf16), {}, true, true, true});
+  rule("adam, 8-bit states", {of(Algorithm::kAdam8bit, {}), {}});
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
     for (const auto& [first, squares] :
          {std::pair{true, true}, {true, false}, {false, false}, {false, true}}) {

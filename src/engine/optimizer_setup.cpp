@@ -217,8 +217,8 @@ void check_factory(const Config& config, const InitializeOptions& options) {
   }
   if (config.sum_dtype() != DType::kFloat32 || config.master_dtype() != DType::kFloat32) {
     throw ConfigError(
-        "InitializeOptions::optimizer_factory: an optimizer of the program's own has fp32 masters and gradients; remove "
-        "the keys of 16-bit master weights, and data_types.grad_accum_dtype");
+        "InitializeOptions::optimizer_factory: an optimizer of the program's own has fp32 masters and gradients; "
+        "remove the keys of 16-bit master weights, and data_types.grad_accum_dtype");
   }
   if (optim::betas_at(config.scheduler, 0)) {
     throw ConfigError(

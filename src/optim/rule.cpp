@@ -112,14 +112,13 @@ const Rule& muon() {
   return rule;
 }
 
+void direct_along_gradient(const UpdateArgs& args, const Hyper& hyper) {
+  const auto scale = static_cast<float>(hyper.signed_scale());
+  for (std::int64_t i = 0; i < args.numel; ++i) args.direction[i] = args.gradient[i] * scale;
+}
+
 const Rule& adafactor() {
-  static const Rule rule{.name = "Adafactor",
-                         .update =
-                             [](const UpdateArgs& args, const Hyper& hyper) {
-                               const auto scale = static_cast<float>(hyper.signed_scale());
-                               for (std::int64_t i = 0; i < args.numel; ++i) args.direction[i] = args.gradient[i] * scale;
-                             },
-                         .whole = &adafactor_step()};
+  static const Rule rule{.name = "Adafactor", .update = &direct_along_gradient, .whole = &adafactor_step()};
   return rule;
 }
 
@@ -147,6 +146,8 @@ const Rule& rule_in_fp32(Algorithm algorithm, std::span<const Hyper> groups) {
       return lamb();
     case Algorithm::kMuon:
       return muon();
+    case Algorithm::kAdafactor:
+      return adafactor();
   }
   return adam();
 }

@@ -63,15 +63,18 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     if (model.units[u].trainable) trainable.push_back(static_cast<int>(u));
   }
-  if (!has_two_passes()) return add_states(trainable);
+  if (has_two_passes()) make_whole_tensors();
+  add_states(trainable);
+}
+
+void ShardedOptimizer::make_whole_tensors() {
   std::vector<int> whole;
-  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     const optim::Rule* const rule = rule_of(static_cast<int>(p));
     if (rule && optim::brings_together(*rule)) whole.push_back(static_cast<int>(p));
   }
-  whole_ = std::make_unique<WholeTensors>(model, ledger, std::move(whole));
-  tensor_states_.resize(model.parameters.size());
-  add_states(trainable);
+  whole_ = std::make_unique<WholeTensors>(model_, ledger_, std::move(whole));
+  tensor_states_.resize(model_.parameters.size());
 }
 
 std::vector<optim::TensorState> ShardedOptimizer::tensor_states(int parameter) const {
@@ -213,7 +216,7 @@ void ShardedOptimizer::add_units(std::span<const int> units) {
 }
 
 ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
-  if (options_.float_masters) return Masters::kFloat;
+  if (options_.float_masters) return Masters::kOwn;
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     // Frozen units too: they may be unfrozen.
     const Range updated = update_range(static_cast<int>(u)),

@@ -130,6 +130,7 @@ class ShardedOptimizer {
   std::size_t column_of(std::size_t state) const { return state + (masters_ == Masters::kParameters ? 0 : 1); }
   const optim::Rule* rule_of(int parameter) const;  ///< null: none
   bool has_two_passes() const;
+  void make_whole_tensors();
   void add_tensor_states(std::span<const int> units);
   std::vector<at::Tensor> held_tensor_states(int parameter) const;
   /// The second pass of parameters of rules that have one. *Collective.*
