@@ -207,7 +207,8 @@ void check_values(const optim::Hyper& hyper, std::size_t group) {
                     group, hyper.lr));
   }
   for (const auto& number : optim::hyper_numbers()) {
-    if (const double value = number.of(hyper); !(value >= 0 && std::isfinite(value))) {
+    const double value = number.of(hyper);
+    if (!number.may_be_negative && !(value >= 0 && std::isfinite(value))) {
       throw ConfigError(fmt::format(
           "group {} of the client optimizer has {} {:g}; wanted a finite number that is not negative", group,
           number.name, value));

@@ -193,7 +193,7 @@ constexpr HyperNumber kHyperNumbers[] = {
     {"max_coeff", [](const Hyper& h) { return h.max_coeff; }},
     {"min_coeff", [](const Hyper& h) { return h.min_coeff; }},
     {"eps_inside_sqrt", [](const Hyper& h) { return double(h.eps_inside_sqrt); }},
-    {"beta2_decay", [](const Hyper& h) { return h.beta2_decay; }},
+    {"beta2_decay", [](const Hyper& h) { return h.beta2_decay; }, /*may_be_negative=*/true},
     {"eps2", [](const Hyper& h) { return h.eps2; }},
     {"d", [](const Hyper& h) { return h.d; }},
     {"gram_newton_schulz", [](const Hyper& h) { return double(h.gram_newton_schulz); }},

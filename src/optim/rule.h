@@ -54,6 +54,7 @@ struct Hyper {
 struct HyperNumber {
   std::string_view name;
   double (*of)(const Hyper&);
+  bool may_be_negative = false;
 };
 /// All but lr, step and gradient_scale.
 std::span<const HyperNumber> hyper_numbers();

@@ -57,7 +57,8 @@ void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Co
     for (const layout::Slot& slot : laid.units[u].slots) {
       const auto p = static_cast<std::size_t>(slot.parameter);
       const auto& [name, shape] = std::tie(parameters[p].name, parameters[p].shape);
-      const bool by_muon = shape.empty() || is_for_muon(name, static_cast<int>(shape.size()));
+      const bool is_known = !shape.empty() || parameters[p].numel == 1;
+      const bool by_muon = !is_known || is_for_muon(name, static_cast<int>(shape.size()));
       rules.push_back(by_muon ? &rule : &of_rest);
       if (optim::brings_together(*rules.back())) whole[p] = layout::TensorPlace{static_cast<int>(u), slot.range()};
     }

@@ -89,7 +89,7 @@ void WholeTensors::change_tensors(c10::function_ref<bool(int parameter)> is_acti
   if (!model_.sharding.optimizer_states) {
     // One computes, so that replicas stay the same where hosts differ.
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      if (!is_active(tensors_[t])) continue;
+      if (!is_active(tensors_[t]) || range_of(static_cast<int>(t)).empty()) continue;
       const int tensor = static_cast<int>(t);
       float* const whole = values(unit_of(tensor), range_of(tensor));
       if (plan_.owner[t] == model_.rank()) change(tensors_[t], as_tensor(tensors_[t], whole));
@@ -104,7 +104,7 @@ void WholeTensors::change_tensors(c10::function_ref<bool(int parameter)> is_acti
   }
   for (const layout::TensorRound& round : plan_.rounds) run_round(round, is_active, values, change);
   for (const int t : plan_.local) {
-    if (plan_.owner[t] != model_.rank() || !is_active(tensors_[t])) continue;
+    if (plan_.owner[t] != model_.rank() || !is_active(tensors_[t]) || range_of(t).empty()) continue;
     change(tensors_[t], as_tensor(tensors_[t], values(unit_of(t), range_of(t))));
   }
 }

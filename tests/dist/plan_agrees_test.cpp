@@ -28,24 +28,25 @@ struct Case {
   bool measured = false;  ///< prefetch
   int hosts = 1;
   std::string optimizer = R"({"type": "AdamW"})";
+  std::string of_bf16 = {};  ///< more of its section
   bool small = false;  ///< small units, buckets and limits: several buckets to a unit, few units live at once
 
   std::string json() const {
     return fmt::format(R"({{
       "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": {}, "gradient_clipping": 0,
-      "bf16": {{"enabled": {}, "check_grad_overflow": false}}, "optimizer": {},
+      "bf16": {{"enabled": {}, "check_grad_overflow": false{}}}, "optimizer": {},
       "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {},
         "allgather_bucket_size": {}, "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {},
         "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": {}}},
       "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {},
         "measured_prefetch": {}}}}})",
-                       small || step_in_backward ? 1 : 2, bf16, optimizer, stage, overlap, small ? 1500 : 500000000,
+                       small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap, small ? 1500 : 500000000,
                        small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000, small ? 0 : 5000,
                        small ? 5000 : 50000000, node_shared ? "node_shared" : "copying", small ? 2500 : 0,
                        step_in_backward, measured);
   }
   std::string name() const {
-    return optimizer + fmt::format(" stage {} {} {}{}{}{}{}{}", stage, node_shared ? "node-shared" : "copying",
+    return optimizer + of_bf16 + fmt::format(" stage {} {} {}{}{}{}{}{}", stage, node_shared ? "node-shared" : "copying",
                        bf16 ? "bf16" : "fp32", overlap ? " overlap" : "", small ? " small" : "",
                        step_in_backward ? " step in backward" : "", measured ? " measured" : "",
                        hosts > 1 ? " on hosts" : "");
@@ -70,8 +71,15 @@ std::vector<Case> all_cases() {
     for (const bool bf16 : {false, true}) {
       for (const char* optimizer :
            {R"({"type": "SGD"})", R"({"type": "RMSprop", "params": {"momentum": 0.9, "centered": true}})",
-            R"({"type": "Adagrad"})", R"({"type": "AdamW", "params": {"amsgrad": true}})"})
+            R"({"type": "Adagrad"})", R"({"type": "AdamW", "params": {"amsgrad": true}})", R"({"type": "Lamb"})",
+            R"({"type": "Muon"})", R"({"type": "Adafactor"})", R"({"type": "AdamW8bit"})"})
         cases.push_back({.stage = stage, .node_shared = !bf16, .bf16 = bf16, .optimizer = optimizer});
+    }
+    for (const char* of_bf16 :
+         {R"(, "bf16_optimizer_states": true)", R"(, "bf16_master_weights_and_grads": true)",
+          R"(, "bf16_optimizer_states": true, "bf16_master_weights_and_grads": true)"}) {
+      for (const bool node_shared : {false, true})
+        cases.push_back({.stage = stage, .node_shared = node_shared, .bf16 = true, .of_bf16 = of_bf16});
     }
     if (stage == 0) continue;
     for (const bool small : {false, true}) {
