@@ -51,7 +51,6 @@ std::vector<bool> residents(const Config& config, const LaidOut& laid) {
 void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Config& config, LaidOut& laid) {
   const optim::Rule &rule = rule_of(config), &of_rest = rule_of(config, /*by_muon=*/false);
   std::vector<std::optional<layout::TensorPlace>> whole(parameters.size());  // in their order
-  std::vector<std::vector<std::int64_t>> cuts;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     auto& rules = laid.rules.emplace_back();
     for (const layout::Slot& slot : laid.units[u].slots) {
@@ -62,7 +61,6 @@ void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Co
       rules.push_back(by_muon ? &rule : &of_rest);
       if (optim::brings_together(*rules.back())) whole[p] = layout::TensorPlace{static_cast<int>(u), slot.range()};
     }
-    cuts.push_back(layout::shard_cuts(laid.units[u].numel, laid.world_size, static_cast<int>(u)));
   }
   std::vector<layout::TensorPlace> places;
   for (std::size_t p = 0; p < whole.size(); ++p) {
@@ -72,7 +70,11 @@ void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Co
     const std::int64_t numel = trainable ? optim::tensor_state_numel(rule, parameters[p].shape) : 0;
     laid.whole_state_nbytes.push_back(numel * static_cast<std::int64_t>(sizeof(float)));
   }
-  if (!places.empty()) laid.whole = layout::plan_rounds(places, cuts);
+  if (places.empty()) return;
+  std::vector<std::vector<std::int64_t>> cuts;
+  for (std::size_t u = 0; u < laid.units.size(); ++u)
+    cuts.push_back(layout::shard_cuts(laid.units[u].numel, laid.world_size, static_cast<int>(u)));
+  laid.whole = layout::plan_rounds(places, cuts);
 }
 
 void check_step_in_backward(const Config& config) {

@@ -570,10 +570,10 @@ void GradientReducer::replicate() {
     const Unit& unit = model_.units[u];
     if (!unit.trainable) continue;
     const Range mine = unit.shard(model_.rank());
-    const at::Tensor whole = accumulated(static_cast<int>(u));
+    auto* const whole = static_cast<char*>(accumulator(static_cast<int>(u)));
+    const std::int64_t nbytes = mine.begin * static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
     model_.transport
-        ->all_gather(whole.narrow(0, mine.begin, mine.numel()).const_data_ptr(), whole.mutable_data_ptr(),
-                     unit_counts_[u], model_.sum_dtype,
+        ->all_gather(whole + nbytes, whole, unit_counts_[u], model_.sum_dtype,
                      {.label = unit.name, .input_stable_until_barrier = true})
         .wait();
     published_numel_ += unit.numel - mine.numel();
