@@ -41,9 +41,9 @@ struct Case {
       "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {},
         "measured_prefetch": {}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap,
-                       small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000, small ? 0 : 5000,
-                       small ? 5000 : 50000000, node_shared ? "node_shared" : "copying", small ? 2500 : 0,
-                       step_in_backward, measured);
+                       small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40,
+                       small ? 9000 : 1000000000, small ? 0 : 5000, small ? 5000 : 50000000,
+                       node_shared ? "node_shared" : "copying", small ? 2500 : 0, step_in_backward, measured);
   }
   std::string name() const {
     return optimizer + of_bf16 +
