@@ -7,7 +7,7 @@
 namespace zero::optim {
 namespace {
 
-constexpr std::int64_t kBlock = 2048;
+constexpr std::int64_t kBlock = 1024;
 static_assert(kBlock % kQuantizedBlockNumel == 0);
 
 template <class T>
