@@ -81,7 +81,14 @@ std::string loss_scale_text(const Config::Fp16& fp16) {
 
 std::string precision_text(const Config& config) {
   std::string text(dtype_name(config.param_dtype()));
-  if (config.param_dtype() != DType::kFloat32) text += " with fp32 master weights";
+  if (config.has_16_bit_masters()) {
+    text += " without other master weights";
+    if (config.zerotorch.stochastic_rounding) text += ", rounded stochastically";
+  } else if (config.param_dtype() != DType::kFloat32) {
+    text += " with fp32 master weights";
+  }
+  if (config.sum_dtype() != DType::kFloat32)
+    text += fmt::format("; gradients are summed in {}", dtype_name(config.sum_dtype()));
   if (config.fp16.enabled) text += "; " + loss_scale_text(config.fp16);
   if (config.skips_non_finite()) text += "; a step with a gradient that is not finite is skipped";
   const DType sent = config.communication_dtype.value_or(config.param_dtype());
@@ -91,9 +98,17 @@ std::string precision_text(const Config& config) {
 
 std::string states_text(const Config& config) {
   const plan::OptimizerStates states = plan::optimizer_states(config);
+  if (!states.names_of_tensors.empty()) {
+    return fmt::format("states of rows and columns only ({})", fmt::join(states.names_of_tensors, ", "));
+  }
   if (states.names.empty()) return "no states";
-  return fmt::format("{} of states a parameter ({}), besides its fp32 master weight", counted(states.nbytes, "byte"),
-                     fmt::join(states.names, ", "));
+  std::string text = fmt::format("{:g} bytes of states a parameter ({})", states.nbytes,
+                                 fmt::join(states.names, ", "));
+  if (!states.names_of_rest.empty()) {
+    text += fmt::format(" of a matrix, {:g} ({}) of others", states.nbytes_of_rest,
+                        fmt::join(states.names_of_rest, ", "));
+  }
+  return config.has_16_bit_masters() ? text : text + ", besides its fp32 master weight";
 }
 
 /// The steps after which the schedule stays as it is or is over; 0: it has no end of its own.

@@ -64,6 +64,11 @@ double learning_rate_at(const Config& config, std::int64_t step);
 struct OptimizerStates {
   std::vector<std::string> names;  ///< as torch.optim calls them
   double nbytes = 0;               ///< of all together, for one element
+  /// Muon: of what it does not orthogonalise; else empty.
+  std::vector<std::string> names_of_rest;
+  double nbytes_of_rest = 0;
+  /// Adafactor: of whole tensors, a few elements for every row and column.
+  std::vector<std::string> names_of_tensors;
 };
 
 /// Local. Throws ConfigError for a type that is not one of optimizer.type's choices.

@@ -50,6 +50,15 @@ void check_dtypes(Check& check) {
 
 void check_16_bit_masters(Check& check) {
   const Config& config = check.config;
+  const Given* sums = check.find("data_types.grad_accum_dtype");
+  if (sums != nullptr && config.sum_dtype() == DType::kFloat16 && !config.skips_non_finite()) {
+    check.problem(*sums, "sums beyond 65504 are infinite, and no step would be skipped for that; write \"bf16\" or "
+                         "\"fp32\", or train in fp16 or bf16 with their checks");
+  }
+  const Given* states = check.find("bf16.bf16_optimizer_states");
+  if (states != nullptr && config.bf16.optimizer_states && config.optimizer.type.ends_with("8bit")) {
+    check.notice(fmt::format("{}: no effect: type {} keeps its states in 8 bits", states->path, config.optimizer.type));
+  }
   const auto wants = [&](std::string_view path, bool on, bool enabled, std::string_view section) {
     const Given* given = check.find(path);
     if (given != nullptr && on && !enabled)
@@ -137,6 +146,20 @@ void check_optimizer(Check& check) {
     check.notice(
         "optimizer.params.weight_decay: not given: 0.0 as in DeepSpeed (torch::optim::AdamW has 0.01)");
   }
+}
+
+void check_lamb_and_muon(Check& check) {
+  const Config::Optimizer& optimizer = check.config.optimizer;
+  if (const Given* least = check.find("optimizer.params.min_coeff"); least && optimizer.min_coeff > optimizer.max_coeff)
+    check.problem(*least, fmt::format("got {:g}, above max_coeff, {:g}; change one of the two", optimizer.min_coeff,
+                                      optimizer.max_coeff));
+  if (optimizer.type != "Muon") return;
+  if (const Given* momentum = check.find("optimizer.params.momentum"); momentum && optimizer.momentum >= 1)
+    check.problem(*momentum, fmt::format("got {:g}, want 0 to below 1 for Muon", optimizer.momentum));
+  const bool two_rates = check.find("optimizer.params.muon_lr") || check.find("optimizer.params.adam_lr");
+  if (two_rates && check.config.scheduler.type != Scheduler::Type::kNone)
+    check.notice(
+        "scheduler: gives one rate to all parameters, as in DeepSpeed: muon_lr and adam_lr count without a schedule");
 }
 
 /// Lamb, Muon and Adafactor need whole tensors, for which the sums of gradients are their working memory.
@@ -262,6 +285,7 @@ void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   check_optimizer(check);
   check_whole_tensors(check);
   check_scheduler(check);
+  check_lamb_and_muon(check);
   check_step_in_backward(check);
   check_timeout(check);
   check_comms_logger(check);

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
+
+#include <algorithm>
 #include <fmt/ranges.h>
 
 #include <iterator>
@@ -203,22 +205,36 @@ class LoadPlanner {
       trains_both |= weight && saved_.info(*weight).trainable && unit.trainable;
     }
     if (impl_.program_optimizer) return trains_both ? check_program_optimizer() : void();
+    if (!trains_both) return;
     const auto& optimizer = *impl_.optimizer;
     const std::set<std::string> theirs = saved_.states();
-    std::set<std::string> ours;
-    for (const auto& state : optimizer.states()) ours.emplace(state.name);
+    std::set<std::string> ours, needed;  // by parameters that are trained in both
     for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
-      for (const auto& state : optimizer.tensor_states(static_cast<int>(p))) ours.emplace(state.name);
+      const int parameter = static_cast<int>(p);
+      const auto weight = saved_.find_parameter(kinds::kWeight, parameter);
+      const bool in_both = weight && saved_.info(*weight).trainable;
+      const auto add = [&](std::string_view state) {
+        ours.emplace(state);
+        if (in_both) needed.emplace(state);
+      };
+      if (!impl_.model.units[impl_.model.parameters[p].unit].trainable) continue;
+      for (std::size_t state = 0; state < optimizer.states().size(); ++state) {
+        if (optimizer.has_state(state, parameter)) add(optimizer.states()[state].name);
+      }
+      for (const auto& state : optimizer.tensor_states(parameter)) add(state.name);
     }
-    if (!trains_both || theirs == ours) return;
+    for (const auto& state : optimizer.states()) ours.emplace(state.name);
+    const bool same_name = !state_.optimizer.is_string() || state_.optimizer == SavedState::optimizer_name(optimizer);
+    if (same_name && std::ranges::includes(theirs, needed) && std::ranges::includes(ours, theirs)) return;
     const auto listed = [](const std::set<std::string>& names) {
       return names.empty() ? std::string("no states") : fmt::format("{}", fmt::join(names, ", "));
     };
     throw CheckpointError(fmt::format(
-        "the checkpoint '{}' is of another optimizer: it has {}, and {} as it is set here has {}. Use the "
+        "the checkpoint '{}' is of another optimizer: {} with {}, and {} as it is set here has {}. Use the "
         "optimizer it was saved with, or set LoadOptions::load_optimizer_states to false to go on with the "
         "states that there are",
-        found_.folder, listed(theirs), optimizer.name(), listed(ours)));
+        found_.folder, state_.optimizer.is_string() ? state_.optimizer.get<std::string>() : "one",
+        listed(theirs), optimizer.name(), listed(ours)));
   }
 
   void check_program_optimizer() const {

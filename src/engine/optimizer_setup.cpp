@@ -215,10 +215,11 @@ void check_factory(const Config& config, const InitializeOptions& options) {
         "zerotorch.step_in_backward and InitializeOptions::optimizer_factory: an optimizer of the program's own "
         "updates all parameters in one step(); set it to false");
   }
-  if (config.sum_dtype() != DType::kFloat32 || config.master_dtype() != DType::kFloat32) {
+  if (config.sum_dtype() != DType::kFloat32 || config.master_dtype() != DType::kFloat32 ||
+      config.state_dtype() != DType::kFloat32) {
     throw ConfigError(
         "InitializeOptions::optimizer_factory: an optimizer of the program's own has fp32 masters and gradients; "
-        "remove the keys of 16-bit master weights, and data_types.grad_accum_dtype");
+        "remove the keys of 16-bit master weights and states, and data_types.grad_accum_dtype");
   }
   if (optim::betas_at(config.scheduler, 0)) {
     throw ConfigError(

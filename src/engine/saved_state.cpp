@@ -147,6 +147,11 @@ class Reader {
 nlohmann::json threads_per_rank() { return at::get_num_threads(); }
 nlohmann::json cpu_capability() { return at::get_cpu_capability(); }
 
+std::string SavedState::optimizer_name(const sharding::ShardedOptimizer& optimizer) {
+  const std::string_view name = optimizer.name(), narrow = "8bit";
+  return std::string(name.ends_with(narrow) ? name.substr(0, name.size() - narrow.size()) : name);
+}
+
 SavedState SavedState::of(const Engine::Impl& impl) {
   SavedState state;
   state.training = impl.training;
@@ -157,6 +162,7 @@ SavedState SavedState::of(const Engine::Impl& impl) {
   state.window_micro_batches = impl.window_micro_batches();
   state.gradient_accumulation_steps = impl.config.gradient_accumulation_steps;
   state.data_parallel_size = impl.group.size();
+  state.optimizer = optimizer_name(*impl.optimizer);
   state.optimizer_steps = impl.optimizer->steps();
   for (std::size_t p = 0; p < impl.model.parameters.size(); ++p) {
     const auto& parameter = impl.model.parameters[p];
@@ -191,6 +197,7 @@ std::string SavedState::to_json() const {
       {"precision", precision},
       {"threads_per_rank", threads_per_rank},
       {"cpu_capability", cpu_capability},
+      {"optimizer", optimizer},
   };
   if (training.accumulation_steps) json["gradient_accumulation_steps_set"] = true;
   // One number where all groups have it, as before there were several.
@@ -211,6 +218,7 @@ SavedState SavedState::from_json(const std::string& text, Parts parts, const std
   const Reader reader(text, folder);
   SavedState state;
   if (parts.optimizer) {
+    state.optimizer = reader.value("optimizer");
     state.frozen = reader.names("frozen");
     state.optimizer_steps = reader.count("optimizer_steps");
     state.parameter_steps = reader.counts("parameter_steps", state.optimizer_steps);

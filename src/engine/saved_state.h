@@ -27,17 +27,21 @@ struct SavedState {
 
   // For whoever reads the file, and for warnings: null where the file does not say.
   nlohmann::json model_parallel_size, stage, precision, threads_per_rank, cpu_capability;
+  nlohmann::json optimizer;  ///< its name; states of one name may be another's
 
   /// Micro-batches of all data-parallel ranks that made a step.
   std::int64_t window() const { return gradient_accumulation_steps * data_parallel_size; }
 
+  /// What is saved as `optimizer`: Adam for its 8-bit form, too.
+  static std::string optimizer_name(const sharding::ShardedOptimizer& optimizer);
   /// Of an engine between two steps. Local.
   static SavedState of(const Engine::Impl& impl);
 
   std::string to_json() const;
   /// What a load takes. The rest keeps its default, whatever the file says.
   struct Parts {
-    bool optimizer = true;  ///< optimizer_steps, parameter_steps, program_optimizer, frozen, unused_in_window
+    bool optimizer = true;  ///< optimizer, optimizer_steps, parameter_steps, program_optimizer, frozen,
+                            ///< unused_in_window
     bool training = true;   ///< all others
   };
   /// `text` is JSON of any version that is read, in which everything may be missing or nonsense: then it throws

@@ -10,10 +10,15 @@ double learning_rate_at(const Config& config, std::int64_t step) {
 }
 
 OptimizerStates optimizer_states(const Config& config) {
-  const optim::Rule& rule = setup::rule_of(config);
-  OptimizerStates states{.nbytes = static_cast<double>(rule.state_nbytes(optim::kQuantizedBlockNumel)) /
-                                   optim::kQuantizedBlockNumel};
-  for (const optim::StateColumn& state : rule.states) states.names.emplace_back(state.name);
+  const auto states_of = [](const optim::Rule& rule, std::vector<std::string>& names) {
+    for (const optim::StateColumn& state : rule.states) names.emplace_back(state.name);
+    return static_cast<double>(rule.state_nbytes(optim::kQuantizedBlockNumel)) / optim::kQuantizedBlockNumel;
+  };
+  const optim::Rule &rule = setup::rule_of(config), &of_rest = setup::rule_of(config, /*by_muon=*/false);
+  OptimizerStates states;
+  states.nbytes = states_of(rule, states.names);
+  if (&of_rest != &rule) states.nbytes_of_rest = states_of(of_rest, states.names_of_rest);
+  if (config.optimizer.type == "Adafactor") states.names_of_tensors = {"row_var", "col_var", "variance"};
   return states;
 }
 

@@ -271,6 +271,50 @@ TEST(WholeTensors, WhatCannotBeIsAnErrorThatSaysWhatToDo) {
               "not a parameter of Lamb");
 }
 
+TEST(WholeTensors, MuonGoesOnWhereAllParametersAreOfOneKindOrOneIsFrozen) {
+  const Shapes matrices = {{"a.weight", {20, 20}}, {"b.weight", {20, 11}}}, vectors = {{"a", {20}}, {"embed", {7, 3}}};
+  expect_all_ok(spawn(2, [&](Group group) {
+    const std::string json = json_of(R"({"type": "Muon"})", 2);
+    int saves = 0;
+    for (const Shapes& shapes : {matrices, vectors, kShapes}) {
+      const TemporaryFolder folder;
+      std::string path = folder.path();
+      path.resize(4096);
+      group.broadcast(path.data(), static_cast<std::int64_t>(path.size()), DType::kByte, 0).wait();
+      path = path.c_str();
+      Parameters frozen(shapes);
+      if (++saves == 3) {
+        for (auto& item : frozen->named_parameters()) item.value().requires_grad_(item.value().dim() > 1);
+      }
+      auto engine = initialize(frozen, json, {.group = group});
+      train_steps(engine, 2);
+      engine.save_checkpoint(path, "two");
+      auto resumed = initialize(Parameters(shapes), json, {.group = group});
+      resumed.load_checkpoint(path, "two");
+      train_steps(resumed, 1);
+      if (saves < 3) {
+        train_steps(engine, 1);
+        EXPECT_EQ(hash_of(resumed), hash_of(engine));
+      }
+      group.barrier().wait();
+    }
+  }));
+}
+
+TEST(WholeTensors, ACheckpointOfAnotherOptimizerIsAnErrorThoughItsStatesHaveTheSameNames) {
+  expect_all_ok(spawn(1, [](Group group) {
+    const TemporaryFolder folder;
+    auto engine = initialize(Parameters(kShapes), json_of(R"({"type": "AdamW"})", 1), {.group = group});
+    train_steps(engine, 1);
+    engine.save_checkpoint(folder.path(), "adam");
+    auto lamb = initialize(Parameters(kShapes), json_of(R"({"type": "Lamb"})", 1), {.group = group});
+    expect_said([&] { lamb.load_checkpoint(folder.path(), "adam"); }, "is of another optimizer: Adam with exp_avg");
+    auto narrow = initialize(Parameters(kShapes), json_of(R"({"type": "AdamW8bit"})", 1), {.group = group});
+    narrow.load_checkpoint(folder.path(), "adam");
+    train_steps(narrow, 1);
+  }));
+}
+
 /// An unfinished or poisoned step leaves no trace: what the first pass has written into gradients is gone.
 TEST(WholeTensors, StepsAfterASkippedOneAreAsIfItHadNotBeen) {
   expect_all_ok(spawn(2, [](Group group) {

@@ -162,6 +162,7 @@ TEST(ConfigErrors, DtypesMustAgree) {
             "c:1: fp16.enabled: bf16.enabled is true as well; set one of the two to false");
   EXPECT_EQ(error_of(R"({"data_types": {"grad_accum_dtype": "fp32", "param_dtype": "float"}})"), "");
   EXPECT_EQ(error_of(R"({"data_types": {"grad_accum_dtype": "bf16"}})"), "");
+  EXPECT_NE(error_of(R"({"data_types": {"grad_accum_dtype": "fp16"}})").find("sums beyond 65504"), std::string::npos);
   EXPECT_EQ(error_of(R"({"bf16": {"bf16_master_weights_and_grads": true}})"),
             "c:1: bf16.bf16_master_weights_and_grads: needs bf16.enabled; set it to true");
   EXPECT_EQ(error_of(R"({"fp16": {"fp16_master_weights_and_grads": true}})"),
