@@ -241,6 +241,7 @@ TEST_F(CheckpointElastic, TheManifestHasAllThatARunNeeds) {
                                  {"gradient_accumulation_steps", 2},
                                  {"data_parallel_size", 2},
                                  {"model_parallel_size", 1},
+                                 {"optimizer", "Adam"},
                                  {"optimizer_steps", 1},
                                  {"seed", "5"},
                                  {"loss_scaler", {{"scale", 1.0}, {"skipped_steps", 0}}},
