@@ -53,11 +53,11 @@ constexpr Key kStep[] = {
     honoured("gradient_clipping", Kind::kNumber, "1.0", "upper bound of the global gradient norm; 0 is off",
              field<&Config::gradient_clipping>),
     no_effect("prescale_gradients", Kind::kBool, "false",
-              "gradients are summed in fp32 in a fixed order and divided once after it: no sum overflows, and there is "
-              "nothing to scale before", "false"),
+              "gradients are summed in a fixed order, in fp32 if not said otherwise, and divided once after it: no "
+              "sum overflows, and there is nothing to scale before", "false"),
     no_effect("gradient_predivide_factor", Kind::kNumber, "1.0",
-              "gradients are summed in fp32 in a fixed order and divided once after it: no sum overflows, and there is "
-              "nothing to divide before", "1.0"),
+              "gradients are summed in a fixed order, in fp32 if not said otherwise, and divided once after it: no "
+              "sum overflows, and there is nothing to divide before", "1.0"),
     {.path = "gradient_allreduce_op",
      .kind = Kind::kChoice,
      .fallback = "\"mean\"",
@@ -71,11 +71,13 @@ constexpr Key kStep[] = {
     {.path = "communication_data_type",
      .kind = Kind::kChoice,
      .fallback = "null",
-     .note = "what gradients travel in; null: the parameters' dtype. Sums are fp32",
+     .note = "what gradients travel in; null: the parameters' dtype. Sums: data_types.grad_accum_dtype",
      .choices = "fp16|bf16|fp32",
      .field = kCommunicationDtype},
-    no_effect("fp32_allreduce", Kind::kBool, "false", "sums are always fp32", "true"),
-    no_effect("allreduce_always_fp32", Kind::kBool, "false", "sums are always fp32", "true"),
+    no_effect("fp32_allreduce", Kind::kBool, "false",
+              "data_types.grad_accum_dtype says what sums are in, fp32 if not given", "true"),
+    no_effect("allreduce_always_fp32", Kind::kBool, "false",
+              "data_types.grad_accum_dtype says what sums are in, fp32 if not given", "true"),
     no_effect("disable_allgather", Kind::kBool, "false", "updated parameters are published in one way only",
               "false"),
     no_effect("zero_allow_untested_optimizer", Kind::kBool, "false",

@@ -71,7 +71,7 @@ constexpr Key kPrecision[] = {
              field<&Config::bf16, &Config::Bf16::check_grad_overflow>),
     old_name("bf16.check_overflow", Kind::kBool, "true", "bf16.check_grad_overflow"),
     no_effect("bf16.immediate_grad_update", Kind::kBool, "false",
-              "gradients are always added to the fp32 accumulator as they are produced", "true"),
+              "gradients are always added to their sums as they are produced", "true"),
     honoured("bf16.bf16_master_weights_and_grads", Kind::kBool, "false",
              "no fp32 master weights: the bf16 parameters are updated, and gradients are summed in bf16; see "
              "zerotorch.stochastic_rounding",

@@ -51,8 +51,9 @@ CommunicationReport Engine::communication_report() const {
   report.control_nbytes = impl_->norm->received_nbytes() + impl_->reducer->agreement().received_nbytes();
   const auto& model = impl_->model;
   const auto low = static_cast<std::int64_t>(element_nbytes(model.param_dtype));
-  // Without sharded optimizer states what is published are the fp32 sums of gradients.
-  const auto published = model.sharding.optimizer_states ? low : static_cast<std::int64_t>(sizeof(float));
+  // Without sharded optimizer states what is published are the sums of gradients.
+  const auto sum = static_cast<std::int64_t>(element_nbytes(model.sum_dtype));
+  const auto published = model.sharding.optimizer_states ? low : sum;
   const auto gradient = static_cast<std::int64_t>(element_nbytes(model.gradient_dtype));
   report.received_nbytes = low * report.gathered_numel + gradient * report.reduced_numel +
                            published * report.published_numel + report.control_nbytes;

@@ -25,16 +25,8 @@ at::ScalarType scalar_type_of(DType dtype) {
 }
 
 at::ScalarType scalar_type_of(StateFormat format) {
-  switch (format) {
-    case StateFormat::kFloat32:
-      return at::kFloat;
-    case StateFormat::kBFloat16:
-      return at::kBFloat16;
-    case StateFormat::kFloat16:
-      return at::kHalf;
-    default:
-      ZERO_CHECK(false, "8-bit states in a pass without kernels");
-  }
+  ZERO_CHECK(!is_quantized(format), "8-bit states in a pass without kernels");
+  return scalar_type_of(dtype_of(format));
 }
 
 at::Tensor view_of(const void* data, at::ScalarType type, std::int64_t numel, c10::Device device) {

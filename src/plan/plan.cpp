@@ -69,7 +69,7 @@ Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config
   const double to_hosts = laid.node_shared ? trainable_numel(laid) * (laid.hosts - 1) / world : 0;
   traffic.published_numel = to_all + to_hosts;
   const double low = static_cast<double>(laid.low_nbytes());
-  const double published = laid.sharding.optimizer_states ? low : 4;
+  const double published = laid.sharding.optimizer_states ? low : static_cast<double>(laid.sum_nbytes());
   traffic.nbytes = (traffic.gathered_numel + to_hosts) * low +
                    traffic.reduced_numel * static_cast<double>(laid.gradient_nbytes()) + to_all * published +
                    norm_nbytes(laid);

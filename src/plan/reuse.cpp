@@ -52,7 +52,7 @@ std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const C
   for (std::size_t u = laid.units.size(); u-- > 0;) {
     const layout::Unit& unit = laid.units[u];
     const auto shard = layout::shard_range(unit.numel, laid.world_size, static_cast<int>(u), rank);
-    if (unit.trainable) sums += static_cast<double>(shard.numel()) * 4;
+    if (unit.trainable) sums += static_cast<double>(shard.numel() * laid.sum_nbytes());
     const double share = of_layers > 0 ? layers_numel(model, unit) / of_layers : 0;
     const bool is_head = share == 0 && activations == layers;
     const double temporary = std::max(static_cast<double>(kept.layer_backward_nbytes),

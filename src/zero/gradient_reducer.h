@@ -1,6 +1,6 @@
 #pragma once
 // GradientReducer: takes each parameter's gradient from autograd into a bucket, and adds complete buckets
-// onto the fp32 accumulators of their owners in rank order.
+// onto the accumulators of their owners in rank order.
 //
 // Micro-batch i of a step is global: rank r at accumulation step j holds i = j*N + r. The owner adds the
 // contributions in that order, so the sum is the same sequence of additions for every N.

@@ -253,7 +253,7 @@ void ShardedOptimizer::for_each_run(int unit, Range range, Run run) const {
         last ? the_unit.numel : model_.parameters[the_unit.parameters[i + 1]].range.begin;
     const Range part = layout::intersect({model_.parameters[p].range.begin, end}, range);
     if (part.empty()) continue;
-    const int its_group = !is_active_ || is_active_(p) ? options_.group_of_parameter[p] : -1;
+    const int its_group = is_active(p) ? options_.group_of_parameter[p] : -1;
     if (its_group == group && steps_[p] == steps && whole.end == part.begin) {
       whole.end = part.end;
       continue;
@@ -333,7 +333,7 @@ void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& grad
 void ShardedOptimizer::end_step() {
   for (std::size_t p = 0; p < steps_.size(); ++p) {
     const bool trainable = model_.units[model_.parameters[p].unit].trainable;
-    if (trainable && (!is_active_ || is_active_(static_cast<int>(p)))) ++steps_[p];
+    if (trainable && is_active(static_cast<int>(p))) ++steps_[p];
   }
 }
 
@@ -362,7 +362,7 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
   for (int p = 0; p < static_cast<int>(model_.parameters.size()); ++p) {
     const optim::Rule* const rule = rule_of(p);
     if (!rule || !rule->whole || !model_.units[model_.parameters[p].unit].trainable) continue;
-    if (is_active_ && !is_active_(p)) continue;
+    if (!is_active(p)) continue;
     taking_part.push_back(p);
     if (rule->whole->needs_weight_norm) with_weight_norm.push_back(p);
     if (rule->whole->needs_direction_norm) with_direction_norm.push_back(p);
@@ -564,7 +564,7 @@ at::Tensor ShardedOptimizer::master_in_memory(int unit, Range range) const {
 at::Tensor ShardedOptimizer::master_values(int unit, Range range) const {
   if (range.empty()) return at::Tensor();
   if (const at::Tensor there = master_in_memory(unit, range); there.defined()) return there;
-  at::Tensor values = at::empty({range.numel()}, at::TensorOptions().dtype(at::kFloat).device(model_.device));
+  at::Tensor values = empty(DType::kFloat32, range.numel());
   copy_master(unit, range, values.mutable_data_ptr<float>());
   return values;
 }

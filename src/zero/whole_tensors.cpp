@@ -1,6 +1,5 @@
 #include "zero/whole_tensors.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
@@ -32,8 +31,6 @@ WholeTensors::WholeTensors(const ShardedModel& model, storage::Ledger& ledger, s
       "whole tensors", std::move(parcels), DType::kFloat32,
       [this](int parcel, std::span<const void* const> slices) { take(parcel, slices); });
 }
-
-WholeTensors::~WholeTensors() = default;
 
 int WholeTensors::owner(int parameter) const {
   const auto found = std::ranges::find(tensors_, parameter);

@@ -18,7 +18,6 @@ class WholeTensors {
  public:
   /// `tensors`: parameters that are brought together. *Collective.*
   WholeTensors(const ShardedModel& model, storage::Ledger& ledger, std::vector<int> tensors);
-  ~WholeTensors();
 
   /// fp32 values of a part of a parameter's unit, in this rank's shard: [range.numel()].
   using Read = c10::function_ref<void(int unit, Range range, float* out)>;
@@ -43,7 +42,7 @@ class WholeTensors {
  private:
   void run_round(const layout::TensorRound& round, c10::function_ref<bool(int)> is_active, Values values,
                  Change change);
-  /// Copies what `round` sends to each rank, then takes what comes.
+  /// Sends what lies in send_, and takes what comes to destinations_.
   void exchange(int parcel);
   void take(int parcel, std::span<const void* const> slices);
   at::Tensor as_tensor(int parameter, float* values) const;

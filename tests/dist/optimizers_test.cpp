@@ -7,10 +7,10 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <bit>
 #include <fstream>
 #include <map>
 
+#include "support/bits.h"
 #include "support/layers.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
@@ -68,12 +68,8 @@ void train_steps(LayersEngine& engine, int steps) {
 }
 
 std::uint64_t hash_of(Engine& engine, const OptimizerCase& of) {
-  std::uint64_t hash = 1469598103934665603ull;
-  const auto add = [&](const at::Tensor& tensor) {
-    const at::Tensor flat = tensor.contiguous();
-    for (std::int64_t i = 0; i < flat.numel(); ++i)
-      hash = (hash ^ std::bit_cast<std::uint32_t>(flat.const_data_ptr<float>()[i])) * 1099511628211ull;
-  };
+  std::uint64_t hash = kNoBits;
+  const auto add = [&](const at::Tensor& tensor) { hash = hash_with(hash, tensor); };
   for (const auto& item : engine.module().named_parameters()) {
     add(engine.full_weight(item.key()));
     for (const auto& state : of.states) add(engine.full_optimizer_state(item.key(), state));

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <set>
 
+#include "support/bits.h"
 #include "support/layers.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
@@ -155,11 +156,7 @@ void train_steps(LayersEngine& engine, int steps, std::vector<double>* norms = n
 
 std::string bits_of(LayersEngine& engine, const std::vector<std::string>& states = {"exp_avg", "exp_avg_sq"}) {
   std::uint64_t hash = std::bit_cast<std::uint64_t>(engine.grad_norm());
-  const auto add = [&](const at::Tensor& tensor) {
-    const at::Tensor flat = tensor.contiguous();
-    for (std::int64_t i = 0; i < flat.numel(); ++i)
-      hash = (hash ^ std::bit_cast<std::uint32_t>(flat.const_data_ptr<float>()[i])) * 1099511628211ull;
-  };
+  const auto add = [&](const at::Tensor& tensor) { hash = hash_with(hash, tensor); };
   for (const auto& item : engine.module().named_parameters()) {
     add(engine.full_weight(item.key()));
     for (const auto& state : states) add(engine.full_optimizer_state(item.key(), state));

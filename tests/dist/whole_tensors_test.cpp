@@ -5,12 +5,12 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
-#include <bit>
 #include <cmath>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "support/bits.h"
 #include "support/errors.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
@@ -119,12 +119,8 @@ const Shapes kShapes = {
     {"stack.weight", {3, 20, 30}}, {"third.weight", {40, 40}}, {"norm.weight", {31}}};
 
 std::uint64_t hash_of(Engine& engine) {
-  std::uint64_t hash = 1469598103934665603ull;
-  const auto add = [&](const at::Tensor& tensor) {
-    const at::Tensor flat = tensor.contiguous();
-    for (std::int64_t i = 0; i < flat.numel(); ++i)
-      hash = (hash ^ std::bit_cast<std::uint32_t>(flat.const_data_ptr<float>()[i])) * 1099511628211ull;
-  };
+  std::uint64_t hash = kNoBits;
+  const auto add = [&](const at::Tensor& tensor) { hash = hash_with(hash, tensor); };
   for (const auto& item : engine.module().named_parameters()) {
     add(engine.full_weight(item.key()));
     for (const char* state : {"exp_avg", "exp_avg_sq", "momentum_buffer", "row_var", "col_var", "variance"}) {
