@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(g++ cmake ninja-build ccache mold nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev
-          libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev liburing-dev python3 python3-venv)
+          libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev liburing-dev python3 python3-dev python3-venv)
 torch_version=2.13.0
 purpose=${1:-build}
 test_packages=(numpy==2.4.6 safetensors==0.8.0)

@@ -99,10 +99,22 @@ struct InitializeOptions {
   /// Elementwise optimizers are right; those that need whole parameters see parts (docs/optimizers.md). The JSON must
   /// have no "optimizer" section; parameter_groups give names only.
   OptimizerFactory optimizer_factory;
+  /// What checkpoints and messages call that optimizer; empty: its C++ class.
+  std::string optimizer_name;
   /// For a model that nobody trains: all parameters are frozen (requires_grad_(false)), and there are no masters,
   /// optimizer states and gradients. backward(), step() and all about gradients throw ModelError; load_checkpoint()
   /// takes weights and buffers only. An "optimizer" in the JSON is not used.
   bool evaluation_only = false;
+  /// What a zero_grad() between two micro-batches of a window does to those that step() has ended: false drops them, as
+  /// plain programs would; true keeps them, as DeepSpeed does for programs that call it in every micro-batch.
+  bool zero_grad_keeps_window = false;
+};
+
+struct BackwardOptions {
+  /// The graph stays, for another backward through it, as in torch::Tensor::backward.
+  bool retain_graph = false;
+  /// The loss counts this many times: gradient_accumulation_steps for a loss that the program has divided by it already.
+  double weight = 1;
 };
 
 /// A part of a parameter's averaged gradient.
@@ -111,7 +123,7 @@ struct GradientPart {
   at::IntArrayRef sizes;     ///< of the parameter
   at::IntArrayRef strides;   ///< of its elements in memory order
   std::int64_t begin = 0;    ///< the part's first element, in that order
-  at::Tensor values;         ///< fp32 [numel of the part], may be written in place
+  at::Tensor values;         ///< [numel of the part] in Config::sum_dtype(), may be written in place
 };
 
 class Engine {
@@ -127,7 +139,7 @@ class Engine {
   /// module. Losses are averaged over micro-batches and ranks by step(). Where the program has said that this is no
   /// boundary (set_gradient_accumulation_boundary), it also ends the micro-batch. *Collective.* Throws ModelError
   /// (loss not a scalar, module moved by .to()), CommError; with the end of a micro-batch also as step().
-  void backward(const at::Tensor& loss);
+  void backward(const at::Tensor& loss, const BackwardOptions& options = {});
 
   /// For a loss.backward() of the program's own, with one loss or one of several: `loss` times loss_scale(), in fp32
   /// where it was of 16 bits, as part of its graph; `loss` itself where the scale is 1. backward() does it by itself.
@@ -183,12 +195,19 @@ class Engine {
   /// Parameter groups are InitializeOptions::parameter_groups and the implicit last one, or the client
   /// optimizer's.
   int parameter_groups() const;
+  /// The group that updates a parameter; -1: none. Local. Throws ModelError for unknown names.
+  int parameter_group_of(std::string_view name) const;
   double learning_rate(int parameter_group = 0) const;  ///< for the next update
   /// Overrides the schedule's and the client optimizer's value, of one group or of all, until follow_schedule().
   /// Same value on every rank: step() compares. With step_in_backward from the next window on. Local.
   void set_learning_rate(double lr);
   void set_learning_rate(int parameter_group, double lr);
   void follow_schedule();
+  /// Gives a parameter group other hyper-parameters from the next update on; `values.names` is not read, what is not
+  /// given stays. Not with a client optimizer or optimizer_factory, whose options say them. Same on every rank: step()
+  /// compares. With step_in_backward from the next window on. Local. Throws ConfigError for what the optimizer does not
+  /// take, and for what needs a state that it was not made with.
+  void set_parameter_group(int parameter_group, const ParameterGroup& values);
   /// Global 2-norm of the averaged gradient at the last update, before clipping; 0 before the first.
   double grad_norm() const;
   double loss_scale() const;  ///< what the next backward() multiplies its loss with; 1 unless fp16
@@ -238,6 +257,21 @@ class Engine {
   /// of the parameter's shape. *Collective.* Throws ModelError for frozen parameters and for names that the optimizer
   /// has no state of.
   at::Tensor full_optimizer_state(std::string_view name, std::string_view state);
+  /// The names of a parameter's states that full_optimizer_state() gives; none of a frozen one. Local.
+  std::vector<std::string> optimizer_states(std::string_view name) const;
+  /// Replaces such a state; `value`, of its shape, is the same on every rank. Between steps. *Collective.*
+  void set_full_optimizer_state(std::string_view name, std::string_view state, const at::Tensor& value);
+
+  /// What this rank updates of a parameter: its elements [begin, begin + values.numel()) in the order of its memory.
+  struct LocalPart {
+    std::int64_t begin = 0;
+    at::Tensor values;  ///< a copy, fp32, flat; empty where this rank has nothing of it
+  };
+  /// This rank's part of the fp32 master weight. Local, but that all ranks call it where the program has written into
+  /// parameters. Throws ModelError for unknown names and frozen parameters.
+  LocalPart local_weight(std::string_view name);
+  /// This rank's part of full_optimizer_state(), of states that have the parameter's shape. As local_weight().
+  LocalPart local_optimizer_state(std::string_view name, std::string_view state);
 
   /// Saves everything training needs to go on to `folder`/`tag`, complete or not at all; `tag` empty:
   /// "global_step<N>". `client_state` is any JSON value of the caller's (rank 0's is kept). Call between
@@ -397,13 +431,17 @@ class ModelParallelRandom {
 
 /// While alive, the given parameters are whole on every rank. With `modifier_rank` that rank may write
 /// them in place (torch::nn::init, copy_, ...); the destructor (or close()) spreads what it wrote to all
-/// ranks and to the fp32 master weights. Without it they are read-only. With model-parallel ranks, `modifier_rank` is
-/// one of each part's data-parallel ranks, and what is not split takes what that of the first part wrote. *Collective*
-/// at both ends.
+/// ranks and to the fp32 master weights. Other ranks, and all without it, only read: what they write is refused, or
+/// theirs alone until the scope ends. With model-parallel ranks, `modifier_rank` is one of each part's data-parallel
+/// ranks, and what is not split takes what that of the first part wrote. *Collective* at both ends.
 class GatheredParameters {
  public:
-  GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters,
-                     std::optional<int> modifier_rank = {});
+  enum class ReadersWrites : std::uint8_t {
+    kRefused,   ///< ModelError
+    kDropped,  ///< into memory of their own, which goes at the end
+  };
+  GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters, std::optional<int> modifier_rank = {},
+                     ReadersWrites readers_writes = ReadersWrites::kRefused);
   /// All parameters of the module.
   explicit GatheredParameters(Engine& engine, std::optional<int> modifier_rank = {});
   GatheredParameters(const GatheredParameters&) = delete;
@@ -417,6 +455,7 @@ class GatheredParameters {
   std::vector<int> parameters_;
   std::vector<at::Tensor> before_;  ///< by parameter, this rank's values before the modifier's writes
   std::optional<int> modifier_rank_;
+  ReadersWrites readers_writes_ = ReadersWrites::kRefused;
   int exceptions_ = 0;
 };
 

@@ -197,6 +197,10 @@ class Group {
   std::shared_ptr<comm::Backend> backend_;
 };
 
+/// `check` is called about ten times a second by every thread that waits for other ranks; what it throws ends the wait
+/// and leaves the group failed. For front ends that handle signals between two steps of a wait. Null: none. Local.
+void set_interrupt_check(void (*check)());
+
 struct DistributedOptions {
   /// "auto": what ZERO_BACKEND says; else mpi under mpirun when built with it; else shm when all ranks are on
   /// this host; self when alone.

@@ -24,6 +24,8 @@ struct ModelView {
     at::Tensor tensor;
     /// Goes to a kernel together with parameters that must have its dtype, as a batch norm's running statistics.
     bool in_parameter_dtype = false;
+    /// False: computed again by whoever makes the model; neither saved, loaded nor exported.
+    bool persistent = true;
   };
   /// In order of registration: a module's own before its children's. A tied tensor is there under each of its names.
   std::vector<Parameter> parameters;

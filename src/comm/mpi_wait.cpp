@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "comm/interrupt.h"
 #include "comm/mpi_backend.h"
 #include "comm/mpi_session.h"
 #include "zero/errors.h"
@@ -81,6 +82,7 @@ void MpiBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
     for (Peer& peer : peers_) peer.stopped_since_ns = 0;
   }
   last_check_ns_ = now_ns;
+  check_interrupt(*this);
   const Blocker blocker = blocker_now();
   for (const int peer : blocker.ranks) {
     const std::string problem = problem_of(peer, now_ns);

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/interrupt.h"
 #include "comm/shm_segment.h"
 #include "zero/errors.h"
 
@@ -116,6 +117,7 @@ FileDescriptor create_or_take_over(const std::string& name, std::int64_t deadlin
                       "its own ZERO_JOB_ID.",
                       name, segment ? segment->header().creator_pid : 0));
     }
+    check_interrupt();
     std::this_thread::sleep_for(std::chrono::nanoseconds(kPollNs));
   }
 }
@@ -155,6 +157,7 @@ void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::
           problem = fmt::format("rank {} (pid {}) died. See its own output.", r, segment.process_of(r).pid);
         }
       }
+      check_interrupt();
     }
     if (!problem.empty()) {
       segment.fail(rank, problem);
@@ -199,6 +202,7 @@ std::shared_ptr<ControlSegment> find_and_attach(const std::string& name, int ran
                       "job id and user, on this host? See its own output.",
                       static_cast<double>(timeout.count()) / 1e3, name));
     }
+    check_interrupt();
     std::this_thread::sleep_for(std::chrono::nanoseconds(kPollNs));
   }
   if (segment->header().nbytes != ControlSegment::nbytes_of(ranks) || segment->ranks() != ranks) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "comm/interrupt.h"
 #include "comm/shm_backend.h"
 #include "comm/wait_policy.h"
 #include "zero/errors.h"
@@ -135,6 +136,7 @@ void ShmBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
     if (now_ns - last_check_ns_ > 10 * policy_.slice_ns)
       std::fill(stopped_since_ns_.begin(), stopped_since_ns_.end(), 0);
     last_check_ns_ = now_ns;
+    check_interrupt(*this);
   }
   const Blocker blocker = blocker_now();
   for (const int peer : blocker.ranks) {

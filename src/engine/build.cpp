@@ -413,8 +413,9 @@ void check_device(const Engine::Impl& impl, const sharding::OptimizerOptions& op
 }
 
 /// *Collective.* The program's own optimizer over the masters that there are by now. Throws ConfigError.
-void make_program_optimizer(Engine::Impl& impl, const OptimizerFactory& factory) {
-  impl.program_optimizer = std::make_unique<ProgramOptimizer>(impl.model, *impl.optimizer, factory);
+void make_program_optimizer(Engine::Impl& impl, const OptimizerFactory& factory, std::string name) {
+  impl.program_optimizer =
+      std::make_unique<ProgramOptimizer>(impl.model, *impl.optimizer, factory, std::move(name));
   if (auto difference = first_difference(impl.program_optimizer->class_name(), impl.groups.all, "optimizer")) {
     throw ConfigError(fmt::format("optimizer_factory makes different optimizers: {}", *difference));
   }
@@ -455,13 +456,14 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   MicroBatchRandom::interrupt();
   impl.training.seed = choose_seed(impl.config, impl.number, impl.groups.all);
   const OptimizerFactory factory = std::move(setup.factory);
+  const std::string factory_name = std::move(setup.factory_name);
   make_parts(impl, laid, std::move(setup));
   make_replicated_alike(impl.groups, impl.inventory,
                         impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify);
   adopt_parameters(impl);
   adopt_buffers(impl);
   if (impl.evaluation_only) freeze(impl);
-  if (factory) make_program_optimizer(impl, factory);
+  if (factory) make_program_optimizer(impl, factory, factory_name);
   impl.gradients = std::make_unique<Gradients>(impl);
   impl.gradients->hook();
   if (impl.config.zerotorch.debug_observer) {
@@ -557,6 +559,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   if (options.schedule && impl->config.scheduler.type != Config::Scheduler::Type::kNone)
     throw ConfigError("both the JSON ('scheduler') and InitializeOptions::schedule give a schedule; remove one");
   impl->schedule = options.schedule;
+  impl->zero_grad_keeps_window = options.zero_grad_keeps_window;
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = impl->evaluation_only ? "for evaluation only" : setup.description;
   const setup::LaidOut laid = make_model(*impl);

@@ -119,6 +119,7 @@ class Collector {
   /// Those of the first data-parallel rank, as it is its module that full weights are taken from.
   void add_buffers() {
     for (const auto& item : impl_.inventory.buffers) {
+      if (!item.persistent) continue;
       TensorInfo info;
       info.name = item.name;
       info.kind = kinds::kBuffer;

@@ -307,7 +307,7 @@ double common_scale(std::span<Engine::Impl* const> engines) {
   return scale;
 }
 
-void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines) {
+void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines, const BackwardOptions& options) {
   if (!loss.defined() || loss.numel() != 1) {
     throw ModelError(
         fmt::format("backward needs a scalar loss, got {}; reduce it first, for example with mean()",
@@ -322,7 +322,7 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
   const engine::BackwardScope scope(engines);
   for (Engine::Impl* impl : engines) impl->gradients->begin_backward();
   try {
-    scaled(loss, scale).backward();
+    scaled(loss, scale * options.weight).backward(/*gradient=*/{}, options.retain_graph);
   } catch (...) {
     for (Engine::Impl* impl : engines) impl->gradients->fail_backward();
     throw;
@@ -343,12 +343,12 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
 void backward(const at::Tensor& loss, std::initializer_list<Engine*> engines) {
   std::vector<Engine::Impl*> impls;
   for (Engine* engine : engines) impls.push_back(&engine->impl());
-  run_backward(loss, impls);
+  run_backward(loss, impls, {});
 }
 
-void Engine::backward(const at::Tensor& loss) {
+void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) {
   Impl* const mine = impl_.get();
-  run_backward(loss, {&mine, 1});
+  run_backward(loss, {&mine, 1}, options);
 }
 
 at::Tensor Engine::scale(const at::Tensor& loss) {

@@ -96,6 +96,7 @@ struct Engine::Impl {
   engine::TrainingState training;
   engine::Accumulation accumulation;
   bool evaluation_only = false;
+  bool zero_grad_keeps_window = false;
   double grad_norm = 0;
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> last_scaled;  ///< by scale()
   bool step_applied = false;  ///< by the last step()
@@ -216,6 +217,7 @@ struct OptimizerSetup {
   sharding::OptimizerOptions options;
   std::unique_ptr<ClientOptimizer> client;
   OptimizerFactory factory;     ///< empty: none
+  std::string factory_name;     ///< what the program calls its optimizer; empty: its class
   std::vector<double> base_lr;  ///< by group
   std::string description;      ///< for the log
 };

@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "engine/agreement.h"
 #include "engine/engine_impl.h"
@@ -70,23 +71,27 @@ std::size_t checked_state(const sharding::ShardedOptimizer& optimizer, int param
                                names.empty() ? "none" : names));
 }
 
-at::Tensor program_state(Engine::Impl& impl, int p, std::string_view name) {
+/// States of a parameter, of which `name` is one. Throws ModelError.
+engine::ProgramOptimizer::State program_states(const Engine::Impl& impl, int p, std::string_view name) {
   const auto& optimizer = *impl.program_optimizer;
-  const auto& parameter = impl.model.parameters[p];
-  const auto state = optimizer.state_of(p);
+  auto state = optimizer.state_of(p);
   if (!state) {
     throw ModelError(fmt::format("parameter '{}' is frozen, or was never updated, and has no optimizer states",
-                                 parameter.name));
+                                 impl.model.parameters[p].name));
   }
-  const auto found = state->tensors.find(std::string(name));
-  if (found == state->tensors.end()) {
+  if (!state->tensors.contains(std::string(name))) {
     std::string names;
     for (const auto& [has, tensor] : state->tensors) names += (names.empty() ? "" : ", ") + has;
     throw ModelError(fmt::format("{} has no state '{}' of an element each; it has {}", optimizer.class_name(), name,
                                  names.empty() ? "none" : names));
   }
+  return *std::move(state);
+}
+
+at::Tensor program_state(Engine::Impl& impl, int p, std::string_view name) {
+  const at::Tensor its = program_states(impl, p, name).tensors.at(std::string(name));
   return impl.gather_full(p, name, [&](int, layout::Range range) {
-    return range.empty() ? at::Tensor() : optimizer.part_of(p, found->second, range);
+    return range.empty() ? at::Tensor() : impl.program_optimizer->part_of(p, its, range);
   });
 }
 
@@ -179,6 +184,121 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view 
   return impl.gather_full(p, name, [&](int unit, layout::Range range) {
     return range.empty() ? at::Tensor() : impl.optimizer->state_values(index, unit, range);
   });
+}
+
+namespace {
+
+/// `value` in the order of the parameter's memory, fp32 [numel].
+at::Tensor to_flat(const Engine::Impl& impl, int p, const at::Tensor& value) {
+  const auto& parameter = impl.model.parameters[p];
+  at::Tensor flat =
+      at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl.model.device));
+  if (parameter.range.numel() > 0)
+    flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(value);
+  return flat;
+}
+
+/// Throws ModelError.
+void check_shape(std::string_view caller, std::string_view name, const at::Tensor& value, at::IntArrayRef wanted) {
+  if (value.defined() && value.sizes() == wanted) return;
+  throw ModelError(fmt::format("{}('{}'): the value has {}, wanted the shape [{}]", caller, name,
+                               value.defined() ? fmt::format("the shape [{}]", fmt::join(value.sizes(), ", "))
+                                               : std::string("no tensor"),
+                               fmt::join(wanted, ", ")));
+}
+
+/// What this rank updates of a parameter. Throws ModelError for a frozen one.
+layout::Range updated_part(const Engine::Impl& impl, int p) {
+  const auto& parameter = impl.model.parameters[p];
+  if (!impl.model.units[parameter.unit].trainable)
+    throw ModelError(fmt::format("parameter '{}' is frozen: nothing of it is updated", parameter.name));
+  return layout::intersect(parameter.range, impl.optimizer->update_range(parameter.unit));
+}
+
+Engine::LocalPart local_part(const Engine::Impl& impl, int p, layout::Range mine, const at::Tensor& values) {
+  const std::int64_t begin = mine.empty() ? 0 : mine.begin - impl.model.parameters[p].range.begin;
+  return {begin, values.defined() ? values.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
+                                  : at::empty({0}, impl.model.device)};
+}
+
+}  // namespace
+
+void Engine::set_full_optimizer_state(std::string_view name, std::string_view state, const at::Tensor& value) {
+  auto& impl = *impl_;
+  const at::NoGradGuard no_grad;
+  impl.check_trains("set_full_optimizer_state");
+  impl.enter(engine::Entry::kBetweenSteps, "set_full_optimizer_state");
+  const int p = engine::find_parameter(impl.inventory, name);
+  const layout::Range mine = updated_part(impl, p);
+  const auto& parameter = impl.model.parameters[p];
+  const std::int64_t before = mine.begin - parameter.range.begin;
+  if (impl.program_optimizer) {
+    check_shape("set_full_optimizer_state", name, value, parameter.tensor.sizes());
+    auto its = program_states(impl, p, state);
+    if (mine.empty()) return;
+    its.tensors.at(std::string(state)) = to_flat(impl, p, value).narrow(0, before, mine.numel());
+    impl.program_optimizer->set_state(p, its);
+    return;
+  }
+  for (const auto& known : impl.optimizer->tensor_states(p)) {
+    if (known.name != state) continue;
+    check_shape("set_full_optimizer_state", name, value, known.shape);
+    if (const at::Tensor held = impl.optimizer->tensor_state(p, state); held.defined()) held.copy_(value);
+    return;
+  }
+  const std::size_t index = checked_state(*impl.optimizer, p, name, state);
+  check_shape("set_full_optimizer_state", name, value, parameter.tensor.sizes());
+  if (mine.empty()) return;
+  impl.optimizer->set_state(index, parameter.unit, mine, to_flat(impl, p, value).narrow(0, before, mine.numel()));
+}
+
+std::vector<std::string> Engine::optimizer_states(std::string_view name) const {
+  const auto& impl = *impl_;
+  const int p = engine::find_parameter(impl.inventory, name);
+  std::vector<std::string> names;
+  if (impl.evaluation_only || !impl.model.units[impl.model.parameters[p].unit].trainable) return names;
+  if (impl.program_optimizer) {
+    if (const auto its = impl.program_optimizer->state_of(p)) {
+      for (const auto& [state, tensor] : its->tensors) names.push_back(state);
+    }
+    return names;
+  }
+  for (const auto& known : impl.optimizer->tensor_states(p)) names.emplace_back(known.name);
+  for (std::size_t state = 0; state < impl.optimizer->states().size(); ++state) {
+    if (impl.optimizer->has_state(state, p)) names.emplace_back(impl.optimizer->states()[state].name);
+  }
+  return names;
+}
+
+int Engine::parameter_group_of(std::string_view name) const {
+  return impl_->optimizer->group_of(engine::find_parameter(impl_->inventory, name));
+}
+
+Engine::LocalPart Engine::local_weight(std::string_view name) {
+  auto& impl = *impl_;
+  impl.enter(engine::Entry::kReadWeights, "local_weight");
+  const at::NoGradGuard no_grad;
+  const int p = engine::find_parameter(impl.inventory, name);
+  const layout::Range mine = updated_part(impl, p);
+  return local_part(impl, p, mine,
+                    mine.empty() ? at::Tensor() : impl.optimizer->master_values(impl.model.parameters[p].unit, mine));
+}
+
+Engine::LocalPart Engine::local_optimizer_state(std::string_view name, std::string_view state) {
+  auto& impl = *impl_;
+  impl.check_trains("local_optimizer_state");
+  impl.enter(engine::Entry::kReadWeights, "local_optimizer_state");
+  const at::NoGradGuard no_grad;
+  const int p = engine::find_parameter(impl.inventory, name);
+  const layout::Range mine = updated_part(impl, p);
+  if (impl.program_optimizer) {
+    const at::Tensor its = program_states(impl, p, state).tensors.at(std::string(state));
+    return local_part(impl, p, mine, mine.empty() ? at::Tensor() : impl.program_optimizer->part_of(p, its, mine));
+  }
+  const std::size_t index = checked_state(*impl.optimizer, p, name, state);
+  return local_part(
+      impl, p, mine,
+      mine.empty() ? at::Tensor() : impl.optimizer->state_values(index, impl.model.parameters[p].unit, mine));
 }
 
 }  // namespace zero

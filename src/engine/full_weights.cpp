@@ -147,7 +147,9 @@ class FullWeightsLoader {
     }
     std::set<std::size_t> used;
     for (std::size_t p = 0; p < names.size(); ++p) match_parameter(static_cast<int>(p), names[p], used);
-    for (const auto& buffer : impl_.inventory.buffers) match_buffer(buffer, used);
+    for (const auto& buffer : impl_.inventory.buffers) {
+      if (buffer.persistent) match_buffer(buffer, used);
+    }
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       if (!used.contains(t)) report_.unexpected.push_back(tensors_[t].name);
     }
@@ -248,6 +250,7 @@ std::vector<Exported> exported_tensors(const Inventory& inventory, const shardin
     }
   }
   for (std::size_t b = 0; include_buffers && b < inventory.buffers.size(); ++b) {
+    if (!inventory.buffers[b].persistent) continue;
     list.push_back({inventory.buffers[b].name, -1, static_cast<int>(b)});
     for (const auto& alias : inventory.buffers[b].aliases) list.push_back({alias, -1, static_cast<int>(b)});
   }

@@ -44,8 +44,11 @@ GatheredParameters::GatheredParameters(Engine& engine, std::optional<int> modifi
     : GatheredParameters(engine, all_parameters(engine), modifier_rank) {}
 
 GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters,
-                                       std::optional<int> modifier_rank)
-    : engine_(engine.impl().self), modifier_rank_(modifier_rank), exceptions_(std::uncaught_exceptions()) {
+                                       std::optional<int> modifier_rank, ReadersWrites readers_writes)
+    : engine_(engine.impl().self),
+      modifier_rank_(modifier_rank),
+      readers_writes_(readers_writes),
+      exceptions_(std::uncaught_exceptions()) {
   auto& impl = **engine_;
   impl.enter(engine::Entry::kReadWeights, "GatheredParameters");
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= impl.group.size())) {
@@ -72,8 +75,9 @@ GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> p
     impl.group.barrier({.label = "GatheredParameters"}).wait();
   }
   using Write = sharding::ParameterStore::Write;
-  impl.store->set_write(parameters_,
-                        modifier_rank == impl.group.rank() ? Write::kGathered : Write::kRefused);
+  impl.store->set_write(parameters_, modifier_rank == impl.group.rank()                ? Write::kGathered
+                                     : readers_writes == ReadersWrites::kDropped ? Write::kOwnCopy
+                                                                                   : Write::kRefused);
   ++impl.gathered_scopes;
 }
 
@@ -88,6 +92,7 @@ void GatheredParameters::close() {
   const auto units = units_of(impl.model, parameters_);
   --impl.gathered_scopes;
   impl.store->set_write(parameters_, sharding::ParameterStore::Write::kOwnCopy);
+  if (readers_writes_ == ReadersWrites::kDropped) impl.store->drop_writes(parameters_);
   if (modifier_rank_ && std::uncaught_exceptions() == exceptions_) {
     if (impl.groups.model_parallel && impl.group.rank() == *modifier_rank_) take_first_part(impl, parameters_);
     impl.store->broadcast(parameters_, *modifier_rank_);

@@ -271,6 +271,15 @@ void Gradients::zero_grad() {
     throw ModelError(
         "zero_grad() after backward() with zerotorch.step_in_backward: the gradients have been applied already");
   }
+  if (impl_.zero_grad_keeps_window && impl_.window_micro_batches() > 0 && !lost_) {
+    if (impl_.reducer->micro_batch_has_gradients()) {
+      throw ModelError(
+          "zero_grad() between a backward() and its step(), in an accumulation window that keeps its earlier "
+          "micro-batches: it cannot drop this one alone; call step() first");
+    }
+    mark_all();
+    return;
+  }
   impl_.sums_are_averages = false;
   running_.clear();
   lost_.reset();

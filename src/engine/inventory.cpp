@@ -48,10 +48,11 @@ class Collector {
     const auto [found, is_new] =
         buffer_of_.try_emplace(item.tensor.unsafeGetTensorImpl(), inventory_.buffers.size());
     if (is_new) {
-      inventory_.buffers.push_back({item.name, item.tensor, {}, {}, item.in_parameter_dtype});
+      inventory_.buffers.push_back({item.name, item.tensor, {}, {}, item.in_parameter_dtype, item.persistent});
     } else {
       inventory_.buffers[found->second].aliases.push_back(item.name);
       inventory_.buffers[found->second].in_parameter_dtype |= item.in_parameter_dtype;
+      inventory_.buffers[found->second].persistent |= item.persistent;
     }
   }
 

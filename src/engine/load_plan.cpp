@@ -38,7 +38,9 @@ class LoadPlanner {
 
   LoadPlan plan() {
     for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) plan_parameter(static_cast<int>(p));
-    for (const auto& buffer : impl_.inventory.buffers) plan_buffer(buffer);
+    for (const auto& buffer : impl_.inventory.buffers) {
+      if (buffer.persistent) plan_buffer(buffer);
+    }
     for (const std::size_t t : saved_.weights_and_buffers()) {
       if (!used_.contains(t)) plan_.report.unexpected.push_back(saved_.info(t).name);
     }

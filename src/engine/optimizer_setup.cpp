@@ -100,32 +100,38 @@ void take_client_groups(torch::optim::Optimizer& client, const Inventory& invent
   }
 }
 
+/// `base` with what the group gives. Throws ConfigError.
+optim::Hyper read_group(std::size_t index, const std::string& type, const ParameterGroup& group,
+                        const optim::Hyper& base) {
+  optim::Hyper hyper = base;
+  const GroupReader reader(index, type);
+  reader.read("lr", group.lr, hyper.lr);
+  reader.read("weight_decay", group.weight_decay, hyper.weight_decay);
+  reader.read("eps", group.eps, hyper.eps);
+  reader.read_betas(group.betas, hyper);
+  reader.read("bias_correction", group.bias_correction, hyper.bias_correction);
+  reader.read("amsgrad", group.amsgrad, hyper.amsgrad);
+  reader.read("maximize", group.maximize, hyper.maximize);
+  reader.read("momentum", group.momentum, hyper.momentum);
+  reader.read("dampening", group.dampening, hyper.dampening);
+  reader.read("nesterov", group.nesterov, hyper.nesterov);
+  reader.read("alpha", group.alpha, hyper.alpha);
+  reader.read("centered", group.centered, hyper.centered);
+  reader.read("lr_decay", group.lr_decay, hyper.lr_decay);
+  reader.read("initial_accumulator_value", group.initial_accumulator_value, hyper.initial_accumulator_value);
+  reader.read("max_coeff", group.max_coeff, hyper.max_coeff);
+  reader.read("min_coeff", group.min_coeff, hyper.min_coeff);
+  reader.check_use_muon(group.use_muon);
+  reader.check_nesterov(hyper);
+  return hyper;
+}
+
 void take_parameter_groups(const Config& config, const InitializeOptions& options, const Inventory& inventory,
                            OptimizerSetup& setup) {
   const optim::Hyper base = setup.options.groups.front().hyper;
   setup.options.groups.clear();
   for (const auto& group : options.parameter_groups) {
-    optim::Hyper hyper = base;
-    const GroupReader reader(setup.options.groups.size(), config.optimizer.type);
-    reader.read("lr", group.lr, hyper.lr);
-    reader.read("weight_decay", group.weight_decay, hyper.weight_decay);
-    reader.read("eps", group.eps, hyper.eps);
-    reader.read_betas(group.betas, hyper);
-    reader.read("bias_correction", group.bias_correction, hyper.bias_correction);
-    reader.read("amsgrad", group.amsgrad, hyper.amsgrad);
-    reader.read("maximize", group.maximize, hyper.maximize);
-    reader.read("momentum", group.momentum, hyper.momentum);
-    reader.read("dampening", group.dampening, hyper.dampening);
-    reader.read("nesterov", group.nesterov, hyper.nesterov);
-    reader.read("alpha", group.alpha, hyper.alpha);
-    reader.read("centered", group.centered, hyper.centered);
-    reader.read("lr_decay", group.lr_decay, hyper.lr_decay);
-    reader.read("initial_accumulator_value", group.initial_accumulator_value, hyper.initial_accumulator_value);
-    reader.read("max_coeff", group.max_coeff, hyper.max_coeff);
-    reader.read("min_coeff", group.min_coeff, hyper.min_coeff);
-    reader.check_use_muon(group.use_muon);
-    reader.check_nesterov(hyper);
-    setup.options.groups.push_back({hyper});
+    setup.options.groups.push_back({read_group(setup.options.groups.size(), config.optimizer.type, group, base)});
   }
   const int rest = static_cast<int>(setup.options.groups.size());
   setup.options.groups.push_back({base});
@@ -252,6 +258,7 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
   if (options.optimizer_factory) {
     check_factory(config, options);
     setup.factory = options.optimizer_factory;
+    setup.factory_name = options.optimizer_name;
     setup.options.groups.resize(1);
     setup.options.float_masters = true;
     setup.description = "the program's own optimizer";
@@ -289,3 +296,31 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
 }
 
 }  // namespace zero::engine
+
+namespace zero {
+
+void Engine::set_parameter_group(int parameter_group, const ParameterGroup& values) {
+  Impl& impl = *impl_;
+  impl.check_trains("set_parameter_group()");
+  const std::size_t group = engine::checked_group(impl, parameter_group);
+  if (impl.client || impl.program_optimizer) {
+    throw ConfigError(
+        "set_parameter_group(): the optimizer is the program's own, which says its hyper-parameters in its options; "
+        "change them there");
+  }
+  if (values.use_muon)
+    throw ConfigError("set_parameter_group(): use_muon: which parameters Muon orthogonalises is chosen once");
+  const auto& of = impl.optimizer->groups()[group];
+  const optim::Hyper hyper = engine::read_group(group, impl.config.optimizer.type, values, of.hyper);
+  const auto missing = of.rule->missing_state ? of.rule->missing_state(hyper) : std::string_view();
+  if (!missing.empty()) {
+    throw ConfigError(
+        fmt::format("set_parameter_group(): parameter group {} would need the state {}, for which no group had the "
+                    "options at zero::initialize; set them there (a momentum may be lowered to 0 later)",
+                    group, missing));
+  }
+  impl.optimizer->set_hyper(group, hyper);
+  impl.base_lr[group] = hyper.lr;
+}
+
+}  // namespace zero

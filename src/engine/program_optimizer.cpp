@@ -30,8 +30,8 @@ const optim::Rule& program_rule() {
 }
 
 ProgramOptimizer::ProgramOptimizer(const sharding::ShardedModel& model, sharding::ShardedOptimizer& masters,
-                                   const OptimizerFactory& factory)
-    : model_(model), masters_(masters), shards_(model.parameters.size()) {
+                                   const OptimizerFactory& factory, std::string name)
+    : model_(model), masters_(masters), shards_(model.parameters.size()), name_(std::move(name)) {
   for (std::size_t p = 0; p < shards_.size(); ++p) {
     if (model.units[model.parameters[p].unit].trainable) shards_[p] = make_shard(static_cast<int>(p));
   }
@@ -47,6 +47,7 @@ ProgramOptimizer::ProgramOptimizer(const sharding::ShardedModel& model, sharding
 ProgramOptimizer::~ProgramOptimizer() = default;
 
 std::string ProgramOptimizer::class_name() const {
+  if (!name_.empty()) return name_;
   const auto& the_optimizer = optimizer();
   return c10::demangle(typeid(the_optimizer).name());
 }

@@ -32,10 +32,10 @@ class ProgramOptimizer {
     nlohmann::json values = nlohmann::json::object();  ///< numbers and tensors without dimensions, by name
   };
 
-  /// Calls `factory` with this rank's master weights of all trainable units. Throws ConfigError: no optimizer, other
-  /// tensors or groups, rates that cannot be set. Local.
+  /// Calls `factory` with this rank's master weights of all trainable units. `name`: of the optimizer, empty: its
+  /// class. Throws ConfigError: no optimizer, other tensors or groups, rates that cannot be set. Local.
   ProgramOptimizer(const sharding::ShardedModel& model, sharding::ShardedOptimizer& masters,
-                   const OptimizerFactory& factory);
+                   const OptimizerFactory& factory, std::string name);
   ~ProgramOptimizer();
 
   std::string class_name() const;
@@ -73,6 +73,7 @@ class ProgramOptimizer {
   const sharding::ShardedModel& model_;
   sharding::ShardedOptimizer& masters_;
   std::vector<Shard> shards_;  ///< by parameter
+  std::string name_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   mutable std::vector<double> base_lr_, last_lr_;  ///< by group
 };

@@ -18,6 +18,15 @@ void ParameterStore::set_write(std::span<const int> parameters, Write write) {
   for (int index : parameters) write_[index] = write;
 }
 
+void ParameterStore::drop_writes(std::span<const int> parameters) {
+  for (const int p : parameters) {
+    if (!writes_.has(p)) continue;
+    writes_.drop(p);
+    reattach(p);
+    intercept::bump_version(model_.parameters[p].tensor);
+  }
+}
+
 void ParameterStore::before_write(intercept::ParameterHandle& handle, const char* op_name) {
   const int p = handle.parameter();
   if (write_[p] == Write::kGathered || writes_.has(p) || model_.parameters[p].range.empty()) return;

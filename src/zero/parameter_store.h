@@ -70,6 +70,8 @@ class ParameterStore : public intercept::UseObserver {
   };
   /// For the given parameters from here on. Local.
   void set_write(std::span<const int> parameters, Write write);
+  /// Forgets what this rank has written into these, which are pinned and had nothing written before. Local.
+  void drop_writes(std::span<const int> parameters);
 
   /// Counts that the communication report takes over.
   const CommunicationReport& counts() const { return counts_; }

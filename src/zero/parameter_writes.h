@@ -26,6 +26,9 @@ class ParameterWrites {
   /// As begin(), with the values of a tensor that was put in the parameter's place (set_data). Local.
   void take_over(int parameter, const at::Tensor& values, intercept::UseObserver* observer);
 
+  /// Forgets a parameter's own copy, which the module still sees. Local.
+  void drop(int parameter) { copies_.erase(parameter); }
+
   bool has(int parameter) const { return !copies_.empty() && copies_.contains(parameter); }
   /// Of a parameter that has a copy: its memory.
   std::shared_ptr<void> keep_alive(int parameter) const { return copies_.at(parameter).keep_alive(); }

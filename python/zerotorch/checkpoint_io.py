@@ -1,0 +1,148 @@
+"""Checkpoints from Python: what the engine saves, and beside it what only Python knows."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerotorch.errors import CheckpointError
+from zerotorch.utils.logging import log_dist
+
+if TYPE_CHECKING:
+    from zerotorch.engine import DeepSpeedEngine
+
+#: Marks a client state that this module has written.
+_FORMAT = "zerotorch.python"
+_VERSION = 1
+
+
+def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], save_latest: bool) -> None:
+    """*Collective.* Raises CheckpointError on every rank."""
+    engine._core.save_checkpoint(folder, tag, _to_json(engine, state), save_latest)
+
+
+def load(
+    engine: DeepSpeedEngine,
+    folder: str,
+    tag: str,
+    *,
+    module_only: bool,
+    load_optimizer_states: bool,
+    load_lr_scheduler_states: bool,
+    strict: bool,
+) -> tuple[str | None, dict[str, Any] | None]:
+    """*Collective.* (None, None) where `folder` has no checkpoint and no tag was asked for."""
+    if not tag and not _has_checkpoint(folder):
+        log_dist(f"load_checkpoint: there is no checkpoint in '{folder}'", ranks=[0])
+        return None, None
+    report = engine._core.load_checkpoint(
+        folder, tag, module_only, load_optimizer_states, load_lr_scheduler_states, strict
+    )
+    saved = _from_json(report["client_state"])
+    optimizer = engine.optimizer
+    if optimizer is not None and not module_only:
+        if load_optimizer_states and saved.groups is not None:
+            optimizer.load_groups(saved.groups)
+        if load_lr_scheduler_states and engine.lr_scheduler is not None:
+            _load_scheduler(engine, saved.scheduler)
+        optimizer.push()
+    for notice in report["notices"]:
+        log_dist(f"load_checkpoint: {notice}", ranks=[0])
+    engine.client_state = saved.client_state
+    path = os.path.join(folder, report["tag"]) if report["tag"] else report["folder"]
+    return path, saved.client_state
+
+
+def write_weights(state: dict[str, torch.Tensor], folder: str, name: str) -> None:
+    """One file, complete or not at all. Local."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / name
+    unfinished = path.with_name(f".{name}.{os.getpid()}.unfinished")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import save_file
+
+            save_file({key: value.clone() for key, value in state.items()}, unfinished, metadata={"format": "pt"})
+        else:
+            torch.save(state, unfinished)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+class _Saved:
+    """What was beside the engine's own state."""
+
+    def __init__(self, client_state: dict[str, Any], groups: Any = None, scheduler: Any = None) -> None:
+        self.client_state = client_state
+        self.groups = groups
+        self.scheduler = scheduler
+
+
+def _to_json(engine: DeepSpeedEngine, state: dict[str, Any]) -> str:
+    saved: dict[str, Any] = {_FORMAT: _VERSION}
+    try:
+        text = json.dumps(state)
+        plain = json.loads(text) == state and _keys_are_text(state)
+    except (TypeError, ValueError):
+        plain = False
+    saved["client_state"] = state if plain else {"torch_save": _pickle(state)}
+    saved["is_plain"] = plain
+    if engine.optimizer is not None:
+        saved["param_groups"] = {"torch_save": _pickle(engine.optimizer.groups_to_save())}
+    if engine.lr_scheduler is not None and hasattr(engine.lr_scheduler, "state_dict"):
+        saved["lr_scheduler"] = {"torch_save": _pickle(engine.lr_scheduler.state_dict())}
+    return json.dumps(saved)
+
+
+def _from_json(text: str) -> _Saved:
+    saved = json.loads(text)
+    if not isinstance(saved, dict) or _FORMAT not in saved:
+        return _Saved(saved if isinstance(saved, dict) else {})  # of a program in C++
+    if saved[_FORMAT] != _VERSION:
+        raise CheckpointError(f"the checkpoint's client state is of version {saved[_FORMAT]}; this reads {_VERSION}")
+    client_state = saved["client_state"] if saved["is_plain"] else _unpickle(saved["client_state"])
+    groups, scheduler = saved.get("param_groups"), saved.get("lr_scheduler")
+    return _Saved(client_state, groups and _unpickle(groups), scheduler and _unpickle(scheduler))
+
+
+def _keys_are_text(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _keys_are_text(inner) for key, inner in value.items())
+    if isinstance(value, tuple):
+        return False
+    return not isinstance(value, list) or all(_keys_are_text(inner) for inner in value)
+
+
+def _pickle(value: Any) -> str:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _unpickle(saved: dict[str, str]) -> Any:
+    buffer = io.BytesIO(base64.b64decode(saved["torch_save"]))
+    # The program's own objects: as trustworthy as the checkpoint's folder.
+    return torch.load(buffer, map_location="cpu", weights_only=False)
+
+
+def _has_checkpoint(folder: str) -> bool:
+    path = Path(folder)
+    return (path / "latest").exists() or (path / "manifest.json").exists()
+
+
+def _load_scheduler(engine: DeepSpeedEngine, saved: Any) -> None:
+    scheduler = engine.lr_scheduler
+    if saved is not None:
+        scheduler.load_state_dict(saved)
+        return
+    # Of a program in C++, whose schedule is a function of the updates.
+    updates = engine.global_steps - engine.skipped_steps
+    if updates > 0 and hasattr(scheduler, "last_batch_iteration"):
+        scheduler.step(updates - 1)

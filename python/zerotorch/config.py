@@ -1,0 +1,174 @@
+"""DeepSpeed's configuration: from what programs pass to the JSON text that the engine reads."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from zerotorch import _C
+from zerotorch.errors import ConfigError
+
+#: Keys that Python reads itself.
+_OF_PYTHON = ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
+
+
+class DeepSpeedConfig:
+    """A configuration, read and checked.
+
+    Args:
+        config: a dictionary, the path of a JSON file (comments are allowed), or JSON in base64.
+
+    Raises:
+        ConfigError: naming every key that is wrong, and why.
+    """
+
+    def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
+        self.raw, self.source = read(config)
+        self.resolved: dict[str, Any] = json.loads(_C.resolve_config(_to_text(self.raw), self.source))
+
+    @property
+    def stage(self) -> int:
+        return int(self.resolved["zero_optimization"]["stage"])
+
+    @property
+    def allows_untested_optimizer(self) -> bool:
+        return bool(self.raw.get("zero_allow_untested_optimizer", False))
+
+    @property
+    def names_optimizer(self) -> bool:
+        section = self.raw.get("optimizer")
+        return isinstance(section, dict) and section.get("type") is not None
+
+    @property
+    def names_scheduler(self) -> bool:
+        section = self.raw.get("scheduler")
+        return isinstance(section, dict) and section.get("type") is not None
+
+    def without(self, *sections: str) -> str:
+        """The text without some sections."""
+        return _to_text({key: value for key, value in self.raw.items() if key not in sections})
+
+    def with_optimizer(self, kind: str, params: dict[str, Any]) -> str:
+        """The text with this optimizer, and without a scheduler."""
+        raw = {key: value for key, value in self.raw.items() if key not in ("optimizer", "scheduler")}
+        return _to_text({**raw, "optimizer": {"type": kind, "params": params}})
+
+    @property
+    def auto_casts(self) -> bool:
+        return bool(self.resolved["fp16"]["enabled"] and self.resolved["fp16"]["auto_cast"])
+
+
+def given_config(args: Any, config: Any, config_params: Any) -> Any:
+    """The one configuration among initialize()'s arguments. Raises ConfigError when there is none, or two."""
+    of_args = None
+    if args is not None:
+        of_args = getattr(args, "deepspeed_config", None) or getattr(args, "deepscale_config", None)
+    given = [one for one in (config, config_params) if one is not None]
+    if len(given) == 2 and given[0] is not given[1]:
+        raise ConfigError("initialize() got config and config_params, which are two names of one argument: give one")
+    if given:
+        if of_args is not None and isinstance(args, Namespace) and not _same(of_args, given[0]):
+            raise ConfigError(
+                f"initialize() got a config and args.deepspeed_config ('{of_args}'), which are not the same: give one"
+            )
+        return given[0]
+    if of_args is None:
+        raise ConfigError(
+            "initialize() got no configuration: pass config= (a dictionary or the path of a JSON file), or args with "
+            "deepspeed_config"
+        )
+    return of_args
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b) or (isinstance(a, (str, os.PathLike)) and isinstance(b, dict))
+
+
+def read(config: Any) -> tuple[dict[str, Any], str]:
+    if isinstance(config, DeepSpeedConfig):
+        return config.raw, config.source
+    if isinstance(config, dict):
+        return config, "config"
+    if not isinstance(config, (str, os.PathLike)):
+        raise ConfigError(
+            f"a configuration is a dictionary or the path of a JSON file, not a {type(config).__name__}"
+        )
+    path = Path(config)
+    try:
+        is_file = path.exists()
+    except OSError:  # too long for a name: text
+        is_file = False
+    if is_file:
+        return _parse(path.read_text(), str(path)), str(path)
+    text = str(config)
+    try:
+        return _parse(base64.urlsafe_b64decode(text).decode(), "config"), "config"
+    except (ValueError, UnicodeDecodeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+    raise ConfigError(f"there is no configuration file '{text}'")
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError:
+        try:
+            raw = json.loads(_without_comments(text), object_pairs_hook=_without_duplicates)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{source}:{error.lineno}: not valid JSON: {error.msg}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{source}: a configuration is a JSON object")
+    return raw
+
+
+_STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
+
+
+def _without_comments(text: str) -> str:
+    """The same lines without comments and trailing commas."""
+
+    def keep(match: re.Match[str]) -> str:
+        return match[0] if match[0].startswith('"') else "\n" * match[0].count("\n")
+
+    without_comments = _STRING_OR_COMMENT.sub(keep, text)
+    return _STRING_OR_COMMENT.sub(keep, without_comments)  # commas that stood before a comment
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigError(f"the configuration has the key '{key}' twice")
+    return dict(pairs)
+
+
+def _to_text(raw: dict[str, Any]) -> str:
+    left = {key: value for key, value in raw.items() if key not in _OF_PYTHON}
+    if left.get("steps_per_print") == math.inf:
+        left["steps_per_print"] = 10**12
+    _check_values(left, "")
+    return json.dumps(left)
+
+
+def _check_values(value: Any, path: str) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_values(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for i, inner in enumerate(value):
+            _check_values(inner, f"{path}[{i}]")
+    elif value == "auto":
+        raise ConfigError(
+            f'{path}: "auto" is filled in by Hugging Face\'s Trainer or accelerate; give a value here, or leave it out'
+        )
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{path}: {value} is no number that JSON has")
+    elif value is not None and not isinstance(value, (str, int, float, bool)):
+        raise ConfigError(f"{path}: a {type(value).__name__} is no value that JSON has")

@@ -1,0 +1,135 @@
+"""Processes of one job: zerotorch's own group of ranks, and torch.distributed beside it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zerotorch import _C
+from zerotorch.errors import ConfigError
+
+_group: _C.Group | None = None
+
+#: What launchers call a rank's place, by the names that torch.distributed reads.
+_LAUNCHERS = {
+    "RANK": ("RANK", "ZERO_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
+    "WORLD_SIZE": ("WORLD_SIZE", "ZERO_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"),
+    "LOCAL_RANK": ("LOCAL_RANK", "ZERO_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
+}
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = 29500,
+    verbose: bool = True,
+    timeout: datetime.timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Joins this process to its job. *Collective.* Does nothing the second time.
+
+    Initialises ``torch.distributed`` (gloo) where it is not, for programs that use it themselves, and zerotorch's own
+    group of the same ranks. Ranks are found as their launcher says: torchrun, ``zero launch``, ``python -m
+    zerotorch.run``, mpirun, srun; without one this process is a job of one rank.
+
+    Args:
+        dist_backend: of torch.distributed. "nccl" becomes "gloo" where there is no GPU.
+        distributed_port: where ranks meet if MASTER_PORT is not set.
+        timeout: of collectives of torch.distributed.
+        dist_init_required: False: torch.distributed is initialised already, or a ConfigError.
+
+    Raises:
+        ConfigError: what the environment, the arguments and torch.distributed say differs.
+        CommError: ranks do not arrive in time.
+    """
+    if dist_init_required is False and not dist.is_initialized():
+        raise ConfigError("init_distributed(dist_init_required=False), and torch.distributed is not initialized")
+    if not dist.is_initialized() and dist_init_required is not False:
+        _init_torch(dist_backend, distributed_port, timeout, init_method, rank, world_size)
+    world_group()
+
+
+def is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def world_group() -> _C.Group:
+    """The ranks of this job. *Collective* when it is called first."""
+    global _group
+    if _group is not None and not _group.failed:
+        return _group
+    _publish_environment()
+    _group = _C.init_distributed()
+    if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (_group.rank, _group.size):
+        raise ConfigError(
+            f"torch.distributed says rank {dist.get_rank()} of {dist.get_world_size()}, and the launcher's environment "
+            f"rank {_group.rank} of {_group.size}: start all ranks by one launcher"
+        )
+    _check_accelerate(_group.size)
+    return _group
+
+
+def _from_launcher(name: str) -> str | None:
+    for variable in _LAUNCHERS[name]:
+        if variable.startswith("SLURM") and "SLURM_STEP_ID" not in os.environ:
+            continue
+        if os.environ.get(variable):
+            return os.environ[variable]
+    return None
+
+
+def _init_torch(
+    backend: str | None, port: int, timeout: datetime.timedelta | None, init_method: str | None, rank: int, size: int
+) -> None:
+    if backend in (None, "nccl", "ccl", "mpi", "hccl") and not torch.cuda.is_available():
+        backend = "gloo"
+    found_rank, found_size = _from_launcher("RANK"), _from_launcher("WORLD_SIZE")
+    if rank < 0:
+        rank = int(found_rank or 0)
+    if size < 0:
+        size = int(found_size or 1)
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
+    os.environ.setdefault("LOCAL_RANK", _from_launcher("LOCAL_RANK") or "0")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    extra: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    if size == 1 and init_method is None and "MASTER_PORT" not in os.environ:
+        store = dist.HashStore()
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, **extra)
+        return
+    os.environ.setdefault("MASTER_PORT", str(port))
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, **extra)
+
+
+def _publish_environment() -> None:
+    """Ranks that were started by other means than a launcher, as torch.multiprocessing.spawn, say so to the library."""
+    if not dist.is_initialized() or dist.get_world_size() == 1 or _C.launched_rank() is not None:
+        return
+    rank, size = dist.get_rank(), dist.get_world_size()
+    os.environ.update(ZERO_RANK=str(rank), ZERO_WORLD_SIZE=str(size))
+    if "ZERO_JOB_ID" not in os.environ:
+        name: list[str | None] = [f"{os.getpid()}-{os.urandom(6).hex()}"]
+        dist.broadcast_object_list(name, src=0)
+        os.environ["ZERO_JOB_ID"] = str(name[0])
+
+
+def _check_accelerate(size: int) -> None:
+    """accelerate without a GPU can take every rank for a job of its own, without a word."""
+    import sys
+
+    state = sys.modules.get("accelerate.state")
+    shared = getattr(getattr(state, "PartialState", None), "_shared_state", None)
+    if not shared or "num_processes" not in shared or shared["num_processes"] == size:
+        return
+    raise ConfigError(
+        f"accelerate counts {shared['num_processes']} processes and this job has {size}: without a GPU accelerate makes "
+        "every rank a job of its own, which would train on the same data and save over one another; call "
+        "zerotorch.integrations.hf.configure() before accelerate or a Trainer is made"
+    )

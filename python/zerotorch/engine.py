@@ -1,0 +1,480 @@
+"""The engine: a module under training, with DeepSpeed's methods."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from zerotorch import _C, checkpoint_io, raw_access
+from zerotorch.config import DeepSpeedConfig
+from zerotorch.errors import ModelError, UsageError
+from zerotorch.local_rank import LocalRank
+from zerotorch.optimizer import ZeroOptimizer
+from zerotorch.utils.logging import log_dist
+
+_STAGES_OF_SHARDED_GRADIENTS = 2
+_STAGE_OF_SHARDED_PARAMETERS = 3
+
+
+class DeepSpeedEngine(torch.nn.Module):
+    """What ``zerotorch.initialize`` returns. Call it as the module; names it does not have are the module's.
+
+    All ranks make the same calls in the same order, but where a method is said to be local. One thread at a time uses
+    an engine. Methods raise UsageError (an AssertionError and a RuntimeError) for calls that cannot be kept right.
+
+    Attributes:
+        module: the module that was given.
+        config: the dictionary that was given.
+        optimizer: a torch.optim.Optimizer whose param_groups are read at every update; None for evaluation.
+        lr_scheduler: stepped after every update; None: rates stay as param_groups say.
+        training_dataloader: of training_data; None where there is none.
+        client_state: what the last checkpoint that was loaded had of the program's.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        core: _C.Engine,
+        config: DeepSpeedConfig,
+        optimizer: ZeroOptimizer | None,
+        lr_scheduler: Any,
+        names: dict[torch.nn.Parameter, str],
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._core = core
+        self._config = config
+        self._names = names
+        self.config = config.raw
+        self.optimizer = optimizer
+        self.basic_optimizer = None if optimizer is None else optimizer.optimizer
+        self.lr_scheduler = lr_scheduler
+        self.client_lr_scheduler: Any = None
+        self.training_dataloader: Any = None
+        self.client_state: dict[str, Any] = {}
+        self._in_no_sync = False
+        self._said_scaling = False
+        self._hooks_of_module = raw_access.attach(module, names, config.stage, weakref.ref(self), core.world_size)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            modules = self.__dict__.get("_modules", {})
+            if "module" in modules and hasattr(modules["module"], name):
+                return getattr(modules["module"], name)
+            raise
+
+    # ---- one step ----
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward. With fp16.auto_cast floating-point inputs are cast to fp16."""
+        self._core.begin_forward()
+        if self._config.auto_casts:
+            args, kwargs = tree_map_only(torch.Tensor, self._cast, (args, kwargs))
+        return self.module(*args, **kwargs)
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        cast = self._core.cast_input(tensor)
+        return tensor if cast is None else cast
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """Runs backward from a scalar loss; gradients leave the module for the ranks that own them.
+
+        Args:
+            loss: one element.
+            retain_graph: keep the graph for another backward.
+            scale_wrt_gas: True: the average over gradient_accumulation_steps() is the engine's; False: the program has
+                divided the loss itself.
+
+        Returns:
+            The loss, divided by gradient_accumulation_steps() where the engine divides.
+        """
+        if self.optimizer is None:
+            raise UsageError("backward() of an engine that was made without an optimizer: it only evaluates")
+        if not isinstance(loss, torch.Tensor):
+            raise UsageError(f"backward() needs a tensor, got {type(loss).__name__}")
+        steps = self.gradient_accumulation_steps()
+        self._core.backward(loss, retain_graph, 1.0 if scale_wrt_gas else float(steps))
+        if steps > 1 and not self._said_scaling:
+            self._said_scaling = True
+            log_dist(
+                f"{steps} micro-batches make an update, each loss divided by {steps} by "
+                + ("the engine" if scale_wrt_gas else "the program (scale_wrt_gas=False)"),
+                ranks=[0],
+            )
+        return loss / steps if scale_wrt_gas else loss
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times loss_scale(), for a ``loss.backward()`` of the program's own. Local."""
+        return self._core.scale(loss)
+
+    def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        """Ends a micro-batch; at an accumulation boundary also clips, updates and steps the scheduler."""
+        if self._in_no_sync:
+            raise UsageError("It is illegal to call Engine.step() inside no_sync context manager")
+        if self.optimizer is None:
+            raise UsageError("step() of an engine that was made without an optimizer: it only evaluates")
+        before = self.global_steps
+        self.optimizer.step()
+        if self.global_steps > before and self.was_step_applied() and self.lr_scheduler is not None:
+            self.lr_scheduler.step(**(lr_kwargs or {}))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of a micro-batch that no step() has ended; those of earlier ones stay in their window."""
+        if self.optimizer is not None:
+            self._core.zero_grad()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Micro-batches inside do not end a window. Stages 0 and 1 only, as in DeepSpeed."""
+        if self.zero_optimization_stage() >= _STAGES_OF_SHARDED_GRADIENTS:
+            raise UsageError(
+                "no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage "
+                f"{self.zero_optimization_stage()}"
+            )
+        if self._in_no_sync:
+            raise UsageError("no_sync context manager reentry is unsupported")
+        self._in_no_sync = True
+        self._core.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+        finally:
+            self._in_no_sync = False
+            self._core.set_gradient_accumulation_boundary(None)
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
+        """Says whether the micro-batches from here on end their window; None: they are counted. Local."""
+        self._core.set_gradient_accumulation_boundary(is_boundary)
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """True when the next step() updates. Local."""
+        return self._core.is_gradient_accumulation_boundary()
+
+    def was_step_applied(self) -> bool:
+        """True when the last step() has changed the parameters. Local."""
+        return self._core.was_step_applied
+
+    # ---- numbers ----
+
+    @property
+    def global_steps(self) -> int:
+        return self._core.global_steps
+
+    @property
+    def micro_steps(self) -> int:
+        return self._core.micro_steps
+
+    @property
+    def skipped_steps(self) -> int:
+        return self._core.skipped_steps
+
+    @property
+    def global_samples(self) -> int:
+        return self._core.micro_steps * self.train_micro_batch_size_per_gpu() * self.world_size
+
+    @property
+    def global_rank(self) -> int:
+        return self._core.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._core.world_size
+
+    dp_world_size = world_size
+
+    @property
+    def local_rank(self) -> Any:
+        """Of this process on its host; a device without a GPU, so that ``tensor.to(engine.local_rank)`` works."""
+        return LocalRank(self._core.local_rank)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def train_batch_size(self) -> int:
+        return self._core.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self._core.train_micro_batch_size_per_gpu
+
+    def gradient_accumulation_steps(self) -> int:
+        return self._core.gradient_accumulation_steps
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Samples of an update on all ranks, from the next window on; micro-batches keep their size."""
+        self._core.set_train_batch_size(train_batch_size)
+
+    def set_gradient_accumulation_steps(self, steps: int) -> None:
+        self._core.set_gradient_accumulation_steps(steps)
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
+
+    def gradient_clipping(self) -> float:
+        return float(self._config.resolved["gradient_clipping"])
+
+    def get_lr(self) -> list[float]:
+        """Learning rates by parameter group, for the next update."""
+        return [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_mom(self) -> list[Any]:
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [group["momentum"] if "momentum" in group else group.get("betas") for group in groups]
+
+    def get_global_grad_norm(self) -> float | None:
+        """2-norm of the averaged gradient of the last update, before clipping; None before the first."""
+        return self._core.grad_norm if self.global_steps > 0 else None
+
+    def loss_scale(self) -> float:
+        return self._core.loss_scale
+
+    @property
+    def cur_scale(self) -> float:
+        return self._core.loss_scale
+
+    def zero_optimization_stage(self) -> int:
+        return self._config.stage
+
+    def zero_optimization(self) -> bool:
+        return self._config.stage > 0
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        return self._config.stage >= _STAGES_OF_SHARDED_GRADIENTS
+
+    def zero_optimization_partition_weights(self) -> bool:
+        return self._config.stage >= _STAGE_OF_SHARDED_PARAMETERS
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        return bool(self._config.resolved["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"])
+
+    def fp16_enabled(self) -> bool:
+        return bool(self._config.resolved["fp16"]["enabled"])
+
+    def bfloat16_enabled(self) -> bool:
+        return bool(self._config.resolved["bf16"]["enabled"])
+
+    def memory_summary(self) -> str:
+        """All ranks' memory by kind, before initialize() and now. *Collective.*"""
+        return self._core.memory_summary()
+
+    def memory_report(self) -> dict[str, dict[str, int]]:
+        """Bytes of this rank by kind: "held", "in_use" and "peak". Local."""
+        return self._core.memory_report()
+
+    def communication_report(self) -> str:
+        """What this rank has received since initialize(). Local."""
+        return self._core.communication_report()
+
+    # ---- the module ----
+
+    def train(self, mode: bool = True) -> "DeepSpeedEngine":
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "DeepSpeedEngine":
+        probe = torch.empty(0, dtype=self.module_dtype, device=self.device)
+        there = fn(probe)
+        if there.dtype != probe.dtype or there.device != probe.device:
+            raise ModelError(
+                f"the engine's module is {probe.dtype} on {probe.device} and cannot become {there.dtype} on "
+                f"{there.device}: convert and move it before initialize(), or say the precision in the configuration"
+            )
+        return self
+
+    @property
+    def module_dtype(self) -> torch.dtype:
+        for parameter in self._names:
+            return parameter.dtype
+        return torch.get_default_dtype()
+
+    def deepspeed_io(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: Any = None,
+        collate_fn: Any = None,
+        num_local_io_workers: int | None = None,
+    ) -> Any:
+        """A DataLoader of this rank's part of `dataset`, repeated without end. Local."""
+        from zerotorch.runtime.dataloader import DeepSpeedDataLoader
+
+        return DeepSpeedDataLoader(
+            dataset,
+            batch_size or self.train_micro_batch_size_per_gpu(),
+            rank=self.global_rank,
+            world_size=self.world_size,
+            is_training=route == "train",
+            data_sampler=data_sampler,
+            collate_fn=collate_fn,
+            workers=num_local_io_workers or 0,
+            drop_last=bool(self._config.resolved.get("dataloader_drop_last") or False),
+        )
+
+    def empty_partition_cache(self) -> None:
+        """Gives memory that waits for its next use back to the system. Local."""
+        _C.empty_cache()
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        raise UsageError(
+            "compile(): code that is compiled reads parameters past the engine; train without torch.compile"
+        )
+
+    def destroy(self) -> None:
+        """Gives up memory and the group's part; at stages 0-2 the module is an ordinary one afterwards."""
+        raw_access.detach(self._names, self._hooks_of_module)
+        self._core.destroy()
+
+    # ---- whole tensors: used by zerotorch.utils.safe_* ----
+
+    def _name_of(self, parameter: torch.nn.Parameter) -> str:
+        if parameter not in self._names:
+            raise UsageError("a tensor is not a parameter of this engine's module")
+        return self._names[parameter]
+
+    def _full_weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        return self._core.full_weight(self._name_of(parameter))
+
+    def _set_full_weight(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+        self._core.set_full_weight(self._name_of(parameter), value)
+
+    def _full_gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        if not parameter.requires_grad or self.optimizer is None:
+            return None
+        return self._core.full_gradient(self._name_of(parameter))
+
+    def _set_full_gradient(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+        self._core.set_full_gradient(self._name_of(parameter), value)
+
+    def _full_optimizer_state(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor | None:
+        if not parameter.requires_grad or self.optimizer is None:
+            return None
+        return self._core.full_optimizer_state(self._name_of(parameter), key)
+
+    def _set_full_optimizer_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
+        self._core.set_full_optimizer_state(self._name_of(parameter), key, value)
+
+    def _local_fp32(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        return self._core.local_weight(self._name_of(parameter))[1] if parameter.requires_grad else None
+
+    def _local_gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        full = self._full_gradient(parameter)
+        if full is None:
+            return None
+        begin, part = self._core.local_weight(self._name_of(parameter))
+        return full.flatten()[begin : begin + part.numel()].clone()
+
+    def _local_optimizer_state(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor | None:
+        if not parameter.requires_grad or self.optimizer is None:
+            return None
+        return self._core.local_optimizer_state(self._name_of(parameter), key)[1]
+
+    # ---- files ----
+
+    def save_checkpoint(
+        self,
+        save_dir: Any,
+        tag: Any = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Saves everything training needs to go on to `save_dir`/`tag`, complete or not at all.
+
+        Args:
+            tag: "global_step<N>" where it is not given.
+            client_state: what the program wants back from load_checkpoint(); rank 0's is kept.
+            exclude_frozen_parameters: frozen parameters are saved all the same, so that a checkpoint is complete.
+        """
+        checkpoint_io.save(self, str(save_dir), "" if tag is None else str(tag), client_state or {}, save_latest)
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: Any,
+        tag: Any = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Any = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Continues from a checkpoint of any number of ranks, stage and precision.
+
+        Returns:
+            The checkpoint's path and the program's client_state; (None, None) where the folder has no checkpoint.
+        """
+        if custom_load_fn is not None:
+            raise UsageError("load_checkpoint(custom_load_fn=): load the weights and use load_state_dict() instead")
+        return checkpoint_io.load(
+            self,
+            str(load_dir),
+            "" if tag is None else str(tag),
+            module_only=load_module_only or self.optimizer is None,
+            load_optimizer_states=load_optimizer_states,
+            load_lr_scheduler_states=load_lr_scheduler_states,
+            strict=load_module_strict,
+        )
+
+    def module_state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False,
+                          exclude_frozen_parameters: bool = False) -> dict[str, Any]:
+        """The module's state_dict() with whole parameters. Local where the host has them."""
+        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        return self._without_frozen(state, prefix) if exclude_frozen_parameters else state
+
+    def _without_frozen(self, state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        frozen = {prefix + name for name, p in self.module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+        return {name: value for name, value in state.items() if name not in frozen}
+
+    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
+        """Whole weights in the module's dtype on rank 0, None on the others. *Collective.*"""
+        state = {} if self.global_rank == 0 else None
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            if exclude_frozen_parameters and not parameter.requires_grad:
+                continue
+            scope = _C.Gathered(self._core, [parameter], None)
+            if state is not None:
+                state[name] = parameter.detach().clone()
+            scope.close()
+        if state is not None:
+            state.update(raw_access.persistent_buffers(self.module))
+        return state
+
+    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
+
+    def save_16bit_model(
+        self, save_dir: Any, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
+    ) -> bool:
+        """Writes whole weights in the module's dtype to one file, by torch.save or safetensors. *Collective.*"""
+        if self.zero_optimization_partition_weights() and not self.zero_gather_16bit_weights_on_model_save():
+            log_dist(
+                "save_16bit_model: nothing is saved, as zero_optimization.stage3_gather_16bit_weights_on_model_save is "
+                "false",
+                ranks=[0],
+            )
+            return False
+        state = self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
+        if state is not None:
+            checkpoint_io.write_weights(state, str(save_dir), save_filename)
+        return True
+
+    save_fp16_model = save_16bit_model
+
+    def load_full_weights(self, path: Any, strict: bool = True) -> dict[str, Any]:
+        """Replaces weights and buffers by those of a whole model: safetensors (file, index or folder) or a file of
+        torch.save(). One rank reads, one tensor at a time. *Collective.*"""
+        return self._core.load_full_weights(str(path), strict)
+
+    def save_full_weights(self, folder: Any, dtype: str = "module") -> dict[str, Any]:
+        """Writes safetensors that Hugging Face's loaders read. *Collective.*"""
+        return self._core.save_full_weights(str(folder), dtype)
+
+
+Engine = DeepSpeedEngine

@@ -1,0 +1,270 @@
+"""initialize(): from a module and a configuration to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from zerotorch import _C
+from zerotorch._version import __version__
+from zerotorch.config import DeepSpeedConfig, given_config
+from zerotorch.distributed import init_distributed, world_group
+from zerotorch.engine import DeepSpeedEngine
+from zerotorch.errors import ConfigError, NotBuiltError, UsageError
+from zerotorch.optimizer import OverShards, ZeroOptimizer, configuration_of
+from zerotorch.utils.logging import log_dist, logger
+
+_ON_GROUPS = (
+    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "momentum", "dampening"),
+    *("nesterov", "alpha", "centered", "lr_decay", "initial_accumulator_value", "max_coeff", "min_coeff", "use_muon"),
+)
+
+
+def initialize(
+    args: Any = None,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
+    model_parameters: Iterable[Any] | None = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Any = None,
+    config: Any = None,
+    mesh_param: Any = None,
+    config_params: Any = None,
+) -> tuple[DeepSpeedEngine, ZeroOptimizer | None, Any, Any]:
+    """Makes an engine that trains `model` under ZeRO. *Collective.*
+
+    Args:
+        args: may have `deepspeed_config`, the path of the configuration.
+        model: any module on the CPU; it is converted to the configuration's precision.
+        optimizer: a torch.optim.Optimizer over the module's parameters, or a function that makes one of
+            `model_parameters`. Else the configuration's; where that names none either, AdamW if `model_parameters` are
+            given, and an engine that only evaluates if not.
+        model_parameters: parameters, or dictionaries of parameter groups.
+        training_data: a dataset; the third result is then this rank's DataLoader of it.
+        lr_scheduler: an object with step(), or a function that makes one of the optimizer. Else the configuration's.
+        distributed_port: as in init_distributed().
+        config: a dictionary, or the path of a JSON file; `config_params` is its older name.
+
+    Returns:
+        The engine, its optimizer, the data loader, the scheduler; None for what there is not.
+
+    Raises:
+        ConfigError: for the configuration or the optimizer, naming what is wrong.
+        UsageError: for a model that cannot be trained.
+    """
+    from zerotorch.zero import partition
+
+    if model is None or not isinstance(model, torch.nn.Module):
+        raise UsageError(f"deepspeed.initialize requires a model: a torch.nn.Module, got {type(model).__name__}")
+    if mpu is not None or mesh_param is not None:
+        raise NotBuiltError("initialize(mpu=, mesh_param=): tensor and sequence parallelism are not built for Python")
+    with partition.suspended():
+        settings = DeepSpeedConfig(given_config(args, config, config_params))
+        init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+        partition.finish(model)
+        engine = _Builder(model, settings, optimizer, model_parameters).build()
+    engine.lr_scheduler = _scheduler(engine, settings, lr_scheduler)
+    engine.client_lr_scheduler = lr_scheduler
+    if training_data is not None:
+        engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+class _Builder:
+    """What initialize() knows on the way to the engine."""
+
+    def __init__(self, model: torch.nn.Module, config: DeepSpeedConfig, optimizer: Any, parameters: Any) -> None:
+        self.model = model
+        self.config = config
+        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        self.given = None if parameters is None else list(parameters)
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            if not callable(optimizer):
+                raise ConfigError(
+                    f"initialize(optimizer=) is a torch.optim.Optimizer or a function, not a {type(optimizer).__name__}"
+                )
+            optimizer = optimizer(self.given if self.given is not None else self._trainable())
+        self.client: torch.optim.Optimizer | None = optimizer
+
+    def build(self) -> DeepSpeedEngine:
+        if self.client is not None:
+            return self._with_client(self.client)
+        if not self.config.names_optimizer and not self.given:
+            return self._for_evaluation()
+        return self._with_configured()
+
+    def _trainable(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.names if parameter.requires_grad]
+
+    def _make(self, core: _C.Engine, optimizer: ZeroOptimizer | None) -> DeepSpeedEngine:
+        log_dist(
+            f"DeepSpeed info: version={__version__} (zerotorch), stage {self.config.stage}, {core.world_size} ranks",
+            ranks=[0],
+        )
+        return DeepSpeedEngine(self.model, core, self.config, optimizer, None, self.names)
+
+    def _for_evaluation(self) -> DeepSpeedEngine:
+        core = _C.initialize(self.model, self.config.without("optimizer", "scheduler"), world_group(), [], True)
+        return self._make(core, None)
+
+    # ---- the configuration's optimizer ----
+
+    def _with_configured(self) -> DeepSpeedEngine:
+        groups = self._groups_of(self.given if self.given is not None else self._trainable())
+        core = _C.initialize(self.model, self.config.without("scheduler"), world_group(), self._for_engine(groups))
+        section = self.config.resolved["optimizer"]
+        defaults = {key: value for key, value in (section.get("params") or {}).items() if value is not None}
+        defaults = {key: tuple(value) if isinstance(value, list) else value for key, value in defaults.items()}
+        facade, indices = self._facade_groups(core, groups)
+        optimizer = ZeroOptimizer(facade, defaults, None, section["type"])
+        optimizer.attach(core, self.names, indices)
+        return self._make(core, optimizer)
+
+    def _groups_of(self, given: list[Any]) -> list[dict[str, Any]]:
+        """Parameter groups; tensors without a group of their own are one."""
+        if any(isinstance(one, dict) for one in given):
+            if not all(isinstance(one, dict) for one in given):
+                raise ConfigError("model_parameters are parameters or parameter groups, not both")
+            groups = [{**group, "params": _as_list(group["params"])} for group in given]
+        else:
+            groups = [{"params": [one[1] if isinstance(one, tuple) else one for one in given]}]
+        self._check_and_freeze(groups)
+        return groups
+
+    def _check_and_freeze(self, groups: list[dict[str, Any]]) -> None:
+        held: set[torch.nn.Parameter] = set()
+        for index, group in enumerate(groups):
+            for parameter in group["params"]:
+                if parameter not in self.names:
+                    raise ConfigError(
+                        f"parameter group {index} holds a tensor of shape {tuple(parameter.shape)} that is no parameter "
+                        "of the model; make the optimizer from model.parameters() after the model is complete"
+                    )
+                held.add(parameter)
+        left = [parameter for parameter in self._trainable() if parameter not in held]
+        for parameter in left:
+            parameter.requires_grad_(False)
+        if left:
+            logger.warning(
+                "%d parameters require a gradient and are in no parameter group ('%s', ...): they are not trained, and "
+                "are frozen",
+                len(left),
+                self.names[left[0]],
+            )
+
+    def _for_engine(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """As the engine takes them; none where there is one group without values of its own."""
+        taken = [{key: value for key, value in group.items() if key in _ON_GROUPS} for group in groups]
+        if len(groups) == 1 and not taken[0]:
+            return []
+        result = []
+        for group, values in zip(groups, taken, strict=True):
+            if not group["params"]:
+                raise ConfigError("a parameter group is empty; leave it out")
+            result.append({**values, "names": [self.names[parameter] for parameter in group["params"]]})
+        return result
+
+    def _facade_groups(
+        self, core: _C.Engine, groups: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[int]]:
+        """Groups as the engine made them (Muon makes two of one), and the engine's number of each."""
+        facade: dict[int, dict[str, Any]] = {}
+        for group in groups:
+            for parameter in group["params"]:
+                index = core.parameter_group_of(self.names[parameter])
+                if index not in facade:
+                    facade[index] = {**group, "params": [], "lr": core.learning_rate(index)}
+                facade[index]["params"].append(parameter)
+        return [facade[index] for index in sorted(facade)], sorted(facade)
+
+    # ---- the program's optimizer ----
+
+    def _with_client(self, client: torch.optim.Optimizer) -> DeepSpeedEngine:
+        if self.config.names_optimizer:
+            raise ConfigError("the configuration ('optimizer') and initialize() both give an optimizer: remove one")
+        if client.state:
+            raise ConfigError(
+                "the optimizer has been stepped before initialize(); its states cannot be taken over: give a fresh one"
+            )
+        self._check_and_freeze(client.param_groups)
+        configured = configuration_of(client)
+        if configured is None:
+            return self._over_shards(client)
+        kind, params = configured
+        base = {key: value for key, value in params[0].items() if key not in ("use_muon",)}
+        for index, values in enumerate(params):
+            for key, value in values.items():
+                if key not in _ON_GROUPS and value != base[key]:
+                    raise ConfigError(f"parameter group {index} of the optimizer has another {key} than group 0")
+        groups = [
+            {"params": group["params"], **{key: value for key, value in values.items() if key in _ON_GROUPS}}
+            for group, values in zip(client.param_groups, params, strict=True)
+        ]
+        text = self.config.with_optimizer(kind, base)
+        core = _C.initialize(self.model, text, world_group(), self._for_engine(groups))
+        optimizer = ZeroOptimizer(_copies(client.param_groups), dict(client.defaults), client, kind)
+        optimizer.attach(core, self.names, list(range(len(client.param_groups))))
+        return self._make(core, optimizer)
+
+    def _over_shards(self, client: torch.optim.Optimizer) -> DeepSpeedEngine:
+        name = type(client).__name__
+        if not self.config.allows_untested_optimizer:
+            raise ConfigError(
+                f"{name} is none of the optimizers that the engine updates itself (torch.optim.AdamW, Adam, SGD, Adagrad, "
+                "RMSprop and those of zerotorch.ops). One that treats elements one by one is right over shards: set "
+                '"zero_allow_untested_optimizer": true; one that needs whole parameters is not'
+            )
+        groups = [
+            {"names": [self.names[parameter] for parameter in group["params"]]} for group in client.param_groups
+        ]
+
+        def make(shards: list[list[torch.Tensor]]) -> OverShards:
+            return OverShards(client, shards)
+
+        text = self.config.without("optimizer", "scheduler")
+        core = _C.initialize(
+            self.model,
+            text,
+            world_group(),
+            groups if len(groups) > 1 else [],
+            optimizer_factory=make,
+            optimizer_name=name,
+        )
+        optimizer = ZeroOptimizer(_copies(client.param_groups), dict(client.defaults), client, name)
+        optimizer.attach(core, self.names, None)
+        return self._make(core, optimizer)
+
+
+def _copies(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [dict(group) for group in groups]
+
+
+def _as_list(parameters: Any) -> list[torch.nn.Parameter]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
+
+def _scheduler(engine: DeepSpeedEngine, config: DeepSpeedConfig, given: Any) -> Any:
+    if given is not None:
+        if hasattr(given, "step"):
+            return given
+        if not callable(given):
+            raise ConfigError(f"initialize(lr_scheduler=) has no step(), and is no function: {type(given).__name__}")
+        return given(engine.basic_optimizer)
+    if not config.names_scheduler or engine.optimizer is None:
+        return None
+    section = config.raw["scheduler"]
+    return make_scheduler(engine.optimizer, section["type"], section.get("params") or {})
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, kind: str, params: dict[str, Any]) -> Any:
+    """A schedule by the name that configurations give it: DeepSpeed's, or torch.optim.lr_scheduler's."""
+    from zerotorch.runtime import lr_schedules
+
+    source: Any = lr_schedules if kind in lr_schedules.VALID_LR_SCHEDULES else torch.optim.lr_scheduler
+    return getattr(source, kind)(optimizer, **params)

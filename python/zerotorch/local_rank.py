@@ -1,0 +1,70 @@
+"""engine.local_rank where there is no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LocalRank(str):
+    """A rank's number on its host that ``tensor.to()`` takes for the device its engine is on.
+
+    DeepSpeed's programs send batches to ``engine.local_rank``, the number of a GPU. Here it is the text "cpu" to torch
+    and a number to all else: it prints, compares, counts and indexes as one.
+    """
+
+    _number: int
+
+    def __new__(cls, number: int) -> LocalRank:
+        made = super().__new__(cls, "cpu")
+        made._number = number
+        return made
+
+    def __int__(self) -> int:
+        return self._number
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        return float(self._number)
+
+    def __bool__(self) -> bool:
+        return self._number != 0
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __repr__(self) -> str:
+        return repr(self._number)
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(self._number, spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalRank, (self._number,)
+
+
+def _compare(name: str) -> Any:
+    def compare(self: LocalRank, other: Any) -> Any:
+        if isinstance(other, str) and not isinstance(other, LocalRank):
+            return NotImplemented if name not in ("__eq__", "__ne__") else (name == "__ne__")
+        return getattr(self._number, name)(int(other) if isinstance(other, LocalRank) else other)
+
+    return compare
+
+
+def _compute(name: str) -> Any:
+    def compute(self: LocalRank, *others: Any) -> Any:
+        return getattr(self._number, name)(*(int(o) if isinstance(o, LocalRank) else o for o in others))
+
+    return compute
+
+
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(LocalRank, _name, _compare(_name))
+for _name in (
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__floordiv__", "__rfloordiv__"),
+    *("__truediv__", "__rtruediv__", "__mod__", "__rmod__", "__neg__", "__pow__", "__rpow__", "__abs__"),
+):
+    setattr(LocalRank, _name, _compute(_name))

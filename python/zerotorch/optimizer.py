@@ -1,0 +1,239 @@
+"""The engine's optimizer as a torch.optim.Optimizer: its groups are read at every update."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from zerotorch import _C
+from zerotorch.errors import ConfigError, UsageError
+from zerotorch.runtime.base_optimizer import ZeROOptimizer
+
+#: Hyper-parameters of a group that the engine takes at any time.
+_LIVE = (
+    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "momentum", "dampening"),
+    *("nesterov", "alpha", "centered", "lr_decay", "max_coeff", "min_coeff"),
+)
+
+class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
+    """Steps the engine. Schedulers of torch work on it: what `param_groups` say is used at the next update.
+
+    Attributes:
+        optimizer: the optimizer the program gave; this one where the configuration names it.
+        state: by parameter, a dictionary of this rank's flat fp32 parts of the states.
+        overflow: whether the last step() was skipped because a gradient was not finite.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        defaults: dict[str, Any],
+        client: torch.optim.Optimizer | None,
+        kind: str,
+    ) -> None:
+        torch.optim.Optimizer.__init__(self, groups, defaults)
+        self.kind = kind
+        self.client = client
+        if client is not None:
+            self.param_groups = client.param_groups
+        self._core: _C.Engine | None = None
+        self._names: dict[torch.nn.Parameter, str] = {}
+        self._pushed: list[dict[str, Any]] = []
+        self._indices: list[int] | None = None
+        self.overflow = False
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self if self.client is None else self.client
+
+    def attach(self, core: _C.Engine, names: dict[torch.nn.Parameter, str], indices: list[int] | None) -> None:
+        """Goes with an engine from here on. `indices`: the engine's number of each group; None: hyper-parameters are the
+        client's optimizer's to apply."""
+        self._core = core
+        self._names = names
+        self._indices = indices
+        self._pushed = [_live_values(group) for group in self.param_groups]
+        self.state = _State(self)  # type: ignore[assignment]
+
+    def push(self) -> None:
+        """Gives the engine what has changed in `param_groups`. Local."""
+        if self._core is None or self._indices is None:
+            return
+        if len(self.param_groups) != len(self._pushed):
+            raise UsageError(
+                "the optimizer has got a parameter group since initialize(), which the engine would not train: give it "
+                "all parameters before (frozen ones may be unfrozen later), or make a new engine"
+            )
+        for index, group in enumerate(self.param_groups):
+            now = _live_values(group)
+            changed = {key: value for key, value in now.items() if value != self._pushed[index].get(key)}
+            if changed:
+                self._core.set_parameter_group(self._indices[index], changed)
+                self._pushed[index] = now
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Ends a micro-batch, as the engine's step() does; schedulers are stepped by that one only. *Collective.*"""
+        if closure is not None:
+            raise UsageError("step(closure): the engine's backward() runs before step(), and once")
+        if self._core is None:
+            raise UsageError("step() of an optimizer that belongs to no engine")
+        self.push()
+        skipped = self._core.skipped_steps
+        self._core.step()
+        self.overflow = self._core.skipped_steps > skipped
+        if self.client is not None:
+            self.client._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask whether it was stepped
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the engine's zero_grad(). *Collective.*"""
+        if self._core is not None:
+            self._core.zero_grad()
+
+    @property
+    def cur_scale(self) -> float:
+        return self._required().loss_scale
+
+    loss_scale = cur_scale
+
+    def _required(self) -> _C.Engine:
+        if self._core is None:
+            raise UsageError("this optimizer belongs to no engine")
+        return self._core
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        raise UsageError(
+            "state_dict() of the engine's optimizer: its states are sharded over the ranks; save them with the engine's "
+            "save_checkpoint()"
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        raise UsageError(
+            "load_state_dict() of the engine's optimizer: its states are sharded over the ranks; load them with the "
+            "engine's load_checkpoint()"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise UsageError("the engine's optimizer cannot be copied or pickled: its states are sharded over the ranks")
+
+    def groups_to_save(self) -> list[dict[str, Any]]:
+        return [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+
+    def load_groups(self, saved: list[dict[str, Any]]) -> None:
+        """Hyper-parameters as they were saved, where there are as many groups."""
+        if len(saved) != len(self.param_groups):
+            raise ConfigError(
+                f"the checkpoint has {len(saved)} parameter groups and the optimizer {len(self.param_groups)}: load it "
+                "with load_optimizer_states=False, or make the same groups"
+            )
+        for group, values in zip(self.param_groups, saved, strict=True):
+            group.update(values)
+
+    # trl looks for ZeRO-3's coordinator here and goes on without one.
+    @property
+    def parameter_offload(self) -> Any:
+        return _NoOffload()
+
+
+class _NoOffload:
+    """What programs that take DeepSpeed's hooks off a module find: there are none."""
+
+    def __init__(self) -> None:
+        self.forward_hooks: list[Any] = []
+        self.backward_hooks: list[Any] = []
+        self.module: Any = torch.nn.Module()
+
+    def _register_deepspeed_module(self, module: Any) -> None:
+        pass
+
+
+class _State(Mapping[torch.nn.Parameter, dict[str, Any]]):
+    """States by parameter, read from the engine when they are asked for."""
+
+    def __init__(self, optimizer: ZeroOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def __getitem__(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
+        name = self._optimizer._names[parameter]
+        core = self._optimizer._required()
+        return {state: core.local_optimizer_state(name, state)[1] for state in core.optimizer_states(name)}
+
+    def __iter__(self) -> Iterator[torch.nn.Parameter]:
+        return (p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _live_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    values = {key: _number(group[key]) for key in _LIVE if key in group}
+    if "betas" in values:
+        values["betas"] = tuple(_number(beta) for beta in values["betas"])
+    return values
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def configuration_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Any]]] | None:
+    """What a client's optimizer is in a configuration: a type, and optimizer.params of each group; None for classes that
+    the engine has no fused update of. Raises ConfigError for options that it does not have."""
+    if hasattr(optimizer, "zerotorch_type"):
+        return optimizer.zerotorch_type, [optimizer.zerotorch_params(group) for group in optimizer.param_groups]
+    kind = _KINDS.get(type(optimizer))
+    if kind is None:
+        return None
+    name, keys, fixed = kind
+    return name, [{**{key: _number_or_pair(group[key]) for key in keys}, **fixed} for group in optimizer.param_groups]
+
+
+def _number_or_pair(value: Any) -> Any:
+    return [_number(one) for one in value] if isinstance(value, (tuple, list)) else _number(value)
+
+
+_ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
+_KINDS: dict[type, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    torch.optim.AdamW: ("AdamW", _ADAM, {}),
+    torch.optim.Adam: ("Adam", _ADAM, {"adam_w_mode": False}),
+    torch.optim.SGD: ("SGD", ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"), {}),
+    torch.optim.Adagrad: (
+        "Adagrad",
+        ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"),
+        {},
+    ),
+    torch.optim.RMSprop: ("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"), {}),
+}
+
+
+class OverShards:
+    """A client's optimizer of any class over the engine's shards: one that treats elements one by one gets right numbers.
+
+    Its hyper-parameters are those of the client's groups, whenever they are asked for.
+    """
+
+    def __init__(self, client: torch.optim.Optimizer, shards: list[list[torch.Tensor]]) -> None:
+        self._client = client
+        self._inner = object.__new__(type(client))
+        self._inner.__dict__.update(client.__dict__)
+        self._inner.state = defaultdict(dict)
+        self._inner.param_groups = [{"params": tensors} for tensors in shards]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        groups = self._inner.param_groups
+        for index, group in enumerate(groups):
+            # The last group is of parameters that the client does not hold: there are none.
+            source = self._client.param_groups[min(index, len(self._client.param_groups) - 1)]
+            group.update({key: value for key, value in source.items() if key != "params"})
+        return groups
+
+    @property
+    def state(self) -> Any:
+        return self._inner.state
+
+    def step(self) -> None:
+        assert self.param_groups  # up to date
+        self._inner.step()

@@ -1,0 +1,93 @@
+"""Attributes of parameters under an engine, and accesses to them that go past torch's operators."""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from typing import Any
+
+import torch
+
+_STAGE_OF_SHARDED_PARAMETERS = 3
+
+
+class ZeroParamStatus(enum.Enum):
+    """Of a parameter of ZeRO-3. Every use finds it whole, so that it is always AVAILABLE."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+class _Part:
+    """What DeepSpeed-aware programs ask of a parameter's shard."""
+
+    def __init__(self, parameter: torch.nn.Parameter, ranks: int) -> None:
+        self.ds_numel = -(-parameter.numel() // ranks)
+
+    def numel(self) -> int:
+        return self.ds_numel
+
+
+def mark(parameter: torch.nn.Parameter, number: int, ranks: int = 1) -> None:
+    """The attributes by which programs know a parameter of ZeRO-3. Shape and numel() stay those of the whole."""
+    values: dict[str, Any] = {
+        "ds_id": number,
+        "ds_shape": parameter.shape,
+        "ds_numel": parameter.numel(),
+        "ds_status": ZeroParamStatus.AVAILABLE,
+        "ds_tensor": _Part(parameter, ranks),
+        "ds_persist": False,
+        "ds_active_sub_modules": set(),
+        "ds_process_group": None,
+        "partition_numel": lambda part=-(-parameter.numel() // ranks): part,
+        "ds_summary": lambda: {"id": number, "shape": tuple(parameter.shape)},
+    }
+    for name, value in values.items():
+        setattr(parameter, name, value)
+
+
+_MARKS = (
+    *("ds_id", "ds_shape", "ds_numel", "ds_status", "ds_tensor", "ds_persist", "ds_active_sub_modules"),
+    *("ds_process_group", "partition_numel", "ds_summary", "_zerotorch_engine"),
+)
+
+
+def attach(
+    module: torch.nn.Module, names: dict[torch.nn.Parameter, str], stage: int, engine: weakref.ref[Any], ranks: int
+) -> list[Any]:
+    """Makes raw accesses to the module's parameters safe. Returns handles for detach(). Local."""
+    for number, parameter in enumerate(names):
+        parameter._zerotorch_engine = engine  # type: ignore[attr-defined]
+        if stage >= _STAGE_OF_SHARDED_PARAMETERS and not hasattr(parameter, "ds_id"):
+            mark(parameter, number, ranks)
+    if stage < _STAGE_OF_SHARDED_PARAMETERS:
+        return []
+    return [child.register_state_dict_post_hook(_own_memory) for child in module.modules()]
+
+
+def detach(names: dict[torch.nn.Parameter, str], handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+    for parameter in names:
+        for name in _MARKS:
+            parameter.__dict__.pop(name, None)
+
+
+def _own_memory(module: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    """What a state_dict() has of the module's own parameters gets memory of its own: theirs comes and goes."""
+    for name, parameter in module._parameters.items():
+        value = state.get(prefix + name)
+        if parameter is not None and isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            with torch.no_grad():
+                state[prefix + name] = value.clone()
+
+
+def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that state_dict() has, by name. Local."""
+    found = {}
+    for prefix, child in module.named_modules(remove_duplicate=False):
+        for name, buffer in child._buffers.items():
+            if buffer is not None and name not in child._non_persistent_buffers_set:
+                found[f"{prefix}.{name}" if prefix else name] = buffer.detach().clone()
+    return found

@@ -1,0 +1,103 @@
+"""zero.GatheredParameters: parameters whole on every rank, for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from zerotorch import _C
+from zerotorch.errors import UsageError
+from zerotorch.zero import init, partition
+
+#: The rank that modifies a parameter in the scope that has it now; None: nobody.
+_open: dict[int, int | None] = {}
+
+
+class GatheredParameters:
+    """While it is open, parameters are whole on every rank, for any access. *Collective* at both ends.
+
+    Args:
+        params: a parameter, or any iterable of them; None, tensors and parameters that no engine and no zero.Init has
+            are left alone. The order does not matter.
+        modifier_rank: what this rank writes in place becomes the parameters' value on all ranks. What others write, and
+            what anybody writes without it, is theirs until the end and is forgotten then.
+        fwd_module: not used: uses of parameters are seen wherever they are.
+        enabled: False: does nothing.
+
+    A scope inside another may have parameters of that one: they stay as they are in it.
+    """
+
+    def __init__(
+        self,
+        params: torch.Tensor | Iterable[torch.Tensor | None],
+        modifier_rank: int | None = None,
+        fwd_module: Any = None,
+        enabled: bool = True,
+    ) -> None:
+        self.enabled = enabled
+        self.src_rank = modifier_rank
+        self.params: list[torch.nn.Parameter] = []
+        self._scopes: list[_C.Gathered] = []
+        self._placed: list[torch.nn.Parameter] = []
+        self._before: list[torch.Tensor] = []
+        if not enabled:
+            return
+        given = [params] if isinstance(params, torch.Tensor) else list(params)
+        managed = [p for p in given if isinstance(p, torch.Tensor) and hasattr(p, "ds_id")]
+        self.params = sorted(dict.fromkeys(managed), key=lambda p: p.ds_id)  # type: ignore[attr-defined]
+
+    def __enter__(self) -> None:
+        if not self.enabled:
+            return
+        init.flush()
+        mine = [p for p in self.params if id(p) not in _open]
+        for p in self.params:
+            if id(p) in _open and self.src_rank not in (None, _open[id(p)]):
+                raise UsageError(
+                    "GatheredParameters inside another one that has the same parameter: only the outer one can spread "
+                    f"what is written; give it modifier_rank={self.src_rank}"
+                )
+        by_engine: dict[int, tuple[Any, list[torch.nn.Parameter]]] = {}
+        for p in mine:
+            engine = _engine_of(p)
+            if engine is not None:
+                by_engine.setdefault(id(engine), (engine, []))[1].append(p)
+            elif partition.placed(p) is not None:
+                self._placed.append(p)
+        for engine, parameters in by_engine.values():
+            self._scopes.append(_C.Gathered(engine._core, parameters, self.src_rank))
+        if self._placed and self.src_rank is None:
+            self._before = [p.data.clone() for p in self._placed if _is_first(p)]
+        self.params = mine
+        for p in mine:
+            _open[id(p)] = self.src_rank
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if not self.enabled:
+            return
+        for p in self.params:
+            del _open[id(p)]
+        failed = kind is not None
+        for scope in self._scopes:
+            scope.close(failed)
+        self._scopes = []
+        if self._placed:
+            for p, values in zip([p for p in self._placed if _is_first(p)], self._before, strict=False):
+                p.data.copy_(values)
+            self._before = []
+            if not failed:
+                partition.spread(self._placed, self.src_rank)
+        self._placed = []
+
+
+def _engine_of(parameter: torch.nn.Parameter) -> Any:
+    reference = getattr(parameter, "_zerotorch_engine", None)
+    engine = None if reference is None else reference()
+    return None if engine is None or engine._core.is_destroyed else engine
+
+
+def _is_first(parameter: torch.nn.Parameter) -> bool:
+    place_of = partition.placed(parameter)
+    return place_of is not None and place_of.block.is_first
