@@ -1,0 +1,158 @@
+"""Lets `import deepspeed` find zerotorch, in this process only.
+
+A module of its own beside the package, so that the line of zerotorch.pth imports neither the package nor torch.
+Programs import `zerotorch.as_deepspeed`.
+"""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from importlib.metadata import Distribution, DistributionFinder
+
+DEEPSPEED = "deepspeed"
+DEEPSPEED_VERSION = "0.19.8+zerotorch"  # whose interface this is
+ZEROTORCH = "zerotorch"
+
+# These look for deepspeed while they are imported and keep the answer.
+ASKED_EARLY = (
+    "transformers.integrations.deepspeed",
+    "accelerate.utils",
+    "lightning.fabric.strategies.deepspeed",
+    "lightning_fabric.strategies.deepspeed",
+)
+
+
+class Facade(types.ModuleType):
+    """The module `deepspeed`: everything is zerotorch's own, read and assigned there, but for name and version."""
+
+    def __init__(self) -> None:
+        super().__init__(DEEPSPEED, "zerotorch under the name of deepspeed.")
+        numbers = DEEPSPEED_VERSION.partition("+")[0].split(".")
+        # Around __setattr__, which would assign into zerotorch.
+        vars(self).update(
+            __path__=[],
+            __version__=DEEPSPEED_VERSION,
+            version=DEEPSPEED_VERSION,
+            __version_major__=int(numbers[0]),
+            __version_minor__=int(numbers[1]),
+            __version_patch__=int(numbers[2]),
+        )
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(importlib.import_module(ZEROTORCH), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self):
+            vars(self)[name] = value
+        else:
+            setattr(importlib.import_module(ZEROTORCH), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in vars(self):
+            del vars(self)[name]
+        else:
+            delattr(importlib.import_module(ZEROTORCH), name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *dir(importlib.import_module(ZEROTORCH))})
+
+
+class Loader:
+    """Answers for `deepspeed.x` with the module `zerotorch.x` itself: an assignment into one is seen in both."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        if spec.name == DEEPSPEED:
+            return Facade()
+        module = importlib.import_module(zerotorch_name(spec.name))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if isinstance(module, Facade):
+            importlib.import_module(ZEROTORCH)
+        elif module.__spec__ is not None:
+            module.__spec__ = module.__spec__.loader_state  # importlib has put the spec of deepspeed.x here
+
+    def get_code(self, name: str) -> types.CodeType | None:
+        """For `python -m deepspeed.x`."""
+        spec = importlib.util.find_spec(zerotorch_name(name))
+        code: types.CodeType | None = spec.loader.get_code(spec.name) if spec else None  # type: ignore[union-attr]
+        return code
+
+
+class Finder:
+    """What stands on sys.meta_path: modules and metadata of deepspeed."""
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name == DEEPSPEED:
+            return spec_of(name, ZEROTORCH, is_package=True)
+        if not name.startswith(f"{DEEPSPEED}."):
+            return None
+        found = importlib.util.find_spec(zerotorch_name(name))
+        if found is None:
+            return None
+        return spec_of(name, found.origin, is_package=found.submodule_search_locations is not None)
+
+    def find_distributions(self, context: "DistributionFinder.Context | None" = None) -> "Iterator[Distribution]":
+        name = getattr(context, "name", None)
+        if name is None or name.lower() == DEEPSPEED:
+            yield distribution()
+
+
+def distribution() -> "Distribution":
+    """The metadata of deepspeed as importlib.metadata reads it."""
+    from importlib.metadata import Distribution, PackagePath
+
+    class Metadata(Distribution):
+        def read_text(self, filename: str) -> str | None:
+            if filename in ("METADATA", "PKG-INFO"):
+                return (
+                    f"Metadata-Version: 2.1\nName: {DEEPSPEED}\nVersion: {DEEPSPEED_VERSION}\n"
+                    "Summary: zerotorch under the name of deepspeed\n"
+                )
+            return f"{DEEPSPEED}\n" if filename == "top_level.txt" else None
+
+        def locate_file(self, path: object) -> PackagePath:
+            return PackagePath(str(path))
+
+    return Metadata()
+
+
+def spec_of(name: str, origin: str | None, *, is_package: bool) -> importlib.machinery.ModuleSpec:
+    loader = Loader()
+    return importlib.machinery.ModuleSpec(name, loader, origin=origin, is_package=is_package)  # type: ignore[arg-type]
+
+
+def zerotorch_name(deepspeed_name: str) -> str:
+    return ZEROTORCH + deepspeed_name[len(DEEPSPEED) :]
+
+
+def is_installed() -> bool:
+    return any(isinstance(finder, Finder) for finder in sys.meta_path)
+
+
+def refusal() -> str | None:
+    """Why it is too late to stand in for deepspeed, in one sentence; None where it is not. Local."""
+    if is_installed():
+        return None
+    if DEEPSPEED in sys.modules:
+        return "deepspeed itself is imported already; import zerotorch.as_deepspeed before it, or uninstall it"
+    for module in ASKED_EARLY:
+        if module in sys.modules:
+            package = module.partition(".")[0]
+            return f"{package} has looked for deepspeed already; import zerotorch.as_deepspeed before {package}"
+    return None
+
+
+def install() -> None:
+    """From now on `deepspeed` is zerotorch, also where a real one is installed. Local; a second call does nothing."""
+    if not is_installed():
+        sys.meta_path.insert(0, Finder())

@@ -1,0 +1,3 @@
+"""`deepspeed.comm`: torch.distributed under DeepSpeed's names. See `zerotorch.comm.comm`."""
+
+from .comm import *  # noqa: F403

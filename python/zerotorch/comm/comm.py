@@ -1,0 +1,231 @@
+"""Thin names over torch.distributed, for programs that talk to other ranks themselves.
+
+The engine has a transport of its own over the same ranks. Without a process group there is one rank, 0 of 1:
+collectives are then copies, and groups are None. In a process that a launcher has started as one of several ranks,
+collectives raise UsageError until `init_distributed` was called. Functions are collective unless they say "local".
+"""
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+from ..errors import UsageError
+from ..utils.logging import logger
+
+__all__ = [
+    "ReduceOp",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "get_all_ranks_from_group",
+    "get_global_rank",
+    "get_local_rank",
+    "get_rank",
+    "get_world_group",
+    "get_world_size",
+    "init_distributed",
+    "is_available",
+    "is_initialized",
+    "log_summary",
+    "new_group",
+    "reduce_scatter_tensor",
+]
+
+Group = Any  # torch.distributed.ProcessGroup, which does not exist where torch was built without it
+
+_engines: list[weakref.ref[Any]] = []
+
+
+class Done:
+    """What a collective of one rank returns for async_op=True."""
+
+    def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def is_available() -> bool:
+    """Whether torch was built with torch.distributed. Local."""
+    return dist.is_available()
+
+
+def is_initialized() -> bool:
+    """Whether there is a process group. Local."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def init_distributed(*args: Any, **kwargs: Any) -> Any:
+    """`zerotorch.init_distributed`."""
+    from ..distributed import init_distributed as initialize
+
+    return initialize(*args, **kwargs)
+
+
+def get_rank(group: Group = None) -> int:
+    """This process's rank in `group` (None: all ranks); before there is one, what the launcher says, else 0. Local."""
+    return dist.get_rank(group) if is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def get_world_size(group: Group = None) -> int:
+    """The number of ranks in `group`; before there is one, what the launcher says, else 1. Local."""
+    return dist.get_world_size(group) if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def get_local_rank() -> int:
+    """This process's place on its host, from the launcher's LOCAL_RANK, else 0. Local."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def get_world_group() -> Group:
+    """The group of all ranks; None for one rank without a process group. Local."""
+    return None if _is_alone() else dist.group.WORLD
+
+
+def new_group(ranks: Sequence[int] | None = None, **kwargs: Any) -> Group:
+    """A group of some ranks (None: all), made by all ranks; keywords go to torch.distributed.new_group."""
+    return None if _is_alone() else dist.new_group(ranks, **kwargs)
+
+
+def get_global_rank(group: Group = None, group_rank: int = 0) -> int:
+    """The rank, among all, of `group_rank` in `group`. Local."""
+    return group_rank if group is None else dist.get_global_rank(group, group_rank)
+
+
+def get_all_ranks_from_group(group: Group = None) -> list[int]:
+    """The ranks, among all, of a group, in its order. Local."""
+    return [get_global_rank(group, rank) for rank in range(get_world_size(group))]
+
+
+def destroy_process_group(group: Group = None) -> None:
+    """Ends a group, or with None all of them; nothing where there is none."""
+    if is_initialized():
+        dist.destroy_process_group(group)
+
+
+def barrier(group: Group = None, async_op: bool = False, device_ids: list[int] | None = None) -> Any:
+    """Returns when all ranks have called it."""
+    return _done(async_op) if _is_alone() else dist.barrier(group, async_op, device_ids)
+
+
+def broadcast(tensor: torch.Tensor, src: int, group: Group = None, async_op: bool = False) -> Any:
+    """`tensor` of rank `src` (among all ranks) into `tensor` of the others: same shape and dtype everywhere."""
+    return _done(async_op) if _is_alone() else dist.broadcast(tensor, src, group, async_op)
+
+
+def all_reduce(tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False) -> Any:
+    """`tensor` becomes the sum, or what `op` says, of all ranks' tensors of this shape and dtype."""
+    return _done(async_op) if _is_alone() else dist.all_reduce(tensor, op, group, async_op)
+
+
+def all_gather(
+    tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Group = None, async_op: bool = False
+) -> Any:
+    """`tensor` of every rank into `tensor_list`, by rank."""
+    if _is_alone():
+        tensor_list[0].copy_(tensor)
+        return _done(async_op)
+    return dist.all_gather(tensor_list, tensor, group, async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: torch.Tensor, tensor: torch.Tensor, group: Group = None, async_op: bool = False
+) -> Any:
+    """`tensor` of every rank into `output_tensor`, one after the other by rank: ranks times its elements."""
+    if _is_alone():
+        output_tensor.copy_(tensor.view_as(output_tensor))
+        return _done(async_op)
+    return dist.all_gather_into_tensor(output_tensor, tensor, group, async_op)
+
+
+def reduce_scatter_tensor(
+    output_tensor: torch.Tensor,
+    tensor: torch.Tensor,
+    op: Any = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """This rank's part, by rank, of the sum (or what `op` says) of all ranks' `tensor`: ranks times as long."""
+    if _is_alone():
+        output_tensor.copy_(tensor.view_as(output_tensor))
+        return _done(async_op)
+    return dist.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
+
+
+def all_to_all_single(
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """Part r of `tensor` (along its first dimension) to rank r, and what the ranks sent into `output`, by rank."""
+    if _is_alone():
+        output.copy_(tensor.view_as(output))
+        return _done(async_op)
+    return dist.all_to_all_single(output, tensor, output_split_sizes, input_split_sizes, group, async_op)
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
+    """A picklable object of every rank into `object_list`, by rank."""
+    if _is_alone():
+        object_list[0] = obj
+    else:
+        dist.all_gather_object(object_list, obj, group)
+
+
+def broadcast_object_list(object_list: list[Any], src: int, group: Group = None, device: Any = None) -> None:
+    """Picklable objects of rank `src` (among all ranks) into `object_list` of the others."""
+    if not _is_alone():
+        dist.broadcast_object_list(object_list, src, group, device)
+
+
+def register_engine(engine: Any) -> None:
+    """Has `log_summary` ask `engine._comms_summary()` as long as it lives. Local, in the same order on all ranks."""
+    _engines[:] = [reference for reference in _engines if reference() is not None] + [weakref.ref(engine)]
+
+
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
+    """Logs on rank 0 what the engines have sent, and returns it with `return_dict`.
+
+    Engines count where `comms_logger.enabled` of their configuration is true; each is asked for
+    `_comms_summary(show_straggler)`: {operation: {figure: number}}. Figures of several engines are by engine, from 0.
+    """
+    alive = [engine for engine in (reference() for reference in _engines) if engine is not None]
+    summaries: dict[str, Mapping[str, Mapping[str, Any]]] = {
+        str(i): engine._comms_summary(show_straggler) for i, engine in enumerate(alive)
+    }
+    if get_rank() == 0:
+        lines = [
+            f"engine {i}, {operation}: " + ", ".join(f"{name} {value}" for name, value in figures.items())
+            for i, summary in summaries.items()
+            for operation, figures in summary.items()
+        ]
+        logger.warning("\n".join(lines) or "no communication was counted: set comms_logger.enabled")
+    return dict(summaries) if return_dict else None
+
+
+def _is_alone() -> bool:
+    if is_initialized():
+        return False
+    ranks = get_world_size()
+    if ranks > 1:
+        raise UsageError(f"there are {ranks} ranks, which cannot talk yet: call init_distributed first")
+    return True
+
+
+def _done(async_op: bool) -> Done | None:
+    return Done() if async_op else None

@@ -1,0 +1,151 @@
+"""Ranks of one host as processes: their environment, their signals, and their end. Imports no torch."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+GRACE_S = 8.0
+KILL_AFTER_S = 3.0
+POLL_S = 0.05
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
+PR_SET_PDEATHSIG = 1
+
+
+def free_port() -> int:
+    """A TCP port of this host that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def rank_environment(rank: int, world_size: int, master_addr: str, master_port: int) -> dict[str, str]:
+    """The environment of one of `world_size` ranks of this host, as torchrun makes it, on top of ours.
+
+    Cores are shared out by OMP_NUM_THREADS unless it is set.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "OMP_NUM_THREADS": str(max(1, cores // world_size)),
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+    }
+
+
+def run_ranks(
+    world_size: int,
+    command: Callable[[int], Sequence[str]],
+    *,
+    master_addr: str = "127.0.0.1",
+    master_port: int | None = None,
+    grace_s: float = GRACE_S,
+) -> int:
+    """Runs `command(rank)` for each rank and waits for all of them; must be called in the main thread.
+
+    Signals go to all ranks; a second one that stops (SIGINT, SIGTERM, SIGHUP, SIGQUIT) kills them. From the first
+    failure, or the first signal that stops, the other ranks may go on for `grace_s` seconds, get SIGTERM then, and
+    SIGKILL 3 seconds later. When this process dies, so do the ranks.
+
+    Returns the exit code of the first rank that failed (128 + signal for one that was killed), else 0.
+    """
+    port = master_port or free_port()
+    job = _Job(grace_s)
+    heeded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    previous = {number: signal.signal(number, job.on_signal) for number in heeded}
+    try:
+        for rank in range(world_size):
+            job.start(command(rank), rank_environment(rank, world_size, master_addr, port))
+        return job.wait()
+    finally:
+        job.signal_all(signal.SIGKILL)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Job:
+    def __init__(self, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.first_failure: int | None = None
+        self.ending_since: float | None = None
+        self.stops = 0
+        self.last_sent: int | None = None
+
+    def start(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        # In a session of its own a signal reaches the rank's own processes too, and the terminal's Ctrl-C only us.
+        self.ranks.append(
+            subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_die_with(os.getpid()))
+        )
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number in STOPPING:
+            self.stops += 1
+            self.begin_to_end()
+        self.signal_all(signal.SIGKILL if self.stops > 1 else number)
+
+    def begin_to_end(self) -> None:
+        if self.ending_since is None:
+            self.ending_since = time.monotonic()
+
+    def signal_all(self, number: int) -> None:
+        for rank in self.ranks:
+            if rank.returncode is None:
+                try:
+                    os.killpg(rank.pid, number)
+                except ProcessLookupError:
+                    pass  # ended since the last poll
+
+    def wait(self) -> int:
+        while any([rank.poll() is None for rank in self.ranks]):
+            self.look_for_failure()
+            self.escalate()
+            time.sleep(POLL_S)
+        self.look_for_failure()
+        return 0 if self.first_failure is None else _exit_code(self.ranks[self.first_failure])
+
+    def look_for_failure(self) -> None:
+        if self.first_failure is not None:
+            return
+        self.first_failure = next((i for i, rank in enumerate(self.ranks) if rank.returncode not in (None, 0)), None)
+        if self.first_failure is not None:
+            rank, code = self.first_failure, _exit_code(self.ranks[self.first_failure])
+            print(f"zerotorch: rank {rank} of {len(self.ranks)} failed first, with exit code {code}", file=sys.stderr)
+            self.begin_to_end()
+
+    def escalate(self) -> None:
+        if self.ending_since is None:
+            return
+        ending_s = time.monotonic() - self.ending_since
+        if ending_s > self.grace_s:
+            number = signal.SIGKILL if ending_s > self.grace_s + KILL_AFTER_S else signal.SIGTERM
+            if number != self.last_sent:
+                self.last_sent = number
+                self.signal_all(number)
+
+
+def _exit_code(rank: subprocess.Popen[bytes]) -> int:
+    code = rank.returncode
+    return 128 - code if code < 0 else code
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    prctl = ctypes.CDLL(None).prctl
+
+    def in_child() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before
+            os._exit(1)
+
+    return in_child

@@ -1,0 +1,13 @@
+"""`deepspeed.ops`: optimizers, and what is built in. Members are imported when they are first used."""
+
+from .._lazy import attach
+
+__getattr__, __dir__ = attach(
+    __name__,
+    submodules=("adagrad", "adam", "aio", "lamb", "lion", "op_builder", "transformer"),
+    names={
+        "__compatible_ops__": "zerotorch.ops.op_builder",
+        "DeepSpeedTransformerConfig": "zerotorch.ops.transformer",
+        "DeepSpeedTransformerLayer": "zerotorch.ops.transformer",
+    },
+)

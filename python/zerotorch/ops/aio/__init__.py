@@ -1,0 +1,5 @@
+"""`deepspeed.ops.aio`."""
+
+from ..op_builder import AsyncIOBuilder
+
+__all__ = ["AsyncIOBuilder"]

@@ -1,0 +1,5 @@
+"""LAMB under DeepSpeed's name."""
+
+from .fused_lamb import FusedLamb
+
+__all__ = ["FusedLamb"]

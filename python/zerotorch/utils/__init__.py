@@ -1,0 +1,41 @@
+"""`deepspeed.utils`. Members are imported when they are first used."""
+
+from .._lazy import attach
+from .logging import log_dist, log_dist_once, logger, set_log_level_from_string
+
+__all__ = ["log_dist", "log_dist_once", "logger", "set_log_level_from_string"]
+
+_SAFE = [
+    f"safe_{verb}_{what}"
+    for verb in ("get", "set")
+    for what in (
+        "full_fp32_param",
+        "full_grad",
+        "full_optimizer_state",
+        "local_fp32_param",
+        "local_grad",
+        "local_optimizer_state",
+    )
+]
+_LEAF = (
+    "get_z3_leaf_modules",
+    "set_z3_leaf_module",
+    "set_z3_leaf_modules",
+    "set_z3_leaf_modules_by_name",
+    "set_z3_leaf_modules_by_suffix",
+    "unset_z3_leaf_modules",
+    "z3_leaf_module",
+    "z3_leaf_parameter",
+)
+
+__getattr__, __dir__ = attach(
+    __name__,
+    submodules=("groups", "init_on_device", "logging", "tensor_fragment", "z3_leaf_module", "zero_to_fp32"),
+    names={
+        **{name: "zerotorch.utils.tensor_fragment" for name in [*_SAFE, "safe_update_full_grad_vectorized"]},
+        **{name: "zerotorch.utils.z3_leaf_module" for name in _LEAF},
+        "OnDevice": "zerotorch.utils.init_on_device",
+        "RepeatingLoader": "zerotorch.runtime.dataloader",
+        "is_initialized": "zerotorch.comm",
+    },
+)

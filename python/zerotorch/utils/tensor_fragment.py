@@ -1,0 +1,118 @@
+"""Reading and writing what the engine holds of a parameter: fp32 weight, gradient and optimizer states.
+
+The "full" functions are collective at stages 1 to 3: all ranks call them for the same parameters in the same order.
+They give and take fp32 tensors of the parameter's shape. The "local" ones are for stage 3 and give and take this rank's
+part, flat, in fp32. Gradients are there between backward and step.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+
+
+def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """The fp32 weight; None where no engine trains the parameter. Collective."""
+    engine = _engine_of(param)
+    return None if engine is None else _optional(engine._full_weight(param))
+
+
+def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Sets the fp32 weight, and the parameter to it. Raises UsageError where no engine trains it. Collective."""
+    _required_engine_of(param)._set_full_weight(param, value)
+
+
+def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """The gradient, averaged over ranks and without loss scale; `param.grad` where no engine trains the parameter.
+
+    None where it has none: frozen, not used, or after step. Collective.
+    """
+    engine = _engine_of(param)
+    return param.grad if engine is None else _optional(engine._full_gradient(param))
+
+
+def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Sets the gradient. Raises UsageError where the parameter has none. Collective."""
+    engine = _engine_of(param)
+    if engine is not None:
+        engine._set_full_gradient(param, value)
+    elif param.grad is not None:
+        param.grad.copy_(value)
+    else:
+        raise UsageError("the parameter has neither an engine that trains it nor a gradient")
+
+
+def safe_update_full_grad_vectorized(
+    param_list: Iterable[torch.nn.Parameter],
+    update_func: Callable[[torch.Tensor | None, torch.nn.Parameter], torch.Tensor],
+) -> None:
+    """Sets the gradient of each trainable parameter to `update_func(gradient, parameter)`. Collective."""
+    for param in param_list:
+        if param.requires_grad:
+            safe_set_full_grad(param, update_func(safe_get_full_grad(param), param))
+
+
+def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    """A state, such as "exp_avg", in fp32; None where no engine trains the parameter. Collective."""
+    engine = _engine_of(param)
+    return None if engine is None else _optional(engine._full_optimizer_state(param, optim_state_key))
+
+
+def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
+    """Sets a state, such as "exp_avg". Raises UsageError where no engine trains the parameter. Collective."""
+    _required_engine_of(param)._set_full_optimizer_state(param, optim_state_key, value)
+
+
+def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """This rank's part of the fp32 weight. Raises UsageError below stage 3. Local."""
+    return _optional(_stage_3_engine_of(param)._local_fp32(param))
+
+
+def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Sets this rank's part of the fp32 weight. Raises UsageError below stage 3. Local."""
+    _stage_3_engine_of(param)._set_local_fp32(param, value)
+
+
+def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """This rank's part of the gradient. Raises UsageError below stage 3. Local."""
+    return _optional(_stage_3_engine_of(param)._local_gradient(param))
+
+
+def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Sets this rank's part of the gradient. Raises UsageError below stage 3. Local."""
+    _stage_3_engine_of(param)._set_local_gradient(param, value)
+
+
+def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    """This rank's part of a state, such as "exp_avg". Raises UsageError below stage 3. Local."""
+    return _optional(_stage_3_engine_of(param)._local_optimizer_state(param, optim_state_key))
+
+
+def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
+    """Sets this rank's part of a state, such as "exp_avg". Raises UsageError below stage 3. Local."""
+    _stage_3_engine_of(param)._set_local_optimizer_state(param, optim_state_key, value)
+
+
+def _engine_of(param: torch.nn.Parameter) -> Any:
+    reference = getattr(param, "_zerotorch_engine", None)
+    return None if reference is None else reference()
+
+
+def _required_engine_of(param: torch.nn.Parameter) -> Any:
+    engine = _engine_of(param)
+    if engine is None:
+        raise UsageError("no engine trains the parameter")
+    return engine
+
+
+def _stage_3_engine_of(param: torch.nn.Parameter) -> Any:
+    if not hasattr(param, "ds_id"):
+        raise UsageError("parts of a parameter are defined for ZeRO-3 partitioned parameters only")
+    return _required_engine_of(param)
+
+
+def _optional(value: Any) -> torch.Tensor | None:
+    assert value is None or isinstance(value, torch.Tensor)
+    return value

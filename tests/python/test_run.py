@@ -1,0 +1,147 @@
+"""`python -m zerotorch.run`: environment of ranks, exit codes, signals, and that nothing survives."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support import TIMEOUT_S, python, script
+
+
+def test_runs_a_script_in_this_process(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "beside.py").write_text("value = 7\n")
+    path = script(tmp_path, """
+        import sys, beside, deepspeed
+        assert "RANK" not in __import__("os").environ
+        print(__name__, sys.argv[1:], sys.path[0] == __file__.rpartition("/")[0], beside.value, deepspeed.version)
+    """)
+    done = python("-m", "zerotorch.run", path, "-n", "3", "--lr=1")
+    assert done.stdout.strip() == "__main__ ['-n', '3', '--lr=1'] True 7 0.19.8+zerotorch", done.stderr
+
+
+def test_runs_a_module_with_its_options(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mine.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = python("-m", "zerotorch.run", "-m", "mine", "-m", "x", PYTHONPATH=path)
+    assert done.stdout.strip() == "__main__ ['-m', 'x']", done.stderr
+
+
+def test_ranks_get_torchruns_environment_and_meet(tmp_path: pathlib.Path) -> None:
+    path = script(tmp_path, """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor([dist.get_rank() + 1])
+        dist.all_reduce(total)
+        assert os.environ["LOCAL_RANK"] == os.environ["RANK"] and os.environ["LOCAL_WORLD_SIZE"] == "2"
+        assert int(os.environ["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
+        os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()} total {total.item()}\\n".encode())
+        dist.destroy_process_group()
+    """)
+    done = python("-m", "zerotorch.run", "-n", "2", path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 total 3", "rank 1 of 2 total 3"]
+
+
+def test_threads_that_were_asked_for_stay(tmp_path: pathlib.Path) -> None:
+    path = script(tmp_path, "import os; os.write(1, os.environ['OMP_NUM_THREADS'].encode())")
+    assert python("-m", "zerotorch.run", "-n", "2", path, OMP_NUM_THREADS="5").stdout == "55"
+
+
+def test_first_failure_ends_the_others_and_is_the_exit_code(tmp_path: pathlib.Path) -> None:
+    path = script(tmp_path, """
+        import os, time
+        if os.environ["RANK"] == "1":
+            raise SystemExit(7)
+        time.sleep(300)
+    """)
+    start = time.monotonic()
+    done = python("-m", "zerotorch.run", "-n", "2", "--grace", "0.2", path)
+    assert done.returncode == 7 and time.monotonic() - start < 30
+    assert done.stderr.strip() == "zerotorch: rank 1 of 2 failed first, with exit code 7"
+
+
+def test_each_traceback_is_seen_once(tmp_path: pathlib.Path) -> None:
+    path = script(tmp_path, "import os; raise ValueError('of rank ' + os.environ['RANK'])")
+    done = python("-m", "zerotorch.run", "-n", "2", path)
+    assert done.returncode == 1
+    assert [done.stderr.count(f"ValueError: of rank {rank}") for rank in range(2)] == [1, 1], done.stderr
+
+
+def test_a_killed_rank_counts_as_128_and_its_signal(tmp_path: pathlib.Path) -> None:
+    path = script(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert python("-m", "zerotorch.run", "-n", "1", path).returncode == 128 + signal.SIGKILL
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None:
+    path = script(tmp_path, """
+        import os, pathlib, signal, time
+        ready = pathlib.Path(__file__).with_name("ready")
+        if os.environ["RANK"] == "1":
+            while not ready.exists():
+                time.sleep(0.02)
+            raise SystemExit(3)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ready.touch()
+        time.sleep(300)
+    """)
+    assert python("-m", "zerotorch.run", "-n", "2", "--grace", "0.1", path).returncode == 3
+
+
+class Job:
+    """A job of two ranks that write their process ids into files and then sleep."""
+
+    SLEEPS = """
+        import os, pathlib, signal, sys, time
+        if "ends well" in sys.argv:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        new = pathlib.Path(__file__).with_name(os.environ["RANK"] + ".new")
+        new.write_text(str(os.getpid()))
+        new.rename(new.with_suffix(".pid"))
+        time.sleep(300)
+    """
+
+    def __init__(self, folder: pathlib.Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "zerotorch.run", "-n", "2", script(folder, self.SLEEPS), *arguments]
+        self.launcher = subprocess.Popen(command, stderr=subprocess.PIPE)
+        files = [folder / "0.pid", folder / "1.pid"]
+        deadline = time.monotonic() + TIMEOUT_S
+        while not all(file.exists() for file in files):
+            assert time.monotonic() < deadline and self.launcher.poll() is None
+            time.sleep(0.02)
+        self.ranks = [int(file.read_text()) for file in files]
+
+    def expect_no_rank(self) -> None:
+        deadline = time.monotonic() + 10
+        while any(is_running(pid) for pid in self.ranks):
+            assert time.monotonic() < deadline, "a rank survived"
+            time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("arguments, code", [((), 128 + signal.SIGTERM), (("ends well",), 0)])
+def test_signals_are_forwarded(tmp_path: pathlib.Path, arguments: tuple[str, ...], code: int) -> None:
+    job = Job(tmp_path, *arguments)
+    job.launcher.send_signal(signal.SIGTERM)
+    assert job.launcher.wait(TIMEOUT_S) == code
+    job.expect_no_rank()
+
+
+def test_nothing_survives_the_launcher(tmp_path: pathlib.Path) -> None:
+    job = Job(tmp_path)
+    job.launcher.kill()
+    job.launcher.wait(TIMEOUT_S)
+    job.expect_no_rank()
+
+
+@pytest.mark.parametrize("arguments", [["-n", "0", "x.py"], []])
+def test_bad_command_lines(arguments: list[str]) -> None:
+    assert python("-m", "zerotorch.run", *arguments).returncode == 2
