@@ -338,6 +338,8 @@ void bind_engine(py::module_& module) {
   module.def("initialize", &initialize, py::arg("module"), py::arg("config"), py::arg("group"), py::arg("groups"),
              py::arg("evaluation_only") = false, py::arg("optimizer_factory") = py::none(),
              py::arg("optimizer_name") = "");
+  module.def("belongs_to_engine",
+             [](const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::DeferredInit); });
   py::class_<Gathered>(module, "Gathered")
       .def(py::init<PythonEngine&, std::vector<at::Tensor>, std::optional<int>>(), py::arg("engine"),
            py::arg("parameters"), py::arg("modifier_rank"), NoGil())

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
         ZeroError,
     )
     from zerotorch.inference import InferenceEngine, init_inference, tp_model_init  # noqa: F401
-    from zerotorch.initialize import initialize  # noqa: F401
+    from zerotorch._initialize import initialize  # noqa: F401
     from zerotorch.pipe import PipelineModule  # noqa: F401
-    from zerotorch.plan import Plan, plan  # noqa: F401
+    from zerotorch._plan import Plan, plan  # noqa: F401
     from zerotorch.runtime.base_optimizer import DeepSpeedOptimizer, ZeROOptimizer  # noqa: F401
 
 # Where the names of the package come from, so that importing it stays cheap.
 _ATTRIBUTES = {
-    "initialize": "zerotorch.initialize",
+    "initialize": "zerotorch._initialize",
     "init_distributed": "zerotorch.distributed",
     "DeepSpeedEngine": "zerotorch.engine",
     "Engine": "zerotorch.engine",
@@ -66,8 +66,8 @@ _ATTRIBUTES = {
     "log_dist": "zerotorch.utils.logging",
     "logger": "zerotorch.utils.logging",
     "OnDevice": "zerotorch.zero.on_device",
-    "plan": "zerotorch.plan",
-    "Plan": "zerotorch.plan",
+    "plan": "zerotorch._plan",
+    "Plan": "zerotorch._plan",
     "init_inference": "zerotorch.inference",
     "tp_model_init": "zerotorch.inference",
     "InferenceEngine": "zerotorch.inference",

@@ -14,6 +14,9 @@ from typing import Any
 from zerotorch import _C
 from zerotorch.errors import ConfigError
 
+#: Sections in which "auto" is a value.
+_WITH_OWN_AUTO = ("zerotorch", "pipeline")
+
 #: Keys that Python reads itself.
 _OF_PYTHON = ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
 
@@ -54,10 +57,9 @@ class DeepSpeedConfig:
         """The text without some sections."""
         return _to_text({key: value for key, value in self.raw.items() if key not in sections})
 
-    def with_optimizer(self, kind: str, params: dict[str, Any]) -> str:
-        """The text with this optimizer, and without a scheduler."""
-        raw = {key: value for key, value in self.raw.items() if key not in ("optimizer", "scheduler")}
-        return _to_text({**raw, "optimizer": {"type": kind, "params": params}})
+    def with_section(self, name: str, section: dict[str, Any]) -> DeepSpeedConfig:
+        """Another configuration, with this section in place of its own."""
+        return DeepSpeedConfig({**self.raw, name: section})
 
     @property
     def auto_casts(self) -> bool:
@@ -164,7 +166,7 @@ def _check_values(value: Any, path: str) -> None:
     elif isinstance(value, (list, tuple)):
         for i, inner in enumerate(value):
             _check_values(inner, f"{path}[{i}]")
-    elif value == "auto":
+    elif value == "auto" and path.split(".")[0] not in _WITH_OWN_AUTO:
         raise ConfigError(
             f'{path}: "auto" is filled in by Hugging Face\'s Trainer or accelerate; give a value here, or leave it out'
         )

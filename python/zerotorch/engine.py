@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,7 +58,7 @@ class DeepSpeedEngine(torch.nn.Module):
         self.client_state: dict[str, Any] = {}
         self._in_no_sync = False
         self._said_scaling = False
-        self._hooks_of_module = raw_access.attach(module, names, config.stage, weakref.ref(self), core.world_size)
+        self._hooks_of_module = raw_access.attach(module, names, config.stage, self, core.world_size)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+import functools
 import weakref
 from typing import Any
 
 import torch
+
+from zerotorch import _C
+from zerotorch.zero import gathered
 
 _STAGE_OF_SHARDED_PARAMETERS = 3
 
@@ -40,8 +44,8 @@ def mark(parameter: torch.nn.Parameter, number: int, ranks: int = 1) -> None:
         "ds_persist": False,
         "ds_active_sub_modules": set(),
         "ds_process_group": None,
-        "partition_numel": lambda part=-(-parameter.numel() // ranks): part,
-        "ds_summary": lambda: {"id": number, "shape": tuple(parameter.shape)},
+        "partition_numel": functools.partial(int, -(-parameter.numel() // ranks)),
+        "ds_summary": functools.partial(dict, id=number, shape=tuple(parameter.shape)),
     }
     for name, value in values.items():
         setattr(parameter, name, value)
@@ -53,12 +57,59 @@ _MARKS = (
 )
 
 
+class EngineOf:
+    """Leads from a parameter to its engine; a pickled parameter has none."""
+
+    def __init__(self, engine: Any = None) -> None:
+        self._reference = None if engine is None else weakref.ref(engine)
+
+    def __call__(self) -> Any:
+        return None if self._reference is None else self._reference()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EngineOf, ()
+
+
+def _numpy(original: Any) -> Any:
+    @functools.wraps(original)
+    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        if not _C.belongs_to_engine(self) or self.requires_grad and not force:
+            return original(self, force=force)
+        if gathered.is_modifiable(self):
+            return original(self, force=force)
+        # The memory of a parameter comes and goes, and other ranks may read it.
+        array = original(self.detach().clone(), force=force)
+        array.flags.writeable = False
+        return array
+
+    return numpy
+
+
+def _dlpack(original: Any) -> Any:
+    @functools.wraps(original)
+    def dlpack(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not _C.belongs_to_engine(self) or self.requires_grad or gathered.is_modifiable(self):
+            return original(self, *args, **kwargs)
+        return original(self.detach().clone(), *args, **kwargs)
+
+    return dlpack
+
+
+@functools.cache
+def install() -> None:
+    """From here on accesses that would go past the engine to a parameter's memory get a copy. Local."""
+    torch.Tensor.numpy = _numpy(torch.Tensor.numpy)  # type: ignore[method-assign]
+    torch.Tensor.__dlpack__ = _dlpack(torch.Tensor.__dlpack__)  # type: ignore[method-assign]
+
+
 def attach(
-    module: torch.nn.Module, names: dict[torch.nn.Parameter, str], stage: int, engine: weakref.ref[Any], ranks: int
+    module: torch.nn.Module, names: dict[torch.nn.Parameter, str], stage: int, engine: Any, ranks: int
 ) -> list[Any]:
     """Makes raw accesses to the module's parameters safe. Returns handles for detach(). Local."""
+    install()
+    reference = EngineOf(engine)
     for number, parameter in enumerate(names):
-        parameter._zerotorch_engine = engine  # type: ignore[attr-defined]
+        parameter._zerotorch_engine = reference  # type: ignore[attr-defined]
         if stage >= _STAGE_OF_SHARDED_PARAMETERS and not hasattr(parameter, "ds_id"):
             mark(parameter, number, ranks)
     if stage < _STAGE_OF_SHARDED_PARAMETERS:

@@ -8,11 +8,19 @@ from typing import Any
 import torch
 
 from zerotorch import _C
+from zerotorch.distributed import world_group
 from zerotorch.errors import UsageError
 from zerotorch.zero import init, partition
 
 #: The rank that modifies a parameter in the scope that has it now; None: nobody.
 _open: dict[int, int | None] = {}
+#: Storages of parameters that this rank may write now.
+_modifiable: set[int] = set()
+
+
+def is_modifiable(tensor: torch.Tensor) -> bool:
+    """Whether what this rank writes into a parameter's memory becomes its value. Local."""
+    return bool(_modifiable) and tensor.untyped_storage()._cdata in _modifiable
 
 
 class GatheredParameters:
@@ -42,6 +50,7 @@ class GatheredParameters:
         self._scopes: list[_C.Gathered] = []
         self._placed: list[torch.nn.Parameter] = []
         self._before: list[torch.Tensor] = []
+        self._storages: set[int] = set()
         if not enabled:
             return
         given = [params] if isinstance(params, torch.Tensor) else list(params)
@@ -73,12 +82,16 @@ class GatheredParameters:
         self.params = mine
         for p in mine:
             _open[id(p)] = self.src_rank
+        if self.src_rank is not None and self.src_rank == world_group().rank:
+            self._storages = {p.untyped_storage()._cdata for p in mine}
+            _modifiable.update(self._storages)
 
     def __exit__(self, kind: Any, *error: Any) -> None:
         if not self.enabled:
             return
         for p in self.params:
             del _open[id(p)]
+        _modifiable.difference_update(self._storages)
         failed = kind is not None
         for scope in self._scopes:
             scope.close(failed)

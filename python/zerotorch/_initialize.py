@@ -117,6 +117,9 @@ class _Builder:
 
     def _with_configured(self) -> DeepSpeedEngine:
         groups = self._groups_of(self.given if self.given is not None else self._trainable())
+        if not self.config.names_optimizer:
+            logger.info("neither initialize() nor the configuration names an optimizer: AdamW with its defaults trains")
+            self.config = self.config.with_section("optimizer", {"type": "AdamW"})
         core = _C.initialize(self.model, self.config.without("scheduler"), world_group(), self._for_engine(groups))
         section = self.config.resolved["optimizer"]
         defaults = {key: value for key, value in (section.get("params") or {}).items() if value is not None}
@@ -206,7 +209,7 @@ class _Builder:
             {"params": group["params"], **{key: value for key, value in values.items() if key in _ON_GROUPS}}
             for group, values in zip(client.param_groups, params, strict=True)
         ]
-        text = self.config.with_optimizer(kind, base)
+        text = self.config.with_section("optimizer", {"type": kind, "params": base}).without("scheduler")
         core = _C.initialize(self.model, text, world_group(), self._for_engine(groups))
         optimizer = ZeroOptimizer(_copies(client.param_groups), dict(client.defaults), client, kind)
         optimizer.attach(core, self.names, list(range(len(client.param_groups))))
