@@ -1,11 +1,11 @@
-"""The package is taken from the source tree unless it is installed."""
+"""Tests of the Python package, which is in PYTHONPATH."""
 
-import importlib.util
+from __future__ import annotations
+
 import os
-import pathlib
 import sys
+from pathlib import Path
 
-if importlib.util.find_spec("zerotorch") is None:
-    PACKAGE = str(pathlib.Path(__file__).resolve().parents[2] / "python")
-    sys.path.insert(0, PACKAGE)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent))
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
