@@ -51,7 +51,7 @@ logger = _make_logger()
 @functools.cache
 def warning_once(message: str) -> None:
     """Logs a warning the first time that it is given. Local."""
-    logger.warning(message)
+    logger.warning(message, stacklevel=2)
 
 
 def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logging.INFO) -> None:
@@ -67,7 +67,8 @@ def log_dist_once(message: str, ranks: Sequence[int] | None = None, level: int =
 
 @functools.cache
 def _log_dist_once(message: str, ranks: tuple[int, ...] | None, level: int) -> None:
-    log_dist(message, ranks, level)
+    if _is_meant(ranks):
+        logger.log(level, _with_rank(message), stacklevel=3)
 
 
 def print_dist(message: str, ranks: Sequence[int] | None = None) -> None:

@@ -1,7 +1,8 @@
 """Marks of modules that DeepSpeed gathers as a whole at stage 3.
 
-zerotorch gathers by use and needs no such marks: they are kept for programs that set and read them, and change nothing.
-Everything is local.
+zerotorch gathers by use and needs no such marks: they are kept for programs that set and read them, and change
+nothing. The file is not called z3_leaf_module as DeepSpeed's is, since that is a function of `utils`. Everything is
+local.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,0 +1,41 @@
+"""Which members of the package are imported when they are first used, and from where."""
+
+SUBMODULES = (
+    "accelerator",
+    "checkpoint",
+    "checkpointing",
+    "comm",
+    "compression",
+    "inference",
+    "launcher",
+    "moe",
+    "module_inject",
+    "monitor",
+    "ops",
+    "pipe",
+    "profiling",
+    "runtime",
+    "utils",
+)
+
+NAMES = {
+    "DeepSpeedConfigError": "zerotorch.errors",
+    "DeepSpeedInferenceConfig": "zerotorch.inference",
+    "DeepSpeedOptimizer": "zerotorch.runtime.base_optimizer",
+    "DeepSpeedTransformerConfig": "zerotorch.ops.transformer",
+    "DeepSpeedTransformerLayer": "zerotorch.ops.transformer",
+    "InferenceEngine": "zerotorch.inference",
+    "OnDevice": "zerotorch.utils.init_on_device",
+    "PipelineEngine": "zerotorch.runtime.pipe.engine",
+    "PipelineModule": "zerotorch.runtime.pipe",
+    "ZeROOptimizer": "zerotorch.runtime.base_optimizer",
+    "add_config_arguments": "zerotorch.arguments",
+    "add_tuning_arguments": "zerotorch.runtime.lr_schedules",
+    "get_accelerator": "zerotorch.accelerator",
+    "init_inference": "zerotorch.inference",
+    "log_dist": "zerotorch.utils.logging",
+    "logger": "zerotorch.utils.logging",
+    "replace_transformer_layer": "zerotorch.module_inject",
+    "set_autotp_mode": "zerotorch.module_inject",
+    "tp_model_init": "zerotorch.module_inject",
+}
