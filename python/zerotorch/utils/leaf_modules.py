@@ -20,7 +20,7 @@ def z3_leaf_module(model: torch.nn.Module) -> bool:
 
 
 def z3_leaf_parameter(model: torch.nn.Parameter) -> bool:
-    """False: marks have no effect on parameters."""
+    """Whether the parameter has DeepSpeed's mark, `ds_z3_leaf_module`, which nothing here sets."""
     return hasattr(model, "ds_z3_leaf_module")
 
 

@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 __all__ = [
     "get_current_level",
@@ -21,15 +20,14 @@ __all__ = [
 LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
 
 
-class _StandardError(logging.StreamHandler[Any]):
+class _StandardError(logging.Handler):
     """Writes to what sys.stderr is at that moment."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr)
+        except Exception:
+            self.handleError(record)
 
 
 def _make_logger() -> logging.Logger:
