@@ -36,9 +36,7 @@ def _make_logger() -> logging.Logger:
     made.propagate = False
     if not made.handlers:
         handler = _StandardError()
-        handler.setFormatter(
-            logging.Formatter("[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s")
-        )
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(filename)s:%(lineno)d: %(message)s"))
         made.addHandler(handler)
     return made
 
