@@ -85,7 +85,7 @@ class _Job:
         self.last_sent: int | None = None
 
     def start(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        # In a session of its own a signal reaches the rank's own processes too, and the terminal's Ctrl-C only us.
+        # On their own, a signal reaches the rank's processes too, and the terminal's Ctrl-C only us.
         self.ranks.append(
             subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_die_with(os.getpid()))
         )
