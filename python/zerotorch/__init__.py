@@ -3,105 +3,39 @@
 Programs written for DeepSpeed run with ``import zerotorch as deepspeed``.
 """
 
-from __future__ import annotations
-
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from zerotorch._build import load as _load
-
-_load()
-
-from zerotorch._version import __version__  # noqa: E402
+from zerotorch._lazy import attach
+from zerotorch._surface import NAMES, SUBMODULES
+from zerotorch._version import __version__
 
 if TYPE_CHECKING:
-    from zerotorch import (  # noqa: F401
-        accelerator,
-        checkpointing,
-        comm,
-        ops,
-        pipe,
-        runtime,
-        utils,
-        zero,
-    )
-    from zerotorch.accelerator import get_accelerator  # noqa: F401
-    from zerotorch.arguments import add_config_arguments  # noqa: F401
-    from zerotorch.config import DeepSpeedConfig  # noqa: F401
-    from zerotorch.distributed import init_distributed  # noqa: F401
-    from zerotorch.engine import DeepSpeedEngine, Engine  # noqa: F401
-    from zerotorch.errors import (  # noqa: F401
-        CheckpointError,
-        CommError,
-        ConfigError,
-        DeepSpeedConfigError,
-        ModelError,
-        UsageError,
-        ZeroError,
-    )
-    from zerotorch.inference import InferenceEngine, init_inference, tp_model_init  # noqa: F401
-    from zerotorch._initialize import initialize  # noqa: F401
-    from zerotorch.pipe import PipelineModule  # noqa: F401
-    from zerotorch._plan import Plan, plan  # noqa: F401
-    from zerotorch.runtime.base_optimizer import DeepSpeedOptimizer, ZeROOptimizer  # noqa: F401
+    from zerotorch import _C as _C
+    from zerotorch import accelerator as accelerator
+    from zerotorch import checkpointing as checkpointing
+    from zerotorch import comm as comm
+    from zerotorch import ops as ops
+    from zerotorch import runtime as runtime
+    from zerotorch import utils as utils
+    from zerotorch import zero as zero
+    from zerotorch._initialize import initialize as initialize
+    from zerotorch.accelerator import get_accelerator as get_accelerator
+    from zerotorch.arguments import add_config_arguments as add_config_arguments
+    from zerotorch.config import DeepSpeedConfig as DeepSpeedConfig
+    from zerotorch.distributed import init_distributed as init_distributed
+    from zerotorch.engine import DeepSpeedEngine as DeepSpeedEngine
+    from zerotorch.errors import DeepSpeedConfigError as DeepSpeedConfigError
+    from zerotorch.runtime.base_optimizer import DeepSpeedOptimizer as DeepSpeedOptimizer
+    from zerotorch.runtime.base_optimizer import ZeROOptimizer as ZeROOptimizer
 
-# Where the names of the package come from, so that importing it stays cheap.
-_ATTRIBUTES = {
-    "initialize": "zerotorch._initialize",
-    "init_distributed": "zerotorch.distributed",
-    "DeepSpeedEngine": "zerotorch.engine",
-    "Engine": "zerotorch.engine",
-    "DeepSpeedConfig": "zerotorch.config",
-    "DeepSpeedConfigError": "zerotorch.errors",
-    "ZeroError": "zerotorch.errors",
-    "UsageError": "zerotorch.errors",
-    "ModelError": "zerotorch.errors",
-    "ConfigError": "zerotorch.errors",
-    "CommError": "zerotorch.errors",
-    "CheckpointError": "zerotorch.errors",
-    "DeepSpeedOptimizer": "zerotorch.runtime.base_optimizer",
-    "ZeROOptimizer": "zerotorch.runtime.base_optimizer",
-    "add_config_arguments": "zerotorch.arguments",
-    "get_accelerator": "zerotorch.accelerator",
-    "log_dist": "zerotorch.utils.logging",
-    "logger": "zerotorch.utils.logging",
-    "OnDevice": "zerotorch.zero.on_device",
-    "plan": "zerotorch._plan",
-    "Plan": "zerotorch._plan",
-    "init_inference": "zerotorch.inference",
-    "tp_model_init": "zerotorch.inference",
-    "InferenceEngine": "zerotorch.inference",
-    "PipelineModule": "zerotorch.pipe",
-}
-_MODULES = (
-    "accelerator",
-    "checkpoint",
-    "checkpointing",
-    "comm",
-    "launcher",
-    "module_inject",
-    "moe",
-    "monitor",
-    "ops",
-    "pipe",
-    "profiling",
-    "runtime",
-    "utils",
-    "zero",
-)
+__all__ = ["__version__"]
 
-__all__ = ["__version__", *sorted(_ATTRIBUTES)]
+_attribute, __dir__ = attach(__name__, SUBMODULES, NAMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ATTRIBUTES:
-        value = getattr(importlib.import_module(_ATTRIBUTES[name]), name)
-        globals()[name] = value
-        return value
-    if name in _MODULES:
-        return importlib.import_module(f"zerotorch.{name}")
-    raise AttributeError(f"module 'zerotorch' has no attribute '{name}'")
+    if name == "_C":
+        from zerotorch._build import load
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_ATTRIBUTES, *_MODULES})
+        return load()
+    return _attribute(name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
-def load() -> None:
-    """Imports torch and zerotorch._C. Raises ImportError that says what to do."""
+def load() -> ModuleType:
+    """Imports torch and zerotorch._C, and returns this. Raises ImportError that says what to do."""
     try:
         import torch
     except ImportError as error:
@@ -25,7 +27,7 @@ def load() -> None:
     if not list(folder.glob("_C.*.so")):
         raise ImportError(f"zerotorch is not built in {folder}: run make python, or pip install --no-build-isolation .")
     try:
-        from zerotorch import _C  # noqa: F401
+        return importlib.import_module("zerotorch._C")
     except ImportError as error:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise ImportError(

@@ -10,6 +10,7 @@ import torch
 
 from zerotorch import _C
 from zerotorch.errors import ConfigError, UsageError
+from zerotorch.ops.optimizer import EngineOptimizer
 from zerotorch.runtime.base_optimizer import ZeROOptimizer
 
 #: Hyper-parameters of a group that the engine takes at any time.
@@ -181,7 +182,7 @@ def _number(value: Any) -> Any:
 def configuration_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Any]]] | None:
     """What a client's optimizer is in a configuration: a type, and optimizer.params of each group; None for classes that
     the engine has no fused update of. Raises ConfigError for options that it does not have."""
-    if hasattr(optimizer, "zerotorch_type"):
+    if isinstance(optimizer, EngineOptimizer):
         return optimizer.zerotorch_type, [optimizer.zerotorch_params(group) for group in optimizer.param_groups]
     kind = _KINDS.get(type(optimizer))
     if kind is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import weakref
 from typing import Any
@@ -10,17 +9,10 @@ from typing import Any
 import torch
 
 from zerotorch import _C
+from zerotorch.runtime.zero.partition_parameters import ZeroParamStatus
 from zerotorch.zero import gathered
 
 _STAGE_OF_SHARDED_PARAMETERS = 3
-
-
-class ZeroParamStatus(enum.Enum):
-    """Of a parameter of ZeRO-3. Every use finds it whole, so that it is always AVAILABLE."""
-
-    AVAILABLE = 1
-    NOT_AVAILABLE = 2
-    INFLIGHT = 3
 
 
 class _Part:

@@ -16,7 +16,6 @@ from .launcher.local_ranks import GRACE_S, run_ranks
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line `arguments` (default: sys.argv). Returns the exit code: see `run_ranks`."""
     options = _parser().parse_args(arguments)
-    os.environ["ZEROTORCH_AS_DEEPSPEED"] = "1"  # for the processes that the program starts
     if options.n is None:
         run_here(options.program, options.arguments, as_module=options.m)
         return 0
@@ -29,6 +28,7 @@ def run_here(program: str, arguments: Sequence[str], *, as_module: bool = False)
     """Runs a script, or a module by its name, as `python` would, with zerotorch under the name of deepspeed. Local."""
     from . import as_deepspeed  # noqa: F401
 
+    os.environ["ZEROTORCH_AS_DEEPSPEED"] = "1"  # for the processes that the program starts
     sys.argv = [program, *arguments]
     if as_module:
         runpy.run_module(program, run_name="__main__", alter_sys=True)

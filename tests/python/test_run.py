@@ -87,7 +87,11 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None:
         ready.touch()
         time.sleep(300)
     """)
-    assert python("-m", "zerotorch.run", "-n", "2", "--grace", "0.1", path).returncode == 3
+    impatient = (
+        "import sys; from zerotorch import run; from zerotorch.launcher import local_ranks; "
+        "local_ranks.KILL_AFTER_S = 0.1; sys.exit(run.main())"
+    )
+    assert python("-c", impatient, "-n", "2", "--grace", "0.1", path).returncode == 3
 
 
 class Job:

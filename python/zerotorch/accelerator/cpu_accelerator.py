@@ -94,7 +94,7 @@ class CPUAccelerator:
     def handles_memory_backpressure(self) -> bool:
         return True
 
-    def device_name(self, device_index: int | None = None) -> str:
+    def device_name(self, device_index: int | str | None = None) -> str:
         return self._name
 
     def current_device_name(self) -> str:

@@ -29,7 +29,7 @@ def free_port() -> int:
 def rank_environment(rank: int, world_size: int, master_addr: str, master_port: int) -> dict[str, str]:
     """The environment of one of `world_size` ranks of this host, as torchrun makes it, on top of ours.
 
-    Cores are shared out by OMP_NUM_THREADS unless it is set.
+    Cores are shared out by OMP_NUM_THREADS unless it is set. The installed zerotorch.pth answers for deepspeed.
     """
     cores = len(os.sched_getaffinity(0))
     return {
@@ -41,6 +41,7 @@ def rank_environment(rank: int, world_size: int, master_addr: str, master_port: 
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),
+        "ZEROTORCH_AS_DEEPSPEED": "1",
     }
 
 
@@ -84,7 +85,7 @@ class _Job:
         self.last_sent: int | None = None
 
     def start(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        # In a session of its own a signal reaches the rank's own processes too, and the terminal's Ctrl-C only us.
+        # On their own, a signal reaches the rank's processes too, and the terminal's Ctrl-C only us.
         self.ranks.append(
             subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_die_with(os.getpid()))
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+
+
+Batch = TypeVar("Batch")
 
 
 class DeepSpeedDataLoader:
@@ -62,17 +65,17 @@ class DeepSpeedDataLoader:
         return len(self.dataloader)
 
 
-class RepeatingLoader:
-    """Begins again where a loader ends."""
+class RepeatingLoader(Generic[Batch]):
+    """Goes through `loader` again and again. Raises StopIteration where it has no batches. Local."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Iterable[Batch]) -> None:
         self.loader = loader
         self.data_iter = iter(loader)
 
-    def __iter__(self) -> RepeatingLoader:
+    def __iter__(self) -> Iterator[Batch]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         try:
             return next(self.data_iter)
         except StopIteration:

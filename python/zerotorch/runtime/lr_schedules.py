@@ -372,7 +372,7 @@ def get_torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 def add_tuning_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Adds the options of DeepSpeed's tuning runs, by the names of the schedules' parameters. Returns the parser."""
-    group = parser.add_argument_group("Convergence Tuning", "Learning-rate schedules")
+    group = parser.add_argument_group("schedules", "Learning rates of tuning runs")
     group.add_argument("--lr_schedule", type=str, default=None, help="LRRangeTest, OneCycle, WarmupLR and so on")
     for name, kind, default in _TUNING:
         group.add_argument(f"--{name}", type=kind, default=default)

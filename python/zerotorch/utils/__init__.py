@@ -30,10 +30,10 @@ _LEAF = (
 
 __getattr__, __dir__ = attach(
     __name__,
-    submodules=("groups", "init_on_device", "logging", "tensor_fragment", "z3_leaf_module", "zero_to_fp32"),
+    submodules=("groups", "init_on_device", "leaf_modules", "logging", "tensor_fragment", "zero_to_fp32"),
     names={
         **{name: "zerotorch.utils.tensor_fragment" for name in [*_SAFE, "safe_update_full_grad_vectorized"]},
-        **{name: "zerotorch.utils.z3_leaf_module" for name in _LEAF},
+        **{name: "zerotorch.utils.leaf_modules" for name in _LEAF},
         "OnDevice": "zerotorch.utils.init_on_device",
         "RepeatingLoader": "zerotorch.runtime.dataloader",
         "is_initialized": "zerotorch.comm",

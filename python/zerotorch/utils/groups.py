@@ -41,6 +41,10 @@ def _zero() -> int:
     return 0
 
 
+def _zero_param_parallel_is_initialized() -> bool:
+    return False
+
+
 def _get_expert_parallel_group_dict() -> dict[str, Any]:
     return {}
 
@@ -74,5 +78,4 @@ _get_expert_parallel_world_size = _get_expert_parallel_rank = _raises("expert")
 _get_expert_parallel_group = _get_expert_data_parallel_group = _get_max_expert_parallel_group = _raises("expert")
 _get_expert_data_parallel_world_size = _get_expert_data_parallel_rank = _raises("expert")
 
-_zero_param_parallel_is_initialized = bool  # no hierarchical partitioning: False
 _get_zero_param_intra_parallel_group = _create_zero_param_parallel_group = _raises("hierarchical (zero_hpz)")

@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 __all__ = [
     "get_current_level",
@@ -21,15 +20,14 @@ __all__ = [
 LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
 
 
-class _StandardError(logging.StreamHandler[Any]):
+class _StandardError(logging.Handler):
     """Writes to what sys.stderr is at that moment."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr)
+        except Exception:
+            self.handleError(record)
 
 
 def _make_logger() -> logging.Logger:
@@ -38,9 +36,7 @@ def _make_logger() -> logging.Logger:
     made.propagate = False
     if not made.handlers:
         handler = _StandardError()
-        handler.setFormatter(
-            logging.Formatter("[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s")
-        )
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(filename)s:%(lineno)d: %(message)s"))
         made.addHandler(handler)
     return made
 
@@ -51,7 +47,7 @@ logger = _make_logger()
 @functools.cache
 def warning_once(message: str) -> None:
     """Logs a warning the first time that it is given. Local."""
-    logger.warning(message)
+    logger.warning(message, stacklevel=2)
 
 
 def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logging.INFO) -> None:
@@ -67,7 +63,8 @@ def log_dist_once(message: str, ranks: Sequence[int] | None = None, level: int =
 
 @functools.cache
 def _log_dist_once(message: str, ranks: tuple[int, ...] | None, level: int) -> None:
-    log_dist(message, ranks, level)
+    if _is_meant(ranks):
+        logger.log(level, _with_rank(message), stacklevel=3)
 
 
 def print_dist(message: str, ranks: Sequence[int] | None = None) -> None:

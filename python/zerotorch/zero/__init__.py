@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
         raise NotBuiltError("zero.TiledLinear is not built: use torch.nn.Linear")
     if name.startswith("estimate_zero"):
-        from zerotorch.runtime.zero import estimates
+        from zerotorch.runtime.zero import memory_estimates
 
-        return getattr(estimates, name)
+        return getattr(memory_estimates, name)
     raise AttributeError(f"module 'zerotorch.zero' has no attribute '{name}'")

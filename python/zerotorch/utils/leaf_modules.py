@@ -1,7 +1,8 @@
 """Marks of modules that DeepSpeed gathers as a whole at stage 3.
 
-zerotorch gathers by use and needs no such marks: they are kept for programs that set and read them, and change nothing.
-Everything is local.
+zerotorch gathers by use and needs no such marks: they are kept for programs that set and read them, and change
+nothing. The file is not called z3_leaf_module as DeepSpeed's is, since that is a function of `utils`. Everything is
+local.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,7 @@ def z3_leaf_module(model: torch.nn.Module) -> bool:
 
 
 def z3_leaf_parameter(model: torch.nn.Parameter) -> bool:
-    """False: marks have no effect on parameters."""
+    """Whether the parameter has DeepSpeed's mark, `ds_z3_leaf_module`, which nothing here sets."""
     return hasattr(model, "ds_z3_leaf_module")
 
 

@@ -1,0 +1,1 @@
+"""`deepspeed.compression`, which is not built."""

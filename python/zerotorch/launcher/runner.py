@@ -1,0 +1,97 @@
+"""DeepSpeed's command line, `deepspeed [options] script.py args...`, for one host."""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from .local_ranks import run_ranks
+
+DEEPSPEED_ENVIRONMENT_NAME = ".deepspeed_env"
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Starts the ranks that `args` (default: sys.argv) asks for, as many as NUMA nodes where it does not say.
+
+    Each gets `--local_rank=R` before its own arguments unless told not to. Returns the exit code: see `run_ranks`.
+    """
+    parser = _parser()
+    options = parser.parse_args(args)
+    if options.num_nodes > 1 or options.force_multi or options.node_rank > 0:
+        parser.error("only ranks of one host are started here; for several use torchrun or mpirun with zerotorch.run")
+    try:
+        ranks = _number_of_ranks(options)
+    except ValueError as error:
+        parser.error(str(error))
+    for name in ("bind_cores_to_rank", "bind_core_list"):
+        if getattr(options, name):
+            print(f"--{name} has no effect: set zerotorch.bind_cores_to_rank in the configuration", file=sys.stderr)
+
+    def command(rank: int) -> list[str]:
+        start = [] if options.no_python else [sys.executable, "-u", "-m", "zerotorch.run"]
+        module = ["-m"] if options.module else []
+        local_rank = [] if options.no_local_rank else [f"--local_rank={rank}"]
+        return [*start, *module, options.user_script, *local_rank, *options.user_args]
+
+    return run_ranks(ranks, command, master_addr=options.master_addr, master_port=options.master_port)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="deepspeed", description="Starts the ranks of a job on this host.")
+    number = parser.add_argument
+    number("--num_gpus", "--num_accelerators", type=int, default=-1, metavar="N", help="number of ranks")
+    number("--num_nodes", type=int, default=-1, metavar="N", help="number of hosts: 1")
+    number("--node_rank", type=int, default=-1, help="place of this host: 0")
+    number("--master_port", type=int, default=None, help="where ranks meet (default: a free port)")
+    number("--master_addr", default="127.0.0.1", help="where ranks meet (default: %(default)s)")
+    number("-H", "--hostfile", metavar="FILE", help="a line: host slots=N")
+    number("-i", "--include", default="", metavar="HOST[:SLOT,...]", help="as many ranks as slots are named")
+    number("-e", "--exclude", default="", metavar="HOST:SLOT,...", help="so many ranks fewer")
+    number("--bind_core_list", default=None, help=argparse.SUPPRESS)
+    for name, text in (
+        ("module", "the script is the name of a module"),
+        ("no_python", "the script is a program of its own"),
+        ("no_local_rank", "do not pass --local_rank"),
+        ("force_multi", argparse.SUPPRESS),
+        ("bind_cores_to_rank", argparse.SUPPRESS),
+    ):
+        number(f"--{name}", action="store_true", help=text)
+    number("user_script", help="script, module or program")
+    number("user_args", nargs=argparse.REMAINDER, help="of the script")
+    return parser
+
+
+def _number_of_ranks(options: argparse.Namespace) -> int:
+    if options.num_gpus > 0:
+        return int(options.num_gpus)
+    slots = _slots_of_host(options.hostfile)
+    if options.include and options.exclude:
+        raise ValueError("--include and --exclude exclude each other")
+    included, excluded = _slots_named(options.include), _slots_named(options.exclude)
+    left = (included or slots) - excluded
+    if left < 1:
+        raise ValueError(f"--exclude leaves none of {slots} slots")
+    return left
+
+
+def _slots_of_host(hostfile: str | None) -> int:
+    if hostfile is None:
+        from ..accelerator import get_accelerator
+
+        return get_accelerator().device_count()
+    lines = [line.split("#")[0].split() for line in pathlib.Path(hostfile).read_text().splitlines()]
+    hosts = [line for line in lines if line]
+    if len(hosts) != 1 or len(hosts[0]) != 2 or not hosts[0][1].startswith("slots="):
+        raise ValueError(f"{hostfile} must have one line, `host slots=N`: this launcher starts the ranks of one host")
+    return int(hosts[0][1].removeprefix("slots="))
+
+
+def _slots_named(filter_: str) -> int:
+    if "@" in filter_:
+        raise ValueError("--include and --exclude name one host: this launcher starts the ranks of one host")
+    slots = filter_.partition(":")[2]
+    return len(slots.split(",")) if slots else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

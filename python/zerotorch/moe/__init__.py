@@ -1,0 +1,1 @@
+"""`deepspeed.moe`: expert parallelism, which is not built."""

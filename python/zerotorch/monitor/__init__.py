@@ -1,0 +1,1 @@
+"""`deepspeed.monitor`: figures of a run in files."""

@@ -1,0 +1,63 @@
+"""`deepspeed.runtime.zero.partition_parameters`: the names that libraries read there and assign to.
+
+`zero.Init` changes no constructors of torch, so what is assigned to `zero_wrapper_for_fp_tensor_constructor` is never
+called.
+"""
+
+import enum
+from collections.abc import Callable
+
+import torch
+
+from ..._lazy import attach
+from ...accelerator import get_accelerator
+
+__all__ = ["ZeroParamStatus", "ZeroParamType", "get_accelerator", "zero_wrapper_for_fp_tensor_constructor"]
+
+_orig_torch_tensor = torch.tensor
+_orig_torch_empty = torch.empty
+_orig_torch_zeros = torch.zeros
+_orig_torch_ones = torch.ones
+_orig_torch_full = torch.full
+_orig_torch_arange = torch.arange
+_orig_torch_eye = torch.eye
+_orig_torch_randn = torch.randn
+
+
+class ZeroParamType(enum.Enum):
+    """How a parameter is kept."""
+
+    NORMAL = 1
+    PARTITIONED = 2
+    REMOTE = 3
+
+
+class ZeroParamStatus(enum.Enum):
+    """Whether a parameter's values are here: `parameter.ds_status`."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+def zero_wrapper_for_fp_tensor_constructor(
+    fn: Callable[..., torch.Tensor], target_fp_dtype: torch.dtype | None, target_device: torch.device | None
+) -> Callable[..., torch.Tensor]:
+    """`fn` with another default device, and another dtype for floating-point tensors. Local."""
+
+    def construct(*args: object, **kwargs: object) -> torch.Tensor:
+        if kwargs.get("device") is None and target_device is not None:
+            kwargs["device"] = target_device
+        made = fn(*args, **kwargs)
+        return made.to(target_fp_dtype) if target_fp_dtype is not None and made.is_floating_point() else made
+
+    return construct
+
+
+__getattr__, __dir__ = attach(
+    __name__,
+    names={
+        name: "zerotorch.zero"
+        for name in ("GatheredParameters", "Init", "register_external_parameter", "unregister_external_parameter")
+    },
+)

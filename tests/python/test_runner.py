@@ -1,0 +1,70 @@
+"""The `deepspeed` command line."""
+
+import pathlib
+
+import pytest
+from support import python, script
+from zerotorch.launcher import runner
+
+SHOWS = """
+    import os, sys
+    os.write(1, f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']} {sys.argv[1:]}\\n".encode())
+"""
+
+
+def run(*arguments: str) -> list[str]:
+    done = python("-m", "zerotorch.launcher.runner", *arguments)
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+def test_starts_ranks_with_their_local_rank(tmp_path: pathlib.Path) -> None:
+    path = script(tmp_path, SHOWS)
+    assert run("--num_gpus", "2", path, "--x", "--num_gpus") == [
+        "0/2 ['--local_rank=0', '--x', '--num_gpus']",
+        "1/2 ['--local_rank=1', '--x', '--num_gpus']",
+    ]
+    assert run("--num_gpus=1", "--no_local_rank", path, "-i") == ["0/1 ['-i']"]
+
+
+def test_programs_of_their_own(tmp_path: pathlib.Path) -> None:
+    program = ["/bin/sh", "-c", "echo $RANK $ZEROTORCH_AS_DEEPSPEED"]
+    assert run("--num_gpus", "1", "--no_python", "--no_local_rank", *program) == ["0 1"]
+
+
+@pytest.mark.parametrize("arguments, ranks", [
+    (["--include", "localhost:0,2,3"], 3),
+    (["--include", "localhost"], 4),
+    (["--exclude", "localhost:1"], 3),
+    ([], 4),
+    (["--num_gpus", "2"], 2),
+])
+def test_numbers_of_ranks(tmp_path: pathlib.Path, arguments: list[str], ranks: int) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# one\nlocalhost slots=4\n")
+    options = runner._parser().parse_args([*arguments, "--hostfile", str(hosts), "x.py"])
+    assert runner._number_of_ranks(options) == ranks
+
+
+@pytest.mark.parametrize("arguments, reason", [
+    (["--num_nodes", "2"], "several use torchrun"),
+    (["--force_multi"], "several use torchrun"),
+    (["--include", "a:0@b:1"], "one host"),
+    (["--include", "a:0", "--exclude", "a:1"], "exclude each other"),
+    (["--hostfile", "{hosts}"], "one line"),
+    (["--exclude", "a:0,1,2,3,4,5,6,7,8,9"], "leaves none"),
+])
+def test_what_is_refused(
+    tmp_path: pathlib.Path, arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=2\nb slots=2\n")
+    with pytest.raises(SystemExit) as ended:
+        runner.main([*(one.format(hosts=hosts) for one in arguments), "x.py"])
+    assert ended.value.code == 2 and reason in capsys.readouterr().err
+
+
+def test_the_name_that_libraries_read() -> None:
+    assert runner.DEEPSPEED_ENVIRONMENT_NAME == ".deepspeed_env"
