@@ -250,7 +250,9 @@ class DeepSpeedEngine(torch.nn.Module):
         return self._config.stage >= _STAGE_OF_SHARDED_PARAMETERS
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        return bool(self._config.resolved["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"])
+        section = self.config.get("zero_optimization") or {}
+        old_name = section.get("stage3_gather_fp16_weights_on_model_save", False)
+        return bool(section.get("stage3_gather_16bit_weights_on_model_save", old_name))
 
     def fp16_enabled(self) -> bool:
         return bool(self._config.resolved["fp16"]["enabled"])

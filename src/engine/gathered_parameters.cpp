@@ -78,6 +78,7 @@ GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> p
   impl.store->set_write(parameters_, modifier_rank == impl.group.rank()                ? Write::kGathered
                                      : readers_writes == ReadersWrites::kDropped ? Write::kOwnCopy
                                                                                    : Write::kRefused);
+  if (readers_writes == ReadersWrites::kDropped) impl.store->begin_dropping(parameters_);
   ++impl.gathered_scopes;
 }
 
@@ -92,7 +93,10 @@ void GatheredParameters::close() {
   const auto units = units_of(impl.model, parameters_);
   --impl.gathered_scopes;
   impl.store->set_write(parameters_, sharding::ParameterStore::Write::kOwnCopy);
-  if (readers_writes_ == ReadersWrites::kDropped) impl.store->drop_writes(parameters_);
+  if (readers_writes_ == ReadersWrites::kDropped) {
+    impl.check_module();  // an assignment to data is a write, too
+    impl.store->end_dropping(parameters_);
+  }
   if (modifier_rank_ && std::uncaught_exceptions() == exceptions_) {
     if (impl.groups.model_parallel && impl.group.rank() == *modifier_rank_) take_first_part(impl, parameters_);
     impl.store->broadcast(parameters_, *modifier_rank_);

@@ -10,6 +10,7 @@
 
 #include "config/did_you_mean.h"
 #include "engine/agreement.h"
+#include "intercept/compat.h"
 #include "intercept/parameter_handle.h"
 #include "layout/module_tree.h"
 #include "zero/errors.h"
@@ -178,8 +179,10 @@ void check_sharing(const Sharing& sharing) {
                       sharing[j]->name, sharing[i]->name));
     }
   }
-  const auto all = static_cast<std::int64_t>(sharing.front()->tensor.storage().use_count());
-  const std::int64_t others = all - own_references(sharing);
+  const auto& storage = sharing.front()->tensor.storage();
+  const auto all = static_cast<std::int64_t>(storage.use_count());
+  const std::int64_t of_python = intercept::has_python_object(*storage.unsafeGetStorageImpl()) ? 1 : 0;
+  const std::int64_t others = all - own_references(sharing) - of_python;
   if (others <= 0) return;
   throw ModelError(
       fmt::format("{} the memory of parameter '{}' (a view made in a constructor, as in wt = w.t(), a "

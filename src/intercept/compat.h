@@ -36,6 +36,19 @@ inline void remove_parameter_key(const at::Tensor& tensor) {
   keys = keys.remove(kParameterKey);
 }
 
+namespace detail {
+template <class Slot>
+bool has_python_object(const Slot& slot) {
+  if constexpr (requires { slot.load_pyobj(); }) return slot.load_pyobj() != nullptr;
+  return false;  // of an older libtorch, where what Python has of it is not among the references
+}
+}  // namespace detail
+
+/// True when Python has an object for this storage, which counts as one of its references.
+inline bool has_python_object(const c10::StorageImpl& storage) {
+  return detail::has_python_object(*storage.pyobj_slot());
+}
+
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
 namespace detail {
 /// libtorch 2.11 can make a storage's pointer throw but has no way back. An explicit instantiation may name a

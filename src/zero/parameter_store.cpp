@@ -18,7 +18,8 @@ void ParameterStore::set_write(std::span<const int> parameters, Write write) {
   for (int index : parameters) write_[index] = write;
 }
 
-void ParameterStore::drop_writes(std::span<const int> parameters) {
+void ParameterStore::end_dropping(std::span<const int> parameters) {
+  writes_.set_to_be_dropped(parameters, false);
   for (const int p : parameters) {
     if (!writes_.has(p)) continue;
     writes_.drop(p);

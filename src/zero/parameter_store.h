@@ -70,8 +70,10 @@ class ParameterStore : public intercept::UseObserver {
   };
   /// For the given parameters from here on. Local.
   void set_write(std::span<const int> parameters, Write write);
-  /// Forgets what this rank has written into these, which are pinned and had nothing written before. Local.
-  void drop_writes(std::span<const int> parameters);
+  /// Around a scope in which these are pinned: what this rank writes into them from here on becomes no parameter, and
+  /// is forgotten at the end. Local.
+  void begin_dropping(std::span<const int> parameters) { writes_.set_to_be_dropped(parameters, true); }
+  void end_dropping(std::span<const int> parameters);
 
   /// Counts that the communication report takes over.
   const CommunicationReport& counts() const { return counts_; }

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <algorithm>
+
 #include "zero/errors.h"
 #include "zero/parameter_store.h"
 #include "zero/sharded_optimizer.h"
@@ -39,9 +41,23 @@ void ParameterWrites::take_over(int p, const at::Tensor& values, intercept::UseO
   parameter.handle->attach(copy.data());
 }
 
+void ParameterWrites::set_to_be_dropped(std::span<const int> parameters, bool to_be_dropped) {
+  for (const int p : parameters) {
+    if (to_be_dropped) {
+      to_be_dropped_.insert(p);
+    } else {
+      to_be_dropped_.erase(p);
+    }
+  }
+}
+
+bool ParameterWrites::empty() const {
+  return std::ranges::all_of(copies_, [&](const auto& item) { return to_be_dropped_.contains(item.first); });
+}
+
 std::vector<int> ParameterWrites::written_by_any() {
   std::vector<std::int64_t> flags(model_.parameters.size(), 0);
-  for (const auto& [p, copy] : copies_) flags[p] = 1;
+  for (const auto& [p, copy] : copies_) flags[p] = !to_be_dropped_.contains(p);
   if (model_.world_size() > 1) {
     model_.group
         .all_reduce(flags.data(), static_cast<std::int64_t>(flags.size()), DType::kInt64, ReduceOp::kMax,

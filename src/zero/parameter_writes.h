@@ -7,6 +7,8 @@
 // that some ranks have changed takes their value, which must be the same on each. The fp32 masters follow where
 // values have changed.
 #include <map>
+#include <set>
+#include <span>
 #include <vector>
 
 #include "storage/flat_buffer.h"
@@ -26,13 +28,16 @@ class ParameterWrites {
   /// As begin(), with the values of a tensor that was put in the parameter's place (set_data). Local.
   void take_over(int parameter, const at::Tensor& values, intercept::UseObserver* observer);
 
+  /// Own copies of these are of a scope that drops them: they become no parameter. Local.
+  void set_to_be_dropped(std::span<const int> parameters, bool to_be_dropped);
   /// Forgets a parameter's own copy, which the module still sees. Local.
   void drop(int parameter) { copies_.erase(parameter); }
 
   bool has(int parameter) const { return !copies_.empty() && copies_.contains(parameter); }
   /// Of a parameter that has a copy: its memory.
   std::shared_ptr<void> keep_alive(int parameter) const { return copies_.at(parameter).keep_alive(); }
-  bool empty() const { return copies_.empty(); }
+  /// True when there is nothing to commit on this rank.
+  bool empty() const;
 
   /// *Collective.* The copies of all ranks become the parameters. Throws ModelError on every rank when two ranks
   /// have written different values to one element.
@@ -50,6 +55,7 @@ class ParameterWrites {
   ShardedModel& model_;
   storage::Ledger& ledger_;
   std::map<int, storage::FlatBuffer> copies_;
+  std::set<int> to_be_dropped_;
   std::uint64_t replicated_hash_ = 0;
 };
 

@@ -106,6 +106,7 @@ def place(parameters: list[torch.nn.Parameter], dtype: torch.dtype | None) -> No
         mark(parameter)
         offset += size
     block.host.barrier()  # the first rank has written
+    _C.empty_cache()  # where the values were
 
 
 def mark(parameter: torch.nn.Parameter) -> None:

@@ -1,0 +1,174 @@
+"""save_checkpoint() and load_checkpoint() from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from ranks import run
+
+PER_STEP = 6
+
+
+def config(stage: int, ranks: int, **more: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": PER_STEP // ranks,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "scheduler": {
+            "type": "WarmupDecayLR",
+            "params": {"warmup_num_steps": 2, "total_num_steps": 9, "warmup_max_lr": 0.02},
+        },
+        "zero_optimization": {"stage": stage},
+        "zerotorch": {"seed": 3},
+        **more,
+    }
+
+
+def train(engine: Any, first: int, last: int) -> list[float]:
+    """Losses of this rank in the steps [first, last)."""
+    losses = []
+    for number, batches in enumerate(models.micro_batches(last, PER_STEP)):
+        if number < first:
+            continue
+        for i, batch in enumerate(batches):
+            if i % engine.world_size == engine.global_rank:
+                loss = models.loss_of(engine, batch)
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+    return losses
+
+
+def make(stage: int, ranks: int, **more: Any) -> Any:
+    import zerotorch
+
+    model = models.make()
+    return zerotorch.initialize(
+        model=model, model_parameters=model.parameters(), config=config(stage, ranks, **more)
+    )[0]
+
+
+STATE = {"epoch": 3, "note": ("a", 1), "rng": torch.arange(3), 5: {"nested": [1.5, None]}}
+
+
+def save(folder: str, stage: int, ranks: int) -> list[float]:
+    engine = make(stage, ranks)
+    train(engine, 0, 2)
+    assert engine.save_checkpoint(folder, client_state=STATE)
+    losses = train(engine, 2, 4)
+    engine.destroy()
+    return losses
+
+
+def resume(folder: str, stage: int, ranks: int) -> tuple[list[float], str, Any, list[float]]:
+    engine = make(stage, ranks)
+    path, state = engine.load_checkpoint(folder)
+    rates = engine.get_lr()
+    assert engine.global_steps == 2
+    losses = train(engine, 2, 4)
+    engine.destroy()
+    return losses, path, state, rates
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (2, 2), (3, 3)])
+def test_goes_on_with_the_same_losses(tmp_path: Path, stage: int, ranks: int) -> None:
+    saved = run(2, save, str(tmp_path), 3, 2)
+    by_number = {}
+    for rank, losses in enumerate(saved):
+        by_number.update({2 * i + rank: loss for i, loss in enumerate(losses)})
+    for rank, (losses, path, state, rates) in enumerate(run(ranks, resume, str(tmp_path), stage, ranks)):
+        assert losses == [by_number[number] for number in range(rank, 2 * PER_STEP, ranks)]
+        assert path == str(tmp_path / "global_step2")
+        assert state["note"] == ("a", 1) and state["epoch"] == 3 and state[5] == {"nested": [1.5, None]}
+        assert torch.equal(state["rng"], STATE["rng"])
+        assert rates == pytest.approx([0.02])
+
+
+def nothing_there(folder: str) -> Any:
+    engine = make(2, 2)
+    result = engine.load_checkpoint(folder)
+    with pytest.raises(Exception, match="no_such_tag"):
+        engine.load_checkpoint(folder, tag="no_such_tag")
+    train(engine, 0, 1)
+    engine.destroy()
+    return result
+
+
+def test_a_folder_without_checkpoints(tmp_path: Path) -> None:
+    assert run(2, nothing_there, str(tmp_path)) == [(None, None)] * 2
+
+
+def live_rates(folder: str, use_client: bool) -> list[Any]:
+    """Rates that the program has set itself come back."""
+    import zerotorch
+
+    def fresh() -> Any:
+        model = models.make()
+        plain = {key: value for key, value in config(2, 1).items() if key not in ("scheduler", "optimizer")}
+        groups = [
+            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.3},
+            {"params": [p for p in model.parameters() if p.dim() <= 1], "lr": 0.5},
+        ]
+        if use_client:
+            client = torch.optim.AdamW(groups, lr=0.25)
+            return zerotorch.initialize(model=model, optimizer=client, config=plain)[0]
+        plain["optimizer"] = {"type": "AdamW", "params": {"lr": 0.25}}
+        return zerotorch.initialize(model=model, model_parameters=groups, config=plain)[0]
+
+    engine = fresh()
+    for group in engine.optimizer.param_groups:
+        group["lr"] *= 0.5
+        group["betas"] = (0.8, 0.9)
+    train(engine, 0, 1)
+    engine.save_checkpoint(folder)
+    expected = train(engine, 1, 2)
+    engine.destroy()
+    engine = fresh()
+    engine.load_checkpoint(folder)
+    facts = [[group["lr"], group["weight_decay"], group["betas"]] for group in engine.optimizer.param_groups]
+    assert train(engine, 1, 2) == expected
+    engine.destroy()
+    return facts
+
+
+@pytest.mark.parametrize("use_client", [False, True])
+def test_hyper_parameters_of_groups_come_back(tmp_path: Path, use_client: bool) -> None:
+    (facts,) = run(1, live_rates, str(tmp_path), use_client)
+    other = 0.01 if use_client else 0.0
+    assert facts == [[0.125, 0.3, (0.8, 0.9)], [0.25, other, (0.8, 0.9)]]
+
+
+def weights_alone(folder: str) -> None:
+    engine = make(3, 2)
+    train(engine, 0, 1)
+    engine.save_checkpoint(folder, tag="t")
+    digest = models.digest(engine.module.state_dict())
+    assert engine.save_16bit_model(folder, "whole.bin") is False  # the configuration does not ask for it
+    engine.destroy()
+    engine = make(3, 2, zero_optimization={"stage": 3, "stage3_gather_16bit_weights_on_model_save": True})
+    engine.load_checkpoint(folder, tag="t", load_module_only=True)
+    assert engine.global_steps == 0 and models.digest(engine.module.state_dict()) == digest
+    assert engine.save_16bit_model(folder, "whole.bin")
+    assert engine.save_16bit_model(folder, "whole.safetensors")
+    engine.save_full_weights(f"{folder}/hf")
+    torch.distributed.barrier()
+    plain = models.OddModel()
+    plain.load_state_dict(torch.load(f"{folder}/whole.bin"))
+    assert models.digest(plain.state_dict()) == digest
+    engine.destroy()
+    engine = make(3, 2)
+    engine.load_full_weights(f"{folder}/hf")
+    assert models.digest(engine.module.state_dict()) == digest
+    missing = engine.module.load_state_dict(plain.state_dict())
+    assert not missing.missing_keys
+    assert models.digest(engine.module.state_dict()) == digest
+    train(engine, 0, 1)
+    engine.destroy()
+
+
+def test_weights_alone(tmp_path: Path) -> None:
+    run(2, weights_alone, str(tmp_path))

@@ -1,0 +1,350 @@
+"""Parameters as programs of DeepSpeed handle them: zero.Init, GatheredParameters, raw access, whole values."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from ranks import run
+from torch import nn
+
+STORES = ["node_shared", "copying"]
+
+#: Nothing stays gathered that is not in use.
+_STRICT = {
+    "stage": 3,
+    "stage3_max_live_parameters": 1,
+    "stage3_max_reuse_distance": 0,
+    "stage3_param_persistence_threshold": 0,
+}
+
+
+def config(store: str = "node_shared", **more: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "zero_optimization": dict(_STRICT),
+        "zerotorch": {"store": store},
+        **more,
+    }
+
+
+def engine_of(model: nn.Module, store: str = "node_shared", **more: Any) -> Any:
+    import zerotorch
+
+    return zerotorch.initialize(model=model, model_parameters=model.parameters(), config=config(store, **more))[0]
+
+
+def step(engine: Any, seed: int = 0) -> float:
+    generator = torch.Generator().manual_seed(100 * seed + engine.global_rank)
+    loss = models.loss_of(engine, torch.randint(models.VOCAB, (2, models.SEQ + 1), generator=generator))
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
+# ---- GatheredParameters ----
+
+
+def gathered(store: str) -> dict[str, Any]:
+    import zerotorch
+    from zerotorch.zero import GatheredParameters
+
+    engine = engine_of(models.make(), store)
+    weight = engine.module.layers[0]["up"].weight
+    bias = engine.module.layers[0]["up"].bias
+    rank = engine.global_rank
+    before = weight.detach().clone()
+    seen: dict[str, Any] = {}
+    with GatheredParameters([None, weight, bias, weight, torch.ones(2)], modifier_rank=1):
+        weight.data.fill_(float(rank))  # all write; rank 1's counts
+        if rank == 1:
+            bias.data.numpy()[:] = 5.0
+    seen["spread"] = (weight.detach().unique().tolist(), bias.detach().unique().tolist())
+    seen["master"] = engine._core.full_weight("layers.0.up.weight").unique().tolist()
+    with GatheredParameters(weight):
+        weight.data.mul_(0)
+        weight.data.add_(rank + 10)
+        seen["own"] = weight.detach().unique().tolist()
+        with GatheredParameters(iter([weight, bias])):
+            seen["nested"] = weight.detach().unique().tolist()
+    seen["dropped"] = weight.detach().unique().tolist()
+    with GatheredParameters(engine.module.parameters(), modifier_rank=0):
+        if rank == 0:
+            weight.data.copy_(before)
+    seen["back"] = torch.equal(weight.detach(), before)
+    with pytest.raises(zerotorch.UsageError, match="modifier_rank=1"):
+        with GatheredParameters(weight, modifier_rank=0):
+            with GatheredParameters(weight, modifier_rank=1):
+                pass
+    seen["disabled"] = GatheredParameters(weight, enabled=False).params
+    step(engine)
+    engine.destroy()
+    return seen
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_gathered_parameters(store: str) -> None:
+    for rank, seen in enumerate(run(2, gathered, store)):
+        assert seen["spread"] == ([1.0], [5.0])
+        assert seen["master"] == [1.0]
+        assert seen["own"] == [rank + 10.0]
+        assert seen["nested"] == [rank + 10.0]
+        assert seen["dropped"] == [1.0]
+        assert seen["back"]
+        assert seen["disabled"] == []
+
+
+def writes_that_are_dropped_change_nothing(store: str) -> list[float]:
+    from zerotorch.zero import GatheredParameters
+
+    engine = engine_of(models.make(), store)
+    losses = []
+    for i in range(3):
+        with GatheredParameters(list(engine.module.parameters())):
+            for parameter in engine.module.parameters():
+                parameter.data.add_(1.0)
+            models.loss_of(engine.module, torch.zeros(1, 3, dtype=torch.long))
+        losses.append(step(engine, i))
+    engine.destroy()
+    return losses
+
+
+def three_steps(store: str) -> list[float]:
+    engine = engine_of(models.make(), store)
+    losses = [step(engine, i) for i in range(3)]
+    engine.destroy()
+    return losses
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_writes_that_are_dropped_change_nothing(store: str) -> None:
+    assert run(2, writes_that_are_dropped_change_nothing, store) == run(2, three_steps, store)
+
+
+# ---- zero.Init ----
+
+
+def built_in_init(ranks_differ: bool) -> tuple[list[float], list[bool]]:
+    import zerotorch
+    from zerotorch.zero import GatheredParameters, Init
+
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else int(_env("RANK"))
+    facts = []
+    zerotorch.init_distributed()
+    with Init(config_dict_or_path={"zero_optimization": {"stage": 3}, "train_batch_size": "auto"}):
+        torch.manual_seed(7 + (rank if ranks_differ else 0))
+        model = models.OddModel()
+    facts.append(all(hasattr(p, "ds_id") and p.ds_numel == p.numel() for p in model.parameters()))
+    facts.append(model.head.weight is model.embedding.weight)
+    if ranks_differ:
+        # What every rank writes is rank 0's; what a scope's rank writes is everybody's.
+        with torch.no_grad():
+            model.gain.fill_(float(rank + 1))
+        with GatheredParameters(model.shift, modifier_rank=1):
+            if rank == 1:
+                model.shift.data.fill_(0.5)
+        facts.append(bool((model.shift == 0.5).all()))
+        with GatheredParameters([model.shift, model.gain]):
+            model.shift.data.zero_()
+        facts.append(bool((model.shift == 0.5).all()))
+        with GatheredParameters([model.shift], modifier_rank=0):
+            if rank == 0:
+                model.shift.data.fill_(0.25)
+    engine = engine_of(model)
+    if ranks_differ:
+        facts.append(bool((model.gain == 1.0).all()))
+    losses = [step(engine, i) for i in range(3)]
+    engine.destroy()
+    return losses, facts
+
+
+def _env(name: str) -> str:
+    import os
+
+    return os.environ[name]
+
+
+@pytest.mark.parametrize("ranks_differ", [False, True])
+def test_init_gives_rank_0s_values(ranks_differ: bool) -> None:
+    plain = run(2, three_steps, "node_shared")
+    for rank, (losses, facts) in enumerate(run(2, built_in_init, ranks_differ)):
+        assert all(facts)
+        assert losses == plain[rank]
+
+
+def memory_of_init() -> tuple[int, int]:
+    """Proportional bytes of this process for a model of 64 MB built in zero.Init, and by itself."""
+    import zerotorch
+    from zerotorch.zero import Init
+
+    zerotorch.init_distributed()
+
+    def build() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(16)))
+
+    before = _proportional()
+    with Init():
+        model = build()
+    inside = _proportional() - before
+    assert sum(p.sum().item() for p in model.parameters()) != 0
+    return inside, 16 * 1024 * 1024 * 4
+
+
+def _proportional() -> int:
+    with open("/proc/self/smaps_rollup") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    raise AssertionError("no Pss")
+
+
+def test_init_holds_a_model_once_per_host() -> None:
+    parts = run(2, memory_of_init)
+    whole = parts[0][1]
+    assert sum(inside for inside, _ in parts) < 1.6 * whole  # and not 2
+
+
+def test_init_of_a_module_and_disabled() -> None:
+    from zerotorch.zero import Init
+
+    module = nn.Linear(3, 5)
+    before = module.weight.detach().clone()
+    with Init(enabled=False):
+        untouched = nn.Linear(2, 2)
+    assert not hasattr(untouched.weight, "ds_id")
+    Init(module=module, dtype=torch.bfloat16)
+    assert module.weight.dtype == torch.bfloat16
+    assert torch.equal(module.weight.detach(), before.bfloat16())
+
+
+# ---- raw access ----
+
+
+def raw_access(store: str) -> dict[str, str]:
+    """What each access gives: "right", or an exception."""
+    engine = engine_of(models.make(), store)
+    step(engine)
+    parameter = engine.module.gain
+    right = engine._core.full_weight("gain")
+    batch = torch.zeros(1, 3, dtype=torch.long)
+    seen = {}
+
+    def check(name: str, access: Any) -> None:
+        models.loss_of(engine.module, batch)  # something else is gathered
+        try:
+            value = access()
+        except RuntimeError as error:
+            seen[name] = "names it" if "'gain'" in str(error) else repr(error)
+            return
+        for _ in range(2):
+            models.loss_of(engine.module, batch)  # its memory is used again
+        tensor = value if isinstance(value, torch.Tensor) else torch.tensor(np.asarray(value))
+        seen[name] = "right" if torch.equal(tensor.detach(), right) else f"WRONG: {value}"
+
+    def pickled(save: Any, load: Any) -> Any:
+        buffer = io.BytesIO()
+        save(buffer)
+        buffer.seek(0)
+        return load(buffer)
+
+    check("numpy", lambda: parameter.detach().numpy())
+    check("asarray", lambda: np.asarray(parameter.detach()))
+    check("numpy(force)", lambda: parameter.numpy(force=True))
+    check("np.from_dlpack", lambda: np.from_dlpack(parameter.detach()))
+    check("torch.from_dlpack", lambda: torch.from_dlpack(parameter.detach()))
+    check("tolist", lambda: parameter.tolist())
+    check("deepcopy", lambda: copy.deepcopy(parameter))
+    check("deepcopy of the module", lambda: copy.deepcopy(engine.module).gain)
+    check("pickle", lambda: pickle.loads(pickle.dumps(parameter)))
+    check("torch.save", lambda: pickled(lambda f: torch.save(parameter, f), lambda f: torch.load(f, weights_only=False)))
+    check("state_dict", lambda: engine.module.state_dict()["gain"])
+    check("engine.state_dict", lambda: engine.state_dict()["module.gain"])
+    check(
+        "saved state_dict",
+        lambda: pickled(lambda f: torch.save(engine.module.state_dict(), f), lambda f: torch.load(f))["gain"],
+    )
+    check("data", lambda: parameter.data)
+    check("copy_", lambda: torch.empty_like(right).copy_(parameter.detach()))
+    check("data_ptr", lambda: (parameter.data_ptr(), parameter.detach().clone())[1])
+    array = parameter.detach().numpy()
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1.0
+    assert "gain" not in repr(parameter) and "Parameter containing" in repr(parameter)
+    engine.destroy()
+    return seen
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_raw_access_is_right_or_says_why(store: str) -> None:
+    for seen in run(2, raw_access, store):
+        assert set(seen.values()) <= {"right", "names it"}, seen
+        for name in ("numpy", "asarray", "tolist", "deepcopy", "state_dict", "saved state_dict", "torch.from_dlpack"):
+            assert seen[name] == "right", (name, seen[name])
+
+
+def alone(store: str) -> str:
+    """One rank looks at everything while the other waits for it elsewhere."""
+    engine = engine_of(models.make(), store)
+    step(engine)
+    if engine.global_rank == 0:
+        repr(engine.module.gain)
+        models.digest(engine.module.state_dict())
+    torch.distributed.barrier()
+    step(engine)
+    engine.destroy()
+    return "alive"
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_one_rank_may_look_alone(store: str) -> None:
+    assert run(2, alone, store, timeout_s=30) == ["alive", "alive"]
+
+
+# ---- whole values ----
+
+
+def safe_functions(store: str) -> dict[str, Any]:
+    from zerotorch import utils
+
+    engine = engine_of(models.make(), store)
+    model = engine.module
+    generator = torch.Generator().manual_seed(engine.global_rank)
+    loss = models.loss_of(engine, torch.randint(models.VOCAB, (2, models.SEQ + 1), generator=generator))
+    engine.backward(loss)
+    gradient = utils.safe_get_full_grad(model.gain)
+    engine.step()
+    seen: dict[str, Any] = {"gradient": gradient.norm().item(), "shape": tuple(gradient.shape)}
+    weight = utils.safe_get_full_fp32_param(model.gain)
+    seen["state"] = torch.allclose(utils.safe_get_full_optimizer_state(model.gain, "exp_avg"), 0.1 * gradient, atol=1e-7)
+    utils.safe_set_full_fp32_param(model.gain, weight + 1)
+    seen["set"] = torch.equal(utils.safe_get_full_fp32_param(model.gain), weight + 1)
+    utils.safe_set_full_optimizer_state(model.gain, torch.full_like(weight, 3.0), "exp_avg")
+    seen["set state"] = utils.safe_get_full_optimizer_state(model.gain, "exp_avg").unique().tolist()
+    local = utils.safe_get_local_fp32_param(model.gain)
+    whole = utils.safe_get_full_fp32_param(model.gain)
+    seen["local"] = local.numel()
+    assert all(value in whole.tolist() for value in local.tolist())
+    assert utils.safe_get_full_grad(model.shift) is None
+    keys = set(engine.optimizer.state[model.gain])
+    assert keys == {"exp_avg", "exp_avg_sq"}
+    engine.destroy()
+    return seen
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_safe_functions(store: str) -> None:
+    first, second = run(2, safe_functions, store)
+    assert first["gradient"] == second["gradient"] > 0
+    for seen in (first, second):
+        assert seen["shape"] == (13,)
+        assert seen["state"] and seen["set"]
+        assert seen["set state"] == [3.0]
+    assert first["local"] + second["local"] == 13
