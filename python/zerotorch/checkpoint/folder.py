@@ -88,6 +88,8 @@ class Checkpoint:
         self.tensors = {(tensor.name, tensor.kind): tensor for tensor in tensors}
         if len(self.tensors) != len(tensors):
             raise self._damaged("has a tensor twice")
+        #: {other name: name} of tied parameters and buffers.
+        self.aliases = {alias: tensor.name for tensor in tensors for alias in tensor.aliases}
         for path, size, header in zip(self._files, self._sizes, headers):
             self._check_file(path, size, header, str(manifest["id"]))
         for tensor in tensors:
@@ -97,11 +99,6 @@ class Checkpoint:
     def names(self) -> list[str]:
         """Of parameters and buffers, without aliases, in the manifest's order."""
         return list(dict.fromkeys(name for name, kind in self.tensors if kind != "random_state"))
-
-    @property
-    def aliases(self) -> dict[str, str]:
-        """{other name: name} of tied parameters and buffers."""
-        return {alias: tensor.name for tensor in self.tensors.values() for alias in tensor.aliases}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
