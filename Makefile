@@ -1,6 +1,7 @@
 # The front door. Two commands are enough:
 #   make train    watch a GPT train under ZeRO-3 on two ranks of this machine
 #   make test     build and run the tests
+#   make python   the Python package in .venv, and the two programs of every DeepSpeed tutorial
 #   make compare  the same training under ZeRO 0 to 3: a table and a picture
 #   make bench    and bench-checkpoint, -collectives, -kernels, -overhead, -routing: docs/benchmarks.md
 # Each installs what is missing, configures, builds, and repeats nothing the second time.
@@ -21,7 +22,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing install clean
+.PHONY: help setup test-packages configure build train python wheel compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -43,6 +44,18 @@ train: configure
 	@echo "zerotorch: building the command line in $(BUILD) with $(JOBS) jobs"
 	@cmake --build $(BUILD) -j $(JOBS) --target zero
 	@$(BUILD)/apps/zero/zero train $(ARGS)
+
+# The package becomes importable in .venv; programs written for DeepSpeed run with `import zerotorch as deepspeed`.
+python: configure
+	@echo "zerotorch: building the Python package in $(BUILD) with $(JOBS) jobs"
+	@cmake --build $(BUILD) -j $(JOBS) --target zerotorch_python
+	@scripts/python_package.sh $(BUILD)
+	@.venv/bin/python -m zerotorch.run -n 2 examples/python/training_loop.py $(ARGS)
+	@.venv/bin/python -m zerotorch.run -n 2 examples/python/with_optimizer.py $(ARGS)
+
+# A wheel for this Python and this torch in dist/, with the libraries it needs beside torch's.
+wheel: setup
+	@scripts/wheel.sh
 
 # matplotlib for the picture; `make peers` also gets what others train with, for ARGS=--peers.
 compare: configure

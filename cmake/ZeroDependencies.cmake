@@ -1,6 +1,16 @@
 # libtorch comes from a `torch` wheel or a libtorch folder: -DTorch_DIR=.../share/cmake/Torch or
 # CMAKE_PREFIX_PATH. All else from the system.
 if(NOT ZERO_FUZZ)
+  if(SKBUILD AND NOT Torch_DIR)
+    # pip builds the wheel: for the torch of the Python that runs it.
+    execute_process(COMMAND ${Python3_EXECUTABLE} -c "import torch.utils; print(torch.utils.cmake_prefix_path)"
+      OUTPUT_VARIABLE torch_prefix OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE no_torch)
+    if(no_torch)
+      message(FATAL_ERROR "zerotorch is built for the torch that is installed, and the Python of this build has none. "
+        "Install torch, then type:  pip install --no-build-isolation .")
+    endif()
+    list(PREPEND CMAKE_PREFIX_PATH ${torch_prefix})
+  endif()
   find_package(Torch REQUIRED)
   if(NOT Torch_VERSION)
     file(STRINGS ${TORCH_INSTALL_PREFIX}/include/torch/headeronly/version.h ZERO_TORCH_VERSION_LINE
@@ -14,6 +24,9 @@ if(NOT ZERO_FUZZ)
 
   # What is installed finds its neighbours and the libtorch it was built with.
   set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" "$ORIGIN" "${TORCH_INSTALL_PREFIX}/lib")
+  if(SKBUILD)
+    set(CMAKE_INSTALL_RPATH "$ORIGIN" "$ORIGIN/../torch/lib")
+  endif()
 
   # Torch's imported targets carry flags of its own build; we only want headers and libraries.
   add_library(zero_libtorch INTERFACE)

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -115,6 +116,14 @@ struct BackwardOptions {
   bool retain_graph = false;
   /// The loss counts this many times: gradient_accumulation_steps for a loss that the program has divided by it already.
   double weight = 1;
+};
+
+/// How far another library has trained what this engine goes on with.
+struct Progress {
+  std::int64_t global_steps = 0;   ///< skipped ones included
+  std::int64_t skipped_steps = 0;
+  std::map<std::string, std::int64_t> updates;  ///< by parameter; those not named count as many as global_steps - skipped
+  std::optional<double> loss_scale;             ///< of fp16 with a dynamic scale
 };
 
 /// A part of a parameter's averaged gradient.
@@ -287,6 +296,11 @@ class Engine {
   /// every rank; once values were changed the engine refuses to step until a load succeeds.
   LoadReport load_checkpoint(const std::string& folder, const std::string& tag = {},
                              const LoadOptions& options = {});
+
+  /// Counts on from steps that another library has taken: schedules, the optimizer's corrections of its moments, the
+  /// random streams. Weights and states are set apart (set_full_weight, set_full_optimizer_state). Between steps; the
+  /// same on every rank. *Collective.* Throws ModelError for unknown names, ConfigError for negative numbers.
+  void set_progress(const Progress& progress);
 
   /// Replaces the weights and buffers by those of a whole model, by name: safetensors (a file, an index, or a
   /// folder with either), Python's torch.save(module.state_dict()) or C++'s torch::save(module). Of any

@@ -252,6 +252,12 @@ void bind_values(py::class_<PythonEngine>& engine) {
            [](PythonEngine& self, const std::string& name) { return self.get().optimizer_states(name); })
       .def("parameter_group_of",
            [](PythonEngine& self, const std::string& name) { return self.get().parameter_group_of(name); })
+      .def("set_progress",
+           [](PythonEngine& self, std::int64_t global_steps, std::int64_t skipped_steps,
+              const std::map<std::string, std::int64_t>& updates, std::optional<double> loss_scale) {
+             self.get().set_progress({global_steps, skipped_steps, updates, loss_scale});
+           },
+           py::arg("global_steps"), py::arg("skipped_steps"), py::arg("updates"), py::arg("loss_scale"), NoGil())
       .def("set_full_optimizer_state",
            [](PythonEngine& self, const std::string& name, const std::string& state, const at::Tensor& value) {
              self.get().set_full_optimizer_state(name, state, value);

@@ -191,7 +191,7 @@ class _Builder:
     def _with_client(self, client: torch.optim.Optimizer) -> DeepSpeedEngine:
         if self.config.names_optimizer:
             raise ConfigError("the configuration ('optimizer') and initialize() both give an optimizer: remove one")
-        if client.state:
+        if any(state.get("step", 1) != 0 for state in client.state.values()):
             raise ConfigError(
                 "the optimizer has been stepped before initialize(); its states cannot be taken over: give a fresh one"
             )

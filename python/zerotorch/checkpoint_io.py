@@ -36,8 +36,22 @@ def load(
     load_optimizer_states: bool,
     load_lr_scheduler_states: bool,
     strict: bool,
+    trust: bool,
 ) -> tuple[str | None, dict[str, Any] | None]:
     """*Collective.* (None, None) where `folder` has no checkpoint and no tag was asked for."""
+    if _is_of_deepspeed(folder, tag):
+        from zerotorch.checkpoint import load_deepspeed
+
+        return load_deepspeed.load(
+            engine,
+            folder,
+            tag,
+            module_only=module_only,
+            load_optimizer_states=load_optimizer_states,
+            load_lr_scheduler_states=load_lr_scheduler_states,
+            strict=strict,
+            trust=trust,
+        )
     if not tag and not _has_checkpoint(folder):
         log_dist(f"load_checkpoint: there is no checkpoint in '{folder}'", ranks=[0])
         return None, None
@@ -135,6 +149,15 @@ def _unpickle(saved: dict[str, str]) -> Any:
 def _has_checkpoint(folder: str) -> bool:
     path = Path(folder)
     return (path / "latest").exists() or (path / "manifest.json").exists()
+
+
+def _is_of_deepspeed(folder: str, tag: str) -> bool:
+    path = Path(folder)
+    try:
+        path = path / (tag or (path / "latest").read_text().strip())
+    except OSError:
+        pass
+    return not (path / "manifest.json").exists() and any(path.glob("*model_states.pt"))
 
 
 def _load_scheduler(engine: DeepSpeedEngine, saved: Any) -> None:

