@@ -136,13 +136,11 @@ def test_groups_of_the_configuration(tmp_path):
     group = read(str(tmp_path / "out")).param_groups[0]
     assert (group["lr"], group["betas"], len(group["params"])) == (0.02, (0.9, 0.95), 8)
     change(folder, "state", learning_rate_override=0.5)
-    write_deepspeed(Checkpoint(str(folder)), str(tmp_path / "out"), stage=3, ranks=2)
-    assert (
-        torch_files.load_torch_file(str(tmp_path / "out" / TAG / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"))[
-            "optimizer_state_dict"
-        ]["optimizer_state_dict"]["param_groups"][0]["lr"]
-        == 0.5
-    )
+    with pytest.raises(CheckpointError, match="there already"):
+        write_deepspeed(Checkpoint(str(folder)), str(tmp_path / "out"), stage=3, ranks=2)
+    write_deepspeed(Checkpoint(str(folder)), str(tmp_path / "out"), stage=3, ranks=2, tag="again")
+    assert read(str(tmp_path / "out")).tag == "again"
+    assert read(str(tmp_path / "out")).param_groups[0]["lr"] == 0.5
 
 
 def test_what_deepspeed_cannot_hold(tmp_path):

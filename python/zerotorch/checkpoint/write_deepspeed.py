@@ -34,8 +34,7 @@ def write_deepspeed(
     step_as_number: bool = False,
 ) -> str:
     """Writes the folder of one tag into `path`, and `latest`; returns the tag's folder. DeepSpeed's load_checkpoint
-    takes
-    it with the same stage and as many ranks, and its zero_to_fp32 gives the same bits.
+    takes it with the same stage and as many ranks, and its zero_to_fp32 gives the same bits.
 
     `param_groups` are the optimizer's, as DeepSpeed will have them: hyper-parameters, and under "params" the names in
     order. Without them all trainable parameters are one group in the checkpoint's order, with the hyper-parameters of
@@ -45,8 +44,9 @@ def write_deepspeed(
     (FusedAdam, DeepSpeedCPUAdam); torch's keep the number of updates as a tensor. 16-bit parameters are the masters
     rounded to the nearest, of two as near to the even one, as DeepSpeed does.
 
-    Memory: one rank's part. Throws CheckpointError for what DeepSpeed's folder cannot hold: an accumulation window that
-    is not over, parameters that were updated less often than others, states that are not fp32 of the parameter's shape.
+    Memory: one rank's part, and for stages 1 and 2 the module. Throws CheckpointError when the tag's folder is there
+    already, and for what DeepSpeed's cannot hold: an accumulation window that is not over, parameters that were updated
+    less often than others, states that are not fp32 of the parameter's shape. Throws OSError.
     """
     if stage not in (1, 2, 3) or ranks < 1:
         raise CheckpointError(
@@ -55,7 +55,9 @@ def write_deepspeed(
         )
     folder = os.path.join(path, tag or checkpoint.tag)
     writer = _Writer(checkpoint, stage, ranks, param_groups, sub_group_size, step_as_number)
-    os.makedirs(folder, exist_ok=True)
+    if os.path.exists(folder):
+        raise CheckpointError(f"{folder} is there already: give another tag, or remove it")
+    os.makedirs(folder)
     prefix = "bf16_" if writer.dtype == torch.bfloat16 else ""
     for rank in range(ranks):
         save_torch_file(
