@@ -194,13 +194,12 @@ def step_counts(engine):
     return sorted({int(state["step"]) for state in inner.state.values() if "step" in state})
 
 
-def rank_main(spec):
-    case, folder, meeting = spec["case"], pathlib.Path(spec["to"]), spec["meeting"]
+def start_rank(case, meeting):
+    """(engine, the model's module) inside a rank that run_ranks started."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
     import torch
     import torch.distributed as dist
-    from safetensors.torch import save_file
 
     sys.path.insert(0, str(ROOT / "tests" / "python"))
     import odd_model
@@ -209,22 +208,42 @@ def rank_main(spec):
     if case["precision"] == "fp16":  # DeepSpeed refuses it on the CPU because it may be slow there
         type(deepspeed.get_accelerator()).is_fp16_supported = lambda self: True
         type(deepspeed.get_accelerator()).supported_dtypes = lambda self: [torch.float, torch.bfloat16, torch.half]
-    rank, ranks = int(os.environ["RANK"]), case["ranks"]
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=int(os.environ["RANK"]), world_size=case["ranks"]
+    )
     deepspeed.init_distributed(dist_backend="gloo", dist_init_required=False)
-    model = odd_model.OddModel()
+    model = odd_model.OddModel(seed=case.get("seed", 7))
     config = config_of(case)
     params = config["optimizer"]["params"]
-    engine, _, _, _ = deepspeed.initialize(
-        model=model, config=config, model_parameters=model.groups(params["lr"], params["weight_decay"])
-    )
-    losses_before = [train(engine, step, odd_model) for step in range(STEPS_BEFORE)]
+    groups = model.groups(params["lr"], params["weight_decay"])
+    engine, _, _, _ = deepspeed.initialize(model=model, config=config, model_parameters=groups)
+    return engine, odd_model
+
+
+def losses_of_steps(engine, odd_model, begin, end):
+    """By rank, on every rank."""
+    import torch.distributed as dist
+
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, [train(engine, step, odd_model) for step in range(begin, end)])
+    return gathered
+
+
+def save_main(spec):
+    """A rank that trains, and saves what is kept."""
+    case, folder = spec["case"], pathlib.Path(spec["to"])
+    engine, odd_model = start_rank(case, spec["meeting"])
+    import deepspeed
+    import torch
+    from safetensors.torch import save_file
+
+    losses_before = losses_of_steps(engine, odd_model, 0, STEPS_BEFORE)
     tensors = expected_tensors(engine, case["stage"])
     expected = {
         "deepspeed": deepspeed.__version__,
         "torch": torch.__version__,
         "stage": case["stage"],
-        "ranks": ranks,
+        "ranks": case["ranks"],
         "precision": case["precision"],
         "global_steps": engine.global_steps,
         "skipped_steps": engine.skipped_steps,
@@ -232,52 +251,48 @@ def rank_main(spec):
         "lr": engine.get_lr(),
         "client_state": CLIENT_STATE,
         "loss_scale": float(getattr(engine.optimizer, "loss_scale", None) or 1.0),
-        "config": config,
+        "config": config_of(case),
+        "losses_before": losses_before,
     }
-    options = {}
-    if case.get("exclude_frozen_parameters"):
-        options["exclude_frozen_parameters"] = True
+    options = {"exclude_frozen_parameters": True} if case.get("exclude_frozen_parameters") else {}
     engine.save_checkpoint(str(folder / "checkpoint"), tag=TAG, client_state=CLIENT_STATE, **options)
-    losses = [train(engine, step, odd_model) for step in range(STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)]
-    gathered = [None] * ranks
-    dist.all_gather_object(gathered, (losses_before, losses))
-    expected["losses_before"] = [before for before, _ in gathered]
-    expected["losses_after"] = [after for _, after in gathered]
-    if rank == 0:
+    expected["losses_after"] = losses_of_steps(engine, odd_model, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
+    if engine.global_rank == 0:
         save_file(tensors, str(folder / "expected.safetensors"))
         (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
-    dist.barrier()
-    dist.destroy_process_group()
+
+
+def resume_main(spec):
+    """A rank that goes on from a folder with a model of other weights."""
+    case, folder = dict(spec["case"], seed=99), pathlib.Path(spec["to"])
+    engine, odd_model = start_rank(case, spec["meeting"])
+    path, client_state = engine.load_checkpoint(spec["resume"])
+    result = {"path": path, "client_state": {key: client_state.get(key) for key in CLIENT_STATE}}
+    result.update(global_steps=engine.global_steps, skipped_steps=engine.skipped_steps, lr=engine.get_lr())
+    result["updates"] = step_counts(engine)
+    tensors = expected_tensors(engine, case["stage"])
+    result["losses"] = losses_of_steps(engine, odd_model, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
+    if engine.global_rank == 0:
+        from safetensors.torch import save_file
+
+        save_file(tensors, str(folder / "loaded.safetensors"))
+        (folder / "resumed.json").write_text(json.dumps(result))
 
 
 # ---- the program
 
 
-def run_case(case, to):
-    """True when the folder was made; else DeepSpeed's last words are printed."""
-    target = to / case["name"]
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+def run_ranks(spec, ranks):
+    """None when all ranks ended well, else their last words."""
     with tempfile.TemporaryDirectory() as scratch:
-        spec = json.dumps({"case": case, "to": str(target), "meeting": f"{scratch}/meeting"})
-        processes, logs = [], []
-        for rank in range(case["ranks"]):
-            environment = dict(
-                os.environ,
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE=str(case["ranks"]),
-                LOCAL_SIZE=str(case["ranks"]),
-                OMP_NUM_THREADS="1",
-                DS_ACCELERATOR="cpu",
-            )
-            log = open(f"{scratch}/log{rank}", "w+b")
-            logs.append(log)
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, __file__, "--rank", spec], env=environment, stdout=log, stderr=subprocess.STDOUT
-                )
-            )
+        text = json.dumps({**spec, "meeting": f"{scratch}/meeting"})
+        logs = [open(f"{scratch}/log{rank}", "w+b") for rank in range(ranks)]
+        processes = []
+        for rank, log in enumerate(logs):
+            own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "OMP_NUM_THREADS": 1}
+            environment = {**os.environ, **{name: str(value) for name, value in own.items()}, "DS_ACCELERATOR": "cpu"}
+            command = [sys.executable, str(pathlib.Path(__file__).resolve()), "--rank", text]
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         good = True
         for process in processes:
             try:
@@ -287,17 +302,35 @@ def run_case(case, to):
             if not good:
                 for other in processes:
                     other.kill()
+        words = []
         for log in logs:
             log.seek(0)
-            text = log.read().decode(errors="replace")
+            words.append(log.read().decode(errors="replace")[-3000:])
             log.close()
-            if not good:
-                print(text[-3000:])
+        return None if good else "\n".join(words)
+
+
+def run_case(case, to):
+    """True when the folder was made; else what the ranks said is printed."""
+    target = to / case["name"]
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    failure = run_ranks({"case": case, "to": str(target)}, case["ranks"])
     for program in (target / "checkpoint").glob("*.py"):
         program.unlink()
-    if not good:
+    if failure is not None:
+        print(failure)
         shutil.rmtree(target)
-    return good
+    return failure is None
+
+
+def resume(name, folder, scratch, **extra):
+    """Goes on from a folder as case `name` would; for the tests. Returns what resume_main found out."""
+    case = parse(name, {**all_cases().get(name, {}), **extra})
+    failure = run_ranks({"case": case, "to": str(scratch), "resume": str(folder)}, case["ranks"])
+    if failure is not None:
+        raise RuntimeError(failure)
+    return json.loads((pathlib.Path(scratch) / "resumed.json").read_text())
 
 
 def installed_version():
@@ -315,7 +348,8 @@ def main():
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
-        return rank_main(json.loads(arguments.rank))
+        spec = json.loads(arguments.rank)
+        return resume_main(spec) if "resume" in spec else save_main(spec)
     version = installed_version().split(".")[:2]
     cases = all_cases()
     chosen = arguments.case or (OLD if arguments.old else cases if arguments.all else COMMITTED)

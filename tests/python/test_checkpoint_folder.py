@@ -1,4 +1,4 @@
-"""zerotorch's own checkpoints, read by zerotorch.checkpoint.folder: the committed ones, and made ones that are damaged."""
+"""zerotorch's own checkpoints, read in Python: the committed ones, and made ones that are damaged."""
 
 import json
 import pathlib
@@ -6,51 +6,13 @@ import shutil
 
 import pytest
 import torch
+from own_checkpoint import describe, write
 
 from zerotorch.checkpoint.folder import Checkpoint, is_own_folder
 from zerotorch.errors import CheckpointError
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 VERSIONS = ["checkpoint_1", "checkpoint_2"]
-
-
-def write(folder: pathlib.Path, tensors: list[dict], values: list[torch.Tensor], **more: object) -> pathlib.Path:
-    """A checkpoint of one rank: `values` are each tensor's elements in the order of its file."""
-    folder.mkdir(parents=True)
-    header, data = {"__metadata__": {"zerotorch_checkpoint": "abc"}}, b""
-    for tensor, value in zip(tensors, values):
-        raw = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        header[f"{tensor['kind']}/{tensor['name']}"] = {
-            "dtype": tensor["dtype"], "shape": [value.numel()], "data_offsets": [len(data), len(data) + len(raw)],
-        }  # fmt: skip
-        tensor["pieces"] = [
-            {"file": 0, "offset": 4096 + len(data), "begin": 0, "numel": value.numel(), "checksums": []}
-        ]
-        data += raw
-    text = json.dumps(header).encode()
-    text += b" " * (4088 - len(text))
-    (folder / "rank_00000.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-    manifest = {
-        "format": "zerotorch checkpoint", "version": 2, "id": "abc", "tag": folder.name, "created_unix_ns": 1,
-        "global_steps": 7, "world_size": 1, "block_nbytes": 1048576, "versions": {}, "state": {"optimizer_steps": 7},
-        "client_state": {"epoch": 1}, "config": {}, "tensors": tensors, "checksum": "0" * 16,
-        "files": [{"name": "rank_00000.safetensors", "nbytes": 4096 + len(data), "header_nbytes": 4096,
-                   "header_checksum": "0" * 16}],
-    }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps({**manifest, **more}))
-    return folder
-
-
-def describe(name: str, shape: list[int], kind: str = "weight", dtype: str = "F32", **more: object) -> dict:
-    return {
-        "name": name,
-        "kind": kind,
-        "dtype": dtype,
-        "shape": shape,
-        "module_dtype": dtype,
-        "trainable": True,
-        **more,
-    }
 
 
 def change(folder: pathlib.Path, **members: object) -> None:

@@ -1,5 +1,5 @@
-"""zerotorch.utils.zero_to_fp32 on folders of DeepSpeed and of zerotorch. What `zero ckpt export` writes is compared where
-the program is built: ZERO_PROGRAM, or the release build."""
+"""zerotorch.utils.zero_to_fp32 on folders of DeepSpeed and of zerotorch. What `zero ckpt export` writes is compared
+where the program is built: ZERO_PROGRAM, or the release build."""
 
 import json
 import os

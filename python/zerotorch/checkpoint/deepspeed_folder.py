@@ -17,7 +17,7 @@ from zerotorch.checkpoint.torch_files import load_torch_file
 from zerotorch.errors import CheckpointError
 
 # What DeepSpeed itself puts beside the client state.
-_OWN_KEYS = frozenset(
+OWN_KEYS = frozenset(
     (
         "module",
         "buffer_names",
@@ -309,7 +309,7 @@ def _assemble(
         global_samples=int(first.get("global_samples", 0)),
         lr_scheduler=first.get("lr_scheduler"),
         loss_scaler=loss_scaler,
-        client_state={key: value for key, value in first.items() if key not in _OWN_KEYS},
+        client_state={key: value for key, value in first.items() if key not in OWN_KEYS},
         ds_config=first.get("ds_config") or {},
         ds_version=str(first.get("ds_version", "")),
         _make_states=make_states,

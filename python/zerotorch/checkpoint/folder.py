@@ -51,6 +51,10 @@ class StoredTensor:
     def numel(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def row_major(self) -> bool:
+        return not self.boxes and self.dim_order == tuple(range(len(self.shape)))
+
 
 def is_own_folder(path: str, tag: str | None = None) -> bool:
     """Whether `tag` of the folder `path` (or what `latest` names, or `path` itself) is a checkpoint of this format."""
@@ -121,14 +125,29 @@ class Checkpoint:
         buffer has a last dimension of 2. Memory: the tensor, twice where its elements lie in another order than row by
         row. Throws CheckpointError."""
         stored = self.stored(name, kind)
-        raw = bytearray(stored.numel * stored.dtype.itemsize)
-        view = memoryview(raw)
-        for file, offset, begin, numel in stored.pieces:
-            first = begin * stored.dtype.itemsize
-            self._read(self._files[file], offset, view[first : first + numel * stored.dtype.itemsize])
-        flat = torch.frombuffer(raw, dtype=stored.dtype) if raw else torch.empty(0, dtype=stored.dtype)
-        whole = _row_major(flat, stored)
+        whole = _row_major(self._elements(stored, 0, stored.numel), stored)
         return whole if dtype is None else whole.to(dtype)
+
+    def elements(self, name: str, kind: str, begin: int, end: int) -> Tensor:
+        """Elements `begin` to `end` of the tensor row by row, as stored, of shape [end - begin]. Memory: these, or the
+        tensor where its elements lie in another order. Throws CheckpointError."""
+        stored = self.stored(name, kind)
+        if stored.row_major:
+            return self._elements(stored, begin, end)
+        return self.tensor(name, kind).view(-1)[begin:end].clone()
+
+    def _elements(self, stored: StoredTensor, begin: int, end: int) -> Tensor:
+        """In the file's order."""
+        size = stored.dtype.itemsize
+        raw = bytearray((end - begin) * size)
+        view = memoryview(raw)
+        for file, offset, first, numel in stored.pieces:
+            low, high = max(begin, first), min(end, first + numel)
+            if low < high:
+                self._read(
+                    self._files[file], offset + (low - first) * size, view[(low - begin) * size : (high - begin) * size]
+                )
+        return torch.frombuffer(raw, dtype=stored.dtype) if raw else torch.empty(0, dtype=stored.dtype)
 
     def lazy(self, name: str, kind: str = "weight", dtype: torch.dtype | None = None) -> LazyTensor:
         """tensor(), when it is asked for."""

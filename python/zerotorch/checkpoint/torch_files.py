@@ -15,7 +15,11 @@ from zerotorch.errors import CheckpointError
 
 
 class LossScaler:
-    """In place of DeepSpeed's loss scalers: an object with the attributes that the file has."""
+    """In place of DeepSpeed's loss scaler of a fixed scale: an object with the attributes that the file has."""
+
+
+class DynamicLossScaler(LossScaler):
+    """In place of DeepSpeed's dynamic loss scaler."""
 
 
 class ZeroStage(int):
@@ -34,10 +38,11 @@ _SCALERS = "deepspeed.runtime.fp16.loss_scaler"
 _STAND_INS: dict[str, type] = {
     f"{_SCALERS}.LossScalerBase": LossScaler,
     f"{_SCALERS}.LossScaler": LossScaler,
-    f"{_SCALERS}.DynamicLossScaler": LossScaler,
+    f"{_SCALERS}.DynamicLossScaler": DynamicLossScaler,
     "deepspeed.runtime.zero.config.ZeroStageEnum": ZeroStage,
     "deepspeed.utils.tensor_fragment.fragment_address": FragmentAddress,
 }
+_WRITTEN_AS = {stand_in: name for name, stand_in in _STAND_INS.items()}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -52,7 +57,29 @@ def _load_trusted(file: Any, **options: Any) -> Any:
     return _Unpickler(file, **options).load()
 
 
+_PythonPickler: Any = vars(pickle)["_Pickler"]  # the one in C has no method for classes
+
+
+class _Pickler(_PythonPickler):  # type: ignore[misc]
+    """Python's own, but that the stand-ins are written as DeepSpeed's classes, which need not be there."""
+
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        written = _WRITTEN_AS.get(obj) if isinstance(obj, type) else None
+        if written is None:
+            super().save_global(obj, name)
+            return
+        module_name, _, class_name = written.rpartition(".")
+        self.write(pickle.GLOBAL + f"{module_name}\n{class_name}\n".encode())
+        self.memoize(obj)
+
+
 _TRUSTED = types.SimpleNamespace(__name__="trusted", Unpickler=_Unpickler, load=_load_trusted)
+_RENAMING = types.SimpleNamespace(__name__="renaming", Pickler=_Pickler)
+
+
+def save_torch_file(value: Any, path: str) -> None:
+    """torch.save, with the stand-ins as DeepSpeed's classes. Throws OSError and RuntimeError of torch.save."""
+    torch.save(value, path, pickle_module=_RENAMING)
 
 
 def load_torch_file(path: str, trust: bool = False) -> Any:
@@ -71,8 +98,9 @@ def load_torch_file(path: str, trust: bool = False) -> Any:
     except Exception as error:  # torch and pickle raise nearly everything on damaged files
         if mapped and isinstance(error, pickle.UnpicklingError) and not trust:
             unsafe = re.search(r"(?:GLOBAL|class|function) (\S+)", str(error))
+            what = unsafe.group(1) if unsafe else "a class that torch does not know"
             raise CheckpointError(
-                f"{path} has an object of {unsafe.group(1) if unsafe else 'a class that torch does not know'}, and making "
+                f"{path} has an object of {what}, and making "
                 "objects of other classes can run any code: where you trust the file, read it with trust=True"
             ) from error
         what = "cannot be read" if mapped else "is damaged or truncated: no complete archive of torch.save"
