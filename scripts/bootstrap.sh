@@ -12,7 +12,7 @@ packages=(g++ cmake ninja-build ccache mold nlohmann-json3-dev libcli11-dev libf
           libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev liburing-dev python3 python3-dev python3-venv)
 torch_version=2.13.0
 purpose=${1:-build}
-test_packages=(numpy==2.4.6 safetensors==0.8.0 pytest==9.2.0 pluggy==1.7.0 iniconfig==2.3.1 pygments==2.21.0 packaging==26.3)
+test_packages=(numpy==2.4.6 safetensors==0.8.0 pytest==9.2.0 pluggy==1.7.0 iniconfig==2.3.1 pygments==2.21.0 packaging==26.3 mypy==2.4.1 mypy_extensions==1.2.0 pathspec==1.1.1 librt==0.16.0)
 
 if [ "$purpose" = fuzz ]; then packages+=(clang libclang-rt-dev); fi
 

@@ -114,7 +114,7 @@ struct InitializeOptions {
 struct BackwardOptions {
   /// The graph stays, for another backward through it, as in torch::Tensor::backward.
   bool retain_graph = false;
-  /// The loss counts this many times: gradient_accumulation_steps for a loss that the program has divided by it already.
+  /// The loss counts so many times: gradient_accumulation_steps for one that the program has divided by it.
   double weight = 1;
 };
 
@@ -122,7 +122,7 @@ struct BackwardOptions {
 struct Progress {
   std::int64_t global_steps = 0;   ///< skipped ones included
   std::int64_t skipped_steps = 0;
-  std::map<std::string, std::int64_t> updates;  ///< by parameter; those not named count as many as global_steps - skipped
+  std::map<std::string, std::int64_t> updates;  ///< by parameter; of one that is not here: all that were not skipped
   std::optional<double> loss_scale;             ///< of fp16 with a dynamic scale
 };
 

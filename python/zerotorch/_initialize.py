@@ -248,7 +248,7 @@ def _copies(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [dict(group) for group in groups]
 
 
-def _as_list(parameters: Any) -> list[torch.nn.Parameter]:
+def _as_list(parameters: Any) -> list[Any]:
     return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
 
 

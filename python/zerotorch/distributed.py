@@ -101,7 +101,7 @@ def _init_torch(
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     extra: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     if size == 1 and init_method is None and "MASTER_PORT" not in os.environ:
-        store = dist.HashStore()
+        store = torch._C._distributed_c10d.HashStore()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, **extra)
         return
     os.environ.setdefault("MASTER_PORT", str(port))

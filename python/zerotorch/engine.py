@@ -442,7 +442,7 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
         """Whole weights in the module's dtype on rank 0, None on the others. *Collective.*"""
-        state = {} if self.global_rank == 0 else None
+        state: dict[str, Any] | None = {} if self.global_rank == 0 else None
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             if exclude_frozen_parameters and not parameter.requires_grad:
                 continue

@@ -104,13 +104,13 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
             raise UsageError("this optimizer belongs to no engine")
         return self._core
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         raise UsageError(
             "state_dict() of the engine's optimizer: its states are sharded over the ranks; save them with the engine's "
             "save_checkpoint()"
         )
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         raise UsageError(
             "load_state_dict() of the engine's optimizer: its states are sharded over the ranks; load them with the "
             "engine's load_checkpoint()"

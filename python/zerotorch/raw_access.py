@@ -106,7 +106,8 @@ def attach(
             mark(parameter, number, ranks)
     if stage < _STAGE_OF_SHARDED_PARAMETERS:
         return []
-    return [child.register_state_dict_post_hook(_own_memory) for child in module.modules()]
+    register: Any = torch.nn.Module.register_state_dict_post_hook
+    return [register(child, _own_memory) for child in module.modules()]
 
 
 def detach(names: dict[torch.nn.Parameter, str], handles: list[Any]) -> None:

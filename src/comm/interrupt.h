@@ -5,8 +5,8 @@ namespace zero::comm {
 
 class Backend;
 
-/// Calls what set_interrupt_check() was given, if anything. What it throws leaves `backend` failed, with this rank as the
-/// reason, and goes on to the caller.
+/// Calls what set_interrupt_check() was given, if anything. What it throws leaves `backend` failed, with this rank as
+/// the reason, and goes on to the caller.
 void check_interrupt(Backend& backend);
 /// The same before there is a group.
 void check_interrupt();

@@ -79,8 +79,8 @@ void Engine::set_progress(const Progress& progress) {
   const std::int64_t taken = progress.global_steps - progress.skipped_steps;
   if (progress.skipped_steps < 0 || taken < 0 || progress.loss_scale.value_or(1) <= 0) {
     throw ConfigError(fmt::format(
-        "set_progress(): {} steps, {} of them skipped, at a loss scale of {:g}; wanted numbers from 0 on, no more skipped "
-        "than there were, and a scale above 0",
+        "set_progress(): {} steps, {} of them skipped, at a loss scale of {:g}; wanted numbers from 0 on, no more "
+        "skipped than there were, and a scale above 0",
         progress.global_steps, progress.skipped_steps, progress.loss_scale.value_or(1)));
   }
   std::vector<std::int64_t> updates(impl.model.parameters.size(), taken);

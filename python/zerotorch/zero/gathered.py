@@ -54,8 +54,8 @@ class GatheredParameters:
         if not enabled:
             return
         given = [params] if isinstance(params, torch.Tensor) else list(params)
-        managed = [p for p in given if isinstance(p, torch.Tensor) and hasattr(p, "ds_id")]
-        self.params = sorted(dict.fromkeys(managed), key=lambda p: p.ds_id)  # type: ignore[attr-defined]
+        managed: list[Any] = [p for p in given if isinstance(p, torch.Tensor) and hasattr(p, "ds_id")]
+        self.params = sorted(dict.fromkeys(managed), key=_number)
 
     def __enter__(self) -> None:
         if not self.enabled:
@@ -103,6 +103,10 @@ class GatheredParameters:
             if not failed:
                 partition.spread(self._placed, self.src_rank)
         self._placed = []
+
+
+def _number(parameter: Any) -> int:
+    return int(parameter.ds_id)
 
 
 def _engine_of(parameter: torch.nn.Parameter) -> Any:
