@@ -323,10 +323,14 @@ class DeepSpeedEngine(torch.nn.Module):
         """Gives memory that waits for its next use back to the system. Local."""
         _C.empty_cache()
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        raise UsageError(
-            "compile(): code that is compiled reads parameters past the engine; train without torch.compile"
-        )
+    def compile(
+        self, backend: str = "inductor", compile_kwargs: dict[str, Any] | None = None, schedule: Any = None
+    ) -> None:
+        """torch.compile of the module. Where stage 3 copies parameters to each rank (zerotorch.store), a kernel that
+        reads a parameter which is not there raises an error that names it."""
+        if schedule is not None:
+            raise UsageError("compile(schedule=): passes of DeepCompile are not built; leave it out")
+        self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def destroy(self) -> None:
         """Gives up memory and the group's part; at stages 0-2 the module is an ordinary one afterwards."""

@@ -348,6 +348,65 @@ def test_training_data_is_divided() -> None:
     assert first[0] != first[1]
 
 
+# ---- torch.compile ----
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(models.VOCAB, 13)
+        self.layers = nn.ModuleList(nn.Linear(13, 13) for _ in range(3))
+        self.head = nn.Linear(13, models.VOCAB)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + nn.functional.gelu(layer(x))
+        return self.head(x)
+
+
+def compiled(way: str, backend: str, store: str) -> Any:
+    torch.manual_seed(7)
+    model: Any = Residual()
+    if way == "before":
+        model = torch.compile(model, backend=backend)
+    sharded = {
+        "stage": 3,
+        "stage3_max_live_parameters": 1,
+        "stage3_max_reuse_distance": 0,
+        "stage3_param_persistence_threshold": 0,
+    }
+    engine = zerotorch.initialize(
+        model=model,
+        model_parameters=model.parameters(),
+        config=config(zero_optimization=sharded, zerotorch={"seed": 3, "store": store}, **adamw()),
+    )[0]
+    if way == "engine":
+        engine.compile(backend=backend)
+    try:
+        return train(engine)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        engine.destroy()
+
+
+@pytest.mark.parametrize("way", ["before", "engine"])
+def test_compiled_modules_have_the_same_numbers(way: str) -> None:
+    wanted = run(2, compiled, "no", "", "node_shared")
+    assert run(2, compiled, way, "aot_eager", "node_shared") == wanted
+    assert run(2, compiled, way, "aot_eager", "copying") == wanted
+
+
+@pytest.mark.skipif("ZERO_TEST_INDUCTOR" not in os.environ, reason="ZERO_TEST_INDUCTOR=1 compiles kernels: a minute")
+def test_compiled_kernels_read_no_released_memory() -> None:
+    wanted = run(2, compiled, "no", "", "node_shared")
+    for losses, plain_losses in zip(run(2, compiled, "before", "inductor", "node_shared"), wanted, strict=True):
+        assert losses == pytest.approx(plain_losses, rel=1e-6)  # kernels that inductor has fused
+    for message in run(2, compiled, "before", "inductor", "copying"):
+        assert "is sharded and its values are not gathered" in message
+
+
 # ---- processes ----
 
 
