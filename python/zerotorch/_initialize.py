@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from zerotorch import _C
+from zerotorch import _C, storage_objects
 from zerotorch._version import __version__
 from zerotorch.config import DeepSpeedConfig, given_config
 from zerotorch.distributed import init_distributed, world_group
@@ -68,6 +68,7 @@ def initialize(
         settings = DeepSpeedConfig(given_config(args, config, config_params))
         init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
         partition.finish(model)
+        storage_objects.leave_behind(model.parameters())
         engine = _Builder(model, settings, optimizer, model_parameters).build()
     engine.lr_scheduler = _scheduler(engine, settings, lr_scheduler)
     engine.client_lr_scheduler = lr_scheduler
