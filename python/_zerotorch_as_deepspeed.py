@@ -27,6 +27,9 @@ ASKED_EARLY = (
     "lightning_fabric.strategies.deepspeed",
 )
 
+# Modules of libraries, and where in zerotorch is the function that gets them as soon as they are imported.
+ADAPTED = {"accelerate.state": ("zerotorch.integrations.hf", "count_ranks")}
+
 
 class Facade(types.ModuleType):
     """The module `deepspeed`: everything is zerotorch's own, read and assigned there, but for name and version."""
@@ -86,6 +89,24 @@ class Loader:
         return code
 
 
+class AdaptingLoader:
+    """Runs a module by its own loader, and hands it to zerotorch then."""
+
+    def __init__(self, loader: importlib.machinery.SourceFileLoader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        where, function = ADAPTED[module.__name__]
+        getattr(importlib.import_module(where), function)(module)
+
+
 class Finder:
     """What stands on sys.meta_path: modules and metadata of deepspeed."""
 
@@ -94,12 +115,26 @@ class Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         if name == DEEPSPEED:
             return spec_of(name, ZEROTORCH, is_package=True)
+        if name in ADAPTED:
+            return self.adapted(name, path, target)
         if not name.startswith(f"{DEEPSPEED}."):
             return None
         found = importlib.util.find_spec(zerotorch_name(name))
         if found is None:
             return None
         return spec_of(name, found.origin, is_package=found.submodule_search_locations is not None)
+
+    def adapted(
+        self, name: str, path: "Sequence[str] | None", target: types.ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """What the other finders say, with our loader around theirs."""
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = AdaptingLoader(spec.loader)  # type: ignore[assignment,arg-type]
+                return spec
+        return None
 
     def find_distributions(self, context: "DistributionFinder.Context | None" = None) -> "Iterator[Distribution]":
         name = getattr(context, "name", None)

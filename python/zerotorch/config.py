@@ -53,6 +53,13 @@ class DeepSpeedConfig:
         section = self.raw.get("scheduler")
         return isinstance(section, dict) and section.get("type") is not None
 
+    @property
+    def gathers_weights_on_save(self) -> bool:
+        """Of stage 3, for programs that ask before they save: the engine's own calls gather in any case."""
+        section = self.raw.get("zero_optimization") or {}
+        names = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+        return any(bool(section.get(name)) for name in names)
+
     def without(self, *sections: str) -> str:
         """The text without some sections."""
         return _to_text({key: value for key, value in self.raw.items() if key not in sections})

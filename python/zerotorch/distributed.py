@@ -54,7 +54,7 @@ def init_distributed(
         raise ConfigError("init_distributed(dist_init_required=False), and torch.distributed is not initialized")
     if not dist.is_initialized() and dist_init_required is not False:
         _init_torch(dist_backend, distributed_port, timeout, init_method, rank, world_size)
-    world_group()
+    _check_accelerate(world_group().size)
 
 
 def is_initialized() -> bool:

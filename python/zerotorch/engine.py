@@ -250,9 +250,7 @@ class DeepSpeedEngine(torch.nn.Module):
         return self._config.stage >= _STAGE_OF_SHARDED_PARAMETERS
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        section = self.config.get("zero_optimization") or {}
-        old_name = section.get("stage3_gather_fp16_weights_on_model_save", False)
-        return bool(section.get("stage3_gather_16bit_weights_on_model_save", old_name))
+        return self._config.gathers_weights_on_save
 
     def fp16_enabled(self) -> bool:
         return bool(self._config.resolved["fp16"]["enabled"])

@@ -1,12 +1,22 @@
 """Programs in processes of their own."""
 
+import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
 import textwrap
 
+import pytest
+
 TIMEOUT_S = 60
+
+
+def needs(*libraries: str) -> None:
+    """Skips a module of tests where a library is not installed. Imports none, as zerotorch goes before them."""
+    for library in libraries:
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed", allow_module_level=True)
 
 
 def python(*arguments: str, timeout: float = TIMEOUT_S, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -14,13 +14,21 @@ from zerotorch.zero import init, partition
 
 #: The rank that modifies a parameter in the scope that has it now; None: nobody.
 _open: dict[int, int | None] = {}
-#: Storages of parameters that this rank may write now.
+#: Where memory begins that has parameters which this rank may write now.
 _modifiable: set[int] = set()
 
 
 def is_modifiable(tensor: torch.Tensor) -> bool:
     """Whether what this rank writes into a parameter's memory becomes its value. Local."""
-    return bool(_modifiable) and tensor.untyped_storage()._cdata in _modifiable
+    try:
+        return bool(_modifiable) and _memory_of(tensor) in _modifiable
+    except RuntimeError:  # it is not there now
+        return False
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """Where a tensor's storage begins."""
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
 
 
 class GatheredParameters:
@@ -83,7 +91,7 @@ class GatheredParameters:
         for p in mine:
             _open[id(p)] = self.src_rank
         if self.src_rank is not None and self.src_rank == world_group().rank:
-            self._storages = {p.untyped_storage()._cdata for p in mine}
+            self._storages = {_memory_of(p) for p in mine}
             _modifiable.update(self._storages)
 
     def __exit__(self, kind: Any, *error: Any) -> None:

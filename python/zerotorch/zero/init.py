@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
+from zerotorch.distributed import init_distributed
 from zerotorch.errors import UsageError
 from zerotorch.zero import partition
 
@@ -24,7 +25,8 @@ class Init:
     Args:
         module: converts this one instead, at once.
         config_dict_or_path: only its precision is looked at; "auto" and missing keys are as good as nothing.
-        dtype: of floating-point parameters, in place of the configuration's.
+        dtype: of floating-point parameters, in place of the configuration's. Buffers keep theirs, as initialize() has it:
+            rotary embeddings computed from 16-bit frequencies would be wrong.
         enabled: False: does nothing.
         remote_device: None, "cpu" or "none".
     """
@@ -46,6 +48,8 @@ class Init:
         if remote_device not in (None, "none", "cpu"):
             raise UsageError(f"zero.Init(remote_device='{remote_device}'): parameters are in host memory; leave it out")
         self.enabled = enabled
+        if enabled:
+            init_distributed()  # programs broadcast by torch.distributed what is not partitioned
         self.dtype = dtype if dtype is not None else _dtype_of(config_dict_or_path if config is None else config)
         self._handles: list[Any] = []
         self._pending: dict[torch.nn.Parameter, None] = {}
@@ -53,7 +57,6 @@ class Init:
         self._touched: list[weakref.ref[torch.nn.Module]] = []
         if module is not None and enabled:
             partition.place(list(module.parameters()), self.dtype)
-            self._cast_buffers(module)
 
     def __enter__(self) -> Init:
         if self.enabled:
@@ -95,7 +98,6 @@ class Init:
             return
         for parameter in child.parameters():  # its constructor is done
             self._add(parameter)
-        self._cast_buffers(child)
         if self._pending_nbytes >= _PENDING_NBYTES:
             self.flush()
 
@@ -107,7 +109,6 @@ class Init:
                 continue
             for parameter in module.parameters(recurse=False):
                 self._add(parameter)
-            self._cast_buffers(module)
         self._touched = []
 
     def _add(self, parameter: torch.nn.Parameter) -> None:
@@ -115,13 +116,6 @@ class Init:
             return
         self._pending[parameter] = None
         self._pending_nbytes += parameter.numel() * parameter.element_size()
-
-    def _cast_buffers(self, module: torch.nn.Module) -> None:
-        if self.dtype is None:
-            return
-        for buffer in module.buffers():
-            if buffer.is_floating_point():
-                buffer.data = buffer.data.to(self.dtype)
 
 
 def flush() -> None:

@@ -43,8 +43,13 @@ class Block:
         self._map = mmap.mmap(descriptor, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         self.host.barrier()  # all have opened it
         os.close(descriptor)
-        self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self.spans_hosts = world.size > self.host.size
+
+    def tensor(self, offset: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the block as a tensor with a storage of its own: it shares none with another parameter's. Local."""
+        if shape.numel() == 0:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
 
     def forget_writes(self, offset: int, nbytes: int) -> None:
         """This rank sees the first rank's values again; both are multiples of a page. Local."""
@@ -90,9 +95,7 @@ def place(parameters: list[torch.nn.Parameter], dtype: torch.dtype | None) -> No
     block = Block(max(sum(sizes), mmap.PAGESIZE))
     offset = 0
     for parameter, kind, size in zip(fresh, kinds, sizes, strict=True):
-        nbytes = parameter.numel() * kind.itemsize
-        flat = block.memory[offset : offset + nbytes].view(kind)
-        values = flat.view(parameter.shape)
+        values = block.tensor(offset, parameter.shape, kind)
         with torch.no_grad():
             if block.spans_hosts:
                 mine = parameter.data.to(kind).contiguous()

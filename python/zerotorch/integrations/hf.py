@@ -1,0 +1,54 @@
+"""Hugging Face's accelerate, and Trainer and trl above it, on ranks without a GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import ModuleType
+from typing import Any
+
+_RANKS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def configure() -> None:
+    """Has `import deepspeed` find zerotorch, and accelerate count all ranks of this job. Local.
+
+    For programs that import libraries of Hugging Face; it comes before those. ``import zerotorch.as_deepspeed`` and
+    ``python -m zerotorch.run`` do the same.
+
+    Raises:
+        UsageError: transformers or accelerate have been imported without it and take deepspeed for missing.
+    """
+    import zerotorch.as_deepspeed  # noqa: F401
+
+    try:
+        import accelerate.state
+    except ImportError:
+        return
+    count_ranks(accelerate.state)
+
+
+def count_ranks(state: ModuleType) -> None:
+    """Has `accelerate.state` take several ranks without a GPU for one job. Local; a second call does nothing.
+
+    accelerate looks for a backend by the GPUs it finds. Where it finds none it takes each rank for a job of one process,
+    unless it is told that all is on the CPU, and then it does not look for deepspeed.
+    """
+    original = state.PartialState._prepare_backend
+    if hasattr(original, "_zerotorch_original"):
+        return
+
+    @functools.wraps(original)
+    def prepare_backend(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None) -> Any:
+        found, kind = original(self, cpu, sagemaker_dp, backend)
+        if found is not None or cpu or not _is_one_of_several_ranks():
+            return found, kind
+        under_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+        return "gloo", kind if under_deepspeed else state.DistributedType.MULTI_CPU
+
+    prepare_backend._zerotorch_original = original  # type: ignore[attr-defined]
+    state.PartialState._prepare_backend = prepare_backend
+
+
+def _is_one_of_several_ranks() -> bool:
+    return int(os.environ.get("LOCAL_RANK", -1)) >= 0 and any(int(os.environ.get(name) or 1) > 1 for name in _RANKS)
