@@ -43,6 +43,7 @@ NAMES = {
     "ZeroError": "zerotorch.errors",
     "add_config_arguments": "zerotorch.arguments",
     "add_tuning_arguments": "zerotorch.runtime.lr_schedules",
+    "compare": "zerotorch._compare",
     "get_accelerator": "zerotorch.accelerator",
     "init_distributed": "zerotorch.distributed",
     "init_inference": "zerotorch.inference",

@@ -28,7 +28,7 @@ def is_modifiable(tensor: torch.Tensor) -> bool:
 
 def _memory_of(tensor: torch.Tensor) -> int:
     """Where a tensor's storage begins."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
 
 class GatheredParameters:
