@@ -279,7 +279,7 @@ def checkpoint(folder: str, stage: int) -> list[float]:
     wanted.append(loss_of(engine, 3).item())
     other = make(stage)[0]
     path, state = other.load_checkpoint(folder)
-    assert os.path.basename(path) == "global_step2" and state["epoch"] == 7 and other.global_steps == 2
+    assert "global_step2" in path and state["epoch"] == 7 and other.global_steps == 2
     got = [loss_of(other, 2).item()]
     other.backward(loss_of(other, 2))
     other.step()

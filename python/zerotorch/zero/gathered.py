@@ -85,6 +85,8 @@ class GatheredParameters:
                 self._placed.append(p)
         for engine, parameters in by_engine.values():
             self._scopes.append(_C.Gathered(engine._core, parameters, self.src_rank))
+        if self._placed:
+            partition.meet()  # nobody reads any more what this rank may write from here on
         if self._placed and self.src_rank is None:
             self._before = [p.data.clone() for p in self._placed if _is_first(p)]
         self.params = mine

@@ -120,6 +120,11 @@ def mark(parameter: torch.nn.Parameter) -> None:
         raw_access.mark(parameter, next(_ids))
 
 
+def meet() -> None:
+    """Waits for the ranks of this host. *Collective.*"""
+    _host_group().barrier()
+
+
 def spread(parameters: list[torch.nn.Parameter], root: int | None) -> None:
     """All ranks see what `root` has written; None: what was there on the first rank. *Collective.*"""
     world = world_group()
