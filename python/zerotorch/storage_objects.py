@@ -21,7 +21,7 @@ def leave_behind(parameters: Iterable[torch.nn.Parameter]) -> None:
     by_memory: dict[int, list[torch.nn.Parameter]] = {}
     for parameter in dict.fromkeys(parameters):
         if parameter.device.type == "cpu" and parameter.layout == torch.strided and parameter.numel() > 0:
-            begin = parameter.data_ptr() - parameter.storage_offset() * parameter.element_size()
+            begin = parameter.data_ptr() - int(parameter.storage_offset()) * parameter.element_size()
             by_memory.setdefault(begin, []).append(parameter)
     alone = []
     for storage in gc.get_objects():
@@ -36,7 +36,7 @@ def leave_behind(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 def _has_only(storage: torch.UntypedStorage, parameters: list[torch.nn.Parameter]) -> bool:
     """Whether these are all that have the memory, each a part of its own."""
-    references: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    references: int = torch._C._storage_Use_Count(storage._cdata)
     if references != len(parameters) + 1 or any(parameter._is_view() for parameter in parameters):
         return False
     end = 0

@@ -26,7 +26,7 @@ def is_modifiable(tensor: torch.Tensor) -> bool:
 def _memory_of(tensor: torch.Tensor) -> int:
     """Where a tensor's storage begins. A Python object of the storage would be one more reference to it for ever, which
     the engine takes for a tensor that shares a parameter's memory."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
 
 class GatheredParameters:
