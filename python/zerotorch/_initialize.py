@@ -94,11 +94,24 @@ class _Builder:
         self.client: torch.optim.Optimizer | None = optimizer
 
     def build(self) -> DeepSpeedEngine:
+        self._tell_what_is_cast()
         if self.client is not None:
             return self._with_client(self.client)
         if not self.config.names_optimizer and not self.given:
             return self._for_evaluation()
         return self._with_configured()
+
+    def _tell_what_is_cast(self) -> None:
+        """A module of several precisions, as fp32 adapters on a bf16 base, gets one."""
+        kinds = {parameter.dtype for parameter in self.names}
+        wide = [name for parameter, name in self.names.items() if parameter.dtype == torch.float32]
+        if self.config.param_dtype != torch.float32 and wide and len(kinds) > 1:
+            log_dist(
+                f"{len(wide)} fp32 parameters ('{wide[0]}', ...) of a module that is not all fp32 become "
+                f"{self.config.param_dtype} for forward and backward, as the configuration says; those that are trained "
+                "keep fp32 master weights",
+                ranks=[0],
+            )
 
     def _trainable(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.names if parameter.requires_grad]

@@ -11,6 +11,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from zerotorch import _C
 from zerotorch.errors import ConfigError
 
@@ -67,6 +69,12 @@ class DeepSpeedConfig:
     def with_section(self, name: str, section: dict[str, Any]) -> DeepSpeedConfig:
         """Another configuration, with this section in place of its own."""
         return DeepSpeedConfig({**self.raw, name: section})
+
+    @property
+    def param_dtype(self) -> torch.dtype:
+        if self.resolved["fp16"]["enabled"]:
+            return torch.float16
+        return torch.bfloat16 if self.resolved["bf16"]["enabled"] else torch.float32
 
     @property
     def auto_casts(self) -> bool:
