@@ -145,3 +145,61 @@ def generate(stage: int) -> tuple[bool, bool]:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_generates_while_it_trains(stage: int) -> None:
     assert run(2, generate, stage) == [(True, True), (True, True)]
+
+
+def length_of(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+def reinforce() -> list[list[dict[str, float]]]:
+    """What GRPO logs at stages 2 and 3 and with torch's data-parallel module, all with the same random numbers."""
+    with hf.libraries(), hf.shared_folder() as folder:
+        from datasets import Dataset
+        from transformers import AutoModelForCausalLM
+        from transformers.trainer_callback import PrinterCallback
+        from trl import GRPOConfig, GRPOTrainer
+
+        pretrained = hf.save_model(folder)
+        prompts = Dataset.from_list([{"prompt": f"w{i} w{i + 1}"} for i in range(8)])
+        logs = []
+        for settings in (config(2), config(3), None):
+            with hf.libraries():
+                args = GRPOConfig(
+                    output_dir=folder,
+                    deepspeed=settings,
+                    per_device_train_batch_size=2,
+                    num_generations=2,
+                    gradient_accumulation_steps=2,
+                    max_completion_length=6,
+                    max_steps=2,
+                    beta=0.1,
+                    learning_rate=1e-2,
+                    logging_steps=1,
+                    save_strategy="no",
+                    report_to=[],
+                    disable_tqdm=True,
+                    bf16=False,
+                )
+                trainer = GRPOTrainer(
+                    model=AutoModelForCausalLM.from_pretrained(pretrained),
+                    reward_funcs=length_of,
+                    args=args,
+                    train_dataset=prompts,
+                    processing_class=tokenizer(),
+                )
+                trainer.remove_callback(PrinterCallback)
+                assert trainer.accelerator.num_processes == hf.ranks()
+                trainer.train()
+                keys = ("loss", "reward", "grad_norm", "kl")
+                logs.append([{key: one[key] for key in keys} for one in trainer.state.log_history if "loss" in one])
+                if settings:
+                    trainer.model_wrapped.destroy()
+        return logs
+
+
+def test_reinforces_as_a_data_parallel_module() -> None:
+    for stage_2, stage_3, plain in run(2, reinforce):
+        assert stage_2 == stage_3 and len(plain) == 2
+        for mine, wanted in zip(stage_3, plain, strict=True):
+            assert mine == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+        assert plain[1]["kl"] > 0
