@@ -93,11 +93,24 @@ class _Builder:
         self.client: torch.optim.Optimizer | None = optimizer
 
     def build(self) -> DeepSpeedEngine:
+        self._tell_what_is_cast()
         if self.client is not None:
             return self._with_client(self.client)
         if not self.config.names_optimizer and not self.given:
             return self._for_evaluation()
         return self._with_configured()
+
+    def _tell_what_is_cast(self) -> None:
+        """A module of several precisions, as fp32 adapters on a bf16 base, gets one."""
+        kinds = {parameter.dtype for parameter in self.names}
+        wide = [name for parameter, name in self.names.items() if parameter.dtype == torch.float32]
+        if self.config.param_dtype != torch.float32 and wide and len(kinds) > 1:
+            log_dist(
+                f"{len(wide)} fp32 parameters ('{wide[0]}', ...) of a module that is not all fp32 become "
+                f"{self.config.param_dtype} for forward and backward, as the configuration says; those that are trained "
+                "keep fp32 master weights",
+                ranks=[0],
+            )
 
     def _trainable(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.names if parameter.requires_grad]
@@ -164,18 +177,20 @@ class _Builder:
     def _for_engine(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """As the engine takes them; none where there is one group without values of its own."""
         taken = [{key: value for key, value in group.items() if key in _ON_GROUPS} for group in groups]
+        if not any(group["params"] for group in groups):
+            raise ConfigError("no parameter group has parameters: there is nothing to train")
         if len(groups) == 1 and not taken[0]:
             return []
         result = []
         for group, values in zip(groups, taken, strict=True):
-            if not group["params"]:
-                raise ConfigError("a parameter group is empty; leave it out")
+            if not group["params"]:  # as Trainer's group without decay may be: the engine gets none of it
+                continue
             result.append({**values, "names": [self.names[parameter] for parameter in group["params"]]})
         return result
 
     def _facade_groups(
         self, core: _C.Engine, groups: list[dict[str, Any]]
-    ) -> tuple[list[dict[str, Any]], list[int]]:
+    ) -> tuple[list[dict[str, Any]], list[int | None]]:
         """Groups as the engine made them (Muon makes two of one), and the engine's number of each."""
         facade: dict[int, dict[str, Any]] = {}
         for group in groups:
@@ -184,7 +199,7 @@ class _Builder:
                 if index not in facade:
                     facade[index] = {**group, "params": [], "lr": core.learning_rate(index)}
                 facade[index]["params"].append(parameter)
-        return [facade[index] for index in sorted(facade)], sorted(facade)
+        return [facade[index] for index in sorted(facade)], [*sorted(facade)]
 
     # ---- the program's optimizer ----
 
@@ -212,7 +227,8 @@ class _Builder:
         text = self.config.with_section("optimizer", {"type": kind, "params": base}).without("scheduler")
         core = _C.initialize(self.model, text, world_group(), self._for_engine(groups))
         optimizer = ZeroOptimizer(_copies(client.param_groups), dict(client.defaults), client, kind)
-        optimizer.attach(core, self.names, list(range(len(client.param_groups))))
+        numbers = iter(range(len(client.param_groups)))
+        optimizer.attach(core, self.names, [next(numbers) if group["params"] else None for group in client.param_groups])
         return self._make(core, optimizer)
 
     def _over_shards(self, client: torch.optim.Optimizer) -> DeepSpeedEngine:
@@ -224,7 +240,9 @@ class _Builder:
                 '"zero_allow_untested_optimizer": true; one that needs whole parameters is not'
             )
         groups = [
-            {"names": [self.names[parameter] for parameter in group["params"]]} for group in client.param_groups
+            {"names": [self.names[parameter] for parameter in group["params"]]}
+            for group in client.param_groups
+            if group["params"]
         ]
 
         def make(shards: list[list[torch.Tensor]]) -> OverShards:

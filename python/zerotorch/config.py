@@ -11,6 +11,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from zerotorch import _C
 from zerotorch.errors import ConfigError
 
@@ -58,7 +60,7 @@ class DeepSpeedConfig:
         """Of stage 3, for programs that ask before they save: the engine's own calls gather in any case."""
         section = self.raw.get("zero_optimization") or {}
         names = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
-        return any(bool(section.get(name)) for name in names)
+        return any(section.get(name) is True for name in names)
 
     def without(self, *sections: str) -> str:
         """The text without some sections."""
@@ -67,6 +69,12 @@ class DeepSpeedConfig:
     def with_section(self, name: str, section: dict[str, Any]) -> DeepSpeedConfig:
         """Another configuration, with this section in place of its own."""
         return DeepSpeedConfig({**self.raw, name: section})
+
+    @property
+    def param_dtype(self) -> torch.dtype:
+        if self.resolved["fp16"]["enabled"]:
+            return torch.float16
+        return torch.bfloat16 if self.resolved["bf16"]["enabled"] else torch.float32
 
     @property
     def auto_casts(self) -> bool:
@@ -162,8 +170,30 @@ def _to_text(raw: dict[str, Any]) -> str:
     left = {key: value for key, value in raw.items() if key not in _OF_PYTHON}
     if left.get("steps_per_print") == math.inf:
         left["steps_per_print"] = 10**12
+    if isinstance(left.get("zero_optimization"), dict):
+        dotted = _dotted(left, "zero_optimization")
+        left["zero_optimization"] = {**dotted, **_without_auto(left["zero_optimization"])}
     _check_values(left, "")
     return json.dumps(left)
+
+
+def _dotted(raw: dict[str, Any], section: str) -> dict[str, Any]:
+    """Takes sizes such as "zero_optimization.reduce_bucket_size", which trl computes for a reference model, out of `raw`."""
+    found = {name: raw.pop(name) for name in list(raw) if isinstance(name, str) and name.startswith(f"{section}.")}
+    return {
+        name.partition(".")[2]: int(value) if isinstance(value, float) and math.isfinite(value) else value
+        for name, value in found.items()
+    }
+
+
+def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
+    """Sizes and places that are left to whoever reads them, as trl gives them to an engine of its own: not given. No
+    result depends on them. The stage has to be said."""
+    return {
+        key: _without_auto(value) if isinstance(value, dict) else value
+        for key, value in section.items()
+        if value != "auto" or key == "stage"
+    }
 
 
 def _check_values(value: Any, path: str) -> None:

@@ -43,16 +43,16 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         self._core: _C.Engine | None = None
         self._names: dict[torch.nn.Parameter, str] = {}
         self._pushed: list[dict[str, Any]] = []
-        self._indices: list[int] | None = None
+        self._indices: list[int | None] | None = None
         self.overflow = False
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         return self if self.client is None else self.client
 
-    def attach(self, core: _C.Engine, names: dict[torch.nn.Parameter, str], indices: list[int] | None) -> None:
-        """Goes with an engine from here on. `indices`: the engine's number of each group; None: hyper-parameters are the
-        client's optimizer's to apply."""
+    def attach(self, core: _C.Engine, names: dict[torch.nn.Parameter, str], indices: list[int | None] | None) -> None:
+        """Goes with an engine from here on. `indices`: the engine's number of each group, None for an empty one; None in
+        place of the list: hyper-parameters are the client's optimizer's to apply."""
         self._core = core
         self._names = names
         self._indices = indices
@@ -71,8 +71,9 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         for index, group in enumerate(self.param_groups):
             now = _live_values(group)
             changed = {key: value for key, value in now.items() if value != self._pushed[index].get(key)}
-            if changed:
-                self._core.set_parameter_group(self._indices[index], changed)
+            number = self._indices[index]
+            if changed and number is not None:
+                self._core.set_parameter_group(number, changed)
                 self._pushed[index] = now
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -138,13 +139,18 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         return _NoOffload()
 
 
+class _NoModule(torch.nn.Module):
+    def ds_external_parameters(self) -> Iterator[Any]:
+        return iter(())
+
+
 class _NoOffload:
     """What programs that take DeepSpeed's hooks off a module find: there are none."""
 
     def __init__(self) -> None:
         self.forward_hooks: list[Any] = []
         self.backward_hooks: list[Any] = []
-        self.module: Any = torch.nn.Module()
+        self.module = _NoModule()
 
     def _register_deepspeed_module(self, module: Any) -> None:
         pass
@@ -226,9 +232,10 @@ class OverShards:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         groups = self._inner.param_groups
+        sources = [group for group in self._client.param_groups if group["params"]]
         for index, group in enumerate(groups):
             # The last group is of parameters that the client does not hold: there are none.
-            source = self._client.param_groups[min(index, len(self._client.param_groups) - 1)]
+            source = sources[min(index, len(sources) - 1)]
             group.update({key: value for key, value in source.items() if key != "params"})
         return groups
 
