@@ -1,0 +1,217 @@
+"""A step of a Hugging Face model under zerotorch, DDP, FSDP2 and DeepSpeed, on ranks of this machine.
+
+    python benchmarks/python_peers.py [--model gpt2|llama] [--ranks 2] [--steps 4] [--checkpointing] [--modes ...]
+
+Each mode is a job of its own, all in turns (--rounds). bf16; AdamW; the same weights and data. Prints the fastest step of
+each, the last loss, and the peak of all ranks' memory together (proportional set size, so that shared pages count once).
+Needs transformers, and deepspeed for its modes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+MODES = ("zerotorch-3", "zerotorch-2", "ddp", "fsdp2", "deepspeed-3", "deepspeed-2")
+
+
+def proportional(pids: list[int]) -> int:
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup") as file:
+                total += next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            pass
+    return total
+
+
+def build(args: argparse.Namespace) -> Any:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    if args.model == "gpt2":
+        config: Any = transformers.GPT2Config(
+            n_layer=args.layers, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False
+        )
+        model: Any = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=768, intermediate_size=2048, num_hidden_layers=args.layers, num_attention_heads=12,
+            num_key_value_heads=4, vocab_size=32000, use_cache=False,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(config)
+    if args.checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def data(args: argparse.Namespace, step: int, rank: int) -> Any:
+    import torch
+
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randint(1000, (args.batch, args.seq), generator=generator)
+
+
+def ds_config(args: argparse.Namespace, stage: int) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": args.batch,
+        "bf16": {"enabled": True},
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01, "torch_adam": True}},
+        "zero_optimization": {"stage": stage},
+    }
+
+
+def trainer(args: argparse.Namespace, mode: str, rank: int) -> Any:
+    """A function of a batch that makes a step and returns its loss."""
+    import torch
+
+    model = build(args)
+    name, _, stage = mode.partition("-")
+    if name in ("zerotorch", "deepspeed"):
+        import importlib
+
+        engine = importlib.import_module(name).initialize(
+            model=model, model_parameters=model.parameters(), config=ds_config(args, int(stage))
+        )[0]
+
+        def step_of_engine(batch: Any) -> float:
+            loss = engine(input_ids=batch, labels=batch).loss
+            engine.backward(loss)
+            engine.step()
+            return float(loss.item())
+
+        return step_of_engine
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if name == "ddp":
+        wrapped: Any = torch.nn.parallel.DistributedDataParallel(model)  # fp32 weights, bf16 products
+        autocast = torch.autocast("cpu", torch.bfloat16)
+    else:
+        import contextlib
+
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in model.transformer.h if args.model == "gpt2" else model.model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        wrapped = fully_shard(model, mesh=mesh, mp_policy=policy)
+        autocast = contextlib.nullcontext()  # type: ignore[assignment]
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, weight_decay=0.01)
+
+    def step_of_torch(batch: Any) -> float:
+        with autocast:
+            loss = wrapped(input_ids=batch, labels=batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.item())
+
+    return step_of_torch
+
+
+def rank_main(args: argparse.Namespace) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    step = trainer(args, args.mode, rank)
+    seconds, loss = [], 0.0
+    for number in range(args.warmup + args.steps):
+        batch = data(args, number, rank)
+        begin = time.perf_counter()
+        loss = step(batch)
+        seconds.append(time.perf_counter() - begin)
+    if rank == 0:
+        print("RESULT " + json.dumps({"seconds": min(seconds[args.warmup :]), "loss": loss}), flush=True)
+
+
+def job(args: argparse.Namespace, mode: str) -> dict[str, float]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(args.ranks),
+        "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "ZERO_JOB_ID": f"bench-{os.getpid()}-{port}",
+        "ZERO_LOG_LEVEL": "error", "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
+    command = [sys.executable, __file__, "--mode", mode, *sys.argv[1:]]
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(args.ranks)
+    ]
+    peak, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.25):
+            peak = max(peak, proportional([process.pid for process in processes]))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        outputs = [process.communicate(timeout=args.timeout) for process in processes]
+    finally:
+        done.set()
+        watcher.join()
+        for process in processes:
+            process.kill()
+    for process, (_, err) in zip(processes, outputs, strict=True):
+        if process.returncode != 0:
+            return {"failed": 1.0, "why": err.strip().splitlines()[-1][:200]}  # type: ignore[dict-item]
+    line = next(line for line in outputs[0][0].splitlines() if line.startswith("RESULT "))
+    return {**json.loads(line[7:]), "peak": float(peak)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("gpt2", "llama"), default="gpt2")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=600)
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--mode", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.mode:
+        rank_main(args)
+        return
+    results: dict[str, list[dict[str, float]]] = {mode: [] for mode in args.modes.split(",")}
+    for _ in range(args.rounds):
+        for mode in results:
+            results[mode].append(job(args, mode))
+    print(f"{'mode':<14}{'s/step':>9}{'peak GB':>9}{'last loss':>11}")
+    for mode, runs in results.items():
+        if any("failed" in one for one in runs):
+            print(f"{mode:<14}  failed: {next(one['why'] for one in runs if 'failed' in one)}")
+            continue
+        seconds, peak = min(one["seconds"] for one in runs), max(one["peak"] for one in runs)
+        print(f"{mode:<14}{seconds:>9.2f}{peak / 1e9:>9.2f}{runs[-1]['loss']:>11.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
