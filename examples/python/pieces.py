@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 VOCAB = 256  # bytes
-SEQ = 128
+SEQ = 64
 
 
 class Block(nn.Module):
@@ -39,7 +39,7 @@ class Block(nn.Module):
 class MyLargeTransformer(nn.Module):
     """A GPT over bytes; `dim`, `layers` and `heads` say how large."""
 
-    def __init__(self, dim: int = 192, layers: int = 4, heads: int = 6) -> None:
+    def __init__(self, dim: int = 128, layers: int = 3, heads: int = 4) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCAB, dim)
         self.positions = nn.Embedding(SEQ, dim)
