@@ -43,7 +43,9 @@ class DeepSpeedEngine(torch.nn.Module):
         optimizer: ZeroOptimizer | None,
         lr_scheduler: Any,
         names: dict[torch.nn.Parameter, str],
+        trained_by: DeepSpeedEngine | None = None,
     ) -> None:
+        """`trained_by`: the engine that has the module and `core`, beside which this one evaluates."""
         super().__init__()
         self.module = module
         self._core = core
@@ -58,7 +60,10 @@ class DeepSpeedEngine(torch.nn.Module):
         self.client_state: dict[str, Any] = {}
         self._in_no_sync = False
         self._said_scaling = False
-        self._hooks_of_module = raw_access.attach(module, names, config.stage, self, core.world_size)
+        self.__dict__["_trained_by"] = trained_by  # no child of ours
+        self._hooks_of_module = (
+            raw_access.attach(module, names, config.stage, self, core.world_size) if trained_by is None else []
+        )
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -328,6 +333,9 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def destroy(self) -> None:
         """Gives up memory and the group's part; at stages 0-2 the module is an ordinary one afterwards."""
+        if self.__dict__["_trained_by"] is not None:
+            self.__dict__["_trained_by"] = None
+            return
         raw_access.detach(self._names, self._hooks_of_module)
         self._core.destroy()
 
