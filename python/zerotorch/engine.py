@@ -78,10 +78,18 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward. With fp16.auto_cast floating-point inputs are cast to fp16."""
+        self._require_alive()
         self._core.begin_forward()
         if self._config.auto_casts:
             args, kwargs = tree_map_only(torch.Tensor, self._cast, (args, kwargs))
         return self.module(*args, **kwargs)
+
+    def _require_alive(self) -> None:
+        if self._core.is_destroyed:
+            raise UsageError(
+                "this engine was destroyed, as accelerate's free_memory() does, with which every train() of Hugging Face's "
+                "Trainer begins: make a new engine, or a new Trainer"
+            )
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         cast = self._core.cast_input(tensor)
@@ -131,6 +139,7 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of a micro-batch that no step() has ended; those of earlier ones stay in their window."""
+        self._require_alive()
         if self.optimizer is not None:
             self._core.zero_grad()
 

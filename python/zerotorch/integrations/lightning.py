@@ -24,7 +24,7 @@ else:
 __all__ = ["FabricZeroStrategy", "ZeroStrategy"]
 
 
-class ZeroStrategy(_OfTrainer):  # type: ignore[misc]
+class ZeroStrategy(_OfTrainer):  # type: ignore[misc,unused-ignore]
     """DeepSpeedStrategy of Trainer, with its arguments, without its demand for GPUs, and with the gradients of a Trainer
     without it: under DeepSpeed those of `accumulate_grad_batches` are divided twice, which clipping notices.
 
@@ -62,7 +62,7 @@ class ZeroStrategy(_OfTrainer):  # type: ignore[misc]
         self._init_deepspeed_distributed()
 
 
-class FabricZeroStrategy(_OfFabric):  # type: ignore[misc]
+class FabricZeroStrategy(_OfFabric):  # type: ignore[misc,unused-ignore]
     """DeepSpeedStrategy of Fabric, with its arguments, without its demand for GPUs."""
 
     def setup_environment(self) -> None:
