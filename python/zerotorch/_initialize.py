@@ -15,6 +15,7 @@ from zerotorch.engine import DeepSpeedEngine
 from zerotorch.errors import ConfigError, NotBuiltError, UsageError
 from zerotorch.optimizer import OverShards, ZeroOptimizer, configuration_of
 from zerotorch.utils.logging import log_dist, logger
+from zerotorch.zero.gathered import engine_of
 
 _ON_GROUPS = (
     *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "momentum", "dampening"),
@@ -115,16 +116,37 @@ class _Builder:
     def _trainable(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.names if parameter.requires_grad]
 
-    def _make(self, core: _C.Engine, optimizer: ZeroOptimizer | None) -> DeepSpeedEngine:
+    def _make(
+        self, core: _C.Engine, optimizer: ZeroOptimizer | None, trained_by: DeepSpeedEngine | None = None
+    ) -> DeepSpeedEngine:
         log_dist(
             f"DeepSpeed info: version={__version__} (zerotorch), stage {self.config.stage}, {core.world_size} ranks",
             ranks=[0],
         )
-        return DeepSpeedEngine(self.model, core, self.config, optimizer, None, self.names)
+        return DeepSpeedEngine(self.model, core, self.config, optimizer, None, self.names, trained_by)
 
     def _for_evaluation(self) -> DeepSpeedEngine:
+        trained_by = self._trained_by()
+        if trained_by is not None:
+            return self._make(trained_by._core, None, trained_by)
         core = _C.initialize(self.model, self.config.without("optimizer", "scheduler"), world_group(), [], True)
         return self._make(core, None)
+
+    def _trained_by(self) -> DeepSpeedEngine | None:
+        """The engine that has all of the module already, as Lightning's has when a trainer evaluates after it has fitted:
+        the weights are where that one has them, whatever stage this configuration says."""
+        engines = {id(engine): engine for engine in map(engine_of, self.names)}
+        if len(engines) != 1 or None in engines.values():
+            return None
+        engine: DeepSpeedEngine = next(iter(engines.values()))
+        if engine.module is not self.model:
+            return None
+        if engine._config.param_dtype != self.config.param_dtype:
+            raise ConfigError(
+                f"the module is trained by an engine whose parameters are {engine._config.param_dtype}, and cannot be "
+                f"evaluated as {self.config.param_dtype} beside it"
+            )
+        return engine
 
     # ---- the configuration's optimizer ----
 

@@ -43,7 +43,9 @@ class DeepSpeedEngine(torch.nn.Module):
         optimizer: ZeroOptimizer | None,
         lr_scheduler: Any,
         names: dict[torch.nn.Parameter, str],
+        trained_by: DeepSpeedEngine | None = None,
     ) -> None:
+        """`trained_by`: the engine that has the module and `core`, beside which this one evaluates."""
         super().__init__()
         self.module = module
         self._core = core
@@ -58,7 +60,10 @@ class DeepSpeedEngine(torch.nn.Module):
         self.client_state: dict[str, Any] = {}
         self._in_no_sync = False
         self._said_scaling = False
-        self._hooks_of_module = raw_access.attach(module, names, config.stage, self, core.world_size)
+        self.__dict__["_trained_by"] = trained_by  # no child of ours
+        self._hooks_of_module = (
+            raw_access.attach(module, names, config.stage, self, core.world_size) if trained_by is None else []
+        )
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -73,10 +78,18 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward. With fp16.auto_cast floating-point inputs are cast to fp16."""
+        self._require_alive()
         self._core.begin_forward()
         if self._config.auto_casts:
             args, kwargs = tree_map_only(torch.Tensor, self._cast, (args, kwargs))
         return self.module(*args, **kwargs)
+
+    def _require_alive(self) -> None:
+        if self._core.is_destroyed:
+            raise UsageError(
+                "this engine was destroyed, as accelerate's free_memory() does, with which every train() of Hugging Face's "
+                "Trainer begins: make a new engine, or a new Trainer"
+            )
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         cast = self._core.cast_input(tensor)
@@ -126,6 +139,7 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of a micro-batch that no step() has ended; those of earlier ones stay in their window."""
+        self._require_alive()
         if self.optimizer is not None:
             self._core.zero_grad()
 
@@ -332,6 +346,9 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def destroy(self) -> None:
         """Gives up memory and the group's part; at stages 0-2 the module is an ordinary one afterwards."""
+        if self.__dict__["_trained_by"] is not None:
+            self.__dict__["_trained_by"] = None
+            return
         raw_access.detach(self._names, self._hooks_of_module)
         self._core.destroy()
 

@@ -298,3 +298,31 @@ def test_a_program_that_is_launched(tmp_path: Any, stage: int) -> None:
     one, two = launched(tmp_path, 1, stage), launched(tmp_path, 2, stage)
     assert (one[0], two[0]) == (1, 2)  # jobs of so many processes, not two jobs of one
     assert len(one[1]) == 2 and one[1] == pytest.approx(two[1], rel=1e-6)
+
+
+def best(stage: int) -> tuple[list[float], str]:
+    """What Trainer evaluates while it trains and, with the best of its checkpoints, after that; and its second train()."""
+    with hf.libraries(), hf.shared_folder() as folder:
+        import zerotorch
+        from transformers import AutoModelForCausalLM
+
+        pretrained = hf.save_model(folder)
+        settings = config(stage)
+        settings["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = False
+        steps = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+        args = hf.arguments(folder, settings, max_steps=4, load_best_model_at_end=True, learning_rate=0.3, **steps)
+        trainer = hf.make_trainer(AutoModelForCausalLM.from_pretrained(pretrained), args)
+        trainer.train()
+        trainer.evaluate()
+        evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        with pytest.raises(zerotorch.UsageError) as error:
+            trainer.train()
+        return evaluated, str(error.value)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_goes_back_to_the_best_checkpoint(stage: int) -> None:
+    for evaluated, refused in run(2, best, stage):
+        first, second, at_the_end = evaluated
+        assert first != second and at_the_end == min(first, second)
+        assert "or a new Trainer" in refused

@@ -78,7 +78,7 @@ class GatheredParameters:
                 )
         by_engine: dict[int, tuple[Any, list[torch.nn.Parameter]]] = {}
         for p in mine:
-            engine = _engine_of(p)
+            engine = engine_of(p)
             if engine is not None:
                 by_engine.setdefault(id(engine), (engine, []))[1].append(p)
             elif partition.placed(p) is not None:
@@ -119,9 +119,17 @@ def _number(parameter: Any) -> int:
     return int(parameter.ds_id)
 
 
-def _engine_of(parameter: torch.nn.Parameter) -> Any:
+def engine_of(parameter: torch.Tensor) -> Any:
+    """The engine that has a parameter, and was not destroyed; None where there is none. Local.
+
+    Raises UsageError where the program has let go of the engine and kept its optimizer.
+    """
     reference = getattr(parameter, "_zerotorch_engine", None)
-    engine = None if reference is None else reference()
+    if reference is None:
+        return None
+    engine = reference()
+    if engine is None and _C.belongs_to_engine(parameter):
+        raise UsageError("the engine of this parameter is gone, and its optimizer is not: keep the engine as well")
     return None if engine is None or engine._core.is_destroyed else engine
 
 
