@@ -181,7 +181,7 @@ void check_sharing(const Sharing& sharing) {
   }
   const auto& storage = sharing.front()->tensor.storage();
   const auto all = static_cast<std::int64_t>(storage.use_count());
-  const std::int64_t of_python = intercept::has_python_object(*storage.unsafeGetStorageImpl()) ? 1 : 0;
+  const std::int64_t of_python = intercept::has_idle_python_object(*storage.unsafeGetStorageImpl()) ? 1 : 0;
   const std::int64_t others = all - own_references(sharing) - of_python;
   if (others <= 0) return;
   throw ModelError(

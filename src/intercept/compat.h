@@ -38,15 +38,16 @@ inline void remove_parameter_key(const at::Tensor& tensor) {
 
 namespace detail {
 template <class Slot>
-bool has_python_object(const Slot& slot) {
-  if constexpr (requires { slot.load_pyobj(); }) return slot.load_pyobj() != nullptr;
+bool has_idle_python_object(const Slot& slot) {
+  if constexpr (requires { slot.load_pyobj(); }) return slot.load_pyobj() && slot.has_unique_reference();
   return false;  // of an older libtorch, where what Python has of it is not among the references
 }
 }  // namespace detail
 
-/// True when Python has an object for this storage, which counts as one of its references.
-inline bool has_python_object(const c10::StorageImpl& storage) {
-  return detail::has_python_object(*storage.pyobj_slot());
+/// True when Python has an object for this storage, which counts as one of its references, and nobody in Python holds
+/// it: it was asked for once.
+inline bool has_idle_python_object(const c10::StorageImpl& storage) {
+  return detail::has_idle_python_object(*storage.pyobj_slot());
 }
 
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12

@@ -65,6 +65,8 @@ class ZeroStrategy(_OfTrainer):  # type: ignore[misc,unused-ignore]
 class FabricZeroStrategy(_OfFabric):  # type: ignore[misc,unused-ignore]
     """DeepSpeedStrategy of Fabric, with its arguments, without its demand for GPUs."""
 
+    _config_initialized: bool
+
     def setup_environment(self) -> None:
         super(_OfFabric, self).setup_environment()
 
