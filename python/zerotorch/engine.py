@@ -345,7 +345,8 @@ class DeepSpeedEngine(torch.nn.Module):
         self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def destroy(self) -> None:
-        """Gives up memory and the group's part; at stages 0-2 the module is an ordinary one afterwards."""
+        """Gives up memory and the group's part. The module is an ordinary one afterwards, but that parameters which were
+        sharded and not gathered throw on use."""
         if self.__dict__["_trained_by"] is not None:
             self.__dict__["_trained_by"] = None
             return

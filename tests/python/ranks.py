@@ -69,9 +69,6 @@ class Pool:
 def run(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = _TIMEOUT_S) -> list[Any]:
     """What `function(*args)`, a function of a module, returns on each of `size` ranks. A failure ends these ranks."""
     if size not in _pools:
-        for other in list(_pools):  # two cores do not carry many idle ranks
-            if other != size:
-                _pools.pop(other).close()
         _pools[size] = Pool(size)
     try:
         return _pools[size].run(function, args, timeout_s)

@@ -64,7 +64,9 @@ def test_first_failure_ends_the_others_and_is_the_exit_code(tmp_path: pathlib.Pa
 
 
 def test_each_traceback_is_seen_once(tmp_path: pathlib.Path) -> None:
-    path = script(tmp_path, "import os; raise ValueError('of rank ' + os.environ['RANK'])")
+    # One after the other: what two processes write at once is in one stream.
+    code = "import os, time; rank = os.environ['RANK']; time.sleep(2 * int(rank)); raise ValueError('of rank ' + rank)"
+    path = script(tmp_path, code)
     done = python("-m", "zerotorch.run", "-n", "2", path)
     assert done.returncode == 1
     assert [done.stderr.count(f"ValueError: of rank {rank}") for rank in range(2)] == [1, 1], done.stderr
