@@ -227,7 +227,7 @@ class _Builder:
 
     def _with_client(self, client: torch.optim.Optimizer) -> DeepSpeedEngine:
         if self.config.names_optimizer:
-            raise ConfigError("the configuration ('optimizer') and initialize() both give an optimizer: remove one")
+            logger.warning("initialize() gives an optimizer: it takes the place of the configuration's ('optimizer')")
         if any(state.get("step", 1) != 0 for state in client.state.values()):
             raise ConfigError(
                 "the optimizer has been stepped before initialize(); its states cannot be taken over: give a fresh one"

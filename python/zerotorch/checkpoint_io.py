@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,13 @@ _VERSION = 1
 
 def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], save_latest: bool) -> None:
     """*Collective.* Raises CheckpointError on every rank."""
-    engine._core.save_checkpoint(folder, tag, _to_json(engine, state), save_latest)
+    try:
+        text = _to_json(engine, state) if engine.global_rank == 0 else "{}"
+    except Exception as error:
+        with contextlib.suppress(CheckpointError):  # which tells the other ranks
+            engine._core.save_checkpoint(folder, tag, "client_state cannot be saved", save_latest)
+        raise CheckpointError(f"client_state cannot be saved: {error}") from error
+    engine._core.save_checkpoint(folder, tag, text, save_latest)
 
 
 def load(
@@ -56,7 +64,7 @@ def load(
         log_dist(f"load_checkpoint: there is no checkpoint in '{folder}'", ranks=[0])
         return None, None
     report = engine._core.load_checkpoint(
-        folder, tag, module_only, load_optimizer_states, load_lr_scheduler_states, strict
+        folder, tag or _latest(folder), module_only, load_optimizer_states, load_lr_scheduler_states, strict
     )
     saved = _from_json(report["client_state"])
     optimizer = engine.optimizer
@@ -100,14 +108,9 @@ class _Saved:
 
 
 def _to_json(engine: DeepSpeedEngine, state: dict[str, Any]) -> str:
-    saved: dict[str, Any] = {_FORMAT: _VERSION}
-    try:
-        text = json.dumps(state)
-        plain = json.loads(text) == state and _keys_are_text(state)
-    except (TypeError, ValueError):
-        plain = False
-    saved["client_state"] = state if plain else {"torch_save": _pickle(state)}
-    saved["is_plain"] = plain
+    saved: dict[str, Any] = {_FORMAT: _VERSION, "client_state": {"torch_save": _pickle(state)}}
+    if _is_plain(state):
+        saved["shown"] = state  # for people who look at the checkpoint
     if engine.optimizer is not None:
         saved["param_groups"] = {"torch_save": _pickle(engine.optimizer.groups_to_save())}
     if engine.lr_scheduler is not None and hasattr(engine.lr_scheduler, "state_dict"):
@@ -121,17 +124,26 @@ def _from_json(text: str) -> _Saved:
         return _Saved(saved if isinstance(saved, dict) else {})  # of a program in C++
     if saved[_FORMAT] != _VERSION:
         raise CheckpointError(f"the checkpoint's client state is of version {saved[_FORMAT]}; this reads {_VERSION}")
-    client_state = saved["client_state"] if saved["is_plain"] else _unpickle(saved["client_state"])
+    client_state = _unpickle(saved["client_state"])
     groups, scheduler = saved.get("param_groups"), saved.get("lr_scheduler")
     return _Saved(client_state, groups and _unpickle(groups), scheduler and _unpickle(scheduler))
 
 
-def _keys_are_text(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _keys_are_text(inner) for key, inner in value.items())
-    if isinstance(value, tuple):
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether JSON has it, for any reader."""
+    if depth > 50:
         return False
-    return not isinstance(value, list) or all(_keys_are_text(inner) for inner in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(key) for key in value) and all(
+            _is_plain(inner, depth + 1) for inner in value.values()
+        )
+    if isinstance(value, list):
+        return all(_is_plain(inner, depth + 1) for inner in value)
+    if isinstance(value, str):
+        return value.isascii() or value.encode(errors="replace").decode() == value
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _pickle(value: Any) -> str:
@@ -149,6 +161,20 @@ def _unpickle(saved: dict[str, str]) -> Any:
 def _has_checkpoint(folder: str) -> bool:
     path = Path(folder)
     return (path / "latest").exists() or (path / "manifest.json").exists()
+
+
+def _latest(folder: str) -> str:
+    """The tag that the file `latest` names; empty where `folder` is a checkpoint itself. Raises CheckpointError."""
+    path = Path(folder)
+    if not (path / "latest").exists():
+        return ""
+    tag = (path / "latest").read_text().strip()
+    if not (path / tag / "manifest.json").exists():
+        raise CheckpointError(
+            f"the file '{path / 'latest'}' names the checkpoint '{tag}', which is not there or not complete; give the tag "
+            "of another one"
+        )
+    return tag
 
 
 def _is_of_deepspeed(folder: str, tag: str) -> bool:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +89,10 @@ def given_config(args: Any, config: Any, config_params: Any) -> Any:
     if len(given) == 2 and given[0] is not given[1]:
         raise ConfigError("initialize() got config and config_params, which are two names of one argument: give one")
     if given:
-        if of_args is not None and isinstance(args, Namespace) and not _same(of_args, given[0]):
+        if of_args is not None and of_args != given[0]:
             raise ConfigError(
-                f"initialize() got a config and args.deepspeed_config ('{of_args}'), which are not the same: give one"
+                f"initialize() got a configuration and args with deepspeed_config ('{of_args}'), which are not the same: "
+                "give one"
             )
         return given[0]
     if of_args is None:
@@ -101,10 +101,6 @@ def given_config(args: Any, config: Any, config_params: Any) -> Any:
             "deepspeed_config"
         )
     return of_args
-
-
-def _same(a: Any, b: Any) -> bool:
-    return bool(a == b) or (isinstance(a, (str, os.PathLike)) and isinstance(b, dict))
 
 
 def read(config: Any) -> tuple[dict[str, Any], str]:

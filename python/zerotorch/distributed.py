@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
+from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from zerotorch import _C
-from zerotorch.errors import ConfigError
+from zerotorch.errors import CommError, ConfigError
 
 _group: _C.Group | None = None
 
@@ -74,7 +76,25 @@ def world_group() -> _C.Group:
             f"rank {_group.rank} of {_group.size}: start all ranks by one launcher"
         )
     _check_accelerate(_group.size)
+    if _group.size > 1:
+        _show_one_traceback(_group.rank)
     return _group
+
+
+def _show_one_traceback(rank: int) -> None:
+    """A rank that ends because another one failed says so in a line: that one shows its traceback."""
+    earlier = sys.excepthook
+    if getattr(earlier, "_of_zerotorch", False):
+        return
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, CommError):
+            print(f"zerotorch: rank {rank} ends: CommError: {error}", file=sys.stderr, flush=True)
+        else:
+            earlier(kind, error, trace)
+
+    show._of_zerotorch = True  # type: ignore[attr-defined]
+    sys.excepthook = show
 
 
 def _from_launcher(name: str) -> str | None:

@@ -479,14 +479,8 @@ class DeepSpeedEngine(torch.nn.Module):
     def save_16bit_model(
         self, save_dir: Any, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
     ) -> bool:
-        """Writes whole weights in the module's dtype to one file, by torch.save or safetensors. *Collective.*"""
-        if self.zero_optimization_partition_weights() and not self.zero_gather_16bit_weights_on_model_save():
-            log_dist(
-                "save_16bit_model: nothing is saved, as zero_optimization.stage3_gather_16bit_weights_on_model_save is "
-                "false",
-                ranks=[0],
-            )
-            return False
+        """Writes whole weights in the module's dtype to one file, by torch.save or safetensors, at every stage.
+        *Collective.*"""
         state = self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
         if state is not None:
             checkpoint_io.write_weights(state, str(save_dir), save_filename)

@@ -1,8 +1,35 @@
 """What zerotorch raises. Every class is a `ZeroError`; most are also what DeepSpeed raises in the same place."""
 
 
+#: What the engine's messages call the things that Python has under other names.
+_IN_PYTHON = {
+    "zero::initialize": "initialize()",
+    "zero::": "zerotorch.",
+    "LoadOptions::strict": "load_module_strict",
+    "FullWeightsOptions::strict": "strict",
+    "LoadOptions::fall_back": "the tag of another checkpoint",
+    "Engine::load_checkpoint": "engine.load_checkpoint()",
+    "Engine::save_checkpoint": "engine.save_checkpoint()",
+    "Engine::load_full_weights": "engine.load_full_weights()",
+    "Engine::save_full_weights": "engine.save_full_weights()",
+    "Engine::full_weight": "zerotorch.utils.safe_get_full_fp32_param()",
+    "Engine::set_full_weight": "zerotorch.utils.safe_set_full_fp32_param()",
+    "Engine::full_gradient": "zerotorch.utils.safe_get_full_grad()",
+    ", which optimizer_factory made,": "",
+    ", which optimizer_factory made:": ":",
+    "InitializeOptions::optimizer_factory": "initialize(optimizer=)",
+    "set_data()": "an assignment to .data",
+}
+
+
 class ZeroError(RuntimeError):
     """Base of all errors of this package and of the engine below it."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        for name, here in _IN_PYTHON.items():
+            text = text.replace(name, here)
+        return text
 
 
 class UsageError(ZeroError, AssertionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -83,11 +84,21 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         if self._core is None:
             raise UsageError("step() of an optimizer that belongs to no engine")
         self.push()
-        skipped = self._core.skipped_steps
+        skipped, steps = self._core.skipped_steps, self._core.global_steps
+        if self._core.is_gradient_accumulation_boundary():
+            self._call_hooks("_optimizer_step_pre_hooks")
         self._core.step()
         self.overflow = self._core.skipped_steps > skipped
+        if self._core.global_steps > steps:
+            self._call_hooks("_optimizer_step_post_hooks")
         if self.client is not None:
             self.client._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask whether it was stepped
+
+    def _call_hooks(self, name: str) -> None:
+        """Of a client's optimizer whose step() the engine takes the place of."""
+        if self.client is not None and self._indices is not None:
+            for hook in list(getattr(self.client, name).values()):
+                hook(self.client, (), {})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the engine's zero_grad(). *Collective.*"""
@@ -160,7 +171,14 @@ class _State(Mapping[torch.nn.Parameter, dict[str, Any]]):
     """States by parameter, read from the engine when they are asked for."""
 
     def __init__(self, optimizer: ZeroOptimizer) -> None:
-        self._optimizer = optimizer
+        self._reference = weakref.ref(optimizer)  # which has us
+
+    @property
+    def _optimizer(self) -> ZeroOptimizer:
+        optimizer = self._reference()
+        if optimizer is None:
+            raise UsageError("the optimizer of these states is gone")
+        return optimizer
 
     def __getitem__(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
         name = self._optimizer._names[parameter]
@@ -190,28 +208,50 @@ def configuration_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[s
     the engine has no fused update of. Raises ConfigError for options that it does not have."""
     if isinstance(optimizer, EngineOptimizer):
         return optimizer.zerotorch_type, [optimizer.zerotorch_params(group) for group in optimizer.param_groups]
+    if type(optimizer) is torch.optim.Adafactor:
+        return "Adafactor", [_of_adafactor(group) for group in optimizer.param_groups]
     kind = _KINDS.get(type(optimizer))
     if kind is None:
+        _refuse_whole_tensors(optimizer)
         return None
-    name, keys, fixed = kind
-    return name, [{**{key: _number_or_pair(group[key]) for key in keys}, **fixed} for group in optimizer.param_groups]
+    name, keys = kind
+    params = [{key: _number_or_pair(group[key]) for key in keys} for group in optimizer.param_groups]
+    if name == "Adam":
+        for values, group in zip(params, optimizer.param_groups, strict=True):
+            values["adam_w_mode"] = bool(group.get("decoupled_weight_decay", False))
+    return name, params
+
+
+def _of_adafactor(group: Mapping[str, Any]) -> dict[str, Any]:
+    if tuple(group["eps"]) != (None, 1e-3):
+        raise ConfigError(
+            f"torch.optim.Adafactor with eps {group['eps']}: the engine's has (None, 0.001), torch's default; leave it out"
+        )
+    return {key: _number(group[key]) for key in ("lr", "beta2_decay", "d", "weight_decay", "maximize")}
+
+
+def _refuse_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
+    """By name, as libraries have classes of their own. Raises ConfigError."""
+    name = type(optimizer).__name__
+    if any(known in name.lower() for known in _OF_WHOLE_TENSORS):
+        raise ConfigError(
+            f"{name} needs whole parameters, of which each rank would give it a part: name Adafactor, Lamb or Muon in the "
+            "configuration ('optimizer.type'), or take an optimizer that treats elements one by one"
+        )
 
 
 def _number_or_pair(value: Any) -> Any:
     return [_number(one) for one in value] if isinstance(value, (tuple, list)) else _number(value)
 
 
+_OF_WHOLE_TENSORS = ("lbfgs", "adafactor", "muon", "lamb", "lars", "shampoo", "soap", "galore", "kfac")
 _ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
-_KINDS: dict[type, tuple[str, tuple[str, ...], dict[str, Any]]] = {
-    torch.optim.AdamW: ("AdamW", _ADAM, {}),
-    torch.optim.Adam: ("Adam", _ADAM, {"adam_w_mode": False}),
-    torch.optim.SGD: ("SGD", ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"), {}),
-    torch.optim.Adagrad: (
-        "Adagrad",
-        ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"),
-        {},
-    ),
-    torch.optim.RMSprop: ("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"), {}),
+_KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
+    torch.optim.AdamW: ("AdamW", _ADAM),
+    torch.optim.Adam: ("Adam", _ADAM),
+    torch.optim.SGD: ("SGD", ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")),
+    torch.optim.Adagrad: ("Adagrad", ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize")),
+    torch.optim.RMSprop: ("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize")),
 }
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from ranks import run
 
+import zerotorch
+
 PER_STEP = 6
 
 
@@ -52,7 +54,16 @@ def make(stage: int, ranks: int, **more: Any) -> Any:
     )[0]
 
 
-STATE = {"epoch": 3, "note": ("a", 1), "rng": torch.arange(3), 5: {"nested": [1.5, None]}}
+STATE = {
+    "epoch": 3,
+    "note": ("a", 1),
+    "rng": torch.arange(3),
+    5: {"nested": [1.5, None]},
+    "best_loss": float("inf"),
+    "large": 2**70,
+    "z": 1,
+    "a": 2,
+}
 
 
 def save(folder: str, stage: int, ranks: int) -> list[float]:
@@ -85,6 +96,7 @@ def test_goes_on_with_the_same_losses(tmp_path: Path, stage: int, ranks: int) ->
         assert path == str(tmp_path / "global_step2")
         assert state["note"] == ("a", 1) and state["epoch"] == 3 and state[5] == {"nested": [1.5, None]}
         assert torch.equal(state["rng"], STATE["rng"])
+        assert state["best_loss"] == float("inf") and state["large"] == 2**70 and list(state) == list(STATE)
         assert rates == pytest.approx([0.02])
 
 
@@ -147,9 +159,8 @@ def weights_alone(folder: str) -> None:
     train(engine, 0, 1)
     engine.save_checkpoint(folder, tag="t")
     digest = models.digest(engine.module.state_dict())
-    assert engine.save_16bit_model(folder, "whole.bin") is False  # the configuration does not ask for it
     engine.destroy()
-    engine = make(3, 2, zero_optimization={"stage": 3, "stage3_gather_16bit_weights_on_model_save": True})
+    engine = make(3, 2)
     engine.load_checkpoint(folder, tag="t", load_module_only=True)
     assert engine.global_steps == 0 and models.digest(engine.module.state_dict()) == digest
     assert engine.save_16bit_model(folder, "whole.bin")
@@ -172,3 +183,36 @@ def weights_alone(folder: str) -> None:
 
 def test_weights_alone(tmp_path: Path) -> None:
     run(2, weights_alone, str(tmp_path))
+
+
+def unpicklable(folder: str) -> str:
+    engine = make(2, 2)
+    train(engine, 0, 1)
+    state = {"lambda": (lambda: 1) if engine.global_rank == 0 else "fine"}
+    with pytest.raises(zerotorch.CheckpointError) as error:
+        engine.save_checkpoint(folder, client_state=state)
+    engine.save_checkpoint(folder, client_state={"after": (lambda: 1) if engine.global_rank == 1 else 1})
+    found = engine.load_checkpoint(folder)[1]
+    assert found == {"after": 1}
+    engine.destroy()
+    return str(error.value)
+
+
+def test_a_client_state_that_cannot_be_saved_is_told_on_all_ranks(tmp_path: Path) -> None:
+    first, second = run(2, unpicklable, str(tmp_path), timeout_s=60)
+    assert "client_state" in first and "client_state" in second
+
+
+def latest_of_nothing(folder: str) -> None:
+    engine = make(1, 1)
+    train(engine, 0, 1)
+    engine.save_checkpoint(folder, tag="s1")
+    (Path(folder) / "latest").write_text("s2")
+    with pytest.raises(zerotorch.CheckpointError, match="'s2'"):
+        engine.load_checkpoint(folder)
+    assert engine.load_checkpoint(folder, tag="s1")[0] is not None
+    engine.destroy()
+
+
+def test_latest_that_names_nothing_is_an_error(tmp_path: Path) -> None:
+    run(1, latest_of_nothing, str(tmp_path))

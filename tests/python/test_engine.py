@@ -60,6 +60,8 @@ CLIENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     "Adagrad": (torch.optim.Adagrad, {"lr": 0.05, "lr_decay": 0.1, "initial_accumulator_value": 0.2}),
     "RMSprop": (torch.optim.RMSprop, {"lr": 1e-2, "momentum": 0.5, "centered": True}),
+    "decoupled Adam": (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.2, "decoupled_weight_decay": True}),
+    "Adafactor": (torch.optim.Adafactor, {"lr": 1e-2, "weight_decay": 0.1}),
     "NAdam": (torch.optim.NAdam, {"lr": 1e-2}),  # over shards
     "Adamax": (torch.optim.Adamax, {"lr": 1e-2}),
 }
@@ -112,6 +114,62 @@ def test_clients_optimizers_have_torchs_numbers(name: str, scheduled: bool) -> N
     wanted = plain(name, scheduled, 2)
     for rank, losses in enumerate(run(2, client, name, scheduled, 3 if scheduled else 1)):
         assert losses == pytest.approx(wanted[rank], rel=1e-5)
+
+
+def hooked(stage: int) -> list[int]:
+    model = models.make()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    calls = [0, 0]
+
+    def before(*_: Any) -> None:
+        calls[0] += 1
+
+    def after(*_: Any) -> None:
+        calls[1] += 1
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    engine = zerotorch.initialize(model=model, optimizer=optimizer, config=config(gradient_accumulation_steps=2))[0]
+    train(engine)
+    engine.destroy()
+    return calls
+
+
+def test_step_hooks_of_a_clients_optimizer_are_called() -> None:
+    assert run(1, hooked, 2) == [[STEPS // 2, STEPS // 2]]
+
+
+def whole_tensors_are_refused() -> None:
+    for kind, options in ((torch.optim.LBFGS, {}), (torch.optim.Muon, {})):
+        model = nn.Linear(4, 4, bias=False)
+        with pytest.raises(zerotorch.ConfigError, match="whole parameters"):
+            zerotorch.initialize(
+                model=model, optimizer=kind(model.parameters(), **options), config=config(zero_allow_untested_optimizer=True)
+            )
+
+
+def test_optimizers_of_whole_parameters_are_refused() -> None:
+    run(1, whole_tensors_are_refused)
+
+
+def goes_without_the_collector() -> bool:
+    import weakref
+
+    gc.collect()
+    gc.disable()
+    try:
+        model = models.make()
+        engine = zerotorch.initialize(model=model, model_parameters=model.parameters(), config=config(**adamw()))[0]
+        train(engine)
+        core = weakref.ref(engine.optimizer)
+        del engine, model
+        return core() is None
+    finally:
+        gc.enable()
+
+
+def test_an_engine_that_is_dropped_goes_at_once() -> None:
+    assert run(1, goes_without_the_collector) == [True]
 
 
 def live_groups() -> list[Any]:
@@ -488,6 +546,7 @@ def test_an_exception_on_one_rank_ends_all() -> None:
     assert [process.returncode for process in processes] == [1, 1]
     assert outputs[1][1].count("the data ended") == 1
     assert "CommError" in outputs[0][1] and "rank 1" in outputs[0][1]
+    assert "Traceback" not in outputs[0][1]
 
 
 def workers(method: str) -> int:

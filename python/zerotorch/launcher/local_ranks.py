@@ -1,7 +1,9 @@
 """Ranks of one host as processes: their environment, their signals, and their end. Imports no torch."""
 
+import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -9,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
+
+from ..errors import UsageError
 
 GRACE_S = 8.0
 KILL_AFTER_S = 3.0
@@ -19,11 +23,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of this host that nobody listens on now, below those that connections get by themselves: one of these
+    could take it before rank 0 listens."""
+    for port in random.sample(range(10_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise UsageError("no free TCP port between 10000 and 32000 on this host: set MASTER_PORT and use torchrun")
 
 
 def rank_environment(rank: int, world_size: int, master_addr: str, master_port: int) -> dict[str, str]:

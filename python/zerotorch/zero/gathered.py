@@ -61,7 +61,7 @@ class GatheredParameters:
         self._storages: set[int] = set()
         if not enabled:
             return
-        given = [params] if isinstance(params, torch.Tensor) else list(params)
+        given = [params] if isinstance(params, torch.Tensor) else list(params or ())
         managed: list[Any] = [p for p in given if isinstance(p, torch.Tensor) and hasattr(p, "ds_id")]
         self.params = sorted(dict.fromkeys(managed), key=_number)
 
