@@ -1,6 +1,6 @@
 """A model, a dictionary of settings, a loop: the first program that people write for DeepSpeed.
 
-    python -m zerotorch.run -n 2 examples/python/training_loop.py
+python -m zerotorch.run -n 2 examples/python/training_loop.py
 """
 
 import json
@@ -28,9 +28,7 @@ def MyLargeTransformer():
 model = MyLargeTransformer()
 
 # Initialize DeepSpeed
-model_engine, optimizer, _, _ = deepspeed.initialize(
-    model=model, model_parameters=model.parameters(), config=ds_config
-)
+model_engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config)
 
 # Training loop
 for batch in data_loader:

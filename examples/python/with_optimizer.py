@@ -1,6 +1,6 @@
 """A client's optimizer, a JSON file, batches sent to ``model_engine.local_rank``: the second program of every tutorial.
 
-    python -m zerotorch.run -n 2 examples/python/with_optimizer.py
+python -m zerotorch.run -n 2 examples/python/with_optimizer.py
 """
 
 import torch

@@ -58,7 +58,9 @@ class Comparison:
         table = self._table()
         widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
-        return "\n".join([*lines, f"losses are {'the same bits' if self.same_losses else 'NOT the same'} at every stage"])
+        return "\n".join(
+            [*lines, f"losses are {'the same bits' if self.same_losses else 'NOT the same'} at every stage"]
+        )
 
     def _repr_html_(self) -> str:
         rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in line) for line in self._table())

@@ -133,7 +133,8 @@ class _Builder:
         return self._make(core, None)
 
     def _trained_by(self) -> DeepSpeedEngine | None:
-        """The engine that has all of the module already, as Lightning's has when a trainer evaluates after it has fitted:
+        """The engine that has all of the module already, as Lightning's has when a trainer evaluates after it has
+        fitted:
         the weights are where that one has them, whatever stage this configuration says."""
         engines = {id(engine): engine for engine in map(engine_of, self.names)}
         if len(engines) != 1 or None in engines.values():
@@ -250,7 +251,9 @@ class _Builder:
         core = _C.initialize(self.model, text, world_group(), self._for_engine(groups))
         optimizer = ZeroOptimizer(_copies(client.param_groups), dict(client.defaults), client, kind)
         numbers = iter(range(len(client.param_groups)))
-        optimizer.attach(core, self.names, [next(numbers) if group["params"] else None for group in client.param_groups])
+        optimizer.attach(
+            core, self.names, [next(numbers) if group["params"] else None for group in client.param_groups]
+        )
         return self._make(core, optimizer)
 
     def _over_shards(self, client: torch.optim.Optimizer) -> DeepSpeedEngine:

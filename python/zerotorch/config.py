@@ -109,9 +109,7 @@ def read(config: Any) -> tuple[dict[str, Any], str]:
     if isinstance(config, dict):
         return config, "config"
     if not isinstance(config, (str, os.PathLike)):
-        raise ConfigError(
-            f"a configuration is a dictionary or the path of a JSON file, not a {type(config).__name__}"
-        )
+        raise ConfigError(f"a configuration is a dictionary or the path of a JSON file, not a {type(config).__name__}")
     path = Path(config)
     try:
         is_file = path.exists()
@@ -174,7 +172,8 @@ def _to_text(raw: dict[str, Any]) -> str:
 
 
 def _dotted(raw: dict[str, Any], section: str) -> dict[str, Any]:
-    """Takes sizes such as "zero_optimization.reduce_bucket_size", which trl computes for a reference model, out of `raw`."""
+    """Takes sizes such as "zero_optimization.reduce_bucket_size", which trl computes for a reference model, out of
+    `raw`."""
     found = {name: raw.pop(name) for name in list(raw) if isinstance(name, str) and name.startswith(f"{section}.")}
     return {
         name.partition(".")[2]: int(value) if isinstance(value, float) and math.isfinite(value) else value

@@ -345,7 +345,8 @@ class DeepSpeedEngine(torch.nn.Module):
         self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def destroy(self) -> None:
-        """Gives up memory and the group's part. The module is an ordinary one afterwards, but that parameters which were
+        """Gives up memory and the group's part. The module is an ordinary one afterwards, but that parameters which
+        were
         sharded and not gathered throw on use."""
         if self.__dict__["_trained_by"] is not None:
             self.__dict__["_trained_by"] = None
@@ -450,14 +451,21 @@ class DeepSpeedEngine(torch.nn.Module):
             trust=trust,
         )
 
-    def module_state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False,
-                          exclude_frozen_parameters: bool = False) -> dict[str, Any]:
+    def module_state_dict(
+        self,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool = False,
+    ) -> dict[str, Any]:
         """The module's state_dict() with whole parameters. Local where the host has them."""
         state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         return self._without_frozen(state, prefix) if exclude_frozen_parameters else state
 
     def _without_frozen(self, state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-        frozen = {prefix + name for name, p in self.module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+        frozen = {
+            prefix + name for name, p in self.module.named_parameters(remove_duplicate=False) if not p.requires_grad
+        }
         return {name: value for name, value in state.items() if name not in frozen}
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
 """What zerotorch raises. Every class is a `ZeroError`; most are also what DeepSpeed raises in the same place."""
 
-
 #: What the engine's messages call the things that Python has under other names.
 _IN_PYTHON = {
     "zero::initialize": "initialize()",

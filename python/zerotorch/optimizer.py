@@ -20,6 +20,7 @@ _LIVE = (
     *("nesterov", "alpha", "centered", "lr_decay", "max_coeff", "min_coeff"),
 )
 
+
 class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
     """Steps the engine. Schedulers of torch work on it: what `param_groups` say is used at the next update.
 
@@ -52,7 +53,8 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         return self if self.client is None else self.client
 
     def attach(self, core: _C.Engine, names: dict[torch.nn.Parameter, str], indices: list[int | None] | None) -> None:
-        """Goes with an engine from here on. `indices`: the engine's number of each group, None for an empty one; None in
+        """Goes with an engine from here on. `indices`: the engine's number of each group, None for an empty one; None
+        in
         place of the list: hyper-parameters are the client's optimizer's to apply."""
         self._core = core
         self._names = names
@@ -204,7 +206,8 @@ def _number(value: Any) -> Any:
 
 
 def configuration_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Any]]] | None:
-    """What a client's optimizer is in a configuration: a type, and optimizer.params of each group; None for classes that
+    """What a client's optimizer is in a configuration: a type, and optimizer.params of each group; None for classes
+    that
     the engine has no fused update of. Raises ConfigError for options that it does not have."""
     if isinstance(optimizer, EngineOptimizer):
         return optimizer.zerotorch_type, [optimizer.zerotorch_params(group) for group in optimizer.param_groups]
@@ -250,13 +253,17 @@ _KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
     torch.optim.AdamW: ("AdamW", _ADAM),
     torch.optim.Adam: ("Adam", _ADAM),
     torch.optim.SGD: ("SGD", ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")),
-    torch.optim.Adagrad: ("Adagrad", ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize")),
+    torch.optim.Adagrad: (
+        "Adagrad",
+        ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"),
+    ),
     torch.optim.RMSprop: ("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize")),
 }
 
 
 class OverShards:
-    """A client's optimizer of any class over the engine's shards: one that treats elements one by one gets right numbers.
+    """A client's optimizer of any class over the engine's shards: one that treats elements one by one gets right
+    numbers.
 
     Its hyper-parameters are those of the client's groups, whenever they are asked for.
     """

@@ -18,7 +18,8 @@ MICRO_BATCH = 2
 
 
 class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Token sequences of one length; how many of the tokens have a label differs, so that averages show how they are made."""
+    """Token sequences of one length; how many of the tokens have a label differs, so that averages show how they are
+    made."""
 
     def __init__(self, samples: int = SAMPLES, length: int = 8, seed: int = 5, all_labels: bool = False) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -15,7 +15,8 @@ SEQ = 5
 
 
 class OddModel(nn.Module):
-    """Tied embeddings, odd sizes, a raw parameter, a frozen one, buffers of both kinds, a list, a norm with statistics."""
+    """Tied embeddings, odd sizes, a raw parameter, a frozen one, buffers of both kinds, a list, a norm with
+    statistics."""
 
     def __init__(self, dim: int = 13, depth: int = 2) -> None:
         super().__init__()

@@ -4,6 +4,7 @@
 
     safetensors_test.py <zero> <checkpoint_maker>
 """
+
 import json
 import pathlib
 import shutil
@@ -21,8 +22,18 @@ except ImportError:
     torch = None
 
 # BF16 as its bits: numpy has no such type.
-DTYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F16": "<f2",
-          "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+DTYPES = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "I16": "<i2",
+    "I32": "<i4",
+    "I64": "<i8",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "F32": "<f4",
+    "F64": "<f8",
+}
 FLOATS = ("F16", "BF16", "F32", "F64")
 
 
@@ -57,8 +68,10 @@ class Tensor:
 
 def read_file(path):
     """Name to Tensor, and the metadata. The package's two ways of reading have to agree."""
-    tensors = {name: Tensor(entry["dtype"], entry["shape"], bytes(entry["data"]))
-               for name, entry in safetensors.deserialize(path.read_bytes())}
+    tensors = {
+        name: Tensor(entry["dtype"], entry["shape"], bytes(entry["data"]))
+        for name, entry in safetensors.deserialize(path.read_bytes())
+    }
     with safetensors.safe_open(path, framework="numpy") as opened:
         assert set(opened.keys()) == set(tensors), f"{path}: other names"
         for name, tensor in tensors.items():
@@ -104,12 +117,13 @@ def assemble(folder):
             assert (entry.dtype, entry.shape) == (tensor["dtype"], [piece["numel"]]), key
             assert piece["begin"] == covered, f"{key}: a gap or an overlap"
             part = entry.array.tobytes()
-            assert raw[piece["offset"]:piece["offset"] + len(part)] == part, f"{key}: another offset"
+            assert raw[piece["offset"] : piece["offset"] + len(part)] == part, f"{key}: another offset"
             assert len(piece["checksums"]) == -(-len(part) // manifest["block_nbytes"])
             data, covered = data + part, covered + piece["numel"]
             used[piece["file"]].add(key)
-        result[tensor["kind"], tensor["name"]] = in_row_major_order(tensor["dtype"], tensor["shape"],
-                                                                    tensor.get("dim_order"), data)
+        result[tensor["kind"], tensor["name"]] = in_row_major_order(
+            tensor["dtype"], tensor["shape"], tensor.get("dim_order"), data
+        )
     assert [set(tensors) for _, tensors in files] == used, "entries that the manifest does not know"
     return result, manifest
 
@@ -180,8 +194,17 @@ def check(zero, checkpoint, work):
     for dtype in ("fp32", "bf16", "module"):
         for max_file_nbytes in (5_000_000_000, 10_000):
             exported = work / "exported"
-            run(zero, "ckpt", "export", checkpoint, exported, "--dtype", dtype, "--max-file-gb",
-                f"{max_file_nbytes / 1e9:.9f}")
+            run(
+                zero,
+                "ckpt",
+                "export",
+                checkpoint,
+                exported,
+                "--dtype",
+                dtype,
+                "--max-file-gb",
+                f"{max_file_nbytes / 1e9:.9f}",
+            )
             found, count = differences(checkpoint, exported, dtype, max_file_nbytes)
             assert not found, found
             if max_file_nbytes < 1_000_000:
@@ -212,8 +235,10 @@ def main():
                 assert any("aliases" in tensor for tensor in manifest["tensors"])
                 assert any(len(tensor["pieces"]) == ranks for tensor in manifest["tensors"])
                 compared += check(zero, folder / tag, work)
-    print(f"safetensors {safetensors.__version__}{', torch' if torch else ''}: {compared} exported tensors equal "
-          "to what the rank files hold, bit by bit")
+    print(
+        f"safetensors {safetensors.__version__}{', torch' if torch else ''}: {compared} exported tensors equal "
+        "to what the rank files hold, bit by bit"
+    )
 
 
 if __name__ == "__main__":

@@ -71,10 +71,13 @@ def test_spec_and_metadata_come_without_an_import() -> None:
 
 
 def test_versions() -> None:
-    assert program("""
+    assert (
+        program("""
         import zerotorch.as_deepspeed, zerotorch, deepspeed
         print(deepspeed.__version__, deepspeed.version, deepspeed.__version_minor__, zerotorch.__version__)
-    """) == "0.19.8+zerotorch 0.19.8+zerotorch 19 0.1.0"
+    """)
+        == "0.19.8+zerotorch 0.19.8+zerotorch 19 0.1.0"
+    )
 
 
 def test_assignments_are_seen_under_both_names() -> None:
@@ -99,15 +102,20 @@ def test_assignments_are_seen_under_both_names() -> None:
 
 
 def test_goes_before_a_real_one(real_deepspeed: str) -> None:
-    program(FAKE.format(folder=real_deepspeed) + """
+    program(
+        FAKE.format(folder=real_deepspeed)
+        + """
 import zerotorch.as_deepspeed, importlib.metadata
 import deepspeed
 assert deepspeed.__version__ == "0.19.8+zerotorch" == importlib.metadata.version("deepspeed")
-""")
+"""
+    )
 
 
 def test_refuses_after_a_real_one(real_deepspeed: str) -> None:
-    program(FAKE.format(folder=real_deepspeed) + """
+    program(
+        FAKE.format(folder=real_deepspeed)
+        + """
 import deepspeed
 from zerotorch.errors import UsageError
 try:
@@ -117,7 +125,8 @@ except UsageError as error:
 else:
     raise SystemExit("not refused")
 assert deepspeed.__version__ == "real"
-""")
+"""
+    )
 
 
 def test_a_second_import_does_nothing() -> None:
@@ -183,7 +192,10 @@ def test_pth_line_installs_it_where_the_variable_says_so(tmp_path: pathlib.Path)
     interpreter = str(tmp_path / "bin/python")
     site = subprocess.run(
         [interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
     ).stdout.strip()
     package = pathlib.Path(importlib.util.find_spec("zerotorch").origin).parents[1]  # type: ignore[union-attr,arg-type]
     for name in ("_zerotorch_as_deepspeed.py", "zerotorch.pth"):
@@ -215,6 +227,9 @@ def test_finder_alone_imports_little() -> None:
 
 
 def test_modules_run_under_deepspeeds_names() -> None:
-    done = python("-c", "import zerotorch.as_deepspeed, runpy, sys; sys.argv = ['runner', '--help'];"
-                        "runpy.run_module('deepspeed.launcher.runner', run_name='__main__')")
+    done = python(
+        "-c",
+        "import zerotorch.as_deepspeed, runpy, sys; sys.argv = ['runner', '--help'];"
+        "runpy.run_module('deepspeed.launcher.runner', run_name='__main__')",
+    )
     assert done.returncode == 0 and "--num_gpus" in done.stdout, done.stderr

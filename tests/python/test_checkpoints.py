@@ -49,9 +49,9 @@ def make(stage: int, ranks: int, **more: Any) -> Any:
     import zerotorch
 
     model = models.make()
-    return zerotorch.initialize(
-        model=model, model_parameters=model.parameters(), config=config(stage, ranks, **more)
-    )[0]
+    return zerotorch.initialize(model=model, model_parameters=model.parameters(), config=config(stage, ranks, **more))[
+        0
+    ]
 
 
 STATE = {

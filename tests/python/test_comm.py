@@ -53,7 +53,9 @@ def test_ranks_that_cannot_talk_yet_are_told_so(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_two_ranks(tmp_path: pathlib.Path) -> None:
-    path = script(tmp_path, """
+    path = script(
+        tmp_path,
+        """
         import torch, torch.distributed
         from zerotorch import comm
         from zerotorch.utils import groups
@@ -90,7 +92,8 @@ def test_two_ranks(tmp_path: pathlib.Path) -> None:
         comm.barrier()
         comm.destroy_process_group()
         assert not comm.is_initialized()
-    """)
+    """,
+    )
     done = python("-m", "zerotorch.run", "-n", "2", path)
     assert done.returncode == 0, done.stderr
 
@@ -117,8 +120,11 @@ def test_groups_without_other_parallelism() -> None:
     assert groups._get_data_parallel_world_size() == 1 and groups._get_data_parallel_group_ranks() == [0]
     assert groups._get_sequence_parallel_world_size() == groups.get_model_parallel_world_size() == 1
     assert groups._get_expert_parallel_group_dict() == {} and not groups._zero_param_parallel_is_initialized()
-    for get, kind in ((groups._get_sequence_parallel_group, "sequence"), (groups.get_model_parallel_group, "model"),
-                      (lambda: groups._get_expert_parallel_group("ep_size_2"), "expert")):
+    for get, kind in (
+        (groups._get_sequence_parallel_group, "sequence"),
+        (groups.get_model_parallel_group, "model"),
+        (lambda: groups._get_expert_parallel_group("ep_size_2"), "expert"),
+    ):
         with pytest.raises(NotImplementedError, match=f"{kind} parallelism is not built"):
             get()
     with pytest.raises(NotImplementedError, match="expert"):
@@ -127,11 +133,13 @@ def test_groups_without_other_parallelism() -> None:
 
 def test_importing_the_names_costs_little() -> None:
     """What a program imports of this package, on top of torch."""
-    seconds = float(program("""
+    seconds = float(
+        program("""
         import time, torch, torch.distributed, torch.optim, torch.utils.checkpoint
         start = time.perf_counter()
         import zerotorch.comm, zerotorch.accelerator, zerotorch.utils.groups, zerotorch.runtime.lr_schedules
         import zerotorch.ops.adam, zerotorch.checkpointing
         print(time.perf_counter() - start)
-    """))
+    """)
+    )
     assert seconds < 1  # some 20 ms on a machine that is not loaded

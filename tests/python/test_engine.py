@@ -144,7 +144,9 @@ def whole_tensors_are_refused() -> None:
         model = nn.Linear(4, 4, bias=False)
         with pytest.raises(zerotorch.ConfigError, match="whole parameters"):
             zerotorch.initialize(
-                model=model, optimizer=kind(model.parameters(), **options), config=config(zero_allow_untested_optimizer=True)
+                model=model,
+                optimizer=kind(model.parameters(), **options),
+                config=config(zero_allow_untested_optimizer=True),
             )
 
 
@@ -257,9 +259,7 @@ def evaluation_engine() -> list[Any]:
     with pytest.raises(AssertionError, match="optimizer"):
         engine.backward(loss)
     # Another engine trains beside it.
-    policy = zerotorch.initialize(
-        model=models.make(), config=config(**adamw()), model_parameters=None
-    )[0]
+    policy = zerotorch.initialize(model=models.make(), config=config(**adamw()), model_parameters=None)[0]
     train(policy)
     facts.append(torch.equal(engine(batch), wanted))
     facts.append(not torch.equal(policy(batch), wanted))
@@ -274,9 +274,7 @@ def test_an_engine_for_evaluation_beside_one_that_trains() -> None:
 
 def parameters_of_another_model_are_refused() -> None:
     with pytest.raises(zerotorch.ConfigError, match="no parameter of the model"):
-        zerotorch.initialize(
-            model=models.make(), model_parameters=models.make().parameters(), config=config(**adamw())
-        )
+        zerotorch.initialize(model=models.make(), model_parameters=models.make().parameters(), config=config(**adamw()))
     with pytest.raises(AssertionError, match="requires a model"):
         zerotorch.initialize(model=None, config=config())
     with pytest.raises(zerotorch.ConfigError, match="no configuration"):
@@ -554,7 +552,9 @@ def workers(method: str) -> int:
 
     model = models.make()
     engine = zerotorch.initialize(model=model, model_parameters=model.parameters(), config=config(**adamw()))[0]
-    data = DataLoader([torch.zeros(models.SEQ + 1, dtype=torch.long)] * 8, 2, num_workers=2, multiprocessing_context=method)
+    data = DataLoader(
+        [torch.zeros(models.SEQ + 1, dtype=torch.long)] * 8, 2, num_workers=2, multiprocessing_context=method
+    )
     for batch in data:
         engine.backward(models.loss_of(engine, batch))
         engine.step()

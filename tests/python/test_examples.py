@@ -35,7 +35,11 @@ def losses(program: str, name: str, ranks: int, folder: Path) -> list[float]:
     return [float(loss) for loss in re.findall(r"loss (\S+)", done.stdout)]
 
 
-RUNS = [*(("training_loop.py", name) for name in CONFIGS), ("with_optimizer.py", "stage 2"), ("with_optimizer.py", "overlap")]
+RUNS = [
+    *(("training_loop.py", name) for name in CONFIGS),
+    ("with_optimizer.py", "stage 2"),
+    ("with_optimizer.py", "overlap"),
+]
 
 
 @pytest.mark.parametrize(("program", "name"), RUNS)

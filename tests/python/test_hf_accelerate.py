@@ -1,4 +1,5 @@
-"""accelerate on zerotorch, without a Trainer: the curve of plain torch, and what its Accelerator does with an engine."""
+"""accelerate on zerotorch, without a Trainer: the curve of plain torch, and what its Accelerator does with an
+engine."""
 
 from __future__ import annotations
 

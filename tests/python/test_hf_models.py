@@ -27,7 +27,9 @@ class Experts(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(hf.VOCAB, dim)
         self.router = nn.Linear(dim, count)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(dim, 12), nn.SiLU(), nn.Linear(12, dim)) for _ in range(count))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, 12), nn.SiLU(), nn.Linear(12, dim)) for _ in range(count)
+        )
         self.head = nn.Linear(dim, hf.VOCAB)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
@@ -77,35 +79,72 @@ def build(kind: str) -> Any:
     torch.manual_seed(3)
     if kind == "gpt2":
         config: Any = tf.GPT2Config(
-            vocab_size=hf.VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32,
-            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+            vocab_size=hf.VOCAB,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            n_positions=32,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=1,
+            eos_token_id=2,
         )
         return tf.AutoModelForCausalLM.from_config(config)
     if kind == "llama":
         return tf.AutoModelForCausalLM.from_config(hf.llama_config())
     if kind == "qwen3 moe":
         config = tf.Qwen3MoeConfig(
-            **of_decoder, num_key_value_heads=1, head_dim=8, moe_intermediate_size=8, num_experts=6,
-            num_experts_per_tok=1, decoder_sparse_step=1, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+            **of_decoder,
+            num_key_value_heads=1,
+            head_dim=8,
+            moe_intermediate_size=8,
+            num_experts=6,
+            num_experts_per_tok=1,
+            decoder_sparse_step=1,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
         )
         return tf.AutoModelForCausalLM.from_config(config)
     if kind == "t5":
         config = tf.T5Config(
-            vocab_size=hf.VOCAB, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, dropout_rate=0.0,
-            decoder_start_token_id=0, pad_token_id=0, eos_token_id=2,
+            vocab_size=hf.VOCAB,
+            d_model=16,
+            d_kv=8,
+            d_ff=24,
+            num_layers=2,
+            num_heads=2,
+            dropout_rate=0.0,
+            decoder_start_token_id=0,
+            pad_token_id=0,
+            eos_token_id=2,
         )
         return tf.AutoModelForSeq2SeqLM.from_config(config)
     if kind == "bert":
         return tf.AutoModelForMaskedLM.from_config(tf.BertConfig(**small, max_position_embeddings=32))
     if kind == "vit":
         return tf.AutoModelForImageClassification.from_config(
-            tf.ViTConfig(**{key: value for key, value in small.items() if key != "vocab_size"}, image_size=8, patch_size=4)
+            tf.ViTConfig(
+                **{key: value for key, value in small.items() if key != "vocab_size"}, image_size=8, patch_size=4
+            )
         )
     if kind == "wav2vec2":
         config = tf.Wav2Vec2Config(
-            **small, conv_dim=(8, 8), conv_kernel=(10, 3), conv_stride=(5, 2), num_feat_extract_layers=2,
-            num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, apply_spec_augment=False, layerdrop=0.0,
-            hidden_dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, feat_proj_dropout=0.0, final_dropout=0.0,
+            **small,
+            conv_dim=(8, 8),
+            conv_kernel=(10, 3),
+            conv_stride=(5, 2),
+            num_feat_extract_layers=2,
+            num_conv_pos_embeddings=4,
+            num_conv_pos_embedding_groups=2,
+            apply_spec_augment=False,
+            layerdrop=0.0,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            activation_dropout=0.0,
+            feat_proj_dropout=0.0,
+            final_dropout=0.0,
         )
         return tf.AutoModelForAudioClassification.from_config(config)
     return Experts()
@@ -172,7 +211,8 @@ def train(kind: str, checkpointing: str, built: bool, store: str) -> dict[str, A
         # A key's bias has no gradient but a rounding error's, which Adam makes a whole step of.
         trained = {n: p for n, p in plain.named_parameters() if p.requires_grad and not n.endswith(KEY_BIASES)}
         difference = {
-            name: ((engine._core.full_weight(name) - p).norm() / (p.norm() + 1e-3)).item() for name, p in trained.items()
+            name: ((engine._core.full_weight(name) - p).norm() / (p.norm() + 1e-3)).item()
+            for name, p in trained.items()
         }
         engine.destroy()
         return {"losses": losses, "wanted": wanted, "difference": max(difference.items(), key=lambda item: item[1])}

@@ -58,9 +58,7 @@ def checkpointing(model: Any, kind: str) -> None:
         model.enable_input_require_grads()
 
 
-def train(
-    kind: str, base_dtype: torch.dtype, adapter_dtype: torch.dtype, built: bool, store: str
-) -> dict[str, Any]:
+def train(kind: str, base_dtype: torch.dtype, adapter_dtype: torch.dtype, built: bool, store: str) -> dict[str, Any]:
     """`built`: the base is built under ZeRO-3."""
     with hf.libraries(), hf.shared_folder() as folder:
         import zerotorch
@@ -122,7 +120,8 @@ def train(
 
 
 def merge(engine: Any, plain: Any, batch: dict[str, torch.Tensor]) -> float:
-    """The adapter merged for a while, as trl does for generation: the largest difference of logits from a plain merge."""
+    """The adapter merged for a while, as trl does for generation: the largest difference of logits from a plain
+    merge."""
     import zerotorch
 
     model = engine.module

@@ -104,7 +104,8 @@ def train_plain(of_json: str, **options: Any) -> tuple[list[dict[str, float]], f
 
 
 def difference(stage: int, of_json: str, **options: Any) -> tuple[float, float, str]:
-    """The largest relative difference of what was logged and of the weights from a plain run's, and the weights' hash."""
+    """The largest relative difference of what was logged and of the weights from a plain run's, and the weights'
+    hash."""
     losses, evaluated, mine = train(stage, of_json, **options)
     wanted, evaluated_plain, plain = train_plain(of_json, **options)
     if OF_JSON[of_json]:  # the engine has stepped it when Trainer logs the rate
@@ -203,7 +204,8 @@ TOKENS = 36  # after a resize
 
 
 def built() -> dict[str, Any]:
-    """A model that is built under ZeRO-3 before there is an engine or a process group of torch, resized, and trained."""
+    """A model that is built under ZeRO-3 before there is an engine or a process group of torch, resized, and
+    trained."""
     import torch.distributed as dist
     from transformers import AutoModelForCausalLM
     from transformers.integrations import HfDeepSpeedConfig
@@ -301,7 +303,8 @@ def test_a_program_that_is_launched(tmp_path: Any, stage: int) -> None:
 
 
 def best(stage: int) -> tuple[list[float], str]:
-    """What Trainer evaluates while it trains and, with the best of its checkpoints, after that; and its second train()."""
+    """What Trainer evaluates while it trains and, with the best of its checkpoints, after that; and its second
+    train()."""
     with hf.libraries(), hf.shared_folder() as folder:
         import zerotorch
         from transformers import AutoModelForCausalLM

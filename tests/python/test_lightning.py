@@ -1,4 +1,5 @@
-"""Lightning's Trainer and Fabric on zerotorch, on ranks without a GPU: the curve of a plain run, resuming, evaluation."""
+"""Lightning's Trainer and Fabric on zerotorch, on ranks without a GPU: the curve of a plain run, resuming,
+evaluation."""
 
 from __future__ import annotations
 

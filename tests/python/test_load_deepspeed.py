@@ -14,7 +14,8 @@ from ranks import run
 FOLDER = Path(__file__).parent / "data" / "deepspeed"
 CASES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 
-# DeepSpeed's stage 0 goes on as if losses were not scaled, while gradients of these weights overflow at the scale it has
+# DeepSpeed's stage 0 goes on as if losses were not scaled, while gradients of these weights overflow at the scale it
+# has
 # saved, in plain torch as well: only the loss before the first update can be compared.
 OVERFLOWS = ("stage0_n1_fp16",)
 

@@ -115,14 +115,17 @@ def test_one_cycle_without_betas_cycles_rates_only() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-@pytest.mark.parametrize("kind, params, name", [
-    ("WarmupLR", {"warmup_num_steps": 0}, "warmup_num_steps"),
-    ("WarmupDecayLR", {"total_num_steps": 5, "warmup_num_steps": 2.5}, "warmup_num_steps"),
-    ("WarmupCosineLR", {"total_num_steps": 5, "warmup_num_steps": -1}, "warmup_num_steps"),
-    ("LRRangeTest", {"lr_range_test_step_size": 0}, "lr_range_test_step_size"),
-    ("OneCycle", {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": 0}, "cycle_first_step_size"),
-    ("OneCycle", {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_second_step_size": -1}, "cycle_second_step_size"),
-])
+@pytest.mark.parametrize(
+    "kind, params, name",
+    [
+        ("WarmupLR", {"warmup_num_steps": 0}, "warmup_num_steps"),
+        ("WarmupDecayLR", {"total_num_steps": 5, "warmup_num_steps": 2.5}, "warmup_num_steps"),
+        ("WarmupCosineLR", {"total_num_steps": 5, "warmup_num_steps": -1}, "warmup_num_steps"),
+        ("LRRangeTest", {"lr_range_test_step_size": 0}, "lr_range_test_step_size"),
+        ("OneCycle", {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": 0}, "cycle_first_step_size"),
+        ("OneCycle", {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_second_step_size": -1}, "cycle_second_step_size"),
+    ],
+)
 def test_bad_counts(kind: str, params: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=name):
         getattr(lr_schedules, kind)(adam(), **params)

@@ -112,8 +112,11 @@ def test_lion_stays_where_its_direction_is_0() -> None:
 @pytest.mark.parametrize("correct", [False, True])
 def test_lamb_is_deepspeeds(inside: bool, correct: bool) -> None:
     lr, (beta1, beta2), eps, decay = 0.1, (0.9, 0.999), 1e-3, 0.1
-    got, optimizer = train(lambda params: FusedLamb(
-        params, lr=lr, eps=eps, weight_decay=decay, eps_inside_sqrt=inside, bias_correction=correct, max_coeff=0.9))
+    got, optimizer = train(
+        lambda params: FusedLamb(
+            params, lr=lr, eps=eps, weight_decay=decay, eps_inside_sqrt=inside, bias_correction=correct, max_coeff=0.9
+        )
+    )
     wanted = [param.detach().double() for param in parameters()]
     states = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in wanted]
     coefficients: list[float] = []
@@ -148,8 +151,15 @@ def test_bf16_parameters_follow_fp32_ones(kind: Any) -> None:
         torch.testing.assert_close(got.float(), wanted, rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize("kind, moved", [(FusedAdam, torch.bfloat16), (DeepSpeedCPUAdam, torch.float32),
-                                         (DeepSpeedCPUAdagrad, torch.float32), (DeepSpeedCPULion, torch.float32)])
+@pytest.mark.parametrize(
+    "kind, moved",
+    [
+        (FusedAdam, torch.bfloat16),
+        (DeepSpeedCPUAdam, torch.float32),
+        (DeepSpeedCPUAdagrad, torch.float32),
+        (DeepSpeedCPULion, torch.float32),
+    ],
+)
 def test_dtypes_of_states(kind: Any, moved: torch.dtype) -> None:
     params, optimizer = train(kind, torch.bfloat16)
     assert {state.dtype for name, state in optimizer.state[params[0]].items() if name != "step"} == {moved}
@@ -183,15 +193,44 @@ def test_parameters_without_gradient_stay(kind: Any) -> None:
 
 
 DEFAULTS: dict[Any, tuple[str, dict[str, Any]]] = {
-    FusedAdam: ("Adam", {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True,
-                         "adam_w_mode": True}),
-    DeepSpeedCPUAdam: ("Adam", {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0,
-                                "bias_correction": True, "adam_w_mode": True}),
+    FusedAdam: (
+        "Adam",
+        {
+            "lr": 1e-3,
+            "betas": [0.9, 0.999],
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "bias_correction": True,
+            "adam_w_mode": True,
+        },
+    ),
+    DeepSpeedCPUAdam: (
+        "Adam",
+        {
+            "lr": 1e-3,
+            "betas": [0.9, 0.999],
+            "eps": 1e-8,
+            "weight_decay": 0,
+            "bias_correction": True,
+            "adam_w_mode": True,
+        },
+    ),
     DeepSpeedCPUAdagrad: ("Adagrad", {"lr": 1e-2, "eps": 1e-10, "weight_decay": 0}),
     FusedLion: ("Lion", {"lr": 1e-3, "betas": [0.9, 0.999], "weight_decay": 0.0}),
     DeepSpeedCPULion: ("Lion", {"lr": 1e-3, "betas": [0.9, 0.999], "weight_decay": 0}),
-    FusedLamb: ("Lamb", {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True,
-                         "max_coeff": 10.0, "min_coeff": 0.01, "eps_inside_sqrt": False}),
+    FusedLamb: (
+        "Lamb",
+        {
+            "lr": 1e-3,
+            "betas": [0.9, 0.999],
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "bias_correction": True,
+            "max_coeff": 10.0,
+            "min_coeff": 0.01,
+            "eps_inside_sqrt": False,
+        },
+    ),
 }
 
 

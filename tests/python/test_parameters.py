@@ -264,7 +264,9 @@ def raw_access(store: str) -> dict[str, str]:
     check("deepcopy", lambda: copy.deepcopy(parameter))
     check("deepcopy of the module", lambda: copy.deepcopy(engine.module).gain)
     check("pickle", lambda: pickle.loads(pickle.dumps(parameter)))
-    check("torch.save", lambda: pickled(lambda f: torch.save(parameter, f), lambda f: torch.load(f, weights_only=False)))
+    check(
+        "torch.save", lambda: pickled(lambda f: torch.save(parameter, f), lambda f: torch.load(f, weights_only=False))
+    )
     check("state_dict", lambda: engine.module.state_dict()["gain"])
     check("engine.state_dict", lambda: engine.state_dict()["module.gain"])
     check(
@@ -323,7 +325,9 @@ def safe_functions(store: str) -> dict[str, Any]:
     engine.step()
     seen: dict[str, Any] = {"gradient": gradient.norm().item(), "shape": tuple(gradient.shape)}
     weight = utils.safe_get_full_fp32_param(model.gain)
-    seen["state"] = torch.allclose(utils.safe_get_full_optimizer_state(model.gain, "exp_avg"), 0.1 * gradient, atol=1e-7)
+    seen["state"] = torch.allclose(
+        utils.safe_get_full_optimizer_state(model.gain, "exp_avg"), 0.1 * gradient, atol=1e-7
+    )
     utils.safe_set_full_fp32_param(model.gain, weight + 1)
     seen["set"] = torch.equal(utils.safe_get_full_fp32_param(model.gain), weight + 1)
     utils.safe_set_full_optimizer_state(model.gain, torch.full_like(weight, 3.0), "exp_avg")

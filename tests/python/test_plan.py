@@ -29,7 +29,9 @@ def ledger(stage: int) -> dict[str, int]:
     held = {kind: use["peak"] for kind, use in engine.memory_report().items()}
     engine.destroy()
     assert "MB in training" in str(planned)
-    return {kind: held[kind] - planned.rank[kind] for kind in ("parameters", "master weights", "optimizer", "gradients")}
+    return {
+        kind: held[kind] - planned.rank[kind] for kind in ("parameters", "master weights", "optimizer", "gradients")
+    }
 
 
 @pytest.mark.parametrize("stage", [1, 3])

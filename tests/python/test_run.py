@@ -13,11 +13,14 @@ from support import TIMEOUT_S, python, script
 
 def test_runs_a_script_in_this_process(tmp_path: pathlib.Path) -> None:
     (tmp_path / "beside.py").write_text("value = 7\n")
-    path = script(tmp_path, """
+    path = script(
+        tmp_path,
+        """
         import sys, beside, deepspeed
         assert "RANK" not in __import__("os").environ
         print(__name__, sys.argv[1:], sys.path[0] == __file__.rpartition("/")[0], beside.value, deepspeed.version)
-    """)
+    """,
+    )
     done = python("-m", "zerotorch.run", path, "-n", "3", "--lr=1")
     assert done.stdout.strip() == "__main__ ['-n', '3', '--lr=1'] True 7 0.19.8+zerotorch", done.stderr
 
@@ -30,7 +33,9 @@ def test_runs_a_module_with_its_options(tmp_path: pathlib.Path) -> None:
 
 
 def test_ranks_get_torchruns_environment_and_meet(tmp_path: pathlib.Path) -> None:
-    path = script(tmp_path, """
+    path = script(
+        tmp_path,
+        """
         import os, torch, torch.distributed as dist
         dist.init_process_group("gloo")
         total = torch.tensor([dist.get_rank() + 1])
@@ -39,7 +44,8 @@ def test_ranks_get_torchruns_environment_and_meet(tmp_path: pathlib.Path) -> Non
         assert int(os.environ["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
         os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()} total {total.item()}\\n".encode())
         dist.destroy_process_group()
-    """)
+    """,
+    )
     done = python("-m", "zerotorch.run", "-n", "2", path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 total 3", "rank 1 of 2 total 3"]
@@ -51,12 +57,15 @@ def test_threads_that_were_asked_for_stay(tmp_path: pathlib.Path) -> None:
 
 
 def test_first_failure_ends_the_others_and_is_the_exit_code(tmp_path: pathlib.Path) -> None:
-    path = script(tmp_path, """
+    path = script(
+        tmp_path,
+        """
         import os, time
         if os.environ["RANK"] == "1":
             raise SystemExit(7)
         time.sleep(300)
-    """)
+    """,
+    )
     start = time.monotonic()
     done = python("-m", "zerotorch.run", "-n", "2", "--grace", "0.2", path)
     assert done.returncode == 7 and time.monotonic() - start < 30
@@ -78,7 +87,9 @@ def test_a_killed_rank_counts_as_128_and_its_signal(tmp_path: pathlib.Path) -> N
 
 
 def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None:
-    path = script(tmp_path, """
+    path = script(
+        tmp_path,
+        """
         import os, pathlib, signal, time
         ready = pathlib.Path(__file__).with_name("ready")
         if os.environ["RANK"] == "1":
@@ -88,7 +99,8 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: pathlib.Path) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ready.touch()
         time.sleep(300)
-    """)
+    """,
+    )
     impatient = (
         "import sys; from zerotorch import run; from zerotorch.launcher import local_ranks; "
         "local_ranks.KILL_AFTER_S = 0.1; sys.exit(run.main())"

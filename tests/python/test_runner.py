@@ -32,13 +32,16 @@ def test_programs_of_their_own(tmp_path: pathlib.Path) -> None:
     assert run("--num_gpus", "1", "--no_python", "--no_local_rank", *program) == ["0 1"]
 
 
-@pytest.mark.parametrize("arguments, ranks", [
-    (["--include", "localhost:0,2,3"], 3),
-    (["--include", "localhost"], 4),
-    (["--exclude", "localhost:1"], 3),
-    ([], 4),
-    (["--num_gpus", "2"], 2),
-])
+@pytest.mark.parametrize(
+    "arguments, ranks",
+    [
+        (["--include", "localhost:0,2,3"], 3),
+        (["--include", "localhost"], 4),
+        (["--exclude", "localhost:1"], 3),
+        ([], 4),
+        (["--num_gpus", "2"], 2),
+    ],
+)
 def test_numbers_of_ranks(tmp_path: pathlib.Path, arguments: list[str], ranks: int) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("# one\nlocalhost slots=4\n")
@@ -46,16 +49,22 @@ def test_numbers_of_ranks(tmp_path: pathlib.Path, arguments: list[str], ranks: i
     assert runner._number_of_ranks(options) == ranks
 
 
-@pytest.mark.parametrize("arguments, reason", [
-    (["--num_nodes", "2"], "several use torchrun"),
-    (["--force_multi"], "several use torchrun"),
-    (["--include", "a:0@b:1"], "one host"),
-    (["--include", "a:0", "--exclude", "a:1"], "exclude each other"),
-    (["--hostfile", "{hosts}"], "one line"),
-    (["--exclude", "a:0,1,2,3,4,5,6,7,8,9"], "leaves none"),
-])
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["--num_nodes", "2"], "several use torchrun"),
+        (["--force_multi"], "several use torchrun"),
+        (["--include", "a:0@b:1"], "one host"),
+        (["--include", "a:0", "--exclude", "a:1"], "exclude each other"),
+        (["--hostfile", "{hosts}"], "one line"),
+        (["--exclude", "a:0,1,2,3,4,5,6,7,8,9"], "leaves none"),
+    ],
+)
 def test_what_is_refused(
-    tmp_path: pathlib.Path, arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path,
+    arguments: list[str],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")

@@ -78,7 +78,9 @@ def config(precision: str) -> dict[str, Any]:
 def in_python(precision: str, first: int, last: int, load: str, save: str) -> list[str]:
     import zerotorch
 
-    engine = zerotorch.initialize(model=(model := GPT()), model_parameters=model.parameters(), config=config(precision))[0]
+    engine = zerotorch.initialize(
+        model=(model := GPT()), model_parameters=model.parameters(), config=config(precision)
+    )[0]
     if load != "-":
         assert engine.load_checkpoint(load)[0] is not None
     losses = []

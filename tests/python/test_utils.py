@@ -92,7 +92,9 @@ def test_leaf_modules_by_name() -> None:
     net = model()
     assert utils.set_z3_leaf_modules_by_name(net, ["two"]) == ([net["two"]], [])
     assert utils.set_z3_leaf_modules_by_suffix(net, ["ne", "e", "none"], raise_if_not_found=False) == (
-        [net["one"], net["gate"]], ["none"])
+        [net["one"], net["gate"]],
+        ["none"],
+    )
     utils.set_z3_leaf_module(net["two"], False)
     assert utils.get_z3_leaf_modules(net) == [net["gate"], net["one"]]
 
@@ -132,8 +134,12 @@ def test_fragments_go_to_the_engine() -> None:
     engine, param, value = Engine(), torch.nn.Parameter(torch.zeros(1)), torch.ones(1)
     param._zerotorch_engine = weakref.ref(engine)
     param.ds_id = 0
-    for what, own in (("full_fp32_param", "full_weight"), ("full_grad", "full_gradient"),
-                      ("local_fp32_param", "local_fp32"), ("local_grad", "local_gradient")):
+    for what, own in (
+        ("full_fp32_param", "full_weight"),
+        ("full_grad", "full_gradient"),
+        ("local_fp32_param", "local_fp32"),
+        ("local_grad", "local_gradient"),
+    ):
         assert getattr(utils, f"safe_get_{what}")(param) == value
         getattr(utils, f"safe_set_{what}")(param, value)
         assert engine.calls[-2:] == [(f"_{own}",), (f"_set_{own}", value)]
@@ -340,7 +346,11 @@ def test_config_arguments() -> None:
     parser = add_config_arguments(argparse.ArgumentParser())
     options = parser.parse_args(["--deepspeed", "--deepspeed_config", "x.json"])
     assert (options.deepspeed, options.deepspeed_config, options.deepscale, options.deepscale_config) == (
-        True, "x.json", False, None)
+        True,
+        "x.json",
+        False,
+        None,
+    )
 
 
 def test_monitor_writes_csv(tmp_path: pathlib.Path) -> None:

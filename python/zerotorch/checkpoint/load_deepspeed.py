@@ -29,7 +29,8 @@ def load(
     strict: bool,
     trust: bool,
 ) -> tuple[str, dict[str, Any]]:
-    """Weights, buffers, optimizer states, counters, scheduler and client state of one of DeepSpeed's folders. *Collective.*
+    """Weights, buffers, optimizer states, counters, scheduler and client state of one of DeepSpeed's folders.
+    *Collective.*
 
     Every rank reads the files, one tensor at a time.
 

@@ -25,7 +25,8 @@ __all__ = ["FabricZeroStrategy", "ZeroStrategy"]
 
 
 class ZeroStrategy(_OfTrainer):  # type: ignore[misc,unused-ignore]
-    """DeepSpeedStrategy of Trainer, with its arguments, without its demand for GPUs, and with the gradients of a Trainer
+    """DeepSpeedStrategy of Trainer, with its arguments, without its demand for GPUs, and with the gradients of a
+    Trainer
     without it: under DeepSpeed those of `accumulate_grad_batches` are divided twice, which clipping notices.
 
     Batch sizes, accumulation, clipping and precision of the configuration are Trainer's. As DeepSpeed's, a window of
