@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +20,17 @@ from zerotorch.utils.logging import log_dist
 
 _STAGES_OF_SHARDED_GRADIENTS = 2
 _STAGE_OF_SHARDED_PARAMETERS = 3
+
+
+_cores: weakref.WeakSet[_C.Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _destroy_all() -> None:
+    """While the interpreter is whole: what an engine waits for at its end leaves the GIL, and threads that took it later
+    would end in the middle of C++ code, and the process with them."""
+    for core in list(_cores):
+        core.destroy()
 
 
 class DeepSpeedEngine(torch.nn.Module):
@@ -49,6 +62,7 @@ class DeepSpeedEngine(torch.nn.Module):
         super().__init__()
         self.module = module
         self._core = core
+        _cores.add(core)
         self._config = config
         self._names = names
         self.config = config.raw
