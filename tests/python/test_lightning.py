@@ -213,7 +213,7 @@ PROGRAM = """
     trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=ZeroStrategy(stage=3), max_steps=2, logger=False,
                          enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.fit(module, tests.loader(of_all=True))
-    print(f"RESULT {trainer.global_rank} {trainer.world_size} {trainer.global_step}")
+    print(" ".join(["RESULT", *map(str, (trainer.global_rank, trainer.world_size, trainer.global_step))]))
 """
 
 
