@@ -14,6 +14,7 @@
 
 namespace zerotorch {
 namespace py = pybind11;
+using namespace py::literals;
 namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
@@ -144,6 +145,28 @@ py::dict memory(const zero::MemoryReport& report) {
   return dict;
 }
 
+/// This rank's collectives, and how unevenly the ranks came to them.
+py::tuple comms_summary(PythonEngine& engine) {
+  zero::CommsSummary summary;
+  {
+    const py::gil_scoped_release no_gil;
+    summary = engine.get().comms_summary();
+  }
+  py::list records, stragglers;
+  for (const auto& one : summary.records) {
+    records.append(py::dict("operation"_a = one.operation, "label"_a = one.label, "nbytes"_a = one.nbytes,
+                            "calls"_a = one.calls, "seconds"_a = one.seconds,
+                            "algorithm_bandwidth"_a = one.algorithm_bandwidth(),
+                            "bus_bandwidth"_a = one.bus_bandwidth()));
+  }
+  for (const auto& one : summary.stragglers) {
+    stragglers.append(py::dict("operation"_a = one.operation, "label"_a = one.label, "nbytes"_a = one.nbytes,
+                               "calls"_a = one.calls, "communication_seconds"_a = one.communication_seconds,
+                               "straggler_seconds"_a = one.straggler_seconds, "slowest_rank"_a = one.slowest_rank));
+  }
+  return py::make_tuple(records, stragglers);
+}
+
 /// A scope in which parameters are whole; see zero::GatheredParameters.
 class Gathered {
  public:
@@ -215,9 +238,6 @@ void bind_training(py::class_<PythonEngine>& engine) {
       .def_property_readonly("loss_scale", [](PythonEngine& self) { return self.get().loss_scale(); })
       .def_property_readonly("parameter_groups", [](PythonEngine& self) { return self.get().parameter_groups(); })
       .def("learning_rate", [](PythonEngine& self, int group) { return self.get().learning_rate(group); })
-      .def("set_learning_rate",
-           [](PythonEngine& self, int group, double lr) { self.get().set_learning_rate(group, lr); })
-      .def("follow_schedule", [](PythonEngine& self) { self.get().follow_schedule(); })
       .def("set_parameter_group",
            [](PythonEngine& self, int group, const py::dict& values) {
              self.get().set_parameter_group(group, group_of(values));
@@ -241,8 +261,6 @@ void bind_values(py::class_<PythonEngine>& engine) {
              self.get().set_full_gradient(name, value);
            },
            NoGil())
-      .def("clip_grad_norm", [](PythonEngine& self, double bound) { return self.get().clip_grad_norm(bound); }, NoGil())
-      .def("clip_grad_value", [](PythonEngine& self, double bound) { self.get().clip_grad_value(bound); }, NoGil())
       .def("full_optimizer_state",
            [](PythonEngine& self, const std::string& name, const std::string& state) {
              return self.get().full_optimizer_state(name, state);
@@ -275,16 +293,13 @@ void bind_files(py::class_<PythonEngine>& engine) {
   engine
       .def("save_checkpoint",
            [](PythonEngine& self, const std::string& folder, const std::string& tag, const std::string& client_state,
-              bool save_latest, bool async, int keep_last) {
-             self.with_buffers().save_checkpoint(
-                 folder, tag, client_state, {.async = async, .save_latest = save_latest, .keep_last = keep_last});
+              bool save_latest) {
+             self.with_buffers().save_checkpoint(folder, tag, client_state, {.save_latest = save_latest});
            },
-           py::arg("folder"), py::arg("tag"), py::arg("client_state"), py::arg("save_latest") = true,
-           py::arg("async_") = false, py::arg("keep_last") = 0, NoGil())
-      .def("wait_checkpoint", [](PythonEngine& self) { self.get().wait_checkpoint(); }, NoGil())
+           py::arg("folder"), py::arg("tag"), py::arg("client_state"), py::arg("save_latest") = true, NoGil())
       .def("load_checkpoint",
            [](PythonEngine& self, const std::string& folder, const std::string& tag, bool module_only,
-              bool load_optimizer_states, bool load_lr_scheduler_states, bool strict, bool fall_back) {
+              bool load_optimizer_states, bool load_lr_scheduler_states, bool strict) {
              zero::LoadReport report;
              {
                const py::gil_scoped_release no_gil;
@@ -293,13 +308,12 @@ void bind_files(py::class_<PythonEngine>& engine) {
                options.load_optimizer_states = load_optimizer_states;
                options.load_lr_scheduler_states = load_lr_scheduler_states;
                options.strict = strict;
-               options.fall_back = fall_back;
                report = self.with_buffers().load_checkpoint(folder, tag, options);
              }
              return to_dict(report);
            },
            py::arg("folder"), py::arg("tag"), py::arg("module_only") = false, py::arg("load_optimizer_states") = true,
-           py::arg("load_lr_scheduler_states") = true, py::arg("strict") = true, py::arg("fall_back") = false)
+           py::arg("load_lr_scheduler_states") = true, py::arg("strict") = true)
       .def("load_full_weights",
            [](PythonEngine& self, const std::string& path, bool strict) {
              zero::LoadReport report;
@@ -321,8 +335,6 @@ void bind_engine(py::module_& module) {
   py::class_<PythonEngine> engine(module, "Engine");
   engine.def("destroy", &PythonEngine::destroy)
       .def_property_readonly("is_destroyed", &PythonEngine::is_destroyed)
-      .def("check_module", [](PythonEngine& self) { self.get().check_module(); }, NoGil())
-      .def("config", [](PythonEngine& self) { return self.get().config().to_json(); })
       .def_property_readonly("train_batch_size",
                              [](PythonEngine& self) { return self.get().config().train_batch_size; })
       .def_property_readonly(
@@ -336,8 +348,7 @@ void bind_engine(py::module_& module) {
       .def("memory_summary", [](PythonEngine& self) { return self.get().memory_summary(); }, NoGil())
       .def("memory_report", [](PythonEngine& self) { return memory(self.get().memory_report()); })
       .def("communication_report", [](PythonEngine& self) { return self.get().communication_report().to_string(); })
-      .def("comms_summary", [](PythonEngine& self) { return self.get().comms_summary().to_string(); }, NoGil())
-      .def("flops_report", [](PythonEngine& self) { return self.get().flops_report().to_string(); });
+      .def("comms_summary", &comms_summary);
   bind_training(engine);
   bind_values(engine);
   bind_files(engine);

@@ -3,9 +3,11 @@
 
 namespace zerotorch {
 
-/// Group, Engine and GatheredParameters.
+/// Group, and waits that see signals.
 void bind_group(pybind11::module_& module);
+/// Engine and Gathered.
 void bind_engine(pybind11::module_& module);
+/// plan_of_module() and plan_of_numel().
 void bind_plan(pybind11::module_& module);
 
 }  // namespace zerotorch

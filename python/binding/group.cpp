@@ -1,6 +1,5 @@
 // zero::Group, waits that see signals.
 #include <torch/csrc/utils/pybind.h>
-#include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <unistd.h>
 
@@ -19,15 +18,6 @@ void check_signals() {
   if (::gettid() != ::getpid() || !Py_IsInitialized()) return;
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
-zero::Group init(const std::string& backend, double timeout_s, double rendezvous_timeout_s) {
-  zero::DistributedOptions options;
-  options.backend = backend;
-  options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1e3));
-  if (rendezvous_timeout_s > 0)
-    options.rendezvous_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(rendezvous_timeout_s * 1e3));
-  return zero::init_distributed(options);
 }
 
 void broadcast(zero::Group& group, at::Tensor tensor, int root) {
@@ -56,8 +46,7 @@ void bind_group(py::module_& module) {
       .def("barrier", [](zero::Group& group) { group.barrier({.label = "barrier"}).wait(); }, NoGil())
       .def("broadcast", &broadcast, py::arg("tensor"), py::arg("root"), NoGil())
       .def("abort", &zero::Group::abort, py::arg("reason"));
-  module.def("init_distributed", &init, py::arg("backend") = "auto", py::arg("timeout_s") = 0.0,
-             py::arg("rendezvous_timeout_s") = 0.0, NoGil());
+  module.def("init_distributed", [] { return zero::init_distributed(); }, NoGil());
 }
 
 }  // namespace zerotorch

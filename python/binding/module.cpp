@@ -20,11 +20,6 @@ PYBIND11_MODULE(_C, module) {
   module.def("resolve_config", [](const std::string& text, const std::string& source) {
     return zero::Config::from_text(text, source).to_json();
   }, py::arg("text"), py::arg("source") = "config");
-  module.def("config_notices", [](const std::string& text) {
-    py::list notices;
-    for (const auto& notice : zero::Config::from_text(text).notices) notices.append(notice);
-    return notices;
-  });
   module.def("launched_rank", []() -> py::object {
     const auto rank = zero::launched_rank();
     if (!rank) return py::none();

@@ -73,8 +73,17 @@ void require_shape(py::handle parameter, const std::string& name) {
                          "' of a lazy module has no shape yet: run the model once on an input before initialize()");
 }
 
-void add_module(py::handle module, const std::string& prefix, zero::ModelView& view, int depth) {
+/// A module, then those in it, in the order of registration.
+void for_each_module(py::handle module, const std::string& prefix, int depth,
+                     const std::function<void(py::handle, const std::string&)>& visit) {
   check_depth(depth, module);
+  visit(module, prefix);
+  for (const auto& [key, value] : dictionary(module, names().modules)) {
+    if (!value.is_none()) for_each_module(value, prefix + std::string(py::str(key)) + ".", depth + 1, visit);
+  }
+}
+
+void add_tensors(py::handle module, const std::string& prefix, zero::ModelView& view) {
   for (const auto& [key, value] : dictionary(module, names().parameters)) {
     const std::string name = prefix + std::string(py::str(key));
     require_shape(value, name);
@@ -85,18 +94,6 @@ void add_module(py::handle module, const std::string& prefix, zero::ModelView& v
     view.buffers.push_back({.name = prefix + std::string(py::str(key)),
                             .tensor = unpack(value),
                             .persistent = !transient.contains(key)});
-  }
-  for (const auto& [key, value] : dictionary(module, names().modules)) {
-    if (!value.is_none()) add_module(value, prefix + std::string(py::str(key)) + ".", view, depth + 1);
-  }
-}
-
-void for_each_module(py::handle module, const std::string& prefix, int depth,
-                     const std::function<void(py::handle, const std::string&)>& visit) {
-  check_depth(depth, module);
-  visit(module, prefix);
-  for (const auto& [key, value] : dictionary(module, names().modules)) {
-    if (!value.is_none()) for_each_module(value, prefix + std::string(py::str(key)) + ".", depth + 1, visit);
   }
 }
 
@@ -116,7 +113,8 @@ Shared share(py::object object) {
 
 zero::ModelView view_of(const py::object& module) {
   zero::ModelView view;
-  add_module(module, "", view, 0);
+  for_each_module(module, "", 0,
+                  [&view](py::handle one, const std::string& prefix) { add_tensors(one, prefix, view); });
   const Shared kept = share(module);
   view.walk = [kept](const zero::ModelView::Visit& visit) {
     const py::gil_scoped_acquire gil;

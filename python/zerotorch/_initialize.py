@@ -13,14 +13,12 @@ from zerotorch.config import DeepSpeedConfig, given_config
 from zerotorch.distributed import init_distributed, world_group
 from zerotorch.engine import DeepSpeedEngine
 from zerotorch.errors import ConfigError, NotBuiltError, UsageError
-from zerotorch.optimizer import OverShards, ZeroOptimizer, configuration_of
+from zerotorch.optimizer import LIVE, OverShards, ZeroOptimizer, configuration_of
 from zerotorch.utils.logging import log_dist, logger
 from zerotorch.zero.gathered import engine_of
 
-_ON_GROUPS = (
-    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "momentum", "dampening"),
-    *("nesterov", "alpha", "centered", "lr_decay", "initial_accumulator_value", "max_coeff", "min_coeff", "use_muon"),
-)
+#: Values of a parameter group that the engine takes when it is made.
+_ON_GROUPS = (*LIVE, "initial_accumulator_value", "use_muon")
 
 
 def initialize(
@@ -134,8 +132,7 @@ class _Builder:
 
     def _trained_by(self) -> DeepSpeedEngine | None:
         """The engine that has all of the module already, as Lightning's has when a trainer evaluates after it has
-        fitted:
-        the weights are where that one has them, whatever stage this configuration says."""
+        fitted: the weights are where that one has them, whatever stage this configuration says."""
         engines = {id(engine): engine for engine in map(engine_of, self.names)}
         if len(engines) != 1 or None in engines.values():
             return None
@@ -238,7 +235,7 @@ class _Builder:
         if configured is None:
             return self._over_shards(client)
         kind, params = configured
-        base = {key: value for key, value in params[0].items() if key not in ("use_muon",)}
+        base = {key: value for key, value in params[0].items() if key != "use_muon"}
         for index, values in enumerate(params):
             for key, value in values.items():
                 if key not in _ON_GROUPS and value != base[key]:
@@ -249,7 +246,7 @@ class _Builder:
         ]
         text = self.config.with_section("optimizer", {"type": kind, "params": base}).without("scheduler")
         core = _C.initialize(self.model, text, world_group(), self._for_engine(groups))
-        optimizer = ZeroOptimizer(_copies(client.param_groups), dict(client.defaults), client, kind)
+        optimizer = ZeroOptimizer(client.param_groups, dict(client.defaults), client, kind)
         numbers = iter(range(len(client.param_groups)))
         optimizer.attach(
             core, self.names, [next(numbers) if group["params"] else None for group in client.param_groups]
@@ -282,13 +279,9 @@ class _Builder:
             optimizer_factory=make,
             optimizer_name=name,
         )
-        optimizer = ZeroOptimizer(_copies(client.param_groups), dict(client.defaults), client, name)
+        optimizer = ZeroOptimizer(client.param_groups, dict(client.defaults), client, name)
         optimizer.attach(core, self.names, None)
         return self._make(core, optimizer)
-
-
-def _copies(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [dict(group) for group in groups]
 
 
 def _as_list(parameters: Any) -> list[Any]:

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,43 +36,42 @@ def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], 
     engine._core.save_checkpoint(folder, tag, text, save_latest)
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """Arguments of the engine's load_checkpoint()."""
+
+    module_only: bool
+    load_optimizer_states: bool
+    load_lr_scheduler_states: bool
+    strict: bool
+    trust: bool
+
+
 def load(
-    engine: DeepSpeedEngine,
-    folder: str,
-    tag: str,
-    *,
-    module_only: bool,
-    load_optimizer_states: bool,
-    load_lr_scheduler_states: bool,
-    strict: bool,
-    trust: bool,
+    engine: DeepSpeedEngine, folder: str, tag: str, options: LoadOptions
 ) -> tuple[str | None, dict[str, Any] | None]:
     """*Collective.* (None, None) where `folder` has no checkpoint and no tag was asked for."""
     if _is_of_deepspeed(folder, tag):
         from zerotorch.checkpoint import load_deepspeed
 
-        return load_deepspeed.load(
-            engine,
-            folder,
-            tag,
-            module_only=module_only,
-            load_optimizer_states=load_optimizer_states,
-            load_lr_scheduler_states=load_lr_scheduler_states,
-            strict=strict,
-            trust=trust,
-        )
+        return load_deepspeed.load(engine, folder, tag, options)
     if not tag and not _has_checkpoint(folder):
         log_dist(f"load_checkpoint: there is no checkpoint in '{folder}'", ranks=[0])
         return None, None
     report = engine._core.load_checkpoint(
-        folder, tag or _latest(folder), module_only, load_optimizer_states, load_lr_scheduler_states, strict
+        folder,
+        tag or _latest(folder),
+        options.module_only,
+        options.load_optimizer_states,
+        options.load_lr_scheduler_states,
+        options.strict,
     )
     saved = _from_json(report["client_state"])
     optimizer = engine.optimizer
-    if optimizer is not None and not module_only:
-        if load_optimizer_states and saved.groups is not None:
+    if optimizer is not None and not options.module_only:
+        if options.load_optimizer_states and saved.groups is not None:
             optimizer.load_groups(saved.groups)
-        if load_lr_scheduler_states and engine.lr_scheduler is not None:
+        if options.load_lr_scheduler_states and engine.lr_scheduler is not None:
             _load_scheduler(engine, saved.scheduler)
         optimizer.push()
     for notice in report["notices"]:

@@ -76,6 +76,10 @@ class DeepSpeedConfig:
         return torch.bfloat16 if self.resolved["bf16"]["enabled"] else torch.float32
 
     @property
+    def logs_comms(self) -> bool:
+        return bool(self.resolved.get("comms_logger", {}).get("enabled", False))
+
+    @property
     def auto_casts(self) -> bool:
         return bool(self.resolved["fp16"]["enabled"] and self.resolved["fp16"]["auto_cast"])
 

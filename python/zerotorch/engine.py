@@ -12,8 +12,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from zerotorch import _C, checkpoint_io, raw_access
+from zerotorch.comm.comm import register_engine
 from zerotorch.config import DeepSpeedConfig
-from zerotorch.errors import ModelError, UsageError
+from zerotorch.errors import ModelError, NotBuiltError, UsageError
 from zerotorch.local_rank import LocalRank
 from zerotorch.optimizer import ZeroOptimizer
 from zerotorch.utils.logging import log_dist
@@ -78,6 +79,8 @@ class DeepSpeedEngine(torch.nn.Module):
         self._hooks_of_module = (
             raw_access.attach(module, names, config.stage, self, core.world_size) if trained_by is None else []
         )
+        if config.logs_comms and trained_by is None:
+            register_engine(self)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -330,7 +333,7 @@ class DeepSpeedEngine(torch.nn.Module):
         collate_fn: Any = None,
         num_local_io_workers: int | None = None,
     ) -> Any:
-        """A DataLoader of this rank's part of `dataset`, repeated without end. Local."""
+        """A loader of this rank's part of `dataset`; iterating over it is one pass. Local."""
         from zerotorch.runtime.dataloader import DeepSpeedDataLoader
 
         return DeepSpeedDataLoader(
@@ -360,8 +363,7 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def destroy(self) -> None:
         """Gives up memory and the group's part. The module is an ordinary one afterwards, but that parameters which
-        were
-        sharded and not gathered throw on use."""
+        were sharded and not gathered throw on use."""
         if self.__dict__["_trained_by"] is not None:
             self.__dict__["_trained_by"] = None
             return
@@ -405,12 +407,34 @@ class DeepSpeedEngine(torch.nn.Module):
         if full is None:
             return None
         begin, part = self._core.local_weight(self._name_of(parameter))
-        return full.flatten()[begin : begin + part.numel()].clone()
+        in_memory_order = torch.empty_like(parameter, dtype=torch.float32, requires_grad=False).copy_(full)
+        flat = in_memory_order.as_strided((full.numel(),), (1,))
+        return flat[begin : begin + part.numel()].clone()
 
     def _local_optimizer_state(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor | None:
         if not parameter.requires_grad or self.optimizer is None:
             return None
         return self._core.local_optimizer_state(self._name_of(parameter), key)[1]
+
+    def _set_local_fp32(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+        raise NotBuiltError("safe_set_local_fp32_param is not built: use safe_set_full_fp32_param")
+
+    def _set_local_gradient(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+        raise NotBuiltError("safe_set_local_grad is not built: use safe_set_full_grad")
+
+    def _set_local_optimizer_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
+        raise NotBuiltError("safe_set_local_optimizer_state is not built: use safe_set_full_optimizer_state")
+
+    def _comms_summary(self, show_straggler: bool) -> dict[str, dict[str, float]]:
+        """For zerotorch.comm.log_summary(): this rank's collectives by kind and size. *Collective.*"""
+        records, stragglers = self._core.comms_summary()
+        figures = {f"{one['operation']} of {one['nbytes']} bytes, {one['label']}".rstrip(", "): one for one in records}
+        if show_straggler:
+            figures.update({f"ranks that wait in {one['operation']} of {one['nbytes']} bytes": one for one in stragglers})
+        return {
+            name: {key: value for key, value in one.items() if isinstance(value, (int, float)) and key != "nbytes"}
+            for name, one in figures.items()
+        }
 
     # ---- files ----
 
@@ -454,16 +478,14 @@ class DeepSpeedEngine(torch.nn.Module):
         """
         if custom_load_fn is not None:
             raise UsageError("load_checkpoint(custom_load_fn=): load the weights and use load_state_dict() instead")
-        return checkpoint_io.load(
-            self,
-            str(load_dir),
-            "" if tag is None else str(tag),
+        options = checkpoint_io.LoadOptions(
             module_only=load_module_only or self.optimizer is None,
             load_optimizer_states=load_optimizer_states,
             load_lr_scheduler_states=load_lr_scheduler_states,
             strict=load_module_strict,
             trust=trust,
         )
+        return checkpoint_io.load(self, str(load_dir), "" if tag is None else str(tag), options)
 
     def module_state_dict(
         self,

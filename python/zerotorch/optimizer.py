@@ -15,7 +15,7 @@ from zerotorch.ops.optimizer import EngineOptimizer
 from zerotorch.runtime.base_optimizer import ZeROOptimizer
 
 #: Hyper-parameters of a group that the engine takes at any time.
-_LIVE = (
+LIVE = (
     *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "momentum", "dampening"),
     *("nesterov", "alpha", "centered", "lr_decay", "max_coeff", "min_coeff"),
 )
@@ -37,7 +37,7 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         client: torch.optim.Optimizer | None,
         kind: str,
     ) -> None:
-        torch.optim.Optimizer.__init__(self, groups, defaults)
+        torch.optim.Optimizer.__init__(self, [dict(group) for group in groups], defaults)
         self.kind = kind
         self.client = client
         if client is not None:
@@ -54,8 +54,7 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
 
     def attach(self, core: _C.Engine, names: dict[torch.nn.Parameter, str], indices: list[int | None] | None) -> None:
         """Goes with an engine from here on. `indices`: the engine's number of each group, None for an empty one; None
-        in
-        place of the list: hyper-parameters are the client's optimizer's to apply."""
+        in place of the list: hyper-parameters are the client's optimizer's to apply."""
         self._core = core
         self._names = names
         self._indices = indices
@@ -195,7 +194,7 @@ class _State(Mapping[torch.nn.Parameter, dict[str, Any]]):
 
 
 def _live_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    values = {key: _number(group[key]) for key in _LIVE if key in group}
+    values = {key: _number(group[key]) for key in LIVE if key in group}
     if "betas" in values:
         values["betas"] = tuple(_number(beta) for beta in values["betas"])
     return values
@@ -207,8 +206,7 @@ def _number(value: Any) -> Any:
 
 def configuration_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Any]]] | None:
     """What a client's optimizer is in a configuration: a type, and optimizer.params of each group; None for classes
-    that
-    the engine has no fused update of. Raises ConfigError for options that it does not have."""
+    that the engine has no fused update of. Raises ConfigError for options that it does not have."""
     if isinstance(optimizer, EngineOptimizer):
         return optimizer.zerotorch_type, [optimizer.zerotorch_params(group) for group in optimizer.param_groups]
     if type(optimizer) is torch.optim.Adafactor:

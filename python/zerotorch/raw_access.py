@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from typing import Any
 
@@ -25,28 +26,30 @@ class _Part:
         return self.ds_numel
 
 
-def mark(parameter: torch.nn.Parameter, number: int, ranks: int = 1) -> None:
+_ids = itertools.count()
+
+
+def _marks(parameter: torch.nn.Parameter, ranks: int) -> dict[str, Any]:
     """The attributes by which programs know a parameter of ZeRO-3. Shape and numel() stay those of the whole."""
-    values: dict[str, Any] = {
-        "ds_id": number,
+    part = _Part(parameter, ranks)
+    return {
         "ds_shape": parameter.shape,
         "ds_numel": parameter.numel(),
         "ds_status": ZeroParamStatus.AVAILABLE,
-        "ds_tensor": _Part(parameter, ranks),
+        "ds_tensor": part,
         "ds_persist": False,
         "ds_active_sub_modules": set(),
         "ds_process_group": None,
-        "partition_numel": functools.partial(int, -(-parameter.numel() // ranks)),
-        "ds_summary": functools.partial(dict, id=number, shape=tuple(parameter.shape)),
+        "partition_numel": part.numel,
+        "ds_summary": functools.partial(dict, shape=tuple(parameter.shape)),
     }
-    for name, value in values.items():
-        setattr(parameter, name, value)
 
 
-_MARKS = (
-    *("ds_id", "ds_shape", "ds_numel", "ds_status", "ds_tensor", "ds_persist", "ds_active_sub_modules"),
-    *("ds_process_group", "partition_numel", "ds_summary", "_zerotorch_engine"),
-)
+def mark(parameter: torch.nn.Parameter, ranks: int) -> None:
+    """Gives a parameter these attributes, and an id that no other one has: the same on all ranks, which mark parameters
+    in the same order. Local."""
+    if not hasattr(parameter, "ds_id"):
+        vars(parameter).update(_marks(parameter, ranks), ds_id=next(_ids))
 
 
 class EngineOf:
@@ -100,10 +103,10 @@ def attach(
     """Makes raw accesses to the module's parameters safe. Returns handles for detach(). Local."""
     install()
     reference = EngineOf(engine)
-    for number, parameter in enumerate(names):
+    for parameter in names:
         parameter._zerotorch_engine = reference  # type: ignore[attr-defined]
-        if stage >= _STAGE_OF_SHARDED_PARAMETERS and not hasattr(parameter, "ds_id"):
-            mark(parameter, number, ranks)
+        if stage >= _STAGE_OF_SHARDED_PARAMETERS:
+            mark(parameter, ranks)
     if stage < _STAGE_OF_SHARDED_PARAMETERS:
         return []
     register: Any = torch.nn.Module.register_state_dict_post_hook
@@ -114,8 +117,8 @@ def detach(names: dict[torch.nn.Parameter, str], handles: list[Any]) -> None:
     for handle in handles:
         handle.remove()
     for parameter in names:
-        for name in _MARKS:
-            parameter.__dict__.pop(name, None)
+        for name in (*_marks(parameter, 1), "ds_id", "_zerotorch_engine"):
+            vars(parameter).pop(name, None)
 
 
 def _own_memory(module: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:

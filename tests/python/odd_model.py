@@ -13,8 +13,7 @@ WIDTH = 7
 
 class OddModel(nn.Module):
     """Tied embedding and head, a frozen parameter, one of a single element, sizes that no number of ranks divides,
-    buffers that
-    are saved and one that is not."""
+    buffers that are saved and one that is not."""
 
     mean: Tensor
     count: Tensor

@@ -15,8 +15,7 @@ FOLDER = Path(__file__).parent / "data" / "deepspeed"
 CASES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 
 # DeepSpeed's stage 0 goes on as if losses were not scaled, while gradients of these weights overflow at the scale it
-# has
-# saved, in plain torch as well: only the loss before the first update can be compared.
+# has saved, in plain torch as well: only the loss before the first update can be compared.
 OVERFLOWS = ("stage0_n1_fp16",)
 
 # Losses are compared after updates by another library, whose order of operations is its own.

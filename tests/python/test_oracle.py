@@ -1,6 +1,5 @@
 """Contracts that DeepSpeed's programs rely on. Nothing here knows zerotorch: ZERO_ORACLE=deepspeed runs the same tests
-with
-the real DeepSpeed (0.19.8, on the CPU), which has to pass them as well."""
+with the real DeepSpeed (0.19.8, on the CPU), which has to pass them as well."""
 
 from __future__ import annotations
 

@@ -352,3 +352,44 @@ def test_safe_functions(store: str) -> None:
         assert seen["state"] and seen["set"]
         assert seen["set state"] == [3.0]
     assert first["local"] + second["local"] == 13
+
+
+class Columns(nn.Module):
+    """A weight that lies column by column in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(64, 48).t())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def local_parts(store: str) -> dict[str, Any]:
+    from zerotorch import comm, utils
+    from zerotorch.errors import NotBuiltError
+
+    engine = engine_of(Columns(), store, comms_logger={"enabled": True})
+    weight = engine.module.weight
+    engine.backward(engine(torch.ones(2, 48) + engine.global_rank).square().mean())
+    gradient, part = utils.safe_get_full_grad(weight), utils.safe_get_local_grad(weight)
+    whole = gradient.t().reshape(-1)  # in the order of memory
+    begin = 0 if engine.global_rank == 0 else whole.numel() - part.numel()
+    seen: dict[str, Any] = {"numel": part.numel(), "part": torch.equal(part, whole[begin : begin + part.numel()])}
+    engine.step()
+    summary = comm.log_summary(show_straggler=True, return_dict=True)
+    seen["counted"] = sorted({name.split(" of ")[0] for figures in summary.values() for name in figures})
+    for setter in (utils.safe_set_local_fp32_param, utils.safe_set_local_grad):
+        with pytest.raises(NotBuiltError, match="use safe_set_full"):
+            setter(weight, part)
+    engine.destroy()
+    return seen
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_local_parts_and_counted_communication(store: str) -> None:
+    first, second = run(2, local_parts, store)
+    assert first["numel"] + second["numel"] == 64 * 48
+    assert first["part"] and second["part"]
+    assert first["counted"], "comms_logger.enabled counts"

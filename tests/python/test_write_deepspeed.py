@@ -202,8 +202,7 @@ def test_deepspeed_goes_on_with_the_same_bits(case, tmp_path):
 @pytest.mark.parametrize(("case", "stage"), [("stage2_n2_bf16", 3), ("stage3_n3_fp32", 2), ("stage3_n2_bf16", 1)])
 def test_deepspeed_goes_on_at_another_stage(case, stage, tmp_path):
     """Close, but not the same: between stages DeepSpeed itself differs. It sums gradients in another order, and at
-    stage 3
-    linear layers are a product and a sum, which in bf16 (8 bits of precision) are rounded separately."""
+    stage 3 linear layers are a product and a sum, which in bf16 (8 bits of precision) are rounded separately."""
     module = peers()
     expected = json.loads((DATA / case / "expected.json").read_text())["losses_after"]
     other = case.replace(f"stage{case[5]}", f"stage{stage}")

@@ -63,8 +63,7 @@ class DeepSpeedCheckpoint:
     dtype: torch.dtype  #: of the parameters in the module: float32, bfloat16 or float16
     weights: LazyTensors
     """{name: fp32 tensor}: masters of trainable parameters, values of frozen ones; tied ones under every name. At stage
-    0
-    the values of the 16-bit module where it is not known whose the masters are: see has_masters."""
+    0 the values of the 16-bit module where it is not known whose the masters are: see has_masters."""
     has_masters: bool  #: every trainable parameter's weight is its fp32 one
     frozen: tuple[str, ...]  #: empty at stage 0 where the names of the trainable ones are not known
     aliases: dict[str, str]  #: {other name: name} of tied parameters
@@ -75,8 +74,7 @@ class DeepSpeedCheckpoint:
     lr_scheduler: Any  #: what its state_dict() gave, or None
     loss_scaler: dict[str, Any] | None
     """Its attributes ("cur_scale", "dynamic" or "dynamic_loss_scale", "cur_iter", "last_overflow_iter", ...), which
-    depend
-    on stage and version; None where DeepSpeed keeps none."""
+    depend on stage and version; None where DeepSpeed keeps none."""
     client_state: dict[str, Any]
     ds_config: dict[str, Any]
     ds_version: str
@@ -88,8 +86,7 @@ class DeepSpeedCheckpoint:
 
     def with_parameter_groups(self, groups: Sequence[Sequence[str]]) -> DeepSpeedCheckpoint:
         """The same, with the names of the optimizer's parameters by group and in its order. Stage 0 saves none; the
-        other
-        stages do, and take no notice. Throws CheckpointError when they do not fit."""
+        other stages do, and take no notice. Throws CheckpointError when they do not fit."""
         states = self._make_states(groups)
         return replace(
             self,
@@ -102,8 +99,7 @@ class DeepSpeedCheckpoint:
     @property
     def optimizer_states(self) -> dict[str, LazyTensors]:
         """{name: {kind: tensor}} of trainable parameters: "exp_avg" and "exp_avg_sq" of Adam, fp32. Parameters that
-        were
-        never updated have none. Throws CheckpointError when stage 0 does not say whose they are."""
+        were never updated have none. Throws CheckpointError when stage 0 does not say whose they are."""
         return {name: LazyTensors(kinds) for name, kinds in self._states.tensors.items()}
 
     @property
@@ -120,17 +116,15 @@ class DeepSpeedCheckpoint:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Hyper-parameters by group, and the names under "params"; none where the files have no optimizer states.
-        Throws
-        as optimizer_states."""
+        Throws as optimizer_states."""
         return [dict(group) for group in self._states.param_groups]
 
 
 def read(path: str, tag: str | None = None, trust: bool = False) -> DeepSpeedCheckpoint:
     """The checkpoint `tag` of the folder `path`; without it the one that the file `latest` names, or `path` itself
-    where
-    that is a tag's folder. Files are opened and their small parts read; tensors later. Unpickling makes plain values
-    and tensors only; `trust` lifts that, for client states of any class. Throws CheckpointError, with the file and what
-    to do: for missing, damaged and left-over files, and for universal, expert-, pipeline- and tensor-parallel
+    where that is a tag's folder. Files are opened and their small parts read; tensors later. Unpickling makes plain
+    values and tensors only; `trust` lifts that, for client states of any class. Throws CheckpointError, with the file
+    and what to do: for missing, damaged and left-over files, and for universal, expert-, pipeline- and tensor-parallel
     folders."""
     files = find_files(path, tag)
     first = _load_model(files.model[0], trust)

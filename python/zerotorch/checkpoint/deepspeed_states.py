@@ -71,8 +71,7 @@ def _add_state(
 
 def states_of_partitions(optim: Sequence[Mapping[str, Any]], shapes: Shapes, stage: int) -> States:
     """Stages 1 to 3: `optim` by rank, what is under "optimizer_state_dict"; `shapes` of the parameters by flat group,
-    in
-    the order in which they are flattened. Throws CheckpointError."""
+    in the order in which they are flattened. Throws CheckpointError."""
     masters_key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
     first = optim[0]
     flats: list[list[Tensor]] = [rank[masters_key] for rank in optim]

@@ -69,9 +69,8 @@ class Checkpoint:
 
     def __init__(self, path: str, tag: str | None = None) -> None:
         """`path` is a folder of checkpoints (then `tag`, or the one that `latest` names) or the checkpoint's own.
-        Throws
-        CheckpointError, with the file, for what is missing, damaged or of another version. Checksums are not compared:
-        `zero ckpt verify` does that."""
+        Throws CheckpointError, with the file, for what is missing, damaged or of another version. Checksums are not
+        compared: `zero ckpt verify` does that."""
         tag, self.folder = tag_folder(path, tag)
         self._manifest_path = os.path.join(self.folder, "manifest.json")
         manifest = self._read_manifest()

@@ -13,22 +13,13 @@ from zerotorch.utils.logging import log_dist
 
 if TYPE_CHECKING:
     from zerotorch.checkpoint.deepspeed_folder import DeepSpeedCheckpoint
+    from zerotorch.checkpoint_io import LoadOptions
     from zerotorch.engine import DeepSpeedEngine
 
 _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "initial_lr")
 
 
-def load(
-    engine: DeepSpeedEngine,
-    folder: str,
-    tag: str,
-    *,
-    module_only: bool,
-    load_optimizer_states: bool,
-    load_lr_scheduler_states: bool,
-    strict: bool,
-    trust: bool,
-) -> tuple[str, dict[str, Any]]:
+def load(engine: DeepSpeedEngine, folder: str, tag: str, options: LoadOptions) -> tuple[str, dict[str, Any]]:
     """Weights, buffers, optimizer states, counters, scheduler and client state of one of DeepSpeed's folders.
     *Collective.*
 
@@ -37,13 +28,13 @@ def load(
     Raises:
         CheckpointError: before anything is changed, where names or shapes are others than the model's.
     """
-    saved = deepspeed_folder.read(folder, tag or None, trust)
+    saved = deepspeed_folder.read(folder, tag or None, options.trust)
     optimizer = engine.optimizer
-    with_states = optimizer is not None and not module_only and load_optimizer_states
+    with_states = optimizer is not None and not options.module_only and options.load_optimizer_states
     if with_states and saved.stage == 0:  # which saves states by position
         saved = saved.with_parameter_groups(_names_by_group(engine))
     shapes = {name: tuple(parameter.shape) for parameter, name in engine._names.items()}
-    _check(saved, engine, shapes, strict)
+    _check(saved, engine, shapes, options.strict)
     for name, shape in shapes.items():
         if name in saved.weights and tuple(saved.weights.lazy[name].shape) == shape:
             engine._core.set_full_weight(name, saved.weights[name])
@@ -53,8 +44,8 @@ def load(
                 buffer.copy_(saved.buffers[name])
     if with_states:
         _load_states(engine, saved)
-    if not module_only and optimizer is not None:
-        if load_lr_scheduler_states and engine.lr_scheduler is not None and saved.lr_scheduler:
+    if not options.module_only and optimizer is not None:
+        if options.load_lr_scheduler_states and engine.lr_scheduler is not None and saved.lr_scheduler:
             engine.lr_scheduler.load_state_dict(saved.lr_scheduler)
             if not all("lr" in group for group in saved.param_groups):  # elastic checkpoints have no hyper-parameters
                 for group, rate in zip(optimizer.param_groups, engine.lr_scheduler.get_lr(), strict=True):

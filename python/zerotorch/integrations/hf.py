@@ -32,8 +32,7 @@ def count_ranks(state: ModuleType) -> None:
     """Has `accelerate.state` take several ranks without a GPU for one job. Local; a second call does nothing.
 
     accelerate looks for a backend by the GPUs it finds. Where it finds none it takes each rank for a job of one
-    process,
-    unless it is told that all is on the CPU, and then it does not look for deepspeed.
+    process, unless it is told that all is on the CPU, and then it does not look for deepspeed.
     """
     original = state.PartialState._prepare_backend
     if hasattr(original, "_zerotorch_original"):

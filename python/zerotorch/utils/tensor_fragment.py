@@ -1,8 +1,9 @@
 """Reading and writing what the engine holds of a parameter: fp32 weight, gradient and optimizer states.
 
 The "full" functions are collective at stages 1 to 3: all ranks call them for the same parameters in the same order.
-They give and take fp32 tensors of the parameter's shape. The "local" ones are for stage 3 and give and take this rank's
-part, flat, in fp32. Gradients are there between backward and step.
+They give and take fp32 tensors of the parameter's shape. The "local" ones are for stage 3 and give this rank's part,
+flat, in fp32, in the order of the parameter's memory; those that set it raise NotBuiltError. Gradients are there between
+backward and step.
 """
 
 from collections.abc import Callable, Iterable
@@ -76,7 +77,7 @@ def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) ->
 
 
 def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """This rank's part of the gradient. Raises UsageError below stage 3. Local."""
+    """This rank's part of the gradient. Raises UsageError below stage 3. Collective."""
     return _optional(_stage_3_engine_of(param)._local_gradient(param))
 
 

@@ -97,8 +97,7 @@ def load_state_dict_from_zero_checkpoint(
     model: nn.Module, checkpoint_dir: str | os.PathLike[str], tag: str | None = None
 ) -> nn.Module:
     """Moves `model` to the CPU, fills it with the checkpoint's fp32 weights, and returns it. Names that only one side
-    has
-    are passed over, as there. Throws as get_fp32_state_dict_from_zero_checkpoint."""
+    has are passed over, as there. Throws as get_fp32_state_dict_from_zero_checkpoint."""
     state_dict = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
     model = model.cpu()
     model.load_state_dict(state_dict, strict=False)

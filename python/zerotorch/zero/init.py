@@ -26,8 +26,7 @@ class Init:
         module: converts this one instead, at once.
         config_dict_or_path: only its precision is looked at; "auto" and missing keys are as good as nothing.
         dtype: of floating-point parameters, in place of the configuration's. Buffers keep theirs, as initialize() has
-        it:
-            rotary embeddings computed from 16-bit frequencies would be wrong.
+            it: rotary embeddings computed from 16-bit frequencies would be wrong.
         enabled: False: does nothing.
         remote_device: None, "cpu" or "none".
     """

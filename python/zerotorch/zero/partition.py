@@ -7,7 +7,6 @@ alone, until the first rank's values are asked for again. Nothing has a name tha
 from __future__ import annotations
 
 import contextlib
-import itertools
 import mmap
 import os
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ import torch
 from zerotorch import _C
 from zerotorch.distributed import world_group
 
-_ids = itertools.count()
 _active: list[Any] = []  # zero.Init contexts that are open, the innermost last
 
 
@@ -89,6 +87,8 @@ def place(parameters: list[torch.nn.Parameter], dtype: torch.dtype | None) -> No
     fresh = [p for p in dict.fromkeys(parameters) if placed(p) is None and p.device.type == "cpu"]
     if not fresh:
         return
+    from zerotorch import raw_access
+
     world = world_group()
     kinds = [dtype if dtype is not None and p.is_floating_point() else p.dtype for p in fresh]
     sizes = [_pages(p.numel() * kind.itemsize) for p, kind in zip(fresh, kinds, strict=True)]
@@ -106,18 +106,10 @@ def place(parameters: list[torch.nn.Parameter], dtype: torch.dtype | None) -> No
                 values.copy_(parameter.data)
             parameter.data = values
         parameter._zerotorch_placed = Placed(block, offset, size)  # type: ignore[attr-defined]
-        mark(parameter)
+        raw_access.mark(parameter, world.size)
         offset += size
     block.host.barrier()  # the first rank has written
     _C.empty_cache()  # where the values were
-
-
-def mark(parameter: torch.nn.Parameter) -> None:
-    """The attributes by which programs know a parameter of ZeRO-3."""
-    if not hasattr(parameter, "ds_id"):
-        from zerotorch import raw_access
-
-        raw_access.mark(parameter, next(_ids))
 
 
 def meet() -> None:
@@ -126,23 +118,21 @@ def meet() -> None:
 
 
 def spread(parameters: list[torch.nn.Parameter], root: int | None) -> None:
-    """All ranks see what `root` has written; None: what was there on the first rank. *Collective.*"""
+    """All ranks see what `root` has written into these, which are of zero.Init; None: what the first rank has.
+    *Collective.*"""
     world = world_group()
     host = _host_group()
-    for parameter in parameters:
-        if root is None:
-            continue
-        if world.size > host.size or root != 0:
+    if root is not None and (world.size > host.size or root != 0):
+        for parameter in parameters:
             values = parameter.data.contiguous().clone()
             world.broadcast(values, root)
-            place_of = placed(parameter)
-            if place_of is not None and place_of.block.is_first:
+            if host.rank == 0:
                 parameter.data.copy_(values)
     host.barrier()
     for parameter in parameters:
         place_of = placed(parameter)
-        if place_of is not None:
-            place_of.forget_writes()
+        assert place_of is not None
+        place_of.forget_writes()
     host.barrier()  # nobody writes again before all see it
 
 
