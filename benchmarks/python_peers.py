@@ -3,10 +3,8 @@
     python benchmarks/python_peers.py [--model gpt2|llama] [--ranks 2] [--steps 4] [--checkpointing] [--modes ...]
 
 Each mode is a job of its own, all in turns (--rounds). bf16; AdamW; the same weights and data. Prints the fastest step
-of
-each, the last loss, and the peak of all ranks' memory together (proportional set size, so that shared pages count
-once).
-Needs transformers, and deepspeed for its modes.
+of each, the last loss, and the peak of all ranks' memory together (proportional set size, so that shared pages count
+once). Needs transformers, and deepspeed for its modes.
 """
 
 from __future__ import annotations

@@ -145,9 +145,8 @@ def plain_states(engine, names):
 
 def relink(optimizer):
     """Stages 1 and 2: DeepSpeed's safe_get_full_* have only the states of the first group when there are several (it
-    links
-    all as soon as that is updated), and those of other parameters under round_robin_gradients (it links in the order
-    from before the shuffle). Its files are right."""
+    links all as soon as that is updated), and those of other parameters under round_robin_gradients (it links in the
+    order from before the shuffle). Its files are right."""
     if not hasattr(optimizer, "round_robin_bit16_groups"):
         return
     unshuffled, optimizer.bit16_groups = optimizer.bit16_groups, optimizer.round_robin_bit16_groups

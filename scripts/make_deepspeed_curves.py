@@ -2,8 +2,7 @@
 """Writes tests/data/deepspeed_curves.json: the losses of DeepSpeed's own engine, step by step, for every
 optimizer and schedule that its JSON and ours share, with the JSON texts that made them.
 
-tests/dist/deepspeed_curves_test.cpp trains the same model from the same texts. Needs DeepSpeed (0.19.8 made the
-committed
+tests/dist/deepspeed_curves_test.cpp trains the same model from the same texts. Needs DeepSpeed (0.19.8 made the committed
 file), torch, a C++ compiler and ninja (DeepSpeed compiles its kernels for the CPU), and a CPU.
 Usage: make_deepspeed_curves.py [file]
 """

@@ -3,8 +3,7 @@
 odd shapes.
 
 Muon's are made by DeepSpeed's own runtime/zero/muon/original_muon.py, its iterations in fp32 as on an accelerator
-without 16-bit types (it fails on filters of four dimensions), LAMB's by the formula of its csrc/lamb in double,
-Adafactor's by
+without 16-bit types (it fails on filters of four dimensions), LAMB's by the formula of its csrc/lamb in double, Adafactor's by
 PyTorch.
 Needs torch and the source distribution of DeepSpeed (0.19.8 made the committed file), unpacked.
 Usage: make_whole_tensor_golden.py FOLDER [file]

@@ -41,8 +41,7 @@ COMM = """comm_unit_test transfer_guard_test group_conformance_self group_confor
     group_conformance_mpi_progress_thread group_conformance_shm_4 group_conformance_mpi_4 comm_failure_test
     launcher_test""".split()
 RUNS = ["training_run_test", "example_training_run"]
-SLOW = """train_command_test compare_command_test plan_command_test config_command_test ckpt_command_test
-train_resume_test
+SLOW = """train_command_test compare_command_test plan_command_test config_command_test ckpt_command_test train_resume_test
     failure_test mpi_failure_test""".split()
 
 

@@ -25,7 +25,7 @@ using nlohmann::ordered_json;
 class Trainer {
  public:
   Trainer(const CompareCase& one, const Config& config, Group group)
-      : config_(config), group_(group), model_(build_model(one.plan)) {
+      : config_(config), group_(group), model_(gpt_options(one.plan)) {
     if (one.mode == "compute") {
       if (config.param_dtype() == DType::kBFloat16) model_->to(at::kBFloat16);
       return;

@@ -73,10 +73,11 @@ std::string check_memory(const TrainPlan& plan, const CompareOptions& options, o
   const Config config = Config::from_text(plan.config, "configuration of the comparison");
   plan::Cluster cluster;
   cluster.ranks = plan.ranks;
-  const plan::Plan planned = plan::plan_memory(gpt_shape(gpt_options(plan), plan.preset), config, cluster);
+  const plan::ModelShape model = gpt_shape(gpt_options(plan), plan.preset);  // built on every rank
+  const plan::Plan planned = plan::plan_memory(model, config, cluster);
   result["planned_nbytes"] = static_cast<double>(planned.node_training_nbytes);
   try {
-    check_fits(gpt_options(plan), config, plan.ranks, 0, options.train.force);
+    check_fits(model, config, plan.ranks, 0, options.train.force);
     return "";
   } catch (const ConfigError& error) {
     return error.what();

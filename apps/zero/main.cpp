@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "bench_command.h"
 #include "ckpt_command.h"
 #include "compare_command.h"
 #include "config_command.h"
@@ -35,6 +36,7 @@ int run(int argc, char** argv) {
   zero::app::add_plan_command(app, exit_code);
   zero::app::add_config_command(app, exit_code);
   zero::app::add_compare_command(app, exit_code);
+  zero::app::add_bench_command(app, exit_code);
   app.add_subcommand("version", "print the versions")->callback([] {
     zero::app::Console(true).print(version_text() + "\n");
   });
@@ -47,8 +49,8 @@ int run(int argc, char** argv) {
     const auto chosen = app.get_subcommands();
     if (names_command && chosen.empty()) {
       fmt::print(stderr,
-                 "zero: error: there is no command '{}'; want train, launch, ckpt, plan, config, compare "
-                 "or version\nTry `zero --help`.\n",
+                 "zero: error: there is no command '{}'; want train, launch, ckpt, plan, config, compare, "
+                 "bench or version\nTry `zero --help`.\n",
                  argv[1]);
       return kBadInput;
     }

@@ -12,7 +12,8 @@ namespace {
 constexpr std::size_t kMostColumns = 4;
 constexpr MemoryKind kStates[] = {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer,
                                   MemoryKind::kGradients};
-constexpr MemoryKind kBuffers[] = {MemoryKind::kGather, MemoryKind::kBuckets, MemoryKind::kStaging};
+constexpr MemoryKind kBuffers[] = {MemoryKind::kGather, MemoryKind::kBuckets, MemoryKind::kOffload,
+                                   MemoryKind::kStaging};
 
 struct Column {
   std::string title;

@@ -4,20 +4,29 @@
 
 #include "zero/errors.h"
 #include "zero/memory.h"
-#include "zero/plan.h"
 
 namespace zero::app {
 
-std::string check_fits(const GPTOptions& model, const Config& config, int ranks, int ranks_per_node,
+std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node,
                        bool force) {
   const plan::Cluster here{
       .ranks = ranks, .ranks_per_node = ranks_per_node, .node_memory_nbytes = available_memory_nbytes()};
   try {
-    const std::string warning = plan::check_fits(gpt_shape(model, "gpt"), config, here, force);
+    const std::string warning = plan::check_fits(model, config, here, force);
     return warning.empty() ? "" : fmt::format("warning: {}\n", warning);
   } catch (const ConfigError& error) {
     throw ConfigError(fmt::format("{}; --force starts it all the same", error.what()));
   }
+}
+
+bool builds_once(const Config& config) {
+  return config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kBroadcast;
+}
+
+plan::ModelShape shape_to_train(const GPTOptions& model, const Config& config) {
+  plan::ModelShape shape = gpt_shape(model, "gpt");
+  shape.built_once = builds_once(config);
+  return shape;
 }
 
 }  // namespace zero::app

@@ -12,7 +12,8 @@ constexpr std::pair<MemoryKind, const char*> kKinds[] = {
     {MemoryKind::kParameters, "parameters"}, {MemoryKind::kMaster, "master"},
     {MemoryKind::kOptimizer, "optimizer"},   {MemoryKind::kGradients, "gradients"},
     {MemoryKind::kBuckets, "buckets"},       {MemoryKind::kGather, "gather"},
-    {MemoryKind::kStaging, "staging"},       {MemoryKind::kActivations, "activations"}};
+    {MemoryKind::kStaging, "staging"},       {MemoryKind::kOffload, "offload"},
+    {MemoryKind::kActivations, "activations"}};
 
 ordered_json model_json(const PlanResult& result) {
   const auto& model = result.request.model;
@@ -63,7 +64,8 @@ ordered_json traffic_json(const plan::Traffic& traffic) {
           {"reduced_numel", traffic.reduced_numel},
           {"published_numel", traffic.published_numel},
           {"nbytes", traffic.nbytes},
-          {"seconds", traffic.seconds}};
+          {"seconds", traffic.seconds},
+          {"nvme_nbytes", traffic.nvme_nbytes}};
 }
 
 ordered_json paper_json(const plan::Plan& plan) {
@@ -80,22 +82,23 @@ ordered_json stage_json(const plan::Plan& plan, const plan::Cluster& cluster) {
     kinds[name] = {{"current_nbytes", plan.rank[kind].current_nbytes},
                    {"peak_nbytes", plan.rank[kind].peak_nbytes}};
   }
-  return {{"stage", plan.stage},
-          {"store", plan.node_shared ? "node_shared" : "copying"},
-          {"rank", plan.heaviest_rank},
-          {"kinds", kinds},
-          {"buckets_are_bound", plan.buckets_are_bound},
-          {"gather_is_bound", plan.gather_is_bound},
-          {"checkpoint_nbytes", plan.checkpoint_nbytes},
-          {"process_nbytes", plan.process_nbytes},
-          {"reused_nbytes", plan.reused_nbytes},
-          {"start_nbytes", plan.start_nbytes},
-          {"training_nbytes", plan.training_nbytes},
-          {"tiers", {{"device_nbytes", 0}, {"host_nbytes", plan.peak_nbytes()}, {"nvme_nbytes", 0}}},
-          {"node_nbytes", plan.node_nbytes},
-          {"fits", plan::fits(plan, cluster)},
-          {"traffic", traffic_json(plan.traffic)},
-          {"paper_states", paper_json(plan)}};
+  return {
+      {"stage", plan.stage},
+      {"store", plan.node_shared ? "node_shared" : "copying"},
+      {"rank", plan.heaviest_rank},
+      {"kinds", kinds},
+      {"buckets_are_bound", plan.buckets_are_bound},
+      {"gather_is_bound", plan.gather_is_bound},
+      {"checkpoint_nbytes", plan.checkpoint_nbytes},
+      {"process_nbytes", plan.process_nbytes},
+      {"reused_nbytes", plan.reused_nbytes},
+      {"start_nbytes", plan.start_nbytes},
+      {"training_nbytes", plan.training_nbytes},
+      {"tiers", {{"device_nbytes", 0}, {"host_nbytes", plan.peak_nbytes()}, {"nvme_nbytes", plan.rank.nvme_nbytes}}},
+      {"node_nbytes", plan.node_nbytes},
+      {"fits", plan::fits(plan, cluster)},
+      {"traffic", traffic_json(plan.traffic)},
+      {"paper_states", paper_json(plan)}};
 }
 
 ordered_json suggestion_json(const std::optional<plan::Suggestion>& suggestion) {

@@ -139,7 +139,9 @@ plan::ModelShape read_gpt(const PlanOptions& options) {
     gpt.heads = chosen.heads;
     gpt.seq = chosen.seq;
     gpt.vocab = options.vocab.value_or(gpt.vocab);
-    return gpt_shape(gpt, as_trained.preset);
+    plan::ModelShape shape = gpt_shape(gpt, as_trained.preset);
+    shape.built_once = true;  // as `zero train` does
+    return shape;
   }
   if (!options.layers || !options.dim) throw ConfigError("--layers and --dim: give both, or a --preset");
   plan::Transformer sizes;

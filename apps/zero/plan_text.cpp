@@ -111,7 +111,7 @@ void add_rank_rows(Table& table, const PlanResult& result) {
   table.words("parameters are kept", [](const Plan& p) { return p.node_shared ? "node-shared" : "copying"; });
   for (const MemoryKind kind :
        {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients,
-        MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kActivations}) {
+        MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kOffload, MemoryKind::kActivations}) {
     const bool bound = std::any_of(result.plans.begin(), result.plans.end(), [kind](const Plan& p) {
       return kind == MemoryKind::kBuckets ? p.buckets_are_bound
                                           : kind == MemoryKind::kGather && p.gather_is_bound;
@@ -123,8 +123,19 @@ void add_rank_rows(Table& table, const PlanResult& result) {
                [](const Plan& p) { return -static_cast<double>(p.reused_nbytes); });
   table.nbytes("process (estimate)", [](const Plan& p) { return static_cast<double>(p.process_nbytes); });
   table.nbytes("in training", [](const Plan& p) { return static_cast<double>(p.training_nbytes); });
-  table.nbytes("inside initialize(), from an fp32 module",
+  table.nbytes(result.plans.front().built_once ? "inside initialize(), on the first rank"
+                                               : "inside initialize(), from an fp32 module",
                [](const Plan& p) { return static_cast<double>(p.start_nbytes); });
+}
+
+void add_disk_rows(Table& table, const PlanResult& result) {
+  using plan::Plan;
+  if (result.plans.front().rank.nvme_nbytes == 0) return;
+  table.head("on NVMe");
+  table.nbytes("file of a rank", [](const Plan& p) { return static_cast<double>(p.rank.nvme_nbytes); });
+  table.nbytes("files of the ranks of a host, about",
+               [](const Plan& p) { return static_cast<double>(p.rank.nvme_nbytes) * p.ranks_per_node; });
+  table.nbytes("read in a step, and as much written", [](const Plan& p) { return p.traffic.nvme_nbytes; });
 }
 
 void add_host_rows(Table& table, const PlanResult& result) {
@@ -157,7 +168,9 @@ void add_traffic_rows(Table& table, const PlanResult& result) {
 std::string offload_text(const PlanResult& result) {
   const plan::Plan& plan = result.plans.front();
   std::string text =
-      "offload, on paper (2 + 2 + 12 bytes a parameter; NOT BUILT YET, the engine refuses it)\n"
+      "offload, on paper (2 + 2 + 12 bytes a parameter). Of these the engine has optimizer states on NVMe:\n"
+      "\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": ...}}; what it takes is "
+      "above\n"
       "  states of a rank                                                    device        host        "
       "NVMe\n";
   for (const auto& row : plan::offload_on_paper(static_cast<double>(plan.parameters_numel), plan.ranks)) {
@@ -179,8 +192,9 @@ std::string verdict_text(const PlanResult& result) {
   if (result.fits) return text;
   const bool starts_too_large = !result.suggestion && judged.start_nbytes > memory;
   if (starts_too_large || judged.start_nbytes > judged.training_nbytes) {
-    text += fmt::format("           inside initialize() every rank has the whole fp32 module, {}\n",
-                        human_nbytes(judged.module_nbytes));
+    text +=
+        fmt::format("           inside initialize() {} the whole fp32 module, {}\n",
+                    judged.built_once ? "the first rank has" : "every rank has", human_nbytes(judged.module_nbytes));
   }
   if (!result.suggestion) return text + "           no change that the plan knows makes it fit\n";
   return text + fmt::format("           smallest change that fits: {}; then a host needs {}\n",
@@ -193,6 +207,7 @@ std::string verdict_text(const PlanResult& result) {
 std::string plan_text(const PlanResult& result, bool with_offload) {
   Table table(result);
   add_rank_rows(table, result);
+  add_disk_rows(table, result);
   add_host_rows(table, result);
   if (result.plans.front().ranks > 1) add_traffic_rows(table, result);
   std::string text = head_text(result) + "\n" + table.take() + activations_text(result) + "\n";

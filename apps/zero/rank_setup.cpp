@@ -4,8 +4,11 @@
 
 #include <cstdio>
 #include <new>
+#include <optional>
 
+#include "plan_fit.h"
 #include "zero/errors.h"
+#include "zero/init.h"
 
 namespace zero::app {
 
@@ -25,7 +28,11 @@ int rank_exit_code(int rank, const std::function<int()>& run) {
   return 1;
 }
 
-GPT build_model(const TrainPlan& plan) { return GPT(gpt_options(plan)); }
+GPT build_model(const TrainPlan& plan, const Config& config, const Group& group) {
+  std::optional<Init> once;
+  if (builds_once(config)) once.emplace(group);
+  return GPT(gpt_options(plan));
+}
 
 ParameterGroup no_decay_group() {
   return {.names = {"*.bias", "*.ln1.weight", "*.ln2.weight", "lnf.weight"}, .weight_decay = 0.0};

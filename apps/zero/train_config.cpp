@@ -17,11 +17,20 @@ constexpr std::int64_t kMicroBatchesPerStep = 4;  // over all ranks
 constexpr double kLearningRate = 3e-3;
 constexpr double kLearningRateDim = 192;  // the width it was found for
 
+/// What a run that goes on may change as well.
+void override_zero(ordered_json& json, const TrainOptions& options) {
+  ordered_json& zero = json["zero_optimization"];
+  if (options.stage) zero["stage"] = *options.stage;
+  if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
+  if (options.nvme.empty()) return;
+  zero["offload_optimizer"]["device"] = "nvme";
+  zero["offload_optimizer"]["nvme_path"] = options.nvme;
+}
+
 /// Applies the command line to a resolved configuration and checks the result as a whole.
 Config override_config(const Config& config, const TrainOptions& options) {
   ordered_json json = ordered_json::parse(config.to_json());
-  if (options.stage) json["zero_optimization"]["stage"] = *options.stage;
-  if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
+  override_zero(json, options);
   if (options.seed || !config.zerotorch.seed) json["zerotorch"]["seed"] = options.seed.value_or(kDefaultSeed);
   Config result =
       Config::from_text(json.dump(), options.config.empty() ? "built-in configuration" : options.config);
@@ -73,8 +82,7 @@ Config make_config(const TrainOptions& options, std::int64_t dim, int ranks) {
 Config resume_config(const std::string& text, const TrainOptions& options, int ranks) {
   ordered_json json = ordered_json::parse(text);
   json.erase("gradient_accumulation_steps");  // follows from the global batch and the ranks
-  if (options.stage) json["zero_optimization"]["stage"] = *options.stage;
-  if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
+  override_zero(json, options);
   Config config = Config::from_text(json.dump(), "configuration of the run");
   config.resolve_batch(ranks);
   return config;

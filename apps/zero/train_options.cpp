@@ -36,6 +36,12 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->check(CLI::IsMember({"auto", "node_shared", "copying"}).description(""))
       ->type_name("auto|node_shared|copying")
       ->group(kTraining);
+  command
+      .add_option(
+          "--nvme", options.nvme,
+          "keep master weights and optimizer states in scratch files in this folder; overrides the configuration")
+      ->type_name("DIR")
+      ->group(kTraining);
   command.add_option("--steps", options.steps, "optimizer steps (default 220)")
       ->check(kPositive)
       ->type_name("N")
@@ -95,7 +101,7 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
           .add_flag(
               "--resume", options.resume,
               "go on with the run in --run-dir (default: the newest in runs/) from its last checkpoint; "
-              "-n, --stage, --store and --steps may be others")
+              "-n, --stage, --store, --nvme and --steps may be others")
           ->group(kTraining);
   for (const char* name : kFixedByTheRun) resume->excludes(command.get_option(name));
   command
@@ -140,7 +146,7 @@ void add_text_options(CLI::App& command, TrainOptions& options) {
 void add_model_options(CLI::App& command, TrainOptions& options) {
   command
       .add_option("--preset", options.preset,
-                  "gpt-tiny, gpt-2m, gpt-11m, gpt-10m, gpt-25m, gpt-152m or gpt-1b")
+                  "gpt-tiny, gpt-2m, gpt-11m, gpt-10m, gpt-25m, gpt-152m, gpt-1b or gpt-4b")
       ->capture_default_str()
       ->type_name("NAME")
       ->group(kModel);

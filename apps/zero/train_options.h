@@ -23,6 +23,7 @@ struct TrainOptions {
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
   std::optional<int> stage;
   std::string store;                       ///< empty: the configuration's
+  std::string nvme;                        ///< a folder for masters and states; empty: the configuration's
   std::optional<std::int64_t> steps;       ///< not given: kDefaultSteps, or those of the run that goes on
   std::optional<std::int64_t> seed;        ///< not given: the configuration's, else kDefaultSeed
   std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 4

@@ -330,8 +330,32 @@ struct Config {
     /// (leaf_module.name_suffixes).
     std::vector<std::string> leaf_module_names;
     std::vector<std::string> leaf_module_name_suffixes;
+    /// Where master weights and optimizer states live ("offload_optimizer").
+    struct OffloadOptimizer {
+      enum class Device : std::uint8_t {
+        kNone,
+        kCpu,   ///< host memory, where they are already without a GPU
+        kNvme,  ///< a scratch file of each rank; in memory only what a step is at
+      };
+      Device device = Device::kNone;
+      /// kNvme: a folder on a local disk; made where it is missing. Nothing stays there after the run.
+      std::string nvme_path;
+      /// kNvme: pieces of at most 8 MiB (and sub_group_size elements) in memory, for those that are read, updated and
+      /// written at the same time.
+      std::int64_t buffer_count = 4;
+    };
+    OffloadOptimizer offload_optimizer;
   };
   ZeroOptimization zero_optimization;
+
+  /// How offload to NVMe reads and writes ("aio"). `zero bench io` finds what is best for a disk.
+  struct Aio {
+    /// In bytes: a request to the disk.
+    std::int64_t block_size = 1 << 20;
+    /// Requests of a rank under way at once.
+    std::int64_t queue_depth = 32;
+  };
+  Aio aio;
 
   /// Our own section: what DeepSpeed has no key for.
   struct Zerotorch {

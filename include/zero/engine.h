@@ -228,6 +228,8 @@ class Engine {
   /// What this rank held for the model alone, before initialize().
   MemoryReport memory_before_initialize() const;
   CommunicationReport communication_report() const;
+  /// Of offload to NVMe.
+  OffloadReport offload_report() const;
   StepBreakdown step_breakdown() const;  ///< seconds of the last step, by kind
   /// What collectives have moved since initialize(), how fast, and which rank the others waited for. *Collective.*
   /// Throws ConfigError unless comms_logger.enabled.

@@ -17,9 +17,10 @@ enum class MemoryKind : std::uint8_t {
   kGradients,    ///< fp32 gradient accumulators
   kBuckets,      ///< gradients on their way from autograd to their owner
   kStaging,      ///< temporary buffers
+  kOffload,      ///< buffers between memory and the disk that states or parameters live on
   kActivations,  ///< everything else libtorch allocates on the CPU: activations, temporaries, inputs
 };
-inline constexpr int kMemoryKinds = 8;
+inline constexpr int kMemoryKinds = 9;
 
 std::string_view memory_kind_name(MemoryKind kind);
 
@@ -55,11 +56,12 @@ std::string megabytes(double nbytes);
 /// A snapshot of one rank's ledger.
 struct MemoryReport {
   std::array<MemoryUse, kMemoryKinds> kinds;
+  std::int64_t nvme_nbytes = 0;  ///< reserved on a disk for what is offloaded there; not in `kinds`
 
   const MemoryUse& operator[](MemoryKind kind) const { return kinds[static_cast<int>(kind)]; }
   MemoryUse& operator[](MemoryKind kind) { return kinds[static_cast<int>(kind)]; }
   std::int64_t total_nbytes() const;
-  /// One line per kind, for people: "parameters      12.3 MB (peak 12.3 MB)".
+  /// One line per kind, for people: "parameters      12.3 MB (peak 12.3 MB)"; with a line "on NVMe" where there is any.
   std::string to_string() const;
 };
 

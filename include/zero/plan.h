@@ -50,8 +50,8 @@ struct OffloadStates {
   double device_nbytes = 0, host_nbytes = 0, nvme_nbytes = 0;
 };
 
-/// The offload schemes of ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857), on paper
-/// only: this engine refuses offload. Throws as model_states().
+/// The offload schemes of ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857), on paper; what this
+/// engine takes with its own offload to NVMe is in Plan. Throws as model_states().
 std::vector<OffloadStates> offload_on_paper(double parameters, double ranks, const StateBytes& bytes = {});
 
 // ---- What a configuration comes to ----
@@ -120,6 +120,7 @@ struct ModelShape {
   /// In the order of the forward pass. Empty: every module that has parameters once, in their order.
   std::vector<Use> uses;
   std::optional<Transformer> transformer;  ///< not given: activations are not planned
+  bool built_once = false;                 ///< under zero::Init: before initialize() only the first rank has it
 
   std::int64_t numel() const;
 };
@@ -180,6 +181,7 @@ struct Traffic {
   double published_numel = 0;
   double nbytes = 0;   ///< of all three in their dtypes, and of the norms
   double seconds = 0;  ///< at the cluster's bandwidth, nothing overlapped; 0 when that is unknown
+  double nvme_nbytes = 0;  ///< read from the disk, and as many written to it, by the heaviest rank
 };
 
 struct Plan {
@@ -192,10 +194,11 @@ struct Plan {
   int units = 0;
 
   int heaviest_rank = 0;            ///< its states take most
-  MemoryReport rank;                ///< of that rank, activations included
+  MemoryReport rank;                ///< of that rank, activations included, and its file on NVMe
   bool buckets_are_bound = false;     ///< the peak of its buckets is an upper bound
   bool gather_is_bound = false;      ///< the same of its gather buffers
-  std::int64_t module_nbytes = 0;   ///< the fp32 module every rank builds; freed by initialize()
+  std::int64_t module_nbytes = 0;   ///< the fp32 module that ranks build; freed by initialize()
+  bool built_once = false;          ///< of which only the first rank has the memory
   std::int64_t process_nbytes = 0;  ///< libtorch, stacks: an estimate
   /// Of gradients and activations: what needs no memory of its own, because sums of gradients come into the
   /// place of activations that backward has used. An estimate, not in `rank`.
@@ -203,7 +206,7 @@ struct Plan {
   /// On top of training, while an asynchronous checkpoint is written: a copy of what that rank saves, at
   /// most. A host without memory for it saves synchronously.
   std::int64_t checkpoint_nbytes = 0;
-  std::int64_t start_nbytes = 0;          ///< that rank's peak inside initialize()
+  std::int64_t start_nbytes = 0;          ///< a rank's peak inside initialize(), of the first rank
   std::int64_t training_nbytes = 0;       ///< that rank's peak in training
   std::int64_t node_training_nbytes = 0;  ///< of all ranks of the host that needs most, in training
   std::int64_t node_nbytes = 0;           ///< the same, its peak over start and training
@@ -238,8 +241,8 @@ struct Suggestion {
 
 /// The smallest change that makes it fit, tried in this order: smaller buckets, a higher stage, the
 /// node-shared store, step_in_backward (where nothing is clipped or accumulated), smaller micro-batches with
-/// more accumulation, bf16, activation checkpointing, more hosts; then several of them. Nothing when none of
-/// it helps.
+/// more accumulation, bf16, activation checkpointing, zero::Init, states on NVMe, more hosts; then several of them.
+/// Nothing when none of it helps.
 std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster);
 
 }  // namespace zero::plan

@@ -39,6 +39,14 @@ struct CommunicationReport {
   std::string to_string() const;
 };
 
+/// What has moved between memory and the disk on this rank since initialize(), with
+/// zero_optimization.offload_optimizer.device "nvme"; zeros without it. The last pieces of a step are written later.
+struct OffloadReport {
+  std::int64_t reserved_nbytes = 0;  ///< of the disk: what a step reads, and writes
+  std::int64_t read_nbytes = 0, written_nbytes = 0;
+  double waited_seconds = 0;  ///< in which an update could not go on
+};
+
 /// Where the time of the last micro-batches and step went, in seconds of this rank.
 struct StepBreakdown {
   double gradient_copy = 0;  ///< autograd's gradient into its bucket

@@ -199,6 +199,10 @@ std::string Checkpointer::share_saving_folder(Job& job) {
 /// Saves in the foreground where a host has no memory for its ranks' staging. *Collective.* Returns the bytes of all
 /// ranks' files.
 std::uint64_t Checkpointer::choose_foreground(Job& job) {
+  if (job.options.async && !job.contents.only_streamed.empty()) {
+    job.options.async = false;
+    if (group_.rank() == 0) base::log_info("{} in the foreground: {}", what_, job.contents.only_streamed);
+  }
   std::int64_t sums[] = {static_cast<std::int64_t>(job.file ? job.file->nbytes() : 0), 0};
   auto& [total, without_room] = sums;
   if (job.options.async && job.file && !has_room_for(job.file->payload_nbytes())) without_room = 1;

@@ -29,6 +29,9 @@ struct Contents {
   std::vector<Piece> pieces;  ///< this rank's; over all ranks they cover every tensor once
   std::int64_t global_steps = 0;
   std::string versions = "{}", state = "{}", client_state = "{}", config = "{}";
+  /// Why the pieces cannot be copied into memory at once, the same on every rank; empty: they can. They then go to the
+  /// file one after the other while the program waits.
+  std::string only_streamed;
 };
 
 struct SaveStatistics {

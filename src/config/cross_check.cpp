@@ -78,6 +78,20 @@ void check_16_bit_masters(Check& check) {
   }
 }
 
+void check_offload(Check& check) {
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  const auto& offload = check.config.zero_optimization.offload_optimizer;
+  const Given* device = check.find("zero_optimization.offload_optimizer.device");
+  if (device == nullptr) return;
+  if (offload.device == Device::kCpu) {
+    check.notice(fmt::format("{}: accepted, no effect: without a GPU parameters and states are in host memory anyway; "
+                             "from a GPU offload is not built",
+                             device->path));
+  }
+  if (offload.device == Device::kNvme && offload.nvme_path.empty())
+    check.problem(*device, "'nvme' needs nvme_path beside it: a folder on a local disk");
+}
+
 void check_loss_scale(Check& check) {
   const Config::Fp16& fp16 = check.config.fp16;
   if (!fp16.enabled || fp16.loss_scale != 0) return;
@@ -282,6 +296,7 @@ void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   check_dtypes(check);
   check_16_bit_masters(check);
   check_loss_scale(check);
+  check_offload(check);
   check_optimizer(check);
   check_whole_tensors(check);
   check_scheduler(check);

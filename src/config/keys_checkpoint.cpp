@@ -1,5 +1,5 @@
 // "checkpoint" and its relatives, "aio", "activation_checkpointing".
-#include "config/schema.h"
+#include "config/fields.h"
 
 namespace zero::config {
 namespace {
@@ -8,7 +8,8 @@ using enum KeyStatus;
 
 constexpr std::string_view kWriter =
     "checkpoints are always written by one file per rank, with checksums, and committed atomically";
-constexpr std::string_view kAio = "only offload to NVMe reads it, which is not built yet";
+constexpr std::string_view kThreads = "io_uring needs no threads; without it 4 do the system calls";
+constexpr std::string_view kPipeline = "requests are always queued singly and overlap with each other and with updates";
 constexpr std::string_view kActivation =
     "only deepspeed.checkpointing.checkpoint reads it, which C++ modules cannot call";
 
@@ -30,13 +31,25 @@ constexpr Key kCheckpoint[] = {
     no_effect("checkpoint.checkpoint_serialization", Kind::kBool, "true", kWriter),
     no_effect("checkpoint.writer", Kind::kAny, "null", kWriter),
 
-    section("aio", "asynchronous file I/O", kNoEffect),
-    no_effect("aio.block_size", Kind::kCount, "1048576", kAio),
-    no_effect("aio.queue_depth", Kind::kCount, "8", kAio),
-    no_effect("aio.intra_op_parallelism", Kind::kCount, "1", kAio),
+    section("aio", "how offload to NVMe reads and writes"),
+    {.path = "aio.block_size",
+     .kind = Kind::kCount,
+     .fallback = "1048576",
+     .note = "bytes of a request to the disk",
+     .minimum = 4096,
+     .maximum = 1 << 30,
+     .field = field<&Config::aio, &Config::Aio::block_size>},
+    {.path = "aio.queue_depth",
+     .kind = Kind::kCount,
+     .fallback = "32",
+     .note = "requests of a rank under way at once",
+     .minimum = 1,
+     .maximum = 4096,
+     .field = field<&Config::aio, &Config::Aio::queue_depth>},
+    no_effect("aio.intra_op_parallelism", Kind::kCount, "1", kThreads),
     old_name("aio.thread_count", Kind::kCount, "1", "aio.intra_op_parallelism", kNoEffect),
-    no_effect("aio.single_submit", Kind::kBool, "false", kAio),
-    no_effect("aio.overlap_events", Kind::kBool, "true", kAio),
+    no_effect("aio.single_submit", Kind::kBool, "false", kPipeline),
+    no_effect("aio.overlap_events", Kind::kBool, "true", kPipeline),
     refused("aio.use_gds", Kind::kBool, "false", "GPUDirect Storage is not built; remove the key", "false"),
 
     section("activation_checkpointing", kActivation, kNoEffect),

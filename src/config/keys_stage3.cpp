@@ -9,7 +9,11 @@ using Zero = Config::ZeroOptimization;
 
 constexpr std::string_view kOffload =
     "without a GPU parameters and states are in host memory anyway; from a GPU offload is not built";
-constexpr std::string_view kNotBuilt = "offload is not built";
+constexpr std::string_view kNotBuilt = "offload of parameters is not built";
+constexpr std::string_view kAlways = "reading, updating and writing always overlap";
+constexpr std::string_view kOnGpu =
+    "where states are updated in host memory or on a disk there is nothing to divide with a GPU";
+using Offload = Zero::OffloadOptimizer;
 
 constexpr Key kOffloadKeys[] = {
     honoured("zero_optimization.stage3_max_live_parameters", Kind::kCount, "1e9", "elements gathered at once",
@@ -66,37 +70,44 @@ constexpr Key kOffloadKeys[] = {
     no_effect("zero_optimization.leaf_module.classes", Kind::kStrings, "[]",
               "Python class names mean nothing here; use names or name_suffixes", "[]"),
 
-    section("zero_optimization.offload_optimizer", kOffload, kNoEffect),
+    section("zero_optimization.offload_optimizer", "where master weights and optimizer states live"),
     {.path = "zero_optimization.offload_optimizer.device",
      .kind = Kind::kChoice,
      .fallback = "\"none\"",
-     .status = kNoEffect,
-     .note = kOffload,
-     .harmless = "\"none\"",
-     .choices = "none|cpu",
-     .refused_choices = "nvme"},
-    no_effect("zero_optimization.offload_optimizer.nvme_path", Kind::kString, "null", kNotBuilt),
-    no_effect("zero_optimization.offload_optimizer.buffer_count", Kind::kCount, "4", kNotBuilt, "4"),
-    no_effect("zero_optimization.offload_optimizer.pin_memory", Kind::kBool, "true", kNotBuilt, "false|true"),
-    no_effect("zero_optimization.offload_optimizer.pipeline", Kind::kBool, "false", kNotBuilt, "false|true"),
-    no_effect("zero_optimization.offload_optimizer.pipeline_read", Kind::kBool, "false", kNotBuilt,
-              "false|true"),
-    no_effect("zero_optimization.offload_optimizer.pipeline_write", Kind::kBool, "false", kNotBuilt,
-              "false|true"),
-    no_effect("zero_optimization.offload_optimizer.fast_init", Kind::kBool, "false", kNotBuilt, "false|true"),
+     .note = "nvme: a scratch file of each rank in nvme_path; cpu: without a GPU they are in host memory anyway",
+     .choices = "none|cpu|nvme",
+     .field = field<&Config::zero_optimization, &Zero::offload_optimizer, &Offload::device>},
+    honoured("zero_optimization.offload_optimizer.nvme_path", Kind::kString, "\"\"",
+             "a folder on a local disk, for device nvme",
+             field<&Config::zero_optimization, &Zero::offload_optimizer, &Offload::nvme_path>),
+    {.path = "zero_optimization.offload_optimizer.buffer_count",
+     .kind = Kind::kCount,
+     .fallback = "4",
+     .note = "pieces in memory that are read, updated and written at the same time, of at most 8 MiB; device nvme",
+     .minimum = 3,
+     .maximum = 4096,
+     .field = field<&Config::zero_optimization, &Zero::offload_optimizer, &Offload::buffer_count>},
+    no_effect("zero_optimization.offload_optimizer.pin_memory", Kind::kBool, "true",
+              "buffers are registered with the kernel wherever it can be had", "false|true"),
+    no_effect("zero_optimization.offload_optimizer.pipeline", Kind::kBool, "false", kAlways, "false|true"),
+    no_effect("zero_optimization.offload_optimizer.pipeline_read", Kind::kBool, "false", kAlways, "false|true"),
+    no_effect("zero_optimization.offload_optimizer.pipeline_write", Kind::kBool, "false", kAlways, "false|true"),
+    no_effect("zero_optimization.offload_optimizer.fast_init", Kind::kBool, "false",
+              "states that are still zero are never written", "false|true"),
     {.path = "zero_optimization.offload_optimizer.ratio",
      .kind = Kind::kNumber,
      .fallback = "1.0",
      .status = kNoEffect,
-     .note = kNotBuilt,
+     .note = kOnGpu,
      .harmless = "1.0",
      .maximum = 1},
-    refused("zero_optimization.offload_optimizer.super_offload", Kind::kBool, "false", kNotBuilt, "false"),
+    refused("zero_optimization.offload_optimizer.super_offload", Kind::kBool, "false",
+            "it is for a GPU with a fast link to its host; remove the key", "false"),
     {.path = "zero_optimization.offload_optimizer.cpuadam_cores_perc",
      .kind = Kind::kNumber,
      .fallback = "0.8",
      .status = kNoEffect,
-     .note = kNotBuilt,
+     .note = "super_offload alone reads it",
      .harmless = "0.8",
      .maximum = 1},
 
@@ -115,13 +126,10 @@ constexpr Key kOffloadKeys[] = {
     no_effect("zero_optimization.offload_param.max_in_cpu", Kind::kCount, "1e9", kNotBuilt, "1e9"),
     no_effect("zero_optimization.offload_param.pin_memory", Kind::kBool, "true", kNotBuilt, "false|true"),
 
-    {.path = "zero_optimization.cpu_offload",
-     .kind = Kind::kBool,
-     .fallback = "false",
-     .status = kNoEffect,
-     .note = kOffload,
-     .harmless = "false",
-     .alias_of = "zero_optimization.offload_optimizer"},
+    no_effect("zero_optimization.cpu_offload", Kind::kBool, "false",
+              "without a GPU parameters and states are in host memory anyway; from a GPU offload is not built; today "
+              "\"offload_optimizer\": {\"device\": \"cpu\"} is written for it",
+              "false"),
     {.path = "zero_optimization.cpu_offload_param",
      .kind = Kind::kBool,
      .fallback = "false",
@@ -142,7 +150,7 @@ constexpr Key kOffloadKeys[] = {
      .status = kNoEffect,
      .note = kOffload,
      .harmless = "false|true",
-     .alias_of = "zero_optimization.offload_optimizer"},
+     .alias_of = "zero_optimization.offload_optimizer.pin_memory"},
 };
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "engine/bind_cores.h"
 #include "engine/buffers.h"
 #include "engine/engine_impl.h"
+#include "engine/init_scope.h"
 #include "engine/progress_log.h"
 #include "setup/laid_out.h"
 #include "intercept/gradient_hook.h"
@@ -176,8 +177,15 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   impl.base_lr = std::move(setup.base_lr);
   impl.training.lr_overrides.resize(impl.base_lr.size());
   impl.client = std::move(setup.client);
-  impl.optimizer = std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger,
-                                                                std::move(setup.options));
+  if (laid.step_in_backward) setup.options.bucket_numel = laid.bucket_numel;
+  const bool on_disk = setup.options.disk.has_value();
+  try {
+    impl.optimizer = std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger,
+                                                                  std::move(setup.options));
+  } catch (const IoError& error) {
+    if (!on_disk) throw;
+    throw IoError(fmt::format("zero_optimization.offload_optimizer.nvme_path: {}", error.what()));
+  }
   sharding::ReducerOptions reducer_options{
       .bucket_numel = laid.bucket_numel,
       .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
@@ -382,6 +390,7 @@ void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::
                  laid.node_shared ? "node-shared" : "copying",
                  impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "",
                  numel / 1e6, dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
+  if (const std::string disk = impl.optimizer->disk_description(); !disk.empty()) base::log_info("{}", disk);
 }
 
 /// "SGD with momentum_buffer".
@@ -398,6 +407,12 @@ std::string describe_states(const sharding::OptimizerOptions& options) {
 /// Throws ConfigError.
 void check_device(const Engine::Impl& impl, const sharding::OptimizerOptions& options) {
   if (impl.model.passes->in_host_memory()) return;
+  if (options.disk) {
+    throw ConfigError(
+        fmt::format("zero_optimization.offload_optimizer.device: 'nvme' updates host memory only, and the "
+                    "module is on {}; move it to the CPU or remove the section",
+                    impl.model.device.str()));
+  }
   for (const auto& group : options.groups) {
     if (group.rule->update_on_device) continue;
     throw ConfigError(
@@ -537,6 +552,11 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->group = impl->groups.data_parallel;
   base::set_log_rank(impl->groups.all.size() > 1 ? impl->groups.all.rank() : -1);
   // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
+  if (init_scope_is_open()) {
+    throw ConfigError(
+        "initialize(): a zero::Init is alive on this thread, and random numbers that training draws would be left out "
+        "as initial values are; end its scope when the module is built");
+  }
   if (options.evaluation_only) prepare_for_evaluation(*impl, options);
   impl->config.validate();
   if (impl->config.zerotorch.timeout_s > 0) {

@@ -445,6 +445,7 @@ void Checkpoints::save(const std::string& folder, const std::string& tag, std::s
   contents.state = state.to_json();
   contents.client_state = client_state.empty() ? "null" : client_state;
   contents.config = impl_.config.to_json();
+  if (impl_.optimizer->disk_traffic()) contents.only_streamed = "the states are on NVMe, and stream from there to it";
   contents.versions = nlohmann::json{{"zerotorch", ZERO_VERSION}, {"torch", TORCH_VERSION}}.dump();
   const std::string name = tag.empty() ? fmt::format("{}{}", kStepTag, impl_.training.global_steps) : tag;
   checkpointer_.save(folder, name, std::move(contents), options);

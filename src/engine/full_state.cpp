@@ -55,18 +55,34 @@ void check_replicated(Engine::Impl& impl, int p, const at::Tensor& values) {
       parameter.name));
 }
 
+/// `value` in the order of the parameter's memory, fp32 [numel].
+at::Tensor to_flat(const Engine::Impl& impl, int p, const at::Tensor& value) {
+  const auto& parameter = impl.model.parameters[p];
+  at::Tensor flat =
+      at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl.model.device));
+  if (parameter.range.numel() > 0)
+    flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(value);
+  return flat;
+}
+
+/// States of a parameter that is trained, by name.
+std::vector<std::string> state_names(const sharding::ShardedOptimizer& optimizer, int parameter) {
+  std::vector<std::string> names;
+  for (const auto& known : optimizer.tensor_states(parameter)) names.emplace_back(known.name);
+  for (std::size_t state = 0; state < optimizer.states().size(); ++state) {
+    if (optimizer.has_state(state, parameter)) names.emplace_back(optimizer.states()[state].name);
+  }
+  return names;
+}
+
 /// The index of a state that the parameter has. Throws ModelError.
 std::size_t checked_state(const sharding::ShardedOptimizer& optimizer, int parameter, std::string_view name,
                           std::string_view state) {
   const auto index = optimizer.find_state(state);
   if (index && optimizer.has_state(*index, parameter)) return *index;
   std::string names;
-  for (const auto& known : optimizer.tensor_states(parameter))
-    names += fmt::format("{}'{}'", names.empty() ? "" : ", ", known.name);
-  for (std::size_t s = 0; s < optimizer.states().size(); ++s) {
-    if (optimizer.has_state(s, parameter))
-      names += fmt::format("{}'{}'", names.empty() ? "" : ", ", optimizer.states()[s].name);
-  }
+  for (const auto& known : state_names(optimizer, parameter))
+    names += fmt::format("{}'{}'", names.empty() ? "" : ", ", known);
   throw ModelError(fmt::format("{} has no state '{}' of '{}'; it has {}", optimizer.name(), state, name,
                                names.empty() ? "none" : names));
 }
@@ -125,11 +141,7 @@ void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
   if (!value.defined() || value.sizes() != parameter.tensor.sizes()) {
     throw ModelError(fmt::format("set_full_weight('{}'): the value's shape is not the parameter's", name));
   }
-  at::Tensor flat =
-      at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl.model.device));
-  if (parameter.range.numel() > 0) {
-    flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(value);
-  }
+  const at::Tensor flat = to_flat(impl, p, value);
   check_replicated(impl, p, flat);
   impl.store->quiesce();
   impl.group.barrier({.label = name}).wait();  // nobody reads the old values any more
@@ -188,16 +200,6 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view 
 
 namespace {
 
-/// `value` in the order of the parameter's memory, fp32 [numel].
-at::Tensor to_flat(const Engine::Impl& impl, int p, const at::Tensor& value) {
-  const auto& parameter = impl.model.parameters[p];
-  at::Tensor flat =
-      at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl.model.device));
-  if (parameter.range.numel() > 0)
-    flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(value);
-  return flat;
-}
-
 /// Throws ModelError.
 void check_shape(std::string_view caller, std::string_view name, const at::Tensor& value, at::IntArrayRef wanted) {
   if (value.defined() && value.sizes() == wanted) return;
@@ -255,17 +257,11 @@ void Engine::set_full_optimizer_state(std::string_view name, std::string_view st
 std::vector<std::string> Engine::optimizer_states(std::string_view name) const {
   const auto& impl = *impl_;
   const int p = engine::find_parameter(impl.inventory, name);
+  if (impl.evaluation_only || !impl.model.units[impl.model.parameters[p].unit].trainable) return {};
+  if (!impl.program_optimizer) return state_names(*impl.optimizer, p);
   std::vector<std::string> names;
-  if (impl.evaluation_only || !impl.model.units[impl.model.parameters[p].unit].trainable) return names;
-  if (impl.program_optimizer) {
-    if (const auto its = impl.program_optimizer->state_of(p)) {
-      for (const auto& [state, tensor] : its->tensors) names.push_back(state);
-    }
-    return names;
-  }
-  for (const auto& known : impl.optimizer->tensor_states(p)) names.emplace_back(known.name);
-  for (std::size_t state = 0; state < impl.optimizer->states().size(); ++state) {
-    if (impl.optimizer->has_state(state, p)) names.emplace_back(impl.optimizer->states()[state].name);
+  if (const auto its = impl.program_optimizer->state_of(p)) {
+    for (const auto& [state, tensor] : its->tensors) names.push_back(state);
   }
   return names;
 }

@@ -221,6 +221,11 @@ void check_factory(const Config& config, const InitializeOptions& options) {
         "zerotorch.step_in_backward and InitializeOptions::optimizer_factory: an optimizer of the program's own "
         "updates all parameters in one step(); set it to false");
   }
+  if (config.zero_optimization.offload_optimizer.device == Config::ZeroOptimization::OffloadOptimizer::Device::kNvme) {
+    throw ConfigError(
+        "InitializeOptions::optimizer_factory: an optimizer of the program's own keeps its states in memory; remove "
+        "zero_optimization.offload_optimizer, or give the optimizer by the configuration");
+  }
   if (config.sum_dtype() != DType::kFloat32 || config.master_dtype() != DType::kFloat32 ||
       config.state_dtype() != DType::kFloat32) {
     throw ConfigError(
@@ -245,7 +250,23 @@ void check_factory(const Config& config, const InitializeOptions& options) {
   }
 }
 
+io::FileSystem* files_of_offload = nullptr;
+
+/// Where masters and states live, unless in memory.
+std::optional<storage::DiskOptions> disk_of(const Config& config) {
+  const auto& offload = config.zero_optimization.offload_optimizer;
+  if (offload.device != Config::ZeroOptimization::OffloadOptimizer::Device::kNvme) return std::nullopt;
+  storage::DiskOptions disk;
+  disk.files = files_of_offload ? files_of_offload : &io::system_files();
+  disk.folder = offload.nvme_path;
+  disk.scratch = {static_cast<std::uint64_t>(config.aio.block_size), static_cast<unsigned>(config.aio.queue_depth)};
+  disk.buffers = static_cast<int>(offload.buffer_count);
+  return disk;
+}
+
 }  // namespace
+
+void use_files_for_offload(io::FileSystem* files) { files_of_offload = files; }
 
 OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options,
                                 const Inventory& inventory) {
@@ -254,6 +275,7 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
   setup.options.sub_group_numel = config.zero_optimization.sub_group_size;
   setup.options.master_dtype = config.master_dtype();
   setup.options.stochastic_rounding = config.zerotorch.stochastic_rounding;
+  setup.options.disk = disk_of(config);
   setup.options.seed = static_cast<std::uint64_t>(config.zerotorch.seed.value_or(0));
   if (options.optimizer_factory) {
     check_factory(config, options);

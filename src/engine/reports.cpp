@@ -39,6 +39,16 @@ FlopsReport Engine::flops_report() const {
   return impl_->flops->report();
 }
 
+OffloadReport Engine::offload_report() const {
+  OffloadReport report{.reserved_nbytes = impl_->ledger.report().nvme_nbytes};
+  if (const auto traffic = impl_->optimizer->disk_traffic()) {
+    report.read_nbytes = traffic->read_nbytes;
+    report.written_nbytes = traffic->written_nbytes;
+    report.waited_seconds = traffic->waited_seconds;
+  }
+  return report;
+}
+
 CommunicationReport Engine::communication_report() const {
   CommunicationReport report = impl_->store->counts();
   report.world_size = impl_->group.size();

@@ -14,6 +14,7 @@
 #include "intercept/compat.h"
 #include "intercept/gradient_marker.h"
 #include "intercept/parameter_handle.h"
+#include "intercept/random_fills.h"
 #include "intercept/view_operators.h"
 
 namespace zero::intercept {
@@ -22,11 +23,12 @@ namespace {
 struct OpInfo {
   const char* name = "";
   bool is_view = false;
+  bool is_random_fill = false;
   std::uint64_t written = 0;  ///< bit i: argument i is written in place
 };
 
 OpInfo describe(const c10::FunctionSchema& schema) {
-  OpInfo info{schema.name().c_str(), is_view_operator(schema.name()), 0};
+  OpInfo info{schema.name().c_str(), is_view_operator(schema.name()), is_random_fill(schema.name()), 0};
   const auto& arguments = schema.arguments();
   for (std::size_t i = 0; i < arguments.size() && i < 64; ++i) {
     const auto* alias = arguments[i].alias_info();
@@ -92,9 +94,21 @@ void add_argument(Uses& uses, const c10::IValue& value, bool is_written, const O
   }
 }
 
+/// Leaves out what a fresh tensor would be filled with, where that is wanted. Returns whether it did.
+bool skip_random_fill(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  if (!skips_random_fills()) return false;
+  const std::size_t arguments = op.schema().arguments().size();
+  const at::Tensor self = stack[stack.size() - arguments].toTensor();
+  if (self.nbytes() < kSkippedNbytes || ParameterHandle::of(self)) return false;
+  stack.resize(stack.size() - arguments);
+  stack.emplace_back(self);
+  return true;
+}
+
 void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                             torch::jit::Stack* stack) {
   const OpInfo& info = info_of(op);
+  if (info.is_random_fill && skip_random_fill(op, *stack)) return;
   Uses uses;
   if (!info.is_view) {
     const std::size_t count = op.schema().arguments().size();

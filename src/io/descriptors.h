@@ -18,10 +18,11 @@ inline constexpr std::size_t kAlignment = 4096;
 /// Any thread may use the descriptors; open, sync and close are for one at a time.
 class Descriptors {
  public:
-  enum class Mode { kCreate, kOpen };
+  enum class Mode { kCreate, kOpen, kScratch };
 
-  /// kCreate: a new file, to write and read; kOpen: an existing one, to read. Without `direct`, or where it
-  /// cannot be had, there is the one descriptor. Throws IoError.
+  /// kCreate: a new file, to write and read; kOpen: an existing one, to read; kScratch: a new file without a name in
+  /// the folder `path`, to write and read. Without `direct`, or where it cannot be had, there is the one descriptor.
+  /// Throws IoError.
   Descriptors(Syscalls& syscalls, const std::string& path, Mode mode, bool direct);
   Descriptors(const Descriptors&) = delete;
   Descriptors& operator=(const Descriptors&) = delete;
@@ -29,8 +30,9 @@ class Descriptors {
   ~Descriptors();
 
   Syscalls& syscalls() const { return syscalls_; }
+  /// Of a scratch file, a name that it might have.
   const std::string& path() const { return path_; }
-  bool writable() const { return mode_ == Mode::kCreate; }
+  bool writable() const { return mode_ != Mode::kOpen; }
   bool is_open() const { return cached_ >= 0; }
 
   bool has_direct() const { return direct_usable_.load(std::memory_order_relaxed); }
@@ -38,6 +40,8 @@ class Descriptors {
   void give_up_direct() { direct_usable_.store(false, std::memory_order_relaxed); }
   int get(bool direct) const { return direct ? direct_ : cached_; }
 
+  /// Takes room for [0, nbytes) from the disk, where its file system can. Throws IoError.
+  void reserve(std::uint64_t nbytes);
   /// Throws IoError.
   void sync();
   /// Throws IoError; the file is closed all the same. Idempotent.
@@ -46,6 +50,7 @@ class Descriptors {
   std::uint64_t size() const;
 
  private:
+  int open_scratch(const std::string& folder);
   void open_direct();
   /// The errno of whichever close failed, or 0.
   int close_all() noexcept;

@@ -18,9 +18,15 @@ namespace zero::io {
 
 enum class FileKind : std::uint8_t { kNone, kFile, kFolder, kOther };
 
+/// How a scratch file goes to the system.
+struct ScratchOptions {
+  std::uint64_t block_nbytes = 1 << 20;  ///< in blocks of so many bytes
+  unsigned queue_depth = 32;             ///< so many under way at once
+};
+
 /// An open file. One thread at a time. Requests are queued and may complete in any order: requests under way
 /// at the same time must not overlap, in the file or in memory, where one of them changes it. The memory they
-/// name stays valid and untouched until wait() or drain() says so. The destructor drains and closes, and
+/// name stays valid and untouched until done(), wait() or drain() says so. The destructor drains and closes, and
 /// keeps errors to itself: call close() to hear of them.
 ///
 /// A failed request is heard of at the next wait(), drain(), sync(), size() or close(), and at each one after
@@ -34,15 +40,25 @@ class File {
   /// Offsets, sizes and addresses that are multiples of this take the fast way (no copy by the kernel);
   /// others are as right but slower.
   virtual std::size_t alignment() const = 0;
-  /// Queues writing of all of `data` at `offset`; the file grows as needed. Blocks while the queue is full.
+  /// How it is read and written, for people: "io_uring, past the page cache".
+  virtual std::string description() const = 0;
+  /// Queues writing of all of `data` at `offset`; the file grows as needed. May block while others are under way.
   /// Throws at once when the file was opened for reading.
   virtual Request write(std::uint64_t offset, std::span<const std::byte> data) = 0;
   /// Queues filling all of `data` from `offset`. A file that ends before is an error.
   virtual Request read(std::uint64_t offset, std::span<std::byte> data) = 0;
   /// Returns when that request is done. Throws the error of any request that failed so far.
   virtual void wait(Request request) = 0;
+  /// Whether that request is done, well or not, without waiting for it. Gets what is queued on its way.
+  virtual bool done(Request request) = 0;
   /// wait() for all.
   virtual void drain() = 0;
+  /// Takes room for bytes [0, nbytes) from the disk now: writing there does not fail for want of it. What was never
+  /// written is zeros. Throws IoError that says what is missing.
+  virtual void reserve(std::uint64_t nbytes) = 0;
+  /// Most requests will be of this memory, which outlives the file: the system may get to know it once and for all.
+  /// For a file of create_scratch(), before its first request.
+  virtual void use_memory(std::span<std::byte> memory) { (void)memory; }
   /// drain(), then makes the file's data and size durable.
   virtual void sync() = 0;
   /// drain(), then gives the file back to the system. Idempotent.
@@ -63,6 +79,9 @@ class FileSystem {
   virtual ~FileSystem() = default;
   /// A new file for writing, which may be read as well; one of that name is an error.
   virtual std::unique_ptr<File> create(const std::string& path) = 0;
+  /// A new file in `folder` to write and read, for this process alone: it has no name, and whatever becomes of the
+  /// process, its room is free again. Requests do not block.
+  virtual std::unique_ptr<File> create_scratch(const std::string& folder, const ScratchOptions& options) = 0;
   /// An existing file for reading.
   virtual std::unique_ptr<File> open(const std::string& path) = 0;
   /// With its parents; one that exists is fine. Parents that were made are synced into theirs; the name of

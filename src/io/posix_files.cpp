@@ -49,17 +49,24 @@ WorkerPool* PosixFileSystem::pool() {
   return pool_.get();
 }
 
-std::unique_ptr<File> PosixFileSystem::make_file(std::unique_ptr<Descriptors> descriptors) {
-  return std::make_unique<PosixFile>(std::move(descriptors), pool());
+std::unique_ptr<File> PosixFileSystem::make_file(std::unique_ptr<Descriptors> descriptors,
+                                                 const ScratchOptions& options) {
+  return std::make_unique<PosixFile>(std::move(descriptors), pool(), options);
 }
 
 std::unique_ptr<File> PosixFileSystem::create(const std::string& path) {
   return make_file(
-      std::make_unique<Descriptors>(syscalls_, path, Descriptors::Mode::kCreate, options_.direct));
+      std::make_unique<Descriptors>(syscalls_, path, Descriptors::Mode::kCreate, options_.direct), kWholeRequests);
+}
+
+std::unique_ptr<File> PosixFileSystem::create_scratch(const std::string& folder, const ScratchOptions& options) {
+  return make_file(
+      std::make_unique<Descriptors>(syscalls_, folder, Descriptors::Mode::kScratch, options_.direct), options);
 }
 
 std::unique_ptr<File> PosixFileSystem::open(const std::string& path) {
-  return make_file(std::make_unique<Descriptors>(syscalls_, path, Descriptors::Mode::kOpen, options_.direct));
+  return make_file(std::make_unique<Descriptors>(syscalls_, path, Descriptors::Mode::kOpen, options_.direct),
+                   kWholeRequests);
 }
 
 void PosixFileSystem::make_folders(const std::string& path) { make_folder(path, false); }

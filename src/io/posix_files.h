@@ -32,6 +32,7 @@ class PosixFileSystem : public FileSystem {
   ~PosixFileSystem() override;
 
   std::unique_ptr<File> create(const std::string& path) override;
+  std::unique_ptr<File> create_scratch(const std::string& folder, const ScratchOptions& options) override;
   std::unique_ptr<File> open(const std::string& path) override;
   void make_folders(const std::string& path) override;
   std::vector<std::string> list(const std::string& path) override;
@@ -44,7 +45,7 @@ class PosixFileSystem : public FileSystem {
   std::unique_ptr<Lock> try_lock(const std::string& path) override;
 
  protected:
-  virtual std::unique_ptr<File> make_file(std::unique_ptr<Descriptors> descriptors);
+  virtual std::unique_ptr<File> make_file(std::unique_ptr<Descriptors> descriptors, const ScratchOptions& options);
 
  private:
   void make_folder(const std::string& path, bool is_parent);

@@ -19,6 +19,7 @@ ssize_t Syscalls::pwrite(int fd, const void* data, std::size_t nbytes, off_t off
   return ::pwrite(fd, data, nbytes, offset);
 }
 int Syscalls::fsync(int fd) { return ::fsync(fd); }
+int Syscalls::allocate(int fd, off_t nbytes) { return ::fallocate(fd, 0, 0, nbytes); }
 int Syscalls::fstat(int fd, struct stat* status) { return ::fstat(fd, status); }
 int Syscalls::stat(const char* path, struct stat* status) { return ::stat(path, status); }
 int Syscalls::lstat(const char* path, struct stat* status) { return ::lstat(path, status); }

@@ -21,6 +21,8 @@ class Syscalls {
   virtual ssize_t pread(int fd, void* data, std::size_t nbytes, off_t offset);
   virtual ssize_t pwrite(int fd, const void* data, std::size_t nbytes, off_t offset);
   virtual int fsync(int fd);
+  /// fallocate() of [0, nbytes).
+  virtual int allocate(int fd, off_t nbytes);
   virtual int fstat(int fd, struct stat* status);
   virtual int stat(const char* path, struct stat* status);
   virtual int lstat(const char* path, struct stat* status);

@@ -1,5 +1,6 @@
 #include "io/system_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -7,12 +8,21 @@
 
 namespace zero::io {
 
-SystemFile::SystemFile(std::unique_ptr<Descriptors> descriptors) : descriptors_(std::move(descriptors)) {}
+SystemFile::SystemFile(std::unique_ptr<Descriptors> descriptors, const ScratchOptions& options)
+    : descriptors_(std::move(descriptors)), options_(options) {}
 
 File::Request SystemFile::queue(const Transfer& transfer) {
   ZERO_CHECK(descriptors_->is_open(), "'{}' is closed", descriptors_->path());
   const Request request = next_request_++;
-  if (transfer.nbytes > 0) start(request, transfer);
+  Transfer left = transfer;
+  while (left.nbytes > 0) {
+    Transfer block = left;
+    block.nbytes = std::min<std::uint64_t>(left.nbytes, options_.block_nbytes);
+    left.offset += block.nbytes;
+    left.data += block.nbytes;
+    left.nbytes -= block.nbytes;
+    start(request, block);
+  }
   return request;
 }
 
@@ -29,6 +39,16 @@ void SystemFile::wait(Request request) {
   ZERO_CHECK(request < next_request_, "'{}' has no request {}", descriptors_->path(), request);
   finish(request);
   failure_.check();
+}
+
+bool SystemFile::done(Request request) {
+  ZERO_CHECK(request < next_request_, "'{}' has no request {}", descriptors_->path(), request);
+  return is_done(request);
+}
+
+void SystemFile::reserve(std::uint64_t nbytes) {
+  ZERO_CHECK(descriptors_->is_open(), "'{}' is closed", descriptors_->path());
+  descriptors_->reserve(nbytes);
 }
 
 void SystemFile::drain() {

@@ -1,12 +1,15 @@
 #include "io/uring_files.h"
 
+#include <fmt/format.h>
 #include <liburing.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
+#include <deque>
 #include <exception>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "io/system_file.h"
@@ -14,11 +17,14 @@
 namespace zero::io {
 namespace {
 
+/// The kernel takes no larger piece of memory.
+constexpr std::size_t kMostKnownNbytes = std::size_t{1} << 30;
+
 /// One per file: making one takes some 10 microseconds, needs no lock, and nothing is shared with a forked
 /// child's files.
 class Ring {
  public:
-  Ring() : error_(::io_uring_queue_init(kQueueDepth, &ring_, 0)) {}
+  explicit Ring(unsigned depth) : error_(::io_uring_queue_init(depth, &ring_, 0)) {}
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
   ~Ring() {
@@ -40,7 +46,13 @@ class Ring {
            next().second == 0;
   }
 
-  /// 0 or an errno. There are never more than kQueueDepth entries under way.
+  /// Whether the kernel knows this memory from here on, for prep_*_fixed() with index 0.
+  bool knows(std::span<std::byte> memory) {
+    const iovec whole = {memory.data(), memory.size()};
+    return memory.size() <= kMostKnownNbytes && ::io_uring_register_buffers(&ring_, &whole, 1) == 0;
+  }
+
+  /// 0 or an errno. There are never more entries under way than the ring is deep.
   template <class Prepare>
   int submit(Prepare prepare, std::uint64_t tag) {
     io_uring_sqe* entry = ::io_uring_get_sqe(&ring_);
@@ -55,6 +67,9 @@ class Ring {
       }
     }
   }
+
+  /// Whether next() would return at once.
+  bool has_next() { return ::io_uring_cq_ready(&ring_) > 0; }
 
   /// Waits for the next completion: its tag and result.
   std::pair<std::uint64_t, int> next() {
@@ -76,9 +91,17 @@ class Ring {
 
 class UringFile : public SystemFile {
  public:
-  UringFile(std::unique_ptr<Descriptors> descriptors, std::unique_ptr<Ring> ring)
-      : SystemFile(std::move(descriptors)), ring_(std::move(ring)) {}
+  UringFile(std::unique_ptr<Descriptors> descriptors, std::unique_ptr<Ring> ring, const ScratchOptions& options)
+      : SystemFile(std::move(descriptors), options), ring_(std::move(ring)), slots_(options.queue_depth) {}
   ~UringFile() override { finish_all(); }
+
+  std::string description() const override {
+    return fmt::format("io_uring{}, {} the page cache", known_.empty() ? "" : " with registered buffers",
+                       descriptors().has_direct() ? "past" : "through");
+  }
+  void use_memory(std::span<std::byte> memory) override {
+    if (ring_->knows(memory)) known_ = memory;
+  }
 
  private:
   struct Slot {
@@ -87,24 +110,44 @@ class UringFile : public SystemFile {
     Transfer transfer;  ///< what is left, the piece under way included
     Piece piece;
   };
+  struct Waiting {
+    Request request = 0;
+    Transfer transfer;
+  };
 
   void start(Request request, const Transfer& transfer) override {
-    while (slots_used_ == slots_.size()) complete_one();
-    const auto slot = std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.used; });
-    *slot = {true, request, transfer, {}};
-    ++slots_used_;
-    submit_piece(*slot);
+    waiting_.push_back({request, transfer});
+    move_on();
+  }
+
+  bool is_done(Request request) override {
+    while (ring_->has_next()) complete_one();
+    return !is_under_way(request);
   }
 
   void finish(Request request) override {
-    while (std::any_of(slots_.begin(), slots_.end(),
-                       [&](const Slot& s) { return s.used && s.request == request; })) {
-      complete_one();
-    }
+    while (is_under_way(request)) complete_one();
   }
 
   void finish_all() override {
     while (slots_used_ > 0) complete_one();
+  }
+
+  bool is_under_way(Request request) const {
+    const auto is_its = [&](const auto& item) { return item.request == request; };
+    return std::ranges::any_of(slots_, [&](const Slot& slot) { return slot.used && is_its(slot); }) ||
+           std::ranges::any_of(waiting_, is_its);
+  }
+
+  /// Gives the ring what it has room for. Afterwards nothing waits unless something is under way.
+  void move_on() {
+    while (!waiting_.empty() && slots_used_ < slots_.size()) {
+      const auto slot = std::ranges::find(slots_, false, &Slot::used);
+      *slot = {true, waiting_.front().request, waiting_.front().transfer, {}};
+      waiting_.pop_front();
+      ++slots_used_;
+      submit_piece(*slot);
+    }
   }
 
   void submit_piece(Slot& slot) {
@@ -112,11 +155,14 @@ class UringFile : public SystemFile {
     const auto nbytes = static_cast<unsigned>(slot.piece.nbytes);
     const int fd = descriptors().get(slot.piece.direct);
     const Transfer& left = slot.transfer;
+    const bool writes = left.direction == Direction::kWrite;
     const auto prepare = [&](io_uring_sqe* entry) {
-      if (left.direction == Direction::kWrite) {
-        ::io_uring_prep_write(entry, fd, left.data, nbytes, left.offset);
+      if (is_known(left.data, nbytes)) {
+        (writes ? ::io_uring_prep_write_fixed(entry, fd, left.data, nbytes, left.offset, 0)
+                : ::io_uring_prep_read_fixed(entry, fd, left.data, nbytes, left.offset, 0));
       } else {
-        ::io_uring_prep_read(entry, fd, left.data, nbytes, left.offset);
+        (writes ? ::io_uring_prep_write(entry, fd, left.data, nbytes, left.offset)
+                : ::io_uring_prep_read(entry, fd, left.data, nbytes, left.offset));
       }
     };
     // The kernel never sees an entry after a failed submit: the failure ends all further submitting.
@@ -127,7 +173,11 @@ class UringFile : public SystemFile {
     release(slot);
   }
 
-  /// Waits for a piece, and gets the rest of its request under way.
+  bool is_known(const std::byte* data, std::size_t nbytes) const {
+    return data >= known_.data() && data + nbytes <= known_.data() + known_.size() && !known_.empty();
+  }
+
+  /// Waits for a piece, and gets the rest of its request and others under way.
   void complete_one() {
     const auto [tag, result] = ring_->next();
     Slot& slot = slots_[tag];
@@ -143,6 +193,7 @@ class UringFile : public SystemFile {
     } else {
       release(slot);
     }
+    move_on();
   }
 
   void release(Slot& slot) {
@@ -153,8 +204,10 @@ class UringFile : public SystemFile {
   std::uint64_t index_of(const Slot& slot) const { return static_cast<std::uint64_t>(&slot - slots_.data()); }
 
   const std::unique_ptr<Ring> ring_;
-  std::array<Slot, kQueueDepth> slots_;
+  std::vector<Slot> slots_;
   std::size_t slots_used_ = 0;
+  std::deque<Waiting> waiting_;  ///< for room in the ring
+  std::span<std::byte> known_;   ///< by the kernel
   int ring_error_ = 0;
 };
 
@@ -163,17 +216,17 @@ class UringFileSystem : public PosixFileSystem {
   using PosixFileSystem::PosixFileSystem;
 
  protected:
-  std::unique_ptr<File> make_file(std::unique_ptr<Descriptors> descriptors) override {
-    auto ring = std::make_unique<Ring>();
-    if (!ring->is_open()) return PosixFileSystem::make_file(std::move(descriptors));
-    return std::make_unique<UringFile>(std::move(descriptors), std::move(ring));
+  std::unique_ptr<File> make_file(std::unique_ptr<Descriptors> descriptors, const ScratchOptions& options) override {
+    auto ring = std::make_unique<Ring>(options.queue_depth);
+    if (!ring->is_open()) return PosixFileSystem::make_file(std::move(descriptors), options);
+    return std::make_unique<UringFile>(std::move(descriptors), std::move(ring), options);
   }
 };
 
 }  // namespace
 
 std::unique_ptr<FileSystem> make_uring_files(const PosixOptions& options) {
-  if (!Ring().works()) return nullptr;
+  if (!Ring(1).works()) return nullptr;
   return std::make_unique<UringFileSystem>(options);
 }
 

@@ -17,6 +17,7 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
+  int threads() const { return wanted_threads_; }
   /// `job` throws nothing. It is done here when no thread can be had.
   void submit(std::function<void()> job);
 

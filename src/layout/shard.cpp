@@ -46,13 +46,16 @@ std::int64_t bucket_numel(std::int64_t configured, int world_size) {
   return std::clamp(configured, kBlockNumel, std::max(kMostBucketNumel, world_size * kBucketSliceNumel));
 }
 
-std::vector<Range> bucket_ranges(std::int64_t unit_numel, std::int64_t bucket_numel) {
+std::int64_t bucket_step(std::int64_t unit_numel, std::int64_t bucket_numel) {
   const std::int64_t most = std::max(bucket_numel / kBlockNumel, std::int64_t{1}) * kBlockNumel;
-  const std::int64_t pieces = (unit_numel + most - 1) / most;
-  std::vector<Range> ranges;
-  if (pieces == 0) return ranges;
+  const std::int64_t pieces = std::max<std::int64_t>(1, (unit_numel + most - 1) / most);
   // Pieces of equal size: a small rest would cost a collective of its own.
-  const std::int64_t each = round_up((unit_numel + pieces - 1) / pieces, kBlockNumel);
+  return round_up((unit_numel + pieces - 1) / pieces, kBlockNumel);
+}
+
+std::vector<Range> bucket_ranges(std::int64_t unit_numel, std::int64_t bucket_numel) {
+  const std::int64_t each = bucket_step(unit_numel, bucket_numel);
+  std::vector<Range> ranges;
   for (std::int64_t begin = 0; begin < unit_numel; begin += each) {
     ranges.push_back({begin, std::min(begin + each, unit_numel)});
   }

@@ -50,7 +50,9 @@ std::int64_t bucket_numel(std::int64_t configured, int world_size);
 inline constexpr std::int64_t kMostBucketNumel = 4 << 20;
 inline constexpr std::int64_t kBucketSliceNumel = 512 << 10;
 
-/// Cuts [0, unit_numel) into ranges of at most max(bucket_numel, kBlockNumel) elements, whole blocks each.
+/// Cuts [0, unit_numel) into ranges of at most max(bucket_numel, kBlockNumel) elements, whole blocks each: multiples of
+/// bucket_step() and what is left.
 std::vector<Range> bucket_ranges(std::int64_t unit_numel, std::int64_t bucket_numel);
+std::int64_t bucket_step(std::int64_t unit_numel, std::int64_t bucket_numel);
 
 }  // namespace zero::layout

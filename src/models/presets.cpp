@@ -13,7 +13,7 @@ struct Preset {
   const char* name;
   std::int64_t layers, dim, heads, seq;
 };
-constexpr std::array<Preset, 7> kPresets = {{
+constexpr std::array<Preset, 8> kPresets = {{
     {"gpt-tiny", 2, 64, 2, 64},
     {"gpt-2m", 4, 192, 3, 128},  // learns to write something like Python in two minutes on two cores
     {"gpt-11m", 6, 384, 6, 128},
@@ -21,6 +21,7 @@ constexpr std::array<Preset, 7> kPresets = {{
     {"gpt-25m", 8, 512, 8, 256},
     {"gpt-152m", 12, 1024, 16, 256},
     {"gpt-1b", 20, 2048, 16, 256},
+    {"gpt-4b", 36, 3072, 24, 256},  // states on a disk: see docs/offload.md
 }};
 
 }  // namespace

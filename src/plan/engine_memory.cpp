@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "plan/disk_use.h"
 #include "zero/errors.h"
 
 namespace zero::plan {
@@ -133,10 +134,13 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   const auto hold = [&](MemoryKind kind, std::int64_t nbytes) { add(kind, nbytes, nbytes); };
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
   hold(MemoryKind::kParameters, parameters_numel(laid, rank) * low);
-  hold(MemoryKind::kMaster, updated * master_nbytes(laid, rank));
+  const DiskUse disk = disk_use(laid, rank, master_nbytes(laid, rank));
+  hold(MemoryKind::kOffload, disk.buffers_nbytes);
+  report.nvme_nbytes = disk.file_nbytes;
+  if (!laid.states_on_disk) hold(MemoryKind::kMaster, updated * master_nbytes(laid, rank));
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const Range whole{0, laid.units[u].numel};
-    if (laid.units[u].trainable)
+    if (laid.units[u].trainable && !laid.states_on_disk)
       hold(MemoryKind::kOptimizer,
            laid.state_nbytes(u, laid.sharding.optimizer_states ? shard(laid, u, rank) : whole));
   }
@@ -166,7 +170,8 @@ std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank) {
 std::vector<double> states_by_rank(const LaidOut& laid) {
   const auto world = static_cast<std::int64_t>(laid.world_size);
   // Where ranks differ in their masters too, these are added at the end.
-  const std::int64_t master = others_write_for_it(laid) ? 0 : master_nbytes(laid, 0);
+  const bool in_memory = !laid.states_on_disk;
+  const std::int64_t master = others_write_for_it(laid) || !in_memory ? 0 : master_nbytes(laid, 0);
   const std::int64_t sums = laid.step_in_backward ? 0 : laid.sum_nbytes();
   double everywhere =
       laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()) : 0;
@@ -177,8 +182,9 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
     const layout::Unit& unit = laid.units[u];
     const std::int64_t blocks = unit.numel / layout::kBlockNumel;
     // Of a block; an average where a unit's parameters have different states.
-    const double states_of_block = static_cast<double>(laid.state_nbytes(u, {0, unit.numel})) /
-                                   static_cast<double>(std::max<std::int64_t>(1, blocks));
+    const double states_of_block = in_memory ? static_cast<double>(laid.state_nbytes(u, {0, unit.numel})) /
+                                                   static_cast<double>(std::max<std::int64_t>(1, blocks))
+                                             : 0;
     const double updated =
         unit.trainable ? states_of_block + static_cast<double>((sums + master) * layout::kBlockNumel) : 0;
     const bool splits_parameters = !laid.resident[u], splits_updates = laid.sharding.optimizer_states;
@@ -201,7 +207,7 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
   const auto trainable = static_cast<double>(laid.padded_numel(/*trainable_only=*/true));
   for (std::size_t r = 0; r < states.size(); ++r) {
     states[r] += everywhere + parameters[r] + static_cast<double>(laid.whole_state_nbytes_of(static_cast<int>(r)));
-    if (others_write_for_it(laid))
+    if (others_write_for_it(laid) && in_memory)
       states[r] += trainable * static_cast<double>(master_nbytes(laid, static_cast<int>(r)));
   }
   return states;

@@ -89,7 +89,8 @@ double heaviest_node(const std::vector<double>& by_rank, int ranks_per_node) {
 
 constexpr MemoryKind kStates[] = {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer,
                                   MemoryKind::kGradients};
-constexpr MemoryKind kBuffers[] = {MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kActivations};
+constexpr MemoryKind kBuffers[] = {MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kOffload,
+                                   MemoryKind::kActivations};
 
 std::int64_t sum_of(const MemoryReport& report, std::span<const MemoryKind> kinds) {
   std::int64_t sum = 0;
@@ -104,6 +105,16 @@ std::int64_t filled_at_start(const Plan& plan) {
   return std::max(plan.module_nbytes, filled);
 }
 
+double start_of_node(const Plan& plan) {
+  const double all = static_cast<double>(plan.start_nbytes) * plan.ranks_per_node;
+  if (!plan.built_once) return all;
+  // The others' modules take no memory, and as the first rank frees its own unit by unit all fill theirs.
+  const double ranks = plan.ranks_per_node, module = static_cast<double>(plan.module_nbytes);
+  const double filled = static_cast<double>(plan.rank[MemoryKind::kParameters].peak_nbytes +
+                                            plan.rank[MemoryKind::kMaster].peak_nbytes);
+  return all - ranks * static_cast<double>(filled_at_start(plan)) + std::max(module, ranks * filled);
+}
+
 /// What each rank holds in training beyond its states is about the same on all of them.
 double training_of_node(const Plan& plan, std::vector<double> states_by_rank, std::int64_t heaviest_states) {
   const double rest = static_cast<double>(plan.training_nbytes - heaviest_states);
@@ -114,9 +125,10 @@ double training_of_node(const Plan& plan, std::vector<double> states_by_rank, st
 void sum_up(Plan& plan, const std::vector<double>& states_by_rank) {
   const std::int64_t states = sum_of(plan.rank, kStates);
   plan.start_nbytes =
-      plan.process_nbytes + filled_at_start(plan) + plan.rank[MemoryKind::kStaging].peak_nbytes;
+      plan.process_nbytes + filled_at_start(plan) + plan.rank[MemoryKind::kStaging].peak_nbytes +
+      plan.rank[MemoryKind::kOffload].peak_nbytes;
   plan.training_nbytes = plan.process_nbytes + states + sum_of(plan.rank, kBuffers) - plan.reused_nbytes;
-  const double start = static_cast<double>(plan.start_nbytes) * plan.ranks_per_node;
+  const double start = start_of_node(plan);
   const double training = training_of_node(plan, states_by_rank, states);
   plan.node_training_nbytes = to_nbytes(training);
   plan.node_nbytes = to_nbytes(std::max(start, training));
@@ -166,6 +178,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.buckets_are_bound = buckets_are_bound(config, plan.ranks);
   plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks);
   plan.module_nbytes = plan.parameters_numel * 4;
+  plan.built_once = model.built_once;
   if (model.transformer) {
     const Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype);
     plan.rank[MemoryKind::kActivations] = {0, kept.peak_nbytes};
@@ -178,6 +191,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.checkpoint_nbytes = checkpoint_nbytes(laid, plan.heaviest_rank);
   sum_up(plan, states);
   plan.traffic = traffic_of(laid, pools, config, cluster);
+  plan.traffic.nvme_nbytes = static_cast<double>(plan.rank.nvme_nbytes);
   return plan;
 }
 

@@ -114,6 +114,22 @@ std::vector<Candidate> checkpointing(const Candidate& from) {
                [](Candidate& c) { c.model.transformer->checkpointing = true; })};
 }
 
+std::vector<Candidate> built_once(const Candidate& from) {
+  if (from.model.built_once || from.cluster.ranks == 1) return {};
+  return {with(from, "the module built under zero::Init", [](Candidate& c) { c.model.built_once = true; })};
+}
+
+/// The same bits, at the speed of the disk.
+std::vector<Candidate> states_on_nvme(const Candidate& from) {
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  if (from.config.zero_optimization.offload_optimizer.device == Device::kNvme) return {};
+  return {
+      with(from, "zero_optimization.offload_optimizer.device \"nvme\" (nvme_path on a local disk)", [](Candidate& c) {
+        c.config.zero_optimization.offload_optimizer.device = Device::kNvme;
+        c.config.zero_optimization.offload_optimizer.nvme_path = ".";
+      })};
+}
+
 /// `hosts` hosts like those there are; the micro-batch stays, so the global batch grows.
 Candidate on_hosts(const Candidate& from, int hosts, int ranks_per_node) {
   const int ranks = hosts * ranks_per_node;
@@ -162,8 +178,9 @@ std::optional<Suggestion> more_hosts(const Candidate& from) {
 }
 
 /// In words, from least to most trouble.
-const Change kChanges[] = {smaller_buckets,       higher_stage, node_shared,  step_in_backward,
-                           smaller_micro_batches, bf16,         checkpointing};
+const Change kChanges[] = {smaller_buckets,       higher_stage, node_shared,   step_in_backward,
+                           smaller_micro_batches, bf16,         checkpointing, built_once,
+                           states_on_nvme};
 
 }  // namespace
 

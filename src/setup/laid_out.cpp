@@ -151,6 +151,10 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.step_in_backward = config.zerotorch.step_in_backward;
   laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count);
   laid.prefetch_numel = laid.overlap ? zero.stage3_prefetch_bucket_size : 0;
+  using OffloadOptimizer = Config::ZeroOptimization::OffloadOptimizer;
+  laid.states_on_disk = zero.offload_optimizer.device == OffloadOptimizer::Device::kNvme;
+  laid.disk_buffers = zero.offload_optimizer.buffer_count;
+  laid.sub_group_numel = layout::round_up(zero.sub_group_size, layout::kBlockNumel);
   laid.node_shared = use_node_shared(config, laid, ranks.on_cpu);
   laid.resident = residents(config, laid);
   choose_rules(parameters, config, laid);

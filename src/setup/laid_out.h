@@ -38,6 +38,9 @@ struct LaidOut {
   bool step_in_backward = false;    ///< gradient sums are used up bucket by bucket
   std::int64_t bucket_numel = 0;    ///< most elements of a bucket
   std::int64_t prefetch_numel = 0;  ///< gathered ahead of their use, at most
+  /// Masters and states of elements are in a file, and so many slots of at most that many elements in memory.
+  bool states_on_disk = false;
+  std::int64_t disk_buffers = 0, sub_group_numel = 0;
 
   std::int64_t low_nbytes() const { return static_cast<std::int64_t>(element_nbytes(param_dtype)); }
   std::int64_t gradient_nbytes() const { return static_cast<std::int64_t>(element_nbytes(gradient_dtype)); }

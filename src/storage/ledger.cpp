@@ -22,6 +22,8 @@ std::string_view memory_kind_name(MemoryKind kind) {
       return "buckets";
     case MemoryKind::kStaging:
       return "staging";
+    case MemoryKind::kOffload:
+      return "offload buffers";
     case MemoryKind::kActivations:
       return "activations";
   }
@@ -40,6 +42,7 @@ std::string MemoryReport::to_string() const {
     text += fmt::format("{:<15}{:>10.2f} MB (peak {:.2f} MB)\n", memory_kind_name(static_cast<MemoryKind>(i)),
                         kinds[i].current_nbytes / 1e6, kinds[i].peak_nbytes / 1e6);
   }
+  if (nvme_nbytes > 0) text += fmt::format("{:<15}{:>10.2f} MB\n", "on NVMe", nvme_nbytes / 1e6);
   return text;
 }
 
@@ -64,6 +67,7 @@ MemoryReport Ledger::report() const {
     report.kinds[i] = {held, entries_[i].peak.load(), held - entries_[i].idle.load()};
   }
   report[MemoryKind::kActivations] = activation_use();
+  report.nvme_nbytes = nvme_nbytes_.load();
   return report;
 }
 

@@ -13,6 +13,8 @@ class Ledger {
   void add(MemoryKind kind, std::int64_t nbytes);
   /// Of what is held: `nbytes` more wait in a pool for their next use; negative: are taken again.
   void add_idle(MemoryKind kind, std::int64_t nbytes);
+  /// Reserved on a disk; may be negative.
+  void add_nvme(std::int64_t nbytes) { nvme_nbytes_.fetch_add(nbytes); }
   MemoryReport report() const;
 
  private:
@@ -22,6 +24,7 @@ class Ledger {
     std::atomic<std::int64_t> idle{0};
   };
   std::array<Entry, kMemoryKinds> entries_;
+  std::atomic<std::int64_t> nvme_nbytes_{0};
 };
 
 }  // namespace zero::storage

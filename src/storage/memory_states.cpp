@@ -33,13 +33,15 @@ class MemoryStates final : public StateStore {
       columns.push_back(home_.make_private(ledger_, columns_[c].kind, DType::kByte, total[c]));
   }
 
-  void for_each(int unit, Range range, std::int64_t most_numel, Access, Visit visit) override {
+  void for_each(int unit, Range range, std::int64_t most_numel, Access, std::uint32_t wanted,
+                Visit visit) override {
     std::array<void*, kMostColumns> memory{};
     for (const Place& place : places_.at(static_cast<std::size_t>(unit))) {
       const Range in_place = layout::intersect(range, place.part.range);
       for (std::int64_t begin = in_place.begin; begin < in_place.end; begin += most_numel) {
         const Range piece{begin, std::min(in_place.end, begin + most_numel)};
-        for (std::size_t c = 0; c < columns_.size(); ++c) memory[c] = address(c, place, piece.begin);
+        for (std::size_t c = 0; c < columns_.size(); ++c)
+          memory[c] = (wanted >> c & 1u) != 0 ? address(c, place, piece.begin) : nullptr;
         visit(piece, {memory.data(), columns_.size()});
       }
     }

@@ -27,6 +27,7 @@ Column sum_of(const std::vector<Column>& ranks) {
       all.now.kinds[i].peak_nbytes += rank.now.kinds[i].peak_nbytes;
       all.now.kinds[i].in_use_nbytes += rank.now.kinds[i].in_use_nbytes;
     }
+    all.now.nvme_nbytes += rank.now.nvme_nbytes;
     all.process.resident_nbytes += rank.process.resident_nbytes;
     all.process.proportional_nbytes += rank.process.proportional_nbytes;
     all.process.peak_proportional_nbytes += rank.process.peak_proportional_nbytes;
@@ -90,6 +91,11 @@ std::string describe_memory(const std::vector<MemoryReport>& before, const std::
                 [i](const Column& column) { return column.now.kinds[i]; });
   }
   text += row("total", columns, [](const Column& column) { return total_of(column.now); });
+  if (std::ranges::any_of(columns, [](const Column& column) { return column.now.nvme_nbytes > 0; })) {
+    text += row("on NVMe, besides", columns, [](const Column& column) {
+      return MemoryUse{column.now.nvme_nbytes, column.now.nvme_nbytes, column.now.nvme_nbytes};
+    });
+  }
   text += row("process, resident", columns, [](const Column& column) {
     return MemoryUse{column.process.resident_nbytes, 0, 0};
   });

@@ -18,6 +18,7 @@
 namespace zero::storage {
 
 inline constexpr std::size_t kMostColumns = 8;
+inline constexpr std::uint32_t kAllColumns = ~0u;
 
 struct StateColumn {
   std::string name;
@@ -32,7 +33,8 @@ struct StateColumn {
 struct StatePart {
   int unit = 0;
   layout::Range range;          ///< whose states are kept here
-  std::uint32_t columns = ~0u;  ///< bit c: has column c
+  std::uint32_t columns = kAllColumns;  ///< bit c: has column c
+  std::int64_t piece_numel = 0;         ///< layout::ColumnsPart::piece_numel
 };
 
 class StateStore {
@@ -42,7 +44,7 @@ class StateStore {
     kUpdate,  ///< what the visit leaves in memory is kept
   };
   /// `memory[c]`: column c of `piece`, [piece.numel()], on the home's device, valid during the call; null
-  /// where its part has none.
+  /// where its part has none, or it was not asked for.
   using Visit = c10::function_ref<void(layout::Range piece, std::span<void* const> memory)>;
 
   virtual ~StateStore() = default;
@@ -52,9 +54,10 @@ class StateStore {
   /// Units that had none get states of zero; a unit's parts follow each other. Local. Throws IoError.
   virtual void add_units(std::span<const StatePart> parts) = 0;
   /// Visits `range` from its begin to its end in pieces of at most `most_numel` elements, whole blocks of one
-  /// part. Where states are in memory it allocates nothing. Local, like all below; one thread at a time.
-  /// Throws IoError.
-  virtual void for_each(int unit, layout::Range range, std::int64_t most_numel, Access access, Visit visit) = 0;
+  /// part, with the columns of `wanted` (bit c: column c). Allocates nothing. Local, like all below; one thread at a
+  /// time. Throws IoError.
+  virtual void for_each(int unit, layout::Range range, std::int64_t most_numel, Access access, std::uint32_t wanted,
+                        Visit visit) = 0;
   /// A column of `range`, which lies in one part that has it, into and from memory of the home's device,
   /// [range.numel()].
   virtual void read(std::size_t column, int unit, layout::Range range, void* out) const = 0;

@@ -7,13 +7,17 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <utility>
 
 #include "base/check.h"
+#include "layout/state_slots.h"
 #include "optim/kernels.h"
+#include "zero/errors.h"
 #include "zero/gradient_reducer.h"
 
 namespace zero::sharding {
@@ -56,15 +60,61 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
       masters_(choose_masters()),
       kept_(states_of(options_.groups)),
       ledger_(ledger),
-      states_(storage::make_memory_states(model.home, ledger, columns())),
       steps_(model.parameters.size(), 0) {
   options_.sub_group_numel = layout::round_up(options_.sub_group_numel, layout::kBlockNumel);
+  make_states();
   std::vector<int> trainable;
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     if (model.units[u].trainable) trainable.push_back(static_cast<int>(u));
   }
   if (has_two_passes()) make_whole_tensors();
   add_states(trainable);
+}
+
+void ShardedOptimizer::make_states() {
+  std::vector<storage::StateColumn> columns = this->columns();
+  // What nobody keeps needs no file.
+  if (!options_.disk || columns.empty()) {
+    states_ = storage::make_memory_states(model_.home, ledger_, std::move(columns));
+    return;
+  }
+  std::vector<layout::ColumnShape> shapes;
+  for (const auto& column : columns) shapes.push_back({column.block_nbytes, column.block_numel});
+  storage::DiskOptions options = *options_.disk;
+  std::int64_t largest = 0;  // of frozen units too: they may be unfrozen
+  for (std::size_t u = 0; u < model_.units.size(); ++u)
+    largest = std::max(largest, update_range(static_cast<int>(u)).numel());
+  options.cuts = layout::slot_cuts(shapes, options_.sub_group_numel, largest);
+  auto states = storage::make_disk_states(options, ledger_, std::move(columns));
+  disk_ = states.get();
+  states_ = std::move(states);
+}
+
+std::optional<storage::DiskTraffic> ShardedOptimizer::disk_traffic() const {
+  if (!disk_) return std::nullopt;
+  return disk_->traffic();
+}
+
+template <class Do>
+void ShardedOptimizer::with_names(int unit, Range range, Do act) const {
+  try {
+    act();
+  } catch (const IoError& error) {
+    const auto& parameters = model_.units[unit].parameters;
+    const auto is_in = [&](int p) { return !layout::intersect(model_.parameters[p].range, range).empty(); };
+    const auto first = std::ranges::find_if(parameters, is_in);
+    if (first == parameters.end()) throw;
+    const auto count = std::ranges::count_if(parameters, is_in);
+    throw IoError(fmt::format("optimizer states of '{}'{}: {}", model_.parameters[*first].name,
+                              count > 1 ? fmt::format(" and {} more parameters", count - 1) : "", error.what()));
+  }
+}
+
+void ShardedOptimizer::read_state(std::size_t column, int unit, Range range, void* out) const {
+  with_names(unit, range, [&] { states_->read(column, unit, range, out); });
+}
+void ShardedOptimizer::write_state(std::size_t column, int unit, Range range, const void* in) {
+  with_names(unit, range, [&] { states_->write(column, unit, range, in); });
 }
 
 void ShardedOptimizer::make_whole_tensors() {
@@ -156,22 +206,13 @@ void ShardedOptimizer::add_states(std::span<const int> units) {
   };
   std::vector<storage::StatePart> parts;
   for (const int u : units) {
-    const Range updated = update_range(u);
-    const std::size_t first = parts.size();
-    // Padding goes with the parameter before it.
-    for (const int p : model_.units[u].parameters) {
-      const Range begins{std::max(model_.parameters[p].range.begin, updated.begin), updated.end};
-      if (begins.empty()) continue;
-      const std::uint32_t columns = columns_of(p);
-      if (parts.size() > first) parts.back().range.end = std::max(parts.back().range.begin, begins.begin);
-      if (parts.size() > first && (parts.back().columns == columns || parts.back().range.empty())) {
-        if (parts.back().range.empty()) parts.back().columns = columns;
-        parts.back().range.end = updated.end;
-        continue;
-      }
-      parts.push_back({u, begins, columns});
-    }
-    if (parts.size() == first) parts.push_back({u, updated, master});
+    std::vector<layout::ParameterColumns> parameters;
+    for (const int p : model_.units[u].parameters)
+      parameters.push_back({model_.parameters[p].range.begin, columns_of(p)});
+    const std::int64_t piece =
+        options_.bucket_numel > 0 ? layout::bucket_step(model_.units[u].numel, options_.bucket_numel) : 0;
+    for (const auto& part : layout::columns_parts(parameters, update_range(u), master, piece))
+      parts.push_back({u, part.range, part.columns, part.piece_numel});
   }
   states_->add_units(parts);
   add_tensor_states(units);
@@ -206,7 +247,7 @@ void ShardedOptimizer::add_units(std::span<const int> units) {
   for (const int u : units) {
     if (masters_ != Masters::kOwn) break;  // fresh remainders of zero are the parameters themselves
     const at::Tensor low = store_.pinned_view(u);
-    for_each_piece(u, update_range(u), Access::kUpdate,
+    for_each_piece(u, update_range(u), Access::kUpdate, master_column(),
                    [&](Range piece, void*, std::span<void* const> columns) {
                      view(columns[kMaster], options_.master_dtype, piece.numel())
                          .copy_(low.narrow(0, piece.begin, piece.numel()));
@@ -267,7 +308,7 @@ void ShardedOptimizer::for_each_run(int unit, Range range, Run run) const {
 }
 
 template <class Visit>
-void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, Visit visit) const {
+void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, std::uint32_t wanted, Visit visit) const {
   const Range written = store_.writable_range(unit);
   const auto visit_piece = [&](Range piece, std::span<void* const> memory) {
     std::array<void*, storage::kMostColumns> columns{};
@@ -285,7 +326,9 @@ void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, Visi
     store_.update(unit, layout::intersect(piece, written), part);
     if (!after.empty()) part(after, nullptr);
   };
-  if (!range.empty()) states_->for_each(unit, range, options_.sub_group_numel, access, visit_piece);
+  if (range.empty()) return;
+  with_names(unit, range,
+             [&] { states_->for_each(unit, range, options_.sub_group_numel, access, wanted, visit_piece); });
 }
 
 void ShardedOptimizer::load(int unit, const at::Tensor& whole) {
@@ -301,14 +344,15 @@ void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& value
   });
   if (!model_.units[unit].trainable || masters_ == Masters::kParameters) return;
   const Range updated = layout::intersect(update_range(unit), range);
-  for_each_piece(unit, updated, Access::kUpdate, [&](Range part, void* low, std::span<void* const> columns) {
-    if (masters_ == Masters::kOwn) {
-      model_.passes->round(from(part), columns[kMaster], options_.master_dtype, part.numel());
-    } else {
-      model_.passes->split(from(part), static_cast<std::uint16_t*>(low), static_cast<std::uint16_t*>(columns[kMaster]),
-                           part.numel());
-    }
-  });
+  for_each_piece(unit, updated, Access::kUpdate, master_column(),
+                 [&](Range part, void* low, std::span<void* const> columns) {
+                   if (masters_ == Masters::kOwn) {
+                     model_.passes->round(from(part), columns[kMaster], options_.master_dtype, part.numel());
+                   } else {
+                     model_.passes->split(from(part), static_cast<std::uint16_t*>(low),
+                                          static_cast<std::uint16_t*>(columns[kMaster]), part.numel());
+                   }
+                 });
 }
 
 void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double>& lr,
@@ -349,11 +393,12 @@ void ShardedOptimizer::update_range_of(int unit, Range range, const void* gradie
     hyper.lr = lr[group];
     hyper.step = steps + 1;
     hyper.gradient_scale = gradient_scale;
-    for_each_piece(unit, run, Access::kUpdate, [&](Range piece, void* low, std::span<void* const> columns) {
-      const auto* const of_piece =
-          static_cast<const char*>(gradient) + (piece.begin - range.begin) * nbytes_of(model_.sum_dtype);
-      update_piece(rule, unit, piece, low, columns, of_piece, hyper);
-    });
+    for_each_piece(unit, run, Access::kUpdate, storage::kAllColumns,
+                   [&](Range piece, void* low, std::span<void* const> columns) {
+                     const auto* const of_piece =
+                         static_cast<const char*>(gradient) + (piece.begin - range.begin) * nbytes_of(model_.sum_dtype);
+                     update_piece(rule, unit, piece, low, columns, of_piece, hyper);
+                   });
   });
 }
 
@@ -396,7 +441,7 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
     const Range mine = layout::intersect(parameter.range, update_range(parameter.unit));
     optim::Hyper second = whole.second(hyper_of(p), weight_norm, direction_norm, parameter.range.numel());
     second.step = steps_[p] + 1;
-    for_each_piece(parameter.unit, mine, Access::kUpdate,
+    for_each_piece(parameter.unit, mine, Access::kUpdate, storage::kAllColumns,
                    [&](Range piece, void* low, std::span<void* const> columns) {
                      update_piece(optim::take_direction(), parameter.unit, piece, low, columns,
                                   direction_of(parameter.unit, piece), second);
@@ -452,7 +497,7 @@ void ShardedOptimizer::refresh(int unit, Range range, const at::Tensor& before) 
   const Range whole = layout::intersect(update_range(unit), range);
   const at::Tensor low = store_.pinned_view(unit).narrow(0, whole.begin, whole.numel());
   const at::Tensor same = low.eq(before);
-  for_each_piece(unit, whole, Access::kUpdate, [&](Range part, void*, std::span<void* const> columns) {
+  for_each_piece(unit, whole, Access::kUpdate, master_column(), [&](Range part, void*, std::span<void* const> columns) {
     const std::int64_t begin = part.begin - whole.begin;
     if (masters_ == Masters::kOwn) {
       const at::Tensor master = view(columns[kMaster], options_.master_dtype, part.numel());
@@ -469,14 +514,15 @@ void ShardedOptimizer::refresh(int unit, Range range, const at::Tensor& before) 
 void ShardedOptimizer::low_from_master(int unit) {
   if (!model_.units[unit].trainable || masters_ != Masters::kOwn) return;
   const Range part = layout::intersect(update_range(unit), store_.writable_range(unit));
-  for_each_piece(unit, part, Access::kRead, [&](Range piece, void* low, std::span<void* const> columns) {
-    if (options_.master_dtype != DType::kFloat32) {
-      model_.passes->copy(low, columns[kMaster],
-                          static_cast<std::size_t>(piece.numel() * nbytes_of(model_.param_dtype)));
-      return;
-    }
-    model_.passes->round(static_cast<const float*>(columns[kMaster]), low, model_.param_dtype, piece.numel());
-  });
+  for_each_piece(
+      unit, part, Access::kRead, master_column(), [&](Range piece, void* low, std::span<void* const> columns) {
+        if (options_.master_dtype != DType::kFloat32) {
+          model_.passes->copy(low, columns[kMaster],
+                              static_cast<std::size_t>(piece.numel() * nbytes_of(model_.param_dtype)));
+          return;
+        }
+        model_.passes->round(static_cast<const float*>(columns[kMaster]), low, model_.param_dtype, piece.numel());
+      });
 }
 
 at::Tensor ShardedOptimizer::view(const void* data, DType dtype, std::int64_t numel) const {
@@ -503,11 +549,11 @@ at::Tensor ShardedOptimizer::state_in_memory(std::size_t state, int unit, Range 
 
 void ShardedOptimizer::copy_state(std::size_t state, int unit, Range range, float* out) const {
   const StateFormat format = kept_[state].format;
-  if (format == StateFormat::kFloat32) return states_->read(column_of(state), unit, range, out);
+  if (format == StateFormat::kFloat32) return read_state(column_of(state), unit, range, out);
   if (!optim::is_quantized(format)) {
     const DType dtype = optim::dtype_of(format);
     const at::Tensor kept = empty(dtype, range.numel());
-    states_->read(column_of(state), unit, range, kept.mutable_data_ptr());
+    read_state(column_of(state), unit, range, kept.mutable_data_ptr());
     view(out, DType::kFloat32, range.numel()).copy_(kept);
     return;
   }
@@ -518,7 +564,7 @@ void ShardedOptimizer::copy_state(std::size_t state, int unit, Range range, floa
   const std::int64_t first = range.begin / optim::block_numel(format) * optim::block_numel(format);
   for (std::int64_t begin = first; begin < range.end; begin += kPiece) {
     const Range piece = whole_blocks({begin, std::min(range.end, begin + kPiece)}, format);
-    states_->read(column_of(state), unit, piece, kept.data());
+    read_state(column_of(state), unit, piece, kept.data());
     optim::kernels().widen_state(format, kept.data(), wide.data(), piece.numel());
     const Range wanted = layout::intersect(piece, range);
     std::copy_n(wide.data() + (wanted.begin - piece.begin), wanted.numel(),
@@ -536,7 +582,7 @@ void ShardedOptimizer::set_state(std::size_t state, int unit, Range range, const
   const StateFormat format = kept_[state].format;
   if (!optim::is_quantized(format)) {
     const auto type = storage::to_scalar_type(optim::dtype_of(format));
-    states_->write(column_of(state), unit, range,
+    write_state(column_of(state), unit, range,
                    values.to(model_.device, type).contiguous().const_data_ptr());
     return;
   }
@@ -549,7 +595,7 @@ void ShardedOptimizer::set_state(std::size_t state, int unit, Range range, const
   const at::Tensor kept = empty(DType::kByte, optim::nbytes_of(format, blocks.numel()));
   optim::kernels().narrow_state(format, wide.const_data_ptr<float>(), kept.mutable_data_ptr(),
                                 blocks.numel());
-  states_->write(column_of(state), unit, blocks, kept.const_data_ptr());
+  write_state(column_of(state), unit, blocks, kept.const_data_ptr());
 }
 
 at::Tensor ShardedOptimizer::master_in_memory(int unit, Range range) const {
@@ -570,20 +616,21 @@ at::Tensor ShardedOptimizer::master_values(int unit, Range range) const {
 }
 
 void ShardedOptimizer::copy_master(int unit, Range range, float* out) const {
-  for_each_piece(unit, range, Access::kRead, [&](Range piece, void* low, std::span<void* const> columns) {
-    float* const to = out + (piece.begin - range.begin);
-    if (masters_ == Masters::kRemainders) {
-      model_.passes->join(static_cast<const std::uint16_t*>(low),
-                          static_cast<const std::uint16_t*>(columns[kMaster]), to, piece.numel());
-      return;
-    }
-    const void* const master = masters_ == Masters::kParameters ? low : columns[kMaster];
-    if (options_.master_dtype == DType::kFloat32) {
-      model_.passes->copy(to, master, static_cast<std::size_t>(piece.numel()) * sizeof(float));
-    } else {
-      view(to, DType::kFloat32, piece.numel()).copy_(view(master, options_.master_dtype, piece.numel()));
-    }
-  });
+  for_each_piece(unit, range, Access::kRead, master_column(),
+                 [&](Range piece, void* low, std::span<void* const> columns) {
+                   float* const to = out + (piece.begin - range.begin);
+                   if (masters_ == Masters::kRemainders) {
+                     model_.passes->join(static_cast<const std::uint16_t*>(low),
+                                         static_cast<const std::uint16_t*>(columns[kMaster]), to, piece.numel());
+                     return;
+                   }
+                   const void* const master = masters_ == Masters::kParameters ? low : columns[kMaster];
+                   if (options_.master_dtype == DType::kFloat32) {
+                     model_.passes->copy(to, master, static_cast<std::size_t>(piece.numel()) * sizeof(float));
+                   } else {
+                     view(to, DType::kFloat32, piece.numel()).copy_(view(master, options_.master_dtype, piece.numel()));
+                   }
+                 });
 }
 
 }  // namespace zero::sharding

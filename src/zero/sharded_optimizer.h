@@ -16,6 +16,7 @@
 
 #include "optim/rule.h"
 #include "optim/whole_steps.h"
+#include "storage/disk_states.h"
 #include "storage/state_store.h"
 #include "zero/parameter_store.h"
 #include "zero/sharded_model.h"
@@ -37,6 +38,9 @@ struct OptimizerOptions {
   bool stochastic_rounding = false;              ///< of bf16 masters, with `seed`; in host memory
   std::uint64_t seed = 0;
   bool float_masters = false;  ///< fp32 in memory of their own: somebody else updates them
+  std::int64_t bucket_numel = 0;  ///< update_part() is called with layout::bucket_ranges() of this; 0: only update() is
+  /// Where masters and states live, unless in memory; its cuts follow from sub_group_numel.
+  std::optional<storage::DiskOptions> disk;
 };
 
 class ShardedOptimizer {
@@ -113,6 +117,10 @@ class ShardedOptimizer {
   void set_steps_of(int parameter, std::int64_t steps) { steps_[parameter] = steps; }
   /// Of the parameter that was updated most often.
   std::int64_t steps() const;
+  /// Between memory and the disk so far; nothing when there is none.
+  std::optional<storage::DiskTraffic> disk_traffic() const;
+  /// For the log; empty when there is none.
+  std::string disk_description() const { return disk_ ? disk_->description() : std::string(); }
 
   const std::vector<OptimizerGroup>& groups() const { return options_.groups; }
   int group_of(int parameter) const { return options_.group_of_parameter[parameter]; }
@@ -127,6 +135,9 @@ class ShardedOptimizer {
 
   Masters choose_masters() const;
   std::vector<storage::StateColumn> columns() const;
+  void make_states();
+  /// The master's alone, where it has one.
+  std::uint32_t master_column() const { return masters_ == Masters::kParameters ? 0 : 1u << kMaster; }
   std::size_t column_of(std::size_t state) const { return state + (masters_ == Masters::kParameters ? 0 : 1); }
   const optim::Rule* rule_of(int parameter) const;  ///< null: none
   bool has_two_passes() const;
@@ -140,9 +151,15 @@ class ShardedOptimizer {
   template <class Run>
   void for_each_run(int unit, Range range, Run run) const;
   /// Calls `visit(piece, low, columns)` for pieces of `range`, at most a sub-group each; `low`: the low-precision
-  /// values, null where this rank does not write them. Allocates nothing.
+  /// values, null where this rank does not write them; `wanted`: the columns it looks at. Allocates nothing.
   template <class Visit>
-  void for_each_piece(int unit, Range range, storage::StateStore::Access access, Visit visit) const;
+  void for_each_piece(int unit, Range range, storage::StateStore::Access access, std::uint32_t wanted,
+                      Visit visit) const;
+  /// Adds the parameters' names to what the disk did.
+  template <class Do>
+  void with_names(int unit, Range range, Do act) const;
+  void read_state(std::size_t column, int unit, Range range, void* out) const;
+  void write_state(std::size_t column, int unit, Range range, const void* in);
   /// `gradient`: of `range`, of ShardedModel::sum_dtype. Allocates nothing.
   void update_range_of(int unit, Range range, const void* gradient, const std::vector<double>& lr,
                        double gradient_scale);
@@ -159,6 +176,7 @@ class ShardedOptimizer {
   std::vector<optim::StateColumn> kept_;
   storage::Ledger& ledger_;
   std::unique_ptr<storage::StateStore> states_;
+  const storage::DiskStates* disk_ = nullptr;  ///< states_, where they are on one
   std::unique_ptr<WholeTensors> whole_;  ///< where a rule has two passes
   std::vector<std::vector<storage::FlatBuffer>> tensor_states_;  ///< by parameter, of those this rank owns
   std::vector<std::int64_t> steps_;  ///< by parameter

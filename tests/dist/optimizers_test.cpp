@@ -1,5 +1,6 @@
-// Every optimizer trains to the same bits whatever the stage, store and number of ranks, also from a checkpoint of
-// another number; client optimizers and parameter groups that need different states give libtorch's numbers.
+// Every optimizer trains to the same bits whatever the stage, store, tier of its states and number of ranks, also from
+// a checkpoint of another number; client optimizers and parameter groups that need different states give libtorch's
+// numbers.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adagrad.h>
@@ -52,12 +53,15 @@ const std::vector<OptimizerCase> kCases = {
      true},
 };
 
-std::string json_of(const OptimizerCase& of, int stage, bool node_shared = false, bool bf16 = false) {
+std::string json_of(const OptimizerCase& of, int stage, bool node_shared = false, bool bf16 = false,
+                    bool nvme = false) {
   return fmt::format(R"({{"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2, "optimizer": {},
     "gradient_clipping": 0.5, "bf16": {{"enabled": {}{}}},
-    "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0, "sub_group_size": 13}},
+    "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0, "sub_group_size": 13,
+      "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}}}},
     "zerotorch": {{"seed": 5, "store": "{}", "stochastic_rounding": {}}}}})",
-                     of.json, bf16, bf16 ? of.bf16 : "", stage, node_shared ? "node_shared" : "copying",
+                     of.json, bf16, bf16 ? of.bf16 : "", stage, nvme ? "nvme" : "none", ::testing::TempDir(),
+                     node_shared ? "node_shared" : "copying",
                      bf16 && of.stochastic);
 }
 
@@ -86,20 +90,23 @@ void train_all(Group group, const TemporaryFolder& folder) {
       for (const bool node_shared : {false, true}) {
         const bool bf16 = node_shared != (stage % 2 == 0);
         const std::string curve = fmt::format("{} {}", c, bf16);
-        const std::string json = json_of(kCases[c], stage, node_shared, bf16);
-        auto engine = layers_engine(group, 3, {}, json);
-        train_steps(engine, 2);
-        // Of one, read by all.
-        const std::string saved = fmt::format("{}_{}", c, bf16);
-        if (group.size() == 2 && stage > 1) engine.save_checkpoint(folder.path(), saved);
-        train_steps(engine, 2);
-        const std::uint64_t hash = hash_of(engine, kCases[c]);
-        if (group.rank() == 0) out << curve << '\t' << hash << '\n';
-        if (group.size() == 2 || stage == 2) continue;
-        auto resumed = layers_engine(group, 9, {}, json);
-        resumed.load_checkpoint(folder.path(), saved);
-        train_steps(resumed, 2);
-        EXPECT_EQ(hash_of(resumed, kCases[c]), hash) << "resumed, " << json;
+        for (const bool nvme : {false, true}) {
+          if (nvme && (stage + static_cast<int>(node_shared) + group.size()) % 3 != 0) continue;
+          const std::string json = json_of(kCases[c], stage, node_shared, bf16, nvme);
+          auto engine = layers_engine(group, 3, {}, json);
+          train_steps(engine, 2);
+          // Of one, read by all: of fp32 written from memory, of bf16 from NVMe.
+          const std::string saved = fmt::format("{}_{}", c, bf16);
+          if (group.size() == 2 && stage > 1) engine.save_checkpoint(folder.path(), saved);
+          train_steps(engine, 2);
+          const std::uint64_t hash = hash_of(engine, kCases[c]);
+          if (group.rank() == 0) out << curve << '\t' << hash << '\n';
+          if (group.size() == 2 || stage == 2) continue;
+          auto resumed = layers_engine(group, 9, {}, json);
+          resumed.load_checkpoint(folder.path(), saved);
+          train_steps(resumed, 2);
+          EXPECT_EQ(hash_of(resumed, kCases[c]), hash) << "resumed, " << json;
+        }
       }
     }
   }
@@ -121,7 +128,8 @@ TEST(Optimizers, TrainToTheSameBitsEverywhereAndFromCheckpoints) {
     of_hash[line.substr(tab + 1)] += is_new;
     ++lines;
   }
-  EXPECT_EQ(lines, 3 * 8 * static_cast<int>(kCases.size()));
+  // Each stage and store in memory with 3 numbers of ranks, and on NVMe with one.
+  EXPECT_EQ(lines, (3 + 1) * 8 * static_cast<int>(kCases.size()));
   EXPECT_EQ(of_curve.size(), 2 * kCases.size());
   EXPECT_EQ(of_hash.size(), of_curve.size());  // no two of them train alike
 }

@@ -29,6 +29,7 @@ struct Case {
   int hosts = 1;
   std::string optimizer = R"({"type": "AdamW"})";
   std::string of_bf16 = {};  ///< more of its section
+  bool nvme = false;   ///< masters and states
   bool small = false;  ///< small units, buckets and limits: several buckets to a unit, few units live at once
 
   std::string json() const {
@@ -37,12 +38,14 @@ struct Case {
       "bf16": {{"enabled": {}, "check_grad_overflow": false{}}}, "optimizer": {},
       "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {},
         "allgather_bucket_size": {}, "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {},
-        "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": {}}},
+        "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": {}, "sub_group_size": {},
+        "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}}}},
       "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {},
         "measured_prefetch": {}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap,
                        small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40,
-                       small ? 9000 : 1000000000, small ? 0 : 5000, small ? 5000 : 50000000,
+                       small ? 9000 : 1000000000, small ? 0 : 5000, small ? 5000 : 50000000, small ? 2000 : 1000000000,
+                       nvme ? "nvme" : "none", ::testing::TempDir(),
                        node_shared ? "node_shared" : "copying", small ? 2500 : 0, step_in_backward, measured);
   }
   std::string name() const {
@@ -50,7 +53,7 @@ struct Case {
            fmt::format(" stage {} {} {}{}{}{}{}{}", stage, node_shared ? "node-shared" : "copying",
                        bf16 ? "bf16" : "fp32", overlap ? " overlap" : "", small ? " small" : "",
                        step_in_backward ? " step in backward" : "", measured ? " measured" : "",
-                       hosts > 1 ? " on hosts" : "");
+                       hosts > 1 ? " on hosts" : "") + (nvme ? " nvme" : "");
   }
 };
 
@@ -63,6 +66,9 @@ std::vector<Case> all_cases() {
                        .bf16 = (bits & 2) != 0,
                        .overlap = (bits & 4) != 0,
                        .small = (bits & 8) != 0});
+      if ((bits + stage) % 3 != 0) continue;
+      cases.push_back(cases.back());
+      cases.back().nvme = true;
     }
     cases.push_back({.stage = stage, .node_shared = true, .bf16 = true, .hosts = 2});
     if (stage == 3) {
@@ -74,7 +80,10 @@ std::vector<Case> all_cases() {
            {R"({"type": "SGD"})", R"({"type": "RMSprop", "params": {"momentum": 0.9, "centered": true}})",
             R"({"type": "Adagrad"})", R"({"type": "AdamW", "params": {"amsgrad": true}})", R"({"type": "Lamb"})",
             R"({"type": "Muon"})", R"({"type": "Adafactor"})", R"({"type": "AdamW8bit"})"})
-        cases.push_back({.stage = stage, .node_shared = !bf16, .bf16 = bf16, .optimizer = optimizer});
+        for (const bool nvme : {false, true}) {
+          if (nvme && bf16 != (stage % 2 == 1)) continue;
+          cases.push_back({.stage = stage, .node_shared = !bf16, .bf16 = bf16, .optimizer = optimizer, .nvme = nvme});
+        }
     }
     for (const char* of_bf16 :
          {R"(, "bf16_optimizer_states": true)", R"(, "bf16_master_weights_and_grads": true)",
@@ -137,9 +146,10 @@ void train(Engine& engine, const std::function<at::Tensor()>& loss, int steps) {
 
 constexpr MemoryKind kEngineKinds[] = {MemoryKind::kParameters, MemoryKind::kGather,    MemoryKind::kMaster,
                                        MemoryKind::kOptimizer,  MemoryKind::kGradients, MemoryKind::kBuckets,
-                                       MemoryKind::kStaging};
+                                       MemoryKind::kStaging,    MemoryKind::kOffload};
 
 void expect_states(const MemoryReport& planned, const MemoryReport& seen, const std::string& where) {
+  EXPECT_EQ(seen.nvme_nbytes, planned.nvme_nbytes) << where;
   for (const MemoryKind kind : kEngineKinds) {
     EXPECT_EQ(seen[kind].current_nbytes, planned[kind].current_nbytes)
         << where << ", " << memory_kind_name(kind);

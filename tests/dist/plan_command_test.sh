@@ -68,7 +68,7 @@ expect "nodes" "$(value "j['run']['nodes']")" 8
 expect "memory" "$(value "j['run']['node_memory_nbytes']")" $((512 << 30))
 expect "bandwidth" "$(value "j['run']['bandwidth_nbytes_per_s']")" 12500000000.0
 expect "kinds" "$(value "sorted(j['stages'][0]['kinds'])")" \
-  "['activations', 'buckets', 'gather', 'gradients', 'master', 'optimizer', 'parameters', 'staging']"
+  "['activations', 'buckets', 'gather', 'gradients', 'master', 'offload', 'optimizer', 'parameters', 'staging']"
 expect "seconds" "$(value "all(abs(s['traffic']['nbytes'] / 12.5e9 - s['traffic']['seconds']) < 1e-9 for s in j['stages'])")" True
 expect "activations" "$(value "j['activations']")" None
 expect "verdict" "$(value "j['verdict']['fits'], j['verdict']['stage'], j['suggestion']")" "(True, 1, None)"

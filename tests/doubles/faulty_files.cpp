@@ -96,6 +96,7 @@ class FaultyFileSystem::FaultyFile : public File {
       : file_(std::move(file)), plan_(std::move(plan)), path_(std::move(path)), created_(created) {}
 
   std::size_t alignment() const override { return file_->alignment(); }
+  std::string description() const override { return file_->description(); }
 
   Request write(std::uint64_t offset, std::span<const std::byte> data) override {
     const int error = plan_->mutation();
@@ -116,6 +117,15 @@ class FaultyFileSystem::FaultyFile : public File {
     file_->wait(request);
     failure_.check();
   }
+
+  bool done(Request request) override { return file_->done(request); }
+
+  void reserve(std::uint64_t nbytes) override {
+    plan_->check_mutation("reserve room for", path_);
+    file_->reserve(nbytes);
+  }
+
+  void use_memory(std::span<std::byte> memory) override { file_->use_memory(memory); }
 
   void drain() override {
     plan_->check_not_stopped();
@@ -169,6 +179,11 @@ bool FaultyFileSystem::happened() const { return plan_->happened(); }
 std::unique_ptr<File> FaultyFileSystem::create(const std::string& path) {
   plan_->check_mutation("create", path);
   return std::make_unique<FaultyFile>(files_.create(path), plan_, path, true);
+}
+
+std::unique_ptr<File> FaultyFileSystem::create_scratch(const std::string& folder, const ScratchOptions& options) {
+  plan_->check_mutation("create a scratch file in", folder);
+  return std::make_unique<FaultyFile>(files_.create_scratch(folder, options), plan_, folder + "/scratch", true);
 }
 
 std::unique_ptr<File> FaultyFileSystem::open(const std::string& path) {

@@ -16,7 +16,8 @@ class SimulatedCrash : public std::exception {
 
 /// Passes everything on to another file system and counts, from 0 and over all files and threads,
 ///
-///   mutations: create, File::write, File::sync, File::close of a file from create, make_folders, rename,
+///   mutations: create, create_scratch, File::write, File::reserve, File::sync, File::close of a file from create,
+///   make_folders, rename,
 ///              exchange, remove, sync_folder, try_lock;
 ///   reads:     open, File::read, File::size, list, kind, free_nbytes.
 ///
@@ -45,6 +46,7 @@ class FaultyFileSystem : public FileSystem {
   bool happened() const;
 
   std::unique_ptr<File> create(const std::string& path) override;
+  std::unique_ptr<File> create_scratch(const std::string& folder, const ScratchOptions& options) override;
   std::unique_ptr<File> open(const std::string& path) override;
   void make_folders(const std::string& path) override;
   std::vector<std::string> list(const std::string& path) override;

@@ -66,6 +66,16 @@ void MemoryFile::wait(Request request) {
 
 void MemoryFile::drain() { failure_.check(); }
 
+void MemoryFile::reserve(std::uint64_t nbytes) {
+  check_open();
+  const std::lock_guard lock(tree_->mutex);
+  const std::uint64_t before = node_.content_now.size();
+  if (nbytes <= before) return;
+  if (nbytes - before > tree_->free_nbytes) throw_io_error("reserve room for", path_, ENOSPC);
+  node_.content_now.resize(nbytes);
+  tree_->free_nbytes -= nbytes - before;
+}
+
 void MemoryFile::sync() {
   check_open();
   failure_.check();

@@ -18,10 +18,13 @@ class MemoryFile : public File {
   ~MemoryFile() override;
 
   std::size_t alignment() const override { return 1; }
+  std::string description() const override { return "memory"; }
   Request write(std::uint64_t offset, std::span<const std::byte> data) override;
   Request read(std::uint64_t offset, std::span<std::byte> data) override;
   void wait(Request request) override;
+  bool done(Request) override { return true; }
   void drain() override;
+  void reserve(std::uint64_t nbytes) override;
   void sync() override;
   void close() override;
   std::uint64_t size() override;

@@ -82,6 +82,13 @@ std::unique_ptr<File> MemoryFileSystem::create(const std::string& path) {
   return std::make_unique<MemoryFile>(tree_, *node, path, MemoryFile::Mode::kReadWrite);
 }
 
+std::unique_ptr<File> MemoryFileSystem::create_scratch(const std::string& folder, const ScratchOptions&) {
+  const std::lock_guard lock(tree_->mutex);
+  folder_at(*tree_, "create a scratch file in", folder);
+  return std::make_unique<MemoryFile>(tree_, *tree_->add_node(false), folder + "/scratch",
+                                      MemoryFile::Mode::kReadWrite);
+}
+
 std::unique_ptr<File> MemoryFileSystem::open(const std::string& path) {
   const std::lock_guard lock(tree_->mutex);
   return std::make_unique<MemoryFile>(tree_, file_at(*tree_, "open", path), path,

@@ -42,6 +42,7 @@ class MemoryFileSystem : public FileSystem {
   ~MemoryFileSystem() override;
 
   std::unique_ptr<File> create(const std::string& path) override;
+  std::unique_ptr<File> create_scratch(const std::string& folder, const ScratchOptions& options) override;
   std::unique_ptr<File> open(const std::string& path) override;
   void make_folders(const std::string& path) override;
   std::vector<std::string> list(const std::string& path) override;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <utility>
 
 namespace zero::fuzz_training {
@@ -162,6 +163,8 @@ struct Generator {
     made.jitter = random.chance(0.1);
     made.step_in_backward = random.chance(0.5);
     if (!allowed(program, made)) made.step_in_backward = false;
+    // Not drawn: a seed stays the program that it was.
+    made.nvme = (made.ranks + made.stage + made.node_shared + made.overlap + made.little_live) % 3 == 0;
     return made;
   }
 };
@@ -299,6 +302,7 @@ std::string text_of(const Setting& s) {
   if (s.little_live) text += ", little live";
   if (s.observer) text += ", observer";
   if (s.jitter) text += ", jitter";
+  if (s.nvme) text += ", nvme";
   return text;
 }
 
@@ -314,7 +318,8 @@ std::string json_of(const Program& p, const Setting& s) {
     "bf16": {{"enabled": {}, "check_grad_overflow": false}},
     "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {}, "allgather_bucket_size": {},
       "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": {},
-      "stage3_prefetch_bucket_size": {}, "sub_group_size": {}}},
+      "stage3_prefetch_bucket_size": {}, "sub_group_size": {},
+      "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}}}},
     "zerotorch": {{"store": "{}", "progress_thread": "{}", "unit_numel": {}, "step_in_backward": {}, "seed": 5,
       "unused_parameters": "{}",
       "debug_observer": {}, "timeout_s": {}}}
@@ -322,7 +327,8 @@ std::string json_of(const Program& p, const Setting& s) {
                      p.batch, p.window() / s.ranks, p.clipping, optimizer, p.bf16, s.stage, s.overlap,
                      s.tiny_buckets ? 11 : 500'000'000, s.tiny_buckets ? 17 : 500'000'000, s.persistence,
                      s.little_live ? 60 : 1'000'000, s.little_live ? 0 : 1'000'000, s.little_live ? 0 : 4000,
-                     s.tiny_buckets ? 70 : 1'000'000, s.node_shared ? "node_shared" : "copying",
+                     s.tiny_buckets ? 70 : 1'000'000, s.nvme ? "nvme" : "none",
+                     std::filesystem::temp_directory_path().string(), s.node_shared ? "node_shared" : "copying",
                      s.progress_thread ? "always" : "never", p.unit_numel, s.step_in_backward,
                      p.unused_zero ? "zero" : "skip", s.observer, collective_timeout_s);
 }

@@ -143,6 +143,7 @@ struct Setting {
   bool little_live = false;  ///< stage 3: almost nothing stays gathered, no prefetch
   bool observer = false;     ///< zerotorch.debug_observer
   bool jitter = false;       ///< ranks pause here and there, each at its own places
+  bool nvme = false;         ///< masters and states in scratch files
 };
 
 struct Run {

@@ -66,6 +66,7 @@ class InjectedSyscalls : public Syscalls {
     if (!hit(Call::kCompletion) || result <= 0) return result;
     return error_ == kShort ? (result + 1) / 2 : -error_;
   }
+  int allocate(int fd, off_t nbytes) override { return hit(Call::kSync) ? fail() : Syscalls::allocate(fd, nbytes); }
   int fsync(int fd) override { return hit(Call::kSync) ? fail() : Syscalls::fsync(fd); }
   int mkdir(const char* path, mode_t mode) override {
     return hit(Call::kName) ? fail() : Syscalls::mkdir(path, mode);

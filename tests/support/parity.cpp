@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
@@ -30,13 +31,16 @@ std::string json_of(const ParityCase& c) {
     "zero_optimization": {{
       "stage": {}, "overlap_comm": {}, "reduce_bucket_size": {}, "allgather_bucket_size": {},
       "stage3_param_persistence_threshold": 40, "stage3_max_live_parameters": 8000,
-      "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": 4000, "sub_group_size": {}
+      "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": 4000, "sub_group_size": {},
+      "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}}}
     }},
+    "aio": {{"block_size": 4096, "queue_depth": 3}},
     "zerotorch": {{"store": "{}", "progress_thread": "{}", "seed": {}}}
   }})",
                      c.clipping ? kClip : 0.0, c.bf16, c.fp16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
                      c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000,
-                     c.tiny_buckets ? 700 : 1000000, c.node_shared ? "node_shared" : "copying",
+                     c.tiny_buckets ? 700 : 1000000, c.nvme ? "nvme" : "none", ::testing::TempDir(),
+                     c.overlap ? 3 : 5, c.node_shared ? "node_shared" : "copying",
                      c.progress_thread ? "always" : "never", kSeed);
 }
 
@@ -68,9 +72,9 @@ std::string ParityCase::curve() const {
 }
 
 std::string ParityCase::name() const {
-  return fmt::format("stage {} {} {}{}{}{}", stage, node_shared ? "node-shared" : "copying", curve(),
+  return fmt::format("stage {} {} {}{}{}{}{}", stage, node_shared ? "node-shared" : "copying", curve(),
                      tiny_buckets ? " tiny-buckets" : "", overlap ? " overlap" : "",
-                     progress_thread ? " progress-thread" : "");
+                     progress_thread ? " progress-thread" : "", nvme ? " nvme" : "");
 }
 
 std::vector<ParityCase> parity_cases(bool reduced) {
@@ -84,9 +88,12 @@ std::vector<ParityCase> parity_cases(bool reduced) {
                       thread != (bf16 != clipping))) {
         continue;
       }
-      cases.push_back({stage, node_shared, bf16, clipping, tiny, overlap, thread});
-      if (bf16 && (!reduced || clipping == node_shared))
-        cases.push_back({stage, node_shared, false, clipping, tiny, overlap, thread, true});
+      for (const bool nvme : {false, true}) {
+        if (reduced && nvme && (stage + tiny + overlap) % 2 == 0) continue;
+        cases.push_back({stage, node_shared, bf16, clipping, tiny, overlap, thread, false, nvme});
+        if (bf16 && (!reduced || clipping == node_shared))
+          cases.push_back({stage, node_shared, false, clipping, tiny, overlap, thread, true, nvme});
+      }
     }
   }
   return cases;

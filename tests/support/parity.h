@@ -16,6 +16,7 @@ struct ParityCase {
   bool overlap = false;
   bool progress_thread = false;
   bool fp16 = false;  ///< in place of bf16, with a dynamic loss scale
+  bool nvme = false;  ///< masters and states in a scratch file
 
   /// The runs that must agree with each other: "fp32 clip", "bf16", ...
   std::string curve() const;

@@ -37,6 +37,9 @@ class WatchedFiles : public io::FileSystem {
   std::unique_ptr<io::File> create(const std::string& path) override {
     return std::make_unique<WatchedFile>(*this, files_.create(path), path);
   }
+  std::unique_ptr<io::File> create_scratch(const std::string& folder, const io::ScratchOptions& options) override {
+    return files_.create_scratch(folder, options);
+  }
   std::unique_ptr<io::File> open(const std::string& path) override {
     return std::make_unique<WatchedFile>(*this, files_.open(path), path);
   }
@@ -59,6 +62,7 @@ class WatchedFiles : public io::FileSystem {
           is_rank_file_(path.ends_with(".safetensors")),
           is_unfinished_(path.find(".saving-") != std::string::npos) {}
     std::size_t alignment() const override { return file_->alignment(); }
+    std::string description() const override { return file_->description(); }
     Request write(std::uint64_t offset, std::span<const std::byte> data) override {
       return file_->write(offset, data);
     }
@@ -67,6 +71,8 @@ class WatchedFiles : public io::FileSystem {
       return file_->read(offset, data);
     }
     void wait(Request request) override { file_->wait(request); }
+    bool done(Request request) override { return file_->done(request); }
+    void reserve(std::uint64_t nbytes) override { file_->reserve(nbytes); }
     void drain() override { file_->drain(); }
     void sync() override {
       if (is_unfinished_) {

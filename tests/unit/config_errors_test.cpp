@@ -262,21 +262,41 @@ TEST(ConfigErrors, OffloadToTheHostIsWhereStatesAreAndOtherOffloadIsRefused) {
     const std::string cpu = head + R"(": {"device": "cpu", "pin_memory": true}}})";
     EXPECT_TRUE(mention(notices_of(cpu), std::string("zero_optimization.") + where +
                                              ".device: accepted, no effect: without a GPU"));
-    EXPECT_EQ(error_of(head + R"(": {"device": "nvme", "nvme_path": "/x", "buffer_count": 4}}})"),
-              std::string("c:1: zero_optimization.") + where +
-                  ".device: 'nvme' is not built; available: none, cpu");
     EXPECT_FALSE(mention(notices_of(head + R"(": {"device": "none", "pin_memory": true}}})"), "offload"));
     EXPECT_EQ(error_of(head + R"(": {"pin_memory": true}}})"), "");
     EXPECT_NE(error_of(head + R"(": {"device": "disk"}}})"), "");
     EXPECT_NE(error_of(head + R"(": {"devise": "cpu"}}})"), "");
   }
   EXPECT_NE(error_of(R"({"zero_optimization": {"offload_optimizer": {"super_offload": true}}})"), "");
+  EXPECT_EQ(error_of(R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/x"}}})"),
+            "c:1: zero_optimization.offload_param.device: 'nvme' is not built; available: none, cpu");
   for (const char* old : {"cpu_offload", "cpu_offload_param", "cpu_offload_params"}) {
     const std::string key = std::string(R"({"zero_optimization": {")") + old;
     EXPECT_TRUE(mention(notices_of(key + "\": true}}"), "accepted, no effect: without a GPU"));
     EXPECT_FALSE(mention(notices_of(key + "\": false}}"), "without a GPU"));
   }
   EXPECT_EQ(error_of(R"({"zero_optimization": {"cpu_offload_use_pin_memory": true}})"), "");
+}
+
+TEST(ConfigErrors, OffloadToNvme) {
+  const Config config = Config::from_text(R"({"zero_optimization": {"offload_optimizer": {"device": "NVMe",
+      "nvme_path": "/nv", "buffer_count": 6, "pipeline_read": true, "fast_init": true, "ratio": 1.0}},
+      "aio": {"block_size": 2097152, "queue_depth": 16, "thread_count": 2, "single_submit": false}})");
+  const auto& offload = config.zero_optimization.offload_optimizer;
+  EXPECT_EQ(offload.device, Config::ZeroOptimization::OffloadOptimizer::Device::kNvme);
+  EXPECT_EQ(offload.nvme_path, "/nv");
+  EXPECT_EQ(offload.buffer_count, 6);
+  EXPECT_EQ(config.aio.block_size, 2097152);
+  EXPECT_EQ(config.aio.queue_depth, 16);
+  EXPECT_FALSE(mention(config.notices, "without a GPU"));
+  EXPECT_EQ(
+      error_of(R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})"),
+      "c:1: zero_optimization.offload_optimizer.device: 'nvme' needs nvme_path beside it: a folder on a local disk");
+  EXPECT_NE(error_of(R"({"aio": {"block_size": 100}})"), "");
+  EXPECT_NE(error_of(R"({"aio": {"queue_depth": 0}})"), "");
+  Config by_hand;
+  by_hand.zero_optimization.offload_optimizer.device = Config::ZeroOptimization::OffloadOptimizer::Device::kNvme;
+  EXPECT_THROW(by_hand.validate(), ConfigError);
 }
 
 TEST(ConfigErrors, CountersNearTheirLimits) {

@@ -115,7 +115,7 @@ TEST(ConfigValues, AliasesReachTheirFieldAndAreNoticed) {
     "zero_optimization": {"stage": 3, "max_live_parameters": 11, "max_reuse_distance": 12,
       "prefetch_bucket_size": 13,
       "param_persistence_threshold": 14, "model_persistence_threshold": 15,
-      "stage3_gather_fp16_weights_on_model_save": true, "cpu_offload": false}})");
+      "stage3_gather_fp16_weights_on_model_save": true, "cpu_offload_use_pin_memory": false}})");
   EXPECT_EQ(config.train_micro_batch_size_per_gpu, 3);
   EXPECT_TRUE(config.bf16.enabled);
   EXPECT_FALSE(config.bf16.check_grad_overflow);
@@ -125,7 +125,7 @@ TEST(ConfigValues, AliasesReachTheirFieldAndAreNoticed) {
   EXPECT_EQ(config.zero_optimization.stage3_param_persistence_threshold, 14);
   EXPECT_EQ(config.zero_optimization.stage3_model_persistence_threshold, 15);
   EXPECT_TRUE(has_notice(config, "bfloat16: old name; write 'bf16'"));
-  EXPECT_TRUE(has_notice(config, "zero_optimization.cpu_offload: old name; write"));
+  EXPECT_TRUE(has_notice(config, "zero_optimization.cpu_offload_use_pin_memory: old name; write"));
   EXPECT_EQ(config.notices.size(), 11u);
 }
 
@@ -148,8 +148,8 @@ TEST(ConfigValues, NoEffectIsSaidOnlyWhenSomethingElseWasAskedFor) {
       has_notice(Config::from_text(R"({"zero_optimization": {"contiguous_gradients": true}})"), "no effect"));
   EXPECT_TRUE(has_notice(Config::from_text(R"({"zero_optimization": {"contiguous_gradients": false}})"),
                          "no effect"));
-  EXPECT_TRUE(has_notice(Config::from_text(R"({"aio": {"block_size": 4096}})"),
-                         "aio.block_size: accepted, no effect"));
+  EXPECT_TRUE(has_notice(Config::from_text(R"({"aio": {"single_submit": true}})"),
+                         "aio.single_submit: accepted, no effect"));
   EXPECT_TRUE(has_notice(Config::from_text(R"({"zero_optimization": {"leaf_module": {"classes": ["x.Y"]}}})"),
                          "Python class names"));
 }

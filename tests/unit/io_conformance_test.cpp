@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -111,6 +112,40 @@ TEST_P(IoConformance, EverySizeAtEveryOffset) {
       }
     }
   }
+}
+
+TEST_P(IoConformance, ScratchFilesHaveNoNameAndKeepWhatIsWritten) {
+  constexpr std::size_t kPages = 40, kPage = 4096;
+  AlignedBuffer out(kPages * kPage), in(kPages * kPage);
+  fill(out.span(), 1);
+  for (const auto& [block_nbytes, depth] : {std::pair{kPage, 1u}, {3 * kPage, 4u}, {std::size_t{1} << 20, 32u}}) {
+    const auto file = files().create_scratch(path(""), {block_nbytes, depth});
+    EXPECT_EQ(files().list(path("")), std::vector<std::string>{});
+    file->use_memory(in.span());
+    file->reserve(kPages * kPage + 100);
+    std::vector<File::Request> requests;
+    for (std::size_t page = 0; page < kPages; page += 10)
+      requests.push_back(file->write(page * kPage, out.span().subspan(page * kPage, 10 * kPage)));
+    for (const auto request : requests) {
+      file->wait(request);
+      EXPECT_TRUE(file->done(request));
+    }
+    const auto all = file->read(0, in.span());
+    const auto part = file->read(5 * kPage, out.span().first(0));
+    while (!file->done(all) || !file->done(part)) std::this_thread::yield();
+    file->drain();
+    EXPECT_EQ(std::memcmp(in.data(), out.data(), in.nbytes()), 0);
+    std::array<std::byte, 100> never{std::byte{1}};
+    file->wait(file->read(kPages * kPage, never));
+    EXPECT_EQ(never, (std::array<std::byte, 100>{}));
+    EXPECT_NE(file->description(), "");
+    file->close();
+  }
+  EXPECT_EQ(files().list(path("")), std::vector<std::string>{});
+}
+
+TEST_P(IoConformance, ScratchInAFolderThatIsNotThere) {
+  EXPECT_TRUE(mentions(error_of([&] { files().create_scratch(path("missing"), {}); }), "missing"));
 }
 
 TEST_P(IoConformance, ManyQueuedRequestsInAnyOrder) {

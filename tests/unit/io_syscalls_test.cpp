@@ -1,5 +1,6 @@
 // Interrupted, short and failed system calls, at every one of a small scenario.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/wait.h>
@@ -94,6 +95,60 @@ class IoSyscalls : public ::testing::TestWithParam<Sort> {
 
 INSTANTIATE_TEST_SUITE_P(All, IoSyscalls, ::testing::Values(Sort::kPosix, Sort::kPosixThreads, Sort::kUring),
                          [](const auto& info) { return name_of(info.param); });
+
+/// Writes a scratch file in blocks and reads it back.
+Bytes scratch_scenario(FileSystem& files, const std::string& folder) {
+  AlignedBuffer data(kNbytes), back(kNbytes);
+  fill(data.span(), 1);
+  const auto file = files.create_scratch(folder, {.block_nbytes = 8192, .queue_depth = 2});
+  file->use_memory(back.span());
+  file->reserve(kNbytes);
+  file->write(0, data.span().first(40'960));
+  file->write(40'960, data.span().subspan(40'960));
+  file->drain();
+  const auto first = file->read(0, back.span().first(40'960));
+  file->wait(file->read(40'960, back.span().subspan(40'960)));
+  file->wait(first);
+  return {back.span().begin(), back.span().end()};
+}
+
+TEST_P(IoSyscalls, ScratchFilesGoOnAfterInterruptionsAndFailWithTheirFolder) {
+  struct Injected {
+    Call call;
+    int error;
+    const char* wanted;  ///< of the message; empty: nobody notices
+  };
+  for (const Injected& injected : std::initializer_list<Injected>{
+           {transfer(), EINTR, ""},
+           {transfer(), InjectedSyscalls::kShort, ""},
+           {transfer(), EIO, "Input/output error"},
+           {Call::kOpen, EACCES, "Permission denied"},
+           {Call::kOpen, EOPNOTSUPP, ""},
+           {Call::kOpenDirect, EINVAL, ""},
+           {Call::kSync, ENOSPC, "cannot reserve 60.0 kB on the disk of"},
+           {Call::kSync, EOPNOTSUPP, ""}}) {
+    InjectedSyscalls counting;
+    const TestFolder folder;
+    ASSERT_EQ(scratch_scenario(*make_files(GetParam(), counting), folder.path()), pattern(kNbytes, 1));
+    ASSERT_GT(counting.count(injected.call), 0);
+    for (int index = 0; index < counting.count(injected.call); ++index) {
+      SCOPED_TRACE(fmt::format("call {} of sort {}", index, static_cast<int>(injected.call)));
+      InjectedSyscalls syscalls;
+      syscalls.inject(injected.call, index, injected.error);
+      Bytes found;
+      const std::string text =
+          error_of([&] { found = scratch_scenario(*make_files(GetParam(), syscalls), folder.path()); });
+      EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+      if (!syscalls.happened()) continue;
+      if (*injected.wanted) {
+        EXPECT_TRUE(mentions(text, injected.wanted) && mentions(text, folder.path())) << text;
+      } else {
+        EXPECT_EQ(text, "");
+        EXPECT_EQ(found, pattern(kNbytes, 1));
+      }
+    }
+  }
+}
 
 TEST_P(IoSyscalls, InterruptionsAreInvisible) {
   expect_invisible(transfer(), EINTR);

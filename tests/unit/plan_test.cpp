@@ -410,7 +410,7 @@ TEST(Suggest, MoreHostsAreTheFewestThatDo) {
   const Config config = at(3);
   Cluster cluster{.ranks = 8, .ranks_per_node = 1, .node_memory_nbytes = 64'000'000'000};
   Cluster small = cluster;
-  small.ranks = 2;
+  small.ranks = 1;  // too few for states on NVMe to be enough
   const auto found = suggest(model, config, small);
   ASSERT_TRUE(found);
   ASSERT_EQ(found->changes.size(), 1u);
@@ -421,13 +421,25 @@ TEST(Suggest, MoreHostsAreTheFewestThatDo) {
   EXPECT_TRUE(fits(plan_memory(model, config, small), small));
 }
 
-TEST(Suggest, FewerRanksOnAHostWhereEveryRankBuildsTheModule) {
-  // 8 modules of 280 GB do not fit 2 TB, 4 do; more hosts with 8 ranks each would not help.
+TEST(Suggest, AModuleThatIsBuiltOnceWhereEightDoNotFit) {
+  // 8 modules of 280 GB do not fit 2 TB; more hosts with 8 ranks each would not help.
   const auto found =
       suggest(model_of_numel(70'000'000'000), at(3), {.ranks = 8, .node_memory_nbytes = 2'000'000'000'000});
   ASSERT_TRUE(found);
   ASSERT_EQ(found->changes.size(), 1u);
-  EXPECT_EQ(found->changes[0], "8 ranks on 2 hosts, 4 each");
+  EXPECT_EQ(found->changes[0], "the module built under zero::Init");
+  EXPECT_TRUE(found->plan.built_once);
+  EXPECT_LT(found->plan.node_nbytes, 1'500'000'000'000);
+}
+
+TEST(Suggest, StatesOnNvmeWhereNothingElseIsEnough) {
+  const auto found = suggest(model_of_numel(13'000'000'000), at(3),
+                             {.ranks = 2, .ranks_per_node = 1, .node_memory_nbytes = 64'000'000'000});
+  ASSERT_TRUE(found);
+  ASSERT_EQ(found->changes.size(), 1u);
+  EXPECT_NE(found->changes[0].find("offload_optimizer.device \"nvme\""), std::string::npos);
+  EXPECT_GT(found->plan.rank.nvme_nbytes, 13'000'000'000 / 2 * 8);
+  EXPECT_EQ(found->plan.rank[MemoryKind::kOptimizer].peak_nbytes, 0);
 }
 
 }  // namespace

@@ -1,0 +1,15 @@
+#pragma once
+// What masters and states take where they are on a disk: the file, and the buffers before it.
+#include "setup/laid_out.h"
+
+namespace zero::plan {
+
+struct DiskUse {
+  std::int64_t file_nbytes = 0;
+  std::int64_t buffers_nbytes = 0;
+};
+
+/// Of `rank`, whose masters take `master_nbytes` an element. Nothing where they are in memory.
+DiskUse disk_use(const setup::LaidOut& laid, int rank, std::int64_t master_nbytes);
+
+}  // namespace zero::plan

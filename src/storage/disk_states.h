@@ -1,0 +1,47 @@
+#pragma once
+// States on a disk: a StateStore whose columns are in one scratch file of this process, and in memory only for the
+// slots that a pass is at (layout/state_slots.h).
+//
+// A pass over them is a pipeline: while a slot is visited, the ones that came after it in the pass before are read and
+// the ones before it are written. What a pass leaves to write is written while the program does other things; the
+// buffers keep what was read for the begin of the next pass.
+//
+// Every column of a slot has a checksum in memory, taken when it is written and compared when it is read.
+#include <memory>
+#include <string>
+
+#include "io/file_system.h"
+#include "layout/state_slots.h"
+#include "storage/state_store.h"
+
+namespace zero::storage {
+
+struct DiskOptions {
+  io::FileSystem* files = nullptr;  ///< outlives the store
+  std::string folder;               ///< where the file without a name is made; made where it is missing
+  io::ScratchOptions scratch;
+  int buffers = 4;  ///< slots in memory; at least 3
+  layout::SlotCuts cuts;
+};
+
+/// What has moved between memory and the disk since the store was made.
+struct DiskTraffic {
+  std::int64_t read_nbytes = 0, written_nbytes = 0;
+  double waited_seconds = 0;  ///< in which a pass could not go on
+};
+
+class DiskStates : public StateStore {
+ public:
+  using StateStore::StateStore;
+  virtual DiskTraffic traffic() const = 0;
+  /// One line for people; empty while nothing is kept.
+  virtual std::string description() const = 0;
+};
+
+/// Memory of the CPU. add_units() throws IoError when the disk has no room, and leaves the store as it was; errors of
+/// the disk and bytes that are not what was written are IoErrors that name unit and elements, then and at every call
+/// after it.
+std::unique_ptr<DiskStates> make_disk_states(const DiskOptions& options, Ledger& ledger,
+                                             std::vector<StateColumn> columns);
+
+}  // namespace zero::storage

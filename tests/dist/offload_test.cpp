@@ -1,0 +1,330 @@
+// Masters and optimizer states on a disk: the same curve as in memory for every optimizer, stage and number of ranks,
+// from and to checkpoints of the other tier; and what becomes of a disk that fails, and of a process that is killed.
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cerrno>
+#include <filesystem>
+
+#include "doubles/faulty_files.h"
+#include "engine/engine_impl.h"
+#include "io/posix_files.h"
+#include "support/bits.h"
+#include "support/errors.h"
+#include "support/spawn.h"
+#include "support/temporary_folder.h"
+#include "zero/zero.h"
+
+namespace zero::testing {
+namespace {
+
+/// About 21,000 parameters, in units of their own.
+struct MlpImpl : torch::nn::Module {
+  explicit MlpImpl(int layers = 5) {
+    for (int i = 0; i < layers; ++i)
+      this->layers.push_back(register_module(fmt::format("layer{}", i), torch::nn::Linear(64, 64)));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) x = at::tanh(layer(x));
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Mlp);
+
+struct Setting {
+  int stage = 3;
+  bool bf16 = true;
+  std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
+  std::string nvme_path = {};  ///< empty: in memory
+  bool step_in_backward = false;
+  std::string store = "auto";
+  std::string more = {};  ///< of the JSON, with a comma before it
+
+  std::string json() const {
+    return fmt::format(R"({{"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2,
+      "gradient_clipping": {}, "optimizer": {},
+      "bf16": {{"enabled": {}, "check_grad_overflow": false}},
+      "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0, "sub_group_size": 1024,
+        "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}}}},
+      "aio": {{"block_size": 4096, "queue_depth": 4}},
+      "zerotorch": {{"seed": 5, "unit_numel": 4200, "store": "{}", "step_in_backward": {}}}{}}})",
+                       step_in_backward ? 0 : 0.5, optimizer, bf16, stage, nvme_path.empty() ? "none" : "nvme",
+                       nvme_path, store, step_in_backward, more);
+  }
+};
+
+using MlpEngine = ModuleEngine<Mlp>;
+
+MlpEngine make_engine(Group group, const Setting& run) {
+  at::set_num_threads(1);
+  at::manual_seed(3);
+  Config config = Config::from_text(run.json());
+  if (run.step_in_backward) config.train_batch_size = 2 * group.size(), config.gradient_accumulation_steps = 1;
+  return initialize(Mlp(), config, {.group = std::move(group)});
+}
+
+/// The same global batch whatever the number of ranks.
+void train_steps(MlpEngine& engine, int steps) {
+  const std::int64_t until = engine.global_steps() + steps;
+  while (engine.global_steps() < until) {
+    const double index = static_cast<double>(engine.micro_steps() * engine.world_size() + engine.rank());
+    const at::Tensor x = at::sin(at::arange(128, at::kFloat).view({2, 64}).mul(0.7).add(index));
+    engine.backward(engine(x.to(engine.module().parameters().front().scalar_type())).to(at::kFloat).square().sum());
+    engine.step();
+  }
+}
+
+std::uint64_t hash_of(MlpEngine& engine) {
+  std::uint64_t hash = kNoBits;
+  for (const auto& item : engine.module().named_parameters()) {
+    hash = hash_with(hash, engine.full_weight(item.key()));
+    for (const auto& state : engine.optimizer_states(item.key()))
+      hash = hash_with(hash, engine.full_optimizer_state(item.key(), state));
+  }
+  return hash;
+}
+
+const std::vector<std::string> kOptimizers = {
+    R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1, "amsgrad": true}})",
+    R"({"type": "AdamW8bit", "params": {"lr": 0.01, "weight_decay": 0.1}})",
+    R"({"type": "SGD", "params": {"lr": 0.01}})",
+    R"({"type": "Adagrad", "params": {"lr": 0.01, "initial_accumulator_value": 0.5}})",
+    R"({"type": "RMSprop", "params": {"lr": 0.001, "momentum": 0.9, "centered": true, "eps": 0.01}})",
+    R"({"type": "Lion", "params": {"lr": 0.001, "weight_decay": 0.1}})",
+    R"({"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.1}})",
+    R"({"type": "Adafactor", "params": {"lr": 0.01}})",
+    R"({"type": "Muon", "params": {"lr": 0.01, "momentum": 0.9}})"};
+
+/// Rank 0 alone compares: the others' hashes are the same tensors.
+void compare_tiers(const Group& group, const std::string& folder) {
+  for (const std::string& optimizer : kOptimizers) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (const bool bf16 : {false, true}) {
+        Setting run{.stage = stage, .bf16 = bf16, .optimizer = optimizer};
+        auto in_memory = make_engine(group, run);
+        run.nvme_path = folder;
+        auto on_disk = make_engine(group, run);
+        train_steps(in_memory, 4);
+        train_steps(on_disk, 4);
+        ASSERT_EQ(hash_of(on_disk), hash_of(in_memory)) << run.json();
+        const MemoryReport memory = on_disk.memory_report();
+        EXPECT_TRUE(memory.nvme_nbytes > 0 || !bf16) << run.json();  // masters
+        EXPECT_EQ(memory.nvme_nbytes > 0, memory[MemoryKind::kOffload].current_nbytes > 0) << run.json();
+        EXPECT_EQ(memory[MemoryKind::kMaster].current_nbytes, 0) << run.json();
+      }
+    }
+  }
+}
+
+class Offload : public ::testing::TestWithParam<int> {
+ protected:
+  TemporaryFolder folder_;
+  const int ranks_ = GetParam();
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, Offload, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param); });
+
+TEST_P(Offload, EveryOptimizerTrainsAsInMemory) {
+  expect_all_ok(spawn(ranks_, [&](Group group) { compare_tiers(group, folder_.path()); },
+                      {.timeout = std::chrono::minutes(3)}));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_P(Offload, CheckpointsGoFromTierToTier) {
+  expect_all_ok(spawn(ranks_, [&](Group group) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (const bool from_disk : {false, true}) {
+        Setting run{.stage = stage, .nvme_path = from_disk ? folder_.path() : ""};
+        auto first = make_engine(group, run);
+        train_steps(first, 2);
+        // Asynchronous: states on a disk stream, they are not copied into memory.
+        first.save_checkpoint(folder_.file("ckpt"), {}, {}, {.async = true});
+        first.wait_checkpoint();
+        train_steps(first, 2);
+        run.nvme_path = from_disk ? "" : folder_.path();
+        auto second = make_engine(group, run);
+        second.load_checkpoint(folder_.file("ckpt"));
+        train_steps(second, 2);
+        EXPECT_EQ(hash_of(second), hash_of(first)) << run.json();
+      }
+    }
+  }, {.timeout = std::chrono::minutes(2)}));
+}
+
+TEST_P(Offload, StatesCanBeUpdatedInBackward) {
+  expect_all_ok(spawn(ranks_, [&](Group group) {
+    for (int stage = 1; stage <= 3; ++stage) {
+      Setting run{.stage = stage, .step_in_backward = true};
+      auto in_memory = make_engine(group, run);
+      run.nvme_path = folder_.path();
+      auto on_disk = make_engine(group, run);
+      train_steps(in_memory, 4);
+      train_steps(on_disk, 4);
+      EXPECT_EQ(hash_of(on_disk), hash_of(in_memory)) << run.json();
+    }
+  }));
+}
+
+TEST_P(Offload, AStepReadsAndWritesTheFileOnce) {
+  expect_all_ok(spawn(ranks_, [&](Group group) {
+    auto engine = make_engine(group, {.nvme_path = folder_.path()});
+    train_steps(engine, 3);
+    const OffloadReport before = engine.offload_report();
+    train_steps(engine, 4);
+    const OffloadReport after = engine.offload_report();
+    EXPECT_GT(after.reserved_nbytes, 0);
+    EXPECT_EQ(after.read_nbytes - before.read_nbytes, 4 * after.reserved_nbytes);
+    EXPECT_EQ(after.written_nbytes - before.written_nbytes, 4 * after.reserved_nbytes);
+  }));
+}
+
+TEST_P(Offload, WhatAProgramLooksAtAndChangesIsTheSame) {
+  expect_all_ok(spawn(ranks_, [&](Group group) {
+    const auto run_all = [&](const std::string& nvme_path) {
+      auto engine = make_engine(group, {.nvme_path = nvme_path});
+      train_steps(engine, 1);
+      const auto freeze = [&](const std::string& layer, bool frozen) {
+        for (auto& item : engine.module().named_parameters())
+          if (item.key().starts_with(layer)) item.value().requires_grad_(!frozen);
+      };
+      freeze("layer1", true);
+      freeze("layer2", true);
+      train_steps(engine, 1);
+      freeze("layer1", false);
+      const at::Tensor moment = engine.full_optimizer_state("layer0.weight", "exp_avg");
+      engine.set_full_optimizer_state("layer0.weight", "exp_avg", moment * 2);
+      engine.set_full_weight("layer3.weight", engine.full_weight("layer3.weight") + 0.125);
+      train_steps(engine, 2);
+      return hash_of(engine);
+    };
+    EXPECT_EQ(run_all(folder_.path()), run_all(""));
+  }));
+}
+
+TEST(OffloadFailures, KilledRanksLeaveNothing) {
+  const TemporaryFolder folder;
+  const auto results = spawn(
+      2,
+      [&](Group group) {
+        auto engine = make_engine(group, {.nvme_path = folder.path()});
+        train_steps(engine, 2);
+        EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+        ::raise(SIGKILL);
+      },
+      {.timeout = std::chrono::seconds(60)});
+  for (const auto& result : results) EXPECT_EQ(result.signal, SIGKILL) << result.error;
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+/// A request of rank 1 fails somewhere in the third step: both ranks end, rank 1 with the error.
+void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder) {
+  const auto results = spawn(
+      2,
+      [&](Group group) {
+        io::FaultyFileSystem files(io::system_files());
+        engine::use_files_for_offload(&files);
+        {
+          auto engine = make_engine(group, {.nvme_path = folder.path()});
+          train_steps(engine, 2);
+          if (group.rank() == 1) {
+            if (sample % 2) {
+              files.fail_read(files.read_count() + sample / 2, EIO);
+            } else {
+              files.fail_mutation(files.count() + sample / 2, ENOSPC);
+            }
+          }
+          train_steps(engine, 2);
+        }
+        engine::use_files_for_offload(nullptr);
+      },
+      {.timeout = std::chrono::seconds(60), .group_timeout = std::chrono::seconds(20)});
+  for (const auto& result : results) {
+    EXPECT_FALSE(result.ok) << "request " << sample << ", rank " << result.rank;
+    EXPECT_FALSE(result.timed_out) << "request " << sample << ", rank " << result.rank;
+    EXPECT_NE(result.error, "") << "request " << sample << ", rank " << result.rank;
+  }
+  for (const char* part : {"optimizer states of 'layer", "cannot ", "of unit "})
+    EXPECT_NE(results[1].error.find(part), std::string::npos) << results[1].error;
+  EXPECT_NE(results[1].error.find(folder.path()), std::string::npos) << results[1].error;
+}
+
+TEST(OffloadFailures, ADiskThatFailsEndsAllRanksWithItsName) {
+  const TemporaryFolder folder;
+  for (std::uint64_t sample = 0; sample < 16; ++sample) fail_in_a_step(sample, folder);
+}
+
+TEST(OffloadFailures, AFullDiskIsSaidAtInitialize) {
+  class FullDisk : public io::Syscalls {
+    int allocate(int, off_t) override {
+      errno = ENOSPC;
+      return -1;
+    }
+  } syscalls;
+  const TemporaryFolder folder;
+  const auto results = spawn(2, [&](Group group) {
+    io::PosixFileSystem full({.syscalls = &syscalls});
+    if (group.rank() == 1) engine::use_files_for_offload(&full);
+    make_engine(group, {.nvme_path = folder.path()});
+  });
+  EXPECT_NE(results[1].error.find("cannot reserve"), std::string::npos) << results[1].error;
+  EXPECT_NE(results[1].error.find("No space left on device"), std::string::npos) << results[1].error;
+  EXPECT_FALSE(results[0].ok);
+  EXPECT_FALSE(results[0].timed_out);
+}
+
+/// Stopped at operations of the disk, begun again from the last checkpoint: the bits of a run without.
+TEST(OffloadFailures, AStoppedRunGoesOnFromItsCheckpoint) {
+  const TemporaryFolder folder;
+  std::uint64_t expected = 0, operations = 0;
+  {
+    io::FaultyFileSystem files(io::system_files());
+    engine::use_files_for_offload(&files);
+    auto engine = make_engine(Group(), {.nvme_path = folder.path()});
+    train_steps(engine, 2);
+    engine.save_checkpoint(folder.file("ckpt"));
+    const std::uint64_t before = files.count();
+    train_steps(engine, 2);
+    operations = files.count() - before;
+    expected = hash_of(engine);
+  }
+  ASSERT_GT(operations, 20u);
+  int stopped = 0;
+  for (std::uint64_t at = 0; at < operations; at += 3) {
+    io::FaultyFileSystem files(io::system_files());
+    engine::use_files_for_offload(&files);
+    try {
+      auto engine = make_engine(Group(), {.nvme_path = folder.path()});
+      engine.load_checkpoint(folder.file("ckpt"));
+      files.stop_at_mutation(files.count() + at);
+      train_steps(engine, 2);
+    } catch (const io::SimulatedCrash&) {
+      ++stopped;
+    }
+    engine::use_files_for_offload(nullptr);
+    auto engine = make_engine(Group(), {.nvme_path = folder.path()});
+    engine.load_checkpoint(folder.file("ckpt"));
+    train_steps(engine, 2);
+    ASSERT_EQ(hash_of(engine), expected) << "stopped at " << at;
+  }
+  EXPECT_GT(stopped, 5);
+}
+
+TEST(OffloadFailures, WhatCannotBeIsRefused) {
+  const auto said = [](const std::string& json, std::string_view words) {
+    EXPECT_NE(error_of<ConfigError>([&] { Config::from_text(json); }).find(words), std::string::npos) << json;
+  };
+  said(R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})", "needs nvme_path beside it");
+  said(R"({"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/tmp", "buffer_count": 2}}})",
+       "buffer_count");
+  Setting nowhere{.nvme_path = "/proc/nowhere"};
+  EXPECT_NE(error_of<IoError>([&] { make_engine(Group(), nowhere); }).find("/proc/nowhere"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace zero::testing
