@@ -251,8 +251,18 @@ void Interpreter::discard(const Event& event, int index) {
   }
   model->set_boom(Boom::kNone, 0);
   if (thrown != (event.kind != I::kDiscard)) throw std::logic_error("the backward did not throw");
-  // A forward leaves no gradient: plain programs need not drop any.
-  if (event.kind != I::kThrowForward || event.mode != 3) backend_->zero_grad(0, drop_mode(event));
+  // A forward leaves no gradient: plain programs need not drop any. What a backward left is the engine's to take back.
+  if (event.kind == I::kThrowForward && event.mode == 3) return;
+  if (goes_on_after_failed_backward(event, index)) return backend_->forget_failed_backward(0);
+  backend_->zero_grad(0, drop_mode(event));
+}
+
+/// In a window that holds nothing, as others may be lost by the failure (which depends on what was sent by then); where
+/// all ranks fail alike.
+bool Interpreter::goes_on_after_failed_backward(const Event& event, int index) const {
+  const auto next = static_cast<std::size_t>(index) + 1;
+  return event.kind == I::kThrowBackward && drop_mode(event) == 3 && between_windows() &&
+         next < program_.events.size() && program_.events[next].kind == I::kTrain;
 }
 
 /// Where ranks use different parameters, a module's or an optimizer's zero_grad() may be seen on some ranks only: such

@@ -51,6 +51,9 @@ class Backend {
   /// `end`: where this is the window's last.
   virtual void end_micro_batch(int which, const WindowEnd* end) = 0;
   virtual void zero_grad(int which, int mode) = 0;
+  /// A backward of a window without gradients has thrown, and nothing is said of it: the window is as it was. Where the
+  /// engine says that it is lost (at the next backward), it is dropped.
+  virtual void forget_failed_backward(int which) = 0;
   /// Throws when the model would take the gradients that another one's backward has left in it without a word.
   virtual void expect_foreign_gradients_are_noticed(int) {}
   /// `parameters` (unique indices) whole on all ranks meanwhile; `write` runs on the modifier rank only.
@@ -104,6 +107,7 @@ class Interpreter {
   void weight_penalty(const Event& event, int which, const MicroBatch& micro_batch);
   void discard(const Event& event, int index);
   int drop_mode(const Event& event) const;
+  bool goes_on_after_failed_backward(const Event& event, int index) const;
   void evaluate(const Event& event, int index);
   void gathered(const Event& event, int index);
   void read_weights(int index, bool states);

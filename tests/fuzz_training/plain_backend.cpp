@@ -64,6 +64,8 @@ class PlainBackend : public Backend {
     drop(m);
   }
 
+  void forget_failed_backward(int which) override { zero_grad(which, 0); }
+
   void gathered(int which, const std::vector<int>&, std::optional<int>,
                 const std::function<void()>& inside) override {
     inside();

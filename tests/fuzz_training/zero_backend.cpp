@@ -5,6 +5,9 @@
 #include <torch/optim/schedulers/step_lr.h>
 #include <unistd.h>
 
+#include <string_view>
+#include <utility>
+
 #include "interpreter.h"
 #include "zero/zero.h"
 
@@ -45,6 +48,7 @@ class ZeroBackend : public Backend {
   FuzzModel& model(int which) override { return models_[static_cast<std::size_t>(which)]; }
 
   void backward(const at::Tensor& loss, int models, bool by_loss) override {
+    if (std::exchange(failed_backward_, false)) return backward_after_a_failed_one(loss);
     if (by_loss) return loss.backward();
     if (models == 2) return zero::backward(loss, {engines_[0].get(), engines_[1].get()});
     engine(models).backward(loss);
@@ -66,6 +70,8 @@ class ZeroBackend : public Backend {
     if (mode == 2 && client_) return client_->zero_grad();
     engine(which).zero_grad();
   }
+
+  void forget_failed_backward(int) override { failed_backward_ = true; }
 
   void expect_foreign_gradients_are_noticed(int which) override {
     try {
@@ -126,6 +132,16 @@ class ZeroBackend : public Backend {
   const std::string& name(int which, int p) { return model(which)->unique_parameters()[p].first; }
   std::string folder_of(std::size_t m) const { return folder_ + "/" + std::to_string(m); }
 
+  void backward_after_a_failed_one(const at::Tensor& loss) {
+    try {
+      return engine(0).backward(loss);
+    } catch (const ModelError& error) {
+      if (std::string_view(error.what()).find("the window is lost") == std::string_view::npos) throw;
+    }
+    engine(0).zero_grad();
+    engine(0).backward(loss);
+  }
+
   void change_gradients(Zero& engine, const Event& change) {
     if (change.kind == Ingredient::kClipValue) engine.clip_grad_value(change.value / 10);
     if (change.kind == Ingredient::kScaleGradient)
@@ -160,6 +176,7 @@ class ZeroBackend : public Backend {
   std::vector<FuzzModel> models_;
   std::unique_ptr<torch::optim::AdamW> client_;
   std::unique_ptr<torch::optim::StepLR> schedule_;
+  bool failed_backward_ = false;  ///< the last backward threw, and the program goes on
   std::vector<std::unique_ptr<Zero>> engines_;
 };
 
