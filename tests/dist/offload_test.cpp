@@ -101,10 +101,13 @@ const std::vector<std::string> kOptimizers = {
     R"({"type": "Adafactor", "params": {"lr": 0.01}})",
     R"({"type": "Muon", "params": {"lr": 0.01, "momentum": 0.9}})"};
 
-/// Rank 0 alone compares: the others' hashes are the same tensors.
+/// Every combination over two ranks; over other numbers each optimizer at one stage, in both precisions.
 void compare_tiers(const Group& group, const std::string& folder) {
-  for (const std::string& optimizer : kOptimizers) {
+  for (std::size_t index = 0; index < kOptimizers.size(); ++index) {
+    const std::string& optimizer = kOptimizers[index];
     for (int stage = 0; stage <= 3; ++stage) {
+      if (group.size() != 2 && (index + static_cast<std::size_t>(group.size())) % 4 != static_cast<std::size_t>(stage))
+        continue;
       for (const bool bf16 : {false, true}) {
         Setting run{.stage = stage, .bf16 = bf16, .optimizer = optimizer};
         auto in_memory = make_engine(group, run);
@@ -176,11 +179,14 @@ TEST_P(Offload, AStepReadsAndWritesTheFileOnce) {
     auto engine = make_engine(group, {.nvme_path = folder_.path()});
     train_steps(engine, 3);
     const OffloadReport before = engine.offload_report();
-    train_steps(engine, 4);
+    train_steps(engine, 6);
     const OffloadReport after = engine.offload_report();
     EXPECT_GT(after.reserved_nbytes, 0);
-    EXPECT_EQ(after.read_nbytes - before.read_nbytes, 4 * after.reserved_nbytes);
-    EXPECT_EQ(after.written_nbytes - before.written_nbytes, 4 * after.reserved_nbytes);
+    // How far a pass has read ahead for the next one depends on the disk's speed.
+    const auto buffers = static_cast<double>(engine.memory_report()[MemoryKind::kOffload].current_nbytes);
+    EXPECT_NEAR(static_cast<double>(after.read_nbytes - before.read_nbytes),
+                6 * static_cast<double>(after.reserved_nbytes), buffers);
+    EXPECT_EQ(after.written_nbytes - before.written_nbytes, 6 * after.reserved_nbytes);
   }));
 }
 
