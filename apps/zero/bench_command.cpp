@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "console.h"
+#include "number_check.h"
 #include "quantity.h"
 #include "zero/disk.h"
 #include "zero/errors.h"
@@ -174,12 +175,12 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
   io->add_option("folder", arguments->folder, "on the disk; nothing stays there")->required()->type_name("FOLDER");
   io->add_option("-n,--ranks", arguments->ranks, "that use the disk at once")
-      ->check(CLI::Range(1, 256).description(""))
+      ->transform(whole_number(1, 256))
       ->capture_default_str()
       ->type_name("N");
   io->add_option("--size", arguments->size, "of each rank's file")->capture_default_str()->type_name("BYTES");
   io->add_option("--seconds", arguments->seconds, "of each of the 27 measurements")
-      ->check(CLI::Range(0.05, 600.0).description(""))
+      ->check(real_number(0.05, 600))
       ->capture_default_str()
       ->type_name("S");
   io->add_flag("--no-fio", arguments->no_fio, "do not run fio");

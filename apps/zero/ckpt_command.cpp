@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <ctime>
+#include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "console.h"
@@ -18,6 +20,8 @@
 namespace zero::app {
 namespace {
 
+using nlohmann::ordered_json;
+
 struct Arguments {
   std::string path, other, to;
   checkpoint::ExportOptions export_options;
@@ -25,7 +29,69 @@ struct Arguments {
   int keep_last = 0;
   bool dry_run = false;
   bool all_tensors = false;
+  bool json = false;
 };
+
+/// The checkpoints of a run, where `path` is a run's folder.
+std::string checkpoints_of(const std::string& path) {
+  namespace fs = std::filesystem;
+  const fs::path inside = fs::path(path) / "checkpoints";
+  std::error_code error;
+  const bool is_run = fs::is_directory(inside, error) && !fs::exists(fs::path(path) / "latest", error);
+  return is_run ? inside.string() : path;
+}
+
+ordered_json to_json(const checkpoint::Summary& item) {
+  ordered_json json = {{"tag", item.tag}, {"folder", item.folder}, {"complete", item.complete}, {"latest", item.latest}};
+  if (!item.complete) {
+    json["problem"] = item.problem;
+    return json;
+  }
+  json["created_unix_ns"] = item.created_unix_ns;
+  json["global_steps"] = item.global_steps;
+  json["world_size"] = item.world_size;
+  json["files"] = item.files;
+  json["nbytes"] = item.nbytes;
+  json["parameters_numel"] = item.parameters;
+  return json;
+}
+
+/// JSON that a checkpoint holds as text.
+ordered_json parsed(const std::string& text) {
+  auto json = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return json.is_discarded() ? ordered_json(text) : json;
+}
+
+ordered_json to_json(const checkpoint::Description& found) {
+  ordered_json json = to_json(found.summary);
+  json["versions"] = parsed(found.versions);
+  json["state"] = parsed(found.state);
+  json["client_state"] = parsed(found.client_state);
+  json["config"] = parsed(found.config);
+  auto& tensors = json["tensors"] = ordered_json::array();
+  for (const auto& tensor : found.tensors) {
+    tensors.push_back({{"name", tensor.name},
+                       {"kind", tensor.kind},
+                       {"dtype", tensor.dtype},
+                       {"shape", tensor.shape},
+                       {"nbytes", tensor.nbytes},
+                       {"pieces", tensor.pieces}});
+  }
+  return json;
+}
+
+ordered_json to_json(const checkpoint::DiffReport& report) {
+  ordered_json json = {{"compared", report.compared}, {"identical", report.identical}, {"state", report.state}};
+  auto& different = json["different"] = ordered_json::array();
+  for (const auto& item : report.different) {
+    different.push_back({{"name", item.name},
+                         {"kind", item.kind},
+                         {"note", item.note},
+                         {"differing", item.differing},
+                         {"largest", item.largest}});
+  }
+  return json;
+}
 
 /// A bar on standard error while it is a terminal; gone when the work is done.
 class ProgressBar {
@@ -57,6 +123,11 @@ class ProgressBar {
 
 void say(const std::string& text) { Console(true).print(text + "\n"); }
 
+int say_json(const ordered_json& json, int exit_code = 0) {
+  say(json.dump(2, ' ', false, ordered_json::error_handler_t::replace));
+  return exit_code;
+}
+
 std::string when(std::int64_t unix_ns) {
   const auto seconds = static_cast<std::time_t>(unix_ns / 1'000'000'000);
   std::tm local{};
@@ -67,6 +138,11 @@ std::string when(std::int64_t unix_ns) {
 
 int list(const Arguments& arguments) {
   const auto summaries = checkpoint::list(arguments.path);
+  if (arguments.json) {
+    auto all = ordered_json::array();
+    for (const auto& item : summaries) all.push_back(to_json(item));
+    return say_json(all);
+  }
   if (summaries.empty()) say(fmt::format("no checkpoints in {}", arguments.path));
   for (const auto& item : summaries) {
     if (!item.complete) {
@@ -82,6 +158,7 @@ int list(const Arguments& arguments) {
 
 int inspect(const Arguments& arguments) {
   const auto found = checkpoint::inspect(arguments.path);
+  if (arguments.json) return say_json(to_json(found));
   const auto& summary = found.summary;
   say(fmt::format("checkpoint  {}  ({})", summary.tag, summary.folder));
   say(fmt::format("saved       {}, step {}, by {} rank{}, {} files, {}", when(summary.created_unix_ns),
@@ -108,6 +185,11 @@ int verify(const Arguments& arguments) {
   {
     ProgressBar bar;
     report = checkpoint::verify(arguments.path, bar.callback());
+  }
+  if (arguments.json) {
+    ordered_json json = {{"folder", report.folder}, {"nbytes", report.nbytes}, {"problems", ordered_json::array()}};
+    for (const auto& one : report.problems) json["problems"].push_back({{"file", one.file}, {"text", one.text}});
+    return say_json(json, report.problems.empty() ? 0 : 1);
   }
   for (const auto& problem : report.problems) say(fmt::format("DAMAGED  {}", problem.text));
   if (report.problems.empty()) {
@@ -139,6 +221,7 @@ int diff(const Arguments& arguments) {
     ProgressBar bar;
     report = checkpoint::diff(arguments.path, arguments.other, bar.callback());
   }
+  if (arguments.json) return say_json(to_json(report), report.different.empty() ? 0 : 1);
   for (const auto& line : report.state) say("  " + line);
   for (const auto& item : report.different) {
     const std::string what = item.note.empty() ? fmt::format("{} elements differ, by at most {:.6g}",
@@ -152,7 +235,15 @@ int diff(const Arguments& arguments) {
 
 int prune(const Arguments& arguments) {
   const auto report = checkpoint::prune(arguments.path, arguments.keep_last, arguments.dry_run);
+  if (arguments.json) {
+    return say_json({{"removed", report.removed},
+                     {"leftovers", report.leftovers},
+                     {"damaged", report.damaged},
+                     {"nbytes", report.nbytes},
+                     {"dry_run", arguments.dry_run}});
+  }
   const char* verb = arguments.dry_run ? "would remove" : "removed";
+  for (const auto& tag : report.damaged) say(fmt::format("DAMAGED  {} stays, and is not counted: a checksum is wrong", tag));
   for (const auto& tag : report.removed) say(fmt::format("{} {}", verb, tag));
   for (const auto& name : report.leftovers) say(fmt::format("{} {} (an interrupted save)", verb, name));
   say(fmt::format("{} checkpoint{}, {}", report.removed.size(), report.removed.size() == 1 ? "" : "s",
@@ -170,11 +261,16 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
                        int (*run)(const Arguments&)) {
     CLI::App* sub = command->add_subcommand(name, help);
     sub->add_option("path", arguments->path, path_help)->required();
-    sub->callback([arguments, run, &exit_code] { exit_code = run(*arguments); });
+    sub->callback([arguments, run, &exit_code] {
+      arguments->path = checkpoints_of(arguments->path);
+      arguments->other = checkpoints_of(arguments->other);
+      exit_code = run(*arguments);
+    });
     return sub;
   };
-  constexpr const char* kEither = "a checkpoint, or a folder of checkpoints (then its latest)";
-  add("list", "checkpoints of a folder; * marks the latest", "folder of checkpoints", list);
+  constexpr const char* kEither = "a checkpoint, a folder of checkpoints, or a run's (then its latest)";
+  constexpr const char* kFolder = "folder of checkpoints, or of a run";
+  add("list", "checkpoints of a folder; * marks the latest", kFolder, list);
   add("inspect", "tensors, sizes, configuration, step", kEither, inspect)
       ->add_flag("--all", arguments->all_tensors, "optimizer states and random streams too");
   add("verify", "read every byte and compare every checksum; exit code 1 on damage", kEither, verify);
@@ -191,11 +287,14 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
       add("diff", "compare tensor by tensor; exit code 1 when any differs", "checkpoint A", diff);
   comparing->add_option("other", arguments->other, "checkpoint B")->required();
   CLI::App* pruning =
-      add("prune", "remove old checkpoints and what interrupted saves left", "folder of checkpoints", prune);
+      add("prune", "remove old checkpoints and what interrupted saves left", kFolder, prune);
   pruning->add_option("--keep-last", arguments->keep_last, "how many to keep")
       ->required()
       ->check(CLI::Range(1, 1 << 20));
   pruning->add_flag("--dry-run", arguments->dry_run, "only say what would go");
+  for (CLI::App* sub : command->get_subcommands({})) {
+    if (sub != exporting) sub->add_flag("--json", arguments->json, "print JSON, for scripts");
+  }
 }
 
 }  // namespace zero::app

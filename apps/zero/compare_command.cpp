@@ -95,10 +95,9 @@ int run_as_rank() {
 
 /// Runs one mode's ranks to their end. 128 + signal when they were stopped; a failure is in the result.
 int run_mode(const CompareCase& one, ordered_json& result) {
-  const int code = launch({.nproc = one.plan.ranks,
-                           .command = {own_command()[0], "compare", "--as-rank"},
-                           .prefix_output = false,
-                           .environment = {{kCaseVariable, to_json(one)}}});
+  const int code = launch_own_ranks("zero compare", {.nproc = one.plan.ranks,
+                                                     .command = {own_command()[0], "compare", "--as-rank"},
+                                                     .environment = {{kCaseVariable, to_json(one)}}});
   std::ifstream file(one.result_file);
   const auto found = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (found.is_object()) {
@@ -135,7 +134,7 @@ TrainPlan prepare(const CompareOptions& options, const Console& console) {
   progress.busy("reading the text ...");
   const Clock clock;
   const CorpusInfo corpus =
-      pack_and_check(choose_corpus(options.train.data, options.train.cache_dir), plan.seq);
+      pack_and_check(choose_corpus(options.train.data, options.train.cache_dir, wanted_suffixes(options.train)), plan.seq);
   progress.finish();
   plan.corpus_folder = corpus.folder.string();
   plan.corpus_hash = corpus.hash;

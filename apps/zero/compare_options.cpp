@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "number_check.h"
+
 namespace zero::app {
 namespace {
 
@@ -9,13 +11,9 @@ constexpr const char* kTraining = "Training";
 constexpr const char* kComparison = "Comparison";
 constexpr const char* kOthers = "Others";
 
-CLI::Validator between(std::int64_t least, std::int64_t most) {
-  return CLI::Range(least, most).description("");
-}
-
 void add_training_options(CLI::App& command, TrainOptions& options) {
   command.add_option("-n,--ranks", options.ranks, "processes on this host (default 2)")
-      ->check(between(1, 1 << 20))
+      ->transform(whole_number(1, 1 << 20))
       ->type_name("N")
       ->group(kTraining);
   command
@@ -24,11 +22,11 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->type_name("FILE")
       ->group(kTraining);
   command.add_option("--steps", options.steps, "optimizer steps of each mode, warm-up included (default 12)")
-      ->check(between(2, 1 << 20))
+      ->transform(whole_number(2, 1 << 20))
       ->type_name("N")
       ->group(kTraining);
   command.add_option("--seed", options.seed, "of the data order and the initial weights (default 1234)")
-      ->check(between(0, std::int64_t{1} << 40))
+      ->transform(whole_number(0))
       ->type_name("N")
       ->group(kTraining);
   command.add_flag("--force", options.force, "start also a mode that does not fit the memory")
@@ -49,7 +47,7 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
       ->type_name("LIST")
       ->group(kComparison);
   command.add_option("--warmup", options.warmup, "first steps of each mode whose time does not count")
-      ->check(between(0, 1 << 20))
+      ->transform(whole_number(0, 1 << 20))
       ->capture_default_str()
       ->type_name("N")
       ->group(kComparison);
@@ -73,7 +71,7 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
       ->type_name("LIST")
       ->group(kOthers);
   command.add_option("--peer-timeout", options.peer_timeout_s, "seconds for each of them")
-      ->check(between(1, 1 << 20))
+      ->transform(whole_number(1, 1 << 20))
       ->capture_default_str()
       ->type_name("S")
       ->group(kOthers);

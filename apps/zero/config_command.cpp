@@ -12,6 +12,7 @@
 
 #include "config_text.h"
 #include "console.h"
+#include "number_check.h"
 #include "zero/config.h"
 #include "zero/errors.h"
 
@@ -71,10 +72,10 @@ void add_config_command(CLI::App& app, int& exit_code) {
       "check", "what a file means here, or everything that is wrong with it; exit code 1 when it would not run");
   checking->add_option("file", arguments->file, "DeepSpeed JSON")->required();
   checking->add_option("-n,--ranks", arguments->ranks, "ranks in all")
-      ->check(CLI::Range(1, 1'000'000))
+      ->transform(whole_number(1, 1'000'000))
       ->capture_default_str();
   checking->add_option("--steps", arguments->steps, "optimizer steps of the run, where the schedule does not say")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000'000}));
+      ->transform(whole_number(1, 1'000'000'000'000));
   checking->add_flag("--json", arguments->json, "print the configuration with its defaults, as a DeepSpeed JSON");
   checking->callback([arguments, &exit_code] { exit_code = check(*arguments); });
   CLI::App* listing = command->add_subcommand("keys", "every key with what becomes of it, one a line");

@@ -1,8 +1,13 @@
 #include "corpus_choice.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string_view>
 
 #include "host_facts.h"
 #include "text_format.h"
@@ -28,24 +33,54 @@ fs::path default_cache() {
       "--cache-dir");
 }
 
+// FNV-1a.
+constexpr std::uint64_t kHashStart = 0xCBF29CE484222325ull;
+std::uint64_t hash_on(std::uint64_t hash, std::string_view text) {
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
+  return hash;
+}
+
 /// A name for the packed form of one source: readable, and different for different sources.
 std::string cache_name(const fs::path& source, const std::vector<std::string>& suffixes) {
   std::string key = source.string();
   for (const std::string& suffix : suffixes) key += '\n' + suffix;
-  std::uint64_t hash = 0xCBF29CE484222325ull;  // FNV-1a
-  for (const char c : key) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
-  return fmt::format("{}-{:016x}", source.filename().string(), hash);
+  return fmt::format("{}-{:016x}", source.filename().string(), hash_on(kHashStart, key));
 }
 
 /// The wheel's Python sources; a plain libtorch folder has none.
+fs::path python_prefix() { return ZERO_TORCH_PREFIX; }
+
 fs::path python_sources_of_torch() {
-  const fs::path prefix = ZERO_TORCH_PREFIX;
+  const fs::path prefix = python_prefix();
   std::error_code error;
   if (fs::exists(prefix / "__init__.py", error)) return prefix;
   throw ConfigError(
       fmt::format("there is no text to learn from: {} (the libtorch this was built with) has no Python "
                   "sources. Give a file or a folder of text with --data PATH, or set ZERO_DATA",
                   prefix.string()));
+}
+
+/// Standard input, in a file below `cache` that is named by its contents, so that a run which goes on finds it again.
+fs::path keep_standard_input(const fs::path& cache) {
+  std::error_code error;
+  fs::create_directories(cache, error);
+  std::string pattern = (cache / "stdin-XXXXXX").string();
+  const int fd = ::mkstemp(pattern.data());
+  if (fd < 0) throw IoError(fmt::format("--data -: cannot make a file in {}: {}", cache.string(), std::strerror(errno)));
+  std::uint64_t hash = kHashStart;
+  std::string buffer(1 << 20, '\0');
+  bool ok = true;
+  for (ssize_t got = 0; ok && (got = ::read(STDIN_FILENO, buffer.data(), buffer.size())) > 0;) {
+    const std::string_view text(buffer.data(), static_cast<std::size_t>(got));
+    hash = hash_on(hash, text);
+    ok = ::write(fd, text.data(), text.size()) == got;
+  }
+  ::close(fd);
+  const fs::path kept = cache / fmt::format("stdin-{:016x}.txt", hash);
+  if (ok) fs::rename(pattern, kept, error);
+  if (ok && !error) return kept;
+  fs::remove(pattern, error);
+  throw IoError(fmt::format("--data -: cannot keep the text in {}; is there room?", cache.string()));
 }
 
 void check_exists(const fs::path& source, const char* from) {
@@ -56,21 +91,31 @@ void check_exists(const fs::path& source, const char* from) {
                   source.string()));
 }
 
+std::string shortened(const std::string& name) {
+  constexpr std::size_t kMost = 40;
+  return name.size() <= kMost ? name : "..." + name.substr(name.size() - kMost + 3);
+}
+
 }  // namespace
 
-CorpusOptions choose_corpus(const std::string& data, const std::string& cache_dir) {
+CorpusOptions choose_corpus(const std::string& data, const std::string& cache_dir,
+                            const std::vector<std::string>& suffixes) {
   CorpusOptions options;
+  const fs::path cache = cache_dir.empty() ? default_cache() : fs::path(cache_dir);
   const std::string from_environment = variable("ZERO_DATA");
-  if (!data.empty() || !from_environment.empty()) {
+  if (data == "-") {
+    options.source = keep_standard_input(cache);
+  } else if (!data.empty() || !from_environment.empty()) {
     options.source = data.empty() ? from_environment : data;
     check_exists(options.source, data.empty() ? "ZERO_DATA" : "--data");
   } else {
     options.source = python_sources_of_torch();
     options.suffixes = {".py"};
   }
+  if (options.source != python_prefix()) options.max_file_nbytes = std::numeric_limits<std::int64_t>::max();
+  if (!suffixes.empty()) options.suffixes = suffixes;
   options.source = fs::absolute(options.source).lexically_normal();
   if (options.source.filename().empty()) options.source = options.source.parent_path();
-  const fs::path cache = cache_dir.empty() ? default_cache() : fs::path(cache_dir);
   options.folder = fs::absolute(cache / cache_name(options.source, options.suffixes)).lexically_normal();
   return options;
 }
@@ -87,21 +132,27 @@ CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_le
 }
 
 std::string describe_corpus(const CorpusInfo& info, double seconds) {
-  const std::int64_t left_out =
-      info.files_duplicate + info.files_wrong_size + info.files_not_text + info.files_unreadable;
+  std::string left_out;
+  if (info.source != ZERO_TORCH_PREFIX) {
+    for (const LeftOutFiles& one : info.left_out) {
+      left_out += fmt::format("           left out: {} {}, {}; {}: {}\n", with_commas(one.files),
+                              one.files == 1 ? "file" : "files", human_nbytes(one.nbytes), one.reason,
+                              shortened(one.largest));
+    }
+  }
   const std::string packed = info.reused ? "found packed" : fmt::format("packed in {}", duration(seconds));
   const double nats = info.validation_unigram_entropy_nats;
   const std::string source = info.source == ZERO_TORCH_PREFIX
                                  ? fmt::format("Python sources of torch {}", libtorch_version())
                                  : short_path(info.source);
   return fmt::format(
-      "data       {}: {} files{}; {}\n"
+      "data       {}: {} file{}; {}\n"
       "           {} to train on, {} to validate on; a token is a byte\n"
       "           to beat: {:.3f} nats = {:.3f} bits per byte, the unigram entropy: the loss\n"
-      "           of knowing just how often each byte occurs\n",
+      "           of knowing just how often each byte occurs\n{}",
       source, with_commas(info.files),
-      left_out > 0 ? fmt::format(" ({} left out)", with_commas(left_out)) : "", packed,
-      human_nbytes(info.train_nbytes), human_nbytes(info.validation_nbytes), nats, to_bits(nats));
+      info.files == 1 ? "" : "s", packed, human_nbytes(info.train_nbytes), human_nbytes(info.validation_nbytes), nats,
+      to_bits(nats), left_out);
 }
 
 }  // namespace zero::app

@@ -1,21 +1,24 @@
 #pragma once
 // Which text `zero train` learns from, and where its packed form is kept.
 #include <string>
+#include <vector>
 
 #include "zero/data.h"
 
 namespace zero::app {
 
-/// Options that pack `data` (a file or folder; empty: ZERO_DATA, else the Python sources of the torch wheel
-/// this was built with) below `cache_dir` (empty: $XDG_CACHE_HOME/zerotorch, else ~/.cache/zerotorch). Throws
-/// ConfigError when there is nothing at that place, or no folder to keep it in.
-CorpusOptions choose_corpus(const std::string& data, const std::string& cache_dir);
+/// Options that pack `data` (a file or folder; "-": standard input, which is read here; empty: ZERO_DATA, else the
+/// Python sources of the torch wheel this was built with) below `cache_dir` (empty: $XDG_CACHE_HOME/zerotorch, else
+/// ~/.cache/zerotorch). `suffixes` of files in a folder; empty: the usual ones. Throws ConfigError when there is
+/// nothing at that place, or no folder to keep it in.
+CorpusOptions choose_corpus(const std::string& data, const std::string& cache_dir,
+                            const std::vector<std::string>& suffixes = {});
 
 /// Packs it, or finds it packed. Throws as pack_corpus(), and ConfigError when either split is too small for
 /// one sequence of `sequence_length` bytes (0: not checked).
 CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_length);
 
-/// What it is, for people: four lines. `seconds`: how long packing took.
+/// What it is, for people: four lines, and one for each reason why files are left out. `seconds`: how long packing took.
 std::string describe_corpus(const CorpusInfo& info, double seconds);
 
 }  // namespace zero::app

@@ -4,6 +4,8 @@
 
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include "bench_command.h"
 #include "ckpt_command.h"
@@ -14,6 +16,7 @@
 #include "launch.h"
 #include "plan_command.h"
 #include "train_command.h"
+#include "usage.h"
 #include "zero/errors.h"
 
 namespace {
@@ -40,22 +43,13 @@ int run(int argc, char** argv) {
   app.add_subcommand("version", "print the versions")->callback([] {
     zero::app::Console(true).print(version_text() + "\n");
   });
+  const std::vector<std::string> arguments = zero::app::with_help({argv + 1, argv + argc});
   try {
-    app.parse(argc, argv);
+    app.parse({arguments.rbegin(), arguments.rend()});
     return exit_code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    const bool names_command = argc > 1 && argv[1][0] != '-';
-    const auto chosen = app.get_subcommands();
-    if (names_command && chosen.empty()) {
-      fmt::print(stderr,
-                 "zero: error: there is no command '{}'; want train, launch, ckpt, plan, config, compare, "
-                 "bench or version\nTry `zero --help`.\n",
-                 argv[1]);
-      return kBadInput;
-    }
-    const std::string command = chosen.empty() ? "zero" : "zero " + chosen.front()->get_name();
-    fmt::print(stderr, "zero: error: {}\nTry `{} --help`.\n", error.what(), command);
+    fmt::print(stderr, "zero: error: {}\n", zero::app::explain(error, app, arguments));
     return kBadInput;
   }
 }

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "number_check.h"
 #include "quantity.h"
 #include "train_config.h"
 #include "train_plan.h"
@@ -23,22 +24,6 @@ constexpr const char* kOutput = "Output";
 constexpr const char* kDefaultPreset = "gpt-11m";
 
 void add_model_options(CLI::App& command, PlanOptions& options) {
-  const auto positive = [] {
-    CLI::Validator range = CLI::Range(std::int64_t{1}, std::int64_t{1} << 40);
-    return range.description("");
-  }();
-  command.add_option("--preset", options.preset, "a GPT of `zero train` (default gpt-11m)")
-      ->type_name("NAME")
-      ->group(kModel);
-  command.add_option("--model", options.model, "a Hugging Face config.json: gpt2, llama, mistral or qwen2")
-      ->type_name("FILE")
-      ->group(kModel);
-  command.add_option("--parameters", options.parameters, "only their number, such as 7.5e9 or 7.5B")
-      ->type_name("N")
-      ->group(kModel);
-  const auto size = [&](const char* name, std::optional<std::int64_t>& value, const char* help) {
-    command.add_option(name, value, help)->check(positive)->type_name("N")->group(kModel);
-  };
   size("--layers", options.layers, "blocks; with --dim alone: a GPT of these sizes");
   size("--dim", options.dim, "width");
   size("--heads", options.heads, "attention heads (default: dim / 64)");
@@ -60,7 +45,7 @@ void add_training_options(CLI::App& command, PlanOptions& options) {
       ->group(kTraining);
   command.add_option("--stages", options.stages, "ZeRO stages to plan (default 0,1,2,3)")
       ->delimiter(',')
-      ->check(CLI::Range(0, 3).description(""))
+      ->transform(whole_number(0, 3))
       ->type_name("N,...")
       ->group(kTraining);
   command.add_option("--dtype", options.dtype, "overrides the configuration")
@@ -74,19 +59,19 @@ void add_training_options(CLI::App& command, PlanOptions& options) {
   command
       .add_option("--micro-batch", options.micro_batch,
                   "samples per rank at once; overrides the configuration")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 32).description(""))
+      ->transform(whole_number(1, std::int64_t{1} << 32))
       ->type_name("N")
       ->group(kTraining);
 }
 
 void add_machine_options(CLI::App& command, PlanOptions& options) {
   command.add_option("-n,--ranks", options.ranks, "ranks in all")
-      ->check(CLI::Range(1, 1'000'000).description(""))
+      ->transform(whole_number(1, 1'000'000))
       ->capture_default_str()
       ->type_name("N")
       ->group(kMachines);
   command.add_option("--ranks-per-node", options.ranks_per_node, "ranks on each host (default: all on one)")
-      ->check(CLI::Range(1, 1'000'000).description(""))
+      ->transform(whole_number(1, 1'000'000))
       ->type_name("N")
       ->group(kMachines);
   command

@@ -19,7 +19,7 @@ struct Unit {
 };
 constexpr double kKi = 1024, kMi = kKi * kKi, kGi = kMi * kKi, kTi = kGi * kKi;
 constexpr Unit kCounts[] = {{"", 1}, {"k", 1e3}, {"m", 1e6}, {"b", 1e9}, {"g", 1e9}, {"t", 1e12}};
-constexpr Unit kSizes[] = {{"", 1},      {"kb", 1e3},  {"mb", 1e6},  {"gb", 1e9}, {"tb", 1e12},
+constexpr Unit kSizes[] = {{"b", 1},     {"kb", 1e3},  {"mb", 1e6},  {"gb", 1e9}, {"tb", 1e12},
                            {"kib", kKi}, {"mib", kMi}, {"gib", kGi}, {"tib", kTi}};
 constexpr Unit kRates[] = {{"mbit/s", 1e6 / 8}, {"gbit/s", 1e9 / 8}, {"mbps", 1e6 / 8}, {"gbps", 1e9 / 8},
                            {"mb/s", 1e6},       {"gb/s", 1e9},       {"gib/s", kGi}};
@@ -53,7 +53,7 @@ std::int64_t parse_count(const std::string& option, const std::string& text) {
 }
 
 std::int64_t parse_nbytes(const std::string& option, const std::string& text) {
-  return whole(option, text, kSizes, "a size such as 24GiB, 32GB or 800MB");
+  return whole(option, text, kSizes, "a size with its unit, such as 24GiB, 32GB or 800MB");
 }
 
 double parse_bandwidth(const std::string& option, const std::string& text) {

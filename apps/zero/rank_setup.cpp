@@ -1,10 +1,15 @@
 #include "rank_setup.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 #include <optional>
+#include <thread>
 
 #include "plan_fit.h"
 #include "zero/errors.h"
@@ -12,18 +17,60 @@
 
 namespace zero::app {
 
+namespace {
+
+/// Descriptor of a pipe with one byte, which the rank that reports takes out.
+constexpr const char* kReportVariable = "ZERO_REPORT_FD";
+
+/// Whether this rank is to say what it has thrown. `of_others`: perhaps only that another rank failed.
+bool takes_the_report(bool of_others) {
+  const char* const text = std::getenv(kReportVariable);
+  if (!text) return true;
+  if (of_others) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  char turn = 0;
+  return ::read(std::atoi(text), &turn, 1) == 1;
+}
+
+void report(int rank, const std::string& text, bool of_others) {
+  if (!takes_the_report(of_others)) return;
+  fmt::print(stderr, "zero: error: {}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank), text);
+}
+
+}  // namespace
+
+int launch_own_ranks(const std::string& command, LaunchOptions options) {
+  int ends[2];
+  if (::pipe2(ends, O_NONBLOCK) != 0) throw IoError(fmt::format("{}: cannot make a pipe", command));
+  [[maybe_unused]] const ssize_t wrote = ::write(ends[1], "1", 1);
+  options.name = command;
+  options.prefix_output = false;
+  options.report_exit_codes = false;
+  options.environment[kReportVariable] = std::to_string(ends[0]);
+  const auto close_all = [&] { ::close(ends[0]), ::close(ends[1]); };
+  try {
+    const int code = launch(options);
+    close_all();
+    return code;
+  } catch (...) {
+    close_all();
+    throw;
+  }
+}
+
 int rank_exit_code(int rank, const std::function<int()>& run) {
-  const std::string who = rank == 0 ? "" : fmt::format("rank {}: ", rank);
   try {
     const int signal = run();
     return signal == 0 ? 0 : 128 + signal;
   } catch (const ConfigError& error) {
-    if (rank == 0) fmt::print(stderr, "zero: error: {}\n", error.what());
+    // Where nobody shares the report every rank would say it.
+    if (rank == 0 || std::getenv(kReportVariable)) report(rank, error.what(), /*of_others=*/rank != 0);
     return 2;
+  } catch (const CommError& error) {
+    report(rank, error.what(), /*of_others=*/true);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "zero: error: {}out of memory; take a smaller --preset, --seq or micro-batch\n", who);
+    report(rank, "out of memory; take a smaller --preset, --seq or micro-batch", /*of_others=*/false);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "zero: error: {}{}\n", who, error.what());
+    report(rank, error.what(), /*of_others=*/false);
   }
   return 1;
 }

@@ -122,6 +122,7 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
     text += fmt::format("stopped by {} after {} of {} steps\n", stop_signal_name(result.stop_signal),
                         result.steps_done, plan.steps);
   }
+  if (result.diverged) text += fmt::format("diverged at step {} of {}\n", result.steps_done, plan.steps);
   text += describe_validation(plan, result);
   if (result.steps_done > 0) {
     text += fmt::format("speed      {} tokens/s; {} steps in {}, all in {}\n",
@@ -139,9 +140,9 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
   if (!result.checkpoint.empty()) {
     text += result.stop_signal != 0
-                ? fmt::format("           zero train --resume --run-dir {} goes on\n", folder_name(plan))
-                : fmt::format("           zero ckpt export {}/checkpoints DIR writes the weights\n",
-                              folder_name(plan));
+                ? fmt::format("           {} train --resume --run-dir {} goes on\n", program_name(), for_shell(plan.run_folder))
+                : fmt::format("           {} ckpt export {} DIR writes the weights\n", program_name(),
+                              for_shell(result.checkpoint));
   }
   if (!plan.tensorboard_folder.empty()) {
     const std::string run = folder_name(plan);
@@ -160,7 +161,9 @@ std::string describe_result_briefly(const TrainPlan& plan, const RunResult& resu
           : fmt::format("training loss {:.4f} nats per byte", result.last_loss);
   return fmt::format(
       "{}{} steps, {}, {} tokens/s, {}: {}\n",
-      result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal)) : "",
+      result.diverged           ? "diverged: "
+      : result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal))
+                                : "",
       result.steps_done, loss, with_commas(std::llround(tokens_per_s(result))),
       duration(result.total_seconds), folder_name(plan));
 }
@@ -169,7 +172,9 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
   const auto or_null = [](const std::optional<double>& value) {
     return value ? ordered_json(*value) : ordered_json();
   };
-  return {{"finished", result.stop_signal == 0},
+  return {{"finished", result.stop_signal == 0 && !result.diverged},
+          {"diverged", result.diverged},
+          {"save_problem", result.save_problem.empty() ? ordered_json() : ordered_json(result.save_problem)},
           {"stopped_by",
            result.stop_signal == 0 ? ordered_json() : ordered_json(stop_signal_name(result.stop_signal))},
           {"stop_signal", result.stop_signal},

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "text_format.h"
 #include "zero/errors.h"
 #include "zero/train.h"
 
@@ -39,8 +40,9 @@ fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
       fs::absolute(wanted.empty() ? fresh_path("runs", preset) : fs::path(wanted)).lexically_normal();
   if (fs::exists(path / kMetrics)) {
     throw ConfigError(
-        fmt::format("--run-dir {}: it already holds a run ({}); give another folder or remove it",
-                    path.string(), kMetrics));
+        fmt::format("--run-dir {0}: it already holds a run ({1}); give another folder, or {2} train --resume --run-dir {3} "
+                    "(goes on) or --restart (starts over, and keeps what is there in before.1)",
+                    path.string(), kMetrics, program_name(), for_shell(path.string())));
   }
   std::error_code error;
   fs::create_directories(path, error);

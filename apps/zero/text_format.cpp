@@ -2,14 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <numbers>
+#include <sstream>
 #include <string_view>
 
 namespace zero::app {
 namespace {
+
+namespace fs = std::filesystem;
 
 /// Length of the UTF-8 character at the front of `text`, 0 when there is none.
 std::size_t character_length(std::string_view text) {
@@ -76,6 +84,28 @@ std::string printable(const std::string& text) {
     }
   }
   return result;
+}
+
+std::string program_name() {
+  std::error_code error;
+  const fs::path mine = fs::read_symlink("/proc/self/exe", error);
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path ? path : "");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const fs::path found = fs::path(folder) / "zero";
+    if (::access(found.c_str(), X_OK) == 0 && fs::equivalent(found, mine, error)) return "zero";
+    if (::access(found.c_str(), X_OK) == 0) break;  // another program of that name
+  }
+  const fs::path here = mine.lexically_relative(fs::current_path(error));
+  return for_shell(error || here.empty() || *here.begin() == ".." ? mine.string() : here.string());
+}
+
+std::string for_shell(const std::string& path) {
+  const auto plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("_./~+-:,@=%", c); };
+  if (!path.empty() && std::all_of(path.begin(), path.end(), plain)) return short_path(path);
+  std::string quoted = "'";
+  for (const char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
 }
 
 std::string short_path(const std::string& path) {

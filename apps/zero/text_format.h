@@ -17,6 +17,10 @@ std::string duration(double seconds);
 double to_bits(double nats);
 /// `text` with control characters and bytes that are no UTF-8 replaced by '?'; line ends and tabs stay.
 std::string printable(const std::string& text);
+/// How this program is called from here: "zero" where that finds it in PATH, else its path.
+std::string program_name();
+/// `path` as an argument that a shell takes as it is.
+std::string for_shell(const std::string& path);
 /// `path` with the home folder as "~", for messages.
 std::string short_path(const std::string& path);
 

@@ -48,7 +48,7 @@ int run_under_launcher(const TrainOptions& options, int rank, const std::string&
     Group group = init_distributed();
     const std::string text = from_rank_0(group, [&] {
       const Ranks ranks{group.size(), group.local_size()};
-      return to_json(options.resume ? prepare_resume(options, ranks, command_line)
+      return to_json(options.resume || options.restart ? prepare_resume(options, ranks, command_line)
                                     : prepare_run(options, ranks, command_line));
     });
     return train_rank(plan_from_json(text), group);
@@ -70,16 +70,15 @@ int run_locally(const TrainOptions& options, const std::string& command_line) {
                     *options.ranks, most, usable_cpus()));
   }
   const auto given = options.ranks ? std::optional(Ranks{*options.ranks}) : std::nullopt;
-  const TrainPlan plan = options.resume
+  const TrainPlan plan = options.resume || options.restart
                              ? prepare_resume(options, given, command_line)
                              : prepare_run(options, given.value_or(Ranks{kDefaultRanks}), command_line);
   LaunchOptions local;
   local.nproc = plan.ranks;
   local.command = {own_command()[0], "train", "--as-rank"};
-  local.prefix_output = false;
   local.environment = {{kPlanVariable, to_json(plan)}};
   local.grace_ms = static_cast<int>(std::lround(options.grace_s * 1e3));
-  const int code = launch(local);
+  const int code = launch_own_ranks("zero train", local);
   const int signal = code == 0 ? stop_signal_of(plan.run_folder) : 0;
   return signal == 0 ? code : 128 + signal;
 }
@@ -102,7 +101,7 @@ int run_train(const TrainOptions& options, const std::string& command_line) {
   }
   if (options.pack_only) {
     const auto start = std::chrono::steady_clock::now();
-    const CorpusInfo corpus = pack_and_check(choose_corpus(options.data, options.cache_dir), 0);
+    const CorpusInfo corpus = pack_and_check(choose_corpus(options.data, options.cache_dir, wanted_suffixes(options)), 0);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     console.print(describe_corpus(corpus, seconds.count()) +
                   fmt::format("packed     {}\n", short_path(corpus.folder)));

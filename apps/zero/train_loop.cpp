@@ -5,12 +5,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
 
 #include "recorder.h"
 #include "text_format.h"
+#include "zero/errors.h"
 
 namespace zero::app {
 
@@ -30,7 +35,9 @@ RunOptions TrainLoop::run_options() {
           .tensorboard_folder = plan_.tensorboard_folder,
           .step_metrics = false,
           .state = [this] { return state().dump(); },
-          .notice = [this](const std::string& text) { note(text); }};
+          .stop_when_diverged = !plan_.keep_going,
+          // What is wrong with a run that has diverged is said at its end.
+          .notice = [this](const std::string& text) { if (!run_.diverged()) note(text); }};
 }
 
 void TrainLoop::note(const std::string& text) {
@@ -50,20 +57,64 @@ void TrainLoop::resume() {
   restore(nlohmann::json::parse(report.client_state));
 }
 
+void TrainLoop::restart() {
+  const std::string kept = run_.restart();
+  console_.print(kept.empty() ? "restart    there was nothing yet\n\n"
+                              : fmt::format("restart    what there was is kept in {}\n\n", short_path(kept)));
+}
+
 void TrainLoop::run() {
   if (plan_.resume) resume();
+  if (plan_.restart) restart();
   try {
     train();
   } catch (const Stopped&) {
     model_->train();
   }
   if (result_.steps_done == 0) return;
-  if (console_.enabled()) progress_.busy("writing a checkpoint ...");
-  run_.finish();
-  if (result_.stop_signal != 0 && console_.enabled() && seconds_since_stop_signal() > 0) {
+  save_last();
+  if (result_.save_problem.empty() && result_.stop_signal != 0 && console_.enabled() && seconds_since_stop_signal() > 0) {
     progress_.note(
         fmt::format("checkpoint complete {} after the signal", duration(seconds_since_stop_signal())));
   }
+}
+
+void TrainLoop::save_last() {
+  if (console_.enabled()) progress_.busy("writing a checkpoint ...");
+  try {
+    return run_.finish();
+  } catch (const CheckpointError& error) {
+    result_.save_problem = error.what();
+  }
+  if (!plan_.spare_folder.empty()) {
+    try {
+      run_.finish_in((std::filesystem::path(plan_.spare_folder) / "checkpoints").string());
+      note(fmt::format("the last checkpoint is in {}, not in the run's folder: {}", plan_.spare_folder,
+                       std::exchange(result_.save_problem, "")));
+      return;
+    } catch (const CheckpointError& error) {
+      result_.save_problem += fmt::format("; nor can the spare folder: {}", error.what());
+    }
+  }
+  if (save_when_there_is_room(result_.save_problem)) result_.save_problem.clear();
+}
+
+bool TrainLoop::save_when_there_is_room(const std::string& problem) {
+  constexpr double kPatienceS = 120, kBetweenS = 5;
+  if (result_.stop_signal != 0) return false;
+  note(fmt::format("{}. Trying again for {}; Ctrl-C gives up", problem, duration(kPatienceS)));
+  // Tries are counted, not timed: all ranks must make the same.
+  for (double waited = 0; waited < kPatienceS; waited += kBetweenS) {
+    for (int i = 0; i < 5 && !run_.agree_on_stop(); ++i) std::this_thread::sleep_for(std::chrono::duration<double>(kBetweenS / 5));
+    result_.stop_signal = run_.stop_signal();
+    if (result_.stop_signal != 0) return false;
+    try {
+      run_.finish();
+      return true;
+    } catch (const CheckpointError&) {  // not yet
+    }
+  }
+  return false;
 }
 
 void TrainLoop::train() {
@@ -127,6 +178,7 @@ void TrainLoop::one_step() {
   step_seconds_.add(seconds);
   report(outcome, lr, seconds);
   result_.stop_signal = run_.stop_signal();
+  result_.diverged = run_.diverged();
   if (run_.should_stop()) throw Stopped{};
 }
 
@@ -181,7 +233,7 @@ void TrainLoop::check_stop() {
 }
 
 std::string TrainLoop::sample() {
-  if (result_.stop_signal != 0 || plan_.sample_length == 0) return "";
+  if (result_.stop_signal != 0 || result_.diverged || plan_.sample_length == 0) return "";
   constexpr std::int64_t kMostContext = 128;
   GenerateOptions options;
   options.length = plan_.sample_length;

@@ -65,7 +65,12 @@ class TrainLoop {
   /// A line about the step that is done.
   void note(const std::string& text);
   void resume();
+  void restart();
   void train();
+  /// The last checkpoint; where the run's folder cannot take it, in the spare one, or once there is room. What could not
+  /// be done is in the result. *Collective.*
+  void save_last();
+  bool save_when_there_is_room(const std::string& problem);
   /// What a run needs to go on besides the engine's part.
   nlohmann::json state() const;
   void restore(const nlohmann::json& state);

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "number_check.h"
+
 namespace zero::app {
 namespace {
 
@@ -11,25 +13,19 @@ constexpr const char* kTraining = "Training";
 constexpr const char* kSample = "Sample at the end";
 constexpr const char* kOutput = "Output";
 
-/// Checks a range without a word in --help, where the option's own text says enough.
-template <class T>
-CLI::Validator between(T least, T most) {
-  CLI::Validator range = CLI::Range(least, most);
-  return range.description("");
-}
-const CLI::Validator kPositive = between(std::int64_t{1}, std::int64_t{1} << 40);
-const CLI::Validator kNotNegative = between(std::int64_t{0}, std::int64_t{1} << 40);
+const CLI::Validator kPositive = whole_number(1);
+const CLI::Validator kNotNegative = whole_number(0);
 
 void add_training_options(CLI::App& command, TrainOptions& options) {
   command.add_option("-n,--ranks", options.ranks, "processes on this host (default 2)")
-      ->check(kPositive)
+      ->transform(kPositive)
       ->type_name("N")
       ->group(kTraining);
   command.add_option("--config", options.config, "DeepSpeed JSON; default: built in, see --print-config")
       ->type_name("FILE")
       ->group(kTraining);
   command.add_option("--stage", options.stage, "ZeRO stage, 0 to 3; overrides the configuration")
-      ->check(between(0, 3))
+      ->transform(whole_number(0, 3))
       ->type_name("N")
       ->group(kTraining);
   command.add_option("--store", options.store, "where stage 3 keeps parameters; overrides the configuration")
@@ -43,24 +39,24 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->type_name("DIR")
       ->group(kTraining);
   command.add_option("--steps", options.steps, "optimizer steps (default 220)")
-      ->check(kPositive)
+      ->transform(kPositive)
       ->type_name("N")
       ->group(kTraining);
   command
       .add_option("--seed", options.seed, "of the data order, the initial weights and dropout (default 1234)")
-      ->check(kNotNegative)
+      ->transform(kNotNegative)
       ->type_name("N")
       ->group(kTraining);
   command
       .add_option("--eval-every", options.eval_every,
                   "steps between validations; 0: only first and last (default: steps / 4)")
-      ->check(kNotNegative)
+      ->transform(kNotNegative)
       ->type_name("N")
       ->group(kTraining);
   command
       .add_option("--eval-batches", options.eval_batches,
                   "batches of 8 sequences per validation; 0: all there are")
-      ->check(kNotNegative)
+      ->transform(kNotNegative)
       ->capture_default_str()
       ->type_name("N")
       ->group(kTraining);
@@ -72,18 +68,18 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
       ->type_name("TEXT")
       ->group(kSample);
   command.add_option("--sample-length", options.sample_length, "bytes to generate; 0: none")
-      ->check(kNotNegative)
+      ->transform(kNotNegative)
       ->capture_default_str()
       ->type_name("N")
       ->group(kSample);
   command
       .add_option("--temperature", options.temperature, "0: always the likeliest byte; larger: more varied")
-      ->check(between(0.0, 100.0))
+      ->check(real_number(0, 100))
       ->capture_default_str()
       ->type_name("X")
       ->group(kSample);
   command.add_option("--top-k", options.top_k, "only among so many likeliest bytes; 0: among all")
-      ->check(kNotNegative)
+      ->transform(kNotNegative)
       ->capture_default_str()
       ->type_name("N")
       ->group(kSample);
@@ -91,7 +87,7 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
 
 /// What a run that goes on has decided for itself.
 constexpr const char* kFixedByTheRun[] = {
-    "--data",   "--cache-dir",   "--pack-only",     "--preset", "--layers",         "--dim",
+    "--data",   "--suffix",      "--all-files",     "--cache-dir", "--pack-only",   "--preset", "--layers", "--dim",
     "--heads",  "--seq",         "--config",        "--seed",   "--eval-every",     "--eval-batches",
     "--prompt", "--temperature", "--sample-length", "--top-k",  "--no-tensorboard", "--print-config"};
 
@@ -103,14 +99,28 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
               "go on with the run in --run-dir (default: the newest in runs/) from its last checkpoint; "
               "-n, --stage, --store, --nvme and --steps may be others")
           ->group(kTraining);
-  for (const char* name : kFixedByTheRun) resume->excludes(command.get_option(name));
+  auto* restart =
+      command
+          .add_flag("--restart", options.restart,
+                    "start the run in --run-dir (default: the newest in runs/) over; its checkpoints and metrics are "
+                    "kept in its folder before.1")
+          ->group(kTraining);
+  resume->excludes(restart);
+  for (const char* name : kFixedByTheRun) {
+    resume->excludes(command.get_option(name));
+    restart->excludes(command.get_option(name));
+  }
+  command
+      .add_flag("--keep-going", options.keep_going,
+                "train on when the loss is not a number (default: stop, with an error)")
+      ->group(kTraining);
   command
       .add_flag("--force", options.force, "start although the memory of this host is too small (zero plan)")
       ->group(kTraining);
   command
       .add_option("--grace", options.grace_s,
                   "after a stop signal: seconds for the step and the checkpoint, then the ranks are killed")
-      ->check(between(0.0, 1e6))
+      ->check(real_number(0, 1e6))
       ->capture_default_str()
       ->type_name("S")
       ->group(kTraining);
@@ -118,6 +128,11 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
 
 void add_output_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--run-dir", options.run_dir, "folder of the run; default: runs/<date-time>-<preset>")
+      ->type_name("DIR")
+      ->group(kOutput);
+  command
+      .add_option("--spare-dir", options.spare_dir,
+                  "where the last checkpoint goes if the run's folder cannot take it")
       ->type_name("DIR")
       ->group(kOutput);
   command.add_flag("-q,--quiet", options.quiet, "print only the result and errors")->group(kOutput);
@@ -134,9 +149,18 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
 void add_text_options(CLI::App& command, TrainOptions& options) {
   command
       .add_option("--data", options.data,
-                  "file or folder of text; default: $ZERO_DATA, else the Python sources of torch")
+                  "file or folder of text, - for standard input; default: $ZERO_DATA, else the Python sources of torch")
+      ->check(CLI::Validator([](const std::string& path) { return path.empty() ? "want a path" : ""; }, ""))
       ->type_name("PATH")
       ->group(kData);
+  command
+      .add_option("--suffix", options.suffixes,
+                  "of the files in a folder that are taken; may be repeated (default: .txt .md .py .rst)")
+      ->type_name("TEXT")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false)
+      ->group(kData);
+  command.add_flag("--all-files", options.all_files, "take text files of any suffix")->group(kData);
   command
       .add_option("--cache-dir", options.cache_dir, "where packed text is kept; default: ~/.cache/zerotorch")
       ->type_name("DIR")
@@ -151,19 +175,19 @@ void add_model_options(CLI::App& command, TrainOptions& options) {
       ->type_name("NAME")
       ->group(kModel);
   command.add_option("--layers", options.layers, "overrides the preset's number of blocks")
-      ->check(kPositive)
+      ->transform(kPositive)
       ->type_name("N")
       ->group(kModel);
   command.add_option("--dim", options.dim, "overrides the preset's width")
-      ->check(kPositive)
+      ->transform(kPositive)
       ->type_name("N")
       ->group(kModel);
   command.add_option("--heads", options.heads, "overrides the preset's attention heads")
-      ->check(kPositive)
+      ->transform(kPositive)
       ->type_name("N")
       ->group(kModel);
   command.add_option("--seq", options.seq, "overrides the preset's sequence length, in bytes of text")
-      ->check(kPositive)
+      ->transform(kPositive)
       ->type_name("N")
       ->group(kModel);
 }
@@ -184,6 +208,10 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
       "  zero train -n 4 --config ds_config.json --stage 2\n"
       "  zero train --resume                           go on after Ctrl-C or a crash\n"
       "  mpirun -n 8 zero train --config ds_config.json");
+}
+
+std::vector<std::string> wanted_suffixes(const TrainOptions& options) {
+  return options.all_files ? std::vector<std::string>{""} : options.suffixes;
 }
 
 std::string unescape(const std::string& text) {

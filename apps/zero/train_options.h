@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -13,8 +14,10 @@ namespace zero::app {
 struct TrainOptions {
   std::optional<int> ranks;  ///< not given: 2, or what the launcher started
   // What to learn from.
-  std::string data;       ///< empty: see choose_corpus()
+  std::string data;       ///< empty: see choose_corpus(); "-": standard input
   std::string cache_dir;  ///< empty: see choose_corpus()
+  std::vector<std::string> suffixes;  ///< of files in a folder; empty: those of CorpusOptions
+  bool all_files = false;             ///< whatever their suffix
   bool pack_only = false;
   // The model.
   std::string preset = "gpt-11m";
@@ -36,6 +39,9 @@ struct TrainOptions {
   // What is said and written.
   std::string run_dir;   ///< empty: runs/<date-time>-<preset>; with `resume` the newest there
   bool resume = false;   ///< go on with the run in run_dir
+  bool restart = false;  ///< start that run over
+  bool keep_going = false;  ///< also when the loss is not a number
+  std::string spare_dir;    ///< for the last checkpoint, where the run's folder cannot take it
   bool force = false;    ///< start also what does not fit the memory
   double grace_s = 120;  ///< from the first stop signal until ranks that have not ended are killed
   bool quiet = false;
@@ -50,6 +56,9 @@ inline constexpr std::int64_t kDefaultSteps = 220;
 
 /// Adds the options to `command`. Their values are in `options` once it is parsed.
 void add_train_options(CLI::App& command, TrainOptions& options);
+
+/// Of files in a folder, as --suffix and --all-files say; empty: the usual ones.
+std::vector<std::string> wanted_suffixes(const TrainOptions& options);
 
 /// Only where the text comes from and what the model is, for commands that share these.
 void add_text_options(CLI::App& command, TrainOptions& options);

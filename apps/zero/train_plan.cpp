@@ -21,10 +21,12 @@
 #include "zero/data.h"
 #include "zero/errors.h"
 #include "zero/models.h"
+#include "zero/train.h"
 
 namespace zero::app {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, data, cache_dir, preset, layers, dim, heads, seq,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, restart, keep_going, spare_folder, data, suffixes,
+                                   cache_dir, preset, layers, dim, heads, seq,
                                    parameters_numel, config, corpus_folder, corpus_hash, train_nbytes,
                                    baseline_nats, run_folder, tensorboard_folder, steps, eval_every,
                                    eval_batches, seed, prompt, sample_length, top_k, temperature, quiet)
@@ -80,11 +82,34 @@ void write_environment(const TrainPlan& plan, const std::string& command_line) {
   const std::filesystem::path file = std::filesystem::path(plan.run_folder) / kEnvironment;
   std::ifstream before(file);
   const auto old = nlohmann::ordered_json::parse(before, nullptr, /*allow_exceptions=*/false);
-  if (plan.resume && old.is_object()) {
+  if ((plan.resume || plan.restart) && old.is_object()) {
     facts["earlier"] = old.value("earlier", nlohmann::ordered_json::array());
     facts["earlier"].push_back(old.value("run", nlohmann::ordered_json()));
   }
   write_run_json(plan.run_folder, kEnvironment, facts);
+}
+
+/// What every start of a run decides anew.
+void take_run_options(TrainPlan& plan, const TrainOptions& options) {
+  plan.quiet = options.quiet;
+  plan.resume = options.resume;
+  plan.restart = options.restart;
+  plan.keep_going = options.keep_going;
+  plan.spare_folder = options.spare_dir.empty() ? "" : std::filesystem::absolute(options.spare_dir).string();
+}
+
+/// A run that cannot go on stays as it is.
+void check_can_go_on(const std::string& folder) {
+  const FoundRun found = find_run(folder);
+  std::string problem = found.problem;
+  if (problem.empty() && found.is_fresh() && found.recorded_steps > 0) {
+    problem = fmt::format("the run in '{}' ended at step {}, before its first checkpoint: there is nothing to go on from",
+                          folder, found.recorded_steps);
+  }
+  if (problem.empty()) return;
+  throw CheckpointError(fmt::format("--resume: {}. To start it over: {} train --restart --run-dir {} (what is there is "
+                                    "kept in {}/before.1)",
+                                    problem, program_name(), for_shell(folder), short_path(folder)));
 }
 
 std::string absolute_or_empty(const std::string& path) {
@@ -99,7 +124,7 @@ void print_tail(const Console& console, const TrainPlan& plan, const Config& con
                 const std::string& memory_warning) {
   console.print(describe_model(plan) + describe_training(plan, config, plan.ranks));
   console.print(
-      fmt::format("run        {}{}\n", short_path(plan.run_folder), plan.resume ? ", goes on" : ""));
+      fmt::format("run        {}{}\n", short_path(plan.run_folder), plan.resume ? ", goes on" : plan.restart ? ", starts over" : ""));
   for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
   console.print(memory_warning + "\n");
 }
@@ -110,7 +135,7 @@ void find_text_again(TrainPlan& plan) {
     if (Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash) return;
   } catch (const IoError&) {  // the cache was emptied
   }
-  const CorpusInfo corpus = pack_and_check(choose_corpus(plan.data, plan.cache_dir), plan.seq);
+  const CorpusInfo corpus = pack_and_check(choose_corpus(plan.data, plan.cache_dir, plan.suffixes), plan.seq);
   if (corpus.hash != plan.corpus_hash) {
     throw ConfigError(fmt::format(
         "--resume: the text {} is not what the run {} learnt from; bring it back, or start a new run",
@@ -122,8 +147,13 @@ void find_text_again(TrainPlan& plan) {
 TrainPlan read_plan(const std::filesystem::path& folder) {
   const std::string path = (folder / kPlan).string();
   std::ifstream file(path);
-  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   try {
+    // Runs of before these were there.
+    json.emplace("restart", false);
+    json.emplace("keep_going", false);
+    json.emplace("spare_folder", "");
+    json.emplace("suffixes", nlohmann::json::array());
     return json.get<TrainPlan>();
   } catch (const nlohmann::json::exception&) {
     throw ConfigError(
@@ -197,17 +227,20 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.sample_length = options.sample_length;
   plan.top_k = options.top_k;
   plan.temperature = options.temperature;
-  plan.quiet = options.quiet;
-  plan.data = absolute_or_empty(options.data);
   plan.cache_dir = absolute_or_empty(options.cache_dir);
+  plan.suffixes = wanted_suffixes(options);
+  take_run_options(plan, options);
 
   const Console console(!options.quiet);
   Progress progress(console, 0, 0);
   progress.busy("reading the text ...");
   const auto start = std::chrono::steady_clock::now();
-  const CorpusInfo corpus = pack_and_check(choose_corpus(options.data, options.cache_dir), plan.seq);
+  const CorpusOptions text = choose_corpus(options.data, options.cache_dir, plan.suffixes);
+  const CorpusInfo corpus = pack_and_check(text, plan.seq);
   const std::chrono::duration<double> packing = std::chrono::steady_clock::now() - start;
   progress.finish();
+  // Standard input has become a file.
+  plan.data = options.data == "-" ? text.source.string() : absolute_or_empty(options.data);
   plan.corpus_folder = corpus.folder.string();
   plan.corpus_hash = corpus.hash;
   plan.train_nbytes = corpus.train_nbytes;
@@ -234,8 +267,8 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   plan.run_folder = folder.string();
   if (ranks) plan.ranks = ranks->world_size;
   plan.steps = options.steps.value_or(plan.steps);
-  plan.quiet = options.quiet;
-  plan.resume = true;
+  take_run_options(plan, options);
+  if (options.resume) check_can_go_on(plan.run_folder);
   const Config config = resume_config(plan.config, options, plan.ranks);
   plan.config = config.to_json();
   const std::string memory_warning =

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "train_options.h"
 #include "zero/models.h"
@@ -15,7 +16,8 @@ struct TrainPlan {
   std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
   std::int64_t parameters_numel = 0;
   std::string config;           ///< resolved, as JSON
-  std::string data, cache_dir;  ///< as given, absolute; empty: see choose_corpus()
+  std::string data, cache_dir;        ///< as given, absolute; empty: see choose_corpus()
+  std::vector<std::string> suffixes;  ///< empty: those of choose_corpus()
   std::string corpus_folder, corpus_hash;
   std::int64_t train_nbytes = 0;
   double baseline_nats = 0;                    ///< unigram entropy of the validation split, per byte
@@ -26,7 +28,10 @@ struct TrainPlan {
   std::int64_t sample_length = 0, top_k = 0;
   double temperature = 0;
   bool quiet = false;
-  bool resume = false;  ///< go on from the newest checkpoint of the run folder, if there is one
+  bool resume = false;      ///< go on from the newest checkpoint of the run folder, if there is one
+  bool restart = false;     ///< start the run of the folder over
+  bool keep_going = false;  ///< also when the loss is not a number
+  std::string spare_folder;  ///< for the last checkpoint, where the run's cannot take it; empty: none
 };
 
 /// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown

@@ -59,6 +59,20 @@ std::string frame_sample(const TrainPlan& plan, const std::string& sample) {
                      indented);
 }
 
+/// A run that must not be taken for a good one ends with an error, after everything is said and written.
+void check_went_well(const RunResult& result) {
+  if (!result.save_problem.empty())
+    throw CheckpointError(fmt::format("the last checkpoint could not be written: {}. --spare-dir DIR gives it another "
+                                      "place next time", result.save_problem));
+  if (!result.diverged) return;
+  const std::string checkpoint =
+      result.checkpoint.empty() ? "There is no checkpoint of before"
+                                : fmt::format("The last checkpoint is of before: {}", short_path(result.checkpoint));
+  throw ModelError(fmt::format("the loss of step {} is not a number: the run has diverged and was stopped. {}. A smaller "
+                               "learning rate, a longer warm-up or gradient clipping may help; --keep-going trains on",
+                               result.steps_done, checkpoint));
+}
+
 int run(const TrainPlan& plan, Group group) {
   const Clock clock;
   Config config = Config::from_text(plan.config, "configuration of the run");
@@ -86,9 +100,10 @@ int run(const TrainPlan& plan, Group group) {
   RunResult result = collect_result(plan, engine, loop);
   result.total_seconds = clock.seconds();
   if (first) {
-    write_run_json(plan.run_folder, "summary.json", summary_json(plan, result));
     Console(true).print(plan.quiet ? describe_result_briefly(plan, result) : describe_result(plan, result));
+    write_run_json(plan.run_folder, "summary.json", summary_json(plan, result));
   }
+  check_went_well(result);
   return result.stop_signal;
 }
 

@@ -103,6 +103,10 @@ struct Description {
   std::string versions;      ///< JSON: of what wrote it
 };
 
+/// The tag that `latest` in a folder of checkpoints names, whether that is there or not; empty: there is no such file.
+/// Throws IoError.
+std::string latest(const std::string& folder);
+
 /// Everything but the data. `path` is a checkpoint's folder, or a folder of checkpoints (then its latest).
 /// Throws CheckpointError.
 Description inspect(const std::string& path);
@@ -157,10 +161,12 @@ DiffReport diff(const std::string& a, const std::string& b, const Progress& prog
 struct PruneReport {
   std::vector<std::string> removed;    ///< tags
   std::vector<std::string> leftovers;  ///< folders of saves that never completed
+  std::vector<std::string> damaged;    ///< of those that stay: a checksum is wrong
   std::uint64_t nbytes = 0;
 };
 /// Keeps the newest `keep_last` complete checkpoints and the latest one, removes the other complete ones and
-/// what interrupted saves left. Throws CheckpointError while a save is under way there.
+/// what interrupted saves left. Before anything is removed, one that stays is read whole; where all of these are
+/// damaged, the newest one that is not stays too. Throws CheckpointError while a save is under way there.
 PruneReport prune(const std::string& folder, int keep_last, bool dry_run = false);
 
 }  // namespace checkpoint

@@ -11,13 +11,14 @@
 namespace zero {
 
 struct CorpusOptions {
-  /// A file, or a folder that is walked (names starting with a dot and symbolic links are left out).
+  /// A file, or a folder that is walked (names starting with a dot and links to folders are left out).
   std::filesystem::path source;
   /// Where the packed corpus goes or is found: train.bin, val.bin, corpus.json. Created with its parents.
   std::filesystem::path folder;
-  /// Files of a folder that are taken. A source that is itself a file is always taken.
+  /// Files of a folder that are taken; "": all. A source that is itself a file is always taken.
   std::vector<std::string> suffixes = {".py", ".txt", ".md", ".rst"};
-  /// Smaller and larger files are left out (nbytes). Large ones are mostly data, not text.
+  /// Smaller and larger files are left out (nbytes). Large ones are mostly data, not text. Those of more than 1 MiB are
+  /// cut at line ends into pieces of about so much, which are shuffled as files are.
   std::int64_t min_file_nbytes = 1;
   std::int64_t max_file_nbytes = 1 << 20;
   /// Stop taking files (in shuffled order) when the corpus has this many bytes; 0: no bound.
@@ -26,6 +27,15 @@ struct CorpusOptions {
   double validation_fraction = 0.05;
   /// Order of the files, and so what is validation.
   std::uint64_t seed = 1234;
+};
+
+/// Files that were left out for one reason.
+struct LeftOutFiles {
+  std::string reason;  ///< "not UTF-8"
+  std::int64_t files = 0;
+  std::int64_t nbytes = 0;
+  std::string largest;  ///< its name, relative to the source
+  std::int64_t largest_nbytes = 0;
 };
 
 struct CorpusInfo {
@@ -37,19 +47,18 @@ struct CorpusInfo {
   std::string hash;
   std::int64_t train_nbytes = 0;
   std::int64_t validation_nbytes = 0;
-  std::int64_t files = 0;             ///< taken
-  std::int64_t files_duplicate = 0;   ///< left out: same contents as one that was taken
-  std::int64_t files_wrong_size = 0;  ///< left out: below min_file_nbytes or above max_file_nbytes
-  std::int64_t files_not_text = 0;    ///< left out: a zero byte or not UTF-8
-  std::int64_t files_unreadable = 0;  ///< left out: no permission, or gone
+  std::int64_t files = 0;  ///< taken
+  /// By reason: the same contents as one that was taken, size, suffix, hidden, a zero byte, not UTF-8, unreadable.
+  std::vector<LeftOutFiles> left_out;
   /// Entropy of single bytes: what a model that knows only their frequencies loses per byte.
   double train_unigram_entropy_nats = 0;
   double validation_unigram_entropy_nats = 0;
 };
 
-/// Packs `options.source` into `options.folder`, or finds it there unchanged. Text files are deduplicated by
-/// content, shuffled and concatenated, each followed by one zero byte. Written to a temporary folder beside
-/// it and renamed, so readers see all or nothing; several processes may pack the same corpus at once. Local.
+/// Packs `options.source` into `options.folder`, or finds it there unchanged. Text files (pieces, where they are large)
+/// are deduplicated by content, shuffled and concatenated, each followed by one zero byte. Memory: a few MiB, whatever
+/// their size. Written to a temporary folder beside it and renamed, so readers see all or nothing; several processes
+/// may pack the same corpus at once. Local.
 /// Throws ConfigError for options that make no sense, IoError when the source is missing or has no usable
 /// text, or the folder cannot be written or holds something else than a corpus.
 CorpusInfo pack_corpus(const CorpusOptions& options);

@@ -20,23 +20,32 @@ struct LaunchOptions {
   bool prefix_output = true;
   /// Set for the ranks on top of this process's environment; wins over what launch() sets.
   std::map<std::string, std::string> environment = {};
-  /// How long the other ranks may go on after the first failure (or after a signal) before they get
-  /// SIGTERM. They usually end by themselves, with an error that names the failed rank.
+  /// How long the ranks may go on after a stop signal before they get SIGTERM: for the running step and a checkpoint.
   int grace_ms = 8'000;
+  /// How long the other ranks may go on after the first failure, where that is less than `grace_ms`. They usually end
+  /// by themselves, with an error that names the failed rank; those that are stopped (SIGSTOP) get no time.
+  int failure_grace_ms = 5'000;
   int kill_after_ms = 3'000;  ///< from SIGTERM to SIGKILL
+  /// The command that its own lines on standard error begin with.
+  std::string name = "zero launch";
+  /// Says so when a rank ends with an exit code other than 0. False where ranks say themselves what went wrong; a rank
+  /// that a signal has killed is told of in any case.
+  bool report_exit_codes = true;
 };
 
 /// Runs the job to its end and returns its exit code: 0, or that of the first rank that failed (128 + signal
 /// for one killed by a signal). Each rank gets ZERO_RANK, ZERO_WORLD_SIZE, ZERO_LOCAL_RANK,
 /// ZERO_LOCAL_WORLD_SIZE and ZERO_JOB_ID, the same as RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, a free
 /// MASTER_ADDR and MASTER_PORT, OMP_NUM_THREADS = cores / ranks unless that is set, OMP_WAIT_POLICY =
-/// passive unless that or GOMP_SPINCOUNT is set; its own process group; /dev/null as input.
+/// passive unless that or GOMP_SPINCOUNT is set; its own process group; /dev/null as input, but for rank 0, which gets
+/// this process's where that is a file or a pipe.
 ///
 /// SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on to all ranks; a second SIGINT or SIGTERM kills
-/// them, and the exit code is 128 + that. Ranks die with this process. When it returns no process of the job
-/// is left, nor its files in /dev/shm. Which rank failed first, and how, goes to standard error. Call from
-/// the main thread: the ranks live as long as the calling thread. Throws ConfigError when the program cannot
-/// be started.
+/// them, and the exit code is 128 + that. SIGTSTP (Ctrl-Z) stops the ranks, then this process; they go on together.
+/// Where nobody reads standard output any more, the ranks get SIGHUP. Ranks die with this process. When it returns no
+/// process of the job is left, nor its files in /dev/shm, nor those of jobs that were killed before. Which rank failed
+/// first, and how, goes to standard error. Call from the main thread: the ranks live as long as the calling thread.
+/// Throws ConfigError when the program cannot be started.
 int launch(const LaunchOptions& options);
 
 /// Runs `run_rank` in this process and returns what it returned where a launcher (zero launch, torchrun, mpirun,

@@ -36,7 +36,8 @@ namespace zero {
 // ---- The process ----
 
 struct ProcessOptions {
-  /// SIGINT, SIGTERM and SIGHUP are kept for received_stop_signal(); the second one ends the process at once.
+  /// SIGINT, SIGTERM and SIGHUP are kept for received_stop_signal(); the second one ends the process at once. So is
+  /// SIGPIPE (nobody reads what is printed) where it would end the process.
   bool watch_stop_signals = true;
   /// Rank 0 says on standard error, at the first stop signal, that a checkpoint follows.
   bool announce_stop = true;
@@ -51,7 +52,7 @@ struct ProcessOptions {
 /// given. Process-wide. *Collective.* Throws CommError.
 void set_up_process(Group group, const Config& config, const ProcessOptions& options = {});
 
-/// The first SIGINT, SIGTERM or SIGHUP that arrived since set_up_process(), 0 for none. Local, any thread.
+/// The first SIGINT, SIGTERM, SIGHUP or SIGPIPE that arrived since set_up_process(), 0 for none. Local, any thread.
 int received_stop_signal();
 /// Seconds since it arrived; 0 when none did. Local.
 double seconds_since_stop_signal();
@@ -107,8 +108,9 @@ class MetricsRecord {
   MetricsPosition sync();
   /// Forgets what came after `position`. Before the first event.
   void go_back_to(const MetricsPosition& position);
-  /// Forgets everything, event files only where their folder is below the run's. Before the first event.
-  void start_over();
+  /// Begins anew; what there was is moved into `kept`, event files only where their folder is below the run's. Before
+  /// the first event.
+  void start_over(const std::string& kept);
 
  private:
   struct Impl;
@@ -116,6 +118,20 @@ class MetricsRecord {
 };
 
 // ---- The run ----
+
+/// What lies in the folder of a run.
+struct FoundRun {
+  std::int64_t recorded_steps = 0;  ///< the largest `step` of metrics.jsonl
+  std::vector<checkpoint::Summary> checkpoints;
+  /// What is missing that a run which goes on needs, and what can be done; empty: nothing.
+  std::string problem;
+  /// Checkpoints that are there and cannot be loaded, a line each, where others can.
+  std::vector<std::string> notices;
+  /// No checkpoint was ever completed here.
+  bool is_fresh() const { return checkpoints.empty() && problem.empty(); }
+};
+/// Looks without changing anything. Local. Throws IoError.
+FoundRun find_run(const std::string& folder);
 
 struct RunOptions {
   /// The run's folder, the same for every rank, made when it is not there: `checkpoints` and `metrics.jsonl`.
@@ -126,6 +142,8 @@ struct RunOptions {
   bool step_metrics = true;
   /// JSON that goes into every checkpoint and comes back from resume(). Called on rank 0.
   std::function<std::string()> state = {};
+  /// A loss that is not a number ends the run (TrainingRun::diverged). False: it goes on, and saves.
+  bool stop_when_diverged = true;
   /// Told on rank 0 what became of checkpoints; not given: log lines.
   std::function<void(const std::string&)> notice = {};
 };
@@ -151,8 +169,15 @@ class TrainingRun {
 
   /// Call first: brings engine and metrics back to the newest checkpoint of the folder, or to the newest whole one
   /// where that is damaged. `client_state` of the report is what RunOptions::state gave, and `folder` is empty when
-  /// there is no checkpoint yet: then metrics begin anew. *Collective.* Throws CheckpointError, IoError.
+  /// no checkpoint was ever completed: then metrics begin anew. Where checkpoints were and cannot be loaded it throws
+  /// CheckpointError and leaves everything as it is; restart() then starts over. *Collective.* Throws CheckpointError,
+  /// IoError.
   LoadReport resume();
+
+  /// Call first, in place of resume(): the run begins anew. Checkpoints and metrics that the folder has are moved into
+  /// a new one in it, `before.1`, `before.2`, ..., whose path is returned; empty: there were none. *Collective.* Throws
+  /// IoError.
+  std::string restart();
 
   /// After every Engine::step(), with the loss of this rank's micro-batch. At the end of an optimizer step the ranks
   /// agree on the loss, on whether one of them got a stop signal, and on whether a checkpoint is due; nothing is
@@ -165,15 +190,23 @@ class TrainingRun {
   /// The same whether due or not; nothing when this step has one. *Collective.*
   void save();
 
-  /// True on every rank once one got a stop signal, as agreed in after_step() or agree_on_stop(). Local.
-  bool should_stop() const { return stop_signal_ != 0; }
+  /// True on every rank once one got a stop signal, as agreed in after_step() or agree_on_stop(), or the run has
+  /// diverged. Local.
+  bool should_stop() const { return stop_signal_ != 0 || diverged_; }
   int stop_signal() const { return stop_signal_; }
+  /// The loss of a step that was taken was not a number, or those of 50 skipped steps in a row: the parameters are none
+  /// either, or soon. No checkpoint is written from then on, which would push out good ones. With
+  /// RunOptions::stop_when_diverged. Local.
+  bool diverged() const { return diverged_; }
   /// Asks the ranks now, for what lasts longer than a step. As should_stop(). *Collective.*
   bool agree_on_stop();
 
-  /// The last checkpoint, complete when this returns; none before the first step, or when this step has one.
-  /// *Collective.* Throws CheckpointError.
+  /// The last checkpoint, complete when this returns; none before the first step, when this step has one, or when the
+  /// run has diverged. *Collective.* Throws CheckpointError.
   void finish();
+  /// As finish(), into another folder of checkpoints, where that of the run has no room. *Collective.* Throws
+  /// CheckpointError.
+  void finish_in(const std::string& folder);
 
   /// Folder of the last checkpoint, perhaps still under way; empty: none. Local.
   const std::string& last_checkpoint() const { return last_; }
@@ -183,8 +216,10 @@ class TrainingRun {
  private:
   bool due_by_time() const;
   bool due_by_steps() const;
+  void look_at_loss(const StepOutcome& outcome);
   std::string client_state();
-  void start_save(bool async);
+  void start_save(const std::string& folder, bool async);
+  void completed();
   void wait();
   void record(const StepOutcome& outcome);
   void tell(const std::string& text, bool failed);
@@ -197,6 +232,8 @@ class TrainingRun {
   std::int64_t steps_ = 0, skipped_steps_ = 0;
   bool due_ = false;
   int stop_signal_ = 0;
+  bool diverged_ = false;
+  int skipped_without_loss_ = 0;  ///< in a row
   std::string last_, last_complete_;
   std::int64_t saved_step_ = 0;
   std::int64_t saved_at_ns_;

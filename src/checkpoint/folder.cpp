@@ -133,6 +133,9 @@ Found find_checkpoint(io::FileSystem& files, const std::string& folder, const st
     const std::string path = io::join(folder, *latest);
     if (files.kind(path) == io::FileKind::kFolder)
       return {*latest, path, read_complete_manifest(files, path)};
+    throw CheckpointError(fmt::format(
+        "'{}' says that '{}' is the latest checkpoint, which is not there; {}. Bring it back, or give the tag to load",
+        io::join(folder, kLatestName), *latest, describe(possible_tags(files, folder))));
   }
   Listing listing = list_checkpoints(files, folder);
   if (!listing.complete.empty()) return std::move(listing.complete.back());

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "checkpoint/folder.h"
 #include "checkpoint/range_reader.h"
 #include "zero/errors.h"
@@ -36,6 +38,26 @@ std::string folder_to_verify(io::FileSystem& files, const std::string& path) {
     }
   }
   return find_checkpoint(files, path).folder;
+}
+
+/// Takes the newest intact checkpoint out of `removable` where all the others are damaged.
+void keep_an_intact_one(io::FileSystem& files, const Listing& listing, std::vector<std::string>& removable,
+                        std::vector<std::string>& damaged) {
+  if (removable.empty()) return;
+  const auto stays = [&](const Found& found) {
+    return std::find(removable.begin(), removable.end(), found.tag) == removable.end();
+  };
+  for (const bool staying : {true, false}) {
+    for (auto found = listing.complete.rbegin(); found != listing.complete.rend(); ++found) {
+      if (stays(*found) != staying) continue;
+      if (!verify(files, found->folder, {}).problems.empty()) {
+        if (staying) damaged.push_back(found->tag);
+        continue;
+      }
+      if (!staying) std::erase(removable, found->tag);
+      return;
+    }
+  }
 }
 
 }  // namespace
@@ -102,7 +124,9 @@ PruneReport prune(io::FileSystem& files, const std::string& folder, int keep_las
   const auto lock = lock_folder(files, folder);
   const Listing listing = list_checkpoints(files, folder);
   PruneReport report;
-  for (const auto& tag : prunable(listing, latest_tag(files, folder), keep_last)) {
+  auto removable = prunable(listing, latest_tag(files, folder), keep_last);
+  keep_an_intact_one(files, listing, removable, report.damaged);
+  for (const auto& tag : removable) {
     for (const auto& found : listing.complete) {
       if (found.tag == tag) report.nbytes += found.manifest.nbytes();
     }
@@ -118,6 +142,7 @@ PruneReport prune(io::FileSystem& files, const std::string& folder, int keep_las
 // ---- on the machine's files ----------------------------------------------------------------------------
 
 std::vector<Summary> list(const std::string& folder) { return list(io::system_files(), folder); }
+std::string latest(const std::string& folder) { return latest_tag(io::system_files(), folder).value_or(""); }
 Description inspect(const std::string& path) { return inspect(io::system_files(), path); }
 VerifyReport verify(const std::string& path, const Progress& progress) {
   return verify(io::system_files(), path, progress);

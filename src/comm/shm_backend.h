@@ -179,6 +179,7 @@ class ShmBackend final : public Backend {
   std::vector<PeerRegions> peer_regions_;
   std::vector<std::int64_t> stopped_since_ns_;  ///< 0: not stopped
   std::int64_t last_check_ns_ = 0;
+  std::int64_t paused_wait_ns_ = 0, paused_ns_ = 0;  ///< how long this process was stopped in the wait begun then
   const WaitPolicy policy_;
 };
 

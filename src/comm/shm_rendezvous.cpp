@@ -1,5 +1,6 @@
 // How the ranks of a host find each other's control segment: a name in /dev/shm that lives only
 // until all have attached.
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -24,10 +25,16 @@
 namespace zero::comm {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x7a65726f'73686d31;  // "zeroshm1": raise with the layout
+constexpr std::uint64_t kMagic = 0x7a65726f'73686d32;  // "zeroshm2": raise with the layout
 constexpr std::int64_t kPollNs = 2 * base::kNanosPerMilli;
 constexpr std::int64_t kCreationGraceS =
     5;  ///< a segment without magic that is older was left by a dead creator
+
+/// Process ids of containers that share /dev/shm mean something only within this; 0: not known.
+std::uint64_t own_pid_namespace() {
+  struct stat stats {};
+  return ::stat("/proc/self/ns/pid", &stats) == 0 ? stats.st_ino : 0;
+}
 
 void write_header(ControlSegment& segment, int ranks) {
   SegmentHeader& head = segment.header();
@@ -36,6 +43,7 @@ void write_header(ControlSegment& segment, int ranks) {
   head.ranks = ranks;
   head.creator_pid = self.pid;
   head.creator_start_time = self.start_time;
+  head.creator_pid_namespace = own_pid_namespace();
   head.magic.store(kMagic, std::memory_order_release);
 }
 
@@ -78,6 +86,7 @@ Existing judge(const FileDescriptor& fd, ControlSegment* segment) {
     return ::time(nullptr) - stats.st_mtime > kCreationGraceS ? Existing::kStale : Existing::kUnfinished;
   }
   const SegmentHeader& head = segment->header();
+  if (head.creator_pid_namespace != own_pid_namespace()) return Existing::kAlive;  // as far as can be told from here
   return process_state({head.creator_pid, head.creator_start_time}) == ProcessState::kGone ? Existing::kStale
                                                                                            : Existing::kAlive;
 }
@@ -170,6 +179,7 @@ void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::
 std::shared_ptr<ControlSegment> create_and_gather(const std::string& name, int ranks,
                                                   std::chrono::milliseconds timeout,
                                                   std::int64_t deadline_ns) {
+  ControlSegment::remove_left_behind();
   const FileDescriptor fd = create_or_take_over(name, deadline_ns);
   NameGuard guard(name);
   const std::size_t nbytes = ControlSegment::nbytes_of(ranks);
@@ -219,6 +229,22 @@ std::shared_ptr<ControlSegment> find_and_attach(const std::string& name, int ran
 }
 
 }  // namespace
+
+void ControlSegment::remove_left_behind() noexcept {
+  DIR* const folder = ::opendir("/dev/shm");
+  if (!folder) return;
+  const std::string prefix = fmt::format("zerotorch-{}-", ::getuid());
+  while (const dirent* entry = ::readdir(folder)) {
+    if (!std::string_view(entry->d_name).starts_with(prefix)) continue;
+    const std::string name = fmt::format("/{}", entry->d_name);
+    const FileDescriptor fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+    try {
+      if (fd && judge(fd, map_existing(fd).get()) == Existing::kStale) ::shm_unlink(name.c_str());
+    } catch (const std::exception&) {  // cannot be mapped: another's business
+    }
+  }
+  ::closedir(folder);
+}
 
 std::string ControlSegment::name_of(const std::string& job_id) {
   constexpr std::size_t kMaxLength = 120;

@@ -94,6 +94,7 @@ struct SegmentHeader {
   std::int32_t ranks;
   std::int32_t creator_pid;
   std::uint64_t creator_start_time;
+  std::uint64_t creator_pid_namespace;
   std::atomic<std::uint32_t> complete;  ///< everybody is attached and the name is gone
 
   alignas(kCacheLine) std::atomic<std::uint32_t> event;  ///< futex word, counts wake-ups
@@ -123,6 +124,9 @@ class ControlSegment {
   /// (a rank did not come or died; says which).
   static std::shared_ptr<ControlSegment> rendezvous(const std::string& job_id, int rank, int ranks,
                                                     std::chrono::milliseconds timeout);
+
+  /// Removes the names of this user's jobs whose rank 0 died before all had met. Local, throws nothing.
+  static void remove_left_behind() noexcept;
 
   /// Name under /dev/shm for a job of this user. Odd characters are replaced, long ids hashed. Local.
   static std::string name_of(const std::string& job_id);

@@ -68,7 +68,8 @@ bool ShmBackend::block_until(const std::function<bool()>& done, const std::funct
     const std::int64_t limit_left_ns = patience.limit_ns - (now_ns - begin_ns);
     if (limit_left_ns <= 0) return false;
     const std::int64_t longest_ns = std::min(policy_.slice_ns, limit_left_ns);
-    if (deadline_ns > now_ns) segment_->sleep(event, std::min(longest_ns, deadline_ns - now_ns));
+    // Past the deadline where this process was paused: check_peers() knows.
+    segment_->sleep(event, deadline_ns > now_ns ? std::min(longest_ns, deadline_ns - now_ns) : longest_ns);
     if (arrived()) return true;
   }
 }
@@ -124,8 +125,12 @@ Blocker ShmBackend::blocker_of(std::uint64_t target) const {
 void ShmBackend::check_peers(const std::function<Blocker()>& blocker_now, std::int64_t since_ns,
                              std::chrono::milliseconds timeout) {
   const std::int64_t now_ns = base::monotonic_ns();
-  const bool late = now_ns - since_ns >= timeout.count() * base::kNanosPerMilli;
-  const bool look_at_processes = now_ns - last_check_ns_ >= policy_.slice_ns;
+  if (since_ns != paused_wait_ns_) paused_wait_ns_ = since_ns, paused_ns_ = 0;
+  // Looks of one wait follow each other closely, unless the whole job was paused (Ctrl-Z) in between.
+  const std::int64_t since_look_ns = now_ns - last_check_ns_;
+  if (last_check_ns_ > since_ns && since_look_ns > 10 * policy_.slice_ns) paused_ns_ += since_look_ns;
+  const bool look_at_processes = since_look_ns >= policy_.slice_ns;
+  const bool late = now_ns - since_ns - paused_ns_ >= timeout.count() * base::kNanosPerMilli;
   bool somebody_left = false;
   for (int peer = 0; peer < size(); ++peer) {
     somebody_left |= segment_->block(peer).state.load(std::memory_order_seq_cst) == RankState::kLeft;
@@ -133,7 +138,7 @@ void ShmBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
   if (!look_at_processes && !late && !somebody_left) return;
   if (look_at_processes) {
     // After a while without looks nothing is known about how long a peer has been stopped.
-    if (now_ns - last_check_ns_ > 10 * policy_.slice_ns)
+    if (since_look_ns > 10 * policy_.slice_ns)
       std::fill(stopped_since_ns_.begin(), stopped_since_ns_.end(), 0);
     last_check_ns_ = now_ns;
     check_interrupt(*this);

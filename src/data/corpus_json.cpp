@@ -52,10 +52,9 @@ Stored read_stored(const fs::path& folder) {
     validation.at("unigram_entropy_nats").get_to(info.validation_unigram_entropy_nats);
     const auto& files = json.at("files");
     files.at("taken").get_to(info.files);
-    files.at("duplicate").get_to(info.files_duplicate);
-    files.at("wrong_size").get_to(info.files_wrong_size);
-    files.at("not_text").get_to(info.files_not_text);
-    files.at("unreadable").get_to(info.files_unreadable);
+    for (const auto& one : files.at("left_out"))
+      info.left_out.push_back(
+          {one.at("reason"), one.at("files"), one.at("nbytes"), one.at("largest"), one.at("largest_nbytes")});
   } catch (const ordered_json::exception& error) {
     throw IoError(fmt::format("{}: damaged ({}); pack the corpus again", path.string(), error.what()));
   }
@@ -86,6 +85,14 @@ double entropy_nats(const Histogram& histogram) {
 }
 
 void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std::string& fingerprint) {
+  auto left_out = ordered_json::array();
+  for (const LeftOutFiles& one : info.left_out) {
+    left_out.push_back({{"reason", one.reason},
+                        {"files", one.files},
+                        {"nbytes", one.nbytes},
+                        {"largest", one.largest},
+                        {"largest_nbytes", one.largest_nbytes}});
+  }
   const ordered_json json = {
       {"source", info.source},
       {"hash", info.hash},
@@ -94,11 +101,7 @@ void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std
       {"validation",
        split_json(kValidationFile, info.validation_nbytes, info.validation_unigram_entropy_nats)},
       {"files",
-       {{"taken", info.files},
-        {"duplicate", info.files_duplicate},
-        {"wrong_size", info.files_wrong_size},
-        {"not_text", info.files_not_text},
-        {"unreadable", info.files_unreadable}}}};
+       {{"taken", info.files}, {"left_out", std::move(left_out)}}}};
   FileWriter writer(folder / kCorpusFile);
   writer.append(json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
   writer.finish();

@@ -97,22 +97,33 @@ void TemporaryFolder::replace(const std::filesystem::path& target) {
   sync_folder(target.parent_path());
 }
 
-bool read_file(const std::filesystem::path& path, std::string& contents) {
+FileReader::FileReader(const std::filesystem::path& path)
+    : fd_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {}
+
+FileReader::~FileReader() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+bool FileReader::read(std::int64_t offset, std::int64_t nbytes, std::string& contents) const {
   contents.clear();
-  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) return false;
   struct stat status{};
-  bool ok = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
-  if (ok) contents.resize(static_cast<std::size_t>(status.st_size));
+  if (fd_ < 0 || ::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) return false;
+  contents.resize(static_cast<std::size_t>(nbytes));
   std::size_t done = 0;
-  while (ok && done < contents.size()) {
-    const ssize_t got = ::read(fd, contents.data() + done, contents.size() - done);
+  while (done < contents.size()) {
+    const ssize_t got =
+        ::pread(fd_, contents.data() + done, contents.size() - done, offset + static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) ok = false;  // an error, or shorter than it was
-    if (ok) done += static_cast<std::size_t>(got);
+    if (got <= 0) return false;  // an error, or shorter than it was
+    done += static_cast<std::size_t>(got);
   }
-  ::close(fd);
-  return ok;
+  return true;
+}
+
+bool read_file(const std::filesystem::path& path, std::string& contents) {
+  std::error_code error;
+  const auto nbytes = std::filesystem::file_size(path, error);
+  return !error && FileReader(path).read(0, static_cast<std::int64_t>(nbytes), contents);
 }
 
 void sync_folder(const std::filesystem::path& path) {

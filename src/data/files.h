@@ -49,6 +49,21 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
+/// Part of a file, front to back or anywhere. Any failure is a short read.
+class FileReader {
+ public:
+  explicit FileReader(const std::filesystem::path& path);
+  ~FileReader();
+  FileReader(const FileReader&) = delete;
+  FileReader& operator=(const FileReader&) = delete;
+
+  /// Bytes [offset, offset + nbytes) of a regular file; false when they cannot all be read.
+  bool read(std::int64_t offset, std::int64_t nbytes, std::string& contents) const;
+
+ private:
+  int fd_ = -1;
+};
+
 /// The whole file; false when it cannot be opened or read.
 bool read_file(const std::filesystem::path& path, std::string& contents);
 

@@ -16,25 +16,25 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Raised when the packed bytes of the same files would change.
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;
 
 bool wanted_suffix(const CorpusOptions& options, const std::string& name) {
   return std::any_of(options.suffixes.begin(), options.suffixes.end(),
                      [&](const std::string& suffix) { return name.ends_with(suffix); });
 }
 
-void add_file(const CorpusOptions& options, const fs::path& path, std::string name, Listing& listing) {
+/// Follows links. `walked`: found in a folder.
+void add_file(const CorpusOptions& options, const fs::path& path, std::string name, bool walked, Listing& listing) {
   struct stat status{};
-  if (::lstat(path.c_str(), &status) != 0) {
-    ++listing.unreadable;
-    return;
-  }
-  if (!S_ISREG(status.st_mode)) return;
-  if (status.st_size < std::max<std::int64_t>(1, options.min_file_nbytes) ||
-      status.st_size > options.max_file_nbytes) {
-    ++listing.wrong_size;
-    return;
-  }
+  if (::stat(path.c_str(), &status) != 0) return listing.left_out.add("unreadable", name, 0);
+  const auto leave_out = [&](std::string_view reason) { listing.left_out.add(reason, name, status.st_size); };
+  if (S_ISDIR(status.st_mode)) return leave_out("link to a folder");
+  if (!S_ISREG(status.st_mode)) return leave_out("no regular file");
+  if (walked && path.filename().string().starts_with('.')) return leave_out("hidden");
+  if (walked && !wanted_suffix(options, name)) return leave_out("another suffix");
+  if (status.st_size == 0) return leave_out("empty");
+  if (status.st_size < options.min_file_nbytes) return leave_out("too small");
+  if (status.st_size > options.max_file_nbytes) return leave_out("too large");
   const std::int64_t modified_ns =
       status.st_mtim.tv_sec * std::int64_t{1'000'000'000} + status.st_mtim.tv_nsec;
   listing.files.push_back({std::move(name), path, status.st_size, modified_ns, {}});
@@ -44,14 +44,12 @@ void walk(const CorpusOptions& options, const fs::path& root, Listing& listing) 
   std::error_code error;
   fs::recursive_directory_iterator at(root, fs::directory_options::skip_permission_denied, error);
   while (!error && at != fs::recursive_directory_iterator()) {
-    const std::string name = at->path().filename().string();
     std::error_code ignored;
-    const bool link = at->is_symlink(ignored);
-    const bool hidden = name.starts_with('.');
-    if (at->is_directory(ignored)) {
-      if (hidden || link) at.disable_recursion_pending();
-    } else if (!hidden && !link && wanted_suffix(options, name)) {
-      add_file(options, at->path(), at->path().lexically_relative(root).generic_string(), listing);
+    const std::string name = at->path().lexically_relative(root).generic_string();
+    if (at->is_directory(ignored) && !at->is_symlink(ignored)) {
+      if (at->path().filename().string().starts_with('.')) at.disable_recursion_pending();
+    } else {
+      add_file(options, at->path(), name, /*walked=*/true, listing);
     }
     at.increment(error);
   }
@@ -96,7 +94,7 @@ Listing list_files(const CorpusOptions& options) {
   if (fs::is_directory(root, error)) {
     walk(options, root, listing);
   } else {
-    add_file(options, root, root.filename().string(), listing);
+    add_file(options, root, root.filename().string(), /*walked=*/false, listing);
   }
   std::sort(listing.files.begin(), listing.files.end(),
             [](const SourceFile& a, const SourceFile& b) { return a.name < b.name; });
@@ -113,14 +111,23 @@ std::string fingerprint(const CorpusOptions& options, const Listing& listing) {
   return hash_of(text);
 }
 
-bool is_text(std::string_view bytes) {
-  if (std::memchr(bytes.data(), 0, bytes.size()) != nullptr) return false;
+std::string_view problem_with_text(std::string_view bytes) {
+  if (bytes.starts_with("\xFF\xFE") || bytes.starts_with("\xFE\xFF")) return "UTF-16 (want UTF-8: iconv)";
+  if (std::memchr(bytes.data(), 0, bytes.size()) != nullptr) return "binary (a zero byte)";
   while (!bytes.empty()) {
     const std::size_t length = utf8_length(bytes);
-    if (length == 0) return false;
+    if (length == 0) return "not UTF-8 (Latin-1? iconv)";
     bytes.remove_prefix(length);
   }
-  return true;
+  return {};
+}
+
+void LeftOut::add(std::string_view reason, const std::string& name, std::int64_t nbytes) {
+  auto at = std::find_if(reasons_.begin(), reasons_.end(), [&](const auto& one) { return one.reason == reason; });
+  if (at == reasons_.end()) at = reasons_.insert(at, LeftOutFiles{.reason = std::string(reason)});
+  ++at->files;
+  at->nbytes += nbytes;
+  if (at->largest.empty() || nbytes > at->largest_nbytes) at->largest = name, at->largest_nbytes = nbytes;
 }
 
 std::string hash_of(std::string_view bytes) {

@@ -40,40 +40,91 @@ void check_options(const CorpusOptions& options) {
   }
 }
 
-/// Reads every file once; keeps those that are text and not seen before.
-std::vector<SourceFile> usable_files(data::Listing listing, CorpusInfo& info) {
-  std::vector<SourceFile> usable;
+/// Larger files are taken in pieces of at most so much.
+constexpr std::int64_t kPieceNbytes = 1 << 20;
+
+/// A file, or a part of one.
+struct Piece {
+  fs::path path;
+  std::int64_t offset = 0, nbytes = 0;
+  std::string content_hash;
+};
+
+/// Where to end a piece that begins with `text` and goes on behind it: behind its last line, else before a character.
+std::size_t end_of_piece(std::string_view text) {
+  if (const std::size_t line_end = text.rfind('\n'); line_end != std::string_view::npos) return line_end + 1;
+  std::size_t end = text.size();
+  while (end > 1 && (static_cast<unsigned char>(text[end - 1]) & 0xC0) == 0x80) --end;
+  return end > 1 ? end - 1 : text.size();
+}
+
+/// Reads a file once. Says why it is left out; empty: it is not.
+std::string_view cut_into_pieces(const SourceFile& file, std::string& contents, std::vector<Piece>& pieces) {
+  const data::FileReader reader(file.path);
+  for (std::int64_t offset = 0; offset < file.nbytes;) {
+    // As even as line ends allow, rather than one small rest.
+    const std::int64_t left = file.nbytes - offset;
+    const std::int64_t count = (left + kPieceNbytes - 1) / kPieceNbytes;
+    const std::int64_t nbytes = (left + count - 1) / count;
+    if (!reader.read(offset, nbytes, contents)) return "unreadable";
+    if (offset + nbytes < file.nbytes) contents.resize(end_of_piece(contents));
+    if (const auto problem = data::problem_with_text(contents); !problem.empty()) return problem;
+    pieces.push_back({file.path, offset, static_cast<std::int64_t>(contents.size()), data::hash_of(contents)});
+    offset += pieces.back().nbytes;
+  }
+  return {};
+}
+
+/// Reads every file once; keeps what is text and not seen before.
+std::vector<Piece> usable_pieces(data::Listing listing, CorpusInfo& info) {
+  std::vector<Piece> usable, pieces;
   std::unordered_set<std::string> seen;
   std::string contents;
-  for (SourceFile& file : listing.files) {
-    if (!data::read_file(file.path, contents)) {
-      ++info.files_unreadable;
-    } else if (contents.empty() || !data::is_text(contents)) {
-      ++info.files_not_text;
-    } else if (!seen.insert(file.content_hash = data::hash_of(contents)).second) {
-      ++info.files_duplicate;
-    } else {
-      file.nbytes = static_cast<std::int64_t>(contents.size());
-      usable.push_back(std::move(file));
+  for (const SourceFile& file : listing.files) {
+    pieces.clear();
+    std::string_view problem = cut_into_pieces(file, contents, pieces);
+    if (problem.empty()) {
+      const std::size_t before = usable.size();
+      for (Piece& piece : pieces)
+        if (seen.insert(piece.content_hash).second) usable.push_back(std::move(piece));
+      if (usable.size() == before) problem = "duplicate";
     }
+    if (!problem.empty()) listing.left_out.add(problem, file.name, file.nbytes);
   }
+  info.left_out = listing.left_out.take();
   return usable;
 }
 
-void shuffle(std::vector<SourceFile>& files, std::uint64_t seed) {
+/// "3 files: another suffix (the largest: notes.cpp, 3,300,000 bytes); ..."
+std::string describe(const std::vector<LeftOutFiles>& left_out) {
+  std::string text;
+  for (const LeftOutFiles& one : left_out) {
+    text += fmt::format("{}{} {}: {} (the largest: {}, {} bytes)", text.empty() ? "" : "; ", one.files,
+                        one.files == 1 ? "file" : "files", one.reason, one.largest, one.largest_nbytes);
+  }
+  return text.empty() ? "there is no file" : text;
+}
+
+void shuffle(std::vector<Piece>& files, std::uint64_t seed) {
   data::Random random(seed);
   for (std::size_t i = files.size(); i > 1; --i) std::swap(files[i - 1], files[random.below(i)]);
 }
 
-void keep_up_to(std::vector<SourceFile>& files, std::int64_t max_nbytes) {
+void keep_up_to(std::vector<Piece>& files, std::int64_t max_nbytes) {
   std::int64_t sum = 0;
   std::size_t kept = 0;
   while (kept < files.size() && sum < max_nbytes) sum += files[kept++].nbytes + 1;
   files.resize(kept);
 }
 
+std::int64_t count_files(const std::vector<Piece>& pieces) {
+  std::unordered_set<std::string> paths;
+  for (const Piece& piece : pieces) paths.insert(piece.path.native());
+  return static_cast<std::int64_t>(paths.size());
+}
+
 /// How many of the first files are validation: the count whose bytes come closest to the target.
-std::size_t validation_count(const std::vector<SourceFile>& files, double target) {
+std::size_t validation_count(const std::vector<Piece>& files, double target) {
   double sum = 0, best = target;
   std::size_t count = 0;
   for (std::size_t i = 0; i + 1 < files.size() && sum < target; ++i) {
@@ -113,10 +164,10 @@ std::size_t cut_position(std::string_view text, double tail_nbytes) {
   return cut;
 }
 
-void write_splits(const std::vector<SourceFile>& files, double validation_fraction, const fs::path& folder,
+void write_splits(const std::vector<Piece>& files, double validation_fraction, const fs::path& folder,
                   CorpusInfo& info) {
   double total = 0;
-  for (const SourceFile& file : files) total += static_cast<double>(file.nbytes + 1);
+  for (const Piece& file : files) total += static_cast<double>(file.nbytes + 1);
   const double target = total * validation_fraction;
   const std::size_t first_train = validation_count(files, target);
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), &XXH3_freeState);
@@ -125,7 +176,8 @@ void write_splits(const std::vector<SourceFile>& files, double validation_fracti
   SplitWriter train(folder / data::kTrainFile, hash.get());
   std::string contents;
   for (std::size_t i = 0; i < files.size(); ++i) {
-    if (!data::read_file(files[i].path, contents) || data::hash_of(contents) != files[i].content_hash) {
+    if (!data::FileReader(files[i].path).read(files[i].offset, files[i].nbytes, contents) ||
+        data::hash_of(contents) != files[i].content_hash) {
       throw IoError(
           fmt::format("{}: changed while the corpus was packed; try again", files[i].path.string()));
     }
@@ -147,6 +199,14 @@ void write_splits(const std::vector<SourceFile>& files, double validation_fracti
   info.validation_unigram_entropy_nats = validation.entropy_nats();
   const XXH128_hash_t digest = XXH3_128bits_digest(hash.get());
   info.hash = fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
+}
+
+/// What decides besides text and size; empty for a file that was named.
+std::string suffixes_text(const CorpusOptions& options) {
+  std::error_code error;
+  const bool all = std::find(options.suffixes.begin(), options.suffixes.end(), "") != options.suffixes.end();
+  if (all || !fs::is_directory(options.source, error)) return "";
+  return fmt::format(" that end in {}", fmt::join(options.suffixes, " "));
 }
 
 /// A folder that holds something else is never replaced.
@@ -176,20 +236,15 @@ CorpusInfo pack_corpus(const CorpusOptions& options) {
   CorpusInfo info;
   info.folder = folder;
   info.source = options.source.string();
-  info.files_wrong_size = listing.wrong_size;
-  info.files_unreadable = listing.unreadable;
-  std::vector<SourceFile> files = usable_files(std::move(listing), info);
+  std::vector<Piece> files = usable_pieces(std::move(listing), info);
   if (files.empty()) {
-    throw IoError(
-        fmt::format("{}: no usable text: {} files of the wrong size (want {} to {} bytes), {} not text, {} "
-                    "unreadable, and only files ending in {} are taken; check the folder, the suffixes and "
-                    "the sizes",
-                    info.source, info.files_wrong_size, options.min_file_nbytes, options.max_file_nbytes,
-                    info.files_not_text, info.files_unreadable, fmt::join(options.suffixes, " ")));
+    throw IoError(fmt::format("{}: no usable text: {}; taken are text files (UTF-8) of {} to {} bytes{}", info.source,
+                              describe(info.left_out), std::max<std::int64_t>(1, options.min_file_nbytes),
+                              options.max_file_nbytes, suffixes_text(options)));
   }
   shuffle(files, options.seed);
   if (options.max_nbytes > 0) keep_up_to(files, options.max_nbytes);
-  info.files = static_cast<std::int64_t>(files.size());
+  info.files = count_files(files);
 
   std::error_code error;
   fs::create_directories(folder.parent_path(), error);

@@ -34,7 +34,7 @@ namespace {
 using comm::FileDescriptor;
 using launcher::LineForwarder;
 
-constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGTSTP, SIGCONT};
 
 std::string new_job_id() {
   std::random_device random;
@@ -77,18 +77,26 @@ class SignalReader {
     struct sigaction by_default {};
     by_default.sa_handler = SIG_DFL;
     ::sigaction(SIGCHLD, &by_default, &old_child_action_);  // ignored children could not be waited for
+    struct sigaction ignored {};
+    ignored.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &ignored, &old_pipe_action_);  // the ranks must be looked after first
     ::sigprocmask(SIG_BLOCK, &mask, &old_mask_);
     fd_ = FileDescriptor(::signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
   }
   ~SignalReader() {
     ::sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
     ::sigaction(SIGCHLD, &old_child_action_, nullptr);
+    ::sigaction(SIGPIPE, &old_pipe_action_, nullptr);
   }
   SignalReader(const SignalReader&) = delete;
   SignalReader& operator=(const SignalReader&) = delete;
 
   int fd() const { return fd_.get(); }
-  const sigset_t& old_mask() const { return old_mask_; }
+  /// In a rank, before its program starts.
+  void restore_for_exec() const {
+    ::sigaction(SIGPIPE, &old_pipe_action_, nullptr);
+    ::sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+  }
   /// The next signal, 0 when there is none.
   int read() const {
     signalfd_siginfo info{};
@@ -97,7 +105,7 @@ class SignalReader {
 
  private:
   sigset_t old_mask_;
-  struct sigaction old_child_action_ {};
+  struct sigaction old_child_action_ {}, old_pipe_action_{};
   FileDescriptor fd_;
 };
 
@@ -120,6 +128,7 @@ struct Rank {
   int rank = 0;
   pid_t pid = 0;  ///< also its process group
   bool running = false;
+  bool stopped = false;  ///< by a signal, as far as is known
   LineForwarder out;
   LineForwarder err;
 };
@@ -140,15 +149,18 @@ class Job {
  private:
   void start(int rank, const SignalReader& signals);
   std::vector<std::string> environment_of(int rank) const;
-  [[noreturn]] void become_rank(std::vector<std::string>& environment, const SignalReader& signals, int out,
+  [[noreturn]] void become_rank(int rank, std::vector<std::string>& environment, const SignalReader& signals, int out,
                                 int err, int error_fd);
   bool running() const;
   void poll_once(const SignalReader& signals);
   void handle_signal(int signal);
   void reap();
   void escalate();
+  void terminate();
+  void pause();
   void signal_all(int signal);
   int report() const;
+  void say(const std::string& text) const;
 
   const LaunchOptions& options_;
   const pid_t launcher_ = ::getpid();
@@ -158,9 +170,11 @@ class Job {
   std::vector<Rank> ranks_;
   std::optional<Failure> failure_;
   std::int64_t ending_since_ns_ = 0;  ///< first failure or signal; 0: none
+  int stop_signal_ = 0;               ///< the first that was passed on
+  bool unread_ = false;               ///< nobody reads what the ranks print
   int interrupts_ = 0;
   int ended_by_ = 0;  ///< the second SIGINT or SIGTERM, which killed the ranks; 0: none
-  bool terminated_ = false;
+  std::int64_t terminated_at_ns_ = 0;  ///< when the ranks got SIGTERM; 0: not
   bool killed_ = false;
 };
 
@@ -203,12 +217,13 @@ std::vector<std::string> Job::environment_of(int rank) const {
   return lines;
 }
 
-void Job::become_rank(std::vector<std::string>& environment, const SignalReader& signals, int out, int err,
+void Job::become_rank(int rank, std::vector<std::string>& environment, const SignalReader& signals, int out, int err,
                       int error_fd) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != launcher_) ::_exit(127);  // it died before the line above
-  const int null = ::open("/dev/null", O_RDONLY);
+  const bool gets_input = rank == 0 && ::isatty(STDIN_FILENO) == 0;  // a terminal stops who reads in the background
+  const int null = gets_input ? -1 : ::open("/dev/null", O_RDONLY);
   if (null >= 0) ::dup2(null, STDIN_FILENO);
   if (out >= 0) ::dup2(out, STDOUT_FILENO);
   if (err >= 0) ::dup2(err, STDERR_FILENO);
@@ -218,7 +233,7 @@ void Job::become_rank(std::vector<std::string>& environment, const SignalReader&
   for (std::string& variable : environment) variables.push_back(variable.data());
   arguments.push_back(nullptr);
   variables.push_back(nullptr);
-  ::sigprocmask(SIG_SETMASK, &signals.old_mask(), nullptr);
+  signals.restore_for_exec();
   ::execvpe(arguments[0], arguments.data(), variables.data());
   const int error = errno;
   [[maybe_unused]] const ssize_t wrote = ::write(error_fd, &error, sizeof(error));
@@ -242,7 +257,7 @@ void Job::start(int rank, const SignalReader& signals) {
   }
   const pid_t pid = ::fork();
   if (pid < 0) throw IoError(fmt::format("launch: fork of rank {} failed: {}", rank, std::strerror(errno)));
-  if (pid == 0) become_rank(environment, signals, out.second.get(), err.second.get(), error.second.get());
+  if (pid == 0) become_rank(rank, environment, signals, out.second.get(), err.second.get(), error.second.get());
   ::setpgid(pid, pid);  // here too: whoever comes first
   Rank& started = ranks_[static_cast<std::size_t>(rank)];
   started.rank = rank;
@@ -292,28 +307,44 @@ void Job::poll_once(const SignalReader& signals) {
     if (rank.err.fd() >= 0) polled.push_back({rank.err.fd(), POLLIN, 0});
   }
   ::poll(polled.data(), polled.size(), kTimeoutMs);
+  bool unread = false;
   for (Rank& rank : ranks_) {
     rank.out.forward();
     rank.err.forward();
+    unread |= rank.out.is_unread();
   }
+  if (unread && !std::exchange(unread_, true)) handle_signal(SIGHUP);
   while (const int signal = signals.read()) handle_signal(signal);
 }
 
 void Job::handle_signal(int signal) {
   if (signal == SIGCHLD) return;
-  if (signal == SIGUSR1) return signal_all(signal);
+  if (signal == SIGUSR1 || signal == SIGCONT) return signal_all(signal);
+  if (signal == SIGTSTP) return pause();
+  if (stop_signal_ == 0) stop_signal_ = signal;
   if (ending_since_ns_ == 0) ending_since_ns_ = base::monotonic_ns();
   if (signal == SIGINT || signal == SIGTERM) ++interrupts_;
   if (interrupts_ > 1 && ended_by_ == 0) ended_by_ = signal;
   signal_all(ended_by_ != 0 ? SIGKILL : signal);
 }
 
+/// Ctrl-Z: nothing of the job runs until the shell lets this process go on.
+void Job::pause() {
+  const std::int64_t begin_ns = base::monotonic_ns();
+  signal_all(SIGSTOP);
+  ::raise(SIGSTOP);
+  signal_all(SIGCONT);
+  if (ending_since_ns_ != 0) ending_since_ns_ += base::monotonic_ns() - begin_ns;
+}
+
 void Job::reap() {
   for (Rank& rank : ranks_) {
     int status = 0;
     // The whole group: a rank's own children come here once it has ended.
-    for (pid_t pid = 0; rank.running && (pid = ::waitpid(-rank.pid, &status, WNOHANG)) > 0;) {
+    for (pid_t pid = 0; rank.running && (pid = ::waitpid(-rank.pid, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
       if (pid != rank.pid) continue;
+      rank.stopped = WIFSTOPPED(status);
+      if (WIFSTOPPED(status) || WIFCONTINUED(status)) continue;
       rank.running = false;
       const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
       if (!well && !failure_) {
@@ -326,16 +357,27 @@ void Job::reap() {
 
 void Job::escalate() {
   if (ending_since_ns_ == 0) return;
-  const std::int64_t ending_ms = (base::monotonic_ns() - ending_since_ns_) / base::kNanosPerMilli;
-  if (!terminated_ && ending_ms >= options_.grace_ms) {
-    terminated_ = true;
-    signal_all(SIGTERM);
-    signal_all(SIGCONT);  // a stopped rank could not act on it
+  const std::int64_t now_ns = base::monotonic_ns();
+  const auto passed = [now_ns](std::int64_t since_ns, int limit_ms) {
+    return since_ns != 0 && now_ns - since_ns >= limit_ms * base::kNanosPerMilli;
+  };
+  const int failure_grace_ms = std::min(options_.grace_ms, options_.failure_grace_ms);
+  const bool waits_in_vain = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.stopped; });
+  if (passed(ending_since_ns_, options_.grace_ms) ||
+      (failure_ && (waits_in_vain || passed(failure_->at_ns, failure_grace_ms)))) {
+    terminate();
   }
-  if (!killed_ && ending_ms >= options_.grace_ms + options_.kill_after_ms) {
+  if (!killed_ && passed(terminated_at_ns_, options_.kill_after_ms)) {
     killed_ = true;
     signal_all(SIGKILL);
   }
+}
+
+void Job::terminate() {
+  if (terminated_at_ns_ != 0) return;
+  terminated_at_ns_ = base::monotonic_ns();
+  signal_all(SIGTERM);
+  signal_all(SIGCONT);  // a stopped rank could not act on it
 }
 
 void Job::signal_all(int signal) {
@@ -344,27 +386,36 @@ void Job::signal_all(int signal) {
   }
 }
 
+void Job::say(const std::string& text) const {
+  const std::string line = fmt::format("{}: {}\n", options_.name, text);
+  [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
 int Job::report() const {
   if (ended_by_ != 0) {
-    constexpr std::string_view kLine = "zero launch: ended at once by the second signal\n";
-    [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, kLine.data(), kLine.size());
+    say("ended at once by the second signal");
     return 128 + ended_by_;
   }
+  if (unread_) return 128 + SIGPIPE;
   if (!failure_) return 0;
   const int status = failure_->status;
   const bool by_signal = WIFSIGNALED(status);
   const std::string how =
       by_signal ? fmt::format("killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
                 : fmt::format("exit code {}", WEXITSTATUS(status));
-  const char* const others = killed_       ? "; the others had to be killed"
-                             : terminated_ ? "; the others had to be terminated"
-                                           : "";
+  if (by_signal && WTERMSIG(status) == stop_signal_) {
+    say(fmt::format("stopped by SIG{}", ::sigabbrev_np(stop_signal_)));
+    return 128 + stop_signal_;
+  }
+  const char* const others = killed_                  ? "; the others had to be killed"
+                             : terminated_at_ns_ != 0 ? "; the others had to be terminated"
+                                                      : "";
   const double seconds =
       static_cast<double>(failure_->at_ns - start_ns_) / static_cast<double>(base::kNanosPerSecond);
-  const std::string line =
-      fmt::format("zero launch: rank {} of {} (pid {}) failed first: {}, after {:.1f} s{}\n", failure_->rank,
-                  options_.nproc, failure_->pid, how, seconds, others);
-  [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, line.data(), line.size());
+  if (by_signal || options_.report_exit_codes) {
+    say(fmt::format("rank {} of {} (pid {}) failed first: {}, after {:.1f} s{}", failure_->rank, options_.nproc,
+                    failure_->pid, how, seconds, others));
+  }
   return by_signal ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
@@ -378,6 +429,7 @@ int launch(const LaunchOptions& options) {
   if (options.command.empty() || options.command[0].empty()) {
     throw ConfigError("launch: no program given; wanted `zero launch -n N -- program arguments`.");
   }
+  comm::ControlSegment::remove_left_behind();
   const SubreaperGuard subreaper;
   Job job(options);
   return job.run();

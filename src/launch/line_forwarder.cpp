@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::size_t kLongestLine = 64 << 10;  ///< a longer one is cut: memory must stay bounded
 
-void write_all(int fd, std::string_view text) {
+/// False when nobody reads any more.
+bool write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t wrote = ::write(fd, text.data(), text.size());
     if (wrote > 0) {
@@ -22,9 +23,10 @@ void write_all(int fd, std::string_view text) {
       pollfd ready{fd, POLLOUT, 0};
       ::poll(&ready, 1, 100);
     } else if (errno != EINTR) {
-      return;  // nobody reads any more
+      return errno != EPIPE;
     }
   }
+  return true;
 }
 
 }  // namespace
@@ -74,7 +76,7 @@ void LineForwarder::write_lines(std::size_t end) {
     begin = newline + 1;
   }
   pending_.erase(0, end);
-  write_all(target_, text);  // one call, so that lines of different ranks do not mix
+  unread_ |= !write_all(target_, text);  // one call, so that lines of different ranks do not mix
 }
 
 }  // namespace zero::launcher

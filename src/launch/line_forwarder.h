@@ -18,6 +18,8 @@ class LineForwarder {
   void forward();
   /// Copies what is left, with a newline when the last line has none. Local.
   void finish();
+  /// Nobody reads what is written any more.
+  bool is_unread() const { return unread_; }
 
  private:
   void write_lines(std::size_t end);
@@ -26,6 +28,7 @@ class LineForwarder {
   int target_ = -1;
   std::string prefix_;
   std::string pending_;  ///< read, not yet written
+  bool unread_ = false;
 };
 
 }  // namespace zero::launcher

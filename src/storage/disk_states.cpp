@@ -192,6 +192,7 @@ class States final : public DiskStates {
     try {
       if (!broken_.empty()) throw IoError(broken_);
       if (current_ != index) leave(index, for_update);
+      keep_next(index, for_update);
       Buffer& buffer = bring(index, columns);
       if (for_update) {
         finish(buffer.writing);
@@ -270,10 +271,10 @@ class States final : public DiskStates {
   bool moves(const Buffer& buffer) const {
     return buffer.changed != 0 || !are_done(buffer.reading) || !are_done(buffer.writing);
   }
-  /// Which to give up first: empty ones, those used longest ago, those that still move.
+  /// Which to give up first: empty ones, those used longest ago, those that still move; last those that are needed next.
   std::pair<int, std::uint64_t> rank_of(const Buffer& buffer) const {
     if (buffer.slot < 0) return {0, 0};
-    return {moves(buffer) ? 2 : 1, buffer.used};
+    return {buffer.used == clock_ ? 3 : moves(buffer) ? 2 : 1, buffer.used};
   }
 
   void empty(Buffer& buffer) {
@@ -346,17 +347,23 @@ class States final : public DiskStates {
     traffic_.waited_seconds += base::seconds_now() - begin;
   }
 
-  /// Gets what comes after a slot on its way into buffers that are free without waiting. One stays for what is
-  /// written next.
-  void read_ahead(int index, Columns columns, bool for_update) {
-    const std::size_t window = buffers_.size() - 2;
+  std::size_t window() const { return buffers_.size() - 2; }
+
+  /// What comes after a slot and is in memory counts as used now: it must not be read twice.
+  void keep_next(int index, bool for_update) {
     int next = index;
-    for (std::size_t ahead = 0; ahead < window; ++ahead) {
+    for (std::size_t ahead = 0; ahead < window(); ++ahead) {
       next = after(next, for_update);
       if (slots_[next].buffer >= 0) buffers_[slots_[next].buffer].used = clock_;
     }
-    next = index;
-    for (std::size_t ahead = 0; ahead < window; ++ahead) {
+  }
+
+  /// Gets what comes after a slot on its way into buffers that are free without waiting. One stays for what is
+  /// written next.
+  void read_ahead(int index, Columns columns, bool for_update) {
+    keep_next(index, for_update);
+    int next = index;
+    for (std::size_t ahead = 0; ahead < window(); ++ahead) {
       next = after(next, for_update);
       if (next == index) return;
       Slot& slot = slots_[next];

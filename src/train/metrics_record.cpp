@@ -66,13 +66,21 @@ void MetricsRecord::go_back_to(const MetricsPosition& position) {
   impl_->events.emplace(monitor::TensorboardWriter::resume(file, position.events_nbytes));
 }
 
-void MetricsRecord::start_over() {
+void MetricsRecord::start_over(const std::string& kept) {
+  const fs::path lines = impl_->lines.path();
+  std::error_code error;
+  if (fs::file_size(lines, error) > 0 && !error) {
+    fs::create_directories(kept);
+    fs::copy_file(lines, fs::path(kept) / lines.filename());
+  }
   impl_->lines.cut(0);
   // Else it is a folder of other runs, too.
   if (!impl_->events_folder.string().starts_with(impl_->folder.string())) return;
-  std::error_code error;
+  const fs::path kept_events = fs::path(kept) / impl_->events_folder.filename();
   for (const auto& entry : fs::directory_iterator(impl_->events_folder, error)) {
-    if (entry.path().filename().string().starts_with("events.out.tfevents.")) fs::remove(entry.path(), error);
+    if (!entry.path().filename().string().starts_with("events.out.tfevents.")) continue;
+    fs::create_directories(kept_events);
+    fs::rename(entry.path(), kept_events / entry.path().filename());
   }
 }
 

@@ -19,6 +19,13 @@ double seconds(const timespec& time) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+/// Nobody reads what the program prints: it ends as if the terminal had gone. The write that found out goes on.
+void on_broken_pipe(int) {
+  if (g_signal != 0) return;
+  ::clock_gettime(CLOCK_MONOTONIC, &g_time);
+  g_signal = SIGPIPE;
+}
+
 void on_signal(int signal) {
   if (g_signal != 0) {
     ::signal(signal, SIG_DFL);
@@ -41,6 +48,10 @@ void train::watch_stop_signals(bool announce) {
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
+  struct sigaction before {};
+  action.sa_handler = on_broken_pipe;
+  if (::sigaction(SIGPIPE, nullptr, &before) == 0 && before.sa_handler == SIG_DFL)
+    ::sigaction(SIGPIPE, &action, nullptr);
 }
 
 int received_stop_signal() { return g_signal; }
@@ -60,6 +71,8 @@ const char* stop_signal_name(int signal) {
       return "SIGTERM";
     case SIGHUP:
       return "SIGHUP";
+    case SIGPIPE:
+      return "SIGPIPE";
     default:
       return "a signal";
   }

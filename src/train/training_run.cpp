@@ -1,12 +1,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "io/file_system.h"
 #include "train/agreement.h"
 #include "zero/errors.h"
 #include "zero/train.h"
@@ -30,23 +33,36 @@ MetricsPosition metrics_position(const nlohmann::json& json) {
   return {json.at("metrics_nbytes"), json.at("events_file"), json.at("events_nbytes")};
 }
 
-/// What resume() finds in a folder, as JSON: null when there is no checkpoint, else notices of those that cannot be
-/// loaded. Throws CheckpointError when none can: starting over would overwrite them.
-std::string look_at(const std::string& folder) {
-  const auto there = fs::exists(folder) ? checkpoint::list(folder) : std::vector<checkpoint::Summary>();
-  if (there.empty()) return "null";
-  auto left_out = nlohmann::json::array();
-  std::string problems;
-  for (const auto& one : there) {
-    if (one.complete) continue;
-    left_out.push_back(fmt::format("checkpoint '{}' is left out: {}", one.tag, one.problem));
-    problems += fmt::format("{}'{}': {}", problems.empty() ? "" : "; ", one.tag, one.problem);
+fs::path checkpoints_of(const std::string& folder) { return fs::path(folder) / "checkpoints"; }
+/// Says which checkpoint was completed last: that there was one is known although somebody has removed it.
+fs::path mark_of(const std::string& folder) { return fs::path(folder) / "last_checkpoint"; }
+
+/// Of the last whole line that tells a step; 0: none does.
+std::int64_t last_step_of(const fs::path& metrics) {
+  constexpr std::uint64_t kMost = 64 << 10;
+  auto& files = io::system_files();
+  if (files.kind(metrics.string()) != io::FileKind::kFile) return 0;
+  const auto file = files.open(metrics.string());
+  const std::uint64_t nbytes = file->size(), read = std::min(nbytes, kMost);
+  std::string end(read, '\0');
+  file->read(nbytes - read, std::as_writable_bytes(std::span(end)));
+  file->drain();
+  while (!end.empty()) {
+    const std::size_t begin = end.find_last_of('\n', end.size() - 1);
+    const auto json = nlohmann::json::parse(end.substr(begin == std::string::npos ? 0 : begin + 1), nullptr,
+                                            /*allow_exceptions=*/false);
+    if (json.is_object() && json.contains("step") && json["step"].is_number_integer()) return json["step"];
+    end.resize(begin == std::string::npos ? 0 : begin);
   }
-  if (left_out.size() < there.size()) return left_out.dump();
-  throw CheckpointError(
-      fmt::format("none of the checkpoints in '{}' can be loaded ({}); move that folder away to start over, or "
-                  "use the zerotorch that wrote them",
-                  folder, problems));
+  return 0;
+}
+
+/// Where restart() moves what there was.
+fs::path fresh_folder_for_old(const std::string& folder) {
+  for (int i = 1;; ++i) {
+    const fs::path path = fs::path(folder) / fmt::format("before.{}", i);
+    if (!fs::exists(path)) return path;
+  }
 }
 
 nlohmann::json parse_client_state(const LoadReport& report) {
@@ -59,10 +75,43 @@ nlohmann::json parse_client_state(const LoadReport& report) {
 
 }  // namespace
 
+FoundRun find_run(const std::string& folder) {
+  FoundRun found;
+  found.recorded_steps = last_step_of(fs::path(folder) / "metrics.jsonl");
+  const std::string checkpoints = checkpoints_of(folder).string();
+  const bool is_there = fs::exists(checkpoints);
+  if (is_there) found.checkpoints = checkpoint::list(checkpoints);
+  const std::string latest = is_there ? checkpoint::latest(checkpoints) : "";
+  std::string problems;
+  for (const auto& one : found.checkpoints) {
+    if (one.complete) continue;
+    found.notices.push_back(fmt::format("checkpoint '{}' is left out: {}", one.tag, one.problem));
+    problems += fmt::format("{}'{}': {}", problems.empty() ? "" : "; ", one.tag, one.problem);
+  }
+  const auto is_latest = [&](const checkpoint::Summary& one) { return one.tag == latest; };
+  if (!found.checkpoints.empty() && found.notices.size() == found.checkpoints.size()) {
+    found.problem = fmt::format(
+        "none of the checkpoints in '{}' can be loaded ({}); bring back what is missing, use the zerotorch that wrote "
+        "them, or start the run over",
+        checkpoints, problems);
+  } else if (!latest.empty() && std::none_of(found.checkpoints.begin(), found.checkpoints.end(), is_latest)) {
+    found.problem = fmt::format(
+        "the latest checkpoint of '{}' is '{}', which is not there; bring it back, write the tag of another one into "
+        "'{}/latest', or start the run over",
+        folder, latest, checkpoints);
+  } else if (found.checkpoints.empty() && fs::exists(mark_of(folder))) {
+    found.problem = fmt::format(
+        "the run in '{}' has written checkpoints (the last one was '{}') and '{}' holds none of them any more; bring "
+        "one back, or start the run over",
+        folder, io::read_text(io::system_files(), mark_of(folder).string(), 4096), checkpoints);
+  }
+  return found;
+}
+
 TrainingRun::TrainingRun(Engine& engine, RunOptions options)
     : engine_(engine),
       options_(std::move(options)),
-      folder_((fs::path(options_.folder) / "checkpoints").string()),
+      folder_(checkpoints_of(options_.folder).string()),
       steps_(engine.global_steps()),
       skipped_steps_(engine.skipped_steps()),
       saved_at_ns_(base::monotonic_ns()) {
@@ -85,13 +134,21 @@ TrainingRun::~TrainingRun() = default;
 
 LoadReport TrainingRun::resume() {
   // Rank 0 looks, or ranks of other hosts might see another state of the folder.
-  const auto left_out = nlohmann::json::parse(from_rank_0(engine_.group(), [&] { return look_at(folder_); }));
-  if (left_out.is_null()) {
-    if (metrics_) metrics_->start_over();
+  const auto notices = nlohmann::json::parse(from_rank_0(engine_.group(), [&] {
+    const FoundRun found = find_run(options_.folder);
+    if (!found.problem.empty()) throw CheckpointError(found.problem);
+    if (found.is_fresh()) return std::string("null");
+    return nlohmann::json(found.notices).dump();
+  }));
+  if (notices.is_null()) {
+    from_rank_0(engine_.group(), [&] {
+      metrics_->start_over(fresh_folder_for_old(options_.folder).string());
+      return std::string();
+    });
     return {};
   }
   LoadReport report = engine_.load_checkpoint(folder_, "", {.fall_back = true});
-  for (const std::string notice : left_out) {
+  for (const std::string notice : notices) {
     if (engine_.rank() == 0) tell(notice, /*failed=*/true);
     report.notices.push_back(notice);
   }
@@ -105,6 +162,19 @@ LoadReport TrainingRun::resume() {
   return report;
 }
 
+std::string TrainingRun::restart() {
+  return from_rank_0(engine_.group(), [&] {
+    const fs::path kept = fresh_folder_for_old(options_.folder);
+    metrics_->start_over(kept.string());
+    if (fs::exists(folder_)) {
+      fs::create_directories(kept);
+      fs::rename(folder_, kept / "checkpoints");
+    }
+    if (fs::exists(mark_of(options_.folder))) fs::remove(mark_of(options_.folder));
+    return fs::exists(kept) ? kept.string() : std::string();
+  });
+}
+
 std::optional<StepOutcome> TrainingRun::after_step(double loss) {
   losses_.push_back(loss);
   if (engine_.global_steps() == steps_) return std::nullopt;
@@ -116,7 +186,22 @@ std::optional<StepOutcome> TrainingRun::after_step(double loss) {
   const bool skipped = engine_.skipped_steps() > std::exchange(skipped_steps_, engine_.skipped_steps());
   const StepOutcome outcome{steps_, agreed.loss, skipped};
   if (metrics_ && options_.step_metrics) record(outcome);
+  look_at_loss(outcome);
   return outcome;
+}
+
+void TrainingRun::look_at_loss(const StepOutcome& outcome) {
+  // fp16 may overflow in a forward, too, until the scaler has found its scale.
+  constexpr int kMostSkipped = 50;
+  const bool is_number = std::isfinite(outcome.loss);
+  skipped_without_loss_ = is_number || !outcome.skipped ? 0 : skipped_without_loss_ + 1;
+  if (is_number || (outcome.skipped && skipped_without_loss_ < kMostSkipped)) return;
+  if (diverged_ || !options_.stop_when_diverged) return;
+  diverged_ = true;
+  tell(fmt::format("the loss is {}: the run has diverged and stops; {}. A smaller learning rate, a longer warm-up or "
+                   "gradient clipping may help",
+                   outcome.loss, last_.empty() ? "there is no checkpoint" : "its last checkpoint is of before"),
+       /*failed=*/true);
 }
 
 void TrainingRun::record(const StepOutcome& outcome) {
@@ -156,15 +241,16 @@ std::string TrainingRun::client_state() {
   return client.dump();
 }
 
-void TrainingRun::start_save(bool async) {
+void TrainingRun::start_save(const std::string& folder, bool async) {
   const std::string tag = fmt::format("global_step{}", engine_.global_steps());
   const SaveOptions options{.async = async,
                             .keep_last = static_cast<int>(engine_.config().zerotorch.checkpoint.keep_last)};
   saved_at_ns_ = base::monotonic_ns();
   const std::string state = from_rank_0(engine_.group(), [&] { return client_state(); });
-  engine_.save_checkpoint(folder_, tag, state, options);
+  engine_.save_checkpoint(folder, tag, state, options);
   saved_step_ = engine_.global_steps();
-  last_ = (fs::path(folder_) / tag).string();
+  last_ = (fs::path(folder) / tag).string();
+  if (!async) completed();
 }
 
 void TrainingRun::save_if_due() {
@@ -172,27 +258,36 @@ void TrainingRun::save_if_due() {
 }
 
 void TrainingRun::save() {
-  if (saved_step_ == engine_.global_steps()) return;
+  if (saved_step_ == engine_.global_steps() || diverged_) return;
   const bool async = engine_.config().zerotorch.checkpoint.async;
   wait();
   try {
-    start_save(async);
+    start_save(folder_, async);
     tell(fmt::format("checkpoint {}", async ? "under way" : "written"), /*failed=*/false);
   } catch (const CheckpointError& error) {
     tell(fmt::format("no checkpoint: {}", error.what()), /*failed=*/true);
   }
 }
 
-void TrainingRun::finish() {
+void TrainingRun::finish() { finish_in(folder_); }
+
+void TrainingRun::finish_in(const std::string& folder) {
   wait();
-  if (engine_.global_steps() > 0 && saved_step_ != engine_.global_steps()) start_save(/*async=*/false);
+  if (engine_.global_steps() == 0 || saved_step_ == engine_.global_steps() || diverged_) return;
+  start_save(folder, /*async=*/false);
+}
+
+/// The checkpoint `last_` is whole.
+void TrainingRun::completed() {
+  if (std::exchange(last_complete_, last_) == last_ || !metrics_ || !last_.starts_with(folder_)) return;
+  replace_text(mark_of(options_.folder).string(), fs::path(last_).filename().string());
 }
 
 /// An earlier save that failed is no reason to leave out the next one.
 void TrainingRun::wait() {
   try {
     engine_.wait_checkpoint();
-    last_complete_ = last_;
+    completed();
   } catch (const CheckpointError& error) {
     last_ = last_complete_;
     saved_step_ = -1;

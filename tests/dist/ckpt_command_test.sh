@@ -161,6 +161,27 @@ for arguments in "" "list" "frobnicate ckpt" "export ckpt/two" "export ckpt/two 
   grep -q '^zero: error: ' err || fail "'zero ckpt $arguments' says '$(cat err)'"
 done
 
+# ---- a run's folder is as good; JSON for scripts ----
+mkdir run && cp -r ckpt run/checkpoints
+says 0 "two" list run
+expect "checkpoints listed" "$(wc -l < out)" 3
+says 0 "step 2" inspect run
+says 0 "every byte is as it was written" verify run
+says 0 '"global_steps": 2' inspect run --json
+says 0 '"latest": true' list run --json
+says 0 '"problems": []' verify run --json
+says 1 '"different": [' diff run/checkpoints/one run --json
+says 0 '"removed": [' prune run --keep-last 1 --dry-run --json
+for command in "list run" "inspect run" "verify run" "diff run run" "prune run --keep-last 2 --dry-run"; do
+  ckpt $command --json
+  python3 -c 'import json, sys; json.load(open("out"))' || fail "'zero ckpt $command --json' is no JSON: $(cat out)"
+done
+
+# ---- the only intact checkpoint stays ----
+for tag in inside two; do flip run/checkpoints/$tag/rank_00000.safetensors $((header + 100)); done
+says 0 "DAMAGED  inside stays" prune run --keep-last 1
+expect "tags after that" "$(ls run/checkpoints | grep -v latest | tr '\n' ' ')" "inside one "
+
 # ---- prune ----
 mkdir -p ckpt/.saving-0123 ckpt/.removing-4567
 echo half > ckpt/.saving-0123/rank_00000.safetensors

@@ -217,6 +217,130 @@ TEST(Launcher, SignalsArePassedOn) {
   }
 }
 
+TEST(Launcher, AnInterruptOfProgramsThatDoNotHandleItIsNoFailure) {
+  const TemporaryFolder folder;
+  const Outcome outcome =
+      run_launcher(script(2, "touch " + folder.file("ready") + "$ZERO_RANK; exec sleep 60"), [&](pid_t pid) {
+        wait_for_file(folder.file("ready0"));
+        wait_for_file(folder.file("ready1"));
+        ::kill(pid, SIGINT);
+      });
+  EXPECT_EQ(outcome.exit_code, 128 + SIGINT);
+  EXPECT_EQ(outcome.err, "zero launch: stopped by SIGINT\n");
+}
+
+/// Waits until the process is in one of the states ("T": stopped).
+bool is_in_state(int pid, const std::string& states) {
+  for (int i = 0; i < 300; ++i) {
+    const std::string stat = read_file("/proc/" + std::to_string(pid) + "/stat");
+    const std::size_t at = stat.rfind(')');
+    if (at != std::string::npos && states.find(stat[at + 2]) != std::string::npos) return true;
+    ::usleep(10'000);
+  }
+  return false;
+}
+
+TEST(Launcher, CtrlZPausesAllRanksAndTheyGoOnTogether) {
+  const TemporaryFolder folder;
+  LaunchOptions options = as_rank(2, "slow-sums");
+  options.environment["ZERO_TIMEOUT_S"] = "2";  // less than the pause
+  options.environment["ZERO_TEST_FOLDER"] = folder.path();
+  const Outcome outcome = run_launcher(options, [&](pid_t pid) {
+    for (const char* rank : {"0", "1"}) wait_for_file(folder.file(std::string("pid") + rank));
+    const int ranks[] = {std::atoi(read_file(folder.file("pid0")).c_str()),
+                         std::atoi(read_file(folder.file("pid1")).c_str())};
+    ::kill(pid, SIGTSTP);
+    EXPECT_TRUE(is_in_state(pid, "T"));
+    for (const int rank : ranks) EXPECT_TRUE(is_in_state(rank, "T"));
+    ::sleep(5);  // longer than a stopped peer is waited for
+    ::kill(pid, SIGCONT);
+    for (const int rank : ranks) EXPECT_TRUE(is_in_state(rank, "RSD"));
+  });
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(lines_of(outcome.out), (std::multiset<std::string>{"[0] sums are right", "[1] sums are right"}));
+}
+
+TEST(Launcher, AStoppedRankDoesNotDelayTheEnd) {
+  const Outcome outcome =
+      run_launcher([] {
+        LaunchOptions options = script(2, "test $ZERO_RANK = 0 && kill -STOP $$; sleep 0.5; exit 3");
+        options.grace_ms = 60'000;
+        options.kill_after_ms = 500;
+        return options;
+      }());
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_LT(outcome.seconds, 5);
+}
+
+TEST(Launcher, AFailureAllowsLessTimeThanAStopSignal) {
+  LaunchOptions options = script(2, "trap '' TERM; test $ZERO_RANK = 0 && exit 3; sleep 60");
+  options.grace_ms = 60'000;
+  options.failure_grace_ms = 300;
+  const Outcome outcome = run_launcher(options);
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_LT(outcome.seconds, 5);
+}
+
+TEST(Launcher, Rank0GetsTheInput) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ASSERT_EQ(::write(ends[1], "word\n", 5), 5);
+  ::close(ends[1]);
+  const int before = ::dup(STDIN_FILENO);
+  ::dup2(ends[0], STDIN_FILENO);
+  const Outcome outcome = run_launcher(script(2, "read line; echo got $line"));
+  ::dup2(before, STDIN_FILENO);
+  EXPECT_EQ(lines_of(outcome.out), (std::multiset<std::string>{"[0] got word", "[1] got"}));
+}
+
+TEST(Launcher, EndsWhenNobodyReadsTheOutput) {
+  const TemporaryFolder folder;
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  std::fflush(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::dup2(ends[1], STDOUT_FILENO);
+    const std::string text = "trap 'touch " + folder.file("hup") + "$ZERO_RANK; exit 0' HUP; while true; do echo line; "
+                             "sleep 0.02; done";
+    ::_exit(launch(script(2, text)));
+  }
+  ::close(ends[1]);
+  char first = 0;
+  EXPECT_EQ(::read(ends[0], &first, 1), 1);
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGPIPE);
+  EXPECT_TRUE(exists(folder.file("hup0")) && exists(folder.file("hup1")));
+}
+
+TEST(Launcher, RemovesWhatKilledJobsLeftInDevShm) {
+  // Rank 0 of a job that nobody launched, killed while it waits for the others.
+  const std::string id = "left-behind-" + std::to_string(::getpid());
+  const std::string name = "/dev/shm" + comm::ControlSegment::name_of(id);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::setenv("ZERO_JOB_ID", id.c_str(), 1);
+    for (const char* variable : {"ZERO_RANK", "ZERO_LOCAL_RANK"}) ::setenv(variable, "0", 1);
+    for (const char* variable : {"ZERO_WORLD_SIZE", "ZERO_LOCAL_WORLD_SIZE"}) ::setenv(variable, "2", 1);
+    try {
+      init_distributed();
+    } catch (const std::exception&) {
+    }
+    ::_exit(0);
+  }
+  wait_for_file(name);
+  EXPECT_EQ(run_launcher(script(1, "exit 0")).exit_code, 0);
+  EXPECT_TRUE(exists(name)) << "its owner lives";
+  ::usleep(100'000);  // it has said who it is
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+  EXPECT_EQ(run_launcher(script(1, "exit 0")).exit_code, 0);
+  EXPECT_FALSE(exists(name));
+}
+
 TEST(Launcher, SecondInterruptKills) {
   const TemporaryFolder folder;
   LaunchOptions options = script(
@@ -344,6 +468,21 @@ int be_own_ranks(const char* nproc, const std::string& word) {
   });
 }
 
+/// Three seconds of sums, in which rank 1 waits for rank 0 most of the time.
+int slow_sums(const Group& group) {
+  const std::string file = std::string(std::getenv("ZERO_TEST_FOLDER")) + "/pid" + std::to_string(group.rank());
+  std::ofstream(file + ".tmp") << ::getpid();
+  std::rename((file + ".tmp").c_str(), file.c_str());
+  for (int i = 0; i < 60; ++i) {
+    if (group.rank() == 0) ::usleep(50'000);
+    std::int64_t sum = i + group.rank();
+    group.all_reduce(&sum, 1, DType::kInt64).wait();
+    if (sum != 2 * i + 1) return 1;
+  }
+  constexpr std::string_view kLine = "sums are right\n";
+  return ::write(STDOUT_FILENO, kLine.data(), kLine.size()) > 0 ? 0 : 1;
+}
+
 /// What a rank does when this program is started by the launcher.
 int be_rank(const std::string& what) {
   try {
@@ -359,6 +498,7 @@ int be_rank(const std::string& what) {
       }).detach();
     }
     Group group = init_distributed();
+    if (what == "slow-sums") return slow_sums(group);
     std::int64_t sum = group.rank();
     group.all_reduce(&sum, 1, DType::kInt64).wait();
     if (what == "die" && group.rank() == 1) ::raise(SIGKILL);

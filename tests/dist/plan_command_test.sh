@@ -137,7 +137,7 @@ refused "cannot read" --config missing.json
 refused "needs as many ranks on each" -n 5 --ranks-per-node 2 --store node_shared --memory 8GB
 refused "--stages" --stages 4
 refused "--ranks" -n 0
-refused "not expected" --no-such-option
+refused "has no option '--no-such-option'" --no-such-option
 
 [ "$failures" = 0 ] && echo "zero plan: all well"
 exit $((failures > 0))

@@ -108,7 +108,7 @@ refused "at most" $given -n 1000
 refused "run's folder" $given --run-dir a_file/run
 refused "already holds a run" $given --run-dir two
 refused "--stage" $given --stage 4
-refused "not expected" $given --no-such-option
+refused "has no option '--no-such-option'" $given --no-such-option
 "$zero" frobnicate > bad.out 2>&1
 expect "exit code of an unknown command" $? 2
 

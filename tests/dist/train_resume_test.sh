@@ -65,9 +65,79 @@ sed 's/"every_steps": 4/"every_steps": 1000000/' config.json > never.json
 pid=$!
 wait_for_steps early 2
 kill -9 "$pid"; wait "$pid" 2> /dev/null
-resume early
+cp early/metrics.jsonl early.metrics
+"$zero" train --resume --quiet --run-dir early > early.out 2>&1
+expect "exit code of a resume without a checkpoint" $? 2
+grep -q "before its first checkpoint: there is nothing to go on from. To start it over: .* train --restart" early.out || fail "$(cat early.out)"
+hint=$(grep -o '[^ ]* train --restart --run-dir [^ ]*' early.out)
+sh -c "$hint --quiet" > early.out 2>&1 || fail "the hint '$hint': $(cat early.out)"
 final early
+cmp -s early.metrics early/before.1/metrics.jsonl || fail "the old metrics are not kept: $(ls early early/before.1)"
 expect "bytes of TensorBoard events" "$(cat early/tensorboard/events.out.tfevents.* | wc -c)" "$events"
+
+# ---- checkpoints that are gone or not whole: nothing is started over, nothing is touched ----
+cp -r cut lost
+refuses_to_go_on() { # words
+  local before after
+  before=$(find lost -type f -exec cksum {} + | sort)
+  "$zero" train --resume --quiet --run-dir lost > lost.out 2>&1
+  expect "exit code where $1" $? 2
+  grep -qF -- "$1" lost.out || fail "want '$1', got $(cat lost.out)"
+  after=$(find lost -type f -exec cksum {} + | sort)
+  expect "files where $1" "$after" "$before"
+}
+latest=$(cat lost/checkpoints/latest)
+mv "lost/checkpoints/$latest" held
+refuses_to_go_on "is '$latest', which is not there"
+mv held "lost/checkpoints/$latest"
+mkdir held && for c in lost/checkpoints/global_step*; do mkdir "held/$(basename "$c")"; mv "$c"/rank_00001* "held/$(basename "$c")"; done
+refuses_to_go_on "none of the checkpoints in"
+for c in lost/checkpoints/global_step*; do mv "held/$(basename "$c")"/* "$c"; done
+rm -r lost/checkpoints
+refuses_to_go_on "the last one was '$latest'"
+"$zero" train --restart --quiet --run-dir lost > lost.out 2>&1 || fail "restart: $(cat lost.out)"
+final lost
+cmp -s cut/metrics.jsonl lost/before.1/metrics.jsonl || fail "a run that starts over loses its metrics"
+
+# ---- a loss that is not a number: an error, everything written, no checkpoint of it ----
+sed 's/"bf16": {"enabled": true}/"optimizer": {"type": "SGD", "params": {"lr": 1e30}}/; s/"every_steps": 4/"every_steps": 1/' config.json > nan.json
+"$zero" train ${common/config.json/nan.json} -n 2 --run-dir nan > nan.out 2>&1
+expect "exit code of a run that diverged" $? 1
+grep -q "zero: error: the loss of step [0-9]* is not a number: the run has diverged" nan.out || fail "$(tail -3 nan.out)"
+expect "times it is said" "$(grep -c 'has diverged' nan.out)" 1
+grep -q '"diverged": true' nan/summary.json || fail "no word in summary.json"
+at=$(grep -o '"steps": [0-9]*' nan/summary.json | grep -o '[0-9]*')
+[ "$at" -lt $steps ] || fail "it went on"
+[ ! -e "nan/checkpoints/global_step$at" ] || fail "a checkpoint of a model of NaN"
+"$zero" train ${common/config.json/nan.json} -n 2 --keep-going --quiet --run-dir nan2 > nan.out 2>&1 || fail "--keep-going: $(cat nan.out)"
+expect "steps" "$(grep -c '"loss"' nan2/metrics.jsonl)" $steps
+
+# ---- the last checkpoint cannot be written: everything else is, and there is a way out ----
+"$zero" train $common -n 2 --spare-dir "$work/spare" --run-dir full > full.out 2>&1 &
+pid=$!
+wait_for_steps full 3
+mkdir -p full/checkpoints/global_step$steps && echo mine > full/checkpoints/global_step$steps/file
+wait "$pid"
+expect "exit code with a spare folder" $? 0
+grep -q "the last checkpoint is in .*spare" full.out || fail "$(tail -5 full.out)"
+rm -r full/checkpoints/global_step$steps && mv "spare/checkpoints/global_step$steps" full/checkpoints/ && cp spare/checkpoints/latest full/checkpoints/
+final full
+"$zero" train $common -n 2 --run-dir waits > waits.out 2>&1 &
+pid=$!
+wait_for_steps waits 3
+mkdir -p waits/checkpoints/global_step$steps && echo mine > waits/checkpoints/global_step$steps/file
+for _ in $(seq 1 600); do grep -q "Trying again for" waits.out && break; sleep 0.05; done
+rm -r waits/checkpoints/global_step$steps
+wait "$pid"
+expect "exit code once there is room" $? 0
+final waits
+
+# ---- nobody reads what is printed: as when the terminal goes ----
+( "$zero" train $common -n 2 --run-dir piped 2> piped.err; echo $? > piped.code ) | sed '/ready after/q' > /dev/null
+expect "exit code with a closed pipe" "$(cat piped.code)" 141
+[ -e piped/checkpoints/latest ] || fail "no checkpoint: $(cat piped.err)"
+resume piped
+final piped
 
 # ---- checkpoints by time: so short that each step takes longer ----
 sed 's/"every_steps": 4, "every_minutes": 0, "keep_last": 3/"every_minutes": 0.00001, "keep_last": 0/' config.json > timed.json

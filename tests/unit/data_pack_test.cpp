@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "data/listing.h"
@@ -86,9 +87,23 @@ TEST_F(DataPack, TakesTextOnceAndCountsTheRest) {
   const CorpusInfo info = pack_corpus(options_);
   EXPECT_FALSE(info.reused);
   EXPECT_EQ(info.files, 21);
-  EXPECT_EQ(info.files_duplicate, 1);
-  EXPECT_EQ(info.files_not_text, 4);
-  EXPECT_EQ(info.files_wrong_size, 2);
+  const std::map<std::string, std::pair<int, std::string>> left_out = {
+      {"duplicate", {2, "copy_of_0.py"}},
+      {"binary (a zero byte)", {1, "zero_byte.py"}},
+      {"not UTF-8 (Latin-1? iconv)", {3, "latin1.py"}},
+      {"empty", {1, "empty.py"}},
+      {"too large", {1, "large.py"}},
+      {"another suffix", {1, "other.json"}},
+      {"hidden", {1, ".hidden.py"}},
+      {"link to a folder", {1, "loop"}}};
+  EXPECT_EQ(info.left_out.size(), left_out.size());
+  for (const LeftOutFiles& one : info.left_out) {
+    ASSERT_TRUE(left_out.contains(one.reason)) << one.reason;
+    EXPECT_EQ(one.files, left_out.at(one.reason).first) << one.reason;
+    EXPECT_EQ(one.largest, left_out.at(one.reason).second) << one.reason;
+  }
+  const auto again = pack_corpus(options_).left_out;
+  EXPECT_EQ(again.size(), left_out.size());  // of a corpus that is found, too
   EXPECT_EQ(info.train_nbytes, static_cast<std::int64_t>(split("train.bin").size()));
   EXPECT_EQ(info.validation_nbytes, static_cast<std::int64_t>(split("val.bin").size()));
   const std::string all = split("val.bin") + split("train.bin");
@@ -134,6 +149,45 @@ TEST_F(DataPack, ACutNeverSplitsACharacter) {
     EXPECT_EQ(train.size() % 3, 0u) << part;
     EXPECT_GT(split("val.bin").size(), 1u);
   }
+}
+
+TEST_F(DataPack, LargeFilesAreTakenInPieces) {
+  options_.max_file_nbytes = std::int64_t{1} << 40;
+  std::string text;
+  for (int i = 0; text.size() < (3u << 20); ++i) text += "line " + std::to_string(i) + " \xE2\x82\xAC\n";
+  write("book.txt", text);
+  write("copy.txt", text);
+  write("one_line.txt", [] {
+    std::string line;
+    while (line.size() < (2u << 20)) line += "\xF0\x9F\x98\x80";
+    return line;
+  }());
+  write("utf16.txt", std::string("\xFF\xFE" "a\0", 4));
+  const CorpusInfo info = pack_corpus(options_);
+  EXPECT_EQ(info.files, 2);
+  ASSERT_EQ(info.left_out.size(), 2u);
+  EXPECT_EQ(info.left_out[0].reason, "UTF-16 (want UTF-8: iconv)");
+  EXPECT_EQ(info.left_out[1].reason, "duplicate");
+  // Every byte is there once, every piece is whole lines or whole characters, and none is a small rest.
+  std::string all = split("val.bin") + split("train.bin");
+  std::size_t lines_nbytes = 0, one_line_nbytes = 0;
+  while (!all.empty()) {
+    const std::size_t end = all.find('\0');
+    ASSERT_NE(end, std::string::npos);
+    const std::string piece = all.substr(0, end);
+    all.erase(0, end + 1);
+    if (piece.find("line") != std::string::npos) {
+      lines_nbytes += piece.size();
+      EXPECT_NE(text.find(piece), std::string::npos);
+      EXPECT_EQ(piece.back(), '\n');
+    } else {
+      one_line_nbytes += piece.size();
+      EXPECT_TRUE(data::problem_with_text(piece).empty());
+    }
+  }
+  EXPECT_EQ(lines_nbytes, text.size());
+  EXPECT_EQ(one_line_nbytes, 2u << 20);
+  EXPECT_NEAR(static_cast<double>(info.validation_nbytes), 0.05 * (5 << 20), 0.05 * (5 << 20));
 }
 
 TEST_F(DataPack, TheSeedDecidesTheOrder) {
@@ -216,9 +270,13 @@ TEST_F(DataPack, CorpusJsonHasWhatPeopleLookFor) {
 }
 
 TEST_F(DataPack, Errors) {
-  EXPECT_NE(error().find("no usable text: 0 files of the wrong size"), std::string::npos) << error();
+  EXPECT_NE(error().find("no usable text: there is no file"), std::string::npos) << error();
   write("a.bin", "x");
-  EXPECT_NE(error().find("only files ending in .py .txt .md .rst are taken"), std::string::npos);
+  EXPECT_NE(error().find("1 file: another suffix (the largest: a.bin, 1 bytes)"), std::string::npos) << error();
+  EXPECT_NE(error().find("that end in .py .txt .md .rst"), std::string::npos) << error();
+  options_.suffixes = {""};
+  EXPECT_EQ(error(), "") << "all suffixes";
+  options_ = CorpusOptions{.source = root_ / "source", .folder = options_.folder};
   options_.source = root_ / "missing";
   EXPECT_NE(error().find("cannot find the corpus source: No such file"), std::string::npos);
   options_.source = root_ / "source";
@@ -295,11 +353,11 @@ TEST_F(DataPack, ManyProcessesAtOnceAgree) {
 TEST(DataText, Utf8) {
   for (const char* good : {"a", "\xC2\x80", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xEE\x80\x80",
                            "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"}) {
-    EXPECT_TRUE(data::is_text(good));
+    EXPECT_TRUE(data::problem_with_text(good).empty());
   }
   for (const char* bad : {"\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF",
                           "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xC2", "\xE2\x82", "a\xFFz"}) {
-    EXPECT_FALSE(data::is_text(bad));
+    EXPECT_FALSE(data::problem_with_text(bad).empty());
   }
 }
 

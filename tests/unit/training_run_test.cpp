@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -82,17 +83,20 @@ TEST(MetricsRecord, GoesBackToAPositionAndStartsOver) {
   }
   EXPECT_EQ(read(folder.file("metrics.jsonl")), "{\"step\":1}\n{\"step\":2}\n");
   MetricsRecord record(folder.path(), events);
-  record.start_over();
+  record.start_over(folder.file("before.1"));
   EXPECT_EQ(read(folder.file("metrics.jsonl")), "");
   EXPECT_TRUE(fs::is_empty(events));
+  EXPECT_EQ(read(folder.file("before.1/metrics.jsonl")), "{\"step\":1}\n{\"step\":2}\n");
+  EXPECT_TRUE(fs::exists(folder.file("before.1/tensorboard/") + position.events_file));
 }
 
 TEST(MetricsRecord, LeavesEventFilesOutsideOfTheRunAlone) {
   const TemporaryFolder folder, elsewhere;
   MetricsRecord record(folder.path(), elsewhere.path());
   record.add_events(1, {{"loss", 2.0}});
-  record.start_over();
+  record.start_over(folder.file("before.1"));
   EXPECT_FALSE(fs::is_empty(elsewhere.path()));
+  EXPECT_FALSE(fs::exists(folder.file("before.1"))) << "there was nothing to keep";
 }
 
 TEST(MetricsRecord, HasOneWriter) {
@@ -245,10 +249,107 @@ TEST(TrainingRun, NeverStartsOverWhereCheckpointsAreThatCannotBeLoaded) {
     FAIL() << "started over";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("'global_step2'"), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("move that folder away"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("start the run over"), std::string::npos) << error.what();
   }
   EXPECT_EQ(read(folder.file("metrics.jsonl")), kept);
   EXPECT_FALSE(lines.empty());
+}
+
+/// What resume() says, and that it leaves the record alone.
+std::string refusal_of(const TemporaryFolder& folder) {
+  const std::string before = read(folder.file("metrics.jsonl"));
+  auto engine = make_engine(config());
+  TrainingRun run(engine, {.folder = folder.path()});
+  std::string said;
+  try {
+    run.resume();
+  } catch (const CheckpointError& error) {
+    said = error.what();
+  }
+  EXPECT_EQ(read(folder.file("metrics.jsonl")), before);
+  return said;
+}
+
+TEST(TrainingRun, KnowsOfCheckpointsThatAreGone) {
+  const TemporaryFolder folder;
+  leave_two_checkpoints(folder);
+  EXPECT_EQ(find_run(folder.path()).problem, "");
+  EXPECT_EQ(find_run(folder.path()).recorded_steps, 4);
+  fs::rename(folder.file("checkpoints/global_step4"), folder.file("elsewhere"));
+  EXPECT_NE(refusal_of(folder).find("is 'global_step4', which is not there"), std::string::npos) << refusal_of(folder);
+  fs::remove_all(folder.file("checkpoints"));
+  EXPECT_NE(refusal_of(folder).find("the last one was 'global_step4'"), std::string::npos) << refusal_of(folder);
+  EXPECT_FALSE(find_run(folder.path()).is_fresh());
+}
+
+TEST(TrainingRun, BeginsAnewWhereNoCheckpointWasWrittenAndKeepsTheRecord) {
+  const TemporaryFolder folder;
+  {
+    auto engine = make_engine(config());
+    TrainingRun run(engine, {.folder = folder.path()});
+    train(engine, run);
+  }
+  const std::string lines = read(folder.file("metrics.jsonl"));
+  EXPECT_TRUE(find_run(folder.path()).is_fresh());
+  EXPECT_EQ(find_run(folder.path()).recorded_steps, 1);
+  auto engine = make_engine(config());
+  TrainingRun run(engine, {.folder = folder.path()});
+  EXPECT_EQ(run.resume().folder, "");
+  EXPECT_EQ(read(folder.file("metrics.jsonl")), "");
+  EXPECT_EQ(read(folder.file("before.1/metrics.jsonl")), lines);
+}
+
+TEST(TrainingRun, StartsOverAndKeepsWhatThereWas) {
+  const TemporaryFolder folder;
+  for (int i = 1; i <= 2; ++i) {
+    leave_two_checkpoints(folder);
+    const std::string lines = read(folder.file("metrics.jsonl"));
+    auto engine = make_engine(config());
+    TrainingRun run(engine, {.folder = folder.path()});
+    const std::string kept = run.restart();
+    EXPECT_EQ(kept, folder.file("before.") + std::to_string(i));
+    EXPECT_EQ(read(kept + "/metrics.jsonl"), lines);
+    EXPECT_TRUE(fs::exists(kept + "/checkpoints/global_step4/manifest.json"));
+    EXPECT_TRUE(find_run(folder.path()).is_fresh());
+  }
+  const TemporaryFolder fresh;
+  auto engine = make_engine(config());
+  EXPECT_EQ(TrainingRun(engine, {.folder = fresh.path()}).restart(), "");
+}
+
+/// Three steps of which the second has a loss that is not a number.
+void diverge(ModuleEngine<torch::nn::Linear>& engine, TrainingRun& run) {
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor loss = engine(at::full({1, 3}, i == 1 ? std::nan("") : 1.0)).sum();
+    engine.backward(loss);
+    engine.step();
+    run.after_step(loss.item<double>());
+    run.save_if_due();
+  }
+}
+
+TEST(TrainingRun, StopsWhereTheLossIsNotANumberAndKeepsTheGoodCheckpoints) {
+  const TemporaryFolder folder;
+  const Config every_step = config(R"("every_steps": 1, "every_minutes": 0, "keep_last": 1, "async": false)");
+  std::string told;
+  {
+    auto engine = make_engine(every_step);
+    TrainingRun run(engine, {.folder = folder.path(), .notice = [&](const std::string& text) { told += text; }});
+    EXPECT_FALSE(run.diverged());
+    diverge(engine, run);
+    EXPECT_TRUE(run.diverged());
+    EXPECT_TRUE(run.should_stop());
+    EXPECT_EQ(run.stop_signal(), 0);
+    run.finish();
+  }
+  EXPECT_EQ(checkpoints_of(folder), std::vector<std::string>{"global_step1"});
+  EXPECT_NE(told.find("the run has diverged"), std::string::npos) << told;
+  const TemporaryFolder other;
+  auto engine = make_engine(every_step);
+  TrainingRun run(engine, {.folder = other.path(), .stop_when_diverged = false});
+  diverge(engine, run);
+  EXPECT_FALSE(run.should_stop());
+  EXPECT_EQ(checkpoints_of(other), std::vector<std::string>{"global_step3"});
 }
 
 TEST(TrainingRun, ACheckpointThatFailsIsToldAndTrainingGoesOn) {
@@ -266,6 +367,15 @@ TEST(TrainingRun, ACheckpointThatFailsIsToldAndTrainingGoesOn) {
   EXPECT_TRUE(notices[0].starts_with("no checkpoint: ")) << notices[0];
   EXPECT_EQ(run.last_checkpoint(), "");
   EXPECT_THROW(run.finish(), CheckpointError);
+  const TemporaryFolder spare;
+  {
+    auto other = make_engine(config());
+    TrainingRun elsewhere(other, {.folder = spare.path()});
+    train(other, elsewhere);
+    elsewhere.finish_in(spare.file("spare"));
+    EXPECT_EQ(elsewhere.last_checkpoint(), spare.file("spare/global_step1"));
+    EXPECT_FALSE(fs::exists(spare.file("last_checkpoint"))) << "that is of the run's own folder";
+  }
   fs::remove(folder.file("checkpoints"));
   run.finish();
   EXPECT_EQ(checkpoints_of(folder), std::vector<std::string>{"global_step3"});

@@ -1,0 +1,50 @@
+#include "number_check.h"
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+namespace zero::app {
+namespace {
+
+/// Not a number where `text` is none.
+double parsed(const std::string& text) {
+  char* rest = nullptr;
+  const double value = std::strtod(text.c_str(), &rest);
+  return rest == text.c_str() || *rest != '\0' ? std::nan("") : value;
+}
+
+CLI::Validator check(std::function<std::string(std::string&)> what) {
+  CLI::Validator validator(std::move(what), "");
+  return validator.description("");  // the option's own text says enough
+}
+
+}  // namespace
+
+CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
+  return check([least, most](std::string& text) -> std::string {
+    constexpr double kExact = 9007199254740992.0;  // 2^53
+    const double value = parsed(text);
+    const bool whole = std::isfinite(value) && std::abs(value) <= kExact && value == std::floor(value);
+    if (!whole || value < static_cast<double>(least) || value > static_cast<double>(most)) {
+      const std::string range = static_cast<double>(most) >= 1e12 ? fmt::format("at least {}", least)
+                                                                  : fmt::format("from {} to {}", least, most);
+      return fmt::format("got '{}', want a whole number, {}", text, range);
+    }
+    text = std::to_string(static_cast<std::int64_t>(value));
+    return {};
+  });
+}
+
+CLI::Validator real_number(double least, double most) {
+  return check([least, most](std::string& text) -> std::string {
+    const double value = parsed(text);
+    if (value >= least && value <= most) return {};
+    return fmt::format("got '{}', want a number from {:g} to {:g}", text, least, most);
+  });
+}
+
+}  // namespace zero::app

@@ -1,0 +1,18 @@
+#pragma once
+// Checks of numbers on the command line. For Option::transform(): 1e3 becomes 1000.
+#include <cstdint>
+#include <limits>
+
+namespace CLI {
+class Validator;
+}
+
+namespace zero::app {
+
+/// Whole numbers from `least` to `most`, also written as 1e3 or 1.5e6.
+CLI::Validator whole_number(std::int64_t least, std::int64_t most = std::numeric_limits<std::int64_t>::max());
+
+/// Finite numbers from `least` to `most`.
+CLI::Validator real_number(double least, double most);
+
+}  // namespace zero::app

@@ -1,0 +1,109 @@
+#include "usage.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+namespace zero::app {
+namespace {
+
+/// Insertions, deletions and replacements of one character between two words; neighbours swapped count once.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
+  std::iota(last.begin(), last.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    now[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      now[j] = std::min({last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) now[j] = std::min(now[j], before[j - 2] + 1);
+    }
+    std::swap(before, last);
+    std::swap(last, now);
+  }
+  return last[b.size()];
+}
+
+/// "; did you mean 'train'?", or nothing where no name is near.
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& names) {
+  std::string nearest;
+  std::size_t least = std::max<std::size_t>(1, word.size() / 3) + 1;
+  for (const std::string& name : names) {
+    const std::size_t d = distance(word, name);
+    if (d < least) least = d, nearest = name;
+  }
+  return nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest);
+}
+
+std::vector<std::string> commands_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(sub->get_name());
+  return names;
+}
+
+std::vector<std::string> options_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;  // hidden
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
+
+/// The innermost command that was named, and its name: "zero ckpt prune".
+std::pair<const CLI::App*, std::string> chosen_command(const CLI::App& app) {
+  const CLI::App* chosen = &app;
+  std::string name = app.get_name();
+  for (auto named = chosen->get_subcommands(); !named.empty(); named = chosen->get_subcommands()) {
+    chosen = named.front();
+    name += " " + chosen->get_name();
+  }
+  return {chosen, name};
+}
+
+std::string unknown_argument(const CLI::App& command, const std::string& name, const std::string& argument) {
+  if (argument.starts_with("-")) {
+    const std::string option = argument.substr(0, argument.find('='));
+    return fmt::format("{} has no option '{}'{}", name, option, did_you_mean(option, options_of(command)));
+  }
+  const auto commands = commands_of(command);
+  if (commands.empty()) return fmt::format("{} takes no argument '{}'", name, argument);
+  return fmt::format("there is no command '{} {}'{}; want {}", name, argument, did_you_mean(argument, commands),
+                     fmt::join(commands, ", "));
+}
+
+}  // namespace
+
+std::vector<std::string> with_help(std::vector<std::string> arguments) {
+  if (arguments.empty()) return {"--help"};
+  if (arguments.front() != "help") return arguments;
+  arguments.erase(arguments.begin());
+  arguments.push_back("--help");
+  return arguments;
+}
+
+std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& arguments) {
+  const auto [command, name] = chosen_command(app);
+  const std::string help = fmt::format("\nTry `{} --help`.", name);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    const std::vector<std::string> left = command->remaining();
+    // In the order in which they were typed; an option before a word, which may be its value.
+    const auto is_left = [&](const std::string& word) { return std::find(left.begin(), left.end(), word) != left.end(); };
+    auto at = std::find_if(arguments.begin(), arguments.end(),
+                           [&](const std::string& word) { return word.starts_with("-") && is_left(word); });
+    if (at == arguments.end()) at = std::find_if(arguments.begin(), arguments.end(), is_left);
+    if (at != arguments.end()) return unknown_argument(*command, name, *at) + help;
+  }
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && command == &app && !arguments.empty() &&
+      !arguments.front().starts_with("-")) {
+    return unknown_argument(app, name, arguments.front()) + help;
+  }
+  return error.what() + help;
+}
+
+}  // namespace zero::app

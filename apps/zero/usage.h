@@ -1,0 +1,20 @@
+#pragma once
+// What the command line says when it is not understood.
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+class ParseError;
+}  // namespace CLI
+
+namespace zero::app {
+
+/// "zero help train" as "zero train --help", "zero" alone as "zero --help". `arguments` without the program's name.
+std::vector<std::string> with_help(std::vector<std::string> arguments);
+
+/// The sentence for an error of `app` with these arguments: which of them, what it should be, and the nearest name
+/// where one is unknown.
+std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& arguments);
+
+}  // namespace zero::app
