@@ -44,6 +44,7 @@ train: configure
 	@echo "zerotorch: building the command line in $(BUILD) with $(JOBS) jobs"
 	@cmake --build $(BUILD) -j $(JOBS) --target zero
 	@$(BUILD)/apps/zero/zero train $(ARGS)
+	@command -v zero >/dev/null || echo "zerotorch: the command is $(BUILD)/apps/zero/zero; make install PREFIX=~/.local puts it into PATH as zero"
 
 # The package becomes importable in .venv; programs written for DeepSpeed run with `import zerotorch as deepspeed`.
 python: configure

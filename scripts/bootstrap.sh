@@ -47,11 +47,14 @@ install_torch() {
   fi
   say "installing the CPU wheel of torch $torch_version into .venv (about 200 MB; once)"
   python3 -m venv .venv || fail "cannot make a virtual environment in .venv"
-  # By its full name: plain 'torch' may be the CUDA build, several GB that a CPU build cannot use.
-  if ! .venv/bin/pip install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu"; then
+  # By its full name first: plain 'torch' may be the CUDA build, several GB that a CPU build does not need.
+  if .venv/bin/pip install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu" 2>/dev/null; then return; fi
+  say "pip finds no CPU wheel here; taking PyPI's, with CUDA inside (about 3 GB; it runs on a CPU as well). The index of
+  PyTorch's CPU wheels (see 'Get started' on PyTorch's site) is smaller:   make ... PIP_ARGS=\"--index-url ...\""
+  if ! .venv/bin/pip install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version"; then
     rm -rf .venv
-    fail "pip found no CPU wheel of torch $torch_version. Give pip the index of PyTorch's CPU wheels (see 'Get started' on
-  PyTorch's site) with   make ... PIP_ARGS=\"--index-url ...\"   or an installed libtorch with   make ... TORCH_DIR=/path"
+    fail "pip cannot install torch $torch_version. Give it an index that has it with   make ... PIP_ARGS=\"--index-url ...\"
+  or an installed libtorch with   make ... TORCH_DIR=/path"
   fi
 }
 

@@ -42,7 +42,8 @@ std::string checkpoints_of(const std::string& path) {
 }
 
 ordered_json to_json(const checkpoint::Summary& item) {
-  ordered_json json = {{"tag", item.tag}, {"folder", item.folder}, {"complete", item.complete}, {"latest", item.latest}};
+  ordered_json json = {
+      {"tag", item.tag}, {"folder", item.folder}, {"complete", item.complete}, {"latest", item.latest}};
   if (!item.complete) {
     json["problem"] = item.problem;
     return json;
@@ -243,7 +244,8 @@ int prune(const Arguments& arguments) {
                      {"dry_run", arguments.dry_run}});
   }
   const char* verb = arguments.dry_run ? "would remove" : "removed";
-  for (const auto& tag : report.damaged) say(fmt::format("DAMAGED  {} stays, and is not counted: a checksum is wrong", tag));
+  for (const auto& tag : report.damaged)
+    say(fmt::format("DAMAGED  {} stays, and is not counted: a checksum is wrong", tag));
   for (const auto& tag : report.removed) say(fmt::format("{} {}", verb, tag));
   for (const auto& name : report.leftovers) say(fmt::format("{} {} (an interrupted save)", verb, name));
   say(fmt::format("{} checkpoint{}, {}", report.removed.size(), report.removed.size() == 1 ? "" : "s",

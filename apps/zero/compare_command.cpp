@@ -133,8 +133,8 @@ TrainPlan prepare(const CompareOptions& options, const Console& console) {
   Progress progress(console, 0, 0);
   progress.busy("reading the text ...");
   const Clock clock;
-  const CorpusInfo corpus =
-      pack_and_check(choose_corpus(options.train.data, options.train.cache_dir, wanted_suffixes(options.train)), plan.seq);
+  const CorpusInfo corpus = pack_and_check(
+      choose_corpus(options.train.data, options.train.cache_dir, wanted_suffixes(options.train)), plan.seq);
   progress.finish();
   plan.corpus_folder = corpus.folder.string();
   plan.corpus_hash = corpus.hash;

@@ -66,7 +66,9 @@ fs::path keep_standard_input(const fs::path& cache) {
   fs::create_directories(cache, error);
   std::string pattern = (cache / "stdin-XXXXXX").string();
   const int fd = ::mkstemp(pattern.data());
-  if (fd < 0) throw IoError(fmt::format("--data -: cannot make a file in {}: {}", cache.string(), std::strerror(errno)));
+  if (fd < 0)
+    throw IoError(
+        fmt::format("--data -: cannot make a file in {}: {}", cache.string(), std::strerror(errno)));
   std::uint64_t hash = kHashStart;
   std::string buffer(1 << 20, '\0');
   bool ok = true;

@@ -18,7 +18,8 @@ CorpusOptions choose_corpus(const std::string& data, const std::string& cache_di
 /// one sequence of `sequence_length` bytes (0: not checked).
 CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_length);
 
-/// What it is, for people: four lines, and one for each reason why files are left out. `seconds`: how long packing took.
+/// What it is, for people: four lines, and one for each reason why files are left out. `seconds`: how long
+/// packing took.
 std::string describe_corpus(const CorpusInfo& info, double seconds);
 
 }  // namespace zero::app

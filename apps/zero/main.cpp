@@ -12,6 +12,7 @@
 #include "compare_command.h"
 #include "config_command.h"
 #include "console.h"
+#include "doctor_command.h"
 #include "host_facts.h"
 #include "launch.h"
 #include "plan_command.h"
@@ -40,12 +41,13 @@ int run(int argc, char** argv) {
   zero::app::add_config_command(app, exit_code);
   zero::app::add_compare_command(app, exit_code);
   zero::app::add_bench_command(app, exit_code);
+  zero::app::add_doctor_command(app, exit_code);
   app.add_subcommand("version", "print the versions")->callback([] {
     zero::app::Console(true).print(version_text() + "\n");
   });
   const std::vector<std::string> arguments = zero::app::with_help({argv + 1, argv + argc});
   try {
-    app.parse({arguments.rbegin(), arguments.rend()});
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     return exit_code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version

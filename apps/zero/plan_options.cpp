@@ -24,6 +24,18 @@ constexpr const char* kOutput = "Output";
 constexpr const char* kDefaultPreset = "gpt-11m";
 
 void add_model_options(CLI::App& command, PlanOptions& options) {
+  command.add_option("--preset", options.preset, "a GPT of `zero train` (default gpt-11m)")
+      ->type_name("NAME")
+      ->group(kModel);
+  command.add_option("--model", options.model, "a Hugging Face config.json: gpt2, llama, mistral or qwen2")
+      ->type_name("FILE")
+      ->group(kModel);
+  command.add_option("--parameters", options.parameters, "only their number, such as 7.5e9 or 7.5B")
+      ->type_name("N")
+      ->group(kModel);
+  const auto size = [&](const char* name, std::optional<std::int64_t>& value, const char* help) {
+    command.add_option(name, value, help)->transform(whole_number(1))->type_name("N")->group(kModel);
+  };
   size("--layers", options.layers, "blocks; with --dim alone: a GPT of these sizes");
   size("--dim", options.dim, "width");
   size("--heads", options.heads, "attention heads (default: dim / 64)");

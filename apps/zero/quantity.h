@@ -9,8 +9,8 @@ namespace zero::app {
 /// that begins with `option` for anything else.
 std::int64_t parse_count(const std::string& option, const std::string& text);
 
-/// "24GiB", "32GB" or "512B" -> bytes; a number without its unit is an error. KB, MB, GB, TB are powers of 1,000, KiB to TiB of 1,024. Throws
-/// ConfigError.
+/// "24GiB", "32GB" or "512B" -> bytes; a number without its unit is an error. KB, MB, GB, TB are powers of
+/// 1,000, KiB to TiB of 1,024. Throws ConfigError.
 std::int64_t parse_nbytes(const std::string& option, const std::string& text);
 
 /// "100Gbit/s", "12.5GB/s" or "10Gbps" -> bytes per second. Throws ConfigError.

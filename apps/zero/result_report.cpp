@@ -139,10 +139,10 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
                   result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
   if (!result.checkpoint.empty()) {
-    text += result.stop_signal != 0
-                ? fmt::format("           {} train --resume --run-dir {} goes on\n", program_name(), for_shell(plan.run_folder))
-                : fmt::format("           {} ckpt export {} DIR writes the weights\n", program_name(),
-                              for_shell(result.checkpoint));
+    text += result.stop_signal != 0 ? fmt::format("           {} train --resume --run-dir {} goes on\n",
+                                                  program_name(), for_shell(plan.run_folder))
+                                    : fmt::format("           {} ckpt export {} DIR writes the weights\n",
+                                                  program_name(), for_shell(result.checkpoint));
   }
   if (!plan.tensorboard_folder.empty()) {
     const std::string run = folder_name(plan);

@@ -40,7 +40,8 @@ fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
       fs::absolute(wanted.empty() ? fresh_path("runs", preset) : fs::path(wanted)).lexically_normal();
   if (fs::exists(path / kMetrics)) {
     throw ConfigError(
-        fmt::format("--run-dir {0}: it already holds a run ({1}); give another folder, or {2} train --resume --run-dir {3} "
+        fmt::format("--run-dir {0}: it already holds a run ({1}); give another folder, or {2} train --resume "
+                    "--run-dir {3} "
                     "(goes on) or --restart (starts over, and keeps what is there in before.1)",
                     path.string(), kMetrics, program_name(), for_shell(path.string())));
   }

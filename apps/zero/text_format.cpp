@@ -101,7 +101,9 @@ std::string program_name() {
 }
 
 std::string for_shell(const std::string& path) {
-  const auto plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("_./~+-:,@=%", c); };
+  const auto plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("_./~+-:,@=%", c);
+  };
   if (!path.empty() && std::all_of(path.begin(), path.end(), plain)) return short_path(path);
   std::string quoted = "'";
   for (const char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);

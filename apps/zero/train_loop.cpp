@@ -73,7 +73,8 @@ void TrainLoop::run() {
   }
   if (result_.steps_done == 0) return;
   save_last();
-  if (result_.save_problem.empty() && result_.stop_signal != 0 && console_.enabled() && seconds_since_stop_signal() > 0) {
+  if (result_.save_problem.empty() && result_.stop_signal != 0 && console_.enabled() &&
+      seconds_since_stop_signal() > 0) {
     progress_.note(
         fmt::format("checkpoint complete {} after the signal", duration(seconds_since_stop_signal())));
   }
@@ -105,7 +106,8 @@ bool TrainLoop::save_when_there_is_room(const std::string& problem) {
   note(fmt::format("{}. Trying again for {}; Ctrl-C gives up", problem, duration(kPatienceS)));
   // Tries are counted, not timed: all ranks must make the same.
   for (double waited = 0; waited < kPatienceS; waited += kBetweenS) {
-    for (int i = 0; i < 5 && !run_.agree_on_stop(); ++i) std::this_thread::sleep_for(std::chrono::duration<double>(kBetweenS / 5));
+    for (int i = 0; i < 5 && !run_.agree_on_stop(); ++i)
+      std::this_thread::sleep_for(std::chrono::duration<double>(kBetweenS / 5));
     result_.stop_signal = run_.stop_signal();
     if (result_.stop_signal != 0) return false;
     try {
@@ -233,7 +235,7 @@ void TrainLoop::check_stop() {
 }
 
 std::string TrainLoop::sample() {
-  if (result_.stop_signal != 0 || result_.diverged || plan_.sample_length == 0) return "";
+  if (result_.stop_signal != 0 || plan_.sample_length == 0 || !std::isfinite(loss_.value())) return "";
   constexpr std::int64_t kMostContext = 128;
   GenerateOptions options;
   options.length = plan_.sample_length;

@@ -67,8 +67,8 @@ class TrainLoop {
   void resume();
   void restart();
   void train();
-  /// The last checkpoint; where the run's folder cannot take it, in the spare one, or once there is room. What could not
-  /// be done is in the result. *Collective.*
+  /// The last checkpoint; where the run's folder cannot take it, in the spare one, or once there is room.
+  /// What could not be done is in the result. *Collective.*
   void save_last();
   bool save_when_there_is_room(const std::string& problem);
   /// What a run needs to go on besides the engine's part.

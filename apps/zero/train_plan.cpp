@@ -103,8 +103,9 @@ void check_can_go_on(const std::string& folder) {
   const FoundRun found = find_run(folder);
   std::string problem = found.problem;
   if (problem.empty() && found.is_fresh() && found.recorded_steps > 0) {
-    problem = fmt::format("the run in '{}' ended at step {}, before its first checkpoint: there is nothing to go on from",
-                          folder, found.recorded_steps);
+    problem = fmt::format(
+        "the run in '{}' ended at step {}, before its first checkpoint: there is nothing to go on from",
+        folder, found.recorded_steps);
   }
   if (problem.empty()) return;
   throw CheckpointError(fmt::format("--resume: {}. To start it over: {} train --restart --run-dir {} (what is there is "
@@ -123,8 +124,10 @@ void print_head(const Console& console) {
 void print_tail(const Console& console, const TrainPlan& plan, const Config& config,
                 const std::string& memory_warning) {
   console.print(describe_model(plan) + describe_training(plan, config, plan.ranks));
-  console.print(
-      fmt::format("run        {}{}\n", short_path(plan.run_folder), plan.resume ? ", goes on" : plan.restart ? ", starts over" : ""));
+  console.print(fmt::format("run        {}{}\n", short_path(plan.run_folder),
+                            plan.resume    ? ", goes on"
+                            : plan.restart ? ", starts over"
+                                           : ""));
   for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
   console.print(memory_warning + "\n");
 }

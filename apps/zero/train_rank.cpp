@@ -68,9 +68,10 @@ void check_went_well(const RunResult& result) {
   const std::string checkpoint =
       result.checkpoint.empty() ? "There is no checkpoint of before"
                                 : fmt::format("The last checkpoint is of before: {}", short_path(result.checkpoint));
-  throw ModelError(fmt::format("the loss of step {} is not a number: the run has diverged and was stopped. {}. A smaller "
-                               "learning rate, a longer warm-up or gradient clipping may help; --keep-going trains on",
-                               result.steps_done, checkpoint));
+  throw ModelError(
+      fmt::format("the loss of step {} is not a number: the run has diverged and was stopped. {}. A smaller "
+                  "learning rate, a longer warm-up or gradient clipping may help; --keep-going trains on",
+                  result.steps_done, checkpoint));
 }
 
 int run(const TrainPlan& plan, Group group) {
@@ -103,7 +104,7 @@ int run(const TrainPlan& plan, Group group) {
     Console(true).print(plan.quiet ? describe_result_briefly(plan, result) : describe_result(plan, result));
     write_run_json(plan.run_folder, "summary.json", summary_json(plan, result));
   }
-  check_went_well(result);
+  if (first) check_went_well(result);
   return result.stop_signal;
 }
 

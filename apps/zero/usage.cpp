@@ -41,7 +41,8 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
 
 std::vector<std::string> commands_of(const CLI::App& app) {
   std::vector<std::string> names;
-  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(sub->get_name());
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(sub->get_name());
   return names;
 }
 
@@ -93,7 +94,9 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
     const std::vector<std::string> left = command->remaining();
     // In the order in which they were typed; an option before a word, which may be its value.
-    const auto is_left = [&](const std::string& word) { return std::find(left.begin(), left.end(), word) != left.end(); };
+    const auto is_left = [&](const std::string& word) {
+      return std::find(left.begin(), left.end(), word) != left.end();
+    };
     auto at = std::find_if(arguments.begin(), arguments.end(),
                            [&](const std::string& word) { return word.starts_with("-") && is_left(word); });
     if (at == arguments.end()) at = std::find_if(arguments.begin(), arguments.end(), is_left);

@@ -37,7 +37,7 @@ void add_file(const CorpusOptions& options, const fs::path& path, std::string na
   if (status.st_size > options.max_file_nbytes) return leave_out("too large");
   const std::int64_t modified_ns =
       status.st_mtim.tv_sec * std::int64_t{1'000'000'000} + status.st_mtim.tv_nsec;
-  listing.files.push_back({std::move(name), path, status.st_size, modified_ns, {}});
+  listing.files.push_back({std::move(name), path, status.st_size, modified_ns});
 }
 
 void walk(const CorpusOptions& options, const fs::path& root, Listing& listing) {

@@ -271,7 +271,8 @@ class States final : public DiskStates {
   bool moves(const Buffer& buffer) const {
     return buffer.changed != 0 || !are_done(buffer.reading) || !are_done(buffer.writing);
   }
-  /// Which to give up first: empty ones, those used longest ago, those that still move; last those that are needed next.
+  /// Which to give up first: empty ones, those used longest ago, those that still move; last those that are
+  /// needed next.
   std::pair<int, std::uint64_t> rank_of(const Buffer& buffer) const {
     if (buffer.slot < 0) return {0, 0};
     return {buffer.used == clock_ ? 3 : moves(buffer) ? 2 : 1, buffer.used};

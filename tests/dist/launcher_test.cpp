@@ -300,6 +300,7 @@ TEST(Launcher, EndsWhenNobodyReadsTheOutput) {
   std::fflush(nullptr);
   const pid_t pid = ::fork();
   if (pid == 0) {
+    ::close(ends[0]);
     ::dup2(ends[1], STDOUT_FILENO);
     const std::string text = "trap 'touch " + folder.file("hup") + "$ZERO_RANK; exit 0' HUP; while true; do echo line; "
                              "sleep 0.02; done";
@@ -469,7 +470,7 @@ int be_own_ranks(const char* nproc, const std::string& word) {
 }
 
 /// Three seconds of sums, in which rank 1 waits for rank 0 most of the time.
-int slow_sums(const Group& group) {
+int slow_sums(Group group) {
   const std::string file = std::string(std::getenv("ZERO_TEST_FOLDER")) + "/pid" + std::to_string(group.rank());
   std::ofstream(file + ".tmp") << ::getpid();
   std::rename((file + ".tmp").c_str(), file.c_str());

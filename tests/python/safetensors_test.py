@@ -55,7 +55,7 @@ class Tensor:
         return f"{differing} of {self.array.size} elements differ"
 
     def converted(self, dtype):
-        """To fp32 (exact) or to bf16 (to nearest, ties to even), in integers."""
+        """To fp32 (exact) or to bf16 (to nearest, of two as near to the one farther from zero), in integers."""
         if dtype == self.dtype:
             return self
         if (self.dtype, dtype) == ("BF16", "F32"):
@@ -63,7 +63,7 @@ class Tensor:
         assert (self.dtype, dtype) == ("F32", "BF16"), f"{self.dtype} to {dtype}"
         assert not np.isnan(self.array).any()
         bits = self.array.reshape(-1).view("<u4").astype(np.uint64)
-        return Tensor(dtype, self.shape, ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2").tobytes())
+        return Tensor(dtype, self.shape, ((bits + 0x8000) >> 16).astype("<u2").tobytes())
 
 
 def read_file(path):

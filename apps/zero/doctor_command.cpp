@@ -1,0 +1,184 @@
+// What this machine has of what training needs, found out by trying.
+#include "doctor_command.h"
+
+#include <ATen/Version.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "console.h"
+#include "host_facts.h"
+#include "text_format.h"
+#include "zero/disk.h"
+#include "zero/errors.h"
+#include "zero/launch.h"
+#include "zero/memory.h"
+
+namespace zero::app {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+enum class Verdict { kGood, kNote, kMissing };
+
+struct Finding {
+  std::string what, found, meaning;
+  Verdict verdict = Verdict::kGood;
+};
+
+std::string flags_of_cpu() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("flags")) return line + " ";
+  }
+  return "";
+}
+
+Finding cores() {
+  const int threads = usable_cpus(), whole = usable_cores();
+  return {"cores", fmt::format("{} usable ({} hardware threads), {}", whole, threads, cpu_name()),
+          whole == 1 ? "ranks take turns; -n 1 is as fast" : fmt::format("up to {} ranks have a core each", whole),
+          whole == 1 ? Verdict::kNote : Verdict::kGood};
+}
+
+Finding instructions() {
+  const std::string flags = flags_of_cpu();
+  const auto has = [&](const char* name) { return flags.find(fmt::format(" {} ", name)) != std::string::npos; };
+  std::string found = at::get_cpu_capability();
+  for (const char* name : {"avx512_bf16", "amx_bf16"})
+    if (has(name)) found += fmt::format(", {}", name);
+  const bool fast = has("avx512_bf16") || has("amx_bf16");
+  return {"instructions", found, fast ? "matrix products in bf16 are fast" : "bf16 saves memory, not time",
+          fast ? Verdict::kGood : Verdict::kNote};
+}
+
+Finding memory() {
+  const std::int64_t total = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+  const std::int64_t free = available_memory_nbytes();
+  // bf16 parameters shared by the ranks of a host, gradients, masters and Adam's states.
+  constexpr double kNbytesEach = 16;
+  return {"memory", fmt::format("{} of {} available", human_nbytes(free), human_nbytes(total)),
+          fmt::format("states of about {} parameters with AdamW; zero plan knows more",
+                      human_count(static_cast<double>(free) / kNbytesEach))};
+}
+
+Finding shared_memory() {
+  struct statvfs status {};
+  if (::statvfs("/dev/shm", &status) != 0 || ::access("/dev/shm", W_OK) != 0)
+    return {"/dev/shm", "not there or not writable", "ranks of one host cannot meet; mount a tmpfs there",
+            Verdict::kMissing};
+  const auto free = static_cast<std::int64_t>(status.f_bavail) * static_cast<std::int64_t>(status.f_frsize);
+  const bool enough = free >= (1 << 20);
+  return {"/dev/shm", fmt::format("{} free", human_nbytes(free)),
+          enough ? "ranks of one host meet there; their data need no room in it"
+                 : "too little for the ranks of one host to meet: 1 MB is enough",
+          enough ? Verdict::kGood : Verdict::kMissing};
+}
+
+Finding disk(const std::string& folder) {
+  try {
+    const DiskSpeed speed = measure_disk(
+        folder, {.block_size = 256 << 10, .queue_depth = 8, .ranks = 1, .file_nbytes = 8 << 20, .seconds = 0.05});
+    const bool fast = speed.description.find("io_uring") != std::string::npos &&
+                      speed.description.find("past the page cache") != std::string::npos;
+    return {
+        "disk",
+        fmt::format("{} free in {}; {}", human_nbytes(static_cast<std::int64_t>(fs::space(folder).available)),
+                    short_path(folder), speed.description),
+        fast ? "checkpoints and --nvme at the disk's speed (zero bench io measures it)"
+             : "checkpoints and --nvme work, slower than with io_uring and O_DIRECT",
+        fast ? Verdict::kGood : Verdict::kNote};
+  } catch (const std::exception& error) {
+    return {"disk", error.what(), "no checkpoints in this folder", Verdict::kMissing};
+  }
+}
+
+Finding locked_memory() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  const bool enough = limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= (64u << 20);
+  return {
+      "locked memory",
+      limit.rlim_cur == RLIM_INFINITY ? "no limit" : human_nbytes(static_cast<std::int64_t>(limit.rlim_cur)),
+      enough ? "room for the buffers of --nvme"
+             : "too little to register the buffers of --nvme: works, a bit slower",
+      enough ? Verdict::kGood : Verdict::kNote};
+}
+
+Finding mpi() {
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path ? path : "");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const fs::path found = fs::path(folder) / "mpirun";
+    if (::access(found.c_str(), X_OK) == 0)
+      return {"MPI", found.string(), "several hosts: mpirun ... zero train"};
+  }
+  return {"MPI", "no mpirun in PATH", "one host only", Verdict::kNote};
+}
+
+Finding gpu() {
+  const bool there = fs::exists("/dev/nvidia0");
+  return {"GPU", there ? "/dev/nvidia0" : "none", "training is on the CPU's cores",
+          there ? Verdict::kNote : Verdict::kGood};
+}
+
+Finding versions() {
+  return {"versions", fmt::format("zerotorch {}, libtorch {}", zerotorch_version(), libtorch_version()),
+          "what checkpoints and curves were made with"};
+}
+
+ordered_json to_json(const std::vector<Finding>& findings) {
+  auto all = ordered_json::array();
+  for (const Finding& one : findings) {
+    const char* const verdict = one.verdict == Verdict::kGood   ? "good"
+                                : one.verdict == Verdict::kNote ? "note"
+                                                                : "missing";
+    all.push_back({{"what", one.what}, {"found", one.found}, {"meaning", one.meaning}, {"verdict", verdict}});
+  }
+  return all;
+}
+
+int examine(bool json, const std::string& folder) {
+  const std::vector<Finding> findings = {versions(),      cores(),      instructions(), memory(), shared_memory(),
+                                         disk(folder), locked_memory(), mpi(),          gpu()};
+  const Console console(true);
+  bool well = true;
+  if (json) console.print(to_json(findings).dump(2) + "\n");
+  for (const Finding& one : findings) {
+    well &= one.verdict != Verdict::kMissing;
+    if (json) continue;
+    const char* const mark = one.verdict == Verdict::kGood ? "ok" : one.verdict == Verdict::kNote ? "--" : "!!";
+    console.print(fmt::format("{} {:<13} {}\n{:17}{}\n", mark, one.what, one.found, "", one.meaning));
+  }
+  if (!json) console.print(well ? "\nready to train: zero train\n" : "\nwhat is marked !! is needed\n");
+  return well ? 0 : 1;
+}
+
+}  // namespace
+
+void add_doctor_command(CLI::App& app, int& exit_code) {
+  struct Arguments {
+    bool json = false;
+    std::string folder = ".";
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("doctor", "what this machine has, and what that means for training");
+  command->add_flag("--json", arguments->json, "print JSON, for scripts");
+  command->add_option("--dir", arguments->folder, "folder whose disk is looked at (default: this one)")
+      ->type_name("DIR");
+  command->callback([arguments, &exit_code] { exit_code = examine(arguments->json, arguments->folder); });
+}
+
+}  // namespace zero::app
