@@ -74,6 +74,7 @@ test: build test-packages
 # Every combination of the parity matrix, and whatever else is labelled slow.
 test-full: build
 	@ZERO_PARITY=full $(CTEST) -L "slow"
+	@ZERO_PARITY=full $(CTEST) -R plan_agrees
 	@ZERO_TEST_SLOW=1 ZERO_TEST_INDUCTOR=1 $(CTEST) -R "python_(leaks|engine)"
 
 # Address and undefined-behaviour sanitizers on the unit and dist tests.

@@ -89,7 +89,7 @@ std::vector<ParityCase> parity_cases(bool reduced) {
         continue;
       }
       for (const bool nvme : {false, true}) {
-        if (reduced && nvme && (stage + tiny + overlap) % 2 == 0) continue;
+        if (reduced && nvme && (stage + node_shared + 2 * clipping) % 4 != 0) continue;
         cases.push_back({stage, node_shared, bf16, clipping, tiny, overlap, thread, false, nvme});
         if (bf16 && (!reduced || clipping == node_shared))
           cases.push_back({stage, node_shared, false, clipping, tiny, overlap, thread, true, nvme});
