@@ -26,7 +26,8 @@ if command -v dpkg-query >/dev/null; then
   done
 else
   for tool in c++ cmake ninja; do command -v "$tool" >/dev/null || missing+=("$tool"); done
-  [ ${#missing[@]} -eq 0 ] || fail "this is no Debian: install ${missing[*]} and the libraries of docs/install.md"
+  [ ${#missing[@]} -eq 0 ] || fail "this is no Debian: install ${missing[*]} and the libraries of docs/install.md. Fedora:
+  sudo dnf install gcc-c++ cmake ninja-build ccache mold json-devel cli11-devel fmt-devel spdlog-devel openmpi-devel gtest-devel xxhash-devel liburing-devel python3-devel"
 fi
 if [ ${#missing[@]} -gt 0 ]; then
   install="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"

@@ -3,7 +3,6 @@
 
 #include <ATen/Version.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -90,7 +89,7 @@ Finding shared_memory() {
 Finding disk(const std::string& folder) {
   try {
     const DiskSpeed speed = measure_disk(
-        folder, {.block_size = 256 << 10, .queue_depth = 8, .ranks = 1, .file_nbytes = 8 << 20, .seconds = 0.05});
+        folder, {.block_size = 256 << 10, .queue_depth = 8, .ranks = 1, .file_nbytes = 64 << 20, .seconds = 0.05});
     const bool fast = speed.description.find("io_uring") != std::string::npos &&
                       speed.description.find("past the page cache") != std::string::npos;
     return {
@@ -103,18 +102,6 @@ Finding disk(const std::string& folder) {
   } catch (const std::exception& error) {
     return {"disk", error.what(), "no checkpoints in this folder", Verdict::kMissing};
   }
-}
-
-Finding locked_memory() {
-  rlimit limit{};
-  ::getrlimit(RLIMIT_MEMLOCK, &limit);
-  const bool enough = limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= (64u << 20);
-  return {
-      "locked memory",
-      limit.rlim_cur == RLIM_INFINITY ? "no limit" : human_nbytes(static_cast<std::int64_t>(limit.rlim_cur)),
-      enough ? "room for the buffers of --nvme"
-             : "too little to register the buffers of --nvme: works, a bit slower",
-      enough ? Verdict::kGood : Verdict::kNote};
 }
 
 Finding mpi() {
@@ -151,8 +138,8 @@ ordered_json to_json(const std::vector<Finding>& findings) {
 }
 
 int examine(bool json, const std::string& folder) {
-  const std::vector<Finding> findings = {versions(),      cores(),      instructions(), memory(), shared_memory(),
-                                         disk(folder), locked_memory(), mpi(),          gpu()};
+  const std::vector<Finding> findings = {versions(),      cores(),      instructions(), memory(),
+                                         shared_memory(), disk(folder), mpi(),          gpu()};
   const Console console(true);
   bool well = true;
   if (json) console.print(to_json(findings).dump(2) + "\n");

@@ -12,10 +12,12 @@
 #include "compare_command.h"
 #include "config_command.h"
 #include "console.h"
+#include "describe_command.h"
 #include "doctor_command.h"
 #include "host_facts.h"
 #include "launch.h"
 #include "plan_command.h"
+#include "runs_command.h"
 #include "train_command.h"
 #include "usage.h"
 #include "zero/errors.h"
@@ -42,9 +44,11 @@ int run(int argc, char** argv) {
   zero::app::add_compare_command(app, exit_code);
   zero::app::add_bench_command(app, exit_code);
   zero::app::add_doctor_command(app, exit_code);
+  zero::app::add_runs_command(app, exit_code);
   app.add_subcommand("version", "print the versions")->callback([] {
     zero::app::Console(true).print(version_text() + "\n");
   });
+  zero::app::add_describe_commands(app);
   const std::vector<std::string> arguments = zero::app::with_help({argv + 1, argv + argc});
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));

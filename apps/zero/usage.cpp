@@ -102,9 +102,11 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
     if (at == arguments.end()) at = std::find_if(arguments.begin(), arguments.end(), is_left);
     if (at != arguments.end()) return unknown_argument(*command, name, *at) + help;
   }
-  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && command == &app && !arguments.empty() &&
-      !arguments.front().starts_with("-")) {
-    return unknown_argument(app, name, arguments.front()) + help;
+  // A word where the name of a command has to stand.
+  const auto words = static_cast<std::size_t>(std::count(name.begin(), name.end(), ' '));
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !commands_of(*command).empty() &&
+      arguments.size() > words && !arguments[words].starts_with("-")) {
+    return unknown_argument(*command, name, arguments[words]) + help;
   }
   return error.what() + help;
 }

@@ -1,0 +1,208 @@
+// The runs below a folder, and two of them side by side.
+#include "runs_command.h"
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "console.h"
+#include "text_format.h"
+#include "zero/errors.h"
+#include "zero/train.h"
+
+namespace zero::app {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+struct Arguments {
+  std::string folder = "runs", first, second;
+  bool json = false;
+};
+
+ordered_json read_json(const fs::path& path) {
+  std::ifstream file(path);
+  auto json = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? json : ordered_json::object();
+}
+
+void say(const std::string& text) { Console(true).print(text + "\n"); }
+
+/// What its files say of a run.
+struct RunFacts {
+  fs::path folder;
+  std::string preset, state;
+  std::int64_t ranks = 0, stage = 0, steps = 0, steps_wanted = 0, checkpoints = 0;
+  std::optional<double> val_loss;
+  fs::file_time_type written;
+};
+
+bool is_run(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / "metrics.jsonl", error) && fs::exists(folder / "plan.json", error);
+}
+
+RunFacts facts_of(const fs::path& folder) {
+  const ordered_json summary = read_json(folder / "summary.json"), plan = read_json(folder / "plan.json");
+  const FoundRun found = find_run(folder.string());
+  RunFacts facts{.folder = folder,
+                 .preset = plan.value("preset", ""),
+                 .state = {},
+                 .ranks = plan.value("ranks", 0),
+                 .stage = summary.value("stage", 0),
+                 .steps = found.recorded_steps,
+                 .steps_wanted = plan.value("steps", 0),
+                 .checkpoints = static_cast<std::int64_t>(found.checkpoints.size()),
+                 .val_loss = {},
+                 .written = fs::last_write_time(folder / "metrics.jsonl")};
+  if (summary.contains("val_loss") && summary["val_loss"].is_number()) facts.val_loss = summary["val_loss"];
+  // A summary is of an earlier start where metrics have more steps.
+  const bool is_of_now = summary.value("steps", std::int64_t{-1}) == facts.steps;
+  facts.state = !found.problem.empty()                              ? "checkpoints missing"
+                : !is_of_now                                        ? "no summary: running, or ended at once"
+                : summary.value("diverged", false)                  ? "diverged"
+                : summary.contains("stopped_by") && !summary["stopped_by"].is_null()
+                    ? fmt::format("stopped by {}", summary["stopped_by"].get<std::string>())
+                    : "finished";
+  return facts;
+}
+
+std::vector<RunFacts> runs_below(const std::string& folder) {
+  if (!fs::is_directory(folder))
+    throw ConfigError(fmt::format("there is no folder '{}'; name it: zero runs list DIR", folder));
+  std::vector<RunFacts> runs;
+  if (is_run(folder)) runs.push_back(facts_of(folder));
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.is_directory() && is_run(entry.path())) runs.push_back(facts_of(entry.path()));
+  }
+  std::sort(runs.begin(), runs.end(), [](const RunFacts& a, const RunFacts& b) { return a.written < b.written; });
+  return runs;
+}
+
+int list(const Arguments& arguments) {
+  const auto runs = runs_below(arguments.folder);
+  if (arguments.json) {
+    auto all = ordered_json::array();
+    for (const RunFacts& run : runs) {
+      all.push_back({{"folder", run.folder.string()},
+                     {"preset", run.preset},
+                     {"ranks", run.ranks},
+                     {"stage", run.stage},
+                     {"steps", run.steps},
+                     {"steps_wanted", run.steps_wanted},
+                     {"checkpoints", run.checkpoints},
+                     {"val_loss", run.val_loss ? ordered_json(*run.val_loss) : ordered_json()},
+                     {"state", run.state}});
+    }
+    say(all.dump(2));
+    return 0;
+  }
+  if (runs.empty()) say(fmt::format("no runs in {}", arguments.folder));
+  for (const RunFacts& run : runs) {
+    say(fmt::format("{:<34} step {:>6}/{:<6} val {:>7}  {}", run.folder.filename().string(), run.steps,
+                    run.steps_wanted, run.val_loss ? fmt::format("{:.4f}", *run.val_loss) : "-", run.state));
+  }
+  return 0;
+}
+
+/// Losses by step.
+std::map<std::int64_t, std::pair<double, double>> curve_of(const fs::path& folder) {
+  std::map<std::int64_t, std::pair<double, double>> curve;
+  std::ifstream file(folder / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto number = [&](const char* name) {
+      return json.contains(name) && json[name].is_number() ? json[name].get<double>() : std::nan("");
+    };
+    if (json.is_object() && json.contains("loss"))
+      curve[json.value("step", std::int64_t{0})] = {number("loss"), number("grad_norm")};
+  }
+  return curve;
+}
+
+/// Keys of the configuration that differ: "zero_optimization.stage: 3 and 1".
+std::vector<std::string> differing_keys(const fs::path& a, const fs::path& b) {
+  const auto flat_a = read_json(a / "config.json").flatten(), flat_b = read_json(b / "config.json").flatten();
+  std::set<std::string> names;
+  for (const auto& item : flat_a.items()) names.insert(item.key());
+  for (const auto& item : flat_b.items()) names.insert(item.key());
+  std::vector<std::string> lines;
+  for (const std::string& name : names) {
+    const ordered_json mine = flat_a.value(name, ordered_json()), other = flat_b.value(name, ordered_json());
+    if (mine == other) continue;
+    std::string key = name.substr(1);
+    std::replace(key.begin(), key.end(), '/', '.');
+    lines.push_back(fmt::format("{}: {} and {}", key, mine.dump(), other.dump()));
+  }
+  return lines;
+}
+
+int compare(const Arguments& arguments) {
+  for (const std::string& folder : {arguments.first, arguments.second})
+    if (!is_run(folder)) throw ConfigError(fmt::format("'{}' holds no run (metrics.jsonl, plan.json)", folder));
+  const auto keys = differing_keys(arguments.first, arguments.second);
+  const auto a = curve_of(arguments.first), b = curve_of(arguments.second);
+  std::int64_t common = 0, equal = 0, first_difference = -1;
+  double largest = 0;
+  for (const auto& [step, values] : a) {
+    const auto other = b.find(step);
+    if (other == b.end()) continue;
+    ++common;
+    // The same bits, or both no numbers.
+    const auto same = [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); };
+    if (same(values.first, other->second.first) && same(values.second, other->second.second)) {
+      ++equal;
+      continue;
+    }
+    if (first_difference < 0) first_difference = step;
+    largest = std::max(largest, std::abs(values.first - other->second.first));
+  }
+  if (arguments.json) {
+    say(ordered_json({{"config", keys},
+                      {"steps", {a.size(), b.size()}},
+                      {"common_steps", common},
+                      {"equal_steps", equal},
+                      {"first_difference", first_difference < 0 ? ordered_json() : ordered_json(first_difference)},
+                      {"largest_loss_difference", largest}})
+            .dump(2));
+  } else {
+    for (const std::string& key : keys) say("  " + key);
+    say(fmt::format("{} steps and {}; of {} in both, {} have the same loss and norm, bit for bit", a.size(),
+                    b.size(), common, equal));
+    if (first_difference >= 0)
+      say(fmt::format("the first that differs is step {}; losses differ by {:.3g} at most", first_difference, largest));
+  }
+  return common == equal && a.size() == b.size() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_runs_command(CLI::App& app, int& exit_code) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("runs", "list runs, or compare two");
+  command->require_subcommand(1);
+  CLI::App* listing = command->add_subcommand("list", "runs of a folder, the newest last");
+  listing->add_option("folder", arguments->folder, "folder of runs (default: runs)");
+  listing->add_flag("--json", arguments->json, "print JSON, for scripts");
+  listing->callback([arguments, &exit_code] { exit_code = list(*arguments); });
+  CLI::App* comparing = command->add_subcommand(
+      "compare", "configuration and curves of two runs; exit code 1 when the curves differ");
+  comparing->add_option("a", arguments->first, "folder of a run")->required();
+  comparing->add_option("b", arguments->second, "folder of another")->required();
+  comparing->add_flag("--json", arguments->json, "print JSON, for scripts");
+  comparing->callback([arguments, &exit_code] { exit_code = compare(*arguments); });
+}
+
+}  // namespace zero::app

@@ -1,0 +1,98 @@
+#!/bin/bash
+# What the command line has in common with others: help, near names, numbers, doctor, runs, completion, the manual page.
+# Usage: cli_test.sh <zero>
+zero=$(realpath "$1")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
+cd "$work" || exit 1
+unset ZERO_DATA
+export OMP_NUM_THREADS=1 ZERO_LOG_LEVEL=warning
+
+refused() { # part of the message, arguments
+  local want=$1; shift
+  "$zero" "$@" > bad.out 2> bad.err
+  expect "exit code of 'zero $*'" $? 2
+  expect "output of 'zero $*'" "$(cat bad.out)" ""
+  grep -qF -- "$want" bad.err || fail "'zero $*' says '$(cat bad.err)', want '$want'"
+}
+
+# ---- help, however it is asked for ----
+"$zero" --help > help.want || fail "--help: $?"
+for ask in "" "help" "-h"; do
+  "$zero" $ask > help.got 2>&1 || fail "'zero $ask': exit code $?"
+  cmp -s help.want help.got || fail "'zero $ask' is not the help"
+done
+"$zero" train --help > help.want
+"$zero" help train > help.got || fail "zero help train: $?"
+cmp -s help.want help.got || fail "zero help train: $(head -2 help.got)"
+"$zero" help ckpt prune | grep -q -- --keep-last || fail "zero help ckpt prune"
+
+# ---- what is not known, in the order in which it was typed, with the nearest name ----
+refused "there is no command 'zero trian'; did you mean 'train'?" trian
+refused "there is no command 'zero frobnicate'; want train, launch" frobnicate
+refused "there is no command 'zero ckpt prun'; did you mean 'prune'?" ckpt prun x
+refused "zero train has no option '--prest'; did you mean '--preset'?" train --prest gpt-tiny --lrr 3
+refused "zero train has no option '--batch-sizes'" train --batch-sizes 8
+refused "Try \`zero ckpt prune --help\`" ckpt prune x
+refused "--steps: got 'abc', want a whole number, at least 1" train --steps abc
+refused "--steps: got '1.5', want a whole number" train --steps 1.5
+refused "--stage: got '4', want a whole number, from 0 to 3" train --stage 4
+refused "--temperature: got 'nan', want a number from 0 to 100" train --temperature nan
+refused "--memory: got '24', want a size with its unit" plan --memory 24
+refused "--data: want a path" train --data ""
+"$zero" train --preset gpt-tiny --steps 1e3 --print-config > config.out 2>&1 || fail "--steps 1e3: $(cat config.out)"
+grep -q 1000 config.out || fail "1e3 steps: $(cat config.out)"
+
+# ---- doctor ----
+"$zero" doctor > doctor.out || fail "doctor: $(cat doctor.out)"
+for word in cores instructions memory /dev/shm disk MPI "ready to train"; do
+  grep -qF "$word" doctor.out || fail "doctor says nothing of $word: $(cat doctor.out)"
+done
+"$zero" doctor --json | python3 -c 'import json, sys; assert len(json.load(sys.stdin)) == 8' || fail "doctor --json"
+"$zero" doctor --dir /proc/nowhere > doctor.out
+expect "exit code where no checkpoint can be written" $? 1
+expect "what doctor leaves" "$(find . -name '*scratch*')" ""
+
+# ---- runs ----
+refused "there is no folder 'runs'" runs list
+for i in $(seq 1 3000); do echo "def f$i(x): return x + $i"; done > text.py
+given="--preset gpt-tiny --data text.py --cache-dir cache --steps 3 --eval-batches 1 --sample-length 0 --quiet"
+for stage in 1 3; do
+  "$zero" train $given -n 2 --stage $stage --run-dir runs/s$stage > out 2>&1 || fail "train: $(cat out)"
+done
+"$zero" train $given -n 1 --seed 7 --run-dir runs/other > out 2>&1 || fail "train: $(cat out)"
+"$zero" runs list > out || fail "runs list: $?"
+expect "runs" "$(wc -l < out)" 3
+grep -qE '^s1 +step +3/3 +val +[0-9.]+ +finished$' out || fail "runs list: $(cat out)"
+"$zero" runs list --json | python3 -c 'import json, sys; assert [r["steps"] for r in json.load(sys.stdin)] == [3] * 3' || fail "runs list --json"
+"$zero" runs compare runs/s1 runs/s3 > out || fail "two stages differ: $(cat out)"
+grep -qF 'zero_optimization.stage: 1 and 3' out || fail "runs compare: $(cat out)"
+grep -qF 'of 3 in both, 3 have the same loss and norm' out || fail "runs compare: $(cat out)"
+"$zero" runs compare runs/s1 runs/other > out
+expect "exit code of runs that differ" $? 1
+grep -qF 'the first that differs is step' out || fail "runs compare: $(cat out)"
+refused "holds no run" runs compare runs/s1 text.py
+
+# ---- completion, as bash does it; the manual page ----
+completions() { # words typed
+  bash -c 'eval "$("$0" completion bash)"; shift 0; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _zero; printf "%s\n" "${COMPREPLY[@]}"' "$zero" "$@"
+}
+completions zero tr | grep -qx train || fail "completion of 'zero tr': $(completions zero tr)"
+completions zero ckpt pr | grep -qx prune || fail "completion of 'zero ckpt pr'"
+completions zero train --pre | grep -qx -- --preset || fail "completion of 'zero train --pre'"
+completions zero train --steps 3 --st | grep -qx -- --stage || fail "completion behind a value"
+for shell in zsh fish; do "$zero" completion $shell | grep -q preset || fail "completion $shell"; done
+refused "bash" completion tcsh
+"$zero" man > zero.1 || fail "man: $?"
+head -1 zero.1 | grep -q '^\.TH ZERO 1' || fail "man: $(head -1 zero.1)"
+grep -q 'keep\\-last' zero.1 || fail "the manual page has not all options"
+if command -v groff > /dev/null; then
+  groff -man -ww -Tutf8 zero.1 > man.txt 2> man.err || fail "groff: $(cat man.err)"
+  expect "warnings of groff" "$(cat man.err)" ""
+fi
+
+[ "$failures" = 0 ] && echo "the command line: all well"
+exit $((failures > 0))
