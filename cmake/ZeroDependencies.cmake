@@ -11,7 +11,7 @@ if(NOT ZERO_FUZZ)
     endif()
     list(PREPEND CMAKE_PREFIX_PATH ${torch_prefix})
   endif()
-  find_package(Torch REQUIRED)
+  include(${CMAKE_CURRENT_LIST_DIR}/ZeroTorch.cmake)
   if(NOT Torch_VERSION)
     file(STRINGS ${TORCH_INSTALL_PREFIX}/include/torch/headeronly/version.h ZERO_TORCH_VERSION_LINE
          REGEX "define TORCH_VERSION ")

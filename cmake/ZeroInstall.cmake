@@ -12,4 +12,4 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/zerotorchConfig.cmake.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/zerotorchConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/zerotorchConfig.cmake ${PROJECT_BINARY_DIR}/zerotorchConfigVersion.cmake
-        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/zerotorch)
+        ${PROJECT_SOURCE_DIR}/cmake/ZeroTorch.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/zerotorch)

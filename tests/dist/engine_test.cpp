@@ -16,6 +16,7 @@
 
 #include <functional>
 
+#include "base/log.h"
 #include "storage/cpu_allocator.h"
 #include "support/odd_model.h"
 #include "support/spawn.h"
@@ -498,6 +499,8 @@ TEST(Engine, SaysAndPinsWhatTheConfigurationAsksFor) {
         R"({"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0, "steps_per_print": 2,
         "wall_clock_breakdown": true, "memory_breakdown": true, "dump_state": true,
         "zerotorch": {"bind_cores_to_rank": true}})";
+    ::unsetenv("ZERO_LOG_LEVEL");
+    base::set_log_level(base::LogLevel::kInfo);
     ::testing::internal::CaptureStderr();
     auto model = make_deep();
     auto engine = initialize(model, json, InitializeOptions{.group = group});
