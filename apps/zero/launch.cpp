@@ -17,11 +17,15 @@ struct Arguments {
   bool no_prefix = false;
   std::optional<double> grace_s;
   std::vector<std::string> environment;
+  std::string program;
 };
 
-/// `command`: the program and its arguments.
-zero::LaunchOptions to_options(const Arguments& arguments, std::vector<std::string> command) {
-  if (!command.empty() && command.front() == "--") command.erase(command.begin());
+/// `rest`: the program's arguments.
+zero::LaunchOptions to_options(const Arguments& arguments, std::vector<std::string> rest) {
+  std::vector<std::string> command;
+  if (!arguments.program.empty()) command.push_back(arguments.program);
+  if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
+  command.insert(command.end(), rest.begin(), rest.end());
   zero::LaunchOptions options;
   options.nproc = arguments.nproc;
   options.command = std::move(command);
@@ -56,6 +60,7 @@ void add_launch_command(CLI::App& app, int& exit_code) {
   command->add_option("--env", arguments->environment, "NAME=VALUE for the ranks; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
+  command->add_option("program", arguments->program, "program; what follows is its own");
   command->footer(
       "The first word that is no option of ours is the program; what follows is its own.\n"
       "Example:  zero launch -n 2 ./train --config ds.json");

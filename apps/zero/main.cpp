@@ -49,7 +49,8 @@ int run(int argc, char** argv) {
     zero::app::Console(true).print(version_text() + "\n");
   });
   zero::app::add_describe_commands(app);
-  const std::vector<std::string> arguments = zero::app::with_help({argv + 1, argv + argc});
+  const std::vector<std::string> arguments = zero::app::with_program_marked(
+      *app.get_subcommand("launch"), zero::app::with_help({argv + 1, argv + argc}));
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     return exit_code;

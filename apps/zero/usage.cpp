@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "zero/errors.h"
+
 namespace zero::app {
 namespace {
 
@@ -85,6 +87,21 @@ std::vector<std::string> with_help(std::vector<std::string> arguments) {
   if (arguments.front() != "help") return arguments;
   arguments.erase(arguments.begin());
   arguments.push_back("--help");
+  return arguments;
+}
+
+std::vector<std::string> with_program_marked(const CLI::App& command, std::vector<std::string> arguments) {
+  if (arguments.empty() || arguments.front() != command.get_name()) return arguments;
+  for (auto word = arguments.begin() + 1; word != arguments.end(); ++word) {
+    if (*word == "--") break;
+    if (!word->starts_with("-")) {
+      arguments.insert(word, "--");
+      break;
+    }
+    const CLI::Option* const option = command.get_option_no_throw(word->substr(0, word->find('=')));
+    if (option == nullptr) throw ConfigError(unknown_argument(command, "zero " + command.get_name(), *word));
+    if (word->find('=') == std::string::npos && option->get_items_expected_max() > 0 && word + 1 != arguments.end()) ++word;
+  }
   return arguments;
 }
 

@@ -46,6 +46,15 @@ refused "--data: want a path" train --data ""
 "$zero" train --preset gpt-tiny --steps 1e3 --print-config > config.out 2>&1 || fail "--steps 1e3: $(cat config.out)"
 grep -q 1000 config.out || fail "1e3 steps: $(cat config.out)"
 
+# ---- launch: what follows the program is its own ----
+launched() { "$zero" launch "$@" 2>&1; }
+expect "a program with options like ours" "$(launched -n 1 echo -n 5 --grace x)" "[0] 5 --grace x"
+expect "the same after --" "$(launched -n 1 --no-prefix -- echo --no-prefix)" "--no-prefix"
+expect "--env" "$(launched --nproc=2 --env A=1 --env B=2 sh -c 'echo $A$B' | cut -c5- | sort -u)" "12"
+expect "input of rank 0" "$(echo word | launched -n 2 cat)" "[0] word"
+refused "no program given" launch -n 2
+refused "did you mean '--no-prefix'?" launch -n 1 --no-prefx echo
+
 # ---- doctor ----
 "$zero" doctor > doctor.out || fail "doctor: $(cat doctor.out)"
 for word in cores instructions memory /dev/shm disk MPI "ready to train"; do
