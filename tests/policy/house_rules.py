@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The rules of the house that a machine can check. Usage: house_rules.py <source dir>"""
 import pathlib
+import json
 import re
 import sys
 
@@ -187,9 +188,17 @@ def check_one_place_for_stages():
                 problem(path, number, STAGES)
 
 
+def check_mutants_follow_the_code():
+    path = ROOT / "tests" / "mutants" / "mutants.json"
+    for mutant in json.loads(path.read_text()):
+        count = (ROOT / mutant["file"]).read_text().count(mutant["old"])
+        if count != 1:
+            problem(path, 1, f"what {mutant['name']} replaces occurs {count} times in {mutant['file']}")
+
+
 for check in (check_layers, check_programs_use_the_public_api, check_library_is_quiet, check_files_go_through_io,
               check_walls, check_files, check_tests_are_registered, check_flags_are_documented, check_readme_example,
-              check_one_place_for_stages):
+              check_one_place_for_stages, check_mutants_follow_the_code):
     check()
 print("\n".join(problems) or "the house is in order")
 sys.exit(1 if problems else 0)
