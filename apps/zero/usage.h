@@ -13,8 +13,9 @@ namespace zero::app {
 /// "zero help train" as "zero train --help", "zero" alone as "zero --help". `arguments` without the program's name.
 std::vector<std::string> with_help(std::vector<std::string> arguments);
 
-/// The same with `--` before the first word that is neither an option of `command` nor an option's value, where
-/// `arguments` begin with the name of `command`: what follows is another program's. Throws ConfigError for an option that is not known.
+/// The same with `--` before the first word that is neither an option of `command` nor an option's value,
+/// where `arguments` begin with the name of `command`: what follows is another program's. Throws ConfigError
+/// for an option that is not known.
 std::vector<std::string> with_program_marked(const CLI::App& command, std::vector<std::string> arguments);
 
 /// The sentence for an error of `app` with these arguments: which of them, what it should be, and the nearest name

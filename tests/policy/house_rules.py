@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The rules of the house that a machine can check. Usage: house_rules.py <source dir>"""
-import pathlib
 import json
+import pathlib
 import re
 import sys
 
