@@ -13,6 +13,7 @@
 #include <string>
 
 #include "console.h"
+#include "number_check.h"
 #include "text_format.h"
 #include "zero/checkpoint.h"
 #include "zero/memory.h"
@@ -240,10 +241,13 @@ int prune(const Arguments& arguments) {
     return say_json({{"removed", report.removed},
                      {"leftovers", report.leftovers},
                      {"damaged", report.damaged},
+                     {"incomplete", report.incomplete},
                      {"nbytes", report.nbytes},
                      {"dry_run", arguments.dry_run}});
   }
   const char* verb = arguments.dry_run ? "would remove" : "removed";
+  for (const auto& tag : report.incomplete)
+    say(fmt::format("INCOMPLETE  {} stays, and is not counted; remove it by hand", tag));
   for (const auto& tag : report.damaged)
     say(fmt::format("DAMAGED  {} stays, and is not counted: a checksum is wrong", tag));
   for (const auto& tag : report.removed) say(fmt::format("{} {}", verb, tag));
@@ -292,7 +296,7 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
       add("prune", "remove old checkpoints and what interrupted saves left", kFolder, prune);
   pruning->add_option("--keep-last", arguments->keep_last, "how many to keep")
       ->required()
-      ->check(CLI::Range(1, 1 << 20));
+      ->transform(whole_number(1, 1 << 20));
   pruning->add_flag("--dry-run", arguments->dry_run, "only say what would go");
   for (CLI::App* sub : command->get_subcommands({})) {
     if (sub != exporting) sub->add_flag("--json", arguments->json, "print JSON, for scripts");

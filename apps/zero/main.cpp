@@ -36,6 +36,7 @@ int run(int argc, char** argv) {
   CLI::App app("ZeRO for libtorch: train models that do not fit one process", "zero");
   app.set_version_flag("--version", version_text());
   app.require_subcommand(1);
+  app.formatter(zero::app::help_formatter());  // of the commands, too, as they are added after it
   zero::app::add_train_command(app, exit_code);
   add_launch_command(app, exit_code);
   zero::app::add_ckpt_command(app, exit_code);
@@ -50,7 +51,7 @@ int run(int argc, char** argv) {
   });
   zero::app::add_describe_commands(app);
   const std::vector<std::string> arguments = zero::app::with_program_marked(
-      *app.get_subcommand("launch"), zero::app::with_help({argv + 1, argv + argc}));
+      *app.get_subcommand("launch"), zero::app::with_help(app, {argv + 1, argv + argc}));
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     return exit_code;

@@ -36,6 +36,14 @@ void report(int rank, const std::string& text, bool of_others) {
   fmt::print(stderr, "zero: error: {}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank), text);
 }
 
+/// A little more than the ranks wait for each other, who say more; ZERO_STOPPED_LIMIT_S is theirs, too.
+int stopped_limit_ms() {
+  constexpr double kDefaultS = 3, kMoreS = 2;
+  const char* const text = std::getenv("ZERO_STOPPED_LIMIT_S");
+  const double wanted = text ? std::atof(text) : kDefaultS;
+  return static_cast<int>(1e3 * ((wanted > 0 && wanted < 1e6 ? wanted : kDefaultS) + kMoreS));
+}
+
 }  // namespace
 
 int launch_own_ranks(const std::string& command, LaunchOptions options) {
@@ -46,6 +54,11 @@ int launch_own_ranks(const std::string& command, LaunchOptions options) {
   options.prefix_output = false;
   options.report_exit_codes = false;
   options.environment[kReportVariable] = std::to_string(ends[0]);
+  options.stopped_limit_ms = stopped_limit_ms();
+  options.on_failure = [&](bool by_signal) {
+    char turn = 0;
+    if (by_signal) (void)!::read(ends[0], &turn, 1);  // this process says it
+  };
   const auto close_all = [&] { ::close(ends[0]), ::close(ends[1]); };
   try {
     const int code = launch(options);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -82,13 +83,61 @@ std::string unknown_argument(const CLI::App& command, const std::string& name, c
 
 }  // namespace
 
-std::vector<std::string> with_help(std::vector<std::string> arguments) {
+std::vector<std::string> with_help(const CLI::App& app, std::vector<std::string> arguments) {
   if (arguments.empty()) return {"--help"};
   if (arguments.front() != "help") return arguments;
   arguments.erase(arguments.begin());
+  const CLI::App* command = &app;
+  for (const std::string& word : arguments) {
+    const auto commands = commands_of(*command);
+    if (std::find(commands.begin(), commands.end(), word) == commands.end()) return arguments;
+    command = command->get_subcommand(word);
+  }
   arguments.push_back("--help");
   return arguments;
 }
+
+namespace {
+
+constexpr std::size_t kColumns = 80, kTextColumn = 26;
+
+/// `text` in lines of at most kColumns from column `indent` on; the first one begins at column `begin`.
+std::string wrapped(const std::string& text, std::size_t begin, std::size_t indent) {
+  std::string lines;
+  std::size_t column = begin;
+  if (begin + 1 > indent) lines += "\n" + std::string(indent, ' '), column = indent;
+  if (begin + 1 <= indent) lines += std::string(indent - begin, ' '), column = indent;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (column > indent && column + 1 + word.size() > kColumns)
+      lines += "\n" + std::string(indent, ' '), column = indent;
+    if (column > indent) lines += " ", ++column;
+    lines += word;
+    column += word.size();
+  }
+  return lines + "\n";
+}
+
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    const std::string type =
+        option->get_items_expected_max() == 0 || is_positional ? "" : " " + option->get_type_name();
+    std::string text = option->get_description();
+    if (option->get_required()) text += " (required)";
+    if (!option->get_default_str().empty()) text += " (default: " + option->get_default_str() + ")";
+    const std::string name = "  " + (is_positional ? option->get_single_name() : option->get_name(false, true)) + type;
+    return name + wrapped(text, name.size(), kTextColumn);
+  }
+  std::string make_subcommand(const CLI::App* sub) const override {
+    const std::string name = "  " + sub->get_name();
+    return name + wrapped(sub->get_description(), name.size(), kTextColumn);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<CLI::FormatterBase> help_formatter() { return std::make_shared<HelpFormatter>(); }
 
 std::vector<std::string> with_program_marked(const CLI::App& command, std::vector<std::string> arguments) {
   if (arguments.empty() || arguments.front() != command.get_name()) return arguments;
@@ -124,7 +173,7 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
   // A word where the name of a command has to stand.
   const auto words = static_cast<std::size_t>(std::count(name.begin(), name.end(), ' '));
   if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !commands_of(*command).empty() &&
-      arguments.size() > words && !arguments[words].starts_with("-")) {
+      arguments.size() > words) {
     return unknown_argument(*command, name, arguments[words]) + help;
   }
   return error.what() + help;

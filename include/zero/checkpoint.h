@@ -161,7 +161,8 @@ DiffReport diff(const std::string& a, const std::string& b, const Progress& prog
 struct PruneReport {
   std::vector<std::string> removed;    ///< tags
   std::vector<std::string> leftovers;  ///< folders of saves that never completed
-  std::vector<std::string> damaged;    ///< of those that stay: a checksum is wrong
+  std::vector<std::string> damaged;     ///< of those that stay: a checksum is wrong
+  std::vector<std::string> incomplete;  ///< they stay, and are not counted
   std::uint64_t nbytes = 0;
 };
 /// Keeps the newest `keep_last` complete checkpoints and the latest one, removes the other complete ones and

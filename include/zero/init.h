@@ -8,9 +8,9 @@
 
 namespace zero {
 
-/// While it lives, random initial values are drawn on the first data-parallel rank only: on the others the weights of a
-/// module that is built take no memory, as nothing is written to them. initialize() takes the first rank's values
-/// everywhere, so the training is that of a module built on every rank.
+/// While it lives, random initial values are drawn on the first data-parallel rank only: on the others the
+/// weights of a module that is built take no memory, as nothing is written to them. initialize() takes the
+/// first rank's values everywhere, so the training is that of a module built on every rank.
 ///
 ///   zero::GPT model = [&] {
 ///     zero::Init init(group);
@@ -18,9 +18,11 @@ namespace zero {
 ///   }();
 ///   auto engine = zero::initialize(model, config, {.group = group});
 ///
-/// What is not drawn (zeros, ones, masks) is written on every rank as without. On ranks other than the first the
-/// generator does not advance, and values must not be looked at before initialize(); zerotorch.verify_parameters
-/// "verify" compares values that these ranks have not. The module must be built on the thread that made the Init, and
+/// What is not drawn (zeros, ones, masks) is written on every rank as without, and the generator advances as
+/// on the first one. Values must not be looked at before initialize(): within the scope that is a ModelError,
+/// as is a tensor which was made from such values and is neither a parameter nor a buffer, at initialize().
+/// Several models need a scope each, with initialize() in between. zerotorch.verify_parameters "verify"
+/// compares values that these ranks have not. The module must be built on the thread that made the Init, and
 /// initialize() refuses to run while one lives there: dropout would draw nothing. Local.
 class Init {
  public:

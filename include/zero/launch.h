@@ -26,11 +26,15 @@ struct LaunchOptions {
   /// by themselves, with an error that names the failed rank; those that are stopped (SIGSTOP) get no time.
   int failure_grace_ms = 5'000;
   int kill_after_ms = 3'000;  ///< from SIGTERM to SIGKILL
+  /// A rank that somebody has stopped (SIGSTOP, a debugger) for so long while others run is a failure; 0: never.
+  int stopped_limit_ms = 0;
   /// The command that its own lines on standard error begin with.
   std::string name = "zero launch";
   /// Says so when a rank ends with an exit code other than 0. False where ranks say themselves what went wrong; a rank
   /// that a signal has killed is told of in any case.
   bool report_exit_codes = true;
+  /// Called as soon as the first rank has failed; `by_signal`: with a line of this process to follow.
+  std::function<void(bool by_signal)> on_failure = {};
 };
 
 /// Runs the job to its end and returns its exit code: 0, or that of the first rank that failed (128 + signal

@@ -89,7 +89,8 @@ struct MetricsPosition {
 
 /// The metrics of a run: `metrics.jsonl`, a JSON object per line, and event files for TensorBoard. Can be cut back to
 /// what a checkpoint knows, so that no step is in there twice. One process at a time, which holds the run's lock
-/// meanwhile. All members throw IoError.
+/// meanwhile. A disk that is full stops no training: lines wait in memory until there is room. All other members throw
+/// IoError.
 class MetricsRecord {
  public:
   using Scalars = std::vector<std::pair<std::string, double>>;
@@ -99,9 +100,10 @@ class MetricsRecord {
   MetricsRecord(const std::string& folder, const std::string& tensorboard_folder = {});
   ~MetricsRecord();
 
-  /// `json` is a JSON object without line ends; handed to the system when this returns.
+  /// `json` is a JSON object without line ends; handed to the system when this returns, unless the disk does not take
+  /// it: that is said once, in the log, and it is tried again with the next line.
   void add_line(std::string_view json);
-  /// One point per name at `step`.
+  /// One point per name at `step`. When the disk does not take it that is said, and none are written any more.
   void add_events(std::int64_t step, const Scalars& scalars);
 
   /// Makes all of it durable and says where it ends.
@@ -184,8 +186,9 @@ class TrainingRun {
   /// returned inside an accumulation window. *Collective.*
   std::optional<StepOutcome> after_step(double loss);
 
-  /// Writes a checkpoint when one is due: after after_step(), and after what the program does at that step (validation)
-  /// and wants in it. One that fails is told of, and training goes on. *Collective.*
+  /// Writes a checkpoint when one is due and the last loss is a number: after after_step(), and after what
+  /// the program does at that step (validation) and wants in it. One that fails is told of, and training goes
+  /// on. *Collective.*
   void save_if_due();
   /// The same whether due or not; nothing when this step has one. *Collective.*
   void save();
@@ -194,9 +197,9 @@ class TrainingRun {
   /// diverged. Local.
   bool should_stop() const { return stop_signal_ != 0 || diverged_; }
   int stop_signal() const { return stop_signal_; }
-  /// The loss of a step that was taken was not a number, or those of 50 skipped steps in a row: the parameters are none
-  /// either, or soon. No checkpoint is written from then on, which would push out good ones. With
-  /// RunOptions::stop_when_diverged. Local.
+  /// The loss of a step that was taken was not a number, or those of 8 steps in a row that were skipped, or of the last
+  /// ones of the run: the parameters are none either, or soon. No checkpoint is written from then on, which would push
+  /// out good ones. With RunOptions::stop_when_diverged. Local.
   bool diverged() const { return diverged_; }
   /// Asks the ranks now, for what lasts longer than a step. As should_stop(). *Collective.*
   bool agree_on_stop();
@@ -217,7 +220,9 @@ class TrainingRun {
   bool due_by_time() const;
   bool due_by_steps() const;
   void look_at_loss(const StepOutcome& outcome);
-  std::string client_state();
+  bool may_be_lost() const;
+  void go_back(MetricsPosition position, LoadReport& report);
+  std::string client_state(bool whole_record);
   void start_save(const std::string& folder, bool async);
   void completed();
   void wait();
@@ -235,6 +240,7 @@ class TrainingRun {
   bool diverged_ = false;
   int skipped_without_loss_ = 0;  ///< in a row
   std::string last_, last_complete_;
+  MetricsPosition position_;  ///< of the record, as known last
   std::int64_t saved_step_ = 0;
   std::int64_t saved_at_ns_;
 };

@@ -132,6 +132,7 @@ PruneReport prune(io::FileSystem& files, const std::string& folder, int keep_las
     }
     report.removed.push_back(tag);
   }
+  for (const auto& item : listing.incomplete) report.incomplete.push_back(item.tag);
   report.leftovers = leftovers(files, folder);
   if (dry_run) return report;
   for (const auto& tag : report.removed) remove_checkpoint(files, folder, tag);

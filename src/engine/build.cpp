@@ -566,6 +566,10 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   if (impl->config.zerotorch.bind_cores_to_rank) bind_cores(impl->groups.all);
   impl->config.resolve_batch(impl->group.size());
   impl->inventory = take_inventory(impl->view);
+  if (const std::string problem = problem_with_values_left_out(impl->inventory); !problem.empty()) {
+    impl->groups.abort(problem);  // the first rank knows nothing of it
+    throw ModelError(problem);
+  }
   impl->view.parameters.clear();
   impl->view.buffers.clear();
   place_parts(options, impl->groups, impl->inventory);

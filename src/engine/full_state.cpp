@@ -250,6 +250,13 @@ void Engine::set_full_optimizer_state(std::string_view name, std::string_view st
   }
   const std::size_t index = checked_state(*impl.optimizer, p, name, state);
   check_shape("set_full_optimizer_state", name, value, parameter.tensor.sizes());
+  if (impl.optimizer->next_update_overwrites_states(p)) {
+    throw ModelError(
+        fmt::format("set_full_optimizer_state: with dampening the first update of '{}' takes its gradient "
+                    "for the momentum, and what "
+                    "is written now would be dropped; write it after that update",
+                    name));
+  }
   if (mine.empty()) return;
   impl.optimizer->set_state(index, parameter.unit, mine, to_flat(impl, p, value).narrow(0, before, mine.numel()));
 }

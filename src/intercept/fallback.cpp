@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/List.h>
 #include <c10/util/SmallVector.h>
+#include <fmt/format.h>
 #include <torch/library.h>
 
 #include <unordered_map>
@@ -16,6 +17,7 @@
 #include "intercept/parameter_handle.h"
 #include "intercept/random_fills.h"
 #include "intercept/view_operators.h"
+#include "zero/errors.h"
 
 namespace zero::intercept {
 namespace {
@@ -94,21 +96,61 @@ void add_argument(Uses& uses, const c10::IValue& value, bool is_written, const O
   }
 }
 
-/// Leaves out what a fresh tensor would be filled with, where that is wanted. Returns whether it did.
-bool skip_random_fill(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  if (!skips_random_fills()) return false;
-  const std::size_t arguments = op.schema().arguments().size();
-  const at::Tensor self = stack[stack.size() - arguments].toTensor();
+/// Leaves out what a fresh tensor would be filled with: the same numbers are drawn, into memory that is used again.
+/// Returns whether it did.
+bool skip_random_fill(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+  const std::size_t first = stack.size() - op.schema().arguments().size();
+  const at::Tensor self = stack[first].toTensor();
   if (self.nbytes() < kSkippedNbytes || ParameterHandle::of(self)) return false;
-  stack.resize(stack.size() - arguments);
-  stack.emplace_back(self);
+  c10::impl::ExcludeDispatchKeyGuard no_recursion(kParameterKey);
+  stack[first] = scratch_like(self);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kParameterKey), &stack);
+  stack.back() = self;
+  mark_unknown(self);
   return true;
+}
+
+/// What of the last `count` values of a stack is a tensor, also in lists.
+template <class Visit>
+void each_tensor(const torch::jit::Stack& stack, std::size_t count, Visit visit) {
+  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
+    const c10::IValue& value = stack[i];
+    if (value.isTensor()) {
+      visit(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
+    }
+  }
+}
+
+bool reads_unknown(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  bool found = false;
+  each_tensor(stack, op.schema().arguments().size(), [&](const at::Tensor& t) { found |= is_unknown(t); });
+  return found;
+}
+
+/// An operator that gives the program numbers, not tensors.
+bool tells_values(std::string_view name) {
+  return name == "aten::_local_scalar_dense" || name == "aten::item" || name == "aten::equal" ||
+         name == "aten::is_nonzero" || name == "aten::allclose";
+}
+
+/// Whether what the operator makes is not known either; nobody may decide by that.
+bool makes_unknown(const c10::OperatorHandle& op, const OpInfo& info, const torch::jit::Stack& stack) {
+  if (!skips_random_fills() || !reads_unknown(op, stack)) return false;
+  if (!tells_values(info.name)) return true;
+  throw ModelError(
+      fmt::format("{}: the module looks at random initial values while it is built, which under zero::Init "
+                  "only the first rank has; "
+                  "build it without zero::Init, on every rank",
+                  info.name));
 }
 
 void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                             torch::jit::Stack* stack) {
   const OpInfo& info = info_of(op);
-  if (info.is_random_fill && skip_random_fill(op, *stack)) return;
+  if (info.is_random_fill && skips_random_fills() && skip_random_fill(op, keys, *stack)) return;
+  const bool unknown = makes_unknown(op, info, *stack);
   Uses uses;
   if (!info.is_view) {
     const std::size_t count = op.schema().arguments().size();
@@ -124,6 +166,7 @@ void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet k
   uses.check();
   c10::impl::ExcludeDispatchKeyGuard no_recursion(kParameterKey);
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kParameterKey), stack);
+  if (unknown) each_tensor(*stack, op.schema().returns().size(), [](const at::Tensor& t) { mark_unknown(t); });
 }
 
 // The macro below takes a name, not a constant.

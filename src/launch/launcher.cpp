@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <optional>
 #include <random>
 #include <utility>
@@ -128,7 +129,7 @@ struct Rank {
   int rank = 0;
   pid_t pid = 0;  ///< also its process group
   bool running = false;
-  bool stopped = false;  ///< by a signal, as far as is known
+  std::int64_t stopped_since_ns = 0;  ///< by a signal, as far as is known; 0: it is not
   LineForwarder out;
   LineForwarder err;
 };
@@ -139,6 +140,17 @@ struct Failure {
   int status;
   std::int64_t at_ns;
 };
+
+std::vector<pid_t> children_of_this_process() {
+  std::vector<pid_t> children;
+  DIR* const threads = ::opendir("/proc/self/task");
+  while (const dirent* entry = threads ? ::readdir(threads) : nullptr) {
+    std::ifstream file(fmt::format("/proc/self/task/{}/children", entry->d_name));
+    for (pid_t pid = 0; file >> pid;) children.push_back(pid);
+  }
+  if (threads) ::closedir(threads);
+  return children;
+}
 
 class Job {
  public:
@@ -157,6 +169,9 @@ class Job {
   void reap();
   void escalate();
   void terminate();
+  void fail(const Failure& failure);
+  void look_for_stopped();
+  void end_strays();
   void pause();
   void signal_all(int signal);
   int report() const;
@@ -166,6 +181,7 @@ class Job {
   const pid_t launcher_ = ::getpid();
   const std::int64_t start_ns_ = base::monotonic_ns();
   const int port_ = free_port();
+  const std::vector<pid_t> children_before_ = children_of_this_process();
   std::string job_id_;
   std::vector<Rank> ranks_;
   std::optional<Failure> failure_;
@@ -296,7 +312,22 @@ int Job::run() {
     rank.out.finish();
     rank.err.finish();
   }
+  end_strays();
   return report();
+}
+
+/// What ranks have started in sessions of their own came to this process when they ended.
+void Job::end_strays() {
+  const auto is_own = [this](pid_t pid) {
+    return std::find(children_before_.begin(), children_before_.end(), pid) != children_before_.end();
+  };
+  for (bool found = true; found;) {
+    found = false;
+    for (const pid_t pid : children_of_this_process()) {
+      if (is_own(pid) || ::kill(pid, SIGKILL) != 0) continue;
+      found = ::waitpid(pid, nullptr, 0) == pid;
+    }
+  }
 }
 
 void Job::poll_once(const SignalReader& signals) {
@@ -343,27 +374,45 @@ void Job::reap() {
     // The whole group: a rank's own children come here once it has ended.
     for (pid_t pid = 0; rank.running && (pid = ::waitpid(-rank.pid, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
       if (pid != rank.pid) continue;
-      rank.stopped = WIFSTOPPED(status);
+      rank.stopped_since_ns = WIFSTOPPED(status) ? base::monotonic_ns() : 0;
       if (WIFSTOPPED(status) || WIFCONTINUED(status)) continue;
       rank.running = false;
       const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
       if (!well && !failure_) {
-        failure_ = Failure{rank.rank, rank.pid, status, base::monotonic_ns()};
-        if (ending_since_ns_ == 0) ending_since_ns_ = failure_->at_ns;
+        fail({rank.rank, rank.pid, status, base::monotonic_ns()});
       }
     }
   }
 }
 
+void Job::fail(const Failure& failure) {
+  failure_ = failure;
+  if (ending_since_ns_ == 0) ending_since_ns_ = failure.at_ns;
+  const bool stopped_by_user = WIFSIGNALED(failure.status) && WTERMSIG(failure.status) == stop_signal_;
+  if (options_.on_failure && !stopped_by_user) options_.on_failure(!WIFEXITED(failure.status));
+}
+
+/// A rank that is stopped and will not go on by itself: the others would wait for it.
+void Job::look_for_stopped() {
+  if (failure_ || options_.stopped_limit_ms == 0) return;
+  const std::int64_t now_ns = base::monotonic_ns(), limit_ns = options_.stopped_limit_ms * base::kNanosPerMilli;
+  for (const Rank& rank : ranks_) {
+    if (!rank.running || rank.stopped_since_ns == 0 || now_ns - rank.stopped_since_ns < limit_ns) continue;
+    return fail({rank.rank, rank.pid, W_STOPCODE(SIGSTOP), now_ns});
+  }
+}
+
 void Job::escalate() {
+  look_for_stopped();
   if (ending_since_ns_ == 0) return;
   const std::int64_t now_ns = base::monotonic_ns();
   const auto passed = [now_ns](std::int64_t since_ns, int limit_ms) {
     return since_ns != 0 && now_ns - since_ns >= limit_ms * base::kNanosPerMilli;
   };
   const int failure_grace_ms = std::min(options_.grace_ms, options_.failure_grace_ms);
-  const bool waits_in_vain = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.stopped; });
-  if (passed(ending_since_ns_, options_.grace_ms) ||
+  const bool waits_in_vain =
+      std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.stopped_since_ns != 0; });
+  if (passed(ending_since_ns_, unread_ ? failure_grace_ms : options_.grace_ms) ||
       (failure_ && (waits_in_vain || passed(failure_->at_ns, failure_grace_ms)))) {
     terminate();
   }
@@ -377,7 +426,10 @@ void Job::terminate() {
   if (terminated_at_ns_ != 0) return;
   terminated_at_ns_ = base::monotonic_ns();
   signal_all(SIGTERM);
-  signal_all(SIGCONT);  // a stopped rank could not act on it
+  for (const Rank& rank : ranks_) {
+    // It cannot act on anything, and would only say that it is stopping.
+    if (rank.running && rank.stopped_since_ns != 0) ::kill(-rank.pid, SIGKILL);
+  }
 }
 
 void Job::signal_all(int signal) {
@@ -401,8 +453,9 @@ int Job::report() const {
   const int status = failure_->status;
   const bool by_signal = WIFSIGNALED(status);
   const std::string how =
-      by_signal ? fmt::format("killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
-                : fmt::format("exit code {}", WEXITSTATUS(status));
+      WIFSTOPPED(status) ? fmt::format("stopped (SIGSTOP, a debugger) for {:.1f} s", options_.stopped_limit_ms / 1e3)
+      : by_signal        ? fmt::format("killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
+                         : fmt::format("exit code {}", WEXITSTATUS(status));
   if (by_signal && WTERMSIG(status) == stop_signal_) {
     say(fmt::format("stopped by SIG{}", ::sigabbrev_np(stop_signal_)));
     return 128 + stop_signal_;
@@ -412,10 +465,11 @@ int Job::report() const {
                                                       : "";
   const double seconds =
       static_cast<double>(failure_->at_ns - start_ns_) / static_cast<double>(base::kNanosPerSecond);
-  if (by_signal || options_.report_exit_codes) {
+  if (!WIFEXITED(status) || options_.report_exit_codes) {
     say(fmt::format("rank {} of {} (pid {}) failed first: {}, after {:.1f} s{}", failure_->rank, options_.nproc,
                     failure_->pid, how, seconds, others));
   }
+  if (WIFSTOPPED(status)) return 128 + SIGSTOP;
   return by_signal ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 

@@ -59,7 +59,7 @@ void sgd_on_device(const UpdateArgs& args, const Hyper& hyper, const c10::Device
   at::Tensor step = v.gradient;
   if (hyper.momentum != 0) {
     const at::Tensor& momentum_buffer = v.states[0];
-    if (hyper.step == 1) {
+    if (hyper.step == 1 && hyper.dampening != 0) {
       momentum_buffer.copy_(v.gradient);
     } else {
       momentum_buffer.mul_(hyper.momentum).add_(v.gradient, 1 - hyper.dampening);

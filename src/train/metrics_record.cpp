@@ -3,8 +3,10 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "base/append_file.h"
+#include "base/log.h"
 #include "io/file_system.h"
 #include "monitor/tensorboard_writer.h"
 #include "zero/errors.h"
@@ -23,11 +25,27 @@ struct MetricsRecord::Impl {
       : folder(run_folder),
         events_folder(tensorboard_folder),
         lock(io::system_files().try_lock((folder / ".lock").string())),
-        lines(folder / "metrics.jsonl") {}
+        lines(folder / "metrics.jsonl"),
+        end(lines.sync()) {}
+
+  /// Writes the lines that wait. A disk that is full keeps them waiting, and no half of one behind.
+  void write_waiting() {
+    if (waiting.empty()) return;
+    try {
+      lines.append(waiting);
+      end += static_cast<std::int64_t>(waiting.size());
+      waiting.clear();
+    } catch (const IoError&) {
+      lines.cut(end);
+      throw;
+    }
+  }
 
   fs::path folder, events_folder;
   std::unique_ptr<io::Lock> lock;
   base::AppendFile lines;
+  std::int64_t end = 0;  ///< of what is in the file
+  std::string waiting;  ///< whole lines that the disk has not taken yet
   std::optional<monitor::TensorboardWriter> events;
 };
 
@@ -40,16 +58,32 @@ MetricsRecord::MetricsRecord(const std::string& folder, const std::string& tenso
 
 MetricsRecord::~MetricsRecord() = default;
 
-void MetricsRecord::add_line(std::string_view json) { impl_->lines.append(std::string(json) + "\n"); }
+void MetricsRecord::add_line(std::string_view json) {
+  const bool waited = !impl_->waiting.empty();
+  impl_->waiting += std::string(json) + "\n";
+  try {
+    impl_->write_waiting();
+    if (waited) base::log_warning("{}: written again", impl_->lines.path().string());
+  } catch (const IoError& error) {
+    if (!waited) base::log_warning("{}; its lines are kept in memory until there is room", error.what());
+  }
+}
 
 void MetricsRecord::add_events(std::int64_t step, const Scalars& scalars) {
   if (impl_->events_folder.empty()) return;
-  if (!impl_->events) impl_->events.emplace(monitor::TensorboardWriter::create(impl_->events_folder));
-  impl_->events->add_scalars(step, scalars);
+  try {
+    if (!impl_->events) impl_->events.emplace(monitor::TensorboardWriter::create(impl_->events_folder));
+    impl_->events->add_scalars(step, scalars);
+  } catch (const IoError& error) {
+    base::log_warning("{}; no event files for TensorBoard from here on", error.what());
+    impl_->events_folder.clear();
+    impl_->events.reset();
+  }
 }
 
 MetricsPosition MetricsRecord::sync() {
   MetricsPosition position;
+  impl_->write_waiting();
   position.lines_nbytes = impl_->lines.sync();
   if (impl_->events) {
     position.events_file = impl_->events->file().filename().string();
@@ -60,6 +94,7 @@ MetricsPosition MetricsRecord::sync() {
 
 void MetricsRecord::go_back_to(const MetricsPosition& position) {
   impl_->lines.cut(position.lines_nbytes);
+  impl_->end = position.lines_nbytes;
   if (impl_->events_folder.empty() || position.events_file.empty()) return;
   const fs::path file = impl_->events_folder / position.events_file;
   if (!fs::exists(file)) return;  // removed by the user
@@ -74,6 +109,7 @@ void MetricsRecord::start_over(const std::string& kept) {
     fs::copy_file(lines, fs::path(kept) / lines.filename());
   }
   impl_->lines.cut(0);
+  impl_->end = 0;
   // Else it is a folder of other runs, too.
   if (!impl_->events_folder.string().starts_with(impl_->folder.string())) return;
   const fs::path kept_events = fs::path(kept) / impl_->events_folder.filename();

@@ -37,6 +37,12 @@ fs::path checkpoints_of(const std::string& folder) { return fs::path(folder) / "
 /// Says which checkpoint was completed last: that there was one is known although somebody has removed it.
 fs::path mark_of(const std::string& folder) { return fs::path(folder) / "last_checkpoint"; }
 
+std::string read_mark(const std::string& folder) {
+  auto& files = io::system_files();
+  const std::string path = mark_of(folder).string();
+  return files.kind(path) == io::FileKind::kFile ? io::read_text(files, path, 4096) : "";
+}
+
 /// Of the last whole line that tells a step; 0: none does.
 std::int64_t last_step_of(const fs::path& metrics) {
   constexpr std::uint64_t kMost = 64 << 10;
@@ -82,28 +88,42 @@ FoundRun find_run(const std::string& folder) {
   const bool is_there = fs::exists(checkpoints);
   if (is_there) found.checkpoints = checkpoint::list(checkpoints);
   const std::string latest = is_there ? checkpoint::latest(checkpoints) : "";
+  const std::string mark = read_mark(folder);
+  const auto has = [&](const std::string& tag) {
+    return std::any_of(found.checkpoints.begin(), found.checkpoints.end(),
+                       [&](const auto& one) { return one.tag == tag; });
+  };
   std::string problems;
   for (const auto& one : found.checkpoints) {
     if (one.complete) continue;
     found.notices.push_back(fmt::format("checkpoint '{}' is left out: {}", one.tag, one.problem));
     problems += fmt::format("{}'{}': {}", problems.empty() ? "" : "; ", one.tag, one.problem);
   }
-  const auto is_latest = [&](const checkpoint::Summary& one) { return one.tag == latest; };
   if (!found.checkpoints.empty() && found.notices.size() == found.checkpoints.size()) {
     found.problem = fmt::format(
         "none of the checkpoints in '{}' can be loaded ({}); bring back what is missing, use the zerotorch that wrote "
         "them, or start the run over",
         checkpoints, problems);
-  } else if (!latest.empty() && std::none_of(found.checkpoints.begin(), found.checkpoints.end(), is_latest)) {
+  } else if (found.checkpoints.empty() && !mark.empty()) {
+    found.problem = fmt::format(
+        "the run in '{}' has written checkpoints (the last one was '{}') and '{}' holds none of them any more; bring "
+        "one back, or start the run over",
+        folder, mark, checkpoints);
+  } else if (latest.empty() && is_there && fs::exists(fs::path(checkpoints) / "latest")) {
+    found.problem = fmt::format(
+        "'{}/latest' is no name of a checkpoint; write the tag of the one to go on from into it, or remove "
+        "it",
+        checkpoints);
+  } else if (!mark.empty() && !has(mark) && latest.empty()) {
+    found.problem = fmt::format(
+        "the last checkpoint of '{}' was '{}', which is not there; bring it back, write the tag of another one into "
+        "'{}/latest', or start the run over",
+        folder, mark, checkpoints);
+  } else if (!latest.empty() && !has(latest)) {
     found.problem = fmt::format(
         "the latest checkpoint of '{}' is '{}', which is not there; bring it back, write the tag of another one into "
         "'{}/latest', or start the run over",
         folder, latest, checkpoints);
-  } else if (found.checkpoints.empty() && fs::exists(mark_of(folder))) {
-    found.problem = fmt::format(
-        "the run in '{}' has written checkpoints (the last one was '{}') and '{}' holds none of them any more; bring "
-        "one back, or start the run over",
-        folder, io::read_text(io::system_files(), mark_of(folder).string(), 4096), checkpoints);
   }
   return found;
 }
@@ -153,13 +173,28 @@ LoadReport TrainingRun::resume() {
     report.notices.push_back(notice);
   }
   const nlohmann::json state = parse_client_state(report);
-  if (metrics_) metrics_->go_back_to(metrics_position(state.at(kMetrics)));
+  if (metrics_) go_back(metrics_position(state.at(kMetrics)), report);
   report.client_state = state.at(kProgram).dump();
   last_ = last_complete_ = report.folder;
   saved_step_ = steps_ = engine_.global_steps();
   skipped_steps_ = engine_.skipped_steps();
   saved_at_ns_ = base::monotonic_ns();
   return report;
+}
+
+/// The record as the checkpoint knows it. One that has lost lines goes on where it ends.
+void TrainingRun::go_back(MetricsPosition position, LoadReport& report) {
+  const std::int64_t there = metrics_->sync().lines_nbytes;
+  if (there < position.lines_nbytes) {
+    report.notices.push_back(
+        fmt::format("metrics.jsonl has {} of the {} bytes that it had at this checkpoint; it goes on "
+                    "from where it ends",
+                    there, position.lines_nbytes));
+    tell(report.notices.back(), /*failed=*/true);
+    position.lines_nbytes = there;
+  }
+  metrics_->go_back_to(position);
+  position_ = position;
 }
 
 std::string TrainingRun::restart() {
@@ -191,8 +226,8 @@ std::optional<StepOutcome> TrainingRun::after_step(double loss) {
 }
 
 void TrainingRun::look_at_loss(const StepOutcome& outcome) {
-  // fp16 may overflow in a forward, too, until the scaler has found its scale.
-  constexpr int kMostSkipped = 50;
+  // A batch that is not usable is skipped, and the next one may be.
+  constexpr int kMostSkipped = 8;
   const bool is_number = std::isfinite(outcome.loss);
   skipped_without_loss_ = is_number || !outcome.skipped ? 0 : skipped_without_loss_ + 1;
   if (is_number || (outcome.skipped && skipped_without_loss_ < kMostSkipped)) return;
@@ -228,8 +263,13 @@ bool TrainingRun::due_by_steps() const {
   return every > 0 && steps_ % every == 0;
 }
 
-/// On rank 0.
-std::string TrainingRun::client_state() {
+/// The last losses were no numbers: what the parameters are worth is not known yet.
+bool TrainingRun::may_be_lost() const {
+  return diverged_ || (options_.stop_when_diverged && skipped_without_loss_ > 0);
+}
+
+/// On rank 0. `whole_record`: an error where the metrics so far cannot be written.
+std::string TrainingRun::client_state(bool whole_record) {
   nlohmann::json client = nlohmann::json::object();
   client[kProgram] = nlohmann::json::object();
   if (options_.state) {
@@ -237,7 +277,12 @@ std::string TrainingRun::client_state() {
     if (client[kProgram].is_discarded()) throw ConfigError("RunOptions::state: want JSON, got something else");
   }
   // Durable before the checkpoint that refers to them is.
-  client[kMetrics] = to_json(metrics_->sync());
+  try {
+    position_ = metrics_->sync();
+  } catch (const IoError&) {
+    if (whole_record) throw;
+  }
+  client[kMetrics] = to_json(position_);
   return client.dump();
 }
 
@@ -246,7 +291,14 @@ void TrainingRun::start_save(const std::string& folder, bool async) {
   const SaveOptions options{.async = async,
                             .keep_last = static_cast<int>(engine_.config().zerotorch.checkpoint.keep_last)};
   saved_at_ns_ = base::monotonic_ns();
-  const std::string state = from_rank_0(engine_.group(), [&] { return client_state(); });
+  std::string state;
+  try {
+    state = from_rank_0(engine_.group(), [&] { return client_state(folder == folder_); });
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const Error& error) {
+    throw CheckpointError(error.what());  // on every rank
+  }
   engine_.save_checkpoint(folder, tag, state, options);
   saved_step_ = engine_.global_steps();
   last_ = (fs::path(folder) / tag).string();
@@ -258,7 +310,7 @@ void TrainingRun::save_if_due() {
 }
 
 void TrainingRun::save() {
-  if (saved_step_ == engine_.global_steps() || diverged_) return;
+  if (saved_step_ == engine_.global_steps() || may_be_lost()) return;
   const bool async = engine_.config().zerotorch.checkpoint.async;
   wait();
   try {
@@ -273,6 +325,7 @@ void TrainingRun::finish() { finish_in(folder_); }
 
 void TrainingRun::finish_in(const std::string& folder) {
   wait();
+  if (may_be_lost()) diverged_ = true;
   if (engine_.global_steps() == 0 || saved_step_ == engine_.global_steps() || diverged_) return;
   start_save(folder, /*async=*/false);
 }

@@ -124,6 +124,11 @@ class ShardedOptimizer {
 
   const std::vector<OptimizerGroup>& groups() const { return options_.groups; }
   int group_of(int parameter) const { return options_.group_of_parameter[parameter]; }
+  /// With dampening the first gradient of SGD is the momentum.
+  bool next_update_overwrites_states(int parameter) const {
+    const int group = group_of(parameter);
+    return group >= 0 && steps_[parameter] == 0 && options_.groups[group].hyper.dampening != 0;
+  }
   /// For the updates from here on. Not during one. The rule has the states that it needs.
   void set_hyper(std::size_t group, const optim::Hyper& hyper);
   /// What a state of a parameter is before its first update.

@@ -104,6 +104,76 @@ TEST(Init, WeightsOfOtherRanksTakeNoMemory) {
   }));
 }
 
+/// A layer, and a random matrix that is neither parameter nor buffer.
+struct StrayImpl : torch::nn::Module {
+  explicit StrayImpl(const std::function<at::Tensor(const torch::nn::Linear&)>& make) {
+    layer = register_module("layer", torch::nn::Linear(kDim, kDim));
+    matrix = make(layer);
+  }
+  at::Tensor forward(const at::Tensor& x) { return layer(x).matmul(matrix); }
+  torch::nn::Linear layer{nullptr};
+  at::Tensor matrix;
+};
+TORCH_MODULE(Stray);
+
+TEST(Init, TheGeneratorIsWhereItIsWithout) {
+  expect_all_ok(spawn(2, [](Group group) {
+    const auto drawn_after = [](bool once, const Group& of) {
+      at::manual_seed(3);
+      std::optional<Init> init;
+      if (once) init.emplace(of);
+      const Stray model([](const auto&) { return at::randn({kDim, 4}); });
+      const at::Tensor odd = at::empty({300, 301}).t().normal_();  // not contiguous
+      const at::Tensor coins = at::empty({40'001}).bernoulli_(0.3);
+      return at::cat({model->matrix.flatten(), at::randn({5})});
+    };
+    EXPECT_TRUE(drawn_after(true, group).equal(drawn_after(false, group)));
+  }));
+}
+
+TEST(Init, WhatOnlyTheFirstRankHasIsNotTrainedWith) {
+  const std::function<at::Tensor(const torch::nn::Linear&)> strays[] = {
+      [](const auto&) { return at::empty({kDim, kDim}).normal_(); },
+      [](const torch::nn::Linear& layer) { return layer->weight.detach().clone(); },
+      [](const torch::nn::Linear& layer) { return at::ones({kDim, kDim}).add_(layer->weight.detach().t()); },
+  };
+  for (const auto& stray : strays) {
+    const auto results = spawn(2, [&](Group group) {
+      const Stray model = [&] {
+        const Init init(group);
+        return Stray(stray);
+      }();
+      initialize(model, json(0, "copying", false), {.group = group});
+    });
+    for (const auto& result : results) {
+      EXPECT_FALSE(result.ok);
+      EXPECT_NE(result.error.find("neither a parameter nor a buffer"), std::string::npos) << result.error;
+    }
+  }
+  // A view of a parameter is no copy, and what is gone is not trained with.
+  expect_all_ok(spawn(2, [&](Group group) {
+    const Stray model = [&] {
+      const Init init(group);
+      return Stray([](const torch::nn::Linear& layer) {
+        const at::Tensor gone = layer->weight.detach().clone();
+        return at::eye(kDim);
+      });
+    }();
+    initialize(model, json(0, "copying", false), {.group = group});
+  }));
+}
+
+TEST(Init, AModuleThatDecidesByRandomValuesIsRefused) {
+  const auto results = spawn(2, [&](Group group) {
+    const Init init(group);
+    const Stray model([](const torch::nn::Linear& layer) {
+      return layer->weight.abs().max().item<float>() > 1 ? at::ones({kDim, kDim}) : at::eye(kDim);
+    });
+  });
+  EXPECT_TRUE(results[0].ok) << results[0].error;
+  EXPECT_NE(results[1].error.find("looks at random initial values"), std::string::npos) << results[1].error;
+}
+
 TEST(Init, BuildsInAnotherDtype) {
   expect_all_ok(spawn(2, [](Group group) {
     const Wide model = built_once(group, DType::kBFloat16);
