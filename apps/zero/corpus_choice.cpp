@@ -78,6 +78,10 @@ fs::path keep_standard_input(const fs::path& cache) {
     ok = ::write(fd, text.data(), text.size()) == got;
   }
   ::close(fd);
+  if (hash == kHashStart) {
+    fs::remove(pattern, error);
+    throw ConfigError("--data -: standard input is empty");
+  }
   const fs::path kept = cache / fmt::format("stdin-{:016x}.txt", hash);
   if (ok) fs::rename(pattern, kept, error);
   if (ok && !error) return kept;
@@ -115,7 +119,9 @@ CorpusOptions choose_corpus(const std::string& data, const std::string& cache_di
     options.suffixes = {".py"};
   }
   if (options.source != python_prefix()) options.max_file_nbytes = std::numeric_limits<std::int64_t>::max();
-  if (!suffixes.empty()) options.suffixes = suffixes;
+  if (!suffixes.empty()) options.suffixes.clear();
+  for (const std::string& suffix : suffixes)
+    options.suffixes.push_back(suffix.starts_with("*") ? suffix.substr(1) : suffix);
   options.source = fs::absolute(options.source).lexically_normal();
   if (options.source.filename().empty()) options.source = options.source.parent_path();
   options.folder = fs::absolute(cache / cache_name(options.source, options.suffixes)).lexically_normal();

@@ -145,10 +145,10 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
                                                   program_name(), for_shell(result.checkpoint));
   }
   if (!plan.tensorboard_folder.empty()) {
-    const std::string run = folder_name(plan);
     text += fmt::format(
         "           tensorboard --logdir {}\n",
-        plan.tensorboard_folder.starts_with(plan.run_folder + "/") ? run : plan.tensorboard_folder);
+        for_shell(plan.tensorboard_folder.starts_with(plan.run_folder + "/") ? plan.run_folder
+                                                                             : plan.tensorboard_folder));
   }
   return text;
 }
@@ -174,6 +174,7 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
   };
   return {{"finished", result.stop_signal == 0 && !result.diverged},
           {"diverged", result.diverged},
+          {"checkpoint_in_spare_folder", result.in_spare_folder},
           {"save_problem", result.save_problem.empty() ? ordered_json() : ordered_json(result.save_problem)},
           {"stopped_by",
            result.stop_signal == 0 ? ordered_json() : ordered_json(stop_signal_name(result.stop_signal))},

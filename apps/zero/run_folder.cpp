@@ -35,15 +35,28 @@ fs::path fresh_path(const fs::path& parent, const std::string& name) {
   return path;
 }
 
+namespace {
+
+/// The first of the files that tell a run's folder; empty: it is none.
+std::string what_a_run_left(const fs::path& folder) {
+  std::error_code error;
+  for (const char* name : {kMetrics, "plan.json", "last_checkpoint"})
+    if (fs::exists(folder / name, error)) return name;
+  return fs::is_directory(folder / "checkpoints", error) && !fs::is_empty(folder / "checkpoints", error) ? "checkpoints"
+                                                                                                         : "";
+}
+
+}  // namespace
+
 fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
   const fs::path path =
       fs::absolute(wanted.empty() ? fresh_path("runs", preset) : fs::path(wanted)).lexically_normal();
-  if (fs::exists(path / kMetrics)) {
+  if (const std::string there = what_a_run_left(path); !there.empty()) {
     throw ConfigError(
         fmt::format("--run-dir {0}: it already holds a run ({1}); give another folder, or {2} train --resume "
                     "--run-dir {3} "
                     "(goes on) or --restart (starts over, and keeps what is there in before.1)",
-                    path.string(), kMetrics, program_name(), for_shell(path.string())));
+                    path.string(), there, program_name(), for_shell(path.string())));
   }
   std::error_code error;
   fs::create_directories(path, error);
@@ -58,7 +71,7 @@ fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
 
 fs::path find_run_folder(const std::string& wanted) {
   if (!wanted.empty()) {
-    if (fs::exists(fs::path(wanted) / kMetrics)) return fs::absolute(wanted).lexically_normal();
+    if (!what_a_run_left(wanted).empty()) return fs::absolute(wanted).lexically_normal();
     throw ConfigError(fmt::format("--resume: '{}' holds no run ({} is not there)", wanted, kMetrics));
   }
   std::optional<std::pair<fs::file_time_type, fs::path>> newest;

@@ -37,7 +37,10 @@ RunOptions TrainLoop::run_options() {
           .state = [this] { return state().dump(); },
           .stop_when_diverged = !plan_.keep_going,
           // What is wrong with a run that has diverged is said at its end.
-          .notice = [this](const std::string& text) { if (!run_.diverged()) note(text); }};
+          .notice = [this](const std::string& text) {
+            if (run_.diverged()) return;
+            text.starts_with("no checkpoint") ? warn(text) : note(text);
+          }};
 }
 
 void TrainLoop::note(const std::string& text) {
@@ -46,8 +49,21 @@ void TrainLoop::note(const std::string& text) {
                              plan_.steps, text));
 }
 
+void TrainLoop::warn(const std::string& text) {
+  if (console_.enabled()) return note(text);
+  if (engine_.rank() == 0) fmt::print(stderr, "zero train: step {}: {}\n", result_.steps_done, text);
+}
+
+LoadReport TrainLoop::load() {
+  try {
+    return run_.resume();
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(fmt::format("{}.{}", error.what(), restart_hint(plan_.run_folder)));
+  }
+}
+
 void TrainLoop::resume() {
-  const LoadReport report = run_.resume();
+  const LoadReport report = load();
   if (report.folder.empty()) {
     console_.print("resume     no checkpoint yet: from the beginning\n\n");
     return;
@@ -59,13 +75,22 @@ void TrainLoop::resume() {
 
 void TrainLoop::restart() {
   const std::string kept = run_.restart();
+  if (engine_.rank() == 0 && !kept.empty()) {
+    std::error_code error;  // what is not there
+    for (const char* name : {"summary.json", "sample.txt", "config.json", "plan.json", "environment.json"})
+      std::filesystem::copy_file(std::filesystem::path(plan_.run_folder) / name,
+                                 std::filesystem::path(kept) / name, error);
+    for (const char* name : {"summary.json", "sample.txt"})
+      std::filesystem::remove(std::filesystem::path(plan_.run_folder) / name, error);
+  }
   console_.print(kept.empty() ? "restart    there was nothing yet\n\n"
                               : fmt::format("restart    what there was is kept in {}\n\n", short_path(kept)));
 }
 
-void TrainLoop::run() {
+void TrainLoop::run(const std::function<void()>& begins) {
   if (plan_.resume) resume();
   if (plan_.restart) restart();
+  if (engine_.rank() == 0) begins();
   try {
     train();
   } catch (const Stopped&) {
@@ -73,6 +98,7 @@ void TrainLoop::run() {
   }
   if (result_.steps_done == 0) return;
   save_last();
+  result_.diverged = run_.diverged();
   if (result_.save_problem.empty() && result_.stop_signal != 0 && console_.enabled() &&
       seconds_since_stop_signal() > 0) {
     progress_.note(
@@ -90,7 +116,8 @@ void TrainLoop::save_last() {
   if (!plan_.spare_folder.empty()) {
     try {
       run_.finish_in((std::filesystem::path(plan_.spare_folder) / "checkpoints").string());
-      note(fmt::format("the last checkpoint is in {}, not in the run's folder: {}", plan_.spare_folder,
+      result_.in_spare_folder = true;
+      warn(fmt::format("the last checkpoint is in {}, not in the run's folder: {}", plan_.spare_folder,
                        std::exchange(result_.save_problem, "")));
       return;
     } catch (const CheckpointError& error) {
@@ -103,7 +130,7 @@ void TrainLoop::save_last() {
 bool TrainLoop::save_when_there_is_room(const std::string& problem) {
   constexpr double kPatienceS = 120, kBetweenS = 5;
   if (result_.stop_signal != 0) return false;
-  note(fmt::format("{}. Trying again for {}; Ctrl-C gives up", problem, duration(kPatienceS)));
+  warn(fmt::format("{}. Trying again for {}; Ctrl-C gives up", problem, duration(kPatienceS)));
   // Tries are counted, not timed: all ranks must make the same.
   for (double waited = 0; waited < kPatienceS; waited += kBetweenS) {
     for (int i = 0; i < 5 && !run_.agree_on_stop(); ++i)

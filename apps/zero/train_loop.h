@@ -1,6 +1,7 @@
 #pragma once
 // The steps of a run, with validation in between.
 #include <chrono>
+#include <functional>
 #include <optional>
 
 #include "progress.h"
@@ -39,9 +40,9 @@ class TrainLoop {
   TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress);
 
   /// Validates, trains all steps with validations and checkpoints in between, validates, writes the last
-  /// checkpoint. A plan that resumes goes on from the newest one. Ends early, with a checkpoint, when any
-  /// rank got a stop signal. *Collective.*
-  void run();
+  /// checkpoint. A plan that resumes goes on from the newest one; `begins` is called on rank 0 when that is
+  /// loaded. Ends early, with a checkpoint, when any rank got a stop signal. *Collective.*
+  void run(const std::function<void()>& begins);
 
   /// Continues the plan's prompt; empty when a stop signal came first. Every rank generates the same, since a
   /// forward may be collective. *Collective.*
@@ -64,6 +65,9 @@ class TrainLoop {
   void report(const StepOutcome& outcome, double lr, double seconds);
   /// A line about the step that is done.
   void note(const std::string& text);
+  /// What must be heard also by who wants to hear nothing.
+  void warn(const std::string& text);
+  LoadReport load();
   void resume();
   void restart();
   void train();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -25,8 +26,8 @@
 
 namespace zero::app {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, restart, keep_going, spare_folder, data, suffixes,
-                                   cache_dir, preset, layers, dim, heads, seq,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, restart, keep_going, command_line, spare_folder,
+                                   data, suffixes, cache_dir, preset, layers, dim, heads, seq,
                                    parameters_numel, config, corpus_folder, corpus_hash, train_nbytes,
                                    baseline_nats, run_folder, tensorboard_folder, steps, eval_every,
                                    eval_batches, seed, prompt, sample_length, top_k, temperature, quiet)
@@ -70,9 +71,9 @@ std::string utc_now() {
   return text;
 }
 
-void write_environment(const TrainPlan& plan, const std::string& command_line) {
+void write_environment(const TrainPlan& plan) {
   nlohmann::ordered_json facts = host_facts();
-  facts["run"] = {{"command_line", command_line},
+  facts["run"] = {{"command_line", plan.command_line},
                   {"working_folder", std::filesystem::current_path().string()},
                   {"started_at", utc_now()},
                   {"ranks", plan.ranks},
@@ -95,22 +96,57 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
   plan.resume = options.resume;
   plan.restart = options.restart;
   plan.keep_going = options.keep_going;
-  plan.spare_folder = options.spare_dir.empty() ? "" : std::filesystem::absolute(options.spare_dir).string();
+  if (options.spare_dir.empty()) return;
+  plan.spare_folder = std::filesystem::absolute(options.spare_dir).string();
+  std::error_code error;
+  std::filesystem::create_directories(plan.spare_folder, error);
+  if (error || ::access(plan.spare_folder.c_str(), W_OK) != 0)
+    throw ConfigError(fmt::format("--spare-dir {}: cannot be written to", options.spare_dir));
+}
+
+/// Where the run's last checkpoint is, if its folder could not take it.
+std::string checkpoint_elsewhere(const std::filesystem::path& folder, const FoundRun& found) {
+  std::ifstream file(folder / "summary.json");
+  const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!summary.is_object() || !summary.value("checkpoint_in_spare_folder", false)) return "";
+  const std::filesystem::path last = summary["checkpoint"].get<std::string>();
+  std::int64_t newest = 0;
+  for (const auto& one : found.checkpoints) newest = std::max(newest, one.global_steps);
+  const bool is_there = std::filesystem::exists(last / "manifest.json");
+  return is_there && last.parent_path() != folder / "checkpoints" && summary.value("steps", std::int64_t{0}) > newest
+             ? last.string()
+             : "";
 }
 
 /// A run that cannot go on stays as it is.
 void check_can_go_on(const std::string& folder) {
   const FoundRun found = find_run(folder);
+  if (const std::string last = checkpoint_elsewhere(folder, found); !last.empty()) {
+    const std::filesystem::path path = last;
+    throw CheckpointError(fmt::format("--resume: the last checkpoint of this run is in {}. Bring it back first:\n"
+                                      "  mkdir -p {}/checkpoints && cp -r {} {}/checkpoints/ && cp {} {}/checkpoints/",
+                                      short_path(last), for_shell(folder), for_shell(last), for_shell(folder),
+                                      for_shell((path.parent_path() / "latest").string()), for_shell(folder)));
+  }
   std::string problem = found.problem;
   if (problem.empty() && found.is_fresh() && found.recorded_steps > 0) {
-    problem = fmt::format(
-        "the run in '{}' ended at step {}, before its first checkpoint: there is nothing to go on from",
-        folder, found.recorded_steps);
+    problem = fmt::format("the run in '{}' has no checkpoint; it ended at step {}, before its first one, or they were "
+                          "removed: there is nothing to go on from",
+                          folder, found.recorded_steps);
   }
-  if (problem.empty()) return;
-  throw CheckpointError(fmt::format("--resume: {}. To start it over: {} train --restart --run-dir {} (what is there is "
-                                    "kept in {}/before.1)",
-                                    problem, program_name(), for_shell(folder), short_path(folder)));
+  if (!problem.empty()) throw CheckpointError(fmt::format("--resume: {}.{}", problem, restart_hint(folder)));
+}
+
+/// Standard input that cannot be learnt from is not kept.
+CorpusInfo pack_given(const TrainOptions& options, const CorpusOptions& text, std::int64_t sequence_length) {
+  try {
+    return pack_and_check(text, sequence_length);
+  } catch (const IoError& error) {
+    if (options.data != "-") throw;
+    std::error_code ignored;
+    std::filesystem::remove(text.source, ignored);
+    throw ConfigError(fmt::format("--data -: standard input is {}", error.what()));
+  }
 }
 
 std::string absolute_or_empty(const std::string& path) {
@@ -155,12 +191,16 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     // Runs of before these were there.
     json.emplace("restart", false);
     json.emplace("keep_going", false);
+    json.emplace("command_line", "");
     json.emplace("spare_folder", "");
     json.emplace("suffixes", nlohmann::json::array());
     return json.get<TrainPlan>();
   } catch (const nlohmann::json::exception&) {
     throw ConfigError(
-        fmt::format("--resume: {} is not there or not a plan of this version; start a new run", path));
+        fmt::format("{} is not there or not a plan of this version: this run cannot go on or start over by "
+                    "itself. Start a new one in "
+                    "another folder; {} ckpt export {} DIR writes the weights of its last checkpoint",
+                    path, program_name(), for_shell(folder.string())));
   }
 }
 
@@ -205,6 +245,16 @@ TrainPlan choose_model(const TrainOptions& options) {
   return plan;
 }
 
+void write_start(const TrainPlan& plan) {
+  write_environment(plan);
+  write_run_json(plan.run_folder, kPlan, nlohmann::ordered_json::parse(to_json(plan)));
+}
+
+std::string restart_hint(const std::string& run_folder) {
+  return fmt::format(" To start it over: {} train --restart --run-dir {} (what is there is kept in {}/before.1)",
+                     program_name(), for_shell(run_folder), short_path(run_folder));
+}
+
 std::string to_json(const TrainPlan& plan) { return nlohmann::json(plan).dump(); }
 
 TrainPlan plan_from_json(const std::string& json) {
@@ -239,7 +289,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   progress.busy("reading the text ...");
   const auto start = std::chrono::steady_clock::now();
   const CorpusOptions text = choose_corpus(options.data, options.cache_dir, plan.suffixes);
-  const CorpusInfo corpus = pack_and_check(text, plan.seq);
+  const CorpusInfo corpus = pack_given(options, text, plan.seq);
   const std::chrono::duration<double> packing = std::chrono::steady_clock::now() - start;
   progress.finish();
   // Standard input has become a file.
@@ -250,8 +300,8 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.baseline_nats = corpus.validation_unigram_entropy_nats;
   plan.run_folder = make_run_folder(options.run_dir, options.preset).string();
   if (!options.no_tensorboard) plan.tensorboard_folder = tensorboard_folder(config, plan.run_folder);
-  write_environment(plan, command_line);
-  write_run_json(plan.run_folder, kPlan, nlohmann::ordered_json::parse(to_json(plan)));
+  plan.command_line = command_line;
+  write_start(plan);
 
   print_head(console);
   console.print(describe_corpus(corpus, packing.count()));
@@ -278,8 +328,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
       check_fits(shape_to_train(gpt_options(plan), config), config, plan.ranks, ranks ? ranks->per_node : 0,
                  options.force);
   find_text_again(plan);
-  write_environment(plan, command_line);
-  write_run_json(plan.run_folder, kPlan, nlohmann::ordered_json::parse(to_json(plan)));
+  plan.command_line = command_line;
   const Console console(!plan.quiet);
   print_head(console);
   print_tail(console, plan, config, memory_warning);

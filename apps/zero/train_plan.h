@@ -31,6 +31,7 @@ struct TrainPlan {
   bool resume = false;      ///< go on from the newest checkpoint of the run folder, if there is one
   bool restart = false;     ///< start the run of the folder over
   bool keep_going = false;  ///< also when the loss is not a number
+  std::string command_line;  ///< of this start
   std::string spare_folder;  ///< for the last checkpoint, where the run's cannot take it; empty: none
 };
 
@@ -47,6 +48,11 @@ std::string to_json(const TrainPlan& plan);
 /// Throws InternalError for anything that to_json() did not write.
 TrainPlan plan_from_json(const std::string& json);
 
+/// plan.json, and this start in environment.json. Throws IoError.
+void write_start(const TrainPlan& plan);
+/// " To start it over: zero train --restart ...", for errors about the run's folder.
+std::string restart_hint(const std::string& run_folder);
+
 struct Ranks {
   int world_size = 1;
   int per_node = 0;  ///< on this host; 0: all
@@ -57,8 +63,9 @@ struct Ranks {
 /// ConfigError, IoError.
 TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::string& command_line);
 
-/// As prepare_run() for a run that goes on: its own plan, with what the options may change. `ranks` not
-/// given: as many as it had. Throws ConfigError also when its text is another one by now.
+/// As prepare_run() for a run that goes on or starts over: its own plan, with what the options may change.
+/// `ranks` not given: as many as it had. Changes nothing in its folder. Throws ConfigError also when its text
+/// is another one by now.
 TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks,
                          const std::string& command_line);
 

@@ -74,6 +74,31 @@ void check_went_well(const RunResult& result) {
                   result.steps_done, checkpoint));
 }
 
+/// A disk that is full takes nothing of a result that is on the screen.
+void write_summary(const TrainPlan& plan, const RunResult& result) {
+  try {
+    write_run_json(plan.run_folder, "summary.json", summary_json(plan, result));
+  } catch (const IoError& error) {
+    fmt::print(stderr, "zero train: {}\n", error.what());
+    if (plan.spare_folder.empty()) return;
+    write_run_json(plan.spare_folder, "summary.json", summary_json(plan, result));
+    fmt::print(stderr, "zero train: summary.json is in {}\n", plan.spare_folder);
+  }
+}
+
+/// The summary of a run that an error ends, without what needs the other ranks.
+void write_failure(const TrainPlan& plan, RunResult result, const std::string& error) {
+  if (result.steps_here == 0) return;  // nothing has happened to it
+  result.ranks = plan.ranks;
+  auto summary = summary_json(plan, result);
+  summary["finished"] = false;
+  summary["error"] = error;
+  try {
+    write_run_json(plan.run_folder, "summary.json", summary);
+  } catch (const std::exception&) {  // the error is on its way
+  }
+}
+
 int run(const TrainPlan& plan, Group group) {
   const Clock clock;
   Config config = Config::from_text(plan.config, "configuration of the run");
@@ -87,10 +112,17 @@ int run(const TrainPlan& plan, Group group) {
   GPTEngine engine = initialize(model, config, {.group = group, .parameter_groups = {no_decay_group()}});
   Progress progress(console, plan.steps, config.steps_per_print);
   TrainLoop loop(plan, engine, console, progress);
-  if (first) write_run_json(plan.run_folder, "config.json", nlohmann::ordered_json::parse(plan.config));
   print_start(console, plan, engine, clock.seconds());
 
-  loop.run();
+  try {
+    loop.run([&] {
+      write_run_json(plan.run_folder, "config.json", nlohmann::ordered_json::parse(plan.config));
+      if (plan.resume || plan.restart) write_start(plan);
+    });
+  } catch (const std::exception& error) {
+    if (first) write_failure(plan, loop.result(), error.what());
+    throw;
+  }
   const std::string sample = loop.sample();
   progress.finish();
   console.print("\n");
@@ -102,7 +134,7 @@ int run(const TrainPlan& plan, Group group) {
   result.total_seconds = clock.seconds();
   if (first) {
     Console(true).print(plan.quiet ? describe_result_briefly(plan, result) : describe_result(plan, result));
-    write_run_json(plan.run_folder, "summary.json", summary_json(plan, result));
+    write_summary(plan, result);
   }
   if (first) check_went_well(result);
   return result.stop_signal;

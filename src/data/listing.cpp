@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 
@@ -19,16 +21,23 @@ namespace fs = std::filesystem;
 constexpr int kFormatVersion = 2;
 
 bool wanted_suffix(const CorpusOptions& options, const std::string& name) {
+  const auto small = [](std::string text) {
+    for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return text;
+  };
   return std::any_of(options.suffixes.begin(), options.suffixes.end(),
-                     [&](const std::string& suffix) { return name.ends_with(suffix); });
+                     [&](const std::string& suffix) { return small(name).ends_with(small(suffix)); });
 }
 
 /// Follows links. `walked`: found in a folder.
 void add_file(const CorpusOptions& options, const fs::path& path, std::string name, bool walked, Listing& listing) {
   struct stat status{};
-  if (::stat(path.c_str(), &status) != 0) return listing.left_out.add("unreadable", name, 0);
+  if (::stat(path.c_str(), &status) != 0) {
+    const bool link = ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
+    return listing.left_out.add(link ? "link that leads nowhere" : "unreadable", name, 0);
+  }
   const auto leave_out = [&](std::string_view reason) { listing.left_out.add(reason, name, status.st_size); };
-  if (S_ISDIR(status.st_mode)) return leave_out("link to a folder");
+  if (S_ISDIR(status.st_mode)) return listing.left_out.add("link to a folder", name, 0);
   if (!S_ISREG(status.st_mode)) return leave_out("no regular file");
   if (walked && path.filename().string().starts_with('.')) return leave_out("hidden");
   if (walked && !wanted_suffix(options, name)) return leave_out("another suffix");
@@ -47,7 +56,10 @@ void walk(const CorpusOptions& options, const fs::path& root, Listing& listing) 
     std::error_code ignored;
     const std::string name = at->path().lexically_relative(root).generic_string();
     if (at->is_directory(ignored) && !at->is_symlink(ignored)) {
-      if (at->path().filename().string().starts_with('.')) at.disable_recursion_pending();
+      const bool hidden = at->path().filename().string().starts_with('.');
+      if (hidden) at.disable_recursion_pending();
+      if (hidden) listing.left_out.add("hidden folder", name, 0);
+      if (!hidden && ::access(at->path().c_str(), R_OK | X_OK) != 0) listing.left_out.add("unreadable folder", name, 0);
     } else {
       add_file(options, at->path(), name, /*walked=*/true, listing);
     }

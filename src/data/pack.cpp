@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <unordered_set>
 
@@ -75,6 +76,12 @@ std::string_view cut_into_pieces(const SourceFile& file, std::string& contents, 
   return {};
 }
 
+std::int64_t nbytes_from(const std::vector<Piece>& pieces, std::size_t first) {
+  std::int64_t nbytes = 0;
+  for (std::size_t i = first; i < pieces.size(); ++i) nbytes += pieces[i].nbytes;
+  return nbytes;
+}
+
 /// Reads every file once; keeps what is text and not seen before.
 std::vector<Piece> usable_pieces(data::Listing listing, CorpusInfo& info) {
   std::vector<Piece> usable, pieces;
@@ -88,6 +95,8 @@ std::vector<Piece> usable_pieces(data::Listing listing, CorpusInfo& info) {
       for (Piece& piece : pieces)
         if (seen.insert(piece.content_hash).second) usable.push_back(std::move(piece));
       if (usable.size() == before) problem = "duplicate";
+      else if (const std::int64_t kept = nbytes_from(usable, before); kept < file.nbytes)
+        listing.left_out.add("parts that are duplicates", file.name, file.nbytes - kept);
     }
     if (!problem.empty()) listing.left_out.add(problem, file.name, file.nbytes);
   }
@@ -238,9 +247,11 @@ CorpusInfo pack_corpus(const CorpusOptions& options) {
   info.source = options.source.string();
   std::vector<Piece> files = usable_pieces(std::move(listing), info);
   if (files.empty()) {
-    throw IoError(fmt::format("{}: no usable text: {}; taken are text files (UTF-8) of {} to {} bytes{}", info.source,
-                              describe(info.left_out), std::max<std::int64_t>(1, options.min_file_nbytes),
-                              options.max_file_nbytes, suffixes_text(options)));
+    const bool bounded = options.max_file_nbytes < std::numeric_limits<std::int64_t>::max();
+    throw IoError(fmt::format("{}: no usable text: {}; taken are text files (UTF-8){}{}", info.source,
+                              describe(info.left_out),
+                              bounded ? fmt::format(" of at most {} bytes", options.max_file_nbytes) : "",
+                              suffixes_text(options)));
   }
   shuffle(files, options.seed);
   if (options.max_nbytes > 0) keep_up_to(files, options.max_nbytes);

@@ -48,6 +48,7 @@ void train::watch_stop_signals(bool announce) {
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit of the shell is an error of the write, as a full disk is
   struct sigaction before {};
   action.sa_handler = on_broken_pipe;
   if (::sigaction(SIGPIPE, nullptr, &before) == 0 && before.sa_handler == SIG_DFL)

@@ -186,6 +186,28 @@ std::string without_optimizer(int stage) {
     "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0}}}})", stage);
 }
 
+TEST(Optimizers, AMomentumThatIsWrittenBeforeTheFirstUpdateIsUsed) {
+  const auto json = [](const char* more) {
+    return fmt::format(R"({{"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0,
+      "optimizer": {{"type": "SGD", "params": {{"lr": 0.01, "momentum": 0.5{}}}}}}})", more);
+  };
+  expect_all_ok(spawn(2, [&](Group group) {
+    const auto momentum_after = [&](double written) {
+      auto engine = layers_engine(group, 3, {}, json(""));
+      const std::string name = engine.module().named_parameters().keys().front();
+      const at::Tensor like = engine.full_weight(name);
+      engine.set_full_optimizer_state(name, "momentum_buffer", at::full_like(like, written));
+      train(engine, 1);
+      return engine.full_optimizer_state(name, "momentum_buffer");
+    };
+    EXPECT_TRUE(momentum_after(0.25).allclose(momentum_after(0) + 0.125));
+    auto engine = layers_engine(group, 3, {}, json(R"(, "dampening": 0.1)"));
+    const std::string name = engine.module().named_parameters().keys().front();
+    EXPECT_THROW(engine.set_full_optimizer_state(name, "momentum_buffer", engine.full_weight(name)), ModelError);
+    group.barrier().wait();
+  }));
+}
+
 TEST(Optimizers, AClientsAreTakenOverWithGroupsThatNeedDifferentStates) {
   using namespace torch::optim;
   const std::vector<std::pair<std::string, MakeOptimizer>> makers = {

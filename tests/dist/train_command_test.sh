@@ -72,6 +72,8 @@ stop() { # name, signal, exit code, options
 stop interrupted INT 130 -n 2
 stop terminated TERM 143 -n 3
 stop alone INT 130 -n 1
+# Those of tests that run beside this one are there for moments.
+for _ in $(seq 1 100); do [ "$(shm_files)" = "$shm_before" ] && break; sleep 0.1; done
 expect "files in /dev/shm" "$(shm_files)" "$shm_before"
 
 # ---- --stage takes the default of overlap_comm along, also from files that only we can read ----

@@ -68,7 +68,7 @@ kill -9 "$pid"; wait "$pid" 2> /dev/null
 cp early/metrics.jsonl early.metrics
 "$zero" train --resume --quiet --run-dir early > early.out 2>&1
 expect "exit code of a resume without a checkpoint" $? 2
-grep -q "before its first checkpoint: there is nothing to go on from. To start it over: .* train --restart" early.out || fail "$(cat early.out)"
+grep -q "has no checkpoint; it ended at step .* there is nothing to go on from. To start it over: .* train --restart" early.out || fail "$(cat early.out)"
 hint=$(grep -o '[^ ]* train --restart --run-dir [^ ]*' early.out)
 sh -c "$hint --quiet" > early.out 2>&1 || fail "the hint '$hint': $(cat early.out)"
 final early
@@ -112,6 +112,37 @@ at=$(grep -o '"steps": [0-9]*' nan/summary.json | grep -o '[0-9]*')
 "$zero" train ${common/config.json/nan.json} -n 2 --keep-going --quiet --run-dir nan2 > nan.out 2>&1 || fail "--keep-going: $(cat nan.out)"
 expect "steps" "$(grep -c '"loss"' nan2/metrics.jsonl)" $steps
 
+# In bf16 such steps are skipped: the parameters are no better for it.
+sed 's/"bf16": {"enabled": true}/"bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 1e30}}/; s/"every_steps": 4/"every_steps": 1/' config.json > nan.json
+"$zero" train ${common/config.json/nan.json} -n 2 --quiet --run-dir nan3 > nan.out 2>&1
+expect "exit code of a run in bf16 that diverged" $? 1
+grep -q '"diverged": true' nan3/summary.json || fail "no word in summary.json: $(cat nan.out)"
+[ "$(ls nan3/checkpoints 2>/dev/null | grep -c global_step)" -le 2 ] || fail "checkpoints of a model of NaN: $(ls nan3/checkpoints)"
+
+# ---- a folder whose metrics or plan are gone is a run's all the same ----
+cp -r cut lost2 && rm lost2/metrics.jsonl
+"$zero" train $common -n 2 --quiet --run-dir lost2 > lost.out 2>&1
+expect "exit code of a new run in a folder with checkpoints" $? 2
+grep -q "already holds a run" lost.out || fail "$(cat lost.out)"
+"$zero" train --resume --run-dir lost2 > lost.out 2>&1 || fail "resume without metrics: $(cat lost.out)"
+grep -q "metrics.jsonl has 0 of the" lost.out || fail "nothing said of the metrics: $(cat lost.out)"
+"$zero" ckpt diff lost2/checkpoints cut/checkpoints > diff.out
+grep -qE "^ +(weight|exp_avg)" diff.out && fail "other weights without metrics: $(head -3 diff.out)"
+rm lost2/plan.json
+"$zero" train --resume --quiet --run-dir lost2 > lost.out 2>&1
+grep -q "ckpt export .*lost2 DIR writes the weights" lost.out || fail "$(cat lost.out)"
+
+# ---- damaged checkpoints, all of them: refused, and not a byte of the folder is another ----
+rm -rf lost && cp -r cut lost
+for file in lost/checkpoints/global_step*/rank_00000.safetensors; do
+  printf '\x55' | dd of="$file" bs=1 seek=6000 conv=notrunc status=none
+done
+before=$(find lost -type f -exec cksum {} + | sort)
+"$zero" train --resume --quiet --steps 50 --run-dir lost > lost.out 2>&1
+expect "exit code where all checkpoints are damaged" $? 1
+grep -q "To start it over: " lost.out || fail "$(cat lost.out)"
+expect "files where all checkpoints are damaged" "$(find lost -type f -exec cksum {} + | sort)" "$before"
+
 # ---- the last checkpoint cannot be written: everything else is, and there is a way out ----
 "$zero" train $common -n 2 --spare-dir "$work/spare" --run-dir full > full.out 2>&1 &
 pid=$!
@@ -120,7 +151,12 @@ mkdir -p full/checkpoints/global_step$steps && echo mine > full/checkpoints/glob
 wait "$pid"
 expect "exit code with a spare folder" $? 0
 grep -q "the last checkpoint is in .*spare" full.out || fail "$(tail -5 full.out)"
-rm -r full/checkpoints/global_step$steps && mv "spare/checkpoints/global_step$steps" full/checkpoints/ && cp spare/checkpoints/latest full/checkpoints/
+rm -r full/checkpoints/global_step$steps
+"$zero" train --resume --quiet --run-dir full > full.out 2>&1
+expect "exit code of a resume without the spare checkpoint" $? 2
+hint=$(grep '^  mkdir' full.out)
+sh -c "$hint" || fail "the hint '$hint'"
+resume full
 final full
 "$zero" train $common -n 2 --run-dir waits > waits.out 2>&1 &
 pid=$!
@@ -133,7 +169,7 @@ expect "exit code once there is room" $? 0
 final waits
 
 # ---- nobody reads what is printed: as when the terminal goes ----
-( "$zero" train $common -n 2 --run-dir piped 2> piped.err; echo $? > piped.code ) | sed '/ready after/q' > /dev/null
+( "$zero" train $common -n 2 --run-dir piped 2> piped.err; echo $? > piped.code ) | sed '/^step *1\/.*loss/q' > /dev/null
 expect "exit code with a closed pipe" "$(cat piped.code)" 141
 [ -e piped/checkpoints/latest ] || fail "no checkpoint: $(cat piped.err)"
 resume piped
@@ -227,6 +263,8 @@ sed -i 's/return/yield/' text.py
 rm -rf cache
 refused "is not what the run" --resume --run-dir elsewhere
 
+# Those of tests that run beside this one are there for moments.
+for _ in $(seq 1 100); do [ "$(shm_files)" = "$shm_before" ] && break; sleep 0.1; done
 expect "files in /dev/shm" "$(shm_files)" "$shm_before"
 [ "$failures" = 0 ] && echo "zero train --resume: all well"
 exit $((failures > 0))

@@ -95,6 +95,7 @@ TEST_F(DataPack, TakesTextOnceAndCountsTheRest) {
       {"too large", {1, "large.py"}},
       {"another suffix", {1, "other.json"}},
       {"hidden", {1, ".hidden.py"}},
+      {"hidden folder", {1, ".git"}},
       {"link to a folder", {1, "loop"}}};
   EXPECT_EQ(info.left_out.size(), left_out.size());
   for (const LeftOutFiles& one : info.left_out) {
