@@ -104,9 +104,12 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
     throw ConfigError(fmt::format("--spare-dir {}: cannot be written to", options.spare_dir));
 }
 
-/// Where the run's last checkpoint is, if its folder could not take it.
-std::string checkpoint_elsewhere(const std::filesystem::path& folder, const FoundRun& found) {
-  std::ifstream file(folder / "summary.json");
+/// Where the run's last checkpoint is, if its folder could not take it: in `spare` (empty: not known), or
+/// where its summary says.
+std::string checkpoint_elsewhere(const std::filesystem::path& folder, const std::string& spare, const FoundRun& found) {
+  const std::filesystem::path in_folder = folder / "summary.json",
+                              in_spare = std::filesystem::path(spare) / "summary.json";
+  std::ifstream file(!spare.empty() && std::filesystem::exists(in_spare) ? in_spare : in_folder);
   const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!summary.is_object() || !summary.value("checkpoint_in_spare_folder", false)) return "";
   const std::filesystem::path last = summary["checkpoint"].get<std::string>();
@@ -119,9 +122,9 @@ std::string checkpoint_elsewhere(const std::filesystem::path& folder, const Foun
 }
 
 /// A run that cannot go on stays as it is.
-void check_can_go_on(const std::string& folder) {
+void check_can_go_on(const std::string& folder, const std::string& spare) {
   const FoundRun found = find_run(folder);
-  if (const std::string last = checkpoint_elsewhere(folder, found); !last.empty()) {
+  if (const std::string last = checkpoint_elsewhere(folder, spare, found); !last.empty()) {
     const std::filesystem::path path = last;
     throw CheckpointError(fmt::format("--resume: the last checkpoint of this run is in {}. Bring it back first:\n"
                                       "  mkdir -p {}/checkpoints && cp -r {} {}/checkpoints/ && cp {} {}/checkpoints/",
@@ -131,7 +134,7 @@ void check_can_go_on(const std::string& folder) {
   std::string problem = found.problem;
   if (problem.empty() && found.is_fresh() && found.recorded_steps > 0) {
     problem = fmt::format("the run in '{}' has no checkpoint; it ended at step {}, before its first one, or they were "
-                          "removed: there is nothing to go on from",
+                          "removed (or are where --spare-dir was; give it again): there is nothing to go on from",
                           folder, found.recorded_steps);
   }
   if (!problem.empty()) throw CheckpointError(fmt::format("--resume: {}.{}", problem, restart_hint(folder)));
@@ -321,7 +324,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   if (ranks) plan.ranks = ranks->world_size;
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);
-  if (options.resume) check_can_go_on(plan.run_folder);
+  if (options.resume) check_can_go_on(plan.run_folder, plan.spare_folder);
   const Config config = resume_config(plan.config, options, plan.ranks);
   plan.config = config.to_json();
   const std::string memory_warning =

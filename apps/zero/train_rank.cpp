@@ -74,6 +74,14 @@ void check_went_well(const RunResult& result) {
                   result.steps_done, checkpoint));
 }
 
+void write_sample(const TrainPlan& plan, const std::string& sample) {
+  try {
+    replace_text(plan.run_folder + "/sample.txt", plan.prompt + sample);
+  } catch (const IoError& error) {  // it is printed, too
+    fmt::print(stderr, "zero train: {}\n", error.what());
+  }
+}
+
 /// A disk that is full takes nothing of a result that is on the screen.
 void write_summary(const TrainPlan& plan, const RunResult& result) {
   try {
@@ -127,7 +135,7 @@ int run(const TrainPlan& plan, Group group) {
   progress.finish();
   console.print("\n");
   if (!sample.empty()) {
-    if (first) replace_text(plan.run_folder + "/sample.txt", plan.prompt + sample);
+    if (first) write_sample(plan, sample);
     console.print(frame_sample(plan, sample));
   }
   RunResult result = collect_result(plan, engine, loop);

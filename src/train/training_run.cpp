@@ -333,7 +333,11 @@ void TrainingRun::finish_in(const std::string& folder) {
 /// The checkpoint `last_` is whole.
 void TrainingRun::completed() {
   if (std::exchange(last_complete_, last_) == last_ || !metrics_ || !last_.starts_with(folder_)) return;
-  replace_text(mark_of(options_.folder).string(), fs::path(last_).filename().string());
+  try {
+    replace_text(mark_of(options_.folder).string(), fs::path(last_).filename().string());
+  } catch (const IoError& error) {  // it only says what the folder of checkpoints says, too
+    base::log_warning("{}", error.what());
+  }
 }
 
 /// An earlier save that failed is no reason to leave out the next one.

@@ -2,7 +2,7 @@
 # `zero train --resume`: the same run, whatever ended it. Usage: train_resume_test.sh <zero>
 zero=$1
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'umount "$work/small" 2> /dev/null; rm -rf "$work"' EXIT
 failures=0
 fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
@@ -167,6 +167,27 @@ rm -r waits/checkpoints/global_step$steps
 wait "$pid"
 expect "exit code once there is room" $? 0
 final waits
+
+# ---- a disk without a byte left: training goes on, and nothing of it is lost (where this may mount one) ----
+mkdir small
+if mount -t tmpfs -o size=20m none small 2> /dev/null; then
+  "$zero" train $common --steps 400 -n 2 --run-dir small/r --spare-dir "$work/spare2" > small.out 2>&1 &
+  pid=$!
+  wait_for_steps small/r 3
+  dd if=/dev/zero of=small/fill bs=1M 2> /dev/null
+  wait "$pid"
+  expect "exit code with a full disk and a spare folder" $? 0
+  grep -q "its lines are kept in memory" small.out || fail "nothing said of the metrics: $(tail -5 small.out)"
+  [ -e spare2/checkpoints/global_step400/manifest.json ] || fail "no spare checkpoint: $(tail -5 small.out)"
+  grep -q '"steps": 400' spare2/summary.json || fail "no summary: $(tail -5 small.out)"
+  rm small/fill
+  "$zero" train --resume --quiet --run-dir small/r --spare-dir "$work/spare2" > small.out 2>&1
+  expect "exit code of a resume without the spare checkpoint" $? 2
+  sh -c "$(grep '^  mkdir' small.out)" || fail "the hint: $(cat small.out)"
+  resume small/r --steps 402
+  [ -e small/r/checkpoints/global_step402/manifest.json ] || fail "it did not go on: $(ls small/r/checkpoints)"
+  umount small
+fi
 
 # ---- nobody reads what is printed: as when the terminal goes ----
 ( "$zero" train $common -n 2 --run-dir piped 2> piped.err; echo $? > piped.code ) | sed '/^step *1\/.*loss/q' > /dev/null
