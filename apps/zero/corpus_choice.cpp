@@ -72,7 +72,13 @@ fs::path keep_standard_input(const fs::path& cache) {
   std::uint64_t hash = kHashStart;
   std::string buffer(1 << 20, '\0');
   bool ok = true;
-  for (ssize_t got = 0; ok && (got = ::read(STDIN_FILENO, buffer.data(), buffer.size())) > 0;) {
+  for (ssize_t got = 0; ok && (got = ::read(STDIN_FILENO, buffer.data(), buffer.size())) != 0;) {
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      ::close(fd);
+      fs::remove(pattern, error);
+      throw IoError(fmt::format("--data -: cannot read standard input: {}", std::strerror(errno)));
+    }
     const std::string_view text(buffer.data(), static_cast<std::size_t>(got));
     hash = hash_on(hash, text);
     ok = ::write(fd, text.data(), text.size()) == got;

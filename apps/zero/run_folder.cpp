@@ -72,7 +72,7 @@ fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
 fs::path find_run_folder(const std::string& wanted) {
   if (!wanted.empty()) {
     if (!what_a_run_left(wanted).empty()) return fs::absolute(wanted).lexically_normal();
-    throw ConfigError(fmt::format("--resume: '{}' holds no run ({} is not there)", wanted, kMetrics));
+    throw ConfigError(fmt::format("--resume: '{}' holds no run", wanted));
   }
   std::optional<std::pair<fs::file_time_type, fs::path>> newest;
   std::error_code error;

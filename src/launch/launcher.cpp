@@ -181,7 +181,6 @@ class Job {
   const pid_t launcher_ = ::getpid();
   const std::int64_t start_ns_ = base::monotonic_ns();
   const int port_ = free_port();
-  const std::vector<pid_t> children_before_ = children_of_this_process();
   std::string job_id_;
   std::vector<Rank> ranks_;
   std::optional<Failure> failure_;
@@ -316,16 +315,20 @@ int Job::run() {
   return report();
 }
 
-/// What ranks have started in sessions of their own came to this process when they ended.
+/// What ranks have started in sessions of their own came to this process when they ended. Its other children are its
+/// own business: the job's id is in the environment of those of the job.
 void Job::end_strays() {
-  const auto is_own = [this](pid_t pid) {
-    return std::find(children_before_.begin(), children_before_.end(), pid) != children_before_.end();
+  const auto is_of_the_job = [this](pid_t pid) {
+    std::ifstream file(fmt::format("/proc/{}/environ", pid), std::ios::binary);
+    for (std::string variable; std::getline(file, variable, '\0');)
+      if (variable == "ZERO_JOB_ID=" + job_id_) return true;
+    return false;
   };
   for (bool found = true; found;) {
     found = false;
     for (const pid_t pid : children_of_this_process()) {
-      if (is_own(pid) || ::kill(pid, SIGKILL) != 0) continue;
-      found = ::waitpid(pid, nullptr, 0) == pid;
+      if (!is_of_the_job(pid) || ::kill(pid, SIGKILL) != 0) continue;
+      found |= ::waitpid(pid, nullptr, 0) == pid;
     }
   }
 }

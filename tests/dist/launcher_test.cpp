@@ -381,6 +381,21 @@ TEST(Launcher, LeavesNoOrphans) {
   EXPECT_FALSE(is_alive(folder.file("pid1")));
 }
 
+TEST(Launcher, EndsSessionsOfRanksAndLeavesOtherChildrenAlone) {
+  const TemporaryFolder folder;
+  const pid_t own = ::fork();
+  if (own == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  LaunchOptions options = script(1, "setsid sleep 60 & echo $! > " + folder.file("pid") + "; sleep 0.2; exit 0");
+  EXPECT_EQ(launch(options), 0);  // here: the child above is this process's
+  EXPECT_FALSE(is_alive(folder.file("pid")));
+  EXPECT_EQ(::waitpid(own, nullptr, WNOHANG), 0) << "it was ended";
+  ::kill(own, SIGKILL);
+  ::waitpid(own, nullptr, 0);
+}
+
 TEST(Launcher, ProgramThatCannotStartIsAConfigError) {
   LaunchOptions options;
   options.nproc = 2;
