@@ -22,7 +22,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train python wheel compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing install clean
+.PHONY: help setup test-packages configure build train python wheel compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -76,6 +76,10 @@ test-full: build
 	@ZERO_PARITY=full $(CTEST) -L "slow"
 	@ZERO_PARITY=full $(CTEST) -R plan_agrees
 	@ZERO_TEST_SLOW=1 ZERO_TEST_INDUCTOR=1 $(CTEST) -R "python_(leaks|engine)"
+
+# Lays out every C++ file; the tests check it.
+format: test-packages
+	@python3 tests/policy/format.py . --fix
 
 # Address and undefined-behaviour sanitizers on the unit and dist tests.
 test-asan:

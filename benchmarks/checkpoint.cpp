@@ -66,8 +66,7 @@ class Probe {
  public:
   Probe(std::string path, std::uint64_t nbytes)
       : path_(std::move(path)), nbytes_((nbytes + kPage - 1) / kPage * kPage) {
-    for (std::size_t i = 0; i < kProbeBlock; ++i)
-      buffer_.data()[i] = static_cast<std::byte>(i * 2654435761u >> 13);
+    for (std::size_t i = 0; i < kProbeBlock; ++i) buffer_.data()[i] = static_cast<std::byte>(i * 2654435761u >> 13);
   }
   ~Probe() { remove(); }
 
@@ -136,8 +135,8 @@ zero::checkpoint::Checksum checksum_of(zero::Engine& engine) {
   std::vector<zero::checkpoint::Checksum> sums;
   const auto add = [&](const at::Tensor& tensor) {
     const at::Tensor flat = tensor.contiguous();
-    sums.push_back(zero::checkpoint::checksum_of(
-        std::span(static_cast<const std::byte*>(flat.const_data_ptr()), flat.nbytes())));
+    sums.push_back(
+        zero::checkpoint::checksum_of(std::span(static_cast<const std::byte*>(flat.const_data_ptr()), flat.nbytes())));
   };
   for (const auto& item : engine.module().named_parameters()) {
     add(engine.full_weight(item.key()));
@@ -257,9 +256,7 @@ class Benchmark {
 
   void report(const char* name, const Times& times) const {
     if (group_.rank() != 0) return;
-    const auto speed = [&](const std::vector<double>& seconds) {
-      return gb(total_nbytes_) / median(seconds);
-    };
+    const auto speed = [&](const std::vector<double>& seconds) { return gb(total_nbytes_) / median(seconds); };
     const double ours = speed(times.ours), plain = speed(times.plain), by_all = speed(times.plain_by_all);
     std::cout << nlohmann::json{{"case", name},
                                 {"ranks", group_.size()},

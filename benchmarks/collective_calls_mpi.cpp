@@ -47,8 +47,7 @@ class MpiCalls final : public CollectiveCalls {
     MPI_Reduce_scatter_block(in, out, static_cast<int>(numel), type_of(dtype), sum_of(dtype), MPI_COMM_WORLD);
   }
   void all_reduce(void* inout, std::int64_t numel, DType dtype) override {
-    MPI_Allreduce(MPI_IN_PLACE, inout, static_cast<int>(numel), type_of(dtype), sum_of(dtype),
-                  MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, inout, static_cast<int>(numel), type_of(dtype), sum_of(dtype), MPI_COMM_WORLD);
   }
   void broadcast(void* inout, std::int64_t numel, DType dtype) override {
     MPI_Bcast(inout, static_cast<int>(numel), type_of(dtype), 0, MPI_COMM_WORLD);

@@ -165,8 +165,7 @@ class Bench {
     numel_ = is_barrier ? 0 : per_rank_ * ranks();
     const bool is_gather = the_case.collective == "all_gather";
     const std::int64_t in_numel = is_gather ? per_rank_ : numel_;
-    for (std::int64_t i = 0; i < in_numel; ++i)
-      write(source_.data(), the_case.dtype, i, value_of(control_.rank(), i));
+    for (std::int64_t i = 0; i < in_numel; ++i) write(source_.data(), the_case.dtype, i, value_of(control_.rank(), i));
 
     std::vector<std::vector<double>> seconds(variants.size());
     std::vector<int> calls(variants.size(), 1);
@@ -235,9 +234,8 @@ class Bench {
       case 'r':
         return variant.calls->reduce_scatter(in, out, per_rank_, the_case.dtype);
       case 'a':
-        return the_case.collective == "all_gather"
-                   ? variant.calls->all_gather(in, out, per_rank_, the_case.dtype)
-                   : variant.calls->all_reduce(in, numel_, the_case.dtype);
+        return the_case.collective == "all_gather" ? variant.calls->all_gather(in, out, per_rank_, the_case.dtype)
+                                                   : variant.calls->all_reduce(in, numel_, the_case.dtype);
       default:
         return the_case.collective == "barrier" ? variant.calls->barrier()
                                                 : variant.calls->broadcast(in, numel_, the_case.dtype);
@@ -250,8 +248,7 @@ class Bench {
       if (got == wanted) return;
       throw std::runtime_error(fmt::format("{} of {}, {} bytes of {}, rank {}: element {} is {}, not {}",
                                            the_case.collective, variant.calls->name(), the_case.nbytes,
-                                           zero::dtype_name(the_case.dtype), control_.rank(), i, got,
-                                           wanted));
+                                           zero::dtype_name(the_case.dtype), control_.rank(), i, got, wanted));
     };
     if (the_case.collective == "all_gather") {
       for (int rank = 0; rank < ranks(); ++rank) {
@@ -318,8 +315,7 @@ int run_rank(const Options& options) {
   zero::Group group = zero::init_distributed({.backend = "shm"});
   all.push_back(std::make_unique<GroupCalls>(group, "shm"));
   if (mpi) {
-    all.push_back(
-        std::make_unique<GroupCalls>(zero::init_distributed({.backend = "mpi"}), std::string("zero-mpi")));
+    all.push_back(std::make_unique<GroupCalls>(zero::init_distributed({.backend = "mpi"}), std::string("zero-mpi")));
     all.push_back(std::move(mpi));
   }
   Bench bench(options, group);
@@ -327,8 +323,7 @@ int run_rank(const Options& options) {
     std::vector<Variant> variants;
     for (const auto& calls : all) {
       for (const bool pinned : {true, false}) {
-        if (contains(options.pinning, pinned ? "pinned" : "unpinned"))
-          variants.push_back({calls.get(), false, pinned});
+        if (contains(options.pinning, pinned ? "pinned" : "unpinned")) variants.push_back({calls.get(), false, pinned});
       }
     }
     bench.run({"barrier", DType::kByte, 0}, variants);

@@ -48,8 +48,7 @@ ZERO_INLINE void adam(const UpdateArgs& args) {
 }
 
 template <class T>
-ZERO_INLINE void reduce_typed(float* accumulator, const void* a, const void* b, std::int64_t numel,
-                              bool first) {
+ZERO_INLINE void reduce_typed(float* accumulator, const void* a, const void* b, std::int64_t numel, bool first) {
   const std::uint32_t mask = always_zero;
   auto* __restrict out = reinterpret_cast<U32*>(accumulator);
   const T* __restrict x = static_cast<const T*>(a);
@@ -57,13 +56,11 @@ ZERO_INLINE void reduce_typed(float* accumulator, const void* a, const void* b, 
   if (first) {
     for (std::int64_t i = 0; i < numel; ++i) out[i] = static_cast<std::uint32_t>(x[i]) ^ y[i];
   } else {
-    for (std::int64_t i = 0; i < numel; ++i)
-      out[i] = out[i] ^ (static_cast<std::uint32_t>(x[i] ^ y[i]) & mask);
+    for (std::int64_t i = 0; i < numel; ++i) out[i] = out[i] ^ (static_cast<std::uint32_t>(x[i] ^ y[i]) & mask);
   }
 }
 
-ZERO_INLINE void reduce(float* accumulator, const void* a, const void* b, DType dtype, std::int64_t numel,
-                        bool first) {
+ZERO_INLINE void reduce(float* accumulator, const void* a, const void* b, DType dtype, std::int64_t numel, bool first) {
   dtype == DType::kFloat32 ? reduce_typed<U32>(accumulator, a, b, numel, first)
                            : reduce_typed<U16>(accumulator, a, b, numel, first);
 }
@@ -105,25 +102,23 @@ ZERO_INLINE void streams(std::span<void* const> written, std::span<const std::si
   }
 }
 
-#define ZERO_PROBES(ISA, TARGET)                                                                      \
-  TARGET void adam_master_##ISA(const UpdateArgs& args) { adam<Weights::kMaster>(args); }               \
-  TARGET void adam_master_and_low_##ISA(const UpdateArgs& args) { adam<Weights::kMasterAndLow>(args); } \
-  TARGET void adam_split_##ISA(const UpdateArgs& args) { adam<Weights::kSplit>(args); }                 \
-  TARGET void reduce_##ISA(float* accumulator, const void* a, const void* b, DType dtype,             \
-                           std::int64_t numel, bool first) {                                          \
-    reduce(accumulator, a, b, dtype, numel, first);                                                   \
-  }                                                                                                   \
-  TARGET void sum_onto_##ISA(void* onto, const void* other, std::size_t nbytes) {                     \
-    sum_onto(onto, other, nbytes);                                                                    \
-  }                                                                                                   \
-  TARGET void read_##ISA(const void* data, std::size_t nbytes) { read(data, nbytes); }                \
-  TARGET void streams_##ISA(std::span<void* const> written, std::span<const std::size_t> nbytes,             \
-                            const void* gradient, std::size_t gradient_nbytes, std::int64_t blocks) {       \
-    streams(written, nbytes, gradient, gradient_nbytes, blocks);                                            \
-  }                                                                                                         \
-  constexpr Probes k_##ISA = {&adam_master_##ISA, &adam_master_and_low_##ISA,                         \
-                              &adam_split_##ISA,  &reduce_##ISA,                                      \
-                              &sum_onto_##ISA,    &read_##ISA, &streams_##ISA};
+#define ZERO_PROBES(ISA, TARGET)                                                                                       \
+  TARGET void adam_master_##ISA(const UpdateArgs& args) { adam<Weights::kMaster>(args); }                              \
+  TARGET void adam_master_and_low_##ISA(const UpdateArgs& args) { adam<Weights::kMasterAndLow>(args); }                \
+  TARGET void adam_split_##ISA(const UpdateArgs& args) { adam<Weights::kSplit>(args); }                                \
+  TARGET void reduce_##ISA(float* accumulator, const void* a, const void* b, DType dtype, std::int64_t numel,          \
+                           bool first) {                                                                               \
+    reduce(accumulator, a, b, dtype, numel, first);                                                                    \
+  }                                                                                                                    \
+  TARGET void sum_onto_##ISA(void* onto, const void* other, std::size_t nbytes) { sum_onto(onto, other, nbytes); }     \
+  TARGET void read_##ISA(const void* data, std::size_t nbytes) { read(data, nbytes); }                                 \
+  TARGET void streams_##ISA(std::span<void* const> written, std::span<const std::size_t> nbytes, const void* gradient, \
+                            std::size_t gradient_nbytes, std::int64_t blocks) {                                        \
+    streams(written, nbytes, gradient, gradient_nbytes, blocks);                                                       \
+  }                                                                                                                    \
+  constexpr Probes k_##ISA = {                                                                                         \
+      &adam_master_##ISA, &adam_master_and_low_##ISA, &adam_split_##ISA, &reduce_##ISA, &sum_onto_##ISA, &read_##ISA,  \
+      &streams_##ISA};
 
 ZERO_PROBES(generic, )
 #if defined(__x86_64__)

@@ -18,8 +18,7 @@ struct Probes {
   /// Reads and writes low, remainder and both moments; reads the gradient.
   void (*adam_split)(const zero::optim::UpdateArgs&);
   /// Reads two slices and, unless `first`, the accumulator; writes the accumulator.
-  void (*reduce)(float* accumulator, const void* a, const void* b, zero::DType dtype, std::int64_t numel,
-                 bool first);
+  void (*reduce)(float* accumulator, const void* a, const void* b, zero::DType dtype, std::int64_t numel, bool first);
   /// Reads both, writes `onto`.
   void (*sum_onto)(void* onto, const void* other, std::size_t nbytes);
   void (*read)(const void* data, std::size_t nbytes);

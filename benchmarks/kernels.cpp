@@ -144,8 +144,7 @@ class AdamPass final : public Pass {
     }
     kernel();
     std::vector<float> joined(split ? numel_ : 0);
-    if (split)
-      kernels_.join_master(low_.as<std::uint16_t>(), remainder_.as<std::uint16_t>(), joined.data(), numel_);
+    if (split) kernels_.join_master(low_.as<std::uint16_t>(), remainder_.as<std::uint16_t>(), joined.data(), numel_);
     const float* const got = split ? joined.data() : master_.as<float>();
     for (std::int64_t i = 0; i < numel_; ++i) {
       const double g = noise(i, 4);
@@ -157,8 +156,7 @@ class AdamPass final : public Pass {
       expect("adam", i, got[i], w, 1e-6);
       expect("adam exp_avg", i, exp_avg_.as<float>()[i], m, 1e-6);
       expect("adam exp_avg_sq", i, exp_avg_sq_.as<float>()[i], v, 1e-6);
-      if (masters_ != Masters::kFloatOnly)
-        expect("adam bf16", i, widen(low_.as<std::uint16_t>()[i]), w, 1.0 / 256);
+      if (masters_ != Masters::kFloatOnly) expect("adam bf16", i, widen(low_.as<std::uint16_t>()[i]), w, 1.0 / 256);
     }
   }
   double traffic() const override {
@@ -209,9 +207,7 @@ class RulePass final : public Pass {
   }
 
   void kernel() override { optim::passes_for(c10::kCPU).update(*kind_.rule, args(), kind_.hyper); }
-  void probe() override {
-    probes_.streams(written_, nbytes_, gradient_->as<void>(), gradient_nbytes_, blocks_);
-  }
+  void probe() override { probes_.streams(written_, nbytes_, gradient_->as<void>(), gradient_nbytes_, blocks_); }
   /// Bits are the tests' matter: here only that it is the update that runs.
   void verify() override {
     if (kind_.bf16_gradient) {
@@ -311,9 +307,7 @@ class ReducePass final : public Pass {
       if (squares_) expect("reduce, sum of squares", block, sums_[block], sum, 1e-12);
     }
   }
-  double traffic() const override {
-    return static_cast<double>(numel_) * (2.0 * element_ + (first_ ? 4 : 8));
-  }
+  double traffic() const override { return static_cast<double>(numel_) * (2.0 * element_ + (first_ ? 4 : 8)); }
 
  private:
   const optim::Kernels& kernels_;
@@ -342,12 +336,11 @@ class OrderedPass final : public Pass {
 
   void kernel() override {
     const void* const slices[] = {a_.as<void>(), b_.as<void>()};
-    zero::comm::reduce_ordered(
-        slices, numel_, dtype_,
-        {.out = out(),
-         .out_dtype = in_place_ ? dtype_ : DType::kFloat32,
-         .op = zero::ReduceOp::kSum,
-         .base = in_place_ ? zero::comm::ReduceBase::kFirst : zero::comm::ReduceBase::kZero});
+    zero::comm::reduce_ordered(slices, numel_, dtype_,
+                               {.out = out(),
+                                .out_dtype = in_place_ ? dtype_ : DType::kFloat32,
+                                .op = zero::ReduceOp::kSum,
+                                .base = in_place_ ? zero::comm::ReduceBase::kFirst : zero::comm::ReduceBase::kZero});
   }
   void probe() override {
     if (in_place_) return probes_.sum_onto(a_.as<void>(), b_.as<void>(), numel_ * element_);
@@ -520,13 +513,12 @@ void run_all(const Options& options) {
   run(options, "adam, bf16 parameter and remainder", isa, adam(Masters::kSplit));
   using optim::Algorithm;
   const auto rule = [&](const std::string& name, const RulePass::Kind& kind) {
-    run(options, name, isa, [&probes, kind](std::size_t budget) {
-      return std::make_unique<RulePass>(probes, kind, budget);
-    });
+    run(options, name, isa,
+        [&probes, kind](std::size_t budget) { return std::make_unique<RulePass>(probes, kind, budget); });
   };
   const auto bf16 = optim::StateFormat::kBFloat16;
-  const auto of = [](Algorithm algorithm, const optim::Hyper& hyper, optim::StateFormat format =
-                                                                         optim::StateFormat::kFloat32) {
+  const auto of = [](Algorithm algorithm, const optim::Hyper& hyper,
+                     optim::StateFormat format = optim::StateFormat::kFloat32) {
     return &optim::rule_for(algorithm, {&hyper, 1}, format);
   };
   const optim::Hyper momentum{.momentum = 0.9}, all{.momentum = 0.9, .centered = true}, amsgrad{.amsgrad = true};
@@ -545,8 +537,7 @@ void run_all(const Options& options) {
   rule("adam, the same, rounded stochastically", {of(Algorithm::kAdam, {}, bf16), {}, true, true, true});
   rule("adam, 8-bit states", {of(Algorithm::kAdam8bit, {}), {}});
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-    for (const auto& [first, squares] :
-         {std::pair{true, true}, {true, false}, {false, false}, {false, true}}) {
+    for (const auto& [first, squares] : {std::pair{true, true}, {true, false}, {false, false}, {false, true}}) {
       run(options,
           fmt::format("reduce 2 x {} {} fp32{}", zero::dtype_name(dtype), first ? "to" : "onto",
                       squares ? ", with sums of squares" : ""),
@@ -566,14 +557,11 @@ void run_all(const Options& options) {
           });
     }
   }
-  run(options, "norm: sums of squares of fp32", isa, [&kernels, &probes](std::size_t budget) {
-    return std::make_unique<NormPass>(kernels, probes, budget);
-  });
+  run(options, "norm: sums of squares of fp32", isa,
+      [&kernels, &probes](std::size_t budget) { return std::make_unique<NormPass>(kernels, probes, budget); });
   for (const bool streaming : {true, false}) {
     run(options, streaming ? "copy of gradients, beside memcpy" : "copy of slices, beside memcpy", isa,
-        [&kernels, streaming](std::size_t budget) {
-          return std::make_unique<CopyPass>(kernels, streaming, budget);
-        });
+        [&kernels, streaming](std::size_t budget) { return std::make_unique<CopyPass>(kernels, streaming, budget); });
   }
 }
 

@@ -40,8 +40,7 @@ constexpr double kLr = 1e-4, kWeightDecay = 0.01;
 struct LayerImpl : torch::nn::Module {
   explicit LayerImpl(std::int64_t width)
       : weight(register_parameter(
-            "weight",
-            at::empty({width, width}).uniform_(-1, 1).mul_(std::sqrt(6.0 / static_cast<double>(width))))) {}
+            "weight", at::empty({width, width}).uniform_(-1, 1).mul_(std::sqrt(6.0 / static_cast<double>(width))))) {}
   at::Tensor forward(const at::Tensor& x) { return at::relu(at::linear(x, weight)); }
   at::Tensor weight;
 };
@@ -82,8 +81,7 @@ std::string json_of(const Mode& mode, int ranks) {
       {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", mode.lr}, {"weight_decay", kWeightDecay}}}}},
       {"gradient_clipping", 0.0},
       {"bf16", {{"enabled", mode.bf16}, {"check_grad_overflow", false}}},
-      {"zero_optimization",
-       {{"stage", mode.stage}, {"overlap_comm", true}, {"stage3_param_persistence_threshold", 0}}},
+      {"zero_optimization", {{"stage", mode.stage}, {"overlap_comm", true}, {"stage3_param_persistence_threshold", 0}}},
       {"zerotorch",
        {{"store", ranks > 1 ? mode.store : "auto"},
         {"unit_numel", mode.unit_numel},
@@ -290,9 +288,8 @@ void measure_tiny_step(Rank& rank, const OverheadOptions& options, const Mode& m
   for (int i = 0; i < kVerified; ++i) {
     const double wanted = by_hand.with_kernels(x, 1), got = engine_step();
     if (got != wanted) {
-      throw std::runtime_error(
-          fmt::format("step {}: the engine's loss is {:.9g}, by hand {:.9g} (stage {}, {})", i, got, wanted,
-                      mode.stage, mode.bf16 ? "bf16" : "fp32"));
+      throw std::runtime_error(fmt::format("step {}: the engine's loss is {:.9g}, by hand {:.9g} (stage {}, {})", i,
+                                           got, wanted, mode.stage, mode.bf16 ? "bf16" : "fp32"));
     }
   }
   Plain plain(options.layers, kWidth, mode.bf16);
@@ -326,8 +323,7 @@ void measure_tiny_step(Rank& rank, const OverheadOptions& options, const Mode& m
   // Medians of the differences between neighbouring blocks.
   const auto over = [&](std::size_t loop) {
     std::vector<double> differences;
-    for (std::size_t i = 0; i < blocks[loop].size(); ++i)
-      differences.push_back(blocks[2][i] - blocks[loop][i]);
+    for (std::size_t i = 0; i < blocks[loop].size(); ++i) differences.push_back(blocks[2][i] - blocks[loop][i]);
     return us(median(differences));
   };
   ordered_json line = {{"case", "step"},
@@ -377,8 +373,7 @@ Line fit(const std::vector<double>& x, const std::vector<double>& y) {
   line.slope = (n * sxy - sx * sy) / (n * sxx - sx * sx);
   line.intercept = (sy - line.slope * sx) / n;
   double residual = 0;
-  for (std::size_t i = 0; i < x.size(); ++i)
-    residual += std::pow(y[i] - line.intercept - line.slope * x[i], 2);
+  for (std::size_t i = 0; i < x.size(); ++i) residual += std::pow(y[i] - line.intercept - line.slope * x[i], 2);
   line.r2 = 1 - residual / (syy - sy * sy / n);
   return line;
 }
@@ -441,8 +436,7 @@ Sized measure_size(Rank& rank, int layers, std::int64_t width, const Mode& mode,
                          engine.backward(loss);
                          engine.step();
                          const double got = loss.item<float>();
-                         if (got != wanted)
-                           throw std::runtime_error(fmt::format("loss {}, by hand {}", got, wanted));
+                         if (got != wanted) throw std::runtime_error(fmt::format("loss {}, by hand {}", got, wanted));
                        })};
     group.all_reduce(times, 2, DType::kFloat64, zero::ReduceOp::kMax).wait();
     if (i < 0) continue;
@@ -549,8 +543,7 @@ void measure_operators(Rank& rank) {
     return result;
   };
   const auto before = measure();
-  auto engine =
-      zero::initialize(model, json_of({.stage = 3}, 1), zero::InitializeOptions{.group = rank.group});
+  auto engine = zero::initialize(model, json_of({.stage = 3}, 1), zero::InitializeOptions{.group = rank.group});
   if (!at::equal(at::linear(x, parameter), at::linear(x, plain)))
     throw std::runtime_error("the engine's parameter gives other results");
   const auto during = measure();
@@ -604,8 +597,7 @@ void measure_units(Rank& rank, const OverheadOptions& options) {
   for (const Mode& mode : modes) {
     std::vector<double> x, y;
     for (const int units : options.units) {
-      const Sized sized =
-          measure_size(rank, units, kWidth, mode, kSteps, false, {{"case", "units"}, {"units", units}});
+      const Sized sized = measure_size(rank, units, kWidth, mode, kSteps, false, {{"case", "units"}, {"units", units}});
       x.push_back(units);
       y.push_back(sized.overhead * 1e6);
     }

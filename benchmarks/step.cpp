@@ -103,8 +103,7 @@ std::string json_of(const Options& options, const std::string& mode) {
 
 /// Forward and backward of one step's micro-batches; returns the last loss.
 template <class Loss, class After>
-double run_step(const Options& options, std::int64_t seq, int rank, std::int64_t step, Loss loss_of,
-                After after) {
+double run_step(const Options& options, std::int64_t seq, int rank, std::int64_t step, Loss loss_of, After after) {
   double last = 0;
   for (std::int64_t j = 0; j < options.accumulation; ++j) {
     const at::Tensor tokens = tokens_of(options, seq, rank, step * options.accumulation + j);
@@ -123,9 +122,8 @@ struct Measured {
   double last_loss = 0;
 };
 
-nlohmann::json summary(const Options& options, const std::string& mode, const Measured& measured,
-                       std::int64_t numel, double peak_mb, const zero::CommunicationReport& sent,
-                       zero::Group group) {
+nlohmann::json summary(const Options& options, const std::string& mode, const Measured& measured, std::int64_t numel,
+                       double peak_mb, const zero::CommunicationReport& sent, zero::Group group) {
   const auto mean_of = [&](auto member) {
     std::vector<double> values;
     for (const auto& breakdown : measured.breakdowns) values.push_back(breakdown.*member * 1e3);
@@ -134,8 +132,7 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
     return std::round(value / group.size() * 10) / 10;
   };
   std::vector<double> ratios;
-  for (std::size_t i = 0; i < measured.engine.size(); ++i)
-    ratios.push_back(measured.engine[i] / measured.baseline[i]);
+  for (std::size_t i = 0; i < measured.engine.size(); ++i) ratios.push_back(measured.engine[i] / measured.baseline[i]);
   // Without a baseline there is nothing to compare with.
   const auto ratio = [&](double value) {
     return options.alone ? nlohmann::json() : nlohmann::json(std::round(value * 1000) / 1000);
@@ -230,8 +227,8 @@ int run_rank(const Options& options) {
       measured.disk_waited.push_back(disk.waited_seconds - disk_before.waited_seconds);
     }
     group.all_reduce(&peak, 1, zero::DType::kFloat64).wait();
-    const auto line = summary(options, mode, measured, zero::gpt_numel(model_opts), peak,
-                              engine.communication_report(), group);
+    const auto line =
+        summary(options, mode, measured, zero::gpt_numel(model_opts), peak, engine.communication_report(), group);
     if (group.rank() == 0) {
       std::cout << line.dump() << std::endl;
       const double expected =

@@ -1,10 +1,9 @@
 // What zero_precompile() compiles once: headers of others that most files with libtorch in them include.
+#include <ATen/core/Tensor.h>
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -12,3 +11,4 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/adamw.h>
+#include <nlohmann/json.hpp>

@@ -45,14 +45,15 @@ struct Episode {
 int main(int argc, char** argv) {
   const std::string json = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0,
     "optimizer": {"type": "Adam", "params": {"lr": 3e-3}},
-    "zero_optimization": {"stage": )" + std::string(argc > 1 ? argv[1] : "3") + R"(},
+    "zero_optimization": {"stage": )" +
+                           std::string(argc > 1 ? argv[1] : "3") + R"(},
     "zerotorch": {"seed": 1}})";
   auto group = zero::init_distributed();
   torch::manual_seed(1);
   ActorCritic net;
   enum : int { kCritic = 0, kRest = 1 };  // the last group: all that no other names
-  auto engine = zero::initialize(
-      net, json, {.group = group, .parameter_groups = {{.names = {"critic.*"}, .lr = 1e-2}}});
+  auto engine =
+      zero::initialize(net, json, {.group = group, .parameter_groups = {{.names = {"critic.*"}, .lr = 1e-2}}});
 
   double early = 0, late = 0;  // this rank's mean steps to the end, in the first and the last 50 episodes
   for (int i = 0; i < kEpisodes; ++i) {

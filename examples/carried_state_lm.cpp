@@ -23,9 +23,8 @@ using State = std::tuple<at::Tensor, at::Tensor>;
 struct LanguageModelImpl : torch::nn::Module {
   explicit LanguageModelImpl(std::int64_t letters)
       : embedding(register_module("embedding", torch::nn::Embedding(letters, kHidden))),
-        lstm(register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(kHidden, kHidden)
-                                                         .num_layers(kLayers)
-                                                         .batch_first(true)))),
+        lstm(register_module(
+            "lstm", torch::nn::LSTM(torch::nn::LSTMOptions(kHidden, kHidden).num_layers(kLayers).batch_first(true)))),
         head(register_module("head", torch::nn::Linear(kHidden, letters))) {}
   std::pair<at::Tensor, State> forward(const at::Tensor& letters, const State& state) {
     const auto [hidden, next] = lstm(embedding(letters), state);
@@ -53,7 +52,8 @@ at::Tensor make_text(std::size_t letters) {
 
 int main(int argc, char** argv) {
   const std::string json = R"({"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 0,
-    "zero_optimization": {"stage": )" + std::string(argc > 1 ? argv[1] : "3") + "}}";
+    "zero_optimization": {"stage": )" +
+                           std::string(argc > 1 ? argv[1] : "3") + "}}";
   auto group = zero::init_distributed();
   torch::manual_seed(1);
   LanguageModel model(static_cast<std::int64_t>(std::string(kLetters).size()));
@@ -64,8 +64,8 @@ int main(int argc, char** argv) {
   // Each rank reads its own part of the text, in streams that go on from batch to batch.
   const std::int64_t per_stream = kSteps * kLength + 1;
   const at::Tensor text = make_text(static_cast<std::size_t>(per_stream * kStreams * group.size()));
-  const at::Tensor streams = text.narrow(0, group.rank() * kStreams * per_stream, kStreams * per_stream)
-                                 .view({kStreams, per_stream});
+  const at::Tensor streams =
+      text.narrow(0, group.rank() * kStreams * per_stream, kStreams * per_stream).view({kStreams, per_stream});
   State state{torch::zeros({kLayers, kStreams, kHidden}), torch::zeros({kLayers, kStreams, kHidden})};
   double first = 0, last = 0, largest_norm = 0;
   for (int i = 0; i < kSteps; ++i) {
@@ -73,8 +73,7 @@ int main(int argc, char** argv) {
     const at::Tensor next_letters = streams.narrow(1, i * kLength + 1, kLength);
     const auto [logits, next_state] = model->forward(letters, state);
     state = {std::get<0>(next_state).detach(), std::get<1>(next_state).detach()};
-    const at::Tensor loss =
-        torch::nn::functional::cross_entropy(logits.flatten(0, 1), next_letters.flatten());
+    const at::Tensor loss = torch::nn::functional::cross_entropy(logits.flatten(0, 1), next_letters.flatten());
     engine.backward(loss);
     largest_norm = std::max(largest_norm, engine.clip_grad_norm(0.5));
     engine.step();

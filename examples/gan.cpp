@@ -27,7 +27,8 @@ double distance(const at::Tensor& points) {
 
 int main(int argc, char** argv) {
   const std::string json = R"({"train_micro_batch_size_per_gpu": 64, "gradient_clipping": 0,
-    "zero_optimization": {"stage": )" + std::string(argc > 1 ? argv[1] : "3") + R"(},
+    "zero_optimization": {"stage": )" +
+                           std::string(argc > 1 ? argv[1] : "3") + R"(},
     "zerotorch": {"seed": 1}})";
   auto group = zero::init_distributed();
   torch::manual_seed(1);

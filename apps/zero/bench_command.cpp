@@ -132,8 +132,7 @@ int bench_io(const Arguments& arguments) {
             "both at once", "block", "depth", "", "alone", "alone", "read", "write", "sum"));
       }
       rows.push_back({probe, speed});
-      console.print(
-          fmt::format("{:>9}K{:>8}{:>8}{}\n", block >> 10, depth, "", speeds_text(speed)));
+      console.print(fmt::format("{:>9}K{:>8}{:>8}{}\n", block >> 10, depth, "", speeds_text(speed)));
     }
   }
   const Row& best = choose(rows);

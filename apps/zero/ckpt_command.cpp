@@ -151,9 +151,9 @@ int list(const Arguments& arguments) {
       say(fmt::format("  {:<24} INCOMPLETE: {}", item.tag, item.problem));
       continue;
     }
-    say(fmt::format("{} {:<24} step {:<8} {:>9}  {} rank{:<2} {}", item.latest ? "*" : " ", item.tag,
-                    item.global_steps, human_nbytes(item.nbytes), item.world_size,
-                    item.world_size == 1 ? "" : "s", when(item.created_unix_ns)));
+    say(fmt::format("{} {:<24} step {:<8} {:>9}  {} rank{:<2} {}", item.latest ? "*" : " ", item.tag, item.global_steps,
+                    human_nbytes(item.nbytes), item.world_size, item.world_size == 1 ? "" : "s",
+                    when(item.created_unix_ns)));
   }
   return 0;
 }
@@ -175,8 +175,8 @@ int inspect(const Arguments& arguments) {
   for (const auto& tensor : found.tensors) {
     if (!arguments.all_tensors && tensor.kind != "weight" && tensor.kind != "buffer") continue;
     say(fmt::format("  {:<12} {:<48} {:<5} {:<20} {:>9}  {} piece{}", tensor.kind, tensor.name, tensor.dtype,
-                    fmt::format("[{}]", fmt::join(tensor.shape, ", ")), human_nbytes(tensor.nbytes),
-                    tensor.pieces, tensor.pieces == 1 ? "" : "s"));
+                    fmt::format("[{}]", fmt::join(tensor.shape, ", ")), human_nbytes(tensor.nbytes), tensor.pieces,
+                    tensor.pieces == 1 ? "" : "s"));
   }
   if (!arguments.all_tensors) say("  (optimizer states and random streams too: --all)");
   return 0;
@@ -195,12 +195,10 @@ int verify(const Arguments& arguments) {
   }
   for (const auto& problem : report.problems) say(fmt::format("DAMAGED  {}", problem.text));
   if (report.problems.empty()) {
-    say(fmt::format("{}: every byte is as it was written ({} read)", report.folder,
-                    human_nbytes(report.nbytes)));
+    say(fmt::format("{}: every byte is as it was written ({} read)", report.folder, human_nbytes(report.nbytes)));
     return 0;
   }
-  say(fmt::format("{}: {} problem{}", report.folder, report.problems.size(),
-                  report.problems.size() == 1 ? "" : "s"));
+  say(fmt::format("{}: {} problem{}", report.folder, report.problems.size(), report.problems.size() == 1 ? "" : "s"));
   return 1;
 }
 
@@ -209,8 +207,7 @@ int export_weights(Arguments arguments) {
   checkpoint::ExportReport report;
   {
     ProgressBar bar;
-    report =
-        checkpoint::export_weights(arguments.path, arguments.to, arguments.export_options, bar.callback());
+    report = checkpoint::export_weights(arguments.path, arguments.to, arguments.export_options, bar.callback());
   }
   say(fmt::format("{} tensors, {}, in:", report.tensors, human_nbytes(report.nbytes)));
   for (const auto& file : report.files) say("  " + file);
@@ -263,8 +260,7 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("ckpt", "look at, verify, compare, export and prune checkpoints");
   command->require_subcommand(1);
-  const auto add = [&](const char* name, const char* help, const char* path_help,
-                       int (*run)(const Arguments&)) {
+  const auto add = [&](const char* name, const char* help, const char* path_help, int (*run)(const Arguments&)) {
     CLI::App* sub = command->add_subcommand(name, help);
     sub->add_option("path", arguments->path, path_help)->required();
     sub->callback([arguments, run, &exit_code] {
@@ -289,11 +285,9 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
   exporting->add_option("--max-file-gb", arguments->max_file_gb, "largest file, in 10^9 bytes")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  CLI::App* comparing =
-      add("diff", "compare tensor by tensor; exit code 1 when any differs", "checkpoint A", diff);
+  CLI::App* comparing = add("diff", "compare tensor by tensor; exit code 1 when any differs", "checkpoint A", diff);
   comparing->add_option("other", arguments->other, "checkpoint B")->required();
-  CLI::App* pruning =
-      add("prune", "remove old checkpoints and what interrupted saves left", kFolder, prune);
+  CLI::App* pruning = add("prune", "remove old checkpoints and what interrupted saves left", kFolder, prune);
   pruning->add_option("--keep-last", arguments->keep_last, "how many to keep")
       ->required()
       ->transform(whole_number(1, 1 << 20));

@@ -150,8 +150,8 @@ std::string to_json(const CompareCase& one) {
 CompareCase case_from_json(const std::string& text) {
   try {
     const auto json = nlohmann::json::parse(text);
-    return {plan_from_json(json.at("plan")), json.at("mode"), json.at("result_file"),
-            json.at("weights_folder"), json.at("warmup")};
+    return {plan_from_json(json.at("plan")), json.at("mode"), json.at("result_file"), json.at("weights_folder"),
+            json.at("warmup")};
   } catch (const nlohmann::json::exception& error) {
     throw InternalError(fmt::format("the plan of the comparison cannot be read: {}", error.what()));
   }

@@ -110,12 +110,10 @@ int run_mode(const CompareCase& one, ordered_json& result) {
 }
 
 fs::path make_folder(const CompareOptions& options) {
-  const fs::path wanted =
-      options.out.empty() ? fresh_path("comparisons", options.train.preset) : fs::path(options.out);
+  const fs::path wanted = options.out.empty() ? fresh_path("comparisons", options.train.preset) : fs::path(options.out);
   const fs::path folder = fs::absolute(wanted).lexically_normal();
   if (fs::exists(folder / kResult)) {
-    throw ConfigError(
-        fmt::format("--out {}: it already holds a comparison; give another folder", folder.string()));
+    throw ConfigError(fmt::format("--out {}: it already holds a comparison; give another folder", folder.string()));
   }
   std::error_code error;
   fs::create_directories(folder, error);
@@ -142,10 +140,10 @@ TrainPlan prepare(const CompareOptions& options, const Console& console) {
   const Config config = Config::from_text(plan.config, "configuration of the comparison");
   console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
   console.print(describe_corpus(corpus, clock.seconds()) + describe_model(plan));
-  console.print(fmt::format(
-      "training   {} steps of {} sequences ({} ranks x micro-batch {} x accumulation {}), {}, on {}\n\n",
-      plan.steps, config.train_batch_size, plan.ranks, config.train_micro_batch_size_per_gpu,
-      config.gradient_accumulation_steps, dtype_name(config.param_dtype()), cpu_name()));
+  console.print(
+      fmt::format("training   {} steps of {} sequences ({} ranks x micro-batch {} x accumulation {}), {}, on {}\n\n",
+                  plan.steps, config.train_batch_size, plan.ranks, config.train_micro_batch_size_per_gpu,
+                  config.gradient_accumulation_steps, dtype_name(config.param_dtype()), cpu_name()));
   return plan;
 }
 
@@ -168,8 +166,7 @@ std::string draw(const CompareOptions& options, const fs::path& folder) {
 int run_compare(const CompareOptions& options) {
   if (options.as_rank) return run_as_rank();
   if (const auto launched = launched_rank()) {
-    throw ConfigError(
-        fmt::format("zero compare starts its own ranks; run it without {}", launched->launcher));
+    throw ConfigError(fmt::format("zero compare starts its own ranks; run it without {}", launched->launcher));
   }
   const std::vector<std::string> modes = modes_of(options.modes);
   const Console console(!options.train.quiet), always(true);
@@ -208,8 +205,7 @@ int run_compare(const CompareOptions& options) {
   }
   write_run_json(folder.string(), kResult, comparison_json(comparison));
   always.print("\n" + describe_comparison(comparison));
-  always.print(fmt::format("  results    {}: compare.json\n", short_path(folder.string())) +
-               draw(options, folder));
+  always.print(fmt::format("  results    {}: compare.json\n", short_path(folder.string())) + draw(options, folder));
   const bool failed = std::any_of(comparison.modes.begin(), comparison.modes.end(),
                                   [](const auto& one) { return one.contains("error"); });
   return !same_losses(comparison) ? 1 : failed ? 3 : 0;

@@ -16,9 +16,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->transform(whole_number(1, 1 << 20))
       ->type_name("N")
       ->group(kTraining);
-  command
-      .add_option("--config", options.config,
-                  "DeepSpeed JSON; its stage and store are replaced by each mode's")
+  command.add_option("--config", options.config, "DeepSpeed JSON; its stage and store are replaced by each mode's")
       ->type_name("FILE")
       ->group(kTraining);
   command.add_option("--steps", options.steps, "optimizer steps of each mode, warm-up included (default 12)")
@@ -29,8 +27,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->transform(whole_number(0))
       ->type_name("N")
       ->group(kTraining);
-  command.add_flag("--force", options.force, "start also a mode that does not fit the memory")
-      ->group(kTraining);
+  command.add_flag("--force", options.force, "start also a mode that does not fit the memory")->group(kTraining);
 }
 
 }  // namespace

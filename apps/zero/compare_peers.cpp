@@ -97,14 +97,14 @@ void check_peers(const CompareOptions& options, const Config& config, const std:
 std::string peers_python(const CompareOptions& options) {
   const std::string python = find_python(options.python, {"torch", "deepspeed", "safetensors", "numpy"});
   if (!python.empty()) return python;
-  throw ConfigError(fmt::format(
-      "--peers: {} with torch, deepspeed, safetensors and numpy; `make peers` makes an environment "
-      "(build/peers), --python names another",
-      options.python.empty() ? "found no Python" : options.python + " is no Python"));
+  throw ConfigError(
+      fmt::format("--peers: {} with torch, deepspeed, safetensors and numpy; `make peers` makes an environment "
+                  "(build/peers), --python names another",
+                  options.python.empty() ? "found no Python" : options.python + " is no Python"));
 }
 
-std::vector<ordered_json> run_peers(const CompareOptions& options, const Comparison& comparison,
-                                    const fs::path& folder, int& exit_code) {
+std::vector<ordered_json> run_peers(const CompareOptions& options, const Comparison& comparison, const fs::path& folder,
+                                    int& exit_code) {
   const Config config = Config::from_text(comparison.plan.config, "configuration of the comparison");
   write_tokens(comparison.plan, config, folder / "tokens.bin");
   std::ofstream(folder / "job.json") << job(comparison, config, folder).dump(1) << "\n";

@@ -52,18 +52,17 @@ double buffers(const ordered_json& result) {
 }
 
 std::string memory_rows(const Comparison& comparison) {
-  std::string text = fmt::format("  {:<24}{:>11}{:>9}{:>11}{:>11}{:>9}{:>13}{:>11}{:>10}\n",
-                                 "MB of the fullest rank", "parameters", "masters", "optimizer", "gradients",
-                                 "buffers", "activations", "all ranks", "planned");
+  std::string text =
+      fmt::format("  {:<24}{:>11}{:>9}{:>11}{:>11}{:>9}{:>13}{:>11}{:>10}\n", "MB of the fullest rank", "parameters",
+                  "masters", "optimizer", "gradients", "buffers", "activations", "all ranks", "planned");
   for (const auto& result : comparison.modes) {
     if (failed(result)) continue;
     const auto now = [&](MemoryKind kind) { return megabytes(kind_nbytes(result, kind, "current_nbytes")); };
-    text += fmt::format("  {:<24}{:>11}{:>9}{:>11}{:>11}{:>9}{:>13}{:>11}{:>10}\n",
-                        mode_title(result["mode"]), now(MemoryKind::kParameters), now(MemoryKind::kMaster),
-                        now(MemoryKind::kOptimizer), now(MemoryKind::kGradients), megabytes(buffers(result)),
+    text += fmt::format("  {:<24}{:>11}{:>9}{:>11}{:>11}{:>9}{:>13}{:>11}{:>10}\n", mode_title(result["mode"]),
+                        now(MemoryKind::kParameters), now(MemoryKind::kMaster), now(MemoryKind::kOptimizer),
+                        now(MemoryKind::kGradients), megabytes(buffers(result)),
                         megabytes(kind_nbytes(result, MemoryKind::kActivations, "peak_nbytes")),
-                        megabytes(result["memory"]["peak_pss_nbytes"]),
-                        megabytes(result.value("planned_nbytes", 0.0)));
+                        megabytes(result["memory"]["peak_pss_nbytes"]), megabytes(result.value("planned_nbytes", 0.0)));
   }
   return text +
          "  All ranks: the most their processes held while training (PSS: shared pages count once);\n"
@@ -124,11 +123,10 @@ std::string peer_rows(const Comparison& comparison) {
       continue;
     }
     const bool trains = peer["mode"] != "compute";
-    text += fmt::format(
-        "  {:<34}{:>10.1f}{:>24}{:>11}{:>22}\n", peer_title(peer), 1e3 * peer["step_s"].get<double>(),
-        peer.contains("ratio") ? fmt::format("{:.2f}", peer["ratio"].get<double>()) : "-",
-        megabytes(1e6 * peer["pss_mb_all_ranks"].get<double>()),
-        trains && ours ? fmt::format("{:.5f}", furthest((*ours)["losses"], peer["losses"])) : "-");
+    text += fmt::format("  {:<34}{:>10.1f}{:>24}{:>11}{:>22}\n", peer_title(peer), 1e3 * peer["step_s"].get<double>(),
+                        peer.contains("ratio") ? fmt::format("{:.2f}", peer["ratio"].get<double>()) : "-",
+                        megabytes(1e6 * peer["pss_mb_all_ranks"].get<double>()),
+                        trains && ours ? fmt::format("{:.5f}", furthest((*ours)["losses"], peer["losses"])) : "-");
   }
   return text + "\n";
 }
@@ -140,11 +138,10 @@ std::string loss_line(const Comparison& comparison) {
   const auto stages = std::count_if(comparison.modes.begin(), comparison.modes.end(),
                                     [](const auto& one) { return !failed(one) && is_stage(one); });
   if (stages < 2) return "";
-  return fmt::format("  losses     {:.4f} -> {:.4f} nats: {}\n", losses.front().get<double>(),
-                     losses.back().get<double>(),
-                     same_losses(comparison)
-                         ? fmt::format("the same bits in all {} steps of all {} modes", losses.size(), stages)
-                         : "NOT the same in all modes; see compare.json");
+  return fmt::format(
+      "  losses     {:.4f} -> {:.4f} nats: {}\n", losses.front().get<double>(), losses.back().get<double>(),
+      same_losses(comparison) ? fmt::format("the same bits in all {} steps of all {} modes", losses.size(), stages)
+                              : "NOT the same in all modes; see compare.json");
 }
 
 }  // namespace

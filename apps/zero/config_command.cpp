@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <optional>

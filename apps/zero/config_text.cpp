@@ -62,21 +62,21 @@ std::string batch_text(const CheckedConfig& checked) {
   if (given.train_batch_size == 0) filled.push_back("train_batch_size");
   if (given.train_micro_batch_size_per_gpu == 0) filled.push_back("train_micro_batch_size_per_gpu");
   if (given.gradient_accumulation_steps == 0) filled.push_back("gradient_accumulation_steps");
-  std::string text = fmt::format("{} a step = micro-batch {} x accumulation {} x {}",
-                                 counted(config.train_batch_size, "sample"),
-                                 with_commas(config.train_micro_batch_size_per_gpu),
-                                 with_commas(config.gradient_accumulation_steps), counted(checked.ranks, "rank"));
+  std::string text =
+      fmt::format("{} a step = micro-batch {} x accumulation {} x {}", counted(config.train_batch_size, "sample"),
+                  with_commas(config.train_micro_batch_size_per_gpu), with_commas(config.gradient_accumulation_steps),
+                  counted(checked.ranks, "rank"));
   if (!filled.empty()) text += fmt::format("; filled in: {}", fmt::join(filled, ", "));
   return text;
 }
 
 std::string loss_scale_text(const Config::Fp16& fp16) {
   if (fp16.loss_scale != 0) return fmt::format("loss scale {:g}, static", fp16.loss_scale);
-  return fmt::format("loss scale dynamic: from {:g}, doubled after {} without overflow, halved at overflow {}{}, at "
-                     "least {:g}",
-                     std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power)),
-                     counted(fp16.loss_scale_window, "step"), fp16.hysteresis,
-                     fp16.consecutive_hysteresis ? " in a row" : "", fp16.min_loss_scale);
+  return fmt::format(
+      "loss scale dynamic: from {:g}, doubled after {} without overflow, halved at overflow {}{}, at "
+      "least {:g}",
+      std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power)), counted(fp16.loss_scale_window, "step"),
+      fp16.hysteresis, fp16.consecutive_hysteresis ? " in a row" : "", fp16.min_loss_scale);
 }
 
 std::string precision_text(const Config& config) {
@@ -102,11 +102,10 @@ std::string states_text(const Config& config) {
     return fmt::format("states of rows and columns only ({})", fmt::join(states.names_of_tensors, ", "));
   }
   if (states.names.empty()) return "no states";
-  std::string text = fmt::format("{:g} bytes of states a parameter ({})", states.nbytes,
-                                 fmt::join(states.names, ", "));
+  std::string text = fmt::format("{:g} bytes of states a parameter ({})", states.nbytes, fmt::join(states.names, ", "));
   if (!states.names_of_rest.empty()) {
-    text += fmt::format(" of a matrix, {:g} ({}) of others", states.nbytes_of_rest,
-                        fmt::join(states.names_of_rest, ", "));
+    text +=
+        fmt::format(" of a matrix, {:g} ({}) of others", states.nbytes_of_rest, fmt::join(states.names_of_rest, ", "));
   }
   return config.has_16_bit_masters() ? text : text + ", besides its fp32 master weight";
 }
@@ -115,16 +114,21 @@ std::string states_text(const Config& config) {
 std::int64_t steps_of(const Scheduler& schedule) {
   using Type = Scheduler::Type;
   switch (schedule.type) {
-    case Type::kWarmupLR: return schedule.warmup_num_steps + 1;
+    case Type::kWarmupLR:
+      return schedule.warmup_num_steps + 1;
     case Type::kWarmupDecayLR:
-    case Type::kWarmupCosineLR: return schedule.total_num_steps;
+    case Type::kWarmupCosineLR:
+      return schedule.total_num_steps;
     case Type::kOneCycle:
-      return schedule.cycle_first_step_size +
-             schedule.cycle_second_step_size.value_or(schedule.cycle_first_step_size) + 1;
+      return schedule.cycle_first_step_size + schedule.cycle_second_step_size.value_or(schedule.cycle_first_step_size) +
+             1;
     case Type::kLinearLR:
-    case Type::kPolynomialLR: return schedule.total_iters + 1;
-    case Type::kCosineAnnealingLR: return schedule.t_max + 1;
-    default: return 0;
+    case Type::kPolynomialLR:
+      return schedule.total_iters + 1;
+    case Type::kCosineAnnealingLR:
+      return schedule.t_max + 1;
+    default:
+      return 0;
   }
 }
 

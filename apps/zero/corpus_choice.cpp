@@ -26,8 +26,7 @@ std::string variable(const char* name) {
 
 fs::path default_cache() {
   if (const std::string xdg = variable("XDG_CACHE_HOME"); !xdg.empty()) return fs::path(xdg) / "zerotorch";
-  if (const std::string home = variable("HOME"); !home.empty())
-    return fs::path(home) / ".cache" / "zerotorch";
+  if (const std::string home = variable("HOME"); !home.empty()) return fs::path(home) / ".cache" / "zerotorch";
   throw ConfigError(
       "neither XDG_CACHE_HOME nor HOME is set, so there is no place for the packed text; give one with "
       "--cache-dir");
@@ -67,8 +66,7 @@ fs::path keep_standard_input(const fs::path& cache) {
   std::string pattern = (cache / "stdin-XXXXXX").string();
   const int fd = ::mkstemp(pattern.data());
   if (fd < 0)
-    throw IoError(
-        fmt::format("--data -: cannot make a file in {}: {}", cache.string(), std::strerror(errno)));
+    throw IoError(fmt::format("--data -: cannot make a file in {}: {}", cache.string(), std::strerror(errno)));
   std::uint64_t hash = kHashStart;
   std::string buffer(1 << 20, '\0');
   bool ok = true;
@@ -98,9 +96,8 @@ fs::path keep_standard_input(const fs::path& cache) {
 void check_exists(const fs::path& source, const char* from) {
   std::error_code error;
   if (fs::exists(source, error)) return;
-  throw ConfigError(
-      fmt::format("{}: there is no file or folder {}; give the text to learn from with --data PATH", from,
-                  source.string()));
+  throw ConfigError(fmt::format("{}: there is no file or folder {}; give the text to learn from with --data PATH", from,
+                                source.string()));
 }
 
 std::string shortened(const std::string& name) {
@@ -139,19 +136,19 @@ CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_le
   if (sequence_length == 0) return info;
   // A sequence has one more byte: the last target.
   if (info.train_nbytes > sequence_length && info.validation_nbytes > sequence_length) return info;
-  throw ConfigError(fmt::format(
-      "{}: {} to train on and {} to validate on are too few for sequences of {} bytes; give more "
-      "text with --data, or a smaller --seq",
-      info.source, human_nbytes(info.train_nbytes), human_nbytes(info.validation_nbytes), sequence_length));
+  throw ConfigError(
+      fmt::format("{}: {} to train on and {} to validate on are too few for sequences of {} bytes; give more "
+                  "text with --data, or a smaller --seq",
+                  info.source, human_nbytes(info.train_nbytes), human_nbytes(info.validation_nbytes), sequence_length));
 }
 
 std::string describe_corpus(const CorpusInfo& info, double seconds) {
   std::string left_out;
   if (info.source != ZERO_TORCH_PREFIX) {
     for (const LeftOutFiles& one : info.left_out) {
-      left_out += fmt::format("           left out: {} {}, {}; {}: {}\n", with_commas(one.files),
-                              one.files == 1 ? "file" : "files", human_nbytes(one.nbytes), one.reason,
-                              shortened(one.largest));
+      left_out +=
+          fmt::format("           left out: {} {}, {}; {}: {}\n", with_commas(one.files),
+                      one.files == 1 ? "file" : "files", human_nbytes(one.nbytes), one.reason, shortened(one.largest));
     }
   }
   const std::string packed = info.reused ? "found packed" : fmt::format("packed in {}", duration(seconds));
@@ -164,9 +161,8 @@ std::string describe_corpus(const CorpusInfo& info, double seconds) {
       "           {} to train on, {} to validate on; a token is a byte\n"
       "           to beat: {:.3f} nats = {:.3f} bits per byte, the unigram entropy: the loss\n"
       "           of knowing just how often each byte occurs\n{}",
-      source, with_commas(info.files),
-      info.files == 1 ? "" : "s", packed, human_nbytes(info.train_nbytes), human_nbytes(info.validation_nbytes), nats,
-      to_bits(nats), left_out);
+      source, with_commas(info.files), info.files == 1 ? "" : "s", packed, human_nbytes(info.train_nbytes),
+      human_nbytes(info.validation_nbytes), nats, to_bits(nats), left_out);
 }
 
 }  // namespace zero::app

@@ -92,13 +92,12 @@ Finding disk(const std::string& folder) {
         folder, {.block_size = 256 << 10, .queue_depth = 8, .ranks = 1, .file_nbytes = 64 << 20, .seconds = 0.05});
     const bool fast = speed.description.find("io_uring") != std::string::npos &&
                       speed.description.find("past the page cache") != std::string::npos;
-    return {
-        "disk",
-        fmt::format("{} free in {}; {}", human_nbytes(static_cast<std::int64_t>(fs::space(folder).available)),
-                    short_path(folder), speed.description),
-        fast ? "checkpoints and --nvme at the disk's speed (zero bench io measures it)"
-             : "checkpoints and --nvme work, slower than with io_uring and O_DIRECT",
-        fast ? Verdict::kGood : Verdict::kNote};
+    return {"disk",
+            fmt::format("{} free in {}; {}", human_nbytes(static_cast<std::int64_t>(fs::space(folder).available)),
+                        short_path(folder), speed.description),
+            fast ? "checkpoints and --nvme at the disk's speed (zero bench io measures it)"
+                 : "checkpoints and --nvme work, slower than with io_uring and O_DIRECT",
+            fast ? Verdict::kGood : Verdict::kNote};
   } catch (const std::exception& error) {
     return {"disk", error.what(), "no checkpoints in this folder", Verdict::kMissing};
   }
@@ -109,8 +108,7 @@ Finding mpi() {
   std::istringstream folders(path ? path : "");
   for (std::string folder; std::getline(folders, folder, ':');) {
     const fs::path found = fs::path(folder) / "mpirun";
-    if (::access(found.c_str(), X_OK) == 0)
-      return {"MPI", found.string(), "several hosts: mpirun ... zero train"};
+    if (::access(found.c_str(), X_OK) == 0) return {"MPI", found.string(), "several hosts: mpirun ... zero train"};
   }
   return {"MPI", "no mpirun in PATH", "one host only", Verdict::kNote};
 }

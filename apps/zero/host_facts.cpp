@@ -3,8 +3,8 @@
 #include <ATen/Version.h>
 #include <fmt/format.h>
 #include <sys/utsname.h>
-#include <unistd.h>
 #include <torch/headeronly/version.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -32,8 +32,7 @@ nlohmann::ordered_json host_facts() {
   utsname names{};
   ::uname(&names);
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
-  for (const char* name :
-       {"OMP_NUM_THREADS", "ZERO_BACKEND", "ZERO_TIMEOUT_S", "ZERO_LOG_LEVEL", "ZERO_DATA"}) {
+  for (const char* name : {"OMP_NUM_THREADS", "ZERO_BACKEND", "ZERO_TIMEOUT_S", "ZERO_LOG_LEVEL", "ZERO_DATA"}) {
     if (const char* value = std::getenv(name)) variables[name] = value;
   }
   return {{"versions",

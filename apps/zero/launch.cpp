@@ -45,8 +45,7 @@ zero::LaunchOptions to_options(const Arguments& arguments, std::vector<std::stri
 
 void add_launch_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command =
-      app.add_subcommand("launch", "start the ranks of a job on this host and look after them");
+  CLI::App* command = app.add_subcommand("launch", "start the ranks of a job on this host and look after them");
   command->add_option("-n,--nproc", arguments->nproc, "number of ranks")
       ->required()
       ->transform(zero::app::whole_number(1, 4096))
@@ -65,7 +64,6 @@ void add_launch_command(CLI::App& app, int& exit_code) {
       "The first word that is no option of ours is the program; what follows is its own.\n"
       "Example:  zero launch -n 2 ./train --config ds.json");
   command->prefix_command();
-  command->callback([command, arguments, &exit_code] {
-    exit_code = zero::launch(to_options(*arguments, command->remaining()));
-  });
+  command->callback(
+      [command, arguments, &exit_code] { exit_code = zero::launch(to_options(*arguments, command->remaining())); });
 }

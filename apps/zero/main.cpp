@@ -27,8 +27,7 @@ namespace {
 constexpr int kBadInput = 2;
 
 std::string version_text() {
-  return fmt::format("zerotorch {}, libtorch {}", zero::app::zerotorch_version(),
-                     zero::app::libtorch_version());
+  return fmt::format("zerotorch {}, libtorch {}", zero::app::zerotorch_version(), zero::app::libtorch_version());
 }
 
 int run(int argc, char** argv) {
@@ -50,8 +49,8 @@ int run(int argc, char** argv) {
     zero::app::Console(true).print(version_text() + "\n");
   });
   zero::app::add_describe_commands(app);
-  const std::vector<std::string> arguments = zero::app::with_program_marked(
-      *app.get_subcommand("launch"), zero::app::with_help(app, {argv + 1, argv + argc}));
+  const std::vector<std::string> arguments =
+      zero::app::with_program_marked(*app.get_subcommand("launch"), zero::app::with_help(app, {argv + 1, argv + argc}));
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     return exit_code;

@@ -33,8 +33,8 @@ MemoryReport extreme(const std::vector<MemoryReport>& reports, bool most) {
   return result;
 }
 
-std::vector<Column> columns_of(const std::vector<MemoryReport>& before,
-                               const std::vector<MemoryReport>& after, const MemoryReport& ddp) {
+std::vector<Column> columns_of(const std::vector<MemoryReport>& before, const std::vector<MemoryReport>& after,
+                               const MemoryReport& ddp) {
   std::vector<Column> columns = {{"as built", before.front()}};
   if (after.size() <= kMostColumns) {
     for (std::size_t r = 0; r < after.size(); ++r) columns.push_back({fmt::format("rank {}", r), after[r]});
@@ -91,8 +91,7 @@ std::string memory_table(const std::vector<MemoryReport>& before, const std::vec
   for (const MemoryKind kind : kinds) {
     const auto value = [&](const Column& column) { return static_cast<double>(column.report[kind].current_nbytes); };
     if (std::all_of(columns.begin(), columns.end(), [&](const Column& c) { return value(c) == 0; })) continue;
-    text +=
-        row(memory_kind_name(kind), columns, [&](const Column& column) { return megabytes(value(column)); });
+    text += row(memory_kind_name(kind), columns, [&](const Column& column) { return megabytes(value(column)); });
   }
   const auto total = [&](const Column& column) {
     double sum = 0;
@@ -108,8 +107,8 @@ std::string memory_table(const std::vector<MemoryReport>& before, const std::vec
       "  holds 16 bytes a parameter ({}) and buckets.\n",
       ddp[MemoryKind::kMaster].current_nbytes > 0 ? "2 bf16 weight, 2 gradient, 4 fp32 master, 8 Adam"
                                                   : "4 fp32 weight, 4 gradient, 8 Adam");
-  text += fmt::format("  ZeRO stage {} on {} rank{}: the states of each take {:.2f} x {} than with DDP.\n",
-                      stage, after.size(), after.size() == 1 ? "" : "s", factor >= 1 ? factor : 1 / factor,
+  text += fmt::format("  ZeRO stage {} on {} rank{}: the states of each take {:.2f} x {} than with DDP.\n", stage,
+                      after.size(), after.size() == 1 ? "" : "s", factor >= 1 ? factor : 1 / factor,
                       factor >= 1 ? "less" : "more");
   return text;
 }
@@ -118,16 +117,15 @@ std::string first_step_memory(const std::vector<MemoryReport>& reports, const Me
   const auto peak = [](const MemoryReport& report) {
     return states_nbytes(report) + buffers_peak_nbytes(report) + report[MemoryKind::kActivations].peak_nbytes;
   };
-  const auto most = std::max_element(reports.begin(), reports.end(),
-                                     [&](const auto& a, const auto& b) { return peak(a) < peak(b); });
+  const auto most =
+      std::max_element(reports.begin(), reports.end(), [&](const auto& a, const auto& b) { return peak(a) < peak(b); });
   const std::int64_t activations = (*most)[MemoryKind::kActivations].peak_nbytes;
   return fmt::format(
       "memory     step 1 took each rank at most {}:\n"
       "           states {} + buffers {} + activations {}\n"
       "           with DDP {}: states {} + the same activations, and buckets\n",
       human_nbytes(peak(*most)), human_nbytes(states_nbytes(*most)), human_nbytes(buffers_peak_nbytes(*most)),
-      human_nbytes(activations), human_nbytes(states_nbytes(ddp) + activations),
-      human_nbytes(states_nbytes(ddp)));
+      human_nbytes(activations), human_nbytes(states_nbytes(ddp) + activations), human_nbytes(states_nbytes(ddp)));
 }
 
 }  // namespace zero::app

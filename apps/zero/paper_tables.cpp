@@ -43,8 +43,7 @@ std::string table1() {
   for (const double ranks : kRanks) {
     text += fmt::format("  {:>5}", ranks);
     for (const double model : kModels) {
-      for (int stage = 1; stage <= 3; ++stage)
-        text += fmt::format("{:>10}", gb(states_gb(model, stage, ranks)));
+      for (int stage = 1; stage <= 3; ++stage) text += fmt::format("{:>10}", gb(states_gb(model, stage, ranks)));
     }
     text += '\n';
   }
@@ -56,8 +55,7 @@ double largest(int stage, int model_parallel) {
 }
 
 std::string table2() {
-  std::string text =
-      "Table 2, theory: largest model on GPUs of 32 GB, 64 of them for each part of the model\n";
+  std::string text = "Table 2, theory: largest model on GPUs of 32 GB, 64 of them for each part of the model\n";
   text += "     MP   GPUs";
   for (const char* name : kStageNames) text += fmt::format("{:>12}", name);
   text += '\n';

@@ -21,8 +21,7 @@ int run(const PlanOptions& options) {
     return 0;
   }
   const PlanResult result = make_plans(read_plan_options(options));
-  console.print(options.json ? plan_json(result, options.offload).dump(2) + "\n"
-                             : plan_text(result, options.offload));
+  console.print(options.json ? plan_json(result, options.offload).dump(2) + "\n" : plan_text(result, options.offload));
   return result.fits ? 0 : kDoesNotFit;
 }
 

@@ -7,8 +7,7 @@
 
 namespace zero::app {
 
-std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node,
-                       bool force) {
+std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node, bool force) {
   const plan::Cluster here{
       .ranks = ranks, .ranks_per_node = ranks_per_node, .node_memory_nbytes = available_memory_nbytes()};
   try {

@@ -11,8 +11,7 @@ namespace zero::app {
 /// plan::check_fits() against the memory that is free here, in the words of the command line: a line of warning (with
 /// its line end) or nothing. `ranks_per_node`: ranks on this host, 0: all. Local. Throws ConfigError when it cannot
 /// fit, unless `force`.
-std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node,
-                       bool force);
+std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node, bool force);
 
 /// Whether the ranks of `zero train` build their model under zero::Init: not where their own values are compared.
 bool builds_once(const Config& config);

@@ -9,10 +9,10 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr std::pair<MemoryKind, const char*> kKinds[] = {
-    {MemoryKind::kParameters, "parameters"}, {MemoryKind::kMaster, "master"},
-    {MemoryKind::kOptimizer, "optimizer"},   {MemoryKind::kGradients, "gradients"},
-    {MemoryKind::kBuckets, "buckets"},       {MemoryKind::kGather, "gather"},
-    {MemoryKind::kStaging, "staging"},       {MemoryKind::kOffload, "offload"},
+    {MemoryKind::kParameters, "parameters"},  {MemoryKind::kMaster, "master"},
+    {MemoryKind::kOptimizer, "optimizer"},    {MemoryKind::kGradients, "gradients"},
+    {MemoryKind::kBuckets, "buckets"},        {MemoryKind::kGather, "gather"},
+    {MemoryKind::kStaging, "staging"},        {MemoryKind::kOffload, "offload"},
     {MemoryKind::kActivations, "activations"}};
 
 ordered_json model_json(const PlanResult& result) {
@@ -53,8 +53,8 @@ ordered_json activations_json(const PlanResult& result) {
   for (const bool checkpointing : {false, true}) {
     shape.checkpointing = checkpointing;
     const auto kept = plan::activations(shape, plan.micro_batch, plan.param_dtype);
-    json[checkpointing ? "with_checkpointing" : "without_checkpointing"] = {
-        {"stored_nbytes", kept.stored_nbytes}, {"peak_nbytes", kept.peak_nbytes}};
+    json[checkpointing ? "with_checkpointing" : "without_checkpointing"] = {{"stored_nbytes", kept.stored_nbytes},
+                                                                            {"peak_nbytes", kept.peak_nbytes}};
   }
   return json;
 }
@@ -79,8 +79,7 @@ ordered_json paper_json(const plan::Plan& plan) {
 ordered_json stage_json(const plan::Plan& plan, const plan::Cluster& cluster) {
   ordered_json kinds;
   for (const auto& [kind, name] : kKinds) {
-    kinds[name] = {{"current_nbytes", plan.rank[kind].current_nbytes},
-                   {"peak_nbytes", plan.rank[kind].peak_nbytes}};
+    kinds[name] = {{"current_nbytes", plan.rank[kind].current_nbytes}, {"peak_nbytes", plan.rank[kind].peak_nbytes}};
   }
   return {
       {"stage", plan.stage},

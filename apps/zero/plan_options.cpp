@@ -41,9 +41,7 @@ void add_model_options(CLI::App& command, PlanOptions& options) {
   size("--heads", options.heads, "attention heads (default: dim / 64)");
   size("--seq", options.seq, "tokens of a sample; with --model the file's longest");
   size("--vocab", options.vocab, "vocabulary (default 256: bytes)");
-  command
-      .add_flag("--checkpointing", options.checkpointing,
-                "the model keeps each layer's input and recomputes it")
+  command.add_flag("--checkpointing", options.checkpointing, "the model keeps each layer's input and recomputes it")
       ->group(kModel);
   command
       .add_flag("--unfused-attention", options.unfused_attention,
@@ -68,9 +66,7 @@ void add_training_options(CLI::App& command, PlanOptions& options) {
       ->check(CLI::IsMember({"auto", "node_shared", "copying"}).description(""))
       ->type_name("auto|node_shared|copying")
       ->group(kTraining);
-  command
-      .add_option("--micro-batch", options.micro_batch,
-                  "samples per rank at once; overrides the configuration")
+  command.add_option("--micro-batch", options.micro_batch, "samples per rank at once; overrides the configuration")
       ->transform(whole_number(1, std::int64_t{1} << 32))
       ->type_name("N")
       ->group(kTraining);
@@ -86,9 +82,7 @@ void add_machine_options(CLI::App& command, PlanOptions& options) {
       ->transform(whole_number(1, 1'000'000))
       ->type_name("N")
       ->group(kMachines);
-  command
-      .add_option("--memory", options.memory,
-                  "of each host, such as 24GiB or 32GB (default: free on this one)")
+  command.add_option("--memory", options.memory, "of each host, such as 24GiB or 32GB (default: free on this one)")
       ->type_name("SIZE")
       ->group(kMachines);
   command.add_option("--bandwidth", options.bandwidth, "that each rank receives at, such as 100Gbit/s")
@@ -108,9 +102,7 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-bool names_sizes(const PlanOptions& options) {
-  return options.layers || options.dim || options.heads || options.vocab;
-}
+bool names_sizes(const PlanOptions& options) { return options.layers || options.dim || options.heads || options.vocab; }
 
 plan::ModelShape read_file(const PlanOptions& options) {
   if (names_sizes(options)) {
@@ -155,8 +147,7 @@ plan::ModelShape read_model(const PlanOptions& options) {
   if (sources > 1) throw ConfigError("--preset, --model and --parameters: give one of them");
   if (!options.parameters.empty()) {
     if (names_sizes(options) || options.seq) {
-      throw ConfigError(
-          "--parameters: knows no sizes; leave --layers, --dim, --heads, --seq and --vocab away");
+      throw ConfigError("--parameters: knows no sizes; leave --layers, --dim, --heads, --seq and --vocab away");
     }
     return plan::model_of_numel(parse_count("--parameters", options.parameters));
   }
@@ -171,11 +162,10 @@ plan::ModelShape read_model(const PlanOptions& options) {
 bool is_ours(const PlanOptions& options) { return options.model.empty() && options.parameters.empty(); }
 
 Config read_config(const PlanOptions& options, const plan::ModelShape& model) {
-  Config config =
-      !options.config.empty() ? Config::from_file(options.config)
-      : is_ours(options)
-          ? Config::from_text(builtin_config(TrainOptions{}, model.transformer->dim, options.ranks))
-          : Config::from_text(R"({"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})");
+  Config config = !options.config.empty() ? Config::from_file(options.config)
+                  : is_ours(options)
+                      ? Config::from_text(builtin_config(TrainOptions{}, model.transformer->dim, options.ranks))
+                      : Config::from_text(R"({"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})");
   if (!options.dtype.empty()) {
     config.bf16.enabled = options.dtype == "bf16";
     config.fp16.enabled = options.dtype == "fp16";
@@ -213,12 +203,9 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
   add_machine_options(command, options);
   command.get_option("--stages")->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command.add_flag("--json", options.json, "for programs")->group(kOutput);
-  command
-      .add_flag("--offload", options.offload, "also the states under offload, on paper: it is not built yet")
+  command.add_flag("--offload", options.offload, "also the states under offload, on paper: it is not built yet")
       ->group(kOutput);
-  command
-      .add_flag("--paper-table", options.paper_table,
-                "tables 1 and 2 of the ZeRO paper from its formulas, and end")
+  command.add_flag("--paper-table", options.paper_table, "tables 1 and 2 of the ZeRO paper from its formulas, and end")
       ->group(kOutput);
   command.footer(
       "Examples:\n"
@@ -237,8 +224,7 @@ PlanRequest read_plan_options(const PlanOptions& options) {
   std::sort(request.stages.begin(), request.stages.end());
   request.stages.erase(std::unique(request.stages.begin(), request.stages.end()), request.stages.end());
   const int configured = request.config.zero_optimization.stage;
-  const bool planned =
-      std::find(request.stages.begin(), request.stages.end(), configured) != request.stages.end();
+  const bool planned = std::find(request.stages.begin(), request.stages.end(), configured) != request.stages.end();
   if (!options.config.empty() && planned) request.asked_stage = configured;
   request.cluster.ranks = options.ranks;
   request.cluster.ranks_per_node = options.ranks_per_node;

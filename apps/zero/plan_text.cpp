@@ -34,8 +34,7 @@ class Table {
 
   void head(const std::string& title) {
     text_ += fmt::format("{:<42}", title);
-    for (const auto& plan : result_.plans)
-      text_ += fmt::format("{:>12}", fmt::format("stage {}", plan.stage));
+    for (const auto& plan : result_.plans) text_ += fmt::format("{:>12}", fmt::format("stage {}", plan.stage));
     text_ += '\n';
   }
   void words(std::string_view label, const std::function<std::string(const plan::Plan&)>& word) {
@@ -71,17 +70,15 @@ std::string seconds_text(double seconds) {
 std::string head_text(const PlanResult& result) {
   const auto& model = result.request.model;
   const plan::Plan& plan = result.plans.front();
-  std::string text = fmt::format("model      {}: {} parameters", model.name,
-                                 human_count(static_cast<double>(plan.parameters_numel)));
+  std::string text =
+      fmt::format("model      {}: {} parameters", model.name, human_count(static_cast<double>(plan.parameters_numel)));
   if (const auto& t = model.transformer) {
-    text += fmt::format(" in {} layers of width {}, {} heads, vocabulary {}", t->layers, t->dim, t->heads,
-                        t->vocab);
+    text += fmt::format(" in {} layers of width {}, {} heads, vocabulary {}", t->layers, t->dim, t->heads, t->vocab);
   } else {
     text += ", laid out as 32 equal layers";
   }
-  text += fmt::format("\nrun        {} rank{} on {} host{}, {}, micro-batch {}", plan.ranks,
-                      plan.ranks == 1 ? "" : "s", plan.nodes, plan.nodes == 1 ? "" : "s",
-                      dtype_name(plan.param_dtype), plan.micro_batch);
+  text += fmt::format("\nrun        {} rank{} on {} host{}, {}, micro-batch {}", plan.ranks, plan.ranks == 1 ? "" : "s",
+                      plan.nodes, plan.nodes == 1 ? "" : "s", dtype_name(plan.param_dtype), plan.micro_batch);
   if (model.transformer) text += fmt::format(" of {} tokens", model.transformer->seq);
   text += fmt::format(", accumulation {}\n", plan.accumulation_steps);
   return text;
@@ -97,13 +94,11 @@ std::string activations_text(const PlanResult& result) {
     shape.checkpointing = checkpointing;
     return human_nbytes(plan::activations(shape, plan.micro_batch, plan.param_dtype).peak_nbytes);
   };
-  return fmt::format("activations (estimate): {} a micro-batch, {} with activation checkpointing\n",
-                     peak(false), peak(true));
+  return fmt::format("activations (estimate): {} a micro-batch, {} with activation checkpointing\n", peak(false),
+                     peak(true));
 }
 
-double peak_of(const plan::Plan& plan, MemoryKind kind) {
-  return static_cast<double>(plan.rank[kind].peak_nbytes);
-}
+double peak_of(const plan::Plan& plan, MemoryKind kind) { return static_cast<double>(plan.rank[kind].peak_nbytes); }
 
 void add_rank_rows(Table& table, const PlanResult& result) {
   using plan::Plan;
@@ -113,8 +108,7 @@ void add_rank_rows(Table& table, const PlanResult& result) {
        {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients,
         MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kOffload, MemoryKind::kActivations}) {
     const bool bound = std::any_of(result.plans.begin(), result.plans.end(), [kind](const Plan& p) {
-      return kind == MemoryKind::kBuckets ? p.buckets_are_bound
-                                          : kind == MemoryKind::kGather && p.gather_is_bound;
+      return kind == MemoryKind::kBuckets ? p.buckets_are_bound : kind == MemoryKind::kGather && p.gather_is_bound;
     });
     table.nbytes(fmt::format("{}{}", memory_kind_name(kind), bound ? " (at most, with overlap)" : ""),
                  [kind](const Plan& p) { return peak_of(p, kind); });
@@ -177,8 +171,8 @@ std::string offload_text(const PlanResult& result) {
     const auto cell = [](double nbytes) {
       return nbytes == 0 ? std::string("-") : human_nbytes(static_cast<std::int64_t>(nbytes));
     };
-    text += fmt::format("  {:<62}{:>12}{:>12}{:>12}\n", row.name, cell(row.device_nbytes),
-                        cell(row.host_nbytes), cell(row.nvme_nbytes));
+    text += fmt::format("  {:<62}{:>12}{:>12}{:>12}\n", row.name, cell(row.device_nbytes), cell(row.host_nbytes),
+                        cell(row.nvme_nbytes));
   }
   return text;
 }

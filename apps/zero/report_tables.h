@@ -32,12 +32,12 @@ std::string first_step_memory(const std::vector<MemoryReport>& reports, const Me
 
 struct RunResult {
   std::int64_t steps_done = 0;
-  std::int64_t steps_here = 0;  ///< of these by this process: since the run went on, if it did
-  int stop_signal = 0;          ///< 0: ran to its end
-  bool diverged = false;        ///< the loss of the last step is not a number
+  std::int64_t steps_here = 0;   ///< of these by this process: since the run went on, if it did
+  int stop_signal = 0;           ///< 0: ran to its end
+  bool diverged = false;         ///< the loss of the last step is not a number
   bool in_spare_folder = false;  ///< the last checkpoint
-  std::string save_problem;     ///< why the last checkpoint could not be written; empty: it was
-  double last_loss = 0;         ///< smoothed training loss, nats per byte
+  std::string save_problem;      ///< why the last checkpoint could not be written; empty: it was
+  double last_loss = 0;          ///< smoothed training loss, nats per byte
   std::optional<double> first_validation, last_validation;  ///< nats per byte
   std::int64_t last_validation_step = 0;
   std::int64_t tokens = 0;

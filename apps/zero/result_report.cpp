@@ -34,17 +34,15 @@ std::string describe_validation(const TrainPlan& plan, const RunResult& result) 
     text = fmt::format(
         "result     training loss {:.3f} nats = {:.3f} bits per byte after {} steps,\n"
         "           {:.0f} % of the unigram entropy\n",
-        result.last_loss, to_bits(result.last_loss), result.steps_done,
-        100 * result.last_loss / plan.baseline_nats);
+        result.last_loss, to_bits(result.last_loss), result.steps_done, 100 * result.last_loss / plan.baseline_nats);
   }
   if (!result.last_validation || (result.last_validation_step == 0 && result.steps_done > 0)) return text;
   const double nats = *result.last_validation;
-  return text +
-         fmt::format(
-             "{:<10} validation loss {:.3f} nats = {:.3f} bits per byte after {} steps,\n"
-             "           {:.0f} % of the unigram entropy of {:.3f} nats; it was {:.3f} before step 1\n",
-             text.empty() ? "result" : "", nats, to_bits(nats), result.last_validation_step,
-             100 * nats / plan.baseline_nats, plan.baseline_nats, *result.first_validation);
+  return text + fmt::format(
+                    "{:<10} validation loss {:.3f} nats = {:.3f} bits per byte after {} steps,\n"
+                    "           {:.0f} % of the unigram entropy of {:.3f} nats; it was {:.3f} before step 1\n",
+                    text.empty() ? "result" : "", nats, to_bits(nats), result.last_validation_step,
+                    100 * nats / plan.baseline_nats, plan.baseline_nats, *result.first_validation);
 }
 
 std::string describe_times(const RunResult& result) {
@@ -110,8 +108,7 @@ ordered_json kinds_json(const MemoryReport& report) {
 
 double traffic_in_model_sizes(const RunResult& result) {
   if (result.ranks == 1 || result.steps_here == 0) return 0;
-  const double elements =
-      result.totals.gathered_numel + result.totals.reduced_numel + result.totals.published_numel;
+  const double elements = result.totals.gathered_numel + result.totals.reduced_numel + result.totals.published_numel;
   const double unit = static_cast<double>(result.padded_numel) * (result.ranks - 1) / result.ranks;
   return elements / static_cast<double>(result.steps_here) / unit;
 }
@@ -119,8 +116,8 @@ double traffic_in_model_sizes(const RunResult& result) {
 std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   std::string text;
   if (result.stop_signal != 0) {
-    text += fmt::format("stopped by {} after {} of {} steps\n", stop_signal_name(result.stop_signal),
-                        result.steps_done, plan.steps);
+    text += fmt::format("stopped by {} after {} of {} steps\n", stop_signal_name(result.stop_signal), result.steps_done,
+                        plan.steps);
   }
   if (result.diverged) text += fmt::format("diverged at step {} of {}\n", result.steps_done, plan.steps);
   text += describe_validation(plan, result);
@@ -131,24 +128,22 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
     if (result.steps_here > 0) text += describe_times(result) + describe_traffic(result);
   }
   if (result.skipped_steps > 0) {
-    text +=
-        fmt::format("           {} steps were skipped: the gradient was not finite\n", result.skipped_steps);
+    text += fmt::format("           {} steps were skipped: the gradient was not finite\n", result.skipped_steps);
   }
-  text +=
-      fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
-                  result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
+  text += fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
+                      result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
   if (!result.checkpoint.empty()) {
-    text += result.stop_signal != 0 ? fmt::format("           {} train --resume --run-dir {} goes on\n",
-                                                  program_name(), for_shell(plan.run_folder))
+    text += result.stop_signal != 0 ? fmt::format("           {} train --resume --run-dir {} goes on\n", program_name(),
+                                                  for_shell(plan.run_folder))
                                     : fmt::format("           {} ckpt export {} DIR writes the weights\n",
                                                   program_name(), for_shell(result.checkpoint));
   }
   if (!plan.tensorboard_folder.empty()) {
-    text += fmt::format(
-        "           tensorboard --logdir {}\n",
-        for_shell(plan.tensorboard_folder.starts_with(plan.run_folder + "/") ? plan.run_folder
-                                                                             : plan.tensorboard_folder));
+    text +=
+        fmt::format("           tensorboard --logdir {}\n",
+                    for_shell(plan.tensorboard_folder.starts_with(plan.run_folder + "/") ? plan.run_folder
+                                                                                         : plan.tensorboard_folder));
   }
   return text;
 }
@@ -159,25 +154,21 @@ std::string describe_result_briefly(const TrainPlan& plan, const RunResult& resu
           ? fmt::format("validation loss {:.4f} nats per byte ({:.0f} % of unigram)", *result.last_validation,
                         100 * *result.last_validation / plan.baseline_nats)
           : fmt::format("training loss {:.4f} nats per byte", result.last_loss);
-  return fmt::format(
-      "{}{} steps, {}, {} tokens/s, {}: {}\n",
-      result.diverged           ? "diverged: "
-      : result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal))
-                                : "",
-      result.steps_done, loss, with_commas(std::llround(tokens_per_s(result))),
-      duration(result.total_seconds), folder_name(plan));
+  return fmt::format("{}{} steps, {}, {} tokens/s, {}: {}\n",
+                     result.diverged           ? "diverged: "
+                     : result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal))
+                                               : "",
+                     result.steps_done, loss, with_commas(std::llround(tokens_per_s(result))),
+                     duration(result.total_seconds), folder_name(plan));
 }
 
 ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
-  const auto or_null = [](const std::optional<double>& value) {
-    return value ? ordered_json(*value) : ordered_json();
-  };
+  const auto or_null = [](const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); };
   return {{"finished", result.stop_signal == 0 && !result.diverged},
           {"diverged", result.diverged},
           {"checkpoint_in_spare_folder", result.in_spare_folder},
           {"save_problem", result.save_problem.empty() ? ordered_json() : ordered_json(result.save_problem)},
-          {"stopped_by",
-           result.stop_signal == 0 ? ordered_json() : ordered_json(stop_signal_name(result.stop_signal))},
+          {"stopped_by", result.stop_signal == 0 ? ordered_json() : ordered_json(stop_signal_name(result.stop_signal))},
           {"stop_signal", result.stop_signal},
           {"steps", result.steps_done},
           {"steps_wanted", plan.steps},

@@ -49,8 +49,7 @@ std::string what_a_run_left(const fs::path& folder) {
 }  // namespace
 
 fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
-  const fs::path path =
-      fs::absolute(wanted.empty() ? fresh_path("runs", preset) : fs::path(wanted)).lexically_normal();
+  const fs::path path = fs::absolute(wanted.empty() ? fresh_path("runs", preset) : fs::path(wanted)).lexically_normal();
   if (const std::string there = what_a_run_left(path); !there.empty()) {
     throw ConfigError(
         fmt::format("--run-dir {0}: it already holds a run ({1}); give another folder, or {2} train --resume "
@@ -61,9 +60,8 @@ fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
   std::error_code error;
   fs::create_directories(path, error);
   if (error || !fs::is_directory(path)) {
-    throw IoError(
-        fmt::format("{}: cannot make the run's folder: {}; give a folder that can be written with --run-dir",
-                    path.string(), error ? error.message() : "it is a file"));
+    throw IoError(fmt::format("{}: cannot make the run's folder: {}; give a folder that can be written with --run-dir",
+                              path.string(), error ? error.message() : "it is a file"));
   }
   replace_text((path / kMetrics).string(), "");
   return path;

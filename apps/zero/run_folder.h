@@ -22,7 +22,6 @@ std::filesystem::path find_run_folder(const std::string& wanted);
 // order), summary.json, sample.txt, checkpoints.
 
 /// Writes a JSON file of a run's folder; a crash leaves the old or the new one. Throws IoError.
-void write_run_json(const std::filesystem::path& folder, const std::string& name,
-                    const nlohmann::ordered_json& value);
+void write_run_json(const std::filesystem::path& folder, const std::string& name, const nlohmann::ordered_json& value);
 
 }  // namespace zero::app

@@ -70,9 +70,9 @@ RunFacts facts_of(const fs::path& folder) {
   if (summary.contains("val_loss") && summary["val_loss"].is_number()) facts.val_loss = summary["val_loss"];
   // A summary is of an earlier start where metrics have more steps.
   const bool is_of_now = summary.value("steps", std::int64_t{-1}) == facts.steps;
-  facts.state = !found.problem.empty()                              ? "checkpoints missing"
-                : !is_of_now                                        ? "no summary: running, or ended at once"
-                : summary.value("diverged", false)                  ? "diverged"
+  facts.state = !found.problem.empty()             ? "checkpoints missing"
+                : !is_of_now                       ? "no summary: running, or ended at once"
+                : summary.value("diverged", false) ? "diverged"
                 : summary.contains("stopped_by") && !summary["stopped_by"].is_null()
                     ? fmt::format("stopped by {}", summary["stopped_by"].get<std::string>())
                     : "finished";
@@ -179,8 +179,8 @@ int compare(const Arguments& arguments) {
             .dump(2));
   } else {
     for (const std::string& key : keys) say("  " + key);
-    say(fmt::format("{} steps and {}; of {} in both, {} have the same loss and norm, bit for bit", a.size(),
-                    b.size(), common, equal));
+    say(fmt::format("{} steps and {}; of {} in both, {} have the same loss and norm, bit for bit", a.size(), b.size(),
+                    common, equal));
     if (first_difference >= 0)
       say(fmt::format("the first that differs is step {}; losses differ by {:.3g} at most", first_difference, largest));
   }
@@ -197,8 +197,8 @@ void add_runs_command(CLI::App& app, int& exit_code) {
   listing->add_option("folder", arguments->folder, "folder of runs (default: runs)");
   listing->add_flag("--json", arguments->json, "print JSON, for scripts");
   listing->callback([arguments, &exit_code] { exit_code = list(*arguments); });
-  CLI::App* comparing = command->add_subcommand(
-      "compare", "configuration and curves of two runs; exit code 1 when the curves differ");
+  CLI::App* comparing =
+      command->add_subcommand("compare", "configuration and curves of two runs; exit code 1 when the curves differ");
   comparing->add_option("a", arguments->first, "folder of a run")->required();
   comparing->add_option("b", arguments->second, "folder of another")->required();
   comparing->add_flag("--json", arguments->json, "print JSON, for scripts");

@@ -39,8 +39,8 @@ fs::path find_side_program(const std::string& name) {
   }
   std::vector<std::string> names;
   for (const fs::path& place : places) names.push_back(place.string());
-  throw ConfigError(fmt::format("{} is not in {}; set ZERO_SHARE_DIR to the folder that has it", name,
-                                fmt::join(names, ", ")));
+  throw ConfigError(
+      fmt::format("{} is not in {}; set ZERO_SHARE_DIR to the folder that has it", name, fmt::join(names, ", ")));
 }
 
 std::string find_python(const std::string& wanted, const std::vector<std::string>& modules) {
@@ -49,9 +49,8 @@ std::string find_python(const std::string& wanted, const std::vector<std::string
     candidates = {wanted};
   } else {
     if (const char* python = std::getenv("ZERO_PYTHON")) candidates.emplace_back(python);
-    candidates.insert(candidates.end(),
-                      {ZERO_SOURCE_DIR "/build/peers/bin/python", ZERO_SOURCE_DIR "/.venv/bin/python",
-                       ZERO_SOURCE_DIR "/build/python/bin/python", "python3"});
+    candidates.insert(candidates.end(), {ZERO_SOURCE_DIR "/build/peers/bin/python", ZERO_SOURCE_DIR "/.venv/bin/python",
+                                         ZERO_SOURCE_DIR "/build/python/bin/python", "python3"});
   }
   for (const std::string& python : candidates) {
     if (can_import(python, modules)) return python;

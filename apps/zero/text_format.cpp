@@ -113,8 +113,8 @@ std::string for_shell(const std::string& path) {
 std::string short_path(const std::string& path) {
   const char* home = std::getenv("HOME");
   const std::string_view prefix = home ? home : "";
-  const bool inside = prefix.size() > 1 && path.starts_with(prefix) &&
-                      (path.size() == prefix.size() || path[prefix.size()] == '/');
+  const bool inside =
+      prefix.size() > 1 && path.starts_with(prefix) && (path.size() == prefix.size() || path[prefix.size()] == '/');
   return inside ? fmt::format("~{}", path.substr(prefix.size())) : path;
 }
 

@@ -49,7 +49,7 @@ int run_under_launcher(const TrainOptions& options, int rank, const std::string&
     const std::string text = from_rank_0(group, [&] {
       const Ranks ranks{group.size(), group.local_size()};
       return to_json(options.resume || options.restart ? prepare_resume(options, ranks, command_line)
-                                    : prepare_run(options, ranks, command_line));
+                                                       : prepare_run(options, ranks, command_line));
     });
     return train_rank(plan_from_json(text), group);
   });
@@ -85,8 +85,8 @@ int run_locally(const TrainOptions& options, const std::string& command_line) {
 
 void check_ranks_fit(const TrainOptions& options, const LaunchedRank& found) {
   if (!options.ranks || *options.ranks == found.size) return;
-  throw ConfigError(fmt::format("--ranks {}, but {} started {}; leave --ranks away", *options.ranks,
-                                found.launcher, found.size));
+  throw ConfigError(
+      fmt::format("--ranks {}, but {} started {}; leave --ranks away", *options.ranks, found.launcher, found.size));
 }
 
 int run_train(const TrainOptions& options, const std::string& command_line) {
@@ -104,8 +104,7 @@ int run_train(const TrainOptions& options, const std::string& command_line) {
     const CorpusInfo corpus =
         pack_and_check(choose_corpus(options.data, options.cache_dir, wanted_suffixes(options)), 0);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    console.print(describe_corpus(corpus, seconds.count()) +
-                  fmt::format("packed     {}\n", short_path(corpus.folder)));
+    console.print(describe_corpus(corpus, seconds.count()) + fmt::format("packed     {}\n", short_path(corpus.folder)));
     return 0;
   }
   const auto launched = launched_rank();

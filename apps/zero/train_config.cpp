@@ -32,8 +32,7 @@ Config override_config(const Config& config, const TrainOptions& options) {
   ordered_json json = ordered_json::parse(config.to_json());
   override_zero(json, options);
   if (options.seed || !config.zerotorch.seed) json["zerotorch"]["seed"] = options.seed.value_or(kDefaultSeed);
-  Config result =
-      Config::from_text(json.dump(), options.config.empty() ? "built-in configuration" : options.config);
+  Config result = Config::from_text(json.dump(), options.config.empty() ? "built-in configuration" : options.config);
   result.notices = config.notices;
   return result;
 }
@@ -44,26 +43,24 @@ std::string builtin_config(const TrainOptions& options, std::int64_t dim, int ra
   const double lr = kLearningRate * std::min(1.0, kLearningRateDim / static_cast<double>(dim));
   const std::int64_t steps = options.steps.value_or(kDefaultSteps);
   const std::int64_t accumulation = std::max<std::int64_t>(1, kMicroBatchesPerStep / ranks);
-  ordered_json json = {{"train_micro_batch_size_per_gpu", kMicroBatch},
-                       {"gradient_accumulation_steps", accumulation},
-                       {"gradient_clipping", 1.0},
-                       {"bf16", {{"enabled", true}}},
-                       {"zero_optimization", {{"stage", options.stage.value_or(3)}}},
-                       {"optimizer",
-                        {{"type", "AdamW"},
-                         {"params",
-                          {{"lr", std::round(lr * 1e5) / 1e5},
-                           {"betas", {0.9, 0.95}},
-                           {"eps", 1e-8},
-                           {"weight_decay", 0.1}}}}},
-                       {"scheduler",
-                        {{"type", "WarmupCosineLR"},
-                         {"params",
-                          {{"total_num_steps", steps},
-                           {"warmup_num_steps", std::max<std::int64_t>(2, steps / 20)},
-                           {"warmup_type", "linear"},
-                           {"warmup_min_ratio", 0.01},
-                           {"cos_min_ratio", 0.05}}}}}};
+  ordered_json json = {
+      {"train_micro_batch_size_per_gpu", kMicroBatch},
+      {"gradient_accumulation_steps", accumulation},
+      {"gradient_clipping", 1.0},
+      {"bf16", {{"enabled", true}}},
+      {"zero_optimization", {{"stage", options.stage.value_or(3)}}},
+      {"optimizer",
+       {{"type", "AdamW"},
+        {"params",
+         {{"lr", std::round(lr * 1e5) / 1e5}, {"betas", {0.9, 0.95}}, {"eps", 1e-8}, {"weight_decay", 0.1}}}}},
+      {"scheduler",
+       {{"type", "WarmupCosineLR"},
+        {"params",
+         {{"total_num_steps", steps},
+          {"warmup_num_steps", std::max<std::int64_t>(2, steps / 20)},
+          {"warmup_type", "linear"},
+          {"warmup_min_ratio", 0.01},
+          {"cos_min_ratio", 0.05}}}}}};
   json["zerotorch"] = {{"seed", options.seed.value_or(kDefaultSeed)}};
   if (ranks <= usable_cores()) json["zerotorch"]["bind_cores_to_rank"] = true;
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;

@@ -37,16 +37,17 @@ RunOptions TrainLoop::run_options() {
           .state = [this] { return state().dump(); },
           .stop_when_diverged = !plan_.keep_going,
           // What is wrong with a run that has diverged is said at its end.
-          .notice = [this](const std::string& text) {
-            if (run_.diverged()) return;
-            text.starts_with("no checkpoint") ? warn(text) : note(text);
-          }};
+          .notice =
+              [this](const std::string& text) {
+                if (run_.diverged()) return;
+                text.starts_with("no checkpoint") ? warn(text) : note(text);
+              }};
 }
 
 void TrainLoop::note(const std::string& text) {
   if (!console_.enabled()) return;
-  progress_.note(fmt::format("step {:>{}}/{}  {}", result_.steps_done, std::to_string(plan_.steps).size(),
-                             plan_.steps, text));
+  progress_.note(
+      fmt::format("step {:>{}}/{}  {}", result_.steps_done, std::to_string(plan_.steps).size(), plan_.steps, text));
 }
 
 void TrainLoop::warn(const std::string& text) {
@@ -68,8 +69,7 @@ void TrainLoop::resume() {
     console_.print("resume     no checkpoint yet: from the beginning\n\n");
     return;
   }
-  console_.print(
-      fmt::format("resume     from {} after {} steps\n\n", short_path(report.folder), report.global_steps));
+  console_.print(fmt::format("resume     from {} after {} steps\n\n", short_path(report.folder), report.global_steps));
   restore(nlohmann::json::parse(report.client_state));
 }
 
@@ -78,8 +78,8 @@ void TrainLoop::restart() {
   if (engine_.rank() == 0 && !kept.empty()) {
     std::error_code error;  // what is not there
     for (const char* name : {"summary.json", "sample.txt", "config.json", "plan.json", "environment.json"})
-      std::filesystem::copy_file(std::filesystem::path(plan_.run_folder) / name,
-                                 std::filesystem::path(kept) / name, error);
+      std::filesystem::copy_file(std::filesystem::path(plan_.run_folder) / name, std::filesystem::path(kept) / name,
+                                 error);
     for (const char* name : {"summary.json", "sample.txt"})
       std::filesystem::remove(std::filesystem::path(plan_.run_folder) / name, error);
   }
@@ -101,8 +101,7 @@ void TrainLoop::run(const std::function<void()>& begins) {
   result_.diverged = run_.diverged();
   if (result_.save_problem.empty() && result_.stop_signal != 0 && console_.enabled() &&
       seconds_since_stop_signal() > 0) {
-    progress_.note(
-        fmt::format("checkpoint complete {} after the signal", duration(seconds_since_stop_signal())));
+    progress_.note(fmt::format("checkpoint complete {} after the signal", duration(seconds_since_stop_signal())));
   }
 }
 
@@ -159,12 +158,8 @@ void TrainLoop::train() {
 
 nlohmann::json TrainLoop::state() const {
   // Not finite has no form in JSON.
-  const auto number = [](double value) {
-    return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json();
-  };
-  const auto optional = [&](const std::optional<double>& value) {
-    return value ? number(*value) : nlohmann::json();
-  };
+  const auto number = [](double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); };
+  const auto optional = [&](const std::optional<double>& value) { return value ? number(*value) : nlohmann::json(); };
   return {{"steps", result_.steps_done},
           {"tokens", result_.tokens},
           {"training_seconds", result_.training_seconds},
@@ -240,9 +235,8 @@ double TrainLoop::micro_batch() {
 
 void TrainLoop::report(const StepOutcome& outcome, double lr, double seconds) {
   const auto tokens = static_cast<double>(engine_.config().train_batch_size * plan_.seq);
-  const StepMetrics metrics{
-      result_.steps_done, outcome.loss, engine_.grad_norm(), lr, result_.tokens, result_.training_seconds,
-      tokens / seconds,   outcome.skipped};
+  const StepMetrics metrics{result_.steps_done,       outcome.loss,     engine_.grad_norm(), lr, result_.tokens,
+                            result_.training_seconds, tokens / seconds, outcome.skipped};
   if (run_.metrics()) record_step(*run_.metrics(), metrics);
   if (result_.steps_here == 1) {
     const auto reports = gather_memory(engine_.group(), engine_.memory_report());
@@ -251,8 +245,8 @@ void TrainLoop::report(const StepOutcome& outcome, double lr, double seconds) {
   }
   if (!console_.enabled()) return;
   const double tokens_each = static_cast<double>(metrics.tokens) / static_cast<double>(metrics.step);
-  progress_.update({metrics.step, loss_.value(), metrics.grad_norm, metrics.lr,
-                    tokens_each / step_seconds_.value(), seconds_left(), resident_nbytes()});
+  progress_.update({metrics.step, loss_.value(), metrics.grad_norm, metrics.lr, tokens_each / step_seconds_.value(),
+                    seconds_left(), resident_nbytes()});
 }
 
 void TrainLoop::check_stop() {
@@ -297,29 +291,26 @@ bool TrainLoop::validation_due() const {
 
 double TrainLoop::seconds_left() const {
   const std::int64_t left = plan_.steps - result_.steps_done;
-  const std::int64_t validations =
-      plan_.eval_every > 0 ? (left + plan_.eval_every - 1) / plan_.eval_every : left > 0;
-  return static_cast<double>(left) * step_seconds_.value() +
-         static_cast<double>(validations) * validation_seconds_;
+  const std::int64_t validations = plan_.eval_every > 0 ? (left + plan_.eval_every - 1) / plan_.eval_every : left > 0;
+  return static_cast<double>(left) * step_seconds_.value() + static_cast<double>(validations) * validation_seconds_;
 }
 
 void TrainLoop::validate() {
   if (console_.enabled()) progress_.busy("validating ...");
   const Clock clock;
   model_->eval();
-  const double nats =
-      validation_.mean_loss(engine_.group(), [&](const at::Tensor& tokens, const at::Tensor& targets) {
-        check_stop();
-        return model_->loss(tokens, targets);
-      });
+  const double nats = validation_.mean_loss(engine_.group(), [&](const at::Tensor& tokens, const at::Tensor& targets) {
+    check_stop();
+    return model_->loss(tokens, targets);
+  });
   model_->train();
   validation_seconds_ = clock.seconds();
   if (!result_.first_validation) result_.first_validation = nats;
   result_.last_validation = nats;
   result_.last_validation_step = result_.steps_done;
   if (run_.metrics()) record_validation(*run_.metrics(), result_.steps_done, nats, plan_.baseline_nats);
-  note(fmt::format("validation {:.4f} nats = {:.3f} bits per byte, {:.0f} % of unigram entropy", nats,
-                   to_bits(nats), 100 * nats / plan_.baseline_nats));
+  note(fmt::format("validation {:.4f} nats = {:.3f} bits per byte, {:.0f} % of unigram entropy", nats, to_bits(nats),
+                   100 * nats / plan_.baseline_nats));
 }
 
 RunResult TrainLoop::result() const {

@@ -19,9 +19,7 @@ using GPTEngine = ModuleEngine<GPT>;
 
 class Clock {
  public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
   /// Seconds since the start or the last lap.
   double lap() {
     const auto now = std::chrono::steady_clock::now();

@@ -42,8 +42,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->transform(kPositive)
       ->type_name("N")
       ->group(kTraining);
-  command
-      .add_option("--seed", options.seed, "of the data order, the initial weights and dropout (default 1234)")
+  command.add_option("--seed", options.seed, "of the data order, the initial weights and dropout (default 1234)")
       ->transform(kNotNegative)
       ->type_name("N")
       ->group(kTraining);
@@ -53,9 +52,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->transform(kNotNegative)
       ->type_name("N")
       ->group(kTraining);
-  command
-      .add_option("--eval-batches", options.eval_batches,
-                  "batches of 8 sequences per validation; 0: all there are")
+  command.add_option("--eval-batches", options.eval_batches, "batches of 8 sequences per validation; 0: all there are")
       ->transform(kNotNegative)
       ->capture_default_str()
       ->type_name("N")
@@ -72,8 +69,7 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
       ->capture_default_str()
       ->type_name("N")
       ->group(kSample);
-  command
-      .add_option("--temperature", options.temperature, "0: always the likeliest byte; larger: more varied")
+  command.add_option("--temperature", options.temperature, "0: always the likeliest byte; larger: more varied")
       ->check(real_number(0, 100))
       ->capture_default_str()
       ->type_name("X")
@@ -86,18 +82,18 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
 }
 
 /// What a run that goes on has decided for itself.
-constexpr const char* kFixedByTheRun[] = {
-    "--data",   "--suffix",      "--all-files",     "--cache-dir", "--pack-only",   "--preset", "--layers", "--dim",
-    "--heads",  "--seq",         "--config",        "--seed",   "--eval-every",     "--eval-batches",
-    "--prompt", "--temperature", "--sample-length", "--top-k",  "--no-tensorboard", "--print-config"};
+constexpr const char* kFixedByTheRun[] = {"--data",          "--suffix",       "--all-files",      "--cache-dir",
+                                          "--pack-only",     "--preset",       "--layers",         "--dim",
+                                          "--heads",         "--seq",          "--config",         "--seed",
+                                          "--eval-every",    "--eval-batches", "--prompt",         "--temperature",
+                                          "--sample-length", "--top-k",        "--no-tensorboard", "--print-config"};
 
 void add_resume_options(CLI::App& command, TrainOptions& options) {
   auto* resume =
       command
-          .add_flag(
-              "--resume", options.resume,
-              "go on with the run in --run-dir (default: the newest in runs/) from its last checkpoint; "
-              "-n, --stage, --store, --nvme and --steps may be others")
+          .add_flag("--resume", options.resume,
+                    "go on with the run in --run-dir (default: the newest in runs/) from its last checkpoint; "
+                    "-n, --stage, --store, --nvme and --steps may be others")
           ->group(kTraining);
   auto* restart =
       command
@@ -114,8 +110,7 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
       .add_flag("--keep-going", options.keep_going,
                 "train on when the loss is not a number (default: stop, with an error)")
       ->group(kTraining);
-  command
-      .add_flag("--force", options.force, "start although the memory of this host is too small (zero plan)")
+  command.add_flag("--force", options.force, "start although the memory of this host is too small (zero plan)")
       ->group(kTraining);
   command
       .add_option("--grace", options.grace_s,
@@ -131,15 +126,12 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
       ->type_name("DIR")
       ->group(kOutput);
   command
-      .add_option("--spare-dir", options.spare_dir,
-                  "where the last checkpoint goes if the run's folder cannot take it")
+      .add_option("--spare-dir", options.spare_dir, "where the last checkpoint goes if the run's folder cannot take it")
       ->type_name("DIR")
       ->group(kOutput);
   command.add_flag("-q,--quiet", options.quiet, "print only the result and errors")->group(kOutput);
-  command.add_flag("--no-tensorboard", options.no_tensorboard, "write no TensorBoard event files")
-      ->group(kOutput);
-  command
-      .add_flag("--print-config", options.print_config, "print the configuration that would be used, and end")
+  command.add_flag("--no-tensorboard", options.no_tensorboard, "write no TensorBoard event files")->group(kOutput);
+  command.add_flag("--print-config", options.print_config, "print the configuration that would be used, and end")
       ->group(kOutput);
   command.add_flag("--as-rank", options.as_rank)->group("");  // hidden
 }
@@ -161,16 +153,14 @@ void add_text_options(CLI::App& command, TrainOptions& options) {
       ->allow_extra_args(false)
       ->group(kData);
   command.add_flag("--all-files", options.all_files, "take text files of any suffix")->group(kData);
-  command
-      .add_option("--cache-dir", options.cache_dir, "where packed text is kept; default: ~/.cache/zerotorch")
+  command.add_option("--cache-dir", options.cache_dir, "where packed text is kept; default: ~/.cache/zerotorch")
       ->type_name("DIR")
       ->group(kData);
 }
 
 void add_model_options(CLI::App& command, TrainOptions& options) {
   command
-      .add_option("--preset", options.preset,
-                  "gpt-tiny, gpt-2m, gpt-11m, gpt-10m, gpt-25m, gpt-152m, gpt-1b or gpt-4b")
+      .add_option("--preset", options.preset, "gpt-tiny, gpt-2m, gpt-11m, gpt-10m, gpt-25m, gpt-152m, gpt-1b or gpt-4b")
       ->capture_default_str()
       ->type_name("NAME")
       ->group(kModel);

@@ -14,8 +14,8 @@ namespace zero::app {
 struct TrainOptions {
   std::optional<int> ranks;  ///< not given: 2, or what the launcher started
   // What to learn from.
-  std::string data;       ///< empty: see choose_corpus(); "-": standard input
-  std::string cache_dir;  ///< empty: see choose_corpus()
+  std::string data;                   ///< empty: see choose_corpus(); "-": standard input
+  std::string cache_dir;              ///< empty: see choose_corpus()
   std::vector<std::string> suffixes;  ///< of files in a folder; empty: those of CorpusOptions
   bool all_files = false;             ///< whatever their suffix
   bool pack_only = false;
@@ -37,13 +37,13 @@ struct TrainOptions {
   double temperature = 0.8;
   std::int64_t top_k = 40;
   // What is said and written.
-  std::string run_dir;   ///< empty: runs/<date-time>-<preset>; with `resume` the newest there
-  bool resume = false;   ///< go on with the run in run_dir
-  bool restart = false;  ///< start that run over
+  std::string run_dir;      ///< empty: runs/<date-time>-<preset>; with `resume` the newest there
+  bool resume = false;      ///< go on with the run in run_dir
+  bool restart = false;     ///< start that run over
   bool keep_going = false;  ///< also when the loss is not a number
   std::string spare_dir;    ///< for the last checkpoint, where the run's folder cannot take it
-  bool force = false;    ///< start also what does not fit the memory
-  double grace_s = 120;  ///< from the first stop signal until ranks that have not ended are killed
+  bool force = false;       ///< start also what does not fit the memory
+  double grace_s = 120;     ///< from the first stop signal until ranks that have not ended are killed
   bool quiet = false;
   bool no_tensorboard = false;
   bool print_config = false;

@@ -26,11 +26,11 @@
 
 namespace zero::app {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, restart, keep_going, command_line, spare_folder,
-                                   data, suffixes, cache_dir, preset, layers, dim, heads, seq,
-                                   parameters_numel, config, corpus_folder, corpus_hash, train_nbytes,
-                                   baseline_nats, run_folder, tensorboard_folder, steps, eval_every,
-                                   eval_batches, seed, prompt, sample_length, top_k, temperature, quiet)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, restart, keep_going, command_line, spare_folder, data,
+                                   suffixes, cache_dir, preset, layers, dim, heads, seq, parameters_numel, config,
+                                   corpus_folder, corpus_hash, train_nbytes, baseline_nats, run_folder,
+                                   tensorboard_folder, steps, eval_every, eval_batches, seed, prompt, sample_length,
+                                   top_k, temperature, quiet)
 
 namespace {
 
@@ -39,19 +39,19 @@ constexpr const char* kEnvironment = "environment.json";
 
 std::string describe_training(const TrainPlan& plan, const Config& config, int ranks) {
   const std::int64_t tokens = plan.steps * config.train_batch_size * plan.seq;
-  const std::string epochs = tokens > plan.train_nbytes
-                                 ? fmt::format(" ({:.1f} epochs)", static_cast<double>(tokens) /
-                                                                       static_cast<double>(plan.train_nbytes))
-                                 : "";
+  const std::string epochs =
+      tokens > plan.train_nbytes
+          ? fmt::format(" ({:.1f} epochs)", static_cast<double>(tokens) / static_cast<double>(plan.train_nbytes))
+          : "";
   const std::string clipping =
       config.gradient_clipping > 0 ? fmt::format(", clipping at {:g}", config.gradient_clipping) : "";
   return fmt::format(
       "training   {} steps of {} sequences ({} rank{} x micro-batch {} x accumulation {}),\n"
       "           {} tokens{}; {}, ZeRO stage {}, {}, learning rate {:g}{}\n",
-      plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s",
-      config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
-      human_count(static_cast<double>(tokens)), epochs, dtype_name(config.param_dtype()),
-      config.zero_optimization.stage, config.optimizer.type, config.optimizer.lr, clipping);
+      plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s", config.train_micro_batch_size_per_gpu,
+      config.gradient_accumulation_steps, human_count(static_cast<double>(tokens)), epochs,
+      dtype_name(config.param_dtype()), config.zero_optimization.stage, config.optimizer.type, config.optimizer.lr,
+      clipping);
 }
 
 std::string tensorboard_folder(const Config& config, const std::string& run_folder) {
@@ -126,16 +126,18 @@ void check_can_go_on(const std::string& folder, const std::string& spare) {
   const FoundRun found = find_run(folder);
   if (const std::string last = checkpoint_elsewhere(folder, spare, found); !last.empty()) {
     const std::filesystem::path path = last;
-    throw CheckpointError(fmt::format("--resume: the last checkpoint of this run is in {}. Bring it back first:\n"
-                                      "  mkdir -p {}/checkpoints && cp -r {} {}/checkpoints/ && cp {} {}/checkpoints/",
-                                      short_path(last), for_shell(folder), for_shell(last), for_shell(folder),
-                                      for_shell((path.parent_path() / "latest").string()), for_shell(folder)));
+    throw CheckpointError(
+        fmt::format("--resume: the last checkpoint of this run is in {}. Bring it back first:\n"
+                    "  mkdir -p {}/checkpoints && cp -r {} {}/checkpoints/ && cp {} {}/checkpoints/",
+                    short_path(last), for_shell(folder), for_shell(last), for_shell(folder),
+                    for_shell((path.parent_path() / "latest").string()), for_shell(folder)));
   }
   std::string problem = found.problem;
   if (problem.empty() && found.is_fresh() && found.recorded_steps > 0) {
-    problem = fmt::format("the run in '{}' has no checkpoint; it ended at step {}, before its first one, or they were "
-                          "removed (or are where --spare-dir was; give it again): there is nothing to go on from",
-                          folder, found.recorded_steps);
+    problem = fmt::format(
+        "the run in '{}' has no checkpoint; it ended at step {}, before its first one, or they were "
+        "removed (or are where --spare-dir was; give it again): there is nothing to go on from",
+        folder, found.recorded_steps);
   }
   if (!problem.empty()) throw CheckpointError(fmt::format("--resume: {}.{}", problem, restart_hint(folder)));
 }
@@ -179,9 +181,9 @@ void find_text_again(TrainPlan& plan) {
   }
   const CorpusInfo corpus = pack_and_check(choose_corpus(plan.data, plan.cache_dir, plan.suffixes), plan.seq);
   if (corpus.hash != plan.corpus_hash) {
-    throw ConfigError(fmt::format(
-        "--resume: the text {} is not what the run {} learnt from; bring it back, or start a new run",
-        corpus.source, plan.run_folder));
+    throw ConfigError(
+        fmt::format("--resume: the text {} is not what the run {} learnt from; bring it back, or start a new run",
+                    corpus.source, plan.run_folder));
   }
   plan.corpus_folder = corpus.folder.string();
 }
@@ -211,12 +213,11 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
 
 std::string describe_model(const TrainPlan& plan) {
   const GPTOptions preset = gpt_preset(plan.preset);
-  const bool as_is = preset.layers == plan.layers && preset.dim == plan.dim && preset.heads == plan.heads &&
-                     preset.seq == plan.seq;
-  return fmt::format(
-      "model      {}{}: {} parameters in {} layers of width {}, {} heads, context of {} bytes\n", plan.preset,
-      as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)), plan.layers,
-      plan.dim, plan.heads, plan.seq);
+  const bool as_is =
+      preset.layers == plan.layers && preset.dim == plan.dim && preset.heads == plan.heads && preset.seq == plan.seq;
+  return fmt::format("model      {}{}: {} parameters in {} layers of width {}, {} heads, context of {} bytes\n",
+                     plan.preset, as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)),
+                     plan.layers, plan.dim, plan.heads, plan.seq);
 }
 
 GPTOptions gpt_options(const TrainPlan& plan) {
@@ -235,8 +236,8 @@ TrainPlan choose_model(const TrainOptions& options) {
   model.heads = options.heads.value_or(model.heads);
   model.seq = options.seq.value_or(model.seq);
   if (model.dim % model.heads != 0) {
-    throw ConfigError(fmt::format("model: dim {} is not a multiple of heads {}; change --dim or --heads",
-                                  model.dim, model.heads));
+    throw ConfigError(
+        fmt::format("model: dim {} is not a multiple of heads {}; change --dim or --heads", model.dim, model.heads));
   }
   TrainPlan plan;
   plan.preset = options.preset;
@@ -312,8 +313,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   return plan;
 }
 
-TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks,
-                         const std::string& command_line) {
+TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks, const std::string& command_line) {
   const std::filesystem::path folder = find_run_folder(options.run_dir);
   TrainPlan plan = read_plan(folder);
   // A run that was moved takes its event files with it.
@@ -327,9 +327,8 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   if (options.resume) check_can_go_on(plan.run_folder, plan.spare_folder);
   const Config config = resume_config(plan.config, options, plan.ranks);
   plan.config = config.to_json();
-  const std::string memory_warning =
-      check_fits(shape_to_train(gpt_options(plan), config), config, plan.ranks, ranks ? ranks->per_node : 0,
-                 options.force);
+  const std::string memory_warning = check_fits(shape_to_train(gpt_options(plan), config), config, plan.ranks,
+                                                ranks ? ranks->per_node : 0, options.force);
   find_text_again(plan);
   plan.command_line = command_line;
   const Console console(!plan.quiet);

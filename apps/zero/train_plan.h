@@ -15,7 +15,7 @@ struct TrainPlan {
   std::string preset;
   std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
   std::int64_t parameters_numel = 0;
-  std::string config;           ///< resolved, as JSON
+  std::string config;                 ///< resolved, as JSON
   std::string data, cache_dir;        ///< as given, absolute; empty: see choose_corpus()
   std::vector<std::string> suffixes;  ///< empty: those of choose_corpus()
   std::string corpus_folder, corpus_hash;
@@ -28,9 +28,9 @@ struct TrainPlan {
   std::int64_t sample_length = 0, top_k = 0;
   double temperature = 0;
   bool quiet = false;
-  bool resume = false;      ///< go on from the newest checkpoint of the run folder, if there is one
-  bool restart = false;     ///< start the run of the folder over
-  bool keep_going = false;  ///< also when the loss is not a number
+  bool resume = false;       ///< go on from the newest checkpoint of the run folder, if there is one
+  bool restart = false;      ///< start the run of the folder over
+  bool keep_going = false;   ///< also when the loss is not a number
   std::string command_line;  ///< of this start
   std::string spare_folder;  ///< for the last checkpoint, where the run's cannot take it; empty: none
 };
@@ -66,7 +66,6 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
 /// As prepare_run() for a run that goes on or starts over: its own plan, with what the options may change.
 /// `ranks` not given: as many as it had. Changes nothing in its folder. Throws ConfigError also when its text
 /// is another one by now.
-TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks,
-                         const std::string& command_line);
+TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks, const std::string& command_line);
 
 }  // namespace zero::app

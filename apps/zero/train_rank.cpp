@@ -8,8 +8,8 @@
 
 #include "host_facts.h"
 #include "rank_setup.h"
-#include "run_folder.h"
 #include "report_tables.h"
+#include "run_folder.h"
 #include "text_format.h"
 #include "train_loop.h"
 #include "zero/errors.h"
@@ -25,10 +25,9 @@ void print_start(const Console& console, const TrainPlan& plan, const GPTEngine&
   const int stage = engine.config().zero_optimization.stage;
   const auto& config = engine.config();
   console.print(fmt::format("ranks      {} ({}), {} thread{} each, on {}; ready after {}\n\n", group.size(),
-                            group.backend(), at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s",
-                            cpu_name(), duration(seconds)));
-  console.print(memory_table(before, after, ddp_memory(plan.parameters_numel, config.param_dtype()), stage) +
-                "\n");
+                            group.backend(), at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s", cpu_name(),
+                            duration(seconds)));
+  console.print(memory_table(before, after, ddp_memory(plan.parameters_numel, config.param_dtype()), stage) + "\n");
 }
 
 RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLoop& loop) {
@@ -54,16 +53,17 @@ std::string frame_sample(const TrainPlan& plan, const std::string& sample) {
     line += c;
     if (c == '\n') indented += "  | " + std::exchange(line, "");
   }
-  return fmt::format("sample     {} bytes at temperature {:g}, after the prompt {}\n\n{}\n",
-                     plan.sample_length, plan.temperature, nlohmann::json(printable(plan.prompt)).dump(),
-                     indented);
+  return fmt::format("sample     {} bytes at temperature {:g}, after the prompt {}\n\n{}\n", plan.sample_length,
+                     plan.temperature, nlohmann::json(printable(plan.prompt)).dump(), indented);
 }
 
 /// A run that must not be taken for a good one ends with an error, after everything is said and written.
 void check_went_well(const RunResult& result) {
   if (!result.save_problem.empty())
-    throw CheckpointError(fmt::format("the last checkpoint could not be written: {}. --spare-dir DIR gives it another "
-                                      "place next time", result.save_problem));
+    throw CheckpointError(
+        fmt::format("the last checkpoint could not be written: {}. --spare-dir DIR gives it another "
+                    "place next time",
+                    result.save_problem));
   if (!result.diverged) return;
   const std::string checkpoint =
       result.checkpoint.empty() ? "There is no checkpoint of before"

@@ -149,8 +149,7 @@ std::vector<std::string> with_program_marked(const CLI::App& command, std::vecto
     }
     const CLI::Option* const option = command.get_option_no_throw(word->substr(0, word->find('=')));
     if (option == nullptr) throw ConfigError(unknown_argument(command, "zero " + command.get_name(), *word));
-    if (word->find('=') == std::string::npos && option->get_items_expected_max() > 0 &&
-        word + 1 != arguments.end())
+    if (word->find('=') == std::string::npos && option->get_items_expected_max() > 0 && word + 1 != arguments.end())
       ++word;
   }
   return arguments;

@@ -25,8 +25,8 @@ Validation::Validation(const Corpus& corpus, std::int64_t sequence_length, std::
       batch_size_(batch_size_for(corpus, sequence_length)),
       batches_(corpus, sequence_length, batch_size_, max_batches) {}
 
-double Validation::mean_loss(
-    Group group, const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& loss) const {
+double Validation::mean_loss(Group group,
+                             const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& loss) const {
   const at::NoGradGuard no_grad;
   const std::int64_t ranks = group.size(), count = batches_.batches();
   const at::Tensor tokens = at::empty({batch_size_, sequence_length_ + 1}, at::kLong);
@@ -34,13 +34,11 @@ double Validation::mean_loss(
   for (std::int64_t first = 0; first < count; first += ranks) {
     // Past the end a rank computes the last batch again: the others may need it to take part.
     batches_.fill(std::min(first + group.rank(), count - 1), tokens.mutable_data_ptr<std::int64_t>());
-    mine.push_back(
-        loss(tokens.narrow(1, 0, sequence_length_), tokens.narrow(1, 1, sequence_length_)).item<double>());
+    mine.push_back(loss(tokens.narrow(1, 0, sequence_length_), tokens.narrow(1, 1, sequence_length_)).item<double>());
   }
   const std::vector<double> all = gather_values(group, mine, "validation loss");
   double sum = 0;
-  for (std::int64_t i = 0; i < count; ++i)
-    sum += all[static_cast<std::size_t>(i % ranks) * mine.size() + i / ranks];
+  for (std::int64_t i = 0; i < count; ++i) sum += all[static_cast<std::size_t>(i % ranks) * mine.size() + i / ranks];
   return sum / static_cast<double>(count);
 }
 

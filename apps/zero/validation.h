@@ -19,8 +19,7 @@ class Validation {
   /// Mean loss in nats per byte. `loss` maps tokens and targets [B, T] to a scalar mean; it is called without
   /// gradients, equally often on every rank, as it may be collective. The sum is taken in the order of the
   /// batches, so it does not depend on the number of ranks. *Collective.*
-  double mean_loss(Group group,
-                   const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& loss) const;
+  double mean_loss(Group group, const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& loss) const;
 
   std::int64_t batches() const { return batches_.batches(); }
 

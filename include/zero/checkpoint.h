@@ -144,7 +144,7 @@ ExportReport export_weights(const std::string& path, const std::string& to, cons
 struct TensorDifference {
   std::string name;
   std::string kind;
-  std::string note;  ///< "only in A", "shape [2] and [3]", "dtype F32 and BF16"; empty when comparable
+  std::string note;            ///< "only in A", "shape [2] and [3]", "dtype F32 and BF16"; empty when comparable
   std::int64_t differing = 0;  ///< elements whose bits differ
   double largest = 0;          ///< absolute difference; NaN when one side has a NaN
 };
@@ -159,8 +159,8 @@ struct DiffReport {
 DiffReport diff(const std::string& a, const std::string& b, const Progress& progress = {});
 
 struct PruneReport {
-  std::vector<std::string> removed;    ///< tags
-  std::vector<std::string> leftovers;  ///< folders of saves that never completed
+  std::vector<std::string> removed;     ///< tags
+  std::vector<std::string> leftovers;   ///< folders of saves that never completed
   std::vector<std::string> damaged;     ///< of those that stay: a checksum is wrong
   std::vector<std::string> incomplete;  ///< they stay, and are not counted
   std::uint64_t nbytes = 0;

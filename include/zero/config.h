@@ -28,10 +28,9 @@ struct KeyInfo {
   std::string_view kind;           ///< "bool", "count", "number", "string", "section", ...
   std::string_view default_value;  ///< as JSON; empty where there is none
   KeyStatus status = KeyStatus::kHonoured;
-  std::string_view note;  ///< meaning, or why it changes nothing, or why it is refused and what to use
-  std::string_view
-      accepted_values;        ///< not honoured: values accepted without a word, as JSON, separated by '|'
-  std::string_view alias_of;  ///< for an old name: the path that replaces it
+  std::string_view note;             ///< meaning, or why it changes nothing, or why it is refused and what to use
+  std::string_view accepted_values;  ///< not honoured: values accepted without a word, as JSON, separated by '|'
+  std::string_view alias_of;         ///< for an old name: the path that replaces it
 };
 
 /// Every key that may appear in a file, aliases included, grouped by section. Members of a section that is refused
@@ -138,8 +137,8 @@ struct Config {
     double cos_min_ratio = 1e-4;
 
     // OneCycle: the rate rises from least to most and falls again, the first beta the other way; then both decay.
-    double cycle_min_lr = 0, cycle_max_lr = 0;  ///< required
-    std::int64_t cycle_first_step_size = 2000;  ///< steps of the rise
+    double cycle_min_lr = 0, cycle_max_lr = 0;           ///< required
+    std::int64_t cycle_first_step_size = 2000;           ///< steps of the rise
     std::optional<std::int64_t> cycle_second_step_size;  ///< of the fall; not given: as many
     /// In so many stairs; 0: smoothly. The second not given: as the first.
     std::int64_t cycle_first_stair_count = 0;
@@ -217,9 +216,7 @@ struct Config {
   /// What master weights are in.
   DType master_dtype() const { return has_16_bit_masters() ? param_dtype() : DType::kFloat32; }
   /// What the optimizer's states are in, unless its type says otherwise.
-  DType state_dtype() const {
-    return bf16.enabled && bf16.optimizer_states ? DType::kBFloat16 : DType::kFloat32;
-  }
+  DType state_dtype() const { return bf16.enabled && bf16.optimizer_states ? DType::kBFloat16 : DType::kFloat32; }
   /// What gradients are summed in: micro-batches in the order of the ranks, rounded after each.
   DType sum_dtype() const { return grad_accum_dtype.value_or(master_dtype()); }
   /// Whether a step with a gradient that is not finite is skipped on all ranks.

@@ -129,8 +129,7 @@ class ValidationBatches {
  public:
   /// At most `max_batches` (0: all) batches of `batch_size` sequences. Throws ConfigError when the split is
   /// too small for one batch.
-  ValidationBatches(Corpus corpus, std::int64_t sequence_length, std::int64_t batch_size,
-                    std::int64_t max_batches = 0);
+  ValidationBatches(Corpus corpus, std::int64_t sequence_length, std::int64_t batch_size, std::int64_t max_batches = 0);
 
   std::int64_t batches() const { return batches_; }
   /// Writes batch `index` to `tokens` [batch_size, sequence_length + 1].

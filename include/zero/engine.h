@@ -71,8 +71,8 @@ struct Placement {
 /// group g (InitializeOptions::parameter_groups and the implicit last one), for each of its parameters that are
 /// trained the flat part that this rank updates, fp32 [0 or more elements], in the model's order; the same number of
 /// tensors on every rank. Every group becomes one param group of the optimizer, in this order. Called once.
-using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
-    const std::vector<std::vector<at::Tensor>>& shards)>;
+using OptimizerFactory =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<std::vector<at::Tensor>>& shards)>;
 
 struct InitializeOptions {
   /// All ranks that train this model. Not given: init_distributed().
@@ -120,7 +120,7 @@ struct BackwardOptions {
 
 /// How far another library has trained what this engine goes on with.
 struct Progress {
-  std::int64_t global_steps = 0;   ///< skipped ones included
+  std::int64_t global_steps = 0;  ///< skipped ones included
   std::int64_t skipped_steps = 0;
   std::map<std::string, std::int64_t> updates;  ///< by parameter; of one that is not here: all that were not skipped
   std::optional<double> loss_scale;             ///< of fp16 with a dynamic scale
@@ -128,11 +128,11 @@ struct Progress {
 
 /// A part of a parameter's averaged gradient.
 struct GradientPart {
-  std::string_view name;     ///< of the parameter
-  at::IntArrayRef sizes;     ///< of the parameter
-  at::IntArrayRef strides;   ///< of its elements in memory order
-  std::int64_t begin = 0;    ///< the part's first element, in that order
-  at::Tensor values;         ///< [numel of the part] in Config::sum_dtype(), may be written in place
+  std::string_view name;    ///< of the parameter
+  at::IntArrayRef sizes;    ///< of the parameter
+  at::IntArrayRef strides;  ///< of its elements in memory order
+  std::int64_t begin = 0;   ///< the part's first element, in that order
+  at::Tensor values;        ///< [numel of the part] in Config::sum_dtype(), may be written in place
 };
 
 class Engine {
@@ -289,15 +289,14 @@ class Engine {
   /// steps, also inside an accumulation window. Every rank sees the same folder. *Collective.* Throws
   /// CheckpointError on every rank with each failed rank's reason; the checkpoints there are then as before
   /// and training can go on. ModelError between backward() and step().
-  void save_checkpoint(const std::string& folder, const std::string& tag = {},
-                       std::string_view client_state = "{}", const SaveOptions& options = {});
+  void save_checkpoint(const std::string& folder, const std::string& tag = {}, std::string_view client_state = "{}",
+                       const SaveOptions& options = {});
   /// Waits until an asynchronous save is complete; throws its CheckpointError. *Collective.*
   void wait_checkpoint();
   /// Continues from a checkpoint of any number of ranks, stage, store and precision; `tag` empty: the one
   /// that `latest` names. Each rank reads and verifies what it needs. *Collective.* Throws CheckpointError on
   /// every rank; once values were changed the engine refuses to step until a load succeeds.
-  LoadReport load_checkpoint(const std::string& folder, const std::string& tag = {},
-                             const LoadOptions& options = {});
+  LoadReport load_checkpoint(const std::string& folder, const std::string& tag = {}, const LoadOptions& options = {});
 
   /// Counts on from steps that another library has taken: schedules, the optimizer's corrections of its moments, the
   /// random streams. Weights and states are set apart (set_full_weight, set_full_optimizer_state). Between steps; the
@@ -415,9 +414,9 @@ ModuleEngine<std::shared_ptr<M>> initialize(const std::shared_ptr<M>& model, Con
 }
 /// What the engine cannot own: says what to pass instead.
 template <class Model>
-  requires(!detail::ModuleHolderLike<Model> && !detail::kIsSharedPtr<std::remove_cv_t<Model>> &&
-           !std::same_as<std::remove_cv_t<Model>, ModelView>)
-void initialize(const Model&, Config, InitializeOptions = {}) {
+requires(!detail::ModuleHolderLike<Model> && !detail::kIsSharedPtr<std::remove_cv_t<Model>> &&
+         !std::same_as<std::remove_cv_t<Model>, ModelView>) void initialize(const Model&, Config,
+                                                                            InitializeOptions = {}) {
   static_assert(sizeof(Model) == 0,
                 "zero::initialize needs a std::shared_ptr to the module (std::make_shared<Net>()) or a "
                 "TORCH_MODULE holder, not a module on the stack, a reference, a raw pointer or a unique_ptr");
@@ -453,7 +452,7 @@ class ModelParallelRandom {
 class GatheredParameters {
  public:
   enum class ReadersWrites : std::uint8_t {
-    kRefused,   ///< ModelError
+    kRefused,  ///< ModelError
     kDropped,  ///< into memory of their own, which goes at the end
   };
   GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters, std::optional<int> modifier_rank = {},

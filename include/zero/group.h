@@ -127,15 +127,14 @@ class Group {
   /// *Collective.* all_gather() with the part of rank r at element `offsets[r]` of `out` instead of one after
   /// the other. `offsets` has size() entries; the parts do not overlap.
   Work all_gather_at(const void* in, void* out, std::span<const std::int64_t> counts,
-                     std::span<const std::int64_t> offsets, DType dtype,
-                     const CollectiveOptions& options = {});
+                     std::span<const std::int64_t> offsets, DType dtype, const CollectiveOptions& options = {});
 
   /// *Collective.* Ordered reduction of slices: for my slice of `counts[rank()]` elements
   /// out[i] = ((base + in_0[i]) + in_1[i]) + ... + in_{N-1}[i], with base = out[i] when `accumulate`, else 0.
   /// `in` holds sum(counts) elements of `dtype`. `out_dtype` is fp32 for fp32/bf16/fp16 inputs (each
   /// addend is widened exactly, sums are fp32), or `dtype` for fp32, fp64 and int64.
-  Work reduce_scatter(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
-                      DType out_dtype, bool accumulate, const CollectiveOptions& options = {});
+  Work reduce_scatter(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype, DType out_dtype,
+                      bool accumulate, const CollectiveOptions& options = {});
 
   /// *Collective.* The transport of reduce_scatter without its arithmetic: `consume` sees every
   /// rank's slice for me, in place where the backend can (input in allocate() memory), else staged.
@@ -149,8 +148,7 @@ class Group {
                   const CollectiveOptions& options = {});
 
   /// *Collective.* Every rank ends with root's `numel` elements.
-  Work broadcast(void* inout, std::int64_t numel, DType dtype, int root,
-                 const CollectiveOptions& options = {});
+  Work broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options = {});
 
   /// *Collective.* Complete when every rank has entered it; then the inputs of all earlier calls have been
   /// read.

@@ -179,8 +179,8 @@ struct Traffic {
   double gathered_numel = 0;
   double reduced_numel = 0;
   double published_numel = 0;
-  double nbytes = 0;   ///< of all three in their dtypes, and of the norms
-  double seconds = 0;  ///< at the cluster's bandwidth, nothing overlapped; 0 when that is unknown
+  double nbytes = 0;       ///< of all three in their dtypes, and of the norms
+  double seconds = 0;      ///< at the cluster's bandwidth, nothing overlapped; 0 when that is unknown
   double nvme_nbytes = 0;  ///< read from the disk, and as many written to it, by the heaviest rank
 };
 
@@ -195,8 +195,8 @@ struct Plan {
 
   int heaviest_rank = 0;            ///< its states take most
   MemoryReport rank;                ///< of that rank, activations included, and its file on NVMe
-  bool buckets_are_bound = false;     ///< the peak of its buckets is an upper bound
-  bool gather_is_bound = false;      ///< the same of its gather buffers
+  bool buckets_are_bound = false;   ///< the peak of its buckets is an upper bound
+  bool gather_is_bound = false;     ///< the same of its gather buffers
   std::int64_t module_nbytes = 0;   ///< the fp32 module that ranks build; freed by initialize()
   bool built_once = false;          ///< of which only the first rank has the memory
   std::int64_t process_nbytes = 0;  ///< libtorch, stacks: an estimate

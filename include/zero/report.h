@@ -67,8 +67,8 @@ struct CollectiveRecord {
   std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier"
   /// A fetch of parameters, which other ranks have no call for.
   bool one_sided = false;
-  std::string label;          ///< with comms_logger.debug; else empty
-  std::int64_t nbytes = 0;    ///< of one call: all ranks' slices (gather, reduce-scatter), or the tensor
+  std::string label;        ///< with comms_logger.debug; else empty
+  std::int64_t nbytes = 0;  ///< of one call: all ranks' slices (gather, reduce-scatter), or the tensor
   std::int64_t calls = 0;
   /// From the calls to their ends, in seconds: with what waiting for slower ranks took, and computation in between
   /// where a call was made ahead of need.
@@ -86,17 +86,17 @@ struct CollectiveRecord {
 struct StragglerRecord {
   std::string group, operation, label;
   std::int64_t nbytes = 0;
-  std::int64_t calls = 0;           ///< compared
+  std::int64_t calls = 0;            ///< compared
   double communication_seconds = 0;  ///< sum of the calls' shortest times over the ranks: of who came last
   double straggler_seconds = 0;      ///< sum of what the others took longer, mean over the ranks
-  int slowest_rank = 0;  ///< waited least for the others
-  int fastest_rank = 0;  ///< waited most for the others
-  double most_seconds = 0;  ///< so long, in all
+  int slowest_rank = 0;              ///< waited least for the others
+  int fastest_rank = 0;              ///< waited most for the others
+  double most_seconds = 0;           ///< so long, in all
 };
 
 struct CommsSummary {
-  std::vector<CollectiveRecord> records;     ///< of this rank
-  std::vector<StragglerRecord> stragglers;   ///< the same on every rank
+  std::vector<CollectiveRecord> records;    ///< of this rank
+  std::vector<StragglerRecord> stragglers;  ///< the same on every rank
   std::string to_string() const;
 };
 

@@ -1,7 +1,7 @@
 // zero::Engine for Python: what zerotorch/engine.py stands on. Every call leaves the GIL.
-#include <torch/csrc/utils/pybind.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <optional>
@@ -200,26 +200,32 @@ class Gathered {
 
 void bind_training(py::class_<PythonEngine>& engine) {
   engine
-      .def("begin_forward",
-           [](PythonEngine& self) {
-             self.get().check_module();
-             zero::detail::begin_forward(self.get());
-           },
-           NoGil())
-      .def("cast_input",
-           [](PythonEngine& self, const at::Tensor& input) -> std::optional<at::Tensor> {
-             at::Tensor cast = zero::detail::cast_input(self.get(), input);
-             return cast.defined() ? std::optional(cast) : std::nullopt;
-           },
-           NoGil())
-      .def("backward",
-           [](PythonEngine& self, const at::Tensor& loss, bool retain_graph, double weight) {
-             self.with_buffers().backward(loss, {.retain_graph = retain_graph, .weight = weight});
-           },
-           py::arg("loss"), py::arg("retain_graph") = false, py::arg("weight") = 1.0, NoGil())
-      .def("scale", [](PythonEngine& self, const at::Tensor& loss) { return self.get().scale(loss); }, NoGil())
-      .def("zero_grad", [](PythonEngine& self) { self.get().zero_grad(); }, NoGil())
-      .def("step", [](PythonEngine& self) { self.with_buffers().step(); }, NoGil())
+      .def(
+          "begin_forward",
+          [](PythonEngine& self) {
+            self.get().check_module();
+            zero::detail::begin_forward(self.get());
+          },
+          NoGil())
+      .def(
+          "cast_input",
+          [](PythonEngine& self, const at::Tensor& input) -> std::optional<at::Tensor> {
+            at::Tensor cast = zero::detail::cast_input(self.get(), input);
+            return cast.defined() ? std::optional(cast) : std::nullopt;
+          },
+          NoGil())
+      .def(
+          "backward",
+          [](PythonEngine& self, const at::Tensor& loss, bool retain_graph, double weight) {
+            self.with_buffers().backward(loss, {.retain_graph = retain_graph, .weight = weight});
+          },
+          py::arg("loss"), py::arg("retain_graph") = false, py::arg("weight") = 1.0, NoGil())
+      .def(
+          "scale", [](PythonEngine& self, const at::Tensor& loss) { return self.get().scale(loss); }, NoGil())
+      .def(
+          "zero_grad", [](PythonEngine& self) { self.get().zero_grad(); }, NoGil())
+      .def(
+          "step", [](PythonEngine& self) { self.with_buffers().step(); }, NoGil())
       .def("set_gradient_accumulation_steps",
            [](PythonEngine& self, std::int64_t steps) { self.get().set_gradient_accumulation_steps(steps); })
       .def("set_train_batch_size",
@@ -238,94 +244,102 @@ void bind_training(py::class_<PythonEngine>& engine) {
       .def_property_readonly("loss_scale", [](PythonEngine& self) { return self.get().loss_scale(); })
       .def_property_readonly("parameter_groups", [](PythonEngine& self) { return self.get().parameter_groups(); })
       .def("learning_rate", [](PythonEngine& self, int group) { return self.get().learning_rate(group); })
-      .def("set_parameter_group",
-           [](PythonEngine& self, int group, const py::dict& values) {
-             self.get().set_parameter_group(group, group_of(values));
-           });
+      .def("set_parameter_group", [](PythonEngine& self, int group, const py::dict& values) {
+        self.get().set_parameter_group(group, group_of(values));
+      });
 }
 
 void bind_values(py::class_<PythonEngine>& engine) {
   const auto part = [](const zero::Engine::LocalPart& local) { return py::make_tuple(local.begin, local.values); };
   engine
-      .def("full_weight", [](PythonEngine& self, const std::string& name) { return self.get().full_weight(name); },
-           NoGil())
-      .def("set_full_weight",
-           [](PythonEngine& self, const std::string& name, const at::Tensor& value) {
-             self.get().set_full_weight(name, value);
-           },
-           NoGil())
-      .def("full_gradient", [](PythonEngine& self, const std::string& name) { return self.get().full_gradient(name); },
-           NoGil())
-      .def("set_full_gradient",
-           [](PythonEngine& self, const std::string& name, const at::Tensor& value) {
-             self.get().set_full_gradient(name, value);
-           },
-           NoGil())
-      .def("full_optimizer_state",
-           [](PythonEngine& self, const std::string& name, const std::string& state) {
-             return self.get().full_optimizer_state(name, state);
-           },
-           NoGil())
+      .def(
+          "full_weight", [](PythonEngine& self, const std::string& name) { return self.get().full_weight(name); },
+          NoGil())
+      .def(
+          "set_full_weight",
+          [](PythonEngine& self, const std::string& name, const at::Tensor& value) {
+            self.get().set_full_weight(name, value);
+          },
+          NoGil())
+      .def(
+          "full_gradient", [](PythonEngine& self, const std::string& name) { return self.get().full_gradient(name); },
+          NoGil())
+      .def(
+          "set_full_gradient",
+          [](PythonEngine& self, const std::string& name, const at::Tensor& value) {
+            self.get().set_full_gradient(name, value);
+          },
+          NoGil())
+      .def(
+          "full_optimizer_state",
+          [](PythonEngine& self, const std::string& name, const std::string& state) {
+            return self.get().full_optimizer_state(name, state);
+          },
+          NoGil())
       .def("optimizer_states",
            [](PythonEngine& self, const std::string& name) { return self.get().optimizer_states(name); })
       .def("parameter_group_of",
            [](PythonEngine& self, const std::string& name) { return self.get().parameter_group_of(name); })
-      .def("set_progress",
-           [](PythonEngine& self, std::int64_t global_steps, std::int64_t skipped_steps,
-              const std::map<std::string, std::int64_t>& updates, std::optional<double> loss_scale) {
-             self.get().set_progress({global_steps, skipped_steps, updates, loss_scale});
-           },
-           py::arg("global_steps"), py::arg("skipped_steps"), py::arg("updates"), py::arg("loss_scale"), NoGil())
-      .def("set_full_optimizer_state",
-           [](PythonEngine& self, const std::string& name, const std::string& state, const at::Tensor& value) {
-             self.get().set_full_optimizer_state(name, state, value);
-           },
-           NoGil())
+      .def(
+          "set_progress",
+          [](PythonEngine& self, std::int64_t global_steps, std::int64_t skipped_steps,
+             const std::map<std::string, std::int64_t>& updates, std::optional<double> loss_scale) {
+            self.get().set_progress({global_steps, skipped_steps, updates, loss_scale});
+          },
+          py::arg("global_steps"), py::arg("skipped_steps"), py::arg("updates"), py::arg("loss_scale"), NoGil())
+      .def(
+          "set_full_optimizer_state",
+          [](PythonEngine& self, const std::string& name, const std::string& state, const at::Tensor& value) {
+            self.get().set_full_optimizer_state(name, state, value);
+          },
+          NoGil())
       .def("local_weight",
            [part](PythonEngine& self, const std::string& name) { return part(self.get().local_weight(name)); })
-      .def("local_optimizer_state",
-           [part](PythonEngine& self, const std::string& name, const std::string& state) {
-             return part(self.get().local_optimizer_state(name, state));
-           });
+      .def("local_optimizer_state", [part](PythonEngine& self, const std::string& name, const std::string& state) {
+        return part(self.get().local_optimizer_state(name, state));
+      });
 }
 
 void bind_files(py::class_<PythonEngine>& engine) {
   engine
-      .def("save_checkpoint",
-           [](PythonEngine& self, const std::string& folder, const std::string& tag, const std::string& client_state,
-              bool save_latest) {
-             self.with_buffers().save_checkpoint(folder, tag, client_state, {.save_latest = save_latest});
-           },
-           py::arg("folder"), py::arg("tag"), py::arg("client_state"), py::arg("save_latest") = true, NoGil())
-      .def("load_checkpoint",
-           [](PythonEngine& self, const std::string& folder, const std::string& tag, bool module_only,
-              bool load_optimizer_states, bool load_lr_scheduler_states, bool strict) {
-             zero::LoadReport report;
-             {
-               const py::gil_scoped_release no_gil;
-               zero::LoadOptions options;
-               options.module_only = module_only;
-               options.load_optimizer_states = load_optimizer_states;
-               options.load_lr_scheduler_states = load_lr_scheduler_states;
-               options.strict = strict;
-               report = self.with_buffers().load_checkpoint(folder, tag, options);
-             }
-             return to_dict(report);
-           },
-           py::arg("folder"), py::arg("tag"), py::arg("module_only") = false, py::arg("load_optimizer_states") = true,
-           py::arg("load_lr_scheduler_states") = true, py::arg("strict") = true)
-      .def("load_full_weights",
-           [](PythonEngine& self, const std::string& path, bool strict) {
-             zero::LoadReport report;
-             {
-               const py::gil_scoped_release no_gil;
-               zero::FullWeightsOptions options;
-               options.strict = strict;
-               report = self.with_buffers().load_full_weights(path, options);
-             }
-             return to_dict(report);
-           },
-           py::arg("path"), py::arg("strict") = true)
+      .def(
+          "save_checkpoint",
+          [](PythonEngine& self, const std::string& folder, const std::string& tag, const std::string& client_state,
+             bool save_latest) {
+            self.with_buffers().save_checkpoint(folder, tag, client_state, {.save_latest = save_latest});
+          },
+          py::arg("folder"), py::arg("tag"), py::arg("client_state"), py::arg("save_latest") = true, NoGil())
+      .def(
+          "load_checkpoint",
+          [](PythonEngine& self, const std::string& folder, const std::string& tag, bool module_only,
+             bool load_optimizer_states, bool load_lr_scheduler_states, bool strict) {
+            zero::LoadReport report;
+            {
+              const py::gil_scoped_release no_gil;
+              zero::LoadOptions options;
+              options.module_only = module_only;
+              options.load_optimizer_states = load_optimizer_states;
+              options.load_lr_scheduler_states = load_lr_scheduler_states;
+              options.strict = strict;
+              report = self.with_buffers().load_checkpoint(folder, tag, options);
+            }
+            return to_dict(report);
+          },
+          py::arg("folder"), py::arg("tag"), py::arg("module_only") = false, py::arg("load_optimizer_states") = true,
+          py::arg("load_lr_scheduler_states") = true, py::arg("strict") = true)
+      .def(
+          "load_full_weights",
+          [](PythonEngine& self, const std::string& path, bool strict) {
+            zero::LoadReport report;
+            {
+              const py::gil_scoped_release no_gil;
+              zero::FullWeightsOptions options;
+              options.strict = strict;
+              report = self.with_buffers().load_full_weights(path, options);
+            }
+            return to_dict(report);
+          },
+          py::arg("path"), py::arg("strict") = true)
       .def("save_full_weights", &save_full_weights, py::arg("folder"), py::arg("dtype") = "module");
 }
 
@@ -337,15 +351,15 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("is_destroyed", &PythonEngine::is_destroyed)
       .def_property_readonly("train_batch_size",
                              [](PythonEngine& self) { return self.get().config().train_batch_size; })
-      .def_property_readonly(
-          "train_micro_batch_size_per_gpu",
-          [](PythonEngine& self) { return self.get().config().train_micro_batch_size_per_gpu; })
+      .def_property_readonly("train_micro_batch_size_per_gpu",
+                             [](PythonEngine& self) { return self.get().config().train_micro_batch_size_per_gpu; })
       .def_property_readonly("gradient_accumulation_steps",
                              [](PythonEngine& self) { return self.get().config().gradient_accumulation_steps; })
       .def_property_readonly("rank", [](PythonEngine& self) { return self.get().rank(); })
       .def_property_readonly("world_size", [](PythonEngine& self) { return self.get().world_size(); })
       .def_property_readonly("local_rank", [](PythonEngine& self) { return self.get().local_rank(); })
-      .def("memory_summary", [](PythonEngine& self) { return self.get().memory_summary(); }, NoGil())
+      .def(
+          "memory_summary", [](PythonEngine& self) { return self.get().memory_summary(); }, NoGil())
       .def("memory_report", [](PythonEngine& self) { return memory(self.get().memory_report()); })
       .def("communication_report", [](PythonEngine& self) { return self.get().communication_report().to_string(); })
       .def("comms_summary", &comms_summary);

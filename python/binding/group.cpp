@@ -1,6 +1,6 @@
 // zero::Group, waits that see signals.
-#include <torch/csrc/utils/pybind.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
 #include "engine.h"
@@ -43,10 +43,12 @@ void bind_group(py::module_& module) {
       .def_property_readonly("failed", &zero::Group::failed)
       .def("split", &zero::Group::split, py::arg("color"), NoGil())
       .def("split_by_host", &zero::Group::split_by_host, NoGil())
-      .def("barrier", [](zero::Group& group) { group.barrier({.label = "barrier"}).wait(); }, NoGil())
+      .def(
+          "barrier", [](zero::Group& group) { group.barrier({.label = "barrier"}).wait(); }, NoGil())
       .def("broadcast", &broadcast, py::arg("tensor"), py::arg("root"), NoGil())
       .def("abort", &zero::Group::abort, py::arg("reason"));
-  module.def("init_distributed", [] { return zero::init_distributed(); }, NoGil());
+  module.def(
+      "init_distributed", [] { return zero::init_distributed(); }, NoGil());
 }
 
 }  // namespace zerotorch

@@ -17,9 +17,12 @@ PYBIND11_MODULE(_C, module) {
   zerotorch::bind_group(module);
   zerotorch::bind_engine(module);
   zerotorch::bind_plan(module);
-  module.def("resolve_config", [](const std::string& text, const std::string& source) {
-    return zero::Config::from_text(text, source).to_json();
-  }, py::arg("text"), py::arg("source") = "config");
+  module.def(
+      "resolve_config",
+      [](const std::string& text, const std::string& source) {
+        return zero::Config::from_text(text, source).to_json();
+      },
+      py::arg("text"), py::arg("source") = "config");
   module.def("launched_rank", []() -> py::object {
     const auto rank = zero::launched_rank();
     if (!rank) return py::none();

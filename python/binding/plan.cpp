@@ -1,6 +1,6 @@
 // zero::plan for Python: what zerotorch/plan.py prints.
-#include <torch/csrc/utils/pybind.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "engine.h"
 #include "python_model.h"

@@ -67,7 +67,8 @@ bool walk(py::handle module, const zero::ModelView::Visit& visit, int depth) {
 }
 
 void require_shape(py::handle parameter, const std::string& name) {
-  static const auto* const lazy = new py::object(py::module_::import("torch.nn.parameter").attr("UninitializedTensorMixin"));
+  static const auto* const lazy =
+      new py::object(py::module_::import("torch.nn.parameter").attr("UninitializedTensorMixin"));
   if (!py::isinstance(parameter, *lazy)) return;
   throw zero::ModelError("parameter '" + name +
                          "' of a lazy module has no shape yet: run the model once on an input before initialize()");
@@ -91,9 +92,8 @@ void add_tensors(py::handle module, const std::string& prefix, zero::ModelView& 
   }
   const py::set transient = py::getattr(module, "_non_persistent_buffers_set", py::set());
   for (const auto& [key, value] : dictionary(module, names().buffers)) {
-    view.buffers.push_back({.name = prefix + std::string(py::str(key)),
-                            .tensor = unpack(value),
-                            .persistent = !transient.contains(key)});
+    view.buffers.push_back(
+        {.name = prefix + std::string(py::str(key)), .tensor = unpack(value), .persistent = !transient.contains(key)});
   }
 }
 

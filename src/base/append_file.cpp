@@ -15,8 +15,7 @@ namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* verb) {
   const int error = errno;
-  throw IoError(
-      fmt::format("{}: cannot {}: {}", path.string(), verb, std::generic_category().message(error)));
+  throw IoError(fmt::format("{}: cannot {}: {}", path.string(), verb, std::generic_category().message(error)));
 }
 
 }  // namespace
@@ -46,8 +45,8 @@ std::int64_t AppendFile::sync() {
 
 void AppendFile::cut(std::int64_t nbytes) {
   if (const std::int64_t end = sync(); end < nbytes) {
-    throw IoError(fmt::format("{}: it has {} bytes, {} were there when the checkpoint was written",
-                              path_.string(), end, nbytes));
+    throw IoError(
+        fmt::format("{}: it has {} bytes, {} were there when the checkpoint was written", path_.string(), end, nbytes));
   }
   if (::ftruncate(fd_, nbytes) != 0) fail(path_, "cut");
 }

@@ -8,8 +8,7 @@
 
 namespace zero::base {
 
-[[noreturn]] void check_failed(const char* file, int line, const char* expression,
-                               const std::string& message);
+[[noreturn]] void check_failed(const char* file, int line, const char* expression, const std::string& message);
 
 }  // namespace zero::base
 

@@ -46,9 +46,8 @@ std::vector<Cpu> usable_cpus() {
 
 std::vector<int> core_share(std::vector<Cpu> cpus, int rank, int ranks) {
   const auto place = [](const Cpu& cpu) { return std::tuple(cpu.node, cpu.package, cpu.core); };
-  std::sort(cpus.begin(), cpus.end(), [&](const Cpu& a, const Cpu& b) {
-    return std::tuple(place(a), a.id) < std::tuple(place(b), b.id);
-  });
+  std::sort(cpus.begin(), cpus.end(),
+            [&](const Cpu& a, const Cpu& b) { return std::tuple(place(a), a.id) < std::tuple(place(b), b.id); });
   // What is divided: cores, or single CPUs.
   std::vector<std::vector<int>> parts;
   const bool whole_cores = ranks <= count_cores(cpus);
@@ -58,8 +57,7 @@ std::vector<int> core_share(std::vector<Cpu> cpus, int rank, int ranks) {
   }
   std::vector<int> share;
   if (static_cast<std::size_t>(ranks) > parts.size()) return share;
-  const std::size_t n = parts.size(), of = static_cast<std::size_t>(ranks),
-                    r = static_cast<std::size_t>(rank);
+  const std::size_t n = parts.size(), of = static_cast<std::size_t>(ranks), r = static_cast<std::size_t>(rank);
   for (std::size_t i = r * n / of; i < (r + 1) * n / of; ++i) {
     share.insert(share.end(), parts[i].begin(), parts[i].end());
   }

@@ -28,8 +28,7 @@ std::string note_name(int rank) { return fmt::format("rank_{:05}.part", rank); }
 std::string failure_name(int rank) { return fmt::format("rank_{:05}.failed", rank); }
 
 std::int64_t unix_ns_now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
@@ -107,11 +106,10 @@ void Checkpointer::Job::commit(io::FileSystem& files, int world_size, const std:
   }
   files.sync_folder(folder);
   if (options.save_latest) {
-    const std::string error =
-        error_of([&] { io::replace_text(files, io::join(folder, kLatestName), tag + "\n"); });
+    const std::string error = error_of([&] { io::replace_text(files, io::join(folder, kLatestName), tag + "\n"); });
     if (!error.empty()) {
-      throw IoError(fmt::format("the checkpoint is complete, but '{}' still names the one before: {}",
-                                kLatestName, error));
+      throw IoError(
+          fmt::format("the checkpoint is complete, but '{}' still names the one before: {}", kLatestName, error));
     }
   }
   // A failed removal of old ones is no failed save.
@@ -140,10 +138,7 @@ void Checkpointer::Job::prune(io::FileSystem& files) {
 }
 
 Checkpointer::Checkpointer(io::FileSystem& files, Group group, StagingMemory staging, FreeMemory free_memory)
-    : files_(files),
-      group_(std::move(group)),
-      staging_(std::move(staging)),
-      free_memory_(std::move(free_memory)) {}
+    : files_(files), group_(std::move(group)), staging_(std::move(staging)), free_memory_(std::move(free_memory)) {}
 
 Checkpointer::~Checkpointer() {
   // The other ranks' engines end as well, after writing their parts.
@@ -206,8 +201,7 @@ std::uint64_t Checkpointer::choose_foreground(Job& job) {
   std::int64_t sums[] = {static_cast<std::int64_t>(job.file ? job.file->nbytes() : 0), 0};
   auto& [total, without_room] = sums;
   if (job.options.async && job.file && !has_room_for(job.file->payload_nbytes())) without_room = 1;
-  if (group_.size() > 1)
-    group_.all_reduce(sums, 2, DType::kInt64, ReduceOp::kSum, {.label = "checkpoint"}).wait();
+  if (group_.size() > 1) group_.all_reduce(sums, 2, DType::kInt64, ReduceOp::kSum, {.label = "checkpoint"}).wait();
   if (without_room > 0) {
     job.options.async = false;
     if (group_.rank() == 0) {
@@ -241,16 +235,15 @@ void Checkpointer::begin(Job& job) {
   error = share_saving_folder(job);
   if (error.empty()) {
     error = error_of([&] {
-      job.file = std::make_unique<RankFile>(group_.rank(), job.id, job.contents.tensors,
-                                            std::move(job.contents.pieces));
+      job.file =
+          std::make_unique<RankFile>(group_.rank(), job.id, job.contents.tensors, std::move(job.contents.pieces));
     });
   }
   const std::uint64_t total = choose_foreground(job);
   if (first && error.empty()) error = error_of([&] { check_free_space(job, total); });
   if (error.empty()) {
-    error = error_of([&] {
-      job.ring = staging_(job.options.async ? job.file->payload_nbytes() : RankFile::ring_nbytes());
-    });
+    error = error_of(
+        [&] { job.ring = staging_(job.options.async ? job.file->payload_nbytes() : RankFile::ring_nbytes()); });
   }
   try {
     agree(what_, error, group_);
@@ -271,8 +264,7 @@ void Checkpointer::save(const std::string& folder, const std::string& tag, Conte
                         const SaveOptions& options) {
   if (options.refuse_when_busy) {
     std::int64_t busy = busy_ ? 1 : 0;
-    if (group_.size() > 1)
-      group_.all_reduce(&busy, 1, DType::kInt64, ReduceOp::kMax, {.label = "checkpoint"}).wait();
+    if (group_.size() > 1) group_.all_reduce(&busy, 1, DType::kInt64, ReduceOp::kMax, {.label = "checkpoint"}).wait();
     if (busy) throw CheckpointError(fmt::format("{} is still under way, and refuse_when_busy is set", what_));
   }
   wait();
@@ -302,8 +294,7 @@ void Checkpointer::save(const std::string& folder, const std::string& tag, Conte
   }
   std::string error = error_of([&] {
     job->write_part(files_);
-    if (group_.rank() != 0)
-      io::write_text(files_, io::join(job->saving, note_name(group_.rank())), to_text(job->part));
+    if (group_.rank() != 0) io::write_text(files_, io::join(job->saving, note_name(group_.rank())), to_text(job->part));
   });
   try {
     agree(what_, error, group_);

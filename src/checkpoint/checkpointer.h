@@ -37,8 +37,7 @@ struct Contents {
 struct SaveStatistics {
   std::uint64_t nbytes = 0;  ///< this rank's file
   double stall_seconds = 0;  ///< inside save()
-  double total_seconds =
-      0;  ///< until the checkpoint was committed; of this rank's part on ranks other than 0
+  double total_seconds = 0;  ///< until the checkpoint was committed; of this rank's part on ranks other than 0
 };
 
 /// Bytes that can still be had on this host.
@@ -92,9 +91,9 @@ class Checkpointer {
   std::atomic<bool> busy_{false};
   /// base::seconds_now() at which rank 0 stops to wait for ranks that may be gone.
   std::atomic<double> give_up_at_{std::numeric_limits<double>::infinity()};
-  std::string what_;                  ///< the save under way, for errors
-  std::string error_;                 ///< of the thread
-  bool unreported_ = false;           ///< a thread was started and nobody has asked for its result
+  std::string what_;         ///< the save under way, for errors
+  std::string error_;        ///< of the thread
+  bool unreported_ = false;  ///< a thread was started and nobody has asked for its result
   SaveStatistics statistics_;
 };
 

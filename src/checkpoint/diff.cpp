@@ -57,10 +57,8 @@ void compare(ElementType type, const std::vector<std::byte>& a, const std::vecto
 
 /// Why two tensors of one name cannot be compared element by element; empty when they can.
 std::string obstacle(const TensorInfo& a, const TensorInfo& b) {
-  if (a.shape != b.shape)
-    return fmt::format("shape [{}] and [{}]", fmt::join(a.shape, ", "), fmt::join(b.shape, ", "));
-  if (a.dtype != b.dtype)
-    return fmt::format("dtype {} and {}", element_type_name(a.dtype), element_type_name(b.dtype));
+  if (a.shape != b.shape) return fmt::format("shape [{}] and [{}]", fmt::join(a.shape, ", "), fmt::join(b.shape, ", "));
+  if (a.dtype != b.dtype) return fmt::format("dtype {} and {}", element_type_name(a.dtype), element_type_name(b.dtype));
   return {};
 }
 
@@ -72,8 +70,7 @@ void make_row_major(std::vector<std::byte>& bytes, const TensorInfo& info) {
   bytes.swap(ordered);
 }
 
-void compare_json(const std::string& what, const std::string& a, const std::string& b,
-                  std::vector<std::string>& out) {
+void compare_json(const std::string& what, const std::string& a, const std::string& b, std::vector<std::string>& out) {
   const auto json_a = nlohmann::json::parse(a), json_b = nlohmann::json::parse(b);
   for (const auto& change : nlohmann::json::diff(json_a, json_b)) {
     const auto path = change.at("path").get<std::string>();
@@ -167,8 +164,7 @@ class Differ {
 
 }  // namespace
 
-DiffReport diff(io::FileSystem& files, const std::string& path_a, const std::string& path_b,
-                const Progress& progress) {
+DiffReport diff(io::FileSystem& files, const std::string& path_a, const std::string& path_b, const Progress& progress) {
   return Differ(files, path_a, path_b, progress).run();
 }
 

@@ -130,8 +130,7 @@ bool has_one_order(const std::vector<std::int64_t>& shape) {
   return larger <= 1 || std::find(shape.begin(), shape.end(), 0) != shape.end();
 }
 
-std::vector<int> dim_order_of(const std::vector<std::int64_t>& shape,
-                              const std::vector<std::int64_t>& strides) {
+std::vector<int> dim_order_of(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides) {
   // Dimensions of one element may have any stride: they stay where they are.
   std::vector<int> large;
   for (int d = 0; d < static_cast<int>(shape.size()); ++d) {

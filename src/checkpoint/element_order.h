@@ -41,7 +41,6 @@ bool has_one_order(const std::vector<std::int64_t>& shape);
 
 /// The dimensions from the slowest to the fastest of a dense tensor with these strides; empty when that is
 /// row-major.
-std::vector<int> dim_order_of(const std::vector<std::int64_t>& shape,
-                              const std::vector<std::int64_t>& strides);
+std::vector<int> dim_order_of(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides);
 
 }  // namespace zero::checkpoint

@@ -94,8 +94,7 @@ std::optional<ElementType> parse_element_type(std::string_view name) {
 
 bool is_floating_point(ElementType type) { return type >= ElementType::kF16; }
 
-void convert(ElementType from_type, const std::byte* from, ElementType to_type, std::byte* to,
-             std::size_t numel) {
+void convert(ElementType from_type, const std::byte* from, ElementType to_type, std::byte* to, std::size_t numel) {
   using enum ElementType;
   if (from_type == to_type) {
     if (numel > 0) std::memcpy(to, from, numel * element_nbytes(from_type));

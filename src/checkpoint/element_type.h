@@ -19,7 +19,6 @@ bool is_floating_point(ElementType type);
 /// nearest, fp32 to bf16 with ties away from zero (as parameters are made from their masters), else with ties to
 /// even. The same type is a copy, also for the others. `from` and `to` do not overlap and need no
 /// alignment. Throws CheckpointError for pairs that are not both floating-point.
-void convert(ElementType from_type, const std::byte* from, ElementType to_type, std::byte* to,
-             std::size_t numel);
+void convert(ElementType from_type, const std::byte* from, ElementType to_type, std::byte* to, std::size_t numel);
 
 }  // namespace zero::checkpoint

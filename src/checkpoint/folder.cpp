@@ -33,8 +33,7 @@ std::string problem_with(std::string_view tag) {
 std::string describe(const std::vector<std::string>& tags) {
   if (tags.empty()) return "there is none";
   const std::size_t named = std::min(tags.size(), kMaxNamed);
-  return fmt::format("there are {}{}",
-                     fmt::join(tags.end() - static_cast<std::ptrdiff_t>(named), tags.end(), ", "),
+  return fmt::format("there are {}{}", fmt::join(tags.end() - static_cast<std::ptrdiff_t>(named), tags.end(), ", "),
                      tags.size() > named ? fmt::format(" and {} more", tags.size() - named) : "");
 }
 
@@ -82,8 +81,8 @@ void check_complete(io::FileSystem& files, const std::string& folder, const Mani
       throw CheckpointError(fmt::format("the checkpoint '{}' lacks its file '{}'", folder, file.name));
     }
     if (const std::uint64_t nbytes = files.open(path)->size(); nbytes != file.nbytes) {
-      throw CheckpointError(fmt::format("'{}' has {} bytes, the manifest says {}: it was cut off or replaced",
-                                        path, nbytes, file.nbytes));
+      throw CheckpointError(fmt::format("'{}' has {} bytes, the manifest says {}: it was cut off or replaced", path,
+                                        nbytes, file.nbytes));
     }
   }
 }
@@ -115,8 +114,8 @@ Found find_checkpoint(io::FileSystem& files, const std::string& folder, const st
     check_tag(tag);
     const std::string path = io::join(folder, tag);
     if (files.kind(path) != io::FileKind::kFolder) {
-      throw CheckpointError(fmt::format("there is no checkpoint '{}' in '{}'; {}", tag, folder,
-                                        describe(possible_tags(files, folder))));
+      throw CheckpointError(
+          fmt::format("there is no checkpoint '{}' in '{}'; {}", tag, folder, describe(possible_tags(files, folder))));
     }
     return {tag, path, read_complete_manifest(files, path)};
   }
@@ -131,8 +130,7 @@ Found find_checkpoint(io::FileSystem& files, const std::string& folder, const st
   }
   if (const auto latest = latest_tag(files, folder)) {
     const std::string path = io::join(folder, *latest);
-    if (files.kind(path) == io::FileKind::kFolder)
-      return {*latest, path, read_complete_manifest(files, path)};
+    if (files.kind(path) == io::FileKind::kFolder) return {*latest, path, read_complete_manifest(files, path)};
     throw CheckpointError(fmt::format(
         "'{}' says that '{}' is the latest checkpoint, which is not there; {}. Bring it back, or give the tag to load",
         io::join(folder, kLatestName), *latest, describe(possible_tags(files, folder))));
@@ -145,8 +143,7 @@ Found find_checkpoint(io::FileSystem& files, const std::string& folder, const st
 }
 
 Found find_checkpoint(io::FileSystem& files, const std::string& path) {
-  if (files.kind(io::join(path, kManifestName)) != io::FileKind::kFile)
-    return find_checkpoint(files, path, "");
+  if (files.kind(io::join(path, kManifestName)) != io::FileKind::kFile) return find_checkpoint(files, path, "");
   Manifest manifest = read_manifest(files, path);
   std::string tag = manifest.tag;
   return {std::move(tag), path, std::move(manifest)};
@@ -163,10 +160,10 @@ std::vector<std::string> leftovers(io::FileSystem& files, const std::string& fol
 std::unique_ptr<io::Lock> lock_folder(io::FileSystem& files, const std::string& folder) {
   auto lock = files.try_lock(io::join(folder, kLock));
   if (!lock) {
-    throw CheckpointError(fmt::format(
-        "somebody else saves or prunes in '{}' at the moment (its file '{}' is locked); give every run a "
-        "folder of its own",
-        folder, kLock));
+    throw CheckpointError(
+        fmt::format("somebody else saves or prunes in '{}' at the moment (its file '{}' is locked); give every run a "
+                    "folder of its own",
+                    folder, kLock));
   }
   return lock;
 }
@@ -178,8 +175,7 @@ void remove_checkpoint(io::FileSystem& files, const std::string& folder, const s
   io::remove_all(files, hidden);
 }
 
-std::vector<std::string> prunable(const Listing& listing, const std::optional<std::string>& latest,
-                                  int keep_last) {
+std::vector<std::string> prunable(const Listing& listing, const std::optional<std::string>& latest, int keep_last) {
   std::vector<std::string> tags;
   if (keep_last <= 0) return tags;
   const std::size_t kept = static_cast<std::size_t>(keep_last);

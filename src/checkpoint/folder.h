@@ -61,7 +61,6 @@ std::unique_ptr<io::Lock> lock_folder(io::FileSystem& files, const std::string& 
 /// Invisible at once, then file by file.
 void remove_checkpoint(io::FileSystem& files, const std::string& folder, const std::string& tag);
 /// Which complete checkpoints a pruning to `keep_last` removes: all but the newest and the latest.
-std::vector<std::string> prunable(const Listing& listing, const std::optional<std::string>& latest,
-                                  int keep_last);
+std::vector<std::string> prunable(const Listing& listing, const std::optional<std::string>& latest, int keep_last);
 
 }  // namespace zero::checkpoint

@@ -131,8 +131,8 @@ Json to_json(const ManifestTensor& tensor) {
 std::string embedded(const std::string& json, std::string_view what) {
   const Json parsed = parse_json(json);
   if (parsed.is_discarded()) {
-    throw CheckpointError(fmt::format("{} is not valid JSON, or nested more than {} deep: '{}'", what,
-                                      kMaxJsonDepth, std::string_view(json).substr(0, 200)));
+    throw CheckpointError(fmt::format("{} is not valid JSON, or nested more than {} deep: '{}'", what, kMaxJsonDepth,
+                                      std::string_view(json).substr(0, 200)));
   }
   return parsed.dump();
 }
@@ -227,25 +227,22 @@ void check_pieces(const ManifestTensor& tensor, const std::vector<ManifestFile>&
   std::int64_t next = 0;
   for (const auto& piece : tensor.pieces) {
     if (piece.begin != next || piece.numel == 0) {
-      read.fail(
-          fmt::format("the pieces of '{}' do not follow each other at element {}", tensor.info.name, next));
+      read.fail(fmt::format("the pieces of '{}' do not follow each other at element {}", tensor.info.name, next));
     }
     next += piece.numel;
     if (next > tensor.info.numel()) break;
     if (static_cast<std::size_t>(piece.file) >= files.size()) {
-      read.fail(
-          fmt::format("a piece of '{}' is in file {} of {}", tensor.info.name, piece.file, files.size()));
+      read.fail(fmt::format("a piece of '{}' is in file {} of {}", tensor.info.name, piece.file, files.size()));
     }
     const ManifestFile& file = files[piece.file];
     const std::uint64_t nbytes = static_cast<std::uint64_t>(piece.numel) * element;
-    if (piece.offset < file.header_nbytes || piece.offset > file.nbytes ||
-        nbytes > file.nbytes - piece.offset) {
+    if (piece.offset < file.header_nbytes || piece.offset > file.nbytes || nbytes > file.nbytes - piece.offset) {
       read.fail(fmt::format("a piece of '{}' lies outside of '{}'", tensor.info.name, file.name));
     }
   }
   if (next != tensor.info.numel()) {
-    read.fail(fmt::format("the pieces of '{}' have {} elements, its shape {}", tensor.info.name, next,
-                          tensor.info.numel()));
+    read.fail(
+        fmt::format("the pieces of '{}' have {} elements, its shape {}", tensor.info.name, next, tensor.info.numel()));
   }
 }
 
@@ -264,14 +261,12 @@ std::string_view problem_with_checksum(std::string_view text) {
 std::string manifest_text(io::FileSystem& files, const std::string& folder) {
   const std::string path = io::join(folder, kManifestName);
   if (files.kind(path) != io::FileKind::kFile) {
-    throw CheckpointError(
-        fmt::format("'{}' holds no complete checkpoint: it has no {}", folder, kManifestName));
+    throw CheckpointError(fmt::format("'{}' holds no complete checkpoint: it has no {}", folder, kManifestName));
   }
   return io::read_text(files, path, kMaxManifestNbytes);
 }
 
 }  // namespace
-
 
 std::int64_t TensorInfo::numel() const { return checked_numel(shape, name); }
 std::string TensorInfo::key() const { return fmt::format("{}/{}", kind, name); }
@@ -330,9 +325,9 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   const Reader read(json, where);
   if (read.text("format") != kFormatName) read.fail("it is of another format");
   if (const auto version = read.integer("version"); version < 1 || version > kFormatVersion) {
-    throw CheckpointError(fmt::format(
-        "'{}' is of format version {}, this build reads versions 1 to {}; use the zerotorch that wrote it", where,
-        version, kFormatVersion));
+    throw CheckpointError(
+        fmt::format("'{}' is of format version {}, this build reads versions 1 to {}; use the zerotorch that wrote it",
+                    where, version, kFormatVersion));
   }
   if (static_cast<std::uint64_t>(read.integer("block_nbytes")) != kBlockNbytes) {
     read.fail("blocks have 1 MiB");

@@ -23,7 +23,7 @@ inline constexpr std::string_view kLatestName = "latest";
 /// What a tensor is of its parameter or buffer, as the format calls it. Every other kind is a state of the
 /// optimizer, by its name: lower-case letters, digits and underscores.
 namespace kinds {
-inline constexpr const char* kWeight = "weight";  ///< at full precision: the fp32 master where there is one
+inline constexpr const char* kWeight = "weight";             ///< at full precision: the fp32 master where there is one
 inline constexpr const char* kGradientSum = "gradient_sum";  ///< over the micro-batches of a window that is not over
 inline constexpr const char* kBuffer = "buffer";
 inline constexpr const char* kRandomState = "random_state";  ///< a random generator's of one rank
@@ -34,7 +34,7 @@ struct TensorInfo {
   std::string kind = kinds::kWeight;
   ElementType dtype = ElementType::kF32;
   std::vector<std::int64_t> shape;
-  ElementOrder order;  ///< of the elements, in all files together
+  ElementOrder order;                            ///< of the elements, in all files together
   ElementType module_dtype = ElementType::kF32;  ///< what the module held
   bool trainable = false;
   std::vector<std::string> aliases;  ///< other names of the same parameter

@@ -25,8 +25,7 @@ ElementType exported_type(ElementType own, ElementType module, const std::string
   if (wanted == "fp32") return ElementType::kF32;
   if (wanted == "bf16") return ElementType::kBF16;
   if (wanted == "fp16") return ElementType::kF16;
-  throw CheckpointError(
-      fmt::format("'{}' is no dtype to export to; want fp32, bf16, fp16 or module", wanted));
+  throw CheckpointError(fmt::format("'{}' is no dtype to export to; want fp32, bf16, fp16 or module", wanted));
 }
 
 ModelFiles::ModelFiles(io::FileSystem& files, std::string folder, std::vector<SafetensorsEntry> entries,
@@ -44,9 +43,8 @@ ModelFiles::ModelFiles(io::FileSystem& files, std::string folder, std::vector<Sa
   }
   if (parts_.empty()) parts_.push_back({});
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    parts_[i].name = parts_.size() == 1
-                         ? "model.safetensors"
-                         : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, parts_.size());
+    parts_[i].name = parts_.size() == 1 ? "model.safetensors"
+                                        : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, parts_.size());
   }
   files_.make_folders(folder_);
   if (const std::uint64_t free = files_.free_nbytes(folder_); free < total_nbytes_ + (1 << 20)) {
@@ -110,8 +108,7 @@ void ModelFiles::append(std::span<const std::byte> data) {
 void ModelFiles::remove_old_files() {
   static const std::regex kPattern("model(-\\d{5}-of-\\d{5})?\\.safetensors(\\.index\\.json)?");
   for (const auto& name : files_.list(folder_)) {
-    const bool ours =
-        std::any_of(parts_.begin(), parts_.end(), [&](const Part& part) { return part.name == name; });
+    const bool ours = std::any_of(parts_.begin(), parts_.end(), [&](const Part& part) { return part.name == name; });
     if (!ours && (parts_.size() == 1 || name != kIndexName) && std::regex_match(name, kPattern)) {
       files_.remove(io::join(folder_, name));
     }
@@ -133,8 +130,7 @@ ExportReport ModelFiles::finish() {
   if (parts_.size() > 1) {
     nlohmann::json index = {{"metadata", {{"total_size", total_nbytes_}}}};
     for (const Part& part : parts_) {
-      for (std::size_t i = 0; i < part.count; ++i)
-        index["weight_map"][entries_[part.first + i].name] = part.name;
+      for (std::size_t i = 0; i < part.count; ++i) index["weight_map"][entries_[part.first + i].name] = part.name;
     }
     io::replace_text(files_, io::join(folder_, kIndexName), index.dump(1) + "\n");
     report.files.push_back(io::join(folder_, kIndexName));

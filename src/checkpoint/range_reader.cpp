@@ -45,8 +45,7 @@ void RangeReader::make_ring() {
   // The kernel pins the pages of every request: with huge ones large reads took a sixth less time.
   const bool huge = total_nbytes_ >= kSlotNbytes;
   if (ring_.nbytes() > 0 && (ring_is_huge_ || !huge)) return;
-  ring_ = io::AlignedBuffer(kRingNbytes,
-                            huge ? io::AlignedBuffer::Pages::kHuge : io::AlignedBuffer::Pages::kOrdinary);
+  ring_ = io::AlignedBuffer(kRingNbytes, huge ? io::AlignedBuffer::Pages::kHuge : io::AlignedBuffer::Pages::kOrdinary);
   ring_is_huge_ = huge;
 }
 
@@ -76,24 +75,22 @@ std::vector<RangeReader::Block> RangeReader::blocks_of(std::span<const Target> t
         block.checksum = piece.checksums[at / kBlockNbytes];
         block.tensor = target.tensor;
         if (target.data) {
-          block.to =
-              target.data + (piece.begin - target.begin) * element + static_cast<std::int64_t>(part_begin);
+          block.to = target.data + (piece.begin - target.begin) * element + static_cast<std::int64_t>(part_begin);
         }
         blocks.push_back(block);
       }
     }
   }
-  std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) {
-    return a.file != b.file ? a.file < b.file : a.offset < b.offset;
-  });
+  std::sort(blocks.begin(), blocks.end(),
+            [](const Block& a, const Block& b) { return a.file != b.file ? a.file < b.file : a.offset < b.offset; });
   return blocks;
 }
 
 void RangeReader::check_header(io::File& file, int index, const std::string& path) const {
   const ManifestFile& expected = found_.manifest.files[index];
   if (const std::uint64_t nbytes = file.size(); nbytes != expected.nbytes) {
-    throw CheckpointError(fmt::format("'{}' has {} bytes, the manifest says {}: it was cut off or replaced",
-                                      path, nbytes, expected.nbytes));
+    throw CheckpointError(fmt::format("'{}' has {} bytes, the manifest says {}: it was cut off or replaced", path,
+                                      nbytes, expected.nbytes));
   }
   std::string header(expected.header_nbytes, '\0');
   file.read(0, std::as_writable_bytes(std::span(header)));
@@ -101,9 +98,9 @@ void RangeReader::check_header(io::File& file, int index, const std::string& pat
   if (checksum_of(header) == expected.header_checksum) return;
   const bool other = header.size() > 8 && header.find("zerotorch_checkpoint") != std::string::npos &&
                      header.find(found_.manifest.id) == std::string::npos;
-  throw CheckpointError(fmt::format(
-      "the header of '{}' is not what was written{}", path,
-      other ? ": the file belongs to another checkpoint" : ": it is damaged, or another rank's file"));
+  throw CheckpointError(
+      fmt::format("the header of '{}' is not what was written{}", path,
+                  other ? ": the file belongs to another checkpoint" : ": it is damaged, or another rank's file"));
 }
 
 void RangeReader::take_chunk(const Chunk& chunk, std::span<const Block> blocks, const std::byte* data,
@@ -111,9 +108,9 @@ void RangeReader::take_chunk(const Chunk& chunk, std::span<const Block> blocks, 
   for (const Block& block : blocks.subspan(chunk.first, chunk.count)) {
     const std::byte* at = data + (block.offset - chunk.begin);
     if (checksum_of({at, block.nbytes}) != block.checksum) {
-      on_problem({path, fmt::format("'{}' is damaged: bytes {} to {} of '{}' are not what was written",
-                                    found_.manifest.tensors[block.tensor].info.key(), block.offset,
-                                    block.end(), path)});
+      on_problem(
+          {path, fmt::format("'{}' is damaged: bytes {} to {} of '{}' are not what was written",
+                             found_.manifest.tensors[block.tensor].info.key(), block.offset, block.end(), path)});
       continue;
     }
     if (block.to) std::memcpy(block.to, at + block.from, block.size);
@@ -193,8 +190,7 @@ std::vector<Problem> RangeReader::verify(const Progress& progress) {
   std::vector<Problem> problems;
   const auto note = [&problems](const Problem& problem) { problems.push_back(problem); };
   for (int file = 0; file < static_cast<int>(found_.manifest.files.size()); ++file) {
-    const auto first =
-        std::find_if(blocks.begin(), blocks.end(), [&](const Block& b) { return b.file == file; });
+    const auto first = std::find_if(blocks.begin(), blocks.end(), [&](const Block& b) { return b.file == file; });
     const auto last = std::find_if(first, blocks.end(), [&](const Block& b) { return b.file != file; });
     try {
       read_file(file, {first, last}, note);

@@ -45,8 +45,8 @@ class RangeReader {
   void make_ring();
   std::vector<Block> blocks_of(std::span<const Target> targets) const;
   void read_file(int file, std::span<Block> blocks, const OnProblem& on_problem);
-  void take_chunk(const Chunk& chunk, std::span<const Block> blocks, const std::byte* data,
-                  const std::string& path, const OnProblem& on_problem) const;
+  void take_chunk(const Chunk& chunk, std::span<const Block> blocks, const std::byte* data, const std::string& path,
+                  const OnProblem& on_problem) const;
   void check_header(io::File& file, int index, const std::string& path) const;
 
   io::FileSystem& files_;

@@ -68,8 +68,7 @@ struct RankFile::Source {
   }
 };
 
-RankFile::RankFile(int rank, const std::string& id, const std::vector<TensorInfo>& tensors,
-                   std::vector<Piece> pieces)
+RankFile::RankFile(int rank, const std::string& id, const std::vector<TensorInfo>& tensors, std::vector<Piece> pieces)
     : rank_(rank), pieces_(std::move(pieces)) {
   std::erase_if(pieces_, [](const Piece& piece) { return piece.numel == 0; });
   SafetensorsHeader header;
@@ -122,8 +121,7 @@ RankPart RankFile::write(io::FileSystem& files, const std::string& folder, std::
   file->close();
   std::uint64_t offset = header_.size();
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    part.places.push_back(
-        {pieces_[i].tensor, {0, offset, pieces_[i].begin, pieces_[i].numel, hasher.checksums()[i]}});
+    part.places.push_back({pieces_[i].tensor, {0, offset, pieces_[i].begin, pieces_[i].numel, hasher.checksums()[i]}});
     offset += piece_nbytes_[i];
   }
   return part;

@@ -27,8 +27,7 @@ using StagingMemory = std::function<std::byte*(std::size_t nbytes)>;
 class RankFile {
  public:
   /// Throws CheckpointError for names that cannot be written.
-  RankFile(int rank, const std::string& id, const std::vector<TensorInfo>& tensors,
-           std::vector<Piece> pieces);
+  RankFile(int rank, const std::string& id, const std::vector<TensorInfo>& tensors, std::vector<Piece> pieces);
 
   std::uint64_t nbytes() const { return header_.size() + payload_nbytes_; }
   std::size_t payload_nbytes() const { return payload_nbytes_; }

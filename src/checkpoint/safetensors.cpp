@@ -35,8 +35,7 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& value, const s
   SafetensorsEntry entry;
   entry.name = name;
   const Json& dtype = value["dtype"];
-  const auto type =
-      dtype.is_string() ? parse_element_type(dtype.get_ref<const std::string&>()) : std::nullopt;
+  const auto type = dtype.is_string() ? parse_element_type(dtype.get_ref<const std::string&>()) : std::nullopt;
   if (!type) damaged(what, fmt::format("tensor '{}' has the unknown dtype {}", name, dtype.dump()));
   entry.dtype = *type;
   const Json& shape = value["shape"];
@@ -89,8 +88,7 @@ std::string make_safetensors_header(SafetensorsHeader& header, std::size_t align
             kMetadataName));
       }
       entry.begin = offset;
-      offset +=
-          static_cast<std::uint64_t>(checked_numel(entry.shape, entry.name)) * element_nbytes(entry.dtype);
+      offset += static_cast<std::uint64_t>(checked_numel(entry.shape, entry.name)) * element_nbytes(entry.dtype);
       entry.end = offset;
       add(entry.name, {{"dtype", element_type_name(entry.dtype)},
                        {"shape", entry.shape},
@@ -114,8 +112,7 @@ std::string make_safetensors_header(SafetensorsHeader& header, std::size_t align
   return out + text;
 }
 
-SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t file_nbytes,
-                                           const std::string& what) {
+SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t file_nbytes, const std::string& what) {
   const Json json = parse_json(text);
   if (!json.is_object()) damaged(what, "the header is not a JSON object");
   SafetensorsHeader header;
@@ -131,17 +128,15 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t 
       header.metadata[key] = entry.get<std::string>();
     }
   }
-  std::sort(header.entries.begin(), header.entries.end(), [](const auto& a, const auto& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-  });
+  std::sort(header.entries.begin(), header.entries.end(),
+            [](const auto& a, const auto& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
   std::uint64_t expected = 0;
   for (const auto& entry : header.entries) {
     if (entry.begin != expected) damaged(what, fmt::format("there is a hole before '{}'", entry.name));
     expected = entry.end;
   }
   if (file_nbytes < header.data_begin || file_nbytes - header.data_begin != expected) {
-    damaged(what,
-            fmt::format("it has {} bytes, its header says {}", file_nbytes, header.data_begin + expected));
+    damaged(what, fmt::format("it has {} bytes, its header says {}", file_nbytes, header.data_begin + expected));
   }
   return header;
 }

@@ -38,8 +38,7 @@ std::string make_safetensors_header(SafetensorsHeader& header, std::size_t align
 /// which is checked before it is believed. Throws CheckpointError naming the file.
 SafetensorsHeader read_safetensors_header(io::File& file, const std::string& path);
 /// From the JSON alone; `file_nbytes` is the file's size. `what` names the file in errors.
-SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t file_nbytes,
-                                           const std::string& what);
+SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t file_nbytes, const std::string& what);
 
 /// Elements of a shape. Throws CheckpointError (with `what`) for negative sizes and overflow.
 std::int64_t checked_numel(const std::vector<std::int64_t>& shape, const std::string& what);

@@ -88,8 +88,7 @@ Description inspect(io::FileSystem& files, const std::string& path) {
   for (const auto& tensor : found.manifest.tensors) {
     const auto numel = tensor.info.numel();
     description.tensors.push_back({tensor.info.name, tensor.info.kind,
-                                   std::string(element_type_name(tensor.info.dtype)), tensor.info.shape,
-                                   numel,
+                                   std::string(element_type_name(tensor.info.dtype)), tensor.info.shape, numel,
                                    static_cast<std::uint64_t>(numel) * element_nbytes(tensor.info.dtype),
                                    static_cast<int>(tensor.pieces.size())});
   }
@@ -116,8 +115,7 @@ VerifyReport verify(io::FileSystem& files, const std::string& path, const Progre
 }
 
 PruneReport prune(io::FileSystem& files, const std::string& folder, int keep_last, bool dry_run) {
-  if (keep_last < 1)
-    throw CheckpointError("prune keeps at least one checkpoint; remove the folder to remove all");
+  if (keep_last < 1) throw CheckpointError("prune keeps at least one checkpoint; remove the folder to remove all");
   if (files.kind(folder) != io::FileKind::kFolder) {
     throw CheckpointError(fmt::format("there is no folder '{}'", folder));
   }

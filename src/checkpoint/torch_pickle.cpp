@@ -62,8 +62,7 @@ class Machine {
 
  private:
   [[noreturn]] void fail(const std::string& problem) const {
-    throw CheckpointError(
-        fmt::format("{}: its pickle cannot be read at byte {}: {}", what_, position_, problem));
+    throw CheckpointError(fmt::format("{}: its pickle cannot be read at byte {}: {}", what_, position_, problem));
   }
 
   // ---- input ----
@@ -77,8 +76,7 @@ class Machine {
   std::uint64_t unsigned_number(std::size_t count) {
     std::uint64_t value = 0;
     const auto raw = bytes(count);
-    for (std::size_t i = 0; i < count; ++i)
-      value |= std::uint64_t{static_cast<unsigned char>(raw[i])} << (8 * i);
+    for (std::size_t i = 0; i < count; ++i) value |= std::uint64_t{static_cast<unsigned char>(raw[i])} << (8 * i);
     return value;
   }
   std::string_view line() {
@@ -111,8 +109,7 @@ class Machine {
   }
   void add_to(PickledValue& container, Kind kind, std::vector<PickledPointer> items) {
     if (container.kind == Kind::kObject) return;  // what an object of some class holds is of no use here
-    if (container.kind != kind || (kind == Kind::kDict && items.size() % 2 != 0))
-      fail("values in the wrong place");
+    if (container.kind != kind || (kind == Kind::kDict && items.size() % 2 != 0)) fail("values in the wrong place");
     for (auto& item : items) {
       if (item.get() == &container) fail("a value holds itself");
       container.depth = std::max(container.depth, item->depth + 1);
@@ -198,8 +195,7 @@ class Machine {
   void execute(char opcode) {
     switch (opcode) {
       case '\x80':  // PROTO
-        if (const char version = byte(); version > 5)
-          fail(fmt::format("its protocol {} is unknown", int{version}));
+        if (const char version = byte(); version > 5) fail(fmt::format("its protocol {} is unknown", int{version}));
         return;
       case '(':
         return marks_.push_back(stack_.size());
@@ -316,8 +312,7 @@ class Machine {
         pop();
         return;
       default:
-        fail(
-            fmt::format("torch.save does not write the opcode 0x{:02x}", static_cast<unsigned char>(opcode)));
+        fail(fmt::format("torch.save does not write the opcode 0x{:02x}", static_cast<unsigned char>(opcode)));
     }
   }
 
@@ -364,9 +359,7 @@ std::vector<std::pair<std::string, PickledTensor>> tensors_in(const PickledValue
 
 }  // namespace
 
-PickledPointer parse_torch_pickle(std::string_view text, const std::string& what) {
-  return Machine(text, what).run();
-}
+PickledPointer parse_torch_pickle(std::string_view text, const std::string& what) { return Machine(text, what).run(); }
 
 std::vector<std::pair<std::string, PickledTensor>> tensors_of_state_dict(const PickledValue& value,
                                                                          const std::string& what) {
@@ -378,9 +371,8 @@ std::vector<std::pair<std::string, PickledTensor>> tensors_of_state_dict(const P
     }
     if (!tensors.empty()) return tensors;
   }
-  throw CheckpointError(
-      fmt::format("{} holds {}, want a state dict of plain tensors: torch.save(module.state_dict(), path)",
-                  what, describe(value)));
+  throw CheckpointError(fmt::format(
+      "{} holds {}, want a state dict of plain tensors: torch.save(module.state_dict(), path)", what, describe(value)));
 }
 
 }  // namespace zero::checkpoint

@@ -22,15 +22,14 @@ constexpr std::string_view kIndexEnd = ".safetensors.index.json";
 std::map<std::string, std::string> read_weight_map(io::FileSystem& files, const std::string& path) {
   const auto index = parse_json(io::read_text(files, path, kMaxIndexNbytes));
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    throw CheckpointError(
-        fmt::format("'{}' is no index of safetensors files: it has no \"weight_map\"", path));
+    throw CheckpointError(fmt::format("'{}' is no index of safetensors files: it has no \"weight_map\"", path));
   }
   std::map<std::string, std::string> map;
   for (const auto& [name, file] : index["weight_map"].items()) {
     const std::string text = file.is_string() ? file.get<std::string>() : "";
     if (text.empty() || text == ".." || text == "." || text.find('/') != std::string::npos) {
-      throw CheckpointError(fmt::format(
-          "'{}': tensor '{}' lies in {}, want the name of a file beside the index", path, name, file.dump()));
+      throw CheckpointError(fmt::format("'{}': tensor '{}' lies in {}, want the name of a file beside the index", path,
+                                        name, file.dump()));
     }
     map[name] = text;
   }
@@ -54,10 +53,10 @@ WeightFiles::WeightFiles(io::FileSystem& files, const std::string& path) {
   } else if (files.kind(single) == io::FileKind::kFile) {
     open_part(files, single);
   } else {
-    throw CheckpointError(fmt::format(
-        "the folder '{}' has neither model.safetensors nor model.safetensors.index.json; a checkpoint of "
-        "training is loaded with Engine::load_checkpoint",
-        path));
+    throw CheckpointError(
+        fmt::format("the folder '{}' has neither model.safetensors nor model.safetensors.index.json; a checkpoint of "
+                    "training is loaded with Engine::load_checkpoint",
+                    path));
   }
 }
 
@@ -84,13 +83,13 @@ void WeightFiles::open_indexed(io::FileSystem& files, const std::string& path) {
       there.insert(entries_[i].name);
       continue;
     }
-    throw CheckpointError(fmt::format("'{}' holds the tensor '{}', which the index '{}' does not have there",
-                                      part, entries_[i].name, path));
+    throw CheckpointError(fmt::format("'{}' holds the tensor '{}', which the index '{}' does not have there", part,
+                                      entries_[i].name, path));
   }
   for (const auto& [tensor, file] : file_of) {
     if (!there.contains(tensor)) {
-      throw CheckpointError(fmt::format("the index '{}' has the tensor '{}' in '{}', which does not hold it",
-                                        path, tensor, file));
+      throw CheckpointError(
+          fmt::format("the index '{}' has the tensor '{}' in '{}', which does not hold it", path, tensor, file));
     }
   }
 }

@@ -33,10 +33,10 @@ int ranks_per_node(int size) {
   char* end = nullptr;
   const long number = std::strtol(text, &end, 10);
   if (*end != '\0' || number < 1) {
-    throw ConfigError(fmt::format(
-        "environment variable ZERO_RANKS_PER_NODE: got \"{}\", wanted a whole number above 0 (so many "
-        "ranks count as one host).",
-        text));
+    throw ConfigError(
+        fmt::format("environment variable ZERO_RANKS_PER_NODE: got \"{}\", wanted a whole number above 0 (so many "
+                    "ranks count as one host).",
+                    text));
   }
   return static_cast<int>(std::min<long>(number, size));
 }
@@ -60,8 +60,7 @@ int Backend::local_rank() const {
 void Backend::set_progress_thread(bool on) {
   if (!on) {
     if (progress_thread_ && progress_thread_->is_this_thread())
-      throw ConfigError(
-          "set_progress_thread(false) inside a finish step would wait for itself; call it after");
+      throw ConfigError("set_progress_thread(false) inside a finish step would wait for itself; call it after");
     progress_thread_.reset();
     return;
   }
@@ -105,8 +104,7 @@ void Backend::tell_all(const void* mine, std::size_t nbytes, void* all, std::str
 
 int Backend::move_transfers(int most) {
   int steps = 0;
-  for (std::size_t i = 0; i < transfers_.size() && steps < most; ++i)
-    steps += transfers_[i]->progress(most - steps);
+  for (std::size_t i = 0; i < transfers_.size() && steps < most; ++i) steps += transfers_[i]->progress(most - steps);
   return steps;
 }
 

@@ -55,8 +55,8 @@ struct Call {
   DType dtype = DType::kByte;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;
-  std::int64_t numel = 0;            ///< of the collective; kView and kBroadcast: of each rank's `in`
-  std::int64_t recorded_numel = -1;  ///< what the ranks compare and the errors say, where it is not `numel`
+  std::int64_t numel = 0;                      ///< of the collective; kView and kBroadcast: of each rank's `in`
+  std::int64_t recorded_numel = -1;            ///< what the ranks compare and the errors say, where it is not `numel`
   std::span<const std::int64_t> counts = {};   ///< kGather and kScatter: [size()] elements per rank
   std::span<const std::int64_t> offsets = {};  ///< kGather: [size()] elements; empty: one after the other
   const void* in = nullptr;
@@ -252,8 +252,7 @@ class Backend : public std::enable_shared_from_this<Backend> {
   virtual void throw_if_failed() const = 0;
 
   /// *Collective.* A board of `parcels`, which the ranks have compared.
-  virtual std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels,
-                                                    BoardSink sink) = 0;
+  virtual std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) = 0;
   /// *Collective.* A window of `parcels`, which the ranks have compared. Null where a fetch has to be a call.
   virtual std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
                                                    std::span<const void* const> mine) = 0;
@@ -302,8 +301,8 @@ class Backend : public std::enable_shared_from_this<Backend> {
   /// *Collective* over the whole group. A zero-filled region for the ranks of `members`, all on this host,
   /// created by the first of them; null where there are none. Throws IoError on every rank when one of them
   /// cannot have it. `recorded_nbytes` is compared over all ranks.
-  std::shared_ptr<Region> share_region(std::span<const int> members, std::size_t nbytes,
-                                       std::int64_t recorded_nbytes, std::string_view label);
+  std::shared_ptr<Region> share_region(std::span<const int> members, std::size_t nbytes, std::int64_t recorded_nbytes,
+                                       std::string_view label);
 
   /// *Collective* over the whole group. A group over shared memory of the ranks of `members`, all on this
   /// host; of these, the ones at `host_ranks` count as being on this host. Null where there are no members.

@@ -62,8 +62,7 @@ void CallLog::end(const Ticket& ticket, std::int64_t moving_ns) noexcept {
   entry.ns += ns;
   entry.moving_ns += moving_ns;
   if (ticket.number >= entry.begun - LoggedCalls::kKept) {
-    entry.seconds[static_cast<std::size_t>(ticket.number % LoggedCalls::kKept)] =
-        static_cast<float>(seconds_of(ns));
+    entry.seconds[static_cast<std::size_t>(ticket.number % LoggedCalls::kKept)] = static_cast<float>(seconds_of(ns));
   }
   if (!options_.verbose) return;
   try {

@@ -52,8 +52,7 @@ class CallLog {
   explicit CallLog(CallLogOptions options) : options_(std::move(options)) {}
   const CallLogOptions& options() const { return options_; }
 
-  Ticket begin(CollectiveKind kind, std::int64_t nbytes, std::string_view label, bool one_sided,
-               std::int64_t begin_ns);
+  Ticket begin(CollectiveKind kind, std::int64_t nbytes, std::string_view label, bool one_sided, std::int64_t begin_ns);
   /// Never throws: it is told in the middle of progress.
   void end(const Ticket& ticket, std::int64_t moving_ns) noexcept;
   std::vector<LoggedCalls> calls() const;

@@ -79,8 +79,7 @@ std::string describe_with_times(const CallRecord& record, std::int64_t now_ns) {
   const auto seconds_ago = [&](std::int64_t then_ns) {
     return static_cast<double>(std::max<std::int64_t>(now_ns - then_ns, 0)) / base::kNanosPerSecond;
   };
-  std::string text =
-      fmt::format("{}, entered {:.3f} s ago", describe(record), seconds_ago(record.entered_ns));
+  std::string text = fmt::format("{}, entered {:.3f} s ago", describe(record), seconds_ago(record.entered_ns));
   text += record.left_ns == 0 ? std::string(", not finished")
                               : fmt::format(", finished {:.3f} s ago", seconds_ago(record.left_ns));
   return text;
@@ -106,8 +105,8 @@ std::string mismatch_message(int rank_a, const CallRecord& a, const std::string&
       "the same calls in the same order; look for control flow or sizes that depend on the rank or its "
       "data.\n"
       "  rank {}, last calls:\n{}  rank {}, last calls:\n{}",
-      a.sequence, describe_difference(a, b), rank_a, describe(a), rank_b, describe(b), rank_a, recent_a,
-      rank_b, recent_b);
+      a.sequence, describe_difference(a, b), rank_a, describe(a), rank_b, describe(b), rank_a, recent_a, rank_b,
+      recent_b);
 }
 
 }  // namespace zero::comm

@@ -43,9 +43,7 @@ bool copy_large(std::byte*, const std::byte*, std::size_t) { return false; }
 }  // namespace
 
 void copy_bytes(void* target, const void* source, std::size_t nbytes) {
-  if (nbytes == 0 ||
-      copy_large(static_cast<std::byte*>(target), static_cast<const std::byte*>(source), nbytes))
-    return;
+  if (nbytes == 0 || copy_large(static_cast<std::byte*>(target), static_cast<const std::byte*>(source), nbytes)) return;
   std::memcpy(target, source, nbytes);
 }
 

@@ -26,10 +26,10 @@ constexpr std::int64_t kSmallAllReduceNbytes = 64 << 10;
 /// Boundaries of the slices of a large all_reduce: whole cache lines.
 constexpr std::int64_t kSliceMultiple = 64;
 
-[[noreturn]] void refuse(const comm::Backend& backend, std::string_view function,
-                         const CollectiveOptions& options, const std::string& problem) {
-  throw ConfigError(fmt::format("{}(\"{}\") on rank {} of {}: {}", function, options.label, backend.rank(),
-                                backend.size(), problem));
+[[noreturn]] void refuse(const comm::Backend& backend, std::string_view function, const CollectiveOptions& options,
+                         const std::string& problem) {
+  throw ConfigError(
+      fmt::format("{}(\"{}\") on rank {} of {}: {}", function, options.label, backend.rank(), backend.size(), problem));
 }
 
 /// One number of elements for each rank.
@@ -41,8 +41,7 @@ void check_per_rank(const comm::Backend& backend, std::string_view function, std
   }
   for (std::size_t r = 0; r < values.size(); ++r) {
     if (values[r] < 0) {
-      refuse(backend, function, options,
-             fmt::format("{}[{}] is {}, wanted 0 or more elements.", name, r, values[r]));
+      refuse(backend, function, options, fmt::format("{}[{}] is {}, wanted 0 or more elements.", name, r, values[r]));
     }
   }
 }
@@ -54,21 +53,19 @@ std::int64_t checked_total(const comm::Backend& backend, std::string_view functi
 }
 
 /// Elements of `out` up to the end of the last part, of checked `counts`.
-std::int64_t checked_end(const comm::Backend& backend, std::string_view function,
-                         std::span<const std::int64_t> counts, std::span<const std::int64_t> offsets,
-                         const CollectiveOptions& options) {
+std::int64_t checked_end(const comm::Backend& backend, std::string_view function, std::span<const std::int64_t> counts,
+                         std::span<const std::int64_t> offsets, const CollectiveOptions& options) {
   check_per_rank(backend, function, "offsets", offsets, options);
   std::int64_t end = 0;
   for (std::size_t r = 0; r < offsets.size(); ++r) end = std::max(end, offsets[r] + counts[r]);
   return end;
 }
 
-void check_pointer(const comm::Backend& backend, std::string_view function, std::string_view name,
-                   const void* pointer, std::int64_t numel, const CollectiveOptions& options) {
+void check_pointer(const comm::Backend& backend, std::string_view function, std::string_view name, const void* pointer,
+                   std::int64_t numel, const CollectiveOptions& options) {
   if (numel < 0) refuse(backend, function, options, fmt::format("numel is {}, wanted 0 or more.", numel));
   if (numel > 0 && !pointer) {
-    refuse(backend, function, options,
-           fmt::format("`{}` is null but {} elements are wanted of it.", name, numel));
+    refuse(backend, function, options, fmt::format("`{}` is null but {} elements are wanted of it.", name, numel));
   }
 }
 
@@ -198,16 +195,13 @@ Work Group::all_gather(const void* in, void* out, std::span<const std::int64_t> 
 }
 
 Work Group::all_gather_at(const void* in, void* out, std::span<const std::int64_t> counts,
-                          std::span<const std::int64_t> offsets, DType dtype,
-                          const CollectiveOptions& options) {
+                          std::span<const std::int64_t> offsets, DType dtype, const CollectiveOptions& options) {
   constexpr std::string_view kFunction = "all_gather";
   const std::int64_t total = checked_total(*backend_, kFunction, counts, options);
-  const std::int64_t end =
-      offsets.empty() ? total : checked_end(*backend_, kFunction, counts, offsets, options);
+  const std::int64_t end = offsets.empty() ? total : checked_end(*backend_, kFunction, counts, offsets, options);
   const auto me = static_cast<std::size_t>(rank());
-  const std::int64_t before = offsets.empty()
-                                  ? std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0})
-                                  : offsets[me];
+  const std::int64_t before =
+      offsets.empty() ? std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0}) : offsets[me];
   check_pointer(*backend_, kFunction, "in", in, counts[me], options);
   check_pointer(*backend_, kFunction, "out", out, total, options);
   const char* const my_slice = static_cast<const char*>(advance(out, before, dtype));
@@ -216,8 +210,7 @@ Work Group::all_gather_at(const void* in, void* out, std::span<const std::int64_
   for (std::size_t r = 0; r < counts.size() && counts[me] > 0 && in != my_slice; ++r) {
     const bool one_range = offsets.empty();  // parts one after the other
     const std::int64_t begin = one_range ? 0 : offsets[r], stop = one_range ? end : begin + counts[r];
-    if (begin == stop || in_begin >= advance(out, stop, dtype) || in_end <= advance(out, begin, dtype))
-      continue;
+    if (begin == stop || in_begin >= advance(out, stop, dtype) || in_end <= advance(out, begin, dtype)) continue;
     refuse(*backend_, kFunction, options,
            fmt::format("`in` overlaps `out` at byte {}; in place it must be this rank's slice, at byte {}.",
                        in_begin - static_cast<char*>(out), my_slice - static_cast<char*>(out)));
@@ -242,18 +235,15 @@ Work Group::reduce_scatter(const void* in, void* out, std::span<const std::int64
   check_pointer(*backend_, kFunction, "out", out, mine, options);
   const bool narrows = dtype == out_dtype && (dtype == DType::kBFloat16 || dtype == DType::kFloat16);
   if (!comm::reduce_supported(dtype, out_dtype) || narrows) {
-    refuse(
-        *backend_, kFunction, options,
-        fmt::format(
-            "{} to {} is not supported; wanted fp32, bf16 or fp16 to fp32, fp64 to fp64, or int64 to int64.",
-            dtype_name(dtype), dtype_name(out_dtype)));
+    refuse(*backend_, kFunction, options,
+           fmt::format("{} to {} is not supported; wanted fp32, bf16 or fp16 to fp32, fp64 to fp64, or int64 to int64.",
+                       dtype_name(dtype), dtype_name(out_dtype)));
   }
   Call call = make_call(CollectiveKind::kReduceScatter, Transport::kScatter, dtype, options);
   call.numel = total;
   call.counts = counts;
   call.in = in;
-  call.reduction = {out, out_dtype, ReduceOp::kSum,
-                    accumulate ? comm::ReduceBase::kOut : comm::ReduceBase::kZero};
+  call.reduction = {out, out_dtype, ReduceOp::kSum, accumulate ? comm::ReduceBase::kOut : comm::ReduceBase::kZero};
   Work work(Post(*backend_)(call));
   count_moved(backend_->counters().reduce_scatter, total - mine, mine * (size() - 1), dtype);
   return work;
@@ -276,8 +266,7 @@ Work Group::exchange(const void* in, std::span<const std::int64_t> counts, DType
   return work;
 }
 
-Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op,
-                       const CollectiveOptions& options) {
+Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op, const CollectiveOptions& options) {
   constexpr std::string_view kFunction = "all_reduce";
   check_pointer(*backend_, kFunction, "inout", inout, numel, options);
   if (!comm::reduce_supported(dtype, dtype)) {
@@ -301,8 +290,7 @@ Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op
   Counts counts(size());
   divide(numel, counts.span());
   const std::int64_t mine = counts.span()[static_cast<std::size_t>(rank())];
-  const std::int64_t before =
-      std::accumulate(counts.span().begin(), counts.span().begin() + rank(), std::int64_t{0});
+  const std::int64_t before = std::accumulate(counts.span().begin(), counts.span().begin() + rank(), std::int64_t{0});
   void* const my_slice = advance(inout, before, dtype);
   call.transport = Transport::kScatter;
   call.counts = counts.span();
@@ -321,8 +309,7 @@ Work Group::all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op
   return Work(std::move(gathered));
 }
 
-Work Group::broadcast(void* inout, std::int64_t numel, DType dtype, int root,
-                      const CollectiveOptions& options) {
+Work Group::broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options) {
   constexpr std::string_view kFunction = "broadcast";
   check_pointer(*backend_, kFunction, "inout", inout, numel, options);
   if (root < 0 || root >= size()) {

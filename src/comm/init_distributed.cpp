@@ -12,8 +12,7 @@
 namespace zero {
 namespace {
 
-std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery,
-                                            const DistributedOptions& options) {
+std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery, const DistributedOptions& options) {
   switch (comm::choose_backend(discovery, options.backend, comm::build_has_mpi())) {
     case comm::BackendKind::kSelf:
       return comm::make_self_backend();

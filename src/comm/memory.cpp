@@ -63,8 +63,7 @@ std::uint64_t cgroup_available_nbytes() {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string path = line.substr(second + 1);
     if (controllers.empty()) {
-      room = std::min(
-          room, cgroup_room("/sys/fs/cgroup" + path, "/memory.max", "/memory.current", "inactive_file"));
+      room = std::min(room, cgroup_room("/sys/fs/cgroup" + path, "/memory.max", "/memory.current", "inactive_file"));
     } else if (controllers.find("memory") != std::string::npos) {
       room = std::min(room, cgroup_room("/sys/fs/cgroup/memory" + path, "/memory.limit_in_bytes",
                                         "/memory.usage_in_bytes", "total_inactive_file"));
@@ -117,9 +116,8 @@ Mapping::Mapping(int fd, std::size_t nbytes) : nbytes_(nbytes) {
   const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   void* address = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (address == MAP_FAILED) {
-    throw IoError(
-        fmt::format("mapping {} bytes of memory failed: {}. Look at `ulimit -v` and vm.max_map_count.",
-                    nbytes, std::strerror(errno)));
+    throw IoError(fmt::format("mapping {} bytes of memory failed: {}. Look at `ulimit -v` and vm.max_map_count.",
+                              nbytes, std::strerror(errno)));
   }
   data_ = static_cast<std::byte*>(address);
   (void)::madvise(address, nbytes, MADV_HUGEPAGE);  // best effort: without it only the page size differs
@@ -142,13 +140,13 @@ FileDescriptor create_memfd(std::size_t nbytes, const std::string& what) {
   check_memory_available(nbytes, what);
   FileDescriptor fd(::memfd_create("zerotorch", MFD_CLOEXEC));
   if (!fd) {
-    throw IoError(fmt::format(
-        "{}: memfd_create failed: {}. Look at `ulimit -n`: one descriptor per shared buffer is used.", what,
-        std::strerror(errno)));
+    throw IoError(
+        fmt::format("{}: memfd_create failed: {}. Look at `ulimit -n`: one descriptor per shared buffer is used.", what,
+                    std::strerror(errno)));
   }
   if (::ftruncate(fd.get(), static_cast<off_t>(nbytes)) != 0) {
-    throw IoError(fmt::format("{}: growing a shared buffer to {} bytes failed: {}.", what, nbytes,
-                              std::strerror(errno)));
+    throw IoError(
+        fmt::format("{}: growing a shared buffer to {} bytes failed: {}.", what, nbytes, std::strerror(errno)));
   }
   return fd;
 }
@@ -223,15 +221,14 @@ Region::~Region() {
   registry_->remove(this);
   // Other ranks unmap lazily; their mappings must not keep the pages of a buffer nobody uses.
   if (sharing_ == Sharing::kReadable && created_here()) {
-    (void)::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                      static_cast<off_t>(mapping_.nbytes()));
+    (void)::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(mapping_.nbytes()));
   }
 }
 
 bool Region::created_here() const { return creator_pid_ == ::getpid(); }
 
-std::shared_ptr<Region> Region::create(std::shared_ptr<RegionRegistry> registry, std::size_t nbytes,
-                                       Sharing sharing, const std::string& what) {
+std::shared_ptr<Region> Region::create(std::shared_ptr<RegionRegistry> registry, std::size_t nbytes, Sharing sharing,
+                                       const std::string& what) {
   const std::size_t mapped_nbytes = round_up(std::max<std::size_t>(nbytes, 1), kPageBytes);
   FileDescriptor fd;
   if (sharing == Sharing::kPrivate) {
@@ -246,8 +243,7 @@ std::shared_ptr<Region> Region::create(std::shared_ptr<RegionRegistry> registry,
 std::shared_ptr<Region> Region::open(std::shared_ptr<RegionRegistry> registry, RegionId id, pid_t pid, int fd,
                                      std::size_t nbytes) {
   FileDescriptor opened = open_descriptor_of(pid, fd);
-  return std::shared_ptr<Region>(
-      new Region(std::move(registry), id, std::move(opened), nbytes, Sharing::kNodeShared));
+  return std::shared_ptr<Region>(new Region(std::move(registry), id, std::move(opened), nbytes, Sharing::kNodeShared));
 }
 
 }  // namespace zero::comm

@@ -68,9 +68,7 @@ FileDescriptor open_descriptor_of(pid_t pid, int fd);
 struct RegionId {
   std::int32_t owner = -1;
   std::uint32_t number = 0;
-  std::uint64_t key() const {
-    return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(owner)) << 32) | number;
-  }
+  std::uint64_t key() const { return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(owner)) << 32) | number; }
 };
 
 class Region;
@@ -106,11 +104,11 @@ class Region : public std::enable_shared_from_this<Region> {
   enum class Sharing : std::uint8_t { kPrivate, kReadable, kNodeShared };
 
   /// Creates zero-filled memory; kReadable and kNodeShared are memfds. Throws IoError. Local.
-  static std::shared_ptr<Region> create(std::shared_ptr<RegionRegistry> registry, std::size_t nbytes,
-                                        Sharing sharing, const std::string& what);
+  static std::shared_ptr<Region> create(std::shared_ptr<RegionRegistry> registry, std::size_t nbytes, Sharing sharing,
+                                        const std::string& what);
   /// Maps a node-shared region that another rank created. Throws IoError. Local.
-  static std::shared_ptr<Region> open(std::shared_ptr<RegionRegistry> registry, RegionId id, pid_t pid,
-                                      int fd, std::size_t nbytes);
+  static std::shared_ptr<Region> open(std::shared_ptr<RegionRegistry> registry, RegionId id, pid_t pid, int fd,
+                                      std::size_t nbytes);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -126,8 +124,7 @@ class Region : public std::enable_shared_from_this<Region> {
   bool created_here() const;
 
  private:
-  Region(std::shared_ptr<RegionRegistry> registry, RegionId id, FileDescriptor fd, std::size_t nbytes,
-         Sharing sharing);
+  Region(std::shared_ptr<RegionRegistry> registry, RegionId id, FileDescriptor fd, std::size_t nbytes, Sharing sharing);
 
   std::shared_ptr<RegionRegistry> registry_;
   RegionId id_;

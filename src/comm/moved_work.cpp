@@ -12,9 +12,7 @@ namespace {
 
 constexpr int kAll = std::numeric_limits<int>::max();
 
-double to_seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond);
-}
+double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond); }
 
 }  // namespace
 
@@ -54,8 +52,8 @@ bool MovedWork::wait_at_most(std::int64_t limit_ns) {
   if (complete()) return true;
   throw_if_over();
   if (backend_->in_finish_step()) {
-    throw CommError(fmt::format(
-        "{}: wait() inside a finish step of the same group would never end; wait after it", text()));
+    throw CommError(
+        fmt::format("{}: wait() inside a finish step of the same group would never end; wait after it", text()));
   }
   backend_->progress(kAll);
   if (complete()) return true;

@@ -54,9 +54,7 @@ void cancel_receive(MPI_Request& request) noexcept {
 
 MpiWork::MpiWork(MpiBackend& group) : MovedWork(group) {}
 
-Blocker MpiWork::blocker() const {
-  return static_cast<const MpiBackend*>(backend_)->blocker_of(call_.record.sequence);
-}
+Blocker MpiWork::blocker() const { return static_cast<const MpiBackend*>(backend_)->blocker_of(call_.record.sequence); }
 
 MpiBackend::MpiBackend(MPI_Comm parent, int rank, int size)
     : Backend(rank, size, mpi_lock()),
@@ -72,16 +70,15 @@ MpiBackend::MpiBackend(MPI_Comm parent, int rank, int size)
     MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
   }
   introduce(data_comm_);
-  check_mpi(MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_,
-                      &notice_receive_),
-            "MPI_Irecv");
+  check_mpi(
+      MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_, &notice_receive_),
+      "MPI_Irecv");
 }
 
 void MpiBackend::introduce(MPI_Comm comm) {
   const Introduction mine = introduce_myself();
   std::vector<Introduction> all(peers_.size());
-  check_mpi(MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, comm),
-            "MPI_Allgather");
+  check_mpi(MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, comm), "MPI_Allgather");
   std::vector<int> host_ranks;
   std::vector<pid_t> local_processes;
   for (std::size_t r = 0; r < all.size(); ++r) {
@@ -123,8 +120,7 @@ std::shared_ptr<WorkState> MpiBackend::post(const Call& call) {
   progress();
   if (next_sequence_ - data_sequence_ >= kWindow) {
     if (progressing_) {
-      throw CommError(
-          fmt::format("{} calls are under way, no room for another one inside a finish step", kWindow));
+      throw CommError(fmt::format("{} calls are under way, no room for another one inside a finish step", kWindow));
     }
     const std::uint64_t oldest = data_sequence_;
     block_until([&] { return data_sequence_ > oldest; }, oldest);
@@ -154,9 +150,9 @@ void MpiBackend::send_records(MpiWork& work) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const auto p = static_cast<std::size_t>(peer);
-    check_mpi(MPI_Irecv(&work.records_[p], sizeof(CallRecord), MPI_BYTE, peer, tag, record_comm_,
-                        &work.record_receives_[p]),
-              "MPI_Irecv");
+    check_mpi(
+        MPI_Irecv(&work.records_[p], sizeof(CallRecord), MPI_BYTE, peer, tag, record_comm_, &work.record_receives_[p]),
+        "MPI_Irecv");
     work.record_sends_.send(&work.call_.record, sizeof(CallRecord), peer, tag, record_comm_);
   }
 }
@@ -237,10 +233,9 @@ bool MpiBackend::receive_records(MpiWork& work) {
     const int other = static_cast<int>(p);
     const CallRecord& mine = work.call_.record;
     if (same_call(mine, theirs)) continue;
-    fail_group(
-        rank() < other
-            ? mismatch_message(rank(), mine, recent_calls(rank()), other, theirs, recent_calls(other))
-            : mismatch_message(other, theirs, recent_calls(other), rank(), mine, recent_calls(rank())));
+    fail_group(rank() < other
+                   ? mismatch_message(rank(), mine, recent_calls(rank()), other, theirs, recent_calls(other))
+                   : mismatch_message(other, theirs, recent_calls(other), rank(), mine, recent_calls(rank())));
   }
   return all;
 }
@@ -275,8 +270,7 @@ void MpiBackend::move_data(MpiWork& work) {
   const bool to_scratch = !gather || discarding_;
   if (to_scratch) {
     std::size_t nbytes = 0;
-    for (int peer = 0; peer < size(); ++peer)
-      nbytes += peer == rank() ? 0 : round_up(incoming_nbytes(peer), 64);
+    for (int peer = 0; peer < size(); ++peer) nbytes += peer == rank() ? 0 : round_up(incoming_nbytes(peer), 64);
     work.scratch_ = take_scratch(nbytes);
   }
   std::byte* scratch = work.scratch_.data();
@@ -289,8 +283,7 @@ void MpiBackend::move_data(MpiWork& work) {
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + size() - step) % size();
     if (scatter) {
-      work.data_.send(call.input() + call.slice_offset_nbytes(peer), call.slice_nbytes(peer), peer, tag,
-                      data_comm_);
+      work.data_.send(call.input() + call.slice_offset_nbytes(peer), call.slice_nbytes(peer), peer, tag, data_comm_);
     } else {
       work.data_.send(call.in, call.input_nbytes(rank()), peer, tag, data_comm_);
     }
@@ -307,8 +300,7 @@ void MpiBackend::move_broadcast(MpiWork& work) {
   for (int bit = lowest >> 1; bit > 0; bit >>= 1) {
     if (relative + bit >= size()) continue;
     const int child = (rank() + bit) % size();
-    work.data_.send(call.out, call.input_nbytes(call.record.root), child, tag_of(call.record.sequence),
-                    data_comm_);
+    work.data_.send(call.out, call.input_nbytes(call.record.root), child, tag_of(call.record.sequence), data_comm_);
   }
 }
 
@@ -327,8 +319,7 @@ bool MpiBackend::finish(MpiWork& work) {
       for (int step = 1; step < size(); ++step, scratch += round_up(nbytes, 64)) {
         slices_[static_cast<std::size_t>((rank() + step) % size())] = scratch;
       }
-      slices_[static_cast<std::size_t>(rank())] =
-          call.input() + (scatter ? call.slice_offset_nbytes(rank()) : 0);
+      slices_[static_cast<std::size_t>(rank())] = call.input() + (scatter ? call.slice_offset_nbytes(rank()) : 0);
       run_finish_step(call.reduction, call.consume, call.record.dtype, slices_, call.finish_numel(rank()));
     }
   };
@@ -337,8 +328,7 @@ bool MpiBackend::finish(MpiWork& work) {
   work.set_complete();
   work.call_.consume = nullptr;
   if (!work.scratch_.empty()) free_scratch_.push_back(std::exchange(work.scratch_, {}));
-  CallRecord& remembered =
-      peers_[static_cast<std::size_t>(rank())].recent[call.record.sequence % kRemembered];
+  CallRecord& remembered = peers_[static_cast<std::size_t>(rank())].recent[call.record.sequence % kRemembered];
   if (remembered.sequence == call.record.sequence) remembered.left_ns = base::monotonic_ns();
   ++data_sequence_;
   if (work.next_) std::exchange(work.next_, nullptr)->start();
@@ -346,9 +336,8 @@ bool MpiBackend::finish(MpiWork& work) {
 }
 
 std::shared_ptr<Backend> MpiBackend::subgroup(std::span<const int> members) {
-  const bool here = std::all_of(members.begin(), members.end(), [&](int member) {
-    return peers_[static_cast<std::size_t>(member)].on_this_host;
-  });
+  const bool here = std::all_of(members.begin(), members.end(),
+                                [&](int member) { return peers_[static_cast<std::size_t>(member)].on_this_host; });
   std::vector<int> everybody(members.size());
   std::iota(everybody.begin(), everybody.end(), 0);
   const std::shared_ptr<Backend> shared =

@@ -82,17 +82,14 @@ class MpiBackend final : public Backend {
   std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
   bool progress(int most) override;
   pid_t pid_of(int rank) const override { return peers_[static_cast<std::size_t>(rank)].process.pid; }
-  bool under_way() const override {
-    return (data_sequence_ < next_sequence_ || transfers_under_way()) && !failed();
-  }
+  bool under_way() const override { return (data_sequence_ < next_sequence_ || transfers_under_way()) && !failed(); }
   bool in_finish_step() const override { return progressing_; }
   bool block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
                    const Patience& patience) override;
   void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
                    std::chrono::milliseconds timeout) override;
   void throw_if_failed() const override;
-  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels,
-                                            BoardSink sink) override;
+  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) override;
   std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
                                            std::span<const void* const> mine) override;
   bool failed() const override { return !failure_.empty(); }

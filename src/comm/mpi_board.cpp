@@ -100,15 +100,14 @@ void MpiBoard::enter(BoardWork& work) {
     const int peer = peer_at(step);
     const auto p = static_cast<std::size_t>(peer);
     post.number_receives[p].receive(&post.numbers[p], sizeof(std::int64_t), peer, number_tag, comm_);
-    post.slice_receives[p].receive(
-        post.scratch.data() + static_cast<std::size_t>(step - 1) * stride(work.parcel),
-        table().slice_nbytes(work.parcel, rank()), peer, slice_tag, comm_);
+    post.slice_receives[p].receive(post.scratch.data() + static_cast<std::size_t>(step - 1) * stride(work.parcel),
+                                   table().slice_nbytes(work.parcel, rank()), peer, slice_tag, comm_);
   }
   for (int step = 1; step < size(); ++step) {
     const int peer = peer_at(size() - step);
     post.sends.send(&work.number, sizeof(std::int64_t), peer, number_tag, comm_);
-    post.sends.send(work.in + table().slice_offset(work.parcel, peer),
-                    table().slice_nbytes(work.parcel, peer), peer, slice_tag, comm_);
+    post.sends.send(work.in + table().slice_offset(work.parcel, peer), table().slice_nbytes(work.parcel, peer), peer,
+                    slice_tag, comm_);
   }
 }
 
@@ -117,8 +116,8 @@ bool MpiBoard::arrived(BoardWork& work) {
   for (; !all_posted(post) && work.peers_seen < size() - 1; ++work.peers_seen) {
     const auto peer = static_cast<std::size_t>(peer_at(work.peers_seen + 1));
     if (!post.number_receives[peer].test()) return false;
-    ZERO_CHECK(post.numbers[peer] == work.number, "post {} of rank {} met post {} of this rank",
-               post.numbers[peer], peer, work.number);
+    ZERO_CHECK(post.numbers[peer] == work.number, "post {} of rank {} met post {} of this rank", post.numbers[peer],
+               peer, work.number);
   }
   if (!all_posted(post)) {
     post.all_posted_ns = base::monotonic_ns();
@@ -163,10 +162,9 @@ Blocker MpiBoard::blocker_of(const BoardWork& work) const {
 
 }  // namespace
 
-std::shared_ptr<ExchangeBoard> MpiBackend::make_board(std::shared_ptr<const ParcelTable> parcels,
-                                                    BoardSink sink) {
-  auto board = std::make_shared<MpiBoard>(std::static_pointer_cast<MpiBackend>(shared_from_this()),
-                                          std::move(parcels), std::move(sink));
+std::shared_ptr<ExchangeBoard> MpiBackend::make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) {
+  auto board = std::make_shared<MpiBoard>(std::static_pointer_cast<MpiBackend>(shared_from_this()), std::move(parcels),
+                                          std::move(sink));
   add_transfers(*board);
   return board;
 }

@@ -15,9 +15,8 @@ void MpiRequests::send(const void* data, std::size_t nbytes, int peer, int tag, 
   const auto* bytes = static_cast<const std::byte*>(data);
   for (std::size_t done = 0; done < nbytes; done += kPieceNbytes) {
     const int count = static_cast<int>(std::min(kPieceNbytes, nbytes - done));
-    check_mpi(
-        MPI_Isend(bytes + done, count, MPI_BYTE, peer, tag, comm, &requests_.emplace_back(MPI_REQUEST_NULL)),
-        "MPI_Isend");
+    check_mpi(MPI_Isend(bytes + done, count, MPI_BYTE, peer, tag, comm, &requests_.emplace_back(MPI_REQUEST_NULL)),
+              "MPI_Isend");
   }
 }
 
@@ -25,9 +24,8 @@ void MpiRequests::receive(void* data, std::size_t nbytes, int peer, int tag, MPI
   auto* bytes = static_cast<std::byte*>(data);
   for (std::size_t done = 0; done < nbytes; done += kPieceNbytes) {
     const int count = static_cast<int>(std::min(kPieceNbytes, nbytes - done));
-    check_mpi(
-        MPI_Irecv(bytes + done, count, MPI_BYTE, peer, tag, comm, &requests_.emplace_back(MPI_REQUEST_NULL)),
-        "MPI_Irecv");
+    check_mpi(MPI_Irecv(bytes + done, count, MPI_BYTE, peer, tag, comm, &requests_.emplace_back(MPI_REQUEST_NULL)),
+              "MPI_Irecv");
   }
 }
 

@@ -21,14 +21,12 @@ constexpr std::int64_t kNapAfterNs = 5 * base::kNanosPerMilli;
 constexpr std::int64_t kFarewellGraceNs = base::kNanosPerSecond / 2;
 constexpr std::chrono::microseconds kNap{20};
 
-double to_seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond);
-}
+double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond); }
 
 }  // namespace
 
 bool MpiBackend::block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
-                           const Patience& patience) {
+                             const Patience& patience) {
   const std::int64_t begin_ns = base::monotonic_ns();
   while (true) {
     progress();
@@ -62,8 +60,7 @@ Blocker MpiBackend::blocker_of(std::uint64_t target) const {
   blocker.what = leaving ? std::string("the end of the group") : describe(work_at(sequence).call_.record);
   for (int peer = 0; peer < size(); ++peer) {
     const Peer& state = peers_[static_cast<std::size_t>(peer)];
-    if (peer != rank() && (leaving ? state.left_ns == 0 : state.heard <= sequence))
-      blocker.ranks.push_back(peer);
+    if (peer != rank() && (leaving ? state.left_ns == 0 : state.heard <= sequence)) blocker.ranks.push_back(peer);
   }
   if (!blocker.ranks.empty() || leaving) return blocker;
   blocker.lack = "has not sent its data";  // all have come
@@ -74,7 +71,7 @@ Blocker MpiBackend::blocker_of(std::uint64_t target) const {
 }
 
 void MpiBackend::check_peers(const std::function<Blocker()>& blocker_now, std::int64_t since_ns,
-                           std::chrono::milliseconds timeout) {
+                             std::chrono::milliseconds timeout) {
   const std::int64_t now_ns = base::monotonic_ns();
   const bool late = now_ns - since_ns >= timeout.count() * base::kNanosPerMilli;
   if (now_ns - last_check_ns_ < policy_.slice_ns && !late) return;
@@ -87,26 +84,24 @@ void MpiBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
   for (const int peer : blocker.ranks) {
     const std::string problem = problem_of(peer, now_ns);
     if (problem.empty()) continue;
-    fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer),
-                           problem, rank(), blocker.what, position_of(peer)));
+    fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer), problem,
+                           rank(), blocker.what, position_of(peer)));
   }
   if (!late) return;
   std::string late_ranks;
   for (const int peer : blocker.ranks) {
-    late_ranks +=
-        fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
+    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
   }
-  fail_group(fmt::format(
-      "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
-      "(ZERO_TIMEOUT_S, Group::set_timeout).",
-      rank(), to_seconds(now_ns - since_ns), blocker.what, late_ranks));
+  fail_group(
+      fmt::format("timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
+                  "(ZERO_TIMEOUT_S, Group::set_timeout).",
+                  rank(), to_seconds(now_ns - since_ns), blocker.what, late_ranks));
 }
 
 std::string MpiBackend::problem_of(int peer, std::int64_t now_ns) {
   Peer& state = peers_[static_cast<std::size_t>(peer)];
   // Its last messages and its farewell come by different ways: give them time.
-  if (state.left_ns != 0 && now_ns - state.left_ns > kFarewellGraceNs)
-    return "left the group (it was destroyed there)";
+  if (state.left_ns != 0 && now_ns - state.left_ns > kFarewellGraceNs) return "left the group (it was destroyed there)";
   if (!state.on_this_host) return {};  // mpirun ends all ranks when one on another host dies
   switch (process_state(state.process)) {
     case ProcessState::kGone:
@@ -121,9 +116,8 @@ std::string MpiBackend::problem_of(int peer, std::int64_t now_ns) {
   if (state.stopped_since_ns == 0) state.stopped_since_ns = now_ns;
   const std::int64_t stopped_ns = now_ns - state.stopped_since_ns;
   if (stopped_ns < policy_.stopped_limit_ns) return {};
-  return fmt::format(
-      "is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
-      to_seconds(stopped_ns));
+  return fmt::format("is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
+                     to_seconds(stopped_ns));
 }
 
 void MpiBackend::receive_notices() {
@@ -137,9 +131,9 @@ void MpiBackend::receive_notices() {
     const std::string text(notice_.data(), static_cast<std::size_t>(nbytes));
     if (status.MPI_TAG == kFarewellTag)
       peers_[static_cast<std::size_t>(status.MPI_SOURCE)].left_ns = base::monotonic_ns();
-    check_mpi(MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_,
-                        &notice_receive_),
-              "MPI_Irecv");
+    check_mpi(
+        MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_, &notice_receive_),
+        "MPI_Irecv");
     if (status.MPI_TAG == kFailureTag) {
       failure_ = text;
       return;
@@ -167,8 +161,8 @@ void MpiBackend::send_notice(int tag, const std::string& text) noexcept {
 void MpiBackend::abort(std::string_view reason) noexcept {
   if (!failure_.empty()) return;
   try {
-    failure_ = fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason,
-                           position_of(rank()), last_transfers_text());
+    failure_ = fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason, position_of(rank()),
+                           last_transfers_text());
   } catch (...) {
     failure_ = "aborted";
   }
@@ -180,8 +174,8 @@ void MpiBackend::throw_if_failed() const {
 }
 
 void MpiBackend::throw_failure() const {
-  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}{}", failure_, rank(), size(),
-                              position_of(rank()), last_transfers_text()));
+  throw CommError(fmt::format("{}\n  This is rank {} of {}. {}{}", failure_, rank(), size(), position_of(rank()),
+                              last_transfers_text()));
 }
 
 void MpiBackend::fail_group(const std::string& reason) {

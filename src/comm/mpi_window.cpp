@@ -108,8 +108,8 @@ void MpiWindow::ask(FetchWork& work) {
     const int peer = peer_at(step);
     const std::size_t nbytes = table().slice_nbytes(work.parcel, peer);
     if (nbytes == 0) continue;
-    fetch.receives[static_cast<std::size_t>(peer)].receive(work.out + table().slice_offset(work.parcel, peer),
-                                                           nbytes, peer, fetch.request.tag, answer_comm_);
+    fetch.receives[static_cast<std::size_t>(peer)].receive(work.out + table().slice_offset(work.parcel, peer), nbytes,
+                                                           peer, fetch.request.tag, answer_comm_);
     fetch.request_sends.send(&fetch.request, sizeof(WindowMessage), peer, 0, message_comm_);
   }
 }
@@ -153,8 +153,8 @@ void MpiWindow::serve() {
       asked_[kept++] = asked;
       continue;
     }
-    answers_.send(my_slice(asked.message.parcel), table().slice_nbytes(asked.message.parcel, rank()),
-                  asked.source, asked.message.tag, answer_comm_);
+    answers_.send(my_slice(asked.message.parcel), table().slice_nbytes(asked.message.parcel, rank()), asked.source,
+                  asked.message.tag, answer_comm_);
   }
   asked_.resize(kept);
   answers_.drop_completed();
@@ -174,8 +174,7 @@ Blocker MpiWindow::blocker_of(const FetchWork& work) const {
   Blocker blocker;
   blocker.lack = "has not sent its slice: it has not published that version, or not called its group";
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank() && !fetch.receives[static_cast<std::size_t>(peer)].test())
-      blocker.ranks.push_back(peer);
+    if (peer != rank() && !fetch.receives[static_cast<std::size_t>(peer)].test()) blocker.ranks.push_back(peer);
   }
   return blocker;
 }
@@ -183,9 +182,9 @@ Blocker MpiWindow::blocker_of(const FetchWork& work) const {
 }  // namespace
 
 std::shared_ptr<ShardWindow> MpiBackend::make_window(std::shared_ptr<const ParcelTable> parcels,
-                                                   std::span<const void* const> mine) {
-  auto window = std::make_shared<MpiWindow>(std::static_pointer_cast<MpiBackend>(shared_from_this()),
-                                            std::move(parcels), mine);
+                                                     std::span<const void* const> mine) {
+  auto window =
+      std::make_shared<MpiWindow>(std::static_pointer_cast<MpiBackend>(shared_from_this()), std::move(parcels), mine);
   add_transfers(*window);
   // Nobody is asked before his window is there.
   Call barrier;

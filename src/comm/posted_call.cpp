@@ -4,8 +4,7 @@
 
 namespace zero::comm {
 
-void PostedCall::assign(const Call& call, const CallRecord& call_record,
-                        std::chrono::milliseconds call_timeout) {
+void PostedCall::assign(const Call& call, const CallRecord& call_record, std::chrono::milliseconds call_timeout) {
   record = call_record;
   transport = call.transport;
   numel = call.numel;
@@ -37,8 +36,7 @@ std::size_t PostedCall::input_nbytes(int rank) const {
 
 std::size_t PostedCall::slice_offset_nbytes(int rank) const {
   if (!offsets.empty()) return static_cast<std::size_t>(offsets[static_cast<std::size_t>(rank)]) * element();
-  return static_cast<std::size_t>(std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0})) *
-         element();
+  return static_cast<std::size_t>(std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0})) * element();
 }
 
 std::size_t PostedCall::slice_nbytes(int rank) const {

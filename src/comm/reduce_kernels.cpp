@@ -99,8 +99,7 @@ ZERO_INLINE void reduce(const Arguments& arguments) {
       for (std::int64_t i = 0; i < numel; ++i) acc[i] = combine<kOp>(Acc(0), Acc(widen(first[i])));
     } else {
 #pragma GCC ivdep
-      for (std::int64_t i = 0; i < numel; ++i)
-        acc[i] = combine<kOp>(Acc(widen(out[i])), Acc(widen(first[i])));
+      for (std::int64_t i = 0; i < numel; ++i) acc[i] = combine<kOp>(Acc(widen(out[i])), Acc(widen(first[i])));
     }
     for (std::size_t r = 1; r < last; ++r) {
       const In* const in = slice(r);
@@ -156,8 +155,7 @@ void reduce_baseline(const Arguments& arguments, DType dtype, DType out_dtype, R
 }
 
 #if defined(__x86_64__)
-[[gnu::target("avx2")]] void reduce_avx2(const Arguments& arguments, DType dtype, DType out_dtype,
-                                         ReduceOp op) {
+[[gnu::target("avx2")]] void reduce_avx2(const Arguments& arguments, DType dtype, DType out_dtype, ReduceOp op) {
   reduce_types(arguments, dtype, out_dtype, op);
 }
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] void reduce_avx512(
@@ -187,7 +185,6 @@ Kernel kernel_for(KernelIsa isa) {
   }
   return reduce_baseline;
 }
-
 
 }  // namespace
 
@@ -241,8 +238,7 @@ void reduce_ordered_with(KernelIsa isa, std::span<const void* const> slices, std
   kernel_for(isa)(arguments, dtype, reduction.out_dtype, reduction.op);
 }
 
-void reduce_ordered(std::span<const void* const> slices, std::int64_t numel, DType dtype,
-                    const Reduction& reduction) {
+void reduce_ordered(std::span<const void* const> slices, std::int64_t numel, DType dtype, const Reduction& reduction) {
   reduce_ordered_with(best_isa(), slices, numel, dtype, reduction);
 }
 

@@ -24,8 +24,7 @@ KernelIsa best_isa();
 /// the quiet NaN, as in PyTorch). fp64 and int64 sum in their own type. kMax and kMin keep NaN. `out`
 /// may be the address of one of the slices when both have the same element size. Local; allocates nothing;
 /// throws InternalError for a pair of types that is not supported (see reduce_supported).
-void reduce_ordered(std::span<const void* const> slices, std::int64_t numel, DType dtype,
-                    const Reduction& reduction);
+void reduce_ordered(std::span<const void* const> slices, std::int64_t numel, DType dtype, const Reduction& reduction);
 
 /// The same with a given instruction set, for tests. The CPU must have it.
 void reduce_ordered_with(KernelIsa isa, std::span<const void* const> slices, std::int64_t numel, DType dtype,

@@ -129,11 +129,11 @@ std::string job_id_of(Launcher launcher, const Reader& reader, const std::string
     case Launcher::kTorchrun:
       // Ranks that were started by hand share no parent but the address and port they would meet at.
       if (!reader.text("TORCHELASTIC_RUN_ID")) return fmt::format("env-{}", text_or("MASTER_PORT", "0"));
-      return fmt::format("torchrun-{}-{}-{}-{}", text_or("TORCHELASTIC_RUN_ID", ""),
-                         text_or("MASTER_PORT", "0"), text_or("TORCHELASTIC_RESTART_COUNT", "0"), parent);
+      return fmt::format("torchrun-{}-{}-{}-{}", text_or("TORCHELASTIC_RUN_ID", ""), text_or("MASTER_PORT", "0"),
+                         text_or("TORCHELASTIC_RESTART_COUNT", "0"), parent);
     case Launcher::kOpenMpi:
-      return fmt::format(
-          "ompi-{}", text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", parent.c_str()).c_str()));
+      return fmt::format("ompi-{}",
+                         text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", parent.c_str()).c_str()));
     case Launcher::kSlurm:
       return fmt::format("slurm-{}-{}", text_or("SLURM_JOB_ID", ""),
                          text_or("SLURM_STEP_ID", text_or("SLURM_STEPID", "").c_str()));
@@ -179,11 +179,11 @@ void check_agreement(const Discovery& chosen, const Variables& other, const Read
   if (other.launcher == Launcher::kSlurm || !applies(other, reader)) return;
   const auto size = reader.number(other.size);
   if (!size || size->value == 1 || size->value == chosen.size) return;
-  throw ConfigError(fmt::format(
-      "two launchers disagree about the world size: {} says {}, {} says {}={}. Start the ranks with one "
-      "launcher only, or "
-      "unset the variables of the other.",
-      launcher_name(chosen.launcher), chosen.size, launcher_name(other.launcher), size->name, size->value));
+  throw ConfigError(
+      fmt::format("two launchers disagree about the world size: {} says {}, {} says {}={}. Start the ranks with one "
+                  "launcher only, or "
+                  "unset the variables of the other.",
+                  launcher_name(chosen.launcher), chosen.size, launcher_name(other.launcher), size->name, size->value));
 }
 
 }  // namespace
@@ -234,13 +234,12 @@ BackendKind choose_backend(const Discovery& discovery, const std::string& reques
   if (wanted == "mpi") {
     if (build_has_mpi) return BackendKind::kMpi;
     throw ConfigError(fmt::format(
-        "{}: got \"mpi\", but this build has no MPI. Use shm on one host, or build with -DZERO_WITH_MPI=ON.",
-        where));
+        "{}: got \"mpi\", but this build has no MPI. Use shm on one host, or build with -DZERO_WITH_MPI=ON.", where));
   }
   if (wanted == "shm") {
     if (one_host || discovery.local_size == 0) return BackendKind::kShm;
-    throw ConfigError(fmt::format("{}: got \"shm\", but only {} of {} ranks are on this host; wanted mpi.",
-                                  where, discovery.local_size, discovery.size));
+    throw ConfigError(fmt::format("{}: got \"shm\", but only {} of {} ranks are on this host; wanted mpi.", where,
+                                  discovery.local_size, discovery.size));
   }
   if (wanted != "auto") {
     throw ConfigError(fmt::format("{}: got \"{}\", wanted auto, self, shm or mpi.", where, wanted));
@@ -266,8 +265,7 @@ Environment current_environment() {
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view text(*entry);
     const auto equals = text.find('=');
-    if (equals != std::string_view::npos)
-      environment.emplace(text.substr(0, equals), text.substr(equals + 1));
+    if (equals != std::string_view::npos) environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return environment;
 }

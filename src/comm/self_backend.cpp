@@ -20,8 +20,8 @@ class LoggedScope {
       : log_(backend.call_log()) {
     if (!log_) return;
     ticket_ = log_->begin(kind, static_cast<std::int64_t>(table.nbytes(parcel)),
-                          table.parcels[static_cast<std::size_t>(parcel)].label,
-                          kind == CollectiveKind::kAllGather, base::monotonic_ns());
+                          table.parcels[static_cast<std::size_t>(parcel)].label, kind == CollectiveKind::kAllGather,
+                          base::monotonic_ns());
   }
   ~LoggedScope() {
     if (log_) log_->end(ticket_, 0);
@@ -55,8 +55,7 @@ class SelfWork final : public WorkState {
     const std::size_t nbytes = static_cast<std::size_t>(call.numel) * element_nbytes(call.dtype);
     switch (call.transport) {
       case Transport::kGather:
-        if (void* const out = static_cast<std::byte*>(call.out) + offset_nbytes(call);
-            nbytes > 0 && call.in != out) {
+        if (void* const out = static_cast<std::byte*>(call.out) + offset_nbytes(call); nbytes > 0 && call.in != out) {
           std::memcpy(out, call.in, nbytes);
         }
         break;
@@ -82,10 +81,7 @@ class SelfWork final : public WorkState {
 class SelfBoard final : public ExchangeBoard {
  public:
   SelfBoard(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table, BoardSink sink)
-      : backend_(std::move(backend)),
-        table_(std::move(table)),
-        sink_(std::move(sink)),
-        posts_(table_->size()) {}
+      : backend_(std::move(backend)), table_(std::move(table)), sink_(std::move(sink)), posts_(table_->size()) {}
 
   Work post(int parcel, const void* in) override {
     table_->check("ExchangeBoard::post", parcel, in);
@@ -136,9 +132,7 @@ class SelfWindow final : public ShardWindow {
 
 class SelfBackend final : public Backend {
  public:
-  SelfBackend() : Backend(0, 1), registry_(std::make_shared<RegionRegistry>(0, nullptr)) {
-    set_host_ranks({0});
-  }
+  SelfBackend() : Backend(0, 1), registry_(std::make_shared<RegionRegistry>(0, nullptr)) { set_host_ranks({0}); }
 
   std::string_view name() const override { return "self"; }
 
@@ -158,8 +152,7 @@ class SelfBackend final : public Backend {
   pid_t pid_of(int) const override { return this_process().pid; }
   bool under_way() const override { return false; }
   bool failed() const override { return !failure_.empty(); }
-  bool block_until(const std::function<bool()>& done, const std::function<Blocker()>&,
-                   const Patience&) override {
+  bool block_until(const std::function<bool()>& done, const std::function<Blocker()>&, const Patience&) override {
     ZERO_CHECK(done(), "nobody else is here to wait for");
     return true;
   }
@@ -167,8 +160,7 @@ class SelfBackend final : public Backend {
   void throw_if_failed() const override {
     if (!failure_.empty()) throw CommError(failure_);
   }
-  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels,
-                                            BoardSink sink) override {
+  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) override {
     return std::make_shared<SelfBoard>(shared_from_this(), std::move(parcels), std::move(sink));
   }
   std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
@@ -192,8 +184,7 @@ class SelfBackend final : public Backend {
     std::string text;
     const std::uint64_t first = next_sequence_ > kRecordedCalls ? next_sequence_ - kRecordedCalls : 0;
     for (std::uint64_t s = first; s < next_sequence_; ++s) {
-      text +=
-          fmt::format("rank 0: {}\n", describe_with_times(recent_[s % kRecordedCalls], base::monotonic_ns()));
+      text += fmt::format("rank 0: {}\n", describe_with_times(recent_[s % kRecordedCalls], base::monotonic_ns()));
     }
     return text;
   }

@@ -127,8 +127,8 @@ ShmWork& ShmBackend::new_work(const Call& call) {
   work.in_nbytes_ = work.call_.input_nbytes(rank());
   for (int peer = 0; peer < size(); ++peer) {
     // Of a broadcast only root's part is waited for.
-    const bool wanted = peer != rank() && (work.call_.transport != Transport::kBroadcast ||
-                                           (peer == call.root && rank() != call.root));
+    const bool wanted =
+        peer != rank() && (work.call_.transport != Transport::kBroadcast || (peer == call.root && rank() != call.root));
     if (wanted) {
       ++work.peers_left_;
     } else {
@@ -240,8 +240,7 @@ void ShmBackend::copy_from_peer(ShmWork& work, int peer) {
   if (nbytes == 0) return;
   const std::int64_t begin_ns = base::monotonic_ns();
   const std::byte* const source = map_input(peer, call.record.sequence);
-  auto* const target =
-      call.transport == Transport::kGather ? call.out_slice(peer) : static_cast<std::byte*>(call.out);
+  auto* const target = call.transport == Transport::kGather ? call.out_slice(peer) : static_cast<std::byte*>(call.out);
   if (target != source) copy_bytes(target, source, nbytes);
   work.add_moving_ns(base::monotonic_ns() - begin_ns);
 }

@@ -70,17 +70,14 @@ class ShmBackend final : public Backend {
   std::shared_ptr<WorkState> post(const Call& call) override;
   std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
   bool progress(int most) override;
-  bool under_way() const override {
-    return (data_sequence_ < next_sequence_ || transfers_under_way()) && !failed();
-  }
+  bool under_way() const override { return (data_sequence_ < next_sequence_ || transfers_under_way()) && !failed(); }
   bool in_finish_step() const override { return progressing_; }
   bool block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
                    const Patience& patience) override;
   void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
                    std::chrono::milliseconds timeout) override;
   void throw_if_failed() const override;
-  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels,
-                                            BoardSink sink) override;
+  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) override;
   std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
                                            std::span<const void* const> mine) override;
   bool failed() const override { return segment_->failed(); }
@@ -94,8 +91,7 @@ class ShmBackend final : public Backend {
   static InputLocation location_of(const Region& region, const void* address);
   /// The bytes at a location that `peer` has published; `what` they are for is asked for errors. Null where
   /// there are none. Throws CommError.
-  const std::byte* map_input(int peer, const InputLocation& location,
-                             const std::function<std::string()>& what);
+  const std::byte* map_input(int peer, const InputLocation& location, const std::function<std::string()>& what);
   /// The region of a location that `peer` has published, mapped here. Throws CommError where the peer is gone, IoError.
   Mapping map_region_of(int peer, const InputLocation& location, const std::function<std::string()>& what);
   std::shared_ptr<Region> create_region(std::size_t nbytes, const std::string& what) {
@@ -150,8 +146,7 @@ class ShmBackend final : public Backend {
   const std::byte* map_input(int peer, std::uint64_t sequence);
   void forget_freed_regions(int peer);
 
-  bool peer_has(const std::atomic<std::uint64_t> RankBlock::* counter, int peer,
-                std::uint64_t sequence) const {
+  bool peer_has(const std::atomic<std::uint64_t> RankBlock::*counter, int peer, std::uint64_t sequence) const {
     return (segment_->block(peer).*counter).load(std::memory_order_seq_cst) > sequence;
   }
 

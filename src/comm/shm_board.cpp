@@ -37,9 +37,7 @@ class ShmBoard final : public HostedBoard {
   ~ShmBoard() override { close(); }
 
  protected:
-  std::shared_ptr<BoardWork> new_work(int parcel) override {
-    return std::make_shared<ShmPost>(*this, parcel);
-  }
+  std::shared_ptr<BoardWork> new_work(int parcel) override { return std::make_shared<ShmPost>(*this, parcel); }
   void enter(BoardWork& work) override;
   bool arrived(BoardWork& work) override { return all_have(&Cell::posted, work); }
   void find_slices(BoardWork& work, std::span<const void*> slices) override;
@@ -100,8 +98,8 @@ void ShmBoard::enter(BoardWork& work) {
   try {
     mine.input.store(locate(static_cast<ShmPost&>(work)));
   } catch (const IoError& error) {
-    shm_.abort(fmt::format("no memory to share its input of {} on exchange board \"{}\": {}",
-                           table().text(work.parcel), table().label, error.what()));
+    shm_.abort(fmt::format("no memory to share its input of {} on exchange board \"{}\": {}", table().text(work.parcel),
+                           table().label, error.what()));
     throw;
   }
   mine.posted.store(static_cast<std::uint64_t>(work.number), std::memory_order_seq_cst);
@@ -139,20 +137,18 @@ Blocker ShmBoard::blocker_of(const BoardWork& work) const {
   Blocker blocker;
   blocker.lack = work.consumed ? "has not read this rank's part of it" : "has not posted it so often";
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank() && !has(work.consumed ? &Cell::left : &Cell::posted, peer, work))
-      blocker.ranks.push_back(peer);
+    if (peer != rank() && !has(work.consumed ? &Cell::left : &Cell::posted, peer, work)) blocker.ranks.push_back(peer);
   }
   return blocker;
 }
 
 }  // namespace
 
-std::shared_ptr<ExchangeBoard> ShmBackend::make_board(std::shared_ptr<const ParcelTable> parcels,
-                                                      BoardSink sink) {
+std::shared_ptr<ExchangeBoard> ShmBackend::make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) {
   const std::size_t nbytes = static_cast<std::size_t>(size()) * parcels->size() * sizeof(Cell);
   std::shared_ptr<Region> cells = share_with_all(nbytes, "exchange board");
-  auto board = std::make_shared<ShmBoard>(std::static_pointer_cast<ShmBackend>(shared_from_this()),
-                                          std::move(parcels), std::move(sink), std::move(cells));
+  auto board = std::make_shared<ShmBoard>(std::static_pointer_cast<ShmBackend>(shared_from_this()), std::move(parcels),
+                                          std::move(sink), std::move(cells));
   add_transfers(*board);
   return board;
 }

@@ -75,8 +75,8 @@ const std::byte* ShmBackend::map_input(int peer, const InputLocation& location,
     try {
       found = mappings.emplace(id.key(), map_region_of(peer, location, what)).first;
     } catch (const IoError& error) {
-      fail_group(fmt::format("rank {} (pid {}) cannot be read by rank {} in {}: {}", peer, pid_of(peer), rank(),
-                             what(), error.what()));
+      fail_group(fmt::format("rank {} (pid {}) cannot be read by rank {} in {}: {}", peer, pid_of(peer), rank(), what(),
+                             error.what()));
     }
   }
   return found->second.data() + location.offset_nbytes;
@@ -121,8 +121,7 @@ void ShmBackend::forget_freed_regions(int peer) {
     known.mappings.erase(RegionId{peer, number}.key());
   }
   // Lapped, before or while reading: mappings are only a cache.
-  if (block.freed_count.load(std::memory_order_acquire) - known.freed_seen > kFreedEntries)
-    known.mappings.clear();
+  if (block.freed_count.load(std::memory_order_acquire) - known.freed_seen > kFreedEntries) known.mappings.clear();
   known.freed_seen = count;
 }
 

@@ -27,8 +27,7 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x7a65726f'73686d32;  // "zeroshm2": raise with the layout
 constexpr std::int64_t kPollNs = 2 * base::kNanosPerMilli;
-constexpr std::int64_t kCreationGraceS =
-    5;  ///< a segment without magic that is older was left by a dead creator
+constexpr std::int64_t kCreationGraceS = 5;  ///< a segment without magic that is older was left by a dead creator
 
 /// Process ids of containers that share /dev/shm mean something only within this; 0: not known.
 std::uint64_t own_pid_namespace() {
@@ -68,8 +67,7 @@ void reserve(const FileDescriptor& fd, const std::string& name, std::size_t nbyt
   if (error == 0) return;
   struct statvfs stats {};
   std::uint64_t free_nbytes = 0;
-  if (::statvfs("/dev/shm", &stats) == 0)
-    free_nbytes = static_cast<std::uint64_t>(stats.f_bavail) * stats.f_frsize;
+  if (::statvfs("/dev/shm", &stats) == 0) free_nbytes = static_cast<std::uint64_t>(stats.f_bavail) * stats.f_frsize;
   throw IoError(
       fmt::format("creating the control segment /dev/shm{} failed: {}. Wanted {} bytes, {} are free in "
                   "/dev/shm. Remove what fills "
@@ -94,8 +92,7 @@ Existing judge(const FileDescriptor& fd, ControlSegment* segment) {
 /// Null while the file is not yet large enough to hold a header.
 std::shared_ptr<ControlSegment> map_existing(const FileDescriptor& fd) {
   struct stat stats {};
-  if (::fstat(fd.get(), &stats) != 0 ||
-      static_cast<std::size_t>(stats.st_size) < ControlSegment::nbytes_of(1))
+  if (::fstat(fd.get(), &stats) != 0 || static_cast<std::size_t>(stats.st_size) < ControlSegment::nbytes_of(1))
     return nullptr;
   return std::make_shared<ControlSegment>(Mapping(fd.get(), static_cast<std::size_t>(stats.st_size)));
 }
@@ -107,9 +104,8 @@ FileDescriptor create_or_take_over(const std::string& name, std::int64_t deadlin
     FileDescriptor fd(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
     if (fd) return fd;
     if (errno != EEXIST) {
-      throw IoError(
-          fmt::format("creating the control segment /dev/shm{} failed: {}. Is /dev/shm mounted and writable?",
-                      name, std::strerror(errno)));
+      throw IoError(fmt::format("creating the control segment /dev/shm{} failed: {}. Is /dev/shm mounted and writable?",
+                                name, std::strerror(errno)));
     }
     FileDescriptor existing(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
     if (!existing && errno == ENOENT) continue;
@@ -156,8 +152,7 @@ void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::
       problem = fmt::format(
           "{} of {} did not arrive within {:.1f} s. Was every rank started, with the same job id, world "
           "size and user, on this host?",
-          absent.empty() ? "rank 0" : ranks_text(absent), segment.ranks(),
-          static_cast<double>(timeout.count()) / 1e3);
+          absent.empty() ? "rank 0" : ranks_text(absent), segment.ranks(), static_cast<double>(timeout.count()) / 1e3);
     } else if (now_ns > next_check_ns) {
       next_check_ns = now_ns + 100 * base::kNanosPerMilli;
       for (int r = 0; r < segment.ranks(); ++r) {
@@ -176,8 +171,7 @@ void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::
   }
 }
 
-std::shared_ptr<ControlSegment> create_and_gather(const std::string& name, int ranks,
-                                                  std::chrono::milliseconds timeout,
+std::shared_ptr<ControlSegment> create_and_gather(const std::string& name, int ranks, std::chrono::milliseconds timeout,
                                                   std::int64_t deadline_ns) {
   ControlSegment::remove_left_behind();
   const FileDescriptor fd = create_or_take_over(name, deadline_ns);

@@ -23,8 +23,7 @@ RankBlock& ControlSegment::block(int rank) const {
 
 ProcessId ControlSegment::process_of(int rank) const {
   const RankBlock& ranks_block = block(rank);
-  return {ranks_block.pid.load(std::memory_order_relaxed),
-          ranks_block.start_time.load(std::memory_order_relaxed)};
+  return {ranks_block.pid.load(std::memory_order_relaxed), ranks_block.start_time.load(std::memory_order_relaxed)};
 }
 
 void ControlSegment::attach(int rank) {
@@ -73,8 +72,7 @@ void ControlSegment::fail(int rank, const std::string& reason) noexcept {
 std::string ControlSegment::reason() const {
   const std::int64_t deadline = base::monotonic_ns() + base::kNanosPerSecond;
   while (header().failure.load(std::memory_order_acquire) == FailureState::kWriting) {
-    if (base::monotonic_ns() > deadline)
-      return "the group failed, and the rank that saw why died while saying so";
+    if (base::monotonic_ns() > deadline) return "the group failed, and the rank that saw why died while saying so";
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return header().reason;

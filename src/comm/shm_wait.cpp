@@ -16,9 +16,7 @@ namespace {
 /// Counts this rank among the sleepers for the length of a scope.
 class SleeperGuard {
  public:
-  explicit SleeperGuard(std::atomic<std::uint32_t>& sleepers) : sleepers_(sleepers) {
-    sleepers_.fetch_add(1);
-  }
+  explicit SleeperGuard(std::atomic<std::uint32_t>& sleepers) : sleepers_(sleepers) { sleepers_.fetch_add(1); }
   ~SleeperGuard() { sleepers_.fetch_sub(1); }
   SleeperGuard(const SleeperGuard&) = delete;
   SleeperGuard& operator=(const SleeperGuard&) = delete;
@@ -27,9 +25,7 @@ class SleeperGuard {
   std::atomic<std::uint32_t>& sleepers_;
 };
 
-double to_seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond);
-}
+double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond); }
 
 }  // namespace
 
@@ -81,8 +77,7 @@ void ShmBackend::block_until(const std::function<bool()>& done, std::uint64_t ta
 void ShmBackend::wait_for_room(std::uint64_t sequence) {
   if (sequence - retired_sequence_ < kRingSlots) return;
   if (progressing_) {
-    throw CommError(
-        fmt::format("{} calls are under way, no room for another one inside a finish step", kRingSlots));
+    throw CommError(fmt::format("{} calls are under way, no room for another one inside a finish step", kRingSlots));
   }
   const std::uint64_t oldest = sequence - kRingSlots;
   block_until([&] { return retired_sequence_ > oldest; }, oldest);
@@ -90,9 +85,7 @@ void ShmBackend::wait_for_room(std::uint64_t sequence) {
 
 void ShmBackend::wait_for_staging_room(std::size_t nbytes) {
   constexpr std::size_t kStagingLimit = 256u << 20;
-  const auto fits = [&] {
-    return staging_.used_nbytes() == 0 || staging_.used_nbytes() + nbytes <= kStagingLimit;
-  };
+  const auto fits = [&] { return staging_.used_nbytes() == 0 || staging_.used_nbytes() + nbytes <= kStagingLimit; };
   while (!progressing_ && !fits()) {
     const std::uint64_t oldest = retired_sequence_;
     block_until([&] { return retired_sequence_ > oldest; }, oldest);
@@ -113,10 +106,10 @@ Blocker ShmBackend::blocker_of(std::uint64_t target) const {
   Blocker blocker{call_text(sequence), readers ? "has not read this rank's input" : "has not arrived", {}};
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    const bool missing = readers ? !peer_has(&RankBlock::left, peer, target)
-                                 : works_[sequence % kRingSlots]->peers_[static_cast<std::size_t>(peer)] !=
-                                           ShmWork::Peer::kDone &&
-                                       !peer_has(&RankBlock::ready, peer, sequence);
+    const bool missing =
+        readers ? !peer_has(&RankBlock::left, peer, target)
+                : works_[sequence % kRingSlots]->peers_[static_cast<std::size_t>(peer)] != ShmWork::Peer::kDone &&
+                      !peer_has(&RankBlock::ready, peer, sequence);
     if (missing) blocker.ranks.push_back(peer);
   }
   return blocker;
@@ -138,8 +131,7 @@ void ShmBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
   if (!look_at_processes && !late && !somebody_left) return;
   if (look_at_processes) {
     // After a while without looks nothing is known about how long a peer has been stopped.
-    if (since_look_ns > 10 * policy_.slice_ns)
-      std::fill(stopped_since_ns_.begin(), stopped_since_ns_.end(), 0);
+    if (since_look_ns > 10 * policy_.slice_ns) std::fill(stopped_since_ns_.begin(), stopped_since_ns_.end(), 0);
     last_check_ns_ = now_ns;
     check_interrupt(*this);
   }
@@ -149,23 +141,21 @@ void ShmBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
     if (problem.empty()) continue;
     // It may have come just before it left.
     const Blocker still = blocker_now();
-    if (still.what != blocker.what ||
-        std::find(still.ranks.begin(), still.ranks.end(), peer) == still.ranks.end()) {
+    if (still.what != blocker.what || std::find(still.ranks.begin(), still.ranks.end(), peer) == still.ranks.end()) {
       return;
     }
-    fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer),
-                           problem, rank(), blocker.what, position_of(peer)));
+    fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer), problem,
+                           rank(), blocker.what, position_of(peer)));
   }
   if (!late) return;
   std::string late_ranks;
   for (const int peer : blocker.ranks) {
-    late_ranks +=
-        fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
+    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
   }
-  fail_group(fmt::format(
-      "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
-      "(ZERO_TIMEOUT_S, Group::set_timeout).",
-      rank(), to_seconds(now_ns - since_ns), blocker.what, late_ranks));
+  fail_group(
+      fmt::format("timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
+                  "(ZERO_TIMEOUT_S, Group::set_timeout).",
+                  rank(), to_seconds(now_ns - since_ns), blocker.what, late_ranks));
 }
 
 std::string ShmBackend::problem_of(int peer, std::int64_t now_ns, bool look_at_process) {
@@ -187,9 +177,8 @@ std::string ShmBackend::problem_of(int peer, std::int64_t now_ns, bool look_at_p
   if (stopped_since_ns == 0) stopped_since_ns = now_ns;
   const std::int64_t stopped_ns = now_ns - stopped_since_ns;
   if (stopped_ns < policy_.stopped_limit_ns) return {};
-  return fmt::format(
-      "is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
-      to_seconds(stopped_ns));
+  return fmt::format("is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
+                     to_seconds(stopped_ns));
 }
 
 void ShmBackend::throw_if_failed() const {
@@ -224,8 +213,8 @@ std::string ShmBackend::recent_calls(int peer, std::size_t count) const {
   const std::uint64_t first = entered > count ? entered - count : 0;
   std::string text;
   for (std::uint64_t s = first; s < entered; ++s) {
-    text += fmt::format("    {}\n",
-                        describe_with_times(block.ring[s % kRingSlots].record.load(), base::monotonic_ns()));
+    text +=
+        fmt::format("    {}\n", describe_with_times(block.ring[s % kRingSlots].record.load(), base::monotonic_ns()));
   }
   return text.empty() ? std::string("    none\n") : text;
 }

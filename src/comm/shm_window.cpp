@@ -64,8 +64,8 @@ class ShmWindow final : public HostedWindow {
  private:
   Owner& owner(int rank) const { return reinterpret_cast<Owner*>(shared_->data())[rank]; }
   Published<InputLocation>& location(int rank, std::size_t parcel) const {
-    auto* const table = reinterpret_cast<Published<InputLocation>*>(
-        shared_->data() + static_cast<std::size_t>(size()) * sizeof(Owner));
+    auto* const table =
+        reinterpret_cast<Published<InputLocation>*>(shared_->data() + static_cast<std::size_t>(size()) * sizeof(Owner));
     return table[static_cast<std::size_t>(rank) * this->table().size() + parcel];
   }
   bool has_published(int peer, const FetchWork& work) const {
@@ -128,8 +128,7 @@ std::vector<Outcome> ShmWindow::tell(const Outcome& mine) {
   std::vector<Outcome> all(static_cast<std::size_t>(size()));
   shm_.tell_all(&mine, sizeof(mine), all.data(), "shard window");
   for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r].failed)
-      throw IoError(fmt::format("shard window \"{}\": rank {}: {}", table().label, r, all[r].error));
+    if (all[r].failed) throw IoError(fmt::format("shard window \"{}\": rank {}: {}", table().label, r, all[r].error));
   }
   return all;
 }
@@ -163,8 +162,8 @@ bool ShmWindow::move(FetchWork& work) {
   // Starting behind oneself, so that not all ranks read the same peer at once.
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
-    const auto from = static_cast<std::size_t>(work.parcel) * static_cast<std::size_t>(size()) +
-                      static_cast<std::size_t>(peer);
+    const auto from =
+        static_cast<std::size_t>(work.parcel) * static_cast<std::size_t>(size()) + static_cast<std::size_t>(peer);
     std::byte* const target = work.out + table().slice_offset(work.parcel, peer);
     if (target != slices_[from]) copy_bytes(target, slices_[from], table().slice_nbytes(work.parcel, peer));
   }
@@ -189,8 +188,7 @@ Blocker ShmWindow::blocker_of(const FetchWork& work) const {
 
 std::shared_ptr<ShardWindow> ShmBackend::make_window(std::shared_ptr<const ParcelTable> parcels,
                                                      std::span<const void* const> mine) {
-  std::shared_ptr<Region> shared =
-      share_with_all(ShmWindow::shared_nbytes(size(), parcels->size()), "shard window");
+  std::shared_ptr<Region> shared = share_with_all(ShmWindow::shared_nbytes(size(), parcels->size()), "shard window");
   auto window = std::make_shared<ShmWindow>(std::static_pointer_cast<ShmBackend>(shared_from_this()),
                                             std::move(parcels), mine, std::move(shared));
   if (!window->open()) return nullptr;

@@ -34,8 +34,8 @@ StagingArena::Block StagingArena::take(std::size_t nbytes, std::uint64_t sequenc
   std::size_t begin = 0;
   if (!fits(rounded, begin)) {
     const std::size_t doubled = region_ ? 2 * region_->nbytes() : kFirstNbytes;
-    region_ = Region::create(registry_, round_up(std::max(doubled, rounded), kPageBytes),
-                             Region::Sharing::kReadable, "staging of a collective's input");
+    region_ = Region::create(registry_, round_up(std::max(doubled, rounded), kPageBytes), Region::Sharing::kReadable,
+                             "staging of a collective's input");
     begin = 0;
   }
   taken_.push_back({sequence, begin, begin + rounded, region_.get()});

@@ -5,8 +5,7 @@
 
 namespace zero::comm {
 
-std::shared_ptr<Backend> Backend::make_shm_subgroup(std::span<const int> members,
-                                                    std::vector<int> host_ranks) {
+std::shared_ptr<Backend> Backend::make_shm_subgroup(std::span<const int> members, std::vector<int> host_ranks) {
   constexpr std::string_view kLabel = "split";
   const int ranks = static_cast<int>(members.size());
   const bool alone = ranks <= 1;

@@ -22,8 +22,8 @@ constexpr std::string_view kUnwinding = "an exception ended its work, see its ow
 void log_call(WorkState& work, CollectiveKind kind, const Backend& backend, const ParcelTable& table, int parcel) {
   const auto& log = backend.call_log();
   work.tell(log, log->begin(kind, static_cast<std::int64_t>(table.nbytes(parcel)),
-                            table.parcels[static_cast<std::size_t>(parcel)].label,
-                            kind == CollectiveKind::kAllGather, base::monotonic_ns()));
+                            table.parcels[static_cast<std::size_t>(parcel)].label, kind == CollectiveKind::kAllGather,
+                            base::monotonic_ns()));
 }
 
 }  // namespace
@@ -42,23 +42,20 @@ void ParcelTable::check(std::string_view function, int parcel, const void* point
     throw ConfigError(fmt::format("{}: parcel {} of \"{}\", which has {}.", function, parcel, label, size()));
   }
   if (!pointer && nbytes(parcel) > 0) {
-    throw ConfigError(
-        fmt::format("{}: the pointer for {} of \"{}\" is null.", function, text(parcel), label));
+    throw ConfigError(fmt::format("{}: the pointer for {} of \"{}\" is null.", function, text(parcel), label));
   }
 }
 
 void count_exchange(Backend& backend, const ParcelTable& table, int parcel) {
   const std::int64_t mine =
       table.parcels[static_cast<std::size_t>(parcel)].counts[static_cast<std::size_t>(backend.rank())];
-  count_moved(backend.counters().reduce_scatter, table.numel(parcel) - mine, mine * (backend.size() - 1),
-              table.dtype);
+  count_moved(backend.counters().reduce_scatter, table.numel(parcel) - mine, mine * (backend.size() - 1), table.dtype);
 }
 
 void count_fetch(Backend& backend, const ParcelTable& table, int parcel) {
   const std::int64_t mine =
       table.parcels[static_cast<std::size_t>(parcel)].counts[static_cast<std::size_t>(backend.rank())];
-  count_moved(backend.counters().all_gather, mine * (backend.size() - 1), table.numel(parcel) - mine,
-              table.dtype);
+  count_moved(backend.counters().all_gather, mine * (backend.size() - 1), table.numel(parcel) - mine, table.dtype);
 }
 
 // ---- boards
@@ -76,8 +73,7 @@ Blocker BoardWork::blocker() const {
   return blocker;
 }
 
-HostedBoard::HostedBoard(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table,
-                         BoardSink sink)
+HostedBoard::HostedBoard(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table, BoardSink sink)
     : backend_(std::move(backend)),
       table_(std::move(table)),
       sink_(std::move(sink)),
@@ -113,8 +109,8 @@ Work HostedBoard::post(int parcel, const void* in) {
   backend_->throw_if_failed();
   const auto p = static_cast<std::size_t>(parcel);
   if (posts_[p] > 0 && !works_[p][0]->complete()) {
-    throw ConfigError(fmt::format("ExchangeBoard::post: {} is still under way; wait for it before the next",
-                                  works_[p][0]->text()));
+    throw ConfigError(
+        fmt::format("ExchangeBoard::post: {} is still under way; wait for it before the next", works_[p][0]->text()));
   }
   BoardWork& work = next_work(parcel);
   work.begin(base::monotonic_ns(), backend_->default_timeout());
@@ -181,8 +177,8 @@ void HostedBoard::close() noexcept {
   if (!under_way_.empty() && !backend_->failed()) {
     const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
     backend_->abort(unwinding ? std::string(kUnwinding)
-                              : fmt::format("it destroyed exchange board \"{}\" in the middle of {}",
-                                            table_->label, under_way_[0]->text()));
+                              : fmt::format("it destroyed exchange board \"{}\" in the middle of {}", table_->label,
+                                            under_way_[0]->text()));
   }
   backend_->remove_transfers(*this);
   for (auto& pair : works_) {
@@ -194,8 +190,7 @@ void HostedBoard::close() noexcept {
 
 // ---- windows
 
-FetchWork::FetchWork(HostedWindow& window)
-    : MovedWork(window.backend()), table_(window.table_), window_(&window) {}
+FetchWork::FetchWork(HostedWindow& window) : MovedWork(window.backend()), table_(window.table_), window_(&window) {}
 
 void FetchWork::chain(std::shared_ptr<WorkState>) { ZERO_CHECK(false, "a fetch is part of no other call"); }
 
@@ -324,8 +319,8 @@ void HostedWindow::close() noexcept {
     const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
     if (!under_way_.empty() && !backend_->failed()) {
       backend_->abort(unwinding ? std::string(kUnwinding)
-                                : fmt::format("it destroyed shard window \"{}\" in the middle of {}",
-                                              table_->label, under_way_[0]->text()));
+                                : fmt::format("it destroyed shard window \"{}\" in the middle of {}", table_->label,
+                                              under_way_[0]->text()));
     }
     if (!backend_->failed()) announce(unwinding ? State::kGone : State::kClosing);
     if (!backend_->failed() && !unwinding) {

@@ -27,9 +27,7 @@ struct ParcelTable {
     return slice_offset(parcel, rank + 1) - slice_offset(parcel, rank);
   }
   std::size_t nbytes(int parcel) const { return offsets[static_cast<std::size_t>(parcel)].back(); }
-  std::int64_t numel(int parcel) const {
-    return static_cast<std::int64_t>(nbytes(parcel) / element_nbytes(dtype));
-  }
+  std::int64_t numel(int parcel) const { return static_cast<std::int64_t>(nbytes(parcel) / element_nbytes(dtype)); }
   /// `parcel "bucket 7" (4096 bf16)`.
   std::string text(int parcel) const;
   /// `post 3 of parcel "bucket 7" (4096 bf16) on exchange board "gradients"`.

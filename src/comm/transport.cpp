@@ -14,15 +14,15 @@
 namespace zero::comm {
 namespace {
 
-std::shared_ptr<const ParcelTable> make_table(const Backend& backend, std::string_view function,
-                                              std::string label, std::vector<Parcel> parcels, DType dtype) {
+std::shared_ptr<const ParcelTable> make_table(const Backend& backend, std::string_view function, std::string label,
+                                              std::vector<Parcel> parcels, DType dtype) {
   auto table = std::make_shared<ParcelTable>();
   const auto ranks = static_cast<std::size_t>(backend.size());
   for (const Parcel& parcel : parcels) {
     if (parcel.counts.size() != ranks ||
         std::any_of(parcel.counts.begin(), parcel.counts.end(), [](std::int64_t c) { return c < 0; })) {
-      throw ConfigError(fmt::format("{}(\"{}\"): counts of parcel \"{}\" are [{}], wanted {} of 0 or more.",
-                                    function, label, parcel.label, fmt::join(parcel.counts, ", "), ranks));
+      throw ConfigError(fmt::format("{}(\"{}\"): counts of parcel \"{}\" are [{}], wanted {} of 0 or more.", function,
+                                    label, parcel.label, fmt::join(parcel.counts, ", "), ranks));
     }
     std::vector<std::size_t>& offsets = table->offsets.emplace_back(ranks + 1);
     for (std::size_t r = 0; r < ranks; ++r)
@@ -139,8 +139,7 @@ class HostTransport final : public ShardTransport {
                   const CollectiveOptions& options) override {
     return group_.all_gather(in, out, counts, dtype, options);
   }
-  Work broadcast(void* inout, std::int64_t numel, DType dtype, int root,
-                 const CollectiveOptions& options) override {
+  Work broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options) override {
     return group_.broadcast(inout, numel, dtype, root, options);
   }
   SharedMemory allocate(std::size_t nbytes) override { return group_.allocate(nbytes); }
@@ -155,15 +154,13 @@ std::shared_ptr<ShardTransport> make_host_transport(Group group) {
   return std::make_shared<HostTransport>(std::move(group));
 }
 
-std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string label,
-                                                   std::vector<Parcel> parcels, DType dtype,
-                                                   ExchangeBoard::Sink sink) {
+std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string label, std::vector<Parcel> parcels,
+                                                   DType dtype, ExchangeBoard::Sink sink) {
   constexpr std::string_view kFunction = "make_exchange_board";
   Backend& backend = *GroupAccess::backend(group);
   const auto table = make_table(backend, kFunction, std::move(label), std::move(parcels), dtype);
   if (!sink) {
-    throw ConfigError(
-        fmt::format("{}(\"{}\"): `sink` is empty; wanted a function.", kFunction, table->label));
+    throw ConfigError(fmt::format("{}(\"{}\"): `sink` is empty; wanted a function.", kFunction, table->label));
   }
   const BackendGuard guard(*backend.lock());
   agree(backend, "exchange board", *table);
@@ -176,8 +173,8 @@ std::shared_ptr<ShardWindow> make_shard_window(Group& group, std::string label, 
   const std::shared_ptr<Backend>& backend = GroupAccess::backend(group);
   const auto table = make_table(*backend, kFunction, std::move(label), std::move(parcels), dtype);
   if (mine.size() != table->size()) {
-    throw ConfigError(fmt::format("{}(\"{}\"): {} slices for {} parcels.", kFunction, table->label,
-                                  mine.size(), table->size()));
+    throw ConfigError(
+        fmt::format("{}(\"{}\"): {} slices for {} parcels.", kFunction, table->label, mine.size(), table->size()));
   }
   for (std::size_t p = 0; p < mine.size(); ++p) {
     if (mine[p] || table->slice_nbytes(static_cast<int>(p), backend->rank()) == 0) continue;

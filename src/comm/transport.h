@@ -58,9 +58,8 @@ class ExchangeBoard {
 /// *Collective.* `parcels` and `dtype` must be the same on all ranks: CommError names the first difference.
 /// The group lives as long as the board. A rank whose board goes while a work is not complete fails the
 /// group.
-std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string label,
-                                                   std::vector<Parcel> parcels, DType dtype,
-                                                   ExchangeBoard::Sink sink);
+std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string label, std::vector<Parcel> parcels,
+                                                   DType dtype, ExchangeBoard::Sink sink);
 
 class ShardWindow {
  public:
@@ -106,8 +105,7 @@ class ShardTransport {
   /// device, its current stream may.
   virtual Work all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
                           const CollectiveOptions& options) = 0;
-  virtual Work broadcast(void* inout, std::int64_t numel, DType dtype, int root,
-                         const CollectiveOptions& options) = 0;
+  virtual Work broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options) = 0;
   /// *Local.* Memory that other ranks read in place where the transport can; as Group::allocate().
   virtual SharedMemory allocate(std::size_t nbytes) = 0;
 };

@@ -12,8 +12,8 @@ namespace zero::comm {
 
 struct WaitPolicy {
   std::int64_t spin_ns = 0;
-  int yields = 0;                                      ///< after spinning, before sleeping
-  std::int64_t slice_ns = 100 * base::kNanosPerMilli;  ///< longest sleep between two looks at the peers
+  int yields = 0;                                             ///< after spinning, before sleeping
+  std::int64_t slice_ns = 100 * base::kNanosPerMilli;         ///< longest sleep between two looks at the peers
   std::int64_t stopped_limit_ns = 3 * base::kNanosPerSecond;  ///< a peer stopped for longer fails the group
 
   /// For the ranks of this host: spins long when there is a CPU for each, hardly when they must share. A

@@ -47,13 +47,10 @@ void Config::resolve_batch(int world_size) {
     std::int64_t divisor = 0;
     if (__builtin_mul_overflow(by, world_size, &divisor)) fail(*this, world_size, "the product is too large");
     if (train_batch_size % divisor == 0) return train_batch_size / divisor;
-    const std::int64_t nearest =
-        std::max<std::int64_t>(1, (train_batch_size + divisor / 2) / divisor) * divisor;
-    fail(
-        *this, world_size,
-        fmt::format(
-            "{} does not divide by {} * {}, so {} has no value; the nearest train_batch_size that does is {}",
-            train_batch_size, by, world_size, missing, nearest));
+    const std::int64_t nearest = std::max<std::int64_t>(1, (train_batch_size + divisor / 2) / divisor) * divisor;
+    fail(*this, world_size,
+         fmt::format("{} does not divide by {} * {}, so {} has no value; the nearest train_batch_size that does is {}",
+                     train_batch_size, by, world_size, missing, nearest));
   };
   if (micro == 0 && steps == 0) {
     steps = 1;
@@ -69,8 +66,8 @@ void Config::resolve_batch(int world_size) {
     if (overflow || total != train_batch_size) {
       fail(*this, world_size,
            overflow ? std::string("the product is too large")
-                    : fmt::format("the product is {}; remove one of the three, or set train_batch_size to {}",
-                                  total, total));
+                    : fmt::format("the product is {}; remove one of the three, or set train_batch_size to {}", total,
+                                  total));
     }
   }
   train_micro_batch_size_per_gpu = micro;

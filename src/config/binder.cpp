@@ -32,8 +32,7 @@ class Binder {
   GivenKeys run() {
     const json* root = &document_.root;
     if (root->is_object() && root->size() == 1 && root->contains(kWrapper)) {
-      config_.notices.push_back(
-          "config_params: the wrapper is not needed; its content is read as the top level");
+      config_.notices.push_back("config_params: the wrapper is not needed; its content is read as the top level");
       root = &root->at(std::string(kWrapper));
       wrapped_ = true;
     }
@@ -66,8 +65,7 @@ class Binder {
 
   void read_section(const json& object, const Place& section) {
     for (const auto& [name, value] : object.items()) {
-      read_member(value, {join(section.written, name), join(section.current, name), section.active}, section,
-                  name);
+      read_member(value, {join(section.written, name), join(section.current, name), section.active}, section, name);
     }
   }
 
@@ -191,14 +189,13 @@ class Binder {
   }
 
   static bool is_auto(const Key& key, const json& value) {
-    return value == "auto" && key.kind != Kind::kString && key.kind != Kind::kAny &&
-           !check_value(key, value).ok();
+    return value == "auto" && key.kind != Kind::kString && key.kind != Kind::kAny && !check_value(key, value).ok();
   }
 
   void refuse_auto(const Key& key, const Place& at) {
     const bool has_default = !key.fallback.empty() && key.fallback != "null";
-    const std::string put = has_default ? fmt::format("write {} or remove the key", key.fallback)
-                                        : fmt::format("write {}", wanted(key));
+    const std::string put =
+        has_default ? fmt::format("write {} or remove the key", key.fallback) : fmt::format("write {}", wanted(key));
     problem(at, fmt::format("\"auto\" is filled in by Hugging Face's trainer, which is not here; {}", put));
   }
 

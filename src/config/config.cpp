@@ -65,8 +65,7 @@ Config Config::from_text(std::string_view json, std::string_view source) {
   config::cross_check(given, config, problems);
   problems.throw_if_any();
   constexpr std::size_t kDefaultsNbytes = 64 << 10;  // what to_json() writes besides may not make it too long
-  if (json.size() + kDefaultsNbytes > config::kMaxTextNbytes &&
-      config.to_json().size() > config::kMaxTextNbytes) {
+  if (json.size() + kDefaultsNbytes > config::kMaxTextNbytes && config.to_json().size() > config::kMaxTextNbytes) {
     problems.add(0, fmt::format("{} bytes; a configuration with all its defaults has at most {}", json.size(),
                                 config::kMaxTextNbytes));
     problems.throw_if_any();

@@ -24,9 +24,7 @@ struct Check {
     const auto found = given.find(std::string(path));
     return found == given.end() ? nullptr : &found->second;
   }
-  void problem(const Given& at, std::string_view text) {
-    problems.add(at.line, fmt::format("{}: {}", at.path, text));
-  }
+  void problem(const Given& at, std::string_view text) { problems.add(at.line, fmt::format("{}: {}", at.path, text)); }
   void notice(std::string text) { config.notices.push_back(std::move(text)); }
 };
 
@@ -44,16 +42,16 @@ void check_dtypes(Check& check) {
   if (wanted == config.param_dtype()) return;
   check.problem(*given, fmt::format("got \"{}\", but fp16.enabled is {} and bf16.enabled is {}, so want \"{}\": "
                                     "these choose the dtype; change one of them or remove the key",
-                                    text, config.fp16.enabled, config.bf16.enabled,
-                                    dtype_name(config.param_dtype())));
+                                    text, config.fp16.enabled, config.bf16.enabled, dtype_name(config.param_dtype())));
 }
 
 void check_16_bit_masters(Check& check) {
   const Config& config = check.config;
   const Given* sums = check.find("data_types.grad_accum_dtype");
   if (sums != nullptr && config.sum_dtype() == DType::kFloat16 && !config.skips_non_finite()) {
-    check.problem(*sums, "sums beyond 65504 are infinite, and no step would be skipped for that; write \"bf16\" or "
-                         "\"fp32\", or train in fp16 or bf16 with their checks");
+    check.problem(*sums,
+                  "sums beyond 65504 are infinite, and no step would be skipped for that; write \"bf16\" or "
+                  "\"fp32\", or train in fp16 or bf16 with their checks");
   }
   const Given* states = check.find("bf16.bf16_optimizer_states");
   if (states != nullptr && config.bf16.optimizer_states && config.optimizer.type.ends_with("8bit")) {
@@ -64,14 +62,11 @@ void check_16_bit_masters(Check& check) {
     if (given != nullptr && on && !enabled)
       check.problem(*given, fmt::format("needs {0}.enabled; set it to true", section));
   };
-  wants("bf16.bf16_master_weights_and_grads", config.bf16.master_weights_and_grads, config.bf16.enabled,
-        "bf16");
+  wants("bf16.bf16_master_weights_and_grads", config.bf16.master_weights_and_grads, config.bf16.enabled, "bf16");
   wants("bf16.bf16_optimizer_states", config.bf16.optimizer_states, config.bf16.enabled, "bf16");
-  wants("fp16.fp16_master_weights_and_grads", config.fp16.master_weights_and_grads, config.fp16.enabled,
-        "fp16");
+  wants("fp16.fp16_master_weights_and_grads", config.fp16.master_weights_and_grads, config.fp16.enabled, "fp16");
   const Given* rounding = check.find("zerotorch.stochastic_rounding");
-  if (rounding != nullptr && config.zerotorch.stochastic_rounding &&
-      config.master_dtype() != DType::kBFloat16) {
+  if (rounding != nullptr && config.zerotorch.stochastic_rounding && config.master_dtype() != DType::kBFloat16) {
     check.problem(*rounding,
                   "fp32 and fp16 master weights are not rounded so; set bf16.enabled and "
                   "bf16.bf16_master_weights_and_grads to true, or remove the key");
@@ -84,9 +79,10 @@ void check_offload(Check& check) {
   const Given* device = check.find("zero_optimization.offload_optimizer.device");
   if (device == nullptr) return;
   if (offload.device == Device::kCpu) {
-    check.notice(fmt::format("{}: accepted, no effect: without a GPU parameters and states are in host memory anyway; "
-                             "from a GPU offload is not built",
-                             device->path));
+    check.notice(
+        fmt::format("{}: accepted, no effect: without a GPU parameters and states are in host memory anyway; "
+                    "from a GPU offload is not built",
+                    device->path));
   }
   if (offload.device == Device::kNvme && offload.nvme_path.empty())
     check.problem(*device, "'nvme' needs nvme_path beside it: a folder on a local disk");
@@ -144,9 +140,8 @@ void check_optimizer(Check& check) {
   const Given* mode = check.find("optimizer.params.adam_w_mode");
   if (optimizer.type.starts_with("AdamW") && mode != nullptr && !optimizer.adam_w_mode) {
     optimizer.adam_w_mode = true;
-    check.notice(
-        fmt::format("{}: no effect: type {} is always decoupled, as in DeepSpeed; write type {} for L2",
-                    mode->path, optimizer.type, optimizer.type == "AdamW" ? "Adam" : "Adam8bit"));
+    check.notice(fmt::format("{}: no effect: type {} is always decoupled, as in DeepSpeed; write type {} for L2",
+                             mode->path, optimizer.type, optimizer.type == "AdamW" ? "Adam" : "Adam8bit"));
   }
   const Given* torch_adam = check.find("optimizer.params.torch_adam");
   const bool is_torchs = torch_adam != nullptr && torch_adam->value.boolean;
@@ -157,8 +152,7 @@ void check_optimizer(Check& check) {
     check.notice(
         "optimizer.params.weight_decay: not given: with torch_adam 0.01, torch.optim.AdamW's, as in DeepSpeed");
   } else if (optimizer.type.starts_with("AdamW")) {
-    check.notice(
-        "optimizer.params.weight_decay: not given: 0.0 as in DeepSpeed (torch::optim::AdamW has 0.01)");
+    check.notice("optimizer.params.weight_decay: not given: 0.0 as in DeepSpeed (torch::optim::AdamW has 0.01)");
   }
 }
 
@@ -183,9 +177,8 @@ void check_whole_tensors(Check& check) {
   const std::string& name = config.optimizer.type;
   if (type == nullptr || (name != "Lamb" && name != "Muon" && name != "Adafactor")) return;
   if (config.sum_dtype() != DType::kFloat32) {
-    check.problem(
-        *type, fmt::format("{} needs gradients summed in fp32; set data_types.grad_accum_dtype to \"fp32\"",
-                           config.optimizer.type));
+    check.problem(*type, fmt::format("{} needs gradients summed in fp32; set data_types.grad_accum_dtype to \"fp32\"",
+                                     config.optimizer.type));
   }
   if (config.zerotorch.step_in_backward) {
     check.problem(*type, fmt::format("{} needs whole tensors, which step_in_backward does not keep; set "
@@ -215,12 +208,11 @@ void check_scheduler(Check& check) {
   if (section == nullptr) return;
   if (type == nullptr) {
     if (check.find("scheduler.params") != nullptr) {
-      check.problem(*section,
-                    "has params but no type; add \"type\": \"WarmupLR\" or another schedule");
+      check.problem(*section, "has params but no type; add \"type\": \"WarmupLR\" or another schedule");
     }
     return;
   }
-  if (scheduler.type == Scheduler::Type::kNone) return;  // a type that was refused
+  if (scheduler.type == Scheduler::Type::kNone) return;                                // a type that was refused
   scheduler.warmup_num_steps = std::max<std::int64_t>(2, scheduler.warmup_num_steps);  // as in DeepSpeed
   check_parameters(check, *type, scheduler_keys());
   for (const auto& [of_type, parameter, meaning] : kRequired) {
@@ -234,13 +226,11 @@ void check_scheduler(Check& check) {
         fmt::format("scheduler.params.cycle_momentum: no effect: {} has no betas, as in DeepSpeed", optimizer));
   }
   const Given* total = check.find("scheduler.params.total_num_steps");
-  if (total != nullptr && scheduler.total_num_steps > 0 &&
-      scheduler.total_num_steps < scheduler.warmup_num_steps) {
-    check.notice(fmt::format("{}: {} is less than warmup_num_steps, {}: the warm-up is never finished",
-                             total->path, scheduler.total_num_steps, scheduler.warmup_num_steps));
+  if (total != nullptr && scheduler.total_num_steps > 0 && scheduler.total_num_steps < scheduler.warmup_num_steps) {
+    check.notice(fmt::format("{}: {} is less than warmup_num_steps, {}: the warm-up is never finished", total->path,
+                             scheduler.total_num_steps, scheduler.warmup_num_steps));
   }
-  if (scheduler.type == Scheduler::Type::kWarmupLR &&
-      check.find("scheduler.params.warmup_max_lr") == nullptr) {
+  if (scheduler.type == Scheduler::Type::kWarmupLR && check.find("scheduler.params.warmup_max_lr") == nullptr) {
     scheduler.warmup_max_lr = check.config.optimizer.lr;
   }
 }
@@ -257,11 +247,11 @@ void check_step_in_backward(Check& check) {
                                       check.config.gradient_clipping));
   }
   if (check.config.fp16.enabled) {
-    check.problem(*given, "a step cannot be skipped once it is under way, as fp16 asks for; use bf16 with "
-                          "bf16.check_grad_overflow false");
-  } else if (check.config.skips_non_finite()) {
     check.problem(*given,
-                  "a step cannot be skipped once it is under way; set bf16.check_grad_overflow to false");
+                  "a step cannot be skipped once it is under way, as fp16 asks for; use bf16 with "
+                  "bf16.check_grad_overflow false");
+  } else if (check.config.skips_non_finite()) {
+    check.problem(*given, "a step cannot be skipped once it is under way; set bf16.check_grad_overflow to false");
   }
 }
 
@@ -270,8 +260,8 @@ void check_timeout(Check& check) {
   const Given* given = check.find("zerotorch.timeout_s");
   const double seconds = check.config.zerotorch.timeout_s;
   if (given == nullptr || seconds == 0 || seconds >= kLeastSeconds) return;
-  check.problem(*given, fmt::format("got {:g}, want 0 (the group's default) or at least {:g} seconds", seconds,
-                                    kLeastSeconds));
+  check.problem(*given,
+                fmt::format("got {:g}, want 0 (the group's default) or at least {:g} seconds", seconds, kLeastSeconds));
 }
 
 void check_comms_logger(Check& check) {

@@ -48,9 +48,8 @@ Value value_of(const T& field) {
 
 /// The field reached by these members, one after the other. Enumerators are in the order of the key's choices.
 template <auto... members>
-constexpr Field field = {
-    .bind = [](Config& config, const Value& value) { assign((config.*....*members), value); },
-    .unbind = [](const Config& config) { return value_of((config.*....*members)); }};
+constexpr Field field = {.bind = [](Config& config, const Value& value) { assign((config.*....*members), value); },
+                         .unbind = [](const Config& config) { return value_of((config.*....*members)); }};
 
 /// A count whose 0 means that nothing was given.
 template <auto... members>

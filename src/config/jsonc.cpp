@@ -100,8 +100,7 @@ class Prepass {
     level.key = level.path.empty() ? name : level.path + "." + name;
     const auto [at, inserted] = lines_.emplace(level.key, line_);
     if (!inserted) {
-      problems_.add(line_,
-                    fmt::format("{}: given twice, first on line {}; remove one", level.key, at->second));
+      problems_.add(line_, fmt::format("{}: given twice, first on line {}; remove one", level.key, at->second));
     }
   }
 
@@ -115,8 +114,7 @@ class Prepass {
       if (!levels_.empty()) levels_.pop_back();
     } else if (c == ',') {
       // A comma after nothing or after another comma stays, for the parser to refuse.
-      const std::size_t before =
-          position_ == 0 ? std::string::npos : text_.find_last_not_of(" \t\r\n", position_ - 1);
+      const std::size_t before = position_ == 0 ? std::string::npos : text_.find_last_not_of(" \t\r\n", position_ - 1);
       const bool after_value = before != std::string::npos && text_[before] != ',' && text_[before] != '{' &&
                                text_[before] != '[' && text_[before] != ':';
       comma_ = after_value ? position_ : std::string::npos;
@@ -182,12 +180,11 @@ Document parse_jsonc(std::string_view text, Problems& problems) {
     document.root = nlohmann::json::parse(blanked);
   } catch (const nlohmann::json::parse_error& error) {
     const std::size_t end = std::min(error.byte, blanked.size());
-    const auto newlines =
-        std::count(blanked.begin(), blanked.begin() + static_cast<std::ptrdiff_t>(end), '\n');
+    const auto newlines = std::count(blanked.begin(), blanked.begin() + static_cast<std::ptrdiff_t>(end), '\n');
     const bool blank = blanked.find_first_not_of(" \t\r\n") == std::string::npos;
-    problems.add(static_cast<int>(newlines) + 1,
-                 blank ? "empty; want a JSON object, at least {\"train_batch_size\": ...}"
-                       : "not valid JSON: " + cleaned(error.what()));
+    problems.add(static_cast<int>(newlines) + 1, blank
+                                                     ? "empty; want a JSON object, at least {\"train_batch_size\": ...}"
+                                                     : "not valid JSON: " + cleaned(error.what()));
   } catch (const nlohmann::json::exception& error) {
     problems.add(0, "not valid JSON: " + cleaned(error.what()));
   }

@@ -54,10 +54,12 @@ constexpr Key kStep[] = {
              field<&Config::gradient_clipping>),
     no_effect("prescale_gradients", Kind::kBool, "false",
               "gradients are summed in a fixed order, in fp32 if not said otherwise, and divided once after it: no "
-              "sum overflows, and there is nothing to scale before", "false"),
+              "sum overflows, and there is nothing to scale before",
+              "false"),
     no_effect("gradient_predivide_factor", Kind::kNumber, "1.0",
               "gradients are summed in a fixed order, in fp32 if not said otherwise, and divided once after it: no "
-              "sum overflows, and there is nothing to divide before", "1.0"),
+              "sum overflows, and there is nothing to divide before",
+              "1.0"),
     {.path = "gradient_allreduce_op",
      .kind = Kind::kChoice,
      .fallback = "\"mean\"",
@@ -67,7 +69,8 @@ constexpr Key kStep[] = {
      .choices = "mean|sum"},
     no_effect("sparse_gradients", Kind::kBool, "false",
               "gradients that come sparse (embeddings with sparse=true) travel as rows where these are "
-              "fewer bytes than the table, with either value", "false|true"),
+              "fewer bytes than the table, with either value",
+              "false|true"),
     {.path = "communication_data_type",
      .kind = Kind::kChoice,
      .fallback = "null",
@@ -78,15 +81,13 @@ constexpr Key kStep[] = {
               "data_types.grad_accum_dtype says what sums are in, fp32 if not given", "true"),
     no_effect("allreduce_always_fp32", Kind::kBool, "false",
               "data_types.grad_accum_dtype says what sums are in, fp32 if not given", "true"),
-    no_effect("disable_allgather", Kind::kBool, "false", "updated parameters are published in one way only",
-              "false"),
+    no_effect("disable_allgather", Kind::kBool, "false", "updated parameters are published in one way only", "false"),
     no_effect("zero_allow_untested_optimizer", Kind::kBool, "false",
               "only the optimizers named in docs/config.md exist, and they are tested", "false"),
-    no_effect("zero_force_ds_cpu_optimizer", Kind::kBool, "true",
-              "the engine's own fused optimizer is always used", "true"),
+    no_effect("zero_force_ds_cpu_optimizer", Kind::kBool, "true", "the engine's own fused optimizer is always used",
+              "true"),
     refused("graph_harvesting", Kind::kBool, "false", "CUDA graphs are not built; remove the key", "false"),
-    no_effect("vocabulary_size", Kind::kCount, "null",
-              "DeepSpeed only uses it for a warning about alignment"),
+    no_effect("vocabulary_size", Kind::kCount, "null", "DeepSpeed only uses it for a warning about alignment"),
 };
 
 }  // namespace

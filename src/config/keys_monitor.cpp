@@ -8,23 +8,19 @@ using enum KeyStatus;
 
 constexpr Key kMonitor[] = {
     honoured("steps_per_print", Kind::kCount, "null",
-             "a progress line on rank 0 every so many steps; not given or 0: none",
-             field<&Config::steps_per_print>),
+             "a progress line on rank 0 every so many steps; not given or 0: none", field<&Config::steps_per_print>),
     honoured("wall_clock_breakdown", Kind::kBool, "false", "log how long forward, backward and step take",
              field<&Config::wall_clock_breakdown>),
-    honoured("memory_breakdown", Kind::kBool, "false", "log the memory ledger",
-             field<&Config::memory_breakdown>),
-    honoured("dump_state", Kind::kBool, "false", "log the resolved configuration at start",
-             field<&Config::dump_state>),
+    honoured("memory_breakdown", Kind::kBool, "false", "log the memory ledger", field<&Config::memory_breakdown>),
+    honoured("dump_state", Kind::kBool, "false", "log the resolved configuration at start", field<&Config::dump_state>),
     no_effect("log_level", Kind::kString, "null",
               "set the environment variable ZERO_LOG_LEVEL (debug, info, warning, error)"),
 
     section("timers", "throughput timers", kNoEffect),
     section("timers.throughput", "throughput timers", kNoEffect),
-    no_effect("timers.throughput.enabled", Kind::kBool, "true",
-              "times are part of the line of steps_per_print", "true"),
-    no_effect("timers.throughput.synchronized", Kind::kBool, "true", "there is no device to wait for",
+    no_effect("timers.throughput.enabled", Kind::kBool, "true", "times are part of the line of steps_per_print",
               "true"),
+    no_effect("timers.throughput.synchronized", Kind::kBool, "true", "there is no device to wait for", "true"),
 
     section("tensorboard", "event files for TensorBoard"),
     honoured("tensorboard.enabled", Kind::kBool, "false", "write event files",

@@ -36,8 +36,7 @@ constexpr Key kKeys[] = {
     not_built("compile", "graph compilation is not built; remove the section",
               "enabled|deepcompile|free_activation|offload_activation|offload_opt_states|offload_parameters|"
               "passes"),
-    not_built("hybrid_engine",
-              "the hybrid engine (generation during training) is not built; remove the section"),
+    not_built("hybrid_engine", "the hybrid engine (generation during training) is not built; remove the section"),
     not_built("compression_training", "compression is not built; remove the section", "**"),
     not_built("quantize_training", kQuantize, "**"),
     not_built("weight_quantization", kQuantize, "*"),

@@ -84,8 +84,7 @@ constexpr Key kPrecision[] = {
      .kind = Kind::kChoice,
      .fallback = "null",
      .note = "what gradients are summed in; null: fp32, or the parameters' dtype with 16-bit master weights",
-     .choices =
-         "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16",
+     .choices = "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16",
      .field = {.bind = [](Config& c, const Value& v) { c.grad_accum_dtype = dtype_named(v.text); },
                .unbind = [](const Config& c) -> Value {
                  if (!c.grad_accum_dtype) return {.given = false};
@@ -95,16 +94,14 @@ constexpr Key kPrecision[] = {
      .kind = Kind::kChoice,
      .fallback = "null",
      .note = "only what fp16.enabled and bf16.enabled say already: \"fp16\", \"bf16\", else \"fp32\"",
-     .choices =
-         "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16"},
+     .choices = "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16"},
     {.path = "data_types.buffer_dtype",
      .kind = Kind::kChoice,
      .fallback = "null",
      .status = kRefused,
      .note = "buffers keep the dtype the module gave them, or the parameters' (zerotorch.buffer_dtype); convert them "
              "in the module",
-     .choices =
-         "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16"},
+     .choices = "fp32|float32|float|torch.float32|bf16|bfloat16|torch.bfloat16|fp16|float16|half|torch.float16"},
 };
 
 }  // namespace

@@ -56,8 +56,8 @@ constexpr Key kOffloadKeys[] = {
               "a gather has no copies that an all-reduce could save", "false"),
     old_name("zero_optimization.use_all_reduce_for_fetch_params", Kind::kBool, "false",
              "zero_optimization.stage3_use_all_reduce_for_fetch_params", kNoEffect),
-    no_effect("zero_optimization.stage3_allgather_sequential", Kind::kBool, "false",
-              "a gather has no copies to save", "false"),
+    no_effect("zero_optimization.stage3_allgather_sequential", Kind::kBool, "false", "a gather has no copies to save",
+              "false"),
     old_name("zero_optimization.allgather_sequential", Kind::kBool, "false",
              "zero_optimization.stage3_allgather_sequential", kNoEffect),
 

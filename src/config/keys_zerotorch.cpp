@@ -11,9 +11,8 @@ constexpr Key kKeys[] = {
     {.path = "zerotorch.store",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",
-     .note =
-         "where gathered parameters live: once on each host, or copied to each rank; auto: node_shared when "
-         "all ranks are on one host, else copying",
+     .note = "where gathered parameters live: once on each host, or copied to each rank; auto: node_shared when "
+             "all ranks are on one host, else copying",
      .choices = "auto|node_shared|copying",
      .field = field<&Config::zerotorch, &Own::store>},
     {.path = "zerotorch.unit_numel",
@@ -29,7 +28,8 @@ constexpr Key kKeys[] = {
              field<&Config::zerotorch, &Own::seed>),
     honoured("zerotorch.reseed_per_micro_batch", Kind::kBool, "true",
              "reseed libtorch's generator per global micro-batch, so that dropout does not depend on the "
-             "ranks", field<&Config::zerotorch, &Own::reseed_per_micro_batch>),
+             "ranks",
+             field<&Config::zerotorch, &Own::reseed_per_micro_batch>),
     {.path = "zerotorch.verify_parameters",
      .kind = Kind::kChoice,
      .fallback = "\"broadcast\"",
@@ -39,17 +39,15 @@ constexpr Key kKeys[] = {
     {.path = "zerotorch.buffers",
      .kind = Kind::kChoice,
      .fallback = "\"rank0\"",
-     .note =
-         "buffers that forward writes, at the end of every step(): all ranks take rank 0's, or the mean over "
-         "the ranks (those that are not floating-point: rank 0's), or each keeps its own",
+     .note = "buffers that forward writes, at the end of every step(): all ranks take rank 0's, or the mean over "
+             "the ranks (those that are not floating-point: rank 0's), or each keeps its own",
      .choices = "rank0|each|mean",
      .field = field<&Config::zerotorch, &Own::buffers>},
     {.path = "zerotorch.buffer_dtype",
      .kind = Kind::kChoice,
      .fallback = "\"module\"",
-     .note =
-         "with bf16: buffers keep the dtype the module gave them, or floating-point buffers become bf16 as "
-         "DeepSpeed makes them",
+     .note = "with bf16: buffers keep the dtype the module gave them, or floating-point buffers become bf16 as "
+             "DeepSpeed makes them",
      .choices = "module|parameters",
      .field = field<&Config::zerotorch, &Own::buffer_dtype>},
     {.path = "zerotorch.progress_thread",
@@ -62,7 +60,8 @@ constexpr Key kKeys[] = {
      .field = field<&Config::zerotorch, &Own::progress_thread>},
     honoured("zerotorch.measured_prefetch", Kind::kBool, "true",
              "copying store: gather ahead only as far as measured times ask for, up to "
-             "stage3_prefetch_bucket_size", field<&Config::zerotorch, &Own::measured_prefetch>),
+             "stage3_prefetch_bucket_size",
+             field<&Config::zerotorch, &Own::measured_prefetch>),
     honoured("zerotorch.caching_allocator", Kind::kBool, "true",
              "keep large blocks that libtorch frees on the CPU for the next step; process-wide",
              field<&Config::zerotorch, &Own::caching_allocator>),

@@ -13,8 +13,7 @@ void Problems::add(int line, std::string text) { problems_.push_back({line, std:
 void Problems::throw_if_any() const {
   if (problems_.empty()) return;
   std::vector<Problem> sorted = problems_;
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const auto& a, const auto& b) { return a.line < b.line; });
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.line < b.line; });
   std::string message;
   for (std::size_t i = 0; i < std::min(sorted.size(), kShown); ++i) {
     if (i > 0) message += '\n';

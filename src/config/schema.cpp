@@ -7,9 +7,12 @@ namespace zero {
 
 std::string_view status_name(KeyStatus status) {
   switch (status) {
-    case KeyStatus::kHonoured: return "honoured";
-    case KeyStatus::kNoEffect: return "no effect";
-    case KeyStatus::kRefused: return "refused";
+    case KeyStatus::kHonoured:
+      return "honoured";
+    case KeyStatus::kNoEffect:
+      return "no effect";
+    case KeyStatus::kRefused:
+      return "refused";
   }
   return "?";
 }
@@ -51,9 +54,9 @@ std::string_view name_of(std::string_view path) {
 const std::vector<const Key*>& all_keys() {
   static const std::vector<const Key*> keys = [] {
     std::vector<const Key*> made;
-    for (const auto part : {batch_keys(), optimizer_keys(), scheduler_keys(), precision_keys(), step_keys(),
-                            monitor_keys(), checkpoint_keys(), zero_keys(), offload_keys(),
-                            zerotorch_keys(), not_built_keys()}) {
+    for (const auto part :
+         {batch_keys(), optimizer_keys(), scheduler_keys(), precision_keys(), step_keys(), monitor_keys(),
+          checkpoint_keys(), zero_keys(), offload_keys(), zerotorch_keys(), not_built_keys()}) {
       for (const Key& key : part) made.push_back(&key);
     }
     return made;
@@ -104,15 +107,24 @@ std::string parameters_of(std::string_view type, std::span<const Key> keys) {
 
 std::string_view kind_name(Kind kind) {
   switch (kind) {
-    case Kind::kSection: return "section";
-    case Kind::kBool: return "bool";
-    case Kind::kCount: return "count";
-    case Kind::kNumber: return "number";
-    case Kind::kString: return "string";
-    case Kind::kChoice: return "choice";
-    case Kind::kPair: return "two numbers";
-    case Kind::kStrings: return "strings";
-    case Kind::kAny: return "any";
+    case Kind::kSection:
+      return "section";
+    case Kind::kBool:
+      return "bool";
+    case Kind::kCount:
+      return "count";
+    case Kind::kNumber:
+      return "number";
+    case Kind::kString:
+      return "string";
+    case Kind::kChoice:
+      return "choice";
+    case Kind::kPair:
+      return "two numbers";
+    case Kind::kStrings:
+      return "strings";
+    case Kind::kAny:
+      return "any";
   }
   return "?";
 }

@@ -31,7 +31,7 @@ struct Value {
   bool boolean = false;
   std::int64_t count = 0;
   double number = 0;
-  double second = 0;  // of a pair; the first is `number`
+  double second = 0;                  // of a pair; the first is `number`
   std::optional<std::size_t> choice;  // which of the key's `choices`; not given for one that is kept as text
   std::string text;                   // also of a choice that was read, as spelt in `choices`
   std::vector<std::string> texts;

@@ -24,8 +24,8 @@ void compare(const json& written, const json& read, config::Problems& problems) 
   for (const auto& [pointer, value] : before.items()) {
     const auto found = after.find(pointer);
     if (found == after.end() || *found == value) continue;
-    problems.add(0, fmt::format("{}: got {}, which is read as {}; write that", path_of(pointer),
-                                config::shown(value), config::shown(*found)));
+    problems.add(0, fmt::format("{}: got {}, which is read as {}; write that", path_of(pointer), config::shown(value),
+                                config::shown(*found)));
   }
 }
 

@@ -61,8 +61,7 @@ Checked check_choice(const Key& key, const std::string& text) {
   }
   for (const std::string_view refused : split(key.refused_choices)) {
     if (!same_text(refused, text)) continue;
-    result.problem =
-        fmt::format("'{}' is not built; available: {}", refused, fmt::join(choices, ", "));
+    result.problem = fmt::format("'{}' is not built; available: {}", refused, fmt::join(choices, ", "));
     return result;
   }
   const std::string_view near = nearest(text, choices);
@@ -121,15 +120,24 @@ std::string shown(const json& value) {
 
 std::string wanted(const Key& key) {
   switch (key.kind) {
-    case Kind::kSection: return "an object {...}";
-    case Kind::kBool: return "true or false";
-    case Kind::kCount: return "a whole number, " + range_of(key);
-    case Kind::kNumber: return "a number, " + range_of(key);
-    case Kind::kString: return "a string";
-    case Kind::kChoice: return fmt::format("one of \"{}\"", fmt::join(split(key.choices), "\", \""));
-    case Kind::kPair: return "a list of two numbers, each " + range_of(key);
-    case Kind::kStrings: return "a list of strings";
-    case Kind::kAny: return "any value";
+    case Kind::kSection:
+      return "an object {...}";
+    case Kind::kBool:
+      return "true or false";
+    case Kind::kCount:
+      return "a whole number, " + range_of(key);
+    case Kind::kNumber:
+      return "a number, " + range_of(key);
+    case Kind::kString:
+      return "a string";
+    case Kind::kChoice:
+      return fmt::format("one of \"{}\"", fmt::join(split(key.choices), "\", \""));
+    case Kind::kPair:
+      return "a list of two numbers, each " + range_of(key);
+    case Kind::kStrings:
+      return "a list of strings";
+    case Kind::kAny:
+      return "any value";
   }
   return "?";
 }
@@ -137,13 +145,15 @@ std::string wanted(const Key& key) {
 Checked check_value(const Key& key, const json& got) {
   Checked result;
   switch (key.kind) {
-    case Kind::kAny: return result;
+    case Kind::kAny:
+      return result;
     case Kind::kBool:
       if (!got.is_boolean()) return {.value = {}, .problem = mismatch(key, got)};
       result.value.boolean = got.get<bool>();
       return result;
     case Kind::kCount:
-    case Kind::kNumber: return check_number(key, got);
+    case Kind::kNumber:
+      return check_number(key, got);
     case Kind::kString:
       if (!got.is_string()) return {.value = {}, .problem = mismatch(key, got)};
       result.value.text = got.get<std::string>();
@@ -151,9 +161,12 @@ Checked check_value(const Key& key, const json& got) {
     case Kind::kChoice:
       if (!got.is_string()) return {.value = {}, .problem = mismatch(key, got)};
       return check_choice(key, got.get<std::string>());
-    case Kind::kPair: return check_pair(key, got);
-    case Kind::kStrings: return check_strings(key, got);
-    case Kind::kSection: return {.value = {}, .problem = mismatch(key, got)};
+    case Kind::kPair:
+      return check_pair(key, got);
+    case Kind::kStrings:
+      return check_strings(key, got);
+    case Kind::kSection:
+      return {.value = {}, .problem = mismatch(key, got)};
   }
   return result;
 }
@@ -167,15 +180,23 @@ std::string chosen(const Key& key, const Value& value) {
 nlohmann::ordered_json json_of(const Key& key, const Value& value) {
   if (!value.given) return nullptr;
   switch (key.kind) {
-    case Kind::kBool: return value.boolean;
-    case Kind::kCount: return value.count;
-    case Kind::kNumber: return value.number;
-    case Kind::kString: return value.text;
-    case Kind::kChoice: return chosen(key, value);
-    case Kind::kPair: return {value.number, value.second};
-    case Kind::kStrings: return value.texts;
+    case Kind::kBool:
+      return value.boolean;
+    case Kind::kCount:
+      return value.count;
+    case Kind::kNumber:
+      return value.number;
+    case Kind::kString:
+      return value.text;
+    case Kind::kChoice:
+      return chosen(key, value);
+    case Kind::kPair:
+      return {value.number, value.second};
+    case Kind::kStrings:
+      return value.texts;
     case Kind::kSection:
-    case Kind::kAny: break;  // kept nowhere
+    case Kind::kAny:
+      break;  // kept nowhere
   }
   return nullptr;
 }

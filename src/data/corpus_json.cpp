@@ -25,8 +25,8 @@ void check_size(const fs::path& path, std::int64_t wanted) {
   const auto got = fs::file_size(path, error);
   if (error) throw IoError(fmt::format("{}: {}; pack the corpus again", path.string(), error.message()));
   if (static_cast<std::int64_t>(got) != wanted) {
-    throw IoError(fmt::format("{}: got {} bytes, want {} as corpus.json says; pack the corpus again",
-                              path.string(), got, wanted));
+    throw IoError(fmt::format("{}: got {} bytes, want {} as corpus.json says; pack the corpus again", path.string(),
+                              got, wanted));
   }
 }
 
@@ -98,10 +98,8 @@ void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std
       {"hash", info.hash},
       {"listing", fingerprint},
       {"train", split_json(kTrainFile, info.train_nbytes, info.train_unigram_entropy_nats)},
-      {"validation",
-       split_json(kValidationFile, info.validation_nbytes, info.validation_unigram_entropy_nats)},
-      {"files",
-       {{"taken", info.files}, {"left_out", std::move(left_out)}}}};
+      {"validation", split_json(kValidationFile, info.validation_nbytes, info.validation_unigram_entropy_nats)},
+      {"files", {{"taken", info.files}, {"left_out", std::move(left_out)}}}};
   FileWriter writer(folder / kCorpusFile);
   writer.append(json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
   writer.finish();

@@ -17,8 +17,7 @@ inline constexpr const char* kCorpusFile = "corpus.json";
 using Histogram = std::array<std::int64_t, 256>;
 double entropy_nats(const Histogram& histogram);
 
-void write_corpus_json(const std::filesystem::path& folder, const CorpusInfo& info,
-                       const std::string& fingerprint);
+void write_corpus_json(const std::filesystem::path& folder, const CorpusInfo& info, const std::string& fingerprint);
 
 /// Throws IoError when corpus.json is missing or damaged, or a split has not the size it says.
 CorpusInfo read_corpus_json(const std::filesystem::path& folder);

@@ -106,13 +106,12 @@ FileReader::~FileReader() {
 
 bool FileReader::read(std::int64_t offset, std::int64_t nbytes, std::string& contents) const {
   contents.clear();
-  struct stat status{};
+  struct stat status {};
   if (fd_ < 0 || ::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) return false;
   contents.resize(static_cast<std::size_t>(nbytes));
   std::size_t done = 0;
   while (done < contents.size()) {
-    const ssize_t got =
-        ::pread(fd_, contents.data() + done, contents.size() - done, offset + static_cast<off_t>(done));
+    const ssize_t got = ::pread(fd_, contents.data() + done, contents.size() - done, offset + static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return false;  // an error, or shorter than it was
     done += static_cast<std::size_t>(got);

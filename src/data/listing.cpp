@@ -31,7 +31,7 @@ bool wanted_suffix(const CorpusOptions& options, const std::string& name) {
 
 /// Follows links. `walked`: found in a folder.
 void add_file(const CorpusOptions& options, const fs::path& path, std::string name, bool walked, Listing& listing) {
-  struct stat status{};
+  struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
     const bool link = ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
     return listing.left_out.add(link ? "link that leads nowhere" : "unreadable", name, 0);
@@ -44,8 +44,7 @@ void add_file(const CorpusOptions& options, const fs::path& path, std::string na
   if (status.st_size == 0) return leave_out("empty");
   if (status.st_size < options.min_file_nbytes) return leave_out("too small");
   if (status.st_size > options.max_file_nbytes) return leave_out("too large");
-  const std::int64_t modified_ns =
-      status.st_mtim.tv_sec * std::int64_t{1'000'000'000} + status.st_mtim.tv_nsec;
+  const std::int64_t modified_ns = status.st_mtim.tv_sec * std::int64_t{1'000'000'000} + status.st_mtim.tv_nsec;
   listing.files.push_back({std::move(name), path, status.st_size, modified_ns});
 }
 
@@ -65,8 +64,7 @@ void walk(const CorpusOptions& options, const fs::path& root, Listing& listing) 
     }
     at.increment(error);
   }
-  if (error)
-    throw IoError(fmt::format("{}: cannot list the corpus source: {}", root.string(), error.message()));
+  if (error) throw IoError(fmt::format("{}: cannot list the corpus source: {}", root.string(), error.message()));
 }
 
 /// Length of the UTF-8 sequence at `bytes`, or 0 when there is none (also overlong forms and surrogates).
@@ -85,8 +83,8 @@ std::size_t utf8_length(std::string_view bytes) {
   }
   if (length >= 3) {
     const unsigned char second = byte(1);
-    if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) ||
-        (first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F)) {
+    if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) || (first == 0xF0 && second < 0x90) ||
+        (first == 0xF4 && second > 0x8F)) {
       return 0;
     }
   }
@@ -114,9 +112,8 @@ Listing list_files(const CorpusOptions& options) {
 }
 
 std::string fingerprint(const CorpusOptions& options, const Listing& listing) {
-  std::string text =
-      fmt::format("{} {} {} {} {} {:.17g}", kFormatVersion, options.seed, options.max_nbytes,
-                  options.min_file_nbytes, options.max_file_nbytes, options.validation_fraction);
+  std::string text = fmt::format("{} {} {} {} {} {:.17g}", kFormatVersion, options.seed, options.max_nbytes,
+                                 options.min_file_nbytes, options.max_file_nbytes, options.validation_fraction);
   for (const SourceFile& file : listing.files) {
     text += fmt::format("\n{}\t{}\t{}", file.name, file.nbytes, file.modified_ns);
   }

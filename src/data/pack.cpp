@@ -33,11 +33,9 @@ void check_options(const CorpusOptions& options) {
   if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {
     refuse(fmt::format("validation_fraction: got {}, want above 0 and below 1", options.validation_fraction));
   }
-  if (options.max_file_nbytes < 1 || options.min_file_nbytes > options.max_file_nbytes ||
-      options.max_nbytes < 0) {
-    refuse(fmt::format(
-        "file sizes {} to {} and at most {} in all: want an increasing range and nothing negative",
-        options.min_file_nbytes, options.max_file_nbytes, options.max_nbytes));
+  if (options.max_file_nbytes < 1 || options.min_file_nbytes > options.max_file_nbytes || options.max_nbytes < 0) {
+    refuse(fmt::format("file sizes {} to {} and at most {} in all: want an increasing range and nothing negative",
+                       options.min_file_nbytes, options.max_file_nbytes, options.max_nbytes));
   }
 }
 
@@ -94,7 +92,8 @@ std::vector<Piece> usable_pieces(data::Listing listing, CorpusInfo& info) {
       const std::size_t before = usable.size();
       for (Piece& piece : pieces)
         if (seen.insert(piece.content_hash).second) usable.push_back(std::move(piece));
-      if (usable.size() == before) problem = "duplicate";
+      if (usable.size() == before)
+        problem = "duplicate";
       else if (const std::int64_t kept = nbytes_from(usable, before); kept < file.nbytes)
         listing.left_out.add("parts that are duplicates", file.name, file.nbytes - kept);
     }
@@ -187,8 +186,7 @@ void write_splits(const std::vector<Piece>& files, double validation_fraction, c
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (!data::FileReader(files[i].path).read(files[i].offset, files[i].nbytes, contents) ||
         data::hash_of(contents) != files[i].content_hash) {
-      throw IoError(
-          fmt::format("{}: changed while the corpus was packed; try again", files[i].path.string()));
+      throw IoError(fmt::format("{}: changed while the corpus was packed; try again", files[i].path.string()));
     }
     contents += kSeparator;
     std::string_view text = contents;
@@ -222,11 +220,10 @@ std::string suffixes_text(const CorpusOptions& options) {
 void check_target(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(folder, error)) return;
-  const bool ours = fs::is_directory(folder, error) &&
-                    (fs::exists(folder / data::kCorpusFile, error) || fs::is_empty(folder, error));
+  const bool ours =
+      fs::is_directory(folder, error) && (fs::exists(folder / data::kCorpusFile, error) || fs::is_empty(folder, error));
   if (!ours) {
-    throw IoError(
-        fmt::format("{}: exists and holds no packed corpus; choose another folder", folder.string()));
+    throw IoError(fmt::format("{}: exists and holds no packed corpus; choose another folder", folder.string()));
   }
 }
 
@@ -248,10 +245,9 @@ CorpusInfo pack_corpus(const CorpusOptions& options) {
   std::vector<Piece> files = usable_pieces(std::move(listing), info);
   if (files.empty()) {
     const bool bounded = options.max_file_nbytes < std::numeric_limits<std::int64_t>::max();
-    throw IoError(fmt::format("{}: no usable text: {}; taken are text files (UTF-8){}{}", info.source,
-                              describe(info.left_out),
-                              bounded ? fmt::format(" of at most {} bytes", options.max_file_nbytes) : "",
-                              suffixes_text(options)));
+    throw IoError(fmt::format(
+        "{}: no usable text: {}; taken are text files (UTF-8){}{}", info.source, describe(info.left_out),
+        bounded ? fmt::format(" of at most {} bytes", options.max_file_nbytes) : "", suffixes_text(options)));
   }
   shuffle(files, options.seed);
   if (options.max_nbytes > 0) keep_up_to(files, options.max_nbytes);
@@ -259,8 +255,7 @@ CorpusInfo pack_corpus(const CorpusOptions& options) {
 
   std::error_code error;
   fs::create_directories(folder.parent_path(), error);
-  if (error)
-    throw IoError(fmt::format("{}: cannot create: {}", folder.parent_path().string(), error.message()));
+  if (error) throw IoError(fmt::format("{}: cannot create: {}", folder.parent_path().string(), error.message()));
   data::TemporaryFolder temporary(folder);
   write_splits(files, options.validation_fraction, temporary.path(), info);
   data::write_corpus_json(temporary.path(), info, fingerprint);

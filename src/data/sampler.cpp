@@ -17,16 +17,15 @@ std::int64_t count_windows(const Corpus& corpus, std::int64_t sequence_length, s
   }
   const std::int64_t windows = std::max<std::int64_t>(0, (corpus.size() - 1) / sequence_length);
   if (windows < wanted) {
-    throw ConfigError(fmt::format(
-        "{}: got {} bytes, want at least {} for {} sequence(s) of {} + 1 bytes; use more text or a "
-        "smaller sequence length or batch",
-        corpus.name(), corpus.size(), wanted * sequence_length + 1, wanted, sequence_length));
+    throw ConfigError(
+        fmt::format("{}: got {} bytes, want at least {} for {} sequence(s) of {} + 1 bytes; use more text or a "
+                    "smaller sequence length or batch",
+                    corpus.name(), corpus.size(), wanted * sequence_length + 1, wanted, sequence_length));
   }
   return windows;
 }
 
-void copy_window(const Corpus& corpus, std::int64_t offset, std::int64_t sequence_length,
-                 std::int64_t* tokens) {
+void copy_window(const Corpus& corpus, std::int64_t offset, std::int64_t sequence_length, std::int64_t* tokens) {
   const auto window =
       corpus.bytes().subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(sequence_length) + 1);
   std::copy(window.begin(), window.end(), tokens);
@@ -44,19 +43,16 @@ std::int64_t SequenceSampler::offset_of(std::int64_t global_sample) const {
   if (global_sample < 0) throw ConfigError(fmt::format("sample: got {}, want at least 0", global_sample));
   const auto epoch = static_cast<std::uint64_t>(global_sample / windows_);
   const auto index = static_cast<std::uint64_t>(global_sample % windows_);
-  const data::Permutation permutation(static_cast<std::uint64_t>(windows_),
-                                      data::mix64(seed_) ^ data::mix64(~epoch));
+  const data::Permutation permutation(static_cast<std::uint64_t>(windows_), data::mix64(seed_) ^ data::mix64(~epoch));
   return static_cast<std::int64_t>(permutation(index)) * sequence_length_;
 }
 
-void SequenceSampler::fill(std::int64_t global_micro_batch, std::int64_t micro_batch_size,
-                           std::int64_t* tokens) const {
+void SequenceSampler::fill(std::int64_t global_micro_batch, std::int64_t micro_batch_size, std::int64_t* tokens) const {
   std::int64_t first = 0;
   if (global_micro_batch < 0 || micro_batch_size < 1 ||
       __builtin_mul_overflow(global_micro_batch, micro_batch_size, &first)) {
-    throw ConfigError(
-        fmt::format("micro-batch {} of {} samples: want an index of at least 0 and at least 1 sample",
-                    global_micro_batch, micro_batch_size));
+    throw ConfigError(fmt::format("micro-batch {} of {} samples: want an index of at least 0 and at least 1 sample",
+                                  global_micro_batch, micro_batch_size));
   }
   for (std::int64_t b = 0; b < micro_batch_size; ++b) {
     copy_window(corpus_, offset_of(first + b), sequence_length_, tokens + b * (sequence_length_ + 1));
@@ -67,9 +63,8 @@ ValidationBatches::ValidationBatches(Corpus corpus, std::int64_t sequence_length
                                      std::int64_t max_batches)
     : corpus_(std::move(corpus)), sequence_length_(sequence_length), batch_size_(batch_size) {
   if (batch_size < 1 || max_batches < 0) {
-    throw ConfigError(
-        fmt::format("validation: got batches of {} and at most {} of them, want at least 1 and 0", batch_size,
-                    max_batches));
+    throw ConfigError(fmt::format("validation: got batches of {} and at most {} of them, want at least 1 and 0",
+                                  batch_size, max_batches));
   }
   windows_ = count_windows(corpus_, sequence_length, batch_size);
   batches_ = windows_ / batch_size;

@@ -17,8 +17,7 @@ std::string compare(const std::string& mine, const std::string& root, int rank) 
     if (!has_mine && !has_root) return {};
     if (!has_mine) mine_line = "nothing";
     if (!has_root) root_line = "nothing";
-    if (mine_line != root_line)
-      return fmt::format("rank {} has {}, rank 0 has {}", rank, mine_line, root_line);
+    if (mine_line != root_line) return fmt::format("rank {} has {}, rank 0 has {}", rank, mine_line, root_line);
   }
 }
 

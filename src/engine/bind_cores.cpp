@@ -62,8 +62,7 @@ int bind_cores(Group group) {
                         group.local_size(), base::usable_cpus().size());
     }
   } else if (::sched_setaffinity(0, sizeof cpus, &cpus) != 0) {
-    base::log_warning("bind_cores_to_rank: the system refuses to pin rank {}; going on unpinned",
-                      group.rank());
+    base::log_warning("bind_cores_to_rank: the system refuses to pin rank {}; going on unpinned", group.rank());
   }
   return base::count_cores(base::usable_cpus());
 }

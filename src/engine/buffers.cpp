@@ -3,9 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/TensorOperators.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -72,15 +72,13 @@ class ConvertedStorages {
     const auto numel = nbytes / static_cast<std::int64_t>(tensor.element_size());
     auto [found, is_new] = made_.try_emplace(storage);
     if (is_new) {
-      found->second = {tensor.scalar_type(), tensor.detach().as_strided({numel}, {1}, 0).to(dtype),
-                       tensor.storage()};
+      found->second = {tensor.scalar_type(), tensor.detach().as_strided({numel}, {1}, 0).to(dtype), tensor.storage()};
     }
     if (found->second.from != tensor.scalar_type()) {
       refuse(buffer, "shares memory with a buffer of another dtype and cannot be converted with it",
              "register a clone() of it, or set zerotorch.buffer_dtype to \"module\"");
     }
-    tensor.set_data(
-        found->second.values.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()));
+    tensor.set_data(found->second.values.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()));
   }
 
  private:
@@ -140,8 +138,7 @@ void check_buffers(const Inventory& inventory, int ranks) {
       refuse(buffer, "is on the device 'meta' and has no values", "make it on the CPU");
     }
     if (!has_element_type(c10::toRealValueType(tensor.scalar_type()))) {
-      refuse(buffer,
-             fmt::format("is of dtype {}, which checkpoints cannot hold", c10::toString(tensor.scalar_type())),
+      refuse(buffer, fmt::format("is of dtype {}, which checkpoints cannot hold", c10::toString(tensor.scalar_type())),
              "register it as a floating-point, integer, bool or complex tensor");
     }
     if (ranks > 1 && !tensor.is_cpu()) {
@@ -199,8 +196,7 @@ void broadcast_buffers(const Inventory& inventory, Group& group) {
   }
 }
 
-BufferSync::BufferSync(std::vector<Inventory::Named> buffers, Mode mode)
-    : buffers_(std::move(buffers)), mode_(mode) {
+BufferSync::BufferSync(std::vector<Inventory::Named> buffers, Mode mode) : buffers_(std::move(buffers)), mode_(mode) {
   for (const auto& buffer : buffers_) marks_.push_back(mark_of(buffer.tensor));
 }
 
@@ -286,9 +282,7 @@ void BufferSync::take_mean(const Inventory::Named& buffer, Group& group) const {
     const at::NoGradGuard no_grad;
     sums.copy_(values);
   }
-  group
-      .all_reduce(sums.mutable_data_ptr(), sums.numel(), DType::kFloat64, ReduceOp::kSum,
-                  {.label = buffer.name})
+  group.all_reduce(sums.mutable_data_ptr(), sums.numel(), DType::kFloat64, ReduceOp::kSum, {.label = buffer.name})
       .wait();
   write_stored(buffer.tensor, sums.div_(group.size()));
 }

@@ -20,8 +20,8 @@
 #include "engine/engine_impl.h"
 #include "engine/init_scope.h"
 #include "engine/progress_log.h"
-#include "setup/laid_out.h"
 #include "intercept/gradient_hook.h"
+#include "setup/laid_out.h"
 #include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
@@ -51,13 +51,11 @@ DType param_dtype_of(const Config& config, const Inventory& inventory) {
 }
 
 c10::Device device_of(const Inventory& inventory, const Group& group) {
-  c10::Device device =
-      inventory.parameters.empty() ? c10::Device(c10::kCPU) : inventory.parameters[0].tensor.device();
+  c10::Device device = inventory.parameters.empty() ? c10::Device(c10::kCPU) : inventory.parameters[0].tensor.device();
   for (const auto& item : inventory.parameters) {
     if (item.tensor.device() != device) {
-      throw ModelError(
-          fmt::format("parameter '{}' is on {} and others are on {}; move the whole module to one device",
-                      item.name, item.tensor.device().str(), device.str()));
+      throw ModelError(fmt::format("parameter '{}' is on {} and others are on {}; move the whole module to one device",
+                                   item.name, item.tensor.device().str(), device.str()));
     }
   }
   if (!device.is_cpu() && group.size() > 1) {
@@ -88,19 +86,21 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   std::vector<layout::ParameterInfo> infos;
   for (const auto& item : inventory.parameters) {
     infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad() && !impl.evaluation_only,
-                     impl.groups.model_parallel && !item.split.is_split(),
-                     item.tensor.sizes().vec()});
+                     impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
   model.device = device_of(inventory, impl.group);
-  const setup::LaidOut laid = setup::lay_out(infos, inventory.tree, impl.config,
-                                             {.count = impl.group.size(),
-                                              .hosts = impl.group.single_node() ? 1 : 2,
-                                              .on_cpu = model.device.is_cpu()});
+  const setup::LaidOut laid = setup::lay_out(
+      infos, inventory.tree, impl.config,
+      {.count = impl.group.size(), .hosts = impl.group.single_node() ? 1 : 2, .on_cpu = model.device.is_cpu()});
   model.parameters.resize(infos.size());
   for (const auto& from : laid.units) {
     const int u = static_cast<int>(model.units.size());
-    sharding::Unit unit{from.name, from.trainable, from.replicated, from.numel, {},
+    sharding::Unit unit{from.name,
+                        from.trainable,
+                        from.replicated,
+                        from.numel,
+                        {},
                         layout::shard_cuts(from.numel, impl.group.size(), u)};
     for (const auto& slot : from.slots) {
       auto& parameter = model.parameters[slot.parameter];
@@ -133,10 +133,10 @@ std::optional<sharding::Hosts> find_hosts(Group group) {
   group.all_reduce(&most, 1, DType::kInt64, ReduceOp::kMax, {.label = "ranks of a host"}).wait();
   if (fewest != most) {
     leave_together(group);
-    throw ConfigError(fmt::format(
-        "zerotorch.store: 'node_shared' over several hosts needs as many ranks on each; there are "
-        "hosts with {} and with {} of the {} ranks. Start as many everywhere, or use 'copying'",
-        fewest, most, group.size()));
+    throw ConfigError(
+        fmt::format("zerotorch.store: 'node_shared' over several hosts needs as many ranks on each; there are "
+                    "hosts with {} and with {} of the {} ranks. Start as many everywhere, or use 'copying'",
+                    fewest, most, group.size()));
   }
   sharding::Hosts hosts{group.split_by_host(), group.split(group.local_rank()), {}};
   hosts.across_ranks = comm::gather_values(hosts.across, group.rank(), "ranks");
@@ -148,8 +148,7 @@ optim::LossScaler make_scaler(const Config& config) {
   optim::LossScalerOptions options{.skips_non_finite = config.skips_non_finite()};
   if (fp16.enabled) {
     options.dynamic = fp16.loss_scale == 0;
-    options.scale =
-        options.dynamic ? std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power)) : fp16.loss_scale;
+    options.scale = options.dynamic ? std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power)) : fp16.loss_scale;
     options.window = fp16.loss_scale_window;
     options.hysteresis = fp16.hysteresis;
     options.consecutive_hysteresis = fp16.consecutive_hysteresis;
@@ -164,14 +163,13 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     impl.model.hosts = find_hosts(impl.group);
     impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.times);
   } else {
-    impl.store = sharding::make_copying_store(
-        impl.model, impl.ledger, impl.times,
-        {.resident = laid.resident,
-         .max_live_numel = zero.stage3_max_live_parameters,
-         .max_reuse_numel = zero.stage3_max_reuse_distance,
-         .prefetch_numel = laid.prefetch_numel,
-         .measured_prefetch = impl.config.zerotorch.measured_prefetch,
-         .publish_bucket_numel = zero.allgather_bucket_size});
+    impl.store = sharding::make_copying_store(impl.model, impl.ledger, impl.times,
+                                              {.resident = laid.resident,
+                                               .max_live_numel = zero.stage3_max_live_parameters,
+                                               .max_reuse_numel = zero.stage3_max_reuse_distance,
+                                               .prefetch_numel = laid.prefetch_numel,
+                                               .measured_prefetch = impl.config.zerotorch.measured_prefetch,
+                                               .publish_bucket_numel = zero.allgather_bucket_size});
   }
   impl.training.scaler = make_scaler(impl.config);
   impl.base_lr = std::move(setup.base_lr);
@@ -180,16 +178,15 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   if (laid.step_in_backward) setup.options.bucket_numel = laid.bucket_numel;
   const bool on_disk = setup.options.disk.has_value();
   try {
-    impl.optimizer = std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger,
-                                                                  std::move(setup.options));
+    impl.optimizer =
+        std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger, std::move(setup.options));
   } catch (const IoError& error) {
     if (!on_disk) throw;
     throw IoError(fmt::format("zero_optimization.offload_optimizer.nvme_path: {}", error.what()));
   }
-  sharding::ReducerOptions reducer_options{
-      .bucket_numel = laid.bucket_numel,
-      .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
-      .overlap = laid.overlap};
+  sharding::ReducerOptions reducer_options{.bucket_numel = laid.bucket_numel,
+                                           .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
+                                           .overlap = laid.overlap};
   if (laid.step_in_backward) {
     impl.store->refuse_writes(
         "zerotorch.step_in_backward updates parameters within backward, and what is written besides would be lost; "
@@ -199,11 +196,10 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
       impl.optimizer->update_part(unit, range, sums, impl.rates, impl.averaging());
     };
   }
-  impl.reducer = std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.times,
-                                                             std::move(reducer_options));
+  impl.reducer =
+      std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.times, std::move(reducer_options));
   impl.norm = std::make_unique<sharding::GradientNorm>(impl.model, impl.groups.model_parallel);
-  const bool skips_unused =
-      impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
+  const bool skips_unused = impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
   // Also while the reducer goes, whose last finish steps may update.
   impl.optimizer->choose_active([&impl, reducer = impl.reducer.get(), skips_unused](int p) {
     const auto& groups = impl.stepped_groups;
@@ -222,8 +218,7 @@ void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const Fla
   for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
     const Range range = impl.model.parameters[unit.parameters[i]].range;
     const auto nbytes = static_cast<std::size_t>(range.numel()) * sizeof(float);
-    mine[i] =
-        static_cast<std::int64_t>(XXH3_64bits(static_cast<float*>(values.data()) + range.begin, nbytes));
+    mine[i] = static_cast<std::int64_t>(XXH3_64bits(static_cast<float*>(values.data()) + range.begin, nbytes));
   }
   std::vector<std::int64_t> all(mine.size() * group.size());
   group
@@ -234,10 +229,10 @@ void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const Fla
     for (std::size_t i = 0; i < mine.size(); ++i) {
       if (all[rank * mine.size() + i] == all[i]) continue;
       leave_together(group);
-      throw ModelError(fmt::format(
-          "parameter '{}' has other initial values on rank {} than on rank 0; seed all ranks alike, or set "
-          "zerotorch.verify_parameters to \"broadcast\" to take rank 0's",
-          impl.model.parameters[unit.parameters[i]].name, rank));
+      throw ModelError(
+          fmt::format("parameter '{}' has other initial values on rank {} than on rank 0; seed all ranks alike, or set "
+                      "zerotorch.verify_parameters to \"broadcast\" to take rank 0's",
+                      impl.model.parameters[unit.parameters[i]].name, rank));
     }
   }
 }
@@ -265,14 +260,12 @@ void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   const auto& unit = impl.model.units[u];
   const bool verify = impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify;
   if (verify || impl.group.rank() == 0) fill(impl, unit, staging);
-  if (impl.group.size() > 1 && !verify && impl.model.sharding.optimizer_states &&
-      impl.model.device.is_cpu()) {
+  if (impl.group.size() > 1 && !verify && impl.model.sharding.optimizer_states && impl.model.device.is_cpu()) {
     // Each rank needs its shard only, and reads it where rank 0 has it.
     const auto load_shard = [&](std::span<const void* const> slices) {
       const Range mine = unit.shard(impl.group.rank());
       if (mine.empty()) return;
-      impl.optimizer->load_range(u, mine,
-                                 at::from_blob(const_cast<void*>(slices[0]), {mine.numel()}, at::kFloat));
+      impl.optimizer->load_range(u, mine, at::from_blob(const_cast<void*>(slices[0]), {mine.numel()}, at::kFloat));
     };
     impl.group
         .exchange(staging.data(), layout::shard_counts(unit.cuts, unit.whole()), DType::kFloat32, load_shard,
@@ -295,9 +288,8 @@ void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   const auto nbytes = element_nbytes(model.param_dtype);
   for (int p : model.units[u].parameters) {
     auto& parameter = model.parameters[p];
-    parameter.handle->adopt(
-        parameter.tensor, storage::to_scalar_type(model.param_dtype), parameter.strides,
-        static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.device, &impl.uses);
+    parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model.param_dtype), parameter.strides,
+                            static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.device, &impl.uses);
   }
 }
 
@@ -305,10 +297,8 @@ void adopt_parameters(Engine::Impl& impl) {
   at::NoGradGuard no_grad;
   std::int64_t largest = 0;
   for (const auto& unit : impl.model.units) largest = std::max(largest, unit.numel);
-  const FlatBuffer staging =
-      impl.model.home.make_readable(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest);
-  constexpr std::int64_t kMostKeptNumel = 64
-                                          << 20;  // of the module's fp32 values, freed but still in the heap
+  const FlatBuffer staging = impl.model.home.make_readable(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest);
+  constexpr std::int64_t kMostKeptNumel = 64 << 20;  // of the module's fp32 values, freed but still in the heap
   std::int64_t freed = 0;
   for (std::size_t u = 0; u < impl.model.units.size(); ++u) {
     adopt_unit(impl, static_cast<int>(u), staging);
@@ -336,8 +326,7 @@ MemoryReport measure_module(const Inventory& inventory) {
   std::int64_t nbytes = 0, gradient_nbytes = 0;
   for (const auto& item : inventory.parameters) {
     nbytes += static_cast<std::int64_t>(item.tensor.nbytes());
-    if (item.tensor.grad().defined())
-      gradient_nbytes += static_cast<std::int64_t>(item.tensor.grad().nbytes());
+    if (item.tensor.grad().defined()) gradient_nbytes += static_cast<std::int64_t>(item.tensor.grad().nbytes());
   }
   report[MemoryKind::kParameters] = {nbytes, nbytes};
   report[MemoryKind::kGradients] = {gradient_nbytes, gradient_nbytes};
@@ -353,8 +342,7 @@ void choose_progress_thread(Engine::Impl& impl) {
   if (wanted == ProgressThread::kAuto && impl.config.zero_optimization.overlaps_comm()) {
     // MPI moves large messages inside calls only, and costs little of a core; in shared memory moving is
     // copying.
-    const bool worth_it =
-        impl.group.backend() == "mpi" || count_cores_of_rank(impl.groups.all) > at::get_num_threads();
+    const bool worth_it = impl.group.backend() == "mpi" || count_cores_of_rank(impl.groups.all) > at::get_num_threads();
     on = worth_it && impl.group.progress_thread_problem().empty();
   }
   if (!on && wanted != ProgressThread::kNever) return;
@@ -381,15 +369,15 @@ void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::
   for (const auto& notice : impl.config.notices) base::log_info("config: {}", notice);
   std::int64_t numel = 0;
   for (const auto& parameter : impl.model.parameters) numel += parameter.range.numel();
-  const std::string parts =
-      impl.groups.model_parallel ? fmt::format(" for each of {} parts of the model", impl.groups.model_parallel_size())
-                                 : "";
+  const std::string parts = impl.groups.model_parallel
+                                ? fmt::format(" for each of {} parts of the model", impl.groups.model_parallel_size())
+                                : "";
   base::log_info("ZeRO stage {}, {} rank{}{} ({}{}), {} store{}: {:.2f} M parameters ({}) in {} units, {}",
-                 impl.config.zero_optimization.stage, impl.group.size(), impl.group.size() == 1 ? "" : "s",
-                 parts, impl.group.backend(), impl.group.has_progress_thread() ? ", progress thread" : "",
+                 impl.config.zero_optimization.stage, impl.group.size(), impl.group.size() == 1 ? "" : "s", parts,
+                 impl.group.backend(), impl.group.has_progress_thread() ? ", progress thread" : "",
                  laid.node_shared ? "node-shared" : "copying",
-                 impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "",
-                 numel / 1e6, dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
+                 impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "", numel / 1e6,
+                 dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
   if (const std::string disk = impl.optimizer->disk_description(); !disk.empty()) base::log_info("{}", disk);
 }
 
@@ -421,16 +409,14 @@ void check_device(const Engine::Impl& impl, const sharding::OptimizerOptions& op
                     group.rule->name, impl.model.device.str()));
   }
   if (options.stochastic_rounding) {
-    throw ConfigError(
-        fmt::format("zerotorch.stochastic_rounding: in host memory only, and the module is on {}",
-                    impl.model.device.str()));
+    throw ConfigError(fmt::format("zerotorch.stochastic_rounding: in host memory only, and the module is on {}",
+                                  impl.model.device.str()));
   }
 }
 
 /// *Collective.* The program's own optimizer over the masters that there are by now. Throws ConfigError.
 void make_program_optimizer(Engine::Impl& impl, const OptimizerFactory& factory, std::string name) {
-  impl.program_optimizer =
-      std::make_unique<ProgramOptimizer>(impl.model, *impl.optimizer, factory, std::move(name));
+  impl.program_optimizer = std::make_unique<ProgramOptimizer>(impl.model, *impl.optimizer, factory, std::move(name));
   if (auto difference = first_difference(impl.program_optimizer->class_name(), impl.groups.all, "optimizer")) {
     throw ConfigError(fmt::format("optimizer_factory makes different optimizers: {}", *difference));
   }
@@ -460,8 +446,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
   }
   check_device(impl, setup.options);
-  const std::string states =
-      impl.evaluation_only ? "nothing, for evaluation only\n" : describe_states(setup.options);
+  const std::string states = impl.evaluation_only ? "nothing, for evaluation only\n" : describe_states(setup.options);
   if (auto difference = first_difference(states, impl.groups.all, "optimizer")) {
     throw ConfigError(fmt::format("the ranks have different optimizers: {}", *difference));
   }
@@ -504,8 +489,8 @@ void watch_training(Engine::Impl& impl) {
     impl.comms_log = std::make_unique<CommsLog>(impl.config.comms_logger, std::move(parts), speaks);
   }
   if (impl.config.flops_profiler.enabled) {
-    impl.flops = std::make_unique<FlopsProfiler>(impl.config.flops_profiler, impl.model, &impl.uses, impl.module.get(),
-                                                 speaks);
+    impl.flops =
+        std::make_unique<FlopsProfiler>(impl.config.flops_profiler, impl.model, &impl.uses, impl.module.get(), speaks);
     impl.flops->begin_step(0);
   }
 }

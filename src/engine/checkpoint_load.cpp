@@ -65,8 +65,7 @@ LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& foun
 }
 
 /// The checkpoint rank 0 finds, the same on every rank. *Collective.*
-Found find_together(Engine::Impl& impl, io::FileSystem& files, const std::string& folder,
-                    const std::string& tag) {
+Found find_together(Engine::Impl& impl, io::FileSystem& files, const std::string& folder, const std::string& tag) {
   Found found;
   const std::string what = fmt::format("loading a checkpoint from '{}'", folder);
   std::string chosen = tag;
@@ -79,8 +78,7 @@ Found find_together(Engine::Impl& impl, io::FileSystem& files, const std::string
   chosen = broadcast_text(chosen, 0, impl.groups.all, "checkpoint");
   agree(what, error_of([&] { found = find_checkpoint(files, folder, chosen); }), impl.groups.all);
   if (const auto difference = first_difference(found.manifest.id, impl.groups.all, "checkpoint")) {
-    throw CheckpointError(
-        fmt::format("{}: the ranks see different checkpoints there: {}", what, *difference));
+    throw CheckpointError(fmt::format("{}: the ranks see different checkpoints there: {}", what, *difference));
   }
   return found;
 }
@@ -118,8 +116,7 @@ struct LoadInProgress {
 
 }  // namespace
 
-LoadReport Engine::load_checkpoint(const std::string& folder, const std::string& tag,
-                                   const LoadOptions& given) {
+LoadReport Engine::load_checkpoint(const std::string& folder, const std::string& tag, const LoadOptions& given) {
   auto& impl = *impl_;
   LoadOptions options = given;
   options.module_only = given.module_only || impl.evaluation_only;

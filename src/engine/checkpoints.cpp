@@ -32,9 +32,7 @@ namespace kinds = checkpoint::kinds;
 using checkpoint::Piece;
 using checkpoint::TensorInfo;
 
-const std::byte* bytes_of(const at::Tensor& tensor) {
-  return static_cast<const std::byte*>(tensor.const_data_ptr());
-}
+const std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
 
 /// Builds the common list of tensors and this rank's pieces of them, kind by kind in the order of the flat
 /// layout, so that neighbours in memory are neighbours in the file.
@@ -57,13 +55,13 @@ class Collector {
       const auto& parameter = impl_.model.parameters[p];
       const std::size_t tensor = tensors[static_cast<std::size_t>(p)];
       if (unit_of(p).trainable) {
-        if (const at::Tensor masters = impl_.optimizer->master_in_memory(parameter.unit, mine);
-            masters.defined()) {
+        if (const at::Tensor masters = impl_.optimizer->master_in_memory(parameter.unit, mine); masters.defined()) {
           add_piece(tensor, p, mine, masters);
         } else {
           add_made_piece(tensor, p, mine,
-                         [optimizer = impl_.optimizer.get(), unit = parameter.unit](
-                             layout::Range range, float* out) { optimizer->copy_master(unit, range, out); });
+                         [optimizer = impl_.optimizer.get(), unit = parameter.unit](layout::Range range, float* out) {
+                           optimizer->copy_master(unit, range, out);
+                         });
         }
       } else {
         add_piece(tensor, p, mine, low_values(parameter.unit, mine));
@@ -92,9 +90,8 @@ class Collector {
       const int unit = impl_.model.parameters[p].unit;
       const at::Tensor there = optimizer->state_in_memory(state, unit, mine);
       if (there.defined()) return add_piece(tensor, p, mine, there);
-      add_made_piece(tensor, p, mine, [=](layout::Range range, float* out) {
-        optimizer->copy_state(state, unit, range, out);
-      });
+      add_made_piece(tensor, p, mine,
+                     [=](layout::Range range, float* out) { optimizer->copy_state(state, unit, range, out); });
     });
   }
 
@@ -124,8 +121,7 @@ class Collector {
       info.name = item.name;
       info.kind = kinds::kBuffer;
       info.aliases = item.aliases;
-      info.dtype = info.module_dtype =
-          to_element_type(c10::toRealValueType(item.tensor.scalar_type()), item.name);
+      info.dtype = info.module_dtype = to_element_type(c10::toRealValueType(item.tensor.scalar_type()), item.name);
       const auto part = stored_shape(item.tensor);
       info.shape = item.split.whole_shape(part);
       info.order.boxes = item.split.boxes(part);
@@ -173,8 +169,7 @@ class Collector {
     for (const auto& unit : impl_.model.units) {
       if (trainable_only && !unit.trainable) continue;
       for (const int p : unit.parameters) {
-        const layout::Range mine =
-            layout::intersect(impl_.model.parameters[p].range, unit.shard(impl_.group.rank()));
+        const layout::Range mine = layout::intersect(impl_.model.parameters[p].range, unit.shard(impl_.group.rank()));
         if (!mine.empty() && is_saved_here(split_of(p))) visit(p, mine);
       }
     }
@@ -206,13 +201,11 @@ class Collector {
   /// A frozen unit's, in the store's memory where it is always there.
   at::Tensor low_values(int unit, layout::Range range) {
     const auto& model = impl_.model;
-    const auto options =
-        at::TensorOptions().dtype(storage::to_scalar_type(model.param_dtype)).device(model.device);
+    const auto options = at::TensorOptions().dtype(storage::to_scalar_type(model.param_dtype)).device(model.device);
     if (void* const there = impl_.store->in_memory(unit, range)) return at::from_blob(there, {range.numel()}, options);
     const at::Tensor values = keep_.emplace_back(at::empty({range.numel()}, options));
     impl_.store->update(unit, range, [&](layout::Range part, void* low) {
-      values.narrow(0, part.begin - range.begin, part.numel())
-          .copy_(at::from_blob(low, {part.numel()}, options));
+      values.narrow(0, part.begin - range.begin, part.numel()).copy_(at::from_blob(low, {part.numel()}, options));
     });
     return values;
   }
@@ -329,9 +322,7 @@ FolderOwners& folder_owners() {
 
 }  // namespace
 
-std::string random_state_name(int rank, std::string_view device) {
-  return fmt::format("rank_{:05}.{}", rank, device);
-}
+std::string random_state_name(int rank, std::string_view device) { return fmt::format("rank_{:05}.{}", rank, device); }
 
 Checkpoints::Checkpoints(Engine::Impl& impl, io::FileSystem& files)
     : impl_(impl),
@@ -346,12 +337,11 @@ Checkpoints::~Checkpoints() { folder_owners().forget(this); }
 
 void Checkpoints::own(const std::string& folder, const std::string& tag) {
   if (folder_owners().may_save(FolderOwners::place(files_, impl_.groups.all.rank(), folder), tag, this)) return;
-  throw CheckpointError(
-      fmt::format("save_checkpoint: another engine of this process saves to '{}' {}, and the two would overwrite each "
-                  "other's checkpoints; give each engine a folder of its own, such as '{}/generator' and "
-                  "'{}/discriminator'",
-                  folder, tag.empty() ? "under step numbers too" : fmt::format("under the tag '{}' too", tag), folder,
-                  folder));
+  throw CheckpointError(fmt::format(
+      "save_checkpoint: another engine of this process saves to '{}' {}, and the two would overwrite each "
+      "other's checkpoints; give each engine a folder of its own, such as '{}/generator' and "
+      "'{}/discriminator'",
+      folder, tag.empty() ? "under step numbers too" : fmt::format("under the tag '{}' too", tag), folder, folder));
 }
 
 void Checkpoints::check_latest(const std::string& folder, const std::string& tag) {
@@ -402,8 +392,8 @@ checkpoint::Contents Checkpoints::contents(const ProgramStates& program_states, 
     impl_.reducer->hold_sums();
     collector.add_states(kinds::kGradientSum, [&](int p, layout::Range r) {
       const int u = impl_.model.parameters[p].unit;
-      const at::Tensor sums = impl_.reducer->accumulated(u).narrow(
-          0, r.begin - impl_.reducer->gradient_range(u).begin, r.numel());
+      const at::Tensor sums =
+          impl_.reducer->accumulated(u).narrow(0, r.begin - impl_.reducer->gradient_range(u).begin, r.numel());
       return sums.scalar_type() == at::kFloat ? sums : keep.emplace_back(sums.to(at::kFloat));
     });
   }

@@ -22,10 +22,10 @@ namespace zero::engine {
 /// A group's options, as long as the optimizer lives; then their last values.
 struct ClientOptimizer::Group {
   std::function<optim::Hyper()> read;  ///< empty: the options are gone
-  std::weak_ptr<int> states;               ///< what stands where states would be; they go before the options
+  std::weak_ptr<int> states;           ///< what stands where states would be; they go before the options
   bool has_states = false;
-  std::size_t parameters = 0;  ///< when it was taken over
-  bool had_momentum = false;   ///< at an update
+  std::size_t parameters = 0;            ///< when it was taken over
+  bool had_momentum = false;             ///< at an update
   double initial_accumulator_value = 0;  ///< libtorch's Adagrad fills its sums when it is made, by its defaults
   optim::Hyper last;
 };
@@ -86,10 +86,7 @@ struct AdagradKind {
   using State = torch::optim::AdagradParamState;
   static constexpr auto kAlgorithm = optim::Algorithm::kAdagrad;
   static optim::Hyper hyper_of(const Options& from) {
-    return {.lr = from.lr(),
-            .eps = from.eps(),
-            .weight_decay = from.weight_decay(),
-            .lr_decay = from.lr_decay()};
+    return {.lr = from.lr(), .eps = from.eps(), .weight_decay = from.weight_decay(), .lr_decay = from.lr_decay()};
   }
   static void mark(State& state, const at::Tensor& marker) { state.sum(marker); }
   static bool is_fresh(const State& state) { return state.step() == 0; }  // made by its constructor
@@ -209,9 +206,9 @@ void check_values(const optim::Hyper& hyper, std::size_t group) {
   for (const auto& number : optim::hyper_numbers()) {
     const double value = number.of(hyper);
     if (!number.may_be_negative && !(value >= 0 && std::isfinite(value))) {
-      throw ConfigError(fmt::format(
-          "group {} of the client optimizer has {} {:g}; wanted a finite number that is not negative", group,
-          number.name, value));
+      throw ConfigError(
+          fmt::format("group {} of the client optimizer has {} {:g}; wanted a finite number that is not negative",
+                      group, number.name, value));
     }
   }
   if (hyper.nesterov && !(hyper.momentum > 0 && hyper.dampening == 0)) {
@@ -238,8 +235,7 @@ void ClientOptimizer::check_parameters() const {
   if (std::ranges::any_of(groups_, [](const auto& group) { return !group->read; })) return;
   const auto& now = optimizer_->param_groups();
   bool same = now.size() == groups_.size();
-  for (std::size_t g = 0; same && g < groups_.size(); ++g)
-    same = now[g].params().size() == groups_[g]->parameters;
+  for (std::size_t g = 0; same && g < groups_.size(); ++g) same = now[g].params().size() == groups_[g]->parameters;
   if (same) return;
   throw ConfigError(
       "the client optimizer has got or lost parameters or groups since zero::initialize, which the engine "
@@ -250,8 +246,8 @@ void ClientOptimizer::check_parameters() const {
 optim::Hyper ClientOptimizer::hyper_of_update(std::size_t index, bool is_first) const {
   const optim::Hyper hyper = this->hyper(index);
   Group& group = *groups_[index];
-  if (algorithm_ == optim::Algorithm::kSgd && hyper.momentum != 0 && hyper.dampening != 0 &&
-      !group.had_momentum && !is_first) {
+  if (algorithm_ == optim::Algorithm::kSgd && hyper.momentum != 0 && hyper.dampening != 0 && !group.had_momentum &&
+      !is_first) {
     throw ConfigError(
         fmt::format("group {} of the client optimizer has got a momentum after updates without one, with a "
                     "dampening of {:g}: "
@@ -269,12 +265,11 @@ optim::Hyper ClientOptimizer::hyper(std::size_t index) const {
   if (group.has_states && static_cast<bool>(group.read) == group.states.expired()) {
     throw ConfigError(fmt::format(
         "group {} of the client optimizer has got {}", index,
-        group.read
-            ? "states since zero::initialize (torch::load?), which the engine does not take over: load with "
-              "Engine::load_checkpoint"
-            : "other options since zero::initialize (set_options?), which the engine does not see: change "
-              "them "
-              "in place, as options().set_lr() and schedulers do"));
+        group.read ? "states since zero::initialize (torch::load?), which the engine does not take over: load with "
+                     "Engine::load_checkpoint"
+                   : "other options since zero::initialize (set_options?), which the engine does not see: change "
+                     "them "
+                     "in place, as options().set_lr() and schedulers do"));
   }
   if (group.read) group.last = group.read();
   group.last.initial_accumulator_value = group.initial_accumulator_value;

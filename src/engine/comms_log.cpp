@@ -81,8 +81,8 @@ std::uint32_t kinds_of(const Config::CommsLogger& options) {
   using enum CollectiveKind;
   std::uint32_t kinds = 0;
   for (const auto kind : {kAllGather, kReduceScatter, kAllReduce, kBroadcast, kBarrier}) {
-    const bool named = std::ranges::any_of(options.prof_ops,
-                                           [&](const auto& op) { return names(op, comm::kind_name(kind)); });
+    const bool named =
+        std::ranges::any_of(options.prof_ops, [&](const auto& op) { return names(op, comm::kind_name(kind)); });
     if (options.prof_all || named) kinds |= 1u << static_cast<int>(kind);
   }
   return kinds;
@@ -166,15 +166,14 @@ CommsLog::CommsLog(const Config::CommsLogger& options, std::vector<Part> parts, 
     : by_label_(options.debug), speaks_(speaks) {
   for (Part& part : parts) {
     const auto& backend = comm::GroupAccess::backend(part.group);
-    const bool known = std::ranges::any_of(parts_, [&](const Part& other) {
-      return comm::GroupAccess::backend(other.group) == backend;
-    });
+    const bool known = std::ranges::any_of(
+        parts_, [&](const Part& other) { return comm::GroupAccess::backend(other.group) == backend; });
     if (known) continue;
     const comm::BackendGuard guard(*backend->lock());
     part.log = backend->call_log();
     if (!part.log) {
-      part.log = std::make_shared<comm::CallLog>(comm::CallLogOptions{
-          part.name, part.group.size(), kinds_of(options), options.verbose && speaks});
+      part.log = std::make_shared<comm::CallLog>(
+          comm::CallLogOptions{part.name, part.group.size(), kinds_of(options), options.verbose && speaks});
       backend->set_call_log(part.log);
     }
     parts_.push_back(std::move(part));
@@ -248,8 +247,7 @@ std::vector<StragglerRecord> CommsLog::stragglers(Part& part) const {
     row.nbytes = std::get<std::int64_t>(key);
     row.calls = sums.calls;
     row.communication_seconds = sums.shortest;
-    row.straggler_seconds =
-        std::reduce(sums.more.begin(), sums.more.end()) / static_cast<double>(sums.more.size());
+    row.straggler_seconds = std::reduce(sums.more.begin(), sums.more.end()) / static_cast<double>(sums.more.size());
     row.slowest_rank = static_cast<int>(least - sums.more.begin());
     row.fastest_rank = static_cast<int>(most - sums.more.begin());
     row.most_seconds = *most;

@@ -91,10 +91,9 @@ Engine::Impl::~Impl() {
     if (!memory && parameter.handle->attached()) parameter.handle->release();  // a buffer that goes now
     parameter.handle->retire(
         parameter.tensor, std::move(memory),
-        fmt::format(
-            "parameter '{}' was sharded and its engine is gone; take its values with Engine::full_weight or "
-            "GatheredParameters before the engine is destroyed",
-            parameter.name));
+        fmt::format("parameter '{}' was sharded and its engine is gone; take its values with Engine::full_weight or "
+                    "GatheredParameters before the engine is destroyed",
+                    parameter.name));
   }
 }
 
@@ -279,8 +278,8 @@ std::optional<std::string> Engine::Impl::skip_step(double scale_before, optim::L
             ? fmt::format("; loss scale {:g} becomes {:g}", scale_before, training.scaler.scale())
         : scale_before != 1 ? fmt::format("; loss scale {:g}", scale_before)
                             : "";
-    base::log_warning("step {}: {} is not finite; the step is skipped on all ranks{}", training.global_steps,
-                      what, scales);
+    base::log_warning("step {}: {} is not finite; the step is skipped on all ranks{}", training.global_steps, what,
+                      scales);
   }
   return std::nullopt;
 }
@@ -309,9 +308,8 @@ double common_scale(std::span<Engine::Impl* const> engines) {
 
 void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines, const BackwardOptions& options) {
   if (!loss.defined() || loss.numel() != 1) {
-    throw ModelError(
-        fmt::format("backward needs a scalar loss, got {}; reduce it first, for example with mean()",
-                    loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
+    throw ModelError(fmt::format("backward needs a scalar loss, got {}; reduce it first, for example with mean()",
+                                 loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
   }
   for (Engine::Impl* impl : engines) {
     impl->enter(impl->ends_in_backward() ? engine::Entry::kStep : engine::Entry::kBackward, "backward()");
@@ -370,11 +368,9 @@ void Engine::zero_grad() {
 
 void Engine::step(const std::vector<int>& parameter_groups) {
   for (const int group : parameter_groups) engine::checked_group(*impl_, group);
-  if (parameter_groups.empty())
-    throw ConfigError("step({}): no parameter group was given; step() updates all");
+  if (parameter_groups.empty()) throw ConfigError("step({}): no parameter group was given; step() updates all");
   if (impl_->config.zerotorch.step_in_backward) {
-    throw ModelError(
-        "step() of some parameter groups: zerotorch.step_in_backward has updated all in backward");
+    throw ModelError("step() of some parameter groups: zerotorch.step_in_backward has updated all in backward");
   }
   impl_->stepped_groups = parameter_groups;
   try {
@@ -443,8 +439,7 @@ std::optional<std::string> Engine::Impl::step() {
   step_applied = false;
   if (debug_observer) {
     if (const auto seen = debug_observer->take_violations(); !seen.empty()) {
-      throw InternalError(
-          fmt::format("{} operators saw a released parameter; the first: {}", seen.size(), seen[0]));
+      throw InternalError(fmt::format("{} operators saw a released parameter; the first: {}", seen.size(), seen[0]));
     }
   }
   if (!config.zerotorch.step_in_backward || reducer->window_is_empty()) refresh_rates();

@@ -48,7 +48,7 @@ struct EngineNumber {
 namespace engine {
 /// What the program has said of accumulation windows, beside their length: config.gradient_accumulation_steps.
 struct Accumulation {
-  std::optional<bool> boundary;  ///< of the micro-batches from here on; nothing: they are counted
+  std::optional<bool> boundary;    ///< of the micro-batches from here on; nothing: they are counted
   bool ended_in_backward = false;  ///< the last micro-batch: a step() has nothing to end
   bool warned_of_length = false;
 };
@@ -70,7 +70,7 @@ struct Engine::Impl {
   // In order of construction; destroyed in reverse.
   Config config;
   engine::Groups groups;
-  Group group;                                ///< groups.data_parallel
+  Group group;  ///< groups.data_parallel
   ModelView view;
   std::shared_ptr<torch::nn::Module> module;  ///< null: made of a view
   MemoryReport memory_before;
@@ -88,21 +88,21 @@ struct Engine::Impl {
   std::unique_ptr<intercept::DebugObserver> debug_observer;
   std::optional<engine::RawWriteCheck> raw_writes;  ///< beside it
 
-  std::unique_ptr<engine::ClientOptimizer> client;  ///< where there is one
-  std::unique_ptr<engine::ProgramOptimizer> program_optimizer;  ///< it updates, where there is one
-  std::vector<double> base_lr;                      ///< by optimizer group
+  std::unique_ptr<engine::ClientOptimizer> client;                    ///< where there is one
+  std::unique_ptr<engine::ProgramOptimizer> program_optimizer;        ///< it updates, where there is one
+  std::vector<double> base_lr;                                        ///< by optimizer group
   std::function<double(std::int64_t step, double base_lr)> schedule;  ///< the program's; empty: the configuration's
-  std::vector<double> rates;                        ///< by optimizer group, of the next update
+  std::vector<double> rates;                                          ///< by optimizer group, of the next update
   engine::TrainingState training;
   engine::Accumulation accumulation;
   bool evaluation_only = false;
   bool zero_grad_keeps_window = false;
   double grad_norm = 0;
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> last_scaled;  ///< by scale()
-  bool step_applied = false;  ///< by the last step()
-  bool sums_are_averages = false;  ///< the program has changed this window's gradients
+  bool step_applied = false;                                            ///< by the last step()
+  bool sums_are_averages = false;   ///< the program has changed this window's gradients
   std::vector<int> stepped_groups;  ///< of this step; empty: all
-  int gathered_scopes = 0;  ///< GatheredParameters alive
+  int gathered_scopes = 0;          ///< GatheredParameters alive
   engine::EngineNumber number;
   std::shared_ptr<Impl*> self = std::make_shared<Impl*>(this);  ///< null when it is gone: for what may outlive it
   int exceptions_at_start = 0;
@@ -116,7 +116,7 @@ struct Engine::Impl {
   } use_buffers;
   at::Tensor model_parallel_random;  ///< where ModelParallelRandom goes on in this micro-batch; undefined: its start
   bool failed = false;
-  bool half_loaded = false;  ///< a load failed after the first value was changed
+  bool half_loaded = false;                          ///< a load failed after the first value was changed
   std::unique_ptr<engine::StepMonitor> monitor;      ///< on rank 0, where the JSON asks for it
   std::unique_ptr<engine::CommsLog> comms_log;       ///< where the JSON asks for it
   std::unique_ptr<engine::FlopsProfiler> flops;      ///< where the JSON asks for it
@@ -226,7 +226,6 @@ struct OptimizerSetup {
 };
 /// Hyper-parameters from the JSON or the client optimizer, and which parameter uses which. Local. Throws
 /// ConfigError.
-OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options,
-                                const Inventory& inventory);
+OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options, const Inventory& inventory);
 }  // namespace engine
 }  // namespace zero

@@ -15,7 +15,7 @@ struct Needs {
   bool trains = false;            ///< it was not made for evaluation only
   bool sums = false;              ///< gradients are kept until step()
   bool last_micro_batch = false;
-  bool module = false;        ///< unchanged
+  bool module = false;         ///< unchanged
   bool own_gradients = false;  ///< only this engine's backward has made gradients
   bool no_gradients = false;
   bool committed = false;  ///< what the program has written is part of the weights
@@ -58,8 +58,7 @@ void Engine::Impl::enter(engine::Entry entry, const char* caller) {
   const Needs needs = needs_of(entry);
   if (needs.trains) check_trains(caller);
   if (needs.unscoped && gathered_scopes > 0) {
-    throw ModelError(
-        fmt::format("{} inside a zero::GatheredParameters: close it first{}", caller, needs.why_unscoped));
+    throw ModelError(fmt::format("{} inside a zero::GatheredParameters: close it first{}", caller, needs.why_unscoped));
   }
   if (needs.sums && config.zerotorch.step_in_backward) {
     throw ModelError(
@@ -75,9 +74,10 @@ void Engine::Impl::enter(engine::Entry entry, const char* caller) {
   if (needs.module) check_module();
   if (needs.own_gradients) gradients->look(caller);
   if (needs.no_gradients && reducer->micro_batch_has_gradients()) {
-    throw ModelError(fmt::format("{} between backward() and step(): call it after step(), also when that is inside an "
-                                 "accumulation window",
-                                 caller));
+    throw ModelError(
+        fmt::format("{} between backward() and step(): call it after step(), also when that is inside an "
+                    "accumulation window",
+                    caller));
   }
   if (needs.committed) commit_weights();
 }

@@ -67,9 +67,9 @@ std::string FlopsReport::to_string(std::int64_t depth, std::int64_t top, bool de
     if (here.size() > static_cast<std::size_t>(top)) here.resize(static_cast<std::size_t>(top));
     text += fmt::format("  depth {}:", level);
     for (const auto* module : here) {
-      text += fmt::format(" {} {} ({} parameters)", module->name.empty() ? "model" : module->name,
-                          scaled(static_cast<double>(flops_of(*module))),
-                          scaled(static_cast<double>(module->parameters)));
+      text +=
+          fmt::format(" {} {} ({} parameters)", module->name.empty() ? "model" : module->name,
+                      scaled(static_cast<double>(flops_of(*module))), scaled(static_cast<double>(module->parameters)));
     }
     text += '\n';
   }
@@ -171,9 +171,8 @@ void FlopsProfiler::finish() {
   const auto counts = observer_->counts();
   observer_.reset();
   report_.step = options_.profile_step;
-  report_.step_seconds = counts.first_ns == 0 ? 0
-                                              : static_cast<double>(base::monotonic_ns() - counts.first_ns) /
-                                                    base::kNanosPerSecond;
+  report_.step_seconds =
+      counts.first_ns == 0 ? 0 : static_cast<double>(base::monotonic_ns() - counts.first_ns) / base::kNanosPerSecond;
   report_.forward_seconds = counts.forward_seconds;
   report_.backward_seconds = counts.backward_seconds;
   report_.by_operator = counts.by_operator;

@@ -42,9 +42,9 @@ class FlopsProfiler {
   const sharding::ShardedModel& model_;
   const intercept::UseObserver* const uses_;
   const bool speaks_;
-  std::vector<ModuleFlops> modules_;  ///< the root first, each before those in it
-  std::vector<int> parent_;           ///< by module
-  std::vector<int> owner_;            ///< by parameter
+  std::vector<ModuleFlops> modules_;                   ///< the root first, each before those in it
+  std::vector<int> parent_;                            ///< by module
+  std::vector<int> owner_;                             ///< by parameter
   std::unique_ptr<intercept::FlopObserver> observer_;  ///< while it counts
   FlopsReport report_;
 };

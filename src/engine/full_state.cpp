@@ -29,15 +29,14 @@ at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, Part
   const auto& unit = model.units[target.unit];
   const auto counts = layout::shard_counts(unit.cuts, target.range);
   const layout::Range mine = layout::intersect(target.range, unit.shard(group.rank()));
-  at::Tensor flat =
-      at::empty({target.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(model.device));
+  at::Tensor flat = at::empty({target.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(model.device));
   const at::Tensor part = part_of(target.unit, mine);
   if (group.size() == 1) {
     if (part.defined()) flat.copy_(part);
   } else {
     model.transport
-        ->all_gather(part.defined() ? part.const_data_ptr() : nullptr, flat.mutable_data_ptr(), counts,
-                    DType::kFloat32, {.label = label})
+        ->all_gather(part.defined() ? part.const_data_ptr() : nullptr, flat.mutable_data_ptr(), counts, DType::kFloat32,
+                     {.label = label})
         .wait();
   }
   return to_shape(flat, target.tensor);
@@ -119,8 +118,8 @@ at::Tensor Engine::full_weight(std::string_view name) {
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
   if (impl.model.units[parameter.unit].trainable) {
-    return impl.gather_full(
-        p, name, [&](int unit, layout::Range range) { return impl.optimizer->master_values(unit, range); });
+    return impl.gather_full(p, name,
+                            [&](int unit, layout::Range range) { return impl.optimizer->master_values(unit, range); });
   }
   // Frozen parameters have no master.
   at::NoGradGuard no_grad;
@@ -160,14 +159,13 @@ at::Tensor Engine::full_gradient(std::string_view name) {
   impl.open_gradients(engine::Entry::kReadGradients, "full_gradient");
   if (impl.reducer->window_is_empty()) return at::zeros(parameter.tensor.sizes(), at::kFloat);
   return impl
-      .gather_full(p, name,
-                   [&](int unit, layout::Range range) -> at::Tensor {
-                     if (range.empty()) return {};
-                     const auto held = impl.reducer->gradient_range(unit);
-                     return impl.reducer->accumulated(unit)
-                         .narrow(0, range.begin - held.begin, range.numel())
-                         .to(at::kFloat);
-                   })
+      .gather_full(
+          p, name,
+          [&](int unit, layout::Range range) -> at::Tensor {
+            if (range.empty()) return {};
+            const auto held = impl.reducer->gradient_range(unit);
+            return impl.reducer->accumulated(unit).narrow(0, range.begin - held.begin, range.numel()).to(at::kFloat);
+          })
       .mul_(impl.sums_are_averages ? 1.0 : impl.averaging());
 }
 
@@ -203,10 +201,10 @@ namespace {
 /// Throws ModelError.
 void check_shape(std::string_view caller, std::string_view name, const at::Tensor& value, at::IntArrayRef wanted) {
   if (value.defined() && value.sizes() == wanted) return;
-  throw ModelError(fmt::format("{}('{}'): the value has {}, wanted the shape [{}]", caller, name,
-                               value.defined() ? fmt::format("the shape [{}]", fmt::join(value.sizes(), ", "))
-                                               : std::string("no tensor"),
-                               fmt::join(wanted, ", ")));
+  throw ModelError(fmt::format(
+      "{}('{}'): the value has {}, wanted the shape [{}]", caller, name,
+      value.defined() ? fmt::format("the shape [{}]", fmt::join(value.sizes(), ", ")) : std::string("no tensor"),
+      fmt::join(wanted, ", ")));
 }
 
 /// What this rank updates of a parameter. Throws ModelError for a frozen one.

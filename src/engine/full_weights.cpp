@@ -216,8 +216,8 @@ class FullWeightsLoader {
   void load_parameter(int p, const at::Tensor& values) {
     const auto& parameter = impl_.model.parameters[p];
     if (parameter.range.empty()) return;
-    at::Tensor flat = at::empty({parameter.range.numel()},
-                                at::TensorOptions().dtype(at::kFloat).device(impl_.model.device));
+    at::Tensor flat =
+        at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl_.model.device));
     flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(split_of(p).part_of(values));
     impl_.optimizer->load_range(parameter.unit, parameter.range, flat);
   }
@@ -286,8 +286,7 @@ LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsO
   return report;
 }
 
-checkpoint::ExportReport Engine::save_full_weights(const std::string& folder,
-                                                   const checkpoint::ExportOptions& options,
+checkpoint::ExportReport Engine::save_full_weights(const std::string& folder, const checkpoint::ExportOptions& options,
                                                    const checkpoint::Progress& progress) {
   using checkpoint::ModelFiles;
   auto& impl = *impl_;
@@ -298,17 +297,17 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder,
   std::vector<checkpoint::SafetensorsEntry> entries;
   std::optional<ModelFiles> files;
   std::uint64_t total = 0, done = 0;
-  checkpoint::agree(
-      what, engine::error_text([&] {
-        for (const auto& item : list) {
-          const auto& entry = entries.emplace_back(engine::entry_of(impl, item, options.dtype));
-          total += static_cast<std::uint64_t>(c10::multiply_integers(entry.shape)) * element_nbytes(entry.dtype);
-        }
-        if (impl.groups.is_first()) {
-          files.emplace(engine::checkpoints_of(impl).files(), folder, entries, options.max_file_nbytes);
-        }
-      }),
-      impl.groups.all);
+  checkpoint::agree(what, engine::error_text([&] {
+                      for (const auto& item : list) {
+                        const auto& entry = entries.emplace_back(engine::entry_of(impl, item, options.dtype));
+                        total += static_cast<std::uint64_t>(c10::multiply_integers(entry.shape)) *
+                                 element_nbytes(entry.dtype);
+                      }
+                      if (impl.groups.is_first()) {
+                        files.emplace(engine::checkpoints_of(impl).files(), folder, entries, options.max_file_nbytes);
+                      }
+                    }),
+                    impl.groups.all);
   checkpoint::ExportReport report;
   std::vector<std::byte> bytes;
   engine::FreedMemory freed;
@@ -317,19 +316,18 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder,
         list[i].parameter >= 0 ? full_weight(list[i].name) : impl.inventory.buffers[list[i].buffer].tensor;
     if (const auto& split = engine::named_of(impl, list[i]).split; split.is_split())
       whole = split.gather(engine::stored_form(whole), *impl.groups.model_parallel, list[i].name);
-    checkpoint::agree(
-        what, engine::error_text([&] {
-          if (!files) return;
-          const at::Tensor values = engine::stored_form(whole).cpu().contiguous();
-          const auto dtype = engine::to_element_type(values.scalar_type(), list[i].name);
-          bytes.resize(static_cast<std::size_t>(values.numel()) * element_nbytes(entries[i].dtype));
-          checkpoint::convert(dtype, static_cast<const std::byte*>(values.const_data_ptr()), entries[i].dtype,
-                              bytes.data(), static_cast<std::size_t>(values.numel()));
-          files->append(bytes);
-          done += bytes.size();
-          if (progress) progress(done, total);
-        }),
-        impl.groups.all);
+    checkpoint::agree(what, engine::error_text([&] {
+                        if (!files) return;
+                        const at::Tensor values = engine::stored_form(whole).cpu().contiguous();
+                        const auto dtype = engine::to_element_type(values.scalar_type(), list[i].name);
+                        bytes.resize(static_cast<std::size_t>(values.numel()) * element_nbytes(entries[i].dtype));
+                        checkpoint::convert(dtype, static_cast<const std::byte*>(values.const_data_ptr()),
+                                            entries[i].dtype, bytes.data(), static_cast<std::size_t>(values.numel()));
+                        files->append(bytes);
+                        done += bytes.size();
+                        if (progress) progress(done, total);
+                      }),
+                      impl.groups.all);
     const auto nbytes = static_cast<std::uint64_t>(whole.nbytes());
     whole = at::Tensor();
     freed.add(nbytes);

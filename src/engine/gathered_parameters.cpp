@@ -52,8 +52,8 @@ GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> p
   auto& impl = **engine_;
   impl.enter(engine::Entry::kReadWeights, "GatheredParameters");
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= impl.group.size())) {
-    throw ConfigError(fmt::format("GatheredParameters: modifier_rank {} is not a rank of a group of {}",
-                                  *modifier_rank, impl.group.size()));
+    throw ConfigError(fmt::format("GatheredParameters: modifier_rank {} is not a rank of a group of {}", *modifier_rank,
+                                  impl.group.size()));
   }
   for (const auto& tensor : parameters) {
     const auto* handle = intercept::ParameterHandle::of(tensor);
@@ -67,17 +67,16 @@ GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> p
   impl.store->pin(units_of(impl.model, parameters_));
   for (const int p : parameters_) {
     const auto& parameter = impl.model.parameters[p];
-    before_.push_back(modifier_rank ? impl.optimizer->low_values(parameter.unit, parameter.range)
-                                    : at::Tensor());
+    before_.push_back(modifier_rank ? impl.optimizer->low_values(parameter.unit, parameter.range) : at::Tensor());
   }
   if (modifier_rank && impl.group.size() > 1) {
     // The modifier may write into memory that others have just copied.
     impl.group.barrier({.label = "GatheredParameters"}).wait();
   }
   using Write = sharding::ParameterStore::Write;
-  impl.store->set_write(parameters_, modifier_rank == impl.group.rank()                ? Write::kGathered
+  impl.store->set_write(parameters_, modifier_rank == impl.group.rank()          ? Write::kGathered
                                      : readers_writes == ReadersWrites::kDropped ? Write::kOwnCopy
-                                                                                   : Write::kRefused);
+                                                                                 : Write::kRefused);
   if (readers_writes == ReadersWrites::kDropped) impl.store->begin_dropping(parameters_);
   ++impl.gathered_scopes;
 }

@@ -59,8 +59,7 @@ void Engine::set_full_gradient(std::string_view name, const at::Tensor& value) {
     throw ModelError(fmt::format("set_full_gradient('{}'): the value's shape is not the parameter's", name));
   }
   if (!parameter.tensor.requires_grad()) {
-    throw ModelError(
-        fmt::format("set_full_gradient('{}'): the parameter is frozen and has no gradient", name));
+    throw ModelError(fmt::format("set_full_gradient('{}'): the parameter is frozen and has no gradient", name));
   }
   impl_->open_gradients(engine::Entry::kChangeGradients, "set_full_gradient");
   at::NoGradGuard no_grad;

@@ -29,7 +29,7 @@ const ScaledBackward* find_scaled(int id) {
   const auto found = std::ranges::find(t_scaled, id, &ScaledBackward::id);
   return found == t_scaled.end() ? nullptr : &*found;
 }
-}
+}  // namespace
 
 BackwardScope::BackwardScope(std::span<Engine::Impl* const> engines) : engines_(engines), outer_(t_scope) {
   t_scope = this;
@@ -172,14 +172,14 @@ void Gradients::look(const char* caller) {
   if (!running_.empty()) fail_backward();
   if (lost_) throw ModelError(*lost_);
   if (foreign_) {
-    throw ModelError(fmt::format(
-        "{}: gradients came to this engine in the backward of another engine, whose loss reaches its "
-        "parameters. Drop them before this engine's own backward (zero_grad() of the engine, of its module "
-        "or of "
-        "the optimizer), as plain programs do; where they are meant, run zero::backward(loss, {{&a, &b}}) "
-        "over "
-        "both engines",
-        caller));
+    throw ModelError(
+        fmt::format("{}: gradients came to this engine in the backward of another engine, whose loss reaches its "
+                    "parameters. Drop them before this engine's own backward (zero_grad() of the engine, of its module "
+                    "or of "
+                    "the optimizer), as plain programs do; where they are meant, run zero::backward(loss, {{&a, &b}}) "
+                    "over "
+                    "both engines",
+                    caller));
   }
   follow_freezing();
 }
@@ -291,8 +291,7 @@ void Gradients::zero_grad() {
   }
   impl_.reducer->drop_window();
   const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
-  if (drops && impl_.window_micro_batches() > 0 && !std::exchange(warned_of_drop_, true) &&
-      impl_.groups.is_first()) {
+  if (drops && impl_.window_micro_batches() > 0 && !std::exchange(warned_of_drop_, true) && impl_.groups.is_first()) {
     base::log_warning(
         "zero_grad() inside an accumulation window has dropped {} of its {} micro-batches; call it at the "
         "window's end only, or not at all: step() ends a window by itself",
@@ -336,8 +335,7 @@ void Gradients::make_trainable(const std::vector<int>& parameters) {
   std::vector<int> units;
   for (const int p : parameters) {
     const int u = model.parameters[p].unit;
-    if (!model.units[u].trainable && std::find(units.begin(), units.end(), u) == units.end())
-      units.push_back(u);
+    if (!model.units[u].trainable && std::find(units.begin(), units.end(), u) == units.end()) units.push_back(u);
   }
   if (!units.empty()) {
     impl_.store->quiesce();
@@ -367,10 +365,10 @@ void Gradients::throw_trainable_difference() {
                         parameter.tensor.requires_grad() ? "requires a gradient" : "is frozen");
   }
   const auto difference = first_difference(text, impl_.group, "frozen parameters");
-  throw ModelError(fmt::format(
-      "the ranks have frozen different parameters, so their steps do not belong together: {}; call "
-      "requires_grad_() alike on every rank",
-      difference.value_or("(they agree by now)")));
+  throw ModelError(
+      fmt::format("the ranks have frozen different parameters, so their steps do not belong together: {}; call "
+                  "requires_grad_() alike on every rank",
+                  difference.value_or("(they agree by now)")));
 }
 
 }  // namespace zero::engine

@@ -76,10 +76,10 @@ class Gradients {
 
   Engine::Impl& impl_;
   std::vector<Parameter> parameters_;
-  std::vector<int> running_;     ///< backwards nobody announced that are not complete, by id
-  bool announced_ = false;       ///< inside begin_backward() .. end_backward()
+  std::vector<int> running_;         ///< backwards nobody announced that are not complete, by id
+  bool announced_ = false;           ///< inside begin_backward() .. end_backward()
   std::optional<std::string> lost_;  ///< why the window is lost
-  bool foreign_ = false;         ///< gradients came in the backward of another engine
+  bool foreign_ = false;             ///< gradients came in the backward of another engine
   bool warned_of_drop_ = false;
   std::shared_ptr<Gradients*> self_;  ///< for callbacks that outlive it
 };

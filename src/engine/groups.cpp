@@ -153,9 +153,10 @@ void agree_on_parts(Groups& groups, Inventory& inventory) {
   if (!groups.model_parallel) return;
   const auto items = items_of(inventory);
   if (const auto difference = first_difference(describe(inventory), groups.all, "placement")) {
-    throw ModelError(fmt::format("the ranks have different models or placements: {}; what "
-                                 "InitializeOptions::placement does not split is the same on all ranks",
-                                 *difference));
+    throw ModelError(
+        fmt::format("the ranks have different models or placements: {}; what "
+                    "InitializeOptions::placement does not split is the same on all ranks",
+                    *difference));
   }
   std::vector<std::int64_t> mine;
   for (std::size_t i = 0; i < items.size(); ++i) {

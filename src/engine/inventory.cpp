@@ -26,9 +26,10 @@ class Collector {
     if (!item.tensor.defined()) return;  // register_parameter with an empty tensor: an absent bias
     require_text(item.name);
     if (item.tensor.layout() != at::kStrided) {
-      throw ModelError(fmt::format("parameter '{}' is a sparse or packed tensor, which cannot be sharded; register its "
-                                   "dense parts",
-                                   item.name));
+      throw ModelError(
+          fmt::format("parameter '{}' is a sparse or packed tensor, which cannot be sharded; register its "
+                      "dense parts",
+                      item.name));
     }
     if (!item.tensor.is_leaf()) {
       throw ModelError(
@@ -46,8 +47,7 @@ class Collector {
     if (!item.tensor.defined()) return;
     require_text(item.name);
     require_new(buffer_names_.insert(item.name).second && !inventory_.index_of.contains(item.name), item.name);
-    const auto [found, is_new] =
-        buffer_of_.try_emplace(item.tensor.unsafeGetTensorImpl(), inventory_.buffers.size());
+    const auto [found, is_new] = buffer_of_.try_emplace(item.tensor.unsafeGetTensorImpl(), inventory_.buffers.size());
     if (is_new) {
       inventory_.buffers.push_back({item.name, item.tensor, {}, {}, item.in_parameter_dtype, item.persistent});
     } else {
@@ -184,15 +184,14 @@ void check_sharing(const Sharing& sharing) {
   const std::int64_t of_python = intercept::has_idle_python_object(*storage.unsafeGetStorageImpl()) ? 1 : 0;
   const std::int64_t others = all - own_references(sharing) - of_python;
   if (others <= 0) return;
-  throw ModelError(
-      fmt::format("{} the memory of parameter '{}' (a view made in a constructor, as in wt = w.t(), a "
-                  "detach(), or the graph of "
-                  "an earlier forward): zero::initialize gives the parameter new memory, and what shares the "
-                  "old one would keep "
-                  "its values for ever. Make views where they are used, clone() what is to stay as it is, "
-                  "and let old graphs go",
-                  others == 1 ? "another tensor shares" : fmt::format("{} other tensors share", others),
-                  sharing.front()->name));
+  throw ModelError(fmt::format(
+      "{} the memory of parameter '{}' (a view made in a constructor, as in wt = w.t(), a "
+      "detach(), or the graph of "
+      "an earlier forward): zero::initialize gives the parameter new memory, and what shares the "
+      "old one would keep "
+      "its values for ever. Make views where they are used, clone() what is to stay as it is, "
+      "and let old graphs go",
+      others == 1 ? "another tensor shares" : fmt::format("{} other tensors share", others), sharing.front()->name));
 }
 
 }  // namespace
@@ -203,11 +202,11 @@ void check_memory(const Inventory& inventory) {
     if (!item.tensor.has_storage() || item.tensor.numel() == 0) continue;
     const auto* handle = intercept::ParameterHandle::of(item.tensor);
     if (handle && handle->observer()) {
-      throw ModelError(fmt::format(
-          "parameter '{}' belongs to another engine, which is alive. Let that engine go first; where two "
-          "networks "
-          "share a module, make one engine over a module that holds both, with a parameter group each",
-          item.name));
+      throw ModelError(
+          fmt::format("parameter '{}' belongs to another engine, which is alive. Let that engine go first; where two "
+                      "networks "
+                      "share a module, make one engine over a module that holds both, with a parameter group each",
+                      item.name));
     }
     if (!handle) by_storage[item.tensor.storage().unsafeGetStorageImpl()].push_back(&item);
   }
@@ -236,9 +235,8 @@ void throw_module_changed(const Inventory& before, const ModelView& model) {
   const Inventory now = take_inventory(model.now());
   const auto identity = [](const Inventory& inventory, const std::string& name) -> const void* {
     const auto found = inventory.index_of.find(name);
-    return found == inventory.index_of.end()
-               ? nullptr
-               : inventory.parameters[found->second].tensor.unsafeGetTensorImpl();
+    return found == inventory.index_of.end() ? nullptr
+                                             : inventory.parameters[found->second].tensor.unsafeGetTensorImpl();
   };
   std::string changes;
   const auto note = [&](const std::string& name, const char* what) {
@@ -276,17 +274,17 @@ void require_known_names(const Inventory& inventory, const std::map<std::string,
       return buffer.name == name || std::ranges::find(buffer.aliases, name) != buffer.aliases.end();
     };
     if (inventory.index_of.contains(name) || std::ranges::any_of(inventory.buffers, is_it)) continue;
-    throw CheckpointError(fmt::format(
-        "{} has '{}', which is neither a parameter nor a buffer of this model{} (its keys are this model's "
-        "names)",
-        option, name, suggestion(inventory, name, /*with_buffers=*/true)));
+    throw CheckpointError(
+        fmt::format("{} has '{}', which is neither a parameter nor a buffer of this model{} (its keys are this model's "
+                    "names)",
+                    option, name, suggestion(inventory, name, /*with_buffers=*/true)));
   }
 }
 
 int find_parameter(const Inventory& inventory, std::string_view name) {
   if (auto found = inventory.index_of.find(name); found != inventory.index_of.end()) return found->second;
-  throw ModelError(fmt::format("the module has no parameter '{}'{}", name,
-                               suggestion(inventory, name, /*with_buffers=*/false)));
+  throw ModelError(
+      fmt::format("the module has no parameter '{}'{}", name, suggestion(inventory, name, /*with_buffers=*/false)));
 }
 
 }  // namespace zero::engine

@@ -19,10 +19,10 @@ struct Inventory {
     std::string name;  ///< the first name the tensor was seen under
     at::Tensor tensor;
     std::vector<std::string> aliases = {};  ///< of a buffer: its further names
-    std::vector<std::int64_t> sizes = {};  ///< as registered
-    bool in_parameter_dtype = false;       ///< of a buffer: goes to kernels together with parameters
-    bool persistent = true;                ///< of a buffer: saved, loaded and exported
-    Split split = {};                      ///< over model-parallel ranks
+    std::vector<std::int64_t> sizes = {};   ///< as registered
+    bool in_parameter_dtype = false;        ///< of a buffer: goes to kernels together with parameters
+    bool persistent = true;                 ///< of a buffer: saved, loaded and exported
+    Split split = {};                       ///< over model-parallel ranks
   };
   std::vector<Named> parameters;                     ///< distinct, in registration order
   std::vector<Named> buffers;                        ///< distinct, in registration order

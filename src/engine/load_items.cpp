@@ -24,8 +24,7 @@ constexpr std::size_t kMostBesideNbytes = 256 << 20;
 std::optional<std::int64_t> begin_in_file(const checkpoint::ElementOrder& order, const Split& split,
                                           const std::vector<std::int64_t>& part,
                                           const std::vector<std::int64_t>& strides) {
-  const bool same_dims =
-      checkpoint::has_one_order(part) || checkpoint::dim_order_of(part, strides) == order.dim_order;
+  const bool same_dims = checkpoint::has_one_order(part) || checkpoint::dim_order_of(part, strides) == order.dim_order;
   if (!same_dims || split.boxes(part) != order.boxes) return std::nullopt;
   return split.elements_before(part);
 }
@@ -98,8 +97,7 @@ std::vector<Target> verification_targets(const std::vector<LoadItem>& items) {
   return targets;
 }
 
-void read_items(std::vector<LoadItem>& items, const checkpoint::Manifest& manifest,
-                checkpoint::RangeReader& reader) {
+void read_items(std::vector<LoadItem>& items, const checkpoint::Manifest& manifest, checkpoint::RangeReader& reader) {
   at::NoGradGuard no_grad;
   std::vector<Target> targets;
   std::size_t first = 0, beside_nbytes = 0;

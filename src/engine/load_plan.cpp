@@ -3,8 +3,8 @@
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <fmt/ranges.h>
+#include <algorithm>
 
 #include <iterator>
 #include <set>
@@ -80,8 +80,8 @@ class LoadPlanner {
     const bool trainable = impl_.model.units[unit].trainable;
     auto* optimizer = impl_.optimizer.get();
     const Range held = trainable ? optimizer->update_range(unit) : impl_.store->writable_range(unit);
-    Destination destination{
-        {}, [=](Range range, const at::Tensor& values) { optimizer->load_range(unit, range, values); }};
+    Destination destination{{},
+                            [=](Range range, const at::Tensor& values) { optimizer->load_range(unit, range, values); }};
     if (trainable) destination.view_of = [=](Range range) { return optimizer->master_in_memory(unit, range); };
     add(p, *weight, held, destination);
     if (options_.module_only || !options_.load_optimizer_states) return;
@@ -124,9 +124,8 @@ class LoadPlanner {
     if (!fits) without_states_.push_back(impl_.model.parameters[p].name);
     if (!held.defined()) return;
     if (fits) {
-      plan_.items.push_back({*t, 0, held.numel(), {}, {}, [held](const at::Tensor& values) {
-                               held.copy_(values.view(held.sizes()));
-                             }});
+      plan_.items.push_back(
+          {*t, 0, held.numel(), {}, {}, [held](const at::Tensor& values) { held.copy_(values.view(held.sizes())); }});
     } else {
       plan_.to_start_anew.emplace_back([held] { held.zero_(); });
     }
@@ -151,8 +150,8 @@ class LoadPlanner {
       throw CheckpointError(fmt::format("the checkpoint '{}' has no usable 'program_optimizer' for '{}' in its state",
                                         found_.folder, name));
     };
-    if (!saved.is_object() || !saved.contains("tensors") || !saved["tensors"].is_array() ||
-        !saved.contains("values") || !saved["values"].is_object())
+    if (!saved.is_object() || !saved.contains("tensors") || !saved["tensors"].is_array() || !saved.contains("values") ||
+        !saved["values"].is_object())
       refuse();
     const auto state = std::make_shared<ProgramOptimizer::State>();
     state->values = saved["values"];
@@ -231,12 +230,12 @@ class LoadPlanner {
     const auto listed = [](const std::set<std::string>& names) {
       return names.empty() ? std::string("no states") : fmt::format("{}", fmt::join(names, ", "));
     };
-    throw CheckpointError(fmt::format(
-        "the checkpoint '{}' is of another optimizer: {} with {}, and {} as it is set here has {}. Use the "
-        "optimizer it was saved with, or set LoadOptions::load_optimizer_states to false to go on with the "
-        "states that there are",
-        found_.folder, state_.optimizer.is_string() ? state_.optimizer.get<std::string>() : "one",
-        listed(theirs), optimizer.name(), listed(ours)));
+    throw CheckpointError(
+        fmt::format("the checkpoint '{}' is of another optimizer: {} with {}, and {} as it is set here has {}. Use the "
+                    "optimizer it was saved with, or set LoadOptions::load_optimizer_states to false to go on with the "
+                    "states that there are",
+                    found_.folder, state_.optimizer.is_string() ? state_.optimizer.get<std::string>() : "one",
+                    listed(theirs), optimizer.name(), listed(ours)));
   }
 
   void check_program_optimizer() const {
@@ -289,9 +288,10 @@ class LoadPlanner {
   void plan_training() {
     const auto compare = [&](const char* what, const nlohmann::json& was, const nlohmann::json& now) {
       if (was == now) return;
-      notice(fmt::format("the checkpoint was written with {} {}, this run has {}: the next steps may differ in the "
-                         "last bits",
-                         what, was.dump(), now.dump()));
+      notice(
+          fmt::format("the checkpoint was written with {} {}, this run has {}: the next steps may differ in the "
+                      "last bits",
+                      what, was.dump(), now.dump()));
     };
     compare("threads_per_rank", state_.threads_per_rank, threads_per_rank());
     compare("cpu_capability", state_.cpu_capability, cpu_capability());
@@ -325,8 +325,7 @@ class LoadPlanner {
       steps = impl_.training.accumulation_steps;
       return;
     }
-    if (state_.window() % ranks == 0 &&
-        (state_.window() == ranks || !impl_.config.zerotorch.step_in_backward)) {
+    if (state_.window() % ranks == 0 && (state_.window() == ranks || !impl_.config.zerotorch.step_in_backward)) {
       steps = state_.window() / ranks;
       if (*steps == now) return;
       notice(fmt::format("gradient_accumulation_steps is {} again, as the program had set it, instead of {}", *steps,
@@ -358,17 +357,18 @@ class LoadPlanner {
     }
     if (!has_sums) {
       if (next != begin) {
-        notice(fmt::format("the data, which had come to micro-batch {}, goes on at {}, from where {} ranks can share "
-                           "it out",
-                           begin, next, ranks));
+        notice(
+            fmt::format("the data, which had come to micro-batch {}, goes on at {}, from where {} ranks can share "
+                        "it out",
+                        begin, next, ranks));
       }
       return next;
     }
     if (inside % ranks != 0 || next != begin) {
-      notice(fmt::format(
-          "the checkpoint lies {} micro-batches inside an accumulation window, which {} ranks cannot "
-          "share out: the window starts again, at micro-batch {}",
-          inside, ranks, next));
+      notice(
+          fmt::format("the checkpoint lies {} micro-batches inside an accumulation window, which {} ranks cannot "
+                      "share out: the window starts again, at micro-batch {}",
+                      inside, ranks, next));
       return next;
     }
     if (!plan_sums()) {
@@ -398,10 +398,11 @@ class LoadPlanner {
       auto* reducer = impl_.reducer.get();
       // The owner's part only: the others get theirs when the window is over. Sums have memory from
       // prepare_window() on.
-      add(p, *t, impl_.model.units[u].shard(impl_.group.rank()), {{}, [=](Range r, const at::Tensor& values) {
-            const Range held = reducer->gradient_range(u);
-            reducer->accumulated(u).narrow(0, r.begin - held.begin, r.numel()).copy_(values);
-          }});
+      add(p, *t, impl_.model.units[u].shard(impl_.group.rank()),
+          {{}, [=](Range r, const at::Tensor& values) {
+             const Range held = reducer->gradient_range(u);
+             reducer->accumulated(u).narrow(0, r.begin - held.begin, r.numel()).copy_(values);
+           }});
     }
     return true;
   }

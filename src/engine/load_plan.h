@@ -15,7 +15,7 @@ struct LoadPlan {
   /// Where the run goes on, with the learning rates of this run's groups. Read where `options.load_lr_scheduler_states`
   /// asks for it, and not with `module_only`.
   TrainingState training;
-  bool keeps_window = false;           ///< the accumulated gradients come, and the window goes on
+  bool keeps_window = false;          ///< the accumulated gradients come, and the window goes on
   std::vector<int> unused_in_window;  ///< parameters
 
   /// Updates by parameter; empty: they stay as they are.

@@ -19,8 +19,7 @@ std::string some_of(const std::vector<std::string>& names) {
 
 std::string shape_mismatch(const std::string& name, const std::vector<std::int64_t>& model,
                            const std::vector<std::int64_t>& found, const std::string& where) {
-  return fmt::format("{}: [{}] in the model, [{}] in {}", name, fmt::join(model, ", "),
-                     fmt::join(found, ", "), where);
+  return fmt::format("{}: [{}] in the model, [{}] in {}", name, fmt::join(model, ", "), fmt::join(found, ", "), where);
 }
 
 void require_all_match(const LoadReport& report, const std::string& what, const std::string& remedy) {

@@ -19,8 +19,7 @@ std::mutex& mutex() {
 }
 
 at::CPUGeneratorImpl& cpu_generator() {
-  static auto& generator =
-      *at::check_generator<at::CPUGeneratorImpl>(at::globalContext().defaultGenerator(c10::kCPU));
+  static auto& generator = *at::check_generator<at::CPUGeneratorImpl>(at::globalContext().defaultGenerator(c10::kCPU));
   return generator;  // libtorch's for the whole process
 }
 
@@ -89,8 +88,7 @@ void MicroBatchRandom::interrupt() {
   const std::lock_guard lock(mutex());
   MicroBatchRandom* const running = g_running.exchange(nullptr);
   if (!running) return;
-  if (cpu_generator().current_seed() != running->seed_)
-    return;  // manual_seed(): these are the program's numbers
+  if (cpu_generator().current_seed() != running->seed_) return;  // manual_seed(): these are the program's numbers
   running->interrupted_ = running->take_state();
   running->give_state(running->program_);
 }

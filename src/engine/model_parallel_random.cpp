@@ -7,8 +7,7 @@
 
 namespace zero {
 
-ModelParallelRandom::ModelParallelRandom(Engine& engine)
-    : engine_(engine.impl().self) {
+ModelParallelRandom::ModelParallelRandom(Engine& engine) : engine_(engine.impl().self) {
   auto& impl = engine.impl();
   impl.begin_random_stream();  // or it would begin inside, and take these numbers for the program's
   outside_ = engine::random_state(c10::kCPU);

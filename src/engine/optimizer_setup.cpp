@@ -41,8 +41,7 @@ class GroupReader {
     std::tie(to.beta1, to.beta2) = *given;
   }
   void check_use_muon(const std::optional<bool>& given) const {
-    if (given && type_ != "Muon")
-      refuse("use_muon", fmt::format("only type Muon reads it, and this is {}", type_));
+    if (given && type_ != "Muon") refuse("use_muon", fmt::format("only type Muon reads it, and this is {}", type_));
   }
   void check_nesterov(const optim::Hyper& hyper) const {
     if (hyper.nesterov && !(hyper.momentum > 0 && hyper.dampening == 0)) refuse("nesterov", kWantedByNesterov);
@@ -148,10 +147,9 @@ void take_parameter_groups(const Config& config, const InitializeOptions& option
   }
   for (std::size_t g = 0; g < used.size(); ++g) {
     if (!used[g]) {
-      throw ConfigError(fmt::format("parameter group {} ('{}', ...) matches no parameter of the module", g,
-                                    options.parameter_groups[g].names.empty()
-                                        ? std::string()
-                                        : options.parameter_groups[g].names.front()));
+      throw ConfigError(fmt::format(
+          "parameter group {} ('{}', ...) matches no parameter of the module", g,
+          options.parameter_groups[g].names.empty() ? std::string() : options.parameter_groups[g].names.front()));
     }
   }
 }
@@ -212,9 +210,8 @@ void check_whole_tensors(const Inventory& inventory, const OptimizerSetup& setup
 /// Groups of a factory's optimizer are names: the rest is in its options. Throws ConfigError.
 void check_factory(const Config& config, const InitializeOptions& options) {
   if (options.optimizer || config.optimizer.given) {
-    throw ConfigError(
-        fmt::format("{} and InitializeOptions::optimizer_factory both give an optimizer; remove one",
-                    options.optimizer ? "InitializeOptions::optimizer" : "the JSON ('optimizer')"));
+    throw ConfigError(fmt::format("{} and InitializeOptions::optimizer_factory both give an optimizer; remove one",
+                                  options.optimizer ? "InitializeOptions::optimizer" : "the JSON ('optimizer')"));
   }
   if (config.zerotorch.step_in_backward) {
     throw ConfigError(
@@ -268,8 +265,7 @@ std::optional<storage::DiskOptions> disk_of(const Config& config) {
 
 void use_files_for_offload(io::FileSystem* files) { files_of_offload = files; }
 
-OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options,
-                                const Inventory& inventory) {
+OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options, const Inventory& inventory) {
   OptimizerSetup setup;
   setup.options.group_of_parameter.assign(inventory.parameters.size(), 0);
   setup.options.sub_group_numel = config.zero_optimization.sub_group_size;

@@ -233,9 +233,10 @@ std::optional<ProgramOptimizer::State> ProgramOptimizer::state_of(int p) const {
                value.toTensor().scalar_type() == at::kFloat) {
       state.tensors[name] = value.toTensor();
     } else {
-      refuse(fmt::format("its state '{}' is neither an fp32 tensor with an element for each of the tensor it was given "
-                         "nor a finite number, so that other ranks could not share it out",
-                         name));
+      refuse(
+          fmt::format("its state '{}' is neither an fp32 tensor with an element for each of the tensor it was given "
+                      "nor a finite number, so that other ranks could not share it out",
+                      name));
     }
   }
   return state;

@@ -28,7 +28,7 @@ class ProgramOptimizer {
  public:
   /// A state of one parameter, as its serialize() says.
   struct State {
-    std::map<std::string, at::Tensor> tensors;  ///< of this rank's elements, fp32
+    std::map<std::string, at::Tensor> tensors;         ///< of this rank's elements, fp32
     nlohmann::json values = nlohmann::json::object();  ///< numbers and tensors without dimensions, by name
   };
 

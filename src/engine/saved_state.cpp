@@ -18,7 +18,7 @@ namespace zero::engine {
 namespace {
 
 constexpr std::int64_t kMostCounted = std::int64_t{1} << 53;  // JSON's numbers hold no more everywhere
-constexpr std::int64_t kMostInWindow = 1 << 30;  // micro-batches of a rank, or ranks
+constexpr std::int64_t kMostInWindow = 1 << 30;               // micro-batches of a rank, or ranks
 
 nlohmann::json to_json(const std::optional<double>& rate) { return rate ? nlohmann::json(*rate) : nlohmann::json(); }
 
@@ -156,8 +156,8 @@ SavedState SavedState::of(const Engine::Impl& impl) {
   SavedState state;
   state.training = impl.training;
   auto& overrides = state.training.lr_overrides;
-  const bool alike = std::all_of(overrides.begin(), overrides.end(),
-                                 [&](const auto& value) { return value == overrides.front(); });
+  const bool alike =
+      std::all_of(overrides.begin(), overrides.end(), [&](const auto& value) { return value == overrides.front(); });
   if (alike) overrides.resize(1);
   state.window_micro_batches = impl.window_micro_batches();
   state.gradient_accumulation_steps = impl.config.gradient_accumulation_steps;

@@ -22,7 +22,7 @@ struct SavedState {
   // The optimizer.
   std::int64_t optimizer_steps = 0;
   std::map<std::string, std::int64_t> parameter_steps;  ///< of parameters that have another number of them
-  nlohmann::json program_optimizer;  ///< ProgramOptimizer::to_json(); null: there is none
+  nlohmann::json program_optimizer;                     ///< ProgramOptimizer::to_json(); null: there is none
   std::vector<std::string> frozen;  ///< parameters that are frozen for now, with states in the checkpoint
 
   // For whoever reads the file, and for warnings: null where the file does not say.

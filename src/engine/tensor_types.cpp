@@ -17,11 +17,10 @@ struct Row {
   ElementType element;
 };
 constexpr std::array kRows = {
-    Row{at::kBool, ElementType::kBool}, Row{at::kByte, ElementType::kU8},
-    Row{at::kChar, ElementType::kI8},   Row{at::kShort, ElementType::kI16},
-    Row{at::kInt, ElementType::kI32},   Row{at::kLong, ElementType::kI64},
-    Row{at::kHalf, ElementType::kF16},  Row{at::kBFloat16, ElementType::kBF16},
-    Row{at::kFloat, ElementType::kF32}, Row{at::kDouble, ElementType::kF64},
+    Row{at::kBool, ElementType::kBool},  Row{at::kByte, ElementType::kU8},       Row{at::kChar, ElementType::kI8},
+    Row{at::kShort, ElementType::kI16},  Row{at::kInt, ElementType::kI32},       Row{at::kLong, ElementType::kI64},
+    Row{at::kHalf, ElementType::kF16},   Row{at::kBFloat16, ElementType::kBF16}, Row{at::kFloat, ElementType::kF32},
+    Row{at::kDouble, ElementType::kF64},
 };
 
 }  // namespace
@@ -34,18 +33,15 @@ ElementType to_element_type(at::ScalarType type, std::string_view name) {
   for (const Row& row : kRows) {
     if (row.scalar == type) return row.element;
   }
-  throw ModelError(
-      fmt::format("'{}' is of dtype {}, which checkpoints cannot hold; convert it to a real type", name,
-                  c10::toString(type)));
+  throw ModelError(fmt::format("'{}' is of dtype {}, which checkpoints cannot hold; convert it to a real type", name,
+                               c10::toString(type)));
 }
 
 at::ScalarType to_scalar_type(ElementType type) {
-  return std::find_if(kRows.begin(), kRows.end(), [&](const Row& row) { return row.element == type; })
-      ->scalar;
+  return std::find_if(kRows.begin(), kRows.end(), [&](const Row& row) { return row.element == type; })->scalar;
 }
 
-std::vector<std::int64_t> strides_of(const std::vector<std::int64_t>& shape,
-                                     const std::vector<int>& dim_order) {
+std::vector<std::int64_t> strides_of(const std::vector<std::int64_t>& shape, const std::vector<int>& dim_order) {
   std::vector<std::int64_t> strides(shape.size());
   std::int64_t next = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {

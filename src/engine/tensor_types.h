@@ -17,7 +17,6 @@ checkpoint::ElementType to_element_type(at::ScalarType type, std::string_view na
 at::ScalarType to_scalar_type(checkpoint::ElementType type);
 
 /// Strides of a dense tensor whose elements lie in `dim_order` (empty: row-major).
-std::vector<std::int64_t> strides_of(const std::vector<std::int64_t>& shape,
-                                     const std::vector<int>& dim_order);
+std::vector<std::int64_t> strides_of(const std::vector<std::int64_t>& shape, const std::vector<int>& dim_order);
 
 }  // namespace zero::engine

@@ -12,8 +12,8 @@ namespace zero::engine {
 struct TrainingState {
   std::uint64_t seed = 0;  ///< of the random streams
   std::int64_t global_steps = 0;
-  std::int64_t micro_batches = 0;  ///< of all data-parallel ranks, since the start
-  std::int64_t window_begin = 0;   ///< micro_batches when the running accumulation window began
+  std::int64_t micro_batches = 0;                  ///< of all data-parallel ranks, since the start
+  std::int64_t window_begin = 0;                   ///< micro_batches when the running accumulation window began
   std::optional<std::int64_t> accumulation_steps;  ///< set by the program, in place of the configuration's
   optim::LossScaler scaler;
   std::vector<std::optional<double>> lr_overrides;  ///< by optimizer group

@@ -105,8 +105,7 @@ at::DataPtr memory_in(const std::shared_ptr<MappedFile>& file, std::size_t offse
 }
 
 /// Views of a mapped archive's records.
-std::unique_ptr<WeightSource> read_pickle(caffe2::serialize::PyTorchStreamReader& reader,
-                                          const std::string& path) {
+std::unique_ptr<WeightSource> read_pickle(caffe2::serialize::PyTorchStreamReader& reader, const std::string& path) {
   const auto file = std::make_shared<MappedFile>(path);
   const auto [pickle, nbytes] = reader.getRecord("data.pkl");
   const std::string what = fmt::format("'{}'", path);
@@ -149,8 +148,8 @@ std::unique_ptr<WeightSource> open_torch_archive(const std::string& path) {
     caffe2::serialize::PyTorchStreamReader reader(path);
     return reader.hasRecord("constants.pkl") ? read_module_archive(path) : read_pickle(reader, path);
   } catch (const c10::Error& error) {
-    throw CheckpointError(fmt::format("'{}' cannot be read as a state dict of plain tensors: {}", path,
-                                      error.what_without_backtrace()));
+    throw CheckpointError(
+        fmt::format("'{}' cannot be read as a state dict of plain tensors: {}", path, error.what_without_backtrace()));
   }
 }
 

@@ -54,10 +54,10 @@ inline bool has_idle_python_object(const c10::StorageImpl& storage) {
 namespace detail {
 /// libtorch 2.11 can make a storage's pointer throw but has no way back. An explicit instantiation may name a
 /// private member.
-bool c10::StorageImpl::* throws_on_access();
-template <bool c10::StorageImpl::* kMember>
+bool c10::StorageImpl::*throws_on_access();
+template <bool c10::StorageImpl::*kMember>
 struct StorageAccess {
-  friend bool c10::StorageImpl::* throws_on_access() { return kMember; }
+  friend bool c10::StorageImpl::*throws_on_access() { return kMember; }
 };
 template struct StorageAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 }  // namespace detail

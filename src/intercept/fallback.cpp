@@ -146,8 +146,7 @@ bool makes_unknown(const c10::OperatorHandle& op, const OpInfo& info, const torc
                   info.name));
 }
 
-void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                            torch::jit::Stack* stack) {
+void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OpInfo& info = info_of(op);
   if (info.is_random_fill && skips_random_fills() && skip_random_fill(op, keys, *stack)) return;
   const bool unknown = makes_unknown(op, info, *stack);

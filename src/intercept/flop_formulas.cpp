@@ -25,9 +25,7 @@ std::int64_t convolution_of(std::int64_t places, at::IntArrayRef weight) {
 }
 
 /// Samples and places of the output: [N, C, spatial...].
-std::int64_t places_of(at::IntArrayRef tensor) {
-  return tensor[0] * c10::multiply_integers(tensor.slice(2));
-}
+std::int64_t places_of(at::IntArrayRef tensor) { return tensor[0] * c10::multiply_integers(tensor.slice(2)); }
 
 /// (input, weight, bias, stride, padding, dilation, transposed, ...)
 std::int64_t convolution(Arguments arguments) {
@@ -48,8 +46,7 @@ std::int64_t convolution(Arguments arguments) {
 /// gradients of input and weight take what forward took, each.
 std::int64_t convolution_backward(Arguments arguments) {
   const bool transposed = arguments[7].toBool();
-  const std::int64_t forward =
-      convolution_of(places_of(sizes(arguments, transposed ? 1 : 0)), sizes(arguments, 2));
+  const std::int64_t forward = convolution_of(places_of(sizes(arguments, transposed ? 1 : 0)), sizes(arguments, 2));
   const auto wanted = arguments[10].toBoolList();
   return forward * (wanted[0] + wanted[1]);
 }

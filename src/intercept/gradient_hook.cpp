@@ -74,8 +74,8 @@ struct GradientHook::Node {
 
 GradientHook::GradientHook(const at::Tensor& parameter, const std::string& name, GradientCalls calls)
     : node_(new Node{torch::autograd::impl::grad_accumulator(parameter),
-                     c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()),
-                     std::make_shared<Shared>(), name}) {
+                     c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()), std::make_shared<Shared>(),
+                     name}) {
   auto shared = node_->shared;
   shared->calls = std::move(calls);
   shared->marker = make_gradient_marker(parameter, gone(name));

@@ -44,8 +44,8 @@ at::Tensor make_gradient_marker(const at::Tensor& parameter, std::string why) {
       /*resizable=*/false);
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(why));
   const at::Tensor shell = at::empty({0}, parameter.options().requires_grad(false));
-  auto impl = c10::make_intrusive<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), shell.key_set().remove(kParameterKey), shell.dtype());
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                   shell.key_set().remove(kParameterKey), shell.dtype());
   impl->set_sizes_and_strides(parameter.sizes(), parameter.strides());
   at::Tensor tensor(std::move(impl));
   add_parameter_key(tensor);
@@ -60,16 +60,12 @@ at::Tensor take_from_gradient_marker(const at::Tensor& tensor) {
   return std::exchange(marker_of(tensor)->added, at::Tensor());
 }
 
-bool was_replaced_by_autograd(const at::Tensor& tensor) {
-  return std::exchange(marker_of(tensor)->replaced, false);
-}
+bool was_replaced_by_autograd(const at::Tensor& tensor) { return std::exchange(marker_of(tensor)->replaced, false); }
 
 bool run_on_gradient_marker(const at::Tensor& tensor, std::string_view name, std::size_t arguments,
                             torch::jit::Stack* stack) {
   Marker* const marker = marker_of(tensor);
-  const auto argument = [&](std::size_t i) -> const c10::IValue& {
-    return (*stack)[stack->size() - arguments + i];
-  };
+  const auto argument = [&](std::size_t i) -> const c10::IValue& { return (*stack)[stack->size() - arguments + i]; };
   const auto finish = [&](at::Tensor result) {
     torch::jit::drop(*stack, arguments);
     torch::jit::push(*stack, std::move(result));

@@ -1,7 +1,7 @@
 #pragma once
 // The tensor that stands for a gradient which is elsewhere; see gradient_hook.h.
-#include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <ATen/core/Tensor.h>
 
 #include <string>
 #include <string_view>

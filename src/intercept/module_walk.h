@@ -8,15 +8,15 @@ namespace detail {
 
 struct ParametersAccess : torch::nn::Module {
   using Parameters = torch::OrderedDict<std::string, at::Tensor>;
-  static Parameters torch::nn::Module::* member() { return &ParametersAccess::parameters_; }
+  static Parameters torch::nn::Module::*member() { return &ParametersAccess::parameters_; }
 };
 
 /// The children are private, and their accessor copies. An explicit instantiation may name a private member.
 using Children = torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>>;
-Children torch::nn::Module::* children_member();
-template <Children torch::nn::Module::* kMember>
+Children torch::nn::Module::*children_member();
+template <Children torch::nn::Module::*kMember>
 struct ChildrenAccess {
-  friend Children torch::nn::Module::* children_member() { return kMember; }
+  friend Children torch::nn::Module::*children_member() { return kMember; }
 };
 template struct ChildrenAccess<&torch::nn::Module::children_>;
 

@@ -61,8 +61,7 @@ void ParameterHandle::release() {
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(released_message_);
 }
 
-void ParameterHandle::retire(const at::Tensor& parameter, std::shared_ptr<void> keep_alive,
-                             const std::string& why) {
+void ParameterHandle::retire(const at::Tensor& parameter, std::shared_ptr<void> keep_alive, const std::string& why) {
   observer_ = nullptr;
   keep_alive_ = std::move(keep_alive);
   if (owns(parameter)) remove_parameter_key(parameter);

@@ -71,8 +71,7 @@ class ParameterHandle : public c10::intrusive_ptr_target {
   int parameter_;
   int unit_;
   UseObserver* observer_ = nullptr;
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage_{
-      c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(nullptr)};
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(nullptr)};
   c10::Device device_{c10::kCPU};
   bool attached_ = false;
   void* data_ = nullptr;

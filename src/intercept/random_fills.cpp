@@ -43,9 +43,9 @@ void mark_unknown(const at::Tensor& tensor) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   const auto found = g_unknown.find(storage);
   if (found != g_unknown.end() && !found->second.storage.expired()) return;
-  g_unknown.insert_or_assign(storage,
-                             Unknown{c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()),
-                                     tensor.sizes().vec()});
+  g_unknown.insert_or_assign(
+      storage,
+      Unknown{c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()), tensor.sizes().vec()});
 }
 
 bool is_unknown(const at::Tensor& tensor) {

@@ -15,9 +15,8 @@ AlignedBuffer::AlignedBuffer(std::size_t nbytes, Pages pages) : nbytes_(nbytes) 
   if (nbytes == 0) return;
   void* address = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (address == MAP_FAILED) {
-    throw IoError(
-        fmt::format("cannot map {} bytes of memory for files: {}. Use smaller buffers or more memory.",
-                    nbytes, std::generic_category().message(errno)));
+    throw IoError(fmt::format("cannot map {} bytes of memory for files: {}. Use smaller buffers or more memory.",
+                              nbytes, std::generic_category().message(errno)));
   }
   data_ = static_cast<std::byte*>(address);
   if (pages == Pages::kHuge) ::madvise(address, nbytes, MADV_HUGEPAGE);

@@ -44,8 +44,7 @@ Descriptors::Descriptors(Syscalls& syscalls, const std::string& path, Mode mode,
   if (syscalls_.fstat(cached_, &status) == 0 && !S_ISREG(status.st_mode)) {
     close_all();
     if (S_ISDIR(status.st_mode)) throw_io_error("open", path_, EISDIR);
-    throw IoError(fmt::format("cannot open '{}': it is {}, wanted a regular file", path_,
-                              kind_name(status.st_mode)));
+    throw IoError(fmt::format("cannot open '{}': it is {}, wanted a regular file", path_, kind_name(status.st_mode)));
   }
   if (!writable()) ::fcntl(cached_, F_SETFL, 0);  // io_uring takes O_NONBLOCK for more than opening
   if (direct) open_direct();
@@ -79,8 +78,7 @@ void Descriptors::open_direct() {
 }
 
 void Descriptors::reserve(std::uint64_t nbytes) {
-  const int result =
-      retry_interrupted([&] { return syscalls_.allocate(cached_, static_cast<off_t>(nbytes)); });
+  const int result = retry_interrupted([&] { return syscalls_.allocate(cached_, static_cast<off_t>(nbytes)); });
   if (result == 0 || errno == EOPNOTSUPP) return;
   throw_io_error(fmt::format("reserve {} on the disk of", human_nbytes(static_cast<std::int64_t>(nbytes))), path_,
                  errno);

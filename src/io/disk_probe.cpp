@@ -74,8 +74,7 @@ class Prober {
   void start(std::size_t buffer, std::size_t piece, bool writes) {
     if (busy_[buffer]) finish(buffer);
     const auto memory = memory_.span().subspan(buffer * kPieceNbytes, kPieceNbytes);
-    requests_[buffer] =
-        writes ? file_->write(piece * kPieceNbytes, memory) : file_->read(piece * kPieceNbytes, memory);
+    requests_[buffer] = writes ? file_->write(piece * kPieceNbytes, memory) : file_->read(piece * kPieceNbytes, memory);
     busy_[buffer] = true;
     writes_[buffer] = writes;
   }

@@ -46,10 +46,9 @@ void throw_io_error(std::string_view verb, std::string_view from, std::string_vi
   throw IoError(fmt::format("cannot {} '{}' to '{}': {}", verb, from, to, reason(error)));
 }
 
-void throw_file_ends(std::string_view path, std::uint64_t offset, std::size_t nbytes,
-                     std::uint64_t file_nbytes) {
-  throw IoError(fmt::format("cannot read '{}': it ends at byte {}, wanted {} bytes at offset {}", path,
-                            file_nbytes, nbytes, offset));
+void throw_file_ends(std::string_view path, std::uint64_t offset, std::size_t nbytes, std::uint64_t file_nbytes) {
+  throw IoError(fmt::format("cannot read '{}': it ends at byte {}, wanted {} bytes at offset {}", path, file_nbytes,
+                            nbytes, offset));
 }
 
 void Failure::set(std::string text) {

@@ -15,8 +15,7 @@ std::string io_error_text(std::string_view verb, std::string_view path, int erro
 /// Throws IoError with that text.
 [[noreturn]] void throw_io_error(std::string_view verb, std::string_view path, int error);
 /// "cannot <verb> '<from>' to '<to>': ...".
-[[noreturn]] void throw_io_error(std::string_view verb, std::string_view from, std::string_view to,
-                                 int error);
+[[noreturn]] void throw_io_error(std::string_view verb, std::string_view from, std::string_view to, int error);
 /// For a read of [offset, offset + nbytes) of a file of `file_nbytes`.
 [[noreturn]] void throw_file_ends(std::string_view path, std::uint64_t offset, std::size_t nbytes,
                                   std::uint64_t file_nbytes);

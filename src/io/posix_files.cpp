@@ -31,8 +31,7 @@ class PosixLock : public Lock {
 
 }  // namespace
 
-PosixFileSystem::PosixFileSystem(const PosixOptions& options)
-    : options_(options), syscalls_(*options.syscalls) {}
+PosixFileSystem::PosixFileSystem(const PosixOptions& options) : options_(options), syscalls_(*options.syscalls) {}
 
 PosixFileSystem::~PosixFileSystem() {
   if (pool_process_ != ::getpid()) (void)pool_.release();  // its threads are not in this process
@@ -55,13 +54,13 @@ std::unique_ptr<File> PosixFileSystem::make_file(std::unique_ptr<Descriptors> de
 }
 
 std::unique_ptr<File> PosixFileSystem::create(const std::string& path) {
-  return make_file(
-      std::make_unique<Descriptors>(syscalls_, path, Descriptors::Mode::kCreate, options_.direct), kWholeRequests);
+  return make_file(std::make_unique<Descriptors>(syscalls_, path, Descriptors::Mode::kCreate, options_.direct),
+                   kWholeRequests);
 }
 
 std::unique_ptr<File> PosixFileSystem::create_scratch(const std::string& folder, const ScratchOptions& options) {
-  return make_file(
-      std::make_unique<Descriptors>(syscalls_, folder, Descriptors::Mode::kScratch, options_.direct), options);
+  return make_file(std::make_unique<Descriptors>(syscalls_, folder, Descriptors::Mode::kScratch, options_.direct),
+                   options);
 }
 
 std::unique_ptr<File> PosixFileSystem::open(const std::string& path) {
@@ -139,8 +138,7 @@ std::unique_ptr<Lock> PosixFileSystem::try_lock(const std::string& path) {
     const int flags = O_CREAT | O_RDWR | O_CLOEXEC;
     const int fd = retry_interrupted([&] { return syscalls_.open(path.c_str(), flags, 0666); });
     if (fd < 0) throw_io_error("open the lock", path, errno);
-    const int error =
-        retry_interrupted([&] { return syscalls_.flock(fd, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
+    const int error = retry_interrupted([&] { return syscalls_.flock(fd, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
     if (error != 0) {
       syscalls_.close(fd);
       if (error == EWOULDBLOCK) return nullptr;

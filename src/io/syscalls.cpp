@@ -25,9 +25,7 @@ int Syscalls::stat(const char* path, struct stat* status) { return ::stat(path, 
 int Syscalls::lstat(const char* path, struct stat* status) { return ::lstat(path, status); }
 int Syscalls::mkdir(const char* path, mode_t mode) { return ::mkdir(path, mode); }
 int Syscalls::rename(const char* from, const char* to) { return ::rename(from, to); }
-int Syscalls::exchange(const char* a, const char* b) {
-  return ::renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
-}
+int Syscalls::exchange(const char* a, const char* b) { return ::renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE); }
 int Syscalls::remove(const char* path) { return std::remove(path); }
 int Syscalls::statvfs(const char* path, struct statvfs* status) { return ::statvfs(path, status); }
 int Syscalls::flock(int fd, int operation) { return ::flock(fd, operation); }

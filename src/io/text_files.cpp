@@ -27,8 +27,7 @@ std::string read_text(FileSystem& files, const std::string& path, std::uint64_t 
   const auto file = files.open(path);
   const std::uint64_t nbytes = file->size();
   if (nbytes > max_nbytes) {
-    throw IoError(
-        fmt::format("cannot read '{}': it has {} bytes, at most {} were expected", path, nbytes, max_nbytes));
+    throw IoError(fmt::format("cannot read '{}': it has {} bytes, at most {} were expected", path, nbytes, max_nbytes));
   }
   std::string text(nbytes, '\0');
   file->read(0, std::as_writable_bytes(std::span(text.data(), text.size())));

@@ -42,8 +42,7 @@ class Ring {
                        ::io_uring_opcode_supported(probe, IORING_OP_WRITE) != 0;
     ::io_uring_free_probe(probe);
     // A sandbox may allow rings and then forbid their use.
-    return known && submit([](io_uring_sqe* entry) { ::io_uring_prep_nop(entry); }, 0) == 0 &&
-           next().second == 0;
+    return known && submit([](io_uring_sqe* entry) { ::io_uring_prep_nop(entry); }, 0) == 0 && next().second == 0;
   }
 
   /// Whether the kernel knows this memory from here on, for prep_*_fixed() with index 0.
@@ -183,8 +182,7 @@ class UringFile : public SystemFile {
     Slot& slot = slots_[tag];
     bool more = false;
     try {
-      more =
-          take_result(descriptors(), slot.transfer, slot.piece, descriptors().syscalls().completion(result));
+      more = take_result(descriptors(), slot.transfer, slot.piece, descriptors().syscalls().completion(result));
     } catch (const std::exception& error) {
       failure().set(error.what());
     }

@@ -50,8 +50,7 @@ int free_port() {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof(address);
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  if (!socket || ::bind(socket.get(), generic, length) != 0 ||
-      ::getsockname(socket.get(), generic, &length) != 0)
+  if (!socket || ::bind(socket.get(), generic, length) != 0 || ::getsockname(socket.get(), generic, &length) != 0)
     return 29500;
   return ntohs(address.sin_port);
 }
@@ -61,8 +60,7 @@ void remove_shm_files(const std::string& job_id) {
   DIR* folder = ::opendir("/dev/shm");
   if (!folder) return;
   while (const dirent* entry = ::readdir(folder)) {
-    if (std::string_view(entry->d_name).starts_with(prefix))
-      ::shm_unlink(fmt::format("/{}", entry->d_name).c_str());
+    if (std::string_view(entry->d_name).starts_with(prefix)) ::shm_unlink(fmt::format("/{}", entry->d_name).c_str());
   }
   ::closedir(folder);
 }
@@ -106,7 +104,8 @@ class SignalReader {
 
  private:
   sigset_t old_mask_;
-  struct sigaction old_child_action_ {}, old_pipe_action_{};
+  struct sigaction old_child_action_ {
+  }, old_pipe_action_{};
   FileDescriptor fd_;
 };
 
@@ -188,7 +187,7 @@ class Job {
   int stop_signal_ = 0;               ///< the first that was passed on
   bool unread_ = false;               ///< nobody reads what the ranks print
   int interrupts_ = 0;
-  int ended_by_ = 0;  ///< the second SIGINT or SIGTERM, which killed the ranks; 0: none
+  int ended_by_ = 0;                   ///< the second SIGINT or SIGTERM, which killed the ranks; 0: none
   std::int64_t terminated_at_ns_ = 0;  ///< when the ranks got SIGTERM; 0: not
   bool killed_ = false;
 };
@@ -213,8 +212,7 @@ std::vector<std::string> Job::environment_of(int rank) const {
   comm::Environment environment = comm::current_environment();
   const std::string rank_text = std::to_string(rank);
   const std::string size_text = std::to_string(options_.nproc);
-  for (const char* name : {"ZERO_RANK", "ZERO_LOCAL_RANK", "RANK", "LOCAL_RANK"})
-    environment[name] = rank_text;
+  for (const char* name : {"ZERO_RANK", "ZERO_LOCAL_RANK", "RANK", "LOCAL_RANK"}) environment[name] = rank_text;
   for (const char* name : {"ZERO_WORLD_SIZE", "ZERO_LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}) {
     environment[name] = size_text;
   }
@@ -236,15 +234,14 @@ void Job::become_rank(int rank, std::vector<std::string>& environment, const Sig
                       int error_fd) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != launcher_) ::_exit(127);  // it died before the line above
+  if (::getppid() != launcher_) ::_exit(127);                        // it died before the line above
   const bool gets_input = rank == 0 && ::isatty(STDIN_FILENO) == 0;  // a terminal stops who reads in the background
   const int null = gets_input ? -1 : ::open("/dev/null", O_RDONLY);
   if (null >= 0) ::dup2(null, STDIN_FILENO);
   if (out >= 0) ::dup2(out, STDOUT_FILENO);
   if (err >= 0) ::dup2(err, STDERR_FILENO);
   std::vector<char*> arguments, variables;
-  for (const std::string& argument : options_.command)
-    arguments.push_back(const_cast<char*>(argument.c_str()));
+  for (const std::string& argument : options_.command) arguments.push_back(const_cast<char*>(argument.c_str()));
   for (std::string& variable : environment) variables.push_back(variable.data());
   arguments.push_back(nullptr);
   variables.push_back(nullptr);
@@ -258,8 +255,7 @@ void Job::become_rank(int rank, std::vector<std::string>& environment, const Sig
 /// Both ends of a pipe, closed on exec.
 std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0)
-    throw IoError(fmt::format("launch: pipe failed: {}", std::strerror(errno)));
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError(fmt::format("launch: pipe failed: {}", std::strerror(errno)));
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 
@@ -286,9 +282,9 @@ void Job::start(int rank, const SignalReader& signals) {
   error.second = FileDescriptor();
   int code = 0;
   if (::read(error.first.get(), &code, sizeof(code)) == sizeof(code)) {
-    throw ConfigError(fmt::format(
-        "launch: cannot start \"{}\": {}. Give a program in PATH or a path to an executable file.",
-        options_.command[0], std::strerror(code)));
+    throw ConfigError(
+        fmt::format("launch: cannot start \"{}\": {}. Give a program in PATH or a path to an executable file.",
+                    options_.command[0], std::strerror(code)));
   }
 }
 
@@ -466,8 +462,7 @@ int Job::report() const {
   const char* const others = killed_                  ? "; the others had to be killed"
                              : terminated_at_ns_ != 0 ? "; the others had to be terminated"
                                                       : "";
-  const double seconds =
-      static_cast<double>(failure_->at_ns - start_ns_) / static_cast<double>(base::kNanosPerSecond);
+  const double seconds = static_cast<double>(failure_->at_ns - start_ns_) / static_cast<double>(base::kNanosPerSecond);
   if (!WIFEXITED(status) || options_.report_exit_codes) {
     say(fmt::format("rank {} of {} (pid {}) failed first: {}, after {:.1f} s{}", failure_->rank, options_.nproc,
                     failure_->pid, how, seconds, others));

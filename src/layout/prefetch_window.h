@@ -9,7 +9,7 @@ namespace zero::layout {
 
 /// A use of a unit, as one step measured it.
 struct TimedUse {
-  int phase = 0;  ///< 0 forward, 1 backward: from backward nothing is gathered ahead into forward
+  int phase = 0;                    ///< 0 forward, 1 backward: from backward nothing is gathered ahead into forward
   double compute_seconds = 0;       ///< from this use to the next one, without waiting for gathers
   std::int64_t gathered_numel = 0;  ///< elements that had to be gathered for it; 0: the unit was whole
   double gather_seconds = 0;        ///< how long they took to move

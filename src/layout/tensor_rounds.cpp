@@ -4,8 +4,7 @@
 
 namespace zero::layout {
 
-TensorRounds plan_rounds(std::span<const TensorPlace> tensors,
-                         const std::vector<std::vector<std::int64_t>>& cuts) {
+TensorRounds plan_rounds(std::span<const TensorPlace> tensors, const std::vector<std::vector<std::int64_t>>& cuts) {
   TensorRounds plan;
   if (tensors.empty()) return plan;
   const std::size_t world = cuts.front().size() - 1;
@@ -43,8 +42,7 @@ TensorRounds plan_rounds(std::span<const TensorPlace> tensors,
       }
     }
     for (const auto* counts : {&round.to_owner, &round.from_owner}) {
-      plan.send_numel =
-          std::max(plan.send_numel, std::accumulate(counts->begin(), counts->end(), std::int64_t{0}));
+      plan.send_numel = std::max(plan.send_numel, std::accumulate(counts->begin(), counts->end(), std::int64_t{0}));
     }
   }
   return plan;

@@ -35,7 +35,6 @@ struct TensorRounds {
 };
 
 /// `cuts[u]`: [N+1] the shards of unit u.
-TensorRounds plan_rounds(std::span<const TensorPlace> tensors,
-                         const std::vector<std::vector<std::int64_t>>& cuts);
+TensorRounds plan_rounds(std::span<const TensorPlace> tensors, const std::vector<std::vector<std::int64_t>>& cuts);
 
 }  // namespace zero::layout

@@ -98,8 +98,7 @@ Unit place(const Draft& draft, const std::vector<ParameterInfo>& parameters, boo
   Unit unit;
   unit.trainable = trainable;
   unit.replicated = replicated;
-  unit.name =
-      draft.first_name == draft.last_name ? draft.first_name : draft.first_name + ".." + draft.last_name;
+  unit.name = draft.first_name == draft.last_name ? draft.first_name : draft.first_name + ".." + draft.last_name;
   if (unit.name.empty()) unit.name = "(root)";
   if (!trainable) unit.name += " (frozen)";
   if (replicated) unit.name += " (replicated)";
@@ -119,8 +118,7 @@ std::vector<Unit> make_units(const ModuleNode& root, const std::vector<Parameter
                              const UnitOptions& options) {
   std::int64_t total = 0;
   for (const auto& parameter : parameters) total += parameter.numel;
-  const std::int64_t bound =
-      options.unit_numel > 0 ? options.unit_numel : std::max<std::int64_t>(total / 8, 1);
+  const std::int64_t bound = options.unit_numel > 0 ? options.unit_numel : std::max<std::int64_t>(total / 8, 1);
   Drafter drafter(parameters, options, bound);
   drafter.visit(root);
   std::vector<Unit> units;

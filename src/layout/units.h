@@ -44,8 +44,8 @@ struct Slot {
 };
 
 struct Unit {
-  std::string name;       ///< the module's, or "a..b" for merged neighbours
-  bool trainable = true;  ///< frozen and trainable parameters never share a unit
+  std::string name;         ///< the module's, or "a..b" for merged neighbours
+  bool trainable = true;    ///< frozen and trainable parameters never share a unit
   bool replicated = false;  ///< nor do replicated and others
   std::vector<Slot> slots;
   std::int64_t numel = 0;          ///< with padding, a multiple of kBlockNumel

@@ -17,8 +17,8 @@ namespace {
 constexpr std::int64_t kBytes = 256;
 
 void check_options(const GenerateOptions& options) {
-  const bool fits = options.length >= 0 && options.context >= 1 && options.top_k >= 0 &&
-                    options.temperature >= 0 && std::isfinite(options.temperature);
+  const bool fits = options.length >= 0 && options.context >= 1 && options.top_k >= 0 && options.temperature >= 0 &&
+                    std::isfinite(options.temperature);
   if (fits) return;
   throw ConfigError(
       fmt::format("generate: got length {}, context {}, top_k {}, temperature {}; want length, top_k and "

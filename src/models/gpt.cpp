@@ -21,12 +21,11 @@ namespace {
 
 void check_options(const GPTOptions& o) {
   if (o.layers < 1 || o.dim < 1 || o.heads < 1 || o.vocab < 1 || o.seq < 1) {
-    throw ConfigError(fmt::format("GPT: got layers {}, dim {}, heads {}, vocab {}, seq {}; want all positive",
-                                  o.layers, o.dim, o.heads, o.vocab, o.seq));
+    throw ConfigError(fmt::format("GPT: got layers {}, dim {}, heads {}, vocab {}, seq {}; want all positive", o.layers,
+                                  o.dim, o.heads, o.vocab, o.seq));
   }
   if (o.dim % o.heads != 0) {
-    throw ConfigError(
-        fmt::format("GPT: dim {} is not a multiple of heads {}; change one of them", o.dim, o.heads));
+    throw ConfigError(fmt::format("GPT: dim {} is not a multiple of heads {}; change one of them", o.dim, o.heads));
   }
   if (!(o.dropout >= 0 && o.dropout < 1)) {
     throw ConfigError(fmt::format("GPT: dropout: got {}, want at least 0 and below 1", o.dropout));
@@ -64,8 +63,8 @@ struct GPTBlockImpl : torch::nn::Module {
     };
     const std::vector<at::Tensor> parts = qkv->forward(x).split(dim, 2);
     const at::Tensor y =
-        at::scaled_dot_product_attention(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]),
-                                         std::nullopt, is_training() ? dropout : 0.0, /*is_causal=*/true);
+        at::scaled_dot_product_attention(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]), std::nullopt,
+                                         is_training() ? dropout : 0.0, /*is_causal=*/true);
     return y.transpose(1, 2).reshape({batch, length, dim});
   }
 
@@ -106,17 +105,14 @@ void GPTImpl::reset_parameters() {
 }
 
 at::Tensor GPTImpl::forward(const at::Tensor& tokens) {
-  if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong || tokens.size(1) < 1 ||
-      tokens.size(1) > options.seq) {
-    throw ModelError(
-        fmt::format("GPT: got tokens of {} dimensions, dtype {} and length {}; want [B, T] of int64 with "
-                    "1 <= T <= {}",
-                    tokens.dim(), c10::toString(tokens.scalar_type()), tokens.dim() > 0 ? tokens.size(-1) : 0,
-                    options.seq));
+  if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong || tokens.size(1) < 1 || tokens.size(1) > options.seq) {
+    throw ModelError(fmt::format(
+        "GPT: got tokens of {} dimensions, dtype {} and length {}; want [B, T] of int64 with "
+        "1 <= T <= {}",
+        tokens.dim(), c10::toString(tokens.scalar_type()), tokens.dim() > 0 ? tokens.size(-1) : 0, options.seq));
   }
   const at::Tensor positions = at::arange(tokens.size(1), tokens.options());
-  const at::Tensor places =
-      wpe_->forward(positions);  // first: what an expression leaves open is settled here
+  const at::Tensor places = wpe_->forward(positions);  // first: what an expression leaves open is settled here
   at::Tensor x = drop(wte_->forward(tokens) + places, options.dropout, is_training());
   for (const auto& block : blocks_) x = block->forward(x);
   x = lnf_->forward(x);
@@ -125,8 +121,8 @@ at::Tensor GPTImpl::forward(const at::Tensor& tokens) {
 
 at::Tensor GPTImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
   if (!targets.sizes().equals(tokens.sizes())) {
-    throw ModelError(fmt::format("GPT: got {} tokens and {} targets; want the same shape", tokens.numel(),
-                                 targets.numel()));
+    throw ModelError(
+        fmt::format("GPT: got {} tokens and {} targets; want the same shape", tokens.numel(), targets.numel()));
   }
   const at::Tensor logits = forward(tokens).to(at::kFloat).view({-1, options.vocab});
   return at::cross_entropy_loss(logits, targets.reshape({-1}));

@@ -21,9 +21,7 @@ LayerNormImpl::LayerNormImpl(std::int64_t dim) {
   bias = register_parameter("bias", at::zeros({dim}));
 }
 
-at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
-  return at::layer_norm(x, weight.sizes(), weight, bias, 1e-5);
-}
+at::Tensor LayerNormImpl::forward(const at::Tensor& x) { return at::layer_norm(x, weight.sizes(), weight, bias, 1e-5); }
 
 EmbeddingImpl::EmbeddingImpl(std::int64_t count, std::int64_t dim) {
   weight = register_parameter("weight", at::empty({count, dim}));

@@ -32,7 +32,8 @@ base::AppendFile& CsvWriter::file_of(const std::string& tag) {
   auto& file = files_[tag];
   if (file) return *file;
   std::string name = tag;
-  std::ranges::replace_if(name, [](char c) { return c == '/' || c == ' '; }, '_');
+  std::ranges::replace_if(
+      name, [](char c) { return c == '/' || c == ' '; }, '_');
   const fs::path path = folder_ / (name + ".csv");
   const std::string before = lead(path, tag);
   auto opened = std::make_unique<base::AppendFile>(path);

@@ -46,9 +46,7 @@ void append_varint(std::string& out, std::uint64_t value) {
 
 enum WireType : std::uint64_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
-void append_key(std::string& out, std::uint64_t field, WireType type) {
-  append_varint(out, field << 3 | type);
-}
+void append_key(std::string& out, std::uint64_t field, WireType type) { append_varint(out, field << 3 | type); }
 
 void append_bytes(std::string& out, std::uint64_t field, std::string_view bytes) {
   append_key(out, field, kBytes);
@@ -104,8 +102,7 @@ TensorboardWriter TensorboardWriter::resume(const std::filesystem::path& file, s
   return writer;
 }
 
-void TensorboardWriter::add_scalars(std::int64_t step,
-                                    const std::vector<std::pair<std::string, double>>& scalars) {
+void TensorboardWriter::add_scalars(std::int64_t step, const std::vector<std::pair<std::string, double>>& scalars) {
   std::string summary;
   for (const auto& [tag, value] : scalars) {
     std::string entry;

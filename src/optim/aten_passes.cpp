@@ -1,6 +1,6 @@
 // The passes as ATen operators, for devices that have no kernels of ours.
-#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/Functions.h>
 #include <ATen/ops/from_blob.h>
 
 #include <cstring>
@@ -17,10 +17,14 @@ namespace {
 
 at::ScalarType scalar_type_of(DType dtype) {
   switch (dtype) {
-    case DType::kFloat16: return at::kHalf;
-    case DType::kBFloat16: return at::kBFloat16;
-    case DType::kFloat32: return at::kFloat;
-    default: ZERO_CHECK(false, "{} in a pass", dtype_name(dtype));
+    case DType::kFloat16:
+      return at::kHalf;
+    case DType::kBFloat16:
+      return at::kBFloat16;
+    case DType::kFloat32:
+      return at::kFloat;
+    default:
+      ZERO_CHECK(false, "{} in a pass", dtype_name(dtype));
   }
 }
 
@@ -107,9 +111,7 @@ class AtenPasses final : public Passes {
     }
     if (args.low) round(wide.master, args.low, args.low_dtype, args.numel);
   }
-  [[noreturn]] void refuse() const {
-    throw InternalError(fmt::format("masters are not split on {}", device_.str()));
-  }
+  [[noreturn]] void refuse() const { throw InternalError(fmt::format("masters are not split on {}", device_.str())); }
 
   c10::Device device_;
 };

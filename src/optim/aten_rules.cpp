@@ -1,7 +1,7 @@
 #include "optim/aten_rules.h"
 
-#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/Functions.h>
 #include <ATen/ops/from_blob.h>
 
 #include <cmath>

@@ -48,14 +48,13 @@ struct Kernels {
   void (*round_to_half)(const float* master, void* low, std::int64_t numel);
   /// Masters as parameters and remainders, and back.
   void (*split_master)(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel);
-  void (*join_master)(const std::uint16_t* low, const std::uint16_t* remainder, float* master,
-                      std::int64_t numel);
+  void (*join_master)(const std::uint16_t* low, const std::uint16_t* remainder, float* master, std::int64_t numel);
   /// States of [numel] elements, whole blocks of their format, to and from fp32, each rounded to nearest.
   void (*widen_state)(StateFormat format, const void* in, float* out, std::int64_t numel);
   void (*narrow_state)(StateFormat format, const float* in, void* out, std::int64_t numel);
   /// bf16 from fp32; UpdateArgs::Narrow says how, `key` is of seed and step.
-  void (*round_stochastically)(const float* in, std::uint16_t* out, std::int64_t numel,
-                               std::uint64_t first_element, std::uint64_t key);
+  void (*round_stochastically)(const float* in, std::uint16_t* out, std::int64_t numel, std::uint64_t first_element,
+                               std::uint64_t key);
   /// memcpy that does not read the destination into the cache; for data that another rank reads next.
   void (*copy)(void* out, const void* in, std::size_t nbytes);
 };

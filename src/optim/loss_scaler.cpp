@@ -10,8 +10,7 @@ LossScaler::LossScaler(LossScalerOptions options)
 LossScaler::Decision LossScaler::update(bool finite) {
   if (finite || !options_.skips_non_finite) {
     const std::int64_t before = state_.steps_since_overflow++;
-    const bool full_window =
-        before > 0 && before % options_.window == 0;  // one step later than one would think
+    const bool full_window = before > 0 && before % options_.window == 0;  // one step later than one would think
     if (options_.consecutive_hysteresis || full_window) state_.hysteresis_left = options_.hysteresis;
     if (options_.dynamic && full_window) state_.scale *= 2;
     return Decision::kTake;

@@ -10,9 +10,7 @@ namespace {
 using Schedule = Config::Scheduler;
 using Type = Schedule::Type;
 
-double ratio(std::int64_t part, std::int64_t whole) {
-  return static_cast<double>(part) / static_cast<double>(whole);
-}
+double ratio(std::int64_t part, std::int64_t whole) { return static_cast<double>(part) / static_cast<double>(whole); }
 
 /// 0 at the start of warm-up, 1 from its end on.
 double warmup_part(const Schedule& s, std::int64_t step) {
@@ -42,9 +40,7 @@ double warmup_cosine_lr(const Schedule& s, double base_lr, std::int64_t step) {
 
 // OneCycle: up and down again within cycle_steps(), in stairs where it is told how many, then the decay.
 
-std::int64_t second_half(const Schedule& s) {
-  return s.cycle_second_step_size.value_or(s.cycle_first_step_size);
-}
+std::int64_t second_half(const Schedule& s) { return s.cycle_second_step_size.value_or(s.cycle_first_step_size); }
 std::int64_t cycle_steps(const Schedule& s) { return s.cycle_first_step_size + second_half(s); }
 bool is_in_cycle(const Schedule& s, std::int64_t step) { return step - 1 < cycle_steps(s); }
 
@@ -52,8 +48,7 @@ bool is_in_cycle(const Schedule& s, std::int64_t step) { return step - 1 < cycle
 double height(const Schedule& s, std::int64_t step) {
   const std::int64_t place = step % cycle_steps(s);
   const bool rises = place <= s.cycle_first_step_size;
-  const double part =
-      rises ? ratio(place, s.cycle_first_step_size) : ratio(cycle_steps(s) - place, second_half(s));
+  const double part = rises ? ratio(place, s.cycle_first_step_size) : ratio(cycle_steps(s) - place, second_half(s));
   const std::int64_t stairs =
       rises ? s.cycle_first_stair_count : s.cycle_second_stair_count.value_or(s.cycle_first_stair_count);
   if (stairs == 0) return part;
@@ -81,8 +76,7 @@ double range_test_lr(const Schedule& s, std::int64_t step) {
 /// What PyTorch's schedules multiply the optimizer's rate with.
 double linear_factor(const Schedule& s, std::int64_t step) {
   const std::int64_t done = std::min(step, s.total_iters);
-  return s.start_factor +
-         (s.end_factor - s.start_factor) * (s.total_iters == 0 ? 1.0 : ratio(done, s.total_iters));
+  return s.start_factor + (s.end_factor - s.start_factor) * (s.total_iters == 0 ? 1.0 : ratio(done, s.total_iters));
 }
 double polynomial_factor(const Schedule& s, std::int64_t step) {
   return step >= s.total_iters ? 0.0 : std::pow(1 - ratio(step, s.total_iters), s.power);
@@ -120,8 +114,7 @@ double learning_rate_at(const Config::Scheduler& s, double base_lr, std::int64_t
 std::optional<std::pair<double, double>> betas_at(const Config::Scheduler& s, std::int64_t step) {
   constexpr double kBeta2 = 0.99;  // DeepSpeed's
   if (s.type != Type::kOneCycle || !s.cycle_momentum) return std::nullopt;
-  if (step == 0)
-    return std::pair(s.cycle_min_mom, kBeta2);  // before the schedule, where the cycle would have the most
+  if (step == 0) return std::pair(s.cycle_min_mom, kBeta2);  // before the schedule, where the cycle would have the most
   if (is_in_cycle(s, step))
     return std::pair(s.cycle_max_mom - (s.cycle_max_mom - s.cycle_min_mom) * height(s, step), kBeta2);
   return std::pair(s.cycle_max_mom * decay(s, s.decay_mom_rate, step), kBeta2);

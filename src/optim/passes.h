@@ -24,8 +24,7 @@ class Passes {
   virtual void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const = 0;
   /// Parameters of `param_dtype` from their fp32 masters.
   virtual void round(const float* master, void* low, DType param_dtype, std::int64_t numel) const = 0;
-  virtual void split(const float* master, std::uint16_t* low, std::uint16_t* remainder,
-                     std::int64_t numel) const = 0;
+  virtual void split(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel) const = 0;
   virtual void join(const std::uint16_t* low, const std::uint16_t* remainder, float* master,
                     std::int64_t numel) const = 0;
   /// For data that another rank reads next.

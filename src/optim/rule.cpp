@@ -61,8 +61,9 @@ const Rule& adam_8bit() {
 }
 
 const Rule& sgd() {
-  static const Rule rule{"SGD", {}, &update_sgd, &sgd_on_device,
-                         [](const Hyper& h) { return h.momentum != 0 ? kMomentumBuffer.name : std::string_view(); }};
+  static const Rule rule{"SGD", {}, &update_sgd, &sgd_on_device, [](const Hyper& h) {
+                           return h.momentum != 0 ? kMomentumBuffer.name : std::string_view();
+                         }};
   return rule;
 }
 
@@ -95,20 +96,18 @@ const Rule& rmsprop(bool momentum, bool centered) {
 }
 
 const Rule& lamb() {
-  static const Rule rule{
-      .name = "Lamb",
-      .states = std::span<const StateColumn>(kAdamStates).first(2),
-      .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().lamb(args, hyper); },
-      .whole = &lamb_step()};
+  static const Rule rule{.name = "Lamb",
+                         .states = std::span<const StateColumn>(kAdamStates).first(2),
+                         .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().lamb(args, hyper); },
+                         .whole = &lamb_step()};
   return rule;
 }
 
 const Rule& muon() {
-  static const Rule rule{
-      .name = "Muon",
-      .states = kMuonStates,
-      .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().muon(args, hyper); },
-      .whole = &muon_step()};
+  static const Rule rule{.name = "Muon",
+                         .states = kMuonStates,
+                         .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().muon(args, hyper); },
+                         .whole = &muon_step()};
   return rule;
 }
 

@@ -137,8 +137,7 @@ std::string_view algorithm_name(Algorithm algorithm);
 ///   Muon     momentum_buffer; parameters that are no matrices have another rule
 ///   Adafactor  none of elements
 /// `format`: of states that a rule would keep in fp32; kBFloat16 halves their memory.
-const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups,
-                     StateFormat format = StateFormat::kFloat32);
+const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups, StateFormat format = StateFormat::kFloat32);
 
 /// Without amsgrad.
 const Rule& adam();

@@ -20,25 +20,22 @@ void* offset(void* memory, StateFormat format, std::int64_t numel) {
 
 /// What an update of a step that draws its rounding is keyed by.
 std::uint64_t noise_key(const UpdateArgs::Narrow& narrow, const Hyper& hyper) {
-  return (narrow.seed ^ 0xA0761D6478BD642Full) * 0xE7037ED1A0B428DBull +
-         static_cast<std::uint64_t>(hyper.step);
+  return (narrow.seed ^ 0xA0761D6478BD642Full) * 0xE7037ED1A0B428DBull + static_cast<std::uint64_t>(hyper.step);
 }
 
-void narrow_master(const float* values, void* out, std::int64_t begin, std::int64_t numel,
-                   const UpdateArgs& args, const Hyper& hyper) {
+void narrow_master(const float* values, void* out, std::int64_t begin, std::int64_t numel, const UpdateArgs& args,
+                   const Hyper& hyper) {
   const auto& narrow = args.narrow;
   if (!narrow.stochastic) return kernels().narrow_state(narrow.master_format, values, out, numel);
   kernels().round_stochastically(values, static_cast<std::uint16_t*>(out), numel,
-                                 narrow.first_element + static_cast<std::uint64_t>(begin),
-                                 noise_key(narrow, hyper));
+                                 narrow.first_element + static_cast<std::uint64_t>(begin), noise_key(narrow, hyper));
 }
 
 }  // namespace
 
 bool is_fp32(const Rule& rule, const UpdateArgs& args) {
   return !args.narrow.master && !args.narrow.gradient &&
-         std::ranges::all_of(rule.states,
-                             [](const StateColumn& s) { return s.format == StateFormat::kFloat32; });
+         std::ranges::all_of(rule.states, [](const StateColumn& s) { return s.format == StateFormat::kFloat32; });
 }
 
 void update_staged(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) {
@@ -60,8 +57,8 @@ void update_staged(const Rule& rule, const UpdateArgs& args, const Hyper& hyper)
     if (narrow.gradient) {
       block.gradient = gradient;
       kernels().widen_state(narrow.gradient_format,
-                            offset(const_cast<void*>(narrow.gradient), narrow.gradient_format, begin),
-                            gradient, block.numel);
+                            offset(const_cast<void*>(narrow.gradient), narrow.gradient_format, begin), gradient,
+                            block.numel);
     }
     for (std::size_t s = 0; s < rule.states.size(); ++s) {
       const StateFormat format = rule.states[s].format;

@@ -40,9 +40,7 @@ inline constexpr std::int64_t kQuantizedBlockNumel = 64;
 constexpr bool is_quantized(StateFormat format) { return format >= StateFormat::kDynamic8; }
 
 /// Elements that lie together, and their bytes.
-constexpr std::int64_t block_numel(StateFormat format) {
-  return is_quantized(format) ? kQuantizedBlockNumel : 1;
-}
+constexpr std::int64_t block_numel(StateFormat format) { return is_quantized(format) ? kQuantizedBlockNumel : 1; }
 constexpr std::int64_t block_nbytes(StateFormat format) {
   switch (format) {
     case StateFormat::kFloat32:

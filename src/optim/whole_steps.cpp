@@ -1,7 +1,7 @@
 #include "optim/whole_steps.h"
 
-#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/Functions.h>
 
 #include <algorithm>
 #include <cmath>

@@ -73,8 +73,7 @@ std::int64_t to_nbytes(double nbytes) {
 }  // namespace
 
 Activations activations(const Transformer& shape, std::int64_t micro_batch, DType param_dtype) {
-  if (micro_batch < 1)
-    throw ConfigError(fmt::format("plan: got micro-batch {}, want at least 1", micro_batch));
+  if (micro_batch < 1) throw ConfigError(fmt::format("plan: got micro-batch {}, want at least 1", micro_batch));
   const Transformer t = with_defaults(shape);
   const Sizes s(t, static_cast<double>(micro_batch), param_dtype);
   const double layers = static_cast<double>(t.layers), layer = layer_nbytes(t, s);

@@ -27,8 +27,7 @@ Buckets make_buckets(const ModelShape& model, const LaidOut& laid) {
     if (!unit.trainable) continue;
     for (auto& bucket : layout::cut_into_buckets(unit.slots, unit.numel, laid.bucket_numel)) {
       for (std::size_t i = 0; i < bucket.parameters.size(); ++i)
-        buckets.places[bucket.parameters[i]].push_back(
-            {static_cast<int>(buckets.numel.size()), static_cast<int>(i)});
+        buckets.places[bucket.parameters[i]].push_back({static_cast<int>(buckets.numel.size()), static_cast<int>(i)});
       buckets.numel.push_back(bucket.range.numel());
       buckets.parameters.push_back(std::move(bucket.parameters));
     }

@@ -13,8 +13,8 @@ namespace {
 std::string remedy(const ModelShape& model, const Config& config, const Cluster& cluster) {
   const auto suggestion = suggest(model, config, cluster);
   if (!suggestion || suggestion->changes.empty()) return "take a smaller model";
-  return fmt::format("the smallest change that fits: {}, then a host needs {}",
-                     fmt::join(suggestion->changes, " and "), human_nbytes(suggestion->plan.node_nbytes));
+  return fmt::format("the smallest change that fits: {}, then a host needs {}", fmt::join(suggestion->changes, " and "),
+                     human_nbytes(suggestion->plan.node_nbytes));
 }
 
 }  // namespace

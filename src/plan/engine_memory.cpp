@@ -141,8 +141,7 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const Range whole{0, laid.units[u].numel};
     if (laid.units[u].trainable && !laid.states_on_disk)
-      hold(MemoryKind::kOptimizer,
-           laid.state_nbytes(u, laid.sharding.optimizer_states ? shard(laid, u, rank) : whole));
+      hold(MemoryKind::kOptimizer, laid.state_nbytes(u, laid.sharding.optimizer_states ? shard(laid, u, rank) : whole));
   }
   hold(MemoryKind::kGradients, summed_numel(laid, rank) * laid.sum_nbytes());
   const std::int64_t buckets = pools.bucket_numel * laid.gradient_nbytes();
@@ -161,8 +160,8 @@ std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank) {
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const Range mine = shard(laid, u, rank);
     // Weights and states in fp32.
-    sum += laid.units[u].trainable ? mine.numel() * 4 + laid.wide_state_nbytes(u, mine)
-                                   : mine.numel() * laid.low_nbytes();
+    sum +=
+        laid.units[u].trainable ? mine.numel() * 4 + laid.wide_state_nbytes(u, mine) : mine.numel() * laid.low_nbytes();
   }
   return sum + laid.whole_state_nbytes_of(rank);
 }
@@ -173,8 +172,7 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
   const bool in_memory = !laid.states_on_disk;
   const std::int64_t master = others_write_for_it(laid) || !in_memory ? 0 : master_nbytes(laid, 0);
   const std::int64_t sums = laid.step_in_backward ? 0 : laid.sum_nbytes();
-  double everywhere =
-      laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()) : 0;
+  double everywhere = laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()) : 0;
   std::vector<double> change(static_cast<std::size_t>(world), 0);      // of what is updated
   std::vector<double> parameters(static_cast<std::size_t>(world), 0);  // the same of parameters
   double parameters_everywhere = 0;

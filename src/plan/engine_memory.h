@@ -19,8 +19,8 @@ std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank);
 
 /// Bytes that gradients and activations of `rank` share, because sums of gradients come into the place of
 /// activations that backward has used; an estimate. 0 where gradients keep their memory. For a transformer.
-std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const Config& config,
-                           const Activations& kept, int rank);
+std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const Config& config, const Activations& kept,
+                           int rank);
 
 /// States of every rank, [world_size] bytes: the kinds that differ between ranks and those that do not.
 std::vector<double> states_by_rank(const LaidOut& laid);

@@ -28,9 +28,7 @@ class Reader {
     if (numel < 1) fail(fmt::format("{}: got {}, want at least 1", key, numel));
     return numel;
   }
-  std::int64_t number(const char* key, std::int64_t otherwise) const {
-    return has(key) ? number(key) : otherwise;
-  }
+  std::int64_t number(const char* key, std::int64_t otherwise) const { return has(key) ? number(key) : otherwise; }
   bool flag(const char* key, bool otherwise) const {
     if (!has(key)) return otherwise;
     if (!root_.at(key).is_boolean()) fail(fmt::format("{}: want true or false", key));

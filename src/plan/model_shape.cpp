@@ -101,8 +101,7 @@ Transformer with_defaults(Transformer t) {
   if (t.kv_heads == 0) t.kv_heads = t.heads;
   check_positive("heads", t.heads);
   if (t.head_dim == 0 && t.dim % t.heads != 0) {
-    throw ConfigError(
-        fmt::format("model: dim {} is not a multiple of heads {}; change one of them", t.dim, t.heads));
+    throw ConfigError(fmt::format("model: dim {} is not a multiple of heads {}; change one of them", t.dim, t.heads));
   }
   if (t.head_dim == 0) t.head_dim = t.dim / t.heads;
   if (t.mlp_dim == 0) t.mlp_dim = 4 * t.dim;
@@ -114,8 +113,8 @@ Transformer with_defaults(Transformer t) {
   for (const auto& [what, value] : sizes) check_positive(what, value);
   check_positive("heads * head_dim", t.heads * t.head_dim);
   if (t.style == Transformer::Style::kGpt && t.seq > t.positions) {
-    throw ConfigError(fmt::format("model: got samples of {} tokens, want at most the {} positions it learns",
-                                  t.seq, t.positions));
+    throw ConfigError(
+        fmt::format("model: got samples of {} tokens, want at most the {} positions it learns", t.seq, t.positions));
   }
   if (t.layers > kMostLayers) {
     throw ConfigError(fmt::format("model: got layers {}, want at most {}", t.layers, kMostLayers));

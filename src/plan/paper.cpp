@@ -10,8 +10,7 @@ namespace {
 
 void check(double parameters, int stage, double ranks) {
   if (!(parameters >= 0)) {
-    throw ConfigError(
-        fmt::format("plan: got {:g} parameters, want a number that is not negative", parameters));
+    throw ConfigError(fmt::format("plan: got {:g} parameters, want a number that is not negative", parameters));
   }
   const bool known = stage >= 0 && stage <= 3;
   if (!known) {
@@ -31,8 +30,7 @@ ModelStates model_states(double parameters, int stage, double ranks, const State
           .optimizer_nbytes = held(bytes.optimizer, sharding.optimizer_states)};
 }
 
-double largest_model(double memory_nbytes, int stage, double ranks, double model_parallel,
-                     const StateBytes& bytes) {
+double largest_model(double memory_nbytes, int stage, double ranks, double model_parallel, const StateBytes& bytes) {
   return model_parallel * memory_nbytes / model_states(1, stage, ranks, bytes).total_nbytes();
 }
 
@@ -40,13 +38,12 @@ std::vector<OffloadStates> offload_on_paper(double parameters, double ranks, con
   check(parameters, 0, ranks);
   const double weights = parameters * bytes.parameters, gradients = parameters * bytes.gradients;
   const double optimizer = parameters * bytes.optimizer;
-  return {{"ZeRO-Offload: stage 2, gradients and optimizer in host memory", weights,
-           (gradients + optimizer) / ranks, 0},
-          {"stage 3, gradients and optimizer in host memory", weights / ranks,
-           (gradients + optimizer) / ranks, 0},
-          {"ZeRO-Infinity: stage 3, all in host memory", 0, (weights + gradients + optimizer) / ranks, 0},
-          {"ZeRO-Infinity: stage 3, parameters and optimizer on NVMe", 0, gradients / ranks,
-           (weights + optimizer) / ranks}};
+  return {
+      {"ZeRO-Offload: stage 2, gradients and optimizer in host memory", weights, (gradients + optimizer) / ranks, 0},
+      {"stage 3, gradients and optimizer in host memory", weights / ranks, (gradients + optimizer) / ranks, 0},
+      {"ZeRO-Infinity: stage 3, all in host memory", 0, (weights + gradients + optimizer) / ranks, 0},
+      {"ZeRO-Infinity: stage 3, parameters and optimizer on NVMe", 0, gradients / ranks,
+       (weights + optimizer) / ranks}};
 }
 
 }  // namespace zero::plan

@@ -110,8 +110,8 @@ double start_of_node(const Plan& plan) {
   if (!plan.built_once) return all;
   // The others' modules take no memory, and as the first rank frees its own unit by unit all fill theirs.
   const double ranks = plan.ranks_per_node, module = static_cast<double>(plan.module_nbytes);
-  const double filled = static_cast<double>(plan.rank[MemoryKind::kParameters].peak_nbytes +
-                                            plan.rank[MemoryKind::kMaster].peak_nbytes);
+  const double filled =
+      static_cast<double>(plan.rank[MemoryKind::kParameters].peak_nbytes + plan.rank[MemoryKind::kMaster].peak_nbytes);
   return all - ranks * static_cast<double>(filled_at_start(plan)) + std::max(module, ranks * filled);
 }
 
@@ -124,9 +124,8 @@ double training_of_node(const Plan& plan, std::vector<double> states_by_rank, st
 
 void sum_up(Plan& plan, const std::vector<double>& states_by_rank) {
   const std::int64_t states = sum_of(plan.rank, kStates);
-  plan.start_nbytes =
-      plan.process_nbytes + filled_at_start(plan) + plan.rank[MemoryKind::kStaging].peak_nbytes +
-      plan.rank[MemoryKind::kOffload].peak_nbytes;
+  plan.start_nbytes = plan.process_nbytes + filled_at_start(plan) + plan.rank[MemoryKind::kStaging].peak_nbytes +
+                      plan.rank[MemoryKind::kOffload].peak_nbytes;
   plan.training_nbytes = plan.process_nbytes + states + sum_of(plan.rank, kBuffers) - plan.reused_nbytes;
   const double start = start_of_node(plan);
   const double training = training_of_node(plan, states_by_rank, states);
@@ -138,17 +137,16 @@ void sum_up(Plan& plan, const std::vector<double>& states_by_rank) {
 
 LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, int ranks_per_node) {
   if (config.zerotorch.store == Config::Zerotorch::Store::kNodeShared && world_size % ranks_per_node != 0) {
-    throw ConfigError(fmt::format(
-        "zerotorch.store: 'node_shared' over several hosts needs as many ranks on each; {} ranks are "
-        "not a multiple of {}. Change their number, or use 'copying' or 'auto'",
-        world_size, ranks_per_node));
+    throw ConfigError(
+        fmt::format("zerotorch.store: 'node_shared' over several hosts needs as many ranks on each; {} ranks are "
+                    "not a multiple of {}. Change their number, or use 'copying' or 'auto'",
+                    world_size, ranks_per_node));
   }
   std::vector<layout::ParameterInfo> infos;
   std::vector<layout::ParameterName> names;
   for (const auto& parameter : model.parameters) {
     names.push_back({parameter.name, static_cast<int>(infos.size())});
-    infos.push_back(
-        {parameter.name, parameter.numel, parameter.trainable, /*replicated=*/false, parameter.shape});
+    infos.push_back({parameter.name, parameter.numel, parameter.trainable, /*replicated=*/false, parameter.shape});
   }
   return setup::lay_out(infos, layout::module_tree(names), config,
                         {.count = world_size, .hosts = (world_size + ranks_per_node - 1) / ranks_per_node});
@@ -159,8 +157,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   resolve(config, cluster.ranks);
   Plan plan;
   plan.ranks = cluster.ranks;
-  plan.ranks_per_node =
-      cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
+  plan.ranks_per_node = cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
   plan.nodes = (plan.ranks + plan.ranks_per_node - 1) / plan.ranks_per_node;
   const LaidOut laid = lay_out(model, config, plan.ranks, plan.ranks_per_node);
   const Pools pools = find_pools(model, laid, config);
@@ -185,9 +182,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
     plan.reused_nbytes = reused_nbytes(model, laid, config, kept, plan.heaviest_rank);
   }
   const double gaps = config.zerotorch.caching_allocator ? kCachePerActivation : kHeapPerActivation;
-  plan.process_nbytes =
-      to_nbytes(kPrivateNbytes + kSharedNbytes / plan.ranks_per_node +
-                gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
+  plan.process_nbytes = to_nbytes(kPrivateNbytes + kSharedNbytes / plan.ranks_per_node +
+                                  gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
   plan.checkpoint_nbytes = checkpoint_nbytes(laid, plan.heaviest_rank);
   sum_up(plan, states);
   plan.traffic = traffic_of(laid, pools, config, cluster);

@@ -36,8 +36,8 @@ double layers_numel(const ModelShape& model, const layout::Unit& unit) {
 
 }  // namespace
 
-std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const Config& config,
-                           const Activations& kept, int rank) {
+std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const Config& config, const Activations& kept,
+                           int rank) {
   const bool come_and_go = config.zerotorch.caching_allocator && laid.sharding.optimizer_states &&
                            !laid.step_in_backward && config.gradient_accumulation_steps == 1;
   if (!come_and_go) return 0;
@@ -55,8 +55,8 @@ std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const C
     if (unit.trainable) sums += static_cast<double>(shard.numel() * laid.sum_nbytes());
     const double share = of_layers > 0 ? layers_numel(model, unit) / of_layers : 0;
     const bool is_head = share == 0 && activations == layers;
-    const double temporary = std::max(static_cast<double>(kept.layer_backward_nbytes),
-                                      unit.trainable ? gradient_nbytes(laid, unit) : 0);
+    const double temporary =
+        std::max(static_cast<double>(kept.layer_backward_nbytes), unit.trainable ? gradient_nbytes(laid, unit) : 0);
     const double now = is_head ? peak : activations + temporary + of_tied_head;
     most = std::max(most, now + sums);
     activations = std::max(0.0, activations - layers * share);

@@ -70,13 +70,12 @@ std::vector<Candidate> node_shared(const Candidate& from) {
 std::vector<Candidate> step_in_backward(const Candidate& from) {
   const Config& config = from.config;
   const bool shards = layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states;
-  const bool possible = shards && !config.fp16.enabled && config.gradient_clipping == 0 &&
-                        config.gradient_accumulation_steps == 1;
+  const bool possible =
+      shards && !config.fp16.enabled && config.gradient_clipping == 0 && config.gradient_accumulation_steps == 1;
   if (!possible || config.zerotorch.step_in_backward) return {};
   return {with(from,
-               config.param_dtype() == DType::kBFloat16
-                   ? "zerotorch.step_in_backward (bf16.check_grad_overflow false)"
-                   : "zerotorch.step_in_backward",
+               config.param_dtype() == DType::kBFloat16 ? "zerotorch.step_in_backward (bf16.check_grad_overflow false)"
+                                                        : "zerotorch.step_in_backward",
                [](Candidate& c) {
                  c.config.zerotorch.step_in_backward = true;
                  c.config.bf16.check_grad_overflow = false;
@@ -91,14 +90,12 @@ std::vector<Candidate> smaller_micro_batches(const Candidate& from) {
   for (std::int64_t part = 2; part <= micro; part *= 2) {
     if (micro % part != 0) break;
     const std::int64_t steps = from.config.gradient_accumulation_steps * part;
-    candidates.push_back(
-        with(from,
-             fmt::format("train_micro_batch_size_per_gpu {} (gradient_accumulation_steps {})", micro / part,
-                         steps),
-             [&](Candidate& c) {
-               c.config.train_micro_batch_size_per_gpu = micro / part;
-               c.config.gradient_accumulation_steps = steps;
-             }));
+    candidates.push_back(with(
+        from, fmt::format("train_micro_batch_size_per_gpu {} (gradient_accumulation_steps {})", micro / part, steps),
+        [&](Candidate& c) {
+          c.config.train_micro_batch_size_per_gpu = micro / part;
+          c.config.gradient_accumulation_steps = steps;
+        }));
   }
   return candidates;
 }
@@ -133,14 +130,12 @@ std::vector<Candidate> states_on_nvme(const Candidate& from) {
 /// `hosts` hosts like those there are; the micro-batch stays, so the global batch grows.
 Candidate on_hosts(const Candidate& from, int hosts, int ranks_per_node) {
   const int ranks = hosts * ranks_per_node;
-  return with(
-      from,
-      fmt::format("{} ranks on {} host{}, {} each", ranks, hosts, hosts == 1 ? "" : "s", ranks_per_node),
-      [&](Candidate& c) {
-        c.cluster.ranks = ranks;
-        c.cluster.ranks_per_node = ranks_per_node;
-        c.config.train_batch_size = 0;
-      });
+  return with(from, fmt::format("{} ranks on {} host{}, {} each", ranks, hosts, hosts == 1 ? "" : "s", ranks_per_node),
+              [&](Candidate& c) {
+                c.cluster.ranks = ranks;
+                c.cluster.ranks_per_node = ranks_per_node;
+                c.config.train_batch_size = 0;
+              });
 }
 
 int ranks_per_node_of(const Cluster& cluster) {
@@ -178,9 +173,8 @@ std::optional<Suggestion> more_hosts(const Candidate& from) {
 }
 
 /// In words, from least to most trouble.
-const Change kChanges[] = {smaller_buckets,       higher_stage, node_shared,   step_in_backward,
-                           smaller_micro_batches, bf16,         checkpointing, built_once,
-                           states_on_nvme};
+const Change kChanges[] = {smaller_buckets, higher_stage, node_shared,   step_in_backward, smaller_micro_batches, bf16,
+                           checkpointing,   built_once,   states_on_nvme};
 
 }  // namespace
 

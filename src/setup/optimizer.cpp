@@ -17,15 +17,14 @@ optim::Algorithm algorithm_of(const Config::Optimizer& optimizer) {
   for (const optim::Algorithm algorithm : {kSgd, kAdagrad, kRmsprop, kLion, kLamb, kMuon, kAdafactor}) {
     if (optimizer.type == optim::algorithm_name(algorithm)) return algorithm;
   }
-  throw ConfigError(fmt::format("optimizer.type: there is no '{}'; docs/optimizers.md lists what there is",
-                                optimizer.type));
+  throw ConfigError(
+      fmt::format("optimizer.type: there is no '{}'; docs/optimizers.md lists what there is", optimizer.type));
 }
 
 optim::Hyper hyper_of(const Config::Optimizer& optimizer, bool by_muon) {
   optim::Hyper hyper;
   hyper.lr = optimizer.lr;
-  if (optimizer.type == "Muon")
-    hyper.lr = (by_muon ? optimizer.muon_lr : optimizer.adam_lr).value_or(optimizer.lr);
+  if (optimizer.type == "Muon") hyper.lr = (by_muon ? optimizer.muon_lr : optimizer.adam_lr).value_or(optimizer.lr);
   hyper.beta1 = optimizer.beta1;
   hyper.beta2 = optimizer.beta2;
   hyper.eps = optimizer.eps;
@@ -52,8 +51,7 @@ optim::Hyper hyper_of(const Config::Optimizer& optimizer, bool by_muon) {
 
 bool is_for_muon(std::string_view name, int dims) {
   std::string lower(name);
-  std::ranges::transform(lower, lower.begin(),
-                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return dims >= 2 && lower.find("embed") == std::string::npos && lower.find("lm_head") == std::string::npos;
 }
 

@@ -46,8 +46,7 @@ BlockCache::Blocks::iterator BlockCache::find(std::size_t nbytes, Place place) {
   auto fit = free_.lower_bound({nbytes, 0});
   if (fit == free_.end()) return blocks_.end();
   if (place == Place::kHigh) {
-    fit =
-        std::max_element(fit, free_.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    fit = std::max_element(fit, free_.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   }
   return blocks_.find(fit->second);
 }
@@ -61,8 +60,7 @@ BlockCache::Blocks::iterator BlockCache::grow(std::size_t nbytes) {
   if (at + nbytes > usable_end_) {
     const std::size_t missing = (at + nbytes - usable_end_ + kStep - 1) / kStep * kStep;
     const std::size_t more = std::min(missing, end - usable_end_);
-    if (mprotect(reinterpret_cast<void*>(usable_end_), more, PROT_READ | PROT_WRITE) != 0)
-      return blocks_.end();
+    if (mprotect(reinterpret_cast<void*>(usable_end_), more, PROT_READ | PROT_WRITE) != 0) return blocks_.end();
     usable_end_ += more;
   }
   if (at != top_) make_used(std::prev(blocks_.end()));
@@ -79,8 +77,8 @@ BlockCache::Blocks::iterator BlockCache::take(Blocks::iterator block, std::size_
   if (rest == 0) return block;
   const bool at_end = place == Place::kHigh;
   block->second.nbytes = at_end ? rest : nbytes;
-  const auto second = blocks_.emplace_hint(std::next(block), block->first + block->second.nbytes,
-                                           Block{at_end ? nbytes : rest, false});
+  const auto second =
+      blocks_.emplace_hint(std::next(block), block->first + block->second.nbytes, Block{at_end ? nbytes : rest, false});
   make_free(at_end ? block : second);
   return at_end ? second : block;
 }
@@ -126,8 +124,7 @@ void BlockCache::give_back() {
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   for (const auto& [nbytes, at] : free_) {
     const std::uintptr_t begin = (at + page - 1) / page * page;
-    const std::uintptr_t end =
-        at + nbytes == top_ ? (top_ + page - 1) / page * page : (at + nbytes) / page * page;
+    const std::uintptr_t end = at + nbytes == top_ ? (top_ + page - 1) / page * page : (at + nbytes) / page * page;
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
   }
   if (!blocks_.empty() && std::prev(blocks_.end())->second.free) {

@@ -81,9 +81,7 @@ class CpuAllocator final : public c10::Allocator {
     return data;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &delete_either; }
-  void copy_data(void* to, const void* from, std::size_t nbytes) const override {
-    inner_->copy_data(to, from, nbytes);
-  }
+  void copy_data(void* to, const void* from, std::size_t nbytes) const override { inner_->copy_data(to, from, nbytes); }
 
  private:
   c10::Allocator* inner_;
@@ -114,8 +112,7 @@ void start_cache() {
   auto cache = std::make_unique<BlockCache>(4 * memory_nbytes);  // addresses cost nothing, gaps take some
   if (!cache->has_addresses()) return;
   g_cache = cache.release();  // leaked like the layer
-  pthread_atfork([] { g_cache.load()->lock(); }, [] { g_cache.load()->unlock(); },
-                 [] { g_cache.load()->unlock(); });
+  pthread_atfork([] { g_cache.load()->lock(); }, [] { g_cache.load()->unlock(); }, [] { g_cache.load()->unlock(); });
 }
 
 }  // namespace

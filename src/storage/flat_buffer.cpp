@@ -21,8 +21,7 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 std::shared_ptr<void> map_private(std::size_t nbytes) {
   const std::size_t slack = nbytes >= kHugePage ? kHugePage : 0;
   const std::size_t mapped = nbytes + slack;
-  void* raw =
-      mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) {
     throw IoError(
         fmt::format("cannot map {} bytes of memory: {}; use more ranks, a higher ZeRO stage or a "
@@ -64,14 +63,13 @@ DType to_dtype(at::ScalarType type) {
     case at::kFloat:
       return DType::kFloat32;
     default:
-      throw ModelError(fmt::format("parameters of type {} cannot be sharded; use float, bfloat16 or half",
-                                   c10::toString(type)));
+      throw ModelError(
+          fmt::format("parameters of type {} cannot be sharded; use float, bfloat16 or half", c10::toString(type)));
   }
 }
 
-FlatBuffer::FlatBuffer(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
-                       std::int64_t charged_numel, c10::Device device, std::shared_ptr<void> memory,
-                       void* data)
+FlatBuffer::FlatBuffer(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel, std::int64_t charged_numel,
+                       c10::Device device, std::shared_ptr<void> memory, void* data)
     : ledger_(&ledger),
       kind_(kind),
       dtype_(dtype),
@@ -107,8 +105,8 @@ FlatBuffer FlatBuffer::make_private(Ledger& ledger, MemoryKind kind, DType dtype
     void* data = memory.get();
     return {ledger, kind, dtype, numel, numel, device, std::move(memory), data};
   }
-  auto tensor = std::make_shared<at::Tensor>(
-      at::zeros({numel}, at::TensorOptions().dtype(to_scalar_type(dtype)).device(device)));
+  auto tensor =
+      std::make_shared<at::Tensor>(at::zeros({numel}, at::TensorOptions().dtype(to_scalar_type(dtype)).device(device)));
   void* data = tensor->data_ptr();
   return {ledger, kind, dtype, numel, numel, device, std::move(tensor), data};
 }
@@ -116,8 +114,8 @@ FlatBuffer FlatBuffer::make_private(Ledger& ledger, MemoryKind kind, DType dtype
 FlatBuffer FlatBuffer::make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
                                      comm::ShardTransport& transport) {
   if (numel == 0) return {};
-  auto memory = std::make_shared<SharedMemory>(
-      transport.allocate(static_cast<std::size_t>(numel) * element_nbytes(dtype)));
+  auto memory =
+      std::make_shared<SharedMemory>(transport.allocate(static_cast<std::size_t>(numel) * element_nbytes(dtype)));
   void* data = memory->data();
   return {ledger, kind, dtype, numel, numel, c10::kCPU, std::move(memory), data};
 }
@@ -132,8 +130,8 @@ FlatBuffer FlatBuffer::make_node_shared(Ledger& ledger, MemoryKind kind, DType d
 }
 
 at::Tensor FlatBuffer::view(std::int64_t offset_numel, std::int64_t numel) const {
-  ZERO_CHECK(offset_numel >= 0 && numel >= 0 && offset_numel + numel <= numel_, "[{}, +{}) of {}",
-             offset_numel, numel, numel_);
+  ZERO_CHECK(offset_numel >= 0 && numel >= 0 && offset_numel + numel <= numel_, "[{}, +{}) of {}", offset_numel, numel,
+             numel_);
   return at::from_blob(data_at(offset_numel), {numel},
                        at::TensorOptions().dtype(to_scalar_type(dtype_)).device(device_));
 }

@@ -56,9 +56,7 @@ void Ledger::add(MemoryKind kind, std::int64_t nbytes) {
   }
 }
 
-void Ledger::add_idle(MemoryKind kind, std::int64_t nbytes) {
-  entries_[static_cast<int>(kind)].idle.fetch_add(nbytes);
-}
+void Ledger::add_idle(MemoryKind kind, std::int64_t nbytes) { entries_[static_cast<int>(kind)].idle.fetch_add(nbytes); }
 
 MemoryReport Ledger::report() const {
   MemoryReport report;

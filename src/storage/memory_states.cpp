@@ -1,7 +1,7 @@
+#include <ATen/ops/from_blob.h>
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <ATen/ops/from_blob.h>
 
 #include "base/check.h"
 #include "storage/state_store.h"
@@ -33,8 +33,7 @@ class MemoryStates final : public StateStore {
       columns.push_back(home_.make_private(ledger_, columns_[c].kind, DType::kByte, total[c]));
   }
 
-  void for_each(int unit, Range range, std::int64_t most_numel, Access, std::uint32_t wanted,
-                Visit visit) override {
+  void for_each(int unit, Range range, std::int64_t most_numel, Access, std::uint32_t wanted, Visit visit) override {
     std::array<void*, kMostColumns> memory{};
     for (const Place& place : places_.at(static_cast<std::size_t>(unit))) {
       const Range in_place = layout::intersect(range, place.part.range);

@@ -84,8 +84,9 @@ std::string describe_memory(const std::vector<MemoryReport>& before, const std::
   for (std::size_t i = 0; i < columns.size(); ++i)
     text += fmt::format("{:>10}{:>10}{:>10}  ", "in use", "held", "peak");
   text += '\n';
-  text += row("before initialize", columns,
-              [](const Column& column) { return MemoryUse{column.before.total_nbytes(), 0, 0}; });
+  text += row("before initialize", columns, [](const Column& column) {
+    return MemoryUse{column.before.total_nbytes(), 0, 0};
+  });
   for (int i = 0; i < kMemoryKinds; ++i) {
     text += row(memory_kind_name(static_cast<MemoryKind>(i)), columns,
                 [i](const Column& column) { return column.now.kinds[i]; });

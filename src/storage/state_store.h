@@ -32,7 +32,7 @@ struct StateColumn {
 
 struct StatePart {
   int unit = 0;
-  layout::Range range;          ///< whose states are kept here
+  layout::Range range;                  ///< whose states are kept here
   std::uint32_t columns = kAllColumns;  ///< bit c: has column c
   std::int64_t piece_numel = 0;         ///< layout::ColumnsPart::piece_numel
 };

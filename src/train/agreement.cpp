@@ -39,9 +39,7 @@ train::Agreement train::agree(Group group, std::span<const double> losses, int s
 
 double mean_loss(Group group, std::span<const double> losses) { return train::agree(group, losses, 0, false).loss; }
 
-int agreed_stop_signal(Group group) {
-  return train::agree(group, {}, received_stop_signal(), false).stop_signal;
-}
+int agreed_stop_signal(Group group) { return train::agree(group, {}, received_stop_signal(), false).stop_signal; }
 
 std::string from_rank_0(Group group, const std::function<std::string()>& make) {
   constexpr char kText = 't', kConfigError = 'c', kError = 'e';

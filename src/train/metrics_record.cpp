@@ -45,15 +45,14 @@ struct MetricsRecord::Impl {
   std::unique_ptr<io::Lock> lock;
   base::AppendFile lines;
   std::int64_t end = 0;  ///< of what is in the file
-  std::string waiting;  ///< whole lines that the disk has not taken yet
+  std::string waiting;   ///< whole lines that the disk has not taken yet
   std::optional<monitor::TensorboardWriter> events;
 };
 
 MetricsRecord::MetricsRecord(const std::string& folder, const std::string& tensorboard_folder)
     : impl_(std::make_unique<Impl>(folder, tensorboard_folder)) {
   if (impl_->lock) return;
-  throw ConfigError(
-      fmt::format("{}: another process is writing this run; wait for it or stop it first", folder));
+  throw ConfigError(fmt::format("{}: another process is writing this run; wait for it or stop it first", folder));
 }
 
 MetricsRecord::~MetricsRecord() = default;

@@ -240,8 +240,7 @@ void TrainingRun::look_at_loss(const StepOutcome& outcome) {
 }
 
 void TrainingRun::record(const StepOutcome& outcome) {
-  nlohmann::ordered_json line = {
-      {"step", outcome.step}, {"loss", outcome.loss}, {"grad_norm", engine_.grad_norm()}};
+  nlohmann::ordered_json line = {{"step", outcome.step}, {"loss", outcome.loss}, {"grad_norm", engine_.grad_norm()}};
   if (outcome.skipped) line["skipped"] = true;
   metrics_->add_line(line.dump());
   metrics_->add_events(outcome.step, {{"train/loss", outcome.loss}, {"train/grad_norm", engine_.grad_norm()}});

@@ -27,8 +27,7 @@ storage::FlatBuffer* BufferPool::take(std::int64_t numel) {
 }
 
 void BufferPool::give_back(storage::FlatBuffer* buffer) {
-  const auto found =
-      std::find_if(all_.begin(), all_.end(), [buffer](const auto& one) { return one.get() == buffer; });
+  const auto found = std::find_if(all_.begin(), all_.end(), [buffer](const auto& one) { return one.get() == buffer; });
   const auto index = static_cast<std::size_t>(found - all_.begin());
   is_free_[index] = true;
   sizes_.give_back(static_cast<int>(index));

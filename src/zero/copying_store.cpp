@@ -40,8 +40,7 @@ std::vector<std::int64_t> unit_numels(const ShardedModel& model) {
 
 class CopyingStore final : public ParameterStore {
  public:
-  CopyingStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
-               CopyingStoreOptions options)
+  CopyingStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times, CopyingStoreOptions options)
       : ParameterStore(model, ledger, times),
         options_(std::move(options)),
         schedule_(unit_numels(model), options_.resident,
@@ -91,9 +90,8 @@ class CopyingStore final : public ParameterStore {
   }
   void* in_memory(int index, Range range) override {
     auto& memory = memory_[index];
-    return is_resident(index)
-               ? memory.resident.data_at(range.begin)
-               : shards_.data_at(memory.shard_offset + range.begin - writable_range(index).begin);
+    return is_resident(index) ? memory.resident.data_at(range.begin)
+                              : shards_.data_at(memory.shard_offset + range.begin - writable_range(index).begin);
   }
 
   void start() override {
@@ -133,7 +131,7 @@ class CopyingStore final : public ParameterStore {
       const auto& whole = whole_buffer(parameter.unit);
       model_.transport
           ->broadcast(whole.data_at(parameter.range.begin), parameter.range.numel(), model_.param_dtype, root,
-                     {.label = parameter.name})
+                      {.label = parameter.name})
           .wait();
       if (is_resident(parameter.unit)) continue;
       const Range shard = unit(parameter.unit).shard(model_.rank());
@@ -182,14 +180,13 @@ class CopyingStore final : public ParameterStore {
     std::vector<const void*> mine;
     for (std::size_t i = 0; i < memory_.size(); ++i) {
       const bool sharded = !is_resident(i);
-      parcels.push_back(
-          {"parameters of " + unit(i).name,
-           sharded ? memory_[i].counts : std::vector<std::int64_t>(memory_[i].counts.size(), 0)});
+      parcels.push_back({"parameters of " + unit(i).name,
+                         sharded ? memory_[i].counts : std::vector<std::int64_t>(memory_[i].counts.size(), 0)});
       const bool has = sharded && !unit(i).shard(model_.rank()).empty();
       mine.push_back(has ? shards_.data_at(memory_[i].shard_offset) : nullptr);
     }
-    window_ = model_.transport->make_shard_window("parameters", std::move(parcels), model_.param_dtype,
-                                                  std::move(mine));
+    window_ =
+        model_.transport->make_shard_window("parameters", std::move(parcels), model_.param_dtype, std::move(mine));
   }
 
   const FlatBuffer& whole_buffer(int index) const {
@@ -204,9 +201,15 @@ class CopyingStore final : public ParameterStore {
     for (std::size_t i = 0; i < commands.size(); ++i) {
       try {
         switch (commands[i].kind) {
-          case Command::kGather: begin_gather(commands[i].unit, commands[i].prefetched); break;
-          case Command::kWait: wait_for_gather(commands[i].unit, for_use); break;
-          case Command::kRelease: drop(commands[i].unit); break;
+          case Command::kGather:
+            begin_gather(commands[i].unit, commands[i].prefetched);
+            break;
+          case Command::kWait:
+            wait_for_gather(commands[i].unit, for_use);
+            break;
+          case Command::kRelease:
+            drop(commands[i].unit);
+            break;
         }
       } catch (...) {
         schedule_.abandon(i);
@@ -275,8 +278,8 @@ class CopyingStore final : public ParameterStore {
         const Range mine = layout::intersect(bucket, the_unit.shard(model_.rank()));
         model_.transport
             ->all_gather(memory_[i].resident.data_at(mine.begin), memory_[i].resident.data_at(bucket.begin),
-                        publication.counts, model_.param_dtype,
-                        {.label = the_unit.name, .input_stable_until_barrier = true})
+                         publication.counts, model_.param_dtype,
+                         {.label = the_unit.name, .input_stable_until_barrier = true})
             .wait();
         counts_.published_numel += bucket.numel() - mine.numel();
       }
@@ -297,8 +300,8 @@ class CopyingStore final : public ParameterStore {
 
 }  // namespace
 
-std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger,
-                                                   StepBreakdown& times, CopyingStoreOptions options) {
+std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
+                                                   CopyingStoreOptions options) {
   return std::make_unique<CopyingStore>(model, ledger, times, std::move(options));
 }
 

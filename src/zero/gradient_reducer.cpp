@@ -33,9 +33,12 @@ void add_values(const void* values, std::int64_t from, std::int64_t numel, float
 /// sums[i] += values[from + i]
 void add_low_values(DType dtype, const void* values, std::int64_t from, std::int64_t numel, float* sums) {
   switch (dtype) {
-    case DType::kFloat16: return add_values<base::Float16>(values, from, numel, sums);
-    case DType::kBFloat16: return add_values<base::BFloat16>(values, from, numel, sums);
-    default: return add_values<float>(values, from, numel, sums);
+    case DType::kFloat16:
+      return add_values<base::Float16>(values, from, numel, sums);
+    case DType::kBFloat16:
+      return add_values<base::BFloat16>(values, from, numel, sums);
+    default:
+      return add_values<float>(values, from, numel, sums);
   }
 }
 
@@ -92,9 +95,9 @@ void GradientReducer::make_memory() {
   if (model_.world_size() == 1) return;
   std::vector<comm::Parcel> parcels;
   for (const Bucket& bucket : buckets_) {
-    parcels.push_back({fmt::format("gradients of {} [{}, {})", model_.units[bucket.unit].name,
-                                   bucket.range.begin, bucket.range.end),
-                       bucket.counts});
+    parcels.push_back(
+        {fmt::format("gradients of {} [{}, {})", model_.units[bucket.unit].name, bucket.range.begin, bucket.range.end),
+         bucket.counts});
   }
   board_.reset();
   board_ = model_.transport->make_exchange_board(
@@ -103,8 +106,7 @@ void GradientReducer::make_memory() {
 }
 
 GradientReducer::~GradientReducer() {
-  if (board_ && agreed_routed_ && ::getpid() == process_ && std::uncaught_exceptions() == 0 &&
-      !model_.group.failed()) {
+  if (board_ && agreed_routed_ && ::getpid() == process_ && std::uncaught_exceptions() == 0 && !model_.group.failed()) {
     // Of a window that is not stepped the ranks may have sent different parts: they complete each other's.
     try {
       flush("gradients of an engine that goes");
@@ -392,8 +394,8 @@ void* GradientReducer::sums_of(const Bucket& bucket, Range mine) const {
          offset * static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
 }
 
-void GradientReducer::add_slices(const Bucket& bucket, Range mine, void* sums,
-                                 std::span<const void* const> slices, bool first) {
+void GradientReducer::add_slices(const Bucket& bucket, Range mine, void* sums, std::span<const void* const> slices,
+                                 bool first) {
   Stopwatch watch(times_.reduce);
   // The norm is that of the whole sum.
   double* squares = makes_sumsq_ ? block_sumsq_.data() + bucket.block_offset : nullptr;
@@ -622,8 +624,7 @@ std::optional<int> GradientReducer::first_not_finite() const {
       for (const int p : model_.units[bucket.unit].parameters) {
         if (first && *first <= p) continue;
         const Range part = layout::intersect(model_.parameters[p].range, {begin, begin + kBlockNumel});
-        if (part.empty() || sums.narrow(0, part.begin - held, part.numel()).isfinite().all().item<bool>())
-          continue;
+        if (part.empty() || sums.narrow(0, part.begin - held, part.numel()).isfinite().all().item<bool>()) continue;
         first = p;
       }
     }

@@ -95,9 +95,7 @@ class GradientReducer {
   /// through accumulated(), and the next contribution adds to them. Local.
   void resume_window();
   /// True when a gradient arrived since the last finish_micro_batch().
-  bool micro_batch_has_gradients() const {
-    return !schedule_.micro_batch_is_empty() || (rows_ && !rows_->empty());
-  }
+  bool micro_batch_has_gradients() const { return !schedule_.micro_batch_is_empty() || (rows_ && !rows_->empty()); }
   bool window_is_empty() const { return window_is_empty_; }
 
   /// A parameter whose gradient will not come (it is frozen for now) is not waited for. Between micro-batches.
@@ -129,12 +127,12 @@ class GradientReducer {
  private:
   struct Bucket {
     int unit = 0;
-    Range range;                       ///< in the unit
-    std::vector<Range> gaps;           ///< padding, in the unit
-    std::vector<std::int64_t> counts;  ///< [N] elements of each rank's shard inside
-    std::int64_t block_offset = 0;     ///< of my part, in block_sumsq_
-    bool fresh = true;                 ///< nothing accumulated yet in this window
-    storage::FlatBuffer own, spare;    ///< where gradients are replicated; spare: for a second round
+    Range range;                                 ///< in the unit
+    std::vector<Range> gaps;                     ///< padding, in the unit
+    std::vector<std::int64_t> counts;            ///< [N] elements of each rank's shard inside
+    std::int64_t block_offset = 0;               ///< of my part, in block_sumsq_
+    bool fresh = true;                           ///< nothing accumulated yet in this window
+    storage::FlatBuffer own, spare;              ///< where gradients are replicated; spare: for a second round
     storage::FlatBuffer* buffer = nullptr;       ///< of the open round
     storage::FlatBuffer* sent_buffer = nullptr;  ///< other ranks may still read it
     Work work;                                   ///< of what was sent
@@ -171,8 +169,7 @@ class GradientReducer {
   /// Where the sums of `mine`, of bucket.unit, lie.
   void* sums_of(const Bucket& bucket, Range mine) const;
   /// Onto the `mine.numel()` accumulators at `sums`.
-  void add_slices(const Bucket& bucket, Range mine, void* sums, std::span<const void* const> slices,
-                  bool first);
+  void add_slices(const Bucket& bucket, Range mine, void* sums, std::span<const void* const> slices, bool first);
   void zero_missing(Bucket& bucket);
   /// Retires buckets whose reductions are complete.
   void retire_complete();
@@ -187,7 +184,7 @@ class GradientReducer {
   std::vector<Bucket> buckets_;
   layout::BucketSchedule schedule_;
   std::vector<std::vector<Place>> places_;  ///< by parameter
-  std::optional<RowGradients> rows_;  ///< unless sums are consumed at once
+  std::optional<RowGradients> rows_;        ///< unless sums are consumed at once
   std::shared_ptr<comm::ExchangeBoard> board_;
   std::unique_ptr<BufferPool> pool_;
   std::int64_t pool_limit_numel_ = 0;

@@ -82,8 +82,7 @@ void GradientSums::release() {
 }
 
 at::Tensor GradientSums::view(int unit) const {
-  const auto options =
-      at::TensorOptions().dtype(storage::to_scalar_type(model_.sum_dtype)).device(model_.device);
+  const auto options = at::TensorOptions().dtype(storage::to_scalar_type(model_.sum_dtype)).device(model_.device);
   if (numel_[unit] == 0) return at::empty({0}, options);
   ZERO_CHECK(data_[unit], "unit {} has no sums", unit);
   return at::from_blob(data_[unit], {numel_[unit]}, options);

@@ -23,7 +23,7 @@ class MicroBatchAgreement {
   };
 
   struct Facts {
-    std::int64_t rounds = 0;     ///< of buckets, at least
+    std::int64_t rounds = 0;       ///< of buckets, at least
     std::uint64_t flags = 0;       ///< Flag
     std::uint64_t must_agree = 0;  ///< a hash of what must be the same on all ranks
   };
@@ -44,7 +44,7 @@ class MicroBatchAgreement {
  private:
   static constexpr std::size_t kWords = 3;
   std::vector<std::uint64_t> words_;
-  std::vector<std::uint64_t> all_;     ///< [N * words], reused
+  std::vector<std::uint64_t> all_;  ///< [N * words], reused
   std::vector<std::int64_t> counts_;
   Facts facts_;
   int differing_rank_ = -1;

@@ -21,9 +21,8 @@ class NodeSharedStore final : public ParameterStore {
     for (const int rank : model.hosts ? model.hosts->across_ranks : here) {
       mine += model.total([&](const Unit& unit) { return unit.shard(rank); });
     }
-    memory_ =
-        storage::FlatBuffer::make_node_shared(ledger, MemoryKind::kParameters, model.param_dtype, total, mine,
-                                              model.hosts ? model.hosts->node : model.group, "parameters");
+    memory_ = storage::FlatBuffer::make_node_shared(ledger, MemoryKind::kParameters, model.param_dtype, total, mine,
+                                                    model.hosts ? model.hosts->node : model.group, "parameters");
     if (model.hosts) find_slices();
   }
 
@@ -111,9 +110,8 @@ class NodeSharedStore final : public ParameterStore {
     for (const int p : parameters) {
       const auto& parameter = model_.parameters[p];
       model_.hosts->across
-          .broadcast(memory_.data_at(offsets_[parameter.unit] + parameter.range.begin),
-                     parameter.range.numel(), model_.param_dtype, static_cast<int>(found - ranks.begin()),
-                     {.label = parameter.name})
+          .broadcast(memory_.data_at(offsets_[parameter.unit] + parameter.range.begin), parameter.range.numel(),
+                     model_.param_dtype, static_cast<int>(found - ranks.begin()), {.label = parameter.name})
           .wait();
     }
   }

@@ -32,11 +32,11 @@ void ParameterStore::before_write(intercept::ParameterHandle& handle, const char
   const int p = handle.parameter();
   if (write_[p] == Write::kGathered || writes_.has(p) || model_.parameters[p].range.empty()) return;
   if (write_[p] == Write::kRefused) {
-    throw ModelError(fmt::format(
-        "rank {}: {} writes parameter '{}' in place inside a zero::GatheredParameters in which this rank "
-        "only reads; "
-        "give the scope this rank as modifier_rank, or write outside of it, the same on every rank",
-        model_.rank(), op_name, handle.name()));
+    throw ModelError(
+        fmt::format("rank {}: {} writes parameter '{}' in place inside a zero::GatheredParameters in which this rank "
+                    "only reads; "
+                    "give the scope this rank as modifier_rank, or write outside of it, the same on every rank",
+                    model_.rank(), op_name, handle.name()));
   }
   if (!refuses_writes_.empty()) {
     throw ModelError(fmt::format("rank {}: {} writes parameter '{}' in place: {}", model_.rank(), op_name,

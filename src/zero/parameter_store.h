@@ -119,7 +119,7 @@ struct CopyingStoreOptions {
 /// Copying: every rank holds its shards; a gather copies a unit into a pooled buffer. Sharded units are
 /// gathered just before use, ahead of it when the order of use is known, and dropped when the next unit is
 /// used unless they are needed again within max_reuse_numel. *Collective.*
-std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger,
-                                                   StepBreakdown& times, CopyingStoreOptions options);
+std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
+                                                   CopyingStoreOptions options);
 
 }  // namespace zero::sharding

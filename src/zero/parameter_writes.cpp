@@ -18,9 +18,8 @@ storage::FlatBuffer& ParameterWrites::copy_of(int parameter) {
   const auto found = copies_.find(parameter);
   if (found != copies_.end()) return found->second;
   return copies_
-      .emplace(parameter,
-               model_.home.make_private(ledger_, MemoryKind::kParameters, model_.param_dtype,
-                                        model_.parameters[parameter].range.numel()))
+      .emplace(parameter, model_.home.make_private(ledger_, MemoryKind::kParameters, model_.param_dtype,
+                                                   model_.parameters[parameter].range.numel()))
       .first->second;
 }
 
@@ -117,8 +116,7 @@ void ParameterWrites::commit(ParameterStore& store, ShardedOptimizer& optimizer)
     const int unit = parameter.unit;
     store.pin({&unit, 1});
     const at::Tensor before = optimizer.low_values(unit, parameter.range);
-    const at::Tensor whole =
-        store.pinned_view(unit).narrow(0, parameter.range.begin, parameter.range.numel());
+    const at::Tensor whole = store.pinned_view(unit).narrow(0, parameter.range.begin, parameter.range.numel());
     at::Tensor merged = whole.clone();
     merge(p, merged);
     if (model_.units[unit].replicated) {

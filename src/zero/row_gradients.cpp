@@ -1,8 +1,8 @@
 #include "zero/row_gradients.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <numeric>
@@ -126,7 +126,7 @@ void RowGradients::exchange(const std::function<void(int parameter, std::span<co
       const at::Tensor all_values = at::empty({total, columns}, values.options());
       model_.transport
           ->all_gather(rows.const_data_ptr(), all_rows.mutable_data_ptr(), agreed.rows_of_rank, DType::kInt64,
-                      {.label = label})
+                       {.label = label})
           .wait();
       model_.transport
           ->all_gather(values.const_data_ptr(), all_values.mutable_data_ptr(), numel, model_.gradient_dtype,

@@ -58,7 +58,7 @@ class RowGradients {
 
   struct Agreed {
     int parameter = 0;
-    at::Tensor mine;                        ///< coalesced; undefined when this rank has no rows
+    at::Tensor mine;                         ///< coalesced; undefined when this rank has no rows
     std::vector<std::int64_t> rows_of_rank;  ///< [N]
   };
 

@@ -71,11 +71,11 @@ struct ShardedModel {
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
   DType sum_dtype = DType::kFloat32;       ///< of their sums
   c10::Device device{c10::kCPU};
-  storage::Home home;                                         ///< where memory comes from on that device
+  storage::Home home;                                           ///< where memory comes from on that device
   const optim::Passes* passes = &optim::passes_for(c10::kCPU);  ///< and what is done with it there
-  Group group;                                      ///< what the ranks tell each other: flags, norms, sizes
-  std::shared_ptr<comm::ShardTransport> transport;  ///< what moves shards between them
-  std::optional<Hosts> hosts;  ///< node-shared store over several hosts only
+  Group group;                                                  ///< what the ranks tell each other: flags, norms, sizes
+  std::shared_ptr<comm::ShardTransport> transport;              ///< what moves shards between them
+  std::optional<Hosts> hosts;                                   ///< node-shared store over several hosts only
 
   int rank() const { return group.rank(); }
   int world_size() const { return group.size(); }

@@ -173,15 +173,12 @@ const optim::Rule* ShardedOptimizer::rule_of(int parameter) const {
 }
 
 bool ShardedOptimizer::has_two_passes() const {
-  return std::ranges::any_of(options_.groups, [](const OptimizerGroup& group) {
-    return group.rule->whole != nullptr;
-  });
+  return std::ranges::any_of(options_.groups, [](const OptimizerGroup& group) { return group.rule->whole != nullptr; });
 }
 
 bool ShardedOptimizer::has_state(std::size_t state, int parameter) const {
   const optim::Rule* const rule = rule_of(parameter);
-  return rule &&
-         std::ranges::find(rule->states, kept_[state].name, &optim::StateColumn::name) != rule->states.end();
+  return rule && std::ranges::find(rule->states, kept_[state].name, &optim::StateColumn::name) != rule->states.end();
 }
 
 std::vector<storage::StateColumn> ShardedOptimizer::columns() const {
@@ -190,8 +187,8 @@ std::vector<storage::StateColumn> ShardedOptimizer::columns() const {
     columns.push_back({"master", nbytes_of(options_.master_dtype), 1, MemoryKind::kMaster});
   if (masters_ == Masters::kRemainders) columns.push_back({"remainder", 2, 1, MemoryKind::kMaster});
   for (const optim::StateColumn& state : kept_) {
-    columns.push_back({std::string(state.name), optim::block_nbytes(state.format),
-                       optim::block_numel(state.format), MemoryKind::kOptimizer});
+    columns.push_back({std::string(state.name), optim::block_nbytes(state.format), optim::block_numel(state.format),
+                       MemoryKind::kOptimizer});
   }
   return columns;
 }
@@ -229,8 +226,7 @@ void ShardedOptimizer::add_states(std::span<const int> units) {
 }
 
 double ShardedOptimizer::initial_of(std::size_t state, int parameter) const {
-  return has_state(state, parameter) ? kept_[state].initial_of(options_.groups[group_of(parameter)].hyper)
-                                     : 0;
+  return has_state(state, parameter) ? kept_[state].initial_of(options_.groups[group_of(parameter)].hyper) : 0;
 }
 
 void ShardedOptimizer::set_hyper(std::size_t group, const optim::Hyper& hyper) {
@@ -247,11 +243,10 @@ void ShardedOptimizer::add_units(std::span<const int> units) {
   for (const int u : units) {
     if (masters_ != Masters::kOwn) break;  // fresh remainders of zero are the parameters themselves
     const at::Tensor low = store_.pinned_view(u);
-    for_each_piece(u, update_range(u), Access::kUpdate, master_column(),
-                   [&](Range piece, void*, std::span<void* const> columns) {
-                     view(columns[kMaster], options_.master_dtype, piece.numel())
-                         .copy_(low.narrow(0, piece.begin, piece.numel()));
-                   });
+    for_each_piece(
+        u, update_range(u), Access::kUpdate, master_column(), [&](Range piece, void*, std::span<void* const> columns) {
+          view(columns[kMaster], options_.master_dtype, piece.numel()).copy_(low.narrow(0, piece.begin, piece.numel()));
+        });
   }
   store_.unpin(units);
 }
@@ -260,8 +255,7 @@ ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
   if (options_.float_masters) return Masters::kOwn;
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     // Frozen units too: they may be unfrozen.
-    const Range updated = update_range(static_cast<int>(u)),
-                written = store_.writable_range(static_cast<int>(u));
+    const Range updated = update_range(static_cast<int>(u)), written = store_.writable_range(static_cast<int>(u));
     // Elements that another rank writes for all cannot be the master of this rank.
     if (layout::intersect(updated, written) != updated) return Masters::kOwn;
     // Parameters of which it writes more than it updates are updated by others.
@@ -290,8 +284,7 @@ void ShardedOptimizer::for_each_run(int unit, Range range, Run run) const {
     const int p = the_unit.parameters[i];
     // Padding goes with the parameter before it: its gradient is zero and stays so.
     const bool last = i + 1 == the_unit.parameters.size();
-    const std::int64_t end =
-        last ? the_unit.numel : model_.parameters[the_unit.parameters[i + 1]].range.begin;
+    const std::int64_t end = last ? the_unit.numel : model_.parameters[the_unit.parameters[i + 1]].range.begin;
     const Range part = layout::intersect({model_.parameters[p].range.begin, end}, range);
     if (part.empty()) continue;
     const int its_group = is_active(p) ? options_.group_of_parameter[p] : -1;
@@ -315,8 +308,7 @@ void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, std:
     const auto part = [&](Range of, void* low) {
       for (std::size_t c = 0; c < memory.size(); ++c)
         columns[c] =
-            memory[c] ? static_cast<char*>(memory[c]) + states_->columns()[c].nbytes(of.begin - piece.begin)
-                      : nullptr;
+            memory[c] ? static_cast<char*>(memory[c]) + states_->columns()[c].nbytes(of.begin - piece.begin) : nullptr;
       visit(of, low, std::span<void* const>(columns.data(), memory.size()));
     };
     // Ranges this rank updates for itself only have no low-precision values here.
@@ -331,9 +323,7 @@ void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, std:
              [&] { states_->for_each(unit, range, options_.sub_group_numel, access, wanted, visit_piece); });
 }
 
-void ShardedOptimizer::load(int unit, const at::Tensor& whole) {
-  load_range(unit, model_.units[unit].whole(), whole);
-}
+void ShardedOptimizer::load(int unit, const at::Tensor& whole) { load_range(unit, model_.units[unit].whole(), whole); }
 
 void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& values) {
   at::NoGradGuard no_grad;
@@ -355,11 +345,9 @@ void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& value
                  });
 }
 
-void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double>& lr,
-                              double gradient_scale) {
+void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double>& lr, double gradient_scale) {
   // Replicated sums are overwritten in the first pass: nobody may still be reading this rank's part.
-  if (whole_ && !model_.sharding.optimizer_states)
-    Group(model_.group).barrier({.label = "replicated sums"}).wait();
+  if (whole_ && !model_.sharding.optimizer_states) Group(model_.group).barrier({.label = "replicated sums"}).wait();
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const int unit = static_cast<int>(u);
     if (!model_.units[u].trainable || update_range(unit).empty()) continue;
@@ -369,8 +357,8 @@ void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double
   end_step();
 }
 
-void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& gradient,
-                                   const std::vector<double>& lr, double gradient_scale) {
+void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& gradient, const std::vector<double>& lr,
+                                   double gradient_scale) {
   update_range_of(unit, range, gradient.const_data_ptr(), lr, gradient_scale);
 }
 
@@ -385,8 +373,8 @@ std::int64_t ShardedOptimizer::steps() const {
   return steps_.empty() ? 0 : *std::max_element(steps_.begin(), steps_.end());
 }
 
-void ShardedOptimizer::update_range_of(int unit, Range range, const void* gradient,
-                                       const std::vector<double>& lr, double gradient_scale) {
+void ShardedOptimizer::update_range_of(int unit, Range range, const void* gradient, const std::vector<double>& lr,
+                                       double gradient_scale) {
   for_each_run(unit, range, [&](Range run, int group, std::int64_t steps) {
     const optim::Rule& rule = *options_.groups[group].rule;
     optim::Hyper hyper = options_.groups[group].hyper;
@@ -465,7 +453,9 @@ void ShardedOptimizer::update_piece(const optim::Rule& rule, int unit, Range pie
     case Masters::kParameters:
       master = std::exchange(args.low, nullptr);
       break;
-    case Masters::kRemainders: args.remainder = static_cast<std::uint16_t*>(columns[kMaster]); break;
+    case Masters::kRemainders:
+      args.remainder = static_cast<std::uint16_t*>(columns[kMaster]);
+      break;
     case Masters::kOwn:
       master = columns[kMaster];
       break;
@@ -477,8 +467,7 @@ void ShardedOptimizer::update_piece(const optim::Rule& rule, int unit, Range pie
     args.narrow.master_format = format_of(options_.master_dtype);
     args.narrow.stochastic = options_.stochastic_rounding;
     args.narrow.seed = options_.seed;
-    args.narrow.first_element =
-        (static_cast<std::uint64_t>(unit) << 40) + static_cast<std::uint64_t>(piece.begin);
+    args.narrow.first_element = (static_cast<std::uint64_t>(unit) << 40) + static_cast<std::uint64_t>(piece.begin);
   }
   for (std::size_t s = 0; s < rule.states.size(); ++s)
     args.states[s] = columns[column_of(*find_state(rule.states[s].name))];
@@ -567,8 +556,7 @@ void ShardedOptimizer::copy_state(std::size_t state, int unit, Range range, floa
     read_state(column_of(state), unit, piece, kept.data());
     optim::kernels().widen_state(format, kept.data(), wide.data(), piece.numel());
     const Range wanted = layout::intersect(piece, range);
-    std::copy_n(wide.data() + (wanted.begin - piece.begin), wanted.numel(),
-                out + (wanted.begin - range.begin));
+    std::copy_n(wide.data() + (wanted.begin - piece.begin), wanted.numel(), out + (wanted.begin - range.begin));
   }
 }
 
@@ -582,26 +570,22 @@ void ShardedOptimizer::set_state(std::size_t state, int unit, Range range, const
   const StateFormat format = kept_[state].format;
   if (!optim::is_quantized(format)) {
     const auto type = storage::to_scalar_type(optim::dtype_of(format));
-    write_state(column_of(state), unit, range,
-                   values.to(model_.device, type).contiguous().const_data_ptr());
+    write_state(column_of(state), unit, range, values.to(model_.device, type).contiguous().const_data_ptr());
     return;
   }
-  ZERO_CHECK(range.begin % optim::block_numel(format) == 0, "{} from element {} on", kept_[state].name,
-             range.begin);
+  ZERO_CHECK(range.begin % optim::block_numel(format) == 0, "{} from element {} on", kept_[state].name, range.begin);
   // What the last block has besides is padding.
   const Range blocks = whole_blocks(range, format);
   const at::Tensor wide = at::zeros({blocks.numel()}, at::kFloat);
   wide.narrow(0, 0, range.numel()).copy_(values);
   const at::Tensor kept = empty(DType::kByte, optim::nbytes_of(format, blocks.numel()));
-  optim::kernels().narrow_state(format, wide.const_data_ptr<float>(), kept.mutable_data_ptr(),
-                                blocks.numel());
+  optim::kernels().narrow_state(format, wide.const_data_ptr<float>(), kept.mutable_data_ptr(), blocks.numel());
   write_state(column_of(state), unit, blocks, kept.const_data_ptr());
 }
 
 at::Tensor ShardedOptimizer::master_in_memory(int unit, Range range) const {
   const Range part = layout::intersect(range, update_range(unit));
-  if (part.empty() || masters_ == Masters::kRemainders || options_.master_dtype != DType::kFloat32)
-    return at::Tensor();
+  if (part.empty() || masters_ == Masters::kRemainders || options_.master_dtype != DType::kFloat32) return at::Tensor();
   const void* const data =
       masters_ == Masters::kOwn ? states_->in_memory(kMaster, unit, part) : store_.in_memory(unit, part);
   return data ? view(data, DType::kFloat32, part.numel()) : at::Tensor();

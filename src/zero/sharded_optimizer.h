@@ -37,7 +37,7 @@ struct OptimizerOptions {
   DType master_dtype = DType::kFloat32;          ///< or the parameters'
   bool stochastic_rounding = false;              ///< of bf16 masters, with `seed`; in host memory
   std::uint64_t seed = 0;
-  bool float_masters = false;  ///< fp32 in memory of their own: somebody else updates them
+  bool float_masters = false;     ///< fp32 in memory of their own: somebody else updates them
   std::int64_t bucket_numel = 0;  ///< update_part() is called with layout::bucket_ranges() of this; 0: only update() is
   /// Where masters and states live, unless in memory; its cuts follow from sub_group_numel.
   std::optional<storage::DiskOptions> disk;
@@ -45,8 +45,7 @@ struct OptimizerOptions {
 
 class ShardedOptimizer {
  public:
-  ShardedOptimizer(ShardedModel& model, ParameterStore& store, storage::Ledger& ledger,
-                   OptimizerOptions options);
+  ShardedOptimizer(ShardedModel& model, ParameterStore& store, storage::Ledger& ledger, OptimizerOptions options);
 
   /// The part of a trainable `unit` this rank updates.
   Range update_range(int unit) const;
@@ -181,10 +180,10 @@ class ShardedOptimizer {
   std::vector<optim::StateColumn> kept_;
   storage::Ledger& ledger_;
   std::unique_ptr<storage::StateStore> states_;
-  const storage::DiskStates* disk_ = nullptr;  ///< states_, where they are on one
-  std::unique_ptr<WholeTensors> whole_;  ///< where a rule has two passes
+  const storage::DiskStates* disk_ = nullptr;                    ///< states_, where they are on one
+  std::unique_ptr<WholeTensors> whole_;                          ///< where a rule has two passes
   std::vector<std::vector<storage::FlatBuffer>> tensor_states_;  ///< by parameter, of those this rank owns
-  std::vector<std::int64_t> steps_;  ///< by parameter
+  std::vector<std::int64_t> steps_;                              ///< by parameter
 };
 
 }  // namespace zero::sharding

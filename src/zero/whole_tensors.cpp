@@ -81,8 +81,7 @@ std::vector<double> WholeTensors::sums_of_squares(std::span<const int> parameter
   return sums;
 }
 
-void WholeTensors::change_tensors(c10::function_ref<bool(int parameter)> is_active, Values values,
-                                   Change change) {
+void WholeTensors::change_tensors(c10::function_ref<bool(int parameter)> is_active, Values values, Change change) {
   if (!model_.sharding.optimizer_states) {
     // One computes, so that replicas stay the same where hosts differ.
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
@@ -92,10 +91,8 @@ void WholeTensors::change_tensors(c10::function_ref<bool(int parameter)> is_acti
       if (plan_.owner[t] == model_.rank()) change(tensors_[t], as_tensor(tensors_[t], whole));
       const std::int64_t numel = range_of(tensor).numel();
       if (model_.world_size() == 1) continue;
-      model_.transport->broadcast(whole, numel, DType::kFloat32, plan_.owner[t], {.label = "whole tensors"})
-          .wait();
-      if (plan_.owner[t] != model_.rank())
-        received_nbytes_ += numel * static_cast<std::int64_t>(sizeof(float));
+      model_.transport->broadcast(whole, numel, DType::kFloat32, plan_.owner[t], {.label = "whole tensors"}).wait();
+      if (plan_.owner[t] != model_.rank()) received_nbytes_ += numel * static_cast<std::int64_t>(sizeof(float));
     }
     return;
   }
@@ -106,8 +103,8 @@ void WholeTensors::change_tensors(c10::function_ref<bool(int parameter)> is_acti
   }
 }
 
-void WholeTensors::run_round(const layout::TensorRound& round, c10::function_ref<bool(int)> is_active,
-                             Values values, Change change) {
+void WholeTensors::run_round(const layout::TensorRound& round, c10::function_ref<bool(int)> is_active, Values values,
+                             Change change) {
   const auto active = [&](int t) { return t >= 0 && is_active(tensors_[t]); };
   if (std::ranges::none_of(round.tensor_of, active)) return;
   const int me = model_.rank(), parcel = 2 * static_cast<int>(&round - plan_.rounds.data());

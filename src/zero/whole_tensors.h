@@ -57,8 +57,8 @@ class WholeTensors {
   layout::TensorRounds plan_;
   storage::FlatBuffer send_, whole_;
   std::shared_ptr<comm::ExchangeBoard> board_;  ///< parcels 2k and 2k + 1 are those of round k
-  std::vector<float*> destinations_;  ///< of the exchange that runs, by sender; null: nothing is wanted
-  std::vector<std::int64_t> wanted_;  ///< elements of each sender
+  std::vector<float*> destinations_;            ///< of the exchange that runs, by sender; null: nothing is wanted
+  std::vector<std::int64_t> wanted_;            ///< elements of each sender
   std::int64_t received_nbytes_ = 0;
 };
 

@@ -39,8 +39,8 @@ TEST(GroupConformance, LateRankIsNamedAfterTheTimeout) {
 }
 
 /// All ranks must fail with a message that holds both calls.
-void expect_divergence(const std::function<void(Group&)>& first_rank,
-                       const std::function<void(Group&)>& others, const std::vector<std::string>& parts) {
+void expect_divergence(const std::function<void(Group&)>& first_rank, const std::function<void(Group&)>& others,
+                       const std::vector<std::string>& parts) {
   if (conformance_ranks() == 1) GTEST_SKIP() << "needs peers";
   on_ranks([&](Group group) {
     group.set_timeout(10s);
@@ -58,23 +58,20 @@ void expect_divergence(const std::function<void(Group&)>& first_rank,
 
 TEST(GroupConformance, LabelMismatch) {
   float x[2] = {};
-  expect_divergence(
-      [&](Group& g) { g.all_reduce(x, 2, DType::kFloat32, ReduceOp::kSum, {.label = "layer.1"}).wait(); },
-      [&](Group& g) { g.all_reduce(x, 2, DType::kFloat32, ReduceOp::kSum, {.label = "layer.2"}).wait(); },
-      {"label differs", "all_reduce #1 \"layer.1\" (2 fp32)", "all_reduce #1 \"layer.2\" (2 fp32)"});
+  expect_divergence([&](Group& g) { g.all_reduce(x, 2, DType::kFloat32, ReduceOp::kSum, {.label = "layer.1"}).wait(); },
+                    [&](Group& g) { g.all_reduce(x, 2, DType::kFloat32, ReduceOp::kSum, {.label = "layer.2"}).wait(); },
+                    {"label differs", "all_reduce #1 \"layer.1\" (2 fp32)", "all_reduce #1 \"layer.2\" (2 fp32)"});
 }
 
 TEST(GroupConformance, CountMismatch) {
   std::vector<float> x(4096);
   expect_divergence(
       [&](Group& g) {
-        g.all_gather(x.data(), x.data() + 2048, Counts(static_cast<std::size_t>(g.size()), 100),
-                     DType::kFloat32)
+        g.all_gather(x.data(), x.data() + 2048, Counts(static_cast<std::size_t>(g.size()), 100), DType::kFloat32)
             .wait();
       },
       [&](Group& g) {
-        g.all_gather(x.data(), x.data() + 2048, Counts(static_cast<std::size_t>(g.size()), 101),
-                     DType::kFloat32)
+        g.all_gather(x.data(), x.data() + 2048, Counts(static_cast<std::size_t>(g.size()), 101), DType::kFloat32)
             .wait();
       },
       {"number of elements differs", "all_gather #1"});
@@ -89,12 +86,10 @@ TEST(GroupConformance, DivisionMismatch) {
   };
   expect_divergence(
       [&](Group& g) {
-        g.reduce_scatter(x.data(), x.data() + 2048, counts(g, true), DType::kFloat32, DType::kFloat32, false)
-            .wait();
+        g.reduce_scatter(x.data(), x.data() + 2048, counts(g, true), DType::kFloat32, DType::kFloat32, false).wait();
       },
       [&](Group& g) {
-        g.reduce_scatter(x.data(), x.data() + 2048, counts(g, false), DType::kFloat32, DType::kFloat32, false)
-            .wait();
+        g.reduce_scatter(x.data(), x.data() + 2048, counts(g, false), DType::kFloat32, DType::kFloat32, false).wait();
       },
       {"counts", "reduce_scatter #1"});
 }

@@ -36,22 +36,14 @@ CopyingStoreOptions copying_options(const Room& room, bool resident) {
 const StoreKind kStores[] = {
     {"NodeShared", [](Room& room) { return make_node_shared_store(room.model, room.ledger, room.times); }},
     {"Copying",
-     [](Room& room) {
-       return make_copying_store(room.model, room.ledger, room.times, copying_options(room, false));
-     }},
+     [](Room& room) { return make_copying_store(room.model, room.ledger, room.times, copying_options(room, false)); }},
     {"Resident",
-     [](Room& room) {
-       return make_copying_store(room.model, room.ledger, room.times, copying_options(room, true));
-     }},
+     [](Room& room) { return make_copying_store(room.model, room.ledger, room.times, copying_options(room, true)); }},
     {"CopyingOverPipes",
-     [](Room& room) {
-       return make_copying_store(room.model, room.ledger, room.times, copying_options(room, false));
-     },
+     [](Room& room) { return make_copying_store(room.model, room.ledger, room.times, copying_options(room, false)); },
      /*over_pipes=*/true},
     {"ResidentOverPipes",
-     [](Room& room) {
-       return make_copying_store(room.model, room.ledger, room.times, copying_options(room, true));
-     },
+     [](Room& room) { return make_copying_store(room.model, room.ledger, room.times, copying_options(room, true)); },
      /*over_pipes=*/true},
 };
 void PrintTo(const StoreKind& store, std::ostream* out) { *out << store.name; }
@@ -83,9 +75,8 @@ class ParameterStores : public ::testing::TestWithParam<StoreKind> {
         const testing::Pipes pipes(ranks);
         expect_all_ok(spawn(ranks,
                             [&](Group group) {
-                              auto transport = GetParam().over_pipes
-                                                   ? testing::make_pipe_transport(pipes, group.rank())
-                                                   : comm::make_host_transport(group);
+                              auto transport = GetParam().over_pipes ? testing::make_pipe_transport(pipes, group.rank())
+                                                                     : comm::make_host_transport(group);
                               Room room(shape, group, std::move(transport));
                               room.store = GetParam().make(room);
                               write(room, 0);

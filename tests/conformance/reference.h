@@ -21,9 +21,7 @@ inline std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-inline float bf16_to_float(std::uint16_t bits) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-}
+inline float bf16_to_float(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 
 inline float fp16_to_float(std::uint16_t bits) {
   const int exponent = (bits >> 10) & 31;
@@ -37,8 +35,7 @@ inline float fp16_to_float(std::uint16_t bits) {
 
 /// Rounds to nearest even by comparing with the two neighbours: slow and plain.
 template <class ToFloat>
-std::uint16_t round_by_search(float value, std::uint16_t infinity_bits, std::uint16_t nan_bits,
-                              ToFloat to_float) {
+std::uint16_t round_by_search(float value, std::uint16_t infinity_bits, std::uint16_t nan_bits, ToFloat to_float) {
   if (std::isnan(value)) return nan_bits;
   const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const double magnitude = std::fabs(static_cast<double>(value));
@@ -57,9 +54,7 @@ std::uint16_t round_by_search(float value, std::uint16_t infinity_bits, std::uin
   return sign | (up ? high : low);
 }
 
-inline std::uint16_t float_to_bf16(float value) {
-  return round_by_search(value, 0x7f80, 0x7fc0, bf16_to_float);
-}
+inline std::uint16_t float_to_bf16(float value) { return round_by_search(value, 0x7f80, 0x7fc0, bf16_to_float); }
 inline std::uint16_t float_to_fp16(float value) {
   const std::uint16_t sign = std::isnan(value) && std::signbit(value) ? 0x8000 : 0;
   return sign | round_by_search(value, 0x7c00, 0x7e00, fp16_to_float);
@@ -78,22 +73,28 @@ inline std::vector<std::byte> wild_data(DType dtype, std::int64_t numel, int ran
   const std::size_t element = element_nbytes(dtype);
   std::vector<std::byte> data(static_cast<std::size_t>(numel) * element);
   for (std::int64_t i = 0; i < numel; ++i) {
-    const std::uint64_t seed =
-        mix(salt * 1'000'003 + static_cast<std::uint64_t>(rank)) + static_cast<std::uint64_t>(i);
+    const std::uint64_t seed = mix(salt * 1'000'003 + static_cast<std::uint64_t>(rank)) + static_cast<std::uint64_t>(i);
     std::byte* const at = data.data() + static_cast<std::size_t>(i) * element;
     const auto put = [&](auto value) { std::memcpy(at, &value, sizeof(value)); };
     switch (dtype) {
-      case DType::kByte: put(static_cast<std::uint8_t>(mix(seed))); break;
+      case DType::kByte:
+        put(static_cast<std::uint8_t>(mix(seed)));
+        break;
       case DType::kFloat16:
         put(static_cast<std::uint16_t>(mix(seed) & 0xbfff));
         break;  // below 2, subnormals too
       case DType::kBFloat16:
-        put(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(wild_value(seed))) >>
-                                       16));
+        put(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(wild_value(seed))) >> 16));
         break;
-      case DType::kFloat32: put(static_cast<float>(wild_value(seed))); break;
-      case DType::kFloat64: put(wild_value(seed)); break;
-      case DType::kInt64: put(static_cast<std::int64_t>(mix(seed))); break;
+      case DType::kFloat32:
+        put(static_cast<float>(wild_value(seed)));
+        break;
+      case DType::kFloat64:
+        put(wild_value(seed));
+        break;
+      case DType::kInt64:
+        put(static_cast<std::int64_t>(mix(seed)));
+        break;
     }
   }
   return data;
@@ -108,9 +109,12 @@ T element_at(const std::vector<std::byte>& data, std::int64_t index) {
 
 inline float float_at(const std::vector<std::byte>& data, DType dtype, std::int64_t index) {
   switch (dtype) {
-    case DType::kFloat16: return fp16_to_float(element_at<std::uint16_t>(data, index));
-    case DType::kBFloat16: return bf16_to_float(element_at<std::uint16_t>(data, index));
-    default: return element_at<float>(data, index);
+    case DType::kFloat16:
+      return fp16_to_float(element_at<std::uint16_t>(data, index));
+    case DType::kBFloat16:
+      return bf16_to_float(element_at<std::uint16_t>(data, index));
+    default:
+      return element_at<float>(data, index);
   }
 }
 
@@ -121,17 +125,18 @@ T combine(ReduceOp op, T a, T b) {
       if constexpr (std::is_integral_v<T>)
         return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
       return a + b;
-    case ReduceOp::kMax: return b > a ? b : a;
-    case ReduceOp::kMin: return b < a ? b : a;
+    case ReduceOp::kMax:
+      return b > a ? b : a;
+    case ReduceOp::kMin:
+      return b < a ? b : a;
   }
   return a;
 }
 
 /// base + in_0[begin + i] + in_1[begin + i] + ..., in that order. Without a base the first addend starts.
 inline std::vector<std::byte> reduce_in_order(const std::vector<std::vector<std::byte>>& inputs, DType dtype,
-                                              DType out_dtype, ReduceOp op,
-                                              const std::vector<std::byte>* base, std::int64_t begin,
-                                              std::int64_t numel) {
+                                              DType out_dtype, ReduceOp op, const std::vector<std::byte>* base,
+                                              std::int64_t begin, std::int64_t numel) {
   std::vector<std::byte> out(static_cast<std::size_t>(numel) * element_nbytes(out_dtype));
   for (std::int64_t i = 0; i < numel; ++i) {
     const auto put = [&](auto value) {

@@ -114,9 +114,8 @@ const HomeKind kHomes[] = {
      }},
 };
 
-const std::vector<StateColumn> kColumns = {{"remainder", 2, 1, MemoryKind::kMaster},
-                                           {"a", 4, 1, MemoryKind::kOptimizer},
-                                           {"b", 4, 1, MemoryKind::kOptimizer}};
+const std::vector<StateColumn> kColumns = {
+    {"remainder", 2, 1, MemoryKind::kMaster}, {"a", 4, 1, MemoryKind::kOptimizer}, {"b", 4, 1, MemoryKind::kOptimizer}};
 constexpr StatePart kParts[] = {{0, {0, 1024}}, {3, {2048, 5120}}, {4, {1024, 1024}}};
 
 class StateHomes : public ::testing::TestWithParam<HomeKind> {
@@ -144,8 +143,8 @@ TEST_P(StateHomes, PiecesFollowEachOtherAndAreNoLargerThanAsked) {
   store_.add_units(kParts);
   for (const std::int64_t most : {1, 100, 1024, 3000, 100000}) {
     std::int64_t next = 2050;
-    store_.for_each(3, {2050, 5000}, most, StateStore::Access::kRead,
-                    kAllColumns, [&](Range piece, std::span<void* const> memory) {
+    store_.for_each(3, {2050, 5000}, most, StateStore::Access::kRead, kAllColumns,
+                    [&](Range piece, std::span<void* const> memory) {
                       EXPECT_EQ(piece.begin, next);
                       EXPECT_GT(piece.numel(), 0);
                       EXPECT_LE(piece.numel(), most);

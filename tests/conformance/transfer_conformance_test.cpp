@@ -72,23 +72,19 @@ class SummingBoard {
       sums_.emplace_back(static_cast<std::size_t>(mine(p)));
       sinks_.push_back(0);
     }
-    board_ = make_exchange_board(group, std::move(label), parcels_, DType::kFloat32,
-                                 [this](int parcel, std::span<const void* const> slices) {
-                                   add_up(static_cast<std::size_t>(parcel), slices);
-                                 });
+    board_ = make_exchange_board(
+        group, std::move(label), parcels_, DType::kFloat32,
+        [this](int parcel, std::span<const void* const> slices) { add_up(static_cast<std::size_t>(parcel), slices); });
   }
 
   std::size_t size() const { return parcels_.size(); }
   ExchangeBoard& board() { return *board_; }
   Work& work(std::size_t p) { return works_[p]; }
-  std::int64_t mine(std::size_t p) const {
-    return parcels_[p].counts[static_cast<std::size_t>(group_.rank())];
-  }
+  std::int64_t mine(std::size_t p) const { return parcels_[p].counts[static_cast<std::size_t>(group_.rank())]; }
 
   void post(int parcel, int generation) {
     const auto p = static_cast<std::size_t>(parcel);
-    const auto data =
-        wild_data(DType::kFloat32, total(parcels_[p].counts), group_.rank(), salt_of(p, generation));
+    const auto data = wild_data(DType::kFloat32, total(parcels_[p].counts), group_.rank(), salt_of(p, generation));
     void* const in = memory_[p] ? memory_[p].data() : private_[p].data();
     if (!data.empty()) std::memcpy(in, data.data(), data.size());
     works_[p] = board_->post(parcel, in);
@@ -192,14 +188,15 @@ TEST(GroupConformance, BoardMemoryChangesOnlyWhenAllHaveRead) {
     const SharedMemory memory = group.allocate(static_cast<std::size_t>(kNumel * group.size()) * sizeof(float));
     auto* const values = static_cast<float*>(memory.data());
     std::vector<float> sums(kNumel);
-    const auto board = make_exchange_board(
-        group, "gradients", {{"p", counts}}, DType::kFloat32, [&](int, std::span<const void* const> slices) {
-          std::this_thread::sleep_for(10ms * group.rank());
-          std::fill(sums.begin(), sums.end(), 0.0f);
-          for (const void* slice : slices) {
-            for (std::int64_t i = 0; i < kNumel; ++i) sums[i] += static_cast<const float*>(slice)[i];
-          }
-        });
+    const auto board = make_exchange_board(group, "gradients", {{"p", counts}}, DType::kFloat32,
+                                           [&](int, std::span<const void* const> slices) {
+                                             std::this_thread::sleep_for(10ms * group.rank());
+                                             std::fill(sums.begin(), sums.end(), 0.0f);
+                                             for (const void* slice : slices) {
+                                               for (std::int64_t i = 0; i < kNumel; ++i)
+                                                 sums[i] += static_cast<const float*>(slice)[i];
+                                             }
+                                           });
     for (int round = 0; round < 4; ++round) {
       std::fill(values, values + kNumel * group.size(), static_cast<float>(group.rank() + round));
       board->post(0, values).wait();
@@ -236,8 +233,7 @@ TEST(GroupConformance, BoardRefusesWrongUse) {
     const Counts counts(static_cast<std::size_t>(group.size()), 3);
     std::vector<float> in(static_cast<std::size_t>(total(counts)));
     const auto sink = [](int, std::span<const void* const>) {};
-    EXPECT_THROW(make_exchange_board(group, "b", {{"p", {1, 2, 3, 4, 5, 6, 7}}}, DType::kFloat32, sink),
-                 ConfigError);
+    EXPECT_THROW(make_exchange_board(group, "b", {{"p", {1, 2, 3, 4, 5, 6, 7}}}, DType::kFloat32, sink), ConfigError);
     EXPECT_THROW(make_exchange_board(group, "b", {{"p", counts}}, DType::kFloat32, nullptr), ConfigError);
     EXPECT_THROW(make_shard_window(group, "w", {{"p", counts}}, DType::kFloat32, {}), ConfigError);
     EXPECT_THROW(make_shard_window(group, "w", {{"p", counts}}, DType::kFloat32, {nullptr}), ConfigError);
@@ -262,8 +258,7 @@ TEST(GroupConformance, BoardAndWindowCountWhatTheyMove) {
   on_ranks([](Group group) {
     Counts counts;
     for (int r = 0; r < group.size(); ++r) counts.push_back(100 + 10 * r);
-    const std::int64_t mine = counts[static_cast<std::size_t>(group.rank())], all = total(counts),
-                       n = group.size();
+    const std::int64_t mine = counts[static_cast<std::size_t>(group.rank())], all = total(counts), n = group.size();
     std::vector<std::uint16_t> in(static_cast<std::size_t>(all)), out(in.size());
     const SharedMemory slice = group.allocate(static_cast<std::size_t>(mine) * 2);
     const auto board = make_exchange_board(group, "b", {{"p", counts}}, DType::kBFloat16, [](int, auto) {});
@@ -323,9 +318,8 @@ TEST(GroupConformance, BoardNamesTheRankThatNeverPosts) {
       group.barrier({.label = "before"}).wait();
       const Counts counts(static_cast<std::size_t>(group.size()), 4);
       std::vector<float> in(static_cast<std::size_t>(total(counts)));
-      const auto board =
-          make_exchange_board(group, "gradients", {{"other", counts}, {kLongLabel + "end", counts}},
-                              DType::kFloat32, [](int, auto) {});
+      const auto board = make_exchange_board(group, "gradients", {{"other", counts}, {kLongLabel + "end", counts}},
+                                             DType::kFloat32, [](int, auto) {});
       group.barrier({.label = "last of all"}).wait();
       const int missing = group.size() - 1;
       if (group.rank() == missing) {
@@ -357,8 +351,7 @@ TEST(GroupConformance, BoardThatGoesTooEarlyEndsAllRanks) {
     const Counts counts(static_cast<std::size_t>(group.size()), 4);
     std::vector<float> in(static_cast<std::size_t>(total(counts)));
     const std::string text = comm_error_of([&] {
-      auto board =
-          make_exchange_board(group, "gradients", {{"p", counts}}, DType::kFloat32, [](int, auto) {});
+      auto board = make_exchange_board(group, "gradients", {{"p", counts}}, DType::kFloat32, [](int, auto) {});
       if (group.rank() == 0) {
         Work work = board->post(0, in.data());
         board.reset();
@@ -385,8 +378,8 @@ TEST(GroupConformance, BoardsAndWindowsMustBeTheSameEverywhere) {
     };
     std::string text = board(kLongLabel + here, {{"p", counts}}, DType::kFloat32);
     EXPECT_CONTAINS(text, "rank 0 has exchange board \"" + kLongLabel + "here\"");
-    EXPECT_CONTAINS(
-        text, "rank " + std::to_string(group.size() - 1) + " has exchange board \"" + kLongLabel + "there\"");
+    EXPECT_CONTAINS(text,
+                    "rank " + std::to_string(group.size() - 1) + " has exchange board \"" + kLongLabel + "there\"");
     text = board("b", {{"p", counts}, {"q " + here, counts}}, DType::kFloat32);
     EXPECT_CONTAINS(text, "parcel 1 \"q here\"");
     EXPECT_CONTAINS(text, "parcel 1 \"q there\"");
@@ -394,8 +387,9 @@ TEST(GroupConformance, BoardsAndWindowsMustBeTheSameEverywhere) {
     EXPECT_CONTAINS(board("b", {{"p", counts}}, odd ? DType::kFloat16 : DType::kFloat32), "fp16");
     std::vector<Parcel> parcels(odd ? 2 : 1, Parcel{"p", counts});
     EXPECT_CONTAINS(board("b", parcels, DType::kFloat32), "2 parcels");
-    text = comm_error_of(
-        [&] { make_shard_window(group, "w", {{"p " + here, counts}}, DType::kFloat32, {slice.data()}); });
+    text = comm_error_of([&] {
+      make_shard_window(group, "w", {{"p " + here, counts}}, DType::kFloat32, {slice.data()});
+    });
     EXPECT_CONTAINS(text, "shard window");
     EXPECT_CONTAINS(text, "parcel 0 \"p there\"");
     group.barrier().wait();  // nothing has failed
@@ -550,11 +544,9 @@ TEST(GroupConformance, WindowInPlaceAndOfNodeSharedMemory) {
     const SharedMemory common = group.allocate_node_shared(8000 * counts.size(), "parameters");
     for (const SharedMemory& whole : {memory, common}) {
       auto* const all = static_cast<std::int64_t*>(whole.data());
-      for (std::int64_t i = 0; i < 1000; ++i)
-        all[me * 1000 + static_cast<std::size_t>(i)] = group.rank() * 5000 + i;
+      for (std::int64_t i = 0; i < 1000; ++i) all[me * 1000 + static_cast<std::size_t>(i)] = group.rank() * 5000 + i;
       group.barrier().wait();
-      const auto window =
-          make_shard_window(group, "in place", {{"p", counts}}, DType::kInt64, {all + me * 1000});
+      const auto window = make_shard_window(group, "in place", {{"p", counts}}, DType::kInt64, {all + me * 1000});
       window->fetch(0, all, "a test").wait();
       for (std::int64_t i = 0; i < 1000 * group.size(); ++i) ASSERT_EQ(all[i], i / 1000 * 5000 + i % 1000);
       std::vector<std::int64_t> out(1000 * counts.size());

@@ -54,8 +54,7 @@ void crash_everywhere(const SaveOptions& options, const char* what) {
     const auto errors = save_step_together(stopping, kRanks, 2, options);
     ASSERT_TRUE(stopping.happened()) << k;
     EXPECT_TRUE(!errors[0].empty() || options.keep_last > 0) << "operation " << k;
-    std::vector<io::CrashPolicy> policies = {io::CrashPolicy::nothing_unsynced(),
-                                             io::CrashPolicy::everything()};
+    std::vector<io::CrashPolicy> policies = {io::CrashPolicy::nothing_unsynced(), io::CrashPolicy::everything()};
     for (std::uint64_t seed = 0; seed < 8; ++seed) {
       policies.push_back(io::CrashPolicy::random(k * 100 + seed));
       policies.push_back(io::CrashPolicy::random(k * 100 + seed, io::CrashPolicy::Names::kAny));
@@ -67,17 +66,12 @@ void crash_everywhere(const SaveOptions& options, const char* what) {
     }
   }
   std::printf("%s: %llu of %llu operations, %d states after them: a complete checkpoint in each\n", what,
-              static_cast<unsigned long long>(operations), static_cast<unsigned long long>(operations),
-              states);
+              static_cast<unsigned long long>(operations), static_cast<unsigned long long>(operations), states);
 }
 
 TEST(CheckpointCrash, AtEveryOperationOfASave) { crash_everywhere({}, "save"); }
-TEST(CheckpointCrash, AtEveryOperationOfAnAsynchronousSave) {
-  crash_everywhere({.async = true}, "asynchronous save");
-}
-TEST(CheckpointCrash, AtEveryOperationOfASaveThatPrunes) {
-  crash_everywhere({.keep_last = 1}, "save and prune");
-}
+TEST(CheckpointCrash, AtEveryOperationOfAnAsynchronousSave) { crash_everywhere({.async = true}, "asynchronous save"); }
+TEST(CheckpointCrash, AtEveryOperationOfASaveThatPrunes) { crash_everywhere({.keep_last = 1}, "save and prune"); }
 
 /// Step 3 stays, whatever ends the removal of 1 and 2; what is left of these is whole or hidden.
 TEST(CheckpointCrash, AtEveryOperationOfAPruning) {
@@ -118,8 +112,7 @@ TEST(CheckpointCrash, AtEveryOperationOfAPruning) {
     io::FaultyFileSystem stopping(*files);
     stopping.stop_at_mutation(k);
     EXPECT_THROW(checkpoint::prune(stopping, "ckpt", 1, false), io::SimulatedCrash) << where;
-    std::vector<io::CrashPolicy> policies = {io::CrashPolicy::nothing_unsynced(),
-                                             io::CrashPolicy::everything()};
+    std::vector<io::CrashPolicy> policies = {io::CrashPolicy::nothing_unsynced(), io::CrashPolicy::everything()};
     for (std::uint64_t seed = 0; seed < 8; ++seed) {
       policies.push_back(io::CrashPolicy::random(k * 100 + seed));
       policies.push_back(io::CrashPolicy::random(k * 100 + seed, io::CrashPolicy::Names::kAny));
@@ -142,8 +135,7 @@ TEST(CheckpointCrash, AtEveryOperationOfAPruning) {
   }
   EXPECT_GE(reported, static_cast<int>(operations) - 2);
   std::printf("prune: %llu of %llu operations, %d states after them: the kept checkpoint in each\n",
-              static_cast<unsigned long long>(operations), static_cast<unsigned long long>(operations),
-              states);
+              static_cast<unsigned long long>(operations), static_cast<unsigned long long>(operations), states);
 }
 
 TEST(CheckpointCrash, EveryOperationFailsOnce) {

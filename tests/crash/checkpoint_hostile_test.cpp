@@ -182,8 +182,7 @@ TEST(HostileCheckpoint, AManifestLargerThanAnyIsNotRead) {
     verify(disk, checkpoint);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    EXPECT_NE(std::string_view(error.what()).find("it has 1073741824 bytes, at most 268435456"),
-              std::string_view::npos)
+    EXPECT_NE(std::string_view(error.what()).find("it has 1073741824 bytes, at most 268435456"), std::string_view::npos)
         << error.what();
   }
 }
@@ -232,8 +231,7 @@ TEST(HostileCheckpoint, HeadersAreOfASizeThatReadersTake) {
   EXPECT_NE(text.find("would have 549755813888 bytes"), std::string::npos) << text;
   SafetensorsHeader header;
   header.entries.assign(40, {std::string(3'000'000, 'n'), ElementType::kF32, {1}});
-  EXPECT_NE(refusal_of([&] { make_safetensors_header(header, 8); }).find("readers take at most"),
-            std::string::npos);
+  EXPECT_NE(refusal_of([&] { make_safetensors_header(header, 8); }).find("readers take at most"), std::string::npos);
 }
 
 TEST(CheckpointHostile, WithoutMemoryForACopyAnAsynchronousSaveIsInTheForeground) {

@@ -74,8 +74,7 @@ void expect_sound() {
   io::PosixFileSystem files;
   const auto listing = checkpoint::list_checkpoints(files, "ckpt");
   EXPECT_TRUE(listing.incomplete.empty());
-  for (const auto& found : listing.complete)
-    EXPECT_EQ(read_step(files, found.tag), found.manifest.global_steps);
+  for (const auto& found : listing.complete) EXPECT_EQ(read_step(files, found.tag), found.manifest.global_steps);
   EXPECT_EQ(read_step(files, "step1"), 1);
   for (const auto& error : save_step_together(files, kRanks, 3)) EXPECT_EQ(error, "");
   EXPECT_EQ(read_step(files, ""), 3);
@@ -139,8 +138,7 @@ class CheckpointSyscalls : public ::testing::TestWithParam<Sort> {
   int calls_ = 0;
 };
 
-INSTANTIATE_TEST_SUITE_P(All, CheckpointSyscalls,
-                         ::testing::Values(Sort::kPosix, Sort::kPosixThreads, Sort::kUring),
+INSTANTIATE_TEST_SUITE_P(All, CheckpointSyscalls, ::testing::Values(Sort::kPosix, Sort::kPosixThreads, Sort::kUring),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST_P(CheckpointSyscalls, InterruptionsAreInvisible) {
@@ -164,8 +162,7 @@ TEST_P(CheckpointSyscalls, FailedSyncsAreReported) {
   // All but that of the folder above, which was durable before.
   EXPECT_GE(expect_reported(Call::kSync, EIO, "cannot sync"), calls_ - 1);
   EXPECT_GT(calls_, 5);
-  std::printf("%d syncs of a save failed: each reported on both ranks, the older checkpoint intact\n",
-              calls_);
+  std::printf("%d syncs of a save failed: each reported on both ranks, the older checkpoint intact\n", calls_);
 }
 
 TEST_P(CheckpointSyscalls, FailedClosesAreReported) {
@@ -232,8 +229,7 @@ TEST(CheckpointFolders, AFolderWithoutTheRightToWriteIsAnError) {
     io::PosixFileSystem files;
     const auto errors = save_step_2(files);
     for (const auto& text : errors) std::fprintf(stderr, "%s\n", text.c_str());
-    return errors[0] == errors[1] &&
-           io::mentions(errors[0], "saving the checkpoint 'step2' in 'ckpt' failed") &&
+    return errors[0] == errors[1] && io::mentions(errors[0], "saving the checkpoint 'step2' in 'ckpt' failed") &&
            io::mentions(errors[0], "Permission denied") && read_step(files, "") == 1;
   }));
   // A folder of the same kind in which the first checkpoint would be made.

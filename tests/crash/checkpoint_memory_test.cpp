@@ -51,10 +51,8 @@ void save(const std::string& folder, std::int64_t nbytes) {
   checkpoint::Contents contents;
   const std::int64_t rows = nbytes / kLayers / 4 / 1024;
   for (int layer = 0; layer <= kLayers; ++layer) {
-    checkpoint::TensorInfo info{"layer" + std::to_string(layer),
-                                kinds::kWeight,
-                                ElementType::kF32,
-                                {layer == kLayers ? 512 : rows, 1024}};
+    checkpoint::TensorInfo info{
+        "layer" + std::to_string(layer), kinds::kWeight, ElementType::kF32, {layer == kLayers ? 512 : rows, 1024}};
     info.module_dtype = ElementType::kBF16;
     if (layer == kLayers) info.order.dim_order = {1, 0};
     const auto make = [layer](std::int64_t first, std::int64_t count, std::byte* out) {

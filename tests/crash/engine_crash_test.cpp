@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <map>
 
-#include "engine/checkpoints.h"
 #include "doubles/faulty_files.h"
 #include "doubles/memory_files.h"
+#include "engine/checkpoints.h"
 #include "support/errors.h"
 #include "support/odd_model.h"
 #include "support/resume.h"
@@ -108,8 +108,7 @@ TEST_F(EngineCrash, AtEveryOperationOfASave) {
         saving_.wait_checkpoint();
       });
       EXPECT_TRUE(stopping.happened());
-      std::vector<io::CrashPolicy> policies = {io::CrashPolicy::nothing_unsynced(),
-                                               io::CrashPolicy::everything()};
+      std::vector<io::CrashPolicy> policies = {io::CrashPolicy::nothing_unsynced(), io::CrashPolicy::everything()};
       for (std::uint64_t seed = 0; seed < 4; ++seed) {
         policies.push_back(io::CrashPolicy::random(k * 10 + seed));
         policies.push_back(io::CrashPolicy::random(k * 10 + seed, io::CrashPolicy::Names::kAny));
@@ -129,8 +128,8 @@ TEST_F(EngineCrash, AtEveryOperationOfASave) {
     EXPECT_GT(found[1], 0);
     EXPECT_GT(found[2], 0);
     std::printf("%s: %llu of %llu operations, %d states: %d went on from step 1, %d from step 2\n", what,
-                static_cast<unsigned long long>(operations), static_cast<unsigned long long>(operations),
-                states, found[1], found[2]);
+                static_cast<unsigned long long>(operations), static_cast<unsigned long long>(operations), states,
+                found[1], found[2]);
   }
 }
 

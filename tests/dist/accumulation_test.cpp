@@ -17,9 +17,9 @@ namespace zero::testing {
 namespace {
 
 enum class Style : std::uint8_t {
-  kCounted,   ///< by gradient_accumulation_steps
-  kGiven,     ///< set_gradient_accumulation_boundary(), and a step() after every backward()
-  kOneStep,   ///< the same with one step() a window
+  kCounted,  ///< by gradient_accumulation_steps
+  kGiven,    ///< set_gradient_accumulation_boundary(), and a step() after every backward()
+  kOneStep,  ///< the same with one step() a window
 };
 
 /// Micro-batches of all ranks in each window.

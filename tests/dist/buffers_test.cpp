@@ -92,8 +92,7 @@ TEST(Buffers, MemoryOfAParameterIsRefused) {
     Holder model;
     model->add("row", model->linear->weight.detach()[0]);
     const std::string message = message_of(model, json(3), group);
-    EXPECT_NE(message.find("buffer 'row' shares memory with parameter 'linear.weight'"), std::string::npos)
-        << message;
+    EXPECT_NE(message.find("buffer 'row' shares memory with parameter 'linear.weight'"), std::string::npos) << message;
   }));
 }
 
@@ -234,8 +233,7 @@ TEST(Buffers, KeepTheModulesDtypeUnderBf16) {
     EXPECT_EQ(third.scalar_type(), at::kDouble);
     bool said = false;
     for (const auto& notice : engine.config().notices) {
-      said |= notice.find("buffer_dtype") != std::string::npos &&
-              notice.find("position") != std::string::npos;
+      said |= notice.find("buffer_dtype") != std::string::npos && notice.find("position") != std::string::npos;
     }
     EXPECT_TRUE(said);
   }));
@@ -248,8 +246,8 @@ TEST(Buffers, FollowTheParametersWhereAsked) {
     const auto count = model->add("count", at::zeros({1}, at::kLong));
     const auto table = at::arange(8, at::kFloat);
     const auto low = model->add("low", table.narrow(0, 0, 4)), all = model->add("all", table);
-    auto engine = initialize(model, json(3, true, R"("buffer_dtype": "parameters")"),
-                             InitializeOptions{.group = group});
+    auto engine =
+        initialize(model, json(3, true, R"("buffer_dtype": "parameters")"), InitializeOptions{.group = group});
     EXPECT_EQ(position.scalar_type(), at::kBFloat16);
     EXPECT_EQ(count.scalar_type(), at::kLong);
     low.add_(1);
@@ -264,12 +262,11 @@ struct NormsImpl : torch::nn::Module {
     at::manual_seed(5);
     linear = register_module("linear", torch::nn::Linear(kDim, kDim));
     norm1 = register_module("norm1", torch::nn::BatchNorm1d(kDim));
-    plain = register_module("plain",
-                            torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(kDim).affine(false)));
+    plain = register_module("plain", torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(kDim).affine(false)));
     norm2 = register_module("norm2", torch::nn::BatchNorm2d(2));
-    instance = register_module("instance", torch::nn::InstanceNorm1d(torch::nn::InstanceNorm1dOptions(2)
-                                                                         .affine(true)
-                                                                         .track_running_stats(true)));
+    instance = register_module(
+        "instance",
+        torch::nn::InstanceNorm1d(torch::nn::InstanceNorm1dOptions(2).affine(true).track_running_stats(true)));
     layer = register_module("layer", torch::nn::LayerNorm(std::vector<std::int64_t>{kDim}));
     mask = register_buffer("mask", at::ones({kDim, kDim}).tril() > 0);
     weights = register_buffer("weights", at::linspace(0, 1, kDim));
@@ -385,8 +382,7 @@ TEST(Buffers, Rank0sAreTakenAfterEveryMicroBatch) {
 TEST(Buffers, MeansAreOfAllRanks) {
   expect_all_ok(spawn(3, [](Group group) {
     Codebook model;
-    auto engine =
-        initialize(model, json(3, false, R"("buffers": "mean")"), InitializeOptions{.group = group});
+    auto engine = initialize(model, json(3, false, R"("buffers": "mean")"), InitializeOptions{.group = group});
     engine.backward(engine(batch_of(group.rank(), 0, false)).square().mean());
     const at::Tensor before = gathered(model->code, group);
     if (group.rank() == 1) model->count.add_(5);
@@ -402,8 +398,7 @@ TEST(Buffers, MeansAreOfAllRanks) {
 TEST(Buffers, EachRankKeepsItsOwnWhereAsked) {
   expect_all_ok(spawn(2, [](Group group) {
     Codebook model;
-    auto engine =
-        initialize(model, json(3, false, R"("buffers": "each")"), InitializeOptions{.group = group});
+    auto engine = initialize(model, json(3, false, R"("buffers": "each")"), InitializeOptions{.group = group});
     engine.backward(engine(batch_of(group.rank(), 0, false)).square().mean());
     const at::Tensor before = gathered(model->code, group);
     engine.step();

@@ -27,8 +27,7 @@ namespace fs = std::filesystem;
 class CheckpointElastic : public ::testing::Test {
  protected:
   void TearDown() override { fs::remove_all(folder); }
-  const std::string folder =
-      fs::temp_directory_path() / fmt::format("checkpoint_elastic_test_{}", ::getpid());
+  const std::string folder = fs::temp_directory_path() / fmt::format("checkpoint_elastic_test_{}", ::getpid());
 };
 
 // ---- precision, ranks, accumulation --------------------------------------------------------------------
@@ -45,8 +44,7 @@ TEST_F(CheckpointElastic, Fp32AndBf16LoadEachOther) {
       for (const bool other : {false, true}) {
         at::manual_seed(9);
         OddModel model;
-        auto engine =
-            initialize(model, resume_json({3, other ? 1 : 3, other, other ? !bf16 : bf16}), {.group = group});
+        auto engine = initialize(model, resume_json({3, other ? 1 : 3, other, other ? !bf16 : bf16}), {.group = group});
         const LoadReport report = engine.load_checkpoint(folder, tag);
         EXPECT_EQ(report.global_steps, 2);
         (other ? got : want) = values_of(engine);
@@ -76,12 +74,8 @@ TEST_F(CheckpointElastic, Fp32AndBf16LoadEachOther) {
 TEST_F(CheckpointElastic, FiveSixAndSevenRanks) {
   constexpr std::int64_t kWindow = 210;
   const auto place = [](int ranks, int stage, bool node_shared) {
-    return Place{.ranks = ranks,
-                 .stage = stage,
-                 .node_shared = node_shared,
-                 .bf16 = true,
-                 .window = kWindow,
-                 .steps = 3};
+    return Place{
+        .ranks = ranks, .stage = stage, .node_shared = node_shared, .bf16 = true, .window = kWindow, .steps = 3};
   };
   const Trajectory expected = [&] {
     Trajectory result;
@@ -98,9 +92,8 @@ TEST_F(CheckpointElastic, FiveSixAndSevenRanks) {
   const struct { int from, to; } ways[] = {{6, 5}, {5, 7}, {7, 6}};
   for (const auto& [from, to] : ways) {
     const std::string tag = fmt::format("{}_{}", from, to);
-    expect_all_ok(spawn(from, [&](Group group) {
-      train_and_save(place(from, 3, from == 5), group, 2 * kWindow, folder, tag);
-    }));
+    expect_all_ok(
+        spawn(from, [&](Group group) { train_and_save(place(from, 3, from == 5), group, 2 * kWindow, folder, tag); }));
     expect_all_ok(spawn(to, [&](Group group) {
       const auto got = load_and_train(place(to, to == 7 ? 2 : 3, to == 6), group, folder, tag);
       EXPECT_EQ(got.final_hash, expected.final_hash) << tag;
@@ -118,10 +111,9 @@ TEST_F(CheckpointElastic, WithAnotherAccumulationTheOpenWindowStartsAgain) {
     EXPECT_EQ(report.micro_batches, 6);
     EXPECT_EQ(engine.micro_steps(), 3);
     EXPECT_EQ(engine.global_steps(), 1);
-    EXPECT_EQ(
-        report.notices,
-        Names{"6 micro-batches made a step when the checkpoint was written, 4 do now: the data, which had "
-              "come to micro-batch 10, goes on at 6, without the gradients of the step that was not over"});
+    EXPECT_EQ(report.notices,
+              Names{"6 micro-batches made a step when the checkpoint was written, 4 do now: the data, which had "
+                    "come to micro-batch 10, goes on at 6, without the gradients of the step that was not over"});
     train(engine, 2);
     EXPECT_EQ(engine.global_steps(), 2);
   }));
@@ -141,8 +133,7 @@ TEST_F(CheckpointElastic, AnotherOrderInMemory) {
         same.load_checkpoint(folder, tag);
         auto other = layers_engine(group, 3, {.turned = !turned});
         other.load_checkpoint(folder, tag);
-        EXPECT_NE(same.typed_module()->first->weight.strides(),
-                  other.typed_module()->first->weight.strides());
+        EXPECT_NE(same.typed_module()->first->weight.strides(), other.typed_module()->first->weight.strides());
         EXPECT_EQ(differing(values_of(other), values_of(same)), Names());
         train(other, 1);
       }));
@@ -158,16 +149,14 @@ TEST_F(CheckpointElastic, AWindowGoesOnUnderOtherNamesAndStartsAgainInAnotherMod
     saved.save_checkpoint(folder, "a");
     train(saved, 1);
     auto engine = layers_engine(group, 2, {.first = "body"}, json);
-    engine.load_checkpoint(folder, "",
-                           {.names = {{"body.weight", "first.weight"}, {"body.bias", "first.bias"}}});
+    engine.load_checkpoint(folder, "", {.names = {{"body.weight", "first.weight"}, {"body.bias", "first.bias"}}});
     EXPECT_EQ(engine.micro_steps(), 3);
     train(engine, 1);
     EXPECT_EQ(differing(values_of(engine), renamed(values_of(saved), {{"first", "body"}})), Names());
 
     auto more = layers_engine(group, 3, {.added = true}, json);
     const LoadReport report = more.load_checkpoint(folder, "", {.strict = false});
-    EXPECT_TRUE(
-        any_mentions(report.notices, "the accumulated gradients of the checkpoint are of another model"));
+    EXPECT_TRUE(any_mentions(report.notices, "the accumulated gradients of the checkpoint are of another model"));
     EXPECT_EQ(more.micro_steps(), 2);
     EXPECT_EQ(report.micro_batches, 4);
     train(more, 2);
@@ -185,8 +174,7 @@ TEST_F(CheckpointElastic, RandomStreamsAndTheDataGoOn) {
     const auto run = [&](OddModel& model, auto& engine, int count) {
       std::vector<float> losses;
       for (int i = 0; i < count; ++i) {
-        const at::Tensor loss =
-            model->loss(micro_batch_tokens(engine.micro_steps() * 2 + group.rank(), 1, 5));
+        const at::Tensor loss = model->loss(micro_batch_tokens(engine.micro_steps() * 2 + group.rank(), 1, 5));
         engine.backward(loss);
         engine.step();
         losses.push_back(loss.template item<float>());

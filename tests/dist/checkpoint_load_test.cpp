@@ -69,10 +69,9 @@ TEST_F(CheckpointLoad, ARenamedModelByAMapOfNames) {
     // And goes on as the other one does.
     train(saved, 2);
     train(engine, 2);
-    EXPECT_EQ(
-        differing(values_of(engine),
-                  renamed(values_of(saved), {{"first", "body"}, {"second", "head"}, {"seen", "count"}})),
-        Names());
+    EXPECT_EQ(differing(values_of(engine),
+                        renamed(values_of(saved), {{"first", "body"}, {"second", "head"}, {"seen", "count"}})),
+              Names());
 
     // A name that this model has not would do nothing, silently.
     const std::string unknown = error_of([&] {
@@ -89,8 +88,7 @@ TEST_F(CheckpointLoad, AnExtendedModelSaysWhatWasNotThere) {
     saved.save_checkpoint(folder, "a");
     const Values want = renamed(values_of(saved), {{"first", "body"}, {"second", "head"}, {"seen", "count"}});
 
-    auto engine =
-        layers_engine(group, 2, {.first = "body", .second = "head", .buffer = "count", .added = true});
+    auto engine = layers_engine(group, 2, {.first = "body", .second = "head", .buffer = "count", .added = true});
     train(engine, 1);
     const Values before = values_of(engine);
     const std::string error = error_of([&] { engine.load_checkpoint(folder, "", {.names = kNames}); });
@@ -101,8 +99,7 @@ TEST_F(CheckpointLoad, AnExtendedModelSaysWhatWasNotThere) {
     const LoadReport report = engine.load_checkpoint(folder, "", {.strict = false, .names = kNames});
     EXPECT_EQ(report.missing, (Names{"added.weight", "added.bias"}));
     EXPECT_EQ(report.unexpected, Names());
-    EXPECT_TRUE(any_mentions(report.notices, "2 parameters are not in the checkpoint"))
-        << report.notices.size();
+    EXPECT_TRUE(any_mentions(report.notices, "2 parameters are not in the checkpoint")) << report.notices.size();
     Values expected = want;
     for (const auto& [name, value] : before) {
       if (mentions(name, "added")) expected[name] = value;
@@ -164,11 +161,10 @@ TEST_F(CheckpointLoad, TheOptionsLoadWhatTheySay) {
     };
     for (const Case& which :
          {Case{{}, true, true}, Case{{.module_only = true}, false, false},
-          Case{{.load_optimizer_states = false}, false, true},
-          Case{{.load_lr_scheduler_states = false}, true, false},
+          Case{{.load_optimizer_states = false}, false, true}, Case{{.load_lr_scheduler_states = false}, true, false},
           Case{{.load_optimizer_states = false, .load_lr_scheduler_states = false}, false, false}}) {
-      SCOPED_TRACE(fmt::format("module only {}, states {}, counters {}", which.options.module_only,
-                               which.states, which.counters));
+      SCOPED_TRACE(fmt::format("module only {}, states {}, counters {}", which.options.module_only, which.states,
+                               which.counters));
       auto engine = layers_engine(group, 2);
       train(engine, 2);
       const Values before = values_of(engine);
@@ -223,10 +219,9 @@ TEST_F(CheckpointLoad, OptimizerStatesComeAndGoWithAWord) {
 
     // Trained there, frozen here.
     report = without.load_checkpoint(folder, "with");
-    EXPECT_TRUE(
-        any_mentions(report.notices,
-                     "2 parameters are frozen in this model, their optimizer states in the checkpoint "
-                     "are not used: second.weight, second.bias"));
+    EXPECT_TRUE(any_mentions(report.notices,
+                             "2 parameters are frozen in this model, their optimizer states in the checkpoint "
+                             "are not used: second.weight, second.bias"));
     train(without, 1);
     report = without.load_checkpoint(folder, "without");
     EXPECT_EQ(report.notices, Names());
@@ -247,8 +242,7 @@ TEST_F(CheckpointLoad, VerifyFirstLeavesTheEngineAsItWas) {
     group.barrier().wait();
     train(engine, 1);
     const Values before = values_of(engine);
-    const std::string error =
-        error_of([&] { engine.load_checkpoint(folder, "bad", {.verify_first = true}); });
+    const std::string error = error_of([&] { engine.load_checkpoint(folder, "bad", {.verify_first = true}); });
     EXPECT_TRUE(mentions(error, "rank_00001.safetensors")) << error;
     EXPECT_EQ(differing(values_of(engine), before), Names());
     EXPECT_EQ(engine.global_steps(), 3);
@@ -329,24 +323,23 @@ TEST_F(CheckpointLoad, HostileStatesAreRefusedAndChangeNothing) {
     train(engine, 1);
     const Values before = values_of(engine);
     std::vector<std::string> states = {"null", "[]", "7", "\"text\"", "{}"};
-    const std::pair<const char*, nlohmann::json> changes[] = {
-        {"seed", "not a number"},
-        {"seed", "99999999999999999999999"},
-        {"seed", ""},
-        {"global_steps", -1},
-        {"global_steps", "2"},
-        {"global_steps", nullptr},
-        {"loss_scaler", {{"scale", 1}, {"skipped_steps", 3}}},
-        {"loss_scaler", {{"scale", 1}}},
-        {"loss_scaler", 7},
-        {"micro_batches", 1e300},
-        {"micro_batches", 9223372036854775807LL},
-        {"window_micro_batches", 3},
-        {"window_micro_batches", 9223372036854775807LL},
-        {"data_parallel_size", 9223372036854775807LL},
-        {"gradient_accumulation_steps", 9223372036854775807LL},
-        {"optimizer_steps", 9223372036854775807LL},
-        {"learning_rate_override", "high"}};
+    const std::pair<const char*, nlohmann::json> changes[] = {{"seed", "not a number"},
+                                                              {"seed", "99999999999999999999999"},
+                                                              {"seed", ""},
+                                                              {"global_steps", -1},
+                                                              {"global_steps", "2"},
+                                                              {"global_steps", nullptr},
+                                                              {"loss_scaler", {{"scale", 1}, {"skipped_steps", 3}}},
+                                                              {"loss_scaler", {{"scale", 1}}},
+                                                              {"loss_scaler", 7},
+                                                              {"micro_batches", 1e300},
+                                                              {"micro_batches", 9223372036854775807LL},
+                                                              {"window_micro_batches", 3},
+                                                              {"window_micro_batches", 9223372036854775807LL},
+                                                              {"data_parallel_size", 9223372036854775807LL},
+                                                              {"gradient_accumulation_steps", 9223372036854775807LL},
+                                                              {"optimizer_steps", 9223372036854775807LL},
+                                                              {"learning_rate_override", "high"}};
     for (const auto& [key, value] : changes) {
       auto state = good;
       state[key] = value;

@@ -12,8 +12,8 @@
 #include <functional>
 #include <thread>
 
-#include "engine/checkpoints.h"
 #include "doubles/faulty_files.h"
+#include "engine/checkpoints.h"
 #include "support/errors.h"
 #include "support/odd_model.h"
 #include "support/resume.h"
@@ -81,8 +81,8 @@ TEST_F(CheckpointSave, ASecondOneWaitsOrIsRefusedAndStagingIsReused) {
     train(engine, 2);
     EXPECT_FALSE(is_there("one"));
     const auto third = hash_of(engine);
-    const std::string refused = error_of(
-        [&] { engine.save_checkpoint(folder, "two", "{}", {.async = true, .refuse_when_busy = true}); });
+    const std::string refused =
+        error_of([&] { engine.save_checkpoint(folder, "two", "{}", {.async = true, .refuse_when_busy = true}); });
     EXPECT_TRUE(mentions(refused, "saving the checkpoint 'one'") && mentions(refused, "still under way") &&
                 mentions(refused, "refuse_when_busy"))
         << refused;
@@ -149,8 +149,7 @@ TEST_F(CheckpointSave, AnAsynchronousErrorSurfacesOnceAtTheNextCall) {
         train(engine);  // hears nothing and goes on
         const std::string error = error_of(call);
         EXPECT_TRUE(mentions(error, "saving the checkpoint 'bad'") &&
-                    mentions(error, fmt::format("rank {}: ", broken)) &&
-                    mentions(error, "No space left on device"))
+                    mentions(error, fmt::format("rank {}: ", broken)) && mentions(error, "No space left on device"))
             << error;
         EXPECT_TRUE(files.happened() || group.rank() != broken);
         EXPECT_FALSE(is_there("bad"));
@@ -202,8 +201,8 @@ TEST_F(CheckpointSave, TrainingGoesOnAfterEveryFailure) {
     }
     EXPECT_GT(failed, tried / 2);
     if (group.rank() == 0) {
-      std::fprintf(stderr, "%d of %d failing operations: %d reported, training went on after each\n", tried,
-                   tried, failed);
+      std::fprintf(stderr, "%d of %d failing operations: %d reported, training went on after each\n", tried, tried,
+                   failed);
     }
     engine.save_checkpoint(folder, "last", "{}", {.keep_last = 2});
     group.barrier().wait();

@@ -62,7 +62,8 @@ void expect_others_end(const std::vector<RankResult>& results, const std::string
 
 TEST(CommFailure, KilledRankEndsTheOthers) {
   for (const std::string& collective : kCollectives) {
-    const auto results = run_with_fate(collective, [](Group&) { ::raise(SIGKILL); }, kVictim);
+    const auto results = run_with_fate(
+        collective, [](Group&) { ::raise(SIGKILL); }, kVictim);
     expect_others_end(results, collective, kVictim, "died");
     EXPECT_EQ(results[kVictim].signal, SIGKILL);
   }
@@ -70,7 +71,9 @@ TEST(CommFailure, KilledRankEndsTheOthers) {
 
 TEST(CommFailure, KilledRankZeroEndsTheOthers) {
   for (const std::string& collective : kCollectives) {
-    expect_others_end(run_with_fate(collective, [](Group&) { ::raise(SIGKILL); }, 0), collective, 0, "died");
+    expect_others_end(run_with_fate(
+                          collective, [](Group&) { ::raise(SIGKILL); }, 0),
+                      collective, 0, "died");
   }
 }
 
@@ -107,8 +110,8 @@ TEST(CommFailure, ShortStopIsNoFailure) {
 
 TEST(CommFailure, ThrowingRankEndsTheOthers) {
   for (const std::string& collective : kCollectives) {
-    const auto results =
-        run_with_fate(collective, [](Group&) { throw std::runtime_error("loss is NaN"); }, kVictim);
+    const auto results = run_with_fate(
+        collective, [](Group&) { throw std::runtime_error("loss is NaN"); }, kVictim);
     expect_others_end(results, collective, kVictim, "aborted the group");
     EXPECT_EQ(results[kVictim].error, "loss is NaN");
   }
@@ -127,8 +130,7 @@ TEST(CommFailure, RankThatReturnsEarlyEndsTheOthers) {
     // Of a window nobody leaves before all are done with it.
     expect_others_end(run_with_fate(
                           collective, [](Group&) {}, kVictim),
-                      collective, kVictim,
-                      collective == "fetch" ? "destroyed its shard window" : "left the group");
+                      collective, kVictim, collective == "fetch" ? "destroyed its shard window" : "left the group");
   }
 }
 
@@ -168,8 +170,7 @@ TEST(CommFailure, KilledAtAnyMomentNobodyHangsAndNothingIsWrong) {
       if (result.rank == victim) continue;
       EXPECT_EQ(result.exit_code, 1);
       EXPECT_LT(result.seconds, kDeadlineS);
-      EXPECT_NE(result.error.find("rank " + std::to_string(victim) + " (pid"), std::string::npos)
-          << result.error;
+      EXPECT_NE(result.error.find("rank " + std::to_string(victim) + " (pid"), std::string::npos) << result.error;
       EXPECT_NE(result.error.find("died"), std::string::npos) << result.error;
     }
     EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
@@ -194,13 +195,14 @@ TEST(CommFailure, KilledAtAnyMomentPostsAndFetchesAreRightOrFail) {
           auto* const values = static_cast<std::int64_t*>(in.data());
           auto* const mine = static_cast<std::int64_t*>(slice.data());
           std::vector<std::int64_t> all(kRanks * kNumel);
-          const auto board = comm::make_exchange_board(
-              group, "sums", {{"p", counts}}, DType::kInt64, [&](int, std::span<const void* const> slices) {
-                for (std::int64_t i = 0; i < kNumel; ++i) {
-                  mine[i] = 0;
-                  for (const void* part : slices) mine[i] += static_cast<const std::int64_t*>(part)[i];
-                }
-              });
+          const auto board = comm::make_exchange_board(group, "sums", {{"p", counts}}, DType::kInt64,
+                                                       [&](int, std::span<const void* const> slices) {
+                                                         for (std::int64_t i = 0; i < kNumel; ++i) {
+                                                           mine[i] = 0;
+                                                           for (const void* part : slices)
+                                                             mine[i] += static_cast<const std::int64_t*>(part)[i];
+                                                         }
+                                                       });
           const auto window = comm::make_shard_window(group, "sums", {{"p", counts}}, DType::kInt64, {mine});
           for (std::int64_t step = 0;; ++step) {
             std::fill(values, values + kRanks * kNumel, step);
@@ -217,8 +219,7 @@ TEST(CommFailure, KilledAtAnyMomentPostsAndFetchesAreRightOrFail) {
       if (result.rank == victim) continue;
       EXPECT_EQ(result.exit_code, 1);
       EXPECT_LT(result.seconds, kDeadlineS);
-      EXPECT_NE(result.error.find("rank " + std::to_string(victim) + " (pid"), std::string::npos)
-          << result.error;
+      EXPECT_NE(result.error.find("rank " + std::to_string(victim) + " (pid"), std::string::npos) << result.error;
       EXPECT_NE(result.error.find("died"), std::string::npos) << result.error;
     }
     EXPECT_EQ(leftover_shm_names(), std::vector<std::string>{});
@@ -226,27 +227,27 @@ TEST(CommFailure, KilledAtAnyMomentPostsAndFetchesAreRightOrFail) {
 }
 
 TEST(CommFailure, AWindowThatAnExceptionHasEndedIsNotReadAnyMore) {
-  const auto results = spawn(
-      2,
-      [](Group group) {
-        const SharedMemory slice = group.allocate(8000);
-        std::vector<std::int64_t> all(2000);
-        const auto open = [&] {
-          return comm::make_shard_window(group, "weights", {{"p", {1000, 1000}}}, DType::kInt64, {slice.data()});
-        };
-        if (group.rank() == kVictim) {
-          try {
-            const auto window = open();
-            throw std::runtime_error("not this model");
-          } catch (const std::runtime_error&) {  // the program goes on without it
-          }
-          while (true) group.barrier().wait();
-        }
-        const auto window = open();
-        group.barrier().wait();
-        window->fetch(0, all.data(), "a check").wait();
-      },
-      {.timeout = 20s});
+  const auto results =
+      spawn(2,
+            [](Group group) {
+              const SharedMemory slice = group.allocate(8000);
+              std::vector<std::int64_t> all(2000);
+              const auto open = [&] {
+                return comm::make_shard_window(group, "weights", {{"p", {1000, 1000}}}, DType::kInt64, {slice.data()});
+              };
+              if (group.rank() == kVictim) {
+                try {
+                  const auto window = open();
+                  throw std::runtime_error("not this model");
+                } catch (const std::runtime_error&) {  // the program goes on without it
+                }
+                while (true) group.barrier().wait();
+              }
+              const auto window = open();
+              group.barrier().wait();
+              window->fetch(0, all.data(), "a check").wait();
+            },
+            {.timeout = 20s});
   for (const RankResult& result : results) {
     EXPECT_NE(result.error.find("destroyed its shard window (an exception?"), std::string::npos) << result.error;
   }
@@ -285,9 +286,7 @@ TEST(CommFailure, WorksAndMemoryMayOutliveTheirGroup) {
 
 // Rendezvous.
 
-std::string unique_id(const std::string& name) {
-  return "failure-test-" + name + "-" + std::to_string(::getpid());
-}
+std::string unique_id(const std::string& name) { return "failure-test-" + name + "-" + std::to_string(::getpid()); }
 
 template <class Error>
 std::string error_of(const std::function<void()>& action) {
@@ -381,8 +380,7 @@ TEST(CommRendezvous, ContradictionsAreConfigErrors) {
   EXPECT_NE(width.find("rank 1 wants a group of 2 ranks"), std::string::npos) << width;
   const std::string twice = error_of<ConfigError>([&] { comm::ControlSegment::rendezvous(id, 1, 3, 5s); });
   EXPECT_NE(twice.find("rank 1 is taken"), std::string::npos) << twice;
-  const std::string in_use =
-      error_of<ConfigError>([&] { comm::ControlSegment::rendezvous(id, 0, 3, 300ms); });
+  const std::string in_use = error_of<ConfigError>([&] { comm::ControlSegment::rendezvous(id, 0, 3, 300ms); });
   EXPECT_NE(in_use.find("job id is in use"), std::string::npos) << in_use;
   comm::ControlSegment::rendezvous(id, 2, 3, 5s);
   EXPECT_EQ(exit_code_of(creator), 0);

@@ -90,28 +90,30 @@ TEST(DeepSpeedCurves, LossesAreThoseOfDeepSpeedsEngineFromTheSameJson) {
   const auto curves = nlohmann::json::parse(in);
   const TemporaryFolder folder;
   for (const int ranks : {1, 2}) {
-    expect_all_ok(spawn(ranks, [&](Group group) {
-      at::set_num_threads(1);
-      std::ofstream out;
-      if (group.rank() == 0) out.open(folder.file("differences"), std::ios::app);
-      for (const auto& curve : curves) {
-        if (curve.at("ranks") != group.size()) continue;
-        const auto& theirs = curve.at("losses");
-        const auto ours = losses_of(group, curve.at("config").dump(), theirs.size());
-        if (group.rank() != 0) continue;
-        double away = 0, way = 0;
-        for (std::size_t i = 0; i < ours.size(); ++i) {
-          const double loss = theirs[i];
-          ASSERT_TRUE(std::isfinite(ours[i])) << curve.at("config");
-          away = std::max(away, std::abs(ours[i] - loss) / loss);
-          way = std::max(way, std::abs(loss - theirs[0].get<double>()) / loss);
-        }
-        const std::string precision = precision_of(curve.at("config"));
-        EXPECT_LE(away, kMostAway.at(precision)) << curve.at("config");
-        EXPECT_GT(way, 10 * away) << "a curve that says nothing: " << curve.at("config");
-        out << precision << ' ' << away << ' ' << curve.at("config") << '\n';
-      }
-    }, {.timeout = std::chrono::minutes(4)}));
+    expect_all_ok(spawn(ranks,
+                        [&](Group group) {
+                          at::set_num_threads(1);
+                          std::ofstream out;
+                          if (group.rank() == 0) out.open(folder.file("differences"), std::ios::app);
+                          for (const auto& curve : curves) {
+                            if (curve.at("ranks") != group.size()) continue;
+                            const auto& theirs = curve.at("losses");
+                            const auto ours = losses_of(group, curve.at("config").dump(), theirs.size());
+                            if (group.rank() != 0) continue;
+                            double away = 0, way = 0;
+                            for (std::size_t i = 0; i < ours.size(); ++i) {
+                              const double loss = theirs[i];
+                              ASSERT_TRUE(std::isfinite(ours[i])) << curve.at("config");
+                              away = std::max(away, std::abs(ours[i] - loss) / loss);
+                              way = std::max(way, std::abs(loss - theirs[0].get<double>()) / loss);
+                            }
+                            const std::string precision = precision_of(curve.at("config"));
+                            EXPECT_LE(away, kMostAway.at(precision)) << curve.at("config");
+                            EXPECT_GT(way, 10 * away) << "a curve that says nothing: " << curve.at("config");
+                            out << precision << ' ' << away << ' ' << curve.at("config") << '\n';
+                          }
+                        },
+                        {.timeout = std::chrono::minutes(4)}));
   }
   std::map<std::string, std::pair<double, std::string>> largest;
   std::map<std::string, int> count;

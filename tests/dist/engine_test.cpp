@@ -38,15 +38,12 @@ std::string deep_json(int stage, const std::string& zero_extra = "", const std::
 }
 
 std::string store_json(const char* store, const char* more = "") {
-  return fmt::format(R"(, "zerotorch": {{"store": "{}", "unit_numel": 5000, "debug_observer": true {}}})",
-                     store, more);
+  return fmt::format(R"(, "zerotorch": {{"store": "{}", "unit_numel": 5000, "debug_observer": true {}}})", store, more);
 }
 
 at::Tensor input(int rank, int step) {
   // Requires a gradient, so that backward uses the first layer's weight too.
-  return at::sin(at::arange(2 * kDim, at::kFloat).mul(0.1 * (rank + 1)).add(step))
-      .view({2, kDim})
-      .requires_grad_();
+  return at::sin(at::arange(2 * kDim, at::kFloat).mul(0.1 * (rank + 1)).add(step)).view({2, kDim}).requires_grad_();
 }
 
 template <class Engine>
@@ -71,9 +68,8 @@ std::int64_t sum_over_ranks(Group group, std::int64_t value) {
 TEST(Engine, LiveParametersStayBounded) {
   expect_all_ok(spawn(3, [](Group group) {
     auto model = make_deep();
-    auto engine =
-        initialize(model, deep_json(3, R"(, "stage3_max_live_parameters": 15000)", store_json("copying")),
-                   InitializeOptions{.group = group});
+    auto engine = initialize(model, deep_json(3, R"(, "stage3_max_live_parameters": 15000)", store_json("copying")),
+                             InitializeOptions{.group = group});
     train(engine, 3);
     const auto report = engine.communication_report();
     EXPECT_EQ(report.padded_numel, kLayers * kLayerNumel);
@@ -94,29 +90,24 @@ TEST(Engine, BytesAreWhatTheTheorySays) {
       constexpr int kSteps = 4;
       for (int stage = 0; stage <= 3; ++stage) {
         auto model = make_deep();
-        auto engine =
-            initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
+        auto engine = initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
         train(engine, kSteps);
         const auto report = engine.communication_report();
         // Mean over ranks, times N: 2 or 3 times Psi * (N-1) per step. The last layer of forward is the
         // first of backward, so its second gather is not needed: 2 * Psi less one unit.
         const std::int64_t gathers = stage == 3 ? 2 * psi - kLayerNumel : 0;
-        EXPECT_EQ(sum_over_ranks(group, report.reduced_numel), kSteps * psi * (ranks - 1))
-            << "stage " << stage;
-        EXPECT_EQ(sum_over_ranks(group, report.gathered_numel), kSteps * gathers * (ranks - 1))
-            << "stage " << stage;
+        EXPECT_EQ(sum_over_ranks(group, report.reduced_numel), kSteps * psi * (ranks - 1)) << "stage " << stage;
+        EXPECT_EQ(sum_over_ranks(group, report.gathered_numel), kSteps * gathers * (ranks - 1)) << "stage " << stage;
         EXPECT_EQ(sum_over_ranks(group, report.published_numel), stage == 3 ? 0 : kSteps * psi * (ranks - 1))
             << "stage " << stage;
         EXPECT_EQ(report.parameters_numel, kLayers * (kDim * kDim + kDim));
       }
       // Node-shared: gathers are pointers.
       auto model = make_deep();
-      auto engine =
-          initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
+      auto engine = initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
       train(engine, kSteps);
       EXPECT_EQ(engine.communication_report().gathered_numel, 0);
-      EXPECT_EQ(sum_over_ranks(group, engine.communication_report().total_numel()),
-                kSteps * psi * (ranks - 1));
+      EXPECT_EQ(sum_over_ranks(group, engine.communication_report().total_numel()), kSteps * psi * (ranks - 1));
     }));
   }
 }
@@ -124,8 +115,7 @@ TEST(Engine, BytesAreWhatTheTheorySays) {
 TEST(Engine, GroupCountersAgreeWithTheReport) {
   expect_all_ok(spawn(2, [](Group group) {
     auto model = make_deep();
-    auto engine =
-        initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
+    auto engine = initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
     group.reset_counters();
     train(engine, 2);
     const auto counters = group.counters();
@@ -138,8 +128,7 @@ TEST(Engine, GroupCountersAgreeWithTheReport) {
 TEST(Engine, ReleasedParameterThrowsWithItsName) {
   expect_all_ok(spawn(2, [](Group group) {
     auto model = make_deep();
-    auto engine =
-        initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
+    auto engine = initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
     train(engine, 1);
     try {
       (void)model->linears[4]->weight.data_ptr();
@@ -190,9 +179,8 @@ TEST(Engine, GatheredParametersReadAndModify) {
     for (int stage : {0, 1, 2, 3}) {
       expect_all_ok(spawn(3, [store, stage](Group group) {
         auto model = make_deep();
-        auto engine =
-            initialize(model, deep_json(stage, "", store_json(store) + R"(, "bf16": {"enabled": true})"),
-                       InitializeOptions{.group = group});
+        auto engine = initialize(model, deep_json(stage, "", store_json(store) + R"(, "bf16": {"enabled": true})"),
+                                 InitializeOptions{.group = group});
         const at::Tensor before = engine.full_weight("layer2.weight");
         auto& weight = model->linears[2]->weight;
         {
@@ -228,8 +216,7 @@ TEST(Engine, SetFullWeightReachesEveryCopy) {
     for (int stage : {0, 2, 3}) {
       expect_all_ok(spawn(2, [store, stage](Group group) {
         auto model = make_deep();
-        auto engine =
-            initialize(model, deep_json(stage, "", store_json(store)), InitializeOptions{.group = group});
+        auto engine = initialize(model, deep_json(stage, "", store_json(store)), InitializeOptions{.group = group});
         const at::Tensor value = at::linspace(-1, 1, kDim * kDim).view({kDim, kDim});
         engine.set_full_weight("layer7.weight", value);
         EXPECT_TRUE(at::equal(engine.full_weight("layer7.weight"), value));
@@ -248,14 +235,12 @@ TEST(Engine, FullGradientIsTheMeanOverRanks) {
       for (int rank = 0; rank < 2; ++rank) reference->forward(input(rank, 0)).square().mean().backward();
       const at::Tensor expected = reference->linears[3]->weight.grad() / 2;
       auto model = make_deep();
-      auto engine =
-          initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
+      auto engine = initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
       EXPECT_EQ(engine.full_gradient("layer3.weight").abs().sum().item<float>(), 0.0f);
       engine.backward(engine(input(group.rank(), 0)).square().mean());
       EXPECT_THROW((void)model->linears[3]->weight.grad().norm(), ModelError);  // it has left the module
       EXPECT_TRUE(at::equal(engine.full_gradient("layer3.weight"), expected));
-      EXPECT_TRUE(
-          at::equal(engine.full_gradient("layer3.weight"), expected));  // asking twice changes nothing
+      EXPECT_TRUE(at::equal(engine.full_gradient("layer3.weight"), expected));  // asking twice changes nothing
       engine.step();
       EXPECT_THROW(engine.full_gradient("layer3.weigth"), ModelError);
     }));
@@ -266,8 +251,7 @@ TEST(Engine, SeveralBackwardsInOneMicroBatchAllCount) {
   expect_all_ok(spawn(2, [](Group group) {
     const auto gradient = [&](bool at_once) {
       auto model = make_deep();
-      auto engine =
-          initialize(model, deep_json(2, "", store_json("copying")), InitializeOptions{.group = group});
+      auto engine = initialize(model, deep_json(2, "", store_json("copying")), InitializeOptions{.group = group});
       if (at_once) {
         engine.backward(engine(input(group.rank(), 0)).square().mean() +
                         engine(input(group.rank(), 1)).square().mean());
@@ -285,8 +269,7 @@ TEST(Engine, PlainLossBackwardWorksToo) {
   expect_all_ok(spawn(2, [](Group group) {
     const auto weight = [&](bool plain) {
       auto model = make_deep();
-      auto engine =
-          initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
+      auto engine = initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
       const at::Tensor loss = model->forward(input(group.rank(), 0)).square().mean();
       plain ? loss.backward() : engine.backward(loss);
       engine.step();
@@ -356,8 +339,7 @@ TEST(Engine, VerifyNamesTheParameterThatDiffers) {
 TEST(Engine, MovedModuleIsNoticed) {
   expect_all_ok(spawn(2, [](Group group) {
     auto model = make_deep();
-    auto engine =
-        initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
+    auto engine = initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
     train(engine, 1);
     model->linears[2]->to(at::kDouble);
     try {
@@ -398,14 +380,13 @@ TEST(Engine, ClientOptimizerAndParameterGroups) {
     auto client = make();
     auto engine = initialize(model, json, InitializeOptions{.group = group, .optimizer = &client});
     auto grouped_model = make_deep();
-    auto grouped = initialize(
-        grouped_model, json,
-        InitializeOptions{.group = group,
-                          .parameter_groups = {{.names = {"*.weight"}, .lr = 0.02, .weight_decay = 0.3},
-                                               {.names = {"*.bias"}, .lr = 0.005, .weight_decay = 0.0}}});
+    auto grouped =
+        initialize(grouped_model, json,
+                   InitializeOptions{.group = group,
+                                     .parameter_groups = {{.names = {"*.weight"}, .lr = 0.02, .weight_decay = 0.3},
+                                                          {.names = {"*.bias"}, .lr = 0.005, .weight_decay = 0.0}}});
     for (int step = 0; step < 3; ++step) {
-      for (int rank = 0; rank < 2; ++rank)
-        (reference->forward(input(rank, step)).square().mean() / 2).backward();
+      for (int rank = 0; rank < 2; ++rank) (reference->forward(input(rank, step)).square().mean() / 2).backward();
       plain.step();
       plain.zero_grad();
     }
@@ -419,8 +400,7 @@ TEST(Engine, ClientOptimizerAndParameterGroups) {
     torch::optim::LBFGS lbfgs(model->parameters());
     auto other = make_deep();
     EXPECT_THROW(initialize(other, json, InitializeOptions{.group = group, .optimizer = &lbfgs}), ConfigError);
-    EXPECT_THROW(initialize(other, json,
-                            InitializeOptions{.group = group, .parameter_groups = {{.names = {"nope*"}}}}),
+    EXPECT_THROW(initialize(other, json, InitializeOptions{.group = group, .parameter_groups = {{.names = {"nope*"}}}}),
                  ConfigError);
   }));
 }
@@ -428,11 +408,10 @@ TEST(Engine, ClientOptimizerAndParameterGroups) {
 TEST(Engine, NonFiniteGradientSkipsTheStepOnAllRanks) {
   expect_all_ok(spawn(2, [](Group group) {
     auto model = make_deep();
-    auto engine =
-        initialize(model, deep_json(3, "", store_json("node_shared") + R"(, "bf16": {"enabled": true},
+    auto engine = initialize(model, deep_json(3, "", store_json("node_shared") + R"(, "bf16": {"enabled": true},
           "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0.001, "warmup_max_lr": 0.01,
                                                        "warmup_num_steps": 10, "warmup_type": "linear"}})"),
-                   InitializeOptions{.group = group});
+                             InitializeOptions{.group = group});
     const at::Tensor before = engine.full_weight("layer0.weight");
     const double rate = engine.learning_rate();
     at::Tensor x = input(0, 0).to(at::kBFloat16);
@@ -453,8 +432,8 @@ TEST(Engine, UnusedParameterIsAnErrorWhenAskedFor) {
   const auto results = spawn(1, [](Group group) {
     auto model = make_deep();
     model->skipped_layer = 3;
-    auto engine = initialize(model, deep_json(0, R"(, "ignore_unused_parameters": false)"),
-                             InitializeOptions{.group = group});
+    auto engine =
+        initialize(model, deep_json(0, R"(, "ignore_unused_parameters": false)"), InitializeOptions{.group = group});
     train(engine, 1);
   });
   EXPECT_NE(results[0].error.find("layer3.weight"), std::string::npos) << results[0].error;
@@ -476,8 +455,7 @@ TEST(Engine, ParametersOutliveTheEngineWhereTheyAreWhole) {
       auto model = make_deep();
       at::Tensor expected;
       {
-        auto engine =
-            initialize(model, deep_json(3, "", store_json(store)), InitializeOptions{.group = group});
+        auto engine = initialize(model, deep_json(3, "", store_json(store)), InitializeOptions{.group = group});
         train(engine, 1);
         expected = engine.full_weight("layer1.weight");
         group.barrier().wait();
@@ -507,8 +485,7 @@ TEST(Engine, SaysAndPinsWhatTheConfigurationAsksFor) {
     train(engine, 2);
     const std::string said = ::testing::internal::GetCapturedStderr();
     const bool first = group.rank() == 0;
-    for (const char* part :
-         {"step 2: lr 0.001", "step 1 in ms: gradient copy", "optimizer", "\"dump_state\": true"}) {
+    for (const char* part : {"step 2: lr 0.001", "step 1 in ms: gradient copy", "optimizer", "\"dump_state\": true"}) {
       EXPECT_EQ(said.find(part) != std::string::npos, first) << part << " in: " << said;
     }
     EXPECT_EQ(said.find("step 1: lr"), std::string::npos);
@@ -539,9 +516,9 @@ TEST(Engine, PrefetchWindowIsMeasuredUpToTheLimit) {
     constexpr std::int64_t kLimit = 7 * kLayerNumel;
     for (const bool measured : {true, false}) {
       auto model = make_deep();
-      std::string json = deep_json(3, "",
-                                   store_json("copying", measured ? R"(, "progress_thread": "always")"
-                                                                  : R"(, "measured_prefetch": false)"));
+      std::string json = deep_json(
+          3, "",
+          store_json("copying", measured ? R"(, "progress_thread": "always")" : R"(, "measured_prefetch": false)"));
       json.replace(json.find("6000"), 4, std::to_string(kLimit));
       auto engine = initialize(model, json, InitializeOptions{.group = group});
       const auto window = [&] { return engine.communication_report().prefetch_window_numel; };
@@ -583,8 +560,7 @@ TEST(Engine, MemoryInUseIsLessThanHeldAndTheSummaryHasAllRanks) {
   for (const int ranks : {1, 2, 5}) {
     expect_all_ok(spawn(ranks, [ranks](Group group) {
       auto model = make_deep();
-      auto engine =
-          initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
+      auto engine = initialize(model, deep_json(3, "", store_json("copying")), InitializeOptions{.group = group});
       train(engine, 2);
       const auto report = engine.memory_report();
       EXPECT_EQ(report[MemoryKind::kBuckets].in_use_nbytes, 0);  // between steps they wait in the pool
@@ -594,8 +570,7 @@ TEST(Engine, MemoryInUseIsLessThanHeldAndTheSummaryHasAllRanks) {
       const std::string summary = engine.memory_summary();
       EXPECT_EQ(summary.find("all ranks") != std::string::npos, ranks > 1) << summary;
       EXPECT_EQ(summary.find("the fullest") != std::string::npos, ranks > 4) << summary;
-      for (const char* part :
-           {"rank ", "before initialize", "gather buffers", "in use", "held", "process, PSS"}) {
+      for (const char* part : {"rank ", "before initialize", "gather buffers", "in use", "held", "process, PSS"}) {
         EXPECT_NE(summary.find(part), std::string::npos) << part << " in:\n" << summary;
       }
       const std::int64_t optimizer = sum_over_ranks(group, report[MemoryKind::kOptimizer].current_nbytes);
@@ -643,13 +618,10 @@ TEST(Engine, MemoryShrinksWithTheStage) {
     const std::int64_t psi = kLayers * kLayerNumel;
     for (int stage = 0; stage <= 3; ++stage) {
       auto model = make_deep();
-      auto engine =
-          initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
+      auto engine = initialize(model, deep_json(stage, "", store_json("copying")), InitializeOptions{.group = group});
       train(engine, 1);
       const auto report = engine.memory_report();
-      const auto current = [&](MemoryKind kind) {
-        return sum_over_ranks(group, report[kind].current_nbytes);
-      };
+      const auto current = [&](MemoryKind kind) { return sum_over_ranks(group, report[kind].current_nbytes); };
       EXPECT_EQ(current(MemoryKind::kOptimizer), psi * 8 * (stage >= 1 ? 1 : 2)) << stage;
       EXPECT_EQ(current(MemoryKind::kParameters), psi * 4 * (stage >= 3 ? 1 : 2)) << stage;
       EXPECT_EQ(current(MemoryKind::kGradients), psi * 4 * (stage >= 1 ? 1 : 2)) << stage;

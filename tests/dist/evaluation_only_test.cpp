@@ -42,8 +42,8 @@ TEST(EvaluationOnly, HoldsTheParametersAndNothingElseAndGivesTheWeightsOfACheckp
         for (int stage = 0; stage <= 3; ++stage) {
           for (const bool node_shared : {false, true}) {
             auto engine = evaluation_engine(group, json_of(stage, node_shared, bf16));
-            for (const MemoryKind kind : {MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients,
-                                          MemoryKind::kBuckets}) {
+            for (const MemoryKind kind :
+                 {MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients, MemoryKind::kBuckets}) {
               EXPECT_EQ(engine.memory_report()[kind].current_nbytes, 0) << static_cast<int>(kind);
               EXPECT_EQ(engine.memory_report()[kind].peak_nbytes, 0) << static_cast<int>(kind);
             }
@@ -53,8 +53,8 @@ TEST(EvaluationOnly, HoldsTheParametersAndNothingElseAndGivesTheWeightsOfACheckp
             EXPECT_FALSE(output.requires_grad());
             EXPECT_TRUE(at::equal(output, want)) << stage << node_shared << bf16;
             const at::Tensor weight = trained.full_weight("first.weight");
-            EXPECT_TRUE(at::equal(engine.full_weight("first.weight"),
-                                  bf16 ? weight.to(at::kBFloat16).to(at::kFloat) : weight));
+            EXPECT_TRUE(
+                at::equal(engine.full_weight("first.weight"), bf16 ? weight.to(at::kBFloat16).to(at::kFloat) : weight));
             EXPECT_EQ(engine.memory_report()[MemoryKind::kOptimizer].peak_nbytes, 0);
           }
         }
@@ -112,9 +112,7 @@ TEST(EvaluationOnly, WhateverWouldTrainIsAnErrorThatSaysSo) {
   }));
   const auto results = spawn(2, [&](Group group) {
     expect_said(
-        [&] {
-          initialize(Layers(Shape()), layers_json(), {.group = group, .evaluation_only = group.rank() == 1});
-        },
+        [&] { initialize(Layers(Shape()), layers_json(), {.group = group, .evaluation_only = group.rank() == 1}); },
         "for evaluation only");
   });
   expect_all_ok(results);

@@ -79,8 +79,8 @@ std::vector<Failure::ParamType> all_cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Failure, ::testing::ValuesIn(all_cases()), [](const auto& info) {
-  return std::string("Rank") + name_of(std::get<0>(info.param)) + "In" + name_of(std::get<1>(info.param)) +
-         "_" + std::get<2>(info.param) + name_of(std::get<3>(info.param));
+  return std::string("Rank") + name_of(std::get<0>(info.param)) + "In" + name_of(std::get<1>(info.param)) + "_" +
+         std::get<2>(info.param) + name_of(std::get<3>(info.param));
 });
 
 }  // namespace

@@ -31,8 +31,8 @@ struct MixedImpl : nn::Module {
     up = register_module("up", nn::ConvTranspose2d(nn::ConvTranspose2dOptions(8, 4, 2).stride(2)));
     qkv = register_module("qkv", nn::Linear(100, 24));
     norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({8})));
-    body = register_module("body", nn::Sequential(nn::Linear(4, 6), nn::Tanh(),
-                                                  nn::Linear(nn::LinearOptions(6, 5).bias(false))));
+    body = register_module(
+        "body", nn::Sequential(nn::Linear(4, 6), nn::Tanh(), nn::Linear(nn::LinearOptions(6, 5).bias(false))));
     head = register_module("head", nn::Linear(5, 3));
     mix = register_parameter("mix", at::zeros({4, 4}));
   }
@@ -72,38 +72,41 @@ TEST(FlopsProfiler, CountsWhatPyTorchsCounterCounts) {
   std::ifstream in(ZERO_SOURCE_DIR "/tests/data/flops_golden.json");
   const auto golden = nlohmann::json::parse(in);
   for (const int ranks : {1, 2, 3}) {
-    expect_all_ok(spawn(ranks, [&](Group group) {
-      at::set_num_threads(1);
-      for (int stage = 0; stage <= 3; ++stage) {
-        for (const char* store : {"copying", "node_shared"}) {
-          auto engine = initialize(Mixed(), json_of(stage, 2, R"("profile_step": 1)", store), {.group = group});
-          for (int i = 0; i < 6; ++i) {  // three steps of two micro-batches
-            EXPECT_EQ(engine.flops_report().step, i < 4 ? -1 : 1);
-            engine.backward(engine(at::rand({2, 3, 10, 10})).sum());
-            engine.step();
+    expect_all_ok(spawn(
+        ranks,
+        [&](Group group) {
+          at::set_num_threads(1);
+          for (int stage = 0; stage <= 3; ++stage) {
+            for (const char* store : {"copying", "node_shared"}) {
+              auto engine = initialize(Mixed(), json_of(stage, 2, R"("profile_step": 1)", store), {.group = group});
+              for (int i = 0; i < 6; ++i) {  // three steps of two micro-batches
+                EXPECT_EQ(engine.flops_report().step, i < 4 ? -1 : 1);
+                engine.backward(engine(at::rand({2, 3, 10, 10})).sum());
+                engine.step();
+              }
+              const FlopsReport report = engine.flops_report();
+              EXPECT_EQ(report.micro_batches, 2);
+              EXPECT_EQ(report.forward_flops, 2 * golden.at("forward").get<std::int64_t>()) << stage << store;
+              EXPECT_EQ(report.backward_flops, 2 * golden.at("backward").get<std::int64_t>()) << stage << store;
+              const auto modules = by_name(report);
+              for (const auto& [name, flops] : golden.at("modules").items()) {
+                ASSERT_TRUE(modules.contains(name)) << name;
+                const auto& ours = modules.at(name);
+                EXPECT_EQ(ours.forward_flops + ours.backward_flops, 2 * flops.get<std::int64_t>()) << name;
+              }
+              EXPECT_EQ(modules.at("").parameters, report.parameters);
+              EXPECT_EQ(modules.at("body").parameters, 4 * 6 + 6 + 6 * 5);
+              EXPECT_EQ(modules.at("qkv").type, "Linear");
+              EXPECT_GT(report.forward_seconds, 0);
+              EXPECT_GT(report.backward_seconds, 0);
+              EXPECT_GT(report.step_seconds, report.forward_seconds + report.backward_seconds);
+              EXPECT_GT(report.peak_flops_per_second, 1e6);
+              EXPECT_GT(report.utilization(), 0);
+              EXPECT_LT(report.utilization(), 1);
+            }
           }
-          const FlopsReport report = engine.flops_report();
-          EXPECT_EQ(report.micro_batches, 2);
-          EXPECT_EQ(report.forward_flops, 2 * golden.at("forward").get<std::int64_t>()) << stage << store;
-          EXPECT_EQ(report.backward_flops, 2 * golden.at("backward").get<std::int64_t>()) << stage << store;
-          const auto modules = by_name(report);
-          for (const auto& [name, flops] : golden.at("modules").items()) {
-            ASSERT_TRUE(modules.contains(name)) << name;
-            const auto& ours = modules.at(name);
-            EXPECT_EQ(ours.forward_flops + ours.backward_flops, 2 * flops.get<std::int64_t>()) << name;
-          }
-          EXPECT_EQ(modules.at("").parameters, report.parameters);
-          EXPECT_EQ(modules.at("body").parameters, 4 * 6 + 6 + 6 * 5);
-          EXPECT_EQ(modules.at("qkv").type, "Linear");
-          EXPECT_GT(report.forward_seconds, 0);
-          EXPECT_GT(report.backward_seconds, 0);
-          EXPECT_GT(report.step_seconds, report.forward_seconds + report.backward_seconds);
-          EXPECT_GT(report.peak_flops_per_second, 1e6);
-          EXPECT_GT(report.utilization(), 0);
-          EXPECT_LT(report.utilization(), 1);
-        }
-      }
-    }, {.timeout = std::chrono::minutes(3)}));
+        },
+        {.timeout = std::chrono::minutes(3)}));
   }
 }
 
@@ -152,8 +155,8 @@ TEST(FlopsProfiler, GroupsAndVectorsTakeWhatTheyTake) {
   Odd model;
   auto engine = initialize(model, json_of(2, 1, R"("profile_step": 0)"));
   const at::Tensor x = at::rand({2, 6, 10}).requires_grad_();
-  at::Tensor loss = model->grouped(x).sum();                             // 6 places of 2 samples
-  loss = loss + at::mv(model->linear->weight, at::rand({8})).sum();      // a vector
+  at::Tensor loss = model->grouped(x).sum();                         // 6 places of 2 samples
+  loss = loss + at::mv(model->linear->weight, at::rand({8})).sum();  // a vector
   loss = loss + at::einsum("ij,kj->ik", {at::rand({3, 8}), model->linear->weight}).sum();
   {
     const at::NoGradGuard no_grad;  // an evaluation in between

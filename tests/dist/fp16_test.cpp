@@ -43,8 +43,7 @@ LayersEngine fp16_engine(Group group, const Setting& run = {}) {
 }
 
 at::Tensor input(std::int64_t index) {
-  return at::sin(at::arange(12, at::kFloat).view({2, 6}).mul(0.7).add(static_cast<double>(index)))
-      .to(at::kHalf);
+  return at::sin(at::arange(12, at::kFloat).view({2, 6}).mul(0.7).add(static_cast<double>(index))).to(at::kHalf);
 }
 
 at::Tensor loss_of(LayersEngine& engine, std::int64_t index) {
@@ -69,8 +68,7 @@ std::vector<at::Tensor> train_by_hand(int steps, double scale) {
   at::manual_seed(3);
   Layers model{Shape{}};
   std::vector<at::Tensor> masters;
-  for (const auto& parameter : model->parameters())
-    masters.push_back(parameter.detach().clone().requires_grad_());
+  for (const auto& parameter : model->parameters()) masters.push_back(parameter.detach().clone().requires_grad_());
   for (auto& parameter : model->parameters()) parameter.set_data(parameter.to(at::kHalf));
   torch::optim::AdamW optimizer(masters, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
   for (int i = 0; i < steps; ++i) {
@@ -197,8 +195,7 @@ void poison(LayersEngine& engine, std::int64_t index, double value) {
 }
 
 TEST(Fp16, AnOverflowAnywhereSkipsTheStepEverywhere) {
-  constexpr double kInf = std::numeric_limits<double>::infinity(),
-                   kNaN = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
   for (int ranks = 1; ranks <= 3; ++ranks) {
     expect_all_ok(spawn(ranks, [kInf, kNaN](Group group) {
       const int ranks = group.size();
@@ -267,8 +264,7 @@ TEST(Fp16, TheScaleGoesOnFromACheckpointAtOtherNumbersOfRanks) {
   const TemporaryFolder folder;
   const std::string scaler = R"("initial_scale_power": 8, "hysteresis": 2, "loss_scale_window": 3)";
   // Overflows by step; the global batch is the same for all numbers of ranks: four micro-batches.
-  const std::vector<bool> overflows = {false, true, false, false, false, false,
-                                       true,  true, false, true,  false, false};
+  const std::vector<bool> overflows = {false, true, false, false, false, false, true, true, false, true, false, false};
   const auto run = [&](Group group, int stage, std::size_t begin, std::size_t end, LayersEngine& engine,
                        std::vector<double>& scales) {
     const int each = 4 / group.size();
@@ -425,8 +421,7 @@ TEST(Fp16, EnginesWithOneLossNeedOneScale) {
     a.step();
     b.step();
     auto c = fp16_engine(group, {.fp16 = R"("loss_scale": 32)"});
-    expect_said([&] { backward(loss_of(a, 0) + loss_of(c, 1), {&a, &c}); },
-                "their loss scales are 64 and 32");
+    expect_said([&] { backward(loss_of(a, 0) + loss_of(c, 1), {&a, &c}); }, "their loss scales are 64 and 32");
   }));
 }
 
@@ -464,18 +459,17 @@ TEST(CommunicationDtype, RoundsGradientsOnceWhereItIsNarrower) {
   expect_all_ok(spawn(2, [](Group group) {
     at::Tensor gradients[2];
     for (const bool narrow : {false, true}) {
-      auto engine = layers_engine(
-          group, 3, {},
-          fmt::format(R"({{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": 2}}
+      auto engine =
+          layers_engine(group, 3, {},
+                        fmt::format(R"({{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": 2}}
                           {}}})",
-                      narrow ? R"(, "communication_data_type": "bf16")" : ""));
+                                    narrow ? R"(, "communication_data_type": "bf16")" : ""));
       engine.backward(engine(input(3).to(at::kFloat)).square().mean());
       gradients[narrow] = engine.full_gradient("first.weight");
       engine.step();
     }
     EXPECT_FALSE(at::equal(gradients[0], gradients[1]));
-    EXPECT_TRUE(
-        at::equal(gradients[0].to(at::kBFloat16).to(at::kFloat), gradients[1]));  // both ranks have the same
+    EXPECT_TRUE(at::equal(gradients[0].to(at::kBFloat16).to(at::kFloat), gradients[1]));  // both ranks have the same
   }));
 }
 

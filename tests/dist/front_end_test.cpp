@@ -15,9 +15,7 @@
 namespace zero::testing {
 namespace {
 
-at::Tensor input(int step, int rank) {
-  return at::sin(at::arange(12, at::kFloat).view({2, 6}) * (1 + step) + rank);
-}
+at::Tensor input(int step, int rank) { return at::sin(at::arange(12, at::kFloat).view({2, 6}) * (1 + step) + rank); }
 
 double loss_and_backward(LayersEngine& engine, int step, double weight = 1, double factor = 1) {
   const at::Tensor loss = engine(input(step, engine.rank())).square().mean() * factor;

@@ -58,8 +58,7 @@ Values values_of(Engine& engine, Module& module) {
 void take_buffers_of_rank_0(Values& values, OddModel& module, Group group) {
   for (const auto& item : module->named_buffers()) {
     at::Tensor& buffer = values.at(item.key());
-    group.broadcast(buffer.mutable_data_ptr(), static_cast<std::int64_t>(buffer.nbytes()), DType::kByte, 0)
-        .wait();
+    group.broadcast(buffer.mutable_data_ptr(), static_cast<std::int64_t>(buffer.nbytes()), DType::kByte, 0).wait();
   }
 }
 
@@ -81,8 +80,7 @@ std::string error_of(Call call) {
 
 template <class Engine>
 void one_step(Engine& engine, int index) {
-  engine.backward(
-      engine.typed_module()->loss(micro_batch_tokens(index * engine.world_size() + engine.rank())));
+  engine.backward(engine.typed_module()->loss(micro_batch_tokens(index * engine.world_size() + engine.rank())));
   engine.step();
 }
 
@@ -185,9 +183,7 @@ TEST_F(FullWeights, ArchiveOfTorchSaveInCpp) {
 /// One tensor under two names, or two tensors.
 struct PairImpl : torch::nn::Module {
   at::Tensor left = register_parameter("left", at::full({8}, 1.0)), right;
-  explicit PairImpl(bool tied) {
-    right = register_parameter("right", tied ? left : at::full({8}, 2.0));
-  }
+  explicit PairImpl(bool tied) { right = register_parameter("right", tied ? left : at::full({8}, 2.0)); }
 };
 TORCH_MODULE(Pair);
 
@@ -226,8 +222,7 @@ TEST_F(FullWeights, StateDictsOfPython) {
 
 TEST_F(FullWeights, WhatDoesNotMatchIsNamedAndChangesNothing) {
   expect_all_ok(spawn(2, [&](Group group) {
-    auto model =
-        torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 2));
+    auto model = torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 2));
     auto engine = initialize(model, json(3), {.group = group});
     const Values before = values_of(engine, model);
     const std::string path = data("state_dict.pt");
@@ -242,8 +237,8 @@ TEST_F(FullWeights, WhatDoesNotMatchIsNamedAndChangesNothing) {
     EXPECT_TRUE(at::equal(engine.full_weight("2.weight"), before.at("2.weight")));
 
     // Another name, and a shape that does not fit.
-    const LoadReport renamed = engine.load_full_weights(
-        path, {.strict = false, .names = {{"0.bias", "1.weight"}, {"2.weight", "0.weight"}}});
+    const LoadReport renamed =
+        engine.load_full_weights(path, {.strict = false, .names = {{"0.bias", "1.weight"}, {"2.weight", "0.weight"}}});
     EXPECT_TRUE(at::equal(engine.full_weight("0.bias"), at::arange(4, at::kFloat) + 20));
     ASSERT_EQ(renamed.mismatched.size(), 1u);
     EXPECT_EQ(renamed.mismatched[0], "2.weight: [2, 4] in the model, [4, 3] in the file");

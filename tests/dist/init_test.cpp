@@ -133,9 +133,13 @@ TEST(Init, TheGeneratorIsWhereItIsWithout) {
 
 TEST(Init, WhatOnlyTheFirstRankHasIsNotTrainedWith) {
   const std::function<at::Tensor(const torch::nn::Linear&)> strays[] = {
-      [](const auto&) { return at::empty({kDim, kDim}).normal_(); },
+      [](const auto&) {
+        return at::empty({kDim, kDim}).normal_();
+      },
       [](const torch::nn::Linear& layer) { return layer->weight.detach().clone(); },
-      [](const torch::nn::Linear& layer) { return at::ones({kDim, kDim}).add_(layer->weight.detach().t()); },
+      [](const torch::nn::Linear& layer) {
+        return at::ones({kDim, kDim}).add_(layer->weight.detach().t());
+      },
   };
   for (const auto& stray : strays) {
     const auto results = spawn(2, [&](Group group) {

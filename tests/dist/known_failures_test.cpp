@@ -30,17 +30,17 @@ at::Tensor input_of(std::int64_t index) {
 
 void everywhere(const std::function<void(Group group, int stage, bool node_shared)>& check) {
   for (const int ranks : {1, 2, 3}) {
-    expect_all_ok(spawn(
-        ranks,
-        [&](Group group) {
-          for (int stage = 0; stage <= 3; ++stage) {
-            for (const bool node_shared : {false, true}) {
-              SCOPED_TRACE(::testing::Message() << ranks << " ranks, stage " << stage << ", " << node_shared);
-              check(group, stage, node_shared);
-            }
-          }
-        },
-        {.timeout = std::chrono::seconds(60), .group_timeout = std::chrono::seconds(20)}));
+    expect_all_ok(spawn(ranks,
+                        [&](Group group) {
+                          for (int stage = 0; stage <= 3; ++stage) {
+                            for (const bool node_shared : {false, true}) {
+                              SCOPED_TRACE(::testing::Message()
+                                           << ranks << " ranks, stage " << stage << ", " << node_shared);
+                              check(group, stage, node_shared);
+                            }
+                          }
+                        },
+                        {.timeout = std::chrono::seconds(60), .group_timeout = std::chrono::seconds(20)}));
   }
 }
 
@@ -116,9 +116,8 @@ TEST(KnownFailures, BiasCorrectionCountsTheUpdatesOfEachParameter) {
 TEST(KnownFailures, NoStageDividesBeforeItSums) {
   everywhere([](Group group, int stage, bool node_shared) {
     auto engine = layers_engine(group, 3, {}, json_of(stage, node_shared));
-    auto divided = layers_engine(group, 3, {},
-                                 json_of(stage, node_shared,
-                                         R"("prescale_gradients": true, "gradient_predivide_factor": 2,)"));
+    auto divided = layers_engine(
+        group, 3, {}, json_of(stage, node_shared, R"("prescale_gradients": true, "gradient_predivide_factor": 2,)"));
     train(engine, 2 * kWindow / group.size());
     train(divided, 2 * kWindow / group.size());
     EXPECT_EQ(engine.grad_norm(), divided.grad_norm());
@@ -135,9 +134,15 @@ TEST(KnownFailures, FrozenAndUnusedParametersHoldNobodyUp) {
       auto& model = engine.typed_module();
       const at::Tensor hidden = at::tanh(model->first(input_of(i)));
       switch ((i + group.rank()) % 3) {
-        case 0: engine.backward(hidden.sum()); break;                   // neither head
-        case 1: engine.backward(model->added(hidden).sum()); break;     // the one that is trained
-        default: engine.backward(model->second(hidden).sum()); break;  // the frozen one
+        case 0:
+          engine.backward(hidden.sum());
+          break;  // neither head
+        case 1:
+          engine.backward(model->added(hidden).sum());
+          break;  // the one that is trained
+        default:
+          engine.backward(model->second(hidden).sum());
+          break;  // the frozen one
       }
       engine.step();
     }

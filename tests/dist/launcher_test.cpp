@@ -128,8 +128,8 @@ TEST(Launcher, OutputIsPrefixedLineByLineAndKeptApart) {
 }
 
 TEST(Launcher, LongOutputArrivesWhole) {
-  const Outcome outcome = run_launcher(
-      script(2, "i=0; while [ $i -lt 5000 ]; do echo line $i of rank $ZERO_RANK; i=$((i+1)); done"));
+  const Outcome outcome =
+      run_launcher(script(2, "i=0; while [ $i -lt 5000 ]; do echo line $i of rank $ZERO_RANK; i=$((i+1)); done"));
   EXPECT_EQ(outcome.exit_code, 0);
   const auto lines = lines_of(outcome.out);
   EXPECT_EQ(lines.size(), 10'000u);
@@ -146,16 +146,16 @@ TEST(Launcher, WithoutPrefixTheRanksWriteThemselves) {
 TEST(Launcher, EnvironmentOfTheRanks) {
   ::unsetenv("OMP_NUM_THREADS");
   LaunchOptions options = script(2,
-                                       "echo $ZERO_RANK $ZERO_WORLD_SIZE $ZERO_LOCAL_RANK "
-                                       "$ZERO_LOCAL_WORLD_SIZE $RANK $WORLD_SIZE $LOCAL_RANK "
-                                       "$LOCAL_WORLD_SIZE $MASTER_ADDR $EXTRA; test $MASTER_PORT -gt 0 && "
-                                       "test -n $ZERO_JOB_ID && test $OMP_NUM_THREADS -ge 1 "
-                                       "&& ! read line");
+                                 "echo $ZERO_RANK $ZERO_WORLD_SIZE $ZERO_LOCAL_RANK "
+                                 "$ZERO_LOCAL_WORLD_SIZE $RANK $WORLD_SIZE $LOCAL_RANK "
+                                 "$LOCAL_WORLD_SIZE $MASTER_ADDR $EXTRA; test $MASTER_PORT -gt 0 && "
+                                 "test -n $ZERO_JOB_ID && test $OMP_NUM_THREADS -ge 1 "
+                                 "&& ! read line");
   options.environment["EXTRA"] = "more";
   const Outcome outcome = run_launcher(options);
   EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_EQ(lines_of(outcome.out), (std::multiset<std::string>{"[0] 0 2 0 2 0 2 0 2 127.0.0.1 more",
-                                                               "[1] 1 2 1 2 1 2 1 2 127.0.0.1 more"}));
+  EXPECT_EQ(lines_of(outcome.out),
+            (std::multiset<std::string>{"[0] 0 2 0 2 0 2 0 2 127.0.0.1 more", "[1] 1 2 1 2 1 2 1 2 127.0.0.1 more"}));
   LaunchOptions threads = script(2, "echo $OMP_NUM_THREADS");
   threads.environment["OMP_NUM_THREADS"] = "7";
   EXPECT_EQ(lines_of(run_launcher(threads).out), (std::multiset<std::string>{"[0] 7", "[1] 7"}));
@@ -168,8 +168,7 @@ TEST(Launcher, EnvironmentOfTheRanks) {
 }
 
 TEST(Launcher, FirstFailureGivesTheExitCode) {
-  const Outcome outcome =
-      run_launcher(script(3, "if [ $ZERO_RANK = 1 ]; then exit 42; fi; sleep 0.3; exit 3"));
+  const Outcome outcome = run_launcher(script(3, "if [ $ZERO_RANK = 1 ]; then exit 42; fi; sleep 0.3; exit 3"));
   EXPECT_EQ(outcome.exit_code, 42);
   EXPECT_NE(outcome.err.find("zero launch: rank 1 of 3 (pid "), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("failed first: exit code 42"), std::string::npos) << outcome.err;
@@ -205,8 +204,8 @@ TEST(Launcher, SignalsArePassedOn) {
   for (const auto& [signal, name] :
        std::map<int, std::string>{{SIGTERM, "TERM"}, {SIGINT, "INT"}, {SIGHUP, "HUP"}, {SIGUSR1, "USR1"}}) {
     const TemporaryFolder folder;
-    const std::string text = "trap 'echo got " + name + "; exit 0' " + name + "; touch " +
-                             folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done";
+    const std::string text = "trap 'echo got " + name + "; exit 0' " + name + "; touch " + folder.file("ready") +
+                             "$ZERO_RANK; while true; do sleep 0.02; done";
     const Outcome outcome = run_launcher(script(2, text), [&, number = signal](pid_t pid) {
       wait_for_file(folder.file("ready0"));
       wait_for_file(folder.file("ready1"));
@@ -261,13 +260,12 @@ TEST(Launcher, CtrlZPausesAllRanksAndTheyGoOnTogether) {
 }
 
 TEST(Launcher, AStoppedRankDoesNotDelayTheEnd) {
-  const Outcome outcome =
-      run_launcher([] {
-        LaunchOptions options = script(2, "test $ZERO_RANK = 0 && kill -STOP $$; sleep 0.5; exit 3");
-        options.grace_ms = 60'000;
-        options.kill_after_ms = 500;
-        return options;
-      }());
+  const Outcome outcome = run_launcher([] {
+    LaunchOptions options = script(2, "test $ZERO_RANK = 0 && kill -STOP $$; sleep 0.5; exit 3");
+    options.grace_ms = 60'000;
+    options.kill_after_ms = 500;
+    return options;
+  }());
   EXPECT_EQ(outcome.exit_code, 3);
   EXPECT_LT(outcome.seconds, 5);
 }
@@ -302,7 +300,8 @@ TEST(Launcher, EndsWhenNobodyReadsTheOutput) {
   if (pid == 0) {
     ::close(ends[0]);
     ::dup2(ends[1], STDOUT_FILENO);
-    const std::string text = "trap 'touch " + folder.file("hup") + "$ZERO_RANK; exit 0' HUP; while true; do echo line; "
+    const std::string text = "trap 'touch " + folder.file("hup") +
+                             "$ZERO_RANK; exit 0' HUP; while true; do echo line; "
                              "sleep 0.02; done";
     ::_exit(launch(script(2, text)));
   }
@@ -344,8 +343,8 @@ TEST(Launcher, RemovesWhatKilledJobsLeftInDevShm) {
 
 TEST(Launcher, SecondInterruptKills) {
   const TemporaryFolder folder;
-  LaunchOptions options = script(
-      2, "trap '' INT TERM; touch " + folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done");
+  LaunchOptions options =
+      script(2, "trap '' INT TERM; touch " + folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done");
   options.grace_ms = 30'000;
   const Outcome outcome = run_launcher(options, [&](pid_t pid) {
     wait_for_file(folder.file("ready0"));
@@ -373,8 +372,7 @@ TEST(Launcher, RanksDieWithTheLauncher) {
 
 TEST(Launcher, LeavesNoOrphans) {
   const TemporaryFolder folder;
-  const Outcome outcome =
-      run_launcher(script(2, "sleep 60 & echo $! > " + folder.file("pid") + "$ZERO_RANK; exit 0"));
+  const Outcome outcome = run_launcher(script(2, "sleep 60 & echo $! > " + folder.file("pid") + "$ZERO_RANK; exit 0"));
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_LT(outcome.seconds, 5);
   EXPECT_FALSE(is_alive(folder.file("pid0")));
@@ -402,8 +400,7 @@ TEST(Launcher, ProgramThatCannotStartIsAConfigError) {
   options.command = {"./no_such_program"};
   const Outcome missing = run_launcher(options);
   EXPECT_EQ(missing.exit_code, 99);
-  EXPECT_NE(missing.err.find("cannot start \"./no_such_program\": No such file"), std::string::npos)
-      << missing.err;
+  EXPECT_NE(missing.err.find("cannot start \"./no_such_program\": No such file"), std::string::npos) << missing.err;
   options.command.clear();
   EXPECT_THROW(launch(options), ConfigError);
   options.command = {"true"};
@@ -458,9 +455,10 @@ TEST(OwnRanks, OneRankOrALaunchersRankRunsInThisProcess) {
   const Outcome alone = run_unlaunched(g_program + " --as-rank=own-ranks 1 word");
   EXPECT_EQ(alone.exit_code, 7);
   EXPECT_EQ(alone.out, "alone: word\n");
-  const Outcome launched = run_unlaunched("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
-                                          "MASTER_PORT=29500 TORCHELASTIC_RUN_ID=x " +
-                                          g_program + " --as-rank=own-ranks 3 word");
+  const Outcome launched = run_unlaunched(
+      "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
+      "MASTER_PORT=29500 TORCHELASTIC_RUN_ID=x " +
+      g_program + " --as-rank=own-ranks 3 word");
   EXPECT_EQ(launched.out, "rank 1 of 2 by torchrun: word\n");
   EXPECT_FALSE(launched_rank());
   EXPECT_THROW(run_on_ranks(0, [] { return 0; }), ConfigError);

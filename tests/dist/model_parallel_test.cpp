@@ -159,14 +159,9 @@ void in_place(const Where& where, const std::function<void(Group)>& check) {
   expect_all_ok(spawn(where.data * where.model, check, {.timeout = std::chrono::seconds(60)}));
 }
 
-constexpr Where kPlaces[] = {{1, 2, 0},
-                             {1, 3, 3},
-                             {2, 2, 1},
-                             {2, 2, 2, "copying"},
-                             {2, 2, 3, "copying"},
-                             {2, 2, 3, "node_shared"},
-                             {2, 1, 3},
-                             {1, 1, 2}};
+constexpr Where kPlaces[] = {
+    {1, 2, 0}, {1, 3, 3}, {2, 2, 1}, {2, 2, 2, "copying"}, {2, 2, 3, "copying"}, {2, 2, 3, "node_shared"},
+    {2, 1, 3}, {1, 1, 2}};
 
 TEST(ModelParallel, OneNormAndOneCurveWhateverIsSplit) {
   for (const Where& where : kPlaces) {
@@ -276,8 +271,11 @@ TEST(ModelParallel, WhatWouldDriftApartIsToldByName) {
     options.placement = nullptr;
     expect_said([&] { initialize(made.model, json_of({1, 2, 1}), options); }, "without a placement");
     options.placement = [](std::string_view) { return Placement{.split_dim = 3}; };
-    expect_said([&] { initialize(made.model, json_of({1, 2, 1}), options); },
-                    "'norm' has 1 dimensions and cannot be split along 3");
+    expect_said(
+        [&] {
+          initialize(made.model, json_of({1, 2, 1}), options);
+        },
+        "'norm' has 1 dimensions and cannot be split along 3");
   });
   in_place({1, 2, 1}, [&](Group all) {
     Made made = make(all, {1, 2, 1});
@@ -455,10 +453,9 @@ TEST(ModelParallel, TheGuide) {
     // [guide: initialize]
     auto tensor_parallel = all.split(all.rank() / 2);  // every two ranks have one copy
     Net net(tensor_parallel);                          // this rank's part; moves activations over the group
-    auto engine = zero::initialize(net, config,
-        {.group = all,
-         .model_parallel = tensor_parallel,
-         .placement = [](std::string_view name) -> zero::Placement {
+    auto engine = zero::initialize(
+        net, config,
+        {.group = all, .model_parallel = tensor_parallel, .placement = [](std::string_view name) -> zero::Placement {
            if (name.ends_with("up.weight") || name.ends_with("up.bias")) return {.split_dim = 0};
            if (name.ends_with("down.weight")) return {.split_dim = 1};
            return {};  // the same on all ranks

@@ -41,8 +41,12 @@ struct Plain {
   }
   ModelView view() const {
     ModelView view;
-    view.parameters = {{"table", table},         {"block.up.weight", up},     {"block.up.bias", up_bias},
-                       {"block.down.weight", down}, {"block.down.bias", down_bias}, {"head.weight", table}};
+    view.parameters = {{"table", table},
+                       {"block.up.weight", up},
+                       {"block.up.bias", up_bias},
+                       {"block.down.weight", down},
+                       {"block.down.bias", down_bias},
+                       {"head.weight", table}};
     view.buffers = {{"seen", seen}};
     return view;
   }

@@ -5,10 +5,10 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <torch/nn/init.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/init.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -254,8 +254,8 @@ TEST(MovingGuide, ParameterGroups) {
   everywhere([](Group group, const Config& config) {
     Net net;
     // [guide: parameter groups]
-    auto engine = zero::initialize(
-        net, config, {.group = group, .parameter_groups = {{.names = {"backbone.*"}, .lr = 1e-5}}});
+    auto engine =
+        zero::initialize(net, config, {.group = group, .parameter_groups = {{.names = {"backbone.*"}, .lr = 1e-5}}});
     engine.set_learning_rate(1, 1e-3);  // group 1: all that no group names. The same on every rank
     // [end]
     EXPECT_DOUBLE_EQ(engine.learning_rate(0), 1e-5);
@@ -549,7 +549,7 @@ TEST(MovingGuide, RandomNumbers) {
     Net net;
     auto engine = zero::initialize(net, config, {.group = group});
     // [guide: manual_seed]
-    torch::manual_seed(7);  // what dropout draws follows it, too, from the next forward on
+    torch::manual_seed(7);         // what dropout draws follows it, too, from the next forward on
     auto noise = torch::rand({});  // as without an engine, whatever the modules have drawn
     // [end]
     engine.backward(net(input(group)).pow(2).mean());
@@ -612,17 +612,17 @@ TEST(MovingGuide, Refusals) {
       torch::nn::Sequential net(Linear(4, 4));
       torch::optim::LBFGS lbfgs(net->parameters());
       const char* const none = "the client optimizer is none of torch::optim::AdamW, Adam, SGD, Adagrad and RMSprop";
-      expect_complaint(none, [&] {
-        (void)zero::initialize(net, without_optimizer(config), {.group = group, .optimizer = &lbfgs});
-      });
+      expect_complaint(
+          none, [&] { (void)zero::initialize(net, without_optimizer(config), {.group = group, .optimizer = &lbfgs}); });
     }
     {
       torch::nn::Sequential net(Linear(4, 4));
       torch::optim::SGD sgd(net->parameters(), 0.1);
       auto engine = zero::initialize(net, without_optimizer(config), {.group = group, .optimizer = &sgd});
       static_cast<torch::optim::SGDOptions&>(sgd.param_groups()[0].options()).momentum(0.9);
-      expect_complaint("has come to need the state momentum_buffer",
-                       [&] { engine.backward(engine(at::ones({2, 4})).mean()); });
+      expect_complaint("has come to need the state momentum_buffer", [&] {
+        engine.backward(engine(at::ones({2, 4})).mean());
+      });
     }
     {
       torch::nn::Sequential net(Linear(4, 4), Linear(4, 4));
@@ -667,8 +667,7 @@ TEST(MovingGuide, Refusals) {
     auto engine = zero::initialize(net, config, {.group = group});
     at::NoGradGuard no_grad;
     net->head->weight.fill_(1 + group.rank());
-    expect_complaint("have written different values into parameter",
-                     [&] { (void)engine.full_weight("head.weight"); });
+    expect_complaint("have written different values into parameter", [&] { (void)engine.full_weight("head.weight"); });
   });
   everywhere([](Group group, const Config& config) {
     Net net;

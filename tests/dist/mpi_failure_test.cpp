@@ -85,10 +85,9 @@ class MpiFailure : public ::testing::Test {
     for (const int rank : {0, 2}) {
       const std::string error = error_of_rank(result, rank);
       const auto says = [&](const std::string& part) { return error.find(part) != std::string::npos; };
-      EXPECT_TRUE(says("rank 1 (pid") && says(cause) &&
-                  std::any_of(collectives.begin(), collectives.end(), says))
-          << "rank " << rank << ", wanted rank 1, \"" << cause << "\" and " << collectives.front()
-          << " in: " << error << "\nall: " << result.output;
+      EXPECT_TRUE(says("rank 1 (pid") && says(cause) && std::any_of(collectives.begin(), collectives.end(), says))
+          << "rank " << rank << ", wanted rank 1, \"" << cause << "\" and " << collectives.front() << " in: " << error
+          << "\nall: " << result.output;
     }
   }
 };

@@ -134,30 +134,32 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Offload, ::testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param); });
 
 TEST_P(Offload, EveryOptimizerTrainsAsInMemory) {
-  expect_all_ok(spawn(ranks_, [&](Group group) { compare_tiers(group, folder_.path()); },
-                      {.timeout = std::chrono::minutes(3)}));
+  expect_all_ok(
+      spawn(ranks_, [&](Group group) { compare_tiers(group, folder_.path()); }, {.timeout = std::chrono::minutes(3)}));
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
 TEST_P(Offload, CheckpointsGoFromTierToTier) {
-  expect_all_ok(spawn(ranks_, [&](Group group) {
-    for (int stage = 0; stage <= 3; ++stage) {
-      for (const bool from_disk : {false, true}) {
-        Setting run{.stage = stage, .nvme_path = from_disk ? folder_.path() : ""};
-        auto first = make_engine(group, run);
-        train_steps(first, 2);
-        // Asynchronous: states on a disk stream, they are not copied into memory.
-        first.save_checkpoint(folder_.file("ckpt"), {}, {}, {.async = true});
-        first.wait_checkpoint();
-        train_steps(first, 2);
-        run.nvme_path = from_disk ? "" : folder_.path();
-        auto second = make_engine(group, run);
-        second.load_checkpoint(folder_.file("ckpt"));
-        train_steps(second, 2);
-        EXPECT_EQ(hash_of(second), hash_of(first)) << run.json();
-      }
-    }
-  }, {.timeout = std::chrono::minutes(2)}));
+  expect_all_ok(spawn(ranks_,
+                      [&](Group group) {
+                        for (int stage = 0; stage <= 3; ++stage) {
+                          for (const bool from_disk : {false, true}) {
+                            Setting run{.stage = stage, .nvme_path = from_disk ? folder_.path() : ""};
+                            auto first = make_engine(group, run);
+                            train_steps(first, 2);
+                            // Asynchronous: states on a disk stream, they are not copied into memory.
+                            first.save_checkpoint(folder_.file("ckpt"), {}, {}, {.async = true});
+                            first.wait_checkpoint();
+                            train_steps(first, 2);
+                            run.nvme_path = from_disk ? "" : folder_.path();
+                            auto second = make_engine(group, run);
+                            second.load_checkpoint(folder_.file("ckpt"));
+                            train_steps(second, 2);
+                            EXPECT_EQ(hash_of(second), hash_of(first)) << run.json();
+                          }
+                        }
+                      },
+                      {.timeout = std::chrono::minutes(2)}));
 }
 
 TEST_P(Offload, StatesCanBeUpdatedInBackward) {
@@ -215,41 +217,39 @@ TEST_P(Offload, WhatAProgramLooksAtAndChangesIsTheSame) {
 
 TEST(OffloadFailures, KilledRanksLeaveNothing) {
   const TemporaryFolder folder;
-  const auto results = spawn(
-      2,
-      [&](Group group) {
-        auto engine = make_engine(group, {.nvme_path = folder.path()});
-        train_steps(engine, 2);
-        EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-        ::raise(SIGKILL);
-      },
-      {.timeout = std::chrono::seconds(60)});
+  const auto results = spawn(2,
+                             [&](Group group) {
+                               auto engine = make_engine(group, {.nvme_path = folder.path()});
+                               train_steps(engine, 2);
+                               EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+                               ::raise(SIGKILL);
+                             },
+                             {.timeout = std::chrono::seconds(60)});
   for (const auto& result : results) EXPECT_EQ(result.signal, SIGKILL) << result.error;
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 /// A request of rank 1 fails somewhere in the third step: both ranks end, rank 1 with the error.
 void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder) {
-  const auto results = spawn(
-      2,
-      [&](Group group) {
-        io::FaultyFileSystem files(io::system_files());
-        engine::use_files_for_offload(&files);
-        {
-          auto engine = make_engine(group, {.nvme_path = folder.path()});
-          train_steps(engine, 2);
-          if (group.rank() == 1) {
-            if (sample % 2) {
-              files.fail_read(files.read_count() + sample / 2, EIO);
-            } else {
-              files.fail_mutation(files.count() + sample / 2, ENOSPC);
-            }
-          }
-          train_steps(engine, 2);
-        }
-        engine::use_files_for_offload(nullptr);
-      },
-      {.timeout = std::chrono::seconds(60), .group_timeout = std::chrono::seconds(20)});
+  const auto results = spawn(2,
+                             [&](Group group) {
+                               io::FaultyFileSystem files(io::system_files());
+                               engine::use_files_for_offload(&files);
+                               {
+                                 auto engine = make_engine(group, {.nvme_path = folder.path()});
+                                 train_steps(engine, 2);
+                                 if (group.rank() == 1) {
+                                   if (sample % 2) {
+                                     files.fail_read(files.read_count() + sample / 2, EIO);
+                                   } else {
+                                     files.fail_mutation(files.count() + sample / 2, ENOSPC);
+                                   }
+                                 }
+                                 train_steps(engine, 2);
+                               }
+                               engine::use_files_for_offload(nullptr);
+                             },
+                             {.timeout = std::chrono::seconds(60), .group_timeout = std::chrono::seconds(20)});
   for (const auto& result : results) {
     EXPECT_FALSE(result.ok) << "request " << sample << ", rank " << result.rank;
     EXPECT_FALSE(result.timed_out) << "request " << sample << ", rank " << result.rank;

@@ -41,9 +41,7 @@ const std::vector<OptimizerCase> kCases = {
     {R"({"type": "Adam8bit", "params": {"lr": 0.01, "weight_decay": 0.1, "adam_w_mode": false}})",
      {"exp_avg", "exp_avg_sq"},
      R"(, "bf16_master_weights_and_grads": true)"},
-    {R"({"type": "AdamW", "params": {"lr": 0.02}})",
-     {"exp_avg", "exp_avg_sq"},
-     R"(, "bf16_optimizer_states": true)"},
+    {R"({"type": "AdamW", "params": {"lr": 0.02}})", {"exp_avg", "exp_avg_sq"}, R"(, "bf16_optimizer_states": true)"},
     {R"({"type": "AdamW", "params": {"lr": 0.03}})",
      {"exp_avg", "exp_avg_sq"},
      R"(, "bf16_optimizer_states": true, "bf16_master_weights_and_grads": true)"},
@@ -61,15 +59,12 @@ std::string json_of(const OptimizerCase& of, int stage, bool node_shared = false
       "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}}}},
     "zerotorch": {{"seed": 5, "store": "{}", "stochastic_rounding": {}}}}})",
                      of.json, bf16, bf16 ? of.bf16 : "", stage, nvme ? "nvme" : "none", ::testing::TempDir(),
-                     node_shared ? "node_shared" : "copying",
-                     bf16 && of.stochastic);
+                     node_shared ? "node_shared" : "copying", bf16 && of.stochastic);
 }
 
 constexpr int kMicroBatchesOfAStep = 6;
 
-void train_steps(LayersEngine& engine, int steps) {
-  train(engine, steps * kMicroBatchesOfAStep / engine.world_size());
-}
+void train_steps(LayersEngine& engine, int steps) { train(engine, steps * kMicroBatchesOfAStep / engine.world_size()); }
 
 std::uint64_t hash_of(Engine& engine, const OptimizerCase& of) {
   std::uint64_t hash = kNoBits;
@@ -146,8 +141,7 @@ TEST(Optimizers, ACheckpointOfAnotherIsAnError) {
       for (std::size_t other = 0; other < kCases.size(); ++other) {
         if (kCases[c].states == kCases[other].states) continue;
         auto engine = layers_engine(group, 9, {}, json_of(kCases[c], 3));
-        const std::string said = error_of(
-            [&] { engine.load_checkpoint(folder.path(), std::to_string(other)); });
+        const std::string said = error_of([&] { engine.load_checkpoint(folder.path(), std::to_string(other)); });
         EXPECT_NE(said.find("is of another optimizer"), std::string::npos) << said;
         engine.load_checkpoint(folder.path(), std::to_string(other), {.load_optimizer_states = false});
         train_steps(engine, 1);
@@ -183,13 +177,15 @@ MakeOptimizer two_groups(Options of_first, Options of_second, Options rest = Opt
 
 std::string without_optimizer(int stage) {
   return fmt::format(R"({{"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0,
-    "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0}}}})", stage);
+    "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0}}}})",
+                     stage);
 }
 
 TEST(Optimizers, AMomentumThatIsWrittenBeforeTheFirstUpdateIsUsed) {
   const auto json = [](const char* more) {
     return fmt::format(R"({{"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0,
-      "optimizer": {{"type": "SGD", "params": {{"lr": 0.01, "momentum": 0.5{}}}}}}})", more);
+      "optimizer": {{"type": "SGD", "params": {{"lr": 0.01, "momentum": 0.5{}}}}}}})",
+                       more);
   };
   expect_all_ok(spawn(2, [&](Group group) {
     const auto momentum_after = [&](double written) {
@@ -307,9 +303,9 @@ TEST(Optimizers, ParameterGroupsNameTheirHyperparameters) {
     const std::string json = R"({"type": "SGD", "params": {"lr": 0.01}})";
     Config config = Config::from_text(json_of({json}, 2));
     config.gradient_clipping = 0;
-    auto engine = initialize(
-        model, config,
-        {.group = group, .parameter_groups = {{.names = {"first.*"}, .momentum = 0.9, .dampening = 0.2}}});
+    auto engine =
+        initialize(model, config,
+                   {.group = group, .parameter_groups = {{.names = {"first.*"}, .momentum = 0.9, .dampening = 0.2}}});
     for (int step = 0; step < 3; ++step) plain_step(plain, *sgd, step);
     train_steps(engine, 3);
     for (const auto& item : plain->named_parameters())
@@ -318,9 +314,8 @@ TEST(Optimizers, ParameterGroupsNameTheirHyperparameters) {
     const auto refused = [&](ParameterGroup wrong) {
       Layers other(Shape{});
       wrong.names = {"first.*"};
-      return error_of<ConfigError>([&] {
-        (void)initialize(other, config, {.group = group, .parameter_groups = {std::move(wrong)}});
-      });
+      return error_of<ConfigError>(
+          [&] { (void)initialize(other, config, {.group = group, .parameter_groups = {std::move(wrong)}}); });
     };
     EXPECT_EQ(refused({.betas = std::pair(0.9, 0.99)}),
               "parameter group 0: betas: not a hyper-parameter of SGD, which takes lr, weight_decay, maximize, "
@@ -334,8 +329,7 @@ TEST(Optimizers, ParameterGroupsNameTheirHyperparameters) {
 TEST(Optimizers, AdagradsSumsStartAtTheirInitialValue) {
   const TemporaryFolder folder;
   expect_all_ok(spawn(2, [&](Group group) {
-    const std::string json =
-        json_of({R"({"type": "Adagrad", "params": {"initial_accumulator_value": 0.5}})"}, 3);
+    const std::string json = json_of({R"({"type": "Adagrad", "params": {"initial_accumulator_value": 0.5}})"}, 3);
     auto engine = layers_engine(group, 3, {.freeze_second = true}, json);
     train_steps(engine, 1);
     for (auto& parameter : engine.typed_module()->second->parameters()) parameter.requires_grad_(true);

@@ -98,9 +98,8 @@ TEST_F(Parity, EveryCombinationGivesTheSameBits) {
     for (const auto& [ranks, per_host] : {std::pair{1, 1}, {2, 2}, {3, 3}, {4, 4}, {2, 1}, {4, 2}}) {
       const OneHostAsSeveral hosts(per_host);
       const int status = std::system(
-          fmt::format(
-              "ZERO_BACKEND=mpi timeout {} {} -n {} --oversubscribe --allow-run-as-root {} --worker {}",
-              timeout.count(), mpirun, ranks, g_program, path_)
+          fmt::format("ZERO_BACKEND=mpi timeout {} {} -n {} --oversubscribe --allow-run-as-root {} --worker {}",
+                      timeout.count(), mpirun, ranks, g_program, path_)
               .c_str());
       EXPECT_EQ(status, 0) << "mpirun with " << ranks << " ranks";
       compare(fmt::format("{} ranks, mpi{}", ranks, per_host == ranks ? "" : " on several hosts"));
@@ -125,8 +124,7 @@ void expect_close(const PlainResult& plain, const PlainResult& ours, double tole
   for (std::size_t p = 0; p < plain.weights.size(); ++p) {
     ASSERT_EQ(plain.weights[p].size(), ours.weights[p].size());
     for (std::size_t i = 0; i < plain.weights[p].size(); ++i) {
-      ASSERT_NEAR(plain.weights[p][i], ours.weights[p][i], tolerance)
-          << "parameter " << p << ", element " << i;
+      ASSERT_NEAR(plain.weights[p][i], ours.weights[p][i], tolerance) << "parameter " << p << ", element " << i;
     }
   }
 }
@@ -143,8 +141,7 @@ TEST(PlainParity, Bf16AgreesWithMastersByHand) {
   expect_all_ok(spawn(1, [](Group) {
     for (bool clipping : {false, true}) {
       // One bf16 rounding that falls the other way changes a gradient by 2^-8.
-      expect_close(run_plain(true, clipping),
-                   run_engine_plain({.stage = 3, .bf16 = true, .clipping = clipping}), 2e-2);
+      expect_close(run_plain(true, clipping), run_engine_plain({.stage = 3, .bf16 = true, .clipping = clipping}), 2e-2);
     }
   }));
 }

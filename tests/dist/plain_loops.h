@@ -24,7 +24,7 @@ struct Where {
   std::string text() const { return fmt::format("{} ranks, stage {}, {}", ranks, stage, store); }
 };
 inline constexpr Where kWhere[] = {{1, 0, "auto"},    {1, 3, "copying"}, {2, 0, "auto"},        {2, 1, "auto"},
-                            {2, 2, "copying"}, {2, 3, "copying"}, {3, 3, "node_shared"}, {3, 3, "copying"}};
+                                   {2, 2, "copying"}, {2, 3, "copying"}, {3, 3, "node_shared"}, {3, 3, "copying"}};
 
 inline std::string json_of(const Where& where, const std::string& more = "", const std::string& own = "") {
   return fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
@@ -34,9 +34,7 @@ inline std::string json_of(const Where& where, const std::string& more = "", con
 }
 inline const std::string kAdam = R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "eps": 1e-3}})";
 
-inline torch::optim::AdamWOptions plain_options() {
-  return torch::optim::AdamWOptions(0.1).weight_decay(0).eps(1e-3);
-}
+inline torch::optim::AdamWOptions plain_options() { return torch::optim::AdamWOptions(0.1).weight_decay(0).eps(1e-3); }
 
 /// Runs `check(group, where)` in every place.
 inline void everywhere(const std::function<void(Group, const Where&)>& check) {

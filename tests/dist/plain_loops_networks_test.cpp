@@ -29,8 +29,7 @@ TEST(PlainLoops, AClientOptimizersRatesAreReadAtEveryStep) {
       std::vector<torch::optim::OptimizerParamGroup> groups;
       groups.emplace_back(net[0]->parameters());
       groups.emplace_back(net[1]->parameters());
-      auto optimizer =
-          std::make_unique<torch::optim::Adam>(groups, torch::optim::AdamOptions(1e-2).eps(1e-3));
+      auto optimizer = std::make_unique<torch::optim::Adam>(groups, torch::optim::AdamOptions(1e-2).eps(1e-3));
       optimizer->param_groups()[0].options().set_lr(1e-3);
       std::optional<ModuleEngine<torch::nn::Sequential>> engine;
       if (with_engine) {
@@ -61,8 +60,7 @@ TEST(PlainLoops, AClientOptimizersRatesAreReadAtEveryStep) {
       return weights;
     };
     const auto plain = run(false), ours = run(true);
-    for (std::size_t i = 0; i < plain.size(); ++i)
-      EXPECT_TRUE(at::allclose(plain[i], ours[i], 1e-4, 1e-6)) << i;
+    for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::allclose(plain[i], ours[i], 1e-4, 1e-6)) << i;
   });
 }
 
@@ -83,8 +81,8 @@ TEST(PlainLoops, RatesThatDifferBetweenRanksAreAnError) {
 TEST(PlainLoops, GroupsHaveRatesOfTheirOwnAndCanBeSteppedApart) {
   everywhere([](Group group, const Where& where) {
     Two model;
-    auto engine = initialize(model, json_of(where, kAdam),
-                             {.group = group, .parameter_groups = {{.names = {"a"}, .lr = 0.5}}});
+    auto engine =
+        initialize(model, json_of(where, kAdam), {.group = group, .parameter_groups = {{.names = {"a"}, .lr = 0.5}}});
     EXPECT_EQ(engine.parameter_groups(), 2);
     engine.set_learning_rate(1, 0.25);
     engine.backward(model->a.sum() + model->b.sum());
@@ -360,8 +358,7 @@ struct TableImpl : torch::nn::Module {
   static constexpr std::int64_t kRows = 3000, kColumns = 7;
   torch::nn::Embedding table{nullptr};
   explicit TableImpl(bool sparse) {
-    table = register_module(
-        "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(kRows, kColumns).sparse(sparse)));
+    table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(kRows, kColumns).sparse(sparse)));
   }
   /// Rank r of n reads rows of its own and one that all read, some twice.
   Tensor loss(int step, int rank, bool whole) {
@@ -455,9 +452,7 @@ std::unique_ptr<Engine> g_engine;  ///< goes after whatever static objects the l
   std::exit(0);
 }
 
-TEST(PlainLoops, AnEngineMayBeAStaticObject) {
-  EXPECT_EXIT(leave_with_an_engine(), ::testing::ExitedWithCode(0), "");
-}
+TEST(PlainLoops, AnEngineMayBeAStaticObject) { EXPECT_EXIT(leave_with_an_engine(), ::testing::ExitedWithCode(0), ""); }
 
 TEST(PlainLoops, ScopesEnginesAndGraphsGoInAnyOrder) {
   everywhere([](Group group, const Where& where) {

@@ -205,8 +205,7 @@ TEST(PlainLoops, GradientsAreChangedBetweenBackwardAndStep) {
         engine.clip_grad_value(2);
         for (auto& p : plain->parameters()) p.mutable_grad().clamp_(-2, 2);
       } else if (step == 1) {
-        EXPECT_NEAR(engine.clip_grad_norm(0.5), torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5),
-                    1e-5);
+        EXPECT_NEAR(engine.clip_grad_norm(0.5), torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5), 1e-5);
       } else if (step == 2) {
         engine.set_full_gradient("b", at::ones({8}));
         plain->b.mutable_grad().fill_(1);
@@ -354,9 +353,8 @@ TEST(PlainLoops, FreezingUnfreezingAndUnusedParametersAreAsInPlainLibtorch) {
       torch::optim::AdamW optimizer(plain->parameters(), plain_options().weight_decay(0.1));
       auto engine = initialize(
           model,
-          json_of(
-              where,
-              R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "eps": 1e-3, "weight_decay": 0.1}})"),
+          json_of(where,
+                  R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "eps": 1e-3, "weight_decay": 0.1}})"),
           {.group = group});
       for (int step = 0; step < 9; ++step) {
         for (auto* of : {&model, &plain}) {
@@ -421,8 +419,7 @@ TEST(PlainLoops, UnusedParametersCountAsZeroWhereTheConfigurationSaysSo) {
     for (const bool announced : {true, false}) {
       Two model, plain;
       torch::optim::AdamW optimizer(plain->parameters(), plain_options());
-      auto engine =
-          initialize(model, json_of(where, kAdam, R"(, "unused_parameters": "zero")"), {.group = group});
+      auto engine = initialize(model, json_of(where, kAdam, R"(, "unused_parameters": "zero")"), {.group = group});
       for (int step = 0; step < 7; ++step) {
         // Frozen is not unused: it is left alone.
         for (auto* of : {&model, &plain}) (*of)->b.requires_grad_(step < 3 || step > 4);
@@ -470,8 +467,7 @@ TEST(PlainLoops, ReplacedAndAddedParametersAreNamed) {
         FAIL() << "no error";
       } catch (const ModelError& error) {
         const std::string text = error.what();
-        EXPECT_NE(text.find(replaces ? "'1.weight' was replaced" : "'added.weight' was added"),
-                  std::string::npos)
+        EXPECT_NE(text.find(replaces ? "'1.weight' was replaced" : "'added.weight' was added"), std::string::npos)
             << text;
       }
     }
@@ -518,8 +514,7 @@ TEST(PlainLoops, WhatSharesAParametersMemoryIsNamedAtInitialize) {
 
 TEST(PlainLoops, ASecondEngineOnAModuleWorksWhenTheFirstIsGone) {
   everywhere([](Group group, const Where& where) {
-    if (where.ranks > 1 && where.stage == 3 && where.store == std::string("copying"))
-      return;  // values are sharded
+    if (where.ranks > 1 && where.stage == 3 && where.store == std::string("copying")) return;  // values are sharded
     Linear model(8, 8);
     const auto train = [&](Engine& engine) {
       engine.backward(model(at::ones({1, 8})).pow(2).sum());

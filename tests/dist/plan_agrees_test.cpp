@@ -31,8 +31,8 @@ struct Case {
   int hosts = 1;
   std::string optimizer = R"({"type": "AdamW"})";
   std::string of_bf16 = {};  ///< more of its section
-  bool nvme = false;   ///< masters and states
-  bool small = false;  ///< small units, buckets and limits: several buckets to a unit, few units live at once
+  bool nvme = false;         ///< masters and states
+  bool small = false;        ///< small units, buckets and limits: several buckets to a unit, few units live at once
 
   std::string json() const {
     return fmt::format(R"({{
@@ -45,17 +45,18 @@ struct Case {
       "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {},
         "measured_prefetch": {}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap,
-                       small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40,
-                       small ? 9000 : 1000000000, small ? 0 : 5000, small ? 5000 : 50000000, small ? 2000 : 1000000000,
-                       nvme ? "nvme" : "none", ::testing::TempDir(),
-                       node_shared ? "node_shared" : "copying", small ? 2500 : 0, step_in_backward, measured);
+                       small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000,
+                       small ? 0 : 5000, small ? 5000 : 50000000, small ? 2000 : 1000000000, nvme ? "nvme" : "none",
+                       ::testing::TempDir(), node_shared ? "node_shared" : "copying", small ? 2500 : 0,
+                       step_in_backward, measured);
   }
   std::string name() const {
     return optimizer + of_bf16 +
            fmt::format(" stage {} {} {}{}{}{}{}{}", stage, node_shared ? "node-shared" : "copying",
                        bf16 ? "bf16" : "fp32", overlap ? " overlap" : "", small ? " small" : "",
                        step_in_backward ? " step in backward" : "", measured ? " measured" : "",
-                       hosts > 1 ? " on hosts" : "") + (nvme ? " nvme" : "");
+                       hosts > 1 ? " on hosts" : "") +
+           (nvme ? " nvme" : "");
   }
 };
 
@@ -87,16 +88,14 @@ std::vector<Case> all_cases() {
           cases.push_back({.stage = stage, .node_shared = !bf16, .bf16 = bf16, .optimizer = optimizer, .nvme = nvme});
         }
     }
-    for (const char* of_bf16 :
-         {R"(, "bf16_optimizer_states": true)", R"(, "bf16_master_weights_and_grads": true)",
-          R"(, "bf16_optimizer_states": true, "bf16_master_weights_and_grads": true)"}) {
+    for (const char* of_bf16 : {R"(, "bf16_optimizer_states": true)", R"(, "bf16_master_weights_and_grads": true)",
+                                R"(, "bf16_optimizer_states": true, "bf16_master_weights_and_grads": true)"}) {
       for (const bool node_shared : {false, true})
         cases.push_back({.stage = stage, .node_shared = node_shared, .bf16 = true, .of_bf16 = of_bf16});
     }
     if (stage == 0) continue;
     for (const bool small : {false, true}) {
-      cases.push_back(
-          {.stage = stage, .node_shared = small, .bf16 = small, .step_in_backward = true, .small = small});
+      cases.push_back({.stage = stage, .node_shared = small, .bf16 = small, .step_in_backward = true, .small = small});
       cases.push_back({.stage = stage, .bf16 = true, .step_in_backward = true, .small = small});
     }
   }
@@ -107,8 +106,7 @@ std::vector<Case> all_cases() {
 plan::ModelShape odd_shape(const std::shared_ptr<torch::nn::Module>& module) {
   plan::ModelShape shape = plan::shape_of(ModelView::of(module));
   std::map<std::string, int> index;
-  for (std::size_t i = 0; i < shape.parameters.size(); ++i)
-    index[shape.parameters[i].name] = static_cast<int>(i);
+  for (std::size_t i = 0; i < shape.parameters.size(); ++i) index[shape.parameters[i].name] = static_cast<int>(i);
   const auto use = [&](std::vector<std::string> names, bool in_backward = true) {
     plan::Use operation{{}, in_backward};
     for (const auto& name : names) operation.parameters.push_back(index.at(name));
@@ -133,9 +131,7 @@ plan::ModelShape odd_shape(const std::shared_ptr<torch::nn::Module>& module) {
   return shape;
 }
 
-at::Tensor tokens_of(std::int64_t vocab) {
-  return at::arange(24).remainder(vocab).view({2, 12}).to(at::kLong);
-}
+at::Tensor tokens_of(std::int64_t vocab) { return at::arange(24).remainder(vocab).view({2, 12}).to(at::kLong); }
 
 template <class Engine>
 void train(Engine& engine, const std::function<at::Tensor()>& loss, int steps) {
@@ -153,8 +149,7 @@ constexpr MemoryKind kEngineKinds[] = {MemoryKind::kParameters, MemoryKind::kGat
 void expect_states(const MemoryReport& planned, const MemoryReport& seen, const std::string& where) {
   EXPECT_EQ(seen.nvme_nbytes, planned.nvme_nbytes) << where;
   for (const MemoryKind kind : kEngineKinds) {
-    EXPECT_EQ(seen[kind].current_nbytes, planned[kind].current_nbytes)
-        << where << ", " << memory_kind_name(kind);
+    EXPECT_EQ(seen[kind].current_nbytes, planned[kind].current_nbytes) << where << ", " << memory_kind_name(kind);
   }
 }
 
@@ -179,8 +174,8 @@ std::int64_t sum_over_ranks(Group group, std::int64_t value) {
   return value;
 }
 
-void expect_traffic(const plan::Traffic& planned, const CommunicationReport& before,
-                    const CommunicationReport& after, Group group, const std::string& where) {
+void expect_traffic(const plan::Traffic& planned, const CommunicationReport& before, const CommunicationReport& after,
+                    Group group, const std::string& where) {
   const auto expect = [&](double mean_numel, std::int64_t mine, const char* what) {
     EXPECT_EQ(std::llround(mean_numel * group.size()), sum_over_ranks(group, mine)) << where << ", " << what;
   };
@@ -197,8 +192,7 @@ void compare(Holder module, const plan::ModelShape& shape, const Case& test_case
   config.resolve_batch(group.size());
   const int per_node = group.size() / test_case.hosts;
   const MemoryReport planned = plan::engine_memory(shape, config, group.size(), group.rank(), per_node);
-  const plan::Plan whole =
-      plan::plan_memory(shape, config, {.ranks = group.size(), .ranks_per_node = per_node});
+  const plan::Plan whole = plan::plan_memory(shape, config, {.ranks = group.size(), .ranks_per_node = per_node});
   const std::string where =
       fmt::format("{}, {}, rank {} of {}", shape.name, test_case.name(), group.rank(), group.size());
   auto engine = initialize(module, config, InitializeOptions{.group = group});
@@ -251,9 +245,8 @@ TEST(PlanAgrees, Gpt) {
     for (const bool tied : {false, true}) {
       GPTOptions options{.layers = 3, .dim = 36, .heads = 2, .vocab = 53, .seq = 12, .tied = tied};
       GPT model(options);
-      const auto shape =
-          plan::transformer({.layers = 3, .dim = 36, .heads = 2, .vocab = 53, .seq = 12, .tied = tied},
-                            tied ? "tied gpt" : "gpt");
+      const auto shape = plan::transformer({.layers = 3, .dim = 36, .heads = 2, .vocab = 53, .seq = 12, .tied = tied},
+                                           tied ? "tied gpt" : "gpt");
       compare(model, shape, test_case, group, [&] { return model->loss(tokens_of(53), tokens_of(53)); });
     }
   });
@@ -267,8 +260,7 @@ TEST(PlanAgrees, MlpByItsNamesAlone) {
     shape.name = "mlp";
     // Requires a gradient, so that backward reads the first layer too.
     const at::Tensor input = at::ones({2, 44}, test_case.bf16 ? at::kBFloat16 : at::kFloat).requires_grad_();
-    compare(model, shape, test_case, group,
-            [&] { return model->forward(input).to(at::kFloat).square().mean(); });
+    compare(model, shape, test_case, group, [&] { return model->forward(input).to(at::kFloat).square().mean(); });
   });
 }
 
@@ -278,8 +270,7 @@ TEST(PlanAgrees, GptsParametersAreListedAsTheModuleHasThem) {
     GPT model(options);
     const auto expected = plan::shape_of(ModelView::of(model.ptr())).parameters;
     const auto listed =
-        plan::transformer({.layers = 2, .dim = 24, .heads = 3, .vocab = 31, .seq = 9, .tied = tied})
-            .parameters;
+        plan::transformer({.layers = 2, .dim = 24, .heads = 3, .vocab = 31, .seq = 9, .tied = tied}).parameters;
     ASSERT_EQ(listed.size(), expected.size());
     for (std::size_t i = 0; i < listed.size(); ++i) {
       EXPECT_EQ(listed[i].name, expected[i].name);

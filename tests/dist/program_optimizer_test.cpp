@@ -116,9 +116,10 @@ constexpr double kClip = 0.5;
 
 std::string json_of(int stage, bool node_shared, const std::string& precision, bool clips,
                     const std::string& more = "") {
-  const std::string dtype =
-      precision == "fp32" ? "" : fmt::format(R"("{}": {{"enabled": true{}}},)", precision,
-                                             precision == "fp16" ? R"(, "initial_scale_power": 10)" : "");
+  const std::string dtype = precision == "fp32"
+                                ? ""
+                                : fmt::format(R"("{}": {{"enabled": true{}}},)", precision,
+                                              precision == "fp16" ? R"(, "initial_scale_power": 10)" : "");
   return fmt::format(R"({{"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2, {} {}
     "gradient_clipping": {}, "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0,
     "reduce_bucket_size": 20}}, "zerotorch": {{"seed": 5, "store": "{}"}}}})",
@@ -148,7 +149,8 @@ at::Tensor loss_of(Layers& model, Forward forward, std::int64_t index) {
 void train_steps(LayersEngine& engine, int steps, std::vector<double>* norms = nullptr) {
   for (int i = 0; i < steps * kWindow / engine.world_size(); ++i) {
     const std::int64_t index = engine.micro_steps() * engine.world_size() + engine.rank();
-    engine.backward(loss_of(engine.typed_module(), [&](const at::Tensor& x) { return engine(x); }, index));
+    engine.backward(loss_of(
+        engine.typed_module(), [&](const at::Tensor& x) { return engine(x); }, index));
     engine.step();
     if (norms && engine.was_step_applied()) norms->push_back(engine.grad_norm());
   }
@@ -174,7 +176,9 @@ void expect_plain_bits(LayersEngine& engine, bool clips, const std::vector<doubl
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     for (int i = 0; i < kWindow; ++i)
-      loss_of(model, [&](const at::Tensor& x) { return model(x); }, step * kWindow + i).backward();
+      loss_of(
+          model, [&](const at::Tensor& x) { return model(x); }, step * kWindow + i)
+          .backward();
     double scale = 1.0 / kWindow;
     if (clips && norms[step] > kClip) scale *= kClip / (norms[step] + 1e-6);
     for (const auto& parameter : model->parameters()) {
@@ -299,7 +303,8 @@ TEST(ProgramOptimizer, ParametersThatAreUnfrozenJoinIt) {
     engine.zero_grad();
     for (int i = 0; i < 2 * kWindow / group.size(); ++i) {
       const std::int64_t index = engine.micro_steps() * engine.world_size() + engine.rank() + 5 * kWindow;
-      engine.backward(loss_of(engine.typed_module(), [&](const at::Tensor& x) { return engine(x); }, index));
+      engine.backward(loss_of(
+          engine.typed_module(), [&](const at::Tensor& x) { return engine(x); }, index));
       engine.step();
     }
     return bits_of(engine);
@@ -399,8 +404,11 @@ TEST(ProgramOptimizer, AFactoryOfSomethingElseIsAnErrorOnEveryRank) {
   };
   complains([](const auto&) { return nullptr; }, "gave no optimizer");
   complains([](const auto& shards) { return kNAdam({shards[0]}); }, "its optimizer has 1");
-  complains([](const auto& shards) { return kNAdam({shards[1], shards[0]}); },
-            "group 0 of its optimizer does not hold the tensors");
+  complains(
+      [](const auto& shards) {
+        return kNAdam({shards[1], shards[0]});
+      },
+      "group 0 of its optimizer does not hold the tensors");
   complains(
       [](const auto& shards) {
         auto all = shards[0];
@@ -415,18 +423,17 @@ TEST(ProgramOptimizer, AFactoryOfSomethingElseIsAnErrorOnEveryRank) {
 TEST(ProgramOptimizer, WhatCannotBeRightIsAnError) {
   expect_all_ok(spawn(2, [&](Group group) {
     const std::string json = json_of(2, false, "fp32", false);
-    expect_said(
-        [&] { engine_of(group, json_of(2, false, "fp32", false, R"("optimizer": {"type": "AdamW"},)")); },
-        "the JSON ('optimizer') and InitializeOptions::optimizer_factory both give");
+    expect_said([&] { engine_of(group, json_of(2, false, "fp32", false, R"("optimizer": {"type": "AdamW"},)")); },
+                "the JSON ('optimizer') and InitializeOptions::optimizer_factory both give");
     auto in_backward = nlohmann::json::parse(json_of(2, false, "fp32", false));
     in_backward.erase("train_batch_size");
     in_backward["zerotorch"]["step_in_backward"] = true;
     expect_said([&] { engine_of(group, in_backward.dump()); }, "step_in_backward and");
     expect_said(
         [&] {
-          initialize(Layers(Shape()), json,
-                     {.group = group, .parameter_groups = {{.names = {"first.*"}, .lr = 0.1}},
-                      .optimizer_factory = kNAdam});
+          initialize(
+              Layers(Shape()), json,
+              {.group = group, .parameter_groups = {{.names = {"first.*"}, .lr = 0.1}}, .optimizer_factory = kNAdam});
         },
         "parameter group 0 gives hyper-parameters");
     auto throwing = engine_of(group, json, factory_of<Throwing, NAdamOptions>({0.1}));

@@ -48,8 +48,7 @@ bool wanted(std::size_t save, std::size_t load) { return full_matrix() || (save 
 
 class Resume : public ::testing::Test {
  protected:
-  std::string folder_ =
-      fmt::format("{}/zero_resume_{}", std::filesystem::temp_directory_path().string(), getpid());
+  std::string folder_ = fmt::format("{}/zero_resume_{}", std::filesystem::temp_directory_path().string(), getpid());
   void TearDown() override { std::filesystem::remove_all(folder_); }
 };
 
@@ -60,8 +59,8 @@ TEST_F(Resume, EveryCombinationContinuesTheSameCurve) {
                           for (const bool bf16 : {false, true}) {
                             for (const auto& place : places(bf16, group.size())) {
                               for (const bool inside : {false, true}) {
-                                train_and_save(place, group, end_of(place, inside), folder_,
-                                               tag_of(place, inside), {.async = inside});
+                                train_and_save(place, group, end_of(place, inside), folder_, tag_of(place, inside),
+                                               {.async = inside});
                               }
                             }
                           }
@@ -75,8 +74,8 @@ TEST_F(Resume, EveryCombinationContinuesTheSameCurve) {
                           int count = 0;
                           for (const bool bf16 : {false, true}) {
                             // One process, never interrupted; each rank computes it by itself.
-                            const Trajectory expected = train_and_save({1, 3, false, bf16}, Group(),
-                                                                       kResumeSteps * kResumeWindow, "", "");
+                            const Trajectory expected =
+                                train_and_save({1, 3, false, bf16}, Group(), kResumeSteps * kResumeWindow, "", "");
                             std::size_t save = 0;
                             for (const int save_ranks : kRanks) {
                               for (const auto& from : places(bf16, save_ranks)) {
@@ -85,8 +84,7 @@ TEST_F(Resume, EveryCombinationContinuesTheSameCurve) {
                                   std::size_t load = static_cast<std::size_t>(group.size()) * 8;
                                   for (const auto& to : places(bf16, group.size())) {
                                     if (!wanted(save, ++load)) continue;
-                                    const Trajectory got =
-                                        load_and_train(to, group, folder_, tag_of(from, inside));
+                                    const Trajectory got = load_and_train(to, group, folder_, tag_of(from, inside));
                                     EXPECT_EQ(expected.difference(got), "")
                                         << "saved at " << from.name() << (inside ? ", inside a window" : "")
                                         << "; loaded at " << to.name();

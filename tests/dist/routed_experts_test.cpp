@@ -32,8 +32,7 @@ enum class Form { kModules, kStacked };
 /// A token goes to its best one or two experts; only those run.
 struct RoutedImpl : torch::nn::Module {
   RoutedImpl(Form form, int top) : form(form), top(top) {
-    router =
-        register_module("router", torch::nn::Linear(torch::nn::LinearOptions(kDim, kExperts).bias(false)));
+    router = register_module("router", torch::nn::Linear(torch::nn::LinearOptions(kDim, kExperts).bias(false)));
     if (form == Form::kStacked) {
       stacked = register_parameter("stacked", at::randn({kExperts, kDim, kDim}).mul_(0.1));
       return;
@@ -51,8 +50,7 @@ struct RoutedImpl : torch::nn::Module {
       if (where.size(0) == 0) continue;
       const Tensor tokens = where.select(1, 0);
       const Tensor input = x.index_select(0, tokens);
-      const Tensor output =
-          form == Form::kStacked ? at::matmul(input, stacked.select(0, e)) : experts[e](input);
+      const Tensor output = form == Form::kStacked ? at::matmul(input, stacked.select(0, e)) : experts[e](input);
       const Tensor gate = weights.index({tokens, where.select(1, 1)}).unsqueeze(1).to(x.scalar_type());
       out = out.index_add(0, tokens, output * gate);
     }
@@ -120,8 +118,8 @@ std::string json_of(const Case& c, bool bf16) {
       "stage3_max_live_parameters": 4000, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}},
     "zerotorch": {{"store": "{}", "unit_numel": 2000, "timeout_s": 30, "progress_thread": "{}",
       "step_in_backward": {}}}}})",
-                     c.in_backward ? 1 : kMicroBatches / c.ranks, bf16, c.stage, c.overlap,
-                     c.tiny ? 1100 : 500000000, c.store, c.thread ? "always" : "never", c.in_backward);
+                     c.in_backward ? 1 : kMicroBatches / c.ranks, bf16, c.stage, c.overlap, c.tiny ? 1100 : 500000000,
+                     c.store, c.thread ? "always" : "never", c.in_backward);
 }
 
 Transformer make(Form form, int top) {
@@ -148,12 +146,11 @@ std::vector<double> train(Group group, const Case& c, Form form, int top, bool b
   group.all_gather(mine.data(), result.data(), counts, DType::kFloat64).wait();
   std::vector<double> ordered;
   for (std::size_t j = 0; j < mine.size(); ++j) {
-    for (int r = 0; r < group.size(); ++r)
-      ordered.push_back(result[static_cast<std::size_t>(r) * mine.size() + j]);
+    for (int r = 0; r < group.size(); ++r) ordered.push_back(result[static_cast<std::size_t>(r) * mine.size() + j]);
   }
   for (const auto& item : model->named_parameters()) {
-    for (const Tensor& values : {engine.full_weight(item.key()),
-                                 engine.full_optimizer_state(item.key(), "exp_avg_sq")}) {
+    for (const Tensor& values :
+         {engine.full_weight(item.key()), engine.full_optimizer_state(item.key(), "exp_avg_sq")}) {
       double hash = 0;
       const Tensor flat = values.flatten();
       for (std::int64_t i = 0; i < flat.numel(); ++i)
@@ -231,10 +228,8 @@ TEST(RoutedExperts, AgreeWithPlainLibtorch) {
   for (const Form form : {Form::kModules, Form::kStacked}) {
     expect_all_ok(spawn(2, [form](Group group) {
       Transformer plain = make(form, 1), model = make(form, 1);
-      torch::optim::AdamW optimizer(plain->parameters(),
-                                    torch::optim::AdamWOptions(0.01).eps(1e-3).weight_decay(0.1));
-      auto engine =
-          initialize(model, json_of({2, 3, "copying", true, true, false, false}, false), {.group = group});
+      torch::optim::AdamW optimizer(plain->parameters(), torch::optim::AdamWOptions(0.01).eps(1e-3).weight_decay(0.1));
+      auto engine = initialize(model, json_of({2, 3, "copying", true, true, false, false}, false), {.group = group});
       std::size_t left_alone = 0;
       for (int step = 0; step < kSteps; ++step) {
         optimizer.zero_grad();

@@ -59,8 +59,7 @@ Outcome train(Group group, const std::string& config) {
   }
   const auto add = [&](const at::Tensor& values) {
     const auto* data = values.const_data_ptr<float>();
-    for (std::int64_t i = 0; i < values.numel(); ++i)
-      outcome.bits.push_back(std::bit_cast<std::uint32_t>(data[i]));
+    for (std::int64_t i = 0; i < values.numel(); ++i) outcome.bits.push_back(std::bit_cast<std::uint32_t>(data[i]));
   };
   for (const auto& item : model->named_parameters()) {
     add(engine.full_weight(item.key()));
@@ -75,12 +74,11 @@ Outcome train(Group group, const std::string& config) {
 TEST(StepInBackward, GivesTheSameBitsAndKeepsNoGradients) {
   for (int ranks = 1; ranks <= 4; ++ranks) {
     expect_all_ok(spawn(ranks, [](Group group) {
-      for (const Setting& run : {Setting{1}, Setting{2, "auto", true, 3000}, Setting{3, "copying"},
-                                 Setting{3, "copying", true, 3000, false}, Setting{3, "node_shared"},
-                                 Setting{3, "node_shared", true}}) {
+      for (const Setting& run :
+           {Setting{1}, Setting{2, "auto", true, 3000}, Setting{3, "copying"}, Setting{3, "copying", true, 3000, false},
+            Setting{3, "node_shared"}, Setting{3, "node_shared", true}}) {
         const Outcome kept = train(group, json(run, false)), consumed = train(group, json(run, true));
-        EXPECT_EQ(kept.bits, consumed.bits)
-            << "stage " << run.stage << ", " << run.store << ", bf16 " << run.bf16;
+        EXPECT_EQ(kept.bits, consumed.bits) << "stage " << run.stage << ", " << run.store << ", bf16 " << run.bf16;
         EXPECT_LT(consumed.gradient_nbytes, kept.gradient_nbytes);
       }
     }));
@@ -126,23 +124,20 @@ TEST(StepInBackward, WhatCannotWorkIsRefused) {
   };
   refused(R"({"train_batch_size": 4, "gradient_clipping": 0, "zerotorch": {"step_in_backward": true}})",
           "set zero_optimization.stage to 1, 2 or 3");
-  refused(
-      R"({"train_batch_size": 4, "zero_optimization": {"stage": 3}, "zerotorch": {"step_in_backward": true}})",
-      "set gradient_clipping to 0 (it is 1)");
+  refused(R"({"train_batch_size": 4, "zero_optimization": {"stage": 3}, "zerotorch": {"step_in_backward": true}})",
+          "set gradient_clipping to 0 (it is 1)");
   refused(R"({"train_batch_size": 4, "gradient_clipping": 0, "bf16": {"enabled": true},
               "zero_optimization": {"stage": 3}, "zerotorch": {"step_in_backward": true}})",
           "set bf16.check_grad_overflow to false");
   expect_all_ok(spawn(2, [](Group group) {
     auto model = odd_model();
     const std::string accumulating = error_of([&] {
-      initialize(
-          model,
-          R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "gradient_clipping": 0,
+      initialize(model,
+                 R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "gradient_clipping": 0,
                      "zero_optimization": {"stage": 3}, "zerotorch": {"step_in_backward": true}})",
-          {.group = group});
+                 {.group = group});
     });
-    EXPECT_NE(accumulating.find("gradient_accumulation_steps must be 1 (it is 2)"), std::string::npos)
-        << accumulating;
+    EXPECT_NE(accumulating.find("gradient_accumulation_steps must be 1 (it is 2)"), std::string::npos) << accumulating;
   }));
   expect_all_ok(spawn(2, [](Group group) {
     auto model = odd_model();

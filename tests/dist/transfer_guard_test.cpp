@@ -31,14 +31,12 @@ struct Cost {
 /// Posts and fetches of all parcels, in an order of this rank's own, and what they cost.
 class Step {
  public:
-  Step(Group& group, bool shared)
-      : group_(group), out_(static_cast<std::size_t>(kNumel * group.size()), 1.0f) {
+  Step(Group& group, bool shared) : group_(group), out_(static_cast<std::size_t>(kNumel * group.size()), 1.0f) {
     std::vector<comm::Parcel> parcels;
     std::vector<const void*> mine;
     for (int p = 0; p < kParcels; ++p) {
-      parcels.push_back(
-          {"a parcel with a name that is longer than any string holds by itself " + std::to_string(p),
-           std::vector<std::int64_t>(static_cast<std::size_t>(group.size()), kNumel)});
+      parcels.push_back({"a parcel with a name that is longer than any string holds by itself " + std::to_string(p),
+                         std::vector<std::int64_t>(static_cast<std::size_t>(group.size()), kNumel)});
       const std::size_t nbytes = static_cast<std::size_t>(kNumel) * sizeof(float);
       memory_.push_back(group.allocate(nbytes * static_cast<std::size_t>(group.size())));
       slices_.push_back(group.allocate(nbytes));

@@ -38,8 +38,7 @@ struct ParametersImpl : torch::nn::Module {
     int p = 0;
     for (const auto& parameter : parameters()) {
       const at::Tensor index = at::arange(parameter.numel(), at::kDouble);
-      const at::Tensor gradient =
-          (index * 0.37 + 1.3 * p + 0.9 * step).sin() + (index * (0.11 * step)).cos() * 0.5;
+      const at::Tensor gradient = (index * 0.37 + 1.3 * p + 0.9 * step).sin() + (index * (0.11 * step)).cos() * 0.5;
       loss = loss + (parameter * gradient.to(parameter.scalar_type()).view(parameter.sizes())).sum();
       ++p;
     }
@@ -53,8 +52,8 @@ std::string json_of(const std::string& optimizer, int stage, const std::string& 
   return fmt::format(
       R"({{"train_micro_batch_size_per_gpu": 1, {}, "gradient_clipping": 0,
     "optimizer": {}, "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0}}{}}})",
-      batch > 0 ? fmt::format(R"("train_batch_size": {})", batch) : R"("gradient_accumulation_steps": 1)",
-      optimizer, stage, rest);
+      batch > 0 ? fmt::format(R"("train_batch_size": {})", batch) : R"("gradient_accumulation_steps": 1)", optimizer,
+      stage, rest);
 }
 
 const nlohmann::json& golden() {
@@ -68,8 +67,8 @@ const nlohmann::json& golden() {
 /// As the script made them, in its order.
 Shapes golden_shapes() {
   Shapes shapes;
-  for (const char* name : {"first.weight", "first.bias", "stack.weight", "tall.weight", "square.weight",
-                           "embed.weight", "lm_head.weight", "gain"})
+  for (const char* name : {"first.weight", "first.bias", "stack.weight", "tall.weight", "square.weight", "embed.weight",
+                           "lm_head.weight", "gain"})
     shapes.emplace_back(name, golden()["shapes"][name].get<std::vector<std::int64_t>>());
   return shapes;
 }
@@ -87,8 +86,8 @@ TEST(WholeTensors, HaveDeepSpeedsNumbers) {
       at::set_num_threads(1);
       for (const auto& [curve, weights] : golden()["weights"].items()) {
         for (const int stage : {0, 3}) {
-          auto engine = initialize(Parameters(golden_shapes()), json_of(golden_optimizer(curve), stage),
-                                   {.group = group});
+          auto engine =
+              initialize(Parameters(golden_shapes()), json_of(golden_optimizer(curve), stage), {.group = group});
           for (int step = 1; step <= golden()["steps"]; ++step) {
             engine.backward(engine(step));
             engine.step();
@@ -103,8 +102,7 @@ TEST(WholeTensors, HaveDeepSpeedsNumbers) {
             worst = std::max(worst, (got - want).abs().max().item<double>());
           }
           // fp32 sums in another order; Muon's iterations enlarge it where singular values are small.
-          if (group.rank() == 0)
-            std::printf("%s, stage %d: apart by %.2g at most\n", curve.c_str(), stage, worst);
+          if (group.rank() == 0) std::printf("%s, stage %d: apart by %.2g at most\n", curve.c_str(), stage, worst);
           EXPECT_LT(worst, curve == "Lamb" ? 2e-6 : 2e-5) << curve << ", stage " << stage;
         }
       }
@@ -113,10 +111,9 @@ TEST(WholeTensors, HaveDeepSpeedsNumbers) {
 }
 
 /// Tensors that shards of one unit cut in the middle, and some that they do not.
-const Shapes kShapes = {
-    {"first.weight", {70, 24}},    {"first.bias", {70}},       {"filter.weight", {8, 5, 3, 3}},
-    {"second.weight", {50, 70}},   {"small.weight", {3, 4}},   {"embed.weight", {37, 24}},
-    {"stack.weight", {3, 20, 30}}, {"third.weight", {40, 40}}, {"norm.weight", {31}}};
+const Shapes kShapes = {{"first.weight", {70, 24}},    {"first.bias", {70}},       {"filter.weight", {8, 5, 3, 3}},
+                        {"second.weight", {50, 70}},   {"small.weight", {3, 4}},   {"embed.weight", {37, 24}},
+                        {"stack.weight", {3, 20, 30}}, {"third.weight", {40, 40}}, {"norm.weight", {31}}};
 
 std::uint64_t hash_of(Engine& engine) {
   std::uint64_t hash = kNoBits;
@@ -127,8 +124,7 @@ std::uint64_t hash_of(Engine& engine) {
       try {
         add(engine.full_optimizer_state(item.key(), state));
       } catch (const ModelError& error) {  // not all parameters have all states
-        EXPECT_NE(std::string_view(error.what()).find("has no state"), std::string_view::npos)
-            << error.what();
+        EXPECT_NE(std::string_view(error.what()).find("has no state"), std::string_view::npos) << error.what();
       }
     }
   }
@@ -164,11 +160,11 @@ TEST(WholeTensors, TrainToTheSameBitsWhereverTheyAreCut) {
               for (const char* store : {"copying", "node_shared"}) {
                 for (const char* precision : {"", R"(, "bf16": {"enabled": true})"}) {
                   // One unit, which cuts tensors over one, two and three ranks.
-                  const std::string json = json_of(
-                      optimizers[o], stage,
-                      fmt::format(R"({}, "zerotorch": {{"seed": 5, "store": "{}", "unit_numel": 100000}})",
-                                  precision, store),
-                      12);
+                  const std::string json =
+                      json_of(optimizers[o], stage,
+                              fmt::format(R"({}, "zerotorch": {{"seed": 5, "store": "{}", "unit_numel": 100000}})",
+                                          precision, store),
+                              12);
                   const std::string curve = fmt::format("{} {}", o, precision);
                   auto engine = initialize(Parameters(kShapes), json, {.group = group});
                   train_steps(engine, 2);
@@ -247,16 +243,12 @@ TEST(WholeTensors, MuonKeepsWhatEachParameterNeedsAndTakesGroups) {
 TEST(WholeTensors, WhatCannotBeIsAnErrorThatSaysWhatToDo) {
   for (const char* type : {"Lamb", "Muon", "Adafactor"}) {
     const std::string optimizer = fmt::format(R"({{"type": "{}"}})", type);
-    expect_said(
-        [&] {
-          Config::from_text(json_of(optimizer, 2, R"(, "zerotorch": {"step_in_backward": true})"), "-");
-        },
-        "needs whole tensors");
+    expect_said([&] { Config::from_text(json_of(optimizer, 2, R"(, "zerotorch": {"step_in_backward": true})"), "-"); },
+                "needs whole tensors");
     expect_said(
         [&] {
           Config::from_text(
-              json_of(optimizer, 2, R"(, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true})"),
-              "-");
+              json_of(optimizer, 2, R"(, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true})"), "-");
         },
         "needs gradients summed in fp32");
   }
@@ -316,8 +308,7 @@ TEST(WholeTensors, StepsAfterASkippedOneAreAsIfItHadNotBeen) {
   expect_all_ok(spawn(2, [](Group group) {
     at::set_num_threads(1);
     for (const char* type : {"Lamb", "Muon", "Adafactor"}) {
-      const std::string json =
-          json_of(fmt::format(R"({{"type": "{}"}})", type), 2, R"(, "bf16": {"enabled": true})");
+      const std::string json = json_of(fmt::format(R"({{"type": "{}"}})", type), 2, R"(, "bf16": {"enabled": true})");
       auto poisoned = initialize(Parameters(kShapes), json, {.group = group});
       auto plain = initialize(Parameters(kShapes), json, {.group = group});
       for (int step = 1; step <= 3; ++step) {

@@ -66,8 +66,8 @@ struct Work {
 };
 
 Work least(const Work& a, const Work& b) {
-  return {std::min(a.step_allocations, b.step_allocations),
-          std::min(a.other_allocations, b.other_allocations), std::min(a.page_faults, b.page_faults), b.sent};
+  return {std::min(a.step_allocations, b.step_allocations), std::min(a.other_allocations, b.other_allocations),
+          std::min(a.page_faults, b.page_faults), b.sent};
 }
 
 CommunicationReport minus(CommunicationReport a, const CommunicationReport& b) {
@@ -138,14 +138,13 @@ std::int64_t numel_of_model() {
 }
 
 void expect_little_work(const Group& group, const Setting& run) {
-  const std::string where = fmt::format("{} ranks, stage {}, {}, {}", group.size(), run.stage, run.store,
-                                        run.bf16 ? "bf16" : "fp32");
+  const std::string where =
+      fmt::format("{} ranks, stage {}, {}, {}", group.size(), run.stage, run.store, run.bf16 ? "bf16" : "fp32");
   const Work plain = plain_work(run.bf16), work = engine_work(group, run);
   // Where a parameter is released libtorch itself copies the message that its next reader would see.
   const bool releases = work.sent.gathers > 0;
   EXPECT_LE(work.step_allocations, releases ? kParametersOfALayer : 0) << where;
-  EXPECT_LE(work.other_allocations, plain.other_allocations + (releases ? kParametersOfALayer * kLayers : 0))
-      << where;
+  EXPECT_LE(work.other_allocations, plain.other_allocations + (releases ? kParametersOfALayer * kLayers : 0)) << where;
   EXPECT_LE(work.page_faults, plain.page_faults + 2) << where;
 
   // One copy between autograd and the owner; a gather copies what the rank itself has of it.

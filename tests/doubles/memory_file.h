@@ -3,9 +3,9 @@
 #include <memory>
 #include <string>
 
+#include "doubles/memory_tree.h"
 #include "io/file_system.h"
 #include "io/io_error.h"
-#include "doubles/memory_tree.h"
 
 namespace zero::io::memory {
 

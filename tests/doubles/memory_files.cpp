@@ -4,10 +4,10 @@
 #include <functional>
 #include <utility>
 
-#include "io/io_error.h"
 #include "doubles/memory_crash.h"
 #include "doubles/memory_file.h"
 #include "doubles/memory_tree.h"
+#include "io/io_error.h"
 
 namespace zero::io {
 namespace {
@@ -91,8 +91,7 @@ std::unique_ptr<File> MemoryFileSystem::create_scratch(const std::string& folder
 
 std::unique_ptr<File> MemoryFileSystem::open(const std::string& path) {
   const std::lock_guard lock(tree_->mutex);
-  return std::make_unique<MemoryFile>(tree_, file_at(*tree_, "open", path), path,
-                                      MemoryFile::Mode::kReadOnly);
+  return std::make_unique<MemoryFile>(tree_, file_at(*tree_, "open", path), path, MemoryFile::Mode::kReadOnly);
 }
 
 void MemoryFileSystem::make_folders(const std::string& path) {
@@ -233,8 +232,7 @@ void MemoryFileSystem::set_bytes(const std::string& path, std::vector<std::byte>
 std::vector<std::string> MemoryFileSystem::paths() const {
   const std::lock_guard lock(tree_->mutex);
   std::vector<std::string> all;
-  const std::function<void(const Node&, const std::string&)> visit = [&](const Node& folder,
-                                                                         const std::string& path) {
+  const std::function<void(const Node&, const std::string&)> visit = [&](const Node& folder, const std::string& path) {
     for (const auto& [name, node] : folder.names_now) {
       const std::string inner = path + "/" + name;
       all.push_back(inner);

@@ -102,8 +102,7 @@ int Tree::find_place(std::string_view path, Place& place) const {
   return 0;
 }
 
-void Tree::change_names(Node& folder, std::vector<NameChange::Edit> edits, Node* partner,
-                        std::uint64_t number) {
+void Tree::change_names(Node& folder, std::vector<NameChange::Edit> edits, Node* partner, std::uint64_t number) {
   std::vector<Node*> before;
   for (const auto& edit : edits) {
     const auto found = folder.names_now.find(edit.name);

@@ -6,8 +6,8 @@
 
 #include "checkpoint/rank_file.h"
 #include "checkpoint/safetensors.h"
-#include "fuzz/fuzz.h"
 #include "doubles/memory_files.h"
+#include "fuzz/fuzz.h"
 #include "support/checkpoint_room.h"
 #include "zero/config.h"
 
@@ -53,12 +53,10 @@ Checkpoint make_checkpoint(const std::vector<TensorInfo>& tensors, int ranks) {
     std::vector<std::vector<std::byte>> values;
     std::vector<Piece> pieces;
     for (std::size_t t = 0; t < tensors.size(); ++t) {
-      const std::int64_t numel = tensors[t].numel(), begin = numel * rank / ranks,
-                         end = numel * (rank + 1) / ranks;
+      const std::int64_t numel = tensors[t].numel(), begin = numel * rank / ranks, end = numel * (rank + 1) / ranks;
       values.push_back(testing::room_values(tensors[t], 2));
-      pieces.push_back(
-          {t, begin, end - begin,
-           values.back().data() + static_cast<std::size_t>(begin) * element_nbytes(tensors[t].dtype)});
+      pieces.push_back({t, begin, end - begin,
+                        values.back().data() + static_cast<std::size_t>(begin) * element_nbytes(tensors[t].dtype)});
     }
     const RankFile file(rank, manifest.id, tensors, pieces);
     const RankPart part = file.write(files, "/", ring.data());
@@ -76,8 +74,8 @@ Checkpoint make_checkpoint(const std::vector<TensorInfo>& tensors, int ranks) {
 Corpus manifest_corpus() {
   const Checkpoint two = make_checkpoint(tensors(), 2);
   Corpus corpus;
-  corpus.inputs = {to_text(two.manifest), to_text(make_checkpoint(tensors(), 1).manifest),
-                   to_text(Manifest()), two.notes[0]};
+  corpus.inputs = {to_text(two.manifest), to_text(make_checkpoint(tensors(), 1).manifest), to_text(Manifest()),
+                   two.notes[0]};
   corpus.words = {"\"pieces\":",
                   "\"checksums\":",
                   "\"dim_order\":",
@@ -107,8 +105,7 @@ Corpus safetensors_corpus() {
   const Checkpoint two = make_checkpoint(tensors(), 2);
   SafetensorsHeader header;
   header.metadata = {{"format", "pt"}};
-  header.entries = {
-      {"a", ElementType::kF32, {2, 3}}, {"b", ElementType::kBool, {}}, {"c", ElementType::kI64, {0}}};
+  header.entries = {{"a", ElementType::kF32, {2, 3}}, {"b", ElementType::kBool, {}}, {"c", ElementType::kI64, {0}}};
   const std::string small = make_safetensors_header(header, 8) + std::string(header.data_nbytes(), 'x');
   Corpus corpus;
   // Those that begin with the JSON: the fuzzer puts a length before it.
@@ -153,8 +150,7 @@ Corpus weights_corpus() {
     header.entries = {{std::string(name) + ".weight", ElementType::kF32, {2, 3}},
                       {std::string(name) + ".bias", ElementType::kBF16, {3}}};
     files.append(kCut).append(make_safetensors_header(header, 8)).append(header.data_nbytes(), 'x');
-    for (const auto& entry : header.entries)
-      index["weight_map"][entry.name] = std::string(name) + ".safetensors";
+    for (const auto& entry : header.entries) index["weight_map"][entry.name] = std::string(name) + ".safetensors";
   }
   index["metadata"]["total_size"] = 60;
   Corpus corpus = safetensors_corpus();
@@ -193,8 +189,7 @@ Corpus config_corpus() {
 })"};
   for (const KeyInfo& key : schema()) {
     const auto dot = key.path.rfind('.');
-    corpus.words.push_back('"' + std::string(key.path.substr(dot == std::string_view::npos ? 0 : dot + 1)) +
-                           "\":");
+    corpus.words.push_back('"' + std::string(key.path.substr(dot == std::string_view::npos ? 0 : dot + 1)) + "\":");
   }
   std::sort(corpus.words.begin(), corpus.words.end());
   corpus.words.erase(std::unique(corpus.words.begin(), corpus.words.end()), corpus.words.end());

@@ -7,8 +7,8 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/range_reader.h"
 #include "checkpoint/tools.h"
-#include "fuzz/fuzz.h"
 #include "doubles/memory_files.h"
+#include "fuzz/fuzz.h"
 
 namespace zero::fuzz {
 namespace {
@@ -32,9 +32,8 @@ std::optional<std::string> fitting_the_files(const std::string& text, const io::
     for (auto& file : manifest.files) {
       contents.push_back(files.bytes(io::join(kFolder, file.name)));
       file.nbytes = contents.back().size();
-      file.header_checksum =
-          checksum_of(std::span(contents.back())
-                          .first(static_cast<std::size_t>(std::min(file.header_nbytes, file.nbytes))));
+      file.header_checksum = checksum_of(
+          std::span(contents.back()).first(static_cast<std::size_t>(std::min(file.header_nbytes, file.nbytes))));
     }
   });
   if (!fits) return std::nullopt;
@@ -65,8 +64,7 @@ void read_range(io::MemoryFileSystem& files, const Found& found, std::size_t t, 
   RangeReader reader(files, found);
   if (!accepted([&] { reader.read({&target, 1}); })) return;
   for (const auto& piece : tensor.pieces) {
-    const std::int64_t first = std::max(begin, piece.begin),
-                       last = std::min(begin + numel, piece.begin + piece.numel);
+    const std::int64_t first = std::max(begin, piece.begin), last = std::min(begin + numel, piece.begin + piece.numel);
     if (first >= last) continue;
     const auto bytes =
         files.bytes(io::join(found.folder, found.manifest.files[static_cast<std::size_t>(piece.file)].name));

@@ -17,13 +17,11 @@ void check(const Manifest& manifest) {
       next += piece.numel;
       const auto& file = manifest.files.at(static_cast<std::size_t>(piece.file));
       const std::uint64_t nbytes = static_cast<std::uint64_t>(piece.numel) * element;
-      require(piece.offset >= file.header_nbytes && piece.offset + nbytes <= file.nbytes,
-              "a piece lies in its file");
+      require(piece.offset >= file.header_nbytes && piece.offset + nbytes <= file.nbytes, "a piece lies in its file");
       require(piece.checksums.size() == (nbytes + kBlockNbytes - 1) / kBlockNbytes, "a checksum per block");
     }
     require(next == tensor.info.numel(), "pieces cover the tensor");
-    require(checkpoint::problem_with(tensor.info.order, tensor.info.shape).empty(),
-            "an order of all dimensions");
+    require(checkpoint::problem_with(tensor.info.order, tensor.info.shape).empty(), "an order of all dimensions");
   }
 }
 

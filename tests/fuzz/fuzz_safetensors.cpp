@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "checkpoint/safetensors.h"
-#include "fuzz/fuzz.h"
 #include "doubles/memory_files.h"
+#include "fuzz/fuzz.h"
 
 namespace zero::fuzz {
 namespace {
@@ -27,8 +27,7 @@ auto contents(const SafetensorsHeader& header) {
 void check(const SafetensorsHeader& header, std::size_t file_nbytes) {
   std::uint64_t next = 0;
   for (const auto& entry : header.entries) {
-    const auto nbytes =
-        static_cast<std::uint64_t>(checked_numel(entry.shape, "shape")) * element_nbytes(entry.dtype);
+    const auto nbytes = static_cast<std::uint64_t>(checked_numel(entry.shape, "shape")) * element_nbytes(entry.dtype);
     require(entry.begin == next && entry.end == next + nbytes, "entries follow each other");
     next = entry.end;
   }

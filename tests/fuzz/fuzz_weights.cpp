@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "checkpoint/weight_files.h"
-#include "fuzz/fuzz.h"
 #include "doubles/memory_files.h"
+#include "fuzz/fuzz.h"
 
 namespace zero::fuzz {
 namespace {

@@ -46,8 +46,7 @@ std::vector<std::string> found_before() {
   std::vector<std::string> inputs;
   const auto folder = std::filesystem::path(ZERO_SOURCE_DIR) / "tests/fuzz/regressions" / kTarget;
   if (!std::filesystem::is_directory(folder)) return inputs;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    inputs.push_back(content(entry.path()));
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) inputs.push_back(content(entry.path()));
   return inputs;
 }
 
@@ -75,7 +74,7 @@ int main(int argc, char** argv) {
     // Slow machines do less of the same.
     if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > kMostSeconds) break;
   }
-  std::printf("%s: %zu inputs, %zu found before, %d mutations: none does harm\n", kTarget,
-              corpus.inputs.size(), before.size(), done);
+  std::printf("%s: %zu inputs, %zu found before, %d mutations: none does harm\n", kTarget, corpus.inputs.size(),
+              before.size(), done);
   return 0;
 }

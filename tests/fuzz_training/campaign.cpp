@@ -36,9 +36,7 @@ class Folder {
   std::string records(const Task& t, int rank) const {
     return fmt::format("{}/records_{}_{}_{}_{}", path_, t.which, t.run, t.after_resume, rank);
   }
-  std::string checkpoints(const Task& t) const {
-    return fmt::format("{}/checkpoints_{}_{}", path_, t.which, t.run);
-  }
+  std::string checkpoints(const Task& t) const { return fmt::format("{}/checkpoints_{}_{}", path_, t.which, t.run); }
 
  private:
   std::string path_;
@@ -91,13 +89,12 @@ std::string text_of_key(const Program& program, const Key& key) {
   const auto& [event, micro_batch, what] = key;
   const auto index = static_cast<std::size_t>(event);
   return fmt::format("event {} ({}), micro-batch {}: {}", event,
-                     index < program.events.size() ? name_of(program.events[index].kind) : "the end",
-                     micro_batch, what);
+                     index < program.events.size() ? name_of(program.events[index].kind) : "the end", micro_batch,
+                     what);
 }
 
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
 /// Both sides do the same sums in other orders. With Program::eps() AdamW does not amplify that: values stay within
@@ -151,8 +148,8 @@ void run_wave(const std::vector<Case>& cases, std::vector<Task> tasks, const Fol
         Records records;
         try {
           records = task.run < 0 ? run_plain(c.program)
-                                 : run_zero(c.program, c.runs[static_cast<std::size_t>(task.run)],
-                                            task.after_resume, group, folder.checkpoints(task));
+                                 : run_zero(c.program, c.runs[static_cast<std::size_t>(task.run)], task.after_resume,
+                                            group, folder.checkpoints(task));
         } catch (const std::exception& error) {
           write_records(folder.records(task, group.rank()), {}, error.what());
           throw;  // the group is lost
@@ -180,12 +177,10 @@ void run_wave(const std::vector<Case>& cases, std::vector<Task> tasks, const Fol
           text += fmt::format("\n    rank {}: signal {}{}", result.rank, result.signal,
                               result.timed_out ? ", timed out" : "");
       auto& verdict = verdicts[static_cast<std::size_t>(tasks[done].which)];
-      const std::string where =
-          tasks[done].run < 0
-              ? "plain libtorch"
-              : fmt::format("run {}{}", tasks[done].run, tasks[done].after_resume ? " after the resume" : "");
-      if (verdict.ok())
-        verdict = {tasks[done].run < 0 ? "invalid" : thrown ? "exception" : "ended", where + text};
+      const std::string where = tasks[done].run < 0 ? "plain libtorch"
+                                                    : fmt::format("run {}{}", tasks[done].run,
+                                                                  tasks[done].after_resume ? " after the resume" : "");
+      if (verdict.ok()) verdict = {tasks[done].run < 0 ? "invalid" : thrown ? "exception" : "ended", where + text};
       break;
     }
     if (done == tasks.size()) {
@@ -193,8 +188,8 @@ void run_wave(const std::vector<Case>& cases, std::vector<Task> tasks, const Fol
         if (!result.ok) {
           auto& verdict = verdicts[static_cast<std::size_t>(tasks.back().which)];
           if (verdict.ok())
-            verdict = {"ended", fmt::format("behind the last program of {} ranks: signal {} {}", ranks,
-                                            result.signal, result.error)};
+            verdict = {"ended", fmt::format("behind the last program of {} ranks: signal {} {}", ranks, result.signal,
+                                            result.error)};
         }
       return;
     }
@@ -217,12 +212,10 @@ Verdict gather(const Case& c, Task task, const Folder& folder, Records& records)
       for (auto& [key, values] : mine) {
         const auto [there, is_new] = records.try_emplace(key, values);
         if (!is_new && !same_bits(there->second, values))
-          return {
-              "ranks",
-              fmt::format(
-                  "run {}: rank {} has other bits than those before it: {}\n    before:{}\n    rank {}:{}",
-                  task.run, rank, text_of_key(c.program, key), text_of_values(there->second), rank,
-                  text_of_values(values))};
+          return {"ranks",
+                  fmt::format("run {}: rank {} has other bits than those before it: {}\n    before:{}\n    rank {}:{}",
+                              task.run, rank, text_of_key(c.program, key), text_of_values(there->second), rank,
+                              text_of_values(values))};
       }
     }
   }
@@ -236,8 +229,7 @@ Verdict judge(const Case& c, int which, const Folder& folder) {
   for (std::size_t r = 0; r < c.runs.size(); ++r) {
     Records records;
     const std::string name = fmt::format("run {}", r);
-    if (auto verdict = gather(c, {.which = which, .run = static_cast<int>(r)}, folder, records);
-        !verdict.ok())
+    if (auto verdict = gather(c, {.which = which, .run = static_cast<int>(r)}, folder, records); !verdict.ok())
       return verdict;
     auto verdict = compare("difference", c.program, "plain", plain, name, records,
                            [&](const auto& a, const auto& b) { return close(c.program, a, b); });
@@ -262,8 +254,7 @@ std::vector<Verdict> run_cases(const std::vector<Case>& cases) {
       std::vector<Task> tasks;
       for (int i = 0; i < static_cast<int>(cases.size()); ++i) {
         const Case& c = cases[static_cast<std::size_t>(i)];
-        if (!verdicts[static_cast<std::size_t>(i)].ok() || (after && Interpreter::resume_of(c.program) < 0))
-          continue;
+        if (!verdicts[static_cast<std::size_t>(i)].ok() || (after && Interpreter::resume_of(c.program) < 0)) continue;
         for (int r = 0; r < static_cast<int>(c.runs.size()); ++r) {
           const Run& run = c.runs[static_cast<std::size_t>(r)];
           if ((after ? run.after : run.before).ranks == ranks) tasks.push_back({i, r, after, ranks});
@@ -281,8 +272,7 @@ std::string text_of(const Case& c) {
   std::string text = text_of(c.program);
   for (std::size_t r = 0; r < c.runs.size(); ++r) {
     text += fmt::format("  run {}: {}\n", r, text_of(c.runs[r].before));
-    if (c.program.has(Ingredient::kResume))
-      text += fmt::format("    resumed by {}\n", text_of(c.runs[r].after));
+    if (c.program.has(Ingredient::kResume)) text += fmt::format("    resumed by {}\n", text_of(c.runs[r].after));
   }
   return text;
 }

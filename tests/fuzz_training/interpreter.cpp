@@ -16,14 +16,11 @@ using I = Ingredient;
 /// Data of micro-batches that are no part of the training, away from those that are.
 constexpr std::uint64_t kDiscardedData = 1'000'000, kEvaluatedData = 2'000'000;
 
-bool changes_gradients(I kind) {
-  return kind == I::kClipValue || kind == I::kScaleGradient || kind == I::kSetGradient;
-}
+bool changes_gradients(I kind) { return kind == I::kClipValue || kind == I::kScaleGradient || kind == I::kSetGradient; }
 
 }  // namespace
 
-Interpreter::Interpreter(const Program& program, std::array<int, 2> counts)
-    : program_(program), counts_(counts) {
+Interpreter::Interpreter(const Program& program, std::array<int, 2> counts) : program_(program), counts_(counts) {
   // The first layer's are always trained: a loss that depends on nothing has no backward.
   if (program.frozen_at_start >= 0 && counts[0] > 2)
     now_.frozen[0].insert(2 + program.frozen_at_start % (counts[0] - 2));
@@ -149,8 +146,7 @@ void Interpreter::train(const Event& event, int index) {
   const bool window_ends = (now_.blocks + 1) % program_.blocks == 0;
   const bool is_generator = program_.is_gan() && which == 1;
   if (is_generator && event.mode == 2) {
-    for (auto& [name, parameter] : backend_->model(0)->unique_parameters())
-      at::Tensor(parameter).requires_grad_(false);
+    for (auto& [name, parameter] : backend_->model(0)->unique_parameters()) at::Tensor(parameter).requires_grad_(false);
   }
   for (int i = backend_->first(); i < program_.block; i += backend_->stride()) {
     const MicroBatch micro_batch{static_cast<std::uint64_t>(now_.blocks * program_.block + i), now_.windows,
@@ -194,23 +190,20 @@ at::Tensor Interpreter::loss_of(const Event& event, const MicroBatch& micro_batc
 /// R1.
 at::Tensor Interpreter::fit_loss(FuzzModel& model, const MicroBatch& micro_batch, bool input_penalty) {
   at::Tensor x = noise({program_.batch, program_.dim}, mixed(program_.seed, micro_batch.index));
-  const at::Tensor target =
-      noise({program_.batch, program_.dim}, mixed(program_.seed + 1, micro_batch.index));
+  const at::Tensor target = noise({program_.batch, program_.dim}, mixed(program_.seed + 1, micro_batch.index));
   if (input_penalty) x.requires_grad_();
   const at::Tensor out = model->forward(x, micro_batch).to(at::kFloat);
   at::Tensor loss = (out - target).square().mean();
   if (model->extra_loss.defined()) loss = loss + model->extra_loss;
   if (!input_penalty) return loss;
-  const at::Tensor slope =
-      torch::autograd::grad({out.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  const at::Tensor slope = torch::autograd::grad({out.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
   return loss + 0.1 * slope.square().mean();
 }
 
 at::Tensor Interpreter::critic_loss(const MicroBatch& micro_batch) {
   auto &critic = backend_->model(0), &generator = backend_->model(1);
   const std::array<std::int64_t, 2> sizes{program_.batch, program_.dim};
-  const at::Tensor fake =
-      generator->forward(noise(sizes, mixed(program_.seed + 2, micro_batch.index)), micro_batch);
+  const at::Tensor fake = generator->forward(noise(sizes, mixed(program_.seed + 2, micro_batch.index)), micro_batch);
   const at::Tensor real = noise(sizes, mixed(program_.seed + 3, micro_batch.index));
   return critic->forward(fake.detach(), micro_batch).to(at::kFloat).square().mean() +
          (critic->forward(real, micro_batch).to(at::kFloat) - 1).square().mean();
@@ -317,8 +310,8 @@ void Interpreter::gathered(const Event& event, int index) {
       if (!writes) record(index, p, "gathered", parameter);
     }
   };
-  backend_->gathered(event.which, chosen,
-                     writes ? std::optional(event.target % backend_->stride()) : std::nullopt, inside);
+  backend_->gathered(event.which, chosen, writes ? std::optional(event.target % backend_->stride()) : std::nullopt,
+                     inside);
 }
 
 void Interpreter::read_weights(int index, bool states) {

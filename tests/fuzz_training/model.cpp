@@ -19,8 +19,7 @@ constexpr int kSparseRows = 300;  ///< so many that a micro-batch reads a small 
 
 struct BoomInBackward : torch::autograd::Function<BoomInBackward> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*,
-                                               const torch::autograd::tensor_list&) {
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*, const torch::autograd::tensor_list&) {
     throw std::runtime_error(kBoom);
   }
 };
@@ -36,8 +35,7 @@ at::Tensor noise(at::IntArrayRef sizes, std::uint64_t seed) {
   at::Tensor out = at::empty(sizes, at::kFloat);
   Random random(mixed(seed, 5));
   auto* values = out.mutable_data_ptr<float>();
-  for (std::int64_t i = 0; i < out.numel(); ++i)
-    values[i] = static_cast<float>(random.next() >> 40) * 0x1p-23f - 1.0f;
+  for (std::int64_t i = 0; i < out.numel(); ++i) values[i] = static_cast<float>(random.next() >> 40) * 0x1p-23f - 1.0f;
   return out;
 }
 
@@ -53,8 +51,7 @@ std::string FuzzModelImpl::name(const Layer& layer, const std::string& what) con
 torch::nn::Linear FuzzModelImpl::linear_of(const Layer& layer, bool registered_again) {
   const auto found = linears_.find(layer.other);
   if (found == linears_.end()) {  // the shrinker has removed it
-    return linears_.insert_or_assign(layer.id, added(name(layer), torch::nn::Linear(dim_, dim_)))
-        .first->second;
+    return linears_.insert_or_assign(layer.id, added(name(layer), torch::nn::Linear(dim_, dim_))).first->second;
   }
   if (registered_again) register_module(name(layer), found->second);
   return found->second;
@@ -280,12 +277,10 @@ const std::vector<std::pair<std::string, at::Tensor>>& FuzzModelImpl::unique_par
   if (!unique_.empty()) return unique_;
   std::set<const void*> seen;
   for (const auto& item : named_parameters()) {
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second)
-      unique_.emplace_back(item.key(), item.value());
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) unique_.emplace_back(item.key(), item.value());
   }
   // Those of the first layer, which every loss depends on, are the first two.
-  std::stable_partition(unique_.begin(), unique_.end(),
-                        [](const auto& p) { return p.first.starts_with("linear0."); });
+  std::stable_partition(unique_.begin(), unique_.end(), [](const auto& p) { return p.first.starts_with("linear0."); });
   return unique_;
 }
 

@@ -66,8 +66,7 @@ class PlainBackend : public Backend {
 
   void forget_failed_backward(int which) override { zero_grad(which, 0); }
 
-  void gathered(int which, const std::vector<int>&, std::optional<int>,
-                const std::function<void()>& inside) override {
+  void gathered(int which, const std::vector<int>&, std::optional<int>, const std::function<void()>& inside) override {
     inside();
     follow_writes(at_(which));
   }
@@ -174,15 +173,13 @@ class PlainBackend : public Backend {
   double rate(int group) const {
     if (const auto set = rates_[static_cast<std::size_t>(group)]) return *set;
     if (program_.groups != Groups::kClient) return base_rate(group);
-    return base_rate(group) *
-           std::pow(0.5, schedule_steps_ > 0 ? (schedule_steps_ - 1) / 2 : 0);  // StepLR(2, 0.5)
+    return base_rate(group) * std::pow(0.5, schedule_steps_ > 0 ? (schedule_steps_ - 1) / 2 : 0);  // StepLR(2, 0.5)
   }
 
   static torch::optim::AdamWParamState* state_of(PlainModel& m, int p) {
     const auto found = m.optimizer->state().find(m.masters[p].unsafeGetTensorImpl());
-    return found == m.optimizer->state().end()
-               ? nullptr
-               : static_cast<torch::optim::AdamWParamState*>(found->second.get());
+    return found == m.optimizer->state().end() ? nullptr
+                                               : static_cast<torch::optim::AdamWParamState*>(found->second.get());
   }
 
   static void drop(PlainModel& m) {

@@ -82,8 +82,8 @@ void drop_conflicts(std::array<bool, kIngredients>& has) {
   const auto is = [&has](I kind) -> bool& { return has[static_cast<std::size_t>(kind)]; };
   if (is(I::kGan)) {
     // A mask would be written between two forwards of one graph.
-    for (const I kind : {I::kMask, I::kInputPenalty, I::kPenalty, I::kAccumulation, I::kStepGroups,
-                         I::kThrowBackward, I::kThrowForward, I::kDiscard, I::kClient, I::kLoad}) {
+    for (const I kind : {I::kMask, I::kInputPenalty, I::kPenalty, I::kAccumulation, I::kStepGroups, I::kThrowBackward,
+                         I::kThrowForward, I::kDiscard, I::kClient, I::kLoad}) {
       is(kind) = false;
     }
   }
@@ -190,8 +190,7 @@ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) { return Random(a * 0xD134
 
 bool Program::has(I kind) const {
   const auto layer = [kind](const Layer& l) { return l.kind == kind; };
-  return std::any_of(layers.begin(), layers.end(), layer) ||
-         std::any_of(generator.begin(), generator.end(), layer) ||
+  return std::any_of(layers.begin(), layers.end(), layer) || std::any_of(generator.begin(), generator.end(), layer) ||
          std::any_of(events.begin(), events.end(),
                      [kind](const Event& e) { return e.kind == kind || e.penalty == kind; });
 }
@@ -199,12 +198,10 @@ bool Program::has(I kind) const {
 bool allowed(const Program& program, const Setting& setting) {
   if (setting.ranks < 1 || program.block % setting.ranks != 0) return false;
   if (!setting.step_in_backward) return true;
-  if (setting.stage == 0 || program.clipping > 0 || program.window() != setting.ranks || program.is_gan())
-    return false;
+  if (setting.stage == 0 || program.clipping > 0 || program.window() != setting.ranks || program.is_gan()) return false;
   // Nothing may want a gradient that has been applied, or a parameter that is being updated.
-  for (const I kind :
-       {I::kMask, I::kDiscard, I::kThrowForward, I::kThrowBackward, I::kClipValue, I::kScaleGradient,
-        I::kSetGradient, I::kReadGradient, I::kStepGroups, I::kPenalty, I::kZeroGrad}) {
+  for (const I kind : {I::kMask, I::kDiscard, I::kThrowForward, I::kThrowBackward, I::kClipValue, I::kScaleGradient,
+                       I::kSetGradient, I::kReadGradient, I::kStepGroups, I::kPenalty, I::kZeroGrad}) {
     if (program.has(kind)) return false;
   }
   return true;
@@ -254,8 +251,8 @@ std::string text_of(const std::vector<Layer>& layers) {
   for (const Layer& layer : layers) {
     text += fmt::format("{}{}{}", text.empty() ? "" : ", ", name_of(layer.kind), layer.id);
     if (layer.kind == I::kTied || layer.kind == I::kReuse) text += fmt::format("(of {})", layer.other);
-    if (layer.kind == I::kTop1 || layer.kind == I::kTop2 || layer.kind == I::kHeads ||
-        layer.kind == I::kTransposed || layer.kind == I::kLazy)
+    if (layer.kind == I::kTop1 || layer.kind == I::kTop2 || layer.kind == I::kHeads || layer.kind == I::kTransposed ||
+        layer.kind == I::kLazy)
       text += fmt::format("({})", layer.size);
   }
   return text;
@@ -269,8 +266,7 @@ std::string text_of(const Program& p) {
       "seed {}: {}, dim {}, batch {}, {} micro-batches a window in {} blocks of {}{}{}{}{}{}\n", p.seed,
       p.bf16 ? "bf16" : "fp32", p.dim, p.batch, p.window(), p.blocks, p.block,
       p.clipping > 0 ? fmt::format(", clipping {:.2f}", p.clipping) : "",
-      p.unit_numel ? fmt::format(", unit_numel {}", p.unit_numel) : "",
-      kGroupNames[static_cast<std::size_t>(p.groups)],
+      p.unit_numel ? fmt::format(", unit_numel {}", p.unit_numel) : "", kGroupNames[static_cast<std::size_t>(p.groups)],
       p.unused_zero ? ", unused parameters have gradients of zero" : "",
       p.frozen_at_start >= 0 ? fmt::format(", parameter {} frozen at start", p.frozen_at_start) : "");
   text += fmt::format("  layers: {}\n", text_of(p.layers));
@@ -292,8 +288,7 @@ std::string text_of(const Program& p) {
 }
 
 std::string text_of(const Setting& s) {
-  std::string text =
-      fmt::format("{} ranks, stage {}, {}", s.ranks, s.stage, s.node_shared ? "node_shared" : "copying");
+  std::string text = fmt::format("{} ranks, stage {}, {}", s.ranks, s.stage, s.node_shared ? "node_shared" : "copying");
   if (s.tiny_buckets) text += ", tiny buckets";
   if (s.overlap) text += ", overlap";
   if (s.progress_thread) text += ", progress thread";
@@ -307,12 +302,10 @@ std::string text_of(const Setting& s) {
 }
 
 std::string json_of(const Program& p, const Setting& s) {
-  const std::string optimizer =
-      p.groups == Groups::kClient
-          ? ""
-          : fmt::format(R"("optimizer": {{"type": "AdamW", "params":
+  const std::string optimizer = p.groups == Groups::kClient ? ""
+                                                            : fmt::format(R"("optimizer": {{"type": "AdamW", "params":
             {{"lr": 0.01, "betas": [0.9, 0.95], "eps": {}, "weight_decay": 0.1}}}},)",
-                        p.eps());
+                                                                          p.eps());
   return fmt::format(R"({{
     "train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {}, "gradient_clipping": {}, {}
     "bf16": {{"enabled": {}, "check_grad_overflow": false}},

@@ -93,9 +93,8 @@ struct Layer {
 
 struct Event {
   Ingredient kind = Ingredient::kTrain;
-  int which = 0;  ///< kGan: 0 the critic, 1 the generator, 2 both by one loss
-  int target =
-      0;  ///< a parameter, a rank, a layer, a parameter group: whatever the kind needs, modulo their number
+  int which = 0;   ///< kGan: 0 the critic, 1 the generator, 2 both by one loss
+  int target = 0;  ///< a parameter, a rank, a layer, a parameter group: whatever the kind needs, modulo their number
   int mode = 0;
   double value = 0;
   Ingredient penalty = Ingredient::kCount;  ///< kTrain: kPenalty, kInputPenalty or none
@@ -115,8 +114,7 @@ struct Program {
   double eps() const { return bf16 ? 0.1 : 1e-3; }
   double clipping = 0;
   Groups groups = Groups::kNone;
-  int unit_numel =
-      0;  ///< of all runs: the flat layout, and with it the order of the norm's sum, depends on it
+  int unit_numel = 0;         ///< of all runs: the flat layout, and with it the order of the norm's sum, depends on it
   bool unused_zero = false;   ///< a parameter without gradient has one of zeros; else it is left alone
   int frozen_at_start = -1;   ///< a parameter that does not require grad at initialize()
   std::vector<Layer> layers;  ///< of the model, or of the critic
@@ -156,8 +154,7 @@ struct Case {
 };
 
 /// The program of a seed; `only`: of plain layers and this ingredient; never with those in `without`.
-Case generate(std::uint64_t seed, std::optional<Ingredient> only = {},
-              const std::vector<Ingredient>& without = {});
+Case generate(std::uint64_t seed, std::optional<Ingredient> only = {}, const std::vector<Ingredient>& without = {});
 /// Whether the setting may run the program: what the documents refuse is not tried.
 bool allowed(const Program& program, const Setting& setting);
 

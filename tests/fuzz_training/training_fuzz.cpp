@@ -57,9 +57,7 @@ void report(Case failing, Verdict verdict, bool with_shrink) {
 
 int run(const Options& options) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto seconds = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  };
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   std::uint64_t programs = 0;
   int differences = 0, invalid = 0;
   for (std::uint64_t seed = options.first; seed < options.first + options.count;) {

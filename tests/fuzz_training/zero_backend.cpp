@@ -19,8 +19,7 @@ constexpr const char* kResumeTag = "resume";
 class ZeroBackend : public Backend {
  public:
   /// Ranks start with other weights than rank 0, and a resumed run with others than the first had.
-  ZeroBackend(const Program& program, const Setting& setting, Group group, std::string folder,
-              bool after_resume)
+  ZeroBackend(const Program& program, const Setting& setting, Group group, std::string folder, bool after_resume)
       : program_(program), setting_(setting), group_(std::move(group)), folder_(std::move(folder)) {
     const auto offset =
         static_cast<std::uint64_t>((group_.rank() > 0 ? 100 + group_.rank() : 0) + (after_resume ? 500 : 0));
@@ -35,8 +34,7 @@ class ZeroBackend : public Backend {
       InitializeOptions options{.group = group_};
       if (program_.groups == Groups::kGroups)
         options.parameter_groups = {{.names = {"*weight"}, .lr = 0.02, .weight_decay = 0.3}};
-      if (program_.groups == Groups::kClient)
-        options.optimizer = make_client(models_[m], progress.schedule_steps);
+      if (program_.groups == Groups::kClient) options.optimizer = make_client(models_[m], progress.schedule_steps);
       engines_.push_back(std::make_unique<Zero>(initialize(models_[m], json, std::move(options))));
     }
     for (int g = 0; g < 2; ++g)
@@ -122,8 +120,7 @@ class ZeroBackend : public Backend {
   }
 
   void pause(std::uint64_t event) override {
-    if (setting_.jitter)
-      ::usleep(mixed(program_.seed, event * 8 + static_cast<std::uint64_t>(group_.rank())) % 500);
+    if (setting_.jitter) ::usleep(mixed(program_.seed, event * 8 + static_cast<std::uint64_t>(group_.rank())) % 500);
   }
 
  private:

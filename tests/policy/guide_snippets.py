@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every C++ snippet of the guides is run by a test, word for word, and every message that
-docs/moving_from_libtorch.md quotes is expected by one. Usage: guide_snippets.py <source dir>"""
+"""Every C++ snippet of the guides is run by a test, word for word though perhaps in other lines, and every message
+that docs/moving_from_libtorch.md quotes is expected by one. Usage: guide_snippets.py <source dir>"""
 import pathlib
 import re
 import sys
@@ -23,6 +23,10 @@ problems = []
 def words(lines):
     """The lines without indentation and empty lines at the ends."""
     return "\n".join(line.strip() for line in lines).strip("\n")
+
+
+def without_spaces(text):
+    return "".join(text.split())
 
 
 def document_snippets(guide):
@@ -67,11 +71,11 @@ for guide, tests in GUIDES.items():
     documented = list(document_snippets(guide))
     count += len(documented)
     for start, text in documented:
-        if text not in [snippet for _, _, snippet in tested]:
+        if without_spaces(text) not in [without_spaces(snippet) for _, _, snippet in tested]:
             names = ", ".join(test.name for test in tests)
             problems.append(f"{guide.name}:{start}: no test in {names} runs this snippet as it stands:\n{text}")
     for test, name, text in tested:
-        if text not in [snippet for _, snippet in documented]:
+        if without_spaces(text) not in [without_spaces(snippet) for _, snippet in documented]:
             problems.append(f"{test}: snippet '{name}' is not in {guide.name}")
 
 # C++ joins literals that follow each other.

@@ -35,8 +35,7 @@ std::string make(const std::string& folder, const Place& place, const std::strin
 
 int main(int argc, char** argv) {
   if (argc < 6) {
-    std::fprintf(stderr,
-                 "usage: checkpoint_maker <folder> <ranks> <stage> <fp32|bf16> <tag>=<micro-batches>...\n");
+    std::fprintf(stderr, "usage: checkpoint_maker <folder> <ranks> <stage> <fp32|bf16> <tag>=<micro-batches>...\n");
     return 2;
   }
   Place place;

@@ -21,8 +21,7 @@ inline std::vector<checkpoint::TensorInfo> room_tensors(std::int64_t large = 100
   using checkpoint::ElementType;
   namespace kinds = checkpoint::kinds;
   std::vector<checkpoint::TensorInfo> tensors(5);
-  tensors[0] = {"block.weight",     kinds::kWeight, ElementType::kF32, {large}, {},
-                ElementType::kBF16, true,          {"tied"}};
+  tensors[0] = {"block.weight", kinds::kWeight, ElementType::kF32, {large}, {}, ElementType::kBF16, true, {"tied"}};
   tensors[1] = {"block.weight", "exp_avg", ElementType::kF32, {7, 11}, {}, ElementType::kBF16, true, {}};
   tensors[2] = {"counts", kinds::kBuffer, ElementType::kI64, {3}, {}, ElementType::kI64, false, {}};
   tensors[3] = {"empty", kinds::kWeight, ElementType::kF32, {0, 5}, {}, ElementType::kF32, true, {}};
@@ -45,8 +44,7 @@ inline std::vector<std::byte> room_values(const checkpoint::TensorInfo& info, in
 /// One rank's part of saving `step` as "step<N>". *Collective.* `staged`, where given, gets the bytes of
 /// staging memory it asked for.
 inline void save_step(io::FileSystem& files, Group group, int step, const SaveOptions& options,
-                      std::int64_t large = 1001,
-                      checkpoint::FreeMemory free_memory = comm::available_memory_nbytes,
+                      std::int64_t large = 1001, checkpoint::FreeMemory free_memory = comm::available_memory_nbytes,
                       std::size_t* staged = nullptr) {
   checkpoint::Contents contents;
   contents.tensors = room_tensors(large);
@@ -56,11 +54,9 @@ inline void save_step(io::FileSystem& files, Group group, int step, const SaveOp
     const auto& info = contents.tensors[t];
     values.push_back(room_values(info, step));
     const std::int64_t numel = info.numel();
-    const std::int64_t begin = numel * group.rank() / group.size(),
-                       end = numel * (group.rank() + 1) / group.size();
+    const std::int64_t begin = numel * group.rank() / group.size(), end = numel * (group.rank() + 1) / group.size();
     contents.pieces.push_back(
-        {t, begin, end - begin,
-         values.back().data() + static_cast<std::size_t>(begin) * element_nbytes(info.dtype)});
+        {t, begin, end - begin, values.back().data() + static_cast<std::size_t>(begin) * element_nbytes(info.dtype)});
   }
   io::AlignedBuffer staging;
   checkpoint::Checkpointer checkpointer(
@@ -77,8 +73,7 @@ inline void save_step(io::FileSystem& files, Group group, int step, const SaveOp
 
 /// All ranks, as threads; what they threw, by rank.
 inline std::vector<std::string> save_step_together(io::FileSystem& files, int ranks, int step,
-                                                   const SaveOptions& options = {},
-                                                   std::int64_t large = 1001) {
+                                                   const SaveOptions& options = {}, std::int64_t large = 1001) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   spawn_threads(ranks, [&](Group group) {
     try {

@@ -15,10 +15,9 @@
 
 namespace zero::testing {
 
-inline const std::string kCollectives[] = {
-    "all_gather",       "reduce_scatter", "exchange", "all_reduce",
-    "large all_reduce", "broadcast",      "barrier",  "allocate_node_shared",
-    "polled barrier",   "post",           "fetch"};
+inline const std::string kCollectives[] = {"all_gather",       "reduce_scatter", "exchange", "all_reduce",
+                                           "large all_reduce", "broadcast",      "barrier",  "allocate_node_shared",
+                                           "polled barrier",   "post",           "fetch"};
 
 /// What errors call one of kCollectives.
 inline std::string name_in_errors(const std::string& collective) {
@@ -38,8 +37,7 @@ class CollectiveCaller {
                                          [](int, std::span<const void* const>) {});
     }
     if (collective_ == "fetch") {
-      window_ =
-          comm::make_shard_window(group, "window", {{"parcel", counts_}}, DType::kFloat32, {shared_.data()});
+      window_ = comm::make_shard_window(group, "window", {{"parcel", counts_}}, DType::kFloat32, {shared_.data()});
     }
   }
 
@@ -47,15 +45,15 @@ class CollectiveCaller {
   void call(std::string_view label) {
     const CollectiveOptions options{.label = label};
     auto* const shared = static_cast<float*>(shared_.data());
-    if (collective_ == "all_gather")
-      group_.all_gather(shared, out_.data(), counts_, DType::kFloat32, options).wait();
+    if (collective_ == "all_gather") group_.all_gather(shared, out_.data(), counts_, DType::kFloat32, options).wait();
     if (collective_ == "reduce_scatter") {
-      group_
-          .reduce_scatter(in_.data(), out_.data(), counts_, DType::kFloat32, DType::kFloat32, false, options)
-          .wait();
+      group_.reduce_scatter(in_.data(), out_.data(), counts_, DType::kFloat32, DType::kFloat32, false, options).wait();
     }
     if (collective_ == "exchange")
-      group_.exchange(shared, counts_, DType::kFloat32, [](auto) {}, options).wait();
+      group_
+          .exchange(
+              shared, counts_, DType::kFloat32, [](auto) {}, options)
+          .wait();
     if (collective_ == "all_reduce")
       group_.all_reduce(out_.data(), 10, DType::kFloat32, ReduceOp::kMax, options).wait();
     if (collective_ == "large all_reduce") {

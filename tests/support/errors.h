@@ -31,8 +31,6 @@ void expect_said(Call call, std::string_view words) {
   }
 }
 
-inline bool mentions(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
+inline bool mentions(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 }  // namespace zero::testing

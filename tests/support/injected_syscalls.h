@@ -68,15 +68,11 @@ class InjectedSyscalls : public Syscalls {
   }
   int allocate(int fd, off_t nbytes) override { return hit(Call::kSync) ? fail() : Syscalls::allocate(fd, nbytes); }
   int fsync(int fd) override { return hit(Call::kSync) ? fail() : Syscalls::fsync(fd); }
-  int mkdir(const char* path, mode_t mode) override {
-    return hit(Call::kName) ? fail() : Syscalls::mkdir(path, mode);
-  }
+  int mkdir(const char* path, mode_t mode) override { return hit(Call::kName) ? fail() : Syscalls::mkdir(path, mode); }
   int rename(const char* from, const char* to) override {
     return hit(Call::kName) ? fail() : Syscalls::rename(from, to);
   }
-  int exchange(const char* a, const char* b) override {
-    return hit(Call::kName) ? fail() : Syscalls::exchange(a, b);
-  }
+  int exchange(const char* a, const char* b) override { return hit(Call::kName) ? fail() : Syscalls::exchange(a, b); }
   int remove(const char* path) override { return hit(Call::kName) ? fail() : Syscalls::remove(path); }
   int statvfs(const char* path, struct statvfs* status) override {
     return hit(Call::kLock) ? fail() : Syscalls::statvfs(path, status);

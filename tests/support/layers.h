@@ -119,8 +119,7 @@ inline Values renamed(const Values& values, const std::map<std::string, std::str
   for (const auto& [key, value] : values) {
     std::string name = key;
     for (const auto& [from, to] : parts) {
-      if (const auto at = name.find("/" + from); at != std::string::npos)
-        name.replace(at + 1, from.size(), to);
+      if (const auto at = name.find("/" + from); at != std::string::npos) name.replace(at + 1, from.size(), to);
     }
     result[name] = value;
   }

@@ -106,8 +106,7 @@ std::optional<std::string> mpirun_path() {
   return path && *path ? std::optional<std::string>(path) : std::nullopt;
 }
 
-MpiJobResult run_under_mpirun(int ranks, const std::vector<std::string>& arguments,
-                              std::chrono::seconds timeout) {
+MpiJobResult run_under_mpirun(int ranks, const std::vector<std::string>& arguments, std::chrono::seconds timeout) {
   static std::atomic<int> counter{0};
   const std::string mark = fmt::format("--mark=zero-mpi-{}-{}", ::getpid(), counter++);
   std::vector<std::string> command = {mpirun_path().value(), "-n",

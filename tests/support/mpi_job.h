@@ -22,8 +22,7 @@ struct MpiJobResult {
 std::optional<std::string> mpirun_path();
 
 /// Runs this program with `arguments` on `ranks` ranks; leaves no process behind.
-MpiJobResult run_under_mpirun(int ranks, const std::vector<std::string>& arguments,
-                              std::chrono::seconds timeout);
+MpiJobResult run_under_mpirun(int ranks, const std::vector<std::string>& arguments, std::chrono::seconds timeout);
 
 /// For ranks: joins the job's group over MPI. *Collective.*
 Group join_mpi_job();

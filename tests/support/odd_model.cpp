@@ -18,8 +18,7 @@ OddModelImpl::OddModelImpl() {
   dropout = register_module("dropout", Dropout(0.1));
   down = register_module("down", Linear(61, kDim));
   for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
-  transposed =
-      register_parameter("transposed", at::randn({kDim, 11}).mul_(0.1).t());  // [11, 19], column-major
+  transposed = register_parameter("transposed", at::randn({kDim, 11}).mul_(0.1).t());  // [11, 19], column-major
   empty = register_parameter("empty", at::zeros({0, 5}));
   unused = register_parameter("unused", at::randn({7, 3}));
   scale = register_parameter("scale", at::ones({}));  // a scalar

@@ -38,10 +38,9 @@ std::string json_of(const ParityCase& c) {
     "zerotorch": {{"store": "{}", "progress_thread": "{}", "seed": {}}}
   }})",
                      c.clipping ? kClip : 0.0, c.bf16, c.fp16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
-                     c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000,
-                     c.tiny_buckets ? 700 : 1000000, c.nvme ? "nvme" : "none", ::testing::TempDir(),
-                     c.overlap ? 3 : 5, c.node_shared ? "node_shared" : "copying",
-                     c.progress_thread ? "always" : "never", kSeed);
+                     c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000, c.tiny_buckets ? 700 : 1000000,
+                     c.nvme ? "nvme" : "none", ::testing::TempDir(), c.overlap ? 3 : 5,
+                     c.node_shared ? "node_shared" : "copying", c.progress_thread ? "always" : "never", kSeed);
 }
 
 void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
@@ -81,11 +80,11 @@ std::vector<ParityCase> parity_cases(bool reduced) {
   std::vector<ParityCase> cases;
   for (int stage = 0; stage < 4; ++stage) {
     for (int bits = 0; bits < 64; ++bits) {
-      const bool node_shared = bits & 1, bf16 = bits & 2, clipping = bits & 4, tiny = bits & 8,
-                 overlap = bits & 16, thread = bits & 32;
+      const bool node_shared = bits & 1, bf16 = bits & 2, clipping = bits & 4, tiny = bits & 8, overlap = bits & 16,
+                 thread = bits & 32;
       // A covering sample: the last three axes follow the others.
-      if (reduced && (tiny != (node_shared != bf16) || overlap != (clipping != node_shared) ||
-                      thread != (bf16 != clipping))) {
+      if (reduced &&
+          (tiny != (node_shared != bf16) || overlap != (clipping != node_shared) || thread != (bf16 != clipping))) {
         continue;
       }
       for (const bool nvme : {false, true}) {
@@ -155,8 +154,7 @@ PlainResult run_plain(bool bf16, bool clipping) {
   }
   if (bf16) model->to(at::kBFloat16);
   torch::optim::AdamW optimizer(
-      masters,
-      torch::optim::AdamWOptions(0.01).betas(std::make_tuple(0.9, 0.95)).eps(1e-8).weight_decay(0.1));
+      masters, torch::optim::AdamWOptions(0.01).betas(std::make_tuple(0.9, 0.95)).eps(1e-8).weight_decay(0.1));
   PlainResult result;
   for (int step = 0; step < kParitySteps; ++step) {
     std::vector<at::Tensor> sums;

@@ -205,7 +205,10 @@ struct Table {
 class PipeBoard final : public comm::ExchangeBoard {
  public:
   PipeBoard(std::shared_ptr<Mail> mail, std::int64_t channel, Table table, Sink sink)
-      : mail_(std::move(mail)), channel_(channel), table_(std::move(table)), sink_(std::move(sink)),
+      : mail_(std::move(mail)),
+        channel_(channel),
+        table_(std::move(table)),
+        sink_(std::move(sink)),
         posts_(table_.parcels.size()) {}
 
   Work post(int parcel, const void* in) override {

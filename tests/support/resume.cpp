@@ -20,8 +20,7 @@ void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
   }
 }
 
-void train(Engine& engine, OddModel& model, Group group, const Place& place, std::int64_t end,
-           Trajectory& trajectory) {
+void train(Engine& engine, OddModel& model, Group group, const Place& place, std::int64_t end, Trajectory& trajectory) {
   const int ranks = group.size();
   std::vector<double> all(ranks);
   const std::vector<std::int64_t> ones(ranks, 1);
@@ -32,8 +31,7 @@ void train(Engine& engine, OddModel& model, Group group, const Place& place, std
     const double mine = loss.item<float>();
     group.all_gather(&mine, all.data(), ones, DType::kFloat64).wait();
     for (int r = 0; r < ranks; ++r) trajectory.losses[first + r] = all[r];
-    if ((first + ranks) % place.window == 0)
-      trajectory.norms[(first + ranks) / place.window] = engine.grad_norm();
+    if ((first + ranks) % place.window == 0) trajectory.norms[(first + ranks) / place.window] = engine.grad_norm();
   }
 }
 
@@ -80,8 +78,7 @@ std::string Trajectory::difference(const Trajectory& later) const {
   }
   for (const auto& [step, norm] : later.norms) {
     const auto found = norms.find(step);
-    if (found == norms.end() ||
-        std::bit_cast<std::uint64_t>(found->second) != std::bit_cast<std::uint64_t>(norm)) {
+    if (found == norms.end() || std::bit_cast<std::uint64_t>(found->second) != std::bit_cast<std::uint64_t>(norm)) {
       return fmt::format("norm of step {}", step);
     }
   }

@@ -16,9 +16,9 @@
 #include <string_view>
 #include <thread>
 
-#include "doubles/local_groups.h"
 #include "comm/shm_backend.h"
 #include "comm/shm_segment.h"
+#include "doubles/local_groups.h"
 
 namespace zero::testing {
 namespace {
@@ -50,8 +50,8 @@ class PipeListener : public ::testing::EmptyTestEventListener {
   int fd_;
 };
 
-[[noreturn]] void run_child(int rank, int n, int fd, const std::string& job_id,
-                            const std::function<void(Group)>& fn, const SpawnOptions& options) {
+[[noreturn]] void run_child(int rank, int n, int fd, const std::string& job_id, const std::function<void(Group)>& fn,
+                            const SpawnOptions& options) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
   delete listeners.Release(listeners.default_result_printer());
@@ -182,20 +182,19 @@ std::vector<RankResult> spawn_threads(int n, const std::function<void(Group)>& f
   std::vector<RankResult> results(static_cast<std::size_t>(n));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < n; ++rank) {
-    threads.emplace_back(
-        [&, rank, group = std::exchange(groups[static_cast<std::size_t>(rank)], Group())]() mutable {
-          RankResult& result = results[static_cast<std::size_t>(rank)];
-          result.rank = rank;
-          result.pid = ::getpid();
-          try {
-            fn(std::exchange(group, Group()));
-            result.ok = true;
-            result.exit_code = 0;
-          } catch (const std::exception& error) {
-            result.error = error.what();
-            result.exit_code = kExitException;
-          }
-        });
+    threads.emplace_back([&, rank, group = std::exchange(groups[static_cast<std::size_t>(rank)], Group())]() mutable {
+      RankResult& result = results[static_cast<std::size_t>(rank)];
+      result.rank = rank;
+      result.pid = ::getpid();
+      try {
+        fn(std::exchange(group, Group()));
+        result.ok = true;
+        result.exit_code = 0;
+      } catch (const std::exception& error) {
+        result.error = error.what();
+        result.exit_code = kExitException;
+      }
+    });
   }
   for (std::thread& thread : threads) thread.join();
   return results;
@@ -203,9 +202,9 @@ std::vector<RankResult> spawn_threads(int n, const std::function<void(Group)>& f
 
 void expect_all_ok(const std::vector<RankResult>& results) {
   for (const RankResult& result : results) {
-    EXPECT_TRUE(result.ok) << "rank " << result.rank << " (pid " << result.pid << ") exit code "
-                           << result.exit_code << ", signal " << result.signal
-                           << (result.timed_out ? ", timed out" : "") << ": " << result.error;
+    EXPECT_TRUE(result.ok) << "rank " << result.rank << " (pid " << result.pid << ") exit code " << result.exit_code
+                           << ", signal " << result.signal << (result.timed_out ? ", timed out" : "") << ": "
+                           << result.error;
   }
 }
 
@@ -215,8 +214,7 @@ std::vector<std::string> leftover_shm_names() {
   if (DIR* folder = ::opendir("/dev/shm")) {
     while (const dirent* entry = ::readdir(folder)) {
       const std::string_view name(entry->d_name);
-      if (name.starts_with("zerotorch-") && name.find(pid) != std::string_view::npos)
-        names.emplace_back(name);
+      if (name.starts_with("zerotorch-") && name.find(pid) != std::string_view::npos) names.emplace_back(name);
     }
     ::closedir(folder);
   }

@@ -35,8 +35,7 @@ struct RankResult {
 /// Forks n processes (1 or more; the caller must be single-threaded); each joins an shm group and runs `fn`.
 /// Failed gtest assertions and exceptions of a rank arrive in its result. Exit codes: 0 well, 1
 /// exception, 2 failed assertion. Returns when all have ended; leaves no process behind.
-std::vector<RankResult> spawn(int n, const std::function<void(Group group)>& fn,
-                              const SpawnOptions& options = {});
+std::vector<RankResult> spawn(int n, const std::function<void(Group group)>& fn, const SpawnOptions& options = {});
 
 /// The same with ranks as threads; an exception of a rank arrives in its result, assertions go to gtest.
 std::vector<RankResult> spawn_threads(int n, const std::function<void(Group group)>& fn);

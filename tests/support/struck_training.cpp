@@ -10,8 +10,8 @@
 
 namespace zero::testing {
 
-void train_until_struck(Group group, const std::string& store, Place place,
-                        const std::function<void()>& strike, const std::string& progress_thread) {
+void train_until_struck(Group group, const std::string& store, Place place, const std::function<void()>& strike,
+                        const std::string& progress_thread) {
   at::set_num_threads(1);
   at::manual_seed(1);
   DeepModel model(8, 64);

@@ -11,7 +11,7 @@ enum class Place { kForward, kBackward, kStep };
 
 /// Trains a deep model at stage 3 with the given store; in the sixth step rank 1 calls `strike` at `place`,
 /// once. `progress_thread` as in the JSON. *Collective.*
-void train_until_struck(Group group, const std::string& store, Place place,
-                        const std::function<void()>& strike, const std::string& progress_thread = "auto");
+void train_until_struck(Group group, const std::string& store, Place place, const std::function<void()>& strike,
+                        const std::string& progress_thread = "auto");
 
 }  // namespace zero::testing

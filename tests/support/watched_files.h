@@ -63,9 +63,7 @@ class WatchedFiles : public io::FileSystem {
           is_unfinished_(path.find(".saving-") != std::string::npos) {}
     std::size_t alignment() const override { return file_->alignment(); }
     std::string description() const override { return file_->description(); }
-    Request write(std::uint64_t offset, std::span<const std::byte> data) override {
-      return file_->write(offset, data);
-    }
+    Request write(std::uint64_t offset, std::span<const std::byte> data) override { return file_->write(offset, data); }
     Request read(std::uint64_t offset, std::span<std::byte> data) override {
       if (is_rank_file_) owner_.nbytes_read_ += data.size();
       return file_->read(offset, data);

@@ -102,8 +102,7 @@ TEST(ProcessMemory, SeesAPeakThatIsOver) {
     EXPECT_LT(peak_proportional_nbytes(), before + kBlock / 2);
   }
   {
-    const std::unique_ptr<char, decltype(&std::free)> block(static_cast<char*>(std::malloc(kBlock)),
-                                                            &std::free);
+    const std::unique_ptr<char, decltype(&std::free)> block(static_cast<char*>(std::malloc(kBlock)), &std::free);
     std::memset(block.get(), 1, kBlock);
     EXPECT_GE(resident_nbytes(), before + kBlock * 9 / 10);
     EXPECT_GE(proportional_nbytes(), kBlock * 9 / 10);

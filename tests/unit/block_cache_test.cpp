@@ -78,8 +78,7 @@ TEST(BlockCache, BlocksAreAlignedApartAndKeepTheirContent) {
 TEST(BlockCache, TakesTheSmallestGapThatFits) {
   BlockCache cache(16 * kMiB);
   std::vector<BlockCache::Allocated> blocks;
-  for (const std::size_t nbytes : {3000, 64, 1000, 64, 2000, 64, 2000, 64})
-    blocks.push_back(cache.allocate(nbytes));
+  for (const std::size_t nbytes : {3000, 64, 1000, 64, 2000, 64, 2000, 64}) blocks.push_back(cache.allocate(nbytes));
   for (const int i : {0, 2, 4, 6}) cache.release(blocks[i].data);
   EXPECT_EQ(cache.allocate(1000).data, blocks[2].data);
   EXPECT_EQ(cache.allocate(1900).data, blocks[4].data);

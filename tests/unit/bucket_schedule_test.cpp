@@ -21,11 +21,10 @@ Layout random_layout(std::mt19937& random, int parameters) {
   layout.places.resize(static_cast<std::size_t>(parameters));
   for (int p = 0; p < parameters; ++p) {
     // A parameter lies in the last bucket, opens one, or is so large that it goes through several.
-    const int buckets =
-        layout.parameters.empty() || random() % 3 == 0 ? 1 + static_cast<int>(random() % 3) : 0;
+    const int buckets = layout.parameters.empty() || random() % 3 == 0 ? 1 + static_cast<int>(random() % 3) : 0;
     const auto join = [&] {
-      layout.places[p].push_back({static_cast<int>(layout.parameters.size()) - 1,
-                                  static_cast<int>(layout.parameters.back().size())});
+      layout.places[p].push_back(
+          {static_cast<int>(layout.parameters.size()) - 1, static_cast<int>(layout.parameters.back().size())});
       layout.parameters.back().push_back(p);
     };
     if (buckets == 0 || (!layout.parameters.empty() && random() % 2)) join();
@@ -75,8 +74,7 @@ TEST(BucketSchedule, EveryGradientIsSentOnceWhateverTheOrderOnEachRank) {
     const int parameters = 1 + static_cast<int>(random() % 12), ranks = 1 + static_cast<int>(random() % 4);
     const Layout layout = random_layout(random, parameters);
     std::vector<Rank> all;
-    for (int r = 0; r < ranks; ++r)
-      all.push_back({BucketSchedule(layout.parameters, parameters), {}, {}, {}});
+    for (int r = 0; r < ranks; ++r) all.push_back({BucketSchedule(layout.parameters, parameters), {}, {}, {}});
     for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
       for (int p = 0; p < parameters; ++p) {
         const bool frozen = random() % 5 == 0;

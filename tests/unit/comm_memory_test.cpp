@@ -58,7 +58,7 @@ TEST(CommMemory, FreedRegionsAreReportedAndGiveTheirPagesBack) {
   EXPECT_EQ(peer.data()[1000], std::byte{1});
   region.reset();
   EXPECT_EQ(freed, std::vector<std::uint32_t>{number});
-  struct stat stats{};
+  struct stat stats {};
   ASSERT_EQ(::fstat(peer_fd.get(), &stats), 0);
   EXPECT_EQ(stats.st_blocks, 0);
 }
@@ -100,8 +100,7 @@ TEST(CommStaging, BlocksInFlightNeverOverlap) {
     const std::size_t in_flight = 1 + (s / 100) % 20;
     while (taken.size() - oldest > in_flight) {
       const Taken& done = taken[oldest];
-      for (std::size_t i = 0; i < done.nbytes; ++i)
-        ASSERT_EQ(done.block.data[i], static_cast<std::byte>(oldest % 251));
+      for (std::size_t i = 0; i < done.nbytes; ++i) ASSERT_EQ(done.block.data[i], static_cast<std::byte>(oldest % 251));
       taken[oldest].block = {};
       arena.release_before(++oldest);
     }

@@ -38,11 +38,10 @@ std::vector<const void*> pointers(const std::vector<Bytes>& inputs) {
 }
 
 TEST(ReduceKernels, EveryInstructionSetGivesTheReferenceBits) {
-  const std::pair<DType, DType> types[] = {
-      {DType::kFloat32, DType::kFloat32}, {DType::kBFloat16, DType::kFloat32},
-      {DType::kFloat16, DType::kFloat32}, {DType::kBFloat16, DType::kBFloat16},
-      {DType::kFloat16, DType::kFloat16}, {DType::kFloat64, DType::kFloat64},
-      {DType::kInt64, DType::kInt64}};
+  const std::pair<DType, DType> types[] = {{DType::kFloat32, DType::kFloat32}, {DType::kBFloat16, DType::kFloat32},
+                                           {DType::kFloat16, DType::kFloat32}, {DType::kBFloat16, DType::kBFloat16},
+                                           {DType::kFloat16, DType::kFloat16}, {DType::kFloat64, DType::kFloat64},
+                                           {DType::kInt64, DType::kInt64}};
   std::uint64_t salt = 0;
   for (const auto& [dtype, out_dtype] : types) {
     for (const std::int64_t numel : {0, 1, 7, 31, 4096, 4097, 10'001}) {
@@ -66,10 +65,9 @@ TEST(ReduceKernels, EveryInstructionSetGivesTheReferenceBits) {
             for (const KernelIsa isa : supported_isas()) {
               Bytes out = start;
               reduce_ordered_with(isa, pointers(inputs), numel, dtype, {out.data(), out_dtype, op, base});
-              ASSERT_EQ(out, expected)
-                  << isa_name(isa) << " " << dtype_name(dtype) << " to " << dtype_name(out_dtype) << " numel "
-                  << numel << " ranks " << ranks << " op " << static_cast<int>(op) << " base "
-                  << static_cast<int>(base);
+              ASSERT_EQ(out, expected) << isa_name(isa) << " " << dtype_name(dtype) << " to " << dtype_name(out_dtype)
+                                       << " numel " << numel << " ranks " << ranks << " op " << static_cast<int>(op)
+                                       << " base " << static_cast<int>(base);
             }
           }
         }
@@ -127,9 +125,8 @@ TEST(ReduceKernels, EveryHalfValueIsWidenedExactly) {
                         {out.data(), DType::kFloat32, ReduceOp::kSum, ReduceBase::kFirst});
     for (std::size_t i = 0; i < all.size(); ++i) {
       const float wanted = fp16_to_float(all[i]);
-      ASSERT_TRUE(std::isnan(wanted)
-                      ? std::isnan(out[i])
-                      : std::bit_cast<std::uint32_t>(out[i]) == std::bit_cast<std::uint32_t>(wanted))
+      ASSERT_TRUE(std::isnan(wanted) ? std::isnan(out[i])
+                                     : std::bit_cast<std::uint32_t>(out[i]) == std::bit_cast<std::uint32_t>(wanted))
           << i << " " << isa_name(isa);
     }
     std::vector<std::uint16_t> back(all.size());
@@ -155,8 +152,7 @@ TEST(ReduceKernels, RoundingOfSumsIsToNearestEven) {
     const void* slices[] = {a.data(), b.data()};
     for (const KernelIsa isa : supported_isas()) {
       std::vector<std::uint16_t> out(kNumel);
-      reduce_ordered_with(isa, slices, kNumel, dtype,
-                          {out.data(), dtype, ReduceOp::kSum, ReduceBase::kFirst});
+      reduce_ordered_with(isa, slices, kNumel, dtype, {out.data(), dtype, ReduceOp::kSum, ReduceBase::kFirst});
       for (std::size_t i = 0; i < a.size(); ++i) {
         const bool half = dtype == DType::kFloat16;
         const float sum = half ? fp16_to_float(a[i]) + fp16_to_float(b[i])
@@ -164,8 +160,7 @@ TEST(ReduceKernels, RoundingOfSumsIsToNearestEven) {
         if (std::isnan(sum)) {
           ASSERT_EQ(out[i] & 0x7fff, half ? 0x7e00 : 0x7fc0);
         } else {
-          ASSERT_EQ(out[i], half ? float_to_fp16(sum) : float_to_bf16(sum))
-              << a[i] << " + " << b[i] << " = " << sum;
+          ASSERT_EQ(out[i], half ? float_to_fp16(sum) : float_to_bf16(sum)) << a[i] << " + " << b[i] << " = " << sum;
         }
       }
     }
@@ -192,8 +187,7 @@ TEST(ReduceKernels, SumFromZeroTurnsMinusZeroIntoZero) {
   const void* slices[] = {a.data(), b.data()};
   for (const KernelIsa isa : supported_isas()) {
     float out = 1;
-    reduce_ordered_with(isa, slices, 1, DType::kFloat32,
-                        {&out, DType::kFloat32, ReduceOp::kSum, ReduceBase::kZero});
+    reduce_ordered_with(isa, slices, 1, DType::kFloat32, {&out, DType::kFloat32, ReduceOp::kSum, ReduceBase::kZero});
     EXPECT_FALSE(std::signbit(out));  // as the accumulator of plain additions that started at 0
   }
 }

@@ -22,8 +22,7 @@ std::string error_of(const Environment& environment) {
 #define EXPECT_CONTAINS(text, part) \
   EXPECT_NE((text).find(part), std::string::npos) << "wanted \"" << (part) << "\" in: " << (text)
 
-void expect_place(const Discovery& found, Launcher launcher, int rank, int size, int local_rank,
-                  int local_size) {
+void expect_place(const Discovery& found, Launcher launcher, int rank, int size, int local_rank, int local_size) {
   EXPECT_EQ(found.launcher, launcher) << launcher_name(found.launcher);
   EXPECT_EQ(found.rank, rank);
   EXPECT_EQ(found.size, size);
@@ -34,8 +33,7 @@ void expect_place(const Discovery& found, Launcher launcher, int rank, int size,
 TEST(Rendezvous, AloneWithoutALauncher) {
   expect_place(discover_in({}), Launcher::kNone, 0, 1, 0, 1);
   // Variables that many tools set for other reasons.
-  expect_place(discover_in({{"LOCAL_RANK", "3"}, {"WORLD_SIZE", "8"}, {"HOME", "/root"}}), Launcher::kNone, 0,
-               1, 0, 1);
+  expect_place(discover_in({{"LOCAL_RANK", "3"}, {"WORLD_SIZE", "8"}, {"HOME", "/root"}}), Launcher::kNone, 0, 1, 0, 1);
 }
 
 TEST(Rendezvous, ZeroLaunch) {
@@ -76,9 +74,8 @@ TEST(Rendezvous, OpenMpi) {
 }
 
 TEST(Rendezvous, MpichAndOtherPmi) {
-  expect_place(
-      discover_in({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}}),
-      Launcher::kPmi, 1, 2, 1, 2);
+  expect_place(discover_in({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}}),
+               Launcher::kPmi, 1, 2, 1, 2);
   EXPECT_EQ(discover_in({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}).job_id, "parent-77-1234");
 }
 
@@ -100,10 +97,9 @@ TEST(Rendezvous, SlurmOnlyInsideSrun) {
 }
 
 TEST(Rendezvous, OurLauncherComesFirst) {
-  const Environment environment{
-      {"ZERO_RANK", "1"},    {"ZERO_WORLD_SIZE", "2"},      {"RANK", "1"},
-      {"WORLD_SIZE", "2"},   {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"},
-      {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"},        {"SLURM_STEP_ID", "3"}};
+  const Environment environment{{"ZERO_RANK", "1"},    {"ZERO_WORLD_SIZE", "2"},      {"RANK", "1"},
+                                {"WORLD_SIZE", "2"},   {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"},
+                                {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"},        {"SLURM_STEP_ID", "3"}};
   // mpirun -n 1 and srun may have started our launcher.
   expect_place(discover_in(environment), Launcher::kZero, 1, 2, 1, 2);
 }
@@ -120,14 +116,12 @@ TEST(Rendezvous, ContradictionsNameVariablesValuesAndRemedy) {
   EXPECT_CONTAINS(error_of({{"RANK", "99999999999"}, {"WORLD_SIZE", "4"}}), "RANK");
   EXPECT_CONTAINS(error_of({{"ZERO_RANK", "0"}}), "ZERO_WORLD_SIZE is not set although ZERO_RANK");
   EXPECT_CONTAINS(error_of({{"OMPI_COMM_WORLD_SIZE", "2"}}), "OMPI_COMM_WORLD_RANK is not set");
-  text = error_of(
-      {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
+  text = error_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
   EXPECT_CONTAINS(text, "disagree");
   EXPECT_CONTAINS(text, "torchrun says 2");
   EXPECT_CONTAINS(text, "OMPI_COMM_WORLD_SIZE=4");
-  EXPECT_CONTAINS(
-      error_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "2"}}),
-      "local rank 3");
+  EXPECT_CONTAINS(error_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "2"}}),
+                  "local rank 3");
 }
 
 Discovery place(Launcher launcher, int size, int local_size, std::string wanted = {}) {

@@ -70,20 +70,17 @@ TEST(ConfigBatch, AgreesWithTheFormulaForAllSmallNumbers) {
 }
 
 TEST(ConfigBatch, ErrorsCarryAllNumbersAndARemedy) {
-  EXPECT_EQ(
-      error_of(config_with(0, 0, 4), 2),
-      "train_batch_size (not given) must be train_micro_batch_size_per_gpu (not given) * "
-      "gradient_accumulation_steps (4) * ranks (2): give train_batch_size or train_micro_batch_size_per_gpu");
-  EXPECT_EQ(
-      error_of(config_with(32, 4, 3), 2),
-      "train_batch_size (32) must be train_micro_batch_size_per_gpu (4) * gradient_accumulation_steps (3) * "
-      "ranks (2): the product is 24; remove one of the three, or set train_batch_size to 24");
+  EXPECT_EQ(error_of(config_with(0, 0, 4), 2),
+            "train_batch_size (not given) must be train_micro_batch_size_per_gpu (not given) * "
+            "gradient_accumulation_steps (4) * ranks (2): give train_batch_size or train_micro_batch_size_per_gpu");
+  EXPECT_EQ(error_of(config_with(32, 4, 3), 2),
+            "train_batch_size (32) must be train_micro_batch_size_per_gpu (4) * gradient_accumulation_steps (3) * "
+            "ranks (2): the product is 24; remove one of the three, or set train_batch_size to 24");
   EXPECT_EQ(error_of(config_with(32, 0, 0), 3),
             "train_batch_size (32) must be train_micro_batch_size_per_gpu (not given) * "
             "gradient_accumulation_steps (not given) * ranks (3): 32 does not divide by 1 * 3, so "
             "train_micro_batch_size_per_gpu has no value; the nearest train_batch_size that does is 33");
-  EXPECT_NE(error_of(config_with(2, 0, 0), 8).find("nearest train_batch_size that does is 8"),
-            std::string::npos);
+  EXPECT_NE(error_of(config_with(2, 0, 0), 8).find("nearest train_batch_size that does is 8"), std::string::npos);
   EXPECT_NE(error_of(config_with(0, INT64_MAX, 2), 2).find("too large"), std::string::npos);
   EXPECT_NE(error_of(config_with(8, INT64_MAX, 0), 2).find("too large"), std::string::npos);
   EXPECT_NE(error_of(config_with(8, 0, 0), 0).find("at least one rank"), std::string::npos);

@@ -50,11 +50,9 @@ TEST(ConfigErrors, WrongKinds) {
             "c:1: train_batch_size: got true, want a whole number, 1 to 1000000000000");
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}})"),
             "c:1: optimizer.params.lr: got \"1e-3\", want a number, at least 0; remove the quotes");
-  EXPECT_EQ(
-      error_of(R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}})"),
-      "c:1: optimizer.params.betas: got [0.9], want a list of two numbers, each at least 0 and below 1");
-  EXPECT_EQ(error_of(R"({"tensorboard": {"output_path": 3}})"),
-            "c:1: tensorboard.output_path: got 3, want a string");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}})"),
+            "c:1: optimizer.params.betas: got [0.9], want a list of two numbers, each at least 0 and below 1");
+  EXPECT_EQ(error_of(R"({"tensorboard": {"output_path": 3}})"), "c:1: tensorboard.output_path: got 3, want a string");
   EXPECT_EQ(error_of(R"({"zerotorch": {"unit_names": [1]}})"),
             "c:1: zerotorch.unit_names: got [1], want a list of strings");
   EXPECT_EQ(error_of(R"({"bf16": {"enabled": null}})"), "c:1: bf16.enabled: got null, want true or false");
@@ -82,8 +80,7 @@ TEST(ConfigErrors, Ranges) {
 
 TEST(ConfigErrors, CountsInScientificNotation) {
   const auto prefetch = [](const char* text) {
-    return Config::from_text(std::string(R"({"zero_optimization": {"stage3_prefetch_bucket_size": )") + text +
-                             "}}")
+    return Config::from_text(std::string(R"({"zero_optimization": {"stage3_prefetch_bucket_size": )") + text + "}}")
         .zero_optimization.stage3_prefetch_bucket_size;
   };
   EXPECT_EQ(prefetch("5e8"), 500'000'000);
@@ -95,10 +92,9 @@ TEST(ConfigErrors, CountsInScientificNotation) {
 }
 
 TEST(ConfigErrors, OptimizersAndSchedulesWeDoNotHave) {
-  EXPECT_EQ(
-      error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 1}}})"),
-      "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam, SGD, Adagrad, RMSprop, Lion, "
-      "Lamb, Muon, Adafactor, AdamW8bit, Adam8bit");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 1}}})"),
+            "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam, SGD, Adagrad, RMSprop, Lion, "
+            "Lamb, Muon, Adafactor, AdamW8bit, Adam8bit");
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "AdmaW"}})"),
             "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\", \"SGD\", \"Adagrad\", "
             "\"RMSprop\", "
@@ -116,30 +112,27 @@ TEST(ConfigErrors, OptimizersAndSchedulesWeDoNotHave) {
             "c:1: scheduler.type: StepLR needs params.step_size: the steps between two drops of the rate");
   EXPECT_EQ(error_of(R"({"optimizer": {"params": {"lr": 1}}})"),
             "c:1: optimizer: has params but no type; add \"type\": \"AdamW\"");
-  EXPECT_NE(error_of(R"({"scheduler": {"params": {"warmup_num_steps": 3}}})").find("no type"),
-            std::string::npos);
+  EXPECT_NE(error_of(R"({"scheduler": {"params": {"warmup_num_steps": 3}}})").find("no type"), std::string::npos);
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.99]}}})"),
             "c:1: optimizer.params.betas: not a parameter of SGD, which takes lr, weight_decay, maximize, momentum, "
             "dampening, nesterov");
-  EXPECT_NE(error_of(R"({"optimizer": {"type": "Lion", "params": {"maximize": true}}})")
-                .find("not a parameter of Lion"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of(R"({"optimizer": {"type": "Lion", "params": {"maximize": true}}})").find("not a parameter of Lion"),
+      std::string::npos);
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "SGD",
                                        "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})"),
             "c:2: optimizer.params.nesterov: needs a momentum above 0 and a dampening of 0, got 0.9 and 0.1; set "
             "params.momentum and leave out params.dampening");
-  EXPECT_NE(error_of(R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})")
-                .find("gradient_clipping"),
+  EXPECT_NE(error_of(R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})").find("gradient_clipping"),
             std::string::npos);
 }
 
 TEST(ConfigErrors, ScheduleParameters) {
-  EXPECT_EQ(
-      error_of(
-          R"({"scheduler": {"type": "WarmupCosineLR",
+  EXPECT_EQ(error_of(
+                R"({"scheduler": {"type": "WarmupCosineLR",
               "params": {"total_num_steps": 9, "warmup_max_lr": 1}}})"),
-      "c:2: scheduler.params.warmup_max_lr: not a parameter of WarmupCosineLR, which takes warmup_num_steps, "
-      "warmup_type, warmup_min_ratio, cos_min_ratio, total_num_steps, last_batch_iteration");
+            "c:2: scheduler.params.warmup_max_lr: not a parameter of WarmupCosineLR, which takes warmup_num_steps, "
+            "warmup_type, warmup_min_ratio, cos_min_ratio, total_num_steps, last_batch_iteration");
   EXPECT_EQ(error_of(R"({"scheduler": {"type": "WarmupDecayLR", "params": {}}})"),
             "c:1: scheduler.type: WarmupDecayLR needs params.total_num_steps: the optimizer steps of the "
             "whole run");
@@ -203,10 +196,9 @@ TEST(ConfigErrors, CollectivesToLogHaveNames) {
 }
 
 TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
-  for (const char* section :
-       {"amp", "autotuning", "elasticity", "wandb", "comet",
-        "data_efficiency", "curriculum_learning", "eigenvalue", "nebula", "progressive_layer_drop",
-        "hybrid_engine", "torch_autocast", "expert_parallel", "compile", "weight_quantization"}) {
+  for (const char* section : {"amp", "autotuning", "elasticity", "wandb", "comet", "data_efficiency",
+                              "curriculum_learning", "eigenvalue", "nebula", "progressive_layer_drop", "hybrid_engine",
+                              "torch_autocast", "expert_parallel", "compile", "weight_quantization"}) {
     const std::string name = std::string("{\"") + section + "\": ";
     EXPECT_EQ(error_of(name + "{\"enabled\": false}}"), "") << section;
     EXPECT_EQ(error_of(name + "{}}"), "") << section;
@@ -215,14 +207,10 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
     EXPECT_TRUE(error.starts_with(std::string("c:1: ") + section)) << error;
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   }
-  EXPECT_EQ(
-      error_of(
-          R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": false}}}})"),
-      "");
-  EXPECT_NE(
-      error_of(
-          R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})"),
-      "");
+  EXPECT_EQ(error_of(R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": false}}}})"),
+            "");
+  EXPECT_NE(error_of(R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})"),
+            "");
   EXPECT_EQ(error_of(R"({"wandb": {"enabled": true, "project": "x"}})"),
             "c:1: wandb.enabled: true is not supported: not built, it needs a service; use "
             "\"csv_monitor\" or \"tensorboard\", which write the same figures to files");
@@ -234,8 +222,7 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
             "c:1: compile.deepcompile: true is not supported: graph compilation is not built; remove the section");
   EXPECT_EQ(error_of(R"({"wandb": {"enable": true}})"), "c:1: wandb.enable: unknown key; did you mean 'enabled'?");
   EXPECT_EQ(error_of(R"({"wandb": true})"), "c:1: wandb: got true, want an object {...}");
-  EXPECT_EQ(error_of(R"({"elastcity": {"enabled": true}})"),
-            "c:1: elastcity: unknown key; did you mean 'elasticity'?");
+  EXPECT_EQ(error_of(R"({"elastcity": {"enabled": true}})"), "c:1: elastcity: unknown key; did you mean 'elasticity'?");
   EXPECT_NE(error_of(R"({"sparse_attention": {"mode": "fixed"}})"), "");
   EXPECT_NE(error_of(R"({"tensor_parallel": {"autotp_size": 4}})"), "");
   EXPECT_EQ(error_of(R"({"tensor_parallel": {"autotp_size": 0}})"), "");
@@ -260,8 +247,8 @@ TEST(ConfigErrors, OffloadToTheHostIsWhereStatesAreAndOtherOffloadIsRefused) {
   for (const char* where : {"offload_optimizer", "offload_param"}) {
     const std::string head = std::string(R"({"zero_optimization": {")") + where;
     const std::string cpu = head + R"(": {"device": "cpu", "pin_memory": true}}})";
-    EXPECT_TRUE(mention(notices_of(cpu), std::string("zero_optimization.") + where +
-                                             ".device: accepted, no effect: without a GPU"));
+    EXPECT_TRUE(mention(notices_of(cpu),
+                        std::string("zero_optimization.") + where + ".device: accepted, no effect: without a GPU"));
     EXPECT_FALSE(mention(notices_of(head + R"(": {"device": "none", "pin_memory": true}}})"), "offload"));
     EXPECT_EQ(error_of(head + R"(": {"pin_memory": true}}})"), "");
     EXPECT_NE(error_of(head + R"(": {"device": "disk"}}})"), "");
@@ -323,8 +310,7 @@ TEST(ConfigErrors, WhatIsReadCanBeWrittenAndReadHoweverLong) {
   names += "\"a\"";
   const std::string fits = R"({"zerotorch": {"unit_names": [)" + names + "]}}";
   const Config config = Config::from_text(fits);
-  EXPECT_EQ(Config::from_text(config.to_json()).zerotorch.unit_names.size(),
-            config.zerotorch.unit_names.size());
+  EXPECT_EQ(Config::from_text(config.to_json()).zerotorch.unit_names.size(), config.zerotorch.unit_names.size());
 }
 
 // ---- fields that were filled in by hand ----------------------------------------------------------------

@@ -95,10 +95,9 @@ TEST(ConfigExamples, HuggingFaceAutoSaysWhatToPut) {
       "\"zero_optimization\": {\"stage\": 3, \"reduce_bucket_size\": \"auto\"},\n"
       "\"scheduler\": {\"type\": \"WarmupDecayLR\", \"params\": {\"total_num_steps\": \"auto\"}}}");
   EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 4) << error;
-  EXPECT_NE(
-      error.find("ds.json:2: train_batch_size: \"auto\" is filled in by Hugging Face's trainer, which is not "
-                 "here; write a whole number, 1 to 1000000000000"),
-      std::string::npos)
+  EXPECT_NE(error.find("ds.json:2: train_batch_size: \"auto\" is filled in by Hugging Face's trainer, which is not "
+                       "here; write a whole number, 1 to 1000000000000"),
+            std::string::npos)
       << error;
   EXPECT_NE(error.find("ds.json:3: bf16.enabled: \"auto\""), std::string::npos);
   EXPECT_NE(error.find("ds.json:4: fp16.enabled: \"auto\""), std::string::npos);
@@ -111,20 +110,17 @@ TEST(ConfigExamples, AutoInsideASectionThatIsOffIsNobodysBusiness) {
 }
 
 TEST(ConfigExamples, ConfigParamsWrapperAndBooleanZero) {
-  const Config config =
-      Config::from_text(R"({"config_params": {"train_batch_size": 4, "zero_optimization": true}})");
+  const Config config = Config::from_text(R"({"config_params": {"train_batch_size": 4, "zero_optimization": true}})");
   EXPECT_EQ(config.train_batch_size, 4);
   EXPECT_EQ(config.zero_optimization.stage, 1);
   EXPECT_TRUE(config.notices.at(0).starts_with("config_params:"));
   EXPECT_EQ(config.notices.at(1), "zero_optimization: old form; write {\"stage\": 1}");
   EXPECT_EQ(Config::from_text(R"({"zero_optimization": false})").zero_optimization.stage, 0);
-  EXPECT_NE(
-      error_of("{\"config_params\": {\n\"train_batch_size\": 0}}").find("ds.json:2: train_batch_size: got 0"),
-      std::string::npos);
-  EXPECT_NE(
-      error_of(R"({"config_params": {"optimizer": {"type": "OneBitLamb", "params": {"max_coeff": 1}}}})")
-          .find("'OneBitLamb' is not built"),
-      std::string::npos);
+  EXPECT_NE(error_of("{\"config_params\": {\n\"train_batch_size\": 0}}").find("ds.json:2: train_batch_size: got 0"),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"config_params": {"optimizer": {"type": "OneBitLamb", "params": {"max_coeff": 1}}}})")
+                .find("'OneBitLamb' is not built"),
+            std::string::npos);
 }
 
 TEST(ConfigExamples, FromFile) {

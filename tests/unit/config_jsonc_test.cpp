@@ -53,8 +53,7 @@ TEST(ConfigJsonc, EscapedKeysAndQuotes) {
 TEST(ConfigJsonc, DuplicateKeysNameBothLines) {
   EXPECT_EQ(problems_of("{\"a\": 1,\n\"b\": {\"a\": 1},\n\"a\": 2}"),
             "c.json:3: a: given twice, first on line 1; remove one");
-  EXPECT_EQ(problems_of("{\"s\": {\"x\": 1,\n \"x\": 1}}"),
-            "c.json:2: s.x: given twice, first on line 1; remove one");
+  EXPECT_EQ(problems_of("{\"s\": {\"x\": 1,\n \"x\": 1}}"), "c.json:2: s.x: given twice, first on line 1; remove one");
   EXPECT_EQ(problems_of("{\"l\": [{\"x\": 1}, {\"x\": 1}]}"), "");
 }
 
@@ -77,8 +76,7 @@ TEST(ConfigJsonc, EmptyHugeAndDeep) {
   EXPECT_EQ(problems_of(""), "c.json:1: empty; want a JSON object, at least {\"train_batch_size\": ...}");
   EXPECT_TRUE(problems_of(" \n// only a comment\n").find("empty") != std::string::npos);
   EXPECT_TRUE(problems_of(std::string(100'000, '[')).find("nested more than 64 deep") != std::string::npos);
-  EXPECT_TRUE(problems_of(std::string((16 << 20) + 1, ' ')).find("a configuration has at most") !=
-              std::string::npos);
+  EXPECT_TRUE(problems_of(std::string((16 << 20) + 1, ' ')).find("a configuration has at most") != std::string::npos);
 }
 
 TEST(ConfigJsonc, NoInputCrashes) {

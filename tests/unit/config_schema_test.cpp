@@ -129,9 +129,7 @@ constexpr const char* kDeepSpeedKeys[] = {
 };
 
 /// A section without rows of its members, or one opaque value ("any"): they are covered by it.
-bool is_whole(const Key& key) {
-  return key.kind == Kind::kAny || (!key.gate.empty() && names_in(key.path).empty());
-}
+bool is_whole(const Key& key) { return key.kind == Kind::kAny || (!key.gate.empty() && names_in(key.path).empty()); }
 
 bool covered(const std::string& path) {
   if (find_key(path) != nullptr) return true;
@@ -171,8 +169,7 @@ TEST(ConfigSchema, RowsAreSound) {
     }
     const bool leaf = key->kind != Kind::kSection && key->alias_of.empty();
     const bool read_elsewhere = key->path == "data_types.param_dtype" || key->path == "optimizer.params.torch_adam";
-    EXPECT_EQ(key->field.bind != nullptr, leaf && key->status == KeyStatus::kHonoured && !read_elsewhere)
-        << key->path;
+    EXPECT_EQ(key->field.bind != nullptr, leaf && key->status == KeyStatus::kHonoured && !read_elsewhere) << key->path;
     EXPECT_EQ(key->field.bind != nullptr, key->field.unbind != nullptr) << key->path;
     EXPECT_EQ(key->kind == Kind::kChoice, !key->choices.empty()) << key->path;
     for (const std::string_view gate : split(key->gate)) {
@@ -209,8 +206,7 @@ TEST(ConfigSchema, DefaultsAreThoseOfTheFields) {
   // Binding every honoured default onto a fresh Config must change nothing.
   Config config;
   for (const Key* key : all_keys()) {
-    const bool resolved_later =
-        key->path == "scheduler.type" || key->fallback.empty() || key->fallback == "null";
+    const bool resolved_later = key->path == "scheduler.type" || key->fallback.empty() || key->fallback == "null";
     if (key->field.bind == nullptr || resolved_later) continue;
     key->field.bind(config, check_value(*key, nlohmann::json::parse(key->fallback)).value);
     EXPECT_EQ(config.to_json(), Config().to_json()) << key->path;

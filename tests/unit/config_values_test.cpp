@@ -92,8 +92,7 @@ TEST(ConfigValues, Schedules) {
   EXPECT_EQ(s.warmup_max_lr, 0.25) << "the optimizer's";
   EXPECT_EQ(s.warmup_num_steps, 2) << "raised as in DeepSpeed";
   EXPECT_EQ(s.warmup_type, Scheduler::WarmupType::kLinear);
-  s = Config::from_text(R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 5000}}})")
-          .scheduler;
+  s = Config::from_text(R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 5000}}})").scheduler;
   EXPECT_EQ(s.warmup_max_lr, 0.001);
   EXPECT_EQ(s.total_num_steps, 5000);
   EXPECT_EQ(s.warmup_type, Scheduler::WarmupType::kLog);
@@ -131,25 +130,22 @@ TEST(ConfigValues, AliasesReachTheirFieldAndAreNoticed) {
 
 TEST(ConfigValues, AnAliasBesideItsNewNameIsRefused) {
   try {
-    Config::from_text(
-        "{\"zero_optimization\": {\"prefetch_bucket_size\": 1,\n\"stage3_prefetch_bucket_size\": 2}}", "c");
+    Config::from_text("{\"zero_optimization\": {\"prefetch_bucket_size\": 1,\n\"stage3_prefetch_bucket_size\": 2}}",
+                      "c");
     FAIL();
   } catch (const ConfigError& error) {
     EXPECT_EQ(std::string(error.what()),
               "c:2: zero_optimization.stage3_prefetch_bucket_size: given twice: "
               "'zero_optimization.prefetch_bucket_size' on line 1 is the same setting; remove one");
   }
-  EXPECT_THROW(Config::from_text(R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": false}})"),
-               ConfigError);
+  EXPECT_THROW(Config::from_text(R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": false}})"), ConfigError);
 }
 
 TEST(ConfigValues, NoEffectIsSaidOnlyWhenSomethingElseWasAskedFor) {
-  EXPECT_FALSE(
-      has_notice(Config::from_text(R"({"zero_optimization": {"contiguous_gradients": true}})"), "no effect"));
-  EXPECT_TRUE(has_notice(Config::from_text(R"({"zero_optimization": {"contiguous_gradients": false}})"),
-                         "no effect"));
-  EXPECT_TRUE(has_notice(Config::from_text(R"({"aio": {"single_submit": true}})"),
-                         "aio.single_submit: accepted, no effect"));
+  EXPECT_FALSE(has_notice(Config::from_text(R"({"zero_optimization": {"contiguous_gradients": true}})"), "no effect"));
+  EXPECT_TRUE(has_notice(Config::from_text(R"({"zero_optimization": {"contiguous_gradients": false}})"), "no effect"));
+  EXPECT_TRUE(
+      has_notice(Config::from_text(R"({"aio": {"single_submit": true}})"), "aio.single_submit: accepted, no effect"));
   EXPECT_TRUE(has_notice(Config::from_text(R"({"zero_optimization": {"leaf_module": {"classes": ["x.Y"]}}})"),
                          "Python class names"));
 }
@@ -218,17 +214,16 @@ TEST(ConfigValues, ToJsonLosesNothing) {
   EXPECT_EQ(Config::from_text(text).to_json(), text);
   // Values that differ from their default must be written as such.
   const std::string defaults = Config::from_text("{}").to_json();
-  for (const char* key : {"store", "seed", "timeout_s", "job_name", "stage3_max_live_parameters",
-                          "gradient_clipping", "check_grad_overflow", "ignore_unused_parameters"}) {
+  for (const char* key : {"store", "seed", "timeout_s", "job_name", "stage3_max_live_parameters", "gradient_clipping",
+                          "check_grad_overflow", "ignore_unused_parameters"}) {
     const auto line = [&](const std::string& json) {
       const std::size_t at = json.find(std::string("\"") + key + "\"");
       return json.substr(at, json.find('\n', at) - at);
     };
     EXPECT_NE(line(text), line(defaults)) << key;
   }
-  for (const char* some :
-       {"{}", R"({"scheduler": {"type": "WarmupLR"}})", R"({"optimizer": {"type": "AdamW"}})",
-        R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 9000}}})"}) {
+  for (const char* some : {"{}", R"({"scheduler": {"type": "WarmupLR"}})", R"({"optimizer": {"type": "AdamW"}})",
+                           R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 9000}}})"}) {
     const std::string once = Config::from_text(some).to_json();
     const Config again = Config::from_text(once);
     EXPECT_EQ(again.to_json(), once);

@@ -40,8 +40,7 @@ class DataPack : public ::testing::Test {
   void write_many(int count, int nbytes) const {
     for (int i = 0; i < count; ++i) {
       std::string text = "# file " + std::to_string(i) + "\n";
-      while (static_cast<int>(text.size()) < nbytes)
-        text += "x = " + std::to_string(text.size() * (i + 1)) + "\n";
+      while (static_cast<int>(text.size()) < nbytes) text += "x = " + std::to_string(text.size() * (i + 1)) + "\n";
       write("d" + std::to_string(i % 3) + "/f" + std::to_string(i) + ".py", text);
     }
   }
@@ -87,16 +86,15 @@ TEST_F(DataPack, TakesTextOnceAndCountsTheRest) {
   const CorpusInfo info = pack_corpus(options_);
   EXPECT_FALSE(info.reused);
   EXPECT_EQ(info.files, 21);
-  const std::map<std::string, std::pair<int, std::string>> left_out = {
-      {"duplicate", {2, "d0/f0.py"}},
-      {"binary (a zero byte)", {1, "zero_byte.py"}},
-      {"not UTF-8 (Latin-1? iconv)", {3, "latin1.py"}},
-      {"empty", {1, "empty.py"}},
-      {"too large", {1, "large.py"}},
-      {"another suffix", {1, "other.json"}},
-      {"hidden", {1, ".hidden.py"}},
-      {"hidden folder", {1, ".git"}},
-      {"link to a folder", {1, "loop"}}};
+  const std::map<std::string, std::pair<int, std::string>> left_out = {{"duplicate", {2, "d0/f0.py"}},
+                                                                       {"binary (a zero byte)", {1, "zero_byte.py"}},
+                                                                       {"not UTF-8 (Latin-1? iconv)", {3, "latin1.py"}},
+                                                                       {"empty", {1, "empty.py"}},
+                                                                       {"too large", {1, "large.py"}},
+                                                                       {"another suffix", {1, "other.json"}},
+                                                                       {"hidden", {1, ".hidden.py"}},
+                                                                       {"hidden folder", {1, ".git"}},
+                                                                       {"link to a folder", {1, "loop"}}};
   EXPECT_EQ(info.left_out.size(), left_out.size());
   for (const LeftOutFiles& one : info.left_out) {
     ASSERT_TRUE(left_out.contains(one.reason)) << one.reason;
@@ -117,8 +115,8 @@ TEST_F(DataPack, TakesTextOnceAndCountsTheRest) {
 TEST_F(DataPack, SplitsWholeFilesByBytes) {
   write_many(60, 1000);
   const CorpusInfo info = pack_corpus(options_);
-  const double part = static_cast<double>(info.validation_nbytes) /
-                      static_cast<double>(info.train_nbytes + info.validation_nbytes);
+  const double part =
+      static_cast<double>(info.validation_nbytes) / static_cast<double>(info.train_nbytes + info.validation_nbytes);
   EXPECT_NEAR(part, 0.05, 0.01);
   for (const char* name : {"train.bin", "val.bin"}) {
     const std::string text = split(name);
@@ -163,7 +161,9 @@ TEST_F(DataPack, LargeFilesAreTakenInPieces) {
     while (line.size() < (2u << 20)) line += "\xF0\x9F\x98\x80";
     return line;
   }());
-  write("utf16.txt", std::string("\xFF\xFE" "a\0", 4));
+  write("utf16.txt", std::string("\xFF\xFE"
+                                 "a\0",
+                                 4));
   const CorpusInfo info = pack_corpus(options_);
   EXPECT_EQ(info.files, 2);
   ASSERT_EQ(info.left_out.size(), 2u);
@@ -246,8 +246,7 @@ TEST_F(DataPack, CorpusMapsWhatWasPacked) {
   const CorpusInfo info = pack_corpus(options_);
   const Corpus train(options_.folder, Split::kTrain), validation(options_.folder, Split::kValidation);
   const std::string text = split("train.bin");
-  EXPECT_TRUE(std::equal(train.bytes().begin(), train.bytes().end(),
-                         reinterpret_cast<const std::uint8_t*>(text.data()),
+  EXPECT_TRUE(std::equal(train.bytes().begin(), train.bytes().end(), reinterpret_cast<const std::uint8_t*>(text.data()),
                          reinterpret_cast<const std::uint8_t*>(text.data()) + text.size()));
   EXPECT_EQ(validation.size(), info.validation_nbytes);
   EXPECT_EQ(train.hash(), info.hash);
@@ -267,8 +266,8 @@ TEST_F(DataPack, CorpusJsonHasWhatPeopleLookFor) {
   EXPECT_EQ(json["hash"], info.hash);
   EXPECT_EQ(json["files"]["taken"], 20);
   EXPECT_EQ(json["train"]["nbytes"], info.train_nbytes);
-  EXPECT_NEAR(json["train"]["unigram_entropy_bits"].get<double>(),
-              info.train_unigram_entropy_nats / std::log(2.0), 1e-12);
+  EXPECT_NEAR(json["train"]["unigram_entropy_bits"].get<double>(), info.train_unigram_entropy_nats / std::log(2.0),
+              1e-12);
 }
 
 TEST_F(DataPack, Errors) {
@@ -357,8 +356,8 @@ TEST(DataText, Utf8) {
                            "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"}) {
     EXPECT_TRUE(data::problem_with_text(good).empty());
   }
-  for (const char* bad : {"\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF",
-                          "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xC2", "\xE2\x82", "a\xFFz"}) {
+  for (const char* bad : {"\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80",
+                          "\xF5\x80\x80\x80", "\xC2", "\xE2\x82", "a\xFFz"}) {
     EXPECT_FALSE(data::problem_with_text(bad).empty());
   }
 }

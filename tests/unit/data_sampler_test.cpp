@@ -171,8 +171,7 @@ TEST(DataValidation, FixedWindowsSpreadOverTheSplit) {
     some.fill(i, tokens.data());
     for (std::int64_t b = 0; b < 2; ++b) {
       const std::int64_t offset = (i * 2 + b) * 100;  // every tenth window of a hundred
-      EXPECT_TRUE(std::equal(tokens.begin() + b * 11, tokens.begin() + (b + 1) * 11,
-                             corpus.bytes().begin() + offset));
+      EXPECT_TRUE(std::equal(tokens.begin() + b * 11, tokens.begin() + (b + 1) * 11, corpus.bytes().begin() + offset));
     }
   }
   EXPECT_THROW(some.fill(5, tokens.data()), ConfigError);

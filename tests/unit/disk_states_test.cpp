@@ -22,9 +22,7 @@ using testing::error_of;
 
 constexpr std::int64_t kSlot = 1024, kUnits = 3, kNumel = 5 * kSlot;
 
-std::vector<StateColumn> columns() {
-  return {{"remainder", 2, 1, MemoryKind::kMaster}, {"a", 4, 1}, {"b", 1, 1}};
-}
+std::vector<StateColumn> columns() { return {{"remainder", 2, 1, MemoryKind::kMaster}, {"a", 4, 1}, {"b", 1, 1}}; }
 
 struct Disk {
   explicit Disk(io::FileSystem& files, int buffers = 4) {

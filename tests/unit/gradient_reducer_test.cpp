@@ -54,8 +54,7 @@ void expect_sums(const Room& room, const GradientReducer& reducer) {
 }
 
 void train(Room& room, bool overlap) {
-  GradientReducer reducer(room.model, room.ledger, room.times,
-                          {.bucket_numel = 1024, .overlap = overlap});
+  GradientReducer reducer(room.model, room.ledger, room.times, {.bucket_numel = 1024, .overlap = overlap});
   std::vector<int> order(room.model.parameters.size());
   std::iota(order.begin(), order.end(), 0);
   std::mt19937 random(static_cast<unsigned>(room.model.rank()));
@@ -63,8 +62,7 @@ void train(Room& room, bool overlap) {
     for (int micro_batch = 0; micro_batch < kMicroBatches; ++micro_batch) {
       std::shuffle(order.begin(), order.end(), random);
       for (const int p : order) {
-        if (uses(p, micro_batch, room.model.rank()))
-          reducer.add(p, gradient(room, p, micro_batch, room.model.rank()));
+        if (uses(p, micro_batch, room.model.rank())) reducer.add(p, gradient(room, p, micro_batch, room.model.rank()));
       }
       reducer.finish_micro_batch({});
     }
@@ -79,21 +77,21 @@ TEST(GradientReducer, SumsWhatRanksAddInOrdersOfTheirOwnOverEveryTransport) {
     for (const auto& [ranks, stage] : {std::pair(1, 2), {2, 0}, {2, 2}, {3, 1}, {3, 3}}) {
       SCOPED_TRACE(::testing::Message() << ranks << " ranks, stage " << stage << (over_pipes ? ", pipes" : ""));
       const Pipes pipes(ranks);
-      testing::expect_all_ok(testing::spawn(
-          ranks,
-          [&, ranks = ranks, stage = stage](Group group) {
-            for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-              auto transport = over_pipes ? testing::make_pipe_transport(pipes, group.rank())
-                                          : comm::make_host_transport(group);
-              Room room({.units = {{900, 70}, {1}, {1300}, {64, 64, 700}},
-                         .sharding = layout::sharding_of_stage(stage),
-                         .param_dtype = dtype},
-                        group, std::move(transport));
-              for (const bool overlap : {true, false}) train(room, overlap);
-              group.barrier({.label = "before the next transport over these pipes"}).wait();
-            }
-          },
-          {.timeout = std::chrono::seconds(60)}));
+      testing::expect_all_ok(
+          testing::spawn(ranks,
+                         [&, ranks = ranks, stage = stage](Group group) {
+                           for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+                             auto transport = over_pipes ? testing::make_pipe_transport(pipes, group.rank())
+                                                         : comm::make_host_transport(group);
+                             Room room({.units = {{900, 70}, {1}, {1300}, {64, 64, 700}},
+                                        .sharding = layout::sharding_of_stage(stage),
+                                        .param_dtype = dtype},
+                                       group, std::move(transport));
+                             for (const bool overlap : {true, false}) train(room, overlap);
+                             group.barrier({.label = "before the next transport over these pipes"}).wait();
+                           }
+                         },
+                         {.timeout = std::chrono::seconds(60)}));
     }
   }
 }

@@ -14,9 +14,9 @@
 
 #include "intercept/compat.h"
 #include "intercept/debug_observer.h"
-#include "intercept/view_operators.h"
 #include "intercept/gradient_hook.h"
 #include "intercept/parameter_handle.h"
+#include "intercept/view_operators.h"
 #include "support/odd_model.h"
 #include "zero/errors.h"
 
@@ -55,8 +55,7 @@ class StrictObserver : public UseObserver {
       throw CommError("rank 1 is dead");
     }
     kept.live = at::empty({static_cast<std::int64_t>(kept.values.size())}, at::kByte);
-    if (!kept.values.empty())
-      std::memcpy(kept.live.mutable_data_ptr(), kept.values.data(), kept.values.size());
+    if (!kept.values.empty()) std::memcpy(kept.live.mutable_data_ptr(), kept.values.data(), kept.values.size());
     handle.attach(kept.live.mutable_data_ptr());
   }
   void after_use(ParameterHandle& handle) noexcept override {
@@ -65,9 +64,7 @@ class StrictObserver : public UseObserver {
     handle.release();
     kept.live.reset();
   }
-  void before_write(ParameterHandle& handle, const char* op) override {
-    throw ModelError(op + (" " + handle.name()));
-  }
+  void before_write(ParameterHandle& handle, const char* op) override { throw ModelError(op + (" " + handle.name())); }
 
   std::deque<Kept> kept_;
   int uses = 0;
@@ -85,8 +82,7 @@ Gradients run(testing::OddModel& model) {
   loss.backward();
   Gradients gradients{loss.item<float>(), {}};
   for (const auto& item : model->named_parameters()) {
-    gradients.by_name[item.key()] =
-        item.value().grad().defined() ? item.value().grad().clone() : at::Tensor();
+    gradients.by_name[item.key()] = item.value().grad().defined() ? item.value().grad().clone() : at::Tensor();
   }
   for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
   return gradients;

@@ -72,8 +72,8 @@ class IoConformance : public ::testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, IoConformance,
-                         ::testing::Values("posix", "posix_one_thread", "posix_tmpfs", "uring", "uring_tmpfs",
-                                           "memory", "faulty"),
+                         ::testing::Values("posix", "posix_one_thread", "posix_tmpfs", "uring", "uring_tmpfs", "memory",
+                                           "faulty"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(IoConformance, EverySizeAtEveryOffset) {
@@ -96,8 +96,7 @@ TEST_P(IoConformance, EverySizeAtEveryOffset) {
         const std::size_t total = again->size();
         const auto back = in.span().subspan((shift * 7) % 200, total);
         again->wait(again->read(0, back));
-        ASSERT_TRUE(std::all_of(back.begin(),
-                                back.begin() + static_cast<long>(std::min<std::size_t>(offset, total)),
+        ASSERT_TRUE(std::all_of(back.begin(), back.begin() + static_cast<long>(std::min<std::size_t>(offset, total)),
                                 [](std::byte b) { return b == std::byte{0}; }))
             << nbytes << " at " << offset;
         if (nbytes > 0) {
@@ -105,8 +104,7 @@ TEST_P(IoConformance, EverySizeAtEveryOffset) {
           const std::size_t part = nbytes / 2;
           std::memset(in.data(), 0, nbytes);
           again->wait(again->read(offset + nbytes - part, in.span().first(part)));
-          ASSERT_EQ(std::memcmp(in.data(), data.data() + nbytes - part, part), 0)
-              << nbytes << " at " << offset;
+          ASSERT_EQ(std::memcmp(in.data(), data.data() + nbytes - part, part), 0) << nbytes << " at " << offset;
         }
         files().remove(name);
       }
@@ -251,8 +249,8 @@ TEST_P(IoConformance, ReadingPastTheEndIsAnErrorThatNamesTheFile) {
     std::uint64_t offset;
     std::size_t nbytes;
   };
-  for (const Range range : {Range{0, 5001}, Range{4999, 2}, Range{5000, 1}, Range{0, 8192}, Range{8192, 4096},
-                            Range{1ul << 40, 1}}) {
+  for (const Range range :
+       {Range{0, 5001}, Range{4999, 2}, Range{5000, 1}, Range{0, 8192}, Range{8192, 4096}, Range{1ul << 40, 1}}) {
     const auto file = files().open(path("short"));
     AlignedBuffer data(range.nbytes);
     const auto request = file->read(range.offset, data.span());
@@ -381,14 +379,11 @@ TEST_P(IoConformance, Rename) {
   EXPECT_EQ(files().kind(path("full/three")), FileKind::kFile);
 
   EXPECT_TRUE(mentions(error_of([&] { files().rename(path("empty"), path("full")); }), "not empty"));
-  EXPECT_TRUE(
-      mentions(error_of([&] { files().rename(path("full/three"), path("empty")); }), "Is a directory"));
-  EXPECT_TRUE(
-      mentions(error_of([&] { files().rename(path("empty"), path("full/three")); }), "Not a directory"));
+  EXPECT_TRUE(mentions(error_of([&] { files().rename(path("full/three"), path("empty")); }), "Is a directory"));
+  EXPECT_TRUE(mentions(error_of([&] { files().rename(path("empty"), path("full/three")); }), "Not a directory"));
   EXPECT_TRUE(mentions(error_of([&] { files().rename(path("full"), path("full/inner/x")); }), "Invalid"));
   const std::string text = error_of([&] { files().rename(path("no"), path("other")); });
-  EXPECT_TRUE(mentions(text, "cannot rename '" + path("no") + "' to '" + path("other") + "': No such file"))
-      << text;
+  EXPECT_TRUE(mentions(text, "cannot rename '" + path("no") + "' to '" + path("other") + "': No such file")) << text;
 
   files().rename(path("full"), path("empty"));  // of a folder: an empty one makes room
   EXPECT_EQ(files().list(path("empty")), (std::vector<std::string>{"inner", "three"}));
@@ -510,8 +505,7 @@ TEST_P(IoConformance, Texts) {
   EXPECT_EQ(files().list(path("")), (std::vector<std::string>{"f", "g"}));
   files().make_folders(path("folder"));
   EXPECT_NE(error_of([&] { replace_text(files(), path("folder"), "x"); }), "");
-  EXPECT_EQ(files().list(path("")), (std::vector<std::string>{"f", "folder", "g"}))
-      << "nothing is left behind";
+  EXPECT_EQ(files().list(path("")), (std::vector<std::string>{"f", "folder", "g"})) << "nothing is left behind";
 }
 
 TEST_P(IoConformance, RemoveAll) {

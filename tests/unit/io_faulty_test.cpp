@@ -47,9 +47,8 @@ TEST(IoFaulty, CountsAndOtherwiseDoesNothing) {
 }
 
 TEST(IoFaulty, EveryMutationFailsOnce) {
-  const char* verbs[kMutations] = {"make the folder", "lock",           "create", "write", "sync",
-                                   "close",           "create",         "write",  "close", "exchange",
-                                   "rename",          "sync the folder"};
+  const char* verbs[kMutations] = {"make the folder", "lock",  "create", "write",    "sync",   "close",
+                                   "create",          "write", "close",  "exchange", "rename", "sync the folder"};
   struct Reason {
     int error;
     const char* text;
@@ -76,8 +75,7 @@ TEST(IoFaulty, EveryMutationFailsOnce) {
 }
 
 TEST(IoFaulty, EveryReadFailsOnce) {
-  const char* verbs[kReads] = {"look up", "list", "ask for the free space of", "open", "look up",
-                               "read",    "read"};
+  const char* verbs[kReads] = {"look up", "list", "ask for the free space of", "open", "look up", "read", "read"};
   for (std::uint64_t k = 0; k < kReads; ++k) {
     MemoryFileSystem memory;
     FaultyFileSystem files(memory);

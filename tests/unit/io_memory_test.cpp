@@ -42,10 +42,9 @@ class IoCrash : public ::testing::TestWithParam<Names> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Names, IoCrash, ::testing::Values(Names::kInOrder, Names::kAny),
-                         [](const auto& info) {
-                           return std::string(info.param == Names::kInOrder ? "in_order" : "any");
-                         });
+INSTANTIATE_TEST_SUITE_P(Names, IoCrash, ::testing::Values(Names::kInOrder, Names::kAny), [](const auto& info) {
+  return std::string(info.param == Names::kInOrder ? "in_order" : "any");
+});
 
 TEST_P(IoCrash, ANameThatWasNotSyncedMayVanish) {
   write_text(files_, "/f", "hello");  // content is synced, the name is not
@@ -114,8 +113,8 @@ TEST_P(IoCrash, ReplaceTextIsAtomicAtEveryOperation) {
     FaultyFileSystem faulty(files);
     faulty.stop_at_mutation(k);
     EXPECT_THROW(replace_text(faulty, "/c/latest", after), SimulatedCrash);
-    const auto states = found_in_crashes(files, GetParam(),
-                                         [](MemoryFileSystem& left) { return text_of(left, "/c/latest"); });
+    const auto states =
+        found_in_crashes(files, GetParam(), [](MemoryFileSystem& left) { return text_of(left, "/c/latest"); });
     all.insert(states.begin(), states.end());
     // And it can be done again on what is left.
     for (std::uint64_t seed = 0; seed < 100; ++seed) {
@@ -222,8 +221,7 @@ TEST(IoCrashContent, WritesAreTornBetweenSectorsOnly) {
     }
     ASSERT_EQ(sectors.front(), 'a');
     ASSERT_EQ(sectors.back(), 'a');
-    sectors =
-        sectors.substr(1, sectors.find_last_of('b') == std::string::npos ? 0 : sectors.find_last_of('b'));
+    sectors = sectors.substr(1, sectors.find_last_of('b') == std::string::npos ? 0 : sectors.find_last_of('b'));
     none |= sectors.empty();
     holes |= mentions(sectors, "a");
     whole |= sectors == "bbbbbbb";
@@ -270,8 +268,7 @@ TEST(IoCrashPolicies, NothingEverythingAndTheSameSeed) {
   files.sync_folder("/");
   write_unsynced(files, "/lost", "2");
   files.rename("/kept", "/a/moved");
-  EXPECT_EQ(files.after_crash(CrashPolicy::nothing_unsynced())->paths(),
-            (std::vector<std::string>{"/a", "/kept"}));
+  EXPECT_EQ(files.after_crash(CrashPolicy::nothing_unsynced())->paths(), (std::vector<std::string>{"/a", "/kept"}));
   EXPECT_EQ(files.after_crash(CrashPolicy::everything())->paths(), files.paths());
   EXPECT_EQ(files.paths(), (std::vector<std::string>{"/a", "/a/b", "/a/moved", "/lost"}));
   EXPECT_EQ(text_of(*files.after_crash(CrashPolicy::everything()), "/lost"), "2");

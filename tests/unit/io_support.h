@@ -63,9 +63,7 @@ std::string error_of(Action action) {
   return "";
 }
 
-inline bool mentions(const std::string& text, std::string_view what) {
-  return text.find(what) != std::string::npos;
-}
+inline bool mentions(const std::string& text, std::string_view what) { return text.find(what) != std::string::npos; }
 
 inline void write_file(FileSystem& files, const std::string& path, std::span<const std::byte> data) {
   const auto file = files.create(path);

@@ -29,8 +29,7 @@ Bytes scenario(FileSystem& files, const std::string& root) {
   AlignedBuffer data(kNbytes);
   fill(data.span(), 1);
   const auto file = files.create(join(folder, "new"));
-  for (const auto& [begin, end] :
-       {std::pair{0ul, 8192ul}, {8192ul, 9000ul}, {9000ul, 40'000ul}, {40'000ul, kNbytes}}) {
+  for (const auto& [begin, end] : {std::pair{0ul, 8192ul}, {8192ul, 9000ul}, {9000ul, 40'000ul}, {40'000ul, kNbytes}}) {
     file->write(begin, data.span().subspan(begin, end - begin));
   }
   file->sync();
@@ -53,8 +52,7 @@ class IoSyscalls : public ::testing::TestWithParam<Sort> {
   }
 
   /// Runs the scenario with each call of that sort injected; `check` gets the error's text and what was read.
-  void for_each_call(Call call, int error,
-                     const std::function<void(const std::string&, const Bytes&)>& check) {
+  void for_each_call(Call call, int error, const std::function<void(const std::string&, const Bytes&)>& check) {
     InjectedSyscalls counting;
     {
       const TestFolder folder;
@@ -67,8 +65,7 @@ class IoSyscalls : public ::testing::TestWithParam<Sort> {
       InjectedSyscalls syscalls;
       syscalls.inject(call, index, error);
       Bytes found;
-      const std::string text =
-          error_of([&] { found = scenario(*make_files(GetParam(), syscalls), folder.path()); });
+      const std::string text = error_of([&] { found = scenario(*make_files(GetParam(), syscalls), folder.path()); });
       // The pool may need fewer calls the second time; which piece is which call is by chance then.
       if (GetParam() == Sort::kPosix) {
         ASSERT_TRUE(syscalls.happened());
@@ -118,15 +115,15 @@ TEST_P(IoSyscalls, ScratchFilesGoOnAfterInterruptionsAndFailWithTheirFolder) {
     int error;
     const char* wanted;  ///< of the message; empty: nobody notices
   };
-  for (const Injected& injected : std::initializer_list<Injected>{
-           {transfer(), EINTR, ""},
-           {transfer(), InjectedSyscalls::kShort, ""},
-           {transfer(), EIO, "Input/output error"},
-           {Call::kOpen, EACCES, "Permission denied"},
-           {Call::kOpen, EOPNOTSUPP, ""},
-           {Call::kOpenDirect, EINVAL, ""},
-           {Call::kSync, ENOSPC, "cannot reserve 60.0 kB on the disk of"},
-           {Call::kSync, EOPNOTSUPP, ""}}) {
+  for (const Injected& injected :
+       std::initializer_list<Injected>{{transfer(), EINTR, ""},
+                                       {transfer(), InjectedSyscalls::kShort, ""},
+                                       {transfer(), EIO, "Input/output error"},
+                                       {Call::kOpen, EACCES, "Permission denied"},
+                                       {Call::kOpen, EOPNOTSUPP, ""},
+                                       {Call::kOpenDirect, EINVAL, ""},
+                                       {Call::kSync, ENOSPC, "cannot reserve 60.0 kB on the disk of"},
+                                       {Call::kSync, EOPNOTSUPP, ""}}) {
     InjectedSyscalls counting;
     const TestFolder folder;
     ASSERT_EQ(scratch_scenario(*make_files(GetParam(), counting), folder.path()), pattern(kNbytes, 1));
@@ -200,8 +197,7 @@ TEST_P(IoSyscalls, AFailedCloseIsAnError) {
     const auto files = make_files(GetParam(), syscalls);
     const auto file = files->create(path);
     if (syscalls.count(Call::kOpenDirect) == 0) break;
-    EXPECT_TRUE(
-        mentions(error_of([&] { file->close(); }), "cannot close '" + path + "': Input/output error"));
+    EXPECT_TRUE(mentions(error_of([&] { file->close(); }), "cannot close '" + path + "': Input/output error"));
     EXPECT_EQ(error_of([&] { file->close(); }), "");
     EXPECT_EQ(syscalls.count(Call::kClose), 2) << "each descriptor once";
     files->remove(path);
@@ -211,9 +207,9 @@ TEST_P(IoSyscalls, AFailedCloseIsAnError) {
 TEST_P(IoSyscalls, ErrorsOfQueuedRequestsSurfaceWherePromised) {
   const TestFolder folder;
   const std::string path = join(folder.path(), "f");
-  const std::function<void(File&)> heard_at[] = {
-      [](File& file) { file.wait(0); }, [](File& file) { file.drain(); }, [](File& file) { file.sync(); },
-      [](File& file) { file.size(); }, [](File& file) { file.close(); }};
+  const std::function<void(File&)> heard_at[] = {[](File& file) { file.wait(0); }, [](File& file) { file.drain(); },
+                                                 [](File& file) { file.sync(); }, [](File& file) { file.size(); },
+                                                 [](File& file) { file.close(); }};
   const Bytes data = pattern(10, 1);
   for (const auto& action : heard_at) {
     InjectedSyscalls syscalls;
@@ -300,8 +296,7 @@ TEST(IoPieces, CoverTheRequestAndNoPageTwice) {
   for (int i = 0; i < 2000; ++i) {
     const std::uint64_t offset = random() % 20'000;
     const bool alike = random() % 2 == 0;
-    Transfer left{Direction::kWrite, offset, page + offset + (alike ? 0 : 1 + random() % 4095),
-                  1 + random() % 50'000};
+    Transfer left{Direction::kWrite, offset, page + offset + (alike ? 0 : 1 + random() % 4095), 1 + random() % 50'000};
     const std::uint64_t end = offset + left.nbytes;
     const std::uint64_t inner = end / 4096 * 4096, first = (offset + 4095) / 4096 * 4096;
     std::uint64_t direct = 0;

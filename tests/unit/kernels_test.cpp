@@ -12,8 +12,8 @@
 #include <random>
 #include <vector>
 
-#include "optim/passes.h"
 #include "optim/kernels.h"
+#include "optim/passes.h"
 
 namespace zero::optim {
 namespace {
@@ -51,8 +51,7 @@ constexpr std::int64_t kNumel = 5 * kSumBlockNumel;
 std::vector<float> awkward_floats() {
   std::vector<float> values;
   for (std::uint32_t high = 0; high < 0x10000; ++high) {
-    for (const std::uint32_t rest :
-         {0x0000u, 0x0001u, 0x1234u, 0x7fffu, 0x8000u, 0x8001u, 0xfedcu, 0xffffu}) {
+    for (const std::uint32_t rest : {0x0000u, 0x0001u, 0x1234u, 0x7fffu, 0x8000u, 0x8001u, 0xfedcu, 0xffffu}) {
       values.push_back(std::bit_cast<float>(high << 16 | rest));
     }
   }
@@ -97,9 +96,8 @@ TEST(Kernels, MastersAreParametersAndRemaindersBitForBit) {
     set->join_master(low.data(), remainder.data(), back.data(), numel);
     std::int64_t wrong = 0;
     for (std::size_t i = 0; i < values.size(); ++i) {
-      wrong += std::isnan(values[i])
-                   ? !std::isnan(back[i])
-                   : std::bit_cast<std::uint32_t>(values[i]) != std::bit_cast<std::uint32_t>(back[i]);
+      wrong += std::isnan(values[i]) ? !std::isnan(back[i])
+                                     : std::bit_cast<std::uint32_t>(values[i]) != std::bit_cast<std::uint32_t>(back[i]);
     }
     EXPECT_EQ(wrong, 0) << set->isa;
   }
@@ -131,8 +129,8 @@ TEST(Kernels, ReduceAddsInRankOrderOnEveryInstructionSet) {
         for (const auto* set : available()) {
           auto accumulator = start;
           std::vector<double> sums(kNumel / kSumBlockNumel), again(sums.size());
-          set->reduce({accumulator.data(), slices, low ? DType::kBFloat16 : DType::kFloat32, kNumel, first,
-                       sums.data()});
+          set->reduce(
+              {accumulator.data(), slices, low ? DType::kBFloat16 : DType::kFloat32, kNumel, first, sums.data()});
           EXPECT_TRUE(same_bits(accumulator, expected)) << set->isa << " ranks " << ranks;
           generic::kKernels.block_sumsq(accumulator.data(), kNumel, again.data());
           EXPECT_TRUE(same_bits(sums, again)) << set->isa;
@@ -140,8 +138,8 @@ TEST(Kernels, ReduceAddsInRankOrderOnEveryInstructionSet) {
           for (std::int64_t i = 0; i < kSumBlockNumel; ++i) exact += double(expected[i]) * expected[i];
           EXPECT_NEAR(sums[0], exact, 1e-12 * exact);
           auto without_squares = start;
-          set->reduce({without_squares.data(), slices, low ? DType::kBFloat16 : DType::kFloat32, kNumel,
-                       first, nullptr});
+          set->reduce(
+              {without_squares.data(), slices, low ? DType::kBFloat16 : DType::kFloat32, kNumel, first, nullptr});
           EXPECT_TRUE(same_bits(without_squares, expected)) << set->isa << " ranks " << ranks;
         }
       }
@@ -161,8 +159,7 @@ TEST(Kernels, AdamIsTheSameOnEveryInstructionSet) {
         const auto gradient = random_values(numel, 4);
         std::vector<std::uint16_t> out(numel), split_low;
         std::vector<float> split;
-        Hyper hyper{
-            .lr = 1e-3, .weight_decay = 0.1, .decoupled = decoupled, .step = 7, .gradient_scale = 0.3};
+        Hyper hyper{.lr = 1e-3, .weight_decay = 0.1, .decoupled = decoupled, .step = 7, .gradient_scale = 0.3};
         if (low) {
           // The same with the masters as parameters and remainders.
           auto split_m = m, split_v = v;
@@ -223,11 +220,8 @@ void compare_with_libtorch(bool decoupled) {
     weight.mutable_grad() = at::from_blob(gradient.data(), {kCount}, at::kFloat).clone();
     optimizer.step();
     Hyper hyper{0.01, 0.9, 0.99, 1e-6, 0.05, decoupled, true, step, 1.0};
-    kernels().adam({.master = master.data(),
-                    .states = {m.data(), v.data()},
-                    .gradient = gradient.data(),
-                    .numel = kCount},
-                   hyper);
+    kernels().adam(
+        {.master = master.data(), .states = {m.data(), v.data()}, .gradient = gradient.data(), .numel = kCount}, hyper);
     device.update(adam(),
                   {.master = device_master.mutable_data_ptr<float>(),
                    .states = {device_m.mutable_data_ptr(), device_v.mutable_data_ptr()},
@@ -243,9 +237,7 @@ void compare_with_libtorch(bool decoupled) {
 TEST(Kernels, AdamWHasLibtorchsNumbers) {
   compare_with_libtorch<torch::optim::AdamW, torch::optim::AdamWOptions>(true);
 }
-TEST(Kernels, AdamHasLibtorchsNumbers) {
-  compare_with_libtorch<torch::optim::Adam, torch::optim::AdamOptions>(false);
-}
+TEST(Kernels, AdamHasLibtorchsNumbers) { compare_with_libtorch<torch::optim::Adam, torch::optim::AdamOptions>(false); }
 
 TEST(Kernels, DevicePassesAgreeWithTheKernels) {
   const auto a = random_values(kNumel, 1), b = random_values(kNumel, 2);

@@ -171,8 +171,8 @@ TEST(Units, BlocksBecomeUnits) {
   const auto units = make_units(e.root, e.parameters, {1500, {}});
   std::vector<std::string> names;
   for (const auto& unit : units) names.push_back(unit.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"embedding", "layers.0", "layers.1", "layers.2",
-                                             "layers.3..norm", "head", "head (frozen)"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"embedding", "layers.0", "layers.1", "layers.2", "layers.3..norm", "head",
+                                             "head (frozen)"}));
 }
 
 TEST(Units, NamedModulesAreOneUnitAndUnknownNamesAreErrors) {

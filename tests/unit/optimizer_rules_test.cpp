@@ -58,34 +58,53 @@ const std::vector<Case>& cases() {
   using namespace torch::optim;
   const auto betas = std::make_tuple(0.9, 0.99);
   static const std::vector<Case> all = {
-      {"AdamW", Algorithm::kAdam, {.lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05},
+      {"AdamW",
+       Algorithm::kAdam,
+       {.lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05},
        plain<AdamW>(AdamWOptions(0.01).betas(betas).eps(1e-6).weight_decay(0.05))},
-      {"Adam", Algorithm::kAdam, {.lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05, .decoupled = false},
+      {"Adam",
+       Algorithm::kAdam,
+       {.lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05, .decoupled = false},
        plain<Adam>(AdamOptions(0.01).betas(betas).eps(1e-6).weight_decay(0.05))},
-      {"AMSGrad", Algorithm::kAdam,
+      {"AMSGrad",
+       Algorithm::kAdam,
        {.lr = 0.01, .beta2 = 0.5, .eps = 1e-6, .weight_decay = 0.05, .decoupled = false, .amsgrad = true},
        plain<Adam>(AdamOptions(0.01).betas(std::make_tuple(0.9, 0.5)).eps(1e-6).weight_decay(0.05).amsgrad(true))},
-      {"AMSGrad, decoupled", Algorithm::kAdam,
+      {"AMSGrad, decoupled",
+       Algorithm::kAdam,
        {.lr = 0.01, .beta2 = 0.5, .eps = 1e-6, .weight_decay = 0.05, .amsgrad = true},
        plain<AdamW>(AdamWOptions(0.01).betas(std::make_tuple(0.9, 0.5)).eps(1e-6).weight_decay(0.05).amsgrad(true))},
       {"SGD", Algorithm::kSgd, {.lr = 0.01}, plain<SGD>(SGDOptions(0.01))},
-      {"SGD, decay", Algorithm::kSgd, {.lr = 0.01, .weight_decay = 0.05},
+      {"SGD, decay",
+       Algorithm::kSgd,
+       {.lr = 0.01, .weight_decay = 0.05},
        plain<SGD>(SGDOptions(0.01).weight_decay(0.05))},
-      {"SGD, momentum", Algorithm::kSgd, {.lr = 0.01, .weight_decay = 0.05, .momentum = 0.9, .dampening = 0.3},
+      {"SGD, momentum",
+       Algorithm::kSgd,
+       {.lr = 0.01, .weight_decay = 0.05, .momentum = 0.9, .dampening = 0.3},
        plain<SGD>(SGDOptions(0.01).weight_decay(0.05).momentum(0.9).dampening(0.3))},
-      {"SGD, Nesterov", Algorithm::kSgd, {.lr = 0.01, .weight_decay = 0.05, .momentum = 0.9, .nesterov = true},
+      {"SGD, Nesterov",
+       Algorithm::kSgd,
+       {.lr = 0.01, .weight_decay = 0.05, .momentum = 0.9, .nesterov = true},
        plain<SGD>(SGDOptions(0.01).weight_decay(0.05).momentum(0.9).nesterov(true))},
-      {"Adagrad", Algorithm::kAdagrad,
+      {"Adagrad",
+       Algorithm::kAdagrad,
        {.lr = 0.01, .eps = 1e-10, .weight_decay = 0.05, .lr_decay = 0.1, .initial_accumulator_value = 0.2},
-       plain<Adagrad>(
-           AdagradOptions(0.01).eps(1e-10).weight_decay(0.05).lr_decay(0.1).initial_accumulator_value(0.2))},
-      {"RMSprop", Algorithm::kRmsprop, {.lr = 0.01, .eps = 1e-6, .weight_decay = 0.05, .alpha = 0.9},
+       plain<Adagrad>(AdagradOptions(0.01).eps(1e-10).weight_decay(0.05).lr_decay(0.1).initial_accumulator_value(0.2))},
+      {"RMSprop",
+       Algorithm::kRmsprop,
+       {.lr = 0.01, .eps = 1e-6, .weight_decay = 0.05, .alpha = 0.9},
        plain<RMSprop>(RMSpropOptions(0.01).eps(1e-6).weight_decay(0.05).alpha(0.9))},
-      {"RMSprop, momentum", Algorithm::kRmsprop, {.lr = 0.01, .eps = 1e-6, .momentum = 0.8, .alpha = 0.9},
+      {"RMSprop, momentum",
+       Algorithm::kRmsprop,
+       {.lr = 0.01, .eps = 1e-6, .momentum = 0.8, .alpha = 0.9},
        plain<RMSprop>(RMSpropOptions(0.01).eps(1e-6).momentum(0.8).alpha(0.9))},
-      {"RMSprop, centered", Algorithm::kRmsprop, {.lr = 0.01, .eps = 1e-2, .alpha = 0.9, .centered = true},
+      {"RMSprop, centered",
+       Algorithm::kRmsprop,
+       {.lr = 0.01, .eps = 1e-2, .alpha = 0.9, .centered = true},
        plain<RMSprop>(RMSpropOptions(0.01).eps(1e-2).alpha(0.9).centered(true))},
-      {"RMSprop, all", Algorithm::kRmsprop,
+      {"RMSprop, all",
+       Algorithm::kRmsprop,
        {.lr = 0.01, .eps = 1e-2, .weight_decay = 0.05, .momentum = 0.8, .alpha = 0.9, .centered = true},
        plain<RMSprop>(RMSpropOptions(0.01).eps(1e-2).weight_decay(0.05).momentum(0.8).alpha(0.9).centered(true))},
       {"Lion", Algorithm::kLion, {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.05}, {}},
@@ -214,8 +233,7 @@ Bits three_steps(const Case& c, Update update, Kept kept, std::int64_t numel, st
       begin = end;
     }
   }
-  if (kept == Kept::kSplit)
-    generic::kKernels.join_master(bits.low.data(), remainder.data(), bits.master.data(), numel);
+  if (kept == Kept::kSplit) generic::kKernels.join_master(bits.low.data(), remainder.data(), bits.master.data(), numel);
   return bits;
 }
 
@@ -225,14 +243,20 @@ Update update_of(const Kernels& set, Algorithm algorithm) {
     case Algorithm::kAdam:
     case Algorithm::kAdam8bit:
       return set.adam;
-    case Algorithm::kSgd: return set.sgd;
-    case Algorithm::kAdagrad: return set.adagrad;
-    case Algorithm::kRmsprop: return set.rmsprop;
-    case Algorithm::kLion: return set.lion;
+    case Algorithm::kSgd:
+      return set.sgd;
+    case Algorithm::kAdagrad:
+      return set.adagrad;
+    case Algorithm::kRmsprop:
+      return set.rmsprop;
+    case Algorithm::kLion:
+      return set.lion;
     case Algorithm::kLamb:
       return set.lamb;
-    case Algorithm::kMuon: return set.muon;
-    case Algorithm::kAdafactor: break;  // no kernels
+    case Algorithm::kMuon:
+      return set.muon;
+    case Algorithm::kAdafactor:
+      break;  // no kernels
   }
   return nullptr;
 }

@@ -52,12 +52,9 @@ Measured measure(const Shape& shape, bool bf16) {
 }
 
 plan::Activations planned(const Shape& shape, bool bf16) {
-  return plan::activations({.layers = shape.layers,
-                            .dim = shape.dim,
-                            .heads = shape.heads,
-                            .vocab = shape.vocab,
-                            .seq = shape.seq},
-                           shape.micro_batch, bf16 ? DType::kBFloat16 : DType::kFloat32);
+  return plan::activations(
+      {.layers = shape.layers, .dim = shape.dim, .heads = shape.heads, .vocab = shape.vocab, .seq = shape.seq},
+      shape.micro_batch, bf16 ? DType::kBFloat16 : DType::kFloat32);
 }
 
 /// Without bf16 instructions libtorch's matrix products may work on fp32 copies of their operands, which is the CPU's
@@ -80,11 +77,10 @@ TEST(PlanActivations, AreWhatTheMeterSees) {
     for (const bool bf16 : {false, true}) {
       const Measured seen = measure(shape, bf16);
       const plan::Activations expected = planned(shape, bf16);
-      const std::string where =
-          fmt::format("layers {} dim {} vocab {} seq {} batch {} {}", shape.layers, shape.dim, shape.vocab,
-                      shape.seq, shape.micro_batch, bf16 ? "bf16" : "fp32");
-      fmt::print("{}: stored {} (planned {}), peak {} (planned {})\n", where, seen.stored,
-                 expected.stored_nbytes, seen.peak, expected.peak_nbytes);
+      const std::string where = fmt::format("layers {} dim {} vocab {} seq {} batch {} {}", shape.layers, shape.dim,
+                                            shape.vocab, shape.seq, shape.micro_batch, bf16 ? "bf16" : "fp32");
+      fmt::print("{}: stored {} (planned {}), peak {} (planned {})\n", where, seen.stored, expected.stored_nbytes,
+                 seen.peak, expected.peak_nbytes);
       const double stored = static_cast<double>(expected.stored_nbytes);
       const double peak = static_cast<double>(expected.peak_nbytes);
       EXPECT_NEAR(static_cast<double>(seen.stored), stored, 0.005 * stored + 10'000) << where;

@@ -12,16 +12,14 @@ std::int64_t numel_of(const std::string& json) { return from_hugging_face(json).
 std::string llama(const std::string& type, int layers, int hidden, int heads, int kv, int mlp, int vocab,
                   const std::string& more = "") {
   return R"({"model_type": ")" + type + R"(", "num_hidden_layers": )" + std::to_string(layers) +
-         R"(, "hidden_size": )" + std::to_string(hidden) + R"(, "num_attention_heads": )" +
-         std::to_string(heads) + R"(, "num_key_value_heads": )" + std::to_string(kv) +
-         R"(, "intermediate_size": )" + std::to_string(mlp) + R"(, "vocab_size": )" + std::to_string(vocab) +
-         R"(, "max_position_embeddings": 4096)" + more + "}";
+         R"(, "hidden_size": )" + std::to_string(hidden) + R"(, "num_attention_heads": )" + std::to_string(heads) +
+         R"(, "num_key_value_heads": )" + std::to_string(kv) + R"(, "intermediate_size": )" + std::to_string(mlp) +
+         R"(, "vocab_size": )" + std::to_string(vocab) + R"(, "max_position_embeddings": 4096)" + more + "}";
 }
 
 TEST(HuggingFace, NumbersOfParametersAreThoseOfTheModels) {
   EXPECT_EQ(numel_of(R"({"model_type": "gpt2"})"), 124'439'808);
-  EXPECT_EQ(numel_of(R"({"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25})"),
-            1'557'611'200);
+  EXPECT_EQ(numel_of(R"({"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25})"), 1'557'611'200);
   EXPECT_EQ(numel_of(llama("llama", 32, 4096, 32, 32, 11008, 32000)), 6'738'415'616);   // Llama 2 7B
   EXPECT_EQ(numel_of(llama("llama", 32, 4096, 32, 8, 14336, 128256)), 8'030'261'248);   // Llama 3 8B
   EXPECT_EQ(numel_of(llama("llama", 80, 8192, 64, 8, 28672, 32000)), 68'976'648'192);   // Llama 2 70B
@@ -51,8 +49,7 @@ TEST(HuggingFace, BadFilesAreNamed) {
   expect_refused(R"({"model_type": "gpt2", "n_layer": 0})", "at least 1");
   expect_refused(R"({"model_type": "gpt2", "n_head": 7})", "not a multiple of heads 7");
   expect_refused(llama("llama", 2, 64, 2, 2, 128, 100, R"(, "attention_bias": true)"), "attention_bias");
-  expect_refused(llama("llama", 2, 64, 2, 2, 128, 100, R"(, "tie_word_embeddings": 1)"),
-                 "tie_word_embeddings");
+  expect_refused(llama("llama", 2, 64, 2, 2, 128, 100, R"(, "tie_word_embeddings": 1)"), "tie_word_embeddings");
 }
 
 TEST(Transformer, RefusesSizesThatDoNotFit) {

@@ -87,8 +87,7 @@ TEST(PaperTables, KindsAndPrecision) {
   EXPECT_DOUBLE_EQ(baseline.gradients_nbytes, 14e9);
   EXPECT_DOUBLE_EQ(baseline.optimizer_nbytes, 84e9);
   // Adam's two fp32 moments of a 7B model alone.
-  EXPECT_DOUBLE_EQ(model_states(7e9, 0, 1, {.parameters = 0, .gradients = 0, .optimizer = 8}).total_nbytes(),
-                   56e9);
+  EXPECT_DOUBLE_EQ(model_states(7e9, 0, 1, {.parameters = 0, .gradients = 0, .optimizer = 8}).total_nbytes(), 56e9);
   EXPECT_DOUBLE_EQ(model_states(0, 3, 100'000).total_nbytes(), 0);
   EXPECT_THROW(model_states(-1, 0, 1), ConfigError);
   EXPECT_THROW(model_states(std::nan(""), 0, 1), ConfigError);
@@ -145,8 +144,7 @@ TEST(Plan, NoRankHoldsMoreThanTheHeaviest) {
     for (int stage = 0; stage <= 3; ++stage) {
       constexpr int kPerNode = 4;
       Config config = at(stage);
-      if (ranks <= kPerNode || ranks % kPerNode == 0)
-        config.zerotorch.store = Config::Zerotorch::Store::kNodeShared;
+      if (ranks <= kPerNode || ranks % kPerNode == 0) config.zerotorch.store = Config::Zerotorch::Store::kNodeShared;
       const Plan plan = plan_memory(model, config, {.ranks = ranks, .ranks_per_node = kPerNode});
       std::int64_t most = 0;
       config.resolve_batch(ranks);
@@ -164,13 +162,11 @@ TEST(Plan, ARankThatOwnsItAllNeedsNoMasterOfItsOwn) {
   Config config = at(0);
   config.zerotorch.store = Config::Zerotorch::Store::kNodeShared;
   config.resolve_batch(2);
-  const ModelShape model{
-      .name = "one", .parameters = {{"a.weight", 1000, true}}, .uses = {}, .transformer = {}};
+  const ModelShape model{.name = "one", .parameters = {{"a.weight", 1000, true}}, .uses = {}, .transformer = {}};
   EXPECT_EQ(engine_memory(model, config, 2, 0)[MemoryKind::kMaster].current_nbytes, 2 * 1024);
   EXPECT_EQ(engine_memory(model, config, 2, 1)[MemoryKind::kMaster].current_nbytes, 4 * 1024);
   // In all both hold the same: rank 1 has no part of the parameters.
-  EXPECT_EQ(engine_memory(model, config, 2, 0).total_nbytes(),
-            engine_memory(model, config, 2, 1).total_nbytes());
+  EXPECT_EQ(engine_memory(model, config, 2, 0).total_nbytes(), engine_memory(model, config, 2, 1).total_nbytes());
 }
 
 TEST(Plan, HostsAreTheSumOfTheirRanks) {
@@ -244,8 +240,7 @@ TEST(Plan, DegenerateModels) {
       EXPECT_GE(one.rank.total_nbytes(), 1024 * 16);
     }
   }
-  const ModelShape frozen{
-      .name = "frozen", .parameters = {{"a.weight", 5000, false}}, .uses = {}, .transformer = {}};
+  const ModelShape frozen{.name = "frozen", .parameters = {{"a.weight", 5000, false}}, .uses = {}, .transformer = {}};
   const Plan plan = plan_memory(frozen, at(2), {.ranks = 2});
   EXPECT_EQ(plan.rank[MemoryKind::kOptimizer].peak_nbytes, 0);
   EXPECT_EQ(plan.rank[MemoryKind::kBuckets].peak_nbytes, 0);
@@ -378,8 +373,7 @@ std::int64_t need(const ModelShape& model, const Config& config, Cluster cluster
 }
 
 TEST(Suggest, TheSmallestChangeFirst) {
-  const ModelShape model =
-      transformer({.layers = 24, .dim = 2048, .heads = 16, .vocab = 50257, .seq = 1024}, "1.3b");
+  const ModelShape model = transformer({.layers = 24, .dim = 2048, .heads = 16, .vocab = 50257, .seq = 1024}, "1.3b");
   Config config = at(0);
   config.train_micro_batch_size_per_gpu = 8;
   Cluster cluster{.ranks = 4};

@@ -79,8 +79,7 @@ TEST(StateFormats, EveryInstructionSetHasTheSameBytes) {
       const Bytes want = narrowed(generic::kKernels, format, values);
       for (const Kernels* set : all_kernels()) {
         EXPECT_EQ(narrowed(*set, format, values), want) << set->isa;
-        EXPECT_TRUE(same_bits(widened(*set, format, want), widened(generic::kKernels, format, want)))
-            << set->isa;
+        EXPECT_TRUE(same_bits(widened(*set, format, want), widened(generic::kKernels, format, want))) << set->isa;
       }
     }
   }
@@ -89,8 +88,7 @@ TEST(StateFormats, EveryInstructionSetHasTheSameBytes) {
 TEST(StateFormats, WhatWasWidenedIsNarrowedToTheSameBytes) {
   for (const StateFormat format : {StateFormat::kBFloat16, StateFormat::kFloat16, kSigned, kUnsigned}) {
     for (const double decades : {0.1, 2.0, 7.0, 12.0}) {
-      const Bytes once =
-          narrowed(kernels(), format, values_over(decades, 64 * kBlock, 9, format != kUnsigned));
+      const Bytes once = narrowed(kernels(), format, values_over(decades, 64 * kBlock, 9, format != kUnsigned));
       EXPECT_EQ(narrowed(kernels(), format, widened(kernels(), format, once)), once) << decades;
     }
   }
@@ -107,8 +105,7 @@ TEST(StateFormats, EightBitsTakeTheNearestFractionOfTheLargest) {
     double worst = 0;
     for (std::size_t begin = 0; begin < values.size(); begin += kBlock) {
       double largest = 0;
-      for (std::size_t i = begin; i < begin + kBlock; ++i)
-        largest = std::max<double>(largest, std::fabs(values[i]));
+      for (std::size_t i = begin; i < begin + kBlock; ++i) largest = std::max<double>(largest, std::fabs(values[i]));
       for (std::size_t i = begin; i < begin + kBlock; ++i) {
         const double value = std::fabs(values[i]) / largest, got = std::fabs(back[i]) / largest;
         double nearest = 2;
@@ -156,8 +153,7 @@ TEST(StateFormats, SixteenBitSumsAreRoundedAfterEveryMicroBatch) {
       at::manual_seed(ranks);
       std::vector<at::Tensor> slices;
       std::vector<const void*> addresses;
-      for (int r = 0; r < ranks; ++r)
-        addresses.push_back(slices.emplace_back(at::randn({kNumel})).const_data_ptr());
+      for (int r = 0; r < ranks; ++r) addresses.push_back(slices.emplace_back(at::randn({kNumel})).const_data_ptr());
       const at::Tensor start = at::randn({kNumel}).to(type);
       for (const bool first : {false, true}) {
         at::Tensor sum = first ? at::zeros({kNumel}) : start.to(at::kFloat);
@@ -238,8 +234,7 @@ class StagedUpdates : public ::testing::TestWithParam<std::tuple<Algorithm, Stat
 TEST_P(StagedUpdates, AreTheRuleOnWidenedValues) {
   const auto [algorithm, format] = GetParam();
   constexpr std::int64_t kNumel = 5 * 1024 + 192;
-  const Hyper base{
-      .lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05, .momentum = 0.9, .centered = true};
+  const Hyper base{.lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05, .momentum = 0.9, .centered = true};
   const Rule& rule = rule_for(algorithm, {&base, 1}, format);
   const Rule& plain = rule_for(algorithm == Algorithm::kAdam8bit ? Algorithm::kAdam : algorithm, {&base, 1});
   for (const StateFormat master : {StateFormat::kFloat32, StateFormat::kBFloat16, StateFormat::kFloat16}) {
@@ -275,8 +270,7 @@ TEST_P(StagedUpdates, AreTheRuleOnWidenedValues) {
         args.low = low.data();
         args.low_dtype = dtype_of(master);
       }
-      UpdateArgs of_plain{
-          .master = weights.data(), .gradient = wide_gradient.const_data_ptr<float>(), .numel = kNumel};
+      UpdateArgs of_plain{.master = weights.data(), .gradient = wide_gradient.const_data_ptr<float>(), .numel = kNumel};
       for (std::size_t s = 0; s < states.size(); ++s) {
         args.states[s] = kept[s].data();
         of_plain.states[s] = states[s].data();
@@ -287,8 +281,7 @@ TEST_P(StagedUpdates, AreTheRuleOnWidenedValues) {
       for (std::size_t s = 0; s < states.size(); ++s) {
         const StateFormat its = rule.states[s].format;
         states[s] = widened(kernels(), its, narrowed(kernels(), its, states[s]));
-        ASSERT_TRUE(same_bits(widened(kernels(), its, kept[s]), states[s]))
-            << step << ' ' << rule.states[s].name;
+        ASSERT_TRUE(same_bits(widened(kernels(), its, kept[s]), states[s])) << step << ' ' << rule.states[s].name;
       }
       ASSERT_TRUE(same_bits(widened(kernels(), master, kept_master), weights)) << step;
       if (master != StateFormat::kFloat32) {
@@ -298,11 +291,10 @@ TEST_P(StagedUpdates, AreTheRuleOnWidenedValues) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Formats, StagedUpdates,
-    ::testing::Combine(::testing::Values(Algorithm::kAdam, Algorithm::kSgd, Algorithm::kAdagrad,
-                                         Algorithm::kRmsprop, Algorithm::kLion),
-                       ::testing::Values(StateFormat::kFloat32, StateFormat::kBFloat16)));
+INSTANTIATE_TEST_SUITE_P(Formats, StagedUpdates,
+                         ::testing::Combine(::testing::Values(Algorithm::kAdam, Algorithm::kSgd, Algorithm::kAdagrad,
+                                                              Algorithm::kRmsprop, Algorithm::kLion),
+                                            ::testing::Values(StateFormat::kFloat32, StateFormat::kBFloat16)));
 INSTANTIATE_TEST_SUITE_P(EightBit, StagedUpdates,
                          ::testing::Values(std::tuple(Algorithm::kAdam8bit, StateFormat::kFloat32)));
 
@@ -333,11 +325,10 @@ TEST(Adam8bit, StaysNearAdam) {
                                   .numel = kNumel},
                                  hyper);
   }
-  const double moved = (of_plain - start).norm().item<double>(),
-               apart = (weights - of_plain).norm().item<double>();
+  const double moved = (of_plain - start).norm().item<double>(), apart = (weights - of_plain).norm().item<double>();
   const double largest = (weights - of_plain).abs().max().item<double>();
-  std::printf("after 200 steps: moved %.4g, apart %.4g (%.2f %%), largest %.3g\n", moved, apart,
-              100 * apart / moved, largest);
+  std::printf("after 200 steps: moved %.4g, apart %.4g (%.2f %%), largest %.3g\n", moved, apart, 100 * apart / moved,
+              largest);
   EXPECT_LT(apart, 0.06 * moved);
 }
 

@@ -357,8 +357,8 @@ TEST(TrainingRun, ACheckpointThatFailsIsToldAndTrainingGoesOn) {
   std::ofstream(folder.file("checkpoints")) << "a file in the way";
   std::vector<std::string> notices;
   auto engine = make_engine(config());
-  TrainingRun run(engine, {.folder = folder.path(),
-                           .notice = [&](const std::string& text) { notices.push_back(text); }});
+  TrainingRun run(engine,
+                  {.folder = folder.path(), .notice = [&](const std::string& text) { notices.push_back(text); }});
   for (int i = 0; i < 3; ++i) {
     train(engine, run);
     run.save_if_due();
