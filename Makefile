@@ -22,7 +22,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train python wheel compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format install clean
+.PHONY: help setup test-packages configure build train python wheel compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -80,6 +80,11 @@ test-full: build
 # Lays out every C++ file; the tests check it.
 format: test-packages
 	@python3 tests/policy/format.py . --fix
+
+# clang-tidy over src and apps; takes a quarter of an hour or more. `make tidy PATHS=src/comm` for a part.
+tidy: build
+	@.venv/bin/pip install -q --disable-pip-version-check clang-tidy==18.1.8
+	@scripts/tidy.py --build $(BUILD) --jobs $(JOBS) $(PATHS)
 
 # Address and undefined-behaviour sanitizers on the unit and dist tests.
 test-asan:

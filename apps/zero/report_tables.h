@@ -35,6 +35,7 @@ struct RunResult {
   std::int64_t steps_here = 0;   ///< of these by this process: since the run went on, if it did
   int stop_signal = 0;           ///< 0: ran to its end
   bool diverged = false;         ///< the loss of the last step is not a number
+  bool time_is_up = false;       ///< --max-minutes ended it before its last step
   bool in_spare_folder = false;  ///< the last checkpoint
   std::string save_problem;      ///< why the last checkpoint could not be written; empty: it was
   double last_loss = 0;          ///< smoothed training loss, nats per byte

@@ -119,6 +119,10 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
     text += fmt::format("stopped by {} after {} of {} steps\n", stop_signal_name(result.stop_signal), result.steps_done,
                         plan.steps);
   }
+  if (result.time_is_up) {
+    text += fmt::format("stopped after {:g} minutes and {} of {} steps, as --max-minutes says\n", plan.max_minutes,
+                        result.steps_done, plan.steps);
+  }
   if (result.diverged) text += fmt::format("diverged at step {} of {}\n", result.steps_done, plan.steps);
   text += describe_validation(plan, result);
   if (result.steps_done > 0) {
@@ -134,10 +138,11 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
                       result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
   if (!result.checkpoint.empty()) {
-    text += result.stop_signal != 0 ? fmt::format("           {} train --resume --run-dir {} goes on\n", program_name(),
-                                                  for_shell(plan.run_folder))
-                                    : fmt::format("           {} ckpt export {} DIR writes the weights\n",
-                                                  program_name(), for_shell(result.checkpoint));
+    text += result.stop_signal != 0 || result.time_is_up
+                ? fmt::format("           {} train --resume --run-dir {} goes on\n", program_name(),
+                              for_shell(plan.run_folder))
+                : fmt::format("           {} ckpt export {} DIR writes the weights\n", program_name(),
+                              for_shell(result.checkpoint));
   }
   if (!plan.tensorboard_folder.empty()) {
     text +=
@@ -157,6 +162,7 @@ std::string describe_result_briefly(const TrainPlan& plan, const RunResult& resu
   return fmt::format("{}{} steps, {}, {} tokens/s, {}: {}\n",
                      result.diverged           ? "diverged: "
                      : result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal))
+                     : result.time_is_up       ? "stopped by --max-minutes: "
                                                : "",
                      result.steps_done, loss, with_commas(std::llround(tokens_per_s(result))),
                      duration(result.total_seconds), folder_name(plan));
@@ -164,11 +170,14 @@ std::string describe_result_briefly(const TrainPlan& plan, const RunResult& resu
 
 ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
   const auto or_null = [](const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); };
-  return {{"finished", result.stop_signal == 0 && !result.diverged},
+  const ordered_json stopped_by = result.stop_signal != 0 ? ordered_json(stop_signal_name(result.stop_signal))
+                                  : result.time_is_up     ? ordered_json("max_minutes")
+                                                          : ordered_json();
+  return {{"finished", result.stop_signal == 0 && !result.diverged && !result.time_is_up},
           {"diverged", result.diverged},
           {"checkpoint_in_spare_folder", result.in_spare_folder},
           {"save_problem", result.save_problem.empty() ? ordered_json() : ordered_json(result.save_problem)},
-          {"stopped_by", result.stop_signal == 0 ? ordered_json() : ordered_json(stop_signal_name(result.stop_signal))},
+          {"stopped_by", stopped_by},
           {"stop_signal", result.stop_signal},
           {"steps", result.steps_done},
           {"steps_wanted", plan.steps},

@@ -9,8 +9,8 @@ namespace zero::app {
 /// The global batch is the same for 1, 2 and 4 ranks; the learning rate falls with the model's width `dim`.
 std::string builtin_config(const TrainOptions& options, std::int64_t dim, int ranks);
 
-/// The built-in configuration, or the file of --config, with --stage, --store and --seed applied and the
-/// batch resolved for `ranks`. Local. Throws ConfigError, IoError.
+/// The built-in configuration, or the file of --config, with what the options override applied and the batch resolved
+/// for `ranks`. Local. Throws ConfigError, IoError.
 Config make_config(const TrainOptions& options, std::int64_t dim, int ranks);
 
 /// The resolved configuration `json` of a run that goes on with `ranks` ranks: the same global batch, with

@@ -36,11 +36,12 @@ RunOptions TrainLoop::run_options() {
           .step_metrics = false,
           .state = [this] { return state().dump(); },
           .stop_when_diverged = !plan_.keep_going,
+          .max_minutes = plan_.max_minutes,
           // What is wrong with a run that has diverged is said at its end.
           .notice =
-              [this](const std::string& text) {
+              [this](const RunNotice& notice) {
                 if (run_.diverged()) return;
-                text.starts_with("no checkpoint") ? warn(text) : note(text);
+                notice.is_problem ? warn(notice.text) : note(notice.text);
               }};
 }
 
@@ -132,8 +133,10 @@ bool TrainLoop::save_when_there_is_room(const std::string& problem) {
   warn(fmt::format("{}. Trying again for {}; Ctrl-C gives up", problem, duration(kPatienceS)));
   // Tries are counted, not timed: all ranks must make the same.
   for (double waited = 0; waited < kPatienceS; waited += kBetweenS) {
-    for (int i = 0; i < 5 && !run_.agree_on_stop(); ++i)
+    for (int i = 0; i < 5 && run_.stop_signal() == 0; ++i) {
       std::this_thread::sleep_for(std::chrono::duration<double>(kBetweenS / 5));
+      run_.agree_on_stop();
+    }
     result_.stop_signal = run_.stop_signal();
     if (result_.stop_signal != 0) return false;
     try {
@@ -203,7 +206,8 @@ void TrainLoop::one_step() {
   report(outcome, lr, seconds);
   result_.stop_signal = run_.stop_signal();
   result_.diverged = run_.diverged();
-  if (run_.should_stop()) throw Stopped{};
+  result_.time_is_up = run_.time_is_up() && result_.steps_done < plan_.steps;
+  if (run_.should_stop() && (result_.stop_signal != 0 || result_.diverged || result_.time_is_up)) throw Stopped{};
 }
 
 StepOutcome TrainLoop::train_step() {
@@ -250,13 +254,15 @@ void TrainLoop::report(const StepOutcome& outcome, double lr, double seconds) {
 }
 
 void TrainLoop::check_stop() {
-  if (!run_.agree_on_stop()) return;
+  run_.agree_on_stop();
+  if (run_.stop_signal() == 0) return;
   result_.stop_signal = run_.stop_signal();
   throw Stopped{};
 }
 
 std::string TrainLoop::sample() {
-  if (result_.stop_signal != 0 || plan_.sample_length == 0 || !std::isfinite(loss_.value())) return "";
+  if (result_.stop_signal != 0 || result_.time_is_up || plan_.sample_length == 0 || !std::isfinite(loss_.value()))
+    return "";
   constexpr std::int64_t kMostContext = 128;
   GenerateOptions options;
   options.length = plan_.sample_length;

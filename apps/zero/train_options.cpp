@@ -38,6 +38,26 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
           "keep master weights and optimizer states in scratch files in this folder; overrides the configuration")
       ->type_name("DIR")
       ->group(kTraining);
+  command.add_option("--lr", options.lr, "learning rate: the largest one of the schedule; overrides the configuration")
+      ->check(real_number(0, 1e6))
+      ->type_name("X")
+      ->group(kTraining);
+  command
+      .add_option("--batch-size", options.batch_size,
+                  "sequences of an optimizer step, over all ranks and micro-batches; overrides the configuration")
+      ->transform(kPositive)
+      ->type_name("N")
+      ->group(kTraining);
+  command
+      .add_option("--micro-batch", options.micro_batch,
+                  "sequences that each rank takes at a time; overrides the configuration, the batch size stays")
+      ->transform(kPositive)
+      ->type_name("N")
+      ->group(kTraining);
+  command.add_option("--dtype", options.dtype, "of parameters and activations; overrides the configuration")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->type_name("fp32|bf16|fp16")
+      ->group(kTraining);
   command.add_option("--steps", options.steps, "optimizer steps (default 220)")
       ->transform(kPositive)
       ->type_name("N")
@@ -82,25 +102,34 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
 }
 
 /// What a run that goes on has decided for itself.
-constexpr const char* kFixedByTheRun[] = {"--data",          "--suffix",       "--all-files",      "--cache-dir",
-                                          "--pack-only",     "--preset",       "--layers",         "--dim",
-                                          "--heads",         "--seq",          "--config",         "--seed",
-                                          "--eval-every",    "--eval-batches", "--prompt",         "--temperature",
-                                          "--sample-length", "--top-k",        "--no-tensorboard", "--print-config"};
+constexpr const char* kFixedByTheRun[] = {
+    "--data",   "--suffix",      "--all-files",     "--cache-dir", "--pack-only",      "--preset",
+    "--layers", "--dim",         "--heads",         "--seq",       "--config",         "--seed",
+    "--lr",     "--batch-size",  "--micro-batch",   "--dtype",     "--eval-every",     "--eval-batches",
+    "--prompt", "--temperature", "--sample-length", "--top-k",     "--no-tensorboard", "--print-config"};
+
+/// An option that may be followed by the folder of a run.
+CLI::Option* add_run_option(CLI::App& command, const std::string& name, bool& wanted, std::string& run_dir,
+                            const std::string& help) {
+  const auto take = [&wanted, &run_dir, &command, name](const std::vector<std::string>& given) {
+    wanted = true;
+    if (given.empty() || given.front().empty()) return;
+    if (command.count("--run-dir") > 0) throw CLI::ValidationError(name, "the run is named twice; remove --run-dir");
+    run_dir = given.front();
+  };
+  return command.add_option_function<std::vector<std::string>>(name, take, help)
+      ->expected(0, 1)
+      ->type_name("[RUN]")
+      ->group(kTraining);
+}
 
 void add_resume_options(CLI::App& command, TrainOptions& options) {
-  auto* resume =
-      command
-          .add_flag("--resume", options.resume,
-                    "go on with the run in --run-dir (default: the newest in runs/) from its last checkpoint; "
-                    "-n, --stage, --store, --nvme and --steps may be others")
-          ->group(kTraining);
-  auto* restart =
-      command
-          .add_flag("--restart", options.restart,
-                    "start the run in --run-dir (default: the newest in runs/) over; its checkpoints and metrics are "
-                    "kept in its folder before.1")
-          ->group(kTraining);
+  auto* resume = add_run_option(command, "--resume", options.resume, options.run_dir,
+                                "go on with the run in this folder (or --run-dir; default: the newest in runs/) from "
+                                "its last checkpoint; -n, --stage, --store, --nvme and --steps may be others");
+  auto* restart = add_run_option(command, "--restart", options.restart, options.run_dir,
+                                 "start the run in this folder (or --run-dir; default: the newest in runs/) over; its "
+                                 "checkpoints and metrics are kept in its folder before.1");
   resume->excludes(restart);
   for (const char* name : kFixedByTheRun) {
     resume->excludes(command.get_option(name));
@@ -109,6 +138,18 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
   command
       .add_flag("--keep-going", options.keep_going,
                 "train on when the loss is not a number (default: stop, with an error)")
+      ->group(kTraining);
+  command
+      .add_option("--checkpoint-every", options.checkpoint_every,
+                  "steps between checkpoints; 0: none but the last (default: by time, every 10 minutes)")
+      ->transform(kNotNegative)
+      ->type_name("N")
+      ->group(kTraining);
+  command
+      .add_option("--max-minutes", options.max_minutes,
+                  "stop with a checkpoint after the step that ends later than this (default: never)")
+      ->check(real_number(0, 1e9))
+      ->type_name("X")
       ->group(kTraining);
   command.add_flag("--force", options.force, "start although the memory of this host is too small (zero plan)")
       ->group(kTraining);
@@ -196,6 +237,7 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
       "  zero train                                    two ranks, ZeRO-3, about two minutes\n"
       "  zero train --data ~/books --preset gpt-25m --steps 2000\n"
       "  zero train -n 4 --config ds_config.json --stage 2\n"
+      "  zero train --lr 1e-3 --batch-size 32 --dtype fp32 --checkpoint-every 100\n"
       "  zero train --resume                           go on after Ctrl-C or a crash\n"
       "  mpirun -n 8 zero train --config ds_config.json");
 }

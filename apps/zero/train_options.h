@@ -25,7 +25,13 @@ struct TrainOptions {
   // How to train it.
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
   std::optional<int> stage;
-  std::string store;                       ///< empty: the configuration's
+  std::string store;  ///< empty: the configuration's
+  // Over the configuration; not given: what it says.
+  std::optional<double> lr;
+  std::optional<std::int64_t> batch_size;   ///< sequences of one optimizer step, over all ranks
+  std::optional<std::int64_t> micro_batch;  ///< sequences of one forward, of each rank
+  std::string dtype;                        ///< fp32, bf16 or fp16
+  std::optional<std::int64_t> checkpoint_every;
   std::string nvme;                        ///< a folder for masters and states; empty: the configuration's
   std::optional<std::int64_t> steps;       ///< not given: kDefaultSteps, or those of the run that goes on
   std::optional<std::int64_t> seed;        ///< not given: the configuration's, else kDefaultSeed
@@ -40,6 +46,7 @@ struct TrainOptions {
   std::string run_dir;      ///< empty: runs/<date-time>-<preset>; with `resume` the newest there
   bool resume = false;      ///< go on with the run in run_dir
   bool restart = false;     ///< start that run over
+  double max_minutes = 0;   ///< then the run stops with a checkpoint; 0: never
   bool keep_going = false;  ///< also when the loss is not a number
   std::string spare_dir;    ///< for the last checkpoint, where the run's folder cannot take it
   bool force = false;       ///< start also what does not fit the memory

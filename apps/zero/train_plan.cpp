@@ -26,11 +26,11 @@
 
 namespace zero::app {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, restart, keep_going, command_line, spare_folder, data,
-                                   suffixes, cache_dir, preset, layers, dim, heads, seq, parameters_numel, config,
-                                   corpus_folder, corpus_hash, train_nbytes, baseline_nats, run_folder,
-                                   tensorboard_folder, steps, eval_every, eval_batches, seed, prompt, sample_length,
-                                   top_k, temperature, quiet)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, restart, keep_going, max_minutes, command_line,
+                                   spare_folder, data, suffixes, cache_dir, preset, layers, dim, heads, seq,
+                                   parameters_numel, config, corpus_folder, corpus_hash, train_nbytes, baseline_nats,
+                                   run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed, prompt,
+                                   sample_length, top_k, temperature, quiet)
 
 namespace {
 
@@ -96,6 +96,7 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
   plan.resume = options.resume;
   plan.restart = options.restart;
   plan.keep_going = options.keep_going;
+  plan.max_minutes = options.max_minutes;
   if (options.spare_dir.empty()) return;
   plan.spare_folder = std::filesystem::absolute(options.spare_dir).string();
   std::error_code error;
@@ -196,6 +197,7 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     // Runs of before these were there.
     json.emplace("restart", false);
     json.emplace("keep_going", false);
+    json.emplace("max_minutes", 0.0);
     json.emplace("command_line", "");
     json.emplace("spare_folder", "");
     json.emplace("suffixes", nlohmann::json::array());

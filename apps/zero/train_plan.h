@@ -31,6 +31,7 @@ struct TrainPlan {
   bool resume = false;       ///< go on from the newest checkpoint of the run folder, if there is one
   bool restart = false;      ///< start the run of the folder over
   bool keep_going = false;   ///< also when the loss is not a number
+  double max_minutes = 0;    ///< 0: as long as it takes
   std::string command_line;  ///< of this start
   std::string spare_folder;  ///< for the last checkpoint, where the run's cannot take it; empty: none
 };

@@ -1,6 +1,6 @@
 #pragma once
-// Byte-level corpora: pack files once, map them, and draw training sequences that depend on nothing but
-// a seed and a global index. Tokens are bytes (vocabulary 256). No libtorch: the caller owns the tensors.
+// Byte-level corpora: pack files once, map them, and draw training sequences that depend only on a seed and a global
+// index. Tokens are bytes (vocabulary 256). No libtorch: the caller owns the tensors.
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -13,19 +13,19 @@ namespace zero {
 struct CorpusOptions {
   /// A file, or a folder that is walked (names starting with a dot and links to folders are left out).
   std::filesystem::path source;
-  /// Where the packed corpus goes or is found: train.bin, val.bin, corpus.json. Created with its parents.
+  /// Folder of the packed corpus: train.bin, val.bin, corpus.json. Created with its parents.
   std::filesystem::path folder;
-  /// Files of a folder that are taken; "": all. A source that is itself a file is always taken.
+  /// Suffixes of the files to take from a folder; "": all files. A source that is itself a file is always taken.
   std::vector<std::string> suffixes = {".py", ".txt", ".md", ".rst"};
-  /// Smaller and larger files are left out (nbytes). Large ones are mostly data, not text. Those of more than 1 MiB are
-  /// cut at line ends into pieces of about so much, which are shuffled as files are.
+  /// Smaller and larger files are left out (bytes). Large files are mostly data, not text. Files of more than 1 MiB are
+  /// cut at line ends into pieces of about 1 MiB, which are shuffled like files.
   std::int64_t min_file_nbytes = 1;
   std::int64_t max_file_nbytes = 1 << 20;
-  /// Stop taking files (in shuffled order) when the corpus has this many bytes; 0: no bound.
+  /// Stop taking files (in shuffled order) when the corpus has this many bytes; 0: no limit.
   std::int64_t max_nbytes = 0;
-  /// Part of the bytes that goes to the validation split, in whole files.
+  /// Fraction of the bytes for the validation split, in whole files.
   double validation_fraction = 0.05;
-  /// Order of the files, and so what is validation.
+  /// Determines the order of the files, and thereby the validation split.
   std::uint64_t seed = 1234;
 };
 
@@ -34,7 +34,7 @@ struct LeftOutFiles {
   std::string reason;  ///< "not UTF-8"
   std::int64_t files = 0;
   std::int64_t nbytes = 0;
-  std::string largest;  ///< its name, relative to the source
+  std::string largest;  ///< name of the largest, relative to the source
   std::int64_t largest_nbytes = 0;
 };
 
@@ -43,34 +43,33 @@ struct CorpusInfo {
   std::string source;
   /// True when a packed corpus with the same options and the same files (paths, sizes, times) was found.
   bool reused = false;
-  /// Of the contents of both splits; the same hash is the same data.
+  /// Hash of the contents of both splits; equal hashes mean equal data.
   std::string hash;
   std::int64_t train_nbytes = 0;
   std::int64_t validation_nbytes = 0;
-  std::int64_t files = 0;  ///< taken
-  /// By reason: the same contents as one that was taken, size, suffix, hidden, a zero byte, not UTF-8, unreadable.
+  std::int64_t files = 0;  ///< files taken
+  /// By reason: duplicate contents, size, suffix, hidden, a zero byte, not UTF-8, unreadable.
   std::vector<LeftOutFiles> left_out;
-  /// Entropy of single bytes: what a model that knows only their frequencies loses per byte.
+  /// Entropy of single bytes: the loss per byte of a model that knows only their frequencies.
   double train_unigram_entropy_nats = 0;
   double validation_unigram_entropy_nats = 0;
 };
 
-/// Packs `options.source` into `options.folder`, or finds it there unchanged. Text files (pieces, where they are large)
+/// Packs `options.source` into `options.folder`, or reuses an unchanged corpus there. Text files (large ones in pieces)
 /// are deduplicated by content, shuffled and concatenated, each followed by one zero byte. Memory: a few MiB, whatever
 /// their size. Written to a temporary folder beside it and renamed, so readers see all or nothing; several processes
 /// may pack the same corpus at once. Local.
-/// Throws ConfigError for options that make no sense, IoError when the source is missing or has no usable
-/// text, or the folder cannot be written or holds something else than a corpus.
+/// Throws ConfigError for invalid options; IoError if the source is missing or has no usable text, or the folder cannot
+/// be written or holds something other than a corpus.
 CorpusInfo pack_corpus(const CorpusOptions& options);
 
 enum class Split : std::uint8_t { kTrain, kValidation };
 
-/// One split of a packed corpus, mapped read-only. A value: copies share the mapping, which lives until
-/// the last copy is gone. Any thread.
+/// One split of a packed corpus, mapped read-only. Copies share the mapping, which lives until the last copy is
+/// destroyed. Any thread.
 class Corpus {
  public:
-  /// Throws IoError when the folder has no complete corpus, or its files do not have the sizes that
-  /// corpus.json says.
+  /// Throws IoError if the folder has no complete corpus, or file sizes differ from corpus.json.
   Corpus(const std::filesystem::path& folder, Split split);
   /// A corpus in memory, for tests and small programs.
   explicit Corpus(std::string text);
@@ -80,7 +79,7 @@ class Corpus {
   std::span<const std::uint8_t> bytes() const { return bytes_; }
   /// Entropy of single bytes of this split, in nats (divide by ln 2 for bits).
   double unigram_entropy_nats() const { return unigram_entropy_nats_; }
-  /// CorpusInfo::hash; of the text itself for a corpus in memory.
+  /// CorpusInfo::hash; for a corpus in memory, the hash of its text.
   const std::string& hash() const { return hash_; }
   /// For messages: the file, or "memory".
   const std::string& name() const { return name_; }
@@ -96,19 +95,18 @@ class Corpus {
 /// Entropy of the byte frequencies, in nats. 0 for no bytes.
 double unigram_entropy_nats(std::span<const std::uint8_t> bytes);
 
-/// Training sequences. The corpus is cut into windows of `sequence_length` + 1 bytes that overlap by one
-/// byte, so that every byte but the first is a target once per epoch. Global sample s is window
-/// permutation(seed, epoch)(s mod windows) with epoch = s / windows: it depends on nothing else, neither on
-/// rank nor on the number of ranks. There is no state: to resume, go on with the next index. Any thread.
+/// Training sequences. The corpus is cut into windows of `sequence_length` + 1 bytes that overlap by one byte, so that
+/// every byte but the first is a target once per epoch. Global sample s is window permutation(seed, epoch)(s mod
+/// windows) with epoch = s / windows: independent of rank and number of ranks. There is no state: to resume, continue
+/// with the next index. Any thread.
 class SequenceSampler {
  public:
   /// Throws ConfigError when the corpus is too small for one sequence or `sequence_length` is not positive.
   SequenceSampler(Corpus corpus, std::int64_t sequence_length, std::uint64_t seed);
 
-  /// Writes micro-batch `global_micro_batch` (i = j * ranks + rank for accumulation step j counted from the
-  /// start of training) to `tokens` [micro_batch_size, sequence_length + 1]: inputs are [:, :-1], targets
-  /// [:, 1:]. It holds the samples i * micro_batch_size and following. Throws ConfigError for a negative
-  /// index or size.
+  /// Writes micro-batch `global_micro_batch` to `tokens` [micro_batch_size, sequence_length + 1]: inputs are [:, :-1],
+  /// targets [:, 1:]. The index is i = j * ranks + rank for accumulation step j, counted from the start of training;
+  /// micro-batch i holds the samples from i * micro_batch_size on. Throws ConfigError for a negative index or size.
   void fill(std::int64_t global_micro_batch, std::int64_t micro_batch_size, std::int64_t* tokens) const;
 
   /// First byte of a sample in the corpus.

@@ -1,5 +1,5 @@
 #pragma once
-// Element types that shards, buckets and collectives know. Independent of libtorch.
+// Element types of shards, buckets and collectives. Independent of libtorch.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -40,8 +40,8 @@ class Optimizer;
 
 namespace zero {
 
-/// Parameters that share hyper-parameters. What is not given is the optimizer's; what it does not know, or a value that
-/// optimizer.params does not take, is a ConfigError.
+/// Parameters that share hyper-parameters. Fields that are not set take the optimizer's values. Throws ConfigError: a
+/// field that the optimizer does not have, or a value that optimizer.params does not accept.
 struct ParameterGroup {
   /// Full names (as in named_parameters()); a trailing or leading '*' matches any prefix or suffix. Each
   /// parameter belongs to the first group that names it, all others to an implicit last one.
@@ -55,75 +55,77 @@ struct ParameterGroup {
   std::optional<bool> centered = {};
   std::optional<double> lr_decay = {}, initial_accumulator_value = {};
   std::optional<double> max_coeff = {}, min_coeff = {};
-  /// Muon: whether it orthogonalises these parameters; not given: by their names and dimensions, see
-  /// docs/optimizers.md. It makes two groups of each, 2g of its own and 2g + 1 of the rest.
+  /// Muon: whether it orthogonalises these parameters; not given: decided by names and dimensions, see
+  /// docs/optimizers.md. With Muon every group becomes two: 2g holds the orthogonalised parameters, 2g + 1 the others.
   std::optional<bool> use_muon = {};
 };
 
-/// Where a parameter or buffer is among the ranks that hold one copy of the model together.
+/// How a parameter or buffer is placed over the ranks that hold one copy of the model together.
 struct Placement {
-  /// Every rank has a part along this dimension (negative: from the last), in the order of the ranks. Nothing: all
-  /// have the same values, and see to it that its gradients are the same.
+  /// Split along this dimension (negative: counted from the last), parts in rank order. Not given: replicated; all
+  /// ranks hold the same values, and the program must make its gradients the same on all of them.
   std::optional<int> split_dim;
 };
 
-/// Makes an optimizer of the program's own over this rank's part of the fp32 master weights. `shards[g]`: of parameter
-/// group g (InitializeOptions::parameter_groups and the implicit last one), for each of its parameters that are
-/// trained the flat part that this rank updates, fp32 [0 or more elements], in the model's order; the same number of
-/// tensors on every rank. Every group becomes one param group of the optimizer, in this order. Called once.
+/// Makes a user-defined optimizer over this rank's shard of the fp32 master weights. `shards[g]` belongs to parameter
+/// group g (InitializeOptions::parameter_groups and the implicit last one): for each trainable parameter of the group,
+/// in the model's order, the flat part that this rank updates, fp32 [0 or more elements]. Every rank gets the same
+/// number of tensors. Every group becomes one param group of the optimizer, in this order. Called once.
 using OptimizerFactory =
     std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<std::vector<at::Tensor>>& shards)>;
 
 struct InitializeOptions {
   /// All ranks that train this model. Not given: init_distributed().
   std::optional<Group> group;
-  /// The ranks that hold one copy of the model together, as with tensor parallelism: a split() of `group`. The
-  /// module of each is its part, and moves activations over this group by itself. Not given: each rank has a copy.
+  /// The ranks that together hold one copy of the model, as with tensor parallelism: a split() of `group`. Each rank
+  /// passes a module that holds its part and exchanges activations over this group itself. Not given: every rank has a
+  /// full copy.
   std::optional<Group> model_parallel;
-  /// The ranks that hold the same part, over which ZeRO shards. Not given: those at the same place of their
-  /// model_parallel groups.
+  /// The ranks that hold the same part of the model, over which ZeRO shards. Not given: the ranks with the same rank in
+  /// their model_parallel groups.
   std::optional<Group> data_parallel;
-  /// Called with the name of every parameter and buffer; needed with several model-parallel ranks.
+  /// Called with the name of every parameter and buffer; required with several model-parallel ranks.
   std::function<Placement(std::string_view name)> placement;
   std::vector<ParameterGroup> parameter_groups;
-  /// A learning-rate schedule of the program's own, in place of the JSON's: the rate of the update after `step` updates
-  /// (skipped ones do not count), of a group whose own rate is `base_lr`. A pure function, the same on every rank: a
-  /// resumed run asks for the steps that come.
+  /// A user-defined learning-rate schedule, which replaces the JSON's: returns the rate of the update that follows
+  /// `step` updates (skipped steps do not count) for a group with base rate `base_lr`. Must be a pure function, the
+  /// same on every rank: a resumed run calls it for the steps that remain.
   std::function<double(std::int64_t step, double base_lr)> schedule;
-  /// A client optimizer (torch::optim::AdamW, Adam, SGD, Adagrad or RMSprop, not stepped yet): its groups are taken
-  /// over and stay live: rates and other hyper-parameters are read at every step, so schedulers of libtorch work on it.
-  /// Its own states are never made: saving it throws. It may go before the engine; its last values then stay. The
-  /// JSON must have no "optimizer" section.
+  /// A client optimizer (torch::optim::AdamW, Adam, SGD, Adagrad or RMSprop, not stepped yet). The engine takes over
+  /// its groups and reads rates and other hyper-parameters from them at every step, so libtorch's schedulers work on
+  /// it. Its own states are never created: saving it throws. It may be destroyed before the engine, which then keeps
+  /// the last values. The JSON must have no "optimizer" section.
   torch::optim::Optimizer* optimizer = nullptr;
-  /// An optimizer of any class, also of the program's own, which the engine owns and steps: at every update grad() of
-  /// its tensors is the averaged, clipped gradient of the same elements, undefined for parameters that are left alone.
-  /// Elementwise optimizers are right; those that need whole parameters see parts (docs/optimizers.md). The JSON must
-  /// have no "optimizer" section; parameter_groups give names only.
+  /// An optimizer of any class, user-defined ones included, which the engine owns and steps. At every update, grad() of
+  /// its tensors is the averaged, clipped gradient of the same elements; it is undefined for parameters that this
+  /// update leaves alone. Correct for elementwise optimizers; one that needs whole parameters sees only shards
+  /// (docs/optimizers.md). The JSON must have no "optimizer" section; parameter_groups may set names only.
   OptimizerFactory optimizer_factory;
-  /// What checkpoints and messages call that optimizer; empty: its C++ class.
+  /// Name of that optimizer in checkpoints and messages; empty: its C++ class.
   std::string optimizer_name;
-  /// For a model that nobody trains: all parameters are frozen (requires_grad_(false)), and there are no masters,
-  /// optimizer states and gradients. backward(), step() and all about gradients throw ModelError; load_checkpoint()
-  /// takes weights and buffers only. An "optimizer" in the JSON is not used.
+  /// For inference: all parameters are frozen (requires_grad_(false)), and there are no master weights, optimizer
+  /// states or gradients. backward(), step() and all gradient functions throw ModelError; load_checkpoint() loads
+  /// weights and buffers only. An "optimizer" in the JSON is ignored.
   bool evaluation_only = false;
-  /// What a zero_grad() between two micro-batches of a window does to those that step() has ended: false drops them, as
-  /// plain programs would; true keeps them, as DeepSpeed does for programs that call it in every micro-batch.
+  /// What zero_grad() between two micro-batches of an accumulation window does to the micro-batches that step() has
+  /// already ended: false drops them, as in plain libtorch; true keeps them, as DeepSpeed does for programs that call
+  /// it in every micro-batch.
   bool zero_grad_keeps_window = false;
 };
 
 struct BackwardOptions {
-  /// The graph stays, for another backward through it, as in torch::Tensor::backward.
+  /// Keeps the graph for another backward through it, as in torch::Tensor::backward.
   bool retain_graph = false;
-  /// The loss counts so many times: gradient_accumulation_steps for one that the program has divided by it.
+  /// Factor applied to the loss: gradient_accumulation_steps for a loss that the program has already divided by it.
   double weight = 1;
 };
 
-/// How far another library has trained what this engine goes on with.
+/// How far another library has trained the model that this engine continues with.
 struct Progress {
   std::int64_t global_steps = 0;  ///< skipped ones included
   std::int64_t skipped_steps = 0;
-  std::map<std::string, std::int64_t> updates;  ///< by parameter; of one that is not here: all that were not skipped
-  std::optional<double> loss_scale;             ///< of fp16 with a dynamic scale
+  std::map<std::string, std::int64_t> updates;  ///< by parameter; default: all steps that were not skipped
+  std::optional<double> loss_scale;             ///< fp16 with a dynamic scale
 };
 
 /// A part of a parameter's averaged gradient.
@@ -132,74 +134,74 @@ struct GradientPart {
   at::IntArrayRef sizes;    ///< of the parameter
   at::IntArrayRef strides;  ///< of its elements in memory order
   std::int64_t begin = 0;   ///< the part's first element, in that order
-  at::Tensor values;        ///< [numel of the part] in Config::sum_dtype(), may be written in place
+  at::Tensor values;        ///< [numel of the part] in Config::sum_dtype(); writable in place
 };
 
 class Engine {
  public:
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
-  /// Parameters that are whole stay usable as ordinary tensors; sharded ones throw on use from now on. Local,
-  /// but that it waits for what is under way after a backward() without step(), and, with parameters shared
-  /// on several hosts, for the engines of the other ranks to go.
+  /// Parameters that are whole remain usable as ordinary tensors; sharded ones throw on use from now on. Local, except
+  /// that it waits for the communication that is under way after a backward() without step(), and, with parameters
+  /// shared on several hosts, for the engines of the other ranks to be destroyed.
   ~Engine();
 
-  /// Runs backward from a scalar `loss` and sends gradients to their owners; they are dropped from the
-  /// module. Losses are averaged over micro-batches and ranks by step(). Where the program has said that this is no
-  /// boundary (set_gradient_accumulation_boundary), it also ends the micro-batch. *Collective.* Throws ModelError
-  /// (loss not a scalar, module moved by .to()), CommError; with the end of a micro-batch also as step().
+  /// Runs backward from a scalar `loss`, sends gradients to their owners and drops them from the module. step()
+  /// averages over micro-batches and ranks. If the program has said that this is no accumulation boundary
+  /// (set_gradient_accumulation_boundary), it also ends the micro-batch. *Collective.* Throws ModelError (loss not a
+  /// scalar, module moved by .to()), CommError; where it ends the micro-batch, also what step() throws.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
 
-  /// For a loss.backward() of the program's own, with one loss or one of several: `loss` times loss_scale(), in fp32
-  /// where it was of 16 bits, as part of its graph; `loss` itself where the scale is 1. backward() does it by itself.
-  /// With a scale, gradients of a loss that was not scaled are refused (ModelError). Local.
+  /// For programs that call loss.backward() themselves, on one loss or several: returns `loss` times loss_scale(), in
+  /// fp32 if `loss` has 16 bits, as part of the graph; `loss` itself if the scale is 1. backward() scales by itself.
+  /// With a loss scale, gradients of an unscaled loss are refused (ModelError). Local.
   at::Tensor scale(const at::Tensor& loss);
 
-  /// Takes back every gradient that has arrived since the last update, on all ranks: what a plain program's
-  /// zero_grad() does. zero_grad() of the module or of its optimizer does the same, at the next call. After a
-  /// step() there is nothing to take back. *Collective.*
+  /// Drops every gradient that has arrived on any rank since the last update, like zero_grad() in a plain program.
+  /// zero_grad() of the module or of its optimizer does the same, at the engine's next call. Does nothing after an
+  /// update. *Collective.*
   void zero_grad();
 
-  /// Ends a micro-batch; at an accumulation boundary also clips, updates and publishes the parameters.
-  /// Ranks may have used different parameters; one that no rank has used is left alone, or counts as a gradient
-  /// of zero (zerotorch.unused_parameters). *Collective.* Throws CommError, ModelError (parameters were added,
-  /// replaced or moved; ranks have frozen different ones; a gradient is not finite at the smallest loss scale, after
-  /// which the step counts as skipped and training may go on), ConfigError (rates differ between ranks).
+  /// Ends a micro-batch; at an accumulation boundary also clips, updates and publishes the parameters. Ranks may have
+  /// used different parameters; a parameter that no rank has used is left alone, or gets a zero gradient
+  /// (zerotorch.unused_parameters). *Collective.* Throws CommError, ModelError (parameters were added, replaced or
+  /// moved; ranks have frozen different ones; a gradient is not finite at the smallest loss scale, after which the step
+  /// counts as skipped and training may go on), ConfigError (learning rates differ between ranks).
   void step();
-  /// The same for some parameter groups, as where a GAN's two networks share one engine and are updated in turn:
-  /// the others keep values and states, and their gradients are dropped as by zero_grad().
+  /// The same for some parameter groups only, e.g. when a GAN's two networks share one engine and are updated in turn.
+  /// The other groups keep values and states, and their gradients are dropped as by zero_grad().
   void step(const std::vector<int>& parameter_groups);
 
-  int rank() const;        ///< among the data-parallel ranks: whose share of the data to take
+  int rank() const;        ///< data-parallel rank: selects this rank's share of the data
   int world_size() const;  ///< data-parallel ranks
   int local_rank() const;  ///< among all ranks on this host
   int model_parallel_rank() const;
   int model_parallel_size() const;  ///< 1 when every rank has a copy of the model
   at::Device device() const;
-  const Group& group() const;  ///< the data-parallel ranks
+  const Group& group() const;      ///< the data-parallel ranks
+  const Group& all_ranks() const;  ///< every rank that trains this model: data-parallel times model-parallel
   const Config& config() const;
 
   std::int64_t global_steps() const;   ///< optimizer steps so far, skipped ones included
   std::int64_t skipped_steps() const;  ///< steps not taken because a gradient was not finite
   std::int64_t micro_steps() const;    ///< micro-batches so far, of this rank
-  /// Whether the last step() updated the parameters: false inside an accumulation window, and where it was skipped.
+  /// Whether the last step() updated the parameters: false inside an accumulation window, and for a skipped step.
   bool was_step_applied() const;
-  /// True when the next step() updates the parameters: the micro-batch that runs is number gradient_accumulation_steps
-  /// of its window, counted from the last update, or the program has said so.
+  /// True when the next step() updates the parameters: the current micro-batch is number gradient_accumulation_steps of
+  /// its window, counted from the last update, or the program has said that it is a boundary.
   bool is_gradient_accumulation_boundary() const;
-  /// From the next window on `steps` micro-batches of a rank make an update, and the average divides by as many;
-  /// config() follows, a checkpoint keeps it. Between windows only. Local; the same on every rank, which the end of
-  /// the next micro-batch compares (ConfigError on all). Throws ConfigError (not from 1 on, or with step_in_backward
-  /// another than 1), ModelError (inside a window).
+  /// From the next window on, every rank runs `steps` micro-batches per update, and gradients are averaged over as
+  /// many. config() shows the new value and checkpoints keep it. Call between windows, with the same value on every
+  /// rank: ranks compare it at the end of the next micro-batch (ConfigError on all). Local. Throws ConfigError (`steps`
+  /// < 1, or not 1 with step_in_backward), ModelError (inside a window).
   void set_gradient_accumulation_steps(std::int64_t steps);
-  /// The same by samples of an update on all ranks; micro-batches keep their size. ConfigError also unless `samples` is
-  /// a multiple of train_micro_batch_size_per_gpu * world_size().
+  /// The same, given the samples per update over all ranks; the micro-batch size does not change. Also throws
+  /// ConfigError unless `samples` is a multiple of train_micro_batch_size_per_gpu * world_size().
   void set_train_batch_size(std::int64_t samples);
-  /// Says whether micro-batches from here on end their window, whatever their number; nothing: they are counted
-  /// again. While it is false, every backward() is a micro-batch and ends it, and step(), which need not be called,
-  /// does nothing more. The average divides by gradient_accumulation_steps all the same, as in DeepSpeed; a window
-  /// of another number is warned of once. Local; the same on every rank, compared as above. Throws ConfigError: false
-  /// with step_in_backward.
+  /// Says whether micro-batches from now on end their window, however many it has; nullopt: counts them again. While it
+  /// is false, every backward() is a whole micro-batch and ends it, and step() is optional and does nothing. Gradients
+  /// are still averaged over gradient_accumulation_steps, as in DeepSpeed; a window of another length is warned about
+  /// once. Same value on every rank, compared as above. Local. Throws ConfigError: false with step_in_backward.
   void set_gradient_accumulation_boundary(std::optional<bool> is_boundary);
   /// Parameter groups are InitializeOptions::parameter_groups and the implicit last one, or the client
   /// optimizer's.
@@ -207,112 +209,114 @@ class Engine {
   /// The group that updates a parameter; -1: none. Local. Throws ModelError for unknown names.
   int parameter_group_of(std::string_view name) const;
   double learning_rate(int parameter_group = 0) const;  ///< for the next update
-  /// Overrides the schedule's and the client optimizer's value, of one group or of all, until follow_schedule().
-  /// Same value on every rank: step() compares. With step_in_backward from the next window on. Local.
+  /// Overrides the learning rate of the schedule or client optimizer, for one group or all, until follow_schedule().
+  /// Same value on every rank: step() compares. With step_in_backward it applies from the next window on. Local.
   void set_learning_rate(double lr);
   void set_learning_rate(int parameter_group, double lr);
   void follow_schedule();
-  /// Gives a parameter group other hyper-parameters from the next update on; `values.names` is not read, what is not
-  /// given stays. Not with a client optimizer or optimizer_factory, whose options say them. Same on every rank: step()
-  /// compares. With step_in_backward from the next window on. Local. Throws ConfigError for what the optimizer does not
-  /// take, and for what needs a state that it was not made with.
+  /// Changes hyper-parameters of a parameter group from the next update on; `values.names` is ignored, fields that are
+  /// not set stay. Not with a client optimizer or optimizer_factory: change that optimizer's own options. Same on every
+  /// rank: step() compares. With step_in_backward it applies from the next window on. Local. Throws ConfigError for
+  /// hyper-parameters that the optimizer does not have, and for values that need a state it was made without.
   void set_parameter_group(int parameter_group, const ParameterGroup& values);
   /// Global 2-norm of the averaged gradient at the last update, before clipping; 0 before the first.
   double grad_norm() const;
-  double loss_scale() const;  ///< what the next backward() multiplies its loss with; 1 unless fp16
+  double loss_scale() const;  ///< factor of the next backward()'s loss; 1 unless fp16
 
   MemoryReport memory_report() const;
-  /// All ranks' memory by kind, before initialize() and now, as text (zero/memory.h). *Collective.* Takes
-  /// some milliseconds a gigabyte: not for every step.
+  /// All ranks' memory by kind, before initialize() and now, as text (zero/memory.h). Takes some milliseconds per
+  /// gigabyte: do not call it in every step. *Collective.*
   std::string memory_summary() const;
-  /// What this rank held for the model alone, before initialize().
+  /// Memory of the model alone on this rank, before initialize().
   MemoryReport memory_before_initialize() const;
   CommunicationReport communication_report() const;
-  /// Of offload to NVMe.
+  /// Traffic of offload to NVMe.
   OffloadReport offload_report() const;
   StepBreakdown step_breakdown() const;  ///< seconds of the last step, by kind
   /// What collectives have moved since initialize(), how fast, and which rank the others waited for. *Collective.*
   /// Throws ConfigError unless comms_logger.enabled.
   CommsSummary comms_summary();
-  /// The step that flops_profiler.profile_step names. Local. Throws ConfigError unless flops_profiler.enabled.
+  /// FLOPs of the step that flops_profiler.profile_step selects. Local. Throws ConfigError unless
+  /// flops_profiler.enabled.
   FlopsReport flops_report() const;
 
   /// Throws ModelError for an engine of a ModelView.
   torch::nn::Module& module() const;
 
-  // By name, a parameter is this rank's part of it where it is split over model-parallel ranks.
+  // In the functions below that take a name, a parameter that is split over model-parallel ranks means this rank's
+  // part.
 
-  /// Full fp32 values of a parameter by name, [its sizes], the same on every rank. *Collective.* Throws
-  /// ModelError for unknown names (says the nearest).
+  /// Full fp32 values of a parameter by name, [its sizes], the same on every rank. *Collective.* Throws ModelError for
+  /// unknown names (suggests the nearest).
   at::Tensor full_weight(std::string_view name);
   /// Replaces a parameter's value (fp32 master and low-precision copy) on all ranks; `value` must be the
   /// same on every rank. *Collective.*
   void set_full_weight(std::string_view name, const at::Tensor& value);
-  /// The averaged gradient of the running accumulation window, fp32, not clipped; zeros when there is none.
-  /// Call between backward() and step(). *Collective.*
+  /// The averaged gradient of the current accumulation window, fp32, not clipped; zeros when there is none. Call
+  /// between backward() and step(). *Collective.*
   at::Tensor full_gradient(std::string_view name);
-  /// Between the window's last backward() and step(): calls `change` for this rank's part of every averaged
-  /// gradient; what it writes is what the step uses, clips and counts in grad_norm(). Nothing is gathered: for
-  /// masks, noise, clamps, logs. *Collective*, with calls that are local. Throws ModelError earlier in a window, and
-  /// with step_in_backward.
+  /// Calls `change` for this rank's part of every averaged gradient. Values that it writes are what step() clips,
+  /// counts in grad_norm() and applies. Gathers nothing: suited to masks, noise, clamps and logs. Call between the
+  /// window's last backward() and step(). *Collective*, but the calls of `change` are local. Throws ModelError earlier
+  /// in a window, and with step_in_backward.
   void for_each_gradient(const std::function<void(const GradientPart&)>& change);
-  /// Replaces the averaged gradient of a parameter; `value` [its sizes] is the same on every rank. As
+  /// Replaces the averaged gradient of a parameter; `value` [its sizes] must be the same on every rank. As
   /// for_each_gradient().
   void set_full_gradient(std::string_view name, const at::Tensor& value);
   /// Clamps every element of the averaged gradients to [-bound, bound]. As for_each_gradient().
   void clip_grad_value(double bound);
-  /// Scales the averaged gradients so that their global 2-norm is at most `bound`; returns the norm before. What
-  /// gradient_clipping in the configuration does in step() at no extra cost. As for_each_gradient().
+  /// Scales the averaged gradients so that their global 2-norm is at most `bound`; returns the norm before.
+  /// gradient_clipping in the configuration does the same in step() at no extra cost. As for_each_gradient().
   double clip_grad_norm(double bound);
-  /// A state of the optimizer by its name in torch.optim ("exp_avg", "momentum_buffer", ...: docs/optimizers.md), fp32,
-  /// of the parameter's shape. *Collective.* Throws ModelError for frozen parameters and for names that the optimizer
-  /// has no state of.
+  /// An optimizer state by its name in torch.optim ("exp_avg", "momentum_buffer", ...: docs/optimizers.md), fp32, of
+  /// the parameter's shape. *Collective.* Throws ModelError for frozen parameters and for states that the optimizer
+  /// does not have.
   at::Tensor full_optimizer_state(std::string_view name, std::string_view state);
-  /// The names of a parameter's states that full_optimizer_state() gives; none of a frozen one. Local.
+  /// Names of a parameter's states, as full_optimizer_state() takes them; empty for a frozen parameter. Local.
   std::vector<std::string> optimizer_states(std::string_view name) const;
-  /// Replaces such a state; `value`, of its shape, is the same on every rank. Between steps. *Collective.*
+  /// Replaces such a state; `value`, of the state's shape, must be the same on every rank. Call between steps.
+  /// *Collective.*
   void set_full_optimizer_state(std::string_view name, std::string_view state, const at::Tensor& value);
 
-  /// What this rank updates of a parameter: its elements [begin, begin + values.numel()) in the order of its memory.
+  /// The part of a parameter that this rank updates: elements [begin, begin + values.numel()) in memory order.
   struct LocalPart {
     std::int64_t begin = 0;
-    at::Tensor values;  ///< a copy, fp32, flat; empty where this rank has nothing of it
+    at::Tensor values;  ///< a copy, fp32, flat; empty if this rank has no part
   };
-  /// This rank's part of the fp32 master weight. Local, but that all ranks call it where the program has written into
-  /// parameters. Throws ModelError for unknown names and frozen parameters.
+  /// This rank's part of the fp32 master weight. Local, except that all ranks must call it if the program has written
+  /// into parameters. Throws ModelError for unknown names and frozen parameters.
   LocalPart local_weight(std::string_view name);
-  /// This rank's part of full_optimizer_state(), of states that have the parameter's shape. As local_weight().
+  /// This rank's part of full_optimizer_state(), for states of the parameter's shape. As local_weight().
   LocalPart local_optimizer_state(std::string_view name, std::string_view state);
 
-  /// Saves everything training needs to go on to `folder`/`tag`, complete or not at all; `tag` empty:
-  /// "global_step<N>". `client_state` is any JSON value of the caller's (rank 0's is kept). Call between
-  /// steps, also inside an accumulation window. Every rank sees the same folder. *Collective.* Throws
-  /// CheckpointError on every rank with each failed rank's reason; the checkpoints there are then as before
-  /// and training can go on. ModelError between backward() and step().
+  /// Saves everything that training needs to continue to `folder`/`tag`, completely or not at all; empty `tag`:
+  /// "global_step<N>". `client_state` is any JSON value of the caller's (rank 0's is kept). Call between steps, also
+  /// inside an accumulation window. Every rank must see the same folder. *Collective.* Throws CheckpointError on every
+  /// rank with each failed rank's reason; existing checkpoints are then unchanged and training can go on. Throws
+  /// ModelError between backward() and step().
   void save_checkpoint(const std::string& folder, const std::string& tag = {}, std::string_view client_state = "{}",
                        const SaveOptions& options = {});
   /// Waits until an asynchronous save is complete; throws its CheckpointError. *Collective.*
   void wait_checkpoint();
-  /// Continues from a checkpoint of any number of ranks, stage, store and precision; `tag` empty: the one
-  /// that `latest` names. Each rank reads and verifies what it needs. *Collective.* Throws CheckpointError on
-  /// every rank; once values were changed the engine refuses to step until a load succeeds.
+  /// Loads a checkpoint of any number of ranks, stage, store and precision; empty `tag`: the one that `latest` names.
+  /// Each rank reads and verifies the parts it needs. *Collective.* Throws CheckpointError on every rank; if values
+  /// were already changed, the engine refuses to step until a load succeeds.
   LoadReport load_checkpoint(const std::string& folder, const std::string& tag = {}, const LoadOptions& options = {});
 
-  /// Counts on from steps that another library has taken: schedules, the optimizer's corrections of its moments, the
-  /// random streams. Weights and states are set apart (set_full_weight, set_full_optimizer_state). Between steps; the
-  /// same on every rank. *Collective.* Throws ModelError for unknown names, ConfigError for negative numbers.
+  /// Continues the counters of another library's training: schedules, the optimizer's bias corrections, random streams.
+  /// Set weights and states separately (set_full_weight, set_full_optimizer_state). Call between steps; the same on
+  /// every rank. *Collective.* Throws ModelError for unknown names, ConfigError for negative numbers.
   void set_progress(const Progress& progress);
 
-  /// Replaces the weights and buffers by those of a whole model, by name: safetensors (a file, an index, or a
-  /// folder with either), Python's torch.save(module.state_dict()) or C++'s torch::save(module). Of any
-  /// floating-point dtype; optimizer states and counters stay as they are. Only rank 0 reads `path`, one
-  /// tensor at a time, and broadcasts it. *Collective.* Throws CheckpointError or IoError on every rank;
-  /// nothing is changed by names or shapes that do not match.
+  /// Replaces weights and buffers, by name, with those of a whole model: safetensors (a file, an index, or a folder
+  /// with either), Python's torch.save(module.state_dict()) or C++'s torch::save(module), in any floating-point dtype.
+  /// Optimizer states and counters stay as they are. Only rank 0 reads `path`, one tensor at a time, and broadcasts it.
+  /// *Collective.* Throws CheckpointError or IoError on every rank; names or shapes that do not match are found before
+  /// anything is changed.
   LoadReport load_full_weights(const std::string& path, const FullWeightsOptions& options = {});
-  /// Writes the weights and buffers to `folder` as safetensors that Hugging Face's loaders read, in the dtype
-  /// the module has (ExportOptions::dtype "module") or another. Gathered one parameter at a time, written by
-  /// rank 0. *Collective.* Throws CheckpointError on every rank; an older export in `folder` is then as
-  /// before.
+  /// Writes weights and buffers to `folder` as safetensors that Hugging Face's loaders read, in the module's dtype
+  /// (ExportOptions::dtype "module") or another. Gathers one parameter at a time; rank 0 writes. *Collective.* Throws
+  /// CheckpointError on every rank; an older export in `folder` is then unchanged.
   checkpoint::ExportReport save_full_weights(const std::string& folder,
                                              const checkpoint::ExportOptions& options = {.dtype = "module"},
                                              const checkpoint::Progress& progress = {});
@@ -323,7 +327,7 @@ class Engine {
     return save_full_weights(folder, options, progress);
   }
 
-  /// Throws ModelError naming the parameter when the module was moved or converted behind the engine's back.
+  /// Throws ModelError, naming the parameter, if the program has moved or converted the module.
   void check_module() const;
 
   struct Impl;
@@ -334,17 +338,17 @@ class Engine {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Runs backward from a loss that several engines share (CycleGAN, an actor and a critic with one loss), so that
-/// each takes the gradients of its own parameters; then step() each. *Collective.* As Engine::backward.
+/// Runs backward from a loss that several engines share (CycleGAN, an actor and a critic with one loss): each engine
+/// takes the gradients of its own parameters. Then step() each. *Collective.* As Engine::backward.
 void backward(const at::Tensor& loss, std::initializer_list<Engine*> engines);
 
 namespace detail {
-/// Random numbers are the micro-batch's from here on (docs/reproducibility.md).
+/// Switches libtorch's generator to the random stream of the current micro-batch (docs/reproducibility.md).
 void begin_forward(const Engine& engine);
-/// `input` in the parameters' dtype where fp16.auto_cast asks for it; undefined where it stays as it is.
+/// `input` cast to fp16 if fp16.auto_cast asks for it; undefined if it is passed on unchanged.
 at::Tensor cast_input(const Engine& engine, const at::Tensor& input);
 
-/// What forward() gets for an argument of the call operator, for as long as the call.
+/// Holds one argument of the call operator, cast if needed, for the duration of the call.
 template <class Arg>
 class Input {
  public:
@@ -384,7 +388,7 @@ class ModuleEngine : public Engine {
 };
 
 namespace detail {
-/// `module`: what Engine::module() returns, or null.
+/// `module`: returned by Engine::module(); may be null.
 Engine make_engine(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
                    InitializeOptions options);
 Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, InitializeOptions options);
@@ -399,10 +403,10 @@ template <class M>
 constexpr bool kIsSharedPtr<std::shared_ptr<M>> = true;
 }  // namespace detail
 
-/// Takes over `model`'s parameters: makes them the same on all ranks, shards what the stage says, and
-/// returns the engine. The module stays the caller's and keeps working, unchanged. Peak memory: the model
-/// as it was plus one unit. *Collective.* Throws ConfigError, ModelError (ranks with different models,
-/// unsupported dtypes), IoError (memory), CommError.
+/// Takes over `model`'s parameters: makes them the same on all ranks, shards what the stage asks for, and returns the
+/// engine. The caller keeps the module, which works as before. Peak memory: the model as it was plus one unit.
+/// *Collective.* Throws ConfigError, ModelError (ranks with different models, unsupported dtypes), IoError (memory),
+/// CommError.
 template <detail::ModuleHolderLike Holder>
 ModuleEngine<Holder> initialize(const Holder& model, Config config, InitializeOptions options = {}) {
   return {detail::make_engine(model.ptr(), std::move(config), std::move(options)), model};
@@ -412,7 +416,7 @@ ModuleEngine<std::shared_ptr<M>> initialize(const std::shared_ptr<M>& model, Con
                                             InitializeOptions options = {}) {
   return {detail::make_engine(model, std::move(config), std::move(options)), model};
 }
-/// What the engine cannot own: says what to pass instead.
+/// Any other argument: a compile-time error that says what to pass instead.
 template <class Model>
 requires(!detail::ModuleHolderLike<Model> && !detail::kIsSharedPtr<std::remove_cv_t<Model>> &&
          !std::same_as<std::remove_cv_t<Model>, ModelView>) void initialize(const Model&, Config,
@@ -421,7 +425,7 @@ requires(!detail::ModuleHolderLike<Model> && !detail::kIsSharedPtr<std::remove_c
                 "zero::initialize needs a std::shared_ptr to the module (std::make_shared<Net>()) or a "
                 "TORCH_MODULE holder, not a module on the stack, a reference, a raw pointer or a unique_ptr");
 }
-/// The same for anything that has named tensors: other front ends, parts of a program's own.
+/// The same for any set of named tensors: other front ends, or parts of a program.
 Engine initialize(ModelView model, Config config, InitializeOptions options = {});
 /// The same with the configuration as JSON text.
 template <class Model>
@@ -429,9 +433,9 @@ auto initialize(const Model& model, std::string_view json, InitializeOptions opt
   return initialize(model, Config::from_text(json), std::move(options));
 }
 
-/// While alive, libtorch's random numbers on the CPU are this model-parallel rank's own: for dropout and noise on what
-/// is split over such ranks. Outside of it they draw the same, as what is not split needs. Every scope goes on where
-/// the last one of this micro-batch ended. Local; one thread.
+/// While alive, libtorch's CPU generator draws from this model-parallel rank's own random stream: for dropout and noise
+/// on tensors that are split over model-parallel ranks. Outside it all model-parallel ranks draw the same numbers, as
+/// replicated tensors need. Each scope continues where the last one of the same micro-batch ended. Local; one thread.
 class ModelParallelRandom {
  public:
   explicit ModelParallelRandom(Engine& engine);
@@ -444,16 +448,17 @@ class ModelParallelRandom {
   at::Tensor outside_;                     ///< state of the generator
 };
 
-/// While alive, the given parameters are whole on every rank. With `modifier_rank` that rank may write
-/// them in place (torch::nn::init, copy_, ...); the destructor (or close()) spreads what it wrote to all
-/// ranks and to the fp32 master weights. Other ranks, and all without it, only read: what they write is refused, or
-/// theirs alone until the scope ends. With model-parallel ranks, `modifier_rank` is one of each part's data-parallel
-/// ranks, and what is not split takes what that of the first part wrote. *Collective* at both ends.
+/// While alive, the given parameters are whole on every rank. With `modifier_rank`, that rank may write them in place
+/// (torch::nn::init, copy_, ...), and the destructor (or close()) copies its writes to all ranks and to the fp32 master
+/// weights. All other ranks, or all ranks without `modifier_rank`, may only read: their writes are refused, or go to a
+/// private copy that is dropped when the scope ends (ReadersWrites). With model-parallel ranks, `modifier_rank` is a
+/// data-parallel rank of each part, and replicated parameters take the values written on the first part. *Collective*
+/// at both ends.
 class GatheredParameters {
  public:
   enum class ReadersWrites : std::uint8_t {
     kRefused,  ///< ModelError
-    kDropped,  ///< into memory of their own, which goes at the end
+    kDropped,  ///< writes go to a private copy, freed at the end of the scope
   };
   GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters, std::optional<int> modifier_rank = {},
                      ReadersWrites readers_writes = ReadersWrites::kRefused);
@@ -462,7 +467,7 @@ class GatheredParameters {
   GatheredParameters(const GatheredParameters&) = delete;
   GatheredParameters& operator=(const GatheredParameters&) = delete;
   ~GatheredParameters();
-  /// As the destructor, but may throw CommError. Idempotent.
+  /// What the destructor does, but throws CommError on failure. Idempotent.
   void close();
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// Error types of the library. Every message says where, which rank, the name of the parameter or
-// key, what was got, what was wanted and what to do about it.
+// Error types of the library. Every message names the place, the rank, the parameter or key, the value found, the value
+// expected, and the remedy.
 #include <stdexcept>
 #include <string>
 
@@ -36,7 +36,7 @@ class CheckpointError : public Error {
   using Error::Error;
 };
 
-/// A module, parameter or tensor that is used in a way ZeRO cannot keep right.
+/// A module, parameter or tensor is used in a way that ZeRO cannot handle correctly.
 class ModelError : public Error {
  public:
   using Error::Error;

@@ -1,5 +1,5 @@
 #pragma once
-// Building a model without every rank having a copy of it.
+// Init: builds a model without a full copy on every rank.
 #include <memory>
 #include <optional>
 
@@ -8,9 +8,9 @@
 
 namespace zero {
 
-/// While it lives, random initial values are drawn on the first data-parallel rank only: on the others the
-/// weights of a module that is built take no memory, as nothing is written to them. initialize() takes the
-/// first rank's values everywhere, so the training is that of a module built on every rank.
+/// While alive, random initial values are drawn on the first data-parallel rank only. On the other ranks nothing is
+/// written to the weights of a module that is built, so they take no memory. initialize() copies the first rank's
+/// values to all ranks, so training is the same as with a module built on every rank.
 ///
 ///   zero::GPT model = [&] {
 ///     zero::Init init(group);
@@ -18,17 +18,17 @@ namespace zero {
 ///   }();
 ///   auto engine = zero::initialize(model, config, {.group = group});
 ///
-/// What is not drawn (zeros, ones, masks) is written on every rank as without, and the generator advances as
-/// on the first one. Values must not be looked at before initialize(): within the scope that is a ModelError,
-/// as is a tensor which was made from such values and is neither a parameter nor a buffer, at initialize().
-/// Several models need a scope each, with initialize() in between. zerotorch.verify_parameters "verify"
-/// compares values that these ranks have not. The module must be built on the thread that made the Init, and
-/// initialize() refuses to run while one lives there: dropout would draw nothing. Local.
+/// Values that are not random (zeros, ones, masks) are written on every rank as usual, and the generator advances as on
+/// the first rank. Values must not be read before initialize(): reading them within the scope throws ModelError;
+/// initialize() throws it for a tensor that was computed from them and is neither a parameter nor a buffer. Several
+/// models need one scope each, with initialize() in between. zerotorch.verify_parameters "verify" compares values that
+/// these ranks do not have. Build the module on the thread that made the Init; initialize() refuses to run while an
+/// Init lives there, because dropout would draw nothing. Local.
 class Init {
  public:
-  /// `group`: as InitializeOptions::group. `dtype`: of floating-point tensors that the module makes without saying one,
-  /// fp32 or bf16; of a bf16 model, bf16 halves what the first rank needs, and master weights then begin with these
-  /// rounded values. Throws ConfigError for another dtype.
+  /// `group`: as InitializeOptions::group. `dtype`: of floating-point tensors for which the module names no dtype, fp32
+  /// or bf16. For a bf16 model, bf16 halves the first rank's memory, and master weights then start from these rounded
+  /// values. Throws ConfigError for another dtype.
   explicit Init(const Group& group, std::optional<DType> dtype = std::nullopt);
   ~Init();
   Init(const Init&) = delete;

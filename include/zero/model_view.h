@@ -1,6 +1,6 @@
 #pragma once
-// ModelView: what a model is to ZeRO, names and tensors. Whatever holds these can be trained: initialize() makes one
-// of a torch::nn::Module by itself, other front ends fill it in.
+// ModelView: a model as ZeRO sees it, as named tensors. Anything that has these can be trained: initialize() makes a
+// view of a torch::nn::Module itself; other front ends fill one in.
 #include <ATen/core/Tensor.h>
 
 #include <functional>
@@ -22,31 +22,31 @@ struct ModelView {
   struct Buffer {
     std::string name;
     at::Tensor tensor;
-    /// Goes to a kernel together with parameters that must have its dtype, as a batch norm's running statistics.
+    /// A kernel takes it together with parameters and needs it in their dtype, like a batch norm's running statistics.
     bool in_parameter_dtype = false;
-    /// False: computed again by whoever makes the model; neither saved, loaded nor exported.
+    /// False: recomputed when the model is built; neither saved, loaded nor exported.
     bool persistent = true;
   };
-  /// In order of registration: a module's own before its children's. A tied tensor is there under each of its names.
+  /// In order of registration: a module's own before its children's. A tied tensor is listed under each of its names.
   std::vector<Parameter> parameters;
   std::vector<Buffer> buffers;
 
   using Visit = std::function<bool(const at::Tensor&)>;
-  /// Visits the parameters that the model has now, until `visit` returns false, and returns false then: so that each
-  /// call of the engine finds out whether some were added, removed or replaced. Called several times a step. Not
-  /// given: they are taken to stay those above.
+  /// Visits the model's current parameters until `visit` returns false; then it returns false too. Each call of the
+  /// engine uses it to detect parameters that were added, removed or replaced. Called several times per step. Not
+  /// given: the parameters are assumed to stay those above.
   std::function<bool(const Visit& visit)> walk = {};
-  /// The model as it is now, for the names in the error when it has changed. Goes with `walk`.
+  /// The model's current view, to name parameters in the error when the model has changed. Set it together with `walk`.
   std::function<ModelView()> now = {};
 
-  /// Of a module, which the view keeps alive. Throws ModelError for an empty pointer.
+  /// The view of a module, which it keeps alive. Throws ModelError for an empty pointer.
   static ModelView of(std::shared_ptr<torch::nn::Module> module);
 };
 
 namespace plan {
 struct ModelShape;
-/// For plan_memory() and suggest(): sizes of parameters and which are trainable. What activations take is not known
-/// from them. Local; reads no values, so that the tensors may be on the device "meta".
+/// Parameter sizes and trainability for plan_memory() and suggest(). They do not tell how much memory activations take.
+/// Local; reads no values, so the tensors may be on the device "meta".
 ModelShape shape_of(const ModelView& model, std::string name = "the model");
 }  // namespace plan
 

@@ -1,6 +1,6 @@
 #pragma once
-// The memory plan: what a run holds and sends, computed before anything is allocated. Pure functions of a
-// model's shape, a configuration and a cluster: no libtorch, no files, no allocation of what is planned.
+// The memory plan: a run's memory and traffic, computed before anything is allocated. Pure functions of a model's
+// shape, a configuration and a cluster: no libtorch, no files, no allocation of what is planned.
 //
 //   const auto model = zero::plan::transformer({.layers = 12, .dim = 1024, .heads = 16, .seq = 256});
 //   const auto plan  = zero::plan::plan_memory(model, config, {.ranks = 8, .ranks_per_node = 4});
@@ -18,7 +18,7 @@
 
 namespace zero::plan {
 
-// ---- On paper: the formulas of the ZeRO paper, whatever this engine does ----
+// ---- The formulas of the ZeRO paper, independent of this engine ----
 
 /// Bytes per parameter of mixed-precision training with Adam (arXiv 1910.02054, section 3.1).
 struct StateBytes {
@@ -39,35 +39,35 @@ struct ModelStates {
 /// stage outside 0 to 3, or fewer than one rank.
 ModelStates model_states(double parameters, int stage, double ranks, const StateBytes& bytes = {});
 
-/// The most parameters whose model states fit `memory_nbytes` per rank, when each of `model_parallel` parts
-/// of the model has `ranks` data-parallel ranks (the same paper, table 2). Throws as model_states().
+/// The largest number of parameters whose model states fit in `memory_nbytes` per rank, when each of `model_parallel`
+/// parts of the model has `ranks` data-parallel ranks (the same paper, table 2). Throws as model_states().
 double largest_model(double memory_nbytes, int stage, double ranks, double model_parallel = 1,
                      const StateBytes& bytes = {});
 
-/// Model states of each rank by the tier they live in.
+/// Model states of each rank by memory tier.
 struct OffloadStates {
   std::string name;
   double device_nbytes = 0, host_nbytes = 0, nvme_nbytes = 0;
 };
 
-/// The offload schemes of ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857), on paper; what this
-/// engine takes with its own offload to NVMe is in Plan. Throws as model_states().
+/// Model states under the offload schemes of ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857), by
+/// the papers' formulas; Plan has the figures of this engine's own offload to NVMe. Throws as model_states().
 std::vector<OffloadStates> offload_on_paper(double parameters, double ranks, const StateBytes& bytes = {});
 
-// ---- What a configuration comes to ----
+// ---- What a configuration implies ----
 
-/// The learning rate of optimizer step `step` (0 is the first), of parameters without groups of their own, when the
-/// configuration's schedule is followed from the beginning. Local.
+/// The learning rate of optimizer step `step` (0 is the first) under the configuration's schedule, followed from the
+/// beginning, for parameters without a group of their own. Local.
 double learning_rate_at(const Config& config, std::int64_t step);
 
-/// What the configuration's optimizer keeps for every parameter, master weights aside.
+/// The states that the configuration's optimizer keeps per parameter element, master weights excluded.
 struct OptimizerStates {
-  std::vector<std::string> names;  ///< as torch.optim calls them
-  double nbytes = 0;               ///< of all together, for one element
-  /// Muon: of what it does not orthogonalise; else empty.
+  std::vector<std::string> names;  ///< torch.optim's names
+  double nbytes = 0;               ///< of all states together, per element
+  /// Muon: states of the parameters it does not orthogonalise; else empty.
   std::vector<std::string> names_of_rest;
   double nbytes_of_rest = 0;
-  /// Adafactor: of whole tensors, a few elements for every row and column.
+  /// Adafactor: states of whole tensors, a few elements per row and column.
   std::vector<std::string> names_of_tensors;
 };
 
@@ -80,7 +80,8 @@ struct ParameterShape {
   std::string name;  ///< "h.0.qkv.weight" is parameter "weight" of module "h.0.qkv"
   std::int64_t numel = 0;
   bool trainable = true;
-  /// Empty: not known. Muon keeps other states for matrices, Adafactor of their rows and columns.
+  /// Empty: unknown. Needed because Muon keeps other states for matrices, and Adafactor keeps states per row and
+  /// column.
   std::vector<std::int64_t> shape = {};
 };
 
@@ -90,7 +91,7 @@ struct Use {
   bool in_backward = true;      ///< backward reads them again; embeddings: false
 };
 
-/// What activations depend on, and what transformer() builds its parameters from.
+/// The shape of a transformer: determines its activations, and the parameters that transformer() builds.
 struct Transformer {
   enum class Style : std::uint8_t {
     kGpt,    ///< layer norms with bias, learnt positions, biases, an MLP of two matrices
@@ -115,26 +116,26 @@ struct Transformer {
 
 struct ModelShape {
   std::string name;
-  /// Distinct, in the order of named_parameters(); a tied one under its first name only.
+  /// Distinct parameters in the order of named_parameters(); a tied one under its first name only.
   std::vector<ParameterShape> parameters;
-  /// In the order of the forward pass. Empty: every module that has parameters once, in their order.
+  /// In the order of the forward pass. Empty: every module with parameters is used once, in order.
   std::vector<Use> uses;
   std::optional<Transformer> transformer;  ///< not given: activations are not planned
-  bool built_once = false;                 ///< under zero::Init: before initialize() only the first rank has it
+  bool built_once = false;                 ///< built under zero::Init: before initialize() only the first rank holds it
 
   std::int64_t numel() const;
 };
 
-/// With Style::kGpt, zero::GPT: the same parameters in the same order. Throws ConfigError for sizes that are
-/// not positive or do not divide.
+/// The shape of a transformer. Style::kGpt gives the parameters of zero::GPT in the same order. Throws ConfigError for
+/// sizes that are not positive or do not divide.
 ModelShape transformer(const Transformer& shape, std::string name = "transformer");
 
-/// Parameters of which only the number is known, laid out as 32 equal layers. Throws ConfigError when
+/// A model of which only the number of parameters is known, laid out as 32 equal layers. Throws ConfigError when
 /// negative.
 ModelShape model_of_numel(std::int64_t numel);
 
-/// From the text of a Hugging Face config.json of model_type gpt2, llama, mistral or qwen2. `source` prefixes
-/// errors. Throws ConfigError naming the key.
+/// The shape given by the text of a Hugging Face config.json of model_type gpt2, llama, mistral or qwen2. `source`
+/// prefixes errors. Throws ConfigError naming the key.
 ModelShape from_hugging_face(std::string_view json, std::string_view source = "config.json");
 
 // ---- The machines ----
@@ -142,36 +143,36 @@ ModelShape from_hugging_face(std::string_view json, std::string_view source = "c
 struct Cluster {
   int ranks = 1;
   int ranks_per_node = 0;               ///< 0: all on one host
-  std::int64_t node_memory_nbytes = 0;  ///< that the ranks of a host may use together; 0: unknown, all fits
-  double bandwidth_nbytes_per_s = 0;    ///< that each rank receives at; 0: unknown
+  std::int64_t node_memory_nbytes = 0;  ///< available to the ranks of a host together; 0: unknown, everything fits
+  double bandwidth_nbytes_per_s = 0;    ///< receive bandwidth of each rank; 0: unknown
 };
 
 // ---- The plan ----
 
-/// Bytes that a micro-batch keeps in libtorch's allocator.
+/// Bytes that a micro-batch holds in libtorch's allocator.
 struct Activations {
-  std::int64_t stored_nbytes = 0;          ///< saved for backward, when forward ends
-  std::int64_t peak_nbytes = 0;            ///< with the temporaries of backward
-  std::int64_t layers_nbytes = 0;          ///< of stored_nbytes: what the layers keep
-  std::int64_t layer_backward_nbytes = 0;  ///< on top of what is kept while a layer's backward runs
+  std::int64_t stored_nbytes = 0;          ///< saved for backward, at the end of forward
+  std::int64_t peak_nbytes = 0;            ///< including the temporaries of backward
+  std::int64_t layers_nbytes = 0;          ///< part of stored_nbytes that the layers keep
+  std::int64_t layer_backward_nbytes = 0;  ///< extra bytes while one layer's backward runs
 };
 
-/// An estimate. For zero::GPT the operands that autograd saves are counted one by one; the general count per
-/// layer follows arXiv 2205.05198, section 4.
+/// An estimate. For zero::GPT it counts the operands that autograd saves one by one; the general count per layer
+/// follows arXiv 2205.05198, section 4.
 Activations activations(const Transformer& shape, std::int64_t micro_batch, DType param_dtype);
 
-/// What the engine's ledger shows on `rank`: current_nbytes after initialize(), peak_nbytes after training.
-/// Exact for every kind but activations (left at 0), given that parameters are used as `model.uses` says;
-/// with `buckets_are_bound` the buckets' peak is an upper bound, with `gather_is_bound` the gather buffers'.
-/// `ranks_per_node` as in Cluster. The configuration's batch sizes must be
-/// resolved. Local, allocates nothing of what it counts. Throws ConfigError as initialize() does.
+/// What the engine's ledger shows on `rank`: current_nbytes after initialize(), peak_nbytes after training. Exact for
+/// every kind but activations (left at 0), provided that parameters are used as `model.uses` says; with
+/// `buckets_are_bound` the buckets' peak is an upper bound, with `gather_is_bound` the gather buffers'.
+/// `ranks_per_node` as in Cluster. The configuration's batch sizes must be resolved. Local; allocates nothing of what
+/// it counts. Throws ConfigError as initialize() does.
 MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank,
                            int ranks_per_node = 0);
 
-/// True when reductions overlap backward: how many buckets are in flight then depends on timing.
+/// True when reductions overlap backward: the number of buckets in flight then depends on timing.
 bool buckets_are_bound(const Config& config, int world_size);
 
-/// True when the copying store chooses from measured times how far to gather ahead.
+/// True when the copying store chooses its prefetch distance from measured times.
 bool gather_is_bound(const Config& config, int world_size);
 
 /// Elements each rank receives in one optimizer step, mean over ranks (see zero/report.h).
@@ -179,70 +180,70 @@ struct Traffic {
   double gathered_numel = 0;
   double reduced_numel = 0;
   double published_numel = 0;
-  double nbytes = 0;       ///< of all three in their dtypes, and of the norms
-  double seconds = 0;      ///< at the cluster's bandwidth, nothing overlapped; 0 when that is unknown
-  double nvme_nbytes = 0;  ///< read from the disk, and as many written to it, by the heaviest rank
+  double nbytes = 0;       ///< of all three in their dtypes, plus norms
+  double seconds = 0;      ///< at the cluster's bandwidth, without overlap; 0: bandwidth unknown
+  double nvme_nbytes = 0;  ///< read from disk by the heaviest rank, which writes as many
 };
 
 struct Plan {
   int stage = 0;
-  bool node_shared = false;  ///< parameters exist once on the host
+  bool node_shared = false;  ///< parameters exist once per host
   DType param_dtype = DType::kFloat32;
   int ranks = 1, nodes = 1, ranks_per_node = 1;
   std::int64_t micro_batch = 0, accumulation_steps = 0;
   std::int64_t parameters_numel = 0, padded_numel = 0;
   int units = 0;
 
-  int heaviest_rank = 0;            ///< its states take most
-  MemoryReport rank;                ///< of that rank, activations included, and its file on NVMe
+  int heaviest_rank = 0;            ///< the rank whose states take most memory
+  MemoryReport rank;                ///< that rank's memory, including activations and its file on NVMe
   bool buckets_are_bound = false;   ///< the peak of its buckets is an upper bound
-  bool gather_is_bound = false;     ///< the same of its gather buffers
+  bool gather_is_bound = false;     ///< the peak of its gather buffers is an upper bound
   std::int64_t module_nbytes = 0;   ///< the fp32 module that ranks build; freed by initialize()
-  bool built_once = false;          ///< of which only the first rank has the memory
+  bool built_once = false;          ///< only the first rank holds module_nbytes
   std::int64_t process_nbytes = 0;  ///< libtorch, stacks: an estimate
-  /// Of gradients and activations: what needs no memory of its own, because sums of gradients come into the
-  /// place of activations that backward has used. An estimate, not in `rank`.
+  /// Overlap of gradients and activations: bytes that need no memory of their own, because gradient sums reuse the
+  /// memory of activations that backward has freed. An estimate, not in `rank`.
   std::int64_t reused_nbytes = 0;
-  /// On top of training, while an asynchronous checkpoint is written: a copy of what that rank saves, at
-  /// most. A host without memory for it saves synchronously.
+  /// In addition, while an asynchronous checkpoint is written: a copy of what that rank saves, at most. A host without
+  /// memory for it saves synchronously.
   std::int64_t checkpoint_nbytes = 0;
-  std::int64_t start_nbytes = 0;          ///< a rank's peak inside initialize(), of the first rank
+  std::int64_t start_nbytes = 0;          ///< the first rank's peak inside initialize()
   std::int64_t training_nbytes = 0;       ///< that rank's peak in training
-  std::int64_t node_training_nbytes = 0;  ///< of all ranks of the host that needs most, in training
-  std::int64_t node_nbytes = 0;           ///< the same, its peak over start and training
+  std::int64_t node_training_nbytes = 0;  ///< peak in training of the host that needs most, all its ranks
+  std::int64_t node_nbytes = 0;           ///< the same over start and training
   Traffic traffic;
 
   std::int64_t peak_nbytes() const { return start_nbytes > training_nbytes ? start_nbytes : training_nbytes; }
 };
 
-/// Everything above for one configuration. Without batch sizes in `config` the micro-batch is 1. Takes
-/// milliseconds also for 100,000 ranks. Throws ConfigError for batch sizes that do not divide, unit names
-/// the model does not have, 'node_shared' over hosts with different numbers of ranks, fewer than one rank.
+/// The whole plan for one configuration. Without batch sizes in `config` the micro-batch is 1. Takes milliseconds, even
+/// for 100,000 ranks. Throws ConfigError for batch sizes that do not divide, unit names the model does not have,
+/// 'node_shared' over hosts with different numbers of ranks, fewer than one rank.
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster);
 
-/// `config` at another stage; overlap_comm follows unless it was given, and step_in_backward goes with stage 0.
+/// `config` at another stage. overlap_comm follows the stage unless it was given; step_in_backward is switched off at
+/// stage 0.
 Config at_stage(Config config, int stage);
 
-/// True when the host that needs most has the memory, or its memory is unknown.
+/// True if the host that needs most has enough memory, or its memory is unknown.
 bool fits(const Plan& plan, const Cluster& cluster);
 
-/// Compares what training `model` takes with the memory of a host. Returns a warning where it takes more than nine
-/// tenths of it, or, with `force`, where it does not fit; else nothing. `config` needs its batch sizes. Local. Throws
-/// ConfigError with both numbers and the smallest change that fits when it does not, unless `force`.
+/// Compares the memory for training `model` with that of a host. Returns a warning if it takes more than nine tenths,
+/// or, with `force`, if it does not fit; else an empty string. `config` needs its batch sizes. Local. Throws
+/// ConfigError with both numbers and the smallest change that fits if it does not fit, unless `force`.
 std::string check_fits(const ModelShape& model, const Config& config, const Cluster& cluster, bool force = false);
 
 struct Suggestion {
-  std::vector<std::string> changes;  ///< in words; one where one is enough; empty: it fits as it is
+  std::vector<std::string> changes;  ///< in words; one if one is enough; empty: it fits unchanged
   ModelShape model;
   Config config;
   Cluster cluster;
   Plan plan;
 };
 
-/// The smallest change that makes it fit, tried in this order: smaller buckets, a higher stage, the
-/// node-shared store, step_in_backward (where nothing is clipped or accumulated), smaller micro-batches with
-/// more accumulation, bf16, activation checkpointing, zero::Init, states on NVMe, more hosts; then several of them.
-/// Nothing when none of it helps.
+/// The smallest change that makes it fit, tried in this order: smaller buckets, a higher stage, the node-shared store,
+/// step_in_backward (if nothing is clipped or accumulated), smaller micro-batches with more accumulation, bf16,
+/// activation checkpointing, zero::Init, states on NVMe, more hosts; then combinations. Nullopt if none helps.
 std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster);
 
 }  // namespace zero::plan

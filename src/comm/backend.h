@@ -1,6 +1,6 @@
 #pragma once
-// The transport under zero::Group. Group checks arguments, counts elements and composes collectives;
-// a backend moves bytes, keeps the order of calls, and finds out who is missing.
+// The transport under zero::Group. Group checks arguments, counts elements and composes collectives; a backend moves
+// bytes, keeps the order of calls, and detects missing ranks.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -24,11 +24,11 @@ namespace zero::comm {
 
 /// How the data of one call moves.
 enum class Transport : std::uint8_t {
-  kGather,     ///< everybody's `in` into everybody's `out`
-  kScatter,    ///< everybody's slices for me, handed to the finish step
-  kView,       ///< everybody's whole `in`, handed to the finish step
-  kBroadcast,  ///< root's `in` into the others' `out`
-  kBarrier,    ///< nothing
+  kGather,     ///< every rank's `in` into every rank's `out`
+  kScatter,    ///< every rank's slice for this rank, passed to the finish step
+  kView,       ///< every rank's whole `in`, passed to the finish step
+  kBroadcast,  ///< root's `in` into the other ranks' `out`
+  kBarrier,    ///< no data
 };
 
 /// The start of an ordered reduction.
@@ -38,7 +38,7 @@ enum class ReduceBase : std::uint8_t {
   kFirst,  ///< in_0 + in_1 + ...
 };
 
-/// The finish step of kScatter and kView that needs no std::function: an ordered reduction into `out`.
+/// The finish step of kScatter and kView without a std::function: an ordered reduction into `out`.
 struct Reduction {
   void* out = nullptr;
   DType out_dtype = DType::kFloat32;
@@ -55,10 +55,10 @@ struct Call {
   DType dtype = DType::kByte;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;
-  std::int64_t numel = 0;                      ///< of the collective; kView and kBroadcast: of each rank's `in`
-  std::int64_t recorded_numel = -1;            ///< what the ranks compare and the errors say, where it is not `numel`
+  std::int64_t numel = 0;                      ///< elements of the collective; kView, kBroadcast: of each rank's `in`
+  std::int64_t recorded_numel = -1;            ///< the number that ranks compare and errors show; -1: `numel`
   std::span<const std::int64_t> counts = {};   ///< kGather and kScatter: [size()] elements per rank
-  std::span<const std::int64_t> offsets = {};  ///< kGather: [size()] elements; empty: one after the other
+  std::span<const std::int64_t> offsets = {};  ///< kGather: [size()] in elements; empty: contiguous
   const void* in = nullptr;
   void* out = nullptr;
   Reduction reduction = {};  ///< used when `consume` is empty
@@ -66,8 +66,8 @@ struct Call {
   std::string_view label = {};
   std::chrono::milliseconds timeout{0};
   bool input_stable = false;  ///< CollectiveOptions::input_stable_until_barrier
-  bool stage_input = false;   ///< copy `in` aside even when it is shared: the finish step overwrites it
-  bool deferred = false;      ///< the order is taken now, the input is ready only at WorkState::start()
+  bool stage_input = false;   ///< copy `in` even if it is shared: the finish step overwrites it
+  bool deferred = false;      ///< takes its place in the order now; `in` is ready at WorkState::start()
 };
 
 class ExchangeBoard;
@@ -76,7 +76,7 @@ struct ParcelTable;
 /// As ExchangeBoard::Sink.
 using BoardSink = std::function<void(int parcel, std::span<const void* const> slices)>;
 
-/// A posted call. Progress and errors: see Work. Its caller holds the lock(), as with a Backend.
+/// A posted call. For progress and errors see Work. Callers hold the lock(), as for a Backend.
 class WorkState {
  public:
   explicit WorkState(std::shared_ptr<BackendLock> lock) : lock_(std::move(lock)) {}
@@ -94,9 +94,9 @@ class WorkState {
   virtual bool wait_for(std::chrono::milliseconds limit) = 0;
   /// Makes the input of a deferred call visible. Local.
   virtual void start() = 0;
-  /// `next` is started when this work's finish step is done. Local.
+  /// Starts `next` when this work's finish step is done. Local.
   virtual void chain(std::shared_ptr<WorkState> next) = 0;
-  /// `log` is told when it is complete. Local.
+  /// Reports completion to `log`. Local.
   void tell(std::shared_ptr<CallLog> log, const CallLog::Ticket& ticket) {
     log_ = std::move(log);
     ticket_ = ticket;
@@ -124,27 +124,27 @@ class WorkState {
   const std::shared_ptr<BackendLock> lock_;
   std::atomic<bool> complete_{false};
   std::int64_t moving_ns_ = 0;
-  std::shared_ptr<CallLog> log_;  ///< null: nobody wants to know
+  std::shared_ptr<CallLog> log_;  ///< null: not logged
   CallLog::Ticket ticket_;
 };
 
 class Backend;
 
-/// What somebody waits for, and who has not done his part of it.
+/// What a rank waits for, and which ranks are missing.
 struct Blocker {
   std::string what;                           ///< `all_gather #12 "layer.3" (4096 bf16)`
-  std::string_view lack = "has not arrived";  ///< what is said of each of `ranks`
+  std::string_view lack = "has not arrived";  ///< what the error says of each of `ranks`
   std::vector<int> ranks;
 };
 
-/// How long somebody waits.
+/// Limits of a wait.
 struct Patience {
-  std::chrono::milliseconds timeout{0};                              ///< then the group fails
-  std::int64_t waited_ns = 0;                                        ///< of the timeout, before
-  std::int64_t limit_ns = std::numeric_limits<std::int64_t>::max();  ///< then he gives up for now
+  std::chrono::milliseconds timeout{0};                              ///< after it the group fails
+  std::int64_t waited_ns = 0;                                        ///< part of the timeout already used
+  std::int64_t limit_ns = std::numeric_limits<std::int64_t>::max();  ///< after it block_until() returns false
 };
 
-/// A work that Backend::progress() moves.
+/// A work that Backend::progress() advances.
 class MovedWork : public WorkState {
  public:
   explicit MovedWork(Backend& backend);
@@ -152,20 +152,20 @@ class MovedWork : public WorkState {
   void wait() final { wait_at_most(std::numeric_limits<std::int64_t>::max()); }
   bool wait_for(std::chrono::milliseconds limit) final;
 
-  /// Its group or board is gone: only its result can be asked for.
+  /// Called when its group or board is destroyed: only its result can be read afterwards.
   void orphan() { backend_ = nullptr; }
   bool has_failed() const { return error_ != nullptr; }
 
  protected:
-  /// What it is, for errors. Needs no backend.
+  /// A description for errors. Needs no backend.
   virtual std::string text() const = 0;
   virtual Blocker blocker() const = 0;
   virtual CollectiveKind kind() const = 0;
 
   /// Prepares for another use.
   void begin(std::int64_t now_ns, std::chrono::milliseconds timeout);
-  /// Runs the caller's part of the work; what it throws is kept for him, and the group fails. True: it did
-  /// not throw.
+  /// Runs the caller's part of the work; true if it did not throw. An exception is kept for the caller, and the group
+  /// fails.
   template <class Part>
   bool run_own_part(const Part& part) {
     try {
@@ -190,20 +190,20 @@ class MovedWork : public WorkState {
   std::exception_ptr error_;  ///< thrown by the caller's part
 };
 
-/// What moves beside the calls of a group: a board or a window. Used like a Backend.
+/// Transfers outside a group's calls: a board or a window. Used like a Backend.
 class Transfers {
  public:
   virtual ~Transfers() = default;
-  /// Moves what can be moved and runs at most `most` steps; how many it ran. Never blocks. Throws CommError.
+  /// Moves what can be moved and runs at most `most` steps; returns how many it ran. Never blocks. Throws CommError.
   virtual int progress(int most) = 0;
   virtual bool under_way() const = 0;
   /// One line for everything under way.
   virtual std::string under_way_text() const = 0;
-  /// What was posted last; empty: nothing yet.
+  /// The last post; empty: none yet.
   virtual std::string last_text() const = 0;
 };
 
-/// Used by one thread at a time: by its caller, who holds a BackendGuard, or by its progress thread.
+/// Used by one thread at a time: by a caller that holds a BackendGuard, or by its progress thread.
 class Backend : public std::enable_shared_from_this<Backend> {
  public:
   Backend(int rank, int size, std::shared_ptr<BackendLock> lock = std::make_shared<BackendLock>());
@@ -213,13 +213,13 @@ class Backend : public std::enable_shared_from_this<Backend> {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Ranks on this host, ascending, this one among them.
+  /// Ranks on this host, ascending, including this one.
   const std::vector<int>& host_ranks() const { return host_ranks_; }
   int local_rank() const;
   /// Pid of a rank on this host. Local.
   virtual pid_t pid_of(int rank) const = 0;
-  /// What rank `peer` of this host shares cannot be opened: throws CommError, on all ranks, when it is because it has
-  /// died or left. `what` for. Where others watch over the ranks it does nothing. Local.
+  /// Called when memory that rank `peer` of this host shares cannot be opened: throws CommError, on all ranks, if the
+  /// peer has died or left. `what`: the purpose. Does nothing where others supervise the ranks. Local.
   virtual void fail_if_gone(int peer, const std::function<std::string()>& what) {
     (void)peer;
     (void)what;
@@ -227,36 +227,37 @@ class Backend : public std::enable_shared_from_this<Backend> {
   int local_size() const { return static_cast<int>(host_ranks_.size()); }
   virtual std::string_view name() const = 0;
 
-  /// *Collective.* Enters the next call. Data phases run in the order of the calls, inside post(),
-  /// test() and wait(); a barrier also means that the earlier calls' inputs have been read. Blocks
-  /// only when too many calls are under way. Throws CommError once the group has failed.
+  /// *Collective.* Enters the next call. Data phases run in the order of the calls, inside post(), test() and wait();
+  /// completion of a barrier also means that the earlier calls' inputs have been read. Blocks only when too many calls
+  /// are under way. Throws CommError once the group has failed.
   virtual std::shared_ptr<WorkState> post(const Call& call) = 0;
 
-  /// *Local.* Moves what can be moved and runs at most `most` finish steps. True when it ran one. Never
-  /// blocks. Throws CommError, not what a finish step throws.
+  /// *Local.* Moves what can be moved and runs at most `most` finish steps; true if it ran one. Never blocks. Throws
+  /// CommError, but not what a finish step throws.
   virtual bool progress(int most) = 0;
   /// *Local.* As Group::failed.
   virtual bool failed() const = 0;
-  /// *Local.* True when progress() is not finished with something.
+  /// *Local.* True while progress() has work left.
   virtual bool under_way() const = 0;
-  /// *Local.* True inside progress(): what it runs cannot wait.
+  /// *Local.* True inside progress(), where finish steps must not wait.
   virtual bool in_finish_step() const { return false; }
 
-  /// *Local.* Progresses until `done()`: spins, yields, then sleeps, and looks after the peers that `blocker`
-  /// names. False when the limit passed. Throws CommError.
+  /// *Local.* Progresses until `done()`: spins, yields, then sleeps, and checks the peers that `blocker` names. False
+  /// if the limit passed. Throws CommError.
   virtual bool block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
                            const Patience& patience) = 0;
-  /// *Local.* Liveness and timeouts, for a caller that has waited since `since_ns`. Throws CommError.
+  /// *Local.* Checks liveness and timeouts for a caller that has waited since `since_ns`. Throws CommError.
   virtual void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
                            std::chrono::milliseconds timeout) = 0;
   virtual void throw_if_failed() const = 0;
 
-  /// *Collective.* A board of `parcels`, which the ranks have compared.
+  /// *Collective.* A board of `parcels`, already compared between ranks.
   virtual std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) = 0;
-  /// *Collective.* A window of `parcels`, which the ranks have compared. Null where a fetch has to be a call.
+  /// *Collective.* A window of `parcels`, already compared between ranks. Null if a fetch has to be a call on all
+  /// ranks.
   virtual std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
                                                    std::span<const void* const> mine) = 0;
-  /// *Local.* From now on progress() moves `transfers` too, and then no longer.
+  /// *Local.* Adds `transfers` to what progress() moves, or removes it.
   void add_transfers(Transfers& transfers) { transfers_.push_back(&transfers); }
   void remove_transfers(Transfers& transfers) { std::erase(transfers_, &transfers); }
 
@@ -264,7 +265,7 @@ class Backend : public std::enable_shared_from_this<Backend> {
   /// *Local.* As Group::set_progress_thread.
   void set_progress_thread(bool on);
   ProgressThread* progress_thread() const { return progress_thread_.get(); }
-  /// *Local.* Why there can be no progress thread; empty when there can be one.
+  /// *Local.* Why a progress thread is not possible; empty if it is.
   virtual std::string progress_thread_problem() const { return {}; }
 
   /// *Local.* As Group::allocate.
@@ -273,11 +274,11 @@ class Backend : public std::enable_shared_from_this<Backend> {
   /// *Collective.* As Group::allocate_node_shared.
   SharedMemory allocate_node_shared(std::size_t nbytes, std::string_view label);
 
-  /// *Collective.* Everybody's `nbytes` bytes at `mine`, one after the other, in `all`.
+  /// *Collective.* Gathers every rank's `nbytes` bytes at `mine`, concatenated, into `all`.
   void tell_all(const void* mine, std::size_t nbytes, void* all, std::string_view label);
 
-  /// *Collective.* A group of some of this group's ranks: `members`, ascending, this rank among them. Every
-  /// rank passes the members of its own new group; no two of these overlap.
+  /// *Collective.* A group of `members`, ascending, including this rank. Every rank passes the members of its own new
+  /// group; the groups must not overlap.
   virtual std::shared_ptr<Backend> subgroup(std::span<const int> members) = 0;
 
   /// *Local.* As Group::abort.
@@ -287,7 +288,7 @@ class Backend : public std::enable_shared_from_this<Backend> {
   virtual std::string flight_recorder() const = 0;
 
   CommunicationCounters& counters() { return counters_; }
-  /// Null: nothing is logged. Its caller holds the lock to set it.
+  /// Null: nothing is logged. Callers of set_call_log() hold the lock.
   const std::shared_ptr<CallLog>& call_log() const { return call_log_; }
   void set_call_log(std::shared_ptr<CallLog> log) { call_log_ = std::move(log); }
   CollectiveCounter* counter_of(CollectiveKind kind);
@@ -298,25 +299,25 @@ class Backend : public std::enable_shared_from_this<Backend> {
   virtual const std::shared_ptr<RegionRegistry>& registry() const = 0;
   void set_host_ranks(std::vector<int> ranks) { host_ranks_ = std::move(ranks); }
 
-  /// *Collective* over the whole group. A zero-filled region for the ranks of `members`, all on this host,
-  /// created by the first of them; null where there are none. Throws IoError on every rank when one of them
-  /// cannot have it. `recorded_nbytes` is compared over all ranks.
+  /// *Collective* over the whole group. A zero-filled region for the ranks in `members`, all on this host, created by
+  /// the first of them; null if there are none. Throws IoError on every rank if one of them cannot map it.
+  /// `recorded_nbytes` is compared over all ranks.
   std::shared_ptr<Region> share_region(std::span<const int> members, std::size_t nbytes, std::int64_t recorded_nbytes,
                                        std::string_view label);
 
-  /// *Collective* over the whole group. A group over shared memory of the ranks of `members`, all on this
-  /// host; of these, the ones at `host_ranks` count as being on this host. Null where there are no members.
+  /// *Collective* over the whole group. A shared-memory group of the ranks in `members`, all on this host; those at
+  /// `host_ranks` count as being on this host. Null if there are no members.
   std::shared_ptr<Backend> make_shm_subgroup(std::span<const int> members, std::vector<int> host_ranks);
 
   std::chrono::milliseconds timeout_of(const Call& call) const {
     return call.timeout.count() > 0 ? call.timeout : default_timeout_;
   }
 
-  /// progress() of the boards and windows.
+  /// progress() for boards and windows.
   int move_transfers(int most);
   bool transfers_under_way() const;
   std::string transfers_text() const;
-  /// Ends what an error says of this rank's last call with its last posts and fetches.
+  /// The last posts and fetches, appended to an error's text about this rank's last call.
   std::string last_transfers_text() const;
 
  private:
@@ -328,12 +329,11 @@ class Backend : public std::enable_shared_from_this<Backend> {
   std::shared_ptr<CallLog> call_log_;
   const std::shared_ptr<BackendLock> lock_;
   std::vector<Transfers*> transfers_;
-  std::unique_ptr<ProgressThread> progress_thread_;  ///< ended first of all in destructors of backends
+  std::unique_ptr<ProgressThread> progress_thread_;  ///< destructors of backends end it first
 };
 
-/// The ranks that count as being on the host of `rank` of `size`, all of them on one: those of its block
-/// where ZERO_RANKS_PER_NODE divides one host into several, for trying these out; else all. Throws
-/// ConfigError. Local.
+/// The ranks that count as being on the host of `rank`, when all `size` ranks are on one host: its block of ranks if
+/// ZERO_RANKS_PER_NODE divides the host into several, for tests; else all ranks. Throws ConfigError. Local.
 std::vector<int> ranks_beside(int rank, int size);
 
 /// The record of a call, without times. Local.
@@ -343,15 +343,15 @@ CallRecord make_record(const Call& call, std::uint64_t sequence);
 void run_finish_step(const Reduction& reduction, const ConsumeSlices& consume, DType dtype,
                      std::span<const void* const> slices, std::int64_t numel);
 
-/// Counts one call that sends and receives so many elements. Local.
+/// Adds one call with these numbers of elements to a counter. Local.
 void count_moved(CollectiveCounter& counter, std::int64_t sent, std::int64_t received, DType dtype);
 
-/// The way from a group to its backend.
+/// Gives access to a group's backend.
 struct GroupAccess {
   static const std::shared_ptr<Backend>& backend(const Group& group) { return group.backend_; }
 };
 
-/// Holds the lock for a caller who posts; the progress thread is told of it.
+/// Holds the lock for a caller that posts, and then wakes the progress thread.
 class PostingGuard {
  public:
   explicit PostingGuard(Backend& backend) : backend_(backend), guard_(*backend.lock()) {}

@@ -77,9 +77,9 @@ bool MovedWork::wait_at_most(std::int64_t limit_ns) {
 }
 
 void MovedWork::own_part_failed(std::exception_ptr error) {
-  error_ = error;
+  error_ = std::move(error);
   try {
-    std::rethrow_exception(error);
+    std::rethrow_exception(error_);
   } catch (const std::exception& known) {
     backend_->abort(fmt::format("its own part of {} failed: {}", text(), known.what()));
   } catch (...) {

@@ -340,8 +340,7 @@ std::shared_ptr<Backend> MpiBackend::subgroup(std::span<const int> members) {
                                 [&](int member) { return peers_[static_cast<std::size_t>(member)].on_this_host; });
   std::vector<int> everybody(members.size());
   std::iota(everybody.begin(), everybody.end(), 0);
-  const std::shared_ptr<Backend> shared =
-      make_shm_subgroup(here ? members : std::span<const int>(), std::move(everybody));
+  std::shared_ptr<Backend> shared = make_shm_subgroup(here ? members : std::span<const int>(), std::move(everybody));
   MPI_Comm comm = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split(data_comm_, here ? MPI_UNDEFINED : members[0], rank(), &comm), "MPI_Comm_split");
   if (here) return shared;

@@ -32,7 +32,7 @@ class MpiPost final : public BoardWork {
 
 class MpiBoard final : public HostedBoard {
  public:
-  MpiBoard(std::shared_ptr<MpiBackend> group, std::shared_ptr<const ParcelTable> table, BoardSink sink)
+  MpiBoard(const std::shared_ptr<MpiBackend>& group, std::shared_ptr<const ParcelTable> table, BoardSink sink)
       : HostedBoard(group, std::move(table), std::move(sink)),
         group_(*group),
         comm_(group->channel(MpiBackend::Channel::kPosts)),

@@ -1,5 +1,5 @@
 #pragma once
-// Moving data while the caller computes: a thread that progresses a backend, and the lock that it shares with callers.
+// ProgressThread: moves a backend's data while the caller computes, and BackendLock, which it shares with callers.
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -10,16 +10,16 @@ namespace zero::comm {
 
 class Backend;
 
-/// A recursive lock over a backend, which itself knows nothing of threads. Callers come before progress threads. A
-/// backend, its works and its progress thread share one; so do all groups of a process over MPI, which lets in one
-/// thread at a time. Locking costs nothing while no progress thread runs.
+/// A recursive lock for a backend, which is not thread-safe itself. Callers have priority over progress threads. A
+/// backend, its works and its progress thread share one lock; all groups of a process over MPI share one too, since MPI
+/// admits one thread at a time. Locking costs nothing while no progress thread runs.
 class BackendLock {
  public:
-  /// True while some progress thread runs: else nobody needs the lock.
+  /// True while a progress thread runs; otherwise nobody needs the lock.
   bool shared() const { return threads_.load(std::memory_order_relaxed) > 0; }
-  /// Waits until no progress thread holds the lock; none gets it again.
+  /// Waits until no progress thread holds the lock, and stops progress threads from taking it again.
   void close();
-  /// True when a caller waits for the lock: progress threads then leave it to him.
+  /// True while a caller waits for the lock; progress threads then do not take it.
   bool wanted() const { return waiting_.load(std::memory_order_relaxed) > 0; }
 
  private:
@@ -27,10 +27,10 @@ class BackendLock {
   friend class BackendUnlock;
   friend class ProgressThread;
   std::recursive_mutex mutex_;  ///< a finish step may call into the group
-  int depth_ = 0;               ///< BackendGuards inside each other that hold it; under mutex_
+  int depth_ = 0;               ///< nested BackendGuards that hold it; guarded by mutex_
   std::atomic<int> threads_{0};
   std::atomic<int> waiting_{0};
-  bool closed_ = false;  ///< under mutex_
+  bool closed_ = false;  ///< guarded by mutex_
 };
 
 /// Holds a BackendLock for a scope.
@@ -38,7 +38,7 @@ class BackendGuard {
  public:
   /// Waits for the lock.
   explicit BackendGuard(BackendLock& lock);
-  /// Takes the lock if that needs no waiting; else !*this.
+  /// Takes the lock if it is free; otherwise !*this.
   BackendGuard(BackendLock& lock, std::try_to_lock_t);
   ~BackendGuard();
   BackendGuard(const BackendGuard&) = delete;
@@ -46,12 +46,12 @@ class BackendGuard {
   explicit operator bool() const { return has_; }
 
  private:
-  BackendLock* held_ = nullptr;  ///< null where the lock is not shared
+  BackendLock* held_ = nullptr;  ///< null if the lock is not shared
   bool has_ = true;
 };
 
-/// Releases all that the caller holds of a BackendLock for a scope, so that others, of other groups too, can do what he
-/// waits for. Not inside finish steps.
+/// Fully releases a BackendLock that the caller holds, for a scope, so that other threads and groups can do what the
+/// caller waits for. Not inside finish steps.
 class BackendUnlock {
  public:
   explicit BackendUnlock(BackendLock& lock);
@@ -65,12 +65,12 @@ class BackendUnlock {
 };
 
 /// Runs `backend`'s data phases as soon as its peers allow, one finish step at a time, from construction to
-/// destruction; sleeps while no call is under way. An error fails the group, so that its next caller gets it.
+/// destruction; sleeps while no call is under way. An error fails the group, and the group's next call throws it.
 class ProgressThread {
  public:
   /// `backend` outlives it. Throws IoError.
   ProgressThread(Backend& backend, std::shared_ptr<BackendLock> lock);
-  /// Joins the thread. In a forked child there is none.
+  /// Joins the thread. A forked child has no thread to join.
   ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;

@@ -1,5 +1,5 @@
 #pragma once
-// Whether all ranks say the same.
+// Checks that all ranks agree, and errors that all ranks throw together.
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -9,15 +9,15 @@
 
 namespace zero::engine {
 
-/// An error that every rank has found alike and is about to throw: returns when all ranks know as much, so
-/// that the first to leave does not take from the others what they still have to read. *Collective.*
+/// Call before throwing an error that every rank has found. Blocks until every rank has found it too, so that no rank
+/// leaves the group while others still read its data. *Collective.*
 void leave_together(Group& group);
 
-/// Every rank gets root's text. *Collective.*
+/// Returns root's text on every rank. *Collective.*
 std::string broadcast_text(std::string text, int root, Group& group, std::string_view label);
 
-/// Compares line by line with rank 0's text. Empty when all agree; else, the same on every rank: the
-/// lowest rank that differs, its first differing line and rank 0's. *Collective.*
+/// Compares `text` line by line with rank 0's. Nullopt if all ranks agree; else, the same on every rank, the lowest
+/// rank that differs, its first differing line and rank 0's. *Collective.*
 std::optional<std::string> first_difference(const std::string& text, Group& group, std::string_view label);
 
 /// True when all ranks have the same bits in `values`, a dense tensor. *Collective.*

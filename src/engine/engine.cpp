@@ -476,6 +476,7 @@ int Engine::model_parallel_rank() const { return impl_->groups.model_parallel_ra
 int Engine::model_parallel_size() const { return impl_->groups.model_parallel_size(); }
 at::Device Engine::device() const { return impl_->model.device; }
 const Group& Engine::group() const { return impl_->group; }
+const Group& Engine::all_ranks() const { return impl_->groups.all; }
 const Config& Engine::config() const { return impl_->config; }
 std::int64_t Engine::global_steps() const { return impl_->training.global_steps; }
 std::int64_t Engine::skipped_steps() const { return impl_->training.scaler.skipped_steps(); }

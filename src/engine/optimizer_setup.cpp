@@ -99,27 +99,41 @@ void take_client_groups(torch::optim::Optimizer& client, const Inventory& invent
   }
 }
 
+/// Calls visit(name in the JSON, value of the group, member of `hyper`) for every hyper-parameter but the betas.
+template <class Visit>
+void for_each_value(const ParameterGroup& group, optim::Hyper& hyper, Visit visit) {
+  visit("lr", group.lr, hyper.lr);
+  visit("weight_decay", group.weight_decay, hyper.weight_decay);
+  visit("eps", group.eps, hyper.eps);
+  visit("bias_correction", group.bias_correction, hyper.bias_correction);
+  visit("amsgrad", group.amsgrad, hyper.amsgrad);
+  visit("maximize", group.maximize, hyper.maximize);
+  visit("momentum", group.momentum, hyper.momentum);
+  visit("dampening", group.dampening, hyper.dampening);
+  visit("nesterov", group.nesterov, hyper.nesterov);
+  visit("alpha", group.alpha, hyper.alpha);
+  visit("centered", group.centered, hyper.centered);
+  visit("lr_decay", group.lr_decay, hyper.lr_decay);
+  visit("initial_accumulator_value", group.initial_accumulator_value, hyper.initial_accumulator_value);
+  visit("max_coeff", group.max_coeff, hyper.max_coeff);
+  visit("min_coeff", group.min_coeff, hyper.min_coeff);
+}
+
+bool gives_values(const ParameterGroup& group) {
+  bool any = group.betas || group.use_muon;
+  optim::Hyper unused;
+  for_each_value(group, unused, [&](std::string_view, const auto& given, auto&) { any = any || given.has_value(); });
+  return any;
+}
+
 /// `base` with what the group gives. Throws ConfigError.
 optim::Hyper read_group(std::size_t index, const std::string& type, const ParameterGroup& group,
                         const optim::Hyper& base) {
   optim::Hyper hyper = base;
   const GroupReader reader(index, type);
-  reader.read("lr", group.lr, hyper.lr);
-  reader.read("weight_decay", group.weight_decay, hyper.weight_decay);
-  reader.read("eps", group.eps, hyper.eps);
+  for_each_value(group, hyper,
+                 [&](std::string_view name, const auto& given, auto& to) { reader.read(name, given, to); });
   reader.read_betas(group.betas, hyper);
-  reader.read("bias_correction", group.bias_correction, hyper.bias_correction);
-  reader.read("amsgrad", group.amsgrad, hyper.amsgrad);
-  reader.read("maximize", group.maximize, hyper.maximize);
-  reader.read("momentum", group.momentum, hyper.momentum);
-  reader.read("dampening", group.dampening, hyper.dampening);
-  reader.read("nesterov", group.nesterov, hyper.nesterov);
-  reader.read("alpha", group.alpha, hyper.alpha);
-  reader.read("centered", group.centered, hyper.centered);
-  reader.read("lr_decay", group.lr_decay, hyper.lr_decay);
-  reader.read("initial_accumulator_value", group.initial_accumulator_value, hyper.initial_accumulator_value);
-  reader.read("max_coeff", group.max_coeff, hyper.max_coeff);
-  reader.read("min_coeff", group.min_coeff, hyper.min_coeff);
   reader.check_use_muon(group.use_muon);
   reader.check_nesterov(hyper);
   return hyper;
@@ -234,12 +248,8 @@ void check_factory(const Config& config, const InitializeOptions& options) {
         "scheduler: this one cycles momentum, which the engine cannot set in an optimizer of the program's own; set "
         "cycle_momentum to false");
   }
-  const auto given = [](const auto&... values) { return (values.has_value() || ...); };
   for (std::size_t g = 0; g < options.parameter_groups.size(); ++g) {
-    const ParameterGroup& of = options.parameter_groups[g];
-    if (!given(of.lr, of.weight_decay, of.eps, of.betas, of.bias_correction, of.amsgrad, of.maximize, of.momentum,
-               of.dampening, of.nesterov, of.alpha, of.centered, of.lr_decay, of.initial_accumulator_value))
-      continue;
+    if (!gives_values(options.parameter_groups[g])) continue;
     throw ConfigError(fmt::format(
         "parameter group {} gives hyper-parameters, which an optimizer of the program's own would not see: set them in "
         "the options of its group {}, in InitializeOptions::optimizer_factory",

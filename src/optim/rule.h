@@ -1,10 +1,10 @@
 #pragma once
-// Rule: an optimizer as a value. It names the states that it keeps for every element of a parameter and
-// updates elements one by one, so that any range of a shard can be updated anywhere. No libtorch.
+// Rule: an optimizer as a value. It names the states that it keeps per element of a parameter and updates elements
+// independently, so that any range of a shard can be updated anywhere. No libtorch.
 //
-// A rule that needs more than elements (norms of whole tensors, whole matrices) has a step of two passes: the
-// first leaves the weights alone and gives the direction of every element, and when what it needs of the
-// whole tensor has made the direction what it is to be, take_direction() is the second.
+// A rule that needs more than single elements (norms of whole tensors, whole matrices) has two passes. The first leaves
+// the weights alone and computes the direction of every element. The direction is then changed by what the rule needs
+// of the whole tensor, and the second pass, take_direction(), applies it.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -19,7 +19,7 @@ struct Device;
 
 namespace zero::optim {
 
-/// Hyper-parameters of one update; a rule reads those that it knows.
+/// Hyper-parameters of one update; each rule reads those it knows.
 struct Hyper {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -46,11 +46,11 @@ struct Hyper {
   double eps2 = 1e-3;
   double d = 1;
 
-  /// What a gradient is multiplied with so that descending along the product is what is wanted.
+  /// Factor of the gradient for which descent is the right direction.
   double signed_scale() const { return maximize ? -gradient_scale : gradient_scale; }
 };
 
-/// A hyper-parameter by the name that it has in the JSON's optimizer.params; beta1 and beta2 for betas.
+/// A hyper-parameter under its name in the JSON's optimizer.params; beta1 and beta2 for betas.
 struct HyperNumber {
   std::string_view name;
   double (*of)(const Hyper&);
@@ -59,7 +59,7 @@ struct HyperNumber {
 /// All but lr, step and gradient_scale.
 std::span<const HyperNumber> hyper_numbers();
 
-/// A state of every element.
+/// A state kept per element.
 struct StateColumn {
   std::string_view name;  ///< as torch.optim, checkpoints and Engine::full_optimizer_state() call it
   StateFormat format = StateFormat::kFloat32;
@@ -69,36 +69,36 @@ struct StateColumn {
 };
 inline constexpr std::size_t kMostStates = 4;
 
-// A bf16 parameter is its fp32 master rounded to nearest, ties away from zero. With that rule (and not with
-// ties to even) the parameter and the low 16 bits of the master are the master, bit for bit:
+// A bf16 parameter is its fp32 master rounded to nearest, ties away from zero. With that rounding (and not with ties to
+// even), the parameter and the low 16 bits of the master reproduce the master bit for bit:
 //
 //   master = (parameter << 16) + remainder      as bit patterns, remainder signed
 //
-// NaNs are the one exception: they become the quiet NaN.
+// NaNs are the only exception: they become the quiet NaN.
 
 // A fp16 parameter is its fp32 master rounded to nearest, ties to even.
 
 /// One fused update of [numel] elements. `low` (of `low_dtype`, or null) receives the new weights. The master weights
-/// are `master`, or `low` (bf16) together with `remainder` where that is given.
+/// are `master`, or `low` (bf16) together with `remainder` if that is given.
 struct UpdateArgs {
   float* master = nullptr;
   std::uint16_t* remainder = nullptr;
   std::array<void*, kMostStates> states{};  ///< in the order of Rule::states
   const float* gradient = nullptr;
-  float* direction = nullptr;  ///< of rules of two passes: what the first gives; may be the gradient's memory
+  float* direction = nullptr;  ///< two-pass rules: result of the first pass; may alias `gradient`
   void* low = nullptr;
-  DType low_dtype = DType::kBFloat16;  ///< or kFloat16; of Passes::update also kFloat32
+  DType low_dtype = DType::kBFloat16;  ///< or kFloat16; for Passes::update also kFloat32
   std::int64_t numel = 0;
 
-  /// Of Passes::update only; a rule sees fp32. In place of `master` and `gradient` where these are kept in 16
-  /// bits.
+  /// Only for Passes::update; rules see fp32. Replaces `master` and `gradient` where these are kept in 16 bits.
   struct Narrow {
-    void* master = nullptr;  ///< `low` gets the same bits, unless it is the same memory or null
+    void* master = nullptr;  ///< `low` receives the same bits, unless it is the same memory or null
     const void* gradient = nullptr;
     StateFormat master_format = StateFormat::kBFloat16;
     StateFormat gradient_format = StateFormat::kBFloat16;
-    /// bf16 masters are rounded up as often as they are near the upper neighbour, else to nearest even. What
-    /// an element gets depends on seed, Hyper::step and its number alone.
+    /// True: rounds bf16 masters up with a probability equal to the fraction of the way from the lower to the upper
+    /// neighbour. False: to nearest even. The random number of an element depends only on seed, Hyper::step and its
+    /// index.
     bool stochastic = false;
     std::uint64_t seed = 0;
     std::uint64_t first_element = 0;  ///< a multiple of kQuantizedBlockNumel
@@ -108,24 +108,26 @@ struct UpdateArgs {
 struct Rule {
   std::string_view name;
   std::span<const StateColumn> states;
-  /// In host memory.
+  /// Update in host memory.
   void (*update)(const UpdateArgs&, const Hyper&) = nullptr;
-  /// In memory of another device, on its current stream; never with remainders. Null: host memory only.
+  /// Update in another device's memory, on its current stream; never with remainders. Null: host memory only.
   void (*update_on_device)(const UpdateArgs&, const Hyper&, const c10::Device&) = nullptr;
-  /// A state that an update with these hyper-parameters needs and this rule does not keep; empty: none. Null: never.
+  /// Returns a state that an update with these hyper-parameters needs and this rule does not keep; empty: none. Null:
+  /// never any.
   std::string_view (*missing_state)(const Hyper&) = nullptr;
-  /// What is done between its two passes (optim/whole_steps.h); null: it has one.
+  /// The work between its two passes (optim/whole_steps.h); null: the rule has one pass.
   const struct WholeStep* whole = nullptr;
 
-  std::int64_t state_nbytes(std::int64_t numel) const;  ///< of [numel] elements, whole blocks of every format
+  std::int64_t state_nbytes(std::int64_t numel) const;  ///< for [numel] elements, whole blocks of every format
 };
 
 enum class Algorithm : std::uint8_t { kAdam, kSgd, kAdagrad, kRmsprop, kLion, kAdam8bit, kLamb, kMuon, kAdafactor };
 
-/// As its rules are called: "Adam", "SGD", "Adagrad", "RMSprop", "Lion", "Adam8bit", "Lamb", "Muon", "Adafactor".
+/// The name of the algorithm's rules: "Adam", "SGD", "Adagrad", "RMSprop", "Lion", "Adam8bit", "Lamb", "Muon",
+/// "Adafactor".
 std::string_view algorithm_name(Algorithm algorithm);
 
-/// The rule that keeps what at least one of `groups` needs, with torch.optim's names. Lives as long as the
+/// The rule that keeps the states that at least one of `groups` needs, with torch.optim's names. Lives as long as the
 /// process.
 ///   Adam     exp_avg, exp_avg_sq; with amsgrad max_exp_avg_sq. AdamW is Hyper::decoupled
 ///   SGD      with momentum momentum_buffer
@@ -135,19 +137,19 @@ std::string_view algorithm_name(Algorithm algorithm);
 ///   Adam8bit exp_avg, exp_avg_sq: Adam's in kDynamic8 and kDynamic8Unsigned
 ///   Lamb     exp_avg, exp_avg_sq
 ///   Muon     momentum_buffer; parameters that are no matrices have another rule
-///   Adafactor  none of elements
+///   Adafactor  no per-element states
 /// `format`: of states that a rule would keep in fp32; kBFloat16 halves their memory.
 const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups, StateFormat format = StateFormat::kFloat32);
 
-/// Without amsgrad.
+/// Adam without amsgrad.
 const Rule& adam();
 
-/// Whether its tensors are brought together between two passes; and how many fp32 values of states a tensor of this
-/// shape has that are not of its elements.
+/// Whether the rule needs whole tensors brought together between two passes; and the number of fp32 state values of a
+/// tensor of this shape that are not per element.
 bool brings_together(const Rule& rule);
 std::int64_t tensor_state_numel(const Rule& rule, std::span<const std::int64_t> shape);
 
-/// The second pass: w (1 - lr weight_decay) - lr direction, the direction in place of the gradient.
+/// The second pass: w (1 - lr weight_decay) - lr direction; the direction is passed as the gradient.
 const Rule& take_direction();
 
 }  // namespace zero::optim

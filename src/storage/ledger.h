@@ -1,5 +1,5 @@
 #pragma once
-// The memory ledger: every allocation of the engine, by kind. One per engine.
+// The memory ledger: counts every allocation of the engine, by kind. One per engine.
 #include <atomic>
 #include <cstdint>
 
@@ -9,11 +9,12 @@ namespace zero::storage {
 
 class Ledger {
  public:
-  /// Thread-safe; `nbytes` may be negative to give back.
+  /// Adds `nbytes` to the bytes held; negative: bytes returned. Thread-safe.
   void add(MemoryKind kind, std::int64_t nbytes);
-  /// Of what is held: `nbytes` more wait in a pool for their next use; negative: are taken again.
+  /// Adds `nbytes` to the idle part of the bytes held, buffers that wait in a pool; negative: buffers taken into use
+  /// again.
   void add_idle(MemoryKind kind, std::int64_t nbytes);
-  /// Reserved on a disk; may be negative.
+  /// Adds `nbytes` to the bytes reserved on disk; may be negative.
   void add_nvme(std::int64_t nbytes) { nvme_nbytes_.fetch_add(nbytes); }
   MemoryReport report() const;
 

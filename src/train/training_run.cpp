@@ -134,13 +134,11 @@ TrainingRun::TrainingRun(Engine& engine, RunOptions options)
       folder_(checkpoints_of(options_.folder).string()),
       steps_(engine.global_steps()),
       skipped_steps_(engine.skipped_steps()),
-      saved_at_ns_(base::monotonic_ns()) {
-  if (engine.model_parallel_size() > 1) {
-    throw ConfigError(
-        "a TrainingRun of an engine with model-parallel ranks is not built; call Engine::save_checkpoint and "
-        "load_checkpoint");
-  }
-  from_rank_0(engine.group(), [&] {
+      saved_at_ns_(base::monotonic_ns()),
+      made_at_ns_(saved_at_ns_) {
+  if (!std::isfinite(options_.max_minutes) || options_.max_minutes < 0)
+    throw ConfigError(fmt::format("RunOptions::max_minutes: got {:g}, want 0 or more", options_.max_minutes));
+  from_rank_0(engine.all_ranks(), [&] {
     if (options_.folder.empty()) throw ConfigError("RunOptions::folder: want the folder of the run");
     std::error_code error;
     fs::create_directories(options_.folder, error);
@@ -154,14 +152,14 @@ TrainingRun::~TrainingRun() = default;
 
 LoadReport TrainingRun::resume() {
   // Rank 0 looks, or ranks of other hosts might see another state of the folder.
-  const auto notices = nlohmann::json::parse(from_rank_0(engine_.group(), [&] {
+  const auto notices = nlohmann::json::parse(from_rank_0(engine_.all_ranks(), [&] {
     const FoundRun found = find_run(options_.folder);
     if (!found.problem.empty()) throw CheckpointError(found.problem);
     if (found.is_fresh()) return std::string("null");
     return nlohmann::json(found.notices).dump();
   }));
   if (notices.is_null()) {
-    from_rank_0(engine_.group(), [&] {
+    from_rank_0(engine_.all_ranks(), [&] {
       metrics_->start_over(fresh_folder_for_old(options_.folder).string());
       return std::string();
     });
@@ -169,7 +167,7 @@ LoadReport TrainingRun::resume() {
   }
   LoadReport report = engine_.load_checkpoint(folder_, "", {.fall_back = true});
   for (const std::string notice : notices) {
-    if (engine_.rank() == 0) tell(notice, /*failed=*/true);
+    if (engine_.all_ranks().rank() == 0) tell(notice, /*failed=*/true);
     report.notices.push_back(notice);
   }
   const nlohmann::json state = parse_client_state(report);
@@ -198,7 +196,7 @@ void TrainingRun::go_back(MetricsPosition position, LoadReport& report) {
 }
 
 std::string TrainingRun::restart() {
-  return from_rank_0(engine_.group(), [&] {
+  return from_rank_0(engine_.all_ranks(), [&] {
     const fs::path kept = fresh_folder_for_old(options_.folder);
     metrics_->start_over(kept.string());
     if (fs::exists(folder_)) {
@@ -214,9 +212,14 @@ std::optional<StepOutcome> TrainingRun::after_step(double loss) {
   losses_.push_back(loss);
   if (engine_.global_steps() == steps_) return std::nullopt;
   const train::Agreement agreed =
-      train::agree(engine_.group(), std::exchange(losses_, {}), received_stop_signal(), due_by_time());
+      train::agree(engine_.all_ranks(), std::exchange(losses_, {}),
+                   {.stop_signal = received_stop_signal(),
+                    .is_due = is_over(engine_.config().zerotorch.checkpoint.every_minutes, saved_at_ns_),
+                    .time_is_up = is_over(options_.max_minutes, made_at_ns_)},
+                   {engine_.rank(), engine_.model_parallel_rank()});
   steps_ = engine_.global_steps();
-  due_ = agreed.due || due_by_steps();
+  due_ = agreed.is_due || due_by_steps();
+  time_is_up_ = time_is_up_ || agreed.time_is_up;
   if (stop_signal_ == 0) stop_signal_ = agreed.stop_signal;
   const bool skipped = engine_.skipped_steps() > std::exchange(skipped_steps_, engine_.skipped_steps());
   const StepOutcome outcome{steps_, agreed.loss, skipped};
@@ -247,13 +250,13 @@ void TrainingRun::record(const StepOutcome& outcome) {
 }
 
 bool TrainingRun::agree_on_stop() {
-  if (stop_signal_ == 0) stop_signal_ = agreed_stop_signal(engine_.group());
+  if (stop_signal_ == 0) stop_signal_ = agreed_stop_signal(engine_.all_ranks());
   return should_stop();
 }
 
-bool TrainingRun::due_by_time() const {
-  const double minutes = engine_.config().zerotorch.checkpoint.every_minutes;
-  const auto passed = static_cast<double>(base::monotonic_ns() - saved_at_ns_);
+/// `minutes` 0: never.
+bool TrainingRun::is_over(double minutes, std::int64_t since_ns) const {
+  const auto passed = static_cast<double>(base::monotonic_ns() - since_ns);
   return minutes > 0 && passed >= 60 * minutes * static_cast<double>(base::kNanosPerSecond);
 }
 
@@ -292,7 +295,7 @@ void TrainingRun::start_save(const std::string& folder, bool async) {
   saved_at_ns_ = base::monotonic_ns();
   std::string state;
   try {
-    state = from_rank_0(engine_.group(), [&] { return client_state(folder == folder_); });
+    state = from_rank_0(engine_.all_ranks(), [&] { return client_state(folder == folder_); });
   } catch (const ConfigError&) {
     throw;
   } catch (const Error& error) {
@@ -352,9 +355,9 @@ void TrainingRun::wait() {
 }
 
 void TrainingRun::tell(const std::string& text, bool failed) {
-  if (engine_.rank() != 0) return;
+  if (engine_.all_ranks().rank() != 0) return;
   if (options_.notice) {
-    options_.notice(text);
+    options_.notice({text, failed});
   } else if (failed) {
     base::log_warning("step {}: {}", engine_.global_steps(), text);
   } else {

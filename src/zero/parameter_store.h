@@ -1,11 +1,11 @@
 #pragma once
-// ParameterStore: where the low-precision parameters live, and how the module comes to see them whole.
+// ParameterStore: holds the low-precision parameters, and makes them whole for the module.
 //
-// State of a unit, seen from this rank, and what it costs:
+// State of a unit on this rank, and its memory:
 //   released   only the shard                        S elements
 //   gathering  a buffer is being filled              S + U
 //   gathered   parameters are attached to the buffer S + U
-//   resident   always whole, no shard apart          U
+//   resident   always whole, no separate shard       U
 #include <c10/util/FunctionRef.h>
 
 #include <memory>
@@ -24,15 +24,15 @@ class ParameterStore : public intercept::UseObserver {
   ParameterStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times);
   ~ParameterStore() override = default;
 
-  /// The part of `unit` this rank may write and others rely on: its shard, or the whole unit where
-  /// every rank keeps and updates its own copy.
+  /// The part of `unit` that this rank may write and others rely on: its shard, or the whole unit if every rank keeps
+  /// and updates its own copy.
   virtual Range writable_range(int unit) const = 0;
-  /// Calls `lease(piece, low)` for pieces of `range`, which lies in writable_range(unit): `low` is where the piece's
-  /// values are, to read and to write, during the call. Allocates nothing. Local.
+  /// Calls `lease(piece, low)` for pieces of `range`, which lies in writable_range(unit): `low` points to the piece's
+  /// values, readable and writable during the call. Allocates nothing. Local.
   using Lease = c10::function_ref<void(Range piece, void* low)>;
   virtual void update(int unit, Range range, Lease lease) = 0;
-  /// Where the values of `range` (as above) lie, for those who would copy or fill them: null unless they are always in
-  /// memory. As long as the store.
+  /// Pointer to the values of `range` (as above), for copying or filling; null unless they are always in memory. Valid
+  /// as long as the store.
   virtual void* in_memory(int unit, Range range) = 0;
 
   /// *Collective.* Called once after every rank has written its initial values.
@@ -40,8 +40,8 @@ class ParameterStore : public intercept::UseObserver {
   /// *Collective order.* Completes everything under way, so that shards may be written after the next
   /// collective.
   virtual void quiesce() = 0;
-  /// *Collective.* Called after writable ranges were written: every rank sees the new values from here on.
-  /// Frozen units are left out unless `frozen_too`.
+  /// *Collective.* Called after writable ranges were written: makes the new values visible to every rank. Leaves out
+  /// frozen units unless `frozen_too`.
   virtual void publish(bool frozen_too) = 0;
 
   /// *Collective.* Keeps units whole until unpin().
@@ -49,33 +49,33 @@ class ParameterStore : public intercept::UseObserver {
   virtual void unpin(std::span<const int> units) = 0;
   /// A pinned unit's values, [U]. Local.
   virtual at::Tensor pinned_view(int unit) = 0;
-  /// *Collective.* Spreads parameter values that `root` wrote into pinned memory to every copy.
+  /// *Collective.* Copies parameter values that `root` wrote into pinned memory to every copy.
   virtual void broadcast(std::span<const int> parameters, int root) = 0;
 
-  /// Keeps what a retired handle needs; see ParameterHandle::retire. Local.
+  /// Keeps alive the memory that a retired handle needs; see ParameterHandle::retire. Local.
   virtual std::shared_ptr<void> keep_alive(int unit) = 0;
 
-  /// From here on the program's own writes into parameters are refused, with this reason. Local.
+  /// Refuses the program's own writes into parameters from now on, with this reason. Local.
   void refuse_writes(std::string why) { refuses_writes_ = std::move(why); }
-  /// What the program has written into parameters itself.
+  /// The program's own writes into parameters.
   ParameterWrites& writes() { return writes_; }
-  /// A parameter whose own copy has ended sees the unit's memory again, if that is whole. Local.
+  /// Points a parameter whose own copy has ended back into the unit's memory, if that is whole. Local.
   virtual void reattach(int parameter) = 0;
 
-  /// What an in-place write to a parameter does.
+  /// Effect of an in-place write to a parameter.
   enum class Write : std::uint8_t {
     kOwnCopy,   ///< goes to this rank's copy, see writes()
-    kGathered,  ///< goes to gathered memory: a scope that will spread it is open
-    kRefused,   ///< throws: a scope is open in which this rank only reads
+    kGathered,  ///< goes to gathered memory: inside a scope that will broadcast it
+    kRefused,   ///< throws: inside a scope in which this rank may only read
   };
-  /// For the given parameters from here on. Local.
+  /// Sets it for the given parameters from now on. Local.
   void set_write(std::span<const int> parameters, Write write);
-  /// Around a scope in which these are pinned: what this rank writes into them from here on becomes no parameter, and
-  /// is forgotten at the end. Local.
+  /// Brackets a scope in which these parameters are pinned: this rank's writes to them do not become part of the
+  /// parameters, and are dropped at the end. Local.
   void begin_dropping(std::span<const int> parameters) { writes_.set_to_be_dropped(parameters, true); }
   void end_dropping(std::span<const int> parameters);
 
-  /// Counts that the communication report takes over.
+  /// Counters for the communication report.
   const CommunicationReport& counts() const { return counts_; }
 
   void before_write(intercept::ParameterHandle& handle, const char* op_name) override;
@@ -91,7 +91,7 @@ class ParameterStore : public intercept::UseObserver {
   ShardedModel& model_;
   StepBreakdown& times_;
   CommunicationReport counts_;
-  const int process_;  ///< that made it; a forked child has a copy
+  const int process_;  ///< process that made it; a forked child has a copy
 
  private:
   ParameterWrites writes_;
@@ -99,26 +99,27 @@ class ParameterStore : public intercept::UseObserver {
   std::vector<Write> write_;  ///< by parameter
 };
 
-/// Node-shared: the parameters of a node exist once, in a mapping all its ranks read; a shard is the owner's
-/// writable slice; a gather is a pointer. Memory: the model once per node. Over several nodes (model.hosts)
-/// updated shards are copied between them once per step, to each node once. *Collective.*
+/// Node-shared: the parameters exist once per node, in a mapping that all its ranks read. A shard is the owner's
+/// writable slice; a gather is a pointer. Memory: the model once per node. With several nodes (model.hosts), updated
+/// shards are sent to every other node once per step. *Collective.*
 std::unique_ptr<ParameterStore> make_node_shared_store(ShardedModel& model, storage::Ledger& ledger,
                                                        StepBreakdown& times);
 
 struct CopyingStoreOptions {
-  /// Units that are always whole on every rank: all of them unless parameters are sharded.
+  /// Units that are always whole on every rank: all units unless parameters are sharded.
   std::vector<bool> resident;
   std::int64_t max_live_numel = 1'000'000'000;
   std::int64_t max_reuse_numel = 1'000'000'000;
   std::int64_t prefetch_numel = 50'000'000;
-  /// Gathers ahead as far as measured times ask for, prefetch_numel at most; else always as far as that.
+  /// True: chooses the prefetch distance from measured times, at most prefetch_numel. False: always prefetches that
+  /// far.
   bool measured_prefetch = true;
   std::int64_t publish_bucket_numel = 500'000'000;
 };
 
-/// Copying: every rank holds its shards; a gather copies a unit into a pooled buffer. Sharded units are
-/// gathered just before use, ahead of it when the order of use is known, and dropped when the next unit is
-/// used unless they are needed again within max_reuse_numel. *Collective.*
+/// Copying: every rank holds its shards; a gather copies a unit into a pooled buffer. Sharded units are gathered just
+/// before use, or ahead of it when the order of use is known, and released when the next unit is used unless they are
+/// needed again within max_reuse_numel. *Collective.*
 std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
                                                    CopyingStoreOptions options);
 

@@ -1,5 +1,5 @@
 #pragma once
-// The vocabulary of this room.
+// The terms used in this directory.
 //
 //   unit       parameters gathered and released together; one flat buffer [U]
 //   shard      a rank's slice of a unit [S]
@@ -7,7 +7,7 @@
 //   low        the parameter as the module reads it (bf16 or fp16, or fp32 without mixed precision)
 //   master     fp32 weights the optimizer updates; the same memory as `low` when that is fp32 and writable
 //   publish    make updated shards readable by all ranks
-// Nobody in this room asks for a stage: Sharding says what is split.
+// Code here never tests the stage: Sharding says what is split.
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -35,11 +35,11 @@ using layout::Sharding;
 
 struct Parameter {
   std::string name;
-  at::Tensor tensor;  ///< the user's own; shares its TensorImpl
+  at::Tensor tensor;  ///< the user's tensor; shares its TensorImpl
   c10::intrusive_ptr<intercept::ParameterHandle> handle;
   int unit = -1;
   Range range;                        ///< in its unit
-  std::vector<std::int64_t> strides;  ///< of its elements in that range
+  std::vector<std::int64_t> strides;  ///< strides of its elements in that range
 };
 
 struct Unit {
@@ -54,27 +54,27 @@ struct Unit {
   Range whole() const { return {0, numel}; }
 };
 
-/// The hosts of a group whose parameters exist once on each, if there are several. The ranks at the same
-/// place on their host own, together, what any one host must get from the others through one of its ranks.
+/// The hosts of a group that keeps its parameters once per host, if there are several. The ranks with the same local
+/// rank on their hosts together own everything that a host must receive from the others through one of its ranks.
 struct Hosts {
   Group node;                     ///< the ranks of this host
   Group across;                   ///< one rank of each host
-  std::vector<int> across_ranks;  ///< these, as ranks of the whole group
+  std::vector<int> across_ranks;  ///< ranks of `across` in the whole group
 };
 
-/// What all parts of this room know of the model. Built once by the engine; outlives them.
+/// The model, as all classes of this directory share it. Built once by the engine; outlives them.
 struct ShardedModel {
   std::vector<Parameter> parameters;
   std::vector<Unit> units;
   Sharding sharding;
   DType param_dtype = DType::kFloat32;
-  DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
-  DType sum_dtype = DType::kFloat32;       ///< of their sums
+  DType gradient_dtype = DType::kFloat32;  ///< in which gradients are sent
+  DType sum_dtype = DType::kFloat32;       ///< of gradient sums
   c10::Device device{c10::kCPU};
   storage::Home home;                                           ///< where memory comes from on that device
-  const optim::Passes* passes = &optim::passes_for(c10::kCPU);  ///< and what is done with it there
-  Group group;                                                  ///< what the ranks tell each other: flags, norms, sizes
-  std::shared_ptr<comm::ShardTransport> transport;              ///< what moves shards between them
+  const optim::Passes* passes = &optim::passes_for(c10::kCPU);  ///< operations on that memory
+  Group group;                                                  ///< control messages between ranks: flags, norms, sizes
+  std::shared_ptr<comm::ShardTransport> transport;              ///< moves shards between the ranks
   std::optional<Hosts> hosts;                                   ///< node-shared store over several hosts only
 
   int rank() const { return group.rank(); }
@@ -93,9 +93,8 @@ struct ShardedModel {
   }
 };
 
-/// For destructors: waits until `work`, whose data lies in `memory`, is complete. When its group has failed,
-/// messages may still be under way: the memory then stays for ever. Does nothing in a process other than
-/// `owner`, which a forked child is.
+/// For destructors: waits until `work`, whose data lies in `memory`, is complete. If its group has failed, messages may
+/// still be under way, and the memory is leaked. Does nothing in a process other than `owner` (a forked child).
 void wait_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept;
 
 /// Adds the seconds of a scope to `*seconds`.

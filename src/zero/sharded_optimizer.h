@@ -1,12 +1,12 @@
 #pragma once
-// ShardedOptimizer: master weights and the states of rules (optim/rule.h) of the ranges this rank updates,
-// and the fused update of all of them. Where they live is the StateStore's matter.
+// ShardedOptimizer: master weights and optimizer states (optim/rule.h) of the ranges that this rank updates, and their
+// fused update. The StateStore decides where they live.
 //
-// Master weights are fp32, or of the 16 bits of the parameters, and kept in one of three ways, the same bits
+// Master weights are fp32 or have the parameters' 16-bit dtype. They are kept in one of three ways, with the same bits
 // in each:
 //   the parameters themselves   of the masters' dtype, which this rank writes                 0 bytes
 //   16-bit remainders           fp32 masters of bf16 parameters that this rank writes (CPU)   2 bytes
-//   a state of their own        else                                                          4 or 2 bytes
+//   a separate state            otherwise                                                     4 or 2 bytes
 #include <functional>
 #include <memory>
 #include <optional>
@@ -24,22 +24,22 @@
 
 namespace zero::sharding {
 
-/// Hyper-parameters of the parameters that name it; the learning rate is passed at every update.
+/// Hyper-parameters of the parameters assigned to the group; the learning rate is passed at every update.
 struct OptimizerGroup {
   optim::Hyper hyper;
   const optim::Rule* rule = &optim::adam();
 };
 
 struct OptimizerOptions {
-  std::vector<OptimizerGroup> groups;            ///< at least one; states of one name are kept alike
-  std::vector<int> group_of_parameter;           ///< by parameter; -1: none, it is not updated
-  std::int64_t sub_group_numel = 1'000'000'000;  ///< about how many elements are updated in one piece
+  std::vector<OptimizerGroup> groups;            ///< at least one; states of the same name share a column
+  std::vector<int> group_of_parameter;           ///< by parameter; -1: not updated
+  std::int64_t sub_group_numel = 1'000'000'000;  ///< approximate number of elements updated in one piece
   DType master_dtype = DType::kFloat32;          ///< or the parameters'
-  bool stochastic_rounding = false;              ///< of bf16 masters, with `seed`; in host memory
+  bool stochastic_rounding = false;              ///< for bf16 masters in host memory; uses `seed`
   std::uint64_t seed = 0;
-  bool float_masters = false;     ///< fp32 in memory of their own: somebody else updates them
-  std::int64_t bucket_numel = 0;  ///< update_part() is called with layout::bucket_ranges() of this; 0: only update() is
-  /// Where masters and states live, unless in memory; its cuts follow from sub_group_numel.
+  bool float_masters = false;     ///< masters are separate fp32 states, updated elsewhere
+  std::int64_t bucket_numel = 0;  ///< update_part() gets layout::bucket_ranges() of this; 0: only update() is called
+  /// Where masters and states live on disk; not given: in memory. sub_group_numel determines its piece size.
   std::optional<storage::DiskOptions> disk;
 };
 
@@ -56,7 +56,8 @@ class ShardedOptimizer {
   /// As load, for elements [range) of the unit; `values` [range.numel()].
   void load_range(int unit, Range range, const at::Tensor& values);
 
-  /// Units that were frozen get master weights, with the parameters' values, and fresh states. *Collective.*
+  /// Creates master weights with the parameters' values, and fresh states, for units that were frozen until now.
+  /// *Collective.*
   void add_units(std::span<const int> units);
 
   /// True for a parameter that the next update changes; others keep values, states and step counts.
@@ -64,83 +65,82 @@ class ShardedOptimizer {
   void choose_active(IsActive is_active) { is_active_ = std::move(is_active); }
   bool is_active(int parameter) const { return !is_active_ || is_active_(parameter); }
 
-  /// Updates every range from its accumulated gradient, which rules of two passes overwrite. `lr[g]`:
-  /// learning rate of group g. Other ranks see it after store.publish(). Local, but *collective* with rules
-  /// of two passes.
+  /// Updates every range from its accumulated gradient, which two-pass rules overwrite. `lr[g]`: learning rate of group
+  /// g. Other ranks see the result after store.publish(). Local, but *collective* with two-pass rules.
   void update(class GradientReducer& reducer, const std::vector<double>& lr, double gradient_scale);
 
-  /// The same for one part of update_range(unit), `gradient` [range.numel()]; end_step() when all parts were
-  /// updated. Not with rules of two passes.
+  /// The same for one part of update_range(unit), `gradient` [range.numel()]; call end_step() when all parts are
+  /// updated. Not with two-pass rules.
   void update_part(int unit, Range range, const at::Tensor& gradient, const std::vector<double>& lr,
                    double gradient_scale);
   void end_step();
 
   /// A copy of this rank's low-precision values in `range`, for refresh(). Local.
   at::Tensor low_values(int unit, Range range) const;
-  /// After somebody may have written low-precision values directly, while the unit is pinned: master weights
-  /// follow where they differ from `before`, low_values() of that range. Local.
+  /// Call after low-precision values may have been written directly, while the unit is pinned: updates master weights
+  /// where the values differ from `before`, the earlier low_values() of that range. Local.
   void refresh(int unit, Range range, const at::Tensor& before);
 
-  /// Of the first group's rule.
+  /// Name of the first group's rule.
   std::string_view name() const { return options_.groups.front().rule->name; }
-  /// The states of all groups, each name once: what indices below mean.
+  /// The states of all groups, each name once. State indices below refer to it.
   const std::vector<optim::StateColumn>& states() const { return kept_; }
-  /// The index of a state by name; nothing when no group has one of that name.
+  /// The index of a state by name; nullopt if no group has such a state.
   std::optional<std::size_t> find_state(std::string_view name) const;
   bool has_state(std::size_t state, int parameter) const;
-  /// Where a state of this rank's part of `range` lies: undefined when there is none, or it is not always in memory as
+  /// A view of a state of this rank's part of `range`; undefined if there is none, or it is not always in memory as
   /// fp32.
   at::Tensor state_in_memory(std::size_t state, int unit, Range range) const;
-  /// A state of `range`, which lies in update_range(unit) and in parameters that have it: a copy, fp32.
+  /// A copy of a state of `range`, fp32; `range` lies in update_range(unit) and in parameters that have the state.
   at::Tensor state_values(std::size_t state, int unit, Range range) const;
   /// The same into `out`, fp32 [range.numel()].
   void copy_state(std::size_t state, int unit, Range range, float* out) const;
-  /// From fp32. `range` ends at a parameter's end or a multiple of layout::kBlockNumel.
+  /// Sets a state from fp32 values. `range` must end at a parameter's end or a multiple of layout::kBlockNumel.
   void set_state(std::size_t state, int unit, Range range, const at::Tensor& values);
-  /// States of whole tensors: of a trainable parameter, by its rule. Each lies on one rank.
+  /// The whole-tensor states that a trainable parameter's rule keeps. Each lies on one rank.
   std::vector<optim::TensorState> tensor_states(int parameter) const;
   int tensor_states_owner(int parameter) const { return whole_->owner(parameter); }
-  /// fp32, of the state's shape: on the owner the state itself, elsewhere undefined.
+  /// A whole-tensor state, fp32, of the state's shape: on the owner the state itself, undefined on other ranks.
   at::Tensor tensor_state(int parameter, std::string_view name) const;
-  /// As state_in_memory, of the master weights.
+  /// As state_in_memory, for the master weights.
   at::Tensor master_in_memory(int unit, Range range) const;
   /// Master weights of `range`, which lies in update_range(unit): a view or a copy.
   at::Tensor master_values(int unit, Range range) const;
   void copy_master(int unit, Range range, float* out) const;
 
-  /// After master weights were written through master_in_memory(): the store's low-precision values follow. Local.
+  /// Updates the store's low-precision values after master weights were written through master_in_memory(). Local.
   void low_from_master(int unit);
 
-  /// Updates so far of a parameter: Adam's bias correction. The same on every rank.
+  /// Number of updates of a parameter so far, for Adam's bias correction. The same on every rank.
   std::int64_t steps_of(int parameter) const { return steps_[parameter]; }
   void set_steps_of(int parameter, std::int64_t steps) { steps_[parameter] = steps; }
-  /// Of the parameter that was updated most often.
+  /// The number of updates of the parameter that was updated most often.
   std::int64_t steps() const;
-  /// Between memory and the disk so far; nothing when there is none.
+  /// Traffic between memory and disk so far; nullopt without a disk.
   std::optional<storage::DiskTraffic> disk_traffic() const;
-  /// For the log; empty when there is none.
+  /// Describes the disk, for the log; empty without one.
   std::string disk_description() const { return disk_ ? disk_->description() : std::string(); }
 
   const std::vector<OptimizerGroup>& groups() const { return options_.groups; }
   int group_of(int parameter) const { return options_.group_of_parameter[parameter]; }
-  /// With dampening the first gradient of SGD is the momentum.
+  /// True before the first update of SGD with dampening, whose first gradient becomes the momentum.
   bool next_update_overwrites_states(int parameter) const {
     const int group = group_of(parameter);
     return group >= 0 && steps_[parameter] == 0 && options_.groups[group].hyper.dampening != 0;
   }
-  /// For the updates from here on. Not during one. The rule has the states that it needs.
+  /// Sets hyper-parameters for later updates. Not during an update. The rule must have the states they need.
   void set_hyper(std::size_t group, const optim::Hyper& hyper);
-  /// What a state of a parameter is before its first update.
+  /// The value of a parameter's state before its first update.
   double initial_of(std::size_t state, int parameter) const;
 
  private:
   enum class Masters : std::uint8_t { kParameters, kRemainders, kOwn };
-  static constexpr std::size_t kMaster = 0;  ///< its column, unless the parameters are the masters
+  static constexpr std::size_t kMaster = 0;  ///< the master's column, unless the parameters are the masters
 
   Masters choose_masters() const;
   std::vector<storage::StateColumn> columns() const;
   void make_states();
-  /// The master's alone, where it has one.
+  /// Mask of the master's column, if it has one.
   std::uint32_t master_column() const { return masters_ == Masters::kParameters ? 0 : 1u << kMaster; }
   std::size_t column_of(std::size_t state) const { return state + (masters_ == Masters::kParameters ? 0 : 1); }
   const optim::Rule* rule_of(int parameter) const;  ///< null: none
@@ -148,23 +148,23 @@ class ShardedOptimizer {
   void make_whole_tensors();
   void add_tensor_states(std::span<const int> units);
   std::vector<at::Tensor> held_tensor_states(int parameter) const;
-  /// The second pass of parameters of rules that have one. *Collective.*
+  /// The second pass, for parameters of two-pass rules. *Collective.*
   void finish_directions(GradientReducer& reducer, const std::vector<double>& lr);
   void add_states(std::span<const int> units);
-  /// Calls `run(range, group, steps)` for what of `range` is active and shares group and step count.
+  /// Calls `run(range, group, steps)` for each active part of `range` whose parameters share group and step count.
   template <class Run>
   void for_each_run(int unit, Range range, Run run) const;
-  /// Calls `visit(piece, low, columns)` for pieces of `range`, at most a sub-group each; `low`: the low-precision
-  /// values, null where this rank does not write them; `wanted`: the columns it looks at. Allocates nothing.
+  /// Calls `visit(piece, low, columns)` for pieces of `range`, each at most a sub-group. `low`: the low-precision
+  /// values, null if this rank does not write them; `wanted`: the columns to visit. Allocates nothing.
   template <class Visit>
   void for_each_piece(int unit, Range range, storage::StateStore::Access access, std::uint32_t wanted,
                       Visit visit) const;
-  /// Adds the parameters' names to what the disk did.
+  /// Runs `act` and adds the parameters' names to errors from the disk.
   template <class Do>
   void with_names(int unit, Range range, Do act) const;
   void read_state(std::size_t column, int unit, Range range, void* out) const;
   void write_state(std::size_t column, int unit, Range range, const void* in);
-  /// `gradient`: of `range`, of ShardedModel::sum_dtype. Allocates nothing.
+  /// `gradient`: [range.numel()] in ShardedModel::sum_dtype. Allocates nothing.
   void update_range_of(int unit, Range range, const void* gradient, const std::vector<double>& lr,
                        double gradient_scale);
   void update_piece(const optim::Rule& rule, int unit, Range piece, void* low, std::span<void* const> columns,
@@ -180,9 +180,9 @@ class ShardedOptimizer {
   std::vector<optim::StateColumn> kept_;
   storage::Ledger& ledger_;
   std::unique_ptr<storage::StateStore> states_;
-  const storage::DiskStates* disk_ = nullptr;                    ///< states_, where they are on one
-  std::unique_ptr<WholeTensors> whole_;                          ///< where a rule has two passes
-  std::vector<std::vector<storage::FlatBuffer>> tensor_states_;  ///< by parameter, of those this rank owns
+  const storage::DiskStates* disk_ = nullptr;                    ///< states_, if they are on disk
+  std::unique_ptr<WholeTensors> whole_;                          ///< only if a rule has two passes
+  std::vector<std::vector<storage::FlatBuffer>> tensor_states_;  ///< by parameter; only those this rank owns
   std::vector<std::int64_t> steps_;                              ///< by parameter
 };
 

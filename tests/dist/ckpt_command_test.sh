@@ -4,14 +4,10 @@
 set -u
 zero=$(realpath "$1")
 maker=$(realpath "$2")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+source "$(dirname "$0")/../support/command_test.sh"
 cd "$work" || exit 1
-export OMP_NUM_THREADS=1 ZERO_LOG_LEVEL=error
-failures=0
+export ZERO_LOG_LEVEL=error
 
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
-expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
 ckpt() { "$zero" ckpt "$@" > out 2> err; }
 # says <exit code> <part of the output> <command...>
 says() {

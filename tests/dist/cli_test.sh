@@ -2,14 +2,9 @@
 # What the command line has in common with others: help, near names, numbers, doctor, runs, completion, the manual page.
 # Usage: cli_test.sh <zero>
 zero=$(realpath "$1")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
-expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
+source "$(dirname "$0")/../support/command_test.sh"
 cd "$work" || exit 1
-unset ZERO_DATA
-export OMP_NUM_THREADS=1 ZERO_LOG_LEVEL=warning
+export ZERO_LOG_LEVEL=warning
 
 refused() { # part of the message, arguments
   local want=$1; shift

@@ -4,14 +4,10 @@
 # Usage: compare_command_test.sh <path of zero>
 set -u
 zero=$(realpath "$1")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+source "$(dirname "$0")/../support/command_test.sh"
 cd "$work" || exit 1
-failures=0
 export XDG_CACHE_HOME="$work/cache"
 
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
-expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
 # compare <exit code> <options>: runs `zero compare` into out and err
 compare() {
   local want=$1; shift

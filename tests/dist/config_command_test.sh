@@ -3,13 +3,9 @@
 # Usage: config_command_test.sh <path of zero>
 set -u
 zero=$(realpath "$1")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+source "$(dirname "$0")/../support/command_test.sh"
 cd "$work" || exit 1
-failures=0
 
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
-expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
 # config <exit code> <options>: runs `zero config` into out and err
 config() {
   local want=$1; shift

@@ -10,7 +10,9 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
+#include <csignal>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "support/errors.h"
@@ -262,6 +264,83 @@ TEST(ModelParallel, ACheckpointGoesFromAnySplitToAnyOther) {
     engine.save_16bit_model(folder.file("again"), {.dtype = "fp32"});
   });
   EXPECT_EQ(bytes_of(folder.file("again/model.safetensors")), bytes_of(folder.file("weights0/model.safetensors")));
+}
+
+/// The lines of a run's record, parsed.
+std::vector<nlohmann::json> record_of(const TemporaryFolder& folder) {
+  std::ifstream file(folder.file("run/metrics.jsonl"));
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+/// Trains until the end or a stop; `stop_at`: a step at which the last of all ranks gets a stop signal.
+void run_until(TrainingRun& run, Engine& engine, Mlp& model, std::int64_t stop_at = -1) {
+  while (engine.global_steps() < kSteps && !run.should_stop()) {
+    const std::int64_t index = engine.micro_steps() * engine.world_size() + engine.rank();
+    const Tensor loss = loss_of(model(batch(index)));
+    engine.backward(loss);
+    engine.step();
+    const Group& all = engine.all_ranks();
+    if (engine.global_steps() == stop_at && all.rank() == all.size() - 1) ::raise(SIGTERM);
+    run.after_step(loss.item<double>());
+    run.save_if_due();
+  }
+  run.finish();
+}
+
+TEST(ModelParallel, ARunIsOneRunWhateverIsSplit) {
+  const Curve plain = train_plain();
+  const TemporaryFolder folder;
+  const Where places[] = {{2, 2, 3}, {1, 3, 1}, {1, 1, 2}};
+  for (std::size_t p = 0; p < std::size(places); ++p) {
+    in_place(places[p], [&](Group all) {
+      Made made = make(all, places[p]);
+      auto engine = initialize(made.model, json_of(places[p]), options_of(made));
+      set_up_process(engine.all_ranks(), engine.config(), {.announce_stop = false, .quiet = true});
+      at::set_num_threads(1);
+      TrainingRun run(engine, {.folder = folder.file("run"), .state = [] { return "{}"; }});
+      const LoadReport report = run.resume();
+      EXPECT_EQ(engine.global_steps(), static_cast<std::int64_t>(p)) << report.folder;
+      EXPECT_EQ(run.metrics() != nullptr, all.rank() == 0);
+      const bool last = p + 1 == std::size(places);
+      run_until(run, engine, made.model, last ? -1 : static_cast<std::int64_t>(p) + 1);
+      EXPECT_EQ(run.stop_signal(), last ? 0 : SIGTERM) << "rank " << all.rank();
+      EXPECT_EQ(engine.global_steps(), last ? kSteps : static_cast<std::int64_t>(p) + 1);
+    });
+    ASSERT_FALSE(::testing::Test::HasFailure());
+  }
+  const auto lines = record_of(folder);
+  ASSERT_EQ(lines.size(), static_cast<std::size_t>(kSteps));
+  for (std::size_t s = 0; s < lines.size(); ++s) {
+    double mean = 0;
+    for (std::size_t j = 0; j < kMicroBatches; ++j) mean += plain.losses[s * kMicroBatches + j] / kMicroBatches;
+    EXPECT_EQ(lines[s]["step"], s + 1);
+    EXPECT_NEAR(lines[s]["loss"].get<double>(), mean, 1e-5 * mean);
+    EXPECT_NEAR(lines[s]["grad_norm"].get<double>(), plain.norms[s], 1e-5 * plain.norms[s]);
+  }
+}
+
+TEST(ModelParallel, ALossThatIsNotTheCopysIsAnErrorOnAllRanks) {
+  const TemporaryFolder folder;
+  in_place({2, 2, 1}, [&](Group all) {
+    Made made = make(all, {2, 2, 1});
+    auto engine = initialize(made.model, json_of({2, 2, 1}), options_of(made));
+    TrainingRun run(engine, {.folder = folder.file("run")});
+    run.resume();
+    for (int i = 0; i < kMicroBatches / 2; ++i) {
+      const Tensor loss = loss_of(made.model(batch(engine.rank())));
+      engine.backward(loss);
+      engine.step();
+      const double told = all.rank() == 3 ? 0 : loss.item<double>();
+      if (i == 0) {
+        run.after_step(told);
+      } else {
+        expect_said([&] { run.after_step(told); },
+                    "ranks 2 and 3 have parts of one copy of the model and give other losses");
+      }
+    }
+  });
 }
 
 TEST(ModelParallel, WhatWouldDriftApartIsToldByName) {

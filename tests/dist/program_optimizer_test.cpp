@@ -429,13 +429,16 @@ TEST(ProgramOptimizer, WhatCannotBeRightIsAnError) {
     in_backward.erase("train_batch_size");
     in_backward["zerotorch"]["step_in_backward"] = true;
     expect_said([&] { engine_of(group, in_backward.dump()); }, "step_in_backward and");
-    expect_said(
-        [&] {
-          initialize(
-              Layers(Shape()), json,
-              {.group = group, .parameter_groups = {{.names = {"first.*"}, .lr = 0.1}}, .optimizer_factory = kNAdam});
-        },
-        "parameter group 0 gives hyper-parameters");
+    for (const ParameterGroup& given : {ParameterGroup{.lr = 0.1}, {.min_coeff = 0.1}, {.use_muon = true}}) {
+      ParameterGroup first = given;
+      first.names = {"first.*"};
+      expect_said(
+          [&] {
+            initialize(Layers(Shape()), json,
+                       {.group = group, .parameter_groups = {first}, .optimizer_factory = kNAdam});
+          },
+          "parameter group 0 gives hyper-parameters");
+    }
     auto throwing = engine_of(group, json, factory_of<Throwing, NAdamOptions>({0.1}));
     expect_said([&] { train_steps(throwing, 1); }, "it has no steps left");
   }));

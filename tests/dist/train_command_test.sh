@@ -3,16 +3,8 @@
 # Usage: train_command_test.sh <path of zero>
 set -u
 zero=$(realpath "$1")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+source "$(dirname "$0")/../support/command_test.sh"
 cd "$work" || exit 1
-export OMP_NUM_THREADS=1
-unset ZERO_DATA RANK WORLD_SIZE ZERO_RANK ZERO_WORLD_SIZE
-failures=0
-
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
-expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
-shm_files() { find /dev/shm -maxdepth 1 -name 'zero*' 2>/dev/null | sort; }
 
 for i in $(seq 1 3000); do echo "def f$i(x, y):  # $((i * 7919 % 1000))"; echo "    return x * $i + y"; done > text.py
 common="--preset gpt-tiny --data text.py --cache-dir cache --steps 4 --eval-batches 2 --sample-length 8"

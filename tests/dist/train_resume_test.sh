@@ -1,15 +1,9 @@
 #!/bin/bash
 # `zero train --resume`: the same run, whatever ended it. Usage: train_resume_test.sh <zero>
 zero=$1
-work=$(mktemp -d)
+source "$(dirname "$0")/../support/command_test.sh"
 trap 'umount "$work/small" 2> /dev/null; rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
-expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }
 cd "$work" || exit 1
-unset ZERO_DATA
-export OMP_NUM_THREADS=1
-shm_files() { find /dev/shm -maxdepth 1 -name 'zero*' 2>/dev/null | sort; }
 shm_before=$(shm_files)
 
 for i in $(seq 1 3000); do echo "def f$i(x, y):  # $((i * 7919 % 1000))"; echo "    return x * $i + y"; done > text.py

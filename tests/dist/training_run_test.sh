@@ -2,13 +2,8 @@
 # examples/training_run: whatever ends it, started again it goes on to the same curve and weights, bit for bit.
 # Usage: training_run_test.sh <training_run> <configuration> <zero>
 program=$1 config=$2 zero=$3
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+source "$(dirname "$0")/../support/command_test.sh"
 cd "$work" || exit 1
-export OMP_NUM_THREADS=1
-shm_files() { find /dev/shm -maxdepth 1 -name 'zero*' 2>/dev/null | sort; }
 lines() { { wc -l < "$1/metrics.jsonl"; } 2>/dev/null || echo 0; }
 wait_for_lines() { # folder, lines
   for _ in $(seq 1 3000); do

@@ -236,7 +236,7 @@ TEST(TrainingRun, NeverStartsOverWhereCheckpointsAreThatCannotBeLoaded) {
   {
     auto engine = make_engine(config());
     std::string told;
-    TrainingRun run(engine, {.folder = folder.path(), .notice = [&](const std::string& text) { told += text; }});
+    TrainingRun run(engine, {.folder = folder.path(), .notice = [&](const RunNotice& notice) { told += notice.text; }});
     EXPECT_EQ(run.resume().global_steps, 2);
     EXPECT_NE(told.find("checkpoint 'global_step4' is left out"), std::string::npos) << told;
   }
@@ -334,7 +334,7 @@ TEST(TrainingRun, StopsWhereTheLossIsNotANumberAndKeepsTheGoodCheckpoints) {
   std::string told;
   {
     auto engine = make_engine(every_step);
-    TrainingRun run(engine, {.folder = folder.path(), .notice = [&](const std::string& text) { told += text; }});
+    TrainingRun run(engine, {.folder = folder.path(), .notice = [&](const RunNotice& notice) { told += notice.text; }});
     EXPECT_FALSE(run.diverged());
     diverge(engine, run);
     EXPECT_TRUE(run.diverged());

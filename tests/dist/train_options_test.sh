@@ -1,0 +1,83 @@
+#!/bin/bash
+# Options of `zero train` over the configuration: what they change, what they leave, what they refuse.
+# Usage: train_options_test.sh <zero>
+zero=$(realpath "$1")
+source "$(dirname "$0")/../support/command_test.sh"
+cd "$work" || exit 1
+export ZERO_LOG_LEVEL=warning
+for i in $(seq 1 3000); do echo "def f$i(x): return x + $i"; done > text.py
+text="--preset gpt-tiny --data text.py --cache-dir cache"
+run="$text --eval-batches 1 --eval-every 0 --sample-length 0"
+
+printed() { "$zero" train --preset gpt-tiny --print-config "$@" > config.out 2> err || fail "--print-config $*: $(cat err)"; }
+# of config.json below a folder, or of what was printed
+value() { python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
+refused() { # part of the message, options
+  local want=$1; shift
+  "$zero" train "$@" > out 2> err
+  expect "exit code of 'zero train $*'" $? 2
+  grep -qF -- "$want" err || fail "'zero train $*' says '$(cat err)', want '$want'"
+}
+
+# ---- over the built-in configuration ----
+printed -n 2 --lr 2e-4 --batch-size 24 --dtype fp32 --checkpoint-every 7
+expect lr "$(value config.out 'j["optimizer"]["params"]["lr"]')" 0.0002
+expect batch "$(value config.out 'j["train_batch_size"], j["train_micro_batch_size_per_gpu"], j["gradient_accumulation_steps"]')" "(24, 4, 3)"
+expect dtype "$(value config.out 'j["bf16"]["enabled"]')" False
+expect checkpoints "$(value config.out 'j["zerotorch"]["checkpoint"]')" "{'every_steps': 7, 'every_minutes': 0}"
+printed -n 2 --batch-size 6
+expect "a batch that four do not divide" "$(value config.out 'j["train_micro_batch_size_per_gpu"], j["gradient_accumulation_steps"]')" "(3, 1)"
+printed -n 2 --micro-batch 1
+expect "the batch stays" "$(value config.out 'j["train_batch_size"], j["gradient_accumulation_steps"]')" "(16, 8)"
+printed -n 2 --dtype fp16
+expect fp16 "$(value config.out 'j["fp16"]["enabled"], j["bf16"]["enabled"]')" "(True, False)"
+
+# ---- over a file: what is not given stays ----
+cat > file.json <<'END'
+{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true},
+ "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
+ "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 4}},
+ "zero_optimization": {"stage": 1}}
+END
+printed -n 2 --config file.json --lr 0.003 --micro-batch 4
+expect "both rates" "$(value config.out 'j["optimizer"]["params"]["lr"], j["scheduler"]["params"]["warmup_max_lr"]')" "(0.003, 0.003)"
+expect "the file's batch" "$(value config.out 'j["train_batch_size"], j["train_micro_batch_size_per_gpu"], j["gradient_accumulation_steps"]')" "(8, 4, 1)"
+expect "the file's decay" "$(value config.out 'j["optimizer"]["params"]["weight_decay"]')" 0.1
+
+# ---- refused ----
+refused "the batch of 8 sequences is no multiple of 2 ranks x micro-batch 3" $text -n 2 --config file.json --micro-batch 3
+refused "--batch-size 7 does not divide by 2 ranks" $text -n 2 --batch-size 7
+refused "--dtype" $text --dtype float64
+refused "--lr: got '-1'" $text --lr -1
+sed 's/WarmupLR/OneCycle/; s/"warmup_max_lr": 0.01, "warmup_num_steps": 4/"cycle_min_lr": 0.001, "cycle_max_lr": 0.01/' file.json > cycle.json
+refused "schedule OneCycle of the configuration gives the rates itself" $text --config cycle.json --lr 0.1
+refused "--max-minutes" $text --max-minutes -3
+[ -e runs ] && fail "a refused run left a folder"
+
+# ---- the rate really is used: the same as in a file ----
+sed 's/0\.01/0.003/g' file.json > slower.json
+"$zero" train $run --steps 5 -n 2 --config file.json --lr 3e-3 --run-dir by_option -q > out 2>&1 || fail "--lr: $(cat out)"
+"$zero" train $run --steps 5 -n 2 --config slower.json --run-dir by_file -q > out 2>&1 || fail "file: $(cat out)"
+"$zero" runs compare by_option by_file > out || fail "--lr is not the file's lr: $(cat out)"
+
+# ---- checkpoints by steps; the run named behind --resume; time that is up ----
+"$zero" train $run --steps 4 -n 2 --checkpoint-every 2 --run-dir mine -q > out 2>&1 || fail "train: $(cat out)"
+expect "checkpoints" "$(ls mine/checkpoints | grep -c global_step)" 2
+expect "the newest but one" "$(ls -d mine/checkpoints/global_step2)" mine/checkpoints/global_step2
+"$zero" train --resume mine --steps 100000 --max-minutes 0.02 > out 2>&1
+expect "exit code when time is up" $? 0
+grep -q 'stopped after 0.02 minutes and [0-9]* of 100000 steps, as --max-minutes says' out || fail "time is up: $(cat out)"
+grep -q 'train --resume' out || fail "no way on is shown: $(cat out)"
+expect "summary" "$(value mine/summary.json 'j["finished"], j["stopped_by"]')" "(False, 'max_minutes')"
+steps=$(value mine/summary.json 'j["steps"]')
+[ "$steps" -gt 4 ] || fail "no step before the time was up: $steps"
+[ -d "mine/checkpoints/global_step$steps" ] || fail "no checkpoint of step $steps: $(ls mine/checkpoints)"
+"$zero" train --resume=mine --steps $((steps + 1)) -q > out 2>&1 || fail "--resume=RUN: $(cat out)"
+expect "finished" "$(value mine/summary.json 'j["finished"], j["steps"]')" "(True, $((steps + 1)))"
+"$zero" train --restart mine --steps 1 -q > out 2>&1 || fail "--restart RUN: $(cat out)"
+[ -d mine/before.1/checkpoints ] || fail "--restart RUN kept nothing"
+refused "the run is named twice" --resume mine --run-dir by_file
+refused "no run" --resume nothing_here
+
+[ "$failures" = 0 ] && echo "options of zero train: all well"
+exit $((failures > 0))
