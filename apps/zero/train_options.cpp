@@ -38,6 +38,12 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
           "keep master weights and optimizer states in scratch files in this folder; overrides the configuration")
       ->type_name("DIR")
       ->group(kTraining);
+  command
+      .add_option("--recompute", options.recompute,
+                  "activation checkpointing: of every N blocks, compute one again in backward; 1: all (default: none)")
+      ->transform(kNotNegative)
+      ->type_name("N")
+      ->group(kTraining);
   command.add_option("--lr", options.lr, "learning rate: the largest one of the schedule; overrides the configuration")
       ->check(real_number(0, 1e6))
       ->type_name("X")

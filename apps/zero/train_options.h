@@ -22,6 +22,7 @@ struct TrainOptions {
   // The model.
   std::string preset = "gpt-11m";
   std::optional<std::int64_t> layers, dim, heads, seq;
+  std::optional<std::int64_t> recompute;  ///< of so many blocks one; 0: none
   // How to train it.
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
   std::optional<int> stage;

@@ -28,9 +28,9 @@ namespace zero::app {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, restart, keep_going, max_minutes, command_line,
                                    spare_folder, data, suffixes, cache_dir, preset, layers, dim, heads, seq,
-                                   parameters_numel, config, corpus_folder, corpus_hash, train_nbytes, baseline_nats,
-                                   run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed, prompt,
-                                   sample_length, top_k, temperature, quiet)
+                                   recompute_every, parameters_numel, config, corpus_folder, corpus_hash, train_nbytes,
+                                   baseline_nats, run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed,
+                                   prompt, sample_length, top_k, temperature, quiet)
 
 namespace {
 
@@ -97,6 +97,7 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
   plan.restart = options.restart;
   plan.keep_going = options.keep_going;
   plan.max_minutes = options.max_minutes;
+  plan.recompute_every = options.recompute.value_or(plan.recompute_every);
   if (options.spare_dir.empty()) return;
   plan.spare_folder = std::filesystem::absolute(options.spare_dir).string();
   std::error_code error;
@@ -198,6 +199,7 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     json.emplace("restart", false);
     json.emplace("keep_going", false);
     json.emplace("max_minutes", 0.0);
+    json.emplace("recompute_every", 0);
     json.emplace("command_line", "");
     json.emplace("spare_folder", "");
     json.emplace("suffixes", nlohmann::json::array());
@@ -228,6 +230,7 @@ GPTOptions gpt_options(const TrainPlan& plan) {
   model.dim = plan.dim;
   model.heads = plan.heads;
   model.seq = plan.seq;
+  model.recompute_every = plan.recompute_every;
   return model;
 }
 
@@ -248,6 +251,7 @@ TrainPlan choose_model(const TrainOptions& options) {
   plan.heads = model.heads;
   plan.seq = model.seq;
   plan.parameters_numel = gpt_numel(model);
+  plan.recompute_every = options.recompute.value_or(0);
   return plan;
 }
 

@@ -14,6 +14,7 @@ struct TrainPlan {
   int ranks = 0;
   std::string preset;
   std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
+  std::int64_t recompute_every = 0;  ///< as GPTOptions
   std::int64_t parameters_numel = 0;
   std::string config;                 ///< resolved, as JSON
   std::string data, cache_dir;        ///< as given, absolute; empty: see choose_corpus()

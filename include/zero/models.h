@@ -26,6 +26,8 @@ struct GPTOptions {
   double dropout = 0;
   /// The head shares the weight of the token embedding; there is no head.weight then.
   bool tied = false;
+  /// In training mode, every so many blocks one is run by zero::recompute(): 1: all of them, 0: none. The same bits.
+  std::int64_t recompute_every = 0;
 };
 
 /// Options of a preset: "gpt-tiny" (0.1M parameters), "gpt-2m", "gpt-11m" (10.9M), "gpt-10m" (14M), "gpt-25m",

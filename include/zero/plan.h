@@ -105,13 +105,14 @@ struct Transformer {
   std::int64_t head_dim = 0;  ///< 0: dim / heads
   std::int64_t mlp_dim = 0;   ///< 0: 4 * dim
   std::int64_t vocab = 256;
-  std::int64_t seq = 64;        ///< tokens of a sample
-  std::int64_t positions = 0;   ///< kGpt: learnt positions; 0: seq
-  bool tied = false;            ///< the head is the token embedding
-  bool qkv_bias = false;        ///< kLlama: query, key and value have biases
-  bool dropout = false;         ///< after embedding, attention and MLP; its masks are kept for backward
-  bool fused_attention = true;  ///< false: the [seq, seq] scores of every head are kept for backward
-  bool checkpointing = false;   ///< keep a layer's input only and recompute the layer in backward
+  std::int64_t seq = 64;              ///< tokens of a sample
+  std::int64_t positions = 0;         ///< kGpt: learnt positions; 0: seq
+  bool tied = false;                  ///< the head is the token embedding
+  bool qkv_bias = false;              ///< kLlama: query, key and value have biases
+  bool dropout = false;               ///< after embedding, attention and MLP; its masks are kept for backward
+  bool fused_attention = true;        ///< false: the [seq, seq] scores of every head are kept for backward
+  bool checkpointing = false;         ///< keep a layer's input only and recompute the layer in backward
+  std::int64_t checkpoint_every = 1;  ///< with checkpointing: of so many layers one
 };
 
 struct ModelShape {

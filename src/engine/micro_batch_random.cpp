@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "engine/random_state.h"
+#include "intercept/random_replay.h"
 
 namespace zero::engine {
 namespace {
@@ -82,6 +83,7 @@ void MicroBatchRandom::begin(std::uint64_t seed) {
     seed_ = seed;
   }
   g_running = this;
+  intercept::random_stream_has_begun();
 }
 
 void MicroBatchRandom::interrupt() {

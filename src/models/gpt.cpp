@@ -15,6 +15,7 @@
 #include "models/layers.h"
 #include "zero/errors.h"
 #include "zero/models.h"
+#include "zero/recompute.h"
 
 namespace zero {
 namespace {
@@ -26,6 +27,9 @@ void check_options(const GPTOptions& o) {
   }
   if (o.dim % o.heads != 0) {
     throw ConfigError(fmt::format("GPT: dim {} is not a multiple of heads {}; change one of them", o.dim, o.heads));
+  }
+  if (o.recompute_every < 0) {
+    throw ConfigError(fmt::format("GPT: recompute_every: got {}, want 0 or more", o.recompute_every));
   }
   if (!(o.dropout >= 0 && o.dropout < 1)) {
     throw ConfigError(fmt::format("GPT: dropout: got {}, want at least 0 and below 1", o.dropout));
@@ -114,7 +118,10 @@ at::Tensor GPTImpl::forward(const at::Tensor& tokens) {
   const at::Tensor positions = at::arange(tokens.size(1), tokens.options());
   const at::Tensor places = wpe_->forward(positions);  // first: what an expression leaves open is settled here
   at::Tensor x = drop(wte_->forward(tokens) + places, options.dropout, is_training());
-  for (const auto& block : blocks_) x = block->forward(x);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const bool again = options.recompute_every > 0 && i % static_cast<std::size_t>(options.recompute_every) == 0;
+    x = again && is_training() ? recompute(blocks_[i], x) : blocks_[i]->forward(x);
+  }
   x = lnf_->forward(x);
   return head_ ? head_->forward(x) : at::linear(x, wte_->weight);
 }

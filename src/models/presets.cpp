@@ -61,6 +61,8 @@ plan::ModelShape gpt_shape(const GPTOptions& options, const std::string& name) {
   sizes.seq = options.seq;
   sizes.tied = options.tied;
   sizes.dropout = options.dropout > 0;
+  sizes.checkpointing = options.recompute_every > 0;
+  if (sizes.checkpointing) sizes.checkpoint_every = options.recompute_every;
   sizes.fused_attention = !sizes.dropout;  // libtorch's fused kernel for the CPU knows no dropout
   return plan::transformer(sizes, name);
 }

@@ -78,7 +78,8 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, DTyp
   const Sizes s(t, static_cast<double>(micro_batch), param_dtype);
   const double layers = static_cast<double>(t.layers), layer = layer_nbytes(t, s);
   const double input = s.tokens * s.dim * s.element;
-  const double kept = t.checkpointing ? layers * input : layers * layer;
+  const double recomputed = t.checkpointing ? std::ceil(layers / static_cast<double>(t.checkpoint_every)) : 0;
+  const double kept = recomputed * input + (layers - recomputed) * layer;
   const double again = t.checkpointing ? layer - input : 0;  // the layer that is recomputed
   const double stored = kept + head_nbytes(t, s);
   const double layer_backward = again + mlp_backward_nbytes(t, s);

@@ -1,0 +1,168 @@
+#pragma once
+// Activation checkpointing: part of a forward whose intermediate results are not kept, but computed again in backward.
+//
+//   for (auto& block : blocks) x = zero::recompute(block, x);
+//
+// docs/recompute.md explains it.
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace zero {
+
+struct RecomputeOptions {
+  /// Compares the second run's outputs with the first's, bit for bit, on the CPU: ModelError where they differ. False:
+  /// for functions whose results may differ from run to run; then gradients are those of the second run.
+  bool compare = true;
+  /// Gives the second run the random numbers of the first, so that dropout drops the same elements.
+  bool preserve_random = true;
+};
+
+namespace detail {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// A function of tensors to tensors, and what it is to the user.
+struct Recomputable {
+  std::function<Tensors(const Tensors&)> run;
+  Tensors buffers = {};  ///< the module's: a second run leaves them as they were
+  RecomputeOptions options = {};
+};
+
+/// The outputs of `what.run(inputs)`, as described at recompute().
+Tensors recompute_tensors(Recomputable what, Tensors inputs);
+
+// What of an argument or a result is a tensor.
+template <class T>
+struct TensorsOf {  // none
+  static void take(const T&, Tensors&) {}
+  static T give(const T& value, const Tensors&, std::size_t&) { return value; }
+};
+template <>
+struct TensorsOf<at::Tensor> {
+  static void take(const at::Tensor& value, Tensors& all) { all.push_back(value); }
+  static at::Tensor give(const at::Tensor&, const Tensors& all, std::size_t& next) { return all[next++]; }
+};
+template <>
+struct TensorsOf<std::optional<at::Tensor>> {
+  using T = std::optional<at::Tensor>;
+  static void take(const T& value, Tensors& all) {
+    if (value) all.push_back(*value);
+  }
+  static T give(const T& value, const Tensors& all, std::size_t& next) { return value ? T(all[next++]) : T(); }
+};
+template <class E>
+struct TensorsOf<std::vector<E>> {
+  static void take(const std::vector<E>& value, Tensors& all) {
+    for (const auto& element : value) TensorsOf<E>::take(element, all);
+  }
+  static std::vector<E> give(const std::vector<E>& value, const Tensors& all, std::size_t& next) {
+    std::vector<E> result;
+    result.reserve(value.size());
+    for (const auto& element : value) result.push_back(TensorsOf<E>::give(element, all, next));
+    return result;
+  }
+};
+template <class A, class B>
+struct TensorsOf<std::pair<A, B>> {
+  static void take(const std::pair<A, B>& value, Tensors& all) {
+    TensorsOf<A>::take(value.first, all);
+    TensorsOf<B>::take(value.second, all);
+  }
+  static std::pair<A, B> give(const std::pair<A, B>& value, const Tensors& all, std::size_t& next) {
+    A first = TensorsOf<A>::give(value.first, all, next);
+    return {std::move(first), TensorsOf<B>::give(value.second, all, next)};
+  }
+};
+template <class... E>
+struct TensorsOf<std::tuple<E...>> {
+  static void take(const std::tuple<E...>& value, Tensors& all) {
+    std::apply([&](const E&... element) { (TensorsOf<E>::take(element, all), ...); }, value);
+  }
+  static std::tuple<E...> give(const std::tuple<E...>& value, const Tensors& all, std::size_t& next) {
+    return std::apply(  // braces: from left to right
+        [&](const E&... element) { return std::tuple<E...>{TensorsOf<E>::give(element, all, next)...}; }, value);
+  }
+};
+
+/// `value` with undefined tensors in the places of its own, of which there are `count`.
+template <class T>
+T without_tensors(const T& value, std::size_t count) {
+  std::size_t next = 0;
+  return TensorsOf<T>::give(value, Tensors(count), next);
+}
+
+template <class F, class... Inputs>
+concept HasForward = requires(F& f, Inputs&... inputs) {
+  f->forward(inputs...);
+  f->buffers();
+};
+
+template <class F, class... Inputs>
+decltype(auto) call(F& f, Inputs&... inputs) {
+  if constexpr (HasForward<F, Inputs...>) {
+    return f->forward(inputs...);
+  } else {
+    return f(inputs...);
+  }
+}
+
+}  // namespace detail
+
+/// Calls `f(inputs...)`, or the forward of `f` where that is a module (a holder or a pointer), and keeps only the
+/// inputs for backward, which runs it again. Inputs and results: tensors, optional tensors, vectors, pairs and tuples
+/// of them; other inputs are passed on as they are and copied. `f` and its copies must stay valid until backward: a
+/// lambda captures by value what goes out of scope.
+///
+/// Gradients are those of a plain call, also of parameters and other tensors that `f` has captured, with hooks, several
+/// backwards, and calls inside one another. The first run's intermediate results live until it returns, so that they
+/// are there of one part at a time. Parameters of an engine are gathered for the second run as for any other use. The
+/// second run gets the random numbers, autocast settings and inputs of the first; a module's buffers are left as the
+/// first run has made them. Without gradients on this is a plain call.
+///
+/// Backward throws ModelError where the second run is another one: other results (a captured value or a training flag
+/// has changed), another path, inputs that were changed in place since. Throws ModelError as well when `f` changes an
+/// input in place. Gradients of gradients (create_graph) are refused. Local, but where parameters are gathered: then
+/// *collective* as a forward is, and once more in backward.
+template <class F, class... Inputs>
+auto recompute_with(const RecomputeOptions& options, F f, Inputs... inputs) {
+  using Given = std::tuple<Inputs...>;
+  using Result = std::decay_t<decltype(detail::call(f, inputs...))>;
+  static_assert(std::copy_constructible<F>, "zero::recompute: backward calls f again: it must be copyable");
+  static_assert(!std::is_void_v<Result>, "zero::recompute: f must return what it has computed");
+  const Given given(std::move(inputs)...);
+  detail::Tensors tensors;
+  detail::TensorsOf<Given>::take(given, tensors);
+  detail::Recomputable what{.options = options};
+  if constexpr (detail::HasForward<F, Inputs...>) what.buffers = f->buffers();
+  auto result = std::make_shared<std::optional<Result>>();  // what of it is no tensor comes from the first run
+  what.run = [f, others = detail::without_tensors(given, tensors.size()), result](const detail::Tensors& all) mutable {
+    std::size_t next = 0;
+    Given arguments = detail::TensorsOf<Given>::give(others, all, next);
+    const Result made =
+        std::apply([&](auto&... argument) -> Result { return detail::call(f, argument...); }, arguments);
+    detail::Tensors outputs;
+    detail::TensorsOf<Result>::take(made, outputs);
+    if (result) result->emplace(detail::without_tensors(made, outputs.size()));
+    result.reset();
+    return outputs;
+  };
+  const detail::Tensors outputs = detail::recompute_tensors(std::move(what), std::move(tensors));
+  std::size_t next = 0;
+  return detail::TensorsOf<Result>::give(**result, outputs, next);
+}
+
+template <class F, class... Inputs>
+auto recompute(F f, Inputs... inputs) {
+  return recompute_with(RecomputeOptions{}, std::move(f), std::move(inputs)...);
+}
+
+}  // namespace zero

@@ -1,0 +1,164 @@
+// Promise: under an engine zero::recompute() changes memory and nothing else: the same losses, norms and weights, bit
+// for bit, at every stage, store, precision and number of ranks, with dropout, with updates in backward, with
+// backwards of the program's own, and when a micro-batch's first use of a parameter is in a part that runs twice.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "support/errors.h"
+#include "support/spawn.h"
+#include "support/temporary_folder.h"
+#include "zero/models.h"
+#include "zero/zero.h"
+
+namespace zero::testing {
+namespace {
+
+using at::Tensor;
+
+constexpr std::int64_t kSteps = 3, kBatch = 4;
+
+struct Case {
+  int ranks, stage;
+  const char* store = "auto";
+  const char* precision = "fp32";
+  bool step_in_backward = false;
+  bool own_backward = false;
+  std::string text() const {
+    return fmt::format("{} ranks, stage {}, {}, {}{}{}", ranks, stage, store, precision,
+                       step_in_backward ? ", step in backward" : "", own_backward ? ", loss.backward()" : "");
+  }
+};
+
+std::string json_of(const Case& one) {
+  const bool bf16 = one.precision == std::string("bf16"), fp16 = one.precision == std::string("fp16");
+  return fmt::format(
+      R"({{"train_batch_size": {}, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": {},
+      "bf16": {{"enabled": {}}}, "fp16": {{"enabled": {}, "initial_scale_power": 8}},
+      "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}},
+      "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 1,
+      "stage3_prefetch_bucket_size": 2000}},
+      "zerotorch": {{"store": "{}", "seed": 5, "timeout_s": 30, "step_in_backward": {}}}}})",
+      one.step_in_backward ? one.ranks : kBatch, one.step_in_backward ? "0.0" : "0.5", bf16, fp16, one.stage, one.store,
+      one.step_in_backward);
+}
+
+GPTOptions shape_of(std::int64_t recompute_every) {
+  return {
+      .layers = 3, .dim = 24, .heads = 2, .vocab = 31, .seq = 9, .dropout = 0.2, .recompute_every = recompute_every};
+}
+
+Tensor tokens_of(std::int64_t index) { return at::arange(index * 7, index * 7 + 9).remainder(31).view({1, 9}); }
+
+struct Curve {
+  std::vector<double> losses, norms;
+  Tensor weights;  ///< of all parameters, [numel]
+};
+
+void expect_same(const Curve& a, const Curve& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
+  EXPECT_TRUE(a.weights.equal(b.weights));
+}
+
+/// `whole`: the model is one part, in which the micro-batch's first use of a parameter is.
+Curve train(Group group, const Case& one, std::int64_t recompute_every, bool whole = false) {
+  at::set_num_threads(1);
+  at::manual_seed(3);
+  GPT model(shape_of(recompute_every));
+  auto engine = initialize(model, json_of(one), {.group = group});
+  Curve curve;
+  const auto loss_of = [&](const Tensor& tokens) {
+    if (!whole) return model->loss(tokens, tokens);
+    return recompute([&](const Tensor& in) { return model->loss(in, in); }, tokens);
+  };
+  while (engine.global_steps() < kSteps) {
+    const Tensor loss = loss_of(tokens_of(engine.micro_steps() * engine.world_size() + engine.rank()));
+    if (one.own_backward) {
+      engine.scale(loss).backward();
+    } else {
+      engine.backward(loss);
+    }
+    engine.step();
+    curve.losses.push_back(loss.item<double>());
+    if (!one.step_in_backward) curve.norms.push_back(engine.grad_norm());
+  }
+  std::vector<Tensor> all;
+  for (const auto& item : model->named_parameters()) all.push_back(engine.full_weight(item.key()).reshape({-1}));
+  curve.weights = at::cat(all);
+  return curve;
+}
+
+constexpr Case kCases[] = {{1, 0},
+                           {1, 3, "copying"},
+                           {2, 0, "auto", "bf16"},
+                           {2, 1},
+                           {2, 2, "auto", "fp16"},
+                           {2, 3, "copying"},
+                           {2, 3, "node_shared", "bf16"},
+                           {2, 3, "copying", "bf16", true},
+                           {1, 1, "auto", "fp32", true},
+                           {2, 3, "copying", "fp32", false, true},
+                           {2, 2, "auto", "fp16", false, true},
+                           {4, 3, "copying", "bf16"},
+                           {3, 1, "auto", "fp32", true}};
+
+TEST(RecomputeEngine, TheSameBitsAsWithout) {
+  for (const Case& one : kCases) {
+    SCOPED_TRACE(one.text());
+    expect_all_ok(spawn(one.ranks, [&](Group group) {
+      const Curve plain = train(group, one, 0);
+      expect_same(train(group, one, 1), plain);
+      expect_same(train(group, one, 2), plain);
+      expect_same(train(group, one, 0, /*whole=*/true), plain);
+      expect_same(train(group, one, 1, /*whole=*/true), plain);  // parts inside a part
+    }));
+  }
+}
+
+TEST(RecomputeEngine, LiveParametersStayBounded) {
+  expect_all_ok(spawn(2, [](Group group) {
+    const auto live = [&](std::int64_t recompute_every) {
+      GPT model(shape_of(recompute_every));
+      auto engine = initialize(model, json_of({2, 3, "copying"}), {.group = group});
+      for (int i = 0; i < 2; ++i) {
+        engine.backward(model->loss(tokens_of(i), tokens_of(i)));
+        engine.step();
+      }
+      for (const auto& kind : engine.memory_report().kinds) {
+        EXPECT_GE(kind.peak_nbytes, kind.current_nbytes);
+      }
+      return engine.memory_report().kinds[static_cast<int>(MemoryKind::kGather)].peak_nbytes;
+    };
+    const auto plain = live(0);
+    EXPECT_LE(live(1), plain);
+  }));
+}
+
+TEST(RecomputeEngine, AnErrorOfTheSecondRunLeavesTheWindow) {
+  expect_all_ok(spawn(2, [](Group group) {
+    at::set_num_threads(1);
+    at::manual_seed(3);
+    GPT model(shape_of(0));
+    auto engine = initialize(model, json_of({2, 3, "copying"}), {.group = group});
+    double factor = 1;
+    const auto loss_of = [&](const Tensor& tokens) {
+      return recompute([&](const Tensor& in) { return model->loss(in, in) * factor; }, tokens);
+    };
+    const Tensor loss = loss_of(tokens_of(0));
+    factor = 2;
+    expect_said([&] { engine.backward(loss); }, "gave other values for its output 0");
+    factor = 1;
+    engine.zero_grad();
+    for (int i = 0; i < 2; ++i) {
+      engine.backward(loss_of(tokens_of(i * 2 + engine.rank())));
+      engine.step();
+    }
+    EXPECT_EQ(engine.global_steps(), 1);
+    EXPECT_GT(engine.grad_norm(), 0);
+  }));
+}
+
+}  // namespace
+}  // namespace zero::testing

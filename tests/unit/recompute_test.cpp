@@ -1,0 +1,310 @@
+// Promise: zero::recompute() is the plain call but for memory: the same values and gradients, bit for bit, of whatever
+// a function may depend on; what would be another function in backward is an error. Without an engine;
+// tests/dist/recompute_engine_test.cpp has one.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include "support/errors.h"
+#include "zero/recompute.h"
+
+namespace zero::testing {
+namespace {
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+Tensor filled(at::IntArrayRef sizes, double phase) {
+  std::int64_t numel = 1;
+  for (const std::int64_t size : sizes) numel *= size;
+  return at::arange(numel).to(at::kFloat).mul(0.7).add(phase).sin().view(sizes);
+}
+Tensor leaf(at::IntArrayRef sizes, double phase) { return filled(sizes, phase).requires_grad_(true); }
+
+bool same(const Tensor& a, const Tensor& b) {
+  return a.defined() == b.defined() && (!a.defined() || (a.sizes() == b.sizes() && a.equal(b)));
+}
+
+/// What a program computes and the gradients of its leaves, plain and recomputed. `program(again)` makes everything
+/// anew, and returns what is to be compared.
+void expect_alike(const std::function<Tensors(bool again)>& program) {
+  const Tensors plain = program(false), recomputed = program(true);
+  ASSERT_EQ(plain.size(), recomputed.size());
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_TRUE(same(plain[i], recomputed[i])) << "value " << i << "\n" << plain[i] << "\n" << recomputed[i];
+  }
+}
+
+template <class F, class... Inputs>
+auto call(bool again, F f, Inputs... inputs) {
+  if (again) return recompute(f, inputs...);
+  return detail::call(f, inputs...);
+}
+
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(double dropout = 0) {
+    up = register_module("up", torch::nn::Linear(5, 7));
+    down = register_module("down", torch::nn::Linear(7, 5));
+    norm = register_module("norm", torch::nn::BatchNorm1d(7));
+    drop = register_module("drop", torch::nn::Dropout(dropout));
+    int i = 0;
+    const at::NoGradGuard no_grad;
+    for (auto& p : parameters()) p.copy_(filled(p.sizes(), ++i));
+  }
+  Tensor forward(const Tensor& x) { return x + drop(down(at::gelu(norm(up(x))))); }
+  torch::nn::Linear up{nullptr}, down{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::nn::Dropout drop{nullptr};
+};
+TORCH_MODULE(Block);
+
+Tensors everything_of(const Block& block) {
+  Tensors all;
+  for (const auto& p : block->parameters()) all.push_back(p.grad());
+  for (const auto& b : block->buffers()) all.push_back(b);
+  return all;
+}
+
+TEST(Recompute, BlocksWithDropoutAndRunningStatistics) {
+  expect_alike([](bool again) {
+    at::manual_seed(3);
+    Block first(0.5), second(0.5);
+    Tensor x = leaf({4, 5}, 0.3);
+    Tensor y = call(again, second, call(again, first, x * 2));
+    const Tensor after = at::rand({3});  // the program's own numbers go on where they would
+    y.pow(2).sum().backward();
+    const Tensor later = at::rand({3});
+    Tensors all = everything_of(first);
+    for (const Tensor& t : everything_of(second)) all.push_back(t);
+    all.insert(all.end(), {y, x.grad(), after, later});
+    return all;
+  });
+}
+
+TEST(Recompute, InputsAndResultsOfEveryKind) {
+  using Several = std::vector<Tensor>;
+  expect_alike([](bool again) {
+    Tensor a = leaf({3, 4}, 0.1), b = leaf({3, 4}, 0.2), c = leaf({4}, 0.3), d = leaf({4}, 0.4);
+    const Tensor mask = at::arange(12).view({3, 4}).remainder(2).to(at::kBool), index = at::tensor({2, 0}, at::kLong);
+    const auto f = [](const Tensor& x, std::optional<Tensor> bias, std::optional<Tensor> none, Several more, Tensor m,
+                      Tensor i, double scale, const std::string& word) {
+      EXPECT_FALSE(none.has_value());
+      EXPECT_EQ(word, "word");
+      const Tensor y = at::where(m, x * scale, x.exp()) + *bias;
+      return std::make_tuple(y.index_select(0, i), Several{y * more[0], y.sum(1) + more[1].sum()}, y.argmax(1), 7,
+                             std::optional<Tensor>(y.detach()));
+    };
+    const auto [rows, several, best, seven, detached] =
+        call(again, f, a * b, std::optional<Tensor>(c * 1), std::optional<Tensor>(), Several{b, d * 3}, mask, index,
+             0.5, std::string("word"));
+    EXPECT_EQ(seven, 7);
+    EXPECT_FALSE(best.requires_grad());
+    EXPECT_FALSE(detached->requires_grad());
+    (rows.sum() + several[0].pow(2).sum() + several[1].prod()).backward();
+    return Tensors{rows, several[0], several[1], best, *detached, a.grad(), b.grad(), c.grad(), d.grad()};
+  });
+}
+
+TEST(Recompute, WhatIsCapturedGetsItsGradient) {
+  expect_alike([](bool again) {
+    Tensor weight = leaf({4, 4}, 0.1), x = leaf({2, 4}, 0.2), frozen = filled({4, 4}, 0.5);
+    Tensor shared = (weight * 2).tanh();  // of before, with a graph, and used outside as well
+    int weight_hooks = 0, shared_hooks = 0;
+    weight.register_hook([&](const Tensor& g) {
+      ++weight_hooks;
+      return g * 3;
+    });
+    shared.register_hook([&](const Tensor& g) {
+      ++shared_hooks;
+      return g + 1;
+    });
+    shared.retain_grad();
+    const auto f = [=](const Tensor& in) { return at::sigmoid(in.matmul(shared).matmul(frozen) + in.matmul(weight)); };
+    Tensor y = call(again, f, call(again, f, x * 1));
+    (y.sum() + shared.sum() + weight.pow(2).sum()).backward();
+    EXPECT_EQ(weight_hooks, 1);
+    EXPECT_EQ(shared_hooks, 1);
+    return Tensors{y, weight.grad(), shared.grad(), x.grad()};
+  });
+}
+
+TEST(Recompute, InsideOneAnother) {
+  expect_alike([](bool again) {
+    at::manual_seed(5);
+    Block a(0.3), b(0.3), c(0.3);
+    Tensor x = leaf({4, 5}, 0.3);
+    const auto inner = [=](const Tensor& in) { return call(again, c, call(again, b, in)); };
+    const auto outer = [=](const Tensor& in) { return call(again, inner, call(again, a, in)) * 2; };
+    Tensor y = call(again, outer, x * 1);
+    y.pow(2).mean().backward();
+    Tensors all{y, x.grad()};
+    for (const auto& block : {a, b, c}) {
+      for (const auto& p : block->parameters()) all.push_back(p.grad());
+    }
+    return all;
+  });
+}
+
+TEST(Recompute, SeveralBackwardsAndOutputsThatNobodyUses) {
+  expect_alike([](bool again) {
+    Tensor w = leaf({4, 4}, 0.1), x = leaf({2, 4}, 0.2);
+    const auto f = [=](const Tensor& in) {
+      const Tensor h = in.matmul(w);
+      return std::make_pair(h.tanh(), h.exp());
+    };
+    const auto [used, unused] = call(again, f, x * 1);
+    used.sum().backward({}, /*retain_graph=*/true);
+    used.pow(2).sum().backward();
+    const auto [first, second] = call(again, f, x * 1);
+    first.sum().backward({}, true);
+    second.sum().backward();
+    const auto by_grad = torch::autograd::grad({call(again, f, x * 1).second.sum()}, {w});
+    return Tensors{w.grad(), x.grad(), by_grad[0]};
+  });
+}
+
+TEST(Recompute, ResultsThatAreInputs) {
+  expect_alike([](bool again) {
+    Tensor w = leaf({4}, 0.1), x = leaf({4}, 0.2);
+    const auto f = [=](const Tensor& in) { return std::make_tuple(in, w, in.view({2, 2}), in * w); };
+    const Tensor given = x * 2;
+    auto [same_input, same_weight, view, product] = call(again, f, given);
+    const Tensor sum = same_input.sum() + same_weight.pow(2).sum() + view.pow(3).sum() + product.sum();
+    sum.backward();
+    return Tensors{sum, w.grad(), x.grad(), same_input, same_weight};
+  });
+}
+
+TEST(Recompute, WithoutGradientsItIsAPlainCall) {
+  int calls = 0;
+  const auto f = [&](const Tensor& in) {
+    ++calls;
+    return in * 2;
+  };
+  Tensor w = leaf({3}, 0.1);
+  {
+    const at::NoGradGuard no_grad;
+    EXPECT_FALSE(recompute(f, w).requires_grad());
+  }
+  EXPECT_FALSE(recompute(f, filled({3}, 0.2)).requires_grad());
+  EXPECT_EQ(calls, 2);
+  recompute(f, w).sum().backward();
+  EXPECT_EQ(calls, 4);
+}
+
+TEST(Recompute, AnotherFunctionInBackwardIsAnError) {
+  Tensor w = leaf({4}, 0.1), other = leaf({4}, 0.2);
+  double factor = 2;
+  int calls = 0;
+  const auto fails = [&](const char* words, const std::function<Tensor(const Tensor&)>& f,
+                         const std::function<void()>& meanwhile) {
+    SCOPED_TRACE(words);
+    const Tensor y = recompute(f, w * 1);
+    meanwhile();
+    expect_said([&] { y.sum().backward(); }, words);
+  };
+  fails(
+      "gave other values for its output 0", [&](const Tensor& x) { return x * factor; }, [&] { factor = 3; });
+  fails(
+      "ran other operators", [&](const Tensor& x) { return calls++ % 2 ? x * 2 : x + x; }, [] {});
+  calls = 0;
+  fails(
+      "used a parameter that it did not use in forward",
+      [&](const Tensor& x) { return calls++ % 2 ? x + other * 0 : x + w * 0; }, [] {});
+  fails(
+      "was changed in place between forward and backward", [&](const Tensor& x) { return x * other; },
+      [&] {
+        const at::NoGradGuard no_grad;
+        other.add_(1);
+      });
+  {
+    const Tensor x = w * 1;
+    expect_said([&] { recompute([&](Tensor in) { return in.mul_(2) * w; }, filled({4}, 0.1)); },
+                "changes its input 0 in place");
+    EXPECT_THROW(recompute([](Tensor in) { return in.mul_(2); }, x), c10::Error);
+    const Tensor y = recompute([](const Tensor& in) { return in.sin(); }, x);
+    const at::NoGradGuard no_grad;
+    x.add_(1);
+    EXPECT_THROW(y.sum().backward(), c10::Error);  // as for any tensor that autograd has kept
+  }
+  {
+    const Tensor y = recompute([](const Tensor& in) { return in.pow(3); }, w * 1);
+    expect_said([&] { torch::autograd::grad({y.sum()}, {w}, {}, /*retain_graph=*/true, /*create_graph=*/true); },
+                "gradients of gradients (create_graph) are not built");
+  }
+  // By wish, what differs from run to run: gradients are those of the second run.
+  factor = 2;
+  const Tensor y = recompute_with(
+      {.compare = false}, [&](const Tensor& x) { return x * factor; }, w * 1);
+  factor = 5;
+  w.mutable_grad().reset();
+  y.sum().backward();
+  EXPECT_TRUE(same(w.grad(), at::full({4}, 5.0)));
+}
+
+TEST(Recompute, AnExceptionInBackwardLeavesEverythingInPlace) {
+  Tensor w = leaf({4}, 0.1);
+  int hooks = 0;
+  w.register_hook([&](const Tensor&) { ++hooks; });
+  bool fails = false;
+  const auto f = [&](const Tensor& x) {
+    if (fails) throw std::runtime_error("of the function");
+    return (x * w).sin();
+  };
+  const at::Tensor state = at::globalContext().defaultGenerator(c10::kCPU).get_state();
+  Tensor y = recompute(f, w * 1);
+  fails = true;
+  EXPECT_THROW(y.sum().backward({}, /*retain_graph=*/true), std::runtime_error);
+  fails = false;
+  y.sum().backward();
+  EXPECT_EQ(hooks, 1);
+  EXPECT_TRUE(at::globalContext().defaultGenerator(c10::kCPU).get_state().equal(state));
+}
+
+/// Bytes that libtorch's allocator has given out.
+class Allocated : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
+    now += size;
+    peak = std::max(peak, now);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  std::int64_t now = 0, peak = 0;
+};
+
+TEST(Recompute, KeepsTheInputsOfAPartOnly) {
+  constexpr std::int64_t kRows = 512, kParts = 6;
+  const auto run = [&](bool again) {
+    auto allocated = std::make_shared<Allocated>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, allocated);
+    Tensor x = at::zeros({kRows, 64}).requires_grad_(true);
+    const auto f = [](const Tensor& in) {
+      Tensor y = in;
+      for (int i = 0; i < 10; ++i) y = y.sin() * y.cos();
+      return y;
+    };
+    Tensor y = x * 1;
+    for (int i = 0; i < kParts; ++i) y = call(again, f, y);
+    const std::int64_t kept = allocated->now;
+    allocated->peak = 0;
+    y.sum().backward();
+    return std::pair(kept, allocated->peak);
+  };
+  const std::int64_t one = kRows * 64 * 4;
+  const auto [kept, peak] = run(true);
+  const auto [kept_plain, peak_plain] = run(false);
+  EXPECT_GT(kept_plain, kParts * 20 * one);
+  EXPECT_LT(kept, (kParts + 4) * one);
+  EXPECT_LT(peak, (kParts + 40) * one);  // one part with its gradients beside the inputs of all
+  EXPECT_GT(peak_plain, 2 * peak);
+}
+
+}  // namespace
+}  // namespace zero::testing
