@@ -6,13 +6,18 @@
 #include <cctype>
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "config_convert.h"
 #include "config_text.h"
 #include "console.h"
 #include "number_check.h"
+#include "text_format.h"
+#include "train_config.h"
+#include "train_plan.h"
 #include "zero/config.h"
 #include "zero/errors.h"
 
@@ -24,6 +29,8 @@ struct Arguments {
   int ranks = 1;
   std::optional<std::int64_t> steps;
   bool json = false;
+  TrainerArguments trainer;
+  TrainOptions starter;
 };
 
 int check(const Arguments& arguments) {
@@ -36,9 +43,38 @@ int check(const Arguments& arguments) {
     checked.resolved.resolve_batch(arguments.ranks);
   } catch (const ConfigError& error) {
     fmt::print(stderr, "{}{}\n", source, error.what());
+    if (std::string_view(error.what()).find("\"auto\" is filled in") != std::string_view::npos)
+      fmt::print(stderr, "{} config convert {} fills them in\n", program_name(), for_shell(arguments.file));
     return 1;
   }
   Console(true).print(arguments.json ? checked.resolved.to_json() : config_text(checked));
+  return 0;
+}
+
+int convert(const Arguments& arguments) {
+  std::ifstream file(arguments.file);
+  if (!file) throw IoError(fmt::format("{}: cannot be read", arguments.file));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  TrainerArguments given = arguments.trainer;
+  given.steps = arguments.steps;
+  const Converted converted = convert_trainer_json(text, arguments.file, given);
+  for (const std::string& decision : converted.decisions) fmt::print(stderr, "{}\n", decision);
+  Console(true).print(converted.json + "\n");
+  try {
+    Config config = Config::from_text(converted.json, "what became of it");
+    config.resolve_batch(arguments.ranks);
+  } catch (const ConfigError& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+  return 0;
+}
+
+int init(const Arguments& arguments) {
+  const TrainOptions& options = arguments.starter;
+  const std::int64_t dim = choose_model(options).dim;
+  make_config(options, dim, arguments.ranks);  // checks
+  Console(true).print(builtin_config(options, dim, arguments.ranks) + "\n");
   return 0;
 }
 
@@ -62,11 +98,60 @@ int keys(const Arguments& arguments) {
   return 0;
 }
 
+void add_convert(CLI::App& command, const std::shared_ptr<Arguments>& arguments, int& exit_code) {
+  CLI::App* converting = command.add_subcommand(
+      "convert", "fill in the \"auto\" values of a JSON for Hugging Face's Trainer; decisions go to standard error");
+  TrainerArguments& trainer = arguments->trainer;
+  const auto number = [&](const char* name, std::optional<std::int64_t>& to, const char* help) {
+    converting->add_option(name, to, help)->transform(whole_number(1))->type_name("N");
+  };
+  const auto real = [&](const char* name, std::optional<double>& to, const char* help) {
+    converting->add_option(name, to, help)->check(real_number(0, 1e6))->type_name("X");
+  };
+  converting->add_option("file", arguments->file, "DeepSpeed JSON")->required();
+  converting->add_option("-n,--ranks", arguments->ranks, "ranks in all")->transform(whole_number(1, 1'000'000));
+  number("--steps", arguments->steps, "optimizer steps, for schedules that end");
+  number("--micro-batch", trainer.micro_batch, "samples that each rank takes at a time (default 8)");
+  number("--accumulation", trainer.accumulation, "micro-batches a step (default 1)");
+  number("--warmup-steps", trainer.warmup_steps, "steps of warm-up (default 2)");
+  number("--hidden-size", trainer.hidden_size, "the model's, for sizes of buckets (default: chosen here)");
+  real("--lr", trainer.lr, "learning rate (default 5e-5)");
+  real("--weight-decay", trainer.weight_decay, "weight decay (default 0)");
+  real("--clipping", trainer.clipping, "gradient clipping (default 1)");
+  converting->add_option("--dtype", trainer.dtype, "of parameters and activations (default fp32)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->type_name("fp32|bf16|fp16");
+  converting->callback([arguments, &exit_code] { exit_code = convert(*arguments); });
+}
+
+void add_init(CLI::App& command, const std::shared_ptr<Arguments>& arguments, int& exit_code) {
+  CLI::App* starting = command.add_subcommand("init", "print a configuration to begin with, that of `zero train`");
+  TrainOptions& options = arguments->starter;
+  starting->add_option("-n,--ranks", arguments->ranks, "ranks in all")->transform(whole_number(1, 1'000'000));
+  starting->add_option("--stage", options.stage, "ZeRO stage, 0 to 3 (default 3)")
+      ->transform(whole_number(0, 3))
+      ->type_name("N");
+  starting->add_option("--steps", options.steps, "optimizer steps, for the schedule (default 220)")
+      ->transform(whole_number(1))
+      ->type_name("N");
+  starting->add_option("--lr", options.lr, "the largest learning rate")->check(real_number(0, 1e6))->type_name("X");
+  starting->add_option("--batch-size", options.batch_size, "samples of an optimizer step, over all ranks")
+      ->transform(whole_number(1))
+      ->type_name("N");
+  starting->add_option("--micro-batch", options.micro_batch, "samples that each rank takes at a time")
+      ->transform(whole_number(1))
+      ->type_name("N");
+  starting->add_option("--dtype", options.dtype, "of parameters and activations (default bf16)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->type_name("fp32|bf16|fp16");
+  starting->callback([arguments, &exit_code] { exit_code = init(*arguments); });
+}
+
 }  // namespace
 
 void add_config_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("config", "check a DeepSpeed JSON, and list its keys");
+  CLI::App* command = app.add_subcommand("config", "check, convert or begin a DeepSpeed JSON, and list its keys");
   command->require_subcommand(1);
   CLI::App* checking = command->add_subcommand(
       "check", "what a file means here, or everything that is wrong with it; exit code 1 when it would not run");
@@ -78,6 +163,8 @@ void add_config_command(CLI::App& app, int& exit_code) {
       ->transform(whole_number(1, 1'000'000'000'000));
   checking->add_flag("--json", arguments->json, "print the configuration with its defaults, as a DeepSpeed JSON");
   checking->callback([arguments, &exit_code] { exit_code = check(*arguments); });
+  add_convert(*command, arguments, exit_code);
+  add_init(*command, arguments, exit_code);
   CLI::App* listing = command->add_subcommand("keys", "every key with what becomes of it, one a line");
   listing->add_option("pattern", arguments->pattern, "only those with this in their name, in any case");
   listing->callback([arguments, &exit_code] { exit_code = keys(*arguments); });

@@ -37,8 +37,10 @@ RandomRecording::RandomRecording(std::vector<c10::Device> devices)
 
 RandomRecording::~RandomRecording() { t_recording = outer_; }
 
-RandomReplay::RandomReplay(const RandomState& recorded, std::vector<c10::Device> devices)
+RandomReplay::RandomReplay(const RandomState& recorded, const std::vector<at::Tensor>& scopes,
+                           std::vector<c10::Device> devices)
     : recorded_(recorded),
+      scopes_(scopes),
       devices_(std::move(devices)),
       outside_(RandomState::take(devices_)),
       outer_(std::exchange(t_replay, this)) {
@@ -56,6 +58,14 @@ void random_stream_has_begun() {
   // Nobody has drawn from it yet. Those further out go on from here as well.
   for (RandomReplay* one = t_replay; one; one = one->outer_) one->outside_ = RandomState::take(one->devices_);
   t_replay->recorded_.give();
+}
+
+bool begin_random_scope(at::Tensor& state) {
+  const bool again = t_replay != nullptr;
+  // One scope more than the first time is another run, which its results tell.
+  if (again && t_replay->next_scope_ < t_replay->scopes_.size()) state = t_replay->scopes_[t_replay->next_scope_++];
+  for (RandomRecording* one = t_recording; one; one = one->outer_) one->scopes_.push_back(state);
+  return again;
 }
 
 }  // namespace zero::intercept

@@ -28,25 +28,32 @@ class RandomRecording {
   RandomRecording& operator=(const RandomRecording&) = delete;
 
   const RandomState& state() const { return state_; }
+  /// What begin_random_scope() was given meanwhile, in order.
+  std::vector<at::Tensor> take_scopes() { return std::move(scopes_); }
 
  private:
   friend void random_stream_has_begun();
+  friend bool begin_random_scope(at::Tensor& state);
   std::vector<c10::Device> devices_;
   RandomState state_;
+  std::vector<at::Tensor> scopes_;
   RandomRecording* outer_;
 };
 
 /// While alive, random numbers are those of a recording, and afterwards go on where they were.
 class RandomReplay {
  public:
-  RandomReplay(const RandomState& recorded, std::vector<c10::Device> devices);
+  RandomReplay(const RandomState& recorded, const std::vector<at::Tensor>& scopes, std::vector<c10::Device> devices);
   ~RandomReplay();
   RandomReplay(const RandomReplay&) = delete;
   RandomReplay& operator=(const RandomReplay&) = delete;
 
  private:
   friend void random_stream_has_begun();
+  friend bool begin_random_scope(at::Tensor& state);
   const RandomState& recorded_;
+  const std::vector<at::Tensor>& scopes_;
+  std::size_t next_scope_ = 0;
   std::vector<c10::Device> devices_;
   RandomState outside_;
   RandomReplay* outer_;
@@ -54,5 +61,9 @@ class RandomReplay {
 
 /// To be called when the generators were switched to another stream, on the thread that has done it.
 void random_stream_has_begun();
+
+/// A scope in which numbers come from another stream of the CPU's generator, which stands at `state`. True while a part
+/// runs again: `state` is then where the scope stood the first time, and the stream does not go on from there.
+bool begin_random_scope(at::Tensor& state);
 
 }  // namespace zero::intercept

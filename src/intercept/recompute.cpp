@@ -193,7 +193,7 @@ class Segment : public torch::CustomClassHolder {
       std::optional<RandomRecording> recording;
       if (what_.options.preserve_random) recording.emplace(devices_);
       outputs = what_.run(arguments);
-      if (recording) random_ = recording->state();
+      if (recording) random_ = recording->state(), scopes_ = recording->take_scopes();
     }
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (version_of(inputs_[i]) == versions[i]) continue;
@@ -315,7 +315,7 @@ class Segment : public torch::CustomClassHolder {
   Tensors run_again(const Tensors& arguments) {
     const Kept buffers(what_.buffers);
     std::optional<RandomReplay> random;
-    if (!random_.empty()) random.emplace(random_, devices_);
+    if (!random_.empty()) random.emplace(random_, scopes_, devices_);
     Tensors outputs = what_.run(arguments);
     if (outputs.size() != is_differentiable_.size()) {
       is_another_run(fmt::format("returned {} tensors, and {} in forward", outputs.size(), is_differentiable_.size()));
@@ -348,6 +348,7 @@ class Segment : public torch::CustomClassHolder {
   std::vector<c10::Device> devices_;
   at::ThreadLocalState state_;
   RandomState random_;
+  std::vector<at::Tensor> scopes_;      ///< of random numbers of their own
   std::vector<std::size_t> cut_;        ///< inputs that have a graph
   edge_list boundary_;                  ///< out of the function, but for those inputs
   std::vector<std::int64_t> versions_;  ///< of its leaves

@@ -150,5 +150,49 @@ says "old name of zero_optimization.stage3_gather_16bit_weights_on_model_save"
 config 1 keys no_such_key
 complains "no key has 'no_such_key' in its name"
 
+# ---- init: a file to begin with ----
+config 0 init -n 4 --stage 2 --lr 1e-3 --batch-size 32 --micro-batch 2 --dtype fp32 --steps 1000
+cp out begin.json
+config 0 check begin.json -n 4
+says "32 samples a step = micro-batch 2 x accumulation 4 x 4 ranks"
+grep -q '"stage": 2' begin.json || fail "init: stage"
+config 2 init --stage 7
+
+# ---- convert: what Hugging Face's trainer fills in ----
+cat > hf.json <<'END'
+{  // the usual file
+  "fp16": {"enabled": "auto", "loss_scale": 0}, "bf16": {"enabled": "auto"},
+  "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+  "scheduler": {"type": "WarmupDecayLR", "params":
+    {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}},
+  "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto", "overlap_comm": true},
+  "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "train_batch_size": "auto",
+  "train_micro_batch_size_per_gpu": "auto",}
+END
+config 1 check hf.json
+complains "config convert hf.json fills them in"
+config 2 convert hf.json -n 2
+complains "scheduler.params.total_num_steps: the trainer fills in the steps of its run: give --steps N"
+config 0 convert hf.json -n 2 --steps 500 --dtype bf16 --lr 2e-5 --accumulation 4 --hidden-size 100
+cp out converted.json
+complains 'optimizer.params.lr: 2e-05 (--lr)'
+complains 'train_micro_batch_size_per_gpu: 8 (the trainer'
+complains 'train_batch_size: removed'
+expect "lines of decisions" "$(wc -l < err)" 17
+grep -q auto converted.json && fail "convert leaves an auto: $(cat converted.json)"
+config 0 check converted.json -n 2
+says "64 samples a step = micro-batch 8 x accumulation 4 x 2 ranks"
+converted() { python3 -c 'import json, sys; j = json.load(open("converted.json")); print(eval(sys.argv[1]))' "$1"; }
+expect "sizes of buckets" "$(converted '[j["zero_optimization"][k] for k in ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")]')" "[10000, 9000, 1000]"
+expect "rates" "$(converted '(j["optimizer"]["params"]["lr"], j["scheduler"]["params"]["warmup_max_lr"])')" "(2e-05, 2e-05)"
+expect "precision" "$(converted '(j["bf16"]["enabled"], j["fp16"]["enabled"])')" "(True, False)"
+echo '{"zero_optimization": {"stage": 9}, "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 1}' > bad.json
+config 1 convert bad.json
+complains "zero_optimization.stage"
+echo '[1' > bad.json
+config 2 convert bad.json
+complains "bad.json:"
+
 [ "$failures" = 0 ] && echo "zero config: all well"
 exit $((failures > 0))

@@ -590,5 +590,32 @@ TEST(ModelParallel, RandomNumbersAreAlikeButInsideAScope) {
   });
 }
 
+TEST(ModelParallel, RandomNumbersOfPartsThatRunTwice) {
+  in_place({1, 2, 1}, [&](Group all) {
+    const auto norms = [&](bool again) {
+      Made made = make(all, {1, 2, 1});
+      at::manual_seed(5);
+      auto engine = initialize(made.model, json_of({1, 2, 1}), options_of(made));
+      const auto part = [&](const Tensor& in) {
+        const auto noisy = [&](const Tensor& x) {
+          const Tensor all_same = at::dropout(x, 0.3, true);
+          const ModelParallelRandom random(engine);
+          return all_same + 0.1 * OutOfParts::apply(at::dropout(IntoParts::apply(x), 0.5, true));
+        };
+        return made.model(again ? recompute(noisy, noisy(in)) : noisy(noisy(in)));
+      };
+      std::vector<double> norms;
+      for (std::int64_t i = 0; i < 2 * kMicroBatches; ++i) {
+        const Tensor out = again ? recompute(part, part(batch(i))) : part(part(batch(i)));
+        engine.backward(loss_of(out));
+        engine.step();
+        norms.push_back(engine.grad_norm());
+      }
+      return norms;
+    };
+    EXPECT_EQ(norms(true), norms(false));
+  });
+}
+
 }  // namespace
 }  // namespace zero::testing

@@ -1,0 +1,139 @@
+#include "config_convert.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "zero/errors.h"
+
+namespace zero::app {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Decision {
+  std::optional<Json> value;  ///< nothing: the key is removed
+  std::string why;
+};
+
+/// From an option, else what TrainingArguments has.
+template <class T>
+Decision from(const std::optional<T>& given, const char* option, T fallback, const char* trainers) {
+  if (given) return {Json(*given), option};
+  return {Json(fallback), fmt::format("the trainer's default of {} ({} gives another)", trainers, option)};
+}
+
+Decision precision(const TrainerArguments& given, const char* section) {
+  const bool on = given.dtype == section;
+  if (!given.dtype.empty()) return {Json(on), "--dtype"};
+  return {Json(false), fmt::format("the trainer's default of {} (--dtype {} gives another)", section, section)};
+}
+
+Decision by_hidden_size(const TrainerArguments& given, double factor, bool squared) {
+  if (!given.hidden_size) return {std::nullopt, "removed: chosen here (--hidden-size N takes the trainer's formula)"};
+  const auto size = static_cast<double>(*given.hidden_size);
+  return {Json(static_cast<std::int64_t>(factor * size * (squared ? size : 1))), "--hidden-size"};
+}
+
+Decision total_steps(const TrainerArguments& given, const std::string& path) {
+  if (given.steps) return {Json(*given.steps), "--steps"};
+  throw ConfigError(fmt::format("{}: the trainer fills in the steps of its run: give --steps N", path));
+}
+
+/// What becomes of "auto" at `path`.
+Decision decide(const std::string& path, const TrainerArguments& given) {
+  constexpr double kLr = 5e-5;
+  if (path == "train_micro_batch_size_per_gpu")
+    return from<std::int64_t>(given.micro_batch, "--micro-batch", 8, "per_device_train_batch_size");
+  if (path == "gradient_accumulation_steps")
+    return from<std::int64_t>(given.accumulation, "--accumulation", 1, "gradient_accumulation_steps");
+  if (path == "train_batch_size") return {std::nullopt, "removed: it follows from the others and the ranks"};
+  if (path == "gradient_clipping") return from(given.clipping, "--clipping", 1.0, "max_grad_norm");
+  if (path == "optimizer.params.lr" || path == "scheduler.params.warmup_max_lr")
+    return from(given.lr, "--lr", kLr, "learning_rate");
+  if (path == "optimizer.params.weight_decay") return from(given.weight_decay, "--weight-decay", 0.0, "weight_decay");
+  if (path == "optimizer.params.betas") return {Json::array({0.9, 0.999}), "the trainer's default"};
+  if (path == "optimizer.params.eps") return {Json(1e-8), "the trainer's default of adam_epsilon"};
+  if (path == "scheduler.params.warmup_min_lr") return {Json(0), "as the trainer"};
+  if (path == "scheduler.params.warmup_num_steps")
+    return from<std::int64_t>(given.warmup_steps, "--warmup-steps", 2, "warmup_steps, 0, of which DeepSpeed makes 2");
+  if (path == "scheduler.params.total_num_steps") return total_steps(given, path);
+  if (path == "bf16.enabled") return precision(given, "bf16");
+  if (path == "fp16.enabled") return precision(given, "fp16");
+  if (path == "zero_optimization.reduce_bucket_size") return by_hidden_size(given, 1, true);
+  if (path == "zero_optimization.stage3_prefetch_bucket_size") return by_hidden_size(given, 0.9, true);
+  if (path == "zero_optimization.stage3_param_persistence_threshold") return by_hidden_size(given, 10, false);
+  return {std::nullopt, "removed: the default"};
+}
+
+/// The text without comments and without commas before a closing bracket.
+std::string plain_json(const std::string& text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') {
+      const std::size_t begin = i++;
+      while (i < text.size() && text[i] != '"') i += text[i] == '\\' ? 2 : 1;
+      result.append(text, begin, i - begin + 1);
+    } else if (text.compare(i, 2, "//") == 0) {
+      i = std::min(text.find('\n', i), text.size()) - 1;
+    } else if (text.compare(i, 2, "/*") == 0) {
+      i = std::min(text.find("*/", i + 2), text.size() - 2) + 1;
+    } else {
+      if (c == '}' || c == ']') {
+        const std::size_t last = result.find_last_not_of(" \t\r\n");
+        if (last != std::string::npos && result[last] == ',') result.erase(last, 1);
+      }
+      result += c;
+    }
+  }
+  return result;
+}
+
+class Conversion {
+ public:
+  Conversion(const TrainerArguments& given, std::vector<std::string>& decisions)
+      : given_(given), decisions_(decisions) {}
+
+  void run(Json& object, const std::string& above) {
+    for (auto item = object.begin(); item != object.end();) {
+      const std::string path = above.empty() ? item.key() : above + "." + item.key();
+      if (item->is_object()) run(*item, path);
+      if (*item != "auto" || path == "pipeline.stages" || path.starts_with("zerotorch.")) {
+        ++item;
+        continue;
+      }
+      const Decision decision = decide(path, given_);
+      if (decision.value) {
+        decisions_.push_back(fmt::format("{}: {} ({})", path, decision.value->dump(), decision.why));
+        *item++ = *decision.value;
+      } else {
+        decisions_.push_back(fmt::format("{}: {}", path, decision.why));
+        item = object.erase(item);
+      }
+    }
+  }
+
+ private:
+  const TrainerArguments& given_;
+  std::vector<std::string>& decisions_;
+};
+
+}  // namespace
+
+Converted convert_trainer_json(const std::string& text, const std::string& name, const TrainerArguments& given) {
+  Converted result;
+  try {
+    Json json = Json::parse(plain_json(text));
+    if (!json.is_object()) throw ConfigError(fmt::format("{}: want a JSON object", name));
+    Conversion(given, result.decisions).run(json, "");
+    result.json = json.dump(2);
+  } catch (const nlohmann::json::exception& error) {
+    throw ConfigError(fmt::format("{}: {}", name, error.what()));
+  }
+  return result;
+}
+
+}  // namespace zero::app
