@@ -15,6 +15,7 @@ GUIDES = {
                                         ROOT / "tests" / "unit" / "training_run_test.cpp"],
     ROOT / "docs" / "mixed_precision.md": [ROOT / "tests" / "dist" / "fp16_test.cpp"],
     ROOT / "docs" / "model_parallel.md": [ROOT / "tests" / "dist" / "model_parallel_test.cpp"],
+    ROOT / "docs" / "recompute.md": [ROOT / "tests" / "unit" / "recompute_test.cpp"],
 }
 COMPILE_TIME = ROOT / "include" / "zero" / "engine.h"
 problems = []

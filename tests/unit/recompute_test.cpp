@@ -182,6 +182,30 @@ TEST(Recompute, ResultsThatAreInputs) {
   });
 }
 
+TEST(Recompute, TheGuide) {
+  const auto run = [](bool again) {
+    std::vector<Block> blocks{Block(), Block()};
+    Tensor x = leaf({4, 5}, 0.3) * 1, keys = leaf({5, 5}, 0.1), values = leaf({5, 5}, 0.2), mask = filled({4, 5}, 2);
+    if (again) {
+      // [guide: blocks]
+      for (auto& block : blocks) x = zero::recompute(block, x);
+      // [end]
+    } else {
+      for (auto& block : blocks) x = block(x);
+    }
+    // [guide: several]
+    const auto attend = [=](const Tensor& in, const Tensor& mask, double scale) {
+      const Tensor weights = at::softmax(in.matmul(keys) * scale + mask, -1);
+      return std::make_pair(weights.matmul(values), weights);
+    };
+    const auto [out, weights] = zero::recompute(attend, x, mask, 0.5);
+    // [end]
+    (out.sum() + weights.pow(2).sum()).backward();
+    return Tensors{out, keys.grad(), values.grad(), blocks[0]->up->weight.grad()};
+  };
+  expect_alike(run);
+}
+
 TEST(Recompute, WithoutGradientsItIsAPlainCall) {
   int calls = 0;
   const auto f = [&](const Tensor& in) {

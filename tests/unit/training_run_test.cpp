@@ -7,10 +7,12 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
@@ -153,7 +155,7 @@ TEST(TrainingRun, SavesWhenDueKeepsTheLastAndGoesOn) {
   std::vector<std::string> notices;
   RunOptions options{.folder = folder.path(),
                      .state = [] { return R"({"epoch": 3})"; },
-                     .notice = [&](const std::string& text) { notices.push_back(text); }};
+                     .notice = [&](const RunNotice& notice) { notices.push_back(notice.text); }};
   const Config two_kept = config(R"("every_steps": 2, "every_minutes": 0, "keep_last": 2, "async": false)");
   at::Tensor weight;
   {
@@ -352,13 +354,30 @@ TEST(TrainingRun, StopsWhereTheLossIsNotANumberAndKeepsTheGoodCheckpoints) {
   EXPECT_EQ(checkpoints_of(other), std::vector<std::string>{"global_step3"});
 }
 
+TEST(TrainingRun, StopsWhenItsTimeIsUp) {
+  const TemporaryFolder folder;
+  auto engine = make_engine(config());
+  TrainingRun run(engine, {.folder = folder.path(), .max_minutes = 0.2 / 60});
+  EXPECT_FALSE(run.should_stop());
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  EXPECT_FALSE(run.should_stop()) << "it is asked for after a step only";
+  train(engine, run);
+  EXPECT_TRUE(run.should_stop() && run.time_is_up());
+  EXPECT_FALSE(run.stop_signal() != 0 || run.diverged());
+  run.finish();
+  EXPECT_EQ(fs::path(run.last_checkpoint()).filename(), "global_step1");
+  for (const double minutes : {-1.0, std::nan(""), HUGE_VAL}) {
+    EXPECT_THROW(TrainingRun(engine, {.folder = folder.path(), .max_minutes = minutes}), ConfigError);
+  }
+}
+
 TEST(TrainingRun, ACheckpointThatFailsIsToldAndTrainingGoesOn) {
   const TemporaryFolder folder;
   std::ofstream(folder.file("checkpoints")) << "a file in the way";
   std::vector<std::string> notices;
   auto engine = make_engine(config());
-  TrainingRun run(engine,
-                  {.folder = folder.path(), .notice = [&](const std::string& text) { notices.push_back(text); }});
+  TrainingRun run(
+      engine, {.folder = folder.path(), .notice = [&](const RunNotice& notice) { notices.push_back(notice.text); }});
   for (int i = 0; i < 3; ++i) {
     train(engine, run);
     run.save_if_due();
