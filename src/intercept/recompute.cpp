@@ -2,8 +2,8 @@
 //
 // The first run makes a graph, too. It shows what the part depends on besides its inputs: parameters and other tensors
 // that the function has captured. They become inputs of the node, so that each gets one gradient from it as it
-// would from any operator: hooks, sums over several uses and gradients that are taken work as ever. Then that graph, with the
-// intermediate results, is dropped.
+// would from any operator: hooks, sums over several uses and gradients that are taken work as ever. Then that graph,
+// with the intermediate results, is dropped.
 #include "zero/recompute.h"
 
 #include <ATen/core/grad_mode.h>
@@ -233,7 +233,8 @@ class Segment : public torch::CustomClassHolder {
   bool is_of_others(const at::Tensor& output, const Tensors& inputs) const {
     if (!output.has_storage()) return true;
     const auto same = [&](const at::Tensor& tensor) {
-      return tensor.defined() && tensor.has_storage() && tensor.storage().is_alias_of(output.storage());
+      return tensor.defined() && tensor.has_storage() &&
+             tensor.storage().unsafeGetStorageImpl() == output.storage().unsafeGetStorageImpl();
     };
     return std::any_of(inputs.begin(), inputs.end(), same) ||
            std::any_of(boundary_.begin(), boundary_.end(), [&](const Edge& edge) {

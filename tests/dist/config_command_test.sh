@@ -116,7 +116,7 @@ JSON
 for format in "" --json; do
   config 1 check wrong.json -n 2 $format
   expect "output with problems" "$(cat out)" ""
-  expect "lines with problems" "$(cut -d: -f2 err | tr '\n' ' ')" "2 3 4 5 7 8 9 10 12 13 14 15 16 19 20 21 22 "
+  expect "lines with problems" "$(grep '^wrong.json:' err | cut -d: -f2 | tr '\n' ' ')" "2 3 4 5 7 8 9 10 12 13 14 15 16 19 20 21 22 "
   expect "autos" "$(grep -c '"auto" is filled in by Hugging Face' err)" 16
   complains 'wrong.json:7: optimizer.params.lr: "auto"'
   complains "write 1e-3 or remove the key"
