@@ -11,6 +11,9 @@
 namespace zero::app {
 namespace {
 
+// With four stages as wide as a terminal of 80 columns.
+constexpr int kLabel = 36, kCell = 11;
+
 /// One unit for a whole table, so that columns can be compared.
 struct Scale {
   const char* name;
@@ -33,13 +36,13 @@ class Table {
   }
 
   void head(const std::string& title) {
-    text_ += fmt::format("{:<42}", title);
-    for (const auto& plan : result_.plans) text_ += fmt::format("{:>12}", fmt::format("stage {}", plan.stage));
+    text_ += fmt::format("{:<{}}", title, kLabel);
+    for (const auto& plan : result_.plans) text_ += fmt::format("{:>{}}", fmt::format("stage {}", plan.stage), kCell);
     text_ += '\n';
   }
   void words(std::string_view label, const std::function<std::string(const plan::Plan&)>& word) {
-    text_ += fmt::format("  {:<40}", label);
-    for (const auto& plan : result_.plans) text_ += fmt::format("{:>12}", word(plan));
+    text_ += fmt::format("  {:<{}}", label, kLabel - 2);
+    for (const auto& plan : result_.plans) text_ += fmt::format("{:>{}}", word(plan), kCell);
     text_ += '\n';
   }
   /// Bytes in the table's unit; a row of zeros is left out.
@@ -100,10 +103,26 @@ std::string activations_text(const PlanResult& result) {
 
 double peak_of(const plan::Plan& plan, MemoryKind kind) { return static_cast<double>(plan.rank[kind].peak_nbytes); }
 
+/// What the ZeRO paper calls model states, of this engine.
+double states_of(const plan::Plan& plan) {
+  return peak_of(plan, MemoryKind::kParameters) + peak_of(plan, MemoryKind::kMaster) +
+         peak_of(plan, MemoryKind::kOptimizer) + peak_of(plan, MemoryKind::kGradients);
+}
+
+double states_on_paper(const plan::Plan& plan) {
+  return plan::model_states(static_cast<double>(plan.parameters_numel), plan.stage, plan.ranks).total_nbytes();
+}
+
+void add_states_rows(Table& table) {
+  table.head(fmt::format("model states of a rank in {:.2}", table.unit()));
+  table.nbytes("here", states_of);
+  table.nbytes("as the paper counts, 2 + 2 + 12", states_on_paper);
+}
+
 void add_rank_rows(Table& table, const PlanResult& result) {
   using plan::Plan;
   table.head(fmt::format("peak of a rank in {}", table.unit()));
-  table.words("parameters are kept", [](const Plan& p) { return p.node_shared ? "node-shared" : "copying"; });
+  table.words("parameters are kept", [](const Plan& p) { return p.node_shared ? "shared" : "copying"; });
   for (const MemoryKind kind :
        {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients,
         MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kOffload, MemoryKind::kActivations}) {
@@ -113,13 +132,13 @@ void add_rank_rows(Table& table, const PlanResult& result) {
     table.nbytes(fmt::format("{}{}", memory_kind_name(kind), bound ? " (at most, with overlap)" : ""),
                  [kind](const Plan& p) { return peak_of(p, kind); });
   }
-  table.nbytes("gradients in the place of activations",
+  table.nbytes("gradients in place of activations",
                [](const Plan& p) { return -static_cast<double>(p.reused_nbytes); });
   table.nbytes("process (estimate)", [](const Plan& p) { return static_cast<double>(p.process_nbytes); });
   table.nbytes("in training", [](const Plan& p) { return static_cast<double>(p.training_nbytes); });
-  table.nbytes(result.plans.front().built_once ? "inside initialize(), on the first rank"
-                                               : "inside initialize(), from an fp32 module",
-               [](const Plan& p) { return static_cast<double>(p.start_nbytes); });
+  table.nbytes(
+      result.plans.front().built_once ? "in initialize(), on the first rank" : "in initialize(), with its module",
+      [](const Plan& p) { return static_cast<double>(p.start_nbytes); });
 }
 
 void add_disk_rows(Table& table, const PlanResult& result) {
@@ -127,9 +146,9 @@ void add_disk_rows(Table& table, const PlanResult& result) {
   if (result.plans.front().rank.nvme_nbytes == 0) return;
   table.head("on NVMe");
   table.nbytes("file of a rank", [](const Plan& p) { return static_cast<double>(p.rank.nvme_nbytes); });
-  table.nbytes("files of the ranks of a host, about",
+  table.nbytes("files of a host's ranks, about",
                [](const Plan& p) { return static_cast<double>(p.rank.nvme_nbytes) * p.ranks_per_node; });
-  table.nbytes("read in a step, and as much written", [](const Plan& p) { return p.traffic.nvme_nbytes; });
+  table.nbytes("read, and as much written, a step", [](const Plan& p) { return p.traffic.nvme_nbytes; });
 }
 
 void add_host_rows(Table& table, const PlanResult& result) {
@@ -200,6 +219,7 @@ std::string verdict_text(const PlanResult& result) {
 
 std::string plan_text(const PlanResult& result, bool with_offload) {
   Table table(result);
+  add_states_rows(table);
   add_rank_rows(table, result);
   add_disk_rows(table, result);
   add_host_rows(table, result);

@@ -48,7 +48,7 @@ std::string step_of(std::int64_t step, std::int64_t steps) {
 
 std::string live_line(const StepLine& line, std::int64_t steps, int columns) {
   const std::vector<std::string> fields = {
-      fmt::format("loss {:.3f}", line.loss),
+      fmt::format("avg loss {:.3f}", line.loss),
       clock_time(line.seconds_left) + " left",
       with_commas(std::llround(line.tokens_per_s)) + " tokens/s",
       fmt::format("lr {:.1e}", line.lr),
@@ -64,7 +64,7 @@ std::string live_line(const StepLine& line, std::int64_t steps, int columns) {
 }
 
 std::string plain_line(const StepLine& line, std::int64_t steps) {
-  return fmt::format("step {}  loss {:.4f}  grad norm {:.3f}  lr {:.2e}  {:>6} tokens/s  {} left  {}",
+  return fmt::format("step {}  avg loss {:.4f}  grad norm {:.3f}  lr {:.2e}  {:>6} tokens/s  {} left  memory {}",
                      step_of(line.step, steps), line.loss, line.grad_norm, line.lr,
                      with_commas(std::llround(line.tokens_per_s)), clock_time(line.seconds_left),
                      human_nbytes(line.resident_nbytes));

@@ -38,7 +38,8 @@ struct RunResult {
   bool time_is_up = false;       ///< --max-minutes ended it before its last step
   bool in_spare_folder = false;  ///< the last checkpoint
   std::string save_problem;      ///< why the last checkpoint could not be written; empty: it was
-  double last_loss = 0;          ///< smoothed training loss, nats per byte
+  double last_loss = 0;          ///< training loss, a running average over steps, nats per byte
+  double step_loss = 0;          ///< that of the last step alone
   std::optional<double> first_validation, last_validation;  ///< nats per byte
   std::int64_t last_validation_step = 0;
   std::int64_t tokens = 0;

@@ -32,7 +32,7 @@ std::string describe_validation(const TrainPlan& plan, const RunResult& result) 
   std::string text;
   if (!result.last_validation || result.last_validation_step < result.steps_done) {
     text = fmt::format(
-        "result     training loss {:.3f} nats = {:.3f} bits per byte after {} steps,\n"
+        "result     training loss (average) {:.3f} nats = {:.3f} bits per byte after {} steps,\n"
         "           {:.0f} % of the unigram entropy\n",
         result.last_loss, to_bits(result.last_loss), result.steps_done, 100 * result.last_loss / plan.baseline_nats);
   }
@@ -189,6 +189,7 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
           {"ranks", result.ranks},
           {"stage", result.stage},
           {"train_loss", result.last_loss},
+          {"train_loss_last_step", result.step_loss},
           {"val_loss", or_null(result.last_validation)},
           {"val_loss_at_start", or_null(result.first_validation)},
           {"val_loss_step", result.last_validation_step},

@@ -202,6 +202,7 @@ void TrainLoop::one_step() {
   result_.tokens += engine_.config().train_batch_size * plan_.seq;
   result_.training_seconds += seconds;
   loss_.add(outcome.loss);
+  result_.step_loss = outcome.loss;
   step_seconds_.add(seconds);
   report(outcome, lr, seconds);
   result_.stop_signal = run_.stop_signal();

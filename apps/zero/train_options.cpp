@@ -207,7 +207,9 @@ void add_text_options(CLI::App& command, TrainOptions& options) {
 
 void add_model_options(CLI::App& command, TrainOptions& options) {
   command
-      .add_option("--preset", options.preset, "gpt-tiny, gpt-2m, gpt-11m, gpt-10m, gpt-25m, gpt-152m, gpt-1b or gpt-4b")
+      .add_option(
+          "--preset", options.preset,
+          "by their parameters: gpt-tiny (137 k), gpt-2m, gpt-11m, gpt-14m, gpt-25m, gpt-152m, gpt-1b or gpt-4b")
       ->capture_default_str()
       ->type_name("NAME")
       ->group(kModel);

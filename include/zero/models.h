@@ -30,7 +30,7 @@ struct GPTOptions {
   std::int64_t recompute_every = 0;
 };
 
-/// Options of a preset: "gpt-tiny" (0.1M parameters), "gpt-2m", "gpt-11m" (10.9M), "gpt-10m" (14M), "gpt-25m",
+/// Options of a preset: "gpt-tiny" (0.1M parameters), "gpt-2m", "gpt-11m" (10.9M), "gpt-14m", "gpt-25m",
 /// "gpt-152m", "gpt-1b"; byte vocabulary. Throws ConfigError that lists the names for any other name.
 GPTOptions gpt_preset(std::string_view name);
 

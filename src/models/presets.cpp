@@ -17,7 +17,7 @@ constexpr std::array<Preset, 8> kPresets = {{
     {"gpt-tiny", 2, 64, 2, 64},
     {"gpt-2m", 4, 192, 3, 128},  // learns to write something like Python in two minutes on two cores
     {"gpt-11m", 6, 384, 6, 128},
-    {"gpt-10m", 8, 384, 6, 256},
+    {"gpt-14m", 8, 384, 6, 256},
     {"gpt-25m", 8, 512, 8, 256},
     {"gpt-152m", 12, 1024, 16, 256},
     {"gpt-1b", 20, 2048, 16, 256},
@@ -27,6 +27,7 @@ constexpr std::array<Preset, 8> kPresets = {{
 }  // namespace
 
 GPTOptions gpt_preset(std::string_view name) {
+  if (name == "gpt-10m") name = "gpt-14m";  // what it was called once
   for (const Preset& preset : kPresets) {
     if (name != preset.name) continue;
     GPTOptions options;

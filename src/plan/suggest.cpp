@@ -107,7 +107,7 @@ std::vector<Candidate> bf16(const Candidate& from) {
 
 std::vector<Candidate> checkpointing(const Candidate& from) {
   if (!from.model.transformer || from.model.transformer->checkpointing) return {};
-  return {with(from, "activation checkpointing in the model (zero::recompute; zero train --recompute 1)",
+  return {with(from, "activation checkpointing (zero::recompute; zero train --recompute 1)",
                [](Candidate& c) { c.model.transformer->checkpointing = true; })};
 }
 
