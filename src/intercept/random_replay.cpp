@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 
+#include <algorithm>
 #include <mutex>
 
 namespace zero::intercept {
@@ -24,6 +25,11 @@ RandomState RandomState::take(const std::vector<c10::Device>& devices) {
   return taken;
 }
 
+bool RandomState::is(const RandomState& other) const {
+  return std::equal(states_.begin(), states_.end(), other.states_.begin(), other.states_.end(),
+                    [](const auto& a, const auto& b) { return a.first == b.first && a.second.equal(b.second); });
+}
+
 void RandomState::give() const {
   for (const auto& [device, state] : states_) {
     at::Generator generator = at::globalContext().defaultGenerator(device);
@@ -34,6 +40,10 @@ void RandomState::give() const {
 
 RandomRecording::RandomRecording(std::vector<c10::Device> devices)
     : devices_(std::move(devices)), state_(RandomState::take(devices_)), outer_(std::exchange(t_recording, this)) {}
+
+RandomState RandomRecording::state() const {
+  return state_.is(RandomState::take(devices_)) && scopes_.empty() ? RandomState() : state_;
+}
 
 RandomRecording::~RandomRecording() { t_recording = outer_; }
 

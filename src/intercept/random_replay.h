@@ -13,6 +13,8 @@ class RandomState {
   static RandomState take(const std::vector<c10::Device>& devices);
   void give() const;
   bool empty() const { return states_.empty(); }
+  /// Nothing was drawn between the two.
+  bool is(const RandomState& other) const;
 
  private:
   std::vector<std::pair<c10::Device, at::Tensor>> states_;
@@ -27,7 +29,8 @@ class RandomRecording {
   RandomRecording(const RandomRecording&) = delete;
   RandomRecording& operator=(const RandomRecording&) = delete;
 
-  const RandomState& state() const { return state_; }
+  /// From where the numbers came; empty when none were drawn.
+  RandomState state() const;
   /// What begin_random_scope() was given meanwhile, in order.
   std::vector<at::Tensor> take_scopes() { return std::move(scopes_); }
 

@@ -58,6 +58,15 @@ double mlp_backward_nbytes(const Transformer& t, const Sizes& s) {
   return std::max(s.tokens * (s.dim + s.mlp) * s.element + matrix, s.tokens * (s.dim + inside) * s.element);
 }
 
+/// A layer that is computed again, and its backward: with its output once more and the gradient of its input; in the
+/// end with the gradients of all its matrices, which leave together, beside attention's operands and their gradients.
+double again_nbytes(const Transformer& t, const Sizes& s) {
+  const double input = s.tokens * s.dim * s.element;
+  const double mlp_matrices = t.style == Transformer::Style::kGpt ? 2 : 3;
+  const double matrices = 2 * s.dim * (s.attended + s.shared) + mlp_matrices * s.dim * s.mlp;
+  return std::max(layer_nbytes(t, s) + input + mlp_backward_nbytes(t, s), matrices * s.element + 8 * input);
+}
+
 /// Backward of loss and head, beyond what head_nbytes() counts: two fp32 gradients of the logits, or the
 /// head's own gradients once the log-probabilities are gone.
 double head_backward_nbytes(const Sizes& s) {
@@ -80,9 +89,13 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, DTyp
   const double input = s.tokens * s.dim * s.element;
   const double recomputed = t.checkpointing ? std::ceil(layers / static_cast<double>(t.checkpoint_every)) : 0;
   const double kept = recomputed * input + (layers - recomputed) * layer;
-  const double again = t.checkpointing ? layer - input : 0;  // the layer that is recomputed
   const double stored = kept + head_nbytes(t, s);
-  const double layer_backward = again + mlp_backward_nbytes(t, s);
+  double layer_backward = mlp_backward_nbytes(t, s);  // the most beyond what is kept
+  if (t.checkpointing) {
+    const auto behind = static_cast<double>((t.layers - 1) % t.checkpoint_every);  // gone when the last of them comes
+    const double again = again_nbytes(t, s) - behind * layer;
+    layer_backward = behind > 0 ? std::max(layer_backward, again) : again;
+  }
   const double peak = std::max(stored + head_backward_nbytes(s), kept + layer_backward);
   return {to_nbytes(stored), to_nbytes(peak), to_nbytes(kept), to_nbytes(layer_backward)};
 }

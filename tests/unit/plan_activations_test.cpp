@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "storage/cpu_allocator.h"
 #include "zero/models.h"
 #include "zero/plan.h"
@@ -24,12 +26,13 @@ struct Measured {
 };
 
 /// The third micro-batch: by then libtorch has made what it keeps.
-Measured measure(const Shape& shape, bool bf16) {
+Measured measure(const Shape& shape, bool bf16, std::int64_t recompute_every = 0) {
   at::set_num_threads(1);
   at::manual_seed(1);
   storage::install_cpu_allocator(/*keep_blocks=*/true);
   GPTOptions options{
       .layers = shape.layers, .dim = shape.dim, .heads = shape.heads, .vocab = shape.vocab, .seq = shape.seq};
+  options.recompute_every = recompute_every;
   GPT model(options);
   auto engine = initialize(model,
                            fmt::format(R"({{"train_micro_batch_size_per_gpu": {}, "bf16": {{"enabled": {}}},
@@ -51,10 +54,15 @@ Measured measure(const Shape& shape, bool bf16) {
   return measured;
 }
 
-plan::Activations planned(const Shape& shape, bool bf16) {
-  return plan::activations(
-      {.layers = shape.layers, .dim = shape.dim, .heads = shape.heads, .vocab = shape.vocab, .seq = shape.seq},
-      shape.micro_batch, bf16 ? DType::kBFloat16 : DType::kFloat32);
+plan::Activations planned(const Shape& shape, bool bf16, std::int64_t recompute_every = 0) {
+  return plan::activations({.layers = shape.layers,
+                            .dim = shape.dim,
+                            .heads = shape.heads,
+                            .vocab = shape.vocab,
+                            .seq = shape.seq,
+                            .checkpointing = recompute_every > 0,
+                            .checkpoint_every = std::max<std::int64_t>(1, recompute_every)},
+                           shape.micro_batch, bf16 ? DType::kBFloat16 : DType::kFloat32);
 }
 
 /// Without bf16 instructions libtorch's matrix products may work on fp32 copies of their operands, which is the CPU's
@@ -87,6 +95,28 @@ TEST(PlanActivations, AreWhatTheMeterSees) {
       const double tolerance = (bf16 ? 0.10 : 0.02) * peak;
       EXPECT_GT(static_cast<double>(seen.peak), peak - tolerance) << where;
       EXPECT_LT(static_cast<double>(seen.peak), peak + tolerance + (bf16 ? product_scratch(shape) : 0)) << where;
+    }
+  }
+}
+
+TEST(PlanActivations, WithPartsThatAreComputedAgain) {
+  const Shape shapes[] = {
+      {24, 128, 4, 256, 64, 4},
+      {6, 256, 8, 256, 128, 1},  // matrices are larger than activations
+      {12, 192, 3, 1000, 200, 3},
+  };
+  for (const Shape& shape : shapes) {
+    for (const std::int64_t every : {1, 3}) {
+      const Measured seen = measure(shape, /*bf16=*/false, every);
+      const plan::Activations expected = planned(shape, /*bf16=*/false, every);
+      const std::string where = fmt::format("layers {} dim {} vocab {} seq {} batch {}, of {} one again", shape.layers,
+                                            shape.dim, shape.vocab, shape.seq, shape.micro_batch, every);
+      fmt::print("{}: stored {} (planned {}), peak {} (planned {})\n", where, seen.stored, expected.stored_nbytes,
+                 seen.peak, expected.peak_nbytes);
+      const double stored = static_cast<double>(expected.stored_nbytes);
+      const double peak = static_cast<double>(expected.peak_nbytes);
+      EXPECT_NEAR(static_cast<double>(seen.stored), stored, 0.01 * stored + 10'000) << where;
+      EXPECT_NEAR(static_cast<double>(seen.peak), peak, 0.03 * peak + 10'000) << where;
     }
   }
 }
