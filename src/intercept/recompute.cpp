@@ -229,19 +229,19 @@ class Segment : public torch::CustomClassHolder {
     return parents;
   }
 
-  /// True where `output` is, or shares the memory of, what the function was given.
-  bool is_of_others(const at::Tensor& output, const Tensors& inputs) const {
-    if (!output.has_storage()) return true;
-    const auto same = [&](const at::Tensor& tensor) {
-      return tensor.defined() && tensor.has_storage() &&
-             tensor.storage().unsafeGetStorageImpl() == output.storage().unsafeGetStorageImpl();
-    };
-    return std::any_of(inputs.begin(), inputs.end(), same) ||
-           std::any_of(boundary_.begin(), boundary_.end(), [&](const Edge& edge) {
-             const auto* leaf = dynamic_cast<const AccumulateGrad*>(edge.function.get());
-             return leaf && same(leaf->variable);
-           });
+  /// Keeps of the outputs of run() those that have a gradient, without their graph, for the node to give out. False:
+  /// none has.
+  bool take_outputs(const Tensors& outputs, const Tensors& inputs) {
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& output : outputs) {
+      is_differentiable_.push_back(output.defined() && output.requires_grad());
+      if (!is_differentiable_.back()) continue;
+      outputs_.push_back(is_of_others(output, inputs) ? output.detach().clone() : output.variable_data());
+    }
+    return !outputs_.empty();
   }
+  Tensors give_outputs() { return std::exchange(outputs_, {}); }
+  bool is_differentiable(std::size_t output) const { return is_differentiable_[output]; }
 
   /// The second run, and the gradients of parents() from those of the outputs (undefined: none). Throws ModelError.
   variable_list gradients(const Tensors& inputs, const variable_list& of_outputs) {
@@ -271,9 +271,6 @@ class Segment : public torch::CustomClassHolder {
                                                                  places);
   }
 
-  std::vector<bool> is_differentiable_;  ///< by output
-  Tensors outputs_;                      ///< on their way through the node
-
  private:
   static bool is_from_before(const Node& node, std::uint64_t begin) {
     return node.sequence_nr() < begin || node.thread_id() != at::RecordFunction::currentThreadId();
@@ -289,6 +286,20 @@ class Segment : public torch::CustomClassHolder {
       cut_.push_back(i);
     }
     return arguments;
+  }
+
+  /// True where `output` is, or shares the memory of, what the function was given.
+  bool is_of_others(const at::Tensor& output, const Tensors& inputs) const {
+    if (!output.has_storage()) return true;
+    const auto same = [&](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.has_storage() &&
+             tensor.storage().unsafeGetStorageImpl() == output.storage().unsafeGetStorageImpl();
+    };
+    return std::any_of(inputs.begin(), inputs.end(), same) ||
+           std::any_of(boundary_.begin(), boundary_.end(), [&](const Edge& edge) {
+             const auto* leaf = dynamic_cast<const AccumulateGrad*>(edge.function.get());
+             return leaf && same(leaf->variable);
+           });
   }
 
   void set_boundary(edge_list leaves, const Tensors& arguments) {
@@ -346,6 +357,8 @@ class Segment : public torch::CustomClassHolder {
 
   Recomputable what_;
   Tensors inputs_;
+  Tensors outputs_;                      ///< on their way through the node
+  std::vector<bool> is_differentiable_;  ///< by output
   std::vector<c10::Device> devices_;
   at::ThreadLocalState state_;
   RandomState random_;
@@ -362,7 +375,7 @@ struct Recomputation : torch::autograd::Function<Recomputation> {
     ctx->set_materialize_grads(false);
     ctx->save_for_backward(segment->take_inputs());
     ctx->saved_data["segment"] = c10::IValue::make_capsule(segment);
-    return std::exchange(segment->outputs_, {});
+    return segment->give_outputs();
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
@@ -388,22 +401,12 @@ detail::Tensors detail::recompute_tensors(Recomputable what, Tensors inputs) {
   if (!at::GradMode::is_enabled()) return what.run(inputs);
   auto segment = c10::make_intrusive<Segment>(std::move(what), inputs);
   Tensors outputs = segment->run();
-  Tensors made;
-  for (const at::Tensor& output : outputs) {
-    const bool differentiable = output.defined() && output.requires_grad();
-    segment->is_differentiable_.push_back(differentiable);
-    if (!differentiable) continue;
-    // Its own memory, and nothing of the graph.
-    const at::NoGradGuard no_grad;
-    made.push_back(segment->is_of_others(output, inputs) ? output.detach().clone() : output.variable_data());
-  }
-  if (made.empty()) return outputs;
+  if (!segment->take_outputs(outputs, inputs)) return outputs;
   const Tensors parents = segment->parents(inputs);
-  segment->outputs_ = std::move(made);
   const Tensors through = Recomputation::apply(segment, at::TensorList(parents));
   std::size_t next = 0;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (segment->is_differentiable_[i]) outputs[i] = through[next++];
+    if (segment->is_differentiable(i)) outputs[i] = through[next++];
   }
   return outputs;
 }
