@@ -6,11 +6,13 @@
 // docs/recompute.md explains it.
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -51,13 +53,27 @@ struct TensorsOf<at::Tensor> {
   static void take(const at::Tensor& value, Tensors& all) { all.push_back(value); }
   static at::Tensor give(const at::Tensor&, const Tensors& all, std::size_t& next) { return all[next++]; }
 };
-template <>
-struct TensorsOf<std::optional<at::Tensor>> {
-  using T = std::optional<at::Tensor>;
+template <class E>
+struct TensorsOf<std::optional<E>> {
+  using T = std::optional<E>;
   static void take(const T& value, Tensors& all) {
-    if (value) all.push_back(*value);
+    if (value) TensorsOf<E>::take(*value, all);
   }
-  static T give(const T& value, const Tensors& all, std::size_t& next) { return value ? T(all[next++]) : T(); }
+  static T give(const T& value, const Tensors& all, std::size_t& next) {
+    return value ? T(TensorsOf<E>::give(*value, all, next)) : T();
+  }
+};
+template <class E, std::size_t kSize>
+struct TensorsOf<std::array<E, kSize>> {
+  using T = std::array<E, kSize>;
+  static void take(const T& value, Tensors& all) {
+    for (const E& element : value) TensorsOf<E>::take(element, all);
+  }
+  static T give(const T& value, const Tensors& all, std::size_t& next) {
+    T result = value;
+    for (E& element : result) element = TensorsOf<E>::give(element, all, next);
+    return result;
+  }
 };
 template <class E>
 struct TensorsOf<std::vector<E>> {
@@ -93,6 +109,21 @@ struct TensorsOf<std::tuple<E...>> {
   }
 };
 
+/// Whether what of a result is a tensor is known.
+template <class T>
+struct IsResult : std::bool_constant<std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_same_v<T, at::Tensor> ||
+                                     std::is_same_v<T, std::string>> {};
+template <class E>
+struct IsResult<std::optional<E>> : IsResult<E> {};
+template <class E>
+struct IsResult<std::vector<E>> : IsResult<E> {};
+template <class E, std::size_t kSize>
+struct IsResult<std::array<E, kSize>> : IsResult<E> {};
+template <class A, class B>
+struct IsResult<std::pair<A, B>> : std::bool_constant<IsResult<A>::value && IsResult<B>::value> {};
+template <class... E>
+struct IsResult<std::tuple<E...>> : std::bool_constant<(IsResult<E>::value && ...)> {};
+
 /// `value` with undefined tensors in the places of its own, of which there are `count`.
 template <class T>
 T without_tensors(const T& value, std::size_t count) {
@@ -118,26 +149,30 @@ decltype(auto) call(F& f, Inputs&... inputs) {
 }  // namespace detail
 
 /// Calls `f(inputs...)`, or the forward of `f` where that is a module (a holder or a pointer), and keeps only the
-/// inputs for backward, which runs it again. Inputs and results: tensors, optional tensors, vectors, pairs and tuples
-/// of them; other inputs are passed on as they are and copied. `f` and its copies must stay valid until backward: a
-/// lambda captures by value what goes out of scope.
+/// inputs for backward, which runs it again. Inputs and results: tensors, optionals, vectors, arrays, pairs and tuples
+/// of them; other inputs are passed on as they are and copied. Copies of `f` are called, and must stay valid until
+/// backward: a lambda captures by value what goes out of scope.
 ///
 /// Gradients are those of a plain call, also of parameters and other tensors that `f` has captured, with hooks, several
-/// backwards, and calls inside one another. The first run's intermediate results live until it returns, so that they
-/// are there of one part at a time. Parameters of an engine are gathered for the second run as for any other use. The
-/// second run gets the random numbers, autocast settings and inputs of the first; a module's buffers are left as the
+/// backwards, and calls inside one another; the last bits may differ where a tensor is used several times in and
+/// outside of parts, as sums are made part by part. The first run's intermediate results live until it returns, so that
+/// they are there of one part at a time. Parameters of an engine are gathered for the second run as for any other use.
+/// The second run gets the random numbers, autocast settings and inputs of the first; a module's buffers are left as the
 /// first run has made them. Without gradients on this is a plain call.
 ///
-/// Backward throws ModelError where the second run is another one: other results (a captured value or a training flag
-/// has changed), another path, inputs that were changed in place since. Throws ModelError as well when `f` changes an
-/// input in place. Gradients of gradients (create_graph) are refused. Local, but where parameters are gathered: then
-/// *collective* as a forward is, and once more in backward.
+/// Throws ModelError when `f` changes an input in place or runs a backward() of its own; backward throws it where the
+/// second run is another one: other results (a captured value or a training flag has changed), another path, parameters
+/// that were changed since. Results that share memory with one another or with an input cannot be changed in place.
+/// Gradients of gradients (create_graph) are refused. Local, but where parameters are gathered: then *collective* as a
+/// forward is, and once more in backward.
 template <class F, class... Inputs>
 auto recompute_with(const RecomputeOptions& options, F f, Inputs... inputs) {
   using Given = std::tuple<Inputs...>;
   using Result = std::decay_t<decltype(detail::call(f, inputs...))>;
   static_assert(std::copy_constructible<F>, "zero::recompute: backward calls f again: it must be copyable");
-  static_assert(!std::is_void_v<Result>, "zero::recompute: f must return what it has computed");
+  static_assert(
+      detail::IsResult<Result>::value,
+      "zero::recompute: f must return tensors, numbers, or optionals, vectors, arrays, pairs or tuples of them");
   const Given given(std::move(inputs)...);
   detail::Tensors tensors;
   detail::TensorsOf<Given>::take(given, tensors);
@@ -147,8 +182,9 @@ auto recompute_with(const RecomputeOptions& options, F f, Inputs... inputs) {
   what.run = [f, others = detail::without_tensors(given, tensors.size()), result](const detail::Tensors& all) mutable {
     std::size_t next = 0;
     Given arguments = detail::TensorsOf<Given>::give(others, all, next);
+    F same = f;  // each run begins with the function as it was given
     const Result made =
-        std::apply([&](auto&... argument) -> Result { return detail::call(f, argument...); }, arguments);
+        std::apply([&](auto&... argument) -> Result { return detail::call(same, argument...); }, arguments);
     detail::Tensors outputs;
     detail::TensorsOf<Result>::take(made, outputs);
     if (result) result->emplace(detail::without_tensors(made, outputs.size()));

@@ -17,6 +17,7 @@
 #include "engine/engine_impl.h"
 #include "engine/progress_log.h"
 #include "intercept/gradient_hook.h"
+#include "intercept/random_replay.h"
 #include "zero/errors.h"
 
 namespace zero {
@@ -188,9 +189,11 @@ void Engine::Impl::begin_random_stream() {
   using Random = engine::MicroBatchRandom;
   if (!config.zerotorch.reseed_per_micro_batch || !at::GradMode::is_enabled()) return;
   if (Random::has_begun()) {
-    if (!Random::was_reseeded()) return;
+    // The seed of numbers that are given once more is of before.
+    if (intercept::replays_random() || !Random::was_reseeded()) return;
     Random::interrupt();
   }
+  intercept::random_stream_begins();
   const bool just_seeded = Random::is_just_seeded();
   const std::uint64_t now = Random::program_seed();
   if (std::exchange(program_seed, now) != now || just_seeded) {
@@ -201,6 +204,7 @@ void Engine::Impl::begin_random_stream() {
     Random::forget_seeding();
   }
   random.begin(stream_seed(0));
+  intercept::random_stream_has_begun();
 }
 
 void Engine::Impl::end_random_stream() {

@@ -75,6 +75,7 @@ void MicroBatchRandom::give_state(const State& state) const {
 void MicroBatchRandom::begin(std::uint64_t seed) {
   const std::lock_guard lock(mutex());
   if (g_running) return;
+  intercept::set_random_stream_interrupt(&MicroBatchRandom::interrupt);
   program_ = take_state();
   if (interrupted_) {
     give_state(*interrupted_);
@@ -83,7 +84,6 @@ void MicroBatchRandom::begin(std::uint64_t seed) {
     seed_ = seed;
   }
   g_running = this;
-  intercept::random_stream_has_begun();
 }
 
 void MicroBatchRandom::interrupt() {

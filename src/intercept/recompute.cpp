@@ -1,12 +1,15 @@
-// A part of a forward as one node of the graph, which keeps the inputs and runs the part again in backward.
+// A part of a forward as nodes of the graph, one for each result, which keep the inputs and run the part again in
+// backward.
 //
-// The first run makes a graph, too. It shows what the part depends on besides its inputs: parameters and other tensors
-// that the function has captured. They become inputs of the node, so that each gets one gradient from it as it
-// would from any operator: hooks, sums over several uses and gradients that are taken work as ever. Then that graph,
-// with the intermediate results, is dropped.
+// The first run makes a graph, too. It shows what a result depends on besides the inputs: other results, parameters and
+// other tensors that the function has captured. They become inputs of its node, so that each gets one gradient from it
+// as it would from any operator: hooks, sums over several uses and gradients that are taken work as ever. Then that
+// graph, with the intermediate results, is dropped.
 #include "zero/recompute.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <ATen/SequenceNumber.h>
@@ -20,10 +23,13 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
+#include <memory>
 #include <set>
 #include <unordered_set>
 
+#include "intercept/gradient_hook.h"
 #include "intercept/random_replay.h"
 #include "zero/errors.h"
 
@@ -50,27 +56,25 @@ bool is_leaf(const Node* node) { return dynamic_cast<const AccumulateGrad*>(node
 struct Graph {
   edge_list leaves;        ///< out of it, each once, in the order in which they are met
   std::uint64_t path = 0;  ///< a hash of the operators in it
+  std::unordered_set<const Node*> nodes;
 };
 
-/// Follows the graph from `outputs`; `is_outside` tells the nodes at which it ends, besides leaves.
+/// Follows the graph from `output`; `is_outside` tells the places at which it ends, besides leaves.
 template <class IsOutside>
-Graph follow(const Tensors& outputs, IsOutside is_outside) {
+Graph follow(const at::Tensor& output, IsOutside is_outside) {
   Graph graph;
   std::vector<const Node*> found;
-  std::unordered_set<const Node*> seen;
   std::set<Place> left;
   const auto take = [&](const Edge& edge) {
     const Node* node = edge.function.get();
     if (!node) return;
     if (is_leaf(node) || is_outside(edge)) {
       if (left.insert(place_of(edge)).second) graph.leaves.push_back(edge);
-    } else if (seen.insert(node).second) {
+    } else if (graph.nodes.insert(node).second) {
       found.push_back(node);
     }
   };
-  for (const at::Tensor& output : outputs) {
-    if (output.defined() && output.requires_grad()) take(gradient_edge(output));
-  }
+  take(gradient_edge(output));
   for (std::size_t i = 0; i < found.size(); ++i) {
     const std::string name = found[i]->name();
     graph.path = XXH3_64bits_withSeed(name.data(), name.size(), graph.path + found[i]->num_outputs());
@@ -175,207 +179,156 @@ class EndOfGraph {
                   what));
 }
 
-/// A part of a forward, between its two runs.
-class Segment : public torch::CustomClassHolder {
+/// An input inside a part: has a graph, as outside, and may be changed in place.
+struct Entry : torch::autograd::Function<Entry> {
+  static at::Tensor forward(AutogradContext*, const at::Tensor& x) { return x.variable_data(); }
+  static variable_list backward(AutogradContext*, const variable_list& gradients) { return gradients; }
+};
+
+/// While alive, casts of autocast are made anew: one of before would be no part of the second run.
+class WithoutCachedCasts {
  public:
-  Segment(Recomputable what, Tensors inputs) : what_(std::move(what)), inputs_(std::move(inputs)) {
-    devices_ = devices_beside_cpu(inputs_);
-  }
-
-  /// The first run: its outputs, with their graph. Throws ModelError.
-  Tensors run() {
-    std::vector<std::int64_t> versions;
-    for (const at::Tensor& input : inputs_) versions.push_back(version_of(input));
-    const Tensors arguments = cut(inputs_);
-    const std::uint64_t begin = at::sequence_number::peek();
-    Tensors outputs;
-    {
-      std::optional<RandomRecording> recording;
-      if (what_.options.preserve_random) recording.emplace(devices_);
-      outputs = what_.run(arguments);
-      if (recording) random_ = recording->state(), scopes_ = recording->take_scopes();
-    }
-    for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      if (version_of(inputs_[i]) == versions[i]) continue;
-      throw ModelError(fmt::format(
-          "zero::recompute: the function changes its input {} in place; backward could not run it again from there: "
-          "give it a clone()",
-          i));
-    }
-    Graph graph = follow(outputs, [&](const Edge& edge) { return is_from_before(*edge.function, begin); });
-    path_ = graph.path;
-    set_boundary(std::move(graph.leaves), arguments);
-    if (what_.options.compare) hashes_ = hashes_of(outputs);
-    return outputs;
-  }
-
-  /// The inputs, which autograd keeps from here on.
-  Tensors take_inputs() { return std::exchange(inputs_, {}); }
-
-  /// What the node depends on: inputs that have a graph, parameters, and stand-ins for the other tensors of before.
-  variable_list parents(const Tensors& inputs) const {
-    variable_list parents;
-    for (const std::size_t i : cut_) parents.push_back(inputs[i]);
-    for (const Edge& edge : boundary_) {
-      if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(edge.function.get())) {
-        parents.push_back(leaf->variable);
-      } else {
-        const at::NoGradGuard no_grad;
-        at::Tensor stand_in = at::empty({0}, at::kFloat);
-        torch::autograd::impl::set_gradient_edge(stand_in, edge);
-        parents.push_back(std::move(stand_in));
-      }
-    }
-    return parents;
-  }
-
-  /// Keeps of the outputs of run() those that have a gradient, without their graph, for the node to give out. False:
-  /// none has.
-  bool take_outputs(const Tensors& outputs, const Tensors& inputs) {
-    const at::NoGradGuard no_grad;
-    for (const at::Tensor& output : outputs) {
-      is_differentiable_.push_back(output.defined() && output.requires_grad());
-      if (!is_differentiable_.back()) continue;
-      outputs_.push_back(is_of_others(output, inputs) ? output.detach().clone() : output.variable_data());
-    }
-    return !outputs_.empty();
-  }
-  Tensors give_outputs() { return std::exchange(outputs_, {}); }
-  bool is_differentiable(std::size_t output) const { return is_differentiable_[output]; }
-
-  /// The second run, and the gradients of parents() from those of the outputs (undefined: none). Throws ModelError.
-  variable_list gradients(const Tensors& inputs, const variable_list& of_outputs) {
-    const at::ThreadLocalStateGuard as_in_forward(state_);
-    const at::AutoGradMode with_graph(true);
-    check_leaves();
-    const Tensors arguments = cut(inputs);
-    const Tensors outputs = run_again(arguments);
-    edge_list places;
-    for (const std::size_t i : cut_) places.push_back(gradient_edge(arguments[i]));
-    places.insert(places.end(), boundary_.begin(), boundary_.end());
-    check_graph(outputs, places);
-    edge_list roots;
-    variable_list given;
-    std::size_t next = 0;
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      if (!is_differentiable_[i]) continue;
-      const at::Tensor& gradient = of_outputs[next++];
-      if (!gradient.defined()) continue;
-      roots.push_back(gradient_edge(outputs[i]));
-      given.push_back(gradient);
-    }
-    if (roots.empty()) return variable_list(places.size());
-    const EndOfGraph here(boundary_);
-    return torch::autograd::Engine::get_default_engine().execute(roots, given, /*keep_graph=*/false,
-                                                                 /*create_graph=*/false, /*accumulate_grad=*/false,
-                                                                 places);
-  }
+  WithoutCachedCasts() { at::autocast::set_autocast_cache_enabled(false); }
+  ~WithoutCachedCasts() { at::autocast::set_autocast_cache_enabled(before_); }
+  WithoutCachedCasts(const WithoutCachedCasts&) = delete;
+  WithoutCachedCasts& operator=(const WithoutCachedCasts&) = delete;
 
  private:
-  static bool is_from_before(const Node& node, std::uint64_t begin) {
-    return node.sequence_nr() < begin || node.thread_id() != at::RecordFunction::currentThreadId();
-  }
+  bool before_ = at::autocast::is_autocast_cache_enabled();
+};
 
-  /// Inputs that have a graph without it, so that the runs' own graphs end there.
-  Tensors cut(const Tensors& inputs) {
-    cut_.clear();
-    Tensors arguments = inputs;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      if (!inputs[i].defined() || !inputs[i].requires_grad() || inputs[i].is_leaf()) continue;
-      arguments[i] = inputs[i].detach().requires_grad_(true);
-      cut_.push_back(i);
-    }
-    return arguments;
-  }
+thread_local bool t_added_to_gradients = false;
+thread_local int t_second_runs = 0;  ///< under way
 
-  /// True where `output` is, or shares the memory of, what the function was given.
-  bool is_of_others(const at::Tensor& output, const Tensors& inputs) const {
-    if (!output.has_storage()) return true;
-    const auto same = [&](const at::Tensor& tensor) {
-      return tensor.defined() && tensor.has_storage() &&
-             tensor.storage().unsafeGetStorageImpl() == output.storage().unsafeGetStorageImpl();
-    };
-    return std::any_of(inputs.begin(), inputs.end(), same) ||
-           std::any_of(boundary_.begin(), boundary_.end(), [&](const Edge& edge) {
-             const auto* leaf = dynamic_cast<const AccumulateGrad*>(edge.function.get());
-             return leaf && same(leaf->variable);
-           });
-  }
+std::unique_ptr<at::ObserverContext> note_accumulation(const at::RecordFunction& function) {
+  if (std::string_view(function.name()).find("AccumulateGrad") != std::string_view::npos) t_added_to_gradients = true;
+  return nullptr;
+}
 
-  void set_boundary(edge_list leaves, const Tensors& arguments) {
-    std::set<Place> cut;
-    for (const std::size_t i : cut_) cut.insert(place_of(gradient_edge(arguments[i])));
-    for (Edge& edge : leaves) {
-      if (cut.contains(place_of(edge))) continue;
-      const auto* leaf = dynamic_cast<const AccumulateGrad*>(edge.function.get());
-      versions_.push_back(leaf ? version_of(leaf->variable) : -1);
-      boundary_.push_back(std::move(edge));
-    }
+/// While alive, sees whether a backward() adds to gradients of leaves.
+class BackwardWatch {
+ public:
+  BackwardWatch()
+      : before_(std::exchange(t_added_to_gradients, false)),
+        handle_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(&note_accumulation).scopes({at::RecordScope::BACKWARD_FUNCTION}))) {}
+  ~BackwardWatch() {
+    at::removeCallback(handle_);
+    t_added_to_gradients = before_;
   }
+  BackwardWatch(const BackwardWatch&) = delete;
+  BackwardWatch& operator=(const BackwardWatch&) = delete;
 
-  void check_leaves() const {
-    for (std::size_t i = 0; i < boundary_.size(); ++i) {
-      const auto* leaf = dynamic_cast<const AccumulateGrad*>(boundary_[i].function.get());
-      if (!leaf || version_of(leaf->variable) == versions_[i]) continue;
-      throw ModelError(fmt::format(
-          "zero::recompute: a parameter of shape [{}] was changed in place between forward and backward; run backward "
-          "before the optimizer's step",
-          fmt::join(leaf->variable.sizes(), ", ")));
-    }
-  }
+  bool has_seen_one() const { return t_added_to_gradients; }
 
-  Tensors run_again(const Tensors& arguments) {
-    const Kept buffers(what_.buffers);
-    std::optional<RandomReplay> random;
-    if (!random_.empty()) random.emplace(random_, scopes_, devices_);
-    Tensors outputs = what_.run(arguments);
-    if (outputs.size() != is_differentiable_.size()) {
-      is_another_run(fmt::format("returned {} tensors, and {} in forward", outputs.size(), is_differentiable_.size()));
-    }
-    if (hashes_.empty()) return outputs;
-    const auto again = hashes_of(outputs);
-    for (std::size_t i = 0; i < again.size(); ++i) {
-      if (again[i] != hashes_[i]) is_another_run(fmt::format("gave other values for its output {}", i));
-    }
-    return outputs;
-  }
+ private:
+  bool before_;
+  at::CallbackHandle handle_;
+};
 
-  void check_graph(const Tensors& outputs, const edge_list& places) const {
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      const bool differentiable = outputs[i].defined() && outputs[i].requires_grad();
-      if (differentiable != is_differentiable_[i])
-        is_another_run(fmt::format("gave an output {} {} a gradient", i, differentiable ? "with" : "without"));
+/// The inputs of a run, and inside of what.
+struct Arguments {
+  Tensors tensors;
+  std::map<std::size_t, at::Tensor> leaves;  ///< of inputs that have a graph: where the run's graph ends
+  std::vector<std::int64_t> versions;
+};
+
+Arguments arguments_of(const Tensors& inputs) {
+  Arguments made{.tensors = inputs};
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].defined() && inputs[i].requires_grad() && !inputs[i].is_leaf()) {
+      made.leaves[i] = inputs[i].detach().requires_grad_(true);
+      made.tensors[i] = Entry::apply(made.leaves[i]);
     }
-    std::set<Place> known;
-    for (const Edge& edge : places) known.insert(place_of(edge));
-    const Graph graph = follow(outputs, [&](const Edge& edge) { return known.contains(place_of(edge)); });
-    for (const Edge& edge : graph.leaves) {
-      if (!known.contains(place_of(edge))) is_another_run("used a parameter that it did not use in forward");
-    }
-    if (graph.path != path_) is_another_run("ran other operators");
+    made.versions.push_back(version_of(made.tensors[i]));
   }
+  return made;
+}
+
+/// Where a gradient of a part goes: exactly one of these.
+struct Source {
+  std::optional<std::size_t> input, result;
+  Edge outside;
+};
+
+/// A result that the part has computed.
+struct Result {
+  std::vector<Source> sources;
+  std::uint64_t path = 0;
+};
+
+/// What a second run has made.
+struct Again {
+  Arguments arguments;
+  Tensors outputs;
+};
+
+/// The second run of a part with several results, for those whose turn is yet to come in this backward. One at a time:
+/// a part is through before the one before it begins.
+struct KeptRun {
+  std::uint64_t segment = 0;
+  int backward = -1;
+  std::shared_ptr<Again> made;
+};
+thread_local KeptRun t_kept;
+
+/// A part of a forward, between its runs.
+class Segment : public torch::CustomClassHolder {
+ public:
+  Segment(Recomputable what, const Tensors& inputs) : what_(std::move(what)), devices_(devices_beside_cpu(inputs)) {}
+
+  /// The results of the first run, each with a node of its own where it was computed. Throws ModelError.
+  Tensors run(const Tensors& inputs, const c10::intrusive_ptr<Segment>& self);
+
+  /// The gradients of the sources of result `k` from its own. Throws ModelError.
+  variable_list gradients(std::size_t k, const Tensors& inputs, const at::Tensor& gradient);
+
+  const std::vector<Source>& sources(std::size_t k) const { return results_.at(k).sources; }
+
+ private:
+  static std::uint64_t next_id() {
+    static std::atomic<std::uint64_t> last{0};
+    return ++last;
+  }
+  Tensors run_first(const Arguments& arguments);
+  void check_inputs(const Arguments& arguments) const;
+  void find_sources(const Tensors& outputs, const Arguments& arguments, std::uint64_t begin);
+  at::Tensor value_for_node(const Tensors& outputs, std::size_t k, const Tensors& inputs) const;
+  bool is_of_others(const Tensors& outputs, std::size_t k, const Tensors& inputs) const;
+  variable_list parents_of(std::size_t k, const Tensors& inputs, const Tensors& results) const;
+
+  std::shared_ptr<Again> again(const Tensors& inputs);
+  std::shared_ptr<Again> run_again(const Tensors& inputs);
+  void check_leaves() const;
+  void check_graph(const Again& made) const;
+  Edge edge_of(const Source& source, const Again& made) const;
 
   Recomputable what_;
-  Tensors inputs_;
-  Tensors outputs_;                      ///< on their way through the node
-  std::vector<bool> is_differentiable_;  ///< by output
   std::vector<c10::Device> devices_;
   at::ThreadLocalState state_;
-  RandomState random_;
-  std::vector<at::Tensor> scopes_;      ///< of random numbers of their own
-  std::vector<std::size_t> cut_;        ///< inputs that have a graph
-  edge_list boundary_;                  ///< out of the function, but for those inputs
-  std::vector<std::int64_t> versions_;  ///< of its leaves
-  std::uint64_t path_ = 0;
-  std::vector<std::uint64_t> hashes_;  ///< by output; empty: not compared
+  std::optional<RecordedRandom> random_;
+  std::map<std::size_t, Result> results_;       ///< by output
+  std::map<const Node*, std::int64_t> leaves_;  ///< versions of leaves that were captured
+  std::vector<std::uint64_t> hashes_;           ///< by output; empty: not compared
+  std::size_t outputs_ = 0;
+  const std::uint64_t id_ = next_id();
+};
+
+/// What the node of a result keeps.
+struct Given {
+  c10::intrusive_ptr<Segment> segment;
+  std::size_t result;
+  at::Tensor value;
+  Tensors inputs;
 };
 
 struct Recomputation : torch::autograd::Function<Recomputation> {
-  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Segment>& segment, at::TensorList) {
+  static at::Tensor forward(AutogradContext* ctx, const std::shared_ptr<Given>& given, at::TensorList) {
     ctx->set_materialize_grads(false);
-    ctx->save_for_backward(segment->take_inputs());
-    ctx->saved_data["segment"] = c10::IValue::make_capsule(segment);
-    return segment->give_outputs();
+    ctx->save_for_backward(given->inputs);
+    ctx->saved_data["segment"] = c10::IValue::make_capsule(given->segment);
+    ctx->saved_data["result"] = static_cast<std::int64_t>(given->result);
+    return given->value;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
@@ -385,11 +338,250 @@ struct Recomputation : torch::autograd::Function<Recomputation> {
           "recompute");
     }
     const auto segment = c10::static_intrusive_pointer_cast<Segment>(ctx->saved_data["segment"].toCapsule());
-    variable_list all = segment->gradients(ctx->get_saved_variables(), gradients);
-    all.insert(all.begin(), at::Tensor());  // of the segment itself
+    const auto k = static_cast<std::size_t>(ctx->saved_data["result"].toInt());
+    variable_list all(1 + segment->sources(k).size());  // the first one is no tensor
+    if (!gradients[0].defined()) return all;
+    variable_list of_sources = segment->gradients(k, ctx->get_saved_variables(), gradients[0]);
+    std::move(of_sources.begin(), of_sources.end(), all.begin() + 1);
     return all;
   }
 };
+
+Tensors Segment::run(const Tensors& inputs, const c10::intrusive_ptr<Segment>& self) {
+  const std::uint64_t begin = at::sequence_number::peek();
+  const Arguments arguments = arguments_of(inputs);
+  Tensors outputs = run_first(arguments);
+  outputs_ = outputs.size();
+  find_sources(outputs, arguments, begin);
+  if (what_.options.compare) hashes_ = hashes_of(outputs);
+  Tensors results(outputs.size());
+  // Those that others depend on come first.
+  std::vector<std::size_t> order;
+  for (const auto& [k, result] : results_) order.push_back(k);
+  const auto number = [&](std::size_t k) { return gradient_edge(outputs[k]).function->sequence_nr(); };
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return number(a) < number(b); });
+  for (const std::size_t k : order) {
+    auto given = std::make_shared<Given>(Given{self, k, value_for_node(outputs, k, inputs), inputs});
+    const variable_list parents = parents_of(k, inputs, results);
+    results[k] = Recomputation::apply(given, at::TensorList(parents));
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (results[i].defined()) continue;
+    results[i] = outputs[i];
+    for (std::size_t j = 0; j < i; ++j) {  // returned twice
+      if (results_.contains(j) && outputs[i].is_same(outputs[j])) results[i] = results[j];
+    }
+    for (const auto& [j, leaf] : arguments.leaves) {
+      if (outputs[i].is_same(arguments.tensors[j])) results[i] = inputs[j];
+    }
+  }
+  return results;
+}
+
+Tensors Segment::run_first(const Arguments& arguments) {
+  // Inside a second run this one is a repetition, too.
+  std::optional<Kept> buffers;
+  if (t_second_runs > 0) buffers.emplace(what_.buffers);
+  const WithoutCachedCasts casts;
+  const BackwardWatch backward;
+  std::optional<RandomRecording> recording;
+  if (what_.options.preserve_random) recording.emplace(devices_);
+  Tensors outputs = what_.run(arguments.tensors);
+  if (recording) random_ = recording->take();
+  if (backward.has_seen_one()) {
+    throw ModelError(
+        "zero::recompute: the function runs a backward() of its own, which adds to gradients of parameters, and would "
+        "again in backward; use torch::autograd::grad in it, or call it without recompute");
+  }
+  check_inputs(arguments);
+  return outputs;
+}
+
+void Segment::check_inputs(const Arguments& arguments) const {
+  for (std::size_t i = 0; i < arguments.tensors.size(); ++i) {
+    if (version_of(arguments.tensors[i]) == arguments.versions[i]) continue;
+    throw ModelError(
+        fmt::format("zero::recompute: the function changes its input {} in place; backward could not run it again from "
+                    "there: give it a clone()",
+                    i));
+  }
+}
+
+void Segment::find_sources(const Tensors& outputs, const Arguments& arguments, std::uint64_t begin) {
+  const auto is_from_before = [begin](const Edge& edge) {
+    return edge.function->sequence_nr() < begin || edge.function->thread_id() != at::RecordFunction::currentThreadId();
+  };
+  std::map<Place, std::size_t> computed, input_leaves;
+  for (const auto& [i, leaf] : arguments.leaves) input_leaves[place_of(gradient_edge(leaf))] = i;
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    const at::Tensor& output = outputs[k];
+    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
+    const auto is_argument = [&](const auto& item) { return output.is_same(arguments.tensors[item.first]); };
+    if (std::any_of(arguments.leaves.begin(), arguments.leaves.end(), is_argument)) continue;
+    const Edge edge = gradient_edge(output);
+    if (!is_from_before(edge)) computed.emplace(place_of(edge), k);  // not again where it is returned twice
+  }
+  for (const auto& [place, k] : computed) {
+    const auto is_other = [&, own = place](const Edge& edge) {
+      return place_of(edge) != own && computed.contains(place_of(edge));
+    };
+    Graph graph = follow(outputs[k], [&](const Edge& edge) { return is_from_before(edge) || is_other(edge); });
+    Result& result = results_[k];
+    result.path = graph.path;
+    for (Edge& edge : graph.leaves) {
+      Source source;
+      const Place at = place_of(edge);
+      if (const auto input = input_leaves.find(at); input != input_leaves.end()) {
+        source.input = input->second;
+      } else if (const auto other = computed.find(at); other != computed.end()) {
+        if (graph.nodes.contains(at.first)) {
+          throw ModelError(
+              fmt::format("zero::recompute: result {} is computed from result {} and from another one of the operator "
+                          "that made that; return a clone() of it",
+                          k, other->second));
+        }
+        source.result = other->second;
+      } else {
+        if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(edge.function.get()))
+          leaves_.emplace(leaf, version_of(leaf->variable));
+        source.outside = std::move(edge);
+      }
+      result.sources.push_back(std::move(source));
+    }
+  }
+}
+
+/// Its memory, and nothing of the graph. One that shares memory with another tensor is a view that libtorch does not let
+/// be changed in place: the other would not know.
+at::Tensor Segment::value_for_node(const Tensors& outputs, std::size_t k, const Tensors& inputs) const {
+  const at::NoGradGuard no_grad;
+  const at::Tensor value = outputs[k].detach();
+  return is_of_others(outputs, k, inputs) ? at::alias(value) : value;
+}
+
+bool Segment::is_of_others(const Tensors& outputs, std::size_t k, const Tensors& inputs) const {
+  const at::Tensor& output = outputs[k];
+  if (!output.has_storage()) return false;
+  const auto same = [&](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.has_storage() &&
+           tensor.storage().unsafeGetStorageImpl() == output.storage().unsafeGetStorageImpl();
+  };
+  const auto is_other = [&](const at::Tensor& tensor) { return !tensor.is_same(output) && same(tensor); };
+  return std::any_of(inputs.begin(), inputs.end(), same) || std::any_of(outputs.begin(), outputs.end(), is_other) ||
+         std::any_of(leaves_.begin(), leaves_.end(),
+                     [&](const auto& leaf) { return same(static_cast<const AccumulateGrad*>(leaf.first)->variable); });
+}
+
+/// What the node of a result depends on; for tensors of before that are no leaves, stand-ins with their place.
+variable_list Segment::parents_of(std::size_t k, const Tensors& inputs, const Tensors& results) const {
+  variable_list parents;
+  for (const Source& source : results_.at(k).sources) {
+    if (source.input) {
+      parents.push_back(inputs[*source.input]);
+    } else if (source.result) {
+      parents.push_back(results[*source.result]);
+    } else if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(source.outside.function.get())) {
+      parents.push_back(leaf->variable);
+    } else {
+      const at::NoGradGuard no_grad;
+      at::Tensor stand_in = at::empty({0}, at::kFloat);
+      torch::autograd::impl::set_gradient_edge(stand_in, source.outside);
+      parents.push_back(std::move(stand_in));
+    }
+  }
+  return parents;
+}
+
+variable_list Segment::gradients(std::size_t k, const Tensors& inputs, const at::Tensor& gradient) {
+  const at::ThreadLocalStateGuard as_in_forward(state_);
+  const at::AutoGradMode with_graph(true);
+  const std::shared_ptr<Again> made = again(inputs);
+  edge_list places, ends;
+  for (const Source& source : results_.at(k).sources) {
+    places.push_back(edge_of(source, *made));
+    if (!source.input) ends.push_back(places.back());
+  }
+  const EndOfGraph here(ends);
+  return torch::autograd::Engine::get_default_engine().execute(
+      {gradient_edge(made->outputs[k])}, {gradient}, /*keep_graph=*/results_.size() > 1,
+      /*create_graph=*/false, /*accumulate_grad=*/false, places);
+}
+
+Edge Segment::edge_of(const Source& source, const Again& made) const {
+  if (source.input) return gradient_edge(made.arguments.leaves.at(*source.input));
+  if (source.result) return gradient_edge(made.outputs[*source.result]);
+  return source.outside;
+}
+
+std::shared_ptr<Again> Segment::again(const Tensors& inputs) {
+  const int backward = backward_id();
+  if (t_kept.segment == id_ && t_kept.backward == backward && t_kept.made) return t_kept.made;
+  t_kept = {};
+  check_leaves();
+  std::shared_ptr<Again> made = run_again(inputs);
+  if (results_.size() == 1) return made;
+  t_kept = {id_, backward, made};
+  when_backward_ends([id = id_](bool) {
+    if (t_kept.segment == id) t_kept = {};
+  });
+  return made;
+}
+
+std::shared_ptr<Again> Segment::run_again(const Tensors& inputs) {
+  auto made = std::make_shared<Again>(Again{arguments_of(inputs), {}});
+  {
+    ++t_second_runs;
+    const std::shared_ptr<void> count(nullptr, [](void*) { --t_second_runs; });
+    const Kept buffers(what_.buffers);
+    const WithoutCachedCasts casts;
+    std::optional<RandomReplay> random;
+    if (random_) random.emplace(*random_, devices_);
+    made->outputs = what_.run(made->arguments.tensors);
+  }
+  if (made->outputs.size() != outputs_)
+    is_another_run(fmt::format("returned {} tensors, and {} in forward", made->outputs.size(), outputs_));
+  if (!hashes_.empty()) {
+    const auto hashes = hashes_of(made->outputs);
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+      if (hashes[i] != hashes_[i]) is_another_run(fmt::format("gave other values for its output {}", i));
+    }
+  }
+  check_graph(*made);
+  return made;
+}
+
+void Segment::check_leaves() const {
+  for (const auto& [node, version] : leaves_) {
+    const at::Tensor& leaf = static_cast<const AccumulateGrad*>(node)->variable;
+    if (version_of(leaf) == version) continue;
+    throw ModelError(fmt::format(
+        "zero::recompute: a parameter of shape [{}] was changed in place between forward and backward; run backward "
+        "before the optimizer's step",
+        fmt::join(leaf.sizes(), ", ")));
+  }
+}
+
+void Segment::check_graph(const Again& made) const {
+  std::set<Place> outside;
+  for (const auto& [k, result] : results_) {
+    const at::Tensor& output = made.outputs[k];
+    if (!output.defined() || !output.requires_grad() || output.is_leaf())
+      is_another_run(fmt::format("gave an output {} without a gradient", k));
+    outside.insert(place_of(gradient_edge(output)));
+    for (const Source& source : result.sources) outside.insert(place_of(edge_of(source, made)));
+  }
+  for (const auto& [k, result] : results_) {
+    const Place own = place_of(gradient_edge(made.outputs[k]));
+    const Graph graph = follow(
+        made.outputs[k], [&](const Edge& edge) { return place_of(edge) != own && outside.contains(place_of(edge)); });
+    std::set<Place> known;
+    for (const Source& source : result.sources) known.insert(place_of(edge_of(source, made)));
+    for (const Edge& edge : graph.leaves) {
+      if (!known.contains(place_of(edge))) is_another_run("used a parameter that it did not use in forward");
+    }
+    if (graph.path != result.path) is_another_run("ran other operators");
+  }
+}
 
 }  // namespace
 }  // namespace zero::intercept
@@ -397,18 +589,9 @@ struct Recomputation : torch::autograd::Function<Recomputation> {
 namespace zero {
 
 detail::Tensors detail::recompute_tensors(Recomputable what, Tensors inputs) {
-  using intercept::Recomputation, intercept::Segment;
   if (!at::GradMode::is_enabled()) return what.run(inputs);
-  auto segment = c10::make_intrusive<Segment>(std::move(what), inputs);
-  Tensors outputs = segment->run();
-  if (!segment->take_outputs(outputs, inputs)) return outputs;
-  const Tensors parents = segment->parents(inputs);
-  const Tensors through = Recomputation::apply(segment, at::TensorList(parents));
-  std::size_t next = 0;
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (segment->is_differentiable(i)) outputs[i] = through[next++];
-  }
-  return outputs;
+  const auto segment = c10::make_intrusive<intercept::Segment>(std::move(what), inputs);
+  return segment->run(inputs, segment);
 }
 
 }  // namespace zero

@@ -5,6 +5,9 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
 
 #include "support/errors.h"
 #include "support/spawn.h"
@@ -125,6 +128,64 @@ TEST(RecomputeEngine, TheSameBitsAsWithout) {
       check("the whole model", 0, true);
       check("blocks inside the whole model", 1, true);
     }));
+  }
+}
+
+/// What a program sees of random numbers and losses when it runs several backwards through a part with dropout.
+std::vector<double> several_backwards(Group group, bool again, const std::string& way, int stage) {
+  at::manual_seed(3);
+  torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Dropout(0.5), torch::nn::Linear(4, 4));
+  auto engine = initialize(model,
+                           fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "optimizer": {{"type": "SGD",
+      "params": {{"lr": 0.1}}}}, "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0}},
+      "zerotorch": {{"timeout_s": 30, "seed": 3}}}})",
+                                       stage),
+                           {.group = group});
+  const auto part = [&](const Tensor& in) { return again ? recompute(model, in) : model->forward(in); };
+  const auto early = [&](const Tensor& in) {  // dropout before the first parameter: the program's numbers
+    const auto f = [=](const Tensor& x) mutable { return model->forward(at::dropout(x, 0.5, true)); };
+    return again ? recompute(f, in) : f(in);
+  };
+  std::vector<double> seen;
+  for (int i = 0; i < 4; ++i) {
+    const Tensor x = at::ones({2, 4}).mul(i + 1 + group.rank());
+    if (way == "retain") {
+      const Tensor loss = part(x).sum();
+      engine.backward(loss, {.retain_graph = true});
+      engine.backward(loss);
+      seen.push_back(loss.item<double>());
+    } else if (way == "two forwards") {
+      const Tensor one = part(x).sum(), two = part(x * 2).pow(2).sum();
+      engine.backward(one);
+      seen.push_back(at::rand({1}).item<double>());
+      engine.backward(two);
+      seen.push_back(two.item<double>());
+    } else if (way == "early") {
+      const Tensor loss = early(x).sum();
+      engine.backward(loss);
+      seen.push_back(loss.item<double>());
+    } else {
+      const Tensor one = early(x).sum(), two = early(x).sum();
+      engine.backward(one);
+      engine.backward(two);
+      seen.push_back(one.item<double>() + two.item<double>());
+    }
+    engine.step();
+    seen.push_back(engine.grad_norm());
+    seen.push_back(at::rand({1}).item<double>());
+  }
+  return seen;
+}
+
+TEST(RecomputeEngine, RandomNumbersOfSeveralBackwards) {
+  for (const int stage : {1, 3}) {
+    for (const char* way : {"retain", "two forwards", "early", "early, two losses"}) {
+      SCOPED_TRACE(fmt::format("stage {}, {}", stage, way));
+      expect_all_ok(spawn(2, [&](Group group) {
+        at::set_num_threads(1);
+        EXPECT_EQ(several_backwards(group, true, way, stage), several_backwards(group, false, way, stage));
+      }));
+    }
   }
 }
 
