@@ -157,8 +157,8 @@ decltype(auto) call(F& f, Inputs&... inputs) {
 /// backwards, and calls inside one another; the last bits may differ where a tensor is used several times in and
 /// outside of parts, as sums are made part by part. The first run's intermediate results live until it returns, so that
 /// they are there of one part at a time. Parameters of an engine are gathered for the second run as for any other use.
-/// The second run gets the random numbers, autocast settings and inputs of the first; a module's buffers are left as the
-/// first run has made them. Without gradients on this is a plain call.
+/// The second run gets the random numbers, autocast settings and inputs of the first; a module's buffers are left as
+/// the first run has made them. Without gradients on this is a plain call.
 ///
 /// Throws ModelError when `f` changes an input in place or runs a backward() of its own; backward throws it where the
 /// second run is another one: other results (a captured value or a training flag has changed), another path, parameters
@@ -172,7 +172,7 @@ auto recompute_with(const RecomputeOptions& options, F f, Inputs... inputs) {
   static_assert(std::copy_constructible<F>, "zero::recompute: backward calls f again: it must be copyable");
   static_assert(
       detail::IsResult<Result>::value,
-      "zero::recompute: f must return tensors, numbers, or optionals, vectors, arrays, pairs or tuples of them");
+      "zero::recompute: f must return tensors, numbers, or optionals, vectors, arrays, pairs, tuples of them");
   const Given given(std::move(inputs)...);
   detail::Tensors tensors;
   detail::TensorsOf<Given>::take(given, tensors);

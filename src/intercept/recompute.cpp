@@ -451,8 +451,8 @@ void Segment::find_sources(const Tensors& outputs, const Arguments& arguments, s
   }
 }
 
-/// Its memory, and nothing of the graph. One that shares memory with another tensor is a view that libtorch does not let
-/// be changed in place: the other would not know.
+/// Its memory, and nothing of the graph. One that shares memory with another tensor is a view that libtorch refuses to
+/// change in place: the other would not know.
 at::Tensor Segment::value_for_node(const Tensors& outputs, std::size_t k, const Tensors& inputs) const {
   const at::NoGradGuard no_grad;
   const at::Tensor value = outputs[k].detach();
