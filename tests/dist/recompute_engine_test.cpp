@@ -143,7 +143,7 @@ std::vector<double> several_backwards(Group group, bool again, const std::string
                            {.group = group});
   const auto part = [&](const Tensor& in) { return again ? recompute(model, in) : model->forward(in); };
   const auto early = [&](const Tensor& in) {  // dropout before the first parameter: the program's numbers
-    const auto f = [=](const Tensor& x) mutable { return model->forward(at::dropout(x, 0.5, true)); };
+    auto f = [=](const Tensor& x) mutable { return model->forward(at::dropout(x, 0.5, true)); };
     return again ? recompute(f, in) : f(in);
   };
   std::vector<double> seen;
