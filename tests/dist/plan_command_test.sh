@@ -27,7 +27,9 @@ says "time at 100 Gbit/s"
 says "verdict    stage 0 fits: a host needs"
 says "25.77 GB (24.00 GiB)"
 expect "standard error" "$(cat err)" ""
-expect "columns" "$(grep -c 'stage 0 *stage 1 *stage 2 *stage 3' out)" 3
+expect "columns" "$(grep -c 'stage 0 *stage 1 *stage 2 *stage 3' out)" 4
+says "as the paper counts"
+expect "lines that 80 columns do not hold" "$(awk 'length > 80' out | grep -vc '^model\|^run\|^activations')" 0
 grep -q $'\x1b' out && fail "terminal codes in a file"
 
 plan 3 --preset gpt-152m -n 2 --memory 4GB --stages 0,1 --store copying
