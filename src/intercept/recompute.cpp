@@ -200,6 +200,13 @@ class WithoutCachedCasts {
 thread_local bool t_added_to_gradients = false;
 thread_local int t_second_runs = 0;  ///< under way
 
+struct SecondRun {
+  SecondRun() { ++t_second_runs; }
+  ~SecondRun() { --t_second_runs; }
+  SecondRun(const SecondRun&) = delete;
+  SecondRun& operator=(const SecondRun&) = delete;
+};
+
 std::unique_ptr<at::ObserverContext> note_accumulation(const at::RecordFunction& function) {
   if (std::string_view(function.name()).find("AccumulateGrad") != std::string_view::npos) t_added_to_gradients = true;
   return nullptr;
@@ -530,8 +537,7 @@ std::shared_ptr<Again> Segment::again(const Tensors& inputs) {
 std::shared_ptr<Again> Segment::run_again(const Tensors& inputs) {
   auto made = std::make_shared<Again>(Again{arguments_of(inputs), {}});
   {
-    ++t_second_runs;
-    const std::shared_ptr<void> count(nullptr, [](void*) { --t_second_runs; });
+    const SecondRun second;
     const Kept buffers(what_.buffers);
     const WithoutCachedCasts casts;
     std::optional<RandomReplay> random;
