@@ -83,7 +83,7 @@ format: test-packages
 
 # clang-tidy over src and apps; takes a quarter of an hour or more. `make tidy PATHS=src/comm` for a part.
 tidy: build
-	@.venv/bin/pip install -q --disable-pip-version-check clang-tidy==18.1.8
+	@if [ -x .venv/bin/pip ]; then .venv/bin/pip install -q --disable-pip-version-check clang-tidy==18.1.8; fi
 	@scripts/tidy.py --build $(BUILD) --jobs $(JOBS) $(PATHS)
 
 # Address and undefined-behaviour sanitizers on the unit and dist tests.

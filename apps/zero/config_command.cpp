@@ -109,7 +109,9 @@ void add_convert(CLI::App& command, const std::shared_ptr<Arguments>& arguments,
     converting->add_option(name, to, help)->check(real_number(0, 1e6))->type_name("X");
   };
   converting->add_option("file", arguments->file, "DeepSpeed JSON")->required();
-  converting->add_option("-n,--ranks", arguments->ranks, "ranks in all")->transform(whole_number(1, 1'000'000));
+  converting->add_option("-n,--ranks", arguments->ranks, "ranks in all (default 1)")
+      ->transform(whole_number(1, 1'000'000))
+      ->type_name("N");
   number("--steps", arguments->steps, "optimizer steps, for schedules that end");
   number("--micro-batch", trainer.micro_batch, "samples that each rank takes at a time (default 8)");
   number("--accumulation", trainer.accumulation, "micro-batches a step (default 1)");
@@ -127,23 +129,16 @@ void add_convert(CLI::App& command, const std::shared_ptr<Arguments>& arguments,
 void add_init(CLI::App& command, const std::shared_ptr<Arguments>& arguments, int& exit_code) {
   CLI::App* starting = command.add_subcommand("init", "print a configuration to begin with, that of `zero train`");
   TrainOptions& options = arguments->starter;
-  starting->add_option("-n,--ranks", arguments->ranks, "ranks in all")->transform(whole_number(1, 1'000'000));
+  starting->add_option("-n,--ranks", arguments->ranks, "ranks in all (default 1)")
+      ->transform(whole_number(1, 1'000'000))
+      ->type_name("N");
   starting->add_option("--stage", options.stage, "ZeRO stage, 0 to 3 (default 3)")
       ->transform(whole_number(0, 3))
       ->type_name("N");
   starting->add_option("--steps", options.steps, "optimizer steps, for the schedule (default 220)")
       ->transform(whole_number(1))
       ->type_name("N");
-  starting->add_option("--lr", options.lr, "the largest learning rate")->check(real_number(0, 1e6))->type_name("X");
-  starting->add_option("--batch-size", options.batch_size, "samples of an optimizer step, over all ranks")
-      ->transform(whole_number(1))
-      ->type_name("N");
-  starting->add_option("--micro-batch", options.micro_batch, "samples that each rank takes at a time")
-      ->transform(whole_number(1))
-      ->type_name("N");
-  starting->add_option("--dtype", options.dtype, "of parameters and activations (default bf16)")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
-      ->type_name("fp32|bf16|fp16");
+  add_override_options(*starting, options);
   starting->callback([arguments, &exit_code] { exit_code = init(*arguments); });
 }
 

@@ -208,7 +208,7 @@ void TrainLoop::one_step() {
   result_.stop_signal = run_.stop_signal();
   result_.diverged = run_.diverged();
   result_.time_is_up = run_.time_is_up() && result_.steps_done < plan_.steps;
-  if (run_.should_stop() && (result_.stop_signal != 0 || result_.diverged || result_.time_is_up)) throw Stopped{};
+  if (result_.stop_signal != 0 || result_.diverged || result_.time_is_up) throw Stopped{};
 }
 
 StepOutcome TrainLoop::train_step() {

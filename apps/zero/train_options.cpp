@@ -44,26 +44,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->transform(kNotNegative)
       ->type_name("N")
       ->group(kTraining);
-  command.add_option("--lr", options.lr, "learning rate: the largest one of the schedule; overrides the configuration")
-      ->check(real_number(0, 1e6))
-      ->type_name("X")
-      ->group(kTraining);
-  command
-      .add_option("--batch-size", options.batch_size,
-                  "sequences of an optimizer step, over all ranks and micro-batches; overrides the configuration")
-      ->transform(kPositive)
-      ->type_name("N")
-      ->group(kTraining);
-  command
-      .add_option("--micro-batch", options.micro_batch,
-                  "sequences that each rank takes at a time; overrides the configuration, the batch size stays")
-      ->transform(kPositive)
-      ->type_name("N")
-      ->group(kTraining);
-  command.add_option("--dtype", options.dtype, "of parameters and activations; overrides the configuration")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
-      ->type_name("fp32|bf16|fp16")
-      ->group(kTraining);
+  add_override_options(command, options);
   command.add_option("--steps", options.steps, "optimizer steps (default 220)")
       ->transform(kPositive)
       ->type_name("N")
@@ -203,6 +184,29 @@ void add_text_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--cache-dir", options.cache_dir, "where packed text is kept; default: ~/.cache/zerotorch")
       ->type_name("DIR")
       ->group(kData);
+}
+
+void add_override_options(CLI::App& command, TrainOptions& options) {
+  command.add_option("--lr", options.lr, "learning rate: the largest one of the schedule; overrides the configuration")
+      ->check(real_number(0, 1e6))
+      ->type_name("X")
+      ->group(kTraining);
+  command
+      .add_option("--batch-size", options.batch_size,
+                  "sequences of an optimizer step, over all ranks and micro-batches; overrides the configuration")
+      ->transform(kPositive)
+      ->type_name("N")
+      ->group(kTraining);
+  command
+      .add_option("--micro-batch", options.micro_batch,
+                  "sequences that each rank takes at a time; overrides the configuration, the batch size stays")
+      ->transform(kPositive)
+      ->type_name("N")
+      ->group(kTraining);
+  command.add_option("--dtype", options.dtype, "of parameters and activations; overrides the configuration")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->type_name("fp32|bf16|fp16")
+      ->group(kTraining);
 }
 
 void add_model_options(CLI::App& command, TrainOptions& options) {

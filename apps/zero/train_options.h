@@ -71,6 +71,8 @@ std::vector<std::string> wanted_suffixes(const TrainOptions& options);
 /// Only where the text comes from and what the model is, for commands that share these.
 void add_text_options(CLI::App& command, TrainOptions& options);
 void add_model_options(CLI::App& command, TrainOptions& options);
+/// --lr, --batch-size, --micro-batch and --dtype, for commands that make a configuration.
+void add_override_options(CLI::App& command, TrainOptions& options);
 
 /// "\n" -> a line end, "\t" -> a tab, "\\" -> a backslash.
 std::string unescape(const std::string& text);
