@@ -54,8 +54,8 @@ std::optional<RecordedRandom> RandomRecording::take() {
 
 RandomReplay::RandomReplay(const RecordedRandom& recorded, std::vector<c10::Device> devices)
     : recorded_(recorded), devices_(std::move(devices)), outer_(t_replay) {
-  // A stream that began in the part is to begin there again. Inside another replay the generators do not stand where the
-  // stream does, and must not be taken for it.
+  // A stream that began in the part is to begin there again. Inside another replay the generators do not stand where
+  // the stream does, and must not be taken for it.
   if (void (*const interrupt)() = g_interrupt; recorded_.stream && interrupt && !outer_) interrupt();
   t_replay = this;
   outside_ = RandomState::take(devices_);
