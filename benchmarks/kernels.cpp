@@ -1,6 +1,6 @@
 // How close our passes over memory come to what the memory gives.
 //
-//   kernels [--mb 256] [--rounds 15] [--threads 1] [--isa avx512]
+//   kernels [--mb 256] [--rounds 15] [--threads 1] [--isa avx512] [--only adam]
 //
 // Every pass is timed in turn with a probe on the same buffers: the same streams read and written, with the
 // same element sizes, the same width of vectors and ordinary stores, but only bits combined
@@ -47,6 +47,7 @@ struct Options {
   int rounds = 15;
   int threads = 1;
   std::string isa;
+  std::string only;
 };
 
 /// Page-aligned zeroed memory, huge pages where the system grants them: as storage::FlatBuffer.
@@ -434,6 +435,7 @@ class CopyPass final : public Pass {
 using MakePass = std::function<std::unique_ptr<Pass>(std::size_t budget)>;
 
 void run(const Options& options, const std::string& name, const std::string& isa, const MakePass& make) {
+  if (name.find(options.only) == std::string::npos) return;
   const std::size_t budget = static_cast<std::size_t>(options.mb) << 20;
   std::vector<std::vector<double>> kernel(options.threads), probe(options.threads);
   std::vector<std::string> problems(options.threads);
@@ -574,6 +576,7 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", options.rounds);
   app.add_option("--threads", options.threads, "at once, each on a core and on buffers of its own");
   app.add_option("--isa", options.isa, "generic, avx2 or avx512, where it is not to be the best there is");
+  app.add_option("--only", options.only, "passes whose names contain this");
   CLI11_PARSE(app, argc, argv);
   if (!options.isa.empty()) setenv("ZERO_ISA", options.isa.c_str(), 1);
   try {
