@@ -63,6 +63,7 @@ ordered_json traffic_json(const plan::Traffic& traffic) {
   return {{"gathered_numel", traffic.gathered_numel},
           {"reduced_numel", traffic.reduced_numel},
           {"published_numel", traffic.published_numel},
+          {"whole_numel", traffic.whole_numel},
           {"nbytes", traffic.nbytes},
           {"seconds", traffic.seconds},
           {"nvme_nbytes", traffic.nvme_nbytes}};

@@ -170,8 +170,9 @@ void add_traffic_rows(Table& table, const PlanResult& result) {
   table.words("elements, in model sizes x (N-1)/N", [](const Plan& p) {
     const auto& t = p.traffic;
     const double all = static_cast<double>(p.padded_numel) * (p.ranks - 1) / p.ranks;
-    return all == 0 ? std::string("-")
-                    : fmt::format("{:.2f}", (t.gathered_numel + t.reduced_numel + t.published_numel) / all);
+    return all == 0
+               ? std::string("-")
+               : fmt::format("{:.2f}", (t.gathered_numel + t.reduced_numel + t.published_numel + t.whole_numel) / all);
   });
   if (result.request.cluster.bandwidth_nbytes_per_s <= 0) return;
   table.words(fmt::format("time at {:g} Gbit/s", result.request.cluster.bandwidth_nbytes_per_s * 8 / 1e9),

@@ -1,4 +1,5 @@
 // The end of a run: the other half of report_tables.h.
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -61,12 +62,13 @@ std::string describe_traffic(const RunResult& result) {
   if (result.ranks == 1) return "";
   const auto steps = static_cast<double>(result.steps_here);
   const StepTotals& t = result.totals;
+  const std::string whole =
+      t.whole_numel > 0 ? fmt::format(", whole tensors {}", human_count(t.whole_numel / steps)) : "";
   return fmt::format(
-      "traffic    {} elements a step to each rank: gathered {}, reduced {}, published {}\n"
+      "traffic    {} elements a step to each rank: gathered {}, reduced {}, published {}{}\n"
       "           = {:.2f} x P (N-1)/N with P = {} parameters as laid out, N = {} ranks\n",
-      human_count((t.gathered_numel + t.reduced_numel + t.published_numel) / steps),
-      human_count(t.gathered_numel / steps), human_count(t.reduced_numel / steps),
-      human_count(t.published_numel / steps), traffic_in_model_sizes(result),
+      human_count(t.moved_numel() / steps), human_count(t.gathered_numel / steps), human_count(t.reduced_numel / steps),
+      human_count(t.published_numel / steps), whole, traffic_in_model_sizes(result),
       human_count(static_cast<double>(result.padded_numel)), result.ranks);
 }
 
@@ -108,9 +110,8 @@ ordered_json kinds_json(const MemoryReport& report) {
 
 double traffic_in_model_sizes(const RunResult& result) {
   if (result.ranks == 1 || result.steps_here == 0) return 0;
-  const double elements = result.totals.gathered_numel + result.totals.reduced_numel + result.totals.published_numel;
   const double unit = static_cast<double>(result.padded_numel) * (result.ranks - 1) / result.ranks;
-  return elements / static_cast<double>(result.steps_here) / unit;
+  return result.totals.moved_numel() / static_cast<double>(result.steps_here) / unit;
 }
 
 std::string describe_result(const TrainPlan& plan, const RunResult& result) {
@@ -126,9 +127,11 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   if (result.diverged) text += fmt::format("diverged at step {} of {}\n", result.steps_done, plan.steps);
   text += describe_validation(plan, result);
   if (result.steps_done > 0) {
-    text += fmt::format("speed      {} tokens/s; {} steps in {}, all in {}\n",
+    const std::string here =
+        result.steps_here < result.steps_done ? fmt::format("; this time {}", result.steps_here) : "";
+    text += fmt::format("speed      {} tokens/s; {} steps in {}{}, all in {}\n",
                         with_commas(std::llround(tokens_per_s(result))), result.steps_done,
-                        duration(result.training_seconds), duration(result.total_seconds));
+                        duration(result.training_seconds), here, duration(result.total_seconds));
     if (result.steps_here > 0) text += describe_times(result) + describe_traffic(result);
   }
   if (result.skipped_steps > 0) {
@@ -187,6 +190,7 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
           {"preset", plan.preset},
           {"parameters_numel", plan.parameters_numel},
           {"ranks", result.ranks},
+          {"threads_per_rank", at::get_num_threads()},
           {"stage", result.stage},
           {"train_loss", result.last_loss},
           {"train_loss_last_step", result.step_loss},

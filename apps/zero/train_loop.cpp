@@ -219,6 +219,7 @@ StepOutcome TrainLoop::train_step() {
   totals_.gathered_numel += static_cast<double>(after.gathered_numel - before.gathered_numel);
   totals_.reduced_numel += static_cast<double>(after.reduced_numel - before.reduced_numel);
   totals_.published_numel += static_cast<double>(after.published_numel - before.published_numel);
+  totals_.whole_numel += static_cast<double>(after.whole_numel - before.whole_numel);
   add(totals_.inside, engine_.step_breakdown());
   return *outcome;
 }

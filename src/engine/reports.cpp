@@ -58,6 +58,7 @@ CommunicationReport Engine::communication_report() const {
   report.published_numel += impl_->reducer->published_numel();
   report.reductions = impl_->reducer->reductions();
   report.copied_nbytes += impl_->reducer->copied_nbytes();
+  report.whole_numel = impl_->optimizer->whole_received_numel();
   report.control_nbytes = impl_->norm->received_nbytes() + impl_->reducer->agreement().received_nbytes();
   const auto& model = impl_->model;
   const auto low = static_cast<std::int64_t>(element_nbytes(model.param_dtype));
@@ -66,7 +67,8 @@ CommunicationReport Engine::communication_report() const {
   const auto published = model.sharding.optimizer_states ? low : sum;
   const auto gradient = static_cast<std::int64_t>(element_nbytes(model.gradient_dtype));
   report.received_nbytes = low * report.gathered_numel + gradient * report.reduced_numel +
-                           published * report.published_numel + report.control_nbytes;
+                           published * report.published_numel +
+                           static_cast<std::int64_t>(sizeof(float)) * report.whole_numel + report.control_nbytes;
   return report;
 }
 
@@ -74,11 +76,11 @@ std::string CommunicationReport::to_string() const {
   return fmt::format(
       "{} ranks, {} parameters laid out in {} elements\n"
       "received by this rank: gathered {} in {} gathers ({} prefetched), reduced {} in {} reductions, "
-      "published {} "
+      "published {}, whole tensors {} "
       "elements; control {} bytes\n"
       "most parameters live at once: {} elements; gathered ahead of use: {} at most\n",
       world_size, parameters_numel, padded_numel, gathered_numel, gathers, prefetched_gathers, reduced_numel,
-      reductions, published_numel, control_nbytes, peak_live_numel, prefetch_window_numel);
+      reductions, published_numel, whole_numel, control_nbytes, peak_live_numel, prefetch_window_numel);
 }
 
 }  // namespace zero

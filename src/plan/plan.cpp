@@ -68,11 +68,12 @@ Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config
   // Parameters that exist once on every host: to each host once.
   const double to_hosts = laid.node_shared ? trainable_numel(laid) * (laid.hosts - 1) / world : 0;
   traffic.published_numel = to_all + to_hosts;
+  traffic.whole_numel = static_cast<double>(laid.whole_moved_numel) / world;
   const double low = static_cast<double>(laid.low_nbytes());
   const double published = laid.sharding.optimizer_states ? low : static_cast<double>(laid.sum_nbytes());
   traffic.nbytes = (traffic.gathered_numel + to_hosts) * low +
                    traffic.reduced_numel * static_cast<double>(laid.gradient_nbytes()) + to_all * published +
-                   norm_nbytes(laid);
+                   traffic.whole_numel * sizeof(float) + norm_nbytes(laid);
   if (cluster.bandwidth_nbytes_per_s > 0) traffic.seconds = traffic.nbytes / cluster.bandwidth_nbytes_per_s;
   return traffic;
 }

@@ -75,6 +75,15 @@ void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Co
   for (std::size_t u = 0; u < laid.units.size(); ++u)
     cuts.push_back(layout::shard_cuts(laid.units[u].numel, laid.world_size, static_cast<int>(u)));
   laid.whole = layout::plan_rounds(places, cuts);
+  for (std::size_t t = 0; t < places.size(); ++t) {
+    const auto& [unit, range] = places[t];
+    if (!laid.units[static_cast<std::size_t>(unit)].trainable) continue;
+    const auto& its = cuts[static_cast<std::size_t>(unit)];
+    const auto owner = static_cast<std::size_t>(laid.whole.owner[t]);
+    const std::int64_t elsewhere = range.numel() - layout::intersect(range, {its[owner], its[owner + 1]}).numel();
+    // To the owner and back; or from it to all the others.
+    laid.whole_moved_numel += laid.sharding.optimizer_states ? 2 * elsewhere : (laid.world_size - 1) * range.numel();
+  }
 }
 
 void check_step_in_backward(const Config& config) {

@@ -33,6 +33,7 @@ struct LaidOut {
   /// Of the configuration's optimizer, by unit and its slots: a rule each.
   std::vector<std::vector<const optim::Rule*>> rules;
   layout::TensorRounds whole;                    ///< tensors that are brought together in a step
+  std::int64_t whole_moved_numel = 0;            ///< elements that all ranks together receive for it
   std::vector<std::int64_t> whole_state_nbytes;  ///< by these: of their states that are not of elements
   bool overlap = false;
   bool step_in_backward = false;    ///< gradient sums are used up bucket by bucket

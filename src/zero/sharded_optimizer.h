@@ -116,6 +116,8 @@ class ShardedOptimizer {
   void set_steps_of(int parameter, std::int64_t steps) { steps_[parameter] = steps; }
   /// The number of updates of the parameter that was updated most often.
   std::int64_t steps() const;
+  /// Moved to this rank so far to bring tensors together.
+  std::int64_t whole_received_numel() const { return whole_ ? whole_->received_numel() : 0; }
   /// Traffic between memory and disk so far; nullopt without a disk.
   std::optional<storage::DiskTraffic> disk_traffic() const;
   /// Describes the disk, for the log; empty without one.

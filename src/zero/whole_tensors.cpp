@@ -92,7 +92,7 @@ void WholeTensors::change_tensors(c10::function_ref<bool(int parameter)> is_acti
       const std::int64_t numel = range_of(tensor).numel();
       if (model_.world_size() == 1) continue;
       model_.transport->broadcast(whole, numel, DType::kFloat32, plan_.owner[t], {.label = "whole tensors"}).wait();
-      if (plan_.owner[t] != model_.rank()) received_nbytes_ += numel * static_cast<std::int64_t>(sizeof(float));
+      if (plan_.owner[t] != model_.rank()) received_numel_ += numel;
     }
     return;
   }
@@ -155,7 +155,7 @@ void WholeTensors::take(int, std::span<const void* const> slices) {
   for (std::size_t rank = 0; rank < slices.size(); ++rank) {
     if (!destinations_[rank]) continue;
     copy(destinations_[rank], static_cast<const float*>(slices[rank]), wanted_[rank]);
-    received_nbytes_ += wanted_[rank] * static_cast<std::int64_t>(sizeof(float));
+    received_numel_ += wanted_[rank];
   }
 }
 

@@ -36,8 +36,8 @@ class WholeTensors {
   /// whose result all get that hold a part. *Collective.*
   void change_tensors(c10::function_ref<bool(int parameter)> is_active, Values values, Change change);
 
-  /// Moved by change_tensors() to this rank so far.
-  std::int64_t received_nbytes() const { return received_nbytes_; }
+  /// Moved by change_tensors() to this rank so far; fp32.
+  std::int64_t received_numel() const { return received_numel_; }
 
  private:
   void run_round(const layout::TensorRound& round, c10::function_ref<bool(int)> is_active, Values values,
@@ -59,7 +59,7 @@ class WholeTensors {
   std::shared_ptr<comm::ExchangeBoard> board_;  ///< parcels 2k and 2k + 1 are those of round k
   std::vector<float*> destinations_;            ///< of the exchange that runs, by sender; null: nothing is wanted
   std::vector<std::int64_t> wanted_;            ///< elements of each sender
-  std::int64_t received_nbytes_ = 0;
+  std::int64_t received_numel_ = 0;
 };
 
 }  // namespace zero::sharding

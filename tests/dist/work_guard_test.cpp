@@ -74,6 +74,7 @@ CommunicationReport minus(CommunicationReport a, const CommunicationReport& b) {
   a.gathered_numel -= b.gathered_numel;
   a.reduced_numel -= b.reduced_numel;
   a.published_numel -= b.published_numel;
+  a.whole_numel -= b.whole_numel;
   a.gathers -= b.gathers;
   a.reductions -= b.reductions;
   a.copied_nbytes -= b.copied_nbytes;
