@@ -3,13 +3,15 @@
 // expected, and the remedy.
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace zero {
 
 /// Base of every exception the library throws on purpose.
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& what);
 };
 
 /// A configuration (JSON, option or environment) that cannot be honoured. Nothing has been allocated yet.
@@ -48,4 +50,12 @@ class InternalError : public Error {
   using Error::Error;
 };
 
+namespace detail {
+
+/// For front ends in other languages, which have other names for what messages speak of: in the messages of errors made
+/// from now on, every first text becomes the second one, pair after pair. Replaces those given before. Call it before
+/// other threads use the library.
+void set_error_words(std::vector<std::pair<std::string, std::string>> from_to);
+
+}  // namespace detail
 }  // namespace zero

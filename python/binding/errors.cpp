@@ -41,6 +41,12 @@ void translate(std::exception_ptr pointer) {
 
 }  // namespace
 
-void register_errors() { py::register_local_exception_translator(&translate); }
+void register_errors() {
+  py::register_local_exception_translator(&translate);
+  const py::dict words = py::module_::import("zerotorch.errors").attr("IN_PYTHON");
+  std::vector<std::pair<std::string, std::string>> from_to;
+  for (const auto& [from, to] : words) from_to.emplace_back(py::cast<std::string>(from), py::cast<std::string>(to));
+  zero::detail::set_error_words(std::move(from_to));
+}
 
 }  // namespace zerotorch

@@ -1,7 +1,8 @@
 """What zerotorch raises. Every class is a `ZeroError`; most are also what DeepSpeed raises in the same place."""
 
-#: What the engine's messages call the things that Python has under other names.
-_IN_PYTHON = {
+#: What the engine's messages call the things that Python has under other names. The compiled part reads it when it is
+#: imported, so that also errors which reach a program through torch, as from inside an operator, speak of these.
+IN_PYTHON = {
     "zero::initialize": "initialize()",
     "zero::": "zerotorch.",
     "LoadOptions::strict": "load_module_strict",
@@ -23,12 +24,6 @@ _IN_PYTHON = {
 
 class ZeroError(RuntimeError):
     """Base of all errors of this package and of the engine below it."""
-
-    def __str__(self) -> str:
-        text = super().__str__()
-        for name, here in _IN_PYTHON.items():
-            text = text.replace(name, here)
-        return text
 
 
 class UsageError(ZeroError, AssertionError):
