@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from zerotorch import _C
 from zerotorch._version import __version__
@@ -67,12 +68,22 @@ def initialize(
         settings = DeepSpeedConfig(given_config(args, config, config_params))
         init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
         partition.finish(model)
+        _part_from_spectral_norms(model)
         engine = _Builder(model, settings, optimizer, model_parameters).build()
     engine.lr_scheduler = _scheduler(engine, settings, lr_scheduler)
     engine.client_lr_scheduler = lr_scheduler
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _part_from_spectral_norms(model: torch.nn.Module) -> None:
+    """torch.nn.utils.spectral_norm leaves a tensor beside the parameter that has its memory, or a graph that holds it,
+    until the next forward computes it anew: gives the module one of its own."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                setattr(module, hook.name, getattr(module, hook.name).detach().clone())
 
 
 class _Builder:

@@ -125,3 +125,46 @@ def without_its_engine() -> str:
 
 def test_an_optimizer_without_its_engine() -> None:
     assert "keep the engine as well" in run(1, without_its_engine)[0]
+
+
+def with_spectral_norms(stage: int) -> None:
+    """Of the old kind, whose tensor shares the parameter's memory until the first forward."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(3)
+        norm = torch.nn.utils.spectral_norm
+        module = nn.Sequential(norm(nn.Linear(5, 7)), nn.Tanh(), norm(nn.Linear(7, 3)))
+        if stage == 3:
+            module(torch.ones(1, 5))  # its graph holds the parameter
+        return module
+
+    plain, sharded = build(), build()
+    engine = make(sharded, zero_optimization={"stage": stage}, gradient_accumulation_steps=1)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=1.0)
+    for step in range(4):
+        x = torch.randn(2, 5, generator=torch.Generator().manual_seed(step))
+        expected, got = plain(x).square().mean(), engine(x).square().mean()
+        assert abs(expected.item() - got.item()) < 1e-6, step
+        optimizer.zero_grad()
+        expected.backward()
+        optimizer.step()
+        engine.backward(got)
+        engine.step()
+    engine.destroy()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_spectral_norms_of_the_old_kind_have_plain_torchs_numbers(ranks: int, stage: int) -> None:
+    run(ranks, with_spectral_norms, stage)
+
+
+def without_parameters() -> None:
+    import zerotorch
+
+    with pytest.raises(zerotorch.ModelError, match="the model has no parameters"):
+        zerotorch.initialize(model=nn.Sequential(nn.ReLU()), config=CONFIG)
+
+
+def test_a_module_without_parameters_is_refused() -> None:
+    run(1, without_parameters)
