@@ -40,7 +40,17 @@ def run_here(program: str, arguments: Sequence[str], *, as_module: bool = False)
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m zerotorch.run", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("-n", type=_count, metavar="N", help="number of ranks; not given: run in this process")
+    parser.add_argument(
+        "-n",
+        "--num_gpus",
+        "--num_accelerators",
+        "--nproc_per_node",
+        "--nproc-per-node",
+        dest="n",
+        type=_count,
+        metavar="N",
+        help="number of ranks, under any of these names; not given: run in this process",
+    )
     parser.add_argument("-m", action="store_true", help="the program is the name of a module")
     parser.add_argument("--master_port", type=int, metavar="PORT", help="where ranks meet (default: a free port)")
     parser.add_argument(

@@ -46,9 +46,10 @@ def test_ranks_get_torchruns_environment_and_meet(tmp_path: pathlib.Path) -> Non
         dist.destroy_process_group()
     """,
     )
-    done = python("-m", "zerotorch.run", "-n", "2", path)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 total 3", "rank 1 of 2 total 3"]
+    for option in (["-n", "2"], ["--num_gpus=2"], ["--nproc-per-node", "2"]):
+        done = python("-m", "zerotorch.run", *option, path)
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 total 3", "rank 1 of 2 total 3"]
 
 
 def test_threads_that_were_asked_for_stay(tmp_path: pathlib.Path) -> None:
