@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "support/layers.h"
+#include "support/mpi_job.h"
 #include "support/spawn.h"
 
 namespace zero::testing {
@@ -43,44 +44,52 @@ void expect_like_counters(const CommsSummary& summary, const CommunicationCounte
   EXPECT_EQ(calls_of(summary, "barrier"), calls(before.barrier, after.barrier));
 }
 
+/// At all stages, in both stores. *Collective.*
+void expect_every_call(Group group) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const char* store : {"copying", "node_shared"}) {
+      auto engine = layers_engine(group, 3, {}, json_of(stage, store, ""));
+      const CommunicationCounters before = group.counters();
+      train(engine, 3);
+      // All gradients, in fp32; alone there is nobody to send them to.
+      const std::int64_t padded = engine.communication_report().padded_numel;
+      const CommunicationCounters after = group.counters();
+      const CommsSummary summary = engine.comms_summary();
+      expect_like_counters(summary, before, after);
+      EXPECT_EQ(nbytes_of(summary, "reduce_scatter"), group.size() > 1 ? 3 * padded * 4 : 0) << stage << store;
+      for (const auto& one : summary.records) {
+        EXPECT_EQ(one.group, "data-parallel");
+        EXPECT_EQ(one.ranks, group.size());
+        EXPECT_GT(one.seconds, 0);
+        EXPECT_LE(one.moving_seconds, one.seconds);
+        EXPECT_TRUE(one.label.empty());
+        const double mean = one.seconds / static_cast<double>(one.calls), n = group.size();
+        EXPECT_DOUBLE_EQ(one.algorithm_bandwidth(), static_cast<double>(one.nbytes) / mean);
+        const double factor = one.operation == "all_reduce"                                ? 2 * (n - 1) / n
+                              : one.operation == "broadcast" || one.operation == "barrier" ? n > 1
+                                                                                           : (n - 1) / n;
+        EXPECT_DOUBLE_EQ(one.bus_bandwidth(), one.algorithm_bandwidth() * factor);
+      }
+      // What the summary itself needs is not in the next one.
+      const CommsSummary again = engine.comms_summary();
+      EXPECT_EQ(calls_of(again, "all_gather"), calls_of(summary, "all_gather"));
+      EXPECT_EQ(group.size() == 1, again.stragglers.empty());
+      EXPECT_EQ(again.to_string().find("reduce_scatter") != std::string::npos, group.size() > 1);
+    }
+  }
+}
+
 TEST(CommsLogger, HasEveryCallOfTraining) {
-  for (const int ranks : {1, 2, 3}) {
-    expect_all_ok(spawn(
-        ranks,
-        [](Group group) {
-          for (int stage = 0; stage <= 3; ++stage) {
-            for (const char* store : {"copying", "node_shared"}) {
-              auto engine = layers_engine(group, 3, {}, json_of(stage, store, ""));
-              const CommunicationCounters before = group.counters();
-              train(engine, 3);
-              // All gradients, in fp32; alone there is nobody to send them to.
-              const std::int64_t padded = engine.communication_report().padded_numel;
-              const CommunicationCounters after = group.counters();
-              const CommsSummary summary = engine.comms_summary();
-              expect_like_counters(summary, before, after);
-              EXPECT_EQ(nbytes_of(summary, "reduce_scatter"), group.size() > 1 ? 3 * padded * 4 : 0) << stage << store;
-              for (const auto& one : summary.records) {
-                EXPECT_EQ(one.group, "data-parallel");
-                EXPECT_EQ(one.ranks, group.size());
-                EXPECT_GT(one.seconds, 0);
-                EXPECT_LE(one.moving_seconds, one.seconds);
-                EXPECT_TRUE(one.label.empty());
-                const double mean = one.seconds / static_cast<double>(one.calls), n = group.size();
-                EXPECT_DOUBLE_EQ(one.algorithm_bandwidth(), static_cast<double>(one.nbytes) / mean);
-                const double factor = one.operation == "all_reduce"                                ? 2 * (n - 1) / n
-                                      : one.operation == "broadcast" || one.operation == "barrier" ? n > 1
-                                                                                                   : (n - 1) / n;
-                EXPECT_DOUBLE_EQ(one.bus_bandwidth(), one.algorithm_bandwidth() * factor);
-              }
-              // What the summary itself needs is not in the next one.
-              const CommsSummary again = engine.comms_summary();
-              EXPECT_EQ(calls_of(again, "all_gather"), calls_of(summary, "all_gather"));
-              EXPECT_EQ(group.size() == 1, again.stragglers.empty());
-              EXPECT_EQ(again.to_string().find("reduce_scatter") != std::string::npos, group.size() > 1);
-            }
-          }
-        },
-        {.timeout = std::chrono::minutes(2)}));
+  for (const int ranks : {1, 2, 3})
+    expect_all_ok(spawn(ranks, &expect_every_call, {.timeout = std::chrono::minutes(2)}));
+}
+
+TEST(CommsLogger, HasEveryCallOfTrainingOverMpi) {
+  if (!mpirun_path()) GTEST_SKIP() << "no MPI in this build";
+  for (const int ranks : {2, 3}) {
+    const MpiJobResult result = run_under_mpirun(ranks, {"--rank"}, std::chrono::seconds(120));
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    EXPECT_FALSE(result.timed_out);
   }
 }
 
@@ -179,4 +188,18 @@ TEST(CommsLogger, IsOffUnlessItIsOn) {
 }
 
 }  // namespace
+
+/// A rank of an mpirun job.
+int be_rank() {
+  const Group group = join_mpi_job();
+  expect_every_call(group);
+  return ::testing::Test::HasFailure() ? 1 : 0;
+}
+
 }  // namespace zero::testing
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  if (argc == 2 && std::string_view(argv[1]) == "--rank") return zero::testing::be_rank();
+  return RUN_ALL_TESTS();
+}

@@ -20,13 +20,51 @@ namespace {
 constexpr double kClip = 0.05;
 constexpr std::uint64_t kSeed = 20240607;
 
+struct Recipe {
+  std::string_view name;
+  std::string_view optimizer;
+  std::string_view schedule = {};
+  std::string_view bf16 = {};  ///< more of this section; such a recipe is of bf16 alone
+  bool stochastic = false;
+};
+
+constexpr Recipe kRecipes[] = {
+    {"AdamW", R"({"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}})"},
+    {"Adam, OneCycle", R"({"type": "Adam", "params": {"lr": 0.01, "weight_decay": 0.1, "adam_w_mode": false}})",
+     R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.001, "cycle_max_lr": 0.01, "cycle_first_step_size": 2}})"},
+    {"AMSGrad, WarmupCosineLR", R"({"type": "AdamW", "params": {"lr": 0.01, "amsgrad": true}})",
+     R"({"type": "WarmupCosineLR", "params": {"warmup_num_steps": 2, "total_num_steps": 6}})"},
+    {"SGD, LinearLR", R"({"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": true}})",
+     R"({"type": "LinearLR", "params": {"total_iters": 4}})"},
+    {"Adagrad, StepLR", R"({"type": "Adagrad", "params": {"lr": 0.02, "lr_decay": 0.1}})",
+     R"({"type": "StepLR", "params": {"step_size": 2, "gamma": 0.5}})"},
+    {"RMSprop, PolynomialLR",
+     R"({"type": "RMSprop", "params": {"lr": 0.005, "momentum": 0.9, "centered": true, "eps": 0.01}})",
+     R"({"type": "PolynomialLR", "params": {"total_iters": 8, "power": 2}})"},
+    {"Lion, CosineAnnealingLR", R"({"type": "Lion", "params": {"lr": 0.002, "weight_decay": 0.1}})",
+     R"({"type": "CosineAnnealingLR", "params": {"T_max": 6, "eta_min": 0.0001}})"},
+    {"Lamb, WarmupLR", R"({"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.1}})",
+     R"({"type": "WarmupLR", "params": {"warmup_num_steps": 3}})"},
+    {"Adafactor, ExponentialLR", R"({"type": "Adafactor", "params": {"lr": 0.02, "weight_decay": 0.1}})",
+     R"({"type": "ExponentialLR", "params": {"gamma": 0.8}})"},
+    {"Muon, WarmupDecayLR", R"({"type": "Muon", "params": {"lr": 0.01, "weight_decay": 0.1}})",
+     R"({"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2, "total_num_steps": 7, "warmup_max_lr": 0.01}})"},
+    {"AdamW8bit, LRRangeTest", R"({"type": "AdamW8bit", "params": {"lr": 0.01, "weight_decay": 0.1}})",
+     R"({"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 0.001, "lr_range_test_step_size": 2}})"},
+    {"AdamW, bf16 states", R"({"type": "AdamW", "params": {"lr": 0.01}})", "", R"(, "bf16_optimizer_states": true)"},
+    {"AdamW, bf16 masters and sums, rounded stochastically", R"({"type": "AdamW", "params": {"lr": 0.01}})", "",
+     R"(, "bf16_optimizer_states": true, "bf16_master_weights_and_grads": true)", true},
+};
+
 std::string json_of(const ParityCase& c) {
-  return fmt::format(R"({{
+  const Recipe& recipe = kRecipes[c.recipe];
+  return fmt::format(
+      R"({{
     "train_batch_size": 36,
     "train_micro_batch_size_per_gpu": 3,
-    "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}}},
+    "optimizer": {},{}
     "gradient_clipping": {},
-    "bf16": {{"enabled": {}}},
+    "bf16": {{"enabled": {}{}}},
     "fp16": {{"enabled": {}, "initial_scale_power": 12, "loss_scale_window": 1, "hysteresis": 1}},
     "zero_optimization": {{
       "stage": {}, "overlap_comm": {}, "reduce_bucket_size": {}, "allgather_bucket_size": {},
@@ -35,12 +73,14 @@ std::string json_of(const ParityCase& c) {
       "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}}}
     }},
     "aio": {{"block_size": 4096, "queue_depth": 3}},
-    "zerotorch": {{"store": "{}", "progress_thread": "{}", "seed": {}}}
+    "zerotorch": {{"store": "{}", "progress_thread": "{}", "seed": {},
+      "stochastic_rounding": {}}}
   }})",
-                     c.clipping ? kClip : 0.0, c.bf16, c.fp16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
-                     c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000, c.tiny_buckets ? 700 : 1000000,
-                     c.nvme ? "nvme" : "none", ::testing::TempDir(), c.overlap ? 3 : 5,
-                     c.node_shared ? "node_shared" : "copying", c.progress_thread ? "always" : "never", kSeed);
+      recipe.optimizer, recipe.schedule.empty() ? "" : fmt::format(R"( "scheduler": {},)", recipe.schedule),
+      c.clipping ? kClip : 0.0, c.bf16, recipe.bf16, c.fp16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
+      c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000, c.tiny_buckets ? 700 : 1000000,
+      c.nvme ? "nvme" : "none", ::testing::TempDir(), c.overlap ? 3 : 5, c.node_shared ? "node_shared" : "copying",
+      c.progress_thread ? "always" : "never", kSeed, recipe.stochastic);
 }
 
 void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
@@ -67,7 +107,11 @@ std::vector<float> values_of(const at::Tensor& tensor) {
 }  // namespace
 
 std::string ParityCase::curve() const {
-  return fmt::format("{}{}", fp16 ? "fp16" : bf16 ? "bf16" : "fp32", clipping ? " clipped" : "");
+  return fmt::format("{}{}{}",
+                     fp16   ? "fp16"
+                     : bf16 ? "bf16"
+                            : "fp32",
+                     clipping ? " clipped" : "", recipe == 0 ? "" : fmt::format(", {}", kRecipes[recipe].name));
 }
 
 std::string ParityCase::name() const {
@@ -76,8 +120,36 @@ std::string ParityCase::name() const {
                      progress_thread ? " progress-thread" : "", nvme ? " nvme" : "");
 }
 
+namespace {
+
+/// The axes that are not the recipe's follow from stage and store.
+void add_recipe(std::vector<ParityCase>& cases, int recipe, bool reduced) {
+  constexpr int kFp32 = 0, kBf16 = 1, kFp16 = 2;
+  for (int stage = 0; stage < 4; ++stage) {
+    for (const bool node_shared : {false, true}) {
+      for (const int precision : {kFp32, kBf16, kFp16}) {
+        if (!kRecipes[recipe].bf16.empty() && precision != kBf16) continue;
+        const bool alone = precision == (kRecipes[recipe].bf16.empty() ? recipe % 3 : kBf16);
+        if (reduced && !(alone && stage == (node_shared ? 3 - recipe % 4 : recipe % 4))) continue;
+        cases.push_back({.stage = stage,
+                         .node_shared = node_shared,
+                         .bf16 = precision == kBf16,
+                         .clipping = reduced ? recipe % 2 == 0 : (stage < 2) == node_shared,
+                         .tiny_buckets = (stage % 2 == 0) != node_shared,
+                         .overlap = stage % 3 == 0,
+                         .progress_thread = stage == 2,
+                         .fp16 = precision == kFp16,
+                         .recipe = recipe});
+      }
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<ParityCase> parity_cases(bool reduced) {
   std::vector<ParityCase> cases;
+  for (int recipe = 1; recipe < static_cast<int>(std::size(kRecipes)); ++recipe) add_recipe(cases, recipe, reduced);
   for (int stage = 0; stage < 4; ++stage) {
     for (int bits = 0; bits < 64; ++bits) {
       const bool node_shared = bits & 1, bf16 = bits & 2, clipping = bits & 4, tiny = bits & 8, overlap = bits & 16,
@@ -133,8 +205,8 @@ ParityResult run_parity_case(const ParityCase& test_case, Group group) {
   for (const auto& item : model->named_parameters()) {
     hash_tensor(result.weights_hash, engine.full_weight(item.key()));
     if (!item.value().requires_grad()) continue;
-    hash_tensor(result.weights_hash, engine.full_optimizer_state(item.key(), "exp_avg"));
-    hash_tensor(result.weights_hash, engine.full_optimizer_state(item.key(), "exp_avg_sq"));
+    for (const auto& state : engine.optimizer_states(item.key()))
+      hash_tensor(result.weights_hash, engine.full_optimizer_state(item.key(), state));
   }
   return result;
 }

@@ -17,13 +17,15 @@ struct ParityCase {
   bool progress_thread = false;
   bool fp16 = false;  ///< in place of bf16, with a dynamic loss scale
   bool nvme = false;  ///< masters and states in a scratch file
+  int recipe = 0;     ///< optimizer and schedule; 0: AdamW at a constant rate
 
   /// The runs that must agree with each other: "fp32 clip", "bf16", ...
   std::string curve() const;
   std::string name() const;
 };
 
-/// Every combination; `reduced`: each value of each axis at least once with each stage.
+/// Every combination for AdamW, and other recipes at each stage, store and precision. `reduced`: each value of each
+/// axis at least once with each stage, and other recipes at two stages, one in each store.
 std::vector<ParityCase> parity_cases(bool reduced);
 
 struct ParityResult {
