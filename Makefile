@@ -22,7 +22,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train python wheel compare peers test test-full test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
+.PHONY: help setup test-packages configure build train python wheel compare shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -58,6 +58,17 @@ python: configure
 wheel: setup
 	@scripts/wheel.sh
 
+# The reference of include/zero with the guides, in build/docs/html.
+docs:
+	@scripts/bootstrap.sh docs
+	@doxygen docs/Doxyfile
+	@echo "zerotorch: build/docs/html/index.html"
+
+# dist/deepspeed-*.whl: a distribution named deepspeed that is zerotorch (docs/python.md).
+shim: setup
+	@.venv/bin/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist python/deepspeed_shim
+	@ls dist/deepspeed-*.whl
+
 # matplotlib for the picture; `make peers` also gets what others train with, for ARGS=--peers.
 compare: configure
 	@scripts/bootstrap.sh plot
@@ -76,6 +87,11 @@ test-full: build
 	@ZERO_PARITY=full $(CTEST) -L "slow"
 	@ZERO_PARITY=full $(CTEST) -R plan_agrees
 	@ZERO_TEST_SLOW=1 ZERO_TEST_INDUCTOR=1 $(CTEST) -R "python_(leaks|engine)"
+
+# The Python tests that train through transformers, accelerate, peft, trl and Lightning, which `make test` skips.
+test-libraries: build
+	@scripts/bootstrap.sh libraries
+	@ZERO_TEST_PYTHON=$(CURDIR)/build/libraries/bin/python $(CTEST) -R "^python_(hf|lightning)"
 
 # Lays out every C++ file; the tests check it.
 format: test-packages

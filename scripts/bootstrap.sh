@@ -3,7 +3,9 @@
 # run) and libtorch (the CPU wheel of `torch` in .venv, unless TORCH_DIR names one).
 #   bootstrap.sh tests   also the Python packages of the tests
 #   bootstrap.sh plot    also matplotlib, for the picture of `zero compare`
+#   bootstrap.sh libraries  also build/libraries: what others train through (transformers, Lightning, ...), on .venv's torch
 #   bootstrap.sh peers   only build/peers: PyTorch, DeepSpeed and what `zero compare --peers` needs besides
+#   bootstrap.sh docs    only doxygen, for the reference
 #   bootstrap.sh fuzz    what scripts/fuzz.sh needs: clang, but no libtorch
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +16,10 @@ torch_version=2.13.0
 purpose=${1:-build}
 test_packages=(numpy==2.4.6 safetensors==0.8.0 pytest==9.2.0 pluggy==1.7.0 iniconfig==2.3.1 pygments==2.21.0 packaging==26.3 mypy==2.4.1 mypy_extensions==1.2.0 pathspec==1.1.1 librt==0.16.0 ast-serialize==0.13.1 clang-format==14.0.6)
 
+libraries=(transformers==5.23.0 accelerate==1.15.0 peft==0.21.2 trl==1.16.0 lightning==2.6.6)
+
 if [ "$purpose" = fuzz ]; then packages+=(clang libclang-rt-dev); fi
+if [ "$purpose" = docs ]; then packages=(doxygen); fi
 
 say() { echo "zerotorch: $*"; }
 fail() { echo "zerotorch: error: $*" >&2; exit 1; }
@@ -80,6 +85,23 @@ install_without_dependencies() {
   "$folder/bin/pip" install -q --disable-pip-version-check --no-deps "$@" "${test_packages[@]}" 2>/dev/null
 }
 
+# Beside .venv's packages, whose tests stay as they are.
+install_libraries() {
+  local folder=build/libraries
+  if [ -x "$folder/bin/python" ] &&
+     "$folder/bin/python" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "${libraries[@]%%==*}" 2>/dev/null; then
+    return
+  fi
+  [ -x .venv/bin/python ] || fail "these tests are run with .venv's torch, and TORCH_DIR is set"
+  say "installing ${libraries[*]} into $folder (about 0.5 GB; once)"
+  python3 -m venv "$folder" || fail "cannot make a virtual environment in $folder"
+  .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+    >"$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
+  "$folder/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "${libraries[@]}" ||
+    "$folder/bin/pip" install -q --disable-pip-version-check "${libraries[@]}" ||
+    fail "pip cannot install them; see the message above"
+}
+
 install_plot_packages() {
   local folder=.venv
   if [ -n "${TORCH_DIR:-}" ]; then folder=build/python; fi
@@ -101,15 +123,18 @@ install_peers() {
   fi
   say "installing torch $torch_version (CPU), deepspeed, safetensors and matplotlib into $folder (about 1 GB; once)"
   python3 -m venv "$folder" || fail "cannot make a virtual environment in $folder"
-  "$folder/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu" ||
-    fail "pip found no CPU wheel of torch $torch_version; see the message above"
+  "$folder/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu" 2>/dev/null ||
+    "$folder/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version" ||
+    fail "pip cannot install torch $torch_version; see the message above"
   "$folder/bin/pip" install -q --disable-pip-version-check deepspeed==0.19.8 "${test_packages[@]}" matplotlib==3.11.2 ||
     fail "pip cannot install deepspeed, safetensors and matplotlib; see the message above"
   say "done: zero compare --peers finds it"
 }
 
 # With TORCH_DIR, scripts/configure.sh checks it.
+if [ "$purpose" = docs ]; then exit; fi
 if [ "$purpose" = peers ]; then install_peers; exit; fi
 if [ -z "${TORCH_DIR:-}" ] && [ "$purpose" != fuzz ]; then install_torch; fi
-if [ "$purpose" = tests ]; then install_test_packages; fi
+if [ "$purpose" = tests ] || [ "$purpose" = libraries ]; then install_test_packages; fi
+if [ "$purpose" = libraries ]; then install_libraries; fi
 if [ "$purpose" = plot ]; then install_plot_packages; fi

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "console.h"
@@ -149,10 +151,34 @@ std::vector<std::string> differing_keys(const fs::path& a, const fs::path& b) {
   return lines;
 }
 
+/// What curves depend on beside the configuration, where two runs differ in it.
+std::vector<std::string> differing_surroundings(const fs::path& a, const fs::path& b) {
+  struct Fact {
+    std::string_view what, file, path;
+  };
+  constexpr std::array kFacts{Fact{"threads a rank", "summary.json", "/threads_per_rank"},
+                              Fact{"CPU", "environment.json", "/host/cpu"},
+                              Fact{"libtorch's instruction set", "environment.json", "/host/libtorch_instruction_set"},
+                              Fact{"libtorch", "environment.json", "/versions/libtorch"},
+                              Fact{"text", "environment.json", "/run/corpus_hash"},
+                              Fact{"model", "summary.json", "/preset"}};
+  std::vector<std::string> lines;
+  for (const Fact& fact : kFacts) {
+    const auto value_in = [&](const fs::path& folder) {
+      return read_json(folder / fact.file).value(ordered_json::json_pointer(std::string(fact.path)), ordered_json());
+    };
+    const ordered_json mine = value_in(a), other = value_in(b);
+    if (mine == other || mine.is_null() || other.is_null()) continue;
+    lines.push_back(fmt::format("{}: {} and {}", fact.what, mine.dump(), other.dump()));
+  }
+  return lines;
+}
+
 int compare(const Arguments& arguments) {
   for (const std::string& folder : {arguments.first, arguments.second})
     if (!is_run(folder)) throw ConfigError(fmt::format("'{}' holds no run (metrics.jsonl, plan.json)", folder));
   const auto keys = differing_keys(arguments.first, arguments.second);
+  const auto surroundings = differing_surroundings(arguments.first, arguments.second);
   const auto a = curve_of(arguments.first), b = curve_of(arguments.second);
   std::int64_t common = 0, equal = 0, first_difference = -1;
   double largest = 0;
@@ -171,6 +197,7 @@ int compare(const Arguments& arguments) {
   }
   if (arguments.json) {
     say(ordered_json({{"config", keys},
+                      {"surroundings", surroundings},
                       {"steps", {a.size(), b.size()}},
                       {"common_steps", common},
                       {"equal_steps", equal},
@@ -178,11 +205,14 @@ int compare(const Arguments& arguments) {
                       {"largest_loss_difference", largest}})
             .dump(2));
   } else {
-    for (const std::string& key : keys) say("  " + key);
+    for (const auto* lines : {&keys, &surroundings})
+      for (const std::string& line : *lines) say("  " + line);
     say(fmt::format("{} steps and {}; of {} in both, {} have the same loss and norm, bit for bit", a.size(), b.size(),
                     common, equal));
     if (first_difference >= 0)
       say(fmt::format("the first that differs is step {}; losses differ by {:.3g} at most", first_difference, largest));
+    if (first_difference >= 0 && !surroundings.empty())
+      say("libtorch's kernels add in another order with other threads, CPUs, versions: compare runs that share them");
   }
   return common == equal && a.size() == b.size() ? 0 : 1;
 }

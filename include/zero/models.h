@@ -50,7 +50,7 @@ struct LinearImpl;
 
 /// GPT-2 with pre-layer-norm: token and position embeddings, `layers` blocks of causal attention and a tanh-GELU MLP
 /// four times as wide, final layer norm, head without bias. Parameters: wte.weight, wpe.weight,
-/// h.<i>.{ln1,qkv,proj,ln2,fc,out}.{weight,bias}, lnf.{weight,bias}, head.weight.
+/// `h.<i>.{ln1,qkv,proj,ln2,fc,out}.{weight,bias}`, lnf.{weight,bias}, head.weight.
 struct GPTImpl : torch::nn::Module {
   /// Builds the model in fp32 on the CPU and initialises it like GPT-2 from libtorch's default generator. Throws
   /// ConfigError for inconsistent sizes.

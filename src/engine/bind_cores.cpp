@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -57,7 +58,8 @@ int bind_cores(Group group) {
   CPU_ZERO(&cpus);
   for (const int id : share.cpus) CPU_SET(id, &cpus);
   if (share.cpus.empty()) {
-    if (group.rank() == 0) {
+    static std::atomic<bool> said = false;
+    if (group.rank() == 0 && !said.exchange(true)) {
       base::log_warning("bind_cores_to_rank: {} ranks on this host are more than its {} CPUs; not pinned",
                         group.local_size(), base::usable_cpus().size());
     }

@@ -67,7 +67,7 @@ given="--preset gpt-tiny --data text.py --cache-dir cache --steps 3 --eval-batch
 for stage in 1 3; do
   "$zero" train $given -n 2 --stage $stage --run-dir runs/s$stage > out 2>&1 || fail "train: $(cat out)"
 done
-"$zero" train $given -n 1 --seed 7 --run-dir runs/other > out 2>&1 || fail "train: $(cat out)"
+OMP_NUM_THREADS=2 "$zero" train $given -n 1 --seed 7 --run-dir runs/other > out 2>&1 || fail "train: $(cat out)"
 "$zero" runs list > out || fail "runs list: $?"
 expect "runs" "$(wc -l < out)" 3
 grep -qE '^s1 +step +3/3 +val +[0-9.]+ +finished$' out || fail "runs list: $(cat out)"
@@ -78,6 +78,7 @@ grep -qF 'of 3 in both, 3 have the same loss and norm' out || fail "runs compare
 "$zero" runs compare runs/s1 runs/other > out
 expect "exit code of runs that differ" $? 1
 grep -qF 'the first that differs is step' out || fail "runs compare: $(cat out)"
+grep -qF 'threads a rank: 1 and 2' out || fail "runs compare: $(cat out)"
 refused "holds no run" runs compare runs/s1 text.py
 
 # ---- completion, as bash does it; the manual page ----
