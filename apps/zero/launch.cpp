@@ -15,6 +15,7 @@ namespace {
 struct Arguments {
   int nproc = 1;
   bool no_prefix = false;
+  std::string log_dir;
   std::optional<double> grace_s;
   std::vector<std::string> environment;
   std::string program;
@@ -30,6 +31,7 @@ zero::LaunchOptions to_options(const Arguments& arguments, std::vector<std::stri
   options.nproc = arguments.nproc;
   options.command = std::move(command);
   options.prefix_output = !arguments.no_prefix;
+  options.log_dir = arguments.log_dir;
   if (arguments.grace_s) options.grace_ms = options.failure_grace_ms = static_cast<int>(*arguments.grace_s * 1000);
   for (const std::string& assignment : arguments.environment) {
     const auto equals = assignment.find('=');
@@ -51,6 +53,9 @@ void add_launch_command(CLI::App& app, int& exit_code) {
       ->transform(zero::app::whole_number(1, 4096))
       ->type_name("N");
   command->add_flag("--no-prefix", arguments->no_prefix, "do not begin each line of output with the rank");
+  command
+      ->add_option("--log-dir", arguments->log_dir, "folder where each rank's output is also appended to rank<N>.log")
+      ->type_name("DIR");
   command
       ->add_option("--grace", arguments->grace_s,
                    "seconds the ranks may go on after a stop signal (default 8) or the first failure (default 5)")

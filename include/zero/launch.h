@@ -18,6 +18,9 @@ struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   /// True: every output line of a rank is prefixed with "[rank] ". False: ranks inherit the descriptors.
   bool prefix_output = true;
+  /// Folder (made if it is not there) in which rank N's output, both streams, is also appended to rank<N>.log, without
+  /// prefixes; empty: nowhere.
+  std::string log_dir = {};
   /// Variables added to the ranks' copy of this process's environment; they override what launch() sets.
   std::map<std::string, std::string> environment = {};
   /// Time between a stop signal and SIGTERM, for the running step and a checkpoint.
@@ -50,7 +53,7 @@ struct LaunchOptions {
 /// output has no reader any more, the ranks get SIGHUP. Ranks die with this process. On return, no process of the job
 /// is left, nor its files in /dev/shm, nor those of jobs that were killed earlier. Reports on standard error which rank
 /// failed first, and how. Call from the main thread: the ranks live as long as the calling thread. Throws ConfigError
-/// if the program cannot be started.
+/// if the program cannot be started, IoError if a log cannot be written.
 int launch(const LaunchOptions& options);
 
 /// If a launcher (zero launch, torchrun, mpirun, srun) started this process as a rank, or `nproc` is 1: runs `run_rank`

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <random>
@@ -129,6 +130,7 @@ struct Rank {
   pid_t pid = 0;  ///< also its process group
   bool running = false;
   std::int64_t stopped_since_ns = 0;  ///< by a signal, as far as is known; 0: it is not
+  FileDescriptor log;
   LineForwarder out;
   LineForwarder err;
 };
@@ -259,10 +261,23 @@ std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 
+/// Empty where none is wanted.
+FileDescriptor open_log(const std::string& folder, int rank) {
+  if (folder.empty()) return {};
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const std::string path = fmt::format("{}/rank{}.log", folder, rank);
+  FileDescriptor log(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!log) throw IoError(fmt::format("launch: cannot write the log '{}': {}", path, std::strerror(errno)));
+  return log;
+}
+
 void Job::start(int rank, const SignalReader& signals) {
   std::vector<std::string> environment = environment_of(rank);
+  FileDescriptor log = open_log(options_.log_dir, rank);
   std::pair<FileDescriptor, FileDescriptor> out, err, error = make_pipe();
-  if (options_.prefix_output) {
+  const bool forwards = options_.prefix_output || !options_.log_dir.empty();
+  if (forwards) {
     out = make_pipe();
     err = make_pipe();
   }
@@ -274,10 +289,11 @@ void Job::start(int rank, const SignalReader& signals) {
   started.rank = rank;
   started.pid = pid;
   started.running = true;
-  if (options_.prefix_output) {
-    const std::string prefix = fmt::format("[{}] ", rank);
-    started.out = LineForwarder(std::move(out.first), STDOUT_FILENO, prefix);
-    started.err = LineForwarder(std::move(err.first), STDERR_FILENO, prefix);
+  if (forwards) {
+    const std::string prefix = options_.prefix_output ? fmt::format("[{}] ", rank) : "";
+    started.log = std::move(log);
+    started.out = LineForwarder(std::move(out.first), STDOUT_FILENO, prefix, started.log.get());
+    started.err = LineForwarder(std::move(err.first), STDERR_FILENO, prefix, started.log.get());
   }
   error.second = FileDescriptor();
   int code = 0;

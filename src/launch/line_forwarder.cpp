@@ -31,8 +31,8 @@ bool write_all(int fd, std::string_view text) {
 
 }  // namespace
 
-LineForwarder::LineForwarder(comm::FileDescriptor source, int target, std::string prefix)
-    : source_(std::move(source)), target_(target), prefix_(std::move(prefix)) {
+LineForwarder::LineForwarder(comm::FileDescriptor source, int target, std::string prefix, int log)
+    : source_(std::move(source)), target_(target), log_(log), prefix_(std::move(prefix)) {
   ::fcntl(source_.get(), F_SETFL, O_NONBLOCK);
 }
 
@@ -48,12 +48,10 @@ void LineForwarder::forward() {
       return;
     }
     pending_.append(buffer, static_cast<std::size_t>(got));
-    const std::size_t newline = pending_.rfind('\n');
-    if (newline != std::string::npos) {
-      write_lines(newline + 1);
-    } else if (pending_.size() > kLongestLine) {
+    write_lines();
+    if (pending_.size() > kLongestLine) {
       pending_ += '\n';
-      write_lines(pending_.size());
+      write_lines();
     }
   }
 }
@@ -61,22 +59,30 @@ void LineForwarder::forward() {
 void LineForwarder::finish() {
   if (!pending_.empty()) {
     pending_ += '\n';
-    write_lines(pending_.size());
+    write_lines();
   }
   source_ = comm::FileDescriptor();
 }
 
-void LineForwarder::write_lines(std::size_t end) {
-  std::string text;
+void LineForwarder::write_lines() {
+  std::string prefixed, plain;
   std::size_t begin = 0;
-  while (begin < end) {
-    const std::size_t newline = pending_.find('\n', begin);
-    text += prefix_;
-    text.append(pending_, begin, newline + 1 - begin);
-    begin = newline + 1;
+  while (true) {
+    std::size_t end = pending_.find_first_of("\r\n", begin);
+    // A carriage return may have its newline still to come.
+    if (end == std::string::npos || (pending_[end] == '\r' && end + 1 == pending_.size())) break;
+    if (pending_[end] == '\r' && pending_[end + 1] == '\n') ++end;
+    const std::string_view line = std::string_view(pending_).substr(begin, end + 1 - begin);
+    begin = end + 1;
+    if (line == "\r") continue;  // bars begin with what ends the one before
+    prefixed += prefix_;
+    prefixed += line;
+    if (log_ >= 0) plain += line;
   }
-  pending_.erase(0, end);
-  unread_ |= !write_all(target_, text);  // one call, so that lines of different ranks do not mix
+  if (begin == 0) return;
+  pending_.erase(0, begin);
+  unread_ |= !write_all(target_, prefixed);  // one call, so that lines of different ranks do not mix
+  write_all(log_, plain);
 }
 
 }  // namespace zero::launcher

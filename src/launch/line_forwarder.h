@@ -1,5 +1,6 @@
 #pragma once
-// Copies a rank's output, line by line and with a prefix.
+// Copies a rank's output, line by line and with a prefix. A line ends with a newline or, as a progress bar's do, with a
+// carriage return, which is copied.
 #include <string>
 
 #include "comm/memory.h"
@@ -9,8 +10,8 @@ namespace zero::launcher {
 class LineForwarder {
  public:
   LineForwarder() = default;
-  /// Reads from `source`, writes to descriptor `target`.
-  LineForwarder(comm::FileDescriptor source, int target, std::string prefix);
+  /// Reads from `source`, writes to descriptor `target`; without the prefix also to `log`, -1: nowhere else.
+  LineForwarder(comm::FileDescriptor source, int target, std::string prefix, int log = -1);
 
   /// Descriptor to poll, -1 at the end of the input.
   int fd() const { return source_.get(); }
@@ -22,10 +23,11 @@ class LineForwarder {
   bool is_unread() const { return unread_; }
 
  private:
-  void write_lines(std::size_t end);
+  /// Writes the lines that are complete.
+  void write_lines();
 
   comm::FileDescriptor source_;
-  int target_ = -1;
+  int target_ = -1, log_ = -1;
   std::string prefix_;
   std::string pending_;  ///< read, not yet written
   bool unread_ = false;

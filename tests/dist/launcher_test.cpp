@@ -143,6 +143,28 @@ TEST(Launcher, WithoutPrefixTheRanksWriteThemselves) {
   EXPECT_EQ(lines_of(run_launcher(options).out), (std::multiset<std::string>{"0", "1"}));
 }
 
+TEST(Launcher, ProgressBarsMoveOnAndEndAsALine) {
+  const Outcome outcome =
+      run_launcher(script(1, "printf '\\r10%%'; printf '\\r20%%\\r30%%'; printf ' done\\r\\nnext\\n'"));
+  EXPECT_EQ(outcome.out, "[0] 10%\r[0] 20%\r[0] 30% done\r\n[0] next\n");
+}
+
+TEST(Launcher, LogsOfTheRanksAreAppendedTo) {
+  const TemporaryFolder folder;
+  for (const bool prefix : {true, false}) {
+    LaunchOptions options = script(2, "echo out of $ZERO_RANK; sleep 0.2; echo wrong >&2");
+    options.prefix_output = prefix;
+    options.log_dir = folder.file("a/logs");
+    const Outcome outcome = run_launcher(options);
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_EQ(lines_of(outcome.out).count(prefix ? "[1] out of 1" : "out of 1"), 1u) << outcome.out;
+  }
+  EXPECT_EQ(read_file(folder.file("a/logs/rank1.log")), "out of 1\nwrong\nout of 1\nwrong\n");
+  LaunchOptions refused = script(1, "true");
+  refused.log_dir = "/proc/nowhere";
+  EXPECT_THROW(launch(refused), IoError);
+}
+
 TEST(Launcher, EnvironmentOfTheRanks) {
   ::unsetenv("OMP_NUM_THREADS");
   LaunchOptions options = script(2,
