@@ -10,47 +10,12 @@ namespace {
 constexpr std::int64_t kBlock = 1024;
 static_assert(kBlock % kQuantizedBlockNumel == 0);
 
-/// Arrays of these begin at other places of a page each: a CPU takes a load for one of what was just stored at the same
-/// place of another page.
-struct alignas(64) Values {
-  operator float*() { return values; }
-
-  float values[kBlock];
-  float gap[80];
-};
-
 template <class T>
 T* offset(T* memory, std::int64_t numel) {
   return memory ? memory + numel : nullptr;
 }
 void* offset(void* memory, StateFormat format, std::int64_t numel) {
   return static_cast<char*>(memory) + nbytes_of(format, numel);
-}
-
-/// Asks for memory that the next block reads and writes. A block goes over one stream after the other and computes in
-/// between, which the CPU's own prefetchers do not look past.
-void prefetch(const void* memory, std::int64_t nbytes) {
-  if (!memory) return;
-  for (std::int64_t i = 0; i < nbytes; i += 64) __builtin_prefetch(static_cast<const char*>(memory) + i);
-}
-
-void prefetch(const Rule& rule, const UpdateArgs& args, std::int64_t begin) {
-  const std::int64_t numel = std::min(kBlock, args.numel - begin);
-  if (numel <= 0) return;
-  const auto& narrow = args.narrow;
-  const std::int64_t master_nbytes = nbytes_of(narrow.master ? narrow.master_format : StateFormat::kFloat32, numel);
-  if (narrow.master) prefetch(offset(narrow.master, narrow.master_format, begin), master_nbytes);
-  prefetch(offset(args.master, begin), master_nbytes);
-  prefetch(offset(args.remainder, begin), 2 * numel);
-  if (args.low && args.low != narrow.master) prefetch(offset(static_cast<std::uint16_t*>(args.low), begin), 2 * numel);
-  prefetch(offset(args.gradient, begin), 4 * numel);
-  if (narrow.gradient)
-    prefetch(static_cast<const char*>(narrow.gradient) + nbytes_of(narrow.gradient_format, begin),
-             nbytes_of(narrow.gradient_format, numel));
-  for (std::size_t s = 0; s < rule.states.size(); ++s) {
-    const StateFormat format = rule.states[s].format;
-    prefetch(offset(args.states[s], format, begin), nbytes_of(format, numel));
-  }
 }
 
 /// What an update of a step that draws its rounding is keyed by.
@@ -74,10 +39,9 @@ bool is_fp32(const Rule& rule, const UpdateArgs& args) {
 }
 
 void update_staged(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) {
-  Values master, gradient, states[kMostStates];
+  alignas(64) float master[kBlock], gradient[kBlock], states[kMostStates][kBlock];
   const auto& narrow = args.narrow;
   for (std::int64_t begin = 0; begin < args.numel; begin += kBlock) {
-    prefetch(rule, args, begin + kBlock);
     UpdateArgs block{.low_dtype = args.low_dtype, .numel = std::min(kBlock, args.numel - begin)};
     if (narrow.master) {
       block.master = master;
