@@ -14,11 +14,16 @@ IN_PYTHON = {
     "Engine::save_full_weights": "engine.save_full_weights()",
     "Engine::full_weight": "zerotorch.utils.safe_get_full_fp32_param()",
     "Engine::set_full_weight": "zerotorch.utils.safe_set_full_fp32_param()",
+    "Engine::full_gradient, set_full_gradient, for_each_gradient or clip_grad_value": (
+        "zerotorch.utils.safe_get_full_grad() and safe_set_full_grad()"
+    ),
+    " (or Engine::clip_grad_norm)": "",
     "Engine::full_gradient": "zerotorch.utils.safe_get_full_grad()",
     ", which optimizer_factory made,": "",
     ", which optimizer_factory made:": ":",
     "InitializeOptions::optimizer_factory": "initialize(optimizer=)",
     "set_data()": "an assignment to .data",
+    "Engine::": "engine.",
 }
 
 

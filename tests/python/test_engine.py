@@ -307,6 +307,8 @@ def contracts(stage: int) -> None:
     batch = batches(0, 1)[0]
     loss = models.loss_of(engine, batch)
     assert engine.backward(loss, retain_graph=True).item() == pytest.approx(loss.item() / 2)
+    with pytest.raises(RuntimeError, match=r"safe_set_full_grad\(\).*engine\.step\(\) takes the place"):
+        next(p.grad for p in model.parameters() if p.grad is not None).abs()
     assert not engine.is_gradient_accumulation_boundary()
     engine.step()
     assert (engine.global_steps, engine.micro_steps, engine.was_step_applied()) == (0, 1, False)

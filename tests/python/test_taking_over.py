@@ -162,8 +162,10 @@ def test_spectral_norms_of_the_old_kind_have_plain_torchs_numbers(ranks: int, st
 def without_parameters() -> None:
     import zerotorch
 
-    with pytest.raises(zerotorch.ModelError, match="the model has no parameters"):
+    with pytest.raises(zerotorch.ConfigError, match="nothing to train"):
         zerotorch.initialize(model=nn.Sequential(nn.ReLU()), config=CONFIG)
+    with pytest.raises(zerotorch.ModelError, match="the model has no parameters"):  # an engine that only evaluates
+        zerotorch.initialize(model=nn.Sequential(nn.ReLU()), config={"train_micro_batch_size_per_gpu": 1})
 
 
 def test_a_module_without_parameters_is_refused() -> None:
