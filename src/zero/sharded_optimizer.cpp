@@ -153,7 +153,9 @@ std::vector<at::Tensor> ShardedOptimizer::held_tensor_states(int parameter) cons
   const auto all = tensor_states(parameter);
   for (std::size_t i = 0; i < tensor_states_[parameter].size(); ++i) {
     const auto& kept = tensor_states_[parameter][i];
-    states.push_back(kept.view(0, kept.numel()).view(all[i].shape));
+    // A buffer of nothing has no dtype.
+    states.push_back(kept.numel() == 0 ? at::empty(all[i].shape, at::TensorOptions(at::kFloat).device(model_.device))
+                                       : kept.view(0, kept.numel()).view(all[i].shape));
   }
   return states;
 }

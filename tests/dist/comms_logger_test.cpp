@@ -200,6 +200,6 @@ int be_rank() {
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  if (argc == 2 && std::string_view(argv[1]) == "--rank") return zero::testing::be_rank();
+  if (argc >= 2 && std::string_view(argv[1]) == "--rank") return zero::testing::be_rank();
   return RUN_ALL_TESTS();
 }

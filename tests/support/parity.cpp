@@ -11,6 +11,7 @@
 #include <bit>
 #include <set>
 
+#include "support/bits.h"
 #include "support/odd_model.h"
 #include "zero/zero.h"
 
@@ -81,14 +82,6 @@ std::string json_of(const ParityCase& c) {
       c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000, c.tiny_buckets ? 700 : 1000000,
       c.nvme ? "nvme" : "none", ::testing::TempDir(), c.overlap ? 3 : 5, c.node_shared ? "node_shared" : "copying",
       c.progress_thread ? "always" : "never", kSeed, recipe.stochastic);
-}
-
-void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
-  const at::Tensor flat = tensor.contiguous();
-  const auto* values = flat.const_data_ptr<float>();
-  for (std::int64_t i = 0; i < flat.numel(); ++i) {
-    hash = (hash ^ std::bit_cast<std::uint32_t>(values[i])) * 1099511628211ull;
-  }
 }
 
 /// The generator state the engine gives to a micro-batch (see docs/reproducibility.md).
@@ -201,12 +194,12 @@ ParityResult run_parity_case(const ParityCase& test_case, Group group) {
     }
     result.norms.push_back(engine.grad_norm());
   }
-  result.weights_hash = 1469598103934665603ull;
+  result.weights_hash = kNoBits;
   for (const auto& item : model->named_parameters()) {
-    hash_tensor(result.weights_hash, engine.full_weight(item.key()));
+    result.weights_hash = hash_with(result.weights_hash, engine.full_weight(item.key()));
     if (!item.value().requires_grad()) continue;
     for (const auto& state : engine.optimizer_states(item.key()))
-      hash_tensor(result.weights_hash, engine.full_optimizer_state(item.key(), state));
+      result.weights_hash = hash_with(result.weights_hash, engine.full_optimizer_state(item.key(), state));
   }
   return result;
 }
