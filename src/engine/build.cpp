@@ -386,7 +386,7 @@ std::string describe_states(const sharding::OptimizerOptions& options) {
   std::string text;
   for (const auto& group : options.groups) {
     text += std::string(group.rule->name) + " with";
-    for (const auto& state : group.rule->states) text += " " + std::string(state.name);
+    for (const auto& state : group.rule->states) text += fmt::format(" {}", state.name);
     text += "\n";
   }
   return text;
