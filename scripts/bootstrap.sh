@@ -47,17 +47,22 @@ if [ ${#missing[@]} -gt 0 ]; then
   rm -f "$log"
 fi
 
+# pip_torch FOLDER: torch for a CPU, if there is one, into this virtual environment.
+pip_torch() {
+  # By its full name first: plain 'torch' may be the CUDA build, several GB that a CPU build does not need.
+  if "$1/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu" 2>/dev/null; then return; fi
+  say "pip finds no CPU wheel here; taking PyPI's, with CUDA inside (about 3 GB; it runs on a CPU as well). The index of
+  PyTorch's CPU wheels (see 'Get started' on PyTorch's site) is smaller:   make ... PIP_ARGS=\"--index-url ...\""
+  "$1/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version"
+}
+
 install_torch() {
   if [ -x .venv/bin/python ] && .venv/bin/python -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
     return
   fi
   say "installing the CPU wheel of torch $torch_version into .venv (about 200 MB; once)"
   python3 -m venv .venv || fail "cannot make a virtual environment in .venv"
-  # By its full name first: plain 'torch' may be the CUDA build, several GB that a CPU build does not need.
-  if .venv/bin/pip install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu" 2>/dev/null; then return; fi
-  say "pip finds no CPU wheel here; taking PyPI's, with CUDA inside (about 3 GB; it runs on a CPU as well). The index of
-  PyTorch's CPU wheels (see 'Get started' on PyTorch's site) is smaller:   make ... PIP_ARGS=\"--index-url ...\""
-  if ! .venv/bin/pip install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version"; then
+  if ! pip_torch .venv; then
     rm -rf .venv
     fail "pip cannot install torch $torch_version. Give it an index that has it with   make ... PIP_ARGS=\"--index-url ...\"
   or an installed libtorch with   make ... TORCH_DIR=/path"
@@ -123,9 +128,7 @@ install_peers() {
   fi
   say "installing torch $torch_version (CPU), deepspeed, safetensors and matplotlib into $folder (about 1 GB; once)"
   python3 -m venv "$folder" || fail "cannot make a virtual environment in $folder"
-  "$folder/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu" 2>/dev/null ||
-    "$folder/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version" ||
-    fail "pip cannot install torch $torch_version; see the message above"
+  pip_torch "$folder" || fail "pip cannot install torch $torch_version; see the message above"
   "$folder/bin/pip" install -q --disable-pip-version-check deepspeed==0.19.8 "${test_packages[@]}" matplotlib==3.11.2 ||
     fail "pip cannot install deepspeed, safetensors and matplotlib; see the message above"
   say "done: zero compare --peers finds it"

@@ -16,7 +16,8 @@ namespace zero {
 struct LaunchOptions {
   int nproc = 1;                     ///< number of ranks, at least 1
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
-  /// True: every output line of a rank is prefixed with "[rank] ". False: ranks inherit the descriptors.
+  /// True: every output line of a rank is prefixed with "[rank] ". False: ranks inherit the descriptors
+  /// (with `log_dir` their output is copied as it is).
   bool prefix_output = true;
   /// Folder (made if it is not there) in which rank N's output, both streams, is also appended to rank<N>.log, without
   /// prefixes; empty: nowhere.

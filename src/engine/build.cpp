@@ -551,10 +551,12 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   if (impl->config.zerotorch.bind_cores_to_rank) bind_cores(impl->groups.all);
   impl->config.resolve_batch(impl->group.size());
   impl->inventory = take_inventory(impl->view);
-  if (impl->inventory.parameters.empty() && !impl->groups.model_parallel)
-    throw ModelError("the model has no parameters: there is nothing to train or to shard; use it without an engine");
-  if (const std::string problem = problem_with_values_left_out(impl->inventory); !problem.empty()) {
-    impl->groups.abort(problem);  // the first rank knows nothing of it
+  const std::string problem =
+      impl->inventory.parameters.empty() && !impl->groups.model_parallel
+          ? "the model has no parameters: there is nothing to train or to shard; use it without an engine"
+          : problem_with_values_left_out(impl->inventory);
+  if (!problem.empty()) {
+    impl->groups.abort(problem);  // other ranks may know nothing of it
     throw ModelError(problem);
   }
   impl->view.parameters.clear();

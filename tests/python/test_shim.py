@@ -25,11 +25,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-def seen(installed: pathlib.Path, code: str) -> str:
+def seen(installed: pathlib.Path, *arguments: str) -> str:
+    """What a Python prints that finds the distribution, and the package it stands for."""
     import zerotorch
 
     package = pathlib.Path(zerotorch.__file__).parents[1]
-    done = python("-c", code, PYTHONPATH=f"{installed}:{package}")
+    done = python(*arguments, PYTHONPATH=f"{installed}:{package}")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -44,10 +45,10 @@ print(theirs is ours, deepspeed.initialize is zerotorch.initialize, deepspeed.__
 print(importlib.metadata.version("deepspeed"), importlib.util.find_spec("deepspeed") is not None)
 """
     version = "0.19.8+zerotorch"
-    assert seen(installed, code).split("\n") == [f"True True {version}", f"{version} True"]
+    assert seen(installed, "-c", code).split("\n") == [f"True True {version}", f"{version} True"]
 
 
-def test_its_version_is_the_one_that_is_reported(installed: pathlib.Path) -> None:
+def test_its_version_is_the_one_that_is_reported() -> None:
     from _zerotorch_as_deepspeed import DEEPSPEED_VERSION
 
     assert f'version = "{DEEPSPEED_VERSION}"' in (SHIM / "pyproject.toml").read_text()
@@ -55,10 +56,5 @@ def test_its_version_is_the_one_that_is_reported(installed: pathlib.Path) -> Non
 
 def test_its_command_starts_ranks(installed: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "program.py").write_text("import os, deepspeed; os.write(1, (os.environ['RANK'] + chr(10)).encode())\n")
-    command = installed / "bin/deepspeed"
-    import zerotorch
-
-    package = pathlib.Path(zerotorch.__file__).parents[1]
-    done = python(str(command), "--num_gpus=2", str(tmp_path / "program.py"), PYTHONPATH=f"{installed}:{package}")
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == ["0", "1"]
+    printed = seen(installed, str(installed / "bin/deepspeed"), "--num_gpus=2", str(tmp_path / "program.py"))
+    assert sorted(printed.split()) == ["0", "1"]
