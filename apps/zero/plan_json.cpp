@@ -66,7 +66,8 @@ ordered_json traffic_json(const plan::Traffic& traffic) {
           {"whole_numel", traffic.whole_numel},
           {"nbytes", traffic.nbytes},
           {"seconds", traffic.seconds},
-          {"nvme_nbytes", traffic.nvme_nbytes}};
+          {"nvme_nbytes", traffic.nvme_nbytes},
+          {"nvme_written_nbytes", traffic.nvme_written_nbytes}};
 }
 
 ordered_json paper_json(const plan::Plan& plan) {

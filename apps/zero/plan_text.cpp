@@ -148,7 +148,8 @@ void add_disk_rows(Table& table, const PlanResult& result) {
   table.nbytes("file of a rank", [](const Plan& p) { return static_cast<double>(p.rank.nvme_nbytes); });
   table.nbytes("files of a host's ranks, about",
                [](const Plan& p) { return static_cast<double>(p.rank.nvme_nbytes) * p.ranks_per_node; });
-  table.nbytes("read, and as much written, a step", [](const Plan& p) { return p.traffic.nvme_nbytes; });
+  table.nbytes("read in a step", [](const Plan& p) { return p.traffic.nvme_nbytes; });
+  table.nbytes("written in a step", [](const Plan& p) { return p.traffic.nvme_written_nbytes; });
 }
 
 void add_host_rows(Table& table, const PlanResult& result) {
@@ -182,9 +183,9 @@ void add_traffic_rows(Table& table, const PlanResult& result) {
 std::string offload_text(const PlanResult& result) {
   const plan::Plan& plan = result.plans.front();
   std::string text =
-      "offload, on paper (2 + 2 + 12 bytes a parameter). Of these the engine has optimizer states on NVMe:\n"
-      "\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": ...}}; what it takes is "
-      "above\n"
+      "offload, on paper (2 + 2 + 12 bytes a parameter). Of these the engine has optimizer states and parameters on\n"
+      "NVMe: \"zero_optimization\": {\"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": ...},\n"
+      "\"offload_param\": {the same}}; what it takes is above\n"
       "  states of a rank                                                    device        host        "
       "NVMe\n";
   for (const auto& row : plan::offload_on_paper(static_cast<double>(plan.parameters_numel), plan.ranks)) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "zero/errors.h"
@@ -26,8 +27,11 @@ void override_zero(ordered_json& json, const TrainOptions& options) {
   if (options.stage) zero["stage"] = *options.stage;
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
   if (options.nvme.empty()) return;
-  zero["offload_optimizer"]["device"] = "nvme";
-  zero["offload_optimizer"]["nvme_path"] = options.nvme;
+  for (const char* section : {"offload_optimizer", "offload_param"}) {
+    if (section == std::string_view("offload_param") && !options.nvme_parameters) continue;
+    zero[section]["device"] = "nvme";
+    zero[section]["nvme_path"] = options.nvme;
+  }
 }
 
 /// The largest rate of the schedule. Throws ConfigError where the schedule has no such number.

@@ -39,6 +39,11 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->type_name("DIR")
       ->group(kTraining);
   command
+      .add_flag("--nvme-parameters", options.nvme_parameters,
+                "with --nvme: the parameters, too, which are then read just before use (stage 3)")
+      ->needs("--nvme")
+      ->group(kTraining);
+  command
       .add_option("--recompute", options.recompute,
                   "activation checkpointing: of every N blocks, compute one again in backward; 1: all (default: none)")
       ->transform(kNotNegative)
@@ -213,7 +218,7 @@ void add_model_options(CLI::App& command, TrainOptions& options) {
   command
       .add_option(
           "--preset", options.preset,
-          "by their parameters: gpt-tiny (137 k), gpt-2m, gpt-11m, gpt-14m, gpt-25m, gpt-152m, gpt-1b or gpt-4b")
+          "by parameters: gpt-tiny (137 k), gpt-2m, gpt-11m, gpt-14m, gpt-25m, gpt-152m, gpt-1b, gpt-4b or gpt-7b")
       ->capture_default_str()
       ->type_name("NAME")
       ->group(kModel);

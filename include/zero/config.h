@@ -342,6 +342,17 @@ struct Config {
       std::int64_t buffer_count = 4;
     };
     OffloadOptimizer offload_optimizer;
+    /// Where the parameters' shards live at stage 3 ("offload_param").
+    struct OffloadParam {
+      /// kNvme: a scratch file per rank. Units are read just before use, once for all ranks of the host, into memory
+      /// that these share, and their updates are written back. One host.
+      OffloadOptimizer::Device device = OffloadOptimizer::Device::kNone;
+      /// kNvme: as in OffloadOptimizer.
+      std::string nvme_path;
+      /// kNvme: as in OffloadOptimizer, for pieces that are updated.
+      std::int64_t buffer_count = 5;
+    };
+    OffloadParam offload_param;
   };
   ZeroOptimization zero_optimization;
 

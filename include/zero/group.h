@@ -157,9 +157,10 @@ class Group {
   /// memory (says how much was requested and how much is free).
   SharedMemory allocate(std::size_t nbytes);
 
-  /// *Collective.* One zero-filled mapping that all ranks read and write. Throws CommError unless single_node();
-  /// IoError as allocate.
-  SharedMemory allocate_node_shared(std::size_t nbytes, std::string_view label);
+  /// *Collective.* One zero-filled mapping that all ranks read and write. Pages take memory when they are first
+  /// touched; that there is enough for `expected_nbytes` of them (all, by default) is checked now. Throws CommError
+  /// unless single_node(); IoError as allocate.
+  SharedMemory allocate_node_shared(std::size_t nbytes, std::string_view label, std::size_t expected_nbytes = SIZE_MAX);
 
   /// *Local.* Marks the group as failed: every other rank's pending and later collectives throw a
   /// CommError with `reason` and this rank. Called by destructors during stack unwinding. Idempotent.

@@ -181,10 +181,11 @@ struct Traffic {
   double gathered_numel = 0;
   double reduced_numel = 0;
   double published_numel = 0;
-  double whole_numel = 0;  ///< every trainable tensor counts, also one that a step does not use
-  double nbytes = 0;       ///< of all four in their dtypes, plus norms
-  double seconds = 0;      ///< at the cluster's bandwidth, without overlap; 0: bandwidth unknown
-  double nvme_nbytes = 0;  ///< read from disk by the heaviest rank, which writes as many
+  double whole_numel = 0;          ///< every trainable tensor counts, also one that a step does not use
+  double nbytes = 0;               ///< of all four in their dtypes, plus norms
+  double seconds = 0;              ///< at the cluster's bandwidth, without overlap; 0: bandwidth unknown
+  double nvme_nbytes = 0;          ///< read from disk by the heaviest rank
+  double nvme_written_nbytes = 0;  ///< written to disk by the heaviest rank
 };
 
 struct Plan {

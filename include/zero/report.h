@@ -40,10 +40,10 @@ struct CommunicationReport {
   std::string to_string() const;
 };
 
-/// Traffic between memory and disk on this rank since initialize(), with zero_optimization.offload_optimizer.device
-/// "nvme"; zeros without it. The last pieces of a step are written after it ends.
+/// Traffic between memory and disk on this rank since initialize(), with zero_optimization.offload_optimizer.device or
+/// offload_param.device "nvme"; zeros without. The last pieces of states are written after a step ends.
 struct OffloadReport {
-  std::int64_t reserved_nbytes = 0;  ///< reserved on disk; a step reads and writes as much
+  std::int64_t reserved_nbytes = 0;  ///< reserved on disk; a step reads and writes as much of states
   std::int64_t read_nbytes = 0, written_nbytes = 0;
   double waited_seconds = 0;  ///< time in which updates waited for the disk
 };

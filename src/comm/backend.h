@@ -272,7 +272,7 @@ class Backend : public std::enable_shared_from_this<Backend> {
   virtual SharedMemory allocate(std::size_t nbytes) = 0;
 
   /// *Collective.* As Group::allocate_node_shared.
-  SharedMemory allocate_node_shared(std::size_t nbytes, std::string_view label);
+  SharedMemory allocate_node_shared(std::size_t nbytes, std::string_view label, std::size_t expected_nbytes);
 
   /// *Collective.* Gathers every rank's `nbytes` bytes at `mine`, concatenated, into `all`.
   void tell_all(const void* mine, std::size_t nbytes, void* all, std::string_view label);
@@ -302,8 +302,9 @@ class Backend : public std::enable_shared_from_this<Backend> {
   /// *Collective* over the whole group. A zero-filled region for the ranks in `members`, all on this host, created by
   /// the first of them; null if there are none. Throws IoError on every rank if one of them cannot map it.
   /// `recorded_nbytes` is compared over all ranks.
+  /// There must be memory for `expected_nbytes`.
   std::shared_ptr<Region> share_region(std::span<const int> members, std::size_t nbytes, std::int64_t recorded_nbytes,
-                                       std::string_view label);
+                                       std::string_view label, std::size_t expected_nbytes = SIZE_MAX);
 
   /// *Collective* over the whole group. A shared-memory group of the ranks in `members`, all on this host; those at
   /// `host_ranks` count as being on this host. Null if there are no members.

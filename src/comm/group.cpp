@@ -334,9 +334,9 @@ Work Group::barrier(const CollectiveOptions& options) {
 
 SharedMemory Group::allocate(std::size_t nbytes) { return backend_->allocate(nbytes); }
 
-SharedMemory Group::allocate_node_shared(std::size_t nbytes, std::string_view label) {
+SharedMemory Group::allocate_node_shared(std::size_t nbytes, std::string_view label, std::size_t expected_nbytes) {
   const comm::BackendGuard guard(*backend_->lock());
-  return backend_->allocate_node_shared(nbytes, label);
+  return backend_->allocate_node_shared(nbytes, label, expected_nbytes);
 }
 
 void Group::abort(std::string_view reason) noexcept {

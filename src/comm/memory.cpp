@@ -136,8 +136,8 @@ Mapping::~Mapping() {
   if (data_) ::munmap(data_, nbytes_);
 }
 
-FileDescriptor create_memfd(std::size_t nbytes, const std::string& what) {
-  check_memory_available(nbytes, what);
+FileDescriptor create_memfd(std::size_t nbytes, const std::string& what, std::size_t expected_nbytes) {
+  check_memory_available(std::min(nbytes, expected_nbytes), what);
   FileDescriptor fd(::memfd_create("zerotorch", MFD_CLOEXEC));
   if (!fd) {
     throw IoError(
@@ -228,13 +228,13 @@ Region::~Region() {
 bool Region::created_here() const { return creator_pid_ == ::getpid(); }
 
 std::shared_ptr<Region> Region::create(std::shared_ptr<RegionRegistry> registry, std::size_t nbytes, Sharing sharing,
-                                       const std::string& what) {
+                                       const std::string& what, std::size_t expected_nbytes) {
   const std::size_t mapped_nbytes = round_up(std::max<std::size_t>(nbytes, 1), kPageBytes);
   FileDescriptor fd;
   if (sharing == Sharing::kPrivate) {
     check_memory_available(nbytes, what);
   } else {
-    fd = create_memfd(mapped_nbytes, what);
+    fd = create_memfd(mapped_nbytes, what, expected_nbytes);
   }
   const RegionId id = registry->next_id();
   return std::shared_ptr<Region>(new Region(std::move(registry), id, std::move(fd), nbytes, sharing));

@@ -58,8 +58,9 @@ class Mapping {
   std::size_t nbytes_ = 0;
 };
 
-/// A zero-filled memfd of `nbytes`. `what` names it in errors. Throws IoError. Local.
-FileDescriptor create_memfd(std::size_t nbytes, const std::string& what);
+/// A zero-filled memfd of `nbytes`; there must be memory for `expected_nbytes` of them. `what` names it in errors.
+/// Throws IoError. Local.
+FileDescriptor create_memfd(std::size_t nbytes, const std::string& what, std::size_t expected_nbytes = SIZE_MAX);
 
 /// Opens descriptor `fd` of process `pid` on this host. Throws IoError. Local.
 FileDescriptor open_descriptor_of(pid_t pid, int fd);
@@ -103,9 +104,10 @@ class Region : public std::enable_shared_from_this<Region> {
  public:
   enum class Sharing : std::uint8_t { kPrivate, kReadable, kNodeShared };
 
-  /// Creates zero-filled memory; kReadable and kNodeShared are memfds. Throws IoError. Local.
+  /// Creates zero-filled memory; kReadable and kNodeShared are memfds, for which there must be memory for
+  /// `expected_nbytes`. Throws IoError. Local.
   static std::shared_ptr<Region> create(std::shared_ptr<RegionRegistry> registry, std::size_t nbytes, Sharing sharing,
-                                        const std::string& what);
+                                        const std::string& what, std::size_t expected_nbytes = SIZE_MAX);
   /// Maps a node-shared region that another rank created. Throws IoError. Local.
   static std::shared_ptr<Region> open(std::shared_ptr<RegionRegistry> registry, RegionId id, pid_t pid, int fd,
                                       std::size_t nbytes);

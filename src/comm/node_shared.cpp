@@ -51,7 +51,7 @@ void throw_first_error(const std::vector<Attempt>& attempts) {
 
 }  // namespace
 
-SharedMemory Backend::allocate_node_shared(std::size_t nbytes, std::string_view label) {
+SharedMemory Backend::allocate_node_shared(std::size_t nbytes, std::string_view label, std::size_t expected_nbytes) {
   if (local_size() != size()) {
     throw CommError(
         fmt::format("allocate_node_shared(\"{}\"): {} of the group's {} ranks are on this host; one mapping "
@@ -61,18 +61,19 @@ SharedMemory Backend::allocate_node_shared(std::size_t nbytes, std::string_view 
   }
   std::vector<int> all(static_cast<std::size_t>(size()));
   std::iota(all.begin(), all.end(), 0);
-  return SharedMemory(share_region(all, nbytes, static_cast<std::int64_t>(nbytes), label));
+  return SharedMemory(share_region(all, nbytes, static_cast<std::int64_t>(nbytes), label, expected_nbytes));
 }
 
 std::shared_ptr<Region> Backend::share_region(std::span<const int> members, std::size_t nbytes,
-                                              std::int64_t recorded_nbytes, std::string_view label) {
+                                              std::int64_t recorded_nbytes, std::string_view label,
+                                              std::size_t expected_nbytes) {
   const std::string what = fmt::format("allocate_node_shared(\"{}\")", label);
   const int creator = members.empty() ? -1 : members[0];
   std::shared_ptr<Region> region;
   Attempt mine;
   if (rank() == creator) {
     try {
-      region = Region::create(registry(), nbytes, Region::Sharing::kNodeShared, what);
+      region = Region::create(registry(), nbytes, Region::Sharing::kNodeShared, what, expected_nbytes);
       mine.id = region->id();
       mine.fd = region->fd();
     } catch (const IoError& error) {

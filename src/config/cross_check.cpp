@@ -75,17 +75,29 @@ void check_16_bit_masters(Check& check) {
 
 void check_offload(Check& check) {
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
-  const auto& offload = check.config.zero_optimization.offload_optimizer;
-  const Given* device = check.find("zero_optimization.offload_optimizer.device");
-  if (device == nullptr) return;
-  if (offload.device == Device::kCpu) {
-    check.notice(
-        fmt::format("{}: accepted, no effect: without a GPU parameters and states are in host memory anyway; "
-                    "from a GPU offload is not built",
-                    device->path));
+  const auto& zero = check.config.zero_optimization;
+  const auto check_device = [&](std::string_view path, Device device, const std::string& folder) {
+    const Given* given = check.find(path);
+    if (given == nullptr) return;
+    if (device == Device::kCpu) {
+      check.notice(
+          fmt::format("{}: accepted, no effect: without a GPU parameters and states are in host memory anyway; "
+                      "from a GPU offload is not built",
+                      given->path));
+    }
+    if (device == Device::kNvme && folder.empty())
+      check.problem(*given, "'nvme' needs nvme_path beside it: a folder on a local disk");
+  };
+  check_device("zero_optimization.offload_optimizer.device", zero.offload_optimizer.device,
+               zero.offload_optimizer.nvme_path);
+  check_device("zero_optimization.offload_param.device", zero.offload_param.device, zero.offload_param.nvme_path);
+  const Given* parameters = check.find("zero_optimization.offload_param.device");
+  if (parameters == nullptr || zero.offload_param.device != Device::kNvme) return;
+  if (zero.stage != 3) check.problem(*parameters, "'nvme' needs stage 3: at other stages parameters are not sharded");
+  if (check.config.zerotorch.store == Config::Zerotorch::Store::kNodeShared) {
+    check.problem(*parameters,
+                  "'nvme' and zerotorch.store 'node_shared', which keeps all parameters in memory; remove one");
   }
-  if (offload.device == Device::kNvme && offload.nvme_path.empty())
-    check.problem(*device, "'nvme' needs nvme_path beside it: a folder on a local disk");
 }
 
 void check_loss_scale(Check& check) {

@@ -9,11 +9,12 @@ using Zero = Config::ZeroOptimization;
 
 constexpr std::string_view kOffload =
     "without a GPU parameters and states are in host memory anyway; from a GPU offload is not built";
-constexpr std::string_view kNotBuilt = "offload of parameters is not built";
+constexpr std::string_view kWholeUnits = "memory is for whole units, as many as are used at a time";
 constexpr std::string_view kAlways = "reading, updating and writing always overlap";
 constexpr std::string_view kOnGpu =
     "where states are updated in host memory or on a disk there is nothing to divide with a GPU";
 using Offload = Zero::OffloadOptimizer;
+using OffloadParam = Zero::OffloadParam;
 
 constexpr Key kOffloadKeys[] = {
     honoured("zero_optimization.stage3_max_live_parameters", Kind::kCount, "1e9", "elements gathered at once",
@@ -111,20 +112,29 @@ constexpr Key kOffloadKeys[] = {
      .harmless = "0.8",
      .maximum = 1},
 
-    section("zero_optimization.offload_param", kOffload, kNoEffect),
+    section("zero_optimization.offload_param", "where the parameters' shards live at stage 3"),
     {.path = "zero_optimization.offload_param.device",
      .kind = Kind::kChoice,
      .fallback = "\"none\"",
-     .status = kNoEffect,
-     .note = kOffload,
-     .harmless = "\"none\"",
-     .choices = "none|cpu",
-     .refused_choices = "nvme"},
-    no_effect("zero_optimization.offload_param.nvme_path", Kind::kString, "null", kNotBuilt),
-    no_effect("zero_optimization.offload_param.buffer_count", Kind::kCount, "5", kNotBuilt, "5"),
-    no_effect("zero_optimization.offload_param.buffer_size", Kind::kCount, "1e8", kNotBuilt, "1e8"),
-    no_effect("zero_optimization.offload_param.max_in_cpu", Kind::kCount, "1e9", kNotBuilt, "1e9"),
-    no_effect("zero_optimization.offload_param.pin_memory", Kind::kBool, "true", kNotBuilt, "false|true"),
+     .note =
+         "nvme: a scratch file of each rank in nvme_path, read just before use; cpu: without a GPU they are in host "
+         "memory anyway",
+     .choices = "none|cpu|nvme",
+     .field = field<&Config::zero_optimization, &Zero::offload_param, &OffloadParam::device>},
+    honoured("zero_optimization.offload_param.nvme_path", Kind::kString, "\"\"",
+             "a folder on a local disk, for device nvme",
+             field<&Config::zero_optimization, &Zero::offload_param, &OffloadParam::nvme_path>),
+    {.path = "zero_optimization.offload_param.buffer_count",
+     .kind = Kind::kCount,
+     .fallback = "5",
+     .note = "pieces in memory that are read, updated and written at the same time, of at most 8 MiB; device nvme",
+     .minimum = 3,
+     .maximum = 4096,
+     .field = field<&Config::zero_optimization, &Zero::offload_param, &OffloadParam::buffer_count>},
+    no_effect("zero_optimization.offload_param.buffer_size", Kind::kCount, "1e8", kWholeUnits),
+    no_effect("zero_optimization.offload_param.max_in_cpu", Kind::kCount, "1e9", kWholeUnits),
+    no_effect("zero_optimization.offload_param.pin_memory", Kind::kBool, "true",
+              "what is read goes to memory that the ranks share", "false|true"),
 
     no_effect("zero_optimization.cpu_offload", Kind::kBool, "false",
               "without a GPU parameters and states are in host memory anyway; from a GPU offload is not built; today "

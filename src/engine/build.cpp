@@ -96,12 +96,8 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   model.parameters.resize(infos.size());
   for (const auto& from : laid.units) {
     const int u = static_cast<int>(model.units.size());
-    sharding::Unit unit{from.name,
-                        from.trainable,
-                        from.replicated,
-                        from.numel,
-                        {},
-                        layout::shard_cuts(from.numel, impl.group.size(), u)};
+    sharding::Unit unit{
+        from.name, from.trainable, from.replicated, from.numel, {}, laid.cuts(static_cast<std::size_t>(u))};
     for (const auto& slot : from.slots) {
       auto& parameter = model.parameters[slot.parameter];
       parameter.name = infos[slot.parameter].name;
@@ -163,13 +159,22 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     impl.model.hosts = find_hosts(impl.group);
     impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.times);
   } else {
-    impl.store = sharding::make_copying_store(impl.model, impl.ledger, impl.times,
-                                              {.resident = laid.resident,
-                                               .max_live_numel = zero.stage3_max_live_parameters,
-                                               .max_reuse_numel = zero.stage3_max_reuse_distance,
-                                               .prefetch_numel = laid.prefetch_numel,
-                                               .measured_prefetch = impl.config.zerotorch.measured_prefetch,
-                                               .publish_bucket_numel = zero.allgather_bucket_size});
+    sharding::CopyingStoreOptions options{.resident = laid.resident,
+                                          .max_live_numel = zero.stage3_max_live_parameters,
+                                          .max_reuse_numel = zero.stage3_max_reuse_distance,
+                                          .prefetch_numel = laid.prefetch_numel,
+                                          .measured_prefetch = impl.config.zerotorch.measured_prefetch,
+                                          .publish_bucket_numel = zero.allgather_bucket_size};
+    if (laid.parameters_on_disk) {
+      options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);
+      options.disk->cuts = laid.parameter_slots();
+    }
+    try {
+      impl.store = sharding::make_copying_store(impl.model, impl.ledger, impl.times, std::move(options));
+    } catch (const IoError& error) {
+      if (!laid.parameters_on_disk) throw;
+      throw IoError(fmt::format("zero_optimization.offload_param.nvme_path: {}", error.what()));
+    }
   }
   impl.training.scaler = make_scaler(impl.config);
   impl.base_lr = std::move(setup.base_lr);
@@ -378,7 +383,9 @@ void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::
                  laid.node_shared ? "node-shared" : "copying",
                  impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "", numel / 1e6,
                  dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
-  if (const std::string disk = impl.optimizer->disk_description(); !disk.empty()) base::log_info("{}", disk);
+  for (const std::string& disk : {impl.store->disk_description(), impl.optimizer->disk_description()}) {
+    if (!disk.empty()) base::log_info("{}", disk);
+  }
 }
 
 /// "SGD with momentum_buffer".

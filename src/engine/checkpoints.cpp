@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -63,8 +64,12 @@ class Collector {
                            optimizer->copy_master(unit, range, out);
                          });
         }
+      } else if (void* const there = impl_.store->in_memory(parameter.unit, mine)) {
+        const auto options =
+            at::TensorOptions().dtype(storage::to_scalar_type(impl_.model.param_dtype)).device(impl_.model.device);
+        add_piece(tensor, p, mine, at::from_blob(there, {mine.numel()}, options));
       } else {
-        add_piece(tensor, p, mine, low_values(parameter.unit, mine));
+        add_low_piece(tensor, p, mine);
       }
     });
   }
@@ -198,18 +203,6 @@ class Collector {
     return split_of(p).elements_before(parameter.tensor.sizes().vec()) + in_unit - parameter.range.begin;
   }
 
-  /// A frozen unit's, in the store's memory where it is always there.
-  at::Tensor low_values(int unit, layout::Range range) {
-    const auto& model = impl_.model;
-    const auto options = at::TensorOptions().dtype(storage::to_scalar_type(model.param_dtype)).device(model.device);
-    if (void* const there = impl_.store->in_memory(unit, range)) return at::from_blob(there, {range.numel()}, options);
-    const at::Tensor values = keep_.emplace_back(at::empty({range.numel()}, options));
-    impl_.store->update(unit, range, [&](layout::Range part, void* low) {
-      values.narrow(0, part.begin - range.begin, part.numel()).copy_(at::from_blob(low, {part.numel()}, options));
-    });
-    return values;
-  }
-
   void add_piece(std::size_t tensor, int p, layout::Range mine, at::Tensor values) {
     if (!values.is_cpu()) {
       values = values.cpu();
@@ -224,6 +217,20 @@ class Collector {
     const auto make = [copy, mine](std::int64_t first, std::int64_t count, std::byte* out) {
       const std::int64_t begin = mine.begin + first;
       copy(layout::Range{begin, begin + count}, reinterpret_cast<float*>(out));
+    };
+    contents_.pieces.push_back({tensor, place_of(p, mine.begin), mine.numel(), nullptr, make});
+  }
+
+  /// As it is kept where it is not in memory.
+  void add_low_piece(std::size_t tensor, int p, layout::Range mine) {
+    const auto element = static_cast<std::int64_t>(element_nbytes(impl_.model.param_dtype));
+    const auto make = [store = impl_.store.get(), unit = impl_.model.parameters[p].unit, mine, element](
+                          std::int64_t first, std::int64_t count, std::byte* out) {
+      const std::int64_t begin = mine.begin + first;
+      store->visit(
+          unit, {begin, begin + count}, sharding::ParameterStore::Access::kRead, [&](layout::Range part, void* low) {
+            std::memcpy(out + (part.begin - begin) * element, low, static_cast<std::size_t>(part.numel() * element));
+          });
     };
     contents_.pieces.push_back({tensor, place_of(p, mine.begin), mine.numel(), nullptr, make});
   }
@@ -435,7 +442,8 @@ void Checkpoints::save(const std::string& folder, const std::string& tag, std::s
   contents.state = state.to_json();
   contents.client_state = client_state.empty() ? "null" : client_state;
   contents.config = impl_.config.to_json();
-  if (impl_.optimizer->disk_traffic()) contents.only_streamed = "the states are on NVMe, and stream from there to it";
+  if (impl_.optimizer->disk_traffic() || impl_.store->disk_traffic())
+    contents.only_streamed = "what is on NVMe streams from there to it";
   contents.versions = nlohmann::json{{"zerotorch", ZERO_VERSION}, {"torch", TORCH_VERSION}}.dump();
   const std::string name = tag.empty() ? fmt::format("{}{}", kStepTag, impl_.training.global_steps) : tag;
   checkpointer_.save(folder, name, std::move(contents), options);

@@ -214,6 +214,8 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
 
 /// For offload to NVMe of engines that are made from here on; null: the system's. For tests.
 void use_files_for_offload(io::FileSystem* files);
+/// Files in `folder` as the "aio" section says, with so many slots in memory.
+storage::DiskOptions disk_of(const Config& config, const std::string& folder, std::int64_t buffers);
 
 struct OptimizerSetup {
   optim::Algorithm algorithm = optim::Algorithm::kAdam;

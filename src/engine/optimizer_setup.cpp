@@ -260,18 +260,22 @@ void check_factory(const Config& config, const InitializeOptions& options) {
 io::FileSystem* files_of_offload = nullptr;
 
 /// Where masters and states live, unless in memory.
-std::optional<storage::DiskOptions> disk_of(const Config& config) {
+std::optional<storage::DiskOptions> disk_of_states(const Config& config) {
   const auto& offload = config.zero_optimization.offload_optimizer;
   if (offload.device != Config::ZeroOptimization::OffloadOptimizer::Device::kNvme) return std::nullopt;
-  storage::DiskOptions disk;
-  disk.files = files_of_offload ? files_of_offload : &io::system_files();
-  disk.folder = offload.nvme_path;
-  disk.scratch = {static_cast<std::uint64_t>(config.aio.block_size), static_cast<unsigned>(config.aio.queue_depth)};
-  disk.buffers = static_cast<int>(offload.buffer_count);
-  return disk;
+  return disk_of(config, offload.nvme_path, offload.buffer_count);
 }
 
 }  // namespace
+
+storage::DiskOptions disk_of(const Config& config, const std::string& folder, std::int64_t buffers) {
+  storage::DiskOptions disk;
+  disk.files = files_of_offload ? files_of_offload : &io::system_files();
+  disk.folder = folder;
+  disk.scratch = {static_cast<std::uint64_t>(config.aio.block_size), static_cast<unsigned>(config.aio.queue_depth)};
+  disk.buffers = static_cast<int>(buffers);
+  return disk;
+}
 
 void use_files_for_offload(io::FileSystem* files) { files_of_offload = files; }
 
@@ -281,7 +285,7 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
   setup.options.sub_group_numel = config.zero_optimization.sub_group_size;
   setup.options.master_dtype = config.master_dtype();
   setup.options.stochastic_rounding = config.zerotorch.stochastic_rounding;
-  setup.options.disk = disk_of(config);
+  setup.options.disk = disk_of_states(config);
   setup.options.seed = static_cast<std::uint64_t>(config.zerotorch.seed.value_or(0));
   if (options.optimizer_factory) {
     check_factory(config, options);

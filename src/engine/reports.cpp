@@ -41,10 +41,11 @@ FlopsReport Engine::flops_report() const {
 
 OffloadReport Engine::offload_report() const {
   OffloadReport report{.reserved_nbytes = impl_->ledger.report().nvme_nbytes};
-  if (const auto traffic = impl_->optimizer->disk_traffic()) {
-    report.read_nbytes = traffic->read_nbytes;
-    report.written_nbytes = traffic->written_nbytes;
-    report.waited_seconds = traffic->waited_seconds;
+  for (const auto& traffic : {impl_->optimizer->disk_traffic(), impl_->store->disk_traffic()}) {
+    if (!traffic) continue;
+    report.read_nbytes += traffic->read_nbytes;
+    report.written_nbytes += traffic->written_nbytes;
+    report.waited_seconds += traffic->waited_seconds;
   }
   return report;
 }

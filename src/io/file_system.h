@@ -42,6 +42,9 @@ class File {
   virtual std::size_t alignment() const = 0;
   /// How it is read and written, for people: "io_uring, past the page cache".
   virtual std::string description() const = 0;
+  /// What other processes of this host and user may open() to read it as well, while it is open here; empty where
+  /// there is nothing like that.
+  virtual std::string path_for_others() const { return {}; }
   /// Queues writing of all of `data` at `offset`; the file grows as needed. May block while others are under way.
   /// Throws at once when the file was opened for reading.
   virtual Request write(std::uint64_t offset, std::span<const std::byte> data) = 0;

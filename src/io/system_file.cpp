@@ -1,5 +1,8 @@
 #include "io/system_file.h"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -10,6 +13,10 @@ namespace zero::io {
 
 SystemFile::SystemFile(std::unique_ptr<Descriptors> descriptors, const ScratchOptions& options)
     : descriptors_(std::move(descriptors)), options_(options) {}
+
+std::string SystemFile::path_for_others() const {
+  return fmt::format("/proc/{}/fd/{}", ::getpid(), descriptors_->get(/*direct=*/false));
+}
 
 File::Request SystemFile::queue(const Transfer& transfer) {
   ZERO_CHECK(descriptors_->is_open(), "'{}' is closed", descriptors_->path());

@@ -19,6 +19,7 @@ class SystemFile : public File {
   SystemFile(std::unique_ptr<Descriptors> descriptors, const ScratchOptions& options);
 
   std::size_t alignment() const override { return kAlignment; }
+  std::string path_for_others() const override;
   Request write(std::uint64_t offset, std::span<const std::byte> data) override;
   Request read(std::uint64_t offset, std::span<std::byte> data) override;
   void wait(Request request) override;

@@ -4,24 +4,24 @@
 
 namespace zero::layout {
 
-std::vector<std::int64_t> shard_cuts(std::int64_t unit_numel, int world_size, int unit_index) {
+std::vector<std::int64_t> shard_cuts(std::int64_t unit_numel, int world_size, int unit_index, std::int64_t step) {
   ZERO_CHECK(unit_numel >= 0 && unit_numel % kBlockNumel == 0, "unit of {} elements", unit_numel);
-  ZERO_CHECK(world_size > 0 && unit_index >= 0);
-  const std::int64_t blocks = unit_numel / kBlockNumel;
+  ZERO_CHECK(world_size > 0 && unit_index >= 0 && step > 0 && step % kBlockNumel == 0);
+  const std::int64_t blocks = (unit_numel + step - 1) / step;
   const std::int64_t each = blocks / world_size;
   const std::int64_t extra = blocks % world_size;
   std::vector<std::int64_t> cuts(world_size + 1, 0);
   for (int rank = 0; rank < world_size; ++rank) {
     const int turn = ((rank - unit_index) % world_size + world_size) % world_size;
-    cuts[rank + 1] = cuts[rank] + (each + (turn < extra ? 1 : 0)) * kBlockNumel;
+    cuts[rank + 1] = std::min(unit_numel, cuts[rank] + (each + (turn < extra ? 1 : 0)) * step);
   }
   return cuts;
 }
 
-Range shard_range(std::int64_t unit_numel, int world_size, int unit_index, int rank) {
-  ZERO_CHECK(unit_numel >= 0 && unit_numel % kBlockNumel == 0, "unit of {} elements", unit_numel);
+Range shard_range(std::int64_t unit_numel, int world_size, int unit_index, int rank, std::int64_t step) {
+  ZERO_CHECK(unit_numel >= 0 && unit_numel % kBlockNumel == 0 && step > 0, "unit of {} elements", unit_numel);
   ZERO_CHECK(world_size > 0 && unit_index >= 0 && rank >= 0 && rank < world_size);
-  const std::int64_t blocks = unit_numel / kBlockNumel;
+  const std::int64_t blocks = (unit_numel + step - 1) / step;
   const std::int64_t each = blocks / world_size;
   const std::int64_t extra = blocks % world_size;
   // Extra blocks go to ranks [first, first + extra), modulo world_size: how many of them lie before `rank`.
@@ -30,7 +30,7 @@ Range shard_range(std::int64_t unit_numel, int world_size, int unit_index, int r
     return intersect({0, end}, {first, first + extra}).numel() +
            intersect({0, end}, {0, first + extra - world_size}).numel();
   };
-  const auto cut = [&](std::int64_t r) { return (each * r + extras_before(r)) * kBlockNumel; };
+  const auto cut = [&](std::int64_t r) { return std::min(unit_numel, (each * r + extras_before(r)) * step); };
   return {cut(rank), cut(rank + 1)};
 }
 

@@ -35,11 +35,13 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 
 /// The cuts of one unit over `world_size` ranks: shard r is [cut[r], cut[r+1]). When the blocks do not
 /// divide evenly the extra ones go to ranks unit_index, unit_index+1, ... (modulo world_size), so that
-/// many small units load all ranks alike.
-std::vector<std::int64_t> shard_cuts(std::int64_t unit_numel, int world_size, int unit_index);
+/// many small units load all ranks alike. Blocks are of `step` elements, a multiple of kBlockNumel; the last one of a
+/// unit may be smaller.
+std::vector<std::int64_t> shard_cuts(std::int64_t unit_numel, int world_size, int unit_index,
+                                     std::int64_t step = kBlockNumel);
 
-/// Shard `rank` of shard_cuts(unit_numel, world_size, unit_index) alone, without the others.
-Range shard_range(std::int64_t unit_numel, int world_size, int unit_index, int rank);
+/// Shard `rank` of shard_cuts(unit_numel, world_size, unit_index, step) alone, without the others.
+Range shard_range(std::int64_t unit_numel, int world_size, int unit_index, int rank, std::int64_t step = kBlockNumel);
 
 /// counts[r] = elements of shard r that lie inside `range`.
 std::vector<std::int64_t> shard_counts(const std::vector<std::int64_t>& cuts, Range range);

@@ -13,7 +13,7 @@ struct Preset {
   const char* name;
   std::int64_t layers, dim, heads, seq;
 };
-constexpr std::array<Preset, 8> kPresets = {{
+constexpr std::array<Preset, 9> kPresets = {{
     {"gpt-tiny", 2, 64, 2, 64},
     {"gpt-2m", 4, 192, 3, 128},  // learns to write something like Python in two minutes on two cores
     {"gpt-11m", 6, 384, 6, 128},
@@ -22,6 +22,7 @@ constexpr std::array<Preset, 8> kPresets = {{
     {"gpt-152m", 12, 1024, 16, 256},
     {"gpt-1b", 20, 2048, 16, 256},
     {"gpt-4b", 36, 3072, 24, 256},  // states on a disk: see docs/offload.md
+    {"gpt-7b", 33, 4096, 32, 256},  // parameters, too
 }};
 
 }  // namespace

@@ -48,9 +48,7 @@ DiskUse disk_use(const LaidOut& laid, int rank, std::int64_t master_nbytes) {
   if (!laid.states_on_disk) return use;
   const Columns columns = columns_of(laid, master_nbytes);
   const auto updated = [&](std::size_t u) {
-    const std::int64_t numel = laid.units[u].numel;
-    return laid.sharding.optimizer_states ? layout::shard_range(numel, laid.world_size, static_cast<int>(u), rank)
-                                          : Range{0, numel};
+    return laid.sharding.optimizer_states ? laid.shard(u, rank) : Range{0, laid.units[u].numel};
   };
   std::int64_t largest = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) largest = std::max(largest, updated(u).numel());
@@ -67,6 +65,19 @@ DiskUse disk_use(const LaidOut& laid, int rank, std::int64_t master_nbytes) {
   }
   if (use.file_nbytes > 0)
     use.buffers_nbytes = laid.disk_buffers * layout::slot_nbytes(columns.shapes, ~0u, cuts.slot_numel);
+  return use;
+}
+
+DiskUse disk_use_of_parameters(const LaidOut& laid, int rank) {
+  DiskUse use;
+  if (!laid.parameters_on_disk) return use;
+  const layout::ColumnShape low{laid.low_nbytes(), 1};
+  const layout::SlotCuts slots = laid.parameter_slots();
+  for (std::size_t u = 0; u < laid.units.size(); ++u) {
+    if (!laid.resident[u]) use.file_nbytes += layout::slots_nbytes({&low, 1}, {laid.shard(u, rank), 1, 0}, slots);
+  }
+  if (use.file_nbytes > 0)
+    use.buffers_nbytes = laid.parameter_buffers * layout::slot_nbytes({&low, 1}, 1, slots.slot_numel);
   return use;
 }
 

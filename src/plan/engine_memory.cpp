@@ -11,16 +11,12 @@ namespace {
 
 using layout::Range;
 
-Range shard(const LaidOut& laid, std::size_t unit, int rank) {
-  return layout::shard_range(laid.units[unit].numel, laid.world_size, static_cast<int>(unit), rank);
-}
-
 /// Elements of trainable units that `rank` updates.
 std::int64_t updated_numel(const LaidOut& laid, int rank) {
   std::int64_t sum = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     if (!laid.units[u].trainable) continue;
-    sum += laid.sharding.optimizer_states ? shard(laid, u, rank).numel() : laid.units[u].numel;
+    sum += laid.sharding.optimizer_states ? laid.shard(u, rank).numel() : laid.units[u].numel;
   }
   return sum;
 }
@@ -42,7 +38,7 @@ std::int64_t largest_piece(const LaidOut& laid, int rank) {
   std::int64_t largest = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     if (!laid.units[u].trainable) continue;
-    const Range mine = shard(laid, u, rank);
+    const Range mine = laid.shard(u, rank);
     for (const Range bucket : layout::bucket_ranges(laid.units[u].numel, laid.bucket_numel)) {
       largest = std::max(largest, layout::intersect(bucket, mine).numel());
     }
@@ -62,10 +58,11 @@ std::int64_t parameters_numel(const LaidOut& laid, int rank) {
       sum += laid.units[u].numel;
       continue;
     }
+    if (laid.parameters_on_disk) continue;
     // Of parameters that exist once on every host, also the shards of the ranks at its place on other hosts.
     const int stride = laid.node_shared ? laid.ranks_per_node() : laid.world_size;
     for (int owner = rank % stride; owner < laid.world_size; owner += stride) {
-      if (laid.node_shared || owner == rank) sum += shard(laid, u, owner).numel();
+      if (laid.node_shared || owner == rank) sum += laid.shard(u, owner).numel();
     }
   }
   return sum;
@@ -90,7 +87,7 @@ bool writes_all_it_updates(const LaidOut& laid, int rank) {
   if (!others_write_for_it(laid)) return true;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const layout::Unit& unit = laid.units[u];
-    if (unit.trainable && shard(laid, u, rank) != Range{0, unit.numel}) return false;
+    if (unit.trainable && laid.shard(u, rank) != Range{0, unit.numel}) return false;
   }
   return true;
 }
@@ -119,6 +116,17 @@ void add_to_ranks(std::vector<double>& change, std::int64_t first, std::int64_t 
   change[end - world] -= amount;
 }
 
+/// Units that are read from a disk are in memory once for all ranks of the host: at the most all units, or what each
+/// rank holds where no two hold the same.
+std::int64_t gather_nbytes(const LaidOut& laid, const Pools& pools) {
+  const std::int64_t of_rank = pools.gather.pool_numel;
+  if (!laid.parameters_on_disk) return of_rank * laid.low_nbytes();
+  std::int64_t all = 0;
+  for (std::size_t u = 0; u < laid.units.size(); ++u) all += laid.resident[u] ? 0 : laid.units[u].numel;
+  const std::int64_t most = std::min(all, of_rank * laid.world_size) * laid.low_nbytes();
+  return (most + laid.world_size - 1) / laid.world_size;
+}
+
 }  // namespace
 
 Pools find_pools(const ModelShape& model, const LaidOut& laid, const Config& config) {
@@ -134,19 +142,20 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   const auto hold = [&](MemoryKind kind, std::int64_t nbytes) { add(kind, nbytes, nbytes); };
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
   hold(MemoryKind::kParameters, parameters_numel(laid, rank) * low);
-  const DiskUse disk = disk_use(laid, rank, master_nbytes(laid, rank));
-  hold(MemoryKind::kOffload, disk.buffers_nbytes);
-  report.nvme_nbytes = disk.file_nbytes;
+  for (const DiskUse& disk : {disk_use(laid, rank, master_nbytes(laid, rank)), disk_use_of_parameters(laid, rank)}) {
+    hold(MemoryKind::kOffload, disk.buffers_nbytes);
+    report.nvme_nbytes += disk.file_nbytes;
+  }
   if (!laid.states_on_disk) hold(MemoryKind::kMaster, updated * master_nbytes(laid, rank));
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const Range whole{0, laid.units[u].numel};
     if (laid.units[u].trainable && !laid.states_on_disk)
-      hold(MemoryKind::kOptimizer, laid.state_nbytes(u, laid.sharding.optimizer_states ? shard(laid, u, rank) : whole));
+      hold(MemoryKind::kOptimizer, laid.state_nbytes(u, laid.sharding.optimizer_states ? laid.shard(u, rank) : whole));
   }
   hold(MemoryKind::kGradients, summed_numel(laid, rank) * laid.sum_nbytes());
   const std::int64_t buckets = pools.bucket_numel * laid.gradient_nbytes();
   add(MemoryKind::kBuckets, laid.sharding.gradients ? 0 : buckets, buckets);
-  add(MemoryKind::kGather, 0, pools.gather.pool_numel * low);
+  add(MemoryKind::kGather, 0, gather_nbytes(laid, pools));
   hold(MemoryKind::kOptimizer, laid.whole_state_nbytes_of(rank));
   if (laid.sharding.optimizer_states)
     hold(MemoryKind::kStaging, (laid.whole.largest_numel + laid.whole.send_numel) * 4);
@@ -158,7 +167,7 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
 std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank) {
   std::int64_t sum = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
-    const Range mine = shard(laid, u, rank);
+    const Range mine = laid.shard(u, rank);
     // Weights and states in fp32.
     sum +=
         laid.units[u].trainable ? mine.numel() * 4 + laid.wide_state_nbytes(u, mine) : mine.numel() * laid.low_nbytes();
@@ -195,7 +204,7 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
       add_to_ranks(more, first, blocks % world, block_nbytes);
     };
     if (splits_updates) split(updated, everywhere, change);
-    if (splits_parameters) split(low, parameters_everywhere, parameters);
+    if (splits_parameters && !laid.parameters_on_disk) split(low, parameters_everywhere, parameters);
   }
   std::vector<double> states(change.size());
   std::partial_sum(change.begin(), change.end(), states.begin());
@@ -228,8 +237,12 @@ bool buckets_are_bound(const Config& config, int world_size) {
 
 bool gather_is_bound(const Config& config, int world_size) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
-  return sharding.parameters && config.zero_optimization.overlaps_comm() && config.zerotorch.measured_prefetch &&
-         config.zero_optimization.stage3_prefetch_bucket_size > 0 && world_size > 1;
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  if (!sharding.parameters) return false;
+  // How much of it ranks hold at the same time depends on how far they are apart.
+  if (config.zero_optimization.offload_param.device == Device::kNvme) return true;
+  return world_size > 1 && config.zero_optimization.overlaps_comm() && config.zerotorch.measured_prefetch &&
+         config.zero_optimization.stage3_prefetch_bucket_size > 0;
 }
 
 }  // namespace zero::plan

@@ -62,7 +62,8 @@ Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config
   if (laid.world_size == 1) return traffic;
   const double world = laid.world_size, others = (world - 1) / world;
   const auto steps = static_cast<double>(config.gradient_accumulation_steps);
-  traffic.gathered_numel = static_cast<double>(pools.gather.gathered_numel) * others;
+  // From a disk nothing comes from other ranks.
+  if (!laid.parameters_on_disk) traffic.gathered_numel = static_cast<double>(pools.gather.gathered_numel) * others;
   traffic.reduced_numel = steps * trainable_numel(laid) * others;
   const double to_all = published_numel(laid) * others;
   // Parameters that exist once on every host: to each host once.
@@ -188,14 +189,21 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.checkpoint_nbytes = checkpoint_nbytes(laid, plan.heaviest_rank);
   sum_up(plan, states);
   plan.traffic = traffic_of(laid, pools, config, cluster);
-  plan.traffic.nvme_nbytes = static_cast<double>(plan.rank.nvme_nbytes);
+  // An update reads and writes everything; units are read once more whenever they are gathered, once on a host.
+  plan.traffic.nvme_nbytes = plan.traffic.nvme_written_nbytes = static_cast<double>(plan.rank.nvme_nbytes);
+  if (laid.parameters_on_disk) {
+    plan.traffic.nvme_nbytes += static_cast<double>(pools.gather.gathered_numel) *
+                                static_cast<double>(laid.low_nbytes()) / static_cast<double>(laid.world_size);
+  }
   return plan;
 }
 
 Config at_stage(Config config, int stage) {
   config.zero_optimization.stage = stage;
-  // It needs sharded optimizer states.
-  config.zerotorch.step_in_backward &= layout::sharding_of_stage(stage).optimizer_states;
+  const layout::Sharding sharding = layout::sharding_of_stage(stage);
+  // What needs sharded optimizer states, or parameters.
+  config.zerotorch.step_in_backward &= sharding.optimizer_states;
+  if (!sharding.parameters) config.zero_optimization.offload_param = {};
   return config;
 }
 

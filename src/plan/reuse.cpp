@@ -51,7 +51,7 @@ std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const C
   // Backward: a unit's sums have memory from its first gradient on, its activations until its last.
   for (std::size_t u = laid.units.size(); u-- > 0;) {
     const layout::Unit& unit = laid.units[u];
-    const auto shard = layout::shard_range(unit.numel, laid.world_size, static_cast<int>(u), rank);
+    const auto shard = laid.shard(u, rank);
     if (unit.trainable) sums += static_cast<double>(shard.numel() * laid.sum_nbytes());
     const double share = of_layers > 0 ? layers_numel(model, unit) / of_layers : 0;
     const bool is_head = share == 0 && activations == layers;

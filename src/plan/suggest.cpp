@@ -127,6 +127,24 @@ std::vector<Candidate> states_on_nvme(const Candidate& from) {
       })};
 }
 
+int ranks_per_node_of(const Cluster& cluster) {
+  return cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
+}
+
+std::vector<Candidate> parameters_on_nvme(const Candidate& from) {
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  auto on_disk = states_on_nvme(from);
+  if (from.cluster.ranks > ranks_per_node_of(from.cluster)) return {};
+  if (from.config.zero_optimization.offload_param.device == Device::kNvme) return {};
+  const Candidate& start = on_disk.empty() ? from : on_disk.front();
+  return {with(start, "stage 3, zero_optimization.offload_param.device \"nvme\"", [](Candidate& c) {
+    c.config.zero_optimization.stage = 3;
+    c.config.zerotorch.store = Config::Zerotorch::Store::kAuto;
+    c.config.zero_optimization.offload_param.device = Device::kNvme;
+    c.config.zero_optimization.offload_param.nvme_path = ".";
+  })};
+}
+
 /// `hosts` hosts like those there are; the micro-batch stays, so the global batch grows.
 Candidate on_hosts(const Candidate& from, int hosts, int ranks_per_node) {
   const int ranks = hosts * ranks_per_node;
@@ -136,10 +154,6 @@ Candidate on_hosts(const Candidate& from, int hosts, int ranks_per_node) {
                 c.cluster.ranks_per_node = ranks_per_node;
                 c.config.train_batch_size = 0;
               });
-}
-
-int ranks_per_node_of(const Cluster& cluster) {
-  return cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
 }
 
 /// The fewest hosts that do, more than `too_few`. By bisection: more hosts never need more memory each.
@@ -173,8 +187,9 @@ std::optional<Suggestion> more_hosts(const Candidate& from) {
 }
 
 /// In words, from least to most trouble.
-const Change kChanges[] = {smaller_buckets, higher_stage, node_shared,   step_in_backward, smaller_micro_batches, bf16,
-                           checkpointing,   built_once,   states_on_nvme};
+const Change kChanges[] = {
+    smaller_buckets, higher_stage, node_shared,    step_in_backward,  smaller_micro_batches, bf16,
+    checkpointing,   built_once,   states_on_nvme, parameters_on_nvme};
 
 }  // namespace
 

@@ -29,6 +29,7 @@ bool use_node_shared(const Config& config, const LaidOut& laid, bool on_cpu) {
   if (wanted == Store::kNodeShared && !on_cpu) {
     throw ConfigError("zerotorch.store: 'node_shared' needs the module on the CPU; use 'copying' or 'auto'");
   }
+  if (laid.parameters_on_disk) return false;
   if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
   return laid.hosts == 1 && on_cpu && laid.world_size > 1 && laid.sharding.parameters;
 }
@@ -36,7 +37,8 @@ bool use_node_shared(const Config& config, const LaidOut& laid, bool on_cpu) {
 std::vector<bool> residents(const Config& config, const LaidOut& laid) {
   const std::size_t count = laid.units.size();
   if (laid.node_shared) return std::vector<bool>(count, false);
-  if (!laid.sharding.parameters || laid.world_size == 1) return std::vector<bool>(count, true);
+  if (!laid.sharding.parameters) return std::vector<bool>(count, true);
+  if (laid.world_size == 1 && !laid.parameters_on_disk) return std::vector<bool>(count, true);
   const auto& zero = config.zero_optimization;
   std::vector<layout::UnitSize> sizes;
   for (const layout::Unit& unit : laid.units) {
@@ -72,8 +74,7 @@ void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Co
   }
   if (places.empty()) return;
   std::vector<std::vector<std::int64_t>> cuts;
-  for (std::size_t u = 0; u < laid.units.size(); ++u)
-    cuts.push_back(layout::shard_cuts(laid.units[u].numel, laid.world_size, static_cast<int>(u)));
+  for (std::size_t u = 0; u < laid.units.size(); ++u) cuts.push_back(laid.cuts(u));
   laid.whole = layout::plan_rounds(places, cuts);
   for (std::size_t t = 0; t < places.size(); ++t) {
     const auto& [unit, range] = places[t];
@@ -84,6 +85,27 @@ void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Co
     // To the owner and back; or from it to all the others.
     laid.whole_moved_numel += laid.sharding.optimizer_states ? 2 * elsewhere : (laid.world_size - 1) * range.numel();
   }
+}
+
+/// Shards begin where pages of the file may.
+void put_parameters_on_disk(const Config& config, const Ranks& ranks, LaidOut& laid) {
+  const auto& offload = config.zero_optimization.offload_param;
+  laid.parameters_on_disk = offload.device == Config::ZeroOptimization::OffloadOptimizer::Device::kNvme;
+  if (!laid.parameters_on_disk) return;
+  if (!ranks.on_cpu) {
+    throw ConfigError(
+        "zero_optimization.offload_param.device: 'nvme' is for a module on the CPU; move it there or remove the "
+        "section");
+  }
+  if (ranks.hosts > 1) {
+    throw ConfigError(
+        "zero_optimization.offload_param.device: 'nvme' is for ranks of one host, which read each other's files, and "
+        "there are several hosts; remove the section");
+  }
+  laid.parameter_buffers = offload.buffer_count;
+  laid.cut_numel = std::max(layout::kBlockNumel, layout::kColumnAlignNbytes / laid.low_nbytes());
+  // Less than a unit ahead would be none at all, and the disk idle.
+  if (laid.prefetch_numel > 0) laid.prefetch_numel = std::max(laid.prefetch_numel, laid.largest_unit());
 }
 
 void check_step_in_backward(const Config& config) {
@@ -137,6 +159,18 @@ std::int64_t LaidOut::whole_state_nbytes_of(int rank) const {
   return sum;
 }
 
+layout::SlotCuts LaidOut::parameter_slots() const {
+  std::int64_t largest = 0;
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    if (!resident[u]) largest = std::max(largest, (units[u].numel + world_size - 1) / world_size);
+  }
+  const layout::ColumnShape low{low_nbytes(), 1};
+  layout::SlotCuts slots = layout::slot_cuts({&low, 1}, sub_group_numel, largest);
+  slots.multiple = cut_numel;
+  slots.slot_numel = layout::round_up(slots.slot_numel, cut_numel);
+  return slots;
+}
+
 std::int64_t LaidOut::largest_unit() const {
   std::int64_t largest = 0;
   for (const auto& unit : units) largest = std::max(largest, unit.numel);
@@ -164,6 +198,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.states_on_disk = zero.offload_optimizer.device == OffloadOptimizer::Device::kNvme;
   laid.disk_buffers = zero.offload_optimizer.buffer_count;
   laid.sub_group_numel = layout::round_up(zero.sub_group_size, layout::kBlockNumel);
+  put_parameters_on_disk(config, ranks, laid);
   laid.node_shared = use_node_shared(config, laid, ranks.on_cpu);
   laid.resident = residents(config, laid);
   choose_rules(parameters, config, laid);

@@ -3,7 +3,9 @@
 // sizes of buckets. The engine builds from it, and the plan computes with the same. No libtorch.
 #include <vector>
 
+#include "layout/shard.h"
 #include "layout/sharding.h"
+#include "layout/state_slots.h"
 #include "layout/tensor_rounds.h"
 #include "layout/units.h"
 #include "optim/rule.h"
@@ -42,7 +44,19 @@ struct LaidOut {
   /// Masters and states of elements are in a file, and so many slots of at most that many elements in memory.
   bool states_on_disk = false;
   std::int64_t disk_buffers = 0, sub_group_numel = 0;
+  /// Of units that are not resident the shards are in a file, and so many slots of it in memory.
+  bool parameters_on_disk = false;
+  std::int64_t parameter_buffers = 0;
+  std::int64_t cut_numel = layout::kBlockNumel;  ///< shards begin at multiples of it
 
+  std::vector<std::int64_t> cuts(std::size_t unit) const {
+    return layout::shard_cuts(units[unit].numel, world_size, static_cast<int>(unit), cut_numel);
+  }
+  layout::Range shard(std::size_t unit, int rank) const {
+    return layout::shard_range(units[unit].numel, world_size, static_cast<int>(unit), rank, cut_numel);
+  }
+  /// How shards on a disk are cut into slots.
+  layout::SlotCuts parameter_slots() const;
   std::int64_t low_nbytes() const { return static_cast<std::int64_t>(element_nbytes(param_dtype)); }
   std::int64_t gradient_nbytes() const { return static_cast<std::int64_t>(element_nbytes(gradient_dtype)); }
   std::int64_t sum_nbytes() const { return static_cast<std::int64_t>(element_nbytes(sum_dtype)); }
@@ -58,7 +72,8 @@ struct LaidOut {
   int ranks_per_node() const { return world_size / hosts; }  ///< with the node-shared store, as many on each
 };
 
-/// Throws ConfigError: unknown unit names, 'node_shared' off the CPU, step_in_backward with accumulation.
+/// Throws ConfigError: unknown unit names, 'node_shared' off the CPU, step_in_backward with accumulation, parameters on
+/// a disk off the CPU or over several hosts.
 LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
                 const Config& config, const Ranks& ranks);
 

@@ -96,6 +96,26 @@ class States final : public DiskStates {
 
   DiskTraffic traffic() const override { return traffic_; }
 
+  int slot_count() const override { return static_cast<int>(slots_.size()); }
+  DiskSlot slot(int index) const override {
+    const Slot& slot = slots_[index];
+    return {slot.unit, slot.range, slot.offset};
+  }
+  std::uint64_t checksum(int slot, std::size_t column) const override { return slots_[slot].checksums[column]; }
+
+  void flush(int unit) override {
+    if (!broken_.empty()) throw IoError(broken_);
+    const auto is_its = [&](const Buffer& buffer) { return buffer.slot >= 0 && slots_[buffer.slot].unit == unit; };
+    for (Buffer& buffer : buffers_) {
+      if (is_its(buffer) && buffer.changed != 0) write_back(buffer);
+    }
+    for (Buffer& buffer : buffers_) {
+      if (is_its(buffer)) finish(buffer.writing);
+    }
+  }
+
+  std::string path_for_others() const override { return file_ ? file_->path_for_others() : std::string(); }
+
   std::string description() const override {
     if (!file_) return {};
     return fmt::format("optimizer states on NVMe: {} of '{}' reserved by this rank, {}, {} buffers of {}",
@@ -309,7 +329,7 @@ class States final : public DiskStates {
     finish(buffer.reading);
     const Slot& slot = slots_[buffer.slot];
     for (std::size_t c = 0; c < columns_.size(); ++c) {
-      if (!has(read, c) || checksum(buffer, slot, c) == slot.checksums[c]) continue;
+      if (!has(read, c) || checksum_of(buffer, slot, c) == slot.checksums[c]) continue;
       broken_ = fmt::format(
           "'{}' gave back other bytes than were written to it: the checksum of {} differs; the disk, its cable or the "
           "memory of this machine is not reliable: go on from the last checkpoint, on another disk",
@@ -318,16 +338,17 @@ class States final : public DiskStates {
     }
   }
 
-  std::uint64_t checksum(const Buffer& buffer, const Slot& slot, std::size_t column) const {
+  std::uint64_t checksum_of(const Buffer& buffer, const Slot& slot, std::size_t column) const {
     const auto memory = column_in(buffer, slot, column);
-    return XXH3_64bits(memory.data(), memory.size());
+    const std::int64_t whole = layout::round_up(slot.range.numel(), columns_[column].block_numel);
+    return XXH3_64bits(memory.data(), static_cast<std::size_t>(columns_[column].nbytes(whole)));
   }
 
   void write_back(Buffer& buffer) {
     Slot& slot = slots_[buffer.slot];
     finish(buffer.writing);
     for (std::size_t c = 0; c < columns_.size(); ++c) {
-      if (has(buffer.changed, c)) slot.checksums[c] = checksum(buffer, slot, c);
+      if (has(buffer.changed, c)) slot.checksums[c] = checksum_of(buffer, slot, c);
     }
     in_runs(buffer, slot, buffer.changed, [&](std::span<std::byte> memory, std::uint64_t offset, Columns run) {
       buffer.writing.push_back({file_->write(offset, memory), run});

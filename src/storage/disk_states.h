@@ -30,10 +30,27 @@ struct DiskTraffic {
   double waited_seconds = 0;  ///< in which a pass could not go on
 };
 
+/// Elements that lie together in the file, from `offset` on: the columns one after the other.
+struct DiskSlot {
+  int unit = 0;
+  layout::Range range;
+  std::int64_t offset = 0;
+};
+
 class DiskStates : public StateStore {
  public:
   using StateStore::StateStore;
   virtual DiskTraffic traffic() const = 0;
+  /// In the order in which add_units() made them, a unit's by its elements. Local.
+  virtual int slot_count() const = 0;
+  virtual DiskSlot slot(int index) const = 0;
+  /// Of a column of a slot as it was written last (XXH3, of its elements without padding); 0 before the first time.
+  virtual std::uint64_t checksum(int slot, std::size_t column) const = 0;
+  /// Returns when everything of a unit that was changed is in the file, where others may read it; not durable. Throws
+  /// IoError.
+  virtual void flush(int unit) = 0;
+  /// io::File::path_for_others() of the file; empty while nothing is kept.
+  virtual std::string path_for_others() const = 0;
   /// One line for people; empty while nothing is kept.
   virtual std::string description() const = 0;
 };

@@ -6,25 +6,15 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/transport.h"
 #include "layout/gather_schedule.h"
 #include "layout/prefetch_window.h"
-#include "zero/buffer_pool.h"
 #include "zero/parameter_store.h"
+#include "zero/shard_home.h"
 
 namespace zero::sharding {
 namespace {
 
 using storage::FlatBuffer;
-
-/// Memory of a unit.
-struct UnitMemory {
-  std::int64_t shard_offset = 0;     ///< in shards_
-  std::vector<std::int64_t> counts;  ///< [N] elements of each rank's shard
-  FlatBuffer* buffer = nullptr;      ///< while gathering or gathered
-  FlatBuffer resident;
-  Work work;
-};
 
 /// A part of a resident unit that is sent at once, and each rank's share of it.
 struct Publication {
@@ -45,39 +35,24 @@ class CopyingStore final : public ParameterStore {
         options_(std::move(options)),
         schedule_(unit_numels(model), options_.resident,
                   {.max_live_numel = options_.max_live_numel, .max_reuse_numel = options_.max_reuse_numel}),
-        memory_(model.units.size()),
-        publications_(model.units.size()),
-        pool_(ledger, MemoryKind::kGather, [this, &ledger](std::int64_t numel) {
-          return model_.home.make_private(ledger, MemoryKind::kGather, model_.param_dtype, numel);
-        }) {
-    std::int64_t sharded = 0;
-    for (std::size_t i = 0; i < memory_.size(); ++i) {
-      auto& memory = memory_[i];
-      memory.counts = layout::shard_counts(unit(i).cuts, unit(i).whole());
-      if (options_.resident[i]) {
-        for (const Range range : layout::bucket_ranges(unit(i).numel, options_.publish_bucket_numel)) {
-          publications_[i].push_back({range, layout::shard_counts(unit(i).cuts, range)});
-        }
-        memory.resident = make_resident(ledger, unit(i).numel);
+        residents_(model.units.size()),
+        gathered_(model.units.size(), nullptr),
+        publications_(model.units.size()) {
+    const auto& resident = options_.resident;
+    for (std::size_t i = 0; i < residents_.size(); ++i) {
+      if (!resident[i]) {
+        largest_numel_ = std::max(largest_numel_, unit(i).numel);
         continue;
       }
-      largest_numel_ = std::max(largest_numel_, unit(i).numel);
-      memory.shard_offset = sharded;
-      sharded += unit(i).shard(model.rank()).numel();
+      for (const Range range : layout::bucket_ranges(unit(i).numel, options_.publish_bucket_numel)) {
+        publications_[i].push_back({range, layout::shard_counts(unit(i).cuts, range)});
+      }
+      residents_[i] = model_.home.make_readable(ledger, MemoryKind::kParameters, model_.param_dtype, unit(i).numel);
     }
-    shards_ = make_resident(ledger, sharded);
-    const auto& resident = options_.resident;
-    if (std::find(resident.begin(), resident.end(), false) != resident.end()) open_window();
+    if (std::find(resident.begin(), resident.end(), false) != resident.end()) make_home(ledger);
     // One unit ahead, until times have been measured.
     schedule_.set_window(options_.measured_prefetch ? std::min(largest_numel_, options_.prefetch_numel)
                                                     : options_.prefetch_numel);
-  }
-
-  ~CopyingStore() override {
-    // Gathers under way write into the pool's memory.
-    for (auto& memory : memory_) {
-      if (memory.buffer) wait_or_fail(memory.work, *memory.buffer, process_);
-    }
   }
 
   Range writable_range(int index) const override {
@@ -85,21 +60,24 @@ class CopyingStore final : public ParameterStore {
     const bool whole = is_resident(index) && !model_.sharding.optimizer_states;
     return whole ? unit(index).whole() : unit(index).shard(model_.rank());
   }
-  void update(int index, Range range, Lease lease) override {
-    if (!range.empty()) lease(range, in_memory(index, range));
+  void visit(int index, Range range, Access access, Lease lease) override {
+    if (range.empty()) return;
+    if (is_resident(index)) {
+      lease(range, residents_[index].data_at(range.begin));
+    } else {
+      home_->visit(index, range, access, lease);
+    }
   }
   void* in_memory(int index, Range range) override {
-    auto& memory = memory_[index];
-    return is_resident(index) ? memory.resident.data_at(range.begin)
-                              : shards_.data_at(memory.shard_offset + range.begin - writable_range(index).begin);
+    return is_resident(index) ? residents_[index].data_at(range.begin) : home_->in_memory(index, range);
   }
 
   void start() override {
-    for (std::size_t i = 0; i < memory_.size(); ++i) {
-      if (is_resident(i)) attach(static_cast<int>(i), memory_[i].resident.data());
+    for (std::size_t i = 0; i < residents_.size(); ++i) {
+      if (is_resident(i)) attach(static_cast<int>(i), residents_[i].data());
     }
     gather_residents(/*frozen_too=*/true);
-    if (window_) window_->publish();
+    if (home_) home_->publish(/*frozen_too=*/true);
     counts_ = {};  // the report is about training
     schedule_.reset_peak();
     counts_.prefetch_window_numel = schedule_.window_numel();
@@ -111,7 +89,7 @@ class CopyingStore final : public ParameterStore {
     Stopwatch watch(times_.publish);
     carry_out(schedule_.publish());
     gather_residents(frozen_too);
-    if (window_) window_->publish();
+    if (home_) home_->publish(frozen_too);
     choose_window();
   }
 
@@ -122,40 +100,46 @@ class CopyingStore final : public ParameterStore {
     for (int index : units) carry_out(schedule_.unpin(index));
   }
 
-  at::Tensor pinned_view(int index) override { return whole_buffer(index).view(0, unit(index).numel); }
+  at::Tensor pinned_view(int index) override { return view(index, unit(index).whole()); }
 
   void broadcast(std::span<const int> parameters, int root) override {
     for (int p : parameters) {
       const auto& parameter = model_.parameters[p];
-      auto& memory = memory_[parameter.unit];
-      const auto& whole = whole_buffer(parameter.unit);
       model_.transport
-          ->broadcast(whole.data_at(parameter.range.begin), parameter.range.numel(), model_.param_dtype, root,
+          ->broadcast(address(parameter.unit, parameter.range.begin), parameter.range.numel(), model_.param_dtype, root,
                       {.label = parameter.name})
           .wait();
       if (is_resident(parameter.unit)) continue;
-      const Range shard = unit(parameter.unit).shard(model_.rank());
-      const Range mine = layout::intersect(shard, parameter.range);
+      const Range mine = layout::intersect(unit(parameter.unit).shard(model_.rank()), parameter.range);
       if (mine.empty()) continue;
-      shards_.view(memory.shard_offset + mine.begin - shard.begin, mine.numel())
-          .copy_(whole.view(mine.begin, mine.numel()));
+      home_->visit(parameter.unit, mine, Access::kUpdate, [&](Range piece, void* low) {
+        model_.passes->copy(low, address(parameter.unit, piece.begin),
+                            static_cast<std::size_t>(piece.numel()) * element_nbytes(model_.param_dtype));
+      });
     }
-    if (window_) window_->publish();
+    if (home_) home_->publish_gathered();
     model_.group.barrier({.label = "broadcast parameters"}).wait();
   }
 
   void reattach(int p) override {
     const int index = model_.parameters[p].unit;
-    if (schedule_.is_whole(index)) attach_parameter(p, whole_buffer(index).data());
+    if (schedule_.is_whole(index)) attach_parameter(p, whole(index));
   }
 
+  std::optional<storage::DiskTraffic> disk_traffic() const override {
+    if (!on_disk_) return std::nullopt;
+    return on_disk_->traffic();
+  }
+  std::string disk_description() const override { return on_disk_ ? on_disk_->description() : std::string(); }
+
   std::shared_ptr<void> keep_alive(int index) override {
-    return is_resident(index) ? memory_[index].resident.keep_alive() : nullptr;
+    return is_resident(index) ? residents_[index].keep_alive() : nullptr;
   }
 
   void before_use(intercept::ParameterHandle& handle) override {
-    if (!window_) return;  // all units are whole, always
+    if (!home_) return;  // all units are whole, always
     const std::lock_guard lock(mutex_);
+    home_->progress();
     const int index = handle.unit();
     const auto before = schedule_.current();
     const auto commands = schedule_.use(index, phase());
@@ -164,33 +148,32 @@ class CopyingStore final : public ParameterStore {
     carry_out(commands, /*for_use=*/true);
   }
   void after_use(intercept::ParameterHandle& handle) noexcept override {
-    if (!window_) return;
+    if (!home_) return;
     const std::lock_guard lock(mutex_);
     const int index = handle.unit();
     carry_out(schedule_.unuse(index));
   }
 
  private:
-  FlatBuffer make_resident(storage::Ledger& ledger, std::int64_t numel) {
-    return model_.home.make_readable(ledger, MemoryKind::kParameters, model_.param_dtype, numel);
-  }
-  /// Other ranks fetch from this rank's shards, without its doing, from here on.
-  void open_window() {
-    std::vector<comm::Parcel> parcels;
-    std::vector<const void*> mine;
-    for (std::size_t i = 0; i < memory_.size(); ++i) {
-      const bool sharded = !is_resident(i);
-      parcels.push_back({"parameters of " + unit(i).name,
-                         sharded ? memory_[i].counts : std::vector<std::int64_t>(memory_[i].counts.size(), 0)});
-      const bool has = sharded && !unit(i).shard(model_.rank()).empty();
-      mine.push_back(has ? shards_.data_at(memory_[i].shard_offset) : nullptr);
+  void make_home(storage::Ledger& ledger) {
+    if (!options_.disk) {
+      home_ = make_memory_shards(model_, ledger, options_.resident);
+      return;
     }
-    window_ =
-        model_.transport->make_shard_window("parameters", std::move(parcels), model_.param_dtype, std::move(mine));
+    auto on_disk = make_disk_shards(model_, ledger, options_.resident, *options_.disk);
+    on_disk_ = on_disk.get();
+    home_ = std::move(on_disk);
   }
 
-  const FlatBuffer& whole_buffer(int index) const {
-    return is_resident(index) ? memory_[index].resident : *memory_[index].buffer;
+  /// Where a resident or gathered unit is.
+  void* whole(int index) const { return is_resident(index) ? residents_[index].data() : gathered_[index]; }
+  void* address(int index, std::int64_t element) const {
+    return static_cast<std::byte*>(whole(index)) +
+           element * static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
+  }
+  at::Tensor view(int index, Range range) const {
+    return at::from_blob(address(index, range.begin), {range.numel()},
+                         at::TensorOptions().dtype(storage::to_scalar_type(model_.param_dtype)).device(model_.device));
   }
   /// Also for the progress thread: never changes.
   bool is_resident(std::size_t index) const { return options_.resident[index]; }
@@ -219,38 +202,30 @@ class CopyingStore final : public ParameterStore {
   }
 
   void begin_gather(int index, bool prefetched) {
-    auto& memory = memory_[index];
     const Unit& the_unit = unit(index);
-    FlatBuffer* const buffer = pool_.take(the_unit.numel);
     const int current = schedule_.current().unit;
-    try {
-      memory.work = window_->fetch(index, buffer->data(), current < 0 ? "(scope)" : unit(current).name);
-    } catch (...) {
-      pool_.give_back(buffer);
-      throw;
-    }
-    memory.buffer = buffer;
-    const std::int64_t own = the_unit.shard(model_.rank()).numel();
+    gathered_[index] = home_->gather(index, current < 0 ? "(scope)" : unit(current).name);
     counts_.peak_live_numel = schedule_.peak_live_numel();
-    counts_.gathered_numel += the_unit.numel - own;
-    counts_.copied_nbytes += own * static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
+    if (home_->moves_between_ranks()) {
+      const std::int64_t own = the_unit.shard(model_.rank()).numel();
+      counts_.gathered_numel += the_unit.numel - own;
+      counts_.copied_nbytes += own * static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
+    }
     ++counts_.gathers;
     if (prefetched) ++counts_.prefetched_gathers;
   }
 
   void wait_for_gather(int index, bool for_use) {
     Stopwatch watch(times_.gather);
-    auto& memory = memory_[index];
-    memory.work.wait();
-    if (for_use && times_of_uses_.measuring())
-      times_of_uses_.note_gather(unit(index).numel, memory.work.moving_seconds());
-    memory.work = {};
-    attach(index, memory.buffer->data());
+    const double seconds = home_->wait(index);
+    if (for_use && times_of_uses_.measuring()) times_of_uses_.note_gather(unit(index).numel, seconds);
+    attach(index, gathered_[index]);
   }
 
   void drop(int index) {
     release(index);
-    pool_.give_back(std::exchange(memory_[index].buffer, nullptr));
+    gathered_[index] = nullptr;
+    home_->drop(index);
   }
 
   /// Called at the end of steps: chooses how far to gather ahead from the times of measured ones. *Collective*
@@ -259,7 +234,7 @@ class CopyingStore final : public ParameterStore {
     if (!options_.measured_prefetch || largest_numel_ == 0 || options_.prefetch_numel == 0) return;
     auto wanted = times_of_uses_.end_step();
     if (!wanted) return;
-    if (!window_->one_sided()) {
+    if (!home_->one_sided()) {
       model_.group.all_reduce(&*wanted, 1, DType::kInt64, ReduceOp::kMax, {.label = "prefetch window"}).wait();
     }
     schedule_.set_window(std::min(std::max(*wanted, largest_numel_), options_.prefetch_numel));
@@ -270,16 +245,15 @@ class CopyingStore final : public ParameterStore {
   void gather_residents(bool frozen_too) {
     // Without sharded optimizer states every rank has computed all of it by itself.
     if (model_.world_size() == 1 || !model_.sharding.optimizer_states) return;
-    for (std::size_t i = 0; i < memory_.size(); ++i) {
+    for (std::size_t i = 0; i < residents_.size(); ++i) {
       const Unit& the_unit = unit(i);
       if (!is_resident(i) || !(the_unit.trainable || frozen_too)) continue;
       for (const Publication& publication : publications_[i]) {
         const Range bucket = publication.range;
         const Range mine = layout::intersect(bucket, the_unit.shard(model_.rank()));
         model_.transport
-            ->all_gather(memory_[i].resident.data_at(mine.begin), memory_[i].resident.data_at(bucket.begin),
-                         publication.counts, model_.param_dtype,
-                         {.label = the_unit.name, .input_stable_until_barrier = true})
+            ->all_gather(residents_[i].data_at(mine.begin), residents_[i].data_at(bucket.begin), publication.counts,
+                         model_.param_dtype, {.label = the_unit.name, .input_stable_until_barrier = true})
             .wait();
         counts_.published_numel += bucket.numel() - mine.numel();
       }
@@ -288,13 +262,13 @@ class CopyingStore final : public ParameterStore {
 
   CopyingStoreOptions options_;
   layout::GatherSchedule schedule_;
-  std::vector<UnitMemory> memory_;
+  std::vector<FlatBuffer> residents_;                   ///< by unit; empty for others
+  std::vector<void*> gathered_;                         ///< by unit: where it is, or will be, whole
   std::vector<std::vector<Publication>> publications_;  ///< by unit, of residents
-  FlatBuffer shards_;
-  std::shared_ptr<comm::ShardWindow> window_;  ///< null where all units are resident
-  std::mutex mutex_;                           ///< several threads may evaluate
-  BufferPool pool_;
-  std::int64_t largest_numel_ = 0;  ///< of the units that are gathered
+  std::unique_ptr<ShardHome> home_;                     ///< null where all units are resident
+  DiskShards* on_disk_ = nullptr;                       ///< home_, if it is one
+  std::mutex mutex_;                                    ///< several threads may evaluate
+  std::int64_t largest_numel_ = 0;                      ///< of the units that are gathered
   layout::MeasuredWindow times_of_uses_;
 };
 

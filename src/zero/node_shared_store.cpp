@@ -31,7 +31,7 @@ class NodeSharedStore final : public ParameterStore {
   }
 
   Range writable_range(int index) const override { return unit(index).shard(model_.rank()); }
-  void update(int index, Range range, Lease lease) override {
+  void visit(int index, Range range, Access, Lease lease) override {
     if (!range.empty()) lease(range, in_memory(index, range));
   }
   void* in_memory(int index, Range range) override { return memory_.data_at(offsets_[index] + range.begin); }

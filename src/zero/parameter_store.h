@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "storage/disk_states.h"
 #include "zero/parameter_writes.h"
 #include "zero/sharded_model.h"
 
@@ -28,9 +29,10 @@ class ParameterStore : public intercept::UseObserver {
   /// and updates its own copy.
   virtual Range writable_range(int unit) const = 0;
   /// Calls `lease(piece, low)` for pieces of `range`, which lies in writable_range(unit): `low` points to the piece's
-  /// values, readable and writable during the call. Allocates nothing. Local.
+  /// values, readable during the call, and writable with Access::kUpdate. Allocates nothing. Local. Throws IoError.
+  using Access = storage::StateStore::Access;
   using Lease = c10::function_ref<void(Range piece, void* low)>;
-  virtual void update(int unit, Range range, Lease lease) = 0;
+  virtual void visit(int unit, Range range, Access access, Lease lease) = 0;
   /// Pointer to the values of `range` (as above), for copying or filling; null unless they are always in memory. Valid
   /// as long as the store.
   virtual void* in_memory(int unit, Range range) = 0;
@@ -51,6 +53,11 @@ class ParameterStore : public intercept::UseObserver {
   virtual at::Tensor pinned_view(int unit) = 0;
   /// *Collective.* Copies parameter values that `root` wrote into pinned memory to every copy.
   virtual void broadcast(std::span<const int> parameters, int root) = 0;
+
+  /// What has moved between memory and a disk, where shards are on one.
+  virtual std::optional<storage::DiskTraffic> disk_traffic() const { return std::nullopt; }
+  /// One line about it for people; empty without.
+  virtual std::string disk_description() const { return {}; }
 
   /// Keeps alive the memory that a retired handle needs; see ParameterHandle::retire. Local.
   virtual std::shared_ptr<void> keep_alive(int unit) = 0;
@@ -115,11 +122,13 @@ struct CopyingStoreOptions {
   /// far.
   bool measured_prefetch = true;
   std::int64_t publish_bucket_numel = 500'000'000;
+  /// Shards are in a file of each rank; all ranks are on one host. Else they are in memory.
+  std::optional<storage::DiskOptions> disk;
 };
 
-/// Copying: every rank holds its shards; a gather copies a unit into a pooled buffer. Sharded units are gathered just
-/// before use, or ahead of it when the order of use is known, and released when the next unit is used unless they are
-/// needed again within max_reuse_numel. *Collective.*
+/// Copying: every rank holds its shards; a gather copies a unit into a buffer. Sharded units are gathered just before
+/// use, or ahead of it when the order of use is known, and released when the next unit is used unless they are needed
+/// again within max_reuse_numel. *Collective.* Throws IoError where shards are on a disk.
 std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
                                                    CopyingStoreOptions options);
 

@@ -304,6 +304,12 @@ void ShardedOptimizer::for_each_run(int unit, Range range, Run run) const {
 
 template <class Visit>
 void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, std::uint32_t wanted, Visit visit) const {
+  for_each_piece(unit, range, access, access, wanted, visit);
+}
+
+template <class Visit>
+void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, Access low_access, std::uint32_t wanted,
+                                      Visit visit) const {
   const Range written = store_.writable_range(unit);
   const auto visit_piece = [&](Range piece, std::span<void* const> memory) {
     std::array<void*, storage::kMostColumns> columns{};
@@ -317,7 +323,7 @@ void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, std:
     const Range before = layout::intersect(piece, {piece.begin, written.begin});
     const Range after = layout::intersect(piece, {written.end, piece.end});
     if (!before.empty()) part(before, nullptr);
-    store_.update(unit, layout::intersect(piece, written), part);
+    store_.visit(unit, layout::intersect(piece, written), low_access, part);
     if (!after.empty()) part(after, nullptr);
   };
   if (range.empty()) return;
@@ -331,9 +337,9 @@ void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& value
   at::NoGradGuard no_grad;
   const at::Tensor source = values.to(model_.device, at::kFloat).contiguous();
   const auto from = [&](Range part) { return source.const_data_ptr<float>() + (part.begin - range.begin); };
-  store_.update(unit, layout::intersect(store_.writable_range(unit), range), [&](Range part, void* low) {
-    model_.passes->round(from(part), low, model_.param_dtype, part.numel());
-  });
+  const Range written = layout::intersect(store_.writable_range(unit), range);
+  store_.visit(unit, written, Access::kUpdate,
+               [&](Range part, void* low) { model_.passes->round(from(part), low, model_.param_dtype, part.numel()); });
   if (!model_.units[unit].trainable || masters_ == Masters::kParameters) return;
   const Range updated = layout::intersect(update_range(unit), range);
   for_each_piece(unit, updated, Access::kUpdate, master_column(),
@@ -505,15 +511,16 @@ void ShardedOptimizer::refresh(int unit, Range range, const at::Tensor& before) 
 void ShardedOptimizer::low_from_master(int unit) {
   if (!model_.units[unit].trainable || masters_ != Masters::kOwn) return;
   const Range part = layout::intersect(update_range(unit), store_.writable_range(unit));
-  for_each_piece(
-      unit, part, Access::kRead, master_column(), [&](Range piece, void* low, std::span<void* const> columns) {
-        if (options_.master_dtype != DType::kFloat32) {
-          model_.passes->copy(low, columns[kMaster],
-                              static_cast<std::size_t>(piece.numel() * nbytes_of(model_.param_dtype)));
-          return;
-        }
-        model_.passes->round(static_cast<const float*>(columns[kMaster]), low, model_.param_dtype, piece.numel());
-      });
+  for_each_piece(unit, part, Access::kRead, Access::kUpdate, master_column(),
+                 [&](Range piece, void* low, std::span<void* const> columns) {
+                   if (options_.master_dtype != DType::kFloat32) {
+                     model_.passes->copy(low, columns[kMaster],
+                                         static_cast<std::size_t>(piece.numel() * nbytes_of(model_.param_dtype)));
+                     return;
+                   }
+                   model_.passes->round(static_cast<const float*>(columns[kMaster]), low, model_.param_dtype,
+                                        piece.numel());
+                 });
 }
 
 at::Tensor ShardedOptimizer::view(const void* data, DType dtype, std::int64_t numel) const {

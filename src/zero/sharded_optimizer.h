@@ -161,6 +161,10 @@ class ShardedOptimizer {
   template <class Visit>
   void for_each_piece(int unit, Range range, storage::StateStore::Access access, std::uint32_t wanted,
                       Visit visit) const;
+  /// The same with another access to the low-precision values.
+  template <class Visit>
+  void for_each_piece(int unit, Range range, storage::StateStore::Access access, storage::StateStore::Access low_access,
+                      std::uint32_t wanted, Visit visit) const;
   /// Runs `act` and adds the parameters' names to errors from the disk.
   template <class Do>
   void with_names(int unit, Range range, Do act) const;

@@ -5,12 +5,15 @@
 
 #include <random>
 
+#include "io/posix_files.h"
 #include "support/pipe_transport.h"
 #include "support/sharded_room.h"
 #include "support/spawn.h"
 
 namespace zero::sharding {
 namespace {
+
+using Access = ParameterStore::Access;
 
 using testing::expect_all_ok;
 using testing::Room;
@@ -33,6 +36,19 @@ CopyingStoreOptions copying_options(const Room& room, bool resident) {
   return options;
 }
 
+/// Shards on a disk, in parts of one block: several to a shard, where it begins in the middle of a page.
+std::unique_ptr<ParameterStore> make_on_disk(Room& room, io::FileSystem& files) {
+  CopyingStoreOptions options = copying_options(room, false);
+  options.disk = storage::DiskOptions{
+      .files = &files, .folder = ::testing::TempDir(), .scratch = {4096, 4}, .buffers = 3, .cuts = {1024, 1024}};
+  return make_copying_store(room.model, room.ledger, room.times, std::move(options));
+}
+
+io::FileSystem& posix_files() {
+  static io::PosixFileSystem files;
+  return files;
+}
+
 const StoreKind kStores[] = {
     {"NodeShared", [](Room& room) { return make_node_shared_store(room.model, room.ledger, room.times); }},
     {"Copying",
@@ -42,6 +58,8 @@ const StoreKind kStores[] = {
     {"CopyingOverPipes",
      [](Room& room) { return make_copying_store(room.model, room.ledger, room.times, copying_options(room, false)); },
      /*over_pipes=*/true},
+    {"OnDisk", [](Room& room) { return make_on_disk(room, io::system_files()); }},
+    {"OnDiskPosix", [](Room& room) { return make_on_disk(room, posix_files()); }},
     {"ResidentOverPipes",
      [](Room& room) { return make_copying_store(room.model, room.ledger, room.times, copying_options(room, true)); },
      /*over_pipes=*/true},
@@ -93,7 +111,7 @@ class ParameterStores : public ::testing::TestWithParam<StoreKind> {
     for (std::size_t u = 0; u < room.model.units.size(); ++u) {
       if (!room.model.units[u].trainable && !frozen_too) continue;
       const int unit = static_cast<int>(u);
-      room.store->update(unit, room.store->writable_range(unit), [&](Range piece, void* low) {
+      room.store->visit(unit, room.store->writable_range(unit), Access::kUpdate, [&](Range piece, void* low) {
         view_of(room, low, piece.numel()).copy_(values_of(room, unit, piece, generation));
       });
     }
@@ -135,7 +153,7 @@ TEST_P(ParameterStores, LeasesCoverTheirRangeInOrder) {
       const Range mine = room.store->writable_range(unit);
       for (const Range range : {mine, Range{mine.begin + mine.numel() / 3, mine.end - mine.numel() / 4}}) {
         std::int64_t next = range.begin;
-        room.store->update(unit, range, [&](Range piece, void* low) {
+        room.store->visit(unit, range, Access::kRead, [&](Range piece, void* low) {
           EXPECT_EQ(piece.begin, next);
           EXPECT_GT(piece.numel(), 0);
           EXPECT_TRUE(at::equal(view_of(room, low, piece.numel()), values_of(room, unit, piece, 0)));

@@ -8,6 +8,8 @@
 #include <signal.h>
 #include <torch/nn/modules/linear.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 
@@ -41,7 +43,8 @@ struct Setting {
   int stage = 3;
   bool bf16 = true;
   std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
-  std::string nvme_path = {};  ///< empty: in memory
+  std::string nvme_path = {};        ///< of masters and states; empty: in memory
+  std::string parameters_path = {};  ///< of parameters
   bool step_in_backward = false;
   std::string store = "auto";
   std::string more = {};  ///< of the JSON, with a comma before it
@@ -51,11 +54,13 @@ struct Setting {
       "gradient_clipping": {}, "optimizer": {},
       "bf16": {{"enabled": {}, "check_grad_overflow": false}},
       "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0, "sub_group_size": 1024,
-        "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}}}},
+        "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}},
+        "offload_param": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}}}},
       "aio": {{"block_size": 4096, "queue_depth": 4}},
       "zerotorch": {{"seed": 5, "unit_numel": 4200, "store": "{}", "step_in_backward": {}}}{}}})",
                        step_in_backward ? 0 : 0.5, optimizer, bf16, stage, nvme_path.empty() ? "none" : "nvme",
-                       nvme_path, store, step_in_backward, more);
+                       nvme_path, parameters_path.empty() ? "none" : "nvme", parameters_path, store, step_in_backward,
+                       more);
   }
 };
 
@@ -176,6 +181,92 @@ TEST_P(Offload, StatesCanBeUpdatedInBackward) {
   }));
 }
 
+/// Beside states in memory and on the disk, in both precisions, updated in backward or after it.
+TEST_P(Offload, ParametersTrainAsInMemory) {
+  expect_all_ok(spawn(ranks_,
+                      [&](Group group) {
+                        for (int bits = 0; bits < 16; ++bits) {
+                          Setting run{.bf16 = (bits & 1) != 0, .step_in_backward = (bits & 2) != 0};
+                          // In backward there are no whole tensors.
+                          const int optimizer = run.step_in_backward ? 1 : bits / 2;
+                          if ((bits & 4) != 0) run.optimizer = kOptimizers[static_cast<std::size_t>(optimizer)];
+                          auto in_memory = make_engine(group, run);
+                          run.parameters_path = folder_.path();
+                          if ((bits & 8) != 0) run.nvme_path = folder_.path();
+                          auto on_disk = make_engine(group, run);
+                          train_steps(in_memory, 5);
+                          train_steps(on_disk, 5);
+                          ASSERT_EQ(hash_of(on_disk), hash_of(in_memory)) << run.json();
+                          EXPECT_GT(on_disk.memory_report().nvme_nbytes, 0);
+                          EXPECT_EQ(on_disk.memory_report()[MemoryKind::kParameters].current_nbytes, 0) << run.json();
+                        }
+                      },
+                      {.timeout = std::chrono::minutes(2)}));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_P(Offload, CheckpointsOfParametersGoFromTierToTier) {
+  expect_all_ok(spawn(ranks_, [&](Group group) {
+    for (const bool from_disk : {false, true}) {
+      Setting run{.parameters_path = from_disk ? folder_.path() : ""};
+      auto first = make_engine(group, run);
+      for (auto& item : first.module().named_parameters())
+        if (item.key().starts_with("layer1")) item.value().requires_grad_(false);  // saved as it is kept
+      train_steps(first, 2);
+      first.save_checkpoint(folder_.file("ckpt"), {}, {}, {.async = from_disk});
+      first.wait_checkpoint();
+      train_steps(first, 2);
+      run.parameters_path = from_disk ? "" : folder_.path();
+      auto second = make_engine(group, run);
+      for (auto& item : second.module().named_parameters())
+        if (item.key().starts_with("layer1")) item.value().requires_grad_(false);
+      second.load_checkpoint(folder_.file("ckpt"));
+      train_steps(second, 2);
+      EXPECT_EQ(hash_of(second), hash_of(first)) << run.json();
+    }
+  }));
+}
+
+/// Ranks go through other layers: nobody waits for one that does not come.
+TEST_P(Offload, RanksReadParametersThatOthersDoNotUse) {
+  expect_all_ok(spawn(ranks_, [&](Group group) {
+    const auto run_all = [&](const std::string& path) {
+      auto engine = make_engine(group, {.parameters_path = path});
+      const at::Tensor x = at::ones({2, 64}).to(at::kBFloat16).mul(0.1);
+      for (int step = 0; step < 6; ++step) {
+        at::Tensor y = x + static_cast<double>(step + engine.rank()) / 16;
+        auto& layers = engine.typed_module()->layers;
+        for (int i = 0; i < 5; ++i) {
+          if ((i + engine.rank() + step) % 3 != 0) y = at::tanh(layers[static_cast<std::size_t>(i)](y));
+        }
+        engine.backward(y.to(at::kFloat).square().sum());
+        engine.step();
+      }
+      return hash_of(engine);
+    };
+    EXPECT_EQ(run_all(folder_.path()), run_all(""));
+  }));
+}
+
+/// Every part of a unit is read once for all ranks of the host, twice a step but for what is still there, and once
+/// more with its update.
+TEST_P(Offload, PartsAreReadOnceForAHost) {
+  expect_all_ok(spawn(ranks_, [&](Group group) {
+    auto engine = make_engine(group, {.parameters_path = folder_.path()});
+    train_steps(engine, 3);
+    const std::int64_t micro_batches = 12 / group.size();
+    const OffloadReport before = engine.offload_report();
+    train_steps(engine, 6);
+    const OffloadReport after = engine.offload_report();
+    std::array<std::int64_t, 2> moved{after.read_nbytes - before.read_nbytes, after.reserved_nbytes};
+    if (group.size() > 1) group.all_reduce(moved.data(), 2, DType::kInt64, ReduceOp::kSum).wait();
+    // A rank that comes late finds its part read by another one, and may have begun it as well.
+    EXPECT_LE(moved[0], 6 * (2 * micro_batches + 1) * moved[1] * 5 / 4);
+    EXPECT_GE(after.written_nbytes - before.written_nbytes, 6 * after.reserved_nbytes * 9 / 10);
+    EXPECT_LE(after.written_nbytes - before.written_nbytes, 6 * after.reserved_nbytes);
+  }));
+}
+
 TEST_P(Offload, AStepReadsAndWritesTheFileOnce) {
   expect_all_ok(spawn(ranks_, [&](Group group) {
     auto engine = make_engine(group, {.nvme_path = folder_.path()});
@@ -194,8 +285,8 @@ TEST_P(Offload, AStepReadsAndWritesTheFileOnce) {
 
 TEST_P(Offload, WhatAProgramLooksAtAndChangesIsTheSame) {
   expect_all_ok(spawn(ranks_, [&](Group group) {
-    const auto run_all = [&](const std::string& nvme_path) {
-      auto engine = make_engine(group, {.nvme_path = nvme_path});
+    const auto run_all = [&](const std::string& nvme_path, const std::string& parameters_path) {
+      auto engine = make_engine(group, {.nvme_path = nvme_path, .parameters_path = parameters_path});
       train_steps(engine, 1);
       const auto freeze = [&](const std::string& layer, bool frozen) {
         for (auto& item : engine.module().named_parameters())
@@ -205,13 +296,22 @@ TEST_P(Offload, WhatAProgramLooksAtAndChangesIsTheSame) {
       freeze("layer2", true);
       train_steps(engine, 1);
       freeze("layer1", false);
+      {
+        GatheredParameters scope(engine, {engine.typed_module()->layers[4]->weight}, group.size() - 1);
+        if (group.rank() == group.size() - 1) {
+          at::NoGradGuard no_grad;
+          engine.typed_module()->layers[4]->weight.mul_(0.5);
+        }
+      }
       const at::Tensor moment = engine.full_optimizer_state("layer0.weight", "exp_avg");
       engine.set_full_optimizer_state("layer0.weight", "exp_avg", moment * 2);
       engine.set_full_weight("layer3.weight", engine.full_weight("layer3.weight") + 0.125);
       train_steps(engine, 2);
       return hash_of(engine);
     };
-    EXPECT_EQ(run_all(folder_.path()), run_all(""));
+    const std::uint64_t in_memory = run_all("", "");
+    EXPECT_EQ(run_all(folder_.path(), ""), in_memory);
+    EXPECT_EQ(run_all(folder_.path(), folder_.path()), in_memory);
   }));
 }
 
@@ -230,13 +330,15 @@ TEST(OffloadFailures, KilledRanksLeaveNothing) {
 }
 
 /// A request of rank 1 fails somewhere in the third step: both ranks end, rank 1 with the error.
-void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder) {
+void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder, bool parameters) {
   const auto results = spawn(2,
                              [&](Group group) {
                                io::FaultyFileSystem files(io::system_files());
                                engine::use_files_for_offload(&files);
                                {
-                                 auto engine = make_engine(group, {.nvme_path = folder.path()});
+                                 Setting setting;
+                                 (parameters ? setting.parameters_path : setting.nvme_path) = folder.path();
+                                 auto engine = make_engine(group, setting);
                                  train_steps(engine, 2);
                                  if (group.rank() == 1) {
                                    if (sample % 2) {
@@ -255,14 +357,48 @@ void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder) {
     EXPECT_FALSE(result.timed_out) << "request " << sample << ", rank " << result.rank;
     EXPECT_NE(result.error, "") << "request " << sample << ", rank " << result.rank;
   }
-  for (const char* part : {"optimizer states of 'layer", "cannot ", "of unit "})
-    EXPECT_NE(results[1].error.find(part), std::string::npos) << results[1].error;
+  const auto parts = parameters ? std::vector<std::string>{"parameters of 'layer", "cannot "}
+                                : std::vector<std::string>{"optimizer states of 'layer", "cannot ", "of unit "};
+  for (const std::string& part : parts) EXPECT_NE(results[1].error.find(part), std::string::npos) << results[1].error;
   EXPECT_NE(results[1].error.find(folder.path()), std::string::npos) << results[1].error;
 }
 
 TEST(OffloadFailures, ADiskThatFailsEndsAllRanksWithItsName) {
   const TemporaryFolder folder;
-  for (std::uint64_t sample = 0; sample < 16; ++sample) fail_in_a_step(sample, folder);
+  for (std::uint64_t sample = 0; sample < 16; ++sample) {
+    for (const bool parameters : {false, true}) fail_in_a_step(sample, folder, parameters);
+  }
+}
+
+TEST(OffloadFailures, ParametersThatTheDiskGivesBackOtherwiseAreNotUsed) {
+  class LyingDisk : public io::Syscalls {
+   public:
+    std::atomic<int> lies_at{-1};
+    ssize_t pread(int fd, void* data, std::size_t nbytes, off_t offset) override {
+      const ssize_t got = io::Syscalls::pread(fd, data, nbytes, offset);
+      if (got > 0 && lies_at >= 0 && lies_at-- == 0) static_cast<char*>(data)[8] ^= 1;
+      return got;
+    }
+  };
+  const TemporaryFolder folder;
+  for (const int lie : {0, 1, 2, 5, 9, 14}) {
+    const auto results = spawn(2,
+                               [&](Group group) {
+                                 LyingDisk syscalls;
+                                 io::PosixFileSystem files({.syscalls = &syscalls});
+                                 engine::use_files_for_offload(&files);
+                                 auto engine = make_engine(group, {.parameters_path = folder.path()});
+                                 train_steps(engine, 2);
+                                 if (group.rank() == 1) syscalls.lies_at = lie;
+                                 train_steps(engine, 3);
+                               },
+                               {.timeout = std::chrono::seconds(60), .group_timeout = std::chrono::seconds(20)});
+    EXPECT_NE(results[1].error.find("gave back other bytes"), std::string::npos)
+        << lie << ": signal " << results[1].signal << ", " << results[1].error;
+    EXPECT_NE(results[1].error.find(folder.path()), std::string::npos) << results[1].error;
+    EXPECT_FALSE(results[0].ok) << lie;
+    EXPECT_FALSE(results[0].timed_out) << lie;
+  }
 }
 
 TEST(OffloadFailures, AFullDiskIsSaidAtInitialize) {
@@ -328,6 +464,15 @@ TEST(OffloadFailures, WhatCannotBeIsRefused) {
   said(R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})", "needs nvme_path beside it");
   said(R"({"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/tmp", "buffer_count": 2}}})",
        "buffer_count");
+  said(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})", "needs nvme_path beside it");
+  said(R"({"zero_optimization": {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/tmp"}}})",
+       "needs stage 3");
+  said(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/tmp"}},
+           "zerotorch": {"store": "node_shared"}})",
+       "node_shared");
+  Setting nowhere_for_parameters{.parameters_path = "/proc/nowhere"};
+  EXPECT_NE(error_of<IoError>([&] { make_engine(Group(), nowhere_for_parameters); }).find("offload_param.nvme_path"),
+            std::string::npos);
   Setting nowhere{.nvme_path = "/proc/nowhere"};
   EXPECT_NE(error_of<IoError>([&] { make_engine(Group(), nowhere); }).find("/proc/nowhere"), std::string::npos);
 }

@@ -32,7 +32,8 @@ struct Case {
   std::string optimizer = R"({"type": "AdamW"})";
   std::string of_bf16 = {};  ///< more of its section
   bool nvme = false;         ///< masters and states
-  bool small = false;        ///< small units, buckets and limits: several buckets to a unit, few units live at once
+  bool nvme_parameters = false;
+  bool small = false;  ///< small units, buckets and limits: several buckets to a unit, few units live at once
 
   std::string json() const {
     return fmt::format(R"({{
@@ -41,14 +42,15 @@ struct Case {
       "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {},
         "allgather_bucket_size": {}, "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {},
         "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": {}, "sub_group_size": {},
-        "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}}}},
+        "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}},
+        "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
       "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {},
         "measured_prefetch": {}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap,
                        small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000,
                        small ? 0 : 5000, small ? 5000 : 50000000, small ? 2000 : 1000000000, nvme ? "nvme" : "none",
-                       ::testing::TempDir(), node_shared ? "node_shared" : "copying", small ? 2500 : 0,
-                       step_in_backward, measured);
+                       ::testing::TempDir(), nvme_parameters ? "nvme" : "none", ::testing::TempDir(),
+                       node_shared ? "node_shared" : "copying", small ? 2500 : 0, step_in_backward, measured);
   }
   std::string name() const {
     return optimizer + of_bf16 +
@@ -56,7 +58,7 @@ struct Case {
                        bf16 ? "bf16" : "fp32", overlap ? " overlap" : "", small ? " small" : "",
                        step_in_backward ? " step in backward" : "", measured ? " measured" : "",
                        hosts > 1 ? " on hosts" : "") +
-           (nvme ? " nvme" : "");
+           (nvme ? " nvme" : "") + (nvme_parameters ? " nvme parameters" : "");
   }
 };
 
@@ -69,6 +71,10 @@ std::vector<Case> all_cases() {
                        .bf16 = (bits & 2) != 0,
                        .overlap = (bits & 4) != 0,
                        .small = (bits & 8) != 0});
+      if (stage == 3 && !cases.back().node_shared) {
+        cases.push_back(cases.back());
+        cases.back().nvme_parameters = true;
+      }
       if ((bits + stage) % 3 != 0) continue;
       cases.push_back(cases.back());
       cases.back().nvme = true;

@@ -97,6 +97,7 @@ class FaultyFileSystem::FaultyFile : public File {
 
   std::size_t alignment() const override { return file_->alignment(); }
   std::string description() const override { return file_->description(); }
+  std::string path_for_others() const override { return file_->path_for_others(); }
 
   Request write(std::uint64_t offset, std::span<const std::byte> data) override {
     const int error = plan_->mutation();

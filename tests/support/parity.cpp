@@ -71,7 +71,8 @@ std::string json_of(const ParityCase& c) {
       "stage": {}, "overlap_comm": {}, "reduce_bucket_size": {}, "allgather_bucket_size": {},
       "stage3_param_persistence_threshold": 40, "stage3_max_live_parameters": 8000,
       "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": 4000, "sub_group_size": {},
-      "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}}}
+      "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}}},
+      "offload_param": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}}}
     }},
     "aio": {{"block_size": 4096, "queue_depth": 3}},
     "zerotorch": {{"store": "{}", "progress_thread": "{}", "seed": {},
@@ -80,7 +81,8 @@ std::string json_of(const ParityCase& c) {
       recipe.optimizer, recipe.schedule.empty() ? "" : fmt::format(R"( "scheduler": {},)", recipe.schedule),
       c.clipping ? kClip : 0.0, c.bf16, recipe.bf16, c.fp16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
       c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000, c.tiny_buckets ? 700 : 1000000,
-      c.nvme ? "nvme" : "none", ::testing::TempDir(), c.overlap ? 3 : 5, c.node_shared ? "node_shared" : "copying",
+      c.nvme ? "nvme" : "none", ::testing::TempDir(), c.overlap ? 3 : 5, c.nvme_parameters ? "nvme" : "none",
+      ::testing::TempDir(), c.overlap ? 4 : 3, c.node_shared ? "node_shared" : "copying",
       c.progress_thread ? "always" : "never", kSeed, recipe.stochastic);
 }
 
@@ -108,9 +110,10 @@ std::string ParityCase::curve() const {
 }
 
 std::string ParityCase::name() const {
-  return fmt::format("stage {} {} {}{}{}{}{}", stage, node_shared ? "node-shared" : "copying", curve(),
+  return fmt::format("stage {} {} {}{}{}{}{}{}", stage, node_shared ? "node-shared" : "copying", curve(),
                      tiny_buckets ? " tiny-buckets" : "", overlap ? " overlap" : "",
-                     progress_thread ? " progress-thread" : "", nvme ? " nvme" : "");
+                     progress_thread ? " progress-thread" : "", nvme ? " nvme" : "",
+                     nvme_parameters ? " nvme-parameters" : "");
 }
 
 namespace {
@@ -157,6 +160,12 @@ std::vector<ParityCase> parity_cases(bool reduced) {
         cases.push_back({stage, node_shared, bf16, clipping, tiny, overlap, thread, false, nvme});
         if (bf16 && (!reduced || clipping == node_shared))
           cases.push_back({stage, node_shared, false, clipping, tiny, overlap, thread, true, nvme});
+        if (stage != 3 || node_shared) continue;
+        cases.push_back({stage, node_shared, bf16, clipping, tiny, overlap, thread, false, nvme});
+        cases.back().nvme_parameters = true;
+        if (!bf16) continue;
+        cases.push_back({stage, node_shared, false, clipping, tiny, overlap, thread, true, nvme});
+        cases.back().nvme_parameters = true;
       }
     }
   }

@@ -15,9 +15,10 @@ struct ParityCase {
   bool tiny_buckets = false;
   bool overlap = false;
   bool progress_thread = false;
-  bool fp16 = false;  ///< in place of bf16, with a dynamic loss scale
-  bool nvme = false;  ///< masters and states in a scratch file
-  int recipe = 0;     ///< optimizer and schedule; 0: AdamW at a constant rate
+  bool fp16 = false;             ///< in place of bf16, with a dynamic loss scale
+  bool nvme = false;             ///< masters and states in a scratch file
+  int recipe = 0;                ///< optimizer and schedule; 0: AdamW at a constant rate
+  bool nvme_parameters = false;  ///< the parameters' shards in a scratch file; for ranks of one host
 
   /// The runs that must agree with each other: "fp32 clip", "bf16", ...
   std::string curve() const;

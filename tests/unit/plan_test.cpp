@@ -401,10 +401,11 @@ TEST(Suggest, TheSmallestChangeFirst) {
 
 TEST(Suggest, MoreHostsAreTheFewestThatDo) {
   const ModelShape model = model_of_numel(13'000'000'000);
-  const Config config = at(3);
+  Config config = at(3);  // which keeps everything that was gathered
+  config.zero_optimization.stage3_max_live_parameters = config.zero_optimization.stage3_max_reuse_distance = 1LL << 40;
   Cluster cluster{.ranks = 8, .ranks_per_node = 1, .node_memory_nbytes = 64'000'000'000};
   Cluster small = cluster;
-  small.ranks = 1;  // too few for states on NVMe to be enough
+  small.ranks = 1;  // too few for states and parameters on NVMe to be enough
   const auto found = suggest(model, config, small);
   ASSERT_TRUE(found);
   ASSERT_EQ(found->changes.size(), 1u);
@@ -434,6 +435,19 @@ TEST(Suggest, StatesOnNvmeWhereNothingElseIsEnough) {
   EXPECT_NE(found->changes[0].find("offload_optimizer.device \"nvme\""), std::string::npos);
   EXPECT_GT(found->plan.rank.nvme_nbytes, 13'000'000'000 / 2 * 8);
   EXPECT_EQ(found->plan.rank[MemoryKind::kOptimizer].peak_nbytes, 0);
+}
+
+TEST(Suggest, ParametersOnNvmeForOneMachine) {
+  ModelShape model = model_of_numel(7'000'000'000);
+  model.built_once = true;
+  Config config = at(3);
+  config.bf16.enabled = true;
+  const auto found = suggest(model, config, {.ranks = 2, .node_memory_nbytes = 36'000'000'000});
+  ASSERT_TRUE(found);
+  ASSERT_EQ(found->changes.size(), 2u);
+  EXPECT_NE(found->changes[1].find("offload_param.device \"nvme\""), std::string::npos);
+  EXPECT_EQ(found->plan.rank[MemoryKind::kParameters].peak_nbytes, 0);
+  EXPECT_GT(found->plan.traffic.nvme_nbytes, found->plan.traffic.nvme_written_nbytes);
 }
 
 }  // namespace

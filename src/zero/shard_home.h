@@ -1,0 +1,63 @@
+#pragma once
+// ShardHome: where the shards of units are that are not always whole, and how a unit is made whole from them. The
+// copying store decides when (layout/gather_schedule.h); a home carries it out.
+#include <c10/util/FunctionRef.h>
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "storage/disk_states.h"
+#include "zero/sharded_model.h"
+
+namespace zero::sharding {
+
+/// One thread at a time. Functions that are not marked are local.
+class ShardHome {
+ public:
+  virtual ~ShardHome() = default;
+
+  /// As ParameterStore::visit and in_memory, of a part of this rank's shard.
+  using Access = storage::StateStore::Access;
+  virtual void visit(int unit, Range range, Access access, c10::function_ref<void(Range piece, void* low)> lease) = 0;
+  virtual void* in_memory(int unit, Range range) = 0;
+
+  /// Begins to make a unit whole, for `for_what`. Where its values will be, [U]; valid until drop().
+  virtual void* gather(int unit, std::string_view for_what) = 0;
+  /// Returns when it is whole: the seconds in which its values moved.
+  virtual double wait(int unit) = 0;
+  /// Nobody reads it any more. It is whole.
+  virtual void drop(int unit) = 0;
+  /// Moves on what is under way.
+  virtual void progress() {}
+
+  /// *Called equally often on all ranks*, after every rank has called it or a collective that follows: shards were
+  /// written, and units that are gathered from here on have the new values. Nothing is gathered now. `frozen_too`: also
+  /// units that are not trained were written.
+  virtual void publish(bool frozen_too) = 0;
+  /// The same where what was written is in the memory of the units that are gathered, too.
+  virtual void publish_gathered() = 0;
+
+  /// False if gathers are calls that all ranks must make in the same order.
+  virtual bool one_sided() const { return true; }
+  /// Whether values come from other ranks, as the communication report counts them.
+  virtual bool moves_between_ranks() const { return true; }
+};
+
+/// In memory of the owners. *Collective.*
+std::unique_ptr<ShardHome> make_memory_shards(ShardedModel& model, storage::Ledger& ledger,
+                                              const std::vector<bool>& resident);
+
+/// In a file of each owner, read into memory that the ranks of the host share: each part of a unit is read once for all
+/// of them, by its owner where that comes in time, else by who needs it. All ranks are on one host. `disk.cuts` says
+/// how a shard is cut into parts. *Collective.* Throws IoError on every rank.
+class DiskShards : public ShardHome {
+ public:
+  virtual storage::DiskTraffic traffic() const = 0;
+  /// One line for people.
+  virtual std::string description() const = 0;
+};
+std::unique_ptr<DiskShards> make_disk_shards(ShardedModel& model, storage::Ledger& ledger,
+                                             const std::vector<bool>& resident, const storage::DiskOptions& disk);
+
+}  // namespace zero::sharding
