@@ -117,13 +117,14 @@ void add_to_ranks(std::vector<double>& change, std::int64_t first, std::int64_t 
 }
 
 /// Units that are read from a disk are in memory once for all ranks of the host: at the most all units, or what each
-/// rank holds where no two hold the same.
+/// rank holds where no two hold the same, and one more (storage/host_units.h).
 std::int64_t gather_nbytes(const LaidOut& laid, const Pools& pools) {
   const std::int64_t of_rank = pools.gather.pool_numel;
   if (!laid.parameters_on_disk) return of_rank * laid.low_nbytes();
   std::int64_t all = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) all += laid.resident[u] ? 0 : laid.units[u].numel;
-  const std::int64_t most = std::min(all, of_rank * laid.world_size) * laid.low_nbytes();
+  if (all == 0) return 0;
+  const std::int64_t most = (std::min(all, of_rank * laid.world_size) + laid.largest_unit()) * laid.low_nbytes();
   return (most + laid.world_size - 1) / laid.world_size;
 }
 

@@ -67,20 +67,18 @@ class HostUnits::Lock {
 
 HostUnits::HostUnits(Group& group, Ledger& ledger, DType dtype, std::vector<HostUnitSize> units)
     : ledger_(ledger), dtype_(dtype), ranks_(group.size()), sizes_(std::move(units)) {
-  const auto element = static_cast<std::int64_t>(element_nbytes(dtype));
-  std::int64_t largest = 0;
   first_part_.push_back(0);
-  for (const HostUnitSize& size : sizes_) {
-    first_part_.push_back(first_part_.back() + size.parts);
-    largest = std::max(largest, whole_pages(size.numel * element));
+  for (std::size_t u = 0; u < sizes_.size(); ++u) {
+    first_part_.push_back(first_part_.back() + sizes_[u].parts);
+    largest_nbytes_ = std::max(largest_nbytes_, nbytes_of(static_cast<int>(u)));
   }
+  const auto largest = static_cast<std::size_t>(whole_pages(largest_nbytes_));
   const std::size_t count = sizes_.size(), parts = static_cast<std::size_t>(first_part_.back());
   const std::size_t entries_at = sizeof(Header), buffers_at = entries_at + count * sizeof(Entry);
   const std::size_t facts_at = buffers_at + most_buffers() * sizeof(Buffer);
   control_ = group.allocate_node_shared(facts_at + parts * sizeof(Fact), "units in memory");
   // Addresses for more than ever happens; pages are taken as buffers are used.
-  memory_ = group.allocate_node_shared(most_buffers() * static_cast<std::size_t>(largest), "memory of units",
-                                       static_cast<std::size_t>(largest));
+  memory_ = group.allocate_node_shared(most_buffers() * largest, "memory of units", largest);
   auto* const begin = static_cast<std::byte*>(control_.data());
   header_ = reinterpret_cast<Header*>(begin);
   entries_ = reinterpret_cast<Entry*>(begin + entries_at);
@@ -148,7 +146,7 @@ void HostUnits::keep(Buffer& buffer, std::int64_t nbytes) {
 
 /// What lies behind smaller units first, then units that nobody holds.
 void HostUnits::give_back_pages() {
-  const auto too_many = [&] { return header_->kept_nbytes > header_->most_held_nbytes; };
+  const auto too_many = [&] { return header_->kept_nbytes > header_->most_held_nbytes + largest_nbytes_; };
   for (int b = 0; b < header_->buffers && too_many(); ++b) {
     Buffer& buffer = buffers_[b];
     keep(buffer, buffer.unit_plus_1 == 0 ? 0 : std::min(buffer.kept_nbytes, nbytes_of(buffer.unit_plus_1 - 1)));

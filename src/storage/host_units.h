@@ -7,7 +7,8 @@
 // another rank to go on: a part that is claimed and does not come may be brought by somebody else as well.
 //
 // Buffers are reused: the smallest free one that is large enough is taken, else a new one. All of them together never
-// have more pages than the most that was held at a time so far; beyond it those give theirs back that nobody holds.
+// have more pages than the most that was held at a time so far and one unit more, so that a small unit does not cost a
+// large one its pages; beyond it those give theirs back that nobody holds.
 #include <cstdint>
 #include <vector>
 
@@ -71,7 +72,8 @@ class HostUnits {
   const DType dtype_;
   const int ranks_;
   std::vector<HostUnitSize> sizes_;
-  std::vector<int> first_part_;  ///< by unit, and their number
+  std::vector<int> first_part_;      ///< by unit, and their number
+  std::int64_t largest_nbytes_ = 0;  ///< of a unit
   SharedMemory control_, memory_;
   Header* header_ = nullptr;
   Entry* entries_ = nullptr;  ///< by unit
