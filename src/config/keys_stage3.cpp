@@ -9,6 +9,9 @@ using Zero = Config::ZeroOptimization;
 
 constexpr std::string_view kOffload =
     "without a GPU parameters and states are in host memory anyway; from a GPU offload is not built";
+constexpr std::string_view kCpuOffloadParam =
+    "without a GPU parameters are in host memory anyway; from a GPU offload is not built; today \"offload_param\": "
+    "{\"device\": \"cpu\"} is written for it";
 constexpr std::string_view kWholeUnits = "memory is for whole units, as many as are used at a time";
 constexpr std::string_view kAlways = "reading, updating and writing always overlap";
 constexpr std::string_view kOnGpu =
@@ -140,20 +143,8 @@ constexpr Key kOffloadKeys[] = {
               "without a GPU parameters and states are in host memory anyway; from a GPU offload is not built; today "
               "\"offload_optimizer\": {\"device\": \"cpu\"} is written for it",
               "false"),
-    {.path = "zero_optimization.cpu_offload_param",
-     .kind = Kind::kBool,
-     .fallback = "false",
-     .status = kNoEffect,
-     .note = kOffload,
-     .harmless = "false",
-     .alias_of = "zero_optimization.offload_param"},
-    {.path = "zero_optimization.cpu_offload_params",
-     .kind = Kind::kBool,
-     .fallback = "false",
-     .status = kNoEffect,
-     .note = kOffload,
-     .harmless = "false",
-     .alias_of = "zero_optimization.offload_param"},
+    no_effect("zero_optimization.cpu_offload_param", Kind::kBool, "false", kCpuOffloadParam, "false"),
+    no_effect("zero_optimization.cpu_offload_params", Kind::kBool, "false", kCpuOffloadParam, "false"),
     {.path = "zero_optimization.cpu_offload_use_pin_memory",
      .kind = Kind::kBool,
      .fallback = "false",

@@ -256,7 +256,8 @@ TEST(ConfigErrors, OffloadToTheHostIsWhereStatesAreAndOtherOffloadIsRefused) {
   }
   EXPECT_NE(error_of(R"({"zero_optimization": {"offload_optimizer": {"super_offload": true}}})"), "");
   EXPECT_EQ(error_of(R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/x"}}})"),
-            "c:1: zero_optimization.offload_param.device: 'nvme' is not built; available: none, cpu");
+            "c:1: zero_optimization.offload_param.device: 'nvme' needs stage 3: at other stages parameters are not "
+            "sharded");
   for (const char* old : {"cpu_offload", "cpu_offload_param", "cpu_offload_params"}) {
     const std::string key = std::string(R"({"zero_optimization": {")") + old;
     EXPECT_TRUE(mention(notices_of(key + "\": true}}"), "accepted, no effect: without a GPU"));
