@@ -215,7 +215,7 @@ void GradientReducer::add_dense(int parameter, const at::Tensor& gradient) {
     Bucket& bucket = buckets_[place.bucket];
     const auto arrival = schedule_.arrive(place.bucket, place.position);
     if (arrival.opens) open(bucket);
-    // A second gradient before the bucket was sent (several backwards in one micro-batch) adds to the first.
+    // Another gradient before the bucket was sent (several backwards in one micro-batch) adds to the one there is.
     copy_in(bucket, parameter, gradient, arrival.adds);
     if (arrival.completes && may_send(bucket)) {
       zero_missing(bucket);  // of parameters that are frozen for now
@@ -224,12 +224,14 @@ void GradientReducer::add_dense(int parameter, const at::Tensor& gradient) {
   }
 }
 
-/// One round at a time: the next one waits for the end of the micro-batch when other ranks are not as far.
-bool GradientReducer::may_send(Bucket& bucket) {
-  if (!bucket.work.valid()) return true;
-  if (!bucket.work.test()) return false;
-  retire(bucket);
-  return true;
+/// A micro-batch sends what a bucket's first gradients are at once, and at its end the sum of those of later backwards:
+/// which of them are added before they are rounded and sent must not depend on how far other ranks are.
+bool GradientReducer::may_send(const Bucket& bucket) const {
+  return !board_ || schedule_.rounds(index_of(bucket)) == 0;
+}
+
+void GradientReducer::retire_if_complete(Bucket& bucket) {
+  if (bucket.work.valid() && bucket.work.test()) retire(bucket);
 }
 
 void GradientReducer::begin_backward() {
@@ -258,7 +260,7 @@ void GradientReducer::open(Bucket& bucket) {
                     "losses for one backward, or set it to false",
                     model_.units[bucket.unit].name));
   }
-  (void)may_send(bucket);
+  retire_if_complete(bucket);
   if (pool_) {
     take_from_pool(bucket);
   } else if (bucket.sent_buffer == &bucket.own) {  // a second backward, and ranks that are not as far

@@ -173,7 +173,8 @@ class GradientReducer {
   void zero_missing(Bucket& bucket);
   /// Retires buckets whose reductions are complete.
   void retire_complete();
-  bool may_send(Bucket& bucket);
+  bool may_send(const Bucket& bucket) const;
+  void retire_if_complete(Bucket& bucket);
   /// Frees the memory of a bucket that is reduced.
   void retire(Bucket& bucket);
 

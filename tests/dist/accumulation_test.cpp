@@ -6,8 +6,11 @@
 #include <torch/optim/sgd.h>
 
 #include <bit>
+#include <chrono>
 #include <fstream>
+#include <random>
 #include <set>
+#include <thread>
 
 #include "support/layers.h"
 #include "support/spawn.h"
@@ -348,6 +351,32 @@ TEST(Accumulation, RanksThatDifferLearnItAtTheMicroBatchsEnd) {
       for (const auto& result : results) EXPECT_LT(result.seconds, 20);
     }
   }
+}
+
+/// Three backwards before a step, on ranks that are late at other places each time: which gradients are rounded before
+/// they are sent must not depend on it.
+TEST(Accumulation, SeveralBackwardsAreTheSameHoweverLateRanksAre) {
+  expect_all_ok(spawn(3, [](Group group) {
+    for (const bool node_shared : {true, false}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        std::set<std::string> bits;
+        for (unsigned run = 0; run < 4; ++run) {
+          LayersEngine engine = layers_engine(group, 3, {}, json_of(stage, node_shared, /*bf16=*/true, 1));
+          std::minstd_rand random(run * 16 + static_cast<unsigned>(group.rank()) + 1);
+          for (int step = 0; step < 3; ++step) {
+            for (int k = 0; k < 4; ++k) {
+              if (run > 0 && random() % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+              const at::Tensor x = input_of((step * 4 + k) * 3 + group.rank()).to(at::kBFloat16);
+              engine.backward(engine(x).to(at::kFloat).square().sum());
+            }
+            engine.step();
+          }
+          bits.insert(bits_of(engine));
+        }
+        EXPECT_EQ(bits.size(), 1u) << "stage " << stage << (node_shared ? " node-shared" : " copying");
+      }
+    }
+  }));
 }
 
 }  // namespace
