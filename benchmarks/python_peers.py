@@ -12,25 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
-import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
+import rank_jobs
+
 MODES = ("zerotorch-3", "zerotorch-2", "ddp", "fsdp2", "deepspeed-3", "deepspeed-2")
-
-
-def proportional(pids: list[int]) -> int:
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/smaps_rollup") as file:
-                total += next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
-        except (OSError, StopIteration):
-            pass
-    return total
 
 
 def build(args: argparse.Namespace) -> Any:
@@ -140,45 +128,11 @@ def rank_main(args: argparse.Namespace) -> None:
 
 
 def job(args: argparse.Namespace, mode: str) -> dict[str, float]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(args.ranks),
-        "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "ZERO_JOB_ID": f"bench-{os.getpid()}-{port}",
-        "ZERO_LOG_LEVEL": "error", "TOKENIZERS_PARALLELISM": "false",
-    }  # fmt: skip
-    command = [sys.executable, __file__, "--mode", mode, *sys.argv[1:]]
-    processes = [
-        subprocess.Popen(
-            command,
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(args.ranks)
-    ]
-    peak, done = 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.25):
-            peak = max(peak, proportional([process.pid for process in processes]))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        outputs = [process.communicate(timeout=args.timeout) for process in processes]
-    finally:
-        done.set()
-        watcher.join()
-        for process in processes:
-            process.kill()
-    for process, (_, err) in zip(processes, outputs, strict=True):
-        if process.returncode != 0:
-            return {"failed": 1.0, "why": err.strip().splitlines()[-1][:200]}  # type: ignore[dict-item]
-    line = next(line for line in outputs[0][0].splitlines() if line.startswith("RESULT "))
+    ended, peak = rank_jobs.run([sys.executable, __file__, "--mode", mode, *sys.argv[1:]], args.ranks, args.timeout)
+    for one in ended:
+        if one.returncode != 0:
+            return {"failed": 1.0, "why": one.stderr.strip().splitlines()[-1][:200]}  # type: ignore[dict-item]
+    line = next(line for line in ended[0].stdout.splitlines() if line.startswith("RESULT "))
     return {**json.loads(line[7:]), "peak": float(peak)}
 
 

@@ -2,29 +2,29 @@
 
     build/peers/bin/python benchmarks/tutorial_peers.py [--ranks 1,2] [--steps 20]
 
-Each program is run with each configuration by both libraries, every job a process per rank (gloo). Prints the losses of the
-first and the last step, the largest difference between the two libraries' losses, seconds per step (median), and the peak of all ranks'
-memory together (proportional set size). What a library refuses is a line with its reason. `--dtype bf16` writes bf16 where the
-files say fp16, `fp32` leaves it out: DeepSpeed has no fp16 on most CPUs. `--optimizer` adds AdamW to the configuration of the program that
-names none: without one DeepSpeed changes no parameter.
+Each program is run with each configuration by both libraries, every job a process per rank (gloo). Prints the losses
+of the first and the last step, the largest difference between the two libraries' losses, seconds per step (median), and
+the peak of all ranks' memory together (proportional set size). What a library refuses is a line with its reason.
+`--dtype bf16` writes bf16 where the files say fp16, `fp32` leaves it out: DeepSpeed has no fp16 on most CPUs.
+`--optimizer` adds AdamW to the configuration of the program that names none: without one DeepSpeed changes no parameter.
 """
 
 from __future__ import annotations
 
 import argparse
+import builtins
 import json
-import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import rank_jobs
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "python"
 
@@ -63,13 +63,12 @@ def rank_main(args: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     sys.modules["zerotorch"] = importlib.import_module(args.library)
-    printed = __builtins__.print  # type: ignore[attr-defined]
     last = time.perf_counter()
 
     def stamped(*values: Any, **options: Any) -> None:
         nonlocal last
         now = time.perf_counter()
-        printed(*values, f" seconds {now - last:.6f}", **options)
+        builtins.print(*values, f" seconds {now - last:.6f}", **options)
         last = now
 
     program = EXAMPLES / args.program
@@ -78,68 +77,25 @@ def rank_main(args: argparse.Namespace) -> None:
     runpy.run_path(str(program), init_globals={"print": stamped}, run_name="__main__")
 
 
-def proportional(pids: list[int]) -> int:
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/smaps_rollup") as file:
-                total += next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
-        except (OSError, StopIteration):
-            pass
-    return total
-
-
 def job(args: argparse.Namespace, library: str, program: str, name: str, ranks: int) -> dict[str, Any]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="zerotorch-tutorial-") as folder:
         config = Path(folder) / "ds_config.json"
         config.write_text(json.dumps(configuration(args, program, name)))
-        environment = {
-            **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks),
-            "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "ZERO_JOB_ID": f"tutorial-{os.getpid()}-{port}",
-            "ZERO_LOG_LEVEL": "error",
-        }  # fmt: skip
         command = [
             *(sys.executable, __file__, "--library", library, "--program", program),
             *("--config", str(config), "--steps", str(args.steps)),
         ]
-        processes = [
-            subprocess.Popen(
-                command,
-                cwd=folder,
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        peak, done = 0, threading.Event()
-
-        def watch() -> None:
-            nonlocal peak
-            while not done.wait(0.25):
-                peak = max(peak, proportional([process.pid for process in processes]))
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
         try:
-            outputs = [process.communicate(timeout=args.timeout) for process in processes]
+            ended, peak = rank_jobs.run(command, ranks, args.timeout, cwd=folder)
         except subprocess.TimeoutExpired:
             return {"why": f"not done after {args.timeout:.0f} s"}
-        finally:
-            done.set()
-            watcher.join()
-            for process in processes:
-                process.kill()
-    for process, (_, err) in zip(processes, outputs, strict=True):
-        if process.returncode != 0:
-            lines = [line for line in err.strip().splitlines() if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
-            return {"why": (lines or err.strip().splitlines() or ["?"])[-1][:150]}
-    losses = [float(loss) for loss in re.findall(r"loss (\S+)", outputs[0][0])]
-    seconds = [float(one) for one in re.findall(r"seconds (\S+)", outputs[0][0])]
+    for one in ended:
+        if one.returncode != 0:
+            said = one.stderr.strip().splitlines()
+            errors = [line for line in said if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
+            return {"why": (errors or said or ["?"])[-1][:150]}
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", ended[0].stdout)]
+    seconds = [float(one) for one in re.findall(r"seconds (\S+)", ended[0].stdout)]
     return {"losses": losses, "seconds": median(seconds[2:]), "peak": peak}
 
 
@@ -159,7 +115,10 @@ def main() -> None:
     if args.library:
         rank_main(args)
         return
-    print(f"{'program':<18}{'configuration':<14}{'ranks':>5}  {'library':<11}{'first':>8}{'last':>8}{'apart':>9}{'ms/step':>9}{'peak MB':>9}")
+    print(
+        f"{'program':<18}{'configuration':<14}{'ranks':>5}  {'library':<11}"
+        f"{'first':>8}{'last':>8}{'apart':>9}{'ms/step':>9}{'peak MB':>9}"
+    )
     for program in args.programs.split(","):
         for name in args.configs.split(","):
             for ranks in map(int, args.ranks.split(",")):

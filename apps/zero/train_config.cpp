@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <utility>
 
 #include "zero/errors.h"
@@ -27,11 +26,12 @@ void override_zero(ordered_json& json, const TrainOptions& options) {
   if (options.stage) zero["stage"] = *options.stage;
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
   if (options.nvme.empty()) return;
-  for (const char* section : {"offload_optimizer", "offload_param"}) {
-    if (section == std::string_view("offload_param") && !options.nvme_parameters) continue;
+  const auto put_on_disk = [&](const char* section) {
     zero[section]["device"] = "nvme";
     zero[section]["nvme_path"] = options.nvme;
-  }
+  };
+  put_on_disk("offload_optimizer");
+  if (options.nvme_parameters) put_on_disk("offload_param");
 }
 
 /// The largest rate of the schedule. Throws ConfigError where the schedule has no such number.

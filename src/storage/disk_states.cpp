@@ -116,9 +116,9 @@ class States final : public DiskStates {
 
   std::string path_for_others() const override { return file_ ? file_->path_for_others() : std::string(); }
 
-  std::string description() const override {
+  std::string description(std::string_view what) const override {
     if (!file_) return {};
-    return fmt::format("optimizer states on NVMe: {} of '{}' reserved by this rank, {}, {} buffers of {}",
+    return fmt::format("{} on NVMe: {} of '{}' reserved by this rank, {}, {} buffers of {}", what,
                        human_nbytes(reserved_nbytes_), options_.folder, file_->description(), buffers_.size(),
                        human_nbytes(most_nbytes_));
   }

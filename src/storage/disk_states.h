@@ -9,6 +9,7 @@
 // Every column of a slot has a checksum in memory, taken when it is written and compared when it is read.
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "io/file_system.h"
 #include "layout/state_slots.h"
@@ -51,8 +52,8 @@ class DiskStates : public StateStore {
   virtual void flush(int unit) = 0;
   /// io::File::path_for_others() of the file; empty while nothing is kept.
   virtual std::string path_for_others() const = 0;
-  /// One line for people; empty while nothing is kept.
-  virtual std::string description() const = 0;
+  /// One line for people, about `what` is kept; empty while nothing is.
+  virtual std::string description(std::string_view what) const = 0;
 };
 
 /// Memory of the CPU. add_units() throws IoError when the disk has no room, and leaves the store as it was; errors of

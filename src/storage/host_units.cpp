@@ -180,8 +180,7 @@ void* HostUnits::join(int unit, std::uint64_t version) {
       entry.buffer_plus_1 = taken + 1;
     }
     entry.version = version;
-    for (int part = first_part(unit); part < first_part(unit + 1); ++part)
-      facts_[part].state.store(Part::kMissing, std::memory_order_relaxed);
+    for (const int part : parts_of(unit)) facts_[part].state.store(Part::kMissing, std::memory_order_relaxed);
   }
   Buffer& buffer = buffers_[entry.buffer_plus_1 - 1];
   if (entry.held++ == 0) header_->held_nbytes += nbytes_of(unit);

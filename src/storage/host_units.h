@@ -10,6 +10,7 @@
 // have more pages than the most that was held at a time so far and one unit more, so that a small unit does not cost a
 // large one its pages; beyond it those give theirs back that nobody holds.
 #include <cstdint>
+#include <ranges>
 #include <vector>
 
 #include "storage/flat_buffer.h"
@@ -41,6 +42,7 @@ class HostUnits {
 
   // Parts of a unit that this rank holds, counted over all units.
   int first_part(int unit) const { return first_part_[static_cast<std::size_t>(unit)]; }
+  auto parts_of(int unit) const { return std::views::iota(first_part(unit), first_part(unit + 1)); }
   Part state(int part) const;
   /// True for one of the ranks: it is to bring the part.
   bool claim(int part);

@@ -49,7 +49,10 @@ class CopyingStore final : public ParameterStore {
       }
       residents_[i] = model_.home.make_readable(ledger, MemoryKind::kParameters, model_.param_dtype, unit(i).numel);
     }
-    if (std::find(resident.begin(), resident.end(), false) != resident.end()) make_home(ledger);
+    if (std::find(resident.begin(), resident.end(), false) != resident.end()) {
+      home_ = options_.disk ? make_disk_shards(model_, ledger, resident, *options_.disk)
+                            : make_memory_shards(model_, ledger, resident);
+    }
     // One unit ahead, until times have been measured.
     schedule_.set_window(options_.measured_prefetch ? std::min(largest_numel_, options_.prefetch_numel)
                                                     : options_.prefetch_numel);
@@ -127,10 +130,9 @@ class CopyingStore final : public ParameterStore {
   }
 
   std::optional<storage::DiskTraffic> disk_traffic() const override {
-    if (!on_disk_) return std::nullopt;
-    return on_disk_->traffic();
+    return home_ ? home_->disk_traffic() : std::nullopt;
   }
-  std::string disk_description() const override { return on_disk_ ? on_disk_->description() : std::string(); }
+  std::string disk_description() const override { return home_ ? home_->disk_description() : std::string(); }
 
   std::shared_ptr<void> keep_alive(int index) override {
     return is_resident(index) ? residents_[index].keep_alive() : nullptr;
@@ -155,16 +157,6 @@ class CopyingStore final : public ParameterStore {
   }
 
  private:
-  void make_home(storage::Ledger& ledger) {
-    if (!options_.disk) {
-      home_ = make_memory_shards(model_, ledger, options_.resident);
-      return;
-    }
-    auto on_disk = make_disk_shards(model_, ledger, options_.resident, *options_.disk);
-    on_disk_ = on_disk.get();
-    home_ = std::move(on_disk);
-  }
-
   /// Where a resident or gathered unit is.
   void* whole(int index) const { return is_resident(index) ? residents_[index].data() : gathered_[index]; }
   void* address(int index, std::int64_t element) const {
@@ -266,7 +258,6 @@ class CopyingStore final : public ParameterStore {
   std::vector<void*> gathered_;                         ///< by unit: where it is, or will be, whole
   std::vector<std::vector<Publication>> publications_;  ///< by unit, of residents
   std::unique_ptr<ShardHome> home_;                     ///< null where all units are resident
-  DiskShards* on_disk_ = nullptr;                       ///< home_, if it is one
   std::mutex mutex_;                                    ///< several threads may evaluate
   std::int64_t largest_numel_ = 0;                      ///< of the units that are gathered
   layout::MeasuredWindow times_of_uses_;

@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
+#include <numeric>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "comm/gather_values.h"
 #include "layout/state_slots.h"
 #include "storage/host_units.h"
 #include "zero/errors.h"
@@ -26,12 +27,11 @@ using storage::HostUnits;
 /// that has begun.
 constexpr double kGraceSeconds = 0.005, kPatienceSeconds = 1;
 
-class Shards final : public DiskShards {
+class DiskShards final : public ShardHome {
  public:
-  Shards(ShardedModel& model, storage::Ledger& ledger, const std::vector<bool>& resident,
-         const storage::DiskOptions& disk)
+  DiskShards(ShardedModel& model, storage::Ledger& ledger, const std::vector<bool>& resident,
+             const storage::DiskOptions& disk)
       : model_(model), folder_(disk.folder), units_(model.units.size()) {
-    Group group = model.group;
     std::string problem;
     try {
       mine_ = storage::make_disk_states(
@@ -55,7 +55,7 @@ class Shards final : public DiskShards {
     throw_together(problem);
   }
 
-  ~Shards() override {
+  ~DiskShards() override {
     for (auto& file : files_) file.reset();  // drains: nothing touches the units' memory any more
   }
 
@@ -69,7 +69,7 @@ class Shards final : public DiskShards {
   void* in_memory(int, Range) override { return nullptr; }
 
   void* gather(int unit, std::string_view) override {
-    Unit& one = units_[unit];
+    Gathered& one = units_[unit];
     ZERO_CHECK(!one.memory, "unit {} is gathered", unit);
     one.memory = static_cast<std::byte*>(units_in_memory_->join(unit, one.version));
     one.began = base::seconds_now();
@@ -120,19 +120,15 @@ class Shards final : public DiskShards {
   void publish_gathered() override { tell_what_changed(); }
   bool moves_between_ranks() const override { return false; }
 
-  storage::DiskTraffic traffic() const override {
+  std::optional<storage::DiskTraffic> disk_traffic() const override {
     storage::DiskTraffic all = mine_->traffic();
     all.read_nbytes += read_nbytes_;
     return all;
   }
-  std::string description() const override {
-    std::string text = mine_->description();
-    if (const auto at = text.find("optimizer states"); at == 0) text.replace(0, 16, "parameters");
-    return text;
-  }
+  std::string disk_description() const override { return mine_->description("parameters"); }
 
  private:
-  struct Unit {
+  struct Gathered {
     std::uint64_t version = 0;    ///< counts publications
     std::byte* memory = nullptr;  ///< while gathering or gathered
     double began = 0;
@@ -160,18 +156,15 @@ class Shards final : public DiskShards {
 
   /// *Collective.*
   void throw_together(const std::string& problem) {
-    Group group = model_.group;
-    std::int64_t failed = problem.empty() ? 0 : group.rank() + 1;
-    std::int64_t first = failed;
-    if (group.size() > 1)
-      group.all_reduce(&first, 1, DType::kInt64, ReduceOp::kMax, {.label = "parameters on disk"}).wait();
+    const auto failed = comm::gather_values(group_, problem.empty() ? 0 : 1, "parameters on disk");
     if (!problem.empty()) throw IoError(problem);
-    if (first > 0) throw IoError(fmt::format("rank {} could not make its file in '{}'; see there", first - 1, folder_));
+    const auto first = std::ranges::find(failed, 1);
+    if (first == failed.end()) return;
+    throw IoError(fmt::format("rank {} could not make its file in '{}'; see there", first - failed.begin(), folder_));
   }
 
   /// *Collective.* What every rank's file holds, in the order of elements.
   void tell_parts(storage::Ledger& ledger, const std::vector<bool>& resident) {
-    Group group = model_.group;
     slots_.resize(static_cast<std::size_t>(mine_->slot_count()));
     changed_.assign(slots_.size(), false);
     std::vector<std::int64_t> own;
@@ -181,15 +174,10 @@ class Shards final : public DiskShards {
            {std::int64_t{slots_[s].unit}, slots_[s].range.begin, slots_[s].range.end, slots_[s].offset})
         own.push_back(value);
     }
-    std::vector<std::vector<std::int64_t>> all(static_cast<std::size_t>(group.size()));
-    std::vector<std::int64_t> counts(all.size());
-    const auto mine = static_cast<std::int64_t>(own.size());
-    const std::vector<std::int64_t> one(all.size(), 1);
-    group.all_gather(&mine, counts.data(), one, DType::kInt64, {.label = "parts of parameters"}).wait();
-    std::int64_t total = 0;
-    for (const std::int64_t count : counts) total += count;
-    std::vector<std::int64_t> gathered(static_cast<std::size_t>(total));
-    group.all_gather(own.data(), gathered.data(), counts, DType::kInt64, {.label = "parts of parameters"}).wait();
+    const auto counts = comm::gather_values(group_, static_cast<std::int64_t>(own.size()), "parts of parameters");
+    std::vector<std::int64_t> gathered(
+        static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0})));
+    group_.all_gather(own.data(), gathered.data(), counts, DType::kInt64, {.label = "parts of parameters"}).wait();
 
     std::vector<std::vector<Part>> of_unit(units_.size());
     std::size_t next = 0;
@@ -206,7 +194,7 @@ class Shards final : public DiskShards {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       sizes.push_back({resident[u] ? 0 : model_.units[u].numel, static_cast<int>(of_unit[u].size())});
       for (const Part& part : of_unit[u]) {
-        if (part.owner == group.rank()) {
+        if (part.owner == group_.rank()) {
           slots_of_unit_[u].push_back(static_cast<int>(slot));
           part_of_slot_[slot++] = static_cast<int>(parts_.size());
         }
@@ -214,29 +202,24 @@ class Shards final : public DiskShards {
       }
     }
     ZERO_CHECK(slot == slots_.size(), "{} of {} slots", slot, slots_.size());
-    units_in_memory_ = std::make_unique<HostUnits>(group, ledger, model_.param_dtype, std::move(sizes));
+    units_in_memory_ = std::make_unique<HostUnits>(group_, ledger, model_.param_dtype, std::move(sizes));
     readings_.reserve(parts_.size());
   }
 
   /// *Collective.* Every rank's, to read from.
   void open_files(io::FileSystem& files) {
-    Group group = model_.group;
-    constexpr std::size_t kMostPath = 256;
-    std::array<char, kMostPath> path{};
+    std::array<char, 256> path{};
     const std::string own = mine_->path_for_others();
-    ZERO_CHECK(own.size() < kMostPath, "{}", own);
+    ZERO_CHECK(own.size() < path.size(), "{}", own);
     std::copy(own.begin(), own.end(), path.begin());
-    std::vector<char> paths(kMostPath * static_cast<std::size_t>(group.size()));
-    const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), kMostPath);
-    group.all_gather(path.data(), paths.data(), counts, DType::kByte, {.label = "files of parameters"}).wait();
-    files_.resize(static_cast<std::size_t>(group.size()));
+    const auto paths = comm::gather_values(group_, path, "files of parameters");
+    files_.resize(paths.size());
     for (std::size_t rank = 0; rank < files_.size(); ++rank) {
-      const std::string one = paths.data() + rank * kMostPath;
       const bool needed =
           std::ranges::any_of(parts_, [&](const Part& part) { return part.owner == static_cast<int>(rank); });
       if (!needed) continue;
       try {
-        files_[rank] = files.open(one);
+        files_[rank] = files.open(paths[rank].data());
       } catch (const IoError& error) {
         throw IoError(
             fmt::format("the file that rank {} keeps parameters in cannot be opened here: {}; the ranks of a "
@@ -275,14 +258,14 @@ class Shards final : public DiskShards {
 
   int missing_parts(int unit) const {
     int missing = 0;
-    for (int part = units_in_memory_->first_part(unit); part < units_in_memory_->first_part(unit + 1); ++part)
+    for (const int part : units_in_memory_->parts_of(unit))
       missing += units_in_memory_->state(part) != HostUnits::Part::kThere;
     return missing;
   }
 
   /// Reads what nobody has begun to, and `also_claimed`, one part that somebody does not come to an end with.
   void help(int unit, bool also_claimed) {
-    for (int part = units_in_memory_->first_part(unit); part < units_in_memory_->first_part(unit + 1); ++part) {
+    for (const int part : units_in_memory_->parts_of(unit)) {
       if (units_in_memory_->state(part) == HostUnits::Part::kThere) continue;
       if (std::ranges::find(readings_, part, &Reading::part) != readings_.end()) {
         also_claimed = false;  // this rank's own
@@ -345,7 +328,7 @@ class Shards final : public DiskShards {
         units_in_memory_->set_checksum(part_of_slot_[slot], mine_->checksum(static_cast<int>(slot), 0));
     }
     // Until then others may compare what they have read of before; what is changing they take as it is.
-    Group(model_.group).barrier({.label = "publish parameters on disk"}).wait();
+    group_.barrier({.label = "publish parameters on disk"}).wait();
     for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
       if (std::exchange(changed_[slot], false)) units_in_memory_->set_changing(part_of_slot_[slot], false);
     }
@@ -364,8 +347,9 @@ class Shards final : public DiskShards {
   }
 
   ShardedModel& model_;
+  Group group_ = model_.group;
   const std::string folder_;
-  std::vector<Unit> units_;
+  std::vector<Gathered> units_;
   std::unique_ptr<storage::DiskStates> mine_;    ///< this rank's shards
   std::vector<DiskSlot> slots_;                  ///< of mine_
   std::vector<char> changed_;                    ///< by slot: since the last publication
@@ -380,9 +364,9 @@ class Shards final : public DiskShards {
 
 }  // namespace
 
-std::unique_ptr<DiskShards> make_disk_shards(ShardedModel& model, storage::Ledger& ledger,
-                                             const std::vector<bool>& resident, const storage::DiskOptions& disk) {
-  return std::make_unique<Shards>(model, ledger, resident, disk);
+std::unique_ptr<ShardHome> make_disk_shards(ShardedModel& model, storage::Ledger& ledger,
+                                            const std::vector<bool>& resident, const storage::DiskOptions& disk) {
+  return std::make_unique<DiskShards>(model, ledger, resident, disk);
 }
 
 }  // namespace zero::sharding

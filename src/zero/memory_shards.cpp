@@ -53,14 +53,9 @@ class MemoryShards final : public ShardHome {
     return buffer->data();
   }
   double wait(int unit) override {
-    Work work = std::exchange(places_[unit].work, {});
-    try {
-      work.wait();
-    } catch (...) {
-      places_[unit].work = std::move(work);
-      throw;
-    }
-    return work.moving_seconds();
+    Work& work = places_[unit].work;
+    work.wait();
+    return std::exchange(work, {}).moving_seconds();
   }
   void drop(int unit) override { pool_.give_back(std::exchange(places_[unit].buffer, nullptr)); }
 

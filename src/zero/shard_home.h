@@ -4,6 +4,8 @@
 #include <c10/util/FunctionRef.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -31,17 +33,19 @@ class ShardHome {
   /// Moves on what is under way.
   virtual void progress() {}
 
-  /// *Called equally often on all ranks*, after every rank has called it or a collective that follows: shards were
-  /// written, and units that are gathered from here on have the new values. Nothing is gathered now. `frozen_too`: also
-  /// units that are not trained were written.
+  /// *Called equally often on all ranks.* Shards were written, those of units that are not trained only if
+  /// `frozen_too`: units that are gathered from here on have the new values. No unit is gathered now.
   virtual void publish(bool frozen_too) = 0;
-  /// The same where what was written is in the memory of the units that are gathered, too.
+  /// The same where units are gathered, and what was written is in their memory, too.
   virtual void publish_gathered() = 0;
 
   /// False if gathers are calls that all ranks must make in the same order.
   virtual bool one_sided() const { return true; }
   /// Whether values come from other ranks, as the communication report counts them.
   virtual bool moves_between_ranks() const { return true; }
+  /// As ParameterStore::disk_traffic and disk_description.
+  virtual std::optional<storage::DiskTraffic> disk_traffic() const { return std::nullopt; }
+  virtual std::string disk_description() const { return {}; }
 };
 
 /// In memory of the owners. *Collective.*
@@ -51,13 +55,7 @@ std::unique_ptr<ShardHome> make_memory_shards(ShardedModel& model, storage::Ledg
 /// In a file of each owner, read into memory that the ranks of the host share: each part of a unit is read once for all
 /// of them, by its owner where that comes in time, else by who needs it. All ranks are on one host. `disk.cuts` says
 /// how a shard is cut into parts. *Collective.* Throws IoError on every rank.
-class DiskShards : public ShardHome {
- public:
-  virtual storage::DiskTraffic traffic() const = 0;
-  /// One line for people.
-  virtual std::string description() const = 0;
-};
-std::unique_ptr<DiskShards> make_disk_shards(ShardedModel& model, storage::Ledger& ledger,
-                                             const std::vector<bool>& resident, const storage::DiskOptions& disk);
+std::unique_ptr<ShardHome> make_disk_shards(ShardedModel& model, storage::Ledger& ledger,
+                                            const std::vector<bool>& resident, const storage::DiskOptions& disk);
 
 }  // namespace zero::sharding

@@ -121,7 +121,7 @@ class ShardedOptimizer {
   /// Traffic between memory and disk so far; nullopt without a disk.
   std::optional<storage::DiskTraffic> disk_traffic() const;
   /// Describes the disk, for the log; empty without one.
-  std::string disk_description() const { return disk_ ? disk_->description() : std::string(); }
+  std::string disk_description() const { return disk_ ? disk_->description("optimizer states") : std::string(); }
 
   const std::vector<OptimizerGroup>& groups() const { return options_.groups; }
   int group_of(int parameter) const { return options_.group_of_parameter[parameter]; }

@@ -1,6 +1,9 @@
 // Memory for whole units that the ranks of a host share: who brings which part, what is kept, and what is reused.
 #include <gtest/gtest.h>
-#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
 
 #include "storage/host_units.h"
 #include "support/errors.h"
@@ -158,21 +161,34 @@ TEST(HostUnits, ValuesOfAnotherTimeAreNotMixedIn) {
   EXPECT_EQ(units.state(0), Part::kMissing);
 }
 
+/// Killed at any time, most of all with the lock: the others go on, or hear of it.
 TEST(HostUnits, OfADeadRankNobodyKeepsWaiting) {
-  const auto results = spawn(2,
-                             [](Group group) {
-                               Ledger ledger;
-                               HostUnits units(group, ledger, DType::kFloat32, sizes(2));
-                               if (group.rank() == 1) ::raise(SIGKILL);
-                               for (int i = 0; i < 1000; ++i) {
-                                 units.join(0, 1);
-                                 units.claim(0);
-                                 units.leave(0);
-                               }
-                             },
-                             {.timeout = std::chrono::seconds(30)});
-  EXPECT_FALSE(results[0].timed_out);
-  EXPECT_EQ(results[1].signal, SIGKILL);
+  int heard = 0;
+  for (int sample = 0; sample < 40; ++sample) {
+    const auto results = spawn(2,
+                               [&](Group group) {
+                                 Ledger ledger;
+                                 HostUnits units(group, ledger, DType::kFloat32, sizes(2));
+                                 const auto use = [&] {
+                                   units.join(0, 1);
+                                   units.leave(0);
+                                 };
+                                 if (group.rank() == 1) {
+                                   std::signal(SIGALRM, SIG_DFL);
+                                   ::ualarm(static_cast<useconds_t>(1000 + 37 * sample), 0);
+                                   while (true) use();
+                                 }
+                                 const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+                                 while (std::chrono::steady_clock::now() < end) use();
+                               },
+                               {.timeout = std::chrono::seconds(10)});
+    EXPECT_FALSE(results[0].timed_out);
+    EXPECT_EQ(results[1].signal, SIGALRM);
+    if (results[0].ok) continue;
+    EXPECT_NE(results[0].error.find("a rank of this host died"), std::string::npos) << results[0].error;
+    ++heard;
+  }
+  EXPECT_GT(heard, 0);
 }
 
 }  // namespace
