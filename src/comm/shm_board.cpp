@@ -1,5 +1,6 @@
 // Exchange boards over shared memory. The ranks share one cell per rank and parcel: how often it was posted
-// there, where its input lies, and of how many posts that rank needs nothing any more. A cell has one writer.
+// there, where its input lies, and of how many posts that rank needs nothing any more; and one cell per rank that says
+// whether it posts no more. A cell has one writer.
 #include <fmt/format.h>
 
 #include <atomic>
@@ -19,6 +20,11 @@ struct alignas(kCacheLine) Cell {
   Published<InputLocation> input;  ///< of the last post; published by `posted`
 };
 static_assert(sizeof(Cell) == kCacheLine);
+
+struct alignas(kCacheLine) Departure {
+  std::atomic<std::uint64_t> gone;  ///< not 0: `posted` of this rank's cells stays as it is
+};
+static_assert(sizeof(Departure) == kCacheLine);
 
 class ShmPost final : public BoardWork {
  public:
@@ -43,6 +49,8 @@ class ShmBoard final : public HostedBoard {
   void find_slices(BoardWork& work, std::span<const void*> slices) override;
   bool leave(BoardWork& work) override;
   bool released(BoardWork& work) override;
+  bool announce_abandoned() override;
+  bool hopeless(const BoardWork& work) const override;
   Blocker blocker_of(const BoardWork& work) const override;
 
  private:
@@ -51,6 +59,10 @@ class ShmBoard final : public HostedBoard {
   Cell& cell(int rank, int parcel) const {
     return reinterpret_cast<Cell*>(
         cells_->data())[static_cast<std::size_t>(rank) * table().size() + static_cast<std::size_t>(parcel)];
+  }
+  Departure& departure(int rank) const {
+    const std::size_t cells = static_cast<std::size_t>(size()) * table().size();
+    return reinterpret_cast<Departure*>(cells_->data() + cells * sizeof(Cell))[rank];
   }
   bool has(Counter counter, int peer, const BoardWork& work) const {
     return (cell(peer, work.parcel).*counter).load(std::memory_order_seq_cst) >=
@@ -133,6 +145,19 @@ bool ShmBoard::released(BoardWork& work) {
   return true;
 }
 
+bool ShmBoard::announce_abandoned() {
+  departure(rank()).gone.store(1, std::memory_order_seq_cst);
+  shm_.segment().notify();
+  return true;
+}
+
+bool ShmBoard::hopeless(const BoardWork& work) const {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (departure(peer).gone.load(std::memory_order_seq_cst) != 0 && !has(&Cell::posted, peer, work)) return true;
+  }
+  return false;
+}
+
 Blocker ShmBoard::blocker_of(const BoardWork& work) const {
   Blocker blocker;
   blocker.lack = work.consumed ? "has not read this rank's part of it" : "has not posted it so often";
@@ -145,7 +170,8 @@ Blocker ShmBoard::blocker_of(const BoardWork& work) const {
 }  // namespace
 
 std::shared_ptr<ExchangeBoard> ShmBackend::make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) {
-  const std::size_t nbytes = static_cast<std::size_t>(size()) * parcels->size() * sizeof(Cell);
+  const auto ranks = static_cast<std::size_t>(size());
+  const std::size_t nbytes = ranks * (parcels->size() * sizeof(Cell) + sizeof(Departure));
   std::shared_ptr<Region> cells = share_with_all(nbytes, "exchange board");
   auto board = std::make_shared<ShmBoard>(std::static_pointer_cast<ShmBackend>(shared_from_this()), std::move(parcels),
                                           std::move(sink), std::move(cells));

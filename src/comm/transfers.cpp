@@ -104,6 +104,7 @@ BoardWork& HostedBoard::next_work(int parcel) {
 Work HostedBoard::post(int parcel, const void* in) {
   table_->check("ExchangeBoard::post", parcel, in);
   const PostingGuard guard(*backend_);
+  ZERO_CHECK(!abandoned_, "a post of {} after abandon()", table_->text(parcel));
   backend_->throw_if_failed();
   backend_->progress(kAll);
   backend_->throw_if_failed();
@@ -127,9 +128,18 @@ Work HostedBoard::post(int parcel, const void* in) {
   return Work(works_[p][0]);
 }
 
+bool HostedBoard::abandon() {
+  const BackendGuard guard(*backend_->lock());
+  if (!abandoned_) abandoned_ = announce_abandoned();
+  return abandoned_;
+}
+
 bool HostedBoard::step(BoardWork& work, bool may_consume) {
   if (!work.consumed) {
-    if (!arrived(work)) return false;
+    if (!arrived(work)) {
+      if (abandoned_ && hopeless(work)) work.set_complete();
+      return false;
+    }
     if (work.arrived_ns_ == 0) work.arrived_ns_ = base::monotonic_ns();
     if (!may_consume) return false;
     find_slices(work, slices_);

@@ -73,6 +73,7 @@ class HostedBoard : public ExchangeBoard, public Transfers {
  public:
   Work post(int parcel, const void* in) final;
   std::int64_t posts(int parcel) const final;
+  bool abandon() final;
   int progress(int most) final;
   bool under_way() const final { return !under_way_.empty(); }
   std::string under_way_text() const final;
@@ -94,6 +95,10 @@ class HostedBoard : public ExchangeBoard, public Transfers {
   virtual bool leave(BoardWork& work) = 0;
   /// Nobody reads this rank's input any more.
   virtual bool released(BoardWork& work) = 0;
+  /// Tells the peers that this rank posts no more. False: they cannot be told.
+  virtual bool announce_abandoned() { return false; }
+  /// Some peer will never post it, so that nobody reads anybody's input of it.
+  virtual bool hopeless(const BoardWork&) const { return false; }
   virtual Blocker blocker_of(const BoardWork& work) const = 0;
 
   Backend& backend() const { return *backend_; }
@@ -115,6 +120,7 @@ class HostedBoard : public ExchangeBoard, public Transfers {
   std::vector<std::array<std::shared_ptr<BoardWork>, 2>> works_;
   std::vector<std::int64_t> posts_;
   int last_parcel_ = -1;               ///< posted last
+  bool abandoned_ = false;
   std::vector<BoardWork*> under_way_;  ///< in the order of the posts
   std::vector<const void*> slices_;
   const int pid_;

@@ -52,6 +52,11 @@ class ExchangeBoard {
 
   /// *Local.* The number of times this rank has posted `parcel`.
   virtual std::int64_t posts(int parcel) const = 0;
+
+  /// *Local.* This rank posts no more. A post that some rank will never make is complete, without its sink, on the
+  /// ranks that have abandoned the board; on the others it stays under way. False, and nothing is done, where ranks
+  /// cannot tell each other so: then only further posts complete what is under way.
+  virtual bool abandon() { return false; }
 };
 
 /// *Collective.* `parcels` and `dtype` must be the same on all ranks: CommError names the first difference. The board

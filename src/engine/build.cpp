@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <set>
 
@@ -20,6 +21,7 @@
 #include "engine/engine_impl.h"
 #include "engine/init_scope.h"
 #include "engine/progress_log.h"
+#include "intercept/deferred_values.h"
 #include "intercept/gradient_hook.h"
 #include "setup/laid_out.h"
 #include "storage/cpu_allocator.h"
@@ -242,6 +244,15 @@ void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const Fla
   }
 }
 
+/// Of a model that was built without initial values: the parameters that nobody may use before they are loaded.
+std::set<std::string> parameters_without_values(const Inventory& inventory) {
+  std::set<std::string> names;
+  for (const auto& item : inventory.parameters) {
+    if (intercept::is_undrawn(item.tensor)) names.insert(item.name);
+  }
+  return names;
+}
+
 /// The module's values of one unit, flat, with zeros between them.
 void fill(const Engine::Impl& impl, const sharding::Unit& unit, const FlatBuffer& staging) {
   std::int64_t filled = 0;
@@ -252,9 +263,12 @@ void fill(const Engine::Impl& impl, const sharding::Unit& unit, const FlatBuffer
     const auto& parameter = impl.model.parameters[p];
     if (parameter.range.empty()) continue;
     zero_until(parameter.range.begin);
-    staging.view(parameter.range.begin, parameter.range.numel())
-        .as_strided(parameter.tensor.sizes(), parameter.strides)
-        .copy_(parameter.tensor.detach());
+    const at::Tensor place = staging.view(parameter.range.begin, parameter.range.numel());
+    if (impl.without_values.contains(parameter.name)) {
+      place.fill_(std::numeric_limits<double>::quiet_NaN());
+    } else {
+      place.as_strided(parameter.tensor.sizes(), parameter.strides).copy_(parameter.tensor.detach());
+    }
     filled = parameter.range.end;
   }
   zero_until(unit.numel);
@@ -316,6 +330,15 @@ void adopt_parameters(Engine::Impl& impl) {
 }
 
 void adopt_buffers(Engine::Impl& impl) {
+  for (const auto& buffer : impl.inventory.buffers) {
+    if (intercept::is_undrawn(buffer.tensor)) {
+      throw ModelError(
+          fmt::format("buffer '{}' is drawn at random, and the module was built under a zero::DeferredInit with "
+                      "without_values; leave that out, or make the buffer outside of it",
+                      buffer.name));
+    }
+    intercept::write_values(buffer.tensor);
+  }
   Inventory same_everywhere, same_parts;
   for (const auto& buffer : impl.inventory.buffers)
     (buffer.split.is_split() ? same_parts : same_everywhere).buffers.push_back(buffer);
@@ -330,7 +353,7 @@ MemoryReport measure_module(const Inventory& inventory) {
   MemoryReport report;
   std::int64_t nbytes = 0, gradient_nbytes = 0;
   for (const auto& item : inventory.parameters) {
-    nbytes += static_cast<std::int64_t>(item.tensor.nbytes());
+    if (!intercept::is_deferred(item.tensor)) nbytes += static_cast<std::int64_t>(item.tensor.nbytes());
     if (item.tensor.grad().defined()) gradient_nbytes += static_cast<std::int64_t>(item.tensor.grad().nbytes());
   }
   report[MemoryKind::kParameters] = {nbytes, nbytes};
@@ -467,6 +490,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   make_parts(impl, laid, std::move(setup));
   make_replicated_alike(impl.groups, impl.inventory,
                         impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify);
+  impl.without_values = parameters_without_values(impl.inventory);
   adopt_parameters(impl);
   adopt_buffers(impl);
   if (impl.evaluation_only) freeze(impl);
@@ -544,10 +568,11 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->group = impl->groups.data_parallel;
   base::set_log_rank(impl->groups.all.size() > 1 ? impl->groups.all.rank() : -1);
   // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
-  if (init_scope_is_open()) {
+  if (const char* const scope = open_init_scope()) {
     throw ConfigError(
-        "initialize(): a zero::Init is alive on this thread, and random numbers that training draws would be left out "
-        "as initial values are; end its scope when the module is built");
+        fmt::format("initialize(): a {} is alive on this thread, and random numbers that training draws would be left "
+                    "out or put off as initial values are; end its scope when the module is built",
+                    scope));
   }
   if (options.evaluation_only) prepare_for_evaluation(*impl, options);
   impl->config.validate();

@@ -133,6 +133,7 @@ LoadReport Engine::load_checkpoint(const std::string& folder, const std::string&
       next = found.tag;
       LoadReport report = engine::load_one(impl, files, found, options, progress.changed);
       progress.succeeded = true;
+      impl.note_loaded(report);
       engine::checkpoints_of(impl).go_on_in(folder);
       for (const auto& failure : failures) {
         report.notices.push_back(fmt::format("fell back to another checkpoint: {}", failure));

@@ -464,6 +464,7 @@ void Engine::save_checkpoint(const std::string& folder, const std::string& tag, 
                              const SaveOptions& options) {
   auto& impl = *impl_;
   impl.enter(engine::Entry::kBetweenSteps, "save_checkpoint");
+  impl.check_values("save_checkpoint");
   if (impl.window_micro_batches() > 0) impl.agree_on_use();
   engine::checkpoints_of(impl).save(folder, tag, client_state, options);
 }

@@ -47,7 +47,10 @@ Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, Ini
 }
 }  // namespace detail
 
-void detail::begin_forward(const Engine& engine) { engine.impl().begin_random_stream(); }
+void detail::begin_forward(const Engine& engine) {
+  engine.impl().check_values("forward");
+  engine.impl().begin_random_stream();
+}
 
 at::Tensor detail::cast_input(const Engine& engine, const at::Tensor& input) {
   const Config::Fp16& fp16 = engine.config().fp16;

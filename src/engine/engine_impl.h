@@ -2,6 +2,8 @@
 // What an Engine is made of. Only this room sees all others.
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "engine/buffers.h"
@@ -116,6 +118,7 @@ struct Engine::Impl {
   } use_buffers;
   at::Tensor model_parallel_random;  ///< where ModelParallelRandom goes on in this micro-batch; undefined: its start
   bool failed = false;
+  std::set<std::string> without_values;              ///< parameters that were built without and are not loaded yet
   bool half_loaded = false;                          ///< a load failed after the first value was changed
   std::unique_ptr<engine::StepMonitor> monitor;      ///< on rank 0, where the JSON asks for it
   std::unique_ptr<engine::CommsLog> comms_log;       ///< where the JSON asks for it
@@ -145,6 +148,9 @@ struct Engine::Impl {
   void check_trains(const char* caller) const;
   /// Throws if an earlier call failed half-way: what the ranks hold no longer agrees.
   void check_usable() const;
+  void check_values(const char* caller) const;
+  /// After a load: the parameters that it has given values. Local.
+  void note_loaded(const LoadReport& report);
   /// This rank's micro-batches so far.
   std::int64_t micro_steps() const { return training.micro_batches / group.size(); }
   /// Micro-batches of all ranks inside the running accumulation window.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "engine/engine_impl.h"
 #include "storage/flat_buffer.h"
 #include "zero/errors.h"
@@ -19,6 +21,7 @@ struct Needs {
   bool own_gradients = false;  ///< only this engine's backward has made gradients
   bool no_gradients = false;
   bool committed = false;  ///< what the program has written is part of the weights
+  bool values = false;     ///< every parameter has some
 };
 
 Needs needs_of(engine::Entry entry) {
@@ -27,13 +30,14 @@ Needs needs_of(engine::Entry entry) {
     case Entry::kZeroGrad:
       return {};
     case Entry::kBackward:
-      return {.trains = true, .module = true, .own_gradients = true};
+      return {.trains = true, .module = true, .own_gradients = true, .values = true};
     case Entry::kStep:
       return {.unscoped = true,
               .why_unscoped = ", its parameters would be stale",
               .trains = true,
               .module = true,
-              .own_gradients = true};
+              .own_gradients = true,
+              .values = true};
     case Entry::kReadWeights:
       return {.module = true, .committed = true};
     case Entry::kSetWeight:
@@ -57,6 +61,7 @@ void Engine::Impl::enter(engine::Entry entry, const char* caller) {
   check_usable();
   const Needs needs = needs_of(entry);
   if (needs.trains) check_trains(caller);
+  if (needs.values) check_values(caller);
   if (needs.unscoped && gathered_scopes > 0) {
     throw ModelError(fmt::format("{} inside a zero::GatheredParameters: close it first{}", caller, needs.why_unscoped));
   }
@@ -88,6 +93,23 @@ void Engine::Impl::check_trains(const char* caller) const {
       fmt::format("{}: this engine was made with InitializeOptions::evaluation_only, its parameters are frozen and "
                   "have no gradients and optimizer states; make one without it to train",
                   caller));
+}
+
+void Engine::Impl::check_values(const char* caller) const {
+  if (without_values.empty()) return;
+  throw ModelError(fmt::format(
+      "{}: parameter '{}'{} was built under a zero::DeferredInit with without_values and has no values yet: call "
+      "load_checkpoint(), load_full_weights() or set_full_weight() first",
+      caller, *without_values.begin(),
+      without_values.size() == 1 ? "" : fmt::format(" and {} others", without_values.size() - 1)));
+}
+
+void Engine::Impl::note_loaded(const LoadReport& report) {
+  const auto is_left_out = [&report](const std::string& name) {
+    return std::ranges::find(report.missing, name) != report.missing.end() ||
+           std::ranges::any_of(report.mismatched, [&](const auto& text) { return text.starts_with(name + ":"); });
+  };
+  std::erase_if(without_values, [&](const std::string& name) { return !is_left_out(name); });
 }
 
 void Engine::Impl::check_usable() const {

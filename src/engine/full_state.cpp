@@ -147,6 +147,7 @@ void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
   impl.optimizer->load_range(parameter.unit, parameter.range, flat);
   impl.store->publish(/*frozen_too=*/true);
   intercept::bump_version(parameter.tensor);
+  impl.without_values.erase(parameter.name);
 }
 
 at::Tensor Engine::full_gradient(std::string_view name) {

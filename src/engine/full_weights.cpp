@@ -283,6 +283,7 @@ LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsO
   impl.half_loaded = true;
   LoadReport report = weights.apply();
   impl.half_loaded = false;
+  impl.note_loaded(report);
   return report;
 }
 
@@ -291,6 +292,7 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder, co
   using checkpoint::ModelFiles;
   auto& impl = *impl_;
   impl.enter(engine::Entry::kReadWeights, "save_full_weights");
+  impl.check_values("save_full_weights");
   at::NoGradGuard no_grad;
   const std::string what = fmt::format("writing the weights to '{}'", folder);
   const auto list = engine::exported_tensors(impl.inventory, impl.model, options.include_buffers);

@@ -12,6 +12,7 @@
 
 #include "comm/gather_values.h"
 #include "engine/agreement.h"
+#include "intercept/deferred_values.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -195,6 +196,7 @@ void make_replicated_alike(Groups& groups, const Inventory& inventory, bool veri
   Group& group = *groups.model_parallel;
   for (const auto& item : inventory.parameters) {
     if (item.split.is_split() || item.tensor.numel() == 0) continue;
+    intercept::write_values(item.tensor);
     const at::Tensor values = item.tensor.detach().contiguous();
     if (verify) {
       if (have_same_values(values, group, item.name)) continue;

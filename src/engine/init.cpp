@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "engine/init_scope.h"
+#include "intercept/deferred_values.h"
 #include "intercept/random_fills.h"
 #include "storage/flat_buffer.h"
 #include "zero/errors.h"
@@ -15,9 +16,34 @@ namespace {
 
 thread_local int g_open_scopes = 0;
 
+/// libtorch's default dtype, changed for a while.
+class DefaultDType {
+ public:
+  DefaultDType(const char* scope, std::optional<DType> dtype) {
+    if (!dtype) return;
+    if (*dtype != DType::kFloat32 && *dtype != DType::kBFloat16) {
+      throw ConfigError(
+          fmt::format("{}: dtype is {}, want fp32 or bf16: in others initial values overflow or are not numbers", scope,
+                      dtype_name(*dtype)));
+    }
+    before_ = c10::get_default_dtype();
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(storage::to_scalar_type(*dtype)));
+  }
+  ~DefaultDType() {
+    if (before_) c10::set_default_dtype(*before_);
+  }
+  DefaultDType(const DefaultDType&) = delete;
+  DefaultDType& operator=(const DefaultDType&) = delete;
+
+ private:
+  std::optional<caffe2::TypeMeta> before_;
+};
+
 }  // namespace
 
-bool engine::init_scope_is_open() { return g_open_scopes > 0; }
+const char* engine::open_init_scope() {
+  return g_open_scopes > 0 ? "zero::Init" : intercept::defers_values() ? "zero::DeferredInit" : nullptr;
+}
 
 std::string engine::problem_with_values_left_out(const Inventory& inventory) {
   std::unordered_set<const c10::StorageImpl*> known;
@@ -37,28 +63,26 @@ std::string engine::problem_with_values_left_out(const Inventory& inventory) {
 }
 
 struct Init::Impl {
+  Impl(const Group& group, std::optional<DType> wanted) : dtype("zero::Init", wanted) {
+    if (group.rank() > 0) skip.emplace();
+  }
+  DefaultDType dtype;
   std::optional<intercept::SkipRandomFills> skip;
-  std::optional<caffe2::TypeMeta> dtype_before;
 };
 
-Init::Init(const Group& group, std::optional<DType> dtype) : impl_(std::make_unique<Impl>()) {
-  if (dtype && *dtype != DType::kFloat32 && *dtype != DType::kBFloat16) {
-    throw ConfigError(
-        fmt::format("zero::Init: dtype is {}, want fp32 or bf16: in others initial values overflow or are "
-                    "not numbers",
-                    dtype_name(*dtype)));
-  }
-  if (dtype) {
-    impl_->dtype_before = c10::get_default_dtype();
-    c10::set_default_dtype(c10::scalarTypeToTypeMeta(storage::to_scalar_type(*dtype)));
-  }
-  if (group.rank() > 0) impl_->skip.emplace();
+Init::Init(const Group& group, std::optional<DType> dtype) : impl_(std::make_unique<Impl>(group, dtype)) {
   ++g_open_scopes;
 }
+Init::~Init() { --g_open_scopes; }
 
-Init::~Init() {
-  --g_open_scopes;
-  if (impl_->dtype_before) c10::set_default_dtype(*impl_->dtype_before);
-}
+struct DeferredInit::Impl {
+  explicit Impl(const DeferredInitOptions& options)
+      : dtype("zero::DeferredInit", options.dtype), defer(!options.without_values) {}
+  DefaultDType dtype;
+  intercept::DeferValues defer;
+};
+
+DeferredInit::DeferredInit(const DeferredInitOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+DeferredInit::~DeferredInit() = default;
 
 }  // namespace zero

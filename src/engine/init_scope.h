@@ -5,8 +5,8 @@
 
 namespace zero::engine {
 
-/// Whether a zero::Init lives on this thread: a training there would miss its random numbers.
-bool init_scope_is_open();
+/// The name of a scope that lives on this thread and in which a training would miss its random numbers, or null.
+const char* open_init_scope();
 
 /// The model's tensors get the first rank's values. What else this thread has of values that a zero::Init left out, it
 /// would compute with: says what; empty: there is nothing. Local.

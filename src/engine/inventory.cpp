@@ -136,12 +136,12 @@ Inventory take_inventory(const ModelView& model) {
 
 namespace {
 
-/// First and last byte of a tensor's elements.
-std::pair<const char*, const char*> extent(const at::Tensor& tensor) {
+/// First and last byte of a tensor's elements, in its storage.
+std::pair<std::int64_t, std::int64_t> extent(const at::Tensor& tensor) {
   std::int64_t last = 0;
   for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-  const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
-  return {begin, begin + (last + 1) * static_cast<std::int64_t>(tensor.element_size())};
+  const auto nbytes = static_cast<std::int64_t>(tensor.element_size());
+  return {tensor.storage_offset() * nbytes, (tensor.storage_offset() + last + 1) * nbytes};
 }
 
 /// The parameters that lie in one storage.

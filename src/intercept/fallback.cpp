@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "intercept/compat.h"
+#include "intercept/deferred_values.h"
 #include "intercept/gradient_marker.h"
 #include "intercept/parameter_handle.h"
 #include "intercept/random_fills.h"
@@ -27,10 +28,13 @@ struct OpInfo {
   bool is_view = false;
   bool is_random_fill = false;
   std::uint64_t written = 0;  ///< bit i: argument i is written in place
+  DeferredOp deferred;
 };
 
-OpInfo describe(const c10::FunctionSchema& schema) {
-  OpInfo info{schema.name().c_str(), is_view_operator(schema.name()), is_random_fill(schema.name()), 0};
+OpInfo describe(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  OpInfo info{schema.name().c_str(), is_view_operator(schema.name()), is_random_fill(schema.name()), 0,
+              deferred_op_of(op)};
   const auto& arguments = schema.arguments();
   for (std::size_t i = 0; i < arguments.size() && i < 64; ++i) {
     const auto* alias = arguments[i].alias_info();
@@ -44,7 +48,7 @@ const OpInfo& info_of(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const c10::FunctionSchema*, OpInfo> cache;
   const auto& schema = op.schema();
   auto [found, is_new] = cache.try_emplace(&schema);
-  if (is_new) found->second = describe(schema);
+  if (is_new) found->second = describe(op);
   return found->second;
 }
 
@@ -148,6 +152,9 @@ bool makes_unknown(const c10::OperatorHandle& op, const OpInfo& info, const torc
 
 void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OpInfo& info = info_of(op);
+  if (!info.is_view && (defers_values() || deferred_values_exist()) && run_deferred(op, info.deferred, keys, *stack)) {
+    return;
+  }
   if (info.is_random_fill && skips_random_fills() && skip_random_fill(op, keys, *stack)) return;
   const bool unknown = makes_unknown(op, info, *stack);
   Uses uses;

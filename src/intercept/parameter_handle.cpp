@@ -39,6 +39,7 @@ void ParameterHandle::adopt(const at::Tensor& parameter, at::ScalarType dtype, a
   auto fresh = c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage), shell.key_set(), shell.dtype());
   fresh->set_sizes_and_strides(parameter.sizes(), strides);
   const at::Tensor fresh_tensor(std::move(fresh));
+  remove_parameter_key(parameter);  // of deferred values, which nobody needs any more
   parameter.set_data(fresh_tensor);
   add_parameter_key(parameter);
   release();

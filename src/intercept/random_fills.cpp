@@ -26,8 +26,10 @@ thread_local std::unordered_map<const c10::StorageImpl*, Unknown> g_unknown;
 
 SkipRandomFills::SkipRandomFills() { ++g_depth; }
 SkipRandomFills::~SkipRandomFills() {
-  if (--g_depth == 0) g_scratch.reset();
+  if (--g_depth == 0) drop_scratch();
 }
+
+void drop_scratch() { g_scratch.reset(); }
 
 at::Tensor scratch_like(const at::Tensor& self) {
   if (!self.is_contiguous()) return at::empty_strided(self.sizes(), self.strides(), self.options());

@@ -30,8 +30,10 @@ class SkipRandomFills {
 inline constexpr std::size_t kSkippedNbytes = 64 << 10;
 
 bool skips_random_fills();  ///< on this thread
-/// Memory with as many elements as `self`, to draw into in its place; reused until the last SkipRandomFills goes.
+/// Memory with as many elements as `self`, to draw into in its place; reused until drop_scratch(), as when the last
+/// SkipRandomFills goes.
 at::Tensor scratch_like(const at::Tensor& self);
+void drop_scratch();
 /// The values in this tensor's storage are not those of a thread that skips nothing.
 void mark_unknown(const at::Tensor& tensor);
 bool is_unknown(const at::Tensor& tensor);

@@ -363,6 +363,56 @@ TEST(GroupConformance, BoardThatGoesTooEarlyEndsAllRanks) {
   });
 }
 
+TEST(GroupConformance, RanksThatAbandonABoardWaitForNobody) {
+  if (conformance_ranks() == 1) GTEST_SKIP() << "needs peers";
+  on_ranks([](Group group) {
+    const Counts counts(static_cast<std::size_t>(group.size()), 4);
+    std::vector<float> in(static_cast<std::size_t>(total(counts)));
+    std::vector<int> arrived(2);
+    const auto sink = [&](int parcel, auto) { ++arrived[static_cast<std::size_t>(parcel)]; };
+    auto board = make_exchange_board(group, "gradients", {{"all", counts}, {"some", counts}}, DType::kFloat32, sink);
+    Work all = board->post(0, in.data()), some;
+    if (group.rank() != 0) some = board->post(1, in.data());
+    if (group.rank() == 0) std::this_thread::sleep_for(50ms);
+    if (!board->abandon()) {  // then the last one to post completes it
+      if (group.rank() == 0) some = board->post(1, in.data());
+      some.wait();
+      all.wait();
+      group.barrier().wait();
+      return;
+    }
+    all.wait();
+    if (some.valid()) some.wait();
+    EXPECT_EQ(arrived, (std::vector<int>{1, 0}));
+    board.reset();
+    group.barrier().wait();
+    EXPECT_FALSE(group.failed());
+  });
+}
+
+TEST(GroupConformance, APostThatAnotherRankNeverMakesStaysUnderWayUntilThisOneGoes) {
+  if (conformance_ranks() == 1) GTEST_SKIP() << "needs peers";
+  on_ranks([](Group group) {
+    const Counts counts(static_cast<std::size_t>(group.size()), 4);
+    std::vector<float> in(static_cast<std::size_t>(total(counts)));
+    auto board = make_exchange_board(group, "gradients", {{"p", counts}}, DType::kFloat32, [](int, auto) {});
+    Work work;
+    if (group.rank() != 0) work = board->post(0, in.data());
+    const bool told = group.rank() == 0 && board->abandon();
+    group.barrier().wait();
+    if (work.valid()) {
+      EXPECT_FALSE(work.wait_for(20ms));
+    }
+    group.barrier().wait();
+    if (group.rank() == 0 && !told) work = board->post(0, in.data());
+    board->abandon();
+    if (work.valid()) work.wait();
+    board.reset();
+    group.barrier().wait();
+    EXPECT_FALSE(group.failed());
+  });
+}
+
 TEST(GroupConformance, BoardsAndWindowsMustBeTheSameEverywhere) {
   if (conformance_ranks() == 1) GTEST_SKIP() << "needs peers";
   on_ranks([](Group group) {

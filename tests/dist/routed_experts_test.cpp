@@ -13,7 +13,9 @@
 #include <torch/optim/adamw.h>
 #include <torch/types.h>
 
+#include <chrono>
 #include <map>
+#include <thread>
 
 #include "support/spawn.h"
 #include "zero/zero.h"
@@ -221,6 +223,27 @@ TEST(RoutedExperts, StepInBackwardGivesTheSameWeights) {
         EXPECT_EQ(loss.item<double>(), ours[static_cast<std::size_t>(step * 3 + group.rank())]) << step;
       }
     }));
+  }
+}
+
+// In its first micro-batch nobody knows yet that the ranks use different parts.
+TEST(RoutedExperts, AnEngineThatGoesWithoutAStepWaitsForNobody) {
+  for (const Case& c : kCases) {
+    if (c.ranks < 3) continue;
+    SCOPED_TRACE(c.text());
+    expect_all_ok(spawn(c.ranks,
+                        [&](Group group) {
+                          for (const bool all_have_a_backward : {true, false}) {
+                            Transformer model = make(Form::kModules, 1);
+                            auto engine = initialize(model, json_of(c, false), InitializeOptions{.group = group});
+                            if (all_have_a_backward || group.rank() != 1) {
+                              engine.backward(model->routed[0](at::full({1, kDim}, group.rank() - 1.0)).sum());
+                            }
+                            std::this_thread::sleep_for(std::chrono::milliseconds(40 * group.rank()));
+                          }
+                          train(group, c, Form::kModules, 1, false);  // the group is as good as new
+                        },
+                        {.timeout = std::chrono::seconds(25)}));  // less than the group's own
   }
 }
 
