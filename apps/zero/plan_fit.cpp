@@ -18,13 +18,9 @@ std::string check_fits(const plan::ModelShape& model, const Config& config, int 
   }
 }
 
-bool builds_once(const Config& config) {
-  return config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kBroadcast;
-}
-
-plan::ModelShape shape_to_train(const GPTOptions& model, const Config& config) {
+plan::ModelShape shape_to_train(const GPTOptions& model) {
   plan::ModelShape shape = gpt_shape(model, "gpt");
-  shape.built_once = builds_once(config);
+  shape.deferred_init = true;
   return shape;
 }
 

@@ -13,9 +13,7 @@ namespace zero::app {
 /// fit, unless `force`.
 std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node, bool force);
 
-/// Whether the ranks of `zero train` build their model under zero::Init: not where their own values are compared.
-bool builds_once(const Config& config);
 /// What `zero train` builds, for check_fits().
-plan::ModelShape shape_to_train(const GPTOptions& model, const Config& config);
+plan::ModelShape shape_to_train(const GPTOptions& model);
 
 }  // namespace zero::app

@@ -129,7 +129,7 @@ plan::ModelShape read_gpt(const PlanOptions& options) {
     gpt.seq = chosen.seq;
     gpt.vocab = options.vocab.value_or(gpt.vocab);
     plan::ModelShape shape = gpt_shape(gpt, as_trained.preset);
-    shape.built_once = true;  // as `zero train` does
+    shape.deferred_init = true;  // as `zero train` does
     return shape;
   }
   if (!options.layers || !options.dim) throw ConfigError("--layers and --dim: give both, or a --preset");

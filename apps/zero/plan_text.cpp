@@ -136,9 +136,8 @@ void add_rank_rows(Table& table, const PlanResult& result) {
                [](const Plan& p) { return -static_cast<double>(p.reused_nbytes); });
   table.nbytes("process (estimate)", [](const Plan& p) { return static_cast<double>(p.process_nbytes); });
   table.nbytes("in training", [](const Plan& p) { return static_cast<double>(p.training_nbytes); });
-  table.nbytes(
-      result.plans.front().built_once ? "in initialize(), on the first rank" : "in initialize(), with its module",
-      [](const Plan& p) { return static_cast<double>(p.start_nbytes); });
+  table.nbytes(result.plans.front().deferred_init ? "in initialize()" : "in initialize(), with its module",
+               [](const Plan& p) { return static_cast<double>(p.start_nbytes); });
 }
 
 void add_disk_rows(Table& table, const PlanResult& result) {
@@ -206,10 +205,9 @@ std::string verdict_text(const PlanResult& result) {
                   result.fits ? "fits" : "does not fit", human_nbytes(judged.node_nbytes), with_gib(memory));
   if (result.fits) return text;
   const bool starts_too_large = !result.suggestion && judged.start_nbytes > memory;
-  if (starts_too_large || judged.start_nbytes > judged.training_nbytes) {
-    text +=
-        fmt::format("           inside initialize() {} the whole fp32 module, {}\n",
-                    judged.built_once ? "the first rank has" : "every rank has", human_nbytes(judged.module_nbytes));
+  if (!judged.deferred_init && (starts_too_large || judged.start_nbytes > judged.training_nbytes)) {
+    text += fmt::format("           inside initialize() every rank has the whole fp32 module, {}\n",
+                        human_nbytes(judged.module_nbytes));
   }
   if (!result.suggestion) return text + "           no change that the plan knows makes it fit\n";
   return text + fmt::format("           smallest change that fits: {}; then a host needs {}\n",

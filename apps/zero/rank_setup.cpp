@@ -11,7 +11,6 @@
 #include <optional>
 #include <thread>
 
-#include "plan_fit.h"
 #include "zero/errors.h"
 #include "zero/init.h"
 
@@ -88,10 +87,8 @@ int rank_exit_code(int rank, const std::function<int()>& run) {
   return 1;
 }
 
-GPT build_model(const TrainPlan& plan, const Config& config, const Group& group) {
-  std::optional<Init> once;
-  if (builds_once(config)) once.emplace(group);
-  return GPT(gpt_options(plan));
+GPT build_model(const TrainPlan& plan) {
+  return deferred_init([&] { return GPT(gpt_options(plan)); });
 }
 
 ParameterGroup no_decay_group() {

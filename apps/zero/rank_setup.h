@@ -19,7 +19,7 @@ int launch_own_ranks(const std::string& command, LaunchOptions options);
 int rank_exit_code(int rank, const std::function<int()>& run);
 
 /// The model of the plan, fp32, initialised from libtorch's default generator.
-GPT build_model(const TrainPlan& plan, const Config& config, const Group& group);
+GPT build_model(const TrainPlan& plan);
 
 /// As GPT-2 was trained: no weight decay on biases and layer norms.
 ParameterGroup no_decay_group();

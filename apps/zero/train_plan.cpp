@@ -280,7 +280,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.ranks = ranks.world_size;
   const Config config = make_config(options, plan.dim, ranks.world_size);
   const std::string memory_warning =
-      check_fits(shape_to_train(gpt_options(plan), config), config, ranks.world_size, ranks.per_node, options.force);
+      check_fits(shape_to_train(gpt_options(plan)), config, ranks.world_size, ranks.per_node, options.force);
   plan.config = config.to_json();
   plan.seed = *config.zerotorch.seed;
   plan.steps = options.steps.value_or(kDefaultSteps);
@@ -333,8 +333,8 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   if (options.resume) check_can_go_on(plan.run_folder, plan.spare_folder);
   const Config config = resume_config(plan.config, options, plan.ranks);
   plan.config = config.to_json();
-  const std::string memory_warning = check_fits(shape_to_train(gpt_options(plan), config), config, plan.ranks,
-                                                ranks ? ranks->per_node : 0, options.force);
+  const std::string memory_warning =
+      check_fits(shape_to_train(gpt_options(plan)), config, plan.ranks, ranks ? ranks->per_node : 0, options.force);
   find_text_again(plan);
   plan.command_line = command_line;
   const Console console(!plan.quiet);

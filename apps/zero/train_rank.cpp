@@ -116,7 +116,7 @@ int run(const TrainPlan& plan, Group group) {
   const bool first = group.rank() == 0;
   const Console console(first && !plan.quiet);
 
-  GPT model = build_model(plan, config, group);
+  GPT model = build_model(plan);
   GPTEngine engine = initialize(model, config, {.group = group, .parameter_groups = {no_decay_group()}});
   Progress progress(console, plan.steps, config.steps_per_print);
   TrainLoop loop(plan, engine, console, progress);

@@ -45,6 +45,11 @@ struct FullWeightsOptions {
   bool strict = true;
   /// Maps names of parameters and buffers in this model to their names in the file, where they differ.
   std::map<std::string, std::string> names;
+  /// Where names of the model begin with it, the file's may lack it: Hugging Face's prefix of base models, for example
+  /// "transformer.".
+  std::string prefix = {};
+  /// Names in the file that the model has no use for; patterns as ParameterGroup::names.
+  std::vector<std::string> ignored = {};
 };
 
 /// What load_checkpoint or load_full_weights did, the same on every rank.

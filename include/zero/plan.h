@@ -113,6 +113,8 @@ struct Transformer {
   bool fused_attention = true;        ///< false: the [seq, seq] scores of every head are kept for backward
   bool checkpointing = false;         ///< keep a layer's input only and recompute the layer in backward
   std::int64_t checkpoint_every = 1;  ///< with checkpointing: of so many layers one
+  /// The loss is zero::linear_cross_entropy(), and so many rows of logits exist at a time; 0: all of them.
+  std::int64_t loss_rows = 0;
 };
 
 struct ModelShape {
@@ -122,7 +124,7 @@ struct ModelShape {
   /// In the order of the forward pass. Empty: every module with parameters is used once, in order.
   std::vector<Use> uses;
   std::optional<Transformer> transformer;  ///< not given: activations are not planned
-  bool built_once = false;                 ///< built under zero::Init: before initialize() only the first rank holds it
+  bool deferred_init = false;              ///< built by zero::deferred_init(): never whole on any rank
 
   std::int64_t numel() const;
 };
@@ -197,12 +199,14 @@ struct Plan {
   std::int64_t parameters_numel = 0, padded_numel = 0;
   int units = 0;
 
-  int heaviest_rank = 0;            ///< the rank whose states take most memory
-  MemoryReport rank;                ///< that rank's memory, including activations and its file on NVMe
-  bool buckets_are_bound = false;   ///< the peak of its buckets is an upper bound
-  bool gather_is_bound = false;     ///< the peak of its gather buffers is an upper bound
-  std::int64_t module_nbytes = 0;   ///< the fp32 module that ranks build; freed by initialize()
-  bool built_once = false;          ///< only the first rank holds module_nbytes
+  int heaviest_rank = 0;           ///< the rank whose states take most memory
+  MemoryReport rank;               ///< that rank's memory, including activations and its file on NVMe
+  bool buckets_are_bound = false;  ///< the peak of its buckets is an upper bound
+  bool gather_is_bound = false;    ///< the peak of its gather buffers is an upper bound
+  /// What each rank has of the fp32 module at a time before initialize() takes it over: all of it, or, built by
+  /// zero::deferred_init(), the largest unit.
+  std::int64_t module_nbytes = 0;
+  bool deferred_init = false;
   std::int64_t process_nbytes = 0;  ///< libtorch, stacks: an estimate
   /// Overlap of gradients and activations: bytes that need no memory of their own, because gradient sums reuse the
   /// memory of activations that backward has freed. An estimate, not in `rank`.

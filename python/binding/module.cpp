@@ -2,9 +2,12 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
+#include <memory>
+
 #include "engine.h"
 #include "errors.h"
 #include "zero/config.h"
+#include "zero/init.h"
 #include "zero/launch.h"
 #include "zero/memory.h"
 
@@ -28,6 +31,13 @@ PYBIND11_MODULE(_C, module) {
     if (!rank) return py::none();
     return py::make_tuple(rank->launcher, rank->rank, rank->size);
   });
+  py::class_<zero::DeferredInit, std::unique_ptr<zero::DeferredInit>>(module, "DeferredInit");
+  module.def(
+      "open_deferred_init",
+      [](bool without_values) {
+        return std::make_unique<zero::DeferredInit>(zero::DeferredInitOptions{.without_values = without_values});
+      },
+      py::arg("without_values"));
   module.def("empty_cache", &zero::empty_cache);
   module.def("resident_nbytes", &zero::resident_nbytes);
 }

@@ -31,6 +31,11 @@ class Group:
     def broadcast(self, tensor: torch.Tensor, root: int) -> None: ...
     def abort(self, reason: str) -> None: ...
 
+class DeferredInit:
+    """zero::DeferredInit; open as long as it lives."""
+
+def open_deferred_init(without_values: bool) -> DeferredInit: ...
+
 class Engine:
     """zero::Engine; see include/zero/engine.h."""
 

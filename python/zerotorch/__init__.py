@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zerotorch import runtime as runtime
     from zerotorch import utils as utils
     from zerotorch import zero as zero
+    from zerotorch._deferred_init import deferred_init as deferred_init
     from zerotorch._initialize import initialize as initialize
     from zerotorch.accelerator import get_accelerator as get_accelerator
     from zerotorch.arguments import add_config_arguments as add_config_arguments

@@ -44,6 +44,7 @@ NAMES = {
     "add_config_arguments": "zerotorch.arguments",
     "add_tuning_arguments": "zerotorch.runtime.lr_schedules",
     "compare": "zerotorch._compare",
+    "deferred_init": "zerotorch._deferred_init",
     "get_accelerator": "zerotorch.accelerator",
     "init_distributed": "zerotorch.distributed",
     "init_inference": "zerotorch.inference",

@@ -119,7 +119,7 @@ class HostedBoard : public ExchangeBoard, public Transfers {
   /// Per parcel two that take turns: the caller holds the last one until he has the next.
   std::vector<std::array<std::shared_ptr<BoardWork>, 2>> works_;
   std::vector<std::int64_t> posts_;
-  int last_parcel_ = -1;               ///< posted last
+  int last_parcel_ = -1;  ///< posted last
   bool abandoned_ = false;
   std::vector<BoardWork*> under_way_;  ///< in the order of the posts
   std::vector<const void*> slices_;

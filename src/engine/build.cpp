@@ -19,7 +19,6 @@
 #include "engine/bind_cores.h"
 #include "engine/buffers.h"
 #include "engine/engine_impl.h"
-#include "engine/init_scope.h"
 #include "engine/progress_log.h"
 #include "intercept/deferred_values.h"
 #include "intercept/gradient_hook.h"
@@ -568,11 +567,10 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->group = impl->groups.data_parallel;
   base::set_log_rank(impl->groups.all.size() > 1 ? impl->groups.all.rank() : -1);
   // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
-  if (const char* const scope = open_init_scope()) {
+  if (intercept::defers_values()) {
     throw ConfigError(
-        fmt::format("initialize(): a {} is alive on this thread, and random numbers that training draws would be left "
-                    "out or put off as initial values are; end its scope when the module is built",
-                    scope));
+        "initialize(): a zero::DeferredInit is alive on this thread, and what training draws would be put off as "
+        "initial values are; end its scope when the module is built");
   }
   if (options.evaluation_only) prepare_for_evaluation(*impl, options);
   impl->config.validate();
@@ -583,11 +581,9 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   if (impl->config.zerotorch.bind_cores_to_rank) bind_cores(impl->groups.all);
   impl->config.resolve_batch(impl->group.size());
   impl->inventory = take_inventory(impl->view);
-  const std::string problem =
-      impl->inventory.parameters.empty() && !impl->groups.model_parallel
-          ? "the model has no parameters: there is nothing to train or to shard; use it without an engine"
-          : problem_with_values_left_out(impl->inventory);
-  if (!problem.empty()) {
+  if (impl->inventory.parameters.empty() && !impl->groups.model_parallel) {
+    const char* const problem =
+        "the model has no parameters: there is nothing to train or to shard; use it without an engine";
     impl->groups.abort(problem);  // other ranks may know nothing of it
     throw ModelError(problem);
   }

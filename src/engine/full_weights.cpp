@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -134,8 +135,13 @@ class FullWeightsLoader {
 
   std::optional<std::size_t> find(const std::string& name) const {
     const auto renamed = options_.names.find(name);
-    const auto found = index_.find(renamed == options_.names.end() ? name : renamed->second);
+    auto found = index_.find(renamed == options_.names.end() ? name : renamed->second);
+    if (found == index_.end() && !options_.prefix.empty() && name.starts_with(options_.prefix))
+      found = index_.find(name.substr(options_.prefix.size()));
     return found == index_.end() ? std::nullopt : std::optional(found->second);
+  }
+  bool is_ignored(const std::string& name) const {
+    return std::ranges::any_of(options_.ignored, [&](const auto& pattern) { return name_matches(pattern, name); });
   }
 
   void match() {
@@ -151,7 +157,7 @@ class FullWeightsLoader {
       if (buffer.persistent) match_buffer(buffer, used);
     }
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      if (!used.contains(t)) report_.unexpected.push_back(tensors_[t].name);
+      if (!used.contains(t) && !is_ignored(tensors_[t].name)) report_.unexpected.push_back(tensors_[t].name);
     }
     if (options_.strict) {
       require_all_match(report_, "they are of another model",

@@ -111,6 +111,16 @@ std::string suggestion(const Inventory& inventory, std::string_view name, bool w
 
 }  // namespace
 
+bool name_matches(std::string_view pattern, std::string_view name) {
+  if (pattern == "*") return true;
+  if (pattern.size() > 1 && pattern.front() == '*' && pattern.back() == '*') {
+    return name.find(pattern.substr(1, pattern.size() - 2)) != std::string_view::npos;
+  }
+  if (pattern.starts_with('*')) return name.ends_with(pattern.substr(1));
+  if (pattern.ends_with('*')) return name.starts_with(pattern.substr(0, pattern.size() - 1));
+  return pattern == name;
+}
+
 Inventory take_inventory(const ModelView& model) {
   Inventory inventory;
   Collector collector(inventory);

@@ -31,6 +31,9 @@ struct Inventory {
   std::vector<const void*> registered;  ///< identity of every registered parameter, as ModelView::walk goes
 };
 
+/// Whether a name is one of `pattern`, which may begin or end with "*".
+bool name_matches(std::string_view pattern, std::string_view name);
+
 /// Local. Throws ModelError for undefined or non-leaf parameters, and for a name that two tensors have.
 Inventory take_inventory(const ModelView& model);
 

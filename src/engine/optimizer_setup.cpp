@@ -14,16 +14,6 @@ namespace {
 
 constexpr std::string_view kWantedByNesterov = "needs a momentum above 0 and no dampening";
 
-bool matches(std::string_view pattern, std::string_view name) {
-  if (pattern == "*") return true;
-  if (pattern.size() > 1 && pattern.front() == '*' && pattern.back() == '*') {
-    return name.find(pattern.substr(1, pattern.size() - 2)) != std::string_view::npos;
-  }
-  if (pattern.starts_with('*')) return name.ends_with(pattern.substr(1));
-  if (pattern.ends_with('*')) return name.starts_with(pattern.substr(0, pattern.size() - 1));
-  return pattern == name;
-}
-
 /// Checks what a group gives as the JSON's optimizer.params are checked. Throws ConfigError.
 class GroupReader {
  public:
@@ -153,7 +143,7 @@ void take_parameter_groups(const Config& config, const InitializeOptions& option
     setup.options.group_of_parameter[i] = rest;
     for (int g = rest - 1; g >= 0; --g) {
       for (const auto& pattern : options.parameter_groups[g].names) {
-        if (!matches(pattern, inventory.parameters[i].name)) continue;
+        if (!name_matches(pattern, inventory.parameters[i].name)) continue;
         setup.options.group_of_parameter[i] = g;
         used[g] = true;
       }

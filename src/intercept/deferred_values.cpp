@@ -1,9 +1,9 @@
 #include "intercept/deferred_values.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/intrusive_ptr.h>
 #include <fmt/format.h>
@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "intercept/parameter_handle.h"
-#include "intercept/random_fills.h"
 #include "zero/errors.h"
 
 namespace zero::intercept {
@@ -30,6 +29,7 @@ constexpr int kMostEntries = 64;
 
 thread_local int g_depth = 0;
 thread_local bool g_draws = true;
+thread_local at::Tensor g_scratch;
 
 /// A tensor on some storage, without it.
 struct Geometry {
@@ -103,9 +103,9 @@ void defer(const at::Tensor& tensor) {
   auto deferred = c10::make_intrusive<Deferred>();
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   storage.set_data_ptr_noswap(c10::DataPtr(nullptr, deferred.release(), &drop_deferred, c10::Device(c10::kCPU)));
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(
-      "a tensor made under zero::DeferredInit has no memory yet, so it cannot be read or written directly: "
-      "use it in an operator (clone() will do), or in a module give it to zero::initialize()"));
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      std::string("a tensor made under zero::DeferredInit has no memory yet, so it cannot be read or written directly: "
+                  "use it in an operator (clone() will do), or in a module give it to zero::initialize()"));
   add_parameter_key(tensor);
 }
 
@@ -114,8 +114,7 @@ c10::Storage replay(const Record& record, std::size_t nbytes);
 void run(const Entry& entry, const c10::Storage& own) {
   torch::jit::Stack stack = entry.arguments;
   for (const DeferredArgument& argument : entry.deferred) {
-    stack[argument.index] =
-        argument.geometry.over(argument.is_own ? own : replay(argument.record, argument.nbytes));
+    stack[argument.index] = argument.geometry.over(argument.is_own ? own : replay(argument.record, argument.nbytes));
   }
   if (entry.generator_state.defined()) {
     at::Generator generator = at::detail::createCPUGenerator();
@@ -166,6 +165,16 @@ void each_argument(const torch::jit::Stack& stack, std::size_t first, Visit visi
   }
 }
 
+/// Memory with as many elements as `self`, to draw into in its place; reused until the last DeferValues goes.
+at::Tensor scratch_like(const at::Tensor& self) {
+  if (!self.is_contiguous()) return at::empty_strided(self.sizes(), self.strides(), self.options());
+  if (!g_scratch.defined() || g_scratch.scalar_type() != self.scalar_type() || g_scratch.numel() < self.numel()) {
+    g_scratch.reset();
+    g_scratch = at::empty({self.numel()}, self.options().requires_grad(false));
+  }
+  return g_scratch.narrow(0, 0, self.numel()).view(self.sizes());
+}
+
 /// Runs the operator that random numbers are for, into memory that is used again, so that the generator goes on.
 void draw_beside(const c10::OperatorHandle& op, const at::Tensor& self, const torch::jit::Stack& arguments) {
   torch::jit::Stack stack = arguments;
@@ -180,8 +189,8 @@ bool record(const c10::OperatorHandle& op, const DeferredOp& info, torch::jit::S
   if (!own || (at::GradMode::is_enabled() && self.requires_grad())) return false;
   const int count = own->record ? own->record->count + 1 : 1;
   if (count > kMostEntries) return false;
-  Entry entry{own->record, count, op, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()}, {}, -1, {},
-              own->record && own->record->undrawn};
+  Entry entry{own->record, count, op, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()},
+              {},          -1,    {}, own->record && own->record->undrawn};
   for (std::size_t i = 0; i < entry.arguments.size(); ++i) {
     c10::IValue& value = entry.arguments[i];
     if (!value.isTensor()) {
@@ -204,8 +213,8 @@ bool record(const c10::OperatorHandle& op, const DeferredOp& info, torch::jit::S
     const auto g = static_cast<std::size_t>(info.generator);
     entry.generator = info.generator;
     if (g_draws) {
-      at::Generator generator = entry.arguments[g].isNone() ? at::detail::getDefaultCPUGenerator()
-                                                                  : entry.arguments[g].toGenerator();
+      at::Generator generator =
+          entry.arguments[g].isNone() ? at::detail::getDefaultCPUGenerator() : entry.arguments[g].toGenerator();
       {
         const std::lock_guard lock(generator.mutex());
         entry.generator_state = generator.get_state();
@@ -232,8 +241,8 @@ void make_empty(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   const c10::impl::ExcludeDispatchKeyGuard no_recursion(kParameterKey);
   redispatch(op, keys, stack);
   const at::Tensor made = stack.back().toTensor();
-  const bool plain = made.layout() == at::kStrided && made.device().is_cpu() && !made.is_quantized() &&
-                     !made.is_inference();
+  const bool plain =
+      made.layout() == at::kStrided && made.device().is_cpu() && !made.is_quantized() && !made.is_inference();
   if (plain && made.storage().nbytes() >= kDeferredNbytes) defer(made);
 }
 
@@ -248,7 +257,7 @@ DeferValues::DeferValues(bool draw) : drew_before_(std::exchange(g_draws, draw))
 DeferValues::~DeferValues() {
   --g_depth;
   g_draws = drew_before_;
-  if (g_depth == 0) drop_scratch();
+  if (g_depth == 0) g_scratch.reset();
 }
 
 bool defers_values() { return g_depth > 0; }
@@ -269,12 +278,30 @@ DeferredOp deferred_op_of(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   const std::string_view name = schema.name();
   static constexpr std::array<std::string_view, 2> kEmpty = {"aten::empty", "aten::empty_strided"};
-  static constexpr std::array<std::string_view, 24> kMadeOf = {
-      "aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::zeros",    "aten::zeros_like",
-      "aten::new_zeros",  "aten::ones",      "aten::ones_like",         "aten::new_ones", "aten::full",
-      "aten::full_like",  "aten::new_full",  "aten::rand",              "aten::randn",    "aten::rand_like",
-      "aten::randn_like", "aten::normal",    "aten::to",                "aten::_to_copy", "aten::clone",
-      "aten::contiguous", "aten::type_as",   "aten::normal_functional", "aten::randint"};
+  static constexpr std::array<std::string_view, 24> kMadeOf = {"aten::empty_like",
+                                                               "aten::new_empty",
+                                                               "aten::new_empty_strided",
+                                                               "aten::zeros",
+                                                               "aten::zeros_like",
+                                                               "aten::new_zeros",
+                                                               "aten::ones",
+                                                               "aten::ones_like",
+                                                               "aten::new_ones",
+                                                               "aten::full",
+                                                               "aten::full_like",
+                                                               "aten::new_full",
+                                                               "aten::rand",
+                                                               "aten::randn",
+                                                               "aten::rand_like",
+                                                               "aten::randn_like",
+                                                               "aten::normal",
+                                                               "aten::to",
+                                                               "aten::_to_copy",
+                                                               "aten::clone",
+                                                               "aten::contiguous",
+                                                               "aten::type_as",
+                                                               "aten::normal_functional",
+                                                               "aten::randint"};
   if (is_among(name, kEmpty)) return {Kind::kMakesEmpty, -1};
   if (is_among(name, kMadeOf)) return {Kind::kIsMadeOf, -1};
   const auto& arguments = schema.arguments();

@@ -8,8 +8,8 @@
 //
 // The record belongs to the storage and travels as its DataPtr's context, as a ParameterHandle does: views and detached
 // tensors share it.
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>

@@ -16,7 +16,6 @@
 #include "intercept/deferred_values.h"
 #include "intercept/gradient_marker.h"
 #include "intercept/parameter_handle.h"
-#include "intercept/random_fills.h"
 #include "intercept/view_operators.h"
 #include "zero/errors.h"
 
@@ -26,15 +25,13 @@ namespace {
 struct OpInfo {
   const char* name = "";
   bool is_view = false;
-  bool is_random_fill = false;
   std::uint64_t written = 0;  ///< bit i: argument i is written in place
   DeferredOp deferred;
 };
 
 OpInfo describe(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
-  OpInfo info{schema.name().c_str(), is_view_operator(schema.name()), is_random_fill(schema.name()), 0,
-              deferred_op_of(op)};
+  OpInfo info{schema.name().c_str(), is_view_operator(schema.name()), 0, deferred_op_of(op)};
   const auto& arguments = schema.arguments();
   for (std::size_t i = 0; i < arguments.size() && i < 64; ++i) {
     const auto* alias = arguments[i].alias_info();
@@ -100,63 +97,11 @@ void add_argument(Uses& uses, const c10::IValue& value, bool is_written, const O
   }
 }
 
-/// Leaves out what a fresh tensor would be filled with: the same numbers are drawn, into memory that is used again.
-/// Returns whether it did.
-bool skip_random_fill(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
-  const std::size_t first = stack.size() - op.schema().arguments().size();
-  const at::Tensor self = stack[first].toTensor();
-  if (self.nbytes() < kSkippedNbytes || ParameterHandle::of(self)) return false;
-  c10::impl::ExcludeDispatchKeyGuard no_recursion(kParameterKey);
-  stack[first] = scratch_like(self);
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kParameterKey), &stack);
-  stack.back() = self;
-  mark_unknown(self);
-  return true;
-}
-
-/// What of the last `count` values of a stack is a tensor, also in lists.
-template <class Visit>
-void each_tensor(const torch::jit::Stack& stack, std::size_t count, Visit visit) {
-  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
-    const c10::IValue& value = stack[i];
-    if (value.isTensor()) {
-      visit(value.toTensor());
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
-    }
-  }
-}
-
-bool reads_unknown(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  bool found = false;
-  each_tensor(stack, op.schema().arguments().size(), [&](const at::Tensor& t) { found |= is_unknown(t); });
-  return found;
-}
-
-/// An operator that gives the program numbers, not tensors.
-bool tells_values(std::string_view name) {
-  return name == "aten::_local_scalar_dense" || name == "aten::item" || name == "aten::equal" ||
-         name == "aten::is_nonzero" || name == "aten::allclose";
-}
-
-/// Whether what the operator makes is not known either; nobody may decide by that.
-bool makes_unknown(const c10::OperatorHandle& op, const OpInfo& info, const torch::jit::Stack& stack) {
-  if (!skips_random_fills() || !reads_unknown(op, stack)) return false;
-  if (!tells_values(info.name)) return true;
-  throw ModelError(
-      fmt::format("{}: the module looks at random initial values while it is built, which under zero::Init "
-                  "only the first rank has; "
-                  "build it without zero::Init, on every rank",
-                  info.name));
-}
-
 void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OpInfo& info = info_of(op);
   if (!info.is_view && (defers_values() || deferred_values_exist()) && run_deferred(op, info.deferred, keys, *stack)) {
     return;
   }
-  if (info.is_random_fill && skips_random_fills() && skip_random_fill(op, keys, *stack)) return;
-  const bool unknown = makes_unknown(op, info, *stack);
   Uses uses;
   if (!info.is_view) {
     const std::size_t count = op.schema().arguments().size();
@@ -172,7 +117,6 @@ void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet k
   uses.check();
   c10::impl::ExcludeDispatchKeyGuard no_recursion(kParameterKey);
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kParameterKey), stack);
-  if (unknown) each_tensor(*stack, op.schema().returns().size(), [](const at::Tensor& t) { mark_unknown(t); });
 }
 
 // The macro below takes a name, not a constant.

@@ -100,21 +100,12 @@ std::int64_t sum_of(const MemoryReport& report, std::span<const MemoryKind> kind
   return sum;
 }
 
-/// initialize() fills parameters and master weights as it frees the module, unit by unit.
+/// initialize() fills parameters and master weights as it takes the module over, unit by unit: one that is whole is
+/// freed meanwhile.
 std::int64_t filled_at_start(const Plan& plan) {
   const std::int64_t filled =
       plan.rank[MemoryKind::kParameters].peak_nbytes + plan.rank[MemoryKind::kMaster].peak_nbytes;
-  return std::max(plan.module_nbytes, filled);
-}
-
-double start_of_node(const Plan& plan) {
-  const double all = static_cast<double>(plan.start_nbytes) * plan.ranks_per_node;
-  if (!plan.built_once) return all;
-  // The others' modules take no memory, and as the first rank frees its own unit by unit all fill theirs.
-  const double ranks = plan.ranks_per_node, module = static_cast<double>(plan.module_nbytes);
-  const double filled =
-      static_cast<double>(plan.rank[MemoryKind::kParameters].peak_nbytes + plan.rank[MemoryKind::kMaster].peak_nbytes);
-  return all - ranks * static_cast<double>(filled_at_start(plan)) + std::max(module, ranks * filled);
+  return plan.deferred_init ? plan.module_nbytes + filled : std::max(plan.module_nbytes, filled);
 }
 
 /// What each rank holds in training beyond its states is about the same on all of them.
@@ -129,7 +120,7 @@ void sum_up(Plan& plan, const std::vector<double>& states_by_rank) {
   plan.start_nbytes = plan.process_nbytes + filled_at_start(plan) + plan.rank[MemoryKind::kStaging].peak_nbytes +
                       plan.rank[MemoryKind::kOffload].peak_nbytes;
   plan.training_nbytes = plan.process_nbytes + states + sum_of(plan.rank, kBuffers) - plan.reused_nbytes;
-  const double start = start_of_node(plan);
+  const double start = static_cast<double>(plan.start_nbytes) * plan.ranks_per_node;
   const double training = training_of_node(plan, states_by_rank, states);
   plan.node_training_nbytes = to_nbytes(training);
   plan.node_nbytes = to_nbytes(std::max(start, training));
@@ -176,8 +167,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.rank = ledger_of(laid, pools, plan.heaviest_rank);
   plan.buckets_are_bound = buckets_are_bound(config, plan.ranks);
   plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks);
-  plan.module_nbytes = plan.parameters_numel * 4;
-  plan.built_once = model.built_once;
+  plan.deferred_init = model.deferred_init;
+  plan.module_nbytes = 4 * (plan.deferred_init ? laid.largest_unit() : plan.parameters_numel);
   if (model.transformer) {
     const Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype);
     plan.rank[MemoryKind::kActivations] = {0, kept.peak_nbytes};

@@ -111,9 +111,9 @@ std::vector<Candidate> checkpointing(const Candidate& from) {
                [](Candidate& c) { c.model.transformer->checkpointing = true; })};
 }
 
-std::vector<Candidate> built_once(const Candidate& from) {
-  if (from.model.built_once || from.cluster.ranks == 1) return {};
-  return {with(from, "the module built under zero::Init", [](Candidate& c) { c.model.built_once = true; })};
+std::vector<Candidate> deferred_init(const Candidate& from) {
+  if (from.model.deferred_init) return {};
+  return {with(from, "the module built by zero::deferred_init", [](Candidate& c) { c.model.deferred_init = true; })};
 }
 
 /// The same bits, at the speed of the disk.
@@ -188,8 +188,8 @@ std::optional<Suggestion> more_hosts(const Candidate& from) {
 
 /// In words, from least to most trouble.
 const Change kChanges[] = {
-    smaller_buckets, higher_stage, node_shared,    step_in_backward,  smaller_micro_batches, bf16,
-    checkpointing,   built_once,   states_on_nvme, parameters_on_nvme};
+    smaller_buckets, higher_stage,  node_shared,    step_in_backward,  smaller_micro_batches, bf16,
+    checkpointing,   deferred_init, states_on_nvme, parameters_on_nvme};
 
 }  // namespace
 

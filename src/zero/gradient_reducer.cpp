@@ -106,8 +106,8 @@ void GradientReducer::make_memory() {
 }
 
 GradientReducer::~GradientReducer() {
-  // Of a window that is not stepped the ranks may have sent different parts. What a rank that goes has not sent is given
-  // up; where ranks cannot tell each other that they go, they complete each other's parts if they know of them.
+  // Of a window that is not stepped the ranks may have sent different parts. What a rank that goes has not sent is
+  // given up; where ranks cannot tell each other that they go, they complete each other's parts if they know of them.
   if (board_ && ::getpid() == process_ && std::uncaught_exceptions() == 0 && !model_.group.failed()) {
     try {
       if (!board_->abandon() && agreed_routed_) flush("gradients of an engine that goes");

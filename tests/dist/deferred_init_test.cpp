@@ -1,6 +1,6 @@
 // zero::deferred_init: a model that is never whole has the values of one that is, bit for bit.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <c10/core/DefaultDtype.h>
@@ -37,74 +37,114 @@ Tensor empty() { return at::empty({kDim, kDim}); }
 const std::map<std::string, Make>& makes() {
   static const std::map<std::string, Make> all = {
       {"normal", [] { return empty().normal_(0.5, 0.02); }},
-      {"randn", [] { return at::randn({kDim, kDim}); }},
-      {"rand, scaled in place", [] { return at::rand({kDim, kDim}).mul_(0.1).sub_(0.05); }},
-      {"scaled out of place", [] { return at::randn({kDim, kDim}) * 0.02; }},
-      {"zeros", [] { return at::zeros({kDim, kDim}); }},
-      {"ones", [] { return at::ones({kDim, kDim}); }},
-      {"full of ints", [] { return at::full({kDim, kDim}, 7, at::kLong); }},
-      {"randint", [] { return at::randint(0, 99, {kDim, kDim}); }},
-      {"a mask", [] { return at::ones({kDim, kDim}).tril(); }},
-      {"causal mask", [] { return at::full({kDim, kDim}, -1e9).triu_(1); }},
+      {"randn",
+       [] {
+         return at::randn({kDim, kDim});
+       }},
+      {"rand, scaled in place",
+       [] {
+         return at::rand({kDim, kDim}).mul_(0.1).sub_(0.05);
+       }},
+      {"scaled out of place",
+       [] {
+         return at::randn({kDim, kDim}) * 0.02;
+       }},
+      {"zeros",
+       [] {
+         return at::zeros({kDim, kDim});
+       }},
+      {"ones",
+       [] {
+         return at::ones({kDim, kDim});
+       }},
+      {"full of ints",
+       [] {
+         return at::full({kDim, kDim}, 7, at::kLong);
+       }},
+      {"randint",
+       [] {
+         return at::randint(0, 99, {kDim, kDim});
+       }},
+      {"a mask",
+       [] {
+         return at::ones({kDim, kDim}).tril();
+       }},
+      {"causal mask",
+       [] {
+         return at::full({kDim, kDim}, -1e9).triu_(1);
+       }},
       {"arange", [] { return at::arange(kDim * kDim); }},
       {"kaiming", [] { return torch::nn::init::kaiming_uniform_(empty()); }},
       {"xavier", [] { return torch::nn::init::xavier_normal_(empty()); }},
       {"orthogonal", [] { return torch::nn::init::orthogonal_(empty()); }},
       {"sparse", [] { return torch::nn::init::sparse_(empty(), 0.3); }},
       {"eye", [] { return torch::nn::init::eye_(empty()); }},
-      {"truncated normal", [] { return empty().uniform_(-0.9, 0.9).erfinv_().mul_(0.02).add_(0.1).clamp_(-0.04, 0.04); }},
+      {"truncated normal",
+       [] { return empty().uniform_(-0.9, 0.9).erfinv_().mul_(0.02).add_(0.1).clamp_(-0.04, 0.04); }},
       {"a row of zeros",
        [] {
          Tensor table = empty().normal_();
          table.select(0, 3).fill_(0);
          return table;
        }},
-      {"rows, few", [] {
+      {"rows, few",
+       [] {
          Tensor table = empty();
          table.zero_();
          for (int i = 0; i < 20; ++i) table.select(0, 7 * i).normal_();
          return table;
        }},
-      {"rows, many", [] {
+      {"rows, many",
+       [] {
          Tensor table = at::zeros({kDim, kDim});
          for (int i = 0; i < kDim; ++i) table.select(0, i).uniform_(-i, i);
          return table;
        }},
       {"transposed", [] { return empty().t().normal_(); }},
-      {"a block of it", [] {
+      {"a block of it",
+       [] {
          Tensor all = at::zeros({kDim, kDim});
          all.narrow(0, 10, 250).narrow(1, 20, 260).normal_();
          return all;
        }},
-      {"scaled by another", [] {
+      {"scaled by another",
+       [] {
          const Tensor scale = at::rand({kDim, kDim});
          return empty().normal_().mul_(scale);
        }},
-      {"a copy of what changes later", [] {
+      {"a copy of what changes later",
+       [] {
          Tensor source = empty().normal_();
          Tensor copy = empty().copy_(source);
          source.fill_(1);
          return copy.add_(source);
        }},
-      {"a copy of a small one that changes later", [] {
+      {"a copy of a small one that changes later",
+       [] {
          Tensor row = at::rand({kDim});
          Tensor copy = empty().copy_(row);
          row.fill_(3);
          return copy;
        }},
-      {"a copy of a large one that changes later", [] {
+      {"a copy of a large one that changes later",
+       [] {
          Tensor source = (empty().normal_() + 1);  // computed: in memory
          Tensor copy = empty().copy_(source);
          source.mutable_data_ptr<float>()[5] = 77;
          return copy;
        }},
-      {"itself and its transpose", [] {
+      {"itself and its transpose",
+       [] {
          Tensor x = empty().normal_();
          return x.add_(x.t().clone());
        }},
       {"converted", [] { return empty().normal_().to(at::kBFloat16); }},
-      {"drawn in bf16", [] { return at::empty({kDim, kDim}, at::kBFloat16).normal_(); }},
-      {"cloned, then changed", [] {
+      {"drawn in bf16",
+       [] {
+         return at::empty({kDim, kDim}, at::kBFloat16).normal_();
+       }},
+      {"cloned, then changed",
+       [] {
          const Tensor x = empty().normal_();
          Tensor y = x.clone();
          x.zero_();
@@ -112,34 +152,46 @@ const std::map<std::string, Make>& makes() {
        }},
       {"like", [] { return at::randn_like(empty().normal_()); }},
       {"coins", [] { return empty().bernoulli_(0.3); }},
-      {"coins of other odds", [] { return empty().bernoulli_(at::rand({kDim, kDim})); }},
+      {"coins of other odds",
+       [] {
+         return empty().bernoulli_(at::rand({kDim, kDim}));
+       }},
       {"drawn twice", [] { return empty().normal_().uniform_(); }},
-      {"of a generator of its own", [] {
+      {"of a generator of its own",
+       [] {
          auto generator = at::make_generator<at::CPUGeneratorImpl>(99);
          return empty().normal_(0, 1, generator).mul_(at::rand({kDim}, generator));
        }},
-      {"seeded between", [] {
+      {"seeded between",
+       [] {
          Tensor x = empty().normal_();
          at::manual_seed(1);
          return x.mul_(at::rand({kDim}));
        }},
-      {"looked at", [] {
+      {"looked at",
+       [] {
          Tensor x = empty().normal_();
          if (x.abs().max().item<float>() > 2) x.mul_(0.5);
          return x;
        }},
-      {"resized", [] { return empty().normal_().resize_({kDim / 2, 2 * kDim}); }},
-      {"concatenated", [] { return at::cat({empty().normal_(), empty().uniform_()}); }},
-      {"chunks", [] {
+      {"resized",
+       [] {
+         return empty().normal_().resize_({kDim / 2, 2 * kDim});
+       }},
+      {"concatenated",
+       [] {
+         return at::cat({empty().normal_(), empty().uniform_()});
+       }},
+      {"chunks",
+       [] {
          Tensor qkv = at::empty({3 * kDim, kDim});
          for (const Tensor& part : qkv.chunk(3)) torch::nn::init::xavier_uniform_(part);
          return qkv;
        }},
       {"small", [] { return at::randn({7}); }},
       {"linear", [] { return torch::nn::Linear(kDim, kDim)->weight.detach(); }},
-      {"embedding", [] {
-         return torch::nn::Embedding(torch::nn::EmbeddingOptions(kDim, kDim).padding_idx(2))->weight.detach();
-       }},
+      {"embedding",
+       [] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(kDim, kDim).padding_idx(2))->weight.detach(); }},
   };
   return all;
 }
@@ -161,6 +213,14 @@ TEST(DeferredInit, ValuesAndGeneratorAreThoseWithout) {
     ASSERT_EQ(plain.strides(), deferred.strides());
     EXPECT_TRUE(bits_of(plain).equal(bits_of(deferred)));
     EXPECT_NE(deferred.const_data_ptr(), nullptr);  // it has memory now, for everybody
+  }
+}
+
+TEST(DeferredInit, InPlaceInitialisersTakeNoMemory) {
+  for (const char* name : {"normal", "randn", "rand, scaled in place", "zeros", "ones", "full of ints", "kaiming",
+                           "xavier", "truncated normal", "a row of zeros", "rows, few", "transposed", "converted",
+                           "chunks", "cloned, then changed", "a copy of what changes later", "linear", "embedding"}) {
+    EXPECT_THROW(static_cast<void>(deferred_init(makes().at(name)).const_data_ptr()), c10::Error) << name;
   }
 }
 
@@ -332,11 +392,8 @@ TEST(DeferredInit, WithoutValuesThereIsNothingToUseUntilTheyAreLoaded) {
   const Tensor undrawn = deferred_init([] { return empty().normal_().mul_(2); }, {.without_values = true});
   EXPECT_TRUE(at::rand({3}).equal(before));
   expect_said([&] { static_cast<void>(undrawn.sum()); }, "made under zero::DeferredInit without initial values");
-  expect_said(
-      [] {
-        train(deferred_init(make_layers, {.without_values = true}), Group(), json(0, "copying", false));
-      },
-      "buffer 'noise' is drawn at random");
+  expect_said([] { train(deferred_init(make_layers, {.without_values = true}), Group(), json(0, "copying", false)); },
+              "buffer 'noise' is drawn at random");
 }
 
 TEST(DeferredInit, BuildsInAnotherDtype) {

@@ -416,14 +416,14 @@ TEST(Suggest, MoreHostsAreTheFewestThatDo) {
   EXPECT_TRUE(fits(plan_memory(model, config, small), small));
 }
 
-TEST(Suggest, AModuleThatIsBuiltOnceWhereEightDoNotFit) {
+TEST(Suggest, AModuleThatIsNeverWholeWhereEightDoNotFit) {
   // 8 modules of 280 GB do not fit 2 TB; more hosts with 8 ranks each would not help.
   const auto found =
       suggest(model_of_numel(70'000'000'000), at(3), {.ranks = 8, .node_memory_nbytes = 2'000'000'000'000});
   ASSERT_TRUE(found);
   ASSERT_EQ(found->changes.size(), 1u);
-  EXPECT_EQ(found->changes[0], "the module built under zero::Init");
-  EXPECT_TRUE(found->plan.built_once);
+  EXPECT_EQ(found->changes[0], "the module built by zero::deferred_init");
+  EXPECT_TRUE(found->plan.deferred_init);
   EXPECT_LT(found->plan.node_nbytes, 1'500'000'000'000);
 }
 
@@ -439,7 +439,7 @@ TEST(Suggest, StatesOnNvmeWhereNothingElseIsEnough) {
 
 TEST(Suggest, ParametersOnNvmeForOneMachine) {
   ModelShape model = model_of_numel(7'000'000'000);
-  model.built_once = true;
+  model.deferred_init = true;
   Config config = at(3);
   config.bf16.enabled = true;
   const auto found = suggest(model, config, {.ranks = 2, .node_memory_nbytes = 36'000'000'000});
