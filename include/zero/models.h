@@ -60,7 +60,8 @@ struct GPTImpl : torch::nn::Module {
   /// another shape or dtype.
   at::Tensor forward(const at::Tensor& tokens);
 
-  /// Mean cross entropy in nats per token, computed in fp32. tokens and targets [B, T] int64. Scalar, fp32.
+  /// Mean cross entropy in nats per token, computed in fp32. tokens and targets [B, T] int64. Scalar, fp32. Logits
+  /// exist of some rows at a time (zero/loss.h).
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
   /// Normal(0, 0.02) for matrices, divided by sqrt(2 * layers) for the two that end a residual branch; zero
@@ -71,6 +72,9 @@ struct GPTImpl : torch::nn::Module {
   GPTOptions options;
 
  private:
+  at::Tensor hidden(const at::Tensor& tokens);
+  const at::Tensor& head_weight() const;
+
   std::shared_ptr<EmbeddingImpl> wte_, wpe_;
   std::vector<std::shared_ptr<GPTBlockImpl>> blocks_;
   std::shared_ptr<LayerNormImpl> lnf_;

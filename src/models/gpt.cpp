@@ -1,7 +1,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
@@ -14,6 +13,7 @@
 
 #include "models/layers.h"
 #include "zero/errors.h"
+#include "zero/loss.h"
 #include "zero/models.h"
 #include "zero/recompute.h"
 
@@ -108,7 +108,7 @@ void GPTImpl::reset_parameters() {
   }
 }
 
-at::Tensor GPTImpl::forward(const at::Tensor& tokens) {
+at::Tensor GPTImpl::hidden(const at::Tensor& tokens) {
   if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong || tokens.size(1) < 1 || tokens.size(1) > options.seq) {
     throw ModelError(fmt::format(
         "GPT: got tokens of {} dimensions, dtype {} and length {}; want [B, T] of int64 with "
@@ -122,17 +122,19 @@ at::Tensor GPTImpl::forward(const at::Tensor& tokens) {
     const bool again = options.recompute_every > 0 && i % static_cast<std::size_t>(options.recompute_every) == 0;
     x = again && is_training() ? recompute(blocks_[i], x) : blocks_[i]->forward(x);
   }
-  x = lnf_->forward(x);
-  return head_ ? head_->forward(x) : at::linear(x, wte_->weight);
+  return lnf_->forward(x);
 }
+
+const at::Tensor& GPTImpl::head_weight() const { return head_ ? head_->weight : wte_->weight; }
+
+at::Tensor GPTImpl::forward(const at::Tensor& tokens) { return at::linear(hidden(tokens), head_weight()); }
 
 at::Tensor GPTImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
   if (!targets.sizes().equals(tokens.sizes())) {
     throw ModelError(
         fmt::format("GPT: got {} tokens and {} targets; want the same shape", tokens.numel(), targets.numel()));
   }
-  const at::Tensor logits = forward(tokens).to(at::kFloat).view({-1, options.vocab});
-  return at::cross_entropy_loss(logits, targets.reshape({-1}));
+  return linear_cross_entropy(hidden(tokens), head_weight(), targets);
 }
 
 }  // namespace zero

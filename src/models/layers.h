@@ -15,11 +15,21 @@ struct LinearImpl : torch::nn::Module {
   at::Tensor bias;    // [out], or undefined
 };
 
-/// Over the last dimension, eps 1e-5.
+/// Over the last dimension.
 struct LayerNormImpl : torch::nn::Module {
-  explicit LayerNormImpl(std::int64_t dim);
+  explicit LayerNormImpl(std::int64_t dim, double eps = 1e-5);
   at::Tensor forward(const at::Tensor& x);
   at::Tensor weight, bias;  // [dim]
+  double eps;
+};
+
+/// Over the last dimension, in fp32; for backward it keeps its input and a number per row. Gradients of gradients are
+/// refused (ModelError).
+struct RmsNormImpl : torch::nn::Module {
+  RmsNormImpl(std::int64_t dim, double eps);
+  at::Tensor forward(const at::Tensor& x);
+  at::Tensor weight;  // [dim]
+  double eps;
 };
 
 /// indices [...] int64 -> [..., dim].

@@ -44,11 +44,19 @@ double layer_nbytes(const Transformer& t, const Sizes& s) {
   return s.tokens * (norms + s.mlp_copies * s.mlp * s.element + masks) + attention_nbytes(t, s);
 }
 
-/// The final norm's input and output, fp32 log-probabilities, tokens, targets and positions.
+/// Whether the loss goes through the logits a part at a time.
+bool has_partial_loss(const Transformer& t, const Sizes& s) {
+  return t.loss_rows > 0 && static_cast<double>(t.loss_rows) < s.tokens;
+}
+
+/// The final norm's input and output, fp32 log-probabilities or the gradients that the loss has made already, tokens,
+/// targets and positions.
 double head_nbytes(const Transformer& t, const Sizes& s) {
   const double ids = 16 * s.tokens + 8 * static_cast<double>(t.seq);
   const double mask = t.dropout ? s.tokens * s.dim : 0;
-  return s.tokens * (2 * s.dim * s.element + s.stats + 4 * s.vocab) + ids + mask;
+  const double of_loss =
+      has_partial_loss(t, s) ? s.tokens * s.dim * s.element + 4 * s.vocab * s.dim : s.tokens * 4 * s.vocab;
+  return s.tokens * (2 * s.dim * s.element + s.stats) + of_loss + ids + mask;
 }
 
 /// Backward of the last layer's MLP: gradients of its output and inside it, and of the second matrix.
@@ -68,8 +76,15 @@ double again_nbytes(const Transformer& t, const Sizes& s) {
 }
 
 /// Backward of loss and head, beyond what head_nbytes() counts: two fp32 gradients of the logits, or the
-/// head's own gradients once the log-probabilities are gone.
-double head_backward_nbytes(const Sizes& s) {
+/// head's own gradients once the log-probabilities are gone. Of a loss in parts: in its forward, what one part of the
+/// logits takes and its product with the hidden states; in backward, the gradients scaled.
+double head_backward_nbytes(const Transformer& t, const Sizes& s) {
+  if (has_partial_loss(t, s)) {
+    const double logits = static_cast<double>(t.loss_rows) * s.vocab, product = s.vocab * s.dim * s.element;
+    const double narrow = s.element < 4 ? s.element : 0;  // besides the fp32 ones
+    const double made = std::max(logits * (8 + narrow), logits * (4 + narrow) + product);
+    return std::max(made, product + s.tokens * s.dim * s.element);
+  }
   const double head = s.tokens * (s.vocab + s.dim) * s.element + s.vocab * s.dim * s.element;
   return std::max(s.tokens * 8 * s.vocab, head - s.tokens * 4 * s.vocab);
 }
@@ -96,7 +111,7 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, DTyp
     const double again = again_nbytes(t, s) - behind * layer;
     layer_backward = behind > 0 ? std::max(layer_backward, again) : again;
   }
-  const double peak = std::max(stored + head_backward_nbytes(s), kept + layer_backward);
+  const double peak = std::max(stored + head_backward_nbytes(t, s), kept + layer_backward);
   return {to_nbytes(stored), to_nbytes(peak), to_nbytes(kept), to_nbytes(layer_backward)};
 }
 

@@ -1,0 +1,264 @@
+// Promise: models in Hugging Face's shapes are those models. Logits, loss and every gradient as transformers computed
+// them in float64 (scripts/make_causal_lm_golden.py), from its config.json and weights of the names on disk, alone and
+// under ZeRO; and back into a folder.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "checkpoint/weight_files.h"
+#include "support/bits.h"
+#include "support/errors.h"
+#include "support/spawn.h"
+#include "support/temporary_folder.h"
+#include "zero/causal_lm.h"
+#include "zero/zero.h"
+
+namespace zero::testing {
+namespace {
+
+using at::Tensor;
+using models::CausalLM;
+using models::CausalLMConfig;
+using Tensors = std::map<std::string, Tensor>;
+
+const std::string kData = ZERO_SOURCE_DIR "/tests/data/causal_lm/";
+
+constexpr const char* kModels[] = {
+    "gpt2",       "gpt2_untied",       "llama",          "llama_biases_tied", "llama_linear",    "llama_dynamic",
+    "llama_yarn", "llama_yarn_mscale", "llama_longrope", "llama_llama3",      "mistral",         "qwen2",
+    "qwen3",      "qwen2_windows",     "mixtral",        "qwen3_moe",         "qwen3_moe_mixed",
+};
+
+Tensors read_tensors(const std::string& path) {
+  checkpoint::WeightFiles files(io::system_files(), path);
+  Tensors tensors;
+  for (std::size_t i = 0; i < files.entries().size(); ++i) {
+    const auto& entry = files.entries()[i];
+    Tensor tensor = at::empty(entry.shape, entry.dtype == checkpoint::ElementType::kI64 ? at::kLong : at::kFloat);
+    files.read(i, {static_cast<std::byte*>(tensor.mutable_data_ptr()), files.nbytes(i)});
+    tensors.emplace(entry.name, std::move(tensor));
+  }
+  return tensors;
+}
+
+void expect_near(const Tensor& got, const Tensor& want, const std::string& name) {
+  ASSERT_EQ(got.sizes(), want.sizes()) << name;
+  const double largest = want.abs().max().item<double>();
+  const double difference = (got.to(at::kDouble) - want.to(at::kDouble)).abs().max().item<double>();
+  EXPECT_LE(difference, 3e-5 * largest + 2e-7) << name << ", of values up to " << largest;
+}
+
+/// A safetensors file with the weights of a golden file, as a Hugging Face folder has them.
+void write_folder(const std::string& model, const std::string& folder, const std::string& without_prefix = "") {
+  std::filesystem::create_directories(folder);
+  std::filesystem::copy_file(kData + model + ".json", folder + "/config.json");
+  nlohmann::json header;
+  std::string data;
+  for (const auto& [name, tensor] : read_tensors(kData + model + ".safetensors")) {
+    if (!name.starts_with("weight/")) continue;
+    std::string key = name.substr(7);
+    if (!without_prefix.empty() && key.starts_with(without_prefix)) key = key.substr(without_prefix.size());
+    const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
+    header[key] = {{"dtype", "F32"},
+                   {"shape", tensor.sizes().vec()},
+                   {"data_offsets", {data.size(), data.size() + tensor.nbytes()}}};
+    data.append(bytes, tensor.nbytes());
+  }
+  const std::string text = header.dump();
+  const std::uint64_t size = text.size();
+  std::ofstream out(folder + "/model.safetensors", std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&size), 8);
+  out << text << data;
+}
+
+class Goldens : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(CausalLM, Goldens, ::testing::ValuesIn(kModels), [](const auto& one) { return one.param; });
+
+TEST_P(Goldens, LogitsLossAndGradientsAreThoseOfTransformers) {
+  at::set_num_threads(1);
+  const Tensors golden = read_tensors(kData + GetParam() + ".safetensors");
+  CausalLMConfig config = models::read_config(kData + GetParam() + ".json");
+  for (const auto& [every, rows] : {std::pair<int, int>(0, 0), {1, 5}, {2, 0}, {0, 7}}) {
+    config.recompute_every = every;
+    config.loss_rows = rows;
+    CausalLM model(config);
+    std::size_t parameters = 0;
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& item : model->named_parameters()) item.value().copy_(golden.at("weight/" + item.key()));
+    }
+    model->eval();
+    expect_near(model(golden.at("tokens")), golden.at("logits"), "logits");
+    model->train();
+    if (config.family == CausalLMConfig::Family::kGpt2) model->eval();  // it has dropout
+    const Tensor loss = model->loss(golden.at("tokens"), golden.at("targets"));
+    expect_near(loss.reshape({1}), golden.at("loss").reshape({1}), "loss");
+    loss.backward();
+    for (auto& item : model->named_parameters()) {
+      const Tensor& gradient = item.value().grad();
+      expect_near(gradient.defined() ? gradient : at::zeros_like(item.value()), golden.at("gradient/" + item.key()),
+                  item.key());
+      ++parameters;
+    }
+    std::size_t expected = 0;  // none is left over
+    for (const auto& [name, tensor] : golden) expected += name.starts_with("weight/");
+    EXPECT_EQ(parameters, expected);
+  }
+}
+
+TEST_P(Goldens, ConfigComesBack) {
+  const CausalLMConfig config = models::read_config(kData + GetParam() + ".json");
+  EXPECT_EQ(models::to_json(config), config.source);  // whatever else it says
+  CausalLMConfig changed = config;
+  changed.source.clear();
+  CausalLMConfig again = models::parse_config(models::to_json(changed));
+  again.source.clear();
+  EXPECT_EQ(again, changed) << models::to_json(changed);
+  CausalLMConfig wider = config;
+  wider.vocab += 5;
+  const CausalLMConfig read = models::parse_config(models::to_json(wider));
+  EXPECT_EQ(read.vocab, config.vocab + 5);
+  EXPECT_NE(models::to_json(wider).find("bos_token_id"), std::string::npos);  // is kept
+  // The plan knows all parameters.
+  std::int64_t numel = 0;
+  for (const auto& item : CausalLM(config)->named_parameters()) numel += item.value().numel();
+  EXPECT_EQ(models::shape_of(config).numel(), numel);
+}
+
+TEST_P(Goldens, FromAFolderUnderZeroAndBack) {
+  const TemporaryFolder folder;
+  const std::string name = GetParam(), from = folder.file("from"), to = folder.file("to");
+  const bool is_gpt2 = name.starts_with("gpt2");
+  write_folder(name, from, is_gpt2 ? "transformer." : "");  // as on the hub
+  std::ofstream(from + "/tokenizer.json") << "{}";
+  const Tensors golden = read_tensors(kData + name + ".safetensors");
+  for (const int ranks : {1, 2}) {
+    expect_all_ok(spawn(ranks, [&](Group group) {
+      at::set_num_threads(1);
+      CausalLM model = models::build(from);
+      const std::string json = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0}},
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+        "zerotorch": {"store": "copying", "unit_numel": 300, "unused_parameters": "zero"}})";
+      auto engine = initialize(model, json, InitializeOptions{.group = group});
+      const auto report = models::load_weights(engine, model, from);
+      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+      if (is_gpt2) model->eval();
+      const Tensor tokens = golden.at("tokens"), targets = golden.at("targets");
+      {
+        const at::NoGradGuard no_grad;
+        expect_near(model(tokens), golden.at("logits"), "logits");
+      }
+      const Tensor loss = model->loss(tokens, targets);  // all ranks the same: their average is it
+      engine.backward(loss);
+      for (auto& item : model->named_parameters()) {
+        expect_near(engine.full_gradient(item.key()), golden.at("gradient/" + item.key()), item.key());
+      }
+      engine.step();
+      models::save_pretrained(engine, model, to, "fp32", from);
+      if (group.rank() != 0) return;
+      const Tensors saved = read_tensors(to);
+      std::size_t weights = 0;
+      for (const auto& [key, tensor] : golden) {
+        if (!key.starts_with("weight/")) continue;
+        ++weights;
+        EXPECT_TRUE(saved.at(key.substr(7)).equal(tensor)) << key;
+      }
+      EXPECT_EQ(saved.size(), weights);
+      EXPECT_TRUE(std::filesystem::exists(to + "/tokenizer.json"));
+      EXPECT_EQ(models::read_config(to), models::read_config(from));
+    }));
+    std::filesystem::remove_all(to);
+  }
+}
+
+/// config.json of a model with some keys changed; null: without.
+std::string changed(const std::string& model, const nlohmann::json& changes) {
+  std::ifstream in(kData + model + ".json");
+  nlohmann::json text = nlohmann::json::parse(in);
+  for (const auto& [key, value] : changes.items()) {
+    if (value.is_null()) {
+      text.erase(key);
+    } else {
+      text[key] = value;
+    }
+  }
+  return text.dump();
+}
+
+TEST(CausalLMConfig, WhatIsNotBuiltIsRefusedByName) {
+  const auto refused = [](const std::string& model, const nlohmann::json& changes, std::string_view words) {
+    expect_said([&] { models::parse_config(changed(model, changes), "some/config.json"); }, words);
+  };
+  refused("llama", {{"model_type", "gemma2"}},
+          "some/config.json: model_type is 'gemma2', which is not built; there are gpt2, llama, mistral, qwen2, qwen3");
+  refused("llama", {{"model_type", nullptr}}, "model_type is ''");
+  refused("llama", {{"attn_logit_softcapping", 50.0}}, "'attn_logit_softcapping' is not known");
+  refused("llama", {{"hidden_act", "gelu"}}, "'hidden_act' is \"gelu\": only \"silu\" is built");
+  refused("llama", {{"pretraining_tp", 2}}, "'pretraining_tp' is 2");
+  refused("llama", {{"num_hidden_layers", "two"}}, "'num_hidden_layers' is \"two\": has another type");
+  refused("llama", {{"num_key_value_heads", 3}}, "heads (4) is not a multiple of kv_heads (3)");
+  refused("llama", {{"num_hidden_layers", 0}}, "layers is 0");
+  refused("llama", {{"head_dim", 3}}, "head_dim is 3: rotary embeddings turn pairs");
+  refused("llama", {{"quantization_config", {{"bits", 4}}}}, "only weights in floating point");
+  refused("llama", {{"rope_parameters", {{"rope_type", "mrope"}, {"rope_theta", 1.0}}}}, "'rope_type' is \"mrope\"");
+  refused("llama", {{"rope_parameters", {{"rope_type", "linear"}}}}, "'factor' is missing");
+  refused("llama", {{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}, {"secret", 1}}}},
+          "'secret' is not known");
+  refused("llama_longrope", {{"head_dim", 8}}, "longrope needs 4 numbers");
+  refused("gpt2", {{"scale_attn_by_inverse_layer_idx", true}}, "'scale_attn_by_inverse_layer_idx' is true");
+  refused("gpt2", {{"activation_function", "relu"}}, "only \"gelu_new\" is built");
+  refused("gpt2", {{"n_head", 3}}, "want dim = heads * head_dim");
+  refused("mixtral", {{"router_jitter_noise", 0.1}}, "'router_jitter_noise'");
+  refused("mixtral", {{"num_experts_per_tok", 9}}, "9 experts a token, of 4");
+  refused("qwen2", {{"layer_types", {"full_attention"}}}, "want one for each of 2 layers");
+  refused("qwen2", {{"layer_types", {"full_attention", "linear_attention"}}},
+          "only full_attention and sliding_attention");
+  expect_said([] { models::parse_config("{", "x.json"); }, "x.json: not JSON");
+  expect_said([] { models::parse_config("[]", "x.json"); }, "x.json: want a JSON object");
+  expect_said([] { models::read_config("/nowhere"); }, "'/nowhere' cannot be read: No such file");
+  // Older files say the same in other words.
+  const CausalLMConfig old = models::parse_config(changed(
+      "llama_linear",
+      {{"rope_parameters", nullptr}, {"rope_theta", 100.0}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.5}}}}));
+  EXPECT_EQ(old.rope, models::read_config(kData + "llama_linear.json").rope);
+}
+
+TEST(CausalLM, WeightsThatDoNotFitChangeNothing) {
+  const TemporaryFolder folder;
+  write_folder("llama", folder.file("small"));
+  write_folder("llama_biases_tied", folder.file("other"));
+  const auto lacks = [&](const std::string& weights, std::string_view words) {
+    CausalLM model = models::build(folder.file("small"));
+    auto engine = initialize(model, R"({"train_batch_size": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1}}})");
+    const auto weights_now = [&] {
+      std::uint64_t hash = kNoBits;
+      for (const auto& item : model->named_parameters()) hash = hash_with(hash, engine.full_weight(item.key()));
+      return hash;
+    };
+    const std::uint64_t before = weights_now();  // these are so small that they have values all the same
+    expect_said([&] { models::load_weights(engine, model, folder.file(weights)); }, words);
+    EXPECT_EQ(weights_now(), before);
+  };
+  lacks("other", "q_proj.bias");
+  lacks("nowhere", "nowhere");
+  std::filesystem::resize_file(folder.file("small/model.safetensors"), 5000);
+  lacks("small", "model.safetensors");
+}
+
+TEST(CausalLM, WrongTokensAreErrors) {
+  CausalLM gpt(models::read_config(kData + "gpt2.json"));
+  expect_said([&] { gpt(at::zeros({3}, at::kLong)); }, "got tokens of 1 dimensions");
+  expect_said([&] { gpt(at::zeros({1, 3})); }, "dtype Float");
+  expect_said([&] { gpt(at::zeros({1, 13}, at::kLong)); }, "13 tokens in a row; this model has learnt 12 positions");
+  expect_said([&] { gpt->loss(at::zeros({1, 3}, at::kLong), at::zeros({1, 4}, at::kLong)); }, "3 tokens and 4 targets");
+}
+
+}  // namespace
+}  // namespace zero::testing
