@@ -1,6 +1,6 @@
 #pragma once
-// Byte-level corpora: pack files once, map them, and draw training sequences that depend only on a seed and a global
-// index. Tokens are bytes (vocabulary 256). No libtorch: the caller owns the tensors.
+// Corpora: pack files once, map them, and draw training sequences that depend only on a seed and a global index. Tokens
+// are the bytes of text (vocabulary 256), or what a tokenizer has written. No libtorch: the caller owns the tensors.
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -11,7 +11,10 @@
 namespace zero {
 
 struct CorpusOptions {
-  /// A file, or a folder that is walked (names starting with a dot and links to folders are left out).
+  /// A file, or a folder that is walked (names starting with a dot and links to folders are left out). Or a folder of
+  /// token files, which are read where they are, as their writer has split and ordered them: those of `python -m
+  /// zerotorch.tokenize` (tokens.json), nanoGPT's (train.bin and val.bin, uint16), llm.c's (shards with a header, with
+  /// "train" and "val" in their names).
   std::filesystem::path source;
   /// Folder of the packed corpus: train.bin, val.bin, corpus.json. Created with its parents.
   std::filesystem::path folder;
@@ -38,6 +41,21 @@ struct LeftOutFiles {
   std::int64_t largest_nbytes = 0;
 };
 
+/// What the tokens of a corpus are.
+struct TokenInfo {
+  int nbytes = 1;              ///< of a token in the files: 1 (a byte of text), 2 or 4
+  std::int64_t largest = 255;  ///< there is; a model's vocabulary must be larger
+  /// Bytes of text that a token of the validation split stands for on average; 0: not known.
+  double text_nbytes = 1;
+  std::string pieces;     ///< a file with the bytes of each token, read by token_pieces(); empty: none
+  std::string tokenizer;  ///< a folder with the tokenizer's files; empty: none
+
+  bool operator==(const TokenInfo&) const = default;
+};
+
+/// A token's bytes by its number, from TokenInfo::pieces. Local. Throws IoError.
+std::vector<std::string> token_pieces(const std::string& path);
+
 struct CorpusInfo {
   std::filesystem::path folder;
   std::string source;
@@ -45,22 +63,25 @@ struct CorpusInfo {
   bool reused = false;
   /// Hash of the contents of both splits; equal hashes mean equal data.
   std::string hash;
-  std::int64_t train_nbytes = 0;
-  std::int64_t validation_nbytes = 0;
+  TokenInfo tokens;
+  std::int64_t train_nbytes = 0;       ///< of the tokens in their files
+  std::int64_t validation_nbytes = 0;  ///< of the tokens in their files
+  std::int64_t train_tokens() const { return train_nbytes / tokens.nbytes; }
+  std::int64_t validation_tokens() const { return validation_nbytes / tokens.nbytes; }
   std::int64_t files = 0;  ///< files taken
   /// By reason: duplicate contents, size, suffix, hidden, a zero byte, not UTF-8, unreadable.
   std::vector<LeftOutFiles> left_out;
-  /// Entropy of single bytes: the loss per byte of a model that knows only their frequencies.
+  /// Entropy of single tokens: the loss per token of a model that knows only their frequencies.
   double train_unigram_entropy_nats = 0;
   double validation_unigram_entropy_nats = 0;
 };
 
 /// Packs `options.source` into `options.folder`, or reuses an unchanged corpus there. Text files (large ones in pieces)
 /// are deduplicated by content, shuffled and concatenated, each followed by one zero byte. Memory: a few MiB, whatever
-/// their size. Written to a temporary folder beside it and renamed, so readers see all or nothing; several processes
-/// may pack the same corpus at once. Local.
-/// Throws ConfigError for invalid options; IoError if the source is missing or has no usable text, or the folder cannot
-/// be written or holds something other than a corpus.
+/// their size. Of token files only their sizes, hash and frequencies are written. Written to a temporary folder beside
+/// it and renamed, so readers see all or nothing; several processes may pack the same corpus at once. Local.
+/// Throws ConfigError for invalid options; IoError if the source is missing or has no usable text, token files are
+/// damaged, or the folder cannot be written or holds something other than a corpus.
 CorpusInfo pack_corpus(const CorpusOptions& options);
 
 enum class Split : std::uint8_t { kTrain, kValidation };
@@ -74,10 +95,12 @@ class Corpus {
   /// A corpus in memory, for tests and small programs.
   explicit Corpus(std::string text);
 
-  /// Bytes, which are the tokens.
-  std::int64_t size() const { return static_cast<std::int64_t>(bytes_.size()); }
-  std::span<const std::uint8_t> bytes() const { return bytes_; }
-  /// Entropy of single bytes of this split, in nats (divide by ln 2 for bits).
+  std::int64_t size() const { return size_; }  ///< tokens
+  /// Tokens [first, first + tokens.size()). Undefined beyond size().
+  void copy(std::int64_t first, std::span<std::int64_t> tokens) const;
+  /// What a token is called in messages.
+  const char* unit() const { return token_nbytes_ == 1 ? "bytes" : "tokens"; }
+  /// Entropy of single tokens of this split, in nats (divide by ln 2 for bits).
   double unigram_entropy_nats() const { return unigram_entropy_nats_; }
   /// CorpusInfo::hash; for a corpus in memory, the hash of its text.
   const std::string& hash() const { return hash_; }
@@ -85,8 +108,14 @@ class Corpus {
   const std::string& name() const { return name_; }
 
  private:
-  std::shared_ptr<const void> owner_;
-  std::span<const std::uint8_t> bytes_;
+  struct Part {
+    std::shared_ptr<const void> owner;
+    const std::uint8_t* tokens = nullptr;
+    std::int64_t first = 0, count = 0;
+  };
+  std::vector<Part> parts_;  ///< one after the other
+  std::int64_t size_ = 0;
+  int token_nbytes_ = 1;
   double unigram_entropy_nats_ = 0;
   std::string hash_;
   std::string name_;
@@ -95,8 +124,8 @@ class Corpus {
 /// Entropy of the byte frequencies, in nats. 0 for no bytes.
 double unigram_entropy_nats(std::span<const std::uint8_t> bytes);
 
-/// Training sequences. The corpus is cut into windows of `sequence_length` + 1 bytes that overlap by one byte, so that
-/// every byte but the first is a target once per epoch. Global sample s is window permutation(seed, epoch)(s mod
+/// Training sequences. The corpus is cut into windows of `sequence_length` + 1 tokens that overlap by one, so that
+/// every token but the first is a target once per epoch. Global sample s is window permutation(seed, epoch)(s mod
 /// windows) with epoch = s / windows: independent of rank and number of ranks. There is no state: to resume, continue
 /// with the next index. Any thread.
 class SequenceSampler {
@@ -109,7 +138,7 @@ class SequenceSampler {
   /// micro-batch i holds the samples from i * micro_batch_size on. Throws ConfigError for a negative index or size.
   void fill(std::int64_t global_micro_batch, std::int64_t micro_batch_size, std::int64_t* tokens) const;
 
-  /// First byte of a sample in the corpus.
+  /// First token of a sample in the corpus.
   std::int64_t offset_of(std::int64_t global_sample) const;
 
   std::int64_t windows() const { return windows_; }  ///< samples per epoch

@@ -137,10 +137,6 @@ ModelShape transformer(const Transformer& shape, std::string name = "transformer
 /// negative.
 ModelShape model_of_numel(std::int64_t numel);
 
-/// The shape given by the text of a Hugging Face config.json of model_type gpt2, llama, mistral or qwen2. `source`
-/// prefixes errors. Throws ConfigError naming the key.
-ModelShape from_hugging_face(std::string_view json, std::string_view source = "config.json");
-
 // ---- The machines ----
 
 struct Cluster {

@@ -3,12 +3,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
 #include "data/corpus_json.h"
 #include "data/files.h"
 #include "data/listing.h"
+#include "data/token_files.h"
 #include "zero/data.h"
 #include "zero/errors.h"
 
@@ -33,25 +35,40 @@ std::shared_ptr<const void> map_file(const std::filesystem::path& path, std::siz
 }  // namespace
 
 Corpus::Corpus(const std::filesystem::path& folder, Split split) {
-  const CorpusInfo info = data::read_corpus_json(folder);
+  const data::StoredCorpus stored = data::read_corpus_json(folder);
   const bool train = split == Split::kTrain;
-  const std::filesystem::path path = folder / (train ? data::kTrainFile : data::kValidationFile);
-  const auto nbytes = static_cast<std::size_t>(train ? info.train_nbytes : info.validation_nbytes);
-  if (nbytes > 0) {
-    owner_ = map_file(path, nbytes);
-    bytes_ = {static_cast<const std::uint8_t*>(owner_.get()), nbytes};
+  token_nbytes_ = stored.info.tokens.nbytes;
+  for (const data::Part& part : train ? stored.parts.train : stored.parts.validation) {
+    if (part.nbytes == 0) continue;
+    const auto owner = map_file(part.path, static_cast<std::size_t>(part.skip_nbytes + part.nbytes));
+    const auto* tokens = static_cast<const std::uint8_t*>(owner.get()) + part.skip_nbytes;
+    parts_.push_back({owner, tokens, size_, part.nbytes / token_nbytes_});
+    size_ += parts_.back().count;
   }
-  unigram_entropy_nats_ = train ? info.train_unigram_entropy_nats : info.validation_unigram_entropy_nats;
-  hash_ = info.hash;
-  name_ = path.string();
+  unigram_entropy_nats_ = train ? stored.info.train_unigram_entropy_nats : stored.info.validation_unigram_entropy_nats;
+  hash_ = stored.info.hash;
+  name_ = (folder / (train ? data::kTrainFile : data::kValidationFile)).string();
 }
 
 Corpus::Corpus(std::string text) : name_("memory") {
   const auto owned = std::make_shared<const std::string>(std::move(text));
-  owner_ = owned;
-  bytes_ = {reinterpret_cast<const std::uint8_t*>(owned->data()), owned->size()};
+  size_ = static_cast<std::int64_t>(owned->size());
+  parts_.push_back({owned, reinterpret_cast<const std::uint8_t*>(owned->data()), 0, size_});
   hash_ = data::hash_of(*owned);
-  unigram_entropy_nats_ = zero::unigram_entropy_nats(bytes_);
+  unigram_entropy_nats_ = zero::unigram_entropy_nats({parts_[0].tokens, owned->size()});
+}
+
+void Corpus::copy(std::int64_t first, std::span<std::int64_t> tokens) const {
+  auto part = std::ranges::upper_bound(parts_, first, {}, [](const Part& p) { return p.first + p.count; });
+  while (!tokens.empty()) {
+    const std::int64_t offset = first - part->first;
+    const std::int64_t count = std::min(static_cast<std::int64_t>(tokens.size()), part->count - offset);
+    data::widen({part->tokens + offset * token_nbytes_, static_cast<std::size_t>(count * token_nbytes_)},
+                token_nbytes_, tokens.first(static_cast<std::size_t>(count)));
+    tokens = tokens.subspan(static_cast<std::size_t>(count));
+    first += count;
+    ++part;
+  }
 }
 
 double unigram_entropy_nats(std::span<const std::uint8_t> bytes) {

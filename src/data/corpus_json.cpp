@@ -15,28 +15,57 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-struct Stored {
-  CorpusInfo info;
-  std::string fingerprint;
-};
-
-void check_size(const fs::path& path, std::int64_t wanted) {
+void check_size(const Part& part) {
   std::error_code error;
-  const auto got = fs::file_size(path, error);
-  if (error) throw IoError(fmt::format("{}: {}; pack the corpus again", path.string(), error.message()));
-  if (static_cast<std::int64_t>(got) != wanted) {
-    throw IoError(fmt::format("{}: got {} bytes, want {} as corpus.json says; pack the corpus again", path.string(),
-                              got, wanted));
+  const auto got = fs::file_size(part.path, error);
+  if (error) throw IoError(fmt::format("{}: {}; pack the corpus again", part.path.string(), error.message()));
+  if (static_cast<std::int64_t>(got) != part.skip_nbytes + part.nbytes) {
+    throw IoError(fmt::format("{}: got {} bytes, want {} as corpus.json says; pack the corpus again",
+                              part.path.string(), got, part.skip_nbytes + part.nbytes));
   }
 }
 
-Stored read_stored(const fs::path& folder) {
+std::vector<Part> parts_of(const ordered_json& split, const fs::path& folder, const char* file, std::int64_t nbytes) {
+  if (!split.contains("parts")) return {{folder / file, 0, nbytes}};
+  std::vector<Part> parts;
+  for (const auto& one : split.at("parts"))
+    parts.push_back({one.at("file").get<std::string>(), one.at("skip_nbytes"), one.at("nbytes")});
+  return parts;
+}
+
+TokenInfo tokens_of(const ordered_json& json) {
+  TokenInfo tokens;
+  if (!json.contains("tokens")) return tokens;
+  const auto& stored = json.at("tokens");
+  stored.at("nbytes").get_to(tokens.nbytes);
+  stored.at("largest").get_to(tokens.largest);
+  stored.at("text_nbytes").get_to(tokens.text_nbytes);
+  stored.at("pieces").get_to(tokens.pieces);
+  stored.at("tokenizer").get_to(tokens.tokenizer);
+  return tokens;
+}
+
+ordered_json split_json(const char* file, std::int64_t nbytes, double entropy_nats, const std::vector<Part>& parts) {
+  ordered_json json = {{"file", file},
+                       {"nbytes", nbytes},
+                       {"unigram_entropy_nats", entropy_nats},
+                       {"unigram_entropy_bits", entropy_nats / std::numbers::ln2}};
+  for (const Part& part : parts) {
+    json["parts"].push_back(
+        {{"file", part.path.string()}, {"skip_nbytes", part.skip_nbytes}, {"nbytes", part.nbytes}});
+  }
+  return json;
+}
+
+}  // namespace
+
+StoredCorpus read_corpus_json(const fs::path& folder) {
   const fs::path path = folder / kCorpusFile;
   std::string text;
   if (!read_file(path, text)) {
     throw IoError(fmt::format("{}: cannot be read; pack a corpus there first", path.string()));
   }
-  Stored stored;
+  StoredCorpus stored;
   CorpusInfo& info = stored.info;
   try {
     const auto json = ordered_json::parse(text);
@@ -44,12 +73,15 @@ Stored read_stored(const fs::path& folder) {
     json.at("source").get_to(info.source);
     json.at("hash").get_to(info.hash);
     json.at("listing").get_to(stored.fingerprint);
+    info.tokens = tokens_of(json);
     const auto& train = json.at("train");
     train.at("nbytes").get_to(info.train_nbytes);
     train.at("unigram_entropy_nats").get_to(info.train_unigram_entropy_nats);
     const auto& validation = json.at("validation");
     validation.at("nbytes").get_to(info.validation_nbytes);
     validation.at("unigram_entropy_nats").get_to(info.validation_unigram_entropy_nats);
+    stored.parts = {parts_of(train, folder, kTrainFile, info.train_nbytes),
+                    parts_of(validation, folder, kValidationFile, info.validation_nbytes)};
     const auto& files = json.at("files");
     files.at("taken").get_to(info.files);
     for (const auto& one : files.at("left_out"))
@@ -58,21 +90,12 @@ Stored read_stored(const fs::path& folder) {
   } catch (const ordered_json::exception& error) {
     throw IoError(fmt::format("{}: damaged ({}); pack the corpus again", path.string(), error.what()));
   }
-  check_size(folder / kTrainFile, info.train_nbytes);
-  check_size(folder / kValidationFile, info.validation_nbytes);
+  for (const auto* parts : {&stored.parts.train, &stored.parts.validation})
+    for (const Part& part : *parts) check_size(part);
   return stored;
 }
 
-ordered_json split_json(const char* file, std::int64_t nbytes, double entropy_nats) {
-  return {{"file", file},
-          {"nbytes", nbytes},
-          {"unigram_entropy_nats", entropy_nats},
-          {"unigram_entropy_bits", entropy_nats / std::numbers::ln2}};
-}
-
-}  // namespace
-
-double entropy_nats(const Histogram& histogram) {
+double entropy_nats(std::span<const std::int64_t> histogram) {
   double total = 0;
   for (const std::int64_t count : histogram) total += static_cast<double>(count);
   double entropy = 0;
@@ -84,7 +107,8 @@ double entropy_nats(const Histogram& histogram) {
   return entropy;
 }
 
-void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std::string& fingerprint) {
+void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std::string& fingerprint,
+                       const Parts& parts) {
   auto left_out = ordered_json::array();
   for (const LeftOutFiles& one : info.left_out) {
     left_out.push_back({{"reason", one.reason},
@@ -97,19 +121,24 @@ void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std
       {"source", info.source},
       {"hash", info.hash},
       {"listing", fingerprint},
-      {"train", split_json(kTrainFile, info.train_nbytes, info.train_unigram_entropy_nats)},
-      {"validation", split_json(kValidationFile, info.validation_nbytes, info.validation_unigram_entropy_nats)},
+      {"tokens",
+       {{"nbytes", info.tokens.nbytes},
+        {"largest", info.tokens.largest},
+        {"text_nbytes", info.tokens.text_nbytes},
+        {"pieces", info.tokens.pieces},
+        {"tokenizer", info.tokens.tokenizer}}},
+      {"train", split_json(kTrainFile, info.train_nbytes, info.train_unigram_entropy_nats, parts.train)},
+      {"validation",
+       split_json(kValidationFile, info.validation_nbytes, info.validation_unigram_entropy_nats, parts.validation)},
       {"files", {{"taken", info.files}, {"left_out", std::move(left_out)}}}};
   FileWriter writer(folder / kCorpusFile);
   writer.append(json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
   writer.finish();
 }
 
-CorpusInfo read_corpus_json(const fs::path& folder) { return read_stored(folder).info; }
-
 std::optional<CorpusInfo> find_packed(const fs::path& folder, const std::string& fingerprint) {
   try {
-    Stored stored = read_stored(folder);
+    StoredCorpus stored = read_corpus_json(folder);
     if (stored.fingerprint != fingerprint) return std::nullopt;
     stored.info.reused = true;
     return stored.info;

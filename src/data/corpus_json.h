@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "zero/data.h"
 
@@ -15,12 +17,31 @@ inline constexpr const char* kValidationFile = "val.bin";
 inline constexpr const char* kCorpusFile = "corpus.json";
 
 using Histogram = std::array<std::int64_t, 256>;
-double entropy_nats(const Histogram& histogram);
+double entropy_nats(std::span<const std::int64_t> histogram);
 
-void write_corpus_json(const std::filesystem::path& folder, const CorpusInfo& info, const std::string& fingerprint);
+/// A file of a split, from `skip_nbytes` on.
+struct Part {
+  std::filesystem::path path;
+  std::int64_t skip_nbytes = 0, nbytes = 0;
+};
 
-/// Throws IoError when corpus.json is missing or damaged, or a split has not the size it says.
-CorpusInfo read_corpus_json(const std::filesystem::path& folder);
+/// Where the tokens of a corpus are.
+struct Parts {
+  std::vector<Part> train, validation;
+};
+
+/// `parts`: of token files that stay where they are; empty: the folder's own files.
+void write_corpus_json(const std::filesystem::path& folder, const CorpusInfo& info, const std::string& fingerprint,
+                       const Parts& parts = {});
+
+struct StoredCorpus {
+  CorpusInfo info;
+  std::string fingerprint;
+  Parts parts;
+};
+
+/// Throws IoError when corpus.json is missing or damaged, or a file has not the size it says.
+StoredCorpus read_corpus_json(const std::filesystem::path& folder);
 
 /// The complete corpus in `folder` when it was packed from the same options and files.
 std::optional<CorpusInfo> find_packed(const std::filesystem::path& folder, const std::string& fingerprint);

@@ -13,6 +13,7 @@
 #include "data/files.h"
 #include "data/listing.h"
 #include "data/random.h"
+#include "data/token_files.h"
 #include "zero/data.h"
 #include "zero/errors.h"
 
@@ -227,15 +228,38 @@ void check_target(const fs::path& folder) {
   }
 }
 
+void create_parents(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder.parent_path(), error);
+  if (error) throw IoError(fmt::format("{}: cannot create: {}", folder.parent_path().string(), error.message()));
+}
+
+/// A corpus of files that stay where they are.
+CorpusInfo refer_to(const data::TokenFiles& tokens, const CorpusOptions& options, const fs::path& folder) {
+  const std::string fingerprint = data::fingerprint(tokens);
+  if (auto found = data::find_packed(folder, fingerprint)) return *found;
+  check_target(folder);
+  CorpusInfo info = data::scan(tokens);
+  info.folder = folder;
+  info.source = options.source.string();
+  create_parents(folder);
+  data::TemporaryFolder temporary(folder);
+  data::write_corpus_json(temporary.path(), info, fingerprint, tokens.parts);
+  if (auto found = data::find_packed(folder, fingerprint)) return *found;
+  temporary.replace(folder);
+  return info;
+}
+
 }  // namespace
 
 CorpusInfo pack_corpus(const CorpusOptions& options) {
   check_options(options);
-  data::Listing listing = data::list_files(options);
-  const std::string fingerprint = data::fingerprint(options, listing);
   // "x/" and "x" are the same folder; the temporary one goes beside it, not into it.
   fs::path folder = fs::absolute(options.folder).lexically_normal();
   if (folder.filename().empty()) folder = folder.parent_path();
+  if (const auto tokens = data::find_token_files(options.source)) return refer_to(*tokens, options, folder);
+  data::Listing listing = data::list_files(options);
+  const std::string fingerprint = data::fingerprint(options, listing);
   if (auto found = data::find_packed(folder, fingerprint)) return *found;
   check_target(folder);
 
@@ -253,9 +277,7 @@ CorpusInfo pack_corpus(const CorpusOptions& options) {
   if (options.max_nbytes > 0) keep_up_to(files, options.max_nbytes);
   info.files = count_files(files);
 
-  std::error_code error;
-  fs::create_directories(folder.parent_path(), error);
-  if (error) throw IoError(fmt::format("{}: cannot create: {}", folder.parent_path().string(), error.message()));
+  create_parents(folder);
   data::TemporaryFolder temporary(folder);
   write_splits(files, options.validation_fraction, temporary.path(), info);
   data::write_corpus_json(temporary.path(), info, fingerprint);

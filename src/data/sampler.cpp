@@ -18,17 +18,16 @@ std::int64_t count_windows(const Corpus& corpus, std::int64_t sequence_length, s
   const std::int64_t windows = std::max<std::int64_t>(0, (corpus.size() - 1) / sequence_length);
   if (windows < wanted) {
     throw ConfigError(
-        fmt::format("{}: got {} bytes, want at least {} for {} sequence(s) of {} + 1 bytes; use more text or a "
+        fmt::format("{}: got {} {}, want at least {} for {} sequence(s) of {} + 1 {}; use more text or a "
                     "smaller sequence length or batch",
-                    corpus.name(), corpus.size(), wanted * sequence_length + 1, wanted, sequence_length));
+                    corpus.name(), corpus.size(), corpus.unit(), wanted * sequence_length + 1, wanted, sequence_length,
+                    corpus.unit()));
   }
   return windows;
 }
 
 void copy_window(const Corpus& corpus, std::int64_t offset, std::int64_t sequence_length, std::int64_t* tokens) {
-  const auto window =
-      corpus.bytes().subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(sequence_length) + 1);
-  std::copy(window.begin(), window.end(), tokens);
+  corpus.copy(offset, {tokens, static_cast<std::size_t>(sequence_length) + 1});
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // under ZeRO; and back into a folder.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -230,6 +231,28 @@ TEST(CausalLMConfig, WhatIsNotBuiltIsRefusedByName) {
   EXPECT_EQ(old.rope, models::read_config(kData + "llama_linear.json").rope);
 }
 
+std::string llama(const std::string& type, int layers, int hidden, int heads, int kv, int mlp, int vocab,
+                  const std::string& more = "") {
+  return fmt::format(R"({{"model_type": "{}", "num_hidden_layers": {}, "hidden_size": {}, "num_attention_heads": {},
+    "num_key_value_heads": {}, "intermediate_size": {}, "vocab_size": {}, "max_position_embeddings": 4096{}}})",
+                     type, layers, hidden, heads, kv, mlp, vocab, more);
+}
+
+TEST(CausalLMConfig, NumbersOfParametersAreThoseOfTheModels) {
+  const auto numel_of = [](const std::string& json) { return models::shape_of(models::parse_config(json)).numel(); };
+  EXPECT_EQ(numel_of(R"({"model_type": "gpt2"})"), 124'439'808);
+  EXPECT_EQ(numel_of(R"({"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25})"), 1'557'611'200);
+  EXPECT_EQ(numel_of(llama("llama", 32, 4096, 32, 32, 11008, 32000)), 6'738'415'616);   // Llama 2 7B
+  EXPECT_EQ(numel_of(llama("llama", 32, 4096, 32, 8, 14336, 128256)), 8'030'261'248);   // Llama 3 8B
+  EXPECT_EQ(numel_of(llama("llama", 80, 8192, 64, 8, 28672, 32000)), 68'976'648'192);   // Llama 2 70B
+  EXPECT_EQ(numel_of(llama("mistral", 32, 4096, 32, 8, 14336, 32000)), 7'241'732'096);  // Mistral 7B
+  EXPECT_EQ(numel_of(llama("qwen2", 28, 3584, 28, 4, 18944, 152064)), 7'615'616'512);   // Qwen2 7B
+  EXPECT_EQ(numel_of(llama("qwen2", 24, 896, 14, 2, 4864, 151936, R"(, "tie_word_embeddings": true)")),
+            494'032'768);  // Qwen2 0.5B
+  EXPECT_EQ(numel_of(llama("mixtral", 32, 4096, 32, 8, 14336, 32000)), 46'702'792'704);  // Mixtral 8x7B
+  EXPECT_EQ(numel_of(llama("qwen3", 36, 4096, 32, 8, 12288, 151936)), 8'190'735'360);    // Qwen3 8B
+}
+
 TEST(CausalLM, WeightsThatDoNotFitChangeNothing) {
   const TemporaryFolder folder;
   write_folder("llama", folder.file("small"));
@@ -250,6 +273,59 @@ TEST(CausalLM, WeightsThatDoNotFitChangeNothing) {
   lacks("nowhere", "nowhere");
   std::filesystem::resize_file(folder.file("small/model.safetensors"), 5000);
   lacks("small", "model.safetensors");
+}
+
+struct Curve {
+  int ranks = 1, stage = 0;
+  const char* store = "copying";
+  int recompute_every = 0;
+  bool deferred = false;
+  int loss_rows = 3;
+};
+
+/// Three steps of twelve sequences, two of them ragged by masked targets: a hash of losses and weights.
+std::uint64_t train(const std::string& name, const Curve& curve, Group group) {
+  at::set_num_threads(1);
+  CausalLMConfig config = models::read_config(kData + name + ".json");
+  config.recompute_every = curve.recompute_every;
+  config.loss_rows = curve.loss_rows;
+  at::manual_seed(3);
+  CausalLM model = curve.deferred ? deferred_init([&] { return CausalLM(config); }) : CausalLM(config);
+  const std::string json = fmt::format(
+      R"({{"train_micro_batch_size_per_gpu": 1, "train_batch_size": 12, "gradient_clipping": 0.5,
+        "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}},
+        "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0}},
+        "zerotorch": {{"store": "{}", "unit_numel": 300, "seed": 9}}}})",
+      curve.stage, curve.store);
+  auto engine = initialize(model, json, InitializeOptions{.group = group});
+  std::uint64_t hash = kNoBits;
+  for (int micro = 0; micro < 3 * 12 / curve.ranks; ++micro) {
+    const int index = micro * curve.ranks + group.rank();
+    const Tensor tokens = at::arange(9).add(5 * index).remainder(config.vocab).square().remainder(config.vocab).view({1, 9});
+    Tensor targets = tokens.roll(-1, 1).clone();
+    if (index % 5 == 0) targets.narrow(1, 0, 4).fill_(-100);
+    engine.backward(model->loss(tokens, targets));
+    engine.step();
+  }
+  for (const auto& item : model->named_parameters()) hash = hash_with(hash, engine.full_weight(item.key()));
+  return hash;
+}
+
+TEST(CausalLM, OneCurve) {
+  // Dropout of GPT-2 and experts that some ranks do not use included.
+  for (const char* name : {"gpt2", "llama", "mistral", "qwen3_moe_mixed"}) {
+    const Curve curves[] = {
+        {2, 0}, {3, 1}, {4, 2}, {1, 3}, {2, 3, "node_shared"}, {3, 3}, {4, 3, "node_shared", 1, true},
+        {2, 3, "copying", 2, true}, {1, 0, "copying", 1}, {3, 2, "copying", 0, true},
+    };
+    for (const Curve& curve : curves) {
+      expect_all_ok(spawn(curve.ranks, [&](Group group) {
+        EXPECT_EQ(train(name, curve, group), train(name, {}, Group()))
+            << name << ": " << curve.ranks << " ranks, stage " << curve.stage << ", " << curve.store << ", recompute "
+            << curve.recompute_every << ", deferred " << curve.deferred;
+      }));
+    }
+  }
 }
 
 TEST(CausalLM, WrongTokensAreErrors) {

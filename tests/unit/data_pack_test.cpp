@@ -246,15 +246,18 @@ TEST_F(DataPack, CorpusMapsWhatWasPacked) {
   const CorpusInfo info = pack_corpus(options_);
   const Corpus train(options_.folder, Split::kTrain), validation(options_.folder, Split::kValidation);
   const std::string text = split("train.bin");
-  EXPECT_TRUE(std::equal(train.bytes().begin(), train.bytes().end(), reinterpret_cast<const std::uint8_t*>(text.data()),
-                         reinterpret_cast<const std::uint8_t*>(text.data()) + text.size()));
+  const std::span bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(train.size()));
+  train.copy(0, tokens);
+  EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), bytes.begin(), bytes.end()));
   EXPECT_EQ(validation.size(), info.validation_nbytes);
   EXPECT_EQ(train.hash(), info.hash);
-  EXPECT_NEAR(train.unigram_entropy_nats(), unigram_entropy_nats(train.bytes()), 1e-12);
+  EXPECT_NEAR(train.unigram_entropy_nats(), unigram_entropy_nats(bytes), 1e-12);
   EXPECT_GT(train.unigram_entropy_nats(), 1.0);
   const Corpus copy = train;
   fs::remove_all(options_.folder);
-  EXPECT_EQ(copy.bytes()[0], static_cast<std::uint8_t>(text[0])) << "the mapping outlives the file";
+  copy.copy(0, std::span(tokens).first(1));
+  EXPECT_EQ(tokens[0], bytes[0]) << "the mapping outlives the file";
   EXPECT_THROW(Corpus(options_.folder, Split::kTrain), IoError);
 }
 

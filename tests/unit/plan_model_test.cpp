@@ -1,4 +1,4 @@
-// Models that the plan knows by their sizes or by Hugging Face's config.json, and their activations on paper.
+// Models that the plan knows by their sizes, and their activations on paper.
 #include <gtest/gtest.h>
 
 #include "zero/errors.h"
@@ -6,51 +6,6 @@
 
 namespace zero::plan {
 namespace {
-
-std::int64_t numel_of(const std::string& json) { return from_hugging_face(json).numel(); }
-
-std::string llama(const std::string& type, int layers, int hidden, int heads, int kv, int mlp, int vocab,
-                  const std::string& more = "") {
-  return R"({"model_type": ")" + type + R"(", "num_hidden_layers": )" + std::to_string(layers) +
-         R"(, "hidden_size": )" + std::to_string(hidden) + R"(, "num_attention_heads": )" + std::to_string(heads) +
-         R"(, "num_key_value_heads": )" + std::to_string(kv) + R"(, "intermediate_size": )" + std::to_string(mlp) +
-         R"(, "vocab_size": )" + std::to_string(vocab) + R"(, "max_position_embeddings": 4096)" + more + "}";
-}
-
-TEST(HuggingFace, NumbersOfParametersAreThoseOfTheModels) {
-  EXPECT_EQ(numel_of(R"({"model_type": "gpt2"})"), 124'439'808);
-  EXPECT_EQ(numel_of(R"({"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25})"), 1'557'611'200);
-  EXPECT_EQ(numel_of(llama("llama", 32, 4096, 32, 32, 11008, 32000)), 6'738'415'616);   // Llama 2 7B
-  EXPECT_EQ(numel_of(llama("llama", 32, 4096, 32, 8, 14336, 128256)), 8'030'261'248);   // Llama 3 8B
-  EXPECT_EQ(numel_of(llama("llama", 80, 8192, 64, 8, 28672, 32000)), 68'976'648'192);   // Llama 2 70B
-  EXPECT_EQ(numel_of(llama("mistral", 32, 4096, 32, 8, 14336, 32000)), 7'241'732'096);  // Mistral 7B
-  EXPECT_EQ(numel_of(llama("qwen2", 28, 3584, 28, 4, 18944, 152064)), 7'615'616'512);   // Qwen2 7B
-  EXPECT_EQ(numel_of(llama("qwen2", 24, 896, 14, 2, 4864, 151936, R"(, "tie_word_embeddings": true)")),
-            494'032'768);  // Qwen2 0.5B
-}
-
-void expect_refused(const std::string& json, const std::string& want) {
-  try {
-    from_hugging_face(json, "c.json");
-    FAIL() << json;
-  } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find(want), std::string::npos) << error.what();
-    EXPECT_TRUE(std::string(error.what()).starts_with("c.json: ")) << error.what();
-  }
-}
-
-TEST(HuggingFace, BadFilesAreNamed) {
-  expect_refused("{", "not JSON");
-  expect_refused("[]", "want an object");
-  expect_refused("{}", "model_type: got ''");
-  expect_refused(R"({"model_type": "t5"})", "model_type: got 't5'");
-  expect_refused(R"({"model_type": "llama"})", "num_hidden_layers: missing");
-  expect_refused(R"({"model_type": "gpt2", "n_layer": "12"})", "n_layer: got \"12\"");
-  expect_refused(R"({"model_type": "gpt2", "n_layer": 0})", "at least 1");
-  expect_refused(R"({"model_type": "gpt2", "n_head": 7})", "not a multiple of heads 7");
-  expect_refused(llama("llama", 2, 64, 2, 2, 128, 100, R"(, "attention_bias": true)"), "attention_bias");
-  expect_refused(llama("llama", 2, 64, 2, 2, 128, 100, R"(, "tie_word_embeddings": 1)"), "tie_word_embeddings");
-}
 
 TEST(Transformer, RefusesSizesThatDoNotFit) {
   EXPECT_THROW(transformer({.layers = 0}), ConfigError);
