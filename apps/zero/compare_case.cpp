@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "language_model.h"
 #include "rank_setup.h"
 #include "rank_totals.h"
 #include "report_tables.h"
@@ -48,7 +49,7 @@ class Trainer {
   }
 
   double learning_rate() const { return engine_ ? engine_->learning_rate() : 0; }
-  const std::optional<GPTEngine>& engine() const { return engine_; }
+  const std::optional<ModuleEngine<GPT>>& engine() const { return engine_; }
   /// Elements received so far, in bytes of their dtypes.
   double received_nbytes() const {
     if (!engine_) return 0;
@@ -59,7 +60,7 @@ class Trainer {
   const Config& config_;
   Group group_;
   GPT model_;
-  std::optional<GPTEngine> engine_;
+  std::optional<ModuleEngine<GPT>> engine_;
 };
 
 ordered_json memory_json(const Group& group, const Trainer& trainer) {

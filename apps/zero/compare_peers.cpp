@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "rank_setup.h"
+#include "language_model.h"
 #include "side_programs.h"
 #include "zero/config.h"
 #include "zero/data.h"

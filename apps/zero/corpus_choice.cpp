@@ -135,14 +135,40 @@ CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_le
   CorpusInfo info = pack_corpus(options);
   if (sequence_length == 0) return info;
   // A sequence has one more byte: the last target.
-  if (info.train_nbytes > sequence_length && info.validation_nbytes > sequence_length) return info;
+  if (info.train_tokens() > sequence_length && info.validation_tokens() > sequence_length) return info;
+  if (info.tokens.nbytes > 1) {
+    throw ConfigError(fmt::format(
+        "{}: {} tokens to train on and {} to validate on are too few for sequences of {}; give "
+        "more with --data, or a smaller --seq",
+        info.source, with_commas(info.train_tokens()), with_commas(info.validation_tokens()), sequence_length));
+  }
   throw ConfigError(
       fmt::format("{}: {} to train on and {} to validate on are too few for sequences of {} bytes; give more "
                   "text with --data, or a smaller --seq",
                   info.source, human_nbytes(info.train_nbytes), human_nbytes(info.validation_nbytes), sequence_length));
 }
 
+namespace {
+
+std::string describe_tokens(const CorpusInfo& info, double seconds) {
+  const std::string text =
+      info.tokens.text_nbytes > 0 ? fmt::format("; a token is {:.2f} bytes of text", info.tokens.text_nbytes) : "";
+  const double nats = info.validation_unigram_entropy_nats;
+  return fmt::format(
+      "data       {}: {} file{} of tokens; {}\n"
+      "           {} tokens to train on, {} to validate on{}\n"
+      "           to beat: {:.3f} nats a token, the unigram entropy: the loss of knowing just\n"
+      "           how often each token occurs\n",
+      short_path(info.source), with_commas(info.files), info.files == 1 ? "" : "s",
+      info.reused ? "read before" : fmt::format("read in {}", duration(seconds)),
+      human_count(static_cast<double>(info.train_tokens())), human_count(static_cast<double>(info.validation_tokens())),
+      text, nats);
+}
+
+}  // namespace
+
 std::string describe_corpus(const CorpusInfo& info, double seconds) {
+  if (info.tokens.nbytes > 1) return describe_tokens(info, seconds);
   std::string left_out;
   if (info.source != ZERO_TORCH_PREFIX) {
     for (const LeftOutFiles& one : info.left_out) {

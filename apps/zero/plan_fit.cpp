@@ -18,8 +18,10 @@ std::string check_fits(const plan::ModelShape& model, const Config& config, int 
   }
 }
 
-plan::ModelShape shape_to_train(const GPTOptions& model) {
-  plan::ModelShape shape = gpt_shape(model, "gpt");
+plan::ModelShape shape_to_train(const TrainPlan& plan) {
+  plan::ModelShape shape =
+      plan.model.empty() ? gpt_shape(gpt_options(plan), "gpt") : models::shape_of(causal_lm_config(plan));
+  shape.transformer->seq = plan.seq;
   shape.deferred_init = true;
   return shape;
 }

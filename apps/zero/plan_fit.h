@@ -2,6 +2,7 @@
 // Whether a run fits this host, before its ranks are started.
 #include <string>
 
+#include "train_plan.h"
 #include "zero/config.h"
 #include "zero/models.h"
 #include "zero/plan.h"
@@ -14,6 +15,6 @@ namespace zero::app {
 std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node, bool force);
 
 /// What `zero train` builds, for check_fits().
-plan::ModelShape shape_to_train(const GPTOptions& model);
+plan::ModelShape shape_to_train(const TrainPlan& plan);
 
 }  // namespace zero::app

@@ -4,13 +4,12 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 
 #include "number_check.h"
 #include "quantity.h"
 #include "train_config.h"
 #include "train_plan.h"
+#include "zero/causal_lm.h"
 #include "zero/errors.h"
 #include "zero/models.h"
 
@@ -27,8 +26,8 @@ void add_model_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--preset", options.preset, "a GPT of `zero train` (default gpt-11m)")
       ->type_name("NAME")
       ->group(kModel);
-  command.add_option("--model", options.model, "a Hugging Face config.json: gpt2, llama, mistral or qwen2")
-      ->type_name("FILE")
+  command.add_option("--model", options.model, "a Hugging Face folder or config.json, as of `zero train`")
+      ->type_name("PATH")
       ->group(kModel);
   command.add_option("--parameters", options.parameters, "only their number, such as 7.5e9 or 7.5B")
       ->type_name("N")
@@ -90,25 +89,17 @@ void add_machine_options(CLI::App& command, PlanOptions& options) {
       ->group(kMachines);
 }
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text;
-  try {
-    if (file.is_open()) text.assign(std::istreambuf_iterator<char>(file), {});
-  } catch (const std::ios_base::failure&) {  // a folder opens, but does not read
-    file.close();
-  }
-  if (!file.is_open()) throw IoError(fmt::format("--model: cannot read {}", path));
-  return text;
-}
-
 bool names_sizes(const PlanOptions& options) { return options.layers || options.dim || options.heads || options.vocab; }
 
 plan::ModelShape read_file(const PlanOptions& options) {
   if (names_sizes(options)) {
     throw ConfigError("--model: the file gives the sizes; of the other options only --seq goes with it");
   }
-  return plan::from_hugging_face(read_text(options.model), options.model);
+  models::CausalLMConfig config = models::read_config(options.model);
+  config.recompute_every = options.checkpointing ? 1 : 0;
+  plan::ModelShape shape = models::shape_of(config, std::string(models::family_name(config.family)));
+  shape.deferred_init = false;  // whatever program trains it
+  return shape;
 }
 
 /// A preset with what overrides it, or sizes alone.
@@ -154,7 +145,7 @@ plan::ModelShape read_model(const PlanOptions& options) {
   plan::ModelShape model = options.model.empty() ? read_gpt(options) : read_file(options);
   if (options.seq) model.transformer->seq = *options.seq;
   model.transformer->checkpointing = options.checkpointing;
-  model.transformer->fused_attention = !options.unfused_attention;
+  if (options.unfused_attention) model.transformer->fused_attention = false;
   return model;
 }
 

@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "zero/errors.h"
-#include "zero/init.h"
 
 namespace zero::app {
 
@@ -85,14 +84,6 @@ int rank_exit_code(int rank, const std::function<int()>& run) {
     report(rank, error.what(), /*of_others=*/false);
   }
   return 1;
-}
-
-GPT build_model(const TrainPlan& plan) {
-  return deferred_init([&] { return GPT(gpt_options(plan)); });
-}
-
-ParameterGroup no_decay_group() {
-  return {.names = {"*.bias", "*.ln1.weight", "*.ln2.weight", "lnf.weight"}, .weight_decay = 0.0};
 }
 
 }  // namespace zero::app

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "text_format.h"
+#include "report_tables.h"
 
 namespace zero::app {
 
@@ -22,16 +22,15 @@ void record_step(MetricsRecord& record, const StepMetrics& metrics) {
                                    {"speed/tokens_per_s", metrics.tokens_per_s}});
 }
 
-void record_validation(MetricsRecord& record, std::int64_t step, double nats, double baseline_nats) {
-  const nlohmann::ordered_json line = {{"step", step},
-                                       {"val_loss", nats},
-                                       {"val_bits_per_byte", to_bits(nats)},
-                                       {"baseline", baseline_nats},
-                                       {"val_loss_over_baseline", nats / baseline_nats}};
+void record_validation(MetricsRecord& record, const TrainPlan& plan, std::int64_t step, double nats) {
+  const auto bits = bits_per_byte(plan, nats);
+  nlohmann::ordered_json line = {{"step", step}, {"val_loss", nats}};
+  if (bits) line["val_bits_per_byte"] = *bits;
+  line["baseline"] = plan.baseline_nats;
+  line["val_loss_over_baseline"] = nats / plan.baseline_nats;
   record.add_line(line.dump());
-  record.add_events(step, {{"validation/loss", nats},
-                           {"validation/bits_per_byte", to_bits(nats)},
-                           {"validation/unigram_entropy", baseline_nats}});
+  record.add_events(step, {{"validation/loss", nats}, {"validation/unigram_entropy", plan.baseline_nats}});
+  if (bits) record.add_events(step, {{"validation/bits_per_byte", *bits}});
 }
 
 }  // namespace zero::app

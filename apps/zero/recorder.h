@@ -2,13 +2,14 @@
 // What a run of `zero train` writes of its steps: metrics.jsonl and TensorBoard.
 #include <cstdint>
 
+#include "train_plan.h"
 #include "zero/train.h"
 
 namespace zero::app {
 
 struct StepMetrics {
   std::int64_t step = 0;  ///< counted from 1
-  double loss = 0;        ///< mean over the global batch, nats per byte
+  double loss = 0;        ///< mean over the global batch, nats per token
   double grad_norm = 0;
   double lr = 0;            ///< used for this step
   std::int64_t tokens = 0;  ///< so far
@@ -19,6 +20,6 @@ struct StepMetrics {
 
 void record_step(MetricsRecord& record, const StepMetrics& metrics);
 /// `step`: steps done so far.
-void record_validation(MetricsRecord& record, std::int64_t step, double nats, double baseline_nats);
+void record_validation(MetricsRecord& record, const TrainPlan& plan, std::int64_t step, double nats);
 
 }  // namespace zero::app

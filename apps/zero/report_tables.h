@@ -59,6 +59,15 @@ struct RunResult {
 /// Elements each rank received per step, in units of P (N-1)/N; 0 for one rank.
 double traffic_in_model_sizes(const RunResult& result);
 
+/// "byte" or "token": what losses are per.
+const char* token_name(const TrainPlan& plan);
+/// Not given where nobody knows how much text a token is.
+std::optional<double> bits_per_byte(const TrainPlan& plan, double nats);
+/// "1.234 nats = 1.780 bits per byte".
+std::string nats_text(const TrainPlan& plan, double nats, int digits);
+/// The same, and how it compares: with the unigram entropy of bytes, or as a perplexity.
+std::string loss_text(const TrainPlan& plan, double nats, int digits);
+
 /// The last lines of a run.
 std::string describe_result(const TrainPlan& plan, const RunResult& result);
 /// The same in one line and a half, for --quiet.

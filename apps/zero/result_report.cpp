@@ -28,22 +28,26 @@ std::string folder_name(const TrainPlan& plan) {
              : short_path(plan.run_folder);
 }
 
+/// The rest of a line about a loss: what the unigram entropy is to it.
+std::string beside_baseline(const TrainPlan& plan, double nats) {
+  if (plan.token_nbytes > 1) return fmt::format("perplexity {:.2f}", std::exp(nats));
+  return fmt::format("{:.0f} % of the unigram entropy", 100 * nats / plan.baseline_nats);
+}
+
 std::string describe_validation(const TrainPlan& plan, const RunResult& result) {
   if (result.steps_done == 0 && !result.last_validation) return "";
   std::string text;
   if (!result.last_validation || result.last_validation_step < result.steps_done) {
-    text = fmt::format(
-        "result     training loss (average) {:.3f} nats = {:.3f} bits per byte after {} steps,\n"
-        "           {:.0f} % of the unigram entropy\n",
-        result.last_loss, to_bits(result.last_loss), result.steps_done, 100 * result.last_loss / plan.baseline_nats);
+    text =
+        fmt::format("result     training loss (average) {} after {} steps,\n           {}\n",
+                    nats_text(plan, result.last_loss, 3), result.steps_done, beside_baseline(plan, result.last_loss));
   }
   if (!result.last_validation || (result.last_validation_step == 0 && result.steps_done > 0)) return text;
   const double nats = *result.last_validation;
-  return text + fmt::format(
-                    "{:<10} validation loss {:.3f} nats = {:.3f} bits per byte after {} steps,\n"
-                    "           {:.0f} % of the unigram entropy of {:.3f} nats; it was {:.3f} before step 1\n",
-                    text.empty() ? "result" : "", nats, to_bits(nats), result.last_validation_step,
-                    100 * nats / plan.baseline_nats, plan.baseline_nats, *result.first_validation);
+  const std::string baseline = plan.token_nbytes > 1 ? "" : fmt::format(" of {:.3f} nats", plan.baseline_nats);
+  return text + fmt::format("{:<10} validation loss {} after {} steps,\n           {}{}; it was {:.3f} before step 1\n",
+                            text.empty() ? "result" : "", nats_text(plan, nats, 3), result.last_validation_step,
+                            beside_baseline(plan, nats), baseline, *result.first_validation);
 }
 
 std::string describe_times(const RunResult& result) {
@@ -114,6 +118,25 @@ double traffic_in_model_sizes(const RunResult& result) {
   return result.totals.moved_numel() / static_cast<double>(result.steps_here) / unit;
 }
 
+const char* token_name(const TrainPlan& plan) { return plan.token_nbytes > 1 ? "token" : "byte"; }
+
+std::optional<double> bits_per_byte(const TrainPlan& plan, double nats) {
+  return plan.text_nbytes > 0 ? std::optional(to_bits(nats) / plan.text_nbytes) : std::nullopt;
+}
+
+std::string nats_text(const TrainPlan& plan, double nats, int digits) {
+  const auto bits = bits_per_byte(plan, nats);
+  return fmt::format("{:.{}f} nats{}{}", nats, digits, plan.token_nbytes > 1 ? " a token" : "",
+                     bits ? fmt::format(" = {:.3f} bits per byte", *bits) : "");
+}
+
+std::string loss_text(const TrainPlan& plan, double nats, int digits) {
+  const std::string beside = plan.token_nbytes > 1
+                                 ? fmt::format("perplexity {:.2f}", std::exp(nats))
+                                 : fmt::format("{:.0f} % of unigram entropy", 100 * nats / plan.baseline_nats);
+  return fmt::format("{}, {}", nats_text(plan, nats, digits), beside);
+}
+
 std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   std::string text;
   if (result.stop_signal != 0) {
@@ -140,6 +163,8 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   text += fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
                       result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
+  if (!plan.export_folder.empty() && result.steps_done == plan.steps)
+    text += fmt::format("           {}: the model, as a Hugging Face folder\n", short_path(plan.export_folder));
   if (!result.checkpoint.empty()) {
     text += result.stop_signal != 0 || result.time_is_up
                 ? fmt::format("           {} train --resume --run-dir {} goes on\n", program_name(),
@@ -159,9 +184,9 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
 std::string describe_result_briefly(const TrainPlan& plan, const RunResult& result) {
   const std::string loss =
       result.last_validation && result.last_validation_step == result.steps_done
-          ? fmt::format("validation loss {:.4f} nats per byte ({:.0f} % of unigram)", *result.last_validation,
-                        100 * *result.last_validation / plan.baseline_nats)
-          : fmt::format("training loss {:.4f} nats per byte", result.last_loss);
+          ? fmt::format("validation loss {:.4f} nats per {} ({:.0f} % of unigram)", *result.last_validation,
+                        token_name(plan), 100 * *result.last_validation / plan.baseline_nats)
+          : fmt::format("training loss {:.4f} nats per {}", result.last_loss, token_name(plan));
   return fmt::format("{}{} steps, {}, {} tokens/s, {}: {}\n",
                      result.diverged           ? "diverged: "
                      : result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal))

@@ -10,19 +10,63 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <thread>
 #include <utility>
 
 #include "recorder.h"
 #include "text_format.h"
+#include "zero/data.h"
 #include "zero/errors.h"
+#include "zero/models.h"
 
 namespace zero::app {
 
-TrainLoop::TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress)
+namespace {
+
+/// The bytes of tokens by number: a byte each, or what their tokenizer has written.
+class Pieces {
+ public:
+  explicit Pieces(const TrainPlan& plan) {
+    if (plan.token_nbytes > 1) pieces_ = token_pieces(plan.token_pieces);
+  }
+  std::string text(std::span<const std::int64_t> tokens) const {
+    std::string text;
+    for (const std::int64_t token : tokens) {
+      if (pieces_.empty()) {
+        text += static_cast<char>(token);
+      } else if (token < static_cast<std::int64_t>(pieces_.size())) {  // a vocabulary may be padded
+        text += pieces_[static_cast<std::size_t>(token)];
+      }
+    }
+    return text;
+  }
+
+ private:
+  std::vector<std::string> pieces_;
+};
+
+std::vector<std::int64_t> prompt_of(const TrainPlan& plan) {
+  constexpr std::int64_t kLength = 32;
+  if (plan.token_nbytes > 1) {
+    const Corpus validation(plan.corpus_folder, Split::kValidation);
+    std::vector<std::int64_t> tokens(static_cast<std::size_t>(std::min(kLength, validation.size())));
+    validation.copy(0, tokens);
+    return tokens;
+  }
+  std::vector<std::int64_t> tokens;
+  for (const char c : plan.prompt) tokens.push_back(static_cast<unsigned char>(c));
+  if (tokens.empty()) tokens.push_back(0);
+  return tokens;
+}
+
+}  // namespace
+
+TrainLoop::TrainLoop(const TrainPlan& plan, LanguageModel& model, Engine& engine, const Console& console,
+                     Progress& progress)
     : plan_(plan),
+      model_(model),
       engine_(engine),
-      model_(engine.typed_module()),
       console_(console),
       progress_(progress),
       sampler_(Corpus(plan.corpus_folder, Split::kTrain), plan.seq, static_cast<std::uint64_t>(plan.seed)),
@@ -95,7 +139,7 @@ void TrainLoop::run(const std::function<void()>& begins) {
   try {
     train();
   } catch (const Stopped&) {
-    model_->train();
+    model_.train();
   }
   if (result_.steps_done == 0) return;
   save_last();
@@ -230,7 +274,7 @@ double TrainLoop::micro_batch() {
   const std::int64_t index = engine_.micro_steps() * engine_.world_size() + engine_.rank();
   sampler_.fill(index, config.train_micro_batch_size_per_gpu, tokens_.mutable_data_ptr<std::int64_t>());
   totals_.data += clock.lap();
-  const at::Tensor loss = model_->loss(tokens_.narrow(1, 0, plan_.seq), tokens_.narrow(1, 1, plan_.seq));
+  const at::Tensor loss = model_.loss(tokens_.narrow(1, 0, plan_.seq), tokens_.narrow(1, 1, plan_.seq));
   totals_.forward += clock.lap();
   engine_.backward(loss);
   totals_.backward += clock.lap();
@@ -262,9 +306,9 @@ void TrainLoop::check_stop() {
   throw Stopped{};
 }
 
-std::string TrainLoop::sample() {
+Sample TrainLoop::sample() {
   if (result_.stop_signal != 0 || result_.time_is_up || plan_.sample_length == 0 || !std::isfinite(loss_.value()))
-    return "";
+    return {};
   constexpr std::int64_t kMostContext = 128;
   GenerateOptions options;
   options.length = plan_.sample_length;
@@ -274,22 +318,26 @@ std::string TrainLoop::sample() {
   options.context = std::min(plan_.seq, kMostContext);
   const at::Tensor padded = at::zeros({1, options.context}, at::kLong);
   if (console_.enabled()) progress_.busy("writing a sample ...");
-  model_->eval();
-  std::string text;
+  const Pieces pieces(plan_);
+  const std::vector<std::int64_t> prompt = prompt_of(plan_);
+  model_.eval();
+  Sample sample;
   try {
-    text = generate(
+    const auto added = generate_tokens(
         [&](const at::Tensor& tokens) {
           check_stop();
           // Always the same shape, or the kernels are prepared anew for each; what follows has no influence.
           padded.narrow(1, 0, tokens.size(1)).copy_(tokens);
-          return model_->forward(padded).narrow(1, 0, tokens.size(1));
+          const at::Tensor logits = model_.forward(padded).narrow(1, 0, tokens.size(1));
+          return plan_.token_nbytes > 1 ? logits : logits.narrow(2, 0, std::min<std::int64_t>(256, logits.size(2)));
         },
-        plan_.prompt, options);
+        prompt, options);
+    sample = {plan_.token_nbytes > 1 ? pieces.text(prompt) : plan_.prompt, pieces.text(added)};
   } catch (const Stopped&) {
-    text.clear();
+    sample = {};
   }
-  model_->train();
-  return text;
+  model_.train();
+  return sample;
 }
 
 bool TrainLoop::validation_due() const {
@@ -306,19 +354,18 @@ double TrainLoop::seconds_left() const {
 void TrainLoop::validate() {
   if (console_.enabled()) progress_.busy("validating ...");
   const Clock clock;
-  model_->eval();
+  model_.eval();
   const double nats = validation_.mean_loss(engine_.group(), [&](const at::Tensor& tokens, const at::Tensor& targets) {
     check_stop();
-    return model_->loss(tokens, targets);
+    return model_.loss(tokens, targets);
   });
-  model_->train();
+  model_.train();
   validation_seconds_ = clock.seconds();
   if (!result_.first_validation) result_.first_validation = nats;
   result_.last_validation = nats;
   result_.last_validation_step = result_.steps_done;
-  if (run_.metrics()) record_validation(*run_.metrics(), result_.steps_done, nats, plan_.baseline_nats);
-  note(fmt::format("validation {:.4f} nats = {:.3f} bits per byte, {:.0f} % of unigram entropy", nats, to_bits(nats),
-                   100 * nats / plan_.baseline_nats));
+  if (run_.metrics()) record_validation(*run_.metrics(), plan_, result_.steps_done, nats);
+  note(fmt::format("validation {}", loss_text(plan_, nats, 4)));
 }
 
 RunResult TrainLoop::result() const {

@@ -4,18 +4,16 @@
 #include <functional>
 #include <optional>
 
+#include "language_model.h"
 #include "progress.h"
 #include "rank_totals.h"
 #include "report_tables.h"
 #include "train_plan.h"
 #include "validation.h"
 #include "zero/engine.h"
-#include "zero/models.h"
 #include "zero/train.h"
 
 namespace zero::app {
-
-using GPTEngine = ModuleEngine<GPT>;
 
 class Clock {
  public:
@@ -31,20 +29,24 @@ class Clock {
   std::chrono::steady_clock::time_point lap_ = start_;
 };
 
+struct Sample {
+  std::string prompt, text;
+};
+
 class TrainLoop {
  public:
   /// Everything referred to must outlive the loop. *Collective.* Throws ConfigError when the text is too small or
   /// another process is writing this run.
-  TrainLoop(const TrainPlan& plan, GPTEngine& engine, const Console& console, Progress& progress);
+  TrainLoop(const TrainPlan& plan, LanguageModel& model, Engine& engine, const Console& console, Progress& progress);
 
   /// Validates, trains all steps with validations and checkpoints in between, validates, writes the last
   /// checkpoint. A plan that resumes goes on from the newest one; `begins` is called on rank 0 when that is
   /// loaded. Ends early, with a checkpoint, when any rank got a stop signal. *Collective.*
   void run(const std::function<void()>& begins);
 
-  /// Continues the plan's prompt; empty when a stop signal came first. Every rank generates the same, since a
-  /// forward may be collective. *Collective.*
-  std::string sample();
+  /// Continues the plan's prompt, or where tokens are not bytes the beginning of the validation split; no text when a
+  /// stop signal came first. Every rank generates the same, since a forward may be collective. *Collective.*
+  Sample sample();
 
   /// What is known of the run so far.
   RunResult result() const;
@@ -81,8 +83,8 @@ class TrainLoop {
   double seconds_left() const;
 
   const TrainPlan& plan_;
-  GPTEngine& engine_;
-  GPT model_;
+  LanguageModel& model_;
+  Engine& engine_;
   Console console_;
   Progress& progress_;
   SequenceSampler sampler_;

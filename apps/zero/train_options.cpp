@@ -72,13 +72,15 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
 }
 
 void add_sample_options(CLI::App& command, TrainOptions& options) {
-  command.add_option("--prompt", options.prompt, "what the sample continues; \\n is a line end")
-      ->capture_default_str()
+  command
+      .add_option("--prompt", options.prompt,
+                  "what the sample continues; \\n is a line end (default: \"def forward(self, x):\\n\"; of tokens: "
+                  "validation text)")
       ->type_name("TEXT")
       ->group(kSample);
-  command.add_option("--sample-length", options.sample_length, "bytes to generate; 0: none")
+  command
+      .add_option("--sample-length", options.sample_length, "bytes to generate (default 400), or tokens (64); 0: none")
       ->transform(kNotNegative)
-      ->capture_default_str()
       ->type_name("N")
       ->group(kSample);
   command.add_option("--temperature", options.temperature, "0: always the likeliest byte; larger: more varied")
@@ -95,10 +97,11 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
 
 /// What a run that goes on has decided for itself.
 constexpr const char* kFixedByTheRun[] = {
-    "--data",   "--suffix",      "--all-files",     "--cache-dir", "--pack-only",      "--preset",
-    "--layers", "--dim",         "--heads",         "--seq",       "--config",         "--seed",
-    "--lr",     "--batch-size",  "--micro-batch",   "--dtype",     "--eval-every",     "--eval-batches",
-    "--prompt", "--temperature", "--sample-length", "--top-k",     "--no-tensorboard", "--print-config"};
+    "--data",  "--suffix",         "--all-files",    "--cache-dir", "--pack-only",   "--preset",
+    "--model", "--init-from",      "--export",       "--layers",    "--dim",         "--heads",
+    "--seq",   "--config",         "--seed",         "--lr",        "--batch-size",  "--micro-batch",
+    "--dtype", "--eval-every",     "--eval-batches", "--prompt",    "--temperature", "--sample-length",
+    "--top-k", "--no-tensorboard", "--print-config"};
 
 /// An option that may be followed by the folder of a run.
 CLI::Option* add_run_option(CLI::App& command, const std::string& name, bool& wanted, std::string& run_dir,
@@ -174,7 +177,8 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
 void add_text_options(CLI::App& command, TrainOptions& options) {
   command
       .add_option("--data", options.data,
-                  "file or folder of text, - for standard input; default: $ZERO_DATA, else the Python sources of torch")
+                  "file or folder of text, - for standard input, or folder of token files (docs/models.md); default: "
+                  "$ZERO_DATA, else the Python sources of torch")
       ->check(CLI::Validator([](const std::string& path) { return path.empty() ? "want a path" : ""; }, ""))
       ->type_name("PATH")
       ->group(kData);
@@ -240,11 +244,33 @@ void add_model_options(CLI::App& command, TrainOptions& options) {
       ->group(kModel);
 }
 
+/// Models of Hugging Face's shapes.
+void add_folder_options(CLI::App& command, TrainOptions& options) {
+  command
+      .add_option("--model", options.model,
+                  "a Hugging Face folder or config.json in place of a preset: gpt2, llama, mistral, "
+                  "qwen2, qwen3, mixtral, qwen3_moe")
+      ->type_name("PATH")
+      ->group(kModel)
+      ->excludes("--preset");
+  command
+      .add_option(
+          "--init-from", options.init_from,
+          "begin with the weights of this Hugging Face folder (and its config.json, where --model is not given)")
+      ->type_name("DIR")
+      ->group(kModel)
+      ->excludes("--preset");
+  command.add_option("--export", options.export_dir, "write the trained model there, as a Hugging Face folder")
+      ->type_name("DIR")
+      ->group(kModel);
+}
+
 void add_train_options(CLI::App& command, TrainOptions& options) {
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_text_options(command, options);
   command.add_flag("--pack-only", options.pack_only, "pack the text, say what it is, and end")->group(kData);
   add_model_options(command, options);
+  add_folder_options(command, options);
   add_training_options(command, options);
   add_sample_options(command, options);
   add_output_options(command, options);
@@ -255,6 +281,7 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
       "  zero train --data ~/books --preset gpt-25m --steps 2000\n"
       "  zero train -n 4 --config ds_config.json --stage 2\n"
       "  zero train --lr 1e-3 --batch-size 32 --dtype fp32 --checkpoint-every 100\n"
+      "  zero train --init-from SmolLM2 --data tokens --lr 5e-5 --export tuned\n"
       "  zero train --resume                           go on after Ctrl-C or a crash\n"
       "  mpirun -n 8 zero train --config ds_config.json");
 }

@@ -22,6 +22,9 @@ struct TrainOptions {
   // The model.
   std::string preset = "gpt-11m";
   std::optional<std::int64_t> layers, dim, heads, seq;
+  std::string model;                      ///< a Hugging Face folder or config.json, in place of a preset
+  std::string init_from;                  ///< a Hugging Face folder with weights
+  std::string export_dir;                 ///< for the weights in the end
   std::optional<std::int64_t> recompute;  ///< of so many blocks one; 0: none
   // How to train it.
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
@@ -40,8 +43,8 @@ struct TrainOptions {
   std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 4
   std::int64_t eval_batches = 24;          ///< of 8 sequences; 0: the whole split
   // The sample at the end.
-  std::int64_t sample_length = 400;
-  std::string prompt = "def forward(self, x):\\n";  ///< \n and \t stand for a line end and a tab
+  std::optional<std::int64_t> sample_length;  ///< not given: kDefaultSampleLength
+  std::string prompt;                         ///< \n and \t stand for a line end and a tab; empty: kDefaultPrompt
   double temperature = 0.8;
   std::int64_t top_k = 40;
   // What is said and written.
@@ -62,6 +65,8 @@ struct TrainOptions {
 inline constexpr std::int64_t kDefaultSeed = 1234;
 inline constexpr int kDefaultRanks = 2;
 inline constexpr std::int64_t kDefaultSteps = 220;
+inline constexpr std::int64_t kDefaultSampleLength = 400;
+inline constexpr const char* kDefaultPrompt = "def forward(self, x):\\n";
 
 /// Adds the options to `command`. Their values are in `options` once it is parsed.
 void add_train_options(CLI::App& command, TrainOptions& options);

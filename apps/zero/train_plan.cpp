@@ -27,8 +27,9 @@
 namespace zero::app {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, restart, keep_going, max_minutes, command_line,
-                                   spare_folder, data, suffixes, cache_dir, preset, layers, dim, heads, seq,
-                                   recompute_every, parameters_numel, config, corpus_folder, corpus_hash, train_nbytes,
+                                   spare_folder, data, suffixes, cache_dir, preset, model, init_from, export_folder,
+                                   layers, dim, heads, seq, recompute_every, parameters_numel, config, corpus_folder,
+                                   corpus_hash, train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes,
                                    baseline_nats, run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed,
                                    prompt, sample_length, top_k, temperature, quiet)
 
@@ -40,8 +41,8 @@ constexpr const char* kEnvironment = "environment.json";
 std::string describe_training(const TrainPlan& plan, const Config& config, int ranks) {
   const std::int64_t tokens = plan.steps * config.train_batch_size * plan.seq;
   const std::string epochs =
-      tokens > plan.train_nbytes
-          ? fmt::format(" ({:.1f} epochs)", static_cast<double>(tokens) / static_cast<double>(plan.train_nbytes))
+      tokens > plan.train_tokens
+          ? fmt::format(" ({:.1f} epochs)", static_cast<double>(tokens) / static_cast<double>(plan.train_tokens))
           : "";
   const std::string clipping =
       config.gradient_clipping > 0 ? fmt::format(", clipping at {:g}", config.gradient_clipping) : "";
@@ -203,6 +204,11 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     json.emplace("command_line", "");
     json.emplace("spare_folder", "");
     json.emplace("suffixes", nlohmann::json::array());
+    for (const char* text : {"model", "init_from", "export_folder", "token_pieces", "tokenizer"})
+      json.emplace(text, "");
+    if (json.contains("train_nbytes")) json.emplace("train_tokens", json["train_nbytes"]);
+    json.emplace("text_nbytes", 1.0);
+    json.emplace("token_nbytes", 1);
     return json.get<TrainPlan>();
   } catch (const nlohmann::json::exception&) {
     throw ConfigError(
@@ -216,6 +222,16 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
 }  // namespace
 
 std::string describe_model(const TrainPlan& plan) {
+  if (!plan.model.empty()) {
+    const models::CausalLMConfig config = causal_lm_config(plan);
+    const std::string weights =
+        plan.init_from.empty() ? "random weights" : fmt::format("weights of {}", short_path(plan.init_from));
+    return fmt::format(
+        "model      {}: {} parameters in {} layers of width {}, {} heads, vocabulary of {},\n"
+        "           sequences of {} tokens; {}\n",
+        models::family_name(config.family), human_count(static_cast<double>(plan.parameters_numel)), config.layers,
+        config.dim, config.heads, with_commas(config.vocab), plan.seq, weights);
+  }
   const GPTOptions preset = gpt_preset(plan.preset);
   const bool as_is =
       preset.layers == plan.layers && preset.dim == plan.dim && preset.heads == plan.heads && preset.seq == plan.seq;
@@ -234,7 +250,83 @@ GPTOptions gpt_options(const TrainPlan& plan) {
   return model;
 }
 
+models::CausalLMConfig causal_lm_config(const TrainPlan& plan) {
+  models::CausalLMConfig config = models::parse_config(plan.model);
+  config.recompute_every = plan.recompute_every;
+  return config;
+}
+
+namespace {
+
+TrainPlan choose_causal_lm(const TrainOptions& options) {
+  constexpr std::int64_t kDefaultSeq = 512;
+  if (options.layers || options.dim || options.heads)
+    throw ConfigError("--model: its config.json gives the sizes; of the other options only --seq goes with it");
+  const std::string path = options.model.empty() ? options.init_from : options.model;
+  const models::CausalLMConfig config = models::read_config(path);
+  TrainPlan plan;
+  plan.model = models::to_json(config);
+  plan.preset = models::family_name(config.family);
+  plan.layers = config.layers;
+  plan.dim = config.dim;
+  plan.heads = config.heads;
+  plan.seq = options.seq.value_or(std::min(config.max_positions, kDefaultSeq));
+  if (plan.seq > config.max_positions) {
+    throw ConfigError(
+        fmt::format("--seq {}: {} is made for at most {} positions", plan.seq, path, config.max_positions));
+  }
+  plan.recompute_every = options.recompute.value_or(0);
+  plan.parameters_numel = models::shape_of(config).numel();
+  plan.init_from =
+      options.init_from.empty() ? "" : std::filesystem::absolute(options.init_from).lexically_normal().string();
+  if (!plan.init_from.empty() && !std::filesystem::is_directory(plan.init_from))
+    throw ConfigError(fmt::format("--init-from {}: is not a folder", options.init_from));
+  return plan;
+}
+
+/// Everything that is chosen by what the tokens are.
+void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo& corpus) {
+  plan.train_tokens = corpus.train_tokens();
+  plan.baseline_nats = corpus.validation_unigram_entropy_nats;
+  plan.token_nbytes = corpus.tokens.nbytes;
+  plan.text_nbytes = corpus.tokens.text_nbytes;
+  plan.token_pieces = corpus.tokens.pieces;
+  plan.tokenizer = corpus.tokens.tokenizer;
+  const std::int64_t vocab = plan.model.empty() ? GPTOptions().vocab : causal_lm_config(plan).vocab;
+  if (corpus.tokens.largest >= vocab && corpus.tokens.nbytes > 1) {
+    throw ConfigError(fmt::format(
+        "{}: the largest token is {}, and the model's vocabulary has {}: these tokens are another tokenizer's{}",
+        corpus.source, corpus.tokens.largest, vocab, plan.model.empty() ? "; give the model with --model" : ""));
+  }
+  if (vocab < 256) {
+    throw ConfigError(
+        fmt::format("the model's vocabulary has {} tokens, and a byte of text can have 256 values; give "
+                    "its tokens with --data (python -m zerotorch.tokenize)",
+                    vocab));
+  }
+  if (corpus.tokens.nbytes == 1) return;
+  if (!options.prompt.empty()) {
+    throw ConfigError(
+        "--prompt: tokens of a prompt are its tokenizer's to make; without it samples continue the validation text");
+  }
+  constexpr std::int64_t kDefaultLength = 64;  // a token is several bytes
+  plan.sample_length = options.sample_length.value_or(plan.token_pieces.empty() ? 0 : kDefaultLength);
+  if (plan.sample_length > 0 && plan.token_pieces.empty()) {
+    throw ConfigError(
+        fmt::format("--sample-length: nobody here knows the text of the tokens in {}: there is no "
+                    "pieces.json, which python -m zerotorch.tokenize writes",
+                    corpus.source));
+  }
+}
+
+}  // namespace
+
 TrainPlan choose_model(const TrainOptions& options) {
+  if (!options.model.empty() || !options.init_from.empty()) return choose_causal_lm(options);
+  if (!options.export_dir.empty())
+    throw ConfigError(
+        "--export: writes a Hugging Face folder, of a model that --model gives; zero ckpt export writes "
+        "the weights of others");
   GPTOptions model = gpt_preset(options.preset);
   model.layers = options.layers.value_or(model.layers);
   model.dim = options.dim.value_or(model.dim);
@@ -280,14 +372,15 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.ranks = ranks.world_size;
   const Config config = make_config(options, plan.dim, ranks.world_size);
   const std::string memory_warning =
-      check_fits(shape_to_train(gpt_options(plan)), config, ranks.world_size, ranks.per_node, options.force);
+      check_fits(shape_to_train(plan), config, ranks.world_size, ranks.per_node, options.force);
   plan.config = config.to_json();
   plan.seed = *config.zerotorch.seed;
   plan.steps = options.steps.value_or(kDefaultSteps);
   plan.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, (plan.steps + 3) / 4));
   plan.eval_batches = options.eval_batches;
-  plan.prompt = unescape(options.prompt);
-  plan.sample_length = options.sample_length;
+  plan.prompt = unescape(options.prompt.empty() ? kDefaultPrompt : options.prompt);
+  plan.sample_length = options.sample_length.value_or(kDefaultSampleLength);
+  plan.export_folder = absolute_or_empty(options.export_dir);
   plan.top_k = options.top_k;
   plan.temperature = options.temperature;
   plan.cache_dir = absolute_or_empty(options.cache_dir);
@@ -306,9 +399,8 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.data = options.data == "-" ? text.source.string() : absolute_or_empty(options.data);
   plan.corpus_folder = corpus.folder.string();
   plan.corpus_hash = corpus.hash;
-  plan.train_nbytes = corpus.train_nbytes;
-  plan.baseline_nats = corpus.validation_unigram_entropy_nats;
-  plan.run_folder = make_run_folder(options.run_dir, options.preset).string();
+  take_tokens(plan, options, corpus);
+  plan.run_folder = make_run_folder(options.run_dir, plan.preset).string();
   if (!options.no_tensorboard) plan.tensorboard_folder = tensorboard_folder(config, plan.run_folder);
   plan.command_line = command_line;
   write_start(plan);
@@ -334,7 +426,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   const Config config = resume_config(plan.config, options, plan.ranks);
   plan.config = config.to_json();
   const std::string memory_warning =
-      check_fits(shape_to_train(gpt_options(plan)), config, plan.ranks, ranks ? ranks->per_node : 0, options.force);
+      check_fits(shape_to_train(plan), config, plan.ranks, ranks ? ranks->per_node : 0, options.force);
   find_text_again(plan);
   plan.command_line = command_line;
   const Console console(!plan.quiet);

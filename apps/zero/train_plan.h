@@ -6,13 +6,17 @@
 #include <vector>
 
 #include "train_options.h"
+#include "zero/causal_lm.h"
 #include "zero/models.h"
 
 namespace zero::app {
 
 struct TrainPlan {
   int ranks = 0;
-  std::string preset;
+  std::string preset;         ///< or the name of `model`
+  std::string model;          ///< its config.json; empty: the preset's GPT with the sizes that follow
+  std::string init_from;      ///< a folder with its weights; empty: random ones
+  std::string export_folder;  ///< for its weights in the end; empty: none
   std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
   std::int64_t recompute_every = 0;  ///< as GPTOptions
   std::int64_t parameters_numel = 0;
@@ -20,8 +24,11 @@ struct TrainPlan {
   std::string data, cache_dir;        ///< as given, absolute; empty: see choose_corpus()
   std::vector<std::string> suffixes;  ///< empty: those of choose_corpus()
   std::string corpus_folder, corpus_hash;
-  std::int64_t train_nbytes = 0;
-  double baseline_nats = 0;                    ///< unigram entropy of the validation split, per byte
+  std::int64_t train_tokens = 0;
+  double text_nbytes = 1;                      ///< of a token on average; 0: not known
+  std::string token_pieces, tokenizer;         ///< as TokenInfo's
+  int token_nbytes = 1;                        ///< 1: tokens are bytes of text
+  double baseline_nats = 0;                    ///< unigram entropy of the validation split, per token
   std::string run_folder, tensorboard_folder;  ///< tensorboard_folder empty: none
   std::int64_t steps = 0, eval_every = 0, eval_batches = 0;
   std::int64_t seed = 0;
@@ -41,8 +48,9 @@ struct TrainPlan {
 /// preset and for sizes that do not fit each other.
 TrainPlan choose_model(const TrainOptions& options);
 
-/// What the plan says of the model.
+/// What the plan says of the model: of one, or of the other.
 GPTOptions gpt_options(const TrainPlan& plan);
+models::CausalLMConfig causal_lm_config(const TrainPlan& plan);
 /// "model  gpt-11m: 10.9 M parameters in ...", a line.
 std::string describe_model(const TrainPlan& plan);
 

@@ -18,7 +18,7 @@
 namespace zero::app {
 namespace {
 
-void print_start(const Console& console, const TrainPlan& plan, const GPTEngine& engine, double seconds) {
+void print_start(const Console& console, const TrainPlan& plan, const Engine& engine, double seconds) {
   Group group = engine.group();
   const auto before = gather_memory(group, engine.memory_before_initialize());
   const auto after = gather_memory(group, engine.memory_report());
@@ -30,7 +30,7 @@ void print_start(const Console& console, const TrainPlan& plan, const GPTEngine&
   console.print(memory_table(before, after, ddp_memory(plan.parameters_numel, config.param_dtype()), stage) + "\n");
 }
 
-RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLoop& loop) {
+RunResult collect_result(const TrainPlan& plan, Engine& engine, const TrainLoop& loop) {
   Group group = engine.group();
   RunResult result = loop.result();
   result.totals = mean_over_ranks(group, loop.totals());
@@ -46,12 +46,16 @@ RunResult collect_result(const TrainPlan& plan, GPTEngine& engine, const TrainLo
   return result;
 }
 
-std::string frame_sample(const TrainPlan& plan, const std::string& sample) {
+std::string frame_sample(const TrainPlan& plan, const Sample& sample) {
   std::string indented;
   std::string line;
-  for (const char c : printable(plan.prompt + sample) + "\n") {
+  for (const char c : printable(sample.prompt + sample.text) + "\n") {
     line += c;
     if (c == '\n') indented += "  | " + std::exchange(line, "");
+  }
+  if (plan.token_nbytes > 1) {
+    return fmt::format("sample     {} tokens at temperature {:g}, after the beginning of the validation text\n\n{}\n",
+                       plan.sample_length, plan.temperature, indented);
   }
   return fmt::format("sample     {} bytes at temperature {:g}, after the prompt {}\n\n{}\n", plan.sample_length,
                      plan.temperature, nlohmann::json(printable(plan.prompt)).dump(), indented);
@@ -74,9 +78,9 @@ void check_went_well(const RunResult& result) {
                   result.steps_done, checkpoint));
 }
 
-void write_sample(const TrainPlan& plan, const std::string& sample) {
+void write_sample(const TrainPlan& plan, const Sample& sample) {
   try {
-    replace_text(plan.run_folder + "/sample.txt", plan.prompt + sample);
+    replace_text(plan.run_folder + "/sample.txt", sample.prompt + sample.text);
   } catch (const IoError& error) {  // it is printed, too
     fmt::print(stderr, "zero train: {}\n", error.what());
   }
@@ -116,10 +120,10 @@ int run(const TrainPlan& plan, Group group) {
   const bool first = group.rank() == 0;
   const Console console(first && !plan.quiet);
 
-  GPT model = build_model(plan);
-  GPTEngine engine = initialize(model, config, {.group = group, .parameter_groups = {no_decay_group()}});
+  LanguageModel model(plan);
+  Engine engine = model.initialize(plan, config, group);
   Progress progress(console, plan.steps, config.steps_per_print);
-  TrainLoop loop(plan, engine, console, progress);
+  TrainLoop loop(plan, model, engine, console, progress);
   print_start(console, plan, engine, clock.seconds());
 
   try {
@@ -131,10 +135,11 @@ int run(const TrainPlan& plan, Group group) {
     if (first) write_failure(plan, loop.result(), error.what());
     throw;
   }
-  const std::string sample = loop.sample();
+  const Sample sample = loop.sample();
+  if (loop.result().steps_done == plan.steps) model.export_weights(plan, engine);
   progress.finish();
   console.print("\n");
-  if (!sample.empty()) {
+  if (!sample.text.empty()) {
     if (first) write_sample(plan, sample);
     console.print(frame_sample(plan, sample));
   }

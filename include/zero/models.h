@@ -83,7 +83,7 @@ struct GPTImpl : torch::nn::Module {
 TORCH_MODULE(GPT);
 
 struct GenerateOptions {
-  /// Bytes to generate.
+  /// Bytes (or tokens) to generate.
   std::int64_t length = 256;
   /// 0: always the most likely byte. Larger: more varied.
   double temperature = 0.8;
@@ -100,5 +100,9 @@ struct GenerateOptions {
 /// arguments. Throws ConfigError for options out of range, ModelError for logits of another shape.
 std::string generate(const std::function<at::Tensor(const at::Tensor&)>& forward, std::string_view prompt,
                      const GenerateOptions& options = {});
+
+/// As generate(), of tokens: continues `prompt`, which has at least one.
+std::vector<std::int64_t> generate_tokens(const std::function<at::Tensor(const at::Tensor&)>& forward,
+                                          std::vector<std::int64_t> prompt, const GenerateOptions& options = {});
 
 }  // namespace zero

@@ -63,8 +63,8 @@ void Corpus::copy(std::int64_t first, std::span<std::int64_t> tokens) const {
   while (!tokens.empty()) {
     const std::int64_t offset = first - part->first;
     const std::int64_t count = std::min(static_cast<std::int64_t>(tokens.size()), part->count - offset);
-    data::widen({part->tokens + offset * token_nbytes_, static_cast<std::size_t>(count * token_nbytes_)},
-                token_nbytes_, tokens.first(static_cast<std::size_t>(count)));
+    data::widen({part->tokens + offset * token_nbytes_, static_cast<std::size_t>(count * token_nbytes_)}, token_nbytes_,
+                tokens.first(static_cast<std::size_t>(count)));
     tokens = tokens.subspan(static_cast<std::size_t>(count));
     first += count;
     ++part;

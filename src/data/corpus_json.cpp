@@ -51,8 +51,7 @@ ordered_json split_json(const char* file, std::int64_t nbytes, double entropy_na
                        {"unigram_entropy_nats", entropy_nats},
                        {"unigram_entropy_bits", entropy_nats / std::numbers::ln2}};
   for (const Part& part : parts) {
-    json["parts"].push_back(
-        {{"file", part.path.string()}, {"skip_nbytes", part.skip_nbytes}, {"nbytes", part.nbytes}});
+    json["parts"].push_back({{"file", part.path.string()}, {"skip_nbytes", part.skip_nbytes}, {"nbytes", part.nbytes}});
   }
   return json;
 }

@@ -51,9 +51,10 @@ Header header_of(const fs::path& path) {
 Part whole(const fs::path& path, int token_nbytes) {
   const std::int64_t nbytes = size_of(path);
   if (nbytes % token_nbytes != 0) {
-    throw IoError(fmt::format("{}: {} bytes are no whole number of tokens of {} bytes: the file is cut off, or of "
-                              "another kind",
-                              path.string(), nbytes, token_nbytes));
+    throw IoError(
+        fmt::format("{}: {} bytes are no whole number of tokens of {} bytes: the file is cut off, or of "
+                    "another kind",
+                    path.string(), nbytes, token_nbytes));
   }
   return {path, 0, nbytes};
 }
@@ -111,8 +112,8 @@ std::optional<TokenFiles> read_shards(const std::vector<fs::path>& paths) {
     const std::string name = path.stem().string();
     const bool is_train = name.find("train") != std::string::npos, is_val = name.find("val") != std::string::npos;
     if (is_train == is_val) {
-      throw IoError(fmt::format("{}: is it to train on or to validate on? want \"train\" or \"val\" in its name",
-                                path.string()));
+      throw IoError(
+          fmt::format("{}: is it to train on or to validate on? want \"train\" or \"val\" in its name", path.string()));
     }
     (is_train ? files.parts.train : files.parts.validation).push_back(part);
   }

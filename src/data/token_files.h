@@ -15,8 +15,8 @@ struct TokenFiles {
   Parts parts;
 };
 
-/// What the folder `source` has of token files (CorpusOptions::source); nullopt: none. Throws IoError for files that are
-/// cut off or of a version that is not known.
+/// What the folder `source` has of token files (CorpusOptions::source); nullopt: none. Throws IoError for files that
+/// are cut off or of a version that is not known.
 std::optional<TokenFiles> find_token_files(const std::filesystem::path& source);
 
 /// Of names, sizes and times.

@@ -36,8 +36,6 @@ constexpr std::pair<Rope::Type, std::string_view> kRopeTypes[] = {
 
 /// Of tokens, generation, other tasks and bookkeeping: nothing that training looks at.
 const std::set<std::string_view> kWithoutEffect = {
-    "_name_or_path",
-    "_attn_implementation_autoset",
     "architectures",
     "auto_map",
     "bad_words_ids",
@@ -152,7 +150,7 @@ class Reader {
   }
   void check_all_known() const {
     for (const auto& [key, value] : object_.items()) {
-      if (asked_.contains(key)) continue;
+      if (asked_.contains(key) || key.starts_with('_')) continue;  // _name_or_path and its like: where it came from
       throw ConfigError(
           fmt::format("{}: '{}' is not known: if it changes what the model computes, the model is not one "
                       "that is built here; if not, remove it",

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <span>
+#include <utility>
 
 #include "data/random.h"
 #include "zero/errors.h"
@@ -31,9 +33,13 @@ void check_options(const GenerateOptions& options) {
 std::size_t sample(std::span<const double> logits, const GenerateOptions& options, data::Random& random) {
   std::vector<std::size_t> order(logits.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return logits[a] > logits[b]; });
+  const std::size_t wanted = options.temperature == 0 ? 1
+                             : options.top_k > 0      ? std::min(order.size(), static_cast<std::size_t>(options.top_k))
+                                                      : order.size();
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(wanted), order.end(),
+                    [&](auto a, auto b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
   if (options.temperature == 0) return order.front();
-  if (options.top_k > 0) order.resize(std::min(order.size(), static_cast<std::size_t>(options.top_k)));
+  order.resize(wanted);
   std::vector<double> weights(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) {
     weights[i] = std::exp((logits[order[i]] - logits[order[0]]) / options.temperature);
@@ -46,14 +52,14 @@ std::size_t sample(std::span<const double> logits, const GenerateOptions& option
   return order.back();
 }
 
-/// Logits of the last position, [vocab], as doubles; bytes only.
-std::vector<double> last_logits(const at::Tensor& logits, std::int64_t length) {
+/// Logits of the last position as doubles, of at most `most` tokens.
+std::vector<double> last_logits(const at::Tensor& logits, std::int64_t length, std::int64_t most) {
   if (logits.dim() != 3 || logits.size(0) != 1 || logits.size(1) != length || logits.size(2) < 1) {
     throw ModelError(fmt::format("generate: got logits of {} dimensions and {} elements, want [1, {}, vocab]",
                                  logits.dim(), logits.numel(), length));
   }
   const at::Tensor last = logits.select(0, 0).select(0, length - 1).to(at::kCPU, at::kDouble).contiguous();
-  const auto count = static_cast<std::size_t>(std::min(last.size(0), kBytes));
+  const auto count = static_cast<std::size_t>(std::min(last.size(0), most));
   const double* values = last.const_data_ptr<double>();
   if (!std::all_of(values, values + count, [](double x) { return !std::isnan(x); })) {
     throw ModelError("generate: got logits that are not numbers; the model has diverged or was not loaded");
@@ -61,26 +67,39 @@ std::vector<double> last_logits(const at::Tensor& logits, std::int64_t length) {
   return {values, values + count};
 }
 
+std::vector<std::int64_t> continue_with(const std::function<at::Tensor(const at::Tensor&)>& forward,
+                                        std::vector<std::int64_t> text, const GenerateOptions& options,
+                                        std::int64_t vocab) {
+  check_options(options);
+  const at::NoGradGuard no_grad;
+  data::Random random(options.seed);
+  const auto start = static_cast<std::ptrdiff_t>(text.size());
+  for (std::int64_t i = 0; i < options.length; ++i) {
+    const auto seen = std::min<std::int64_t>(options.context, static_cast<std::int64_t>(text.size()));
+    const at::Tensor tokens = at::empty({1, seen}, at::kLong);
+    std::copy(text.end() - seen, text.end(), tokens.mutable_data_ptr<std::int64_t>());
+    const std::vector<double> logits = last_logits(forward(tokens), seen, vocab);
+    text.push_back(static_cast<std::int64_t>(sample(logits, options, random)));
+  }
+  text.erase(text.begin(), text.begin() + start);
+  return text;
+}
+
 }  // namespace
 
 std::string generate(const std::function<at::Tensor(const at::Tensor&)>& forward, std::string_view prompt,
                      const GenerateOptions& options) {
-  check_options(options);
-  const at::NoGradGuard no_grad;
-  data::Random random(options.seed);
-  std::string text = prompt.empty() ? std::string(1, '\0') : std::string(prompt);
-  const std::size_t start = text.size();
-  for (std::int64_t i = 0; i < options.length; ++i) {
-    const auto seen = std::min<std::int64_t>(options.context, static_cast<std::int64_t>(text.size()));
-    const at::Tensor tokens = at::empty({1, seen}, at::kLong);
-    std::int64_t* values = tokens.mutable_data_ptr<std::int64_t>();
-    for (const char c : std::string_view(text).substr(text.size() - static_cast<std::size_t>(seen))) {
-      *values++ = static_cast<unsigned char>(c);
-    }
-    const std::vector<double> logits = last_logits(forward(tokens), seen);
-    text += static_cast<char>(static_cast<unsigned char>(sample(logits, options, random)));
-  }
-  return text.substr(start);
+  std::vector<std::int64_t> text;
+  for (const char c : prompt) text.push_back(static_cast<unsigned char>(c));
+  if (text.empty()) text.push_back(0);
+  const auto added = continue_with(forward, std::move(text), options, kBytes);
+  return {added.begin(), added.end()};
+}
+
+std::vector<std::int64_t> generate_tokens(const std::function<at::Tensor(const at::Tensor&)>& forward,
+                                          std::vector<std::int64_t> prompt, const GenerateOptions& options) {
+  if (prompt.empty()) throw ConfigError("generate_tokens: the prompt is empty; give at least one token");
+  return continue_with(forward, std::move(prompt), options, std::numeric_limits<std::int64_t>::max());
 }
 
 }  // namespace zero

@@ -248,7 +248,7 @@ TEST(CausalLMConfig, NumbersOfParametersAreThoseOfTheModels) {
   EXPECT_EQ(numel_of(llama("mistral", 32, 4096, 32, 8, 14336, 32000)), 7'241'732'096);  // Mistral 7B
   EXPECT_EQ(numel_of(llama("qwen2", 28, 3584, 28, 4, 18944, 152064)), 7'615'616'512);   // Qwen2 7B
   EXPECT_EQ(numel_of(llama("qwen2", 24, 896, 14, 2, 4864, 151936, R"(, "tie_word_embeddings": true)")),
-            494'032'768);  // Qwen2 0.5B
+            494'032'768);                                                                // Qwen2 0.5B
   EXPECT_EQ(numel_of(llama("mixtral", 32, 4096, 32, 8, 14336, 32000)), 46'702'792'704);  // Mixtral 8x7B
   EXPECT_EQ(numel_of(llama("qwen3", 36, 4096, 32, 8, 12288, 151936)), 8'190'735'360);    // Qwen3 8B
 }
@@ -301,7 +301,8 @@ std::uint64_t train(const std::string& name, const Curve& curve, Group group) {
   std::uint64_t hash = kNoBits;
   for (int micro = 0; micro < 3 * 12 / curve.ranks; ++micro) {
     const int index = micro * curve.ranks + group.rank();
-    const Tensor tokens = at::arange(9).add(5 * index).remainder(config.vocab).square().remainder(config.vocab).view({1, 9});
+    const Tensor tokens =
+        at::arange(9).add(5 * index).remainder(config.vocab).square().remainder(config.vocab).view({1, 9});
     Tensor targets = tokens.roll(-1, 1).clone();
     if (index % 5 == 0) targets.narrow(1, 0, 4).fill_(-100);
     engine.backward(model->loss(tokens, targets));
@@ -315,8 +316,16 @@ TEST(CausalLM, OneCurve) {
   // Dropout of GPT-2 and experts that some ranks do not use included.
   for (const char* name : {"gpt2", "llama", "mistral", "qwen3_moe_mixed"}) {
     const Curve curves[] = {
-        {2, 0}, {3, 1}, {4, 2}, {1, 3}, {2, 3, "node_shared"}, {3, 3}, {4, 3, "node_shared", 1, true},
-        {2, 3, "copying", 2, true}, {1, 0, "copying", 1}, {3, 2, "copying", 0, true},
+        {2, 0},
+        {3, 1},
+        {4, 2},
+        {1, 3},
+        {2, 3, "node_shared"},
+        {3, 3},
+        {4, 3, "node_shared", 1, true},
+        {2, 3, "copying", 2, true},
+        {1, 0, "copying", 1},
+        {3, 2, "copying", 0, true},
     };
     for (const Curve& curve : curves) {
       expect_all_ok(spawn(curve.ranks, [&](Group group) {

@@ -108,7 +108,8 @@ TEST_F(DataTokens, FourBytes) {
 TEST_F(DataTokens, OwnFilesSayMore) {
   write<std::uint16_t>(in("train.bin"), count_from(0, 30));
   write<std::uint16_t>(in("val.bin"), count_from(0, 30));
-  std::ofstream(in("tokens.json")) << R"({"token_nbytes": 2, "validation_text_nbytes_per_token": 3.5, "tokenizer": "/x"})";
+  std::ofstream(in("tokens.json"))
+      << R"({"token_nbytes": 2, "validation_text_nbytes_per_token": 3.5, "tokenizer": "/x"})";
   std::ofstream(in("pieces.json")) << R"(["61", "c3a4", ""])";
   const CorpusInfo info = pack();
   EXPECT_EQ(info.tokens.text_nbytes, 3.5);
