@@ -2,6 +2,7 @@
 #   make train    watch a GPT train under ZeRO-3 on two ranks of this machine
 #   make test     build and run the tests
 #   make python   the Python package in .venv, and the two programs of every DeepSpeed tutorial
+#   make finetune SmolLM2-135M fine-tuned on Python sources, beside transformers
 #   make compare  the same training under ZeRO 0 to 3: a table and a picture
 #   make bench    and bench-checkpoint, -collectives, -kernels, -overhead, -routing: docs/benchmarks.md
 # Each installs what is missing, configures, builds, and repeats nothing the second time.
@@ -22,7 +23,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train python wheel compare shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
+.PHONY: help setup test-packages configure build train finetune python wheel compare shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -68,6 +69,20 @@ docs:
 shim: setup
 	@.venv/bin/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist python/deepspeed_shim
 	@ls dist/deepspeed-*.whl
+
+# SmolLM2-135M-Instruct, all its weights, on the Python sources of torch or DATA: about eight minutes on two cores. What
+# comes out is compared with transformers.
+FINETUNE := build/finetune
+DATA ?= $(shell .venv/bin/python -c 'import importlib.util as u; print(*u.find_spec("torch").submodule_search_locations)' 2>/dev/null)
+finetune: configure
+	@scripts/bootstrap.sh libraries
+	@cmake --build $(BUILD) -j $(JOBS) --target zero
+	@build/libraries/bin/python scripts/finetune.py model $(FINETUNE)/base
+	@build/libraries/bin/python -P python/zerotorch/tokenize.py --tokenizer $(FINETUNE)/base --data "$(DATA)" --out $(FINETUNE)/tokens
+	@rm -rf $(FINETUNE)/run $(FINETUNE)/tuned
+	@$(BUILD)/apps/zero/zero train --init-from $(FINETUNE)/base --data $(FINETUNE)/tokens --seq 256 --micro-batch 2 --batch-size 8 \
+	  --steps 40 --eval-batches 4 --run-dir $(FINETUNE)/run --export $(FINETUNE)/tuned $(ARGS)
+	@build/libraries/bin/python scripts/finetune.py check $(FINETUNE)/run $(FINETUNE)/base $(FINETUNE)/tuned
 
 # matplotlib for the picture; `make peers` also gets what others train with, for ARGS=--peers.
 compare: configure

@@ -117,6 +117,9 @@ struct Transformer {
   std::int64_t loss_rows = 0;
 };
 
+/// Of 16-bit gradients of the head, which linear_cross_entropy() converts at a time.
+inline constexpr std::int64_t kLossPartElements = std::int64_t{1} << 20;
+
 struct ModelShape {
   std::string name;
   /// Distinct parameters in the order of named_parameters(); a tied one under its first name only.
@@ -246,7 +249,7 @@ struct Suggestion {
 
 /// The smallest change that makes it fit, tried in this order: smaller buckets, a higher stage, the node-shared store,
 /// step_in_backward (if nothing is clipped or accumulated), smaller micro-batches with more accumulation, bf16,
-/// activation checkpointing, zero::Init, states on NVMe, more hosts; then combinations. Nullopt if none helps.
+/// activation checkpointing, deferred construction, states on NVMe, more hosts; then combinations. Nullopt if none helps.
 std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster);
 
 }  // namespace zero::plan

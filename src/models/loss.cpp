@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "zero/errors.h"
+#include "zero/plan.h"
 
 namespace zero {
 namespace {
@@ -23,6 +24,11 @@ struct Parts {
   double counted = 0;
 };
 
+/// Of a gradient with rows of `width`, that are converted at a time.
+std::int64_t rows_of_part(std::int64_t width) {
+  return std::max<std::int64_t>(1, plan::kLossPartElements / std::max<std::int64_t>(1, width));
+}
+
 class Rows {
  public:
   Rows(const Tensor& hidden, const Tensor& weight, const Tensor& targets, std::int64_t ignore_index)
@@ -30,7 +36,7 @@ class Rows {
 
   Parts all(std::int64_t at_a_time, bool wants_hidden, bool wants_weight) const {
     Parts parts;
-    Tensor sum = at::zeros({}, hidden_.options().dtype(at::kFloat)), product;
+    Tensor sum = at::zeros({}, hidden_.options().dtype(at::kFloat));
     if (wants_hidden) parts.of_hidden = at::empty_like(hidden_);
     for (std::int64_t row = 0; row < hidden_.size(0); row += at_a_time) {
       const std::int64_t count = std::min(at_a_time, hidden_.size(0) - row);
@@ -44,7 +50,7 @@ class Rows {
         Tensor place = parts.of_hidden.narrow(0, row, count);
         at::mm_out(place, gradient, weight_);
       }
-      if (wants_weight) add_product(parts.of_weight, product, gradient, some);
+      if (wants_weight) add_product(parts.of_weight, gradient, some);
     }
     const Tensor counted = targets_.ne(ignore_index_).sum();
     parts.counted = counted.item<double>();
@@ -61,17 +67,18 @@ class Rows {
     return gradient.scatter_add_(1, place, counts.to(at::kFloat).neg_());
   }
 
-  static void add_product(Tensor& sum, Tensor& product, const Tensor& gradient, const Tensor& some) {
+  /// Products of 16 bits are made some classes at a time: to be added in fp32 they are copied.
+  static void add_product(Tensor& sum, const Tensor& gradient, const Tensor& some) {
     const Tensor by_class = gradient.t();
-    const bool is_wide = some.scalar_type() == at::kFloat || some.scalar_type() == at::kDouble;
-    if (sum.defined() && is_wide) {
-      sum.addmm_(by_class, some);
-    } else if (sum.defined()) {
-      at::mm_out(product, by_class, some);
-      sum.add_(product);
-    } else {
-      product = at::mm(by_class, some);
-      sum = is_wide ? product : product.to(at::kFloat);
+    if (some.scalar_type() == at::kFloat || some.scalar_type() == at::kDouble) {
+      sum = sum.defined() ? sum.addmm_(by_class, some) : at::mm(by_class, some);
+      return;
+    }
+    if (!sum.defined()) sum = at::zeros({by_class.size(0), some.size(1)}, some.options().dtype(at::kFloat));
+    const std::int64_t step = rows_of_part(some.size(1));
+    for (std::int64_t row = 0; row < sum.size(0); row += step) {
+      const std::int64_t count = std::min(step, sum.size(0) - row);
+      sum.narrow(0, row, count).add_(at::mm(by_class.narrow(0, row, count), some));
     }
   }
 
@@ -79,9 +86,17 @@ class Rows {
   const std::int64_t ignore_index_;
 };
 
+/// gradient * scale, rounded once; some rows at a time, because an operator with another output dtype makes a whole
+/// copy first.
 Tensor scaled(const Tensor& gradient, const Tensor& scale, at::ScalarType dtype) {
+  if (gradient.scalar_type() == dtype && dtype == at::kFloat) return gradient * scale;
   Tensor out = at::empty_like(gradient, gradient.options().dtype(dtype));
-  return at::mul_out(out, gradient, scale);  // in one pass, rounded once
+  const std::int64_t step = rows_of_part(gradient.size(1));
+  for (std::int64_t row = 0; row < gradient.size(0); row += step) {
+    const std::int64_t count = std::min(step, gradient.size(0) - row);
+    out.narrow(0, row, count).copy_(gradient.narrow(0, row, count).to(at::kFloat) * scale);
+  }
+  return out;
 }
 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {

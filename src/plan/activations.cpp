@@ -49,14 +49,15 @@ bool has_partial_loss(const Transformer& t, const Sizes& s) {
   return t.loss_rows > 0 && static_cast<double>(t.loss_rows) < s.tokens;
 }
 
-/// The final norm's input and output, fp32 log-probabilities or the gradients that the loss has made already, tokens,
-/// targets and positions.
+/// The final norm's input and output, fp32 log-probabilities, tokens, targets and positions; rotary angles. Of a loss
+/// that has made its gradients already these, in place of the norm's output and the log-probabilities.
 double head_nbytes(const Transformer& t, const Sizes& s) {
   const double ids = 16 * s.tokens + 8 * static_cast<double>(t.seq);
   const double mask = t.dropout ? s.tokens * s.dim : 0;
-  const double of_loss =
-      has_partial_loss(t, s) ? s.tokens * s.dim * s.element + 4 * s.vocab * s.dim : s.tokens * 4 * s.vocab;
-  return s.tokens * (2 * s.dim * s.element + s.stats) + of_loss + ids + mask;
+  const double of_loss = has_partial_loss(t, s) ? 4 * s.vocab * s.dim : s.tokens * 4 * s.vocab;
+  const double angles = 2 * static_cast<double>(t.seq * t.head_dim) * s.element;
+  return s.tokens * (2 * s.dim * s.element + s.stats) + of_loss + ids + mask +
+         (t.style == Transformer::Style::kLlama ? angles : 0);
 }
 
 /// Backward of the last layer's MLP: gradients of its output and inside it, and of the second matrix.
@@ -80,10 +81,12 @@ double again_nbytes(const Transformer& t, const Sizes& s) {
 /// logits takes and its product with the hidden states; in backward, the gradients scaled.
 double head_backward_nbytes(const Transformer& t, const Sizes& s) {
   if (has_partial_loss(t, s)) {
-    const double logits = static_cast<double>(t.loss_rows) * s.vocab, product = s.vocab * s.dim * s.element;
-    const double narrow = s.element < 4 ? s.element : 0;  // besides the fp32 ones
-    const double made = std::max(logits * (8 + narrow), logits * (4 + narrow) + product);
-    return std::max(made, product + s.tokens * s.dim * s.element);
+    const double logits = static_cast<double>(t.loss_rows) * s.vocab, weight = s.vocab * s.dim;
+    const double hidden = s.tokens * s.dim * s.element, scaled = weight * s.element + hidden;
+    if (s.element == 4) return std::max(logits * 8, scaled);
+    const double part = std::min(weight, static_cast<double>(kLossPartElements));  // is converted by way of fp32
+    const double made = std::max(logits * (8 + s.element), logits * (4 + s.element) + part * (4 + s.element));
+    return std::max(made + hidden, scaled + 4 * part);
   }
   const double head = s.tokens * (s.vocab + s.dim) * s.element + s.vocab * s.dim * s.element;
   return std::max(s.tokens * 8 * s.vocab, head - s.tokens * 4 * s.vocab);

