@@ -298,7 +298,7 @@ void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo&
         "{}: the largest token is {}, and the model's vocabulary has {}: these tokens are another tokenizer's{}",
         corpus.source, corpus.tokens.largest, vocab, plan.model.empty() ? "; give the model with --model" : ""));
   }
-  if (vocab < 256) {
+  if (vocab < 256 && corpus.tokens.nbytes == 1) {
     throw ConfigError(
         fmt::format("the model's vocabulary has {} tokens, and a byte of text can have 256 values; give "
                     "its tokens with --data (python -m zerotorch.tokenize)",

@@ -249,7 +249,8 @@ struct Suggestion {
 
 /// The smallest change that makes it fit, tried in this order: smaller buckets, a higher stage, the node-shared store,
 /// step_in_backward (if nothing is clipped or accumulated), smaller micro-batches with more accumulation, bf16,
-/// activation checkpointing, deferred construction, states on NVMe, more hosts; then combinations. Nullopt if none helps.
+/// activation checkpointing, deferred construction, states on NVMe, more hosts; then combinations. Nullopt if none
+/// helps.
 std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster);
 
 }  // namespace zero::plan

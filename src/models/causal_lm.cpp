@@ -258,7 +258,8 @@ struct LlamaBlockImpl : torch::nn::Module {
     const Tensor normed = post_attention_layernorm->forward(attended);
     if (mlp) return {attended + mlp->forward(normed), std::nullopt};
     auto [out, logits] = routed->forward(normed);
-    return {attended + out, logits};
+    // A part with one result has the same bits computed again.
+    return {attended + out, routed->options.loss_factor > 0 ? std::optional(logits) : std::nullopt};
   }
   std::shared_ptr<AttentionImpl> self_attn;
   std::shared_ptr<GatedMlpImpl> mlp;      // or

@@ -122,10 +122,10 @@ refused "knows no sizes" --parameters 7e9 --layers 3
 refused "give both" --layers 3
 refused "not a multiple of heads" --layers 3 --dim 100 --heads 3
 refused "want one of" --preset gpt-0
-refused "cannot read" --model missing.json
-refused "cannot read" --model .
-refused "broken.json: is not JSON" --model broken.json
-refused "model_type: got 't5'" --model t5.json
+refused "'missing.json' cannot be read" --model missing.json
+refused "'./config.json' cannot be read" --model .
+refused "broken.json: not JSON" --model broken.json
+refused "model_type is 't5', which is not built" --model t5.json
 refused "only --seq goes with it" --model gpt2.json --dim 64
 refused "at most the 1024 positions" --model gpt2.json --seq 2048
 refused "did you mean 'stage'" --config typo.json

@@ -1,0 +1,100 @@
+#!/bin/bash
+# Models of Hugging Face's shapes in `zero train` and `zero plan`: trained on tokens, written, gone on with, and what is
+# wrong with folders and tokens said before there is anything. Usage: train_models_test.sh <zero> <source dir>
+zero=$(realpath "$1")
+golden=$(realpath "$2")/tests/data/causal_lm
+source "$(dirname "$0")/../support/command_test.sh"
+cd "$work" || exit 1
+export ZERO_LOG_LEVEL=warning
+before=$(shm_files)
+value() { python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
+refused() { # part of the message, options
+  local want=$1; shift
+  timeout 60 "$zero" train "$@" > out 2> err
+  local code=$?
+  [ $code -eq 2 ] || [ $code -eq 1 ] || fail "exit code of 'zero train $*' is $code"
+  grep -qF -- "$want" err || fail "'zero train $*' says '$(cat err)', want '$want'"
+}
+# A folder as Hugging Face's: config.json, and model.safetensors of the golden weights.
+folder() { # model, folder
+  mkdir -p "$2"
+  cp "$golden/$1.json" "$2/config.json"
+  python3 - "$golden/$1.safetensors" "$2/model.safetensors" <<'END'
+import json, struct, sys
+data = open(sys.argv[1], "rb").read()
+size, = struct.unpack("<Q", data[:8])
+header, body, out, new = json.loads(data[8:8 + size]), data[8 + size:], b"", {}
+for name, entry in header.items():
+    if not name.startswith("weight/"): continue
+    begin, end = entry["data_offsets"]
+    new[name[7:]] = {**entry, "data_offsets": [len(out), len(out) + end - begin]}
+    out += body[begin:end]
+text = json.dumps(new).encode()
+open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + out)
+END
+}
+tokens() { # folder, vocabulary, train tokens, validation tokens: uint16, the next token follows from the last
+  mkdir -p "$1"
+  python3 - "$@" <<'END'
+import array, sys
+vocab = int(sys.argv[2])
+for name, count in (("train", int(sys.argv[3])), ("val", int(sys.argv[4]))):
+    array.array("H", [i * i * 7 % vocab for i in range(count)]).tofile(open(f"{sys.argv[1]}/{name}.bin", "wb"))
+END
+}
+tokens tokens 23 4000 400
+run="--data tokens --cache-dir cache --eval-batches 2 --eval-every 0 --no-tensorboard --micro-batch 2 --batch-size 4 --dtype fp32"
+
+for model in llama mixtral; do
+  folder $model $model
+  timeout 120 "$zero" train --init-from $model $run --lr 0.02 --steps 12 --run-dir run-$model --export tuned-$model > out 2> err ||
+    fail "$model: $(cat err)"
+  grep -q "weights of .*$model" out || fail "$model: $(cat out)"
+  grep -q "nats a token, perplexity" out || fail "$model: no loss per token: $(cat out)"
+  grep -q "a Hugging Face folder" out || fail "$model: the export is not said"
+  expect "it learns" "$(value run-$model/summary.json 'j["val_loss"] < j["val_loss_at_start"] - 0.2')" True
+  # What was written begins where the run has ended, and keeps what config.json says.
+  expect config "$(cmp tuned-$model/config.json $model/config.json && echo same)" same
+  timeout 120 "$zero" train --init-from tuned-$model $run --steps 1 --lr 0 --run-dir again-$model -q > /dev/null 2> err ||
+    fail "$model again: $(cat err)"
+  expect "loss of what was written" "$(value again-$model/summary.json 'j["val_loss_at_start"]')" \
+    "$(value run-$model/summary.json 'j["val_loss"]')"
+done
+
+# One curve: another stage and number of ranks; a run that goes on.
+timeout 120 "$zero" train -n 1 --stage 0 --init-from llama $run --lr 0.02 --steps 12 --run-dir one -q > /dev/null 2> err || fail "$(cat err)"
+expect "loss on one rank" "$(value one/summary.json 'j["val_loss"]')" "$(value run-llama/summary.json 'j["val_loss"]')"
+timeout 120 "$zero" train --init-from llama $run --lr 0.02 --steps 7 --run-dir half -q > /dev/null 2> err || fail "$(cat err)"
+timeout 120 "$zero" train --resume half --steps 12 -q > /dev/null 2> err || fail "--resume: $(cat err)"
+grep -q '"step":12' half/metrics.jsonl || fail "--resume half: no step 12"
+# Random weights, of config.json alone; recomputed.
+timeout 120 "$zero" train --model llama/config.json $run --steps 2 --recompute 1 --run-dir fresh > out 2> err || fail "--model: $(cat err)"
+grep -q "random weights" out || fail "--model: $(cat out)"
+
+# ---- what is wrong is said ----
+export ZERO_TIMEOUT_S=20
+tokens large 37 4000 400
+refused "the largest token is 36, and the model's vocabulary has 23" --init-from llama --data large --cache-dir cache --run-dir no1
+for i in $(seq 1 3000); do echo "def f$i(x): return x + $i"; done > text.py
+refused "the model's vocabulary has 23 tokens, and a byte of text can have 256 values" --init-from llama --data text.py --cache-dir cache --run-dir no3
+refused "--prompt: tokens of a prompt" --init-from llama $run --prompt hello --run-dir no4
+refused "nobody here knows the text of the tokens" --init-from llama $run --sample-length 5 --run-dir no5
+refused "is made for at most 16 positions" --init-from llama $run --seq 17 --run-dir no6
+refused "--seq goes with it" --init-from llama $run --layers 3 --run-dir no7
+refused "writes a Hugging Face folder, of a model that --model gives" --preset gpt-tiny --export x --data text.py --run-dir no8
+refused "'nowhere/config.json' cannot be read" --init-from nowhere/config.json $run --run-dir no9
+cp -r llama other && sed -i 's/"silu"/"gelu"/' other/config.json
+refused "'hidden_act' is \"gelu\": only \"silu\" is built" --init-from other $run --run-dir no10
+for i in 1 2 3 4 5 6 7 8 9 10; do [ ! -e no$i ] || fail "no$i was made by a run that was refused"; done
+# Weights that lack something, of another shape, cut off: an error that names it, on all ranks, within seconds.
+folder llama_biases_tied biased && cp llama/model.safetensors biased/
+refused "self_attn.q_proj.bias" --init-from biased $run --run-dir bad1
+folder llama wider && sed -i 's/"vocab_size": 23/"vocab_size": 24/' wider/config.json
+refused "embed_tokens.weight" --init-from wider $run --run-dir bad2
+folder llama cutoff && truncate -s 9000 cutoff/model.safetensors
+refused "model.safetensors" --init-from cutoff $run --run-dir bad3
+rm cutoff/model.safetensors
+refused "cutoff" --init-from cutoff $run --run-dir bad4
+expect "shared memory" "$(shm_files)" "$before"
+[ $failures -eq 0 ] || { echo "$failures failures"; exit 1; }
+echo "zero train --model: all good"
