@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import zerotorch
+from zerotorch import raw_access
 from zerotorch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class deferred_init:
         self._scopes: list[tuple[_C.DeferredInit, torch.dtype]] = []
 
     def __enter__(self) -> deferred_init:
+        raw_access.install()
         self._scopes.append((zerotorch._C.open_deferred_init(self.without_values), torch.get_default_dtype()))
         if self.dtype is not None:
             torch.set_default_dtype(self.dtype)

@@ -90,9 +90,26 @@ def _dlpack(original: Any) -> Any:
     return dlpack
 
 
+def _like_plain(name: str, original: Any) -> Any:
+    """For makers of tensors that ask what kind a tensor is and do not know the one by which uses are seen."""
+
+    @functools.wraps(original)
+    def make(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "correspond to a device" not in str(error):
+                raise
+        return getattr(torch.empty(0, dtype=self.dtype, device=self.device), name)(*args, **kwargs)
+
+    return make
+
+
 @functools.cache
 def install() -> None:
     """From here on accesses that would go past the engine to a parameter's memory get a copy. Local."""
+    for name in ("new", "new_tensor"):
+        setattr(torch.Tensor, name, _like_plain(name, getattr(torch.Tensor, name)))
     torch.Tensor.numpy = _numpy(torch.Tensor.numpy)  # type: ignore[method-assign]
     torch.Tensor.__dlpack__ = _dlpack(torch.Tensor.__dlpack__)  # type: ignore[method-assign]
 

@@ -112,6 +112,19 @@ def test_dtype_and_nesting() -> None:
         zerotorch.deferred_init(dtype=torch.float16)
 
 
+def test_new_tensors_of_a_deferred_one_and_of_a_parameter() -> None:
+    model = nn.Sequential(nn.Linear(300, 300))
+    engine, *_ = zerotorch.initialize(model=model, config=config(3, False))
+    with zerotorch.deferred_init():
+        deferred = torch.empty(300, 300)
+    for tensor in (deferred, model[0].weight):
+        assert tensor.new_tensor([1.5, 2]).tolist() == [1.5, 2]
+        assert tensor.new_tensor([1], dtype=torch.int32).dtype == torch.int32
+        assert tensor.new(3).shape == (3,)
+        assert tensor.new([4.0]).tolist() == [4.0]
+    engine.destroy()
+
+
 def test_without_values() -> None:
     with zerotorch.deferred_init(without_values=True):
         model = nn.Sequential(nn.Linear(300, 300))
