@@ -69,8 +69,9 @@ std::optional<DiskSpeed> measure_by_fio(const std::string& folder, const DiskPro
     std::string text;
     FILE* const pipe = ::popen(command.c_str(), "r");
     if (!pipe) return std::nullopt;
-    for (std::array<char, 4096> part{}; const std::size_t n = std::fread(part.data(), 1, part.size(), pipe);)
-      text.append(part.data(), n);
+    std::array<char, 4096> part{};
+    std::size_t count = 0;
+    while ((count = std::fread(part.data(), 1, part.size(), pipe)) > 0) text.append(part.data(), count);
     const int status = ::pclose(pipe);
     const auto report = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (status != 0 || !report.is_object()) return std::nullopt;

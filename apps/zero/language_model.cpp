@@ -21,7 +21,8 @@ Engine LanguageModel::initialize(const TrainPlan& plan, const Config& config, Gr
   const InitializeOptions options{.group = std::move(group), .parameter_groups = {no_decay_group()}};
   Engine engine =
       std::visit([&](const auto& model) -> Engine { return zero::initialize(model, config, options); }, model_);
-  if (!plan.init_from.empty()) models::load_weights(engine, std::get<models::CausalLM>(model_), plan.init_from);
+  if (!plan.init_from.empty() && !plan.goes_on)
+    models::load_weights(engine, std::get<models::CausalLM>(model_), plan.init_from);
   return engine;
 }
 
@@ -38,7 +39,6 @@ void LanguageModel::train(bool on) {
 }
 
 void LanguageModel::export_weights(const TrainPlan& plan, Engine& engine) const {
-  if (plan.export_folder.empty()) return;
   models::save_pretrained(engine, std::get<models::CausalLM>(model_), plan.export_folder, "module", plan.tokenizer);
 }
 

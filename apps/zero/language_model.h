@@ -27,7 +27,8 @@ class LanguageModel {
   void train(bool on = true);
   void eval() { train(false); }
 
-  /// Writes the weights as the plan says (TrainPlan::export_folder); nothing where it says nothing. *Collective.*
+  /// Writes the model as a Hugging Face folder, TrainPlan::export_folder. *Collective.* Throws IoError,
+  /// CheckpointError.
   void export_weights(const TrainPlan& plan, Engine& engine) const;
 
  private:

@@ -163,8 +163,6 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   text += fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
                       result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
-  if (!plan.export_folder.empty() && result.steps_done == plan.steps)
-    text += fmt::format("           {}: the model, as a Hugging Face folder\n", short_path(plan.export_folder));
   if (!result.checkpoint.empty()) {
     text += result.stop_signal != 0 || result.time_is_up
                 ? fmt::format("           {} train --resume --run-dir {} goes on\n", program_name(),

@@ -26,7 +26,7 @@
 
 namespace zero::app {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, restart, keep_going, max_minutes, command_line,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, max_minutes, command_line,
                                    spare_folder, data, suffixes, cache_dir, preset, model, init_from, export_folder,
                                    layers, dim, heads, seq, recompute_every, parameters_numel, config, corpus_folder,
                                    corpus_hash, train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes,
@@ -161,6 +161,21 @@ std::string absolute_or_empty(const std::string& path) {
   return path.empty() ? "" : std::filesystem::absolute(path).lexically_normal().string();
 }
 
+/// Made here, so that a place that cannot be written to is found before the training and not after it.
+std::string export_folder(const TrainOptions& options) {
+  namespace fs = std::filesystem;
+  if (options.export_dir.empty()) return "";
+  std::error_code error;
+  fs::create_directories(options.export_dir, error);
+  if (error || ::access(options.export_dir.c_str(), W_OK) != 0)
+    throw ConfigError(fmt::format("--export {}: cannot be written to", options.export_dir));
+  for (const std::string* from : {&options.init_from, &options.model}) {
+    if (!from->empty() && fs::equivalent(options.export_dir, *from, error))
+      throw ConfigError(fmt::format("--export {}: is where the model comes from; choose another folder", *from));
+  }
+  return absolute_or_empty(options.export_dir);
+}
+
 void print_head(const Console& console) {
   console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
 }
@@ -198,6 +213,7 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
   try {
     // Runs of before these were there.
     json.emplace("restart", false);
+    json.emplace("goes_on", false);
     json.emplace("keep_going", false);
     json.emplace("max_minutes", 0.0);
     json.emplace("recompute_every", 0);
@@ -380,7 +396,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.eval_batches = options.eval_batches;
   plan.prompt = unescape(options.prompt.empty() ? kDefaultPrompt : options.prompt);
   plan.sample_length = options.sample_length.value_or(kDefaultSampleLength);
-  plan.export_folder = absolute_or_empty(options.export_dir);
+  plan.export_folder = export_folder(options);
   plan.top_k = options.top_k;
   plan.temperature = options.temperature;
   plan.cache_dir = absolute_or_empty(options.cache_dir);
@@ -423,6 +439,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);
   if (options.resume) check_can_go_on(plan.run_folder, plan.spare_folder);
+  plan.goes_on = options.resume && !find_run(plan.run_folder).checkpoints.empty();
   const Config config = resume_config(plan.config, options, plan.ranks);
   plan.config = config.to_json();
   const std::string memory_warning =

@@ -37,6 +37,7 @@ struct TrainPlan {
   double temperature = 0;
   bool quiet = false;
   bool resume = false;       ///< go on from the newest checkpoint of the run folder, if there is one
+  bool goes_on = false;      ///< `resume`, and there is a checkpoint: it has the weights
   bool restart = false;      ///< start the run of the folder over
   bool keep_going = false;   ///< also when the loss is not a number
   double max_minutes = 0;    ///< 0: as long as it takes

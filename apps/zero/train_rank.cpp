@@ -136,7 +136,6 @@ int run(const TrainPlan& plan, Group group) {
     throw;
   }
   const Sample sample = loop.sample();
-  if (loop.result().steps_done == plan.steps) model.export_weights(plan, engine);
   progress.finish();
   console.print("\n");
   if (!sample.text.empty()) {
@@ -150,6 +149,11 @@ int run(const TrainPlan& plan, Group group) {
     write_summary(plan, result);
   }
   if (first) check_went_well(result);
+  const bool went_well = result.steps_done == plan.steps && !result.diverged && result.save_problem.empty();
+  if (went_well && !plan.export_folder.empty()) {
+    model.export_weights(plan, engine);
+    console.print(fmt::format("export     {}: the model, as a Hugging Face folder\n", short_path(plan.export_folder)));
+  }
   return result.stop_signal;
 }
 

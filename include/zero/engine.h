@@ -419,8 +419,8 @@ ModuleEngine<std::shared_ptr<M>> initialize(const std::shared_ptr<M>& model, Con
 /// Any other argument: a compile-time error that says what to pass instead.
 template <class Model>
 requires(!detail::ModuleHolderLike<Model> && !detail::kIsSharedPtr<std::remove_cv_t<Model>> &&
-         !std::same_as<std::remove_cv_t<Model>, ModelView>) void initialize(const Model&, Config,
-                                                                            InitializeOptions = {}) {
+         !std::same_as<std::remove_cv_t<Model>, ModelView>) void initialize(const Model&, const Config&,
+                                                                            const InitializeOptions& = {}) {
   static_assert(sizeof(Model) == 0,
                 "zero::initialize needs a std::shared_ptr to the module (std::make_shared<Net>()) or a "
                 "TORCH_MODULE holder, not a module on the stack, a reference, a raw pointer or a unique_ptr");

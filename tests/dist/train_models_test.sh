@@ -65,7 +65,9 @@ done
 timeout 120 "$zero" train -n 1 --stage 0 --init-from llama $run --lr 0.02 --steps 12 --run-dir one -q > /dev/null 2> err || fail "$(cat err)"
 expect "loss on one rank" "$(value one/summary.json 'j["val_loss"]')" "$(value run-llama/summary.json 'j["val_loss"]')"
 timeout 120 "$zero" train --init-from llama $run --lr 0.02 --steps 7 --run-dir half -q > /dev/null 2> err || fail "$(cat err)"
+mv llama moved  # its checkpoint has the weights
 timeout 120 "$zero" train --resume half --steps 12 -q > /dev/null 2> err || fail "--resume: $(cat err)"
+mv moved llama
 grep -q '"step":12' half/metrics.jsonl || fail "--resume half: no step 12"
 # Random weights, of config.json alone; recomputed.
 timeout 120 "$zero" train --model llama/config.json $run --steps 2 --recompute 1 --run-dir fresh > out 2> err || fail "--model: $(cat err)"
@@ -82,10 +84,12 @@ refused "nobody here knows the text of the tokens" --init-from llama $run --samp
 refused "is made for at most 16 positions" --init-from llama $run --seq 17 --run-dir no6
 refused "--seq goes with it" --init-from llama $run --layers 3 --run-dir no7
 refused "writes a Hugging Face folder, of a model that --model gives" --preset gpt-tiny --export x --data text.py --run-dir no8
+refused "is where the model comes from" --init-from llama --export llama/../llama $run --run-dir no11
+refused "--export /proc/nowhere: cannot be written to" --init-from llama --export /proc/nowhere $run --run-dir no12
 refused "'nowhere/config.json' cannot be read" --init-from nowhere/config.json $run --run-dir no9
 cp -r llama other && sed -i 's/"silu"/"gelu"/' other/config.json
 refused "'hidden_act' is \"gelu\": only \"silu\" is built" --init-from other $run --run-dir no10
-for i in 1 2 3 4 5 6 7 8 9 10; do [ ! -e no$i ] || fail "no$i was made by a run that was refused"; done
+for i in 1 2 3 4 5 6 7 8 9 10 11 12; do [ ! -e no$i ] || fail "no$i was made by a run that was refused"; done
 # Weights that lack something, of another shape, cut off: an error that names it, on all ranks, within seconds.
 folder llama_biases_tied biased && cp llama/model.safetensors biased/
 refused "self_attn.q_proj.bias" --init-from biased $run --run-dir bad1

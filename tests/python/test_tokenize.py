@@ -1,0 +1,134 @@
+"""zerotorch.tokenize: the tokens of the tokenizer, whole documents, and the bytes of each token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+
+tokenizers = pytest.importorskip("tokenizers")
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
+from zerotorch import tokenize  # noqa: E402
+
+TEXTS = [
+    "def f(x):\n    return x + 1\n",
+    "Größe, naïve, 東京 and \U0001f600!\n",
+    "a line\r\nwith\ttabs and  spaces  ",
+    "x" * 5000 + "\n" + "y z " * 500,
+]
+
+
+def byte_level(folder: Path) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def sentence_pieces(folder: Path) -> Tokenizer:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "line", "\u2581a"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("\u2581", "a")], unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    code = tokenize.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out + err
+
+
+def write_texts(folder: Path) -> None:
+    folder.mkdir()
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number}.txt").write_bytes(text.encode())
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_pieces])
+def test_every_document_comes_back_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str], make: object) -> None:
+    tokenizer = make(tmp_path / "tokenizer")  # type: ignore[operator]
+    write_texts(tmp_path / "texts")
+    (tmp_path / "texts" / "again.txt").write_bytes(TEXTS[0].encode())  # a duplicate
+    (tmp_path / "texts" / "latin1.txt").write_bytes("Größe".encode("latin-1"))
+    (tmp_path / "texts" / ".hidden.txt").write_text("no")
+    (tmp_path / "texts" / "empty.txt").write_text("")
+    out = tmp_path / "out"
+    arguments = ("--tokenizer", tmp_path / "tokenizer", "--data", tmp_path / "texts", "--out", out)
+    code, said = run(capsys, *arguments, "--validation-fraction", 0.3)
+    assert code == 0, said
+    assert "4 documents" in said and "1 files left out: not UTF-8" in said
+    facts = json.loads((out / "tokens.json").read_text())
+    pieces = [bytes.fromhex(piece) for piece in json.loads((out / "pieces.json").read_text())]
+    assert len(pieces) == tokenizer.get_vocab_size()
+    found, lengths = [], {}
+    for name in ("train", "val"):
+        tokens = numpy.fromfile(out / f"{name}.bin", dtype="<u2").tolist()
+        lengths[name] = len(tokens)
+        assert tokens[-1] == facts["separator"]
+        document: list[int] = []
+        for token in tokens:
+            if token != facts["separator"]:
+                document.append(token)
+                continue
+            found.append(b"".join(pieces[t] for t in document).decode())
+            assert document == tokenizer.encode(found[-1], add_special_tokens=False).ids
+            document = []
+    assert sorted(found) == sorted(TEXTS)
+    assert lengths == {"train": facts["train_tokens"], "val": facts["validation_tokens"]}
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert run(capsys, *arguments, "--validation-fraction", 0.3)[0] == 0  # the same again
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_jsonl_and_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    byte_level(tmp_path / "tokenizer")
+    lines = "".join(json.dumps({"body": text}) + "\n\n" for text in TEXTS)
+    (tmp_path / "all.jsonl").write_text(lines)
+    common = ("--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "out", "--data")
+    code, said = run(capsys, *common, tmp_path / "all.jsonl", "--field", "body")
+    assert code == 0 and "4 documents" in said
+    code, said = run(capsys, *common, tmp_path / "all.jsonl")
+    assert code == 1 and 'all.jsonl:1: want a JSON object with "text"; --field names another' in said
+    (tmp_path / "one.txt").write_text("a line of text\n" * 100)
+    code, said = run(capsys, *common, tmp_path / "one.txt", "--validation-fraction", 0.1)
+    assert code == 0 and "1 documents" in said
+    facts = json.loads((tmp_path / "out" / "tokens.json").read_text())
+    assert 0 < facts["validation_tokens"] < facts["train_tokens"]
+
+
+def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    byte_level(tmp_path / "tokenizer")
+    write_texts(tmp_path / "texts")
+    out = tmp_path / "out"
+
+    def refused(words: str, *, tokenizer: Path = tmp_path / "tokenizer", data: str = "texts", more: tuple[str, ...] = ()):
+        code, said = run(capsys, "--tokenizer", tokenizer, "--data", tmp_path / data, "--out", out, *more)
+        assert code == 1 and words in said, said
+        assert not (out / "tokens.json").exists()
+        assert not list(tmp_path.glob("out.*"))  # nothing half-written
+
+    refused("there is no tokenizer.json", tokenizer=tmp_path / "texts")
+    refused("there is no such file or folder", data="nowhere")
+    refused("has no files that end in .cpp", more=("--suffix", ".cpp"))
+    refused("the tokenizer has none of <end>", more=("--separator", "<end>"))
+    (tmp_path / "broken.json").write_text((tmp_path / "tokenizer" / "tokenizer.json").read_text()[:500])
+    refused("is no tokenizer", tokenizer=tmp_path / "broken.json")
+    out.mkdir()
+    (out / "mine.txt").write_text("precious")
+    refused("exists, and is no folder of tokens")
+    assert (out / "mine.txt").read_text() == "precious"
