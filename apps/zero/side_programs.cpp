@@ -38,6 +38,7 @@ fs::path find_side_program(const std::string& name) {
     if (fs::exists(place / name, error)) return place / name;
   }
   std::vector<std::string> names;
+  names.reserve(places.size());
   for (const fs::path& place : places) names.push_back(place.string());
   throw ConfigError(
       fmt::format("{} is not in {}; set ZERO_SHARE_DIR to the folder that has it", name, fmt::join(names, ", ")));

@@ -176,7 +176,7 @@ bool TrainLoop::save_when_there_is_room(const std::string& problem) {
   if (result_.stop_signal != 0) return false;
   warn(fmt::format("{}. Trying again for {}; Ctrl-C gives up", problem, duration(kPatienceS)));
   // Tries are counted, not timed: all ranks must make the same.
-  for (double waited = 0; waited < kPatienceS; waited += kBetweenS) {
+  for (int tries = 0; tries < static_cast<int>(kPatienceS / kBetweenS); ++tries) {
     for (int i = 0; i < 5 && run_.stop_signal() == 0; ++i) {
       std::this_thread::sleep_for(std::chrono::duration<double>(kBetweenS / 5));
       run_.agree_on_stop();

@@ -48,6 +48,9 @@ struct FullWeightsOptions {
   /// Where names of the model begin with it, the file's may lack it: Hugging Face's prefix of base models, for example
   /// "transformer.".
   std::string prefix = {};
+  /// More names that the file may have for a parameter, and the parameter's: "lm_head.weight" of a head that is tied.
+  /// Under several names it must have the same values.
+  std::map<std::string, std::string> aliases = {};
   /// Names in the file that the model has no use for; patterns as ParameterGroup::names.
   std::vector<std::string> ignored = {};
 };

@@ -390,8 +390,8 @@ class ModuleEngine : public Engine {
 namespace detail {
 /// `module`: returned by Engine::module(); may be null.
 Engine make_engine(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
-                   InitializeOptions options);
-Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, InitializeOptions options);
+                   const InitializeOptions& options);
+Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, const InitializeOptions& options);
 template <class T>
 concept ModuleHolderLike = requires(T holder) {
   { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
@@ -408,13 +408,13 @@ constexpr bool kIsSharedPtr<std::shared_ptr<M>> = true;
 /// *Collective.* Throws ConfigError, ModelError (ranks with different models, unsupported dtypes), IoError (memory),
 /// CommError.
 template <detail::ModuleHolderLike Holder>
-ModuleEngine<Holder> initialize(const Holder& model, Config config, InitializeOptions options = {}) {
-  return {detail::make_engine(model.ptr(), std::move(config), std::move(options)), model};
+ModuleEngine<Holder> initialize(const Holder& model, Config config, const InitializeOptions& options = {}) {
+  return {detail::make_engine(model.ptr(), std::move(config), options), model};
 }
 template <std::derived_from<torch::nn::Module> M>
 ModuleEngine<std::shared_ptr<M>> initialize(const std::shared_ptr<M>& model, Config config,
-                                            InitializeOptions options = {}) {
-  return {detail::make_engine(model, std::move(config), std::move(options)), model};
+                                            const InitializeOptions& options = {}) {
+  return {detail::make_engine(model, std::move(config), options), model};
 }
 /// Any other argument: a compile-time error that says what to pass instead.
 template <class Model>
@@ -426,11 +426,11 @@ requires(!detail::ModuleHolderLike<Model> && !detail::kIsSharedPtr<std::remove_c
                 "TORCH_MODULE holder, not a module on the stack, a reference, a raw pointer or a unique_ptr");
 }
 /// The same for any set of named tensors: other front ends, or parts of a program.
-Engine initialize(ModelView model, Config config, InitializeOptions options = {});
+Engine initialize(ModelView model, Config config, const InitializeOptions& options = {});
 /// The same with the configuration as JSON text.
 template <class Model>
-auto initialize(const Model& model, std::string_view json, InitializeOptions options = {}) {
-  return initialize(model, Config::from_text(json), std::move(options));
+auto initialize(const Model& model, std::string_view json, const InitializeOptions& options = {}) {
+  return initialize(model, Config::from_text(json), options);
 }
 
 /// While alive, libtorch's CPU generator draws from this model-parallel rank's own random stream: for dropout and noise
@@ -460,7 +460,7 @@ class GatheredParameters {
     kRefused,  ///< ModelError
     kDropped,  ///< writes go to a private copy, freed at the end of the scope
   };
-  GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters, std::optional<int> modifier_rank = {},
+  GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters, std::optional<int> modifier_rank = {},
                      ReadersWrites readers_writes = ReadersWrites::kRefused);
   /// All parameters of the module.
   explicit GatheredParameters(Engine& engine, std::optional<int> modifier_rank = {});

@@ -40,7 +40,7 @@ struct Recomputable {
 };
 
 /// The outputs of `what.run(inputs)`, as described at recompute().
-Tensors recompute_tensors(Recomputable what, Tensors inputs);
+Tensors recompute_tensors(Recomputable what, const Tensors& inputs);
 
 // What of an argument or a result is a tensor.
 template <class T>
@@ -191,7 +191,7 @@ auto recompute_with(const RecomputeOptions& options, F f, Inputs... inputs) {
     result.reset();
     return outputs;
   };
-  const detail::Tensors outputs = detail::recompute_tensors(std::move(what), std::move(tensors));
+  const detail::Tensors outputs = detail::recompute_tensors(std::move(what), tensors);
   std::size_t next = 0;
   return detail::TensorsOf<Result>::give(**result, outputs, next);
 }

@@ -36,7 +36,7 @@ at::Tensor without_expansion(at::Tensor tensor, at::IntArrayRef strides) {
 }
 
 bool same_values(const at::Tensor& a, const at::Tensor& b) {
-  return (a == b).logical_or_((a != a).logical_and_(b != b)).all().item<bool>();  // NaN is NaN here
+  return (a == b).logical_or_(a.isnan().logical_and_(b.isnan())).all().item<bool>();  // NaN is NaN here
 }
 
 /// Writes values of the buffer's own kind where it lies. False: elements share memory and the values differ.

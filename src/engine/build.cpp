@@ -85,6 +85,7 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   auto& model = impl.model;
   const auto& inventory = impl.inventory;
   std::vector<layout::ParameterInfo> infos;
+  infos.reserve(inventory.parameters.size());
   for (const auto& item : inventory.parameters) {
     infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad() && !impl.evaluation_only,
                      impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
@@ -556,7 +557,7 @@ EngineNumber::EngineNumber() : value(EngineNumbers::take()) {}
 EngineNumber::~EngineNumber() { EngineNumbers::give_back(value); }
 
 std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
-                                    InitializeOptions options) {
+                                    const InitializeOptions& options) {
   auto impl = std::make_unique<Engine::Impl>();
   impl->aborts_on_exception = false;  // until ranks depend on each other
   impl->exceptions_at_start = std::uncaught_exceptions();

@@ -224,6 +224,7 @@ void check_values(const optim::Hyper& hyper, std::size_t group) {
 ClientOptimizer::ClientOptimizer(torch::optim::Optimizer& optimizer)
     : optimizer_(&optimizer), algorithm_(take_over_any(optimizer, groups_)) {
   std::vector<optim::Hyper> hypers;
+  hypers.reserve(groups_.size());
   for (const auto& group : groups_) hypers.push_back(group->last);
   rule_ = &optim::rule_for(algorithm_, hypers);
 }

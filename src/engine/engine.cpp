@@ -39,11 +39,12 @@ std::size_t checked_group(const Engine::Impl& impl, int group) {
 
 namespace detail {
 Engine make_engine(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
-                   InitializeOptions options) {
-  return Engine(engine::build(std::move(model), std::move(module), std::move(config), std::move(options)));
+                   const InitializeOptions& options) {
+  return Engine(engine::build(std::move(model), std::move(module), std::move(config), options));
 }
-Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, InitializeOptions options) {
-  return make_engine(ModelView::of(module), module, std::move(config), std::move(options));
+Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, const InitializeOptions& options) {
+  ModelView view = ModelView::of(module);
+  return make_engine(std::move(view), std::move(module), std::move(config), options);
 }
 }  // namespace detail
 
@@ -67,8 +68,8 @@ void engine::Uses::before_write(intercept::ParameterHandle& handle, const char* 
   impl_.store->before_write(handle, op_name);
 }
 
-Engine initialize(ModelView model, Config config, InitializeOptions options) {
-  return detail::make_engine(std::move(model), nullptr, std::move(config), std::move(options));
+Engine initialize(ModelView model, Config config, const InitializeOptions& options) {
+  return detail::make_engine(std::move(model), nullptr, std::move(config), options);
 }
 
 Engine::Impl::~Impl() {

@@ -216,7 +216,7 @@ std::size_t checked_group(const Engine::Impl& impl, int group);
 
 /// Builds the engine; see zero::initialize.
 std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
-                                    InitializeOptions options);
+                                    const InitializeOptions& options);
 
 /// For offload to NVMe of engines that are made from here on; null: the system's. For tests.
 void use_files_for_offload(io::FileSystem* files);

@@ -94,6 +94,10 @@ class FullWeightsLoader {
     tensors_ = from_json(broadcast_text(std::move(listing), 0, impl_.groups.all, "weights"));
     for (std::size_t t = 0; t < tensors_.size(); ++t) index_.emplace(tensors_[t].name, t);
     agree(what_, error_text([&] { match(); }), impl_.groups.all);
+    agree(what_, error_text([&] {
+            if (source_) check_copies();
+          }),
+          impl_.groups.all);
   }
 
   /// *Collective.*
@@ -151,6 +155,10 @@ class FullWeightsLoader {
     for (const auto& [name, p] : impl_.inventory.index_of) {
       if (name != names[p].front()) names[p].push_back(name);
     }
+    for (const auto& [alias, name] : options_.aliases) {
+      const auto found = impl_.inventory.index_of.find(name);
+      if (found != impl_.inventory.index_of.end()) names[found->second].push_back(alias);
+    }
     std::set<std::size_t> used;
     for (std::size_t p = 0; p < names.size(); ++p) match_parameter(static_cast<int>(p), names[p], used);
     for (const auto& buffer : impl_.inventory.buffers) {
@@ -166,14 +174,30 @@ class FullWeightsLoader {
     }
   }
 
-  /// A tied parameter may be there under each of its names; the first one counts.
+  /// One parameter of the model, and two tensors of the file: a model whose weights were not tied would lose one.
+  void check_copies() {
+    for (const auto& [first, second] : copies_) {
+      if (tensors_[first].shape == tensors_[second].shape && source_->read(first).equal(source_->read(second)))
+        continue;
+      throw ModelError(
+          fmt::format("'{}' and '{}' are one parameter of the model, and differ in the file: there they are "
+                      "not tied",
+                      tensors_[first].name, tensors_[second].name));
+    }
+  }
+
+  /// A tied parameter may be there under each of its names.
   void match_parameter(int p, const std::vector<std::string>& names, std::set<std::size_t>& used) {
     std::optional<std::size_t> chosen;
     for (const auto& name : names) {
       const auto found = find(name);
       if (!found) continue;
       used.insert(*found);
-      if (!chosen) chosen = found;
+      if (!chosen) {
+        chosen = found;
+      } else if (*found != *chosen) {
+        copies_.emplace_back(*chosen, *found);
+      }
     }
     const auto& parameter = impl_.model.parameters[p];
     if (!chosen) {
@@ -235,6 +259,7 @@ class FullWeightsLoader {
   std::vector<WeightInfo> tensors_;
   std::map<std::string, std::size_t> index_;
   std::vector<Item> items_;
+  std::vector<std::pair<std::size_t, std::size_t>> copies_;  ///< tensors of one parameter
   LoadReport report_;
 };
 

@@ -43,7 +43,7 @@ std::vector<at::Tensor> all_parameters(Engine& engine) {
 GatheredParameters::GatheredParameters(Engine& engine, std::optional<int> modifier_rank)
     : GatheredParameters(engine, all_parameters(engine), modifier_rank) {}
 
-GatheredParameters::GatheredParameters(Engine& engine, std::vector<at::Tensor> parameters,
+GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
                                        std::optional<int> modifier_rank, ReadersWrites readers_writes)
     : engine_(engine.impl().self),
       modifier_rank_(modifier_rank),

@@ -98,6 +98,7 @@ std::string describe(const Inventory& inventory) {
 /// "; did you mean 'b'?", or nothing.
 std::string suggestion(const Inventory& inventory, std::string_view name, bool with_buffers) {
   std::vector<std::string_view> names;
+  names.reserve(inventory.index_of.size());
   for (const auto& [known, index] : inventory.index_of) names.push_back(known);
   if (with_buffers) {
     for (const auto& buffer : inventory.buffers) {

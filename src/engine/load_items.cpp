@@ -93,6 +93,7 @@ LoadItem buffer_item(const Inventory::Named& buffer, std::size_t index, const Te
 
 std::vector<Target> verification_targets(const std::vector<LoadItem>& items) {
   std::vector<Target> targets;
+  targets.reserve(items.size());
   for (const auto& item : items) targets.push_back({item.tensor, item.begin, item.numel, nullptr});
   return targets;
 }

@@ -160,6 +160,7 @@ void take_parameter_groups(const Config& config, const InitializeOptions& option
 
 void choose_rules(const Config& config, OptimizerSetup& setup) {
   std::vector<optim::Hyper> hypers;
+  hypers.reserve(setup.options.groups.size());
   for (const auto& group : setup.options.groups) hypers.push_back(group.hyper);
   const optim::Rule& rule = optim::rule_for(setup.algorithm, hypers, optim::format_of(config.state_dtype()));
   for (auto& group : setup.options.groups) group.rule = &rule;

@@ -303,7 +303,9 @@ DeferredOp deferred_op_of(const c10::OperatorHandle& op) {
                                                                "aten::normal_functional",
                                                                "aten::randint"};
   if (is_among(name, kEmpty)) return {Kind::kMakesEmpty, -1};
-  if (is_among(name, kMadeOf)) return {Kind::kIsMadeOf, -1};
+  // Of normal(), the overloads that take tensors read them, and draw at once.
+  const bool reads = name == "aten::normal" && schema.overload_name() != "float_float";
+  if (is_among(name, kMadeOf) && !reads) return {Kind::kIsMadeOf, -1};
   const auto& arguments = schema.arguments();
   const auto writes = [](const c10::Argument& argument) {
     return argument.alias_info() && argument.alias_info()->isWrite();

@@ -190,7 +190,9 @@ FlopObserver::~FlopObserver() {
     std::erase(Callback::states(), state_);
   }
   auto& here = Callback::here();
-  if (here.observers > 0 && --here.observers == 0) at::removeCallback(here.handle);
+  if (here.observers == 0) return;
+  --here.observers;
+  if (here.observers == 0) at::removeCallback(here.handle);
 }
 
 void FlopObserver::end_micro_batch() {

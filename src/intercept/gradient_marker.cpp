@@ -37,7 +37,7 @@ Marker* marker_of(const at::Tensor& tensor) {
 at::Tensor make_gradient_marker(const at::Tensor& parameter, std::string why) {
   auto marker = c10::make_intrusive<Marker>();
   marker->why = why;
-  const auto nbytes = static_cast<int64_t>(parameter.numel() * parameter.element_size());
+  const std::int64_t nbytes = parameter.numel() * parameter.element_size();
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), nbytes,
       c10::DataPtr(nullptr, marker.release(), &drop_marker, parameter.device()), /*allocator=*/nullptr,

@@ -364,6 +364,7 @@ Tensors Segment::run(const Tensors& inputs, const c10::intrusive_ptr<Segment>& s
   Tensors results(outputs.size());
   // Those that others depend on come first.
   std::vector<std::size_t> order;
+  order.reserve(results_.size());
   for (const auto& [k, result] : results_) order.push_back(k);
   const auto number = [&](std::size_t k) { return gradient_edge(outputs[k]).function->sequence_nr(); };
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return number(a) < number(b); });
@@ -594,7 +595,7 @@ void Segment::check_graph(const Again& made) const {
 
 namespace zero {
 
-detail::Tensors detail::recompute_tensors(Recomputable what, Tensors inputs) {
+detail::Tensors detail::recompute_tensors(Recomputable what, const Tensors& inputs) {
   if (!at::GradMode::is_enabled()) return what.run(inputs);
   const auto segment = c10::make_intrusive<intercept::Segment>(std::move(what), inputs);
   return segment->run(inputs, segment);

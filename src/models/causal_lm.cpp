@@ -364,7 +364,7 @@ Tensor CausalLMImpl::loss(const Tensor& tokens, const Tensor& targets) {
   }
   std::vector<Tensor> router_logits;
   const Tensor hidden = decoder_->forward(tokens, router_logits);
-  const Tensor loss = linear_cross_entropy(hidden, head_weight(), targets, {.rows = config.loss_rows});
+  Tensor loss = linear_cross_entropy(hidden, head_weight(), targets, {.rows = config.loss_rows});
   if (config.experts.loss_factor == 0 || router_logits.empty()) return loss;
   return loss + config.experts.loss_factor * load_balancing_loss(router_logits, config.experts);
 }

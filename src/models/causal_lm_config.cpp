@@ -117,6 +117,12 @@ class Reader {
     const auto found = object_.find(key);
     return found != object_.end() && !found->is_null();
   }
+  /// There, and null.
+  bool is_null(const char* key) {
+    asked_.insert(key);
+    const auto found = object_.find(key);
+    return found != object_.end() && found->is_null();
+  }
   const json& at(const char* key) { return object_.at(key); }
 
   template <class T>
@@ -187,7 +193,10 @@ Rope read_rope(Reader& in, double default_theta) {
   in.require("partial_rotary_factor", 1.0);
   in.require("rope_interleaved", false);
   const auto original = in.get<std::int64_t>("original_max_position_embeddings", 0);
-  const bool is_new = in.has("rope_parameters"), is_old = in.has("rope_scaling");
+  const bool is_new = in.has("rope_parameters") && !in.at("rope_parameters").empty();
+  const bool is_old = in.has("rope_scaling") && !in.at("rope_scaling").empty();
+  if (is_new && is_old && in.at("rope_parameters") != in.at("rope_scaling"))
+    in.refuse("rope_scaling", "rope_parameters says something else; remove one of them");
   if (!is_new && !is_old) return rope;
   const char* const key = is_new ? "rope_parameters" : "rope_scaling";
   Reader part(in.at(key), fmt::format("{}: {}", in.where(), key));
@@ -202,7 +211,8 @@ Rope read_rope(Reader& in, double default_theta) {
   }
   rope.type = known->first;
   part.require("partial_rotary_factor", 1.0);
-  rope.original_max_positions = part.get<std::int64_t>("original_max_position_embeddings", original);
+  const auto inside = part.get<std::int64_t>("original_max_position_embeddings", 0);
+  rope.original_max_positions = original > 0 ? original : inside;  // as transformers
   if (rope.type == Rope::Type::kDefault) {
     part.pass_over("factor");
     part.check_all_known();
@@ -217,7 +227,10 @@ Rope read_rope(Reader& in, double default_theta) {
   rope.beta_slow = part.get("beta_slow", rope.beta_slow);
   rope.mscale = part.find<double>("mscale");
   rope.mscale_all_dim = part.find<double>("mscale_all_dim");
-  rope.truncate = part.get("truncate", true);
+  // As transformers, which takes these for numbers that are not given, and null for false.
+  if (rope.beta_fast == 0) rope.beta_fast = Rope().beta_fast;
+  if (rope.beta_slow == 0) rope.beta_slow = Rope().beta_slow;
+  rope.truncate = part.get("truncate", !in.at(key).contains("truncate"));
   rope.low_freq_factor = part.get("low_freq_factor", rope.low_freq_factor);
   rope.high_freq_factor = part.get("high_freq_factor", rope.high_freq_factor);
   rope.long_factor = part.get("long_factor", rope.long_factor);
@@ -229,7 +242,7 @@ Rope read_rope(Reader& in, double default_theta) {
 /// By layer, of families that say for each which kind of attention it has.
 std::vector<std::int64_t> read_windows(Reader& in, std::int64_t layers) {
   const bool uses = in.get("use_sliding_window", false);
-  const auto window = in.get<std::int64_t>("sliding_window", 4096);
+  const auto window = in.get<std::int64_t>("sliding_window", in.is_null("sliding_window") ? 0 : 4096);
   const auto from = in.get<std::int64_t>("max_window_layers", 28);
   const auto types = in.get("layer_types", std::vector<std::string>());
   if (!types.empty() && static_cast<std::int64_t>(types.size()) != layers) {
@@ -237,13 +250,13 @@ std::vector<std::int64_t> read_windows(Reader& in, std::int64_t layers) {
   }
   std::vector<std::int64_t> windows;
   for (std::int64_t i = 0; i < layers; ++i) {
-    const std::string type = !types.empty()      ? types[static_cast<std::size_t>(i)]
-                             : uses && i >= from ? "sliding_attention"
-                                                 : "full_attention";
+    const std::string type = !types.empty()                    ? types[static_cast<std::size_t>(i)]
+                             : uses && window > 0 && i >= from ? "sliding_attention"
+                                                               : "full_attention";
     if (type != "sliding_attention" && type != "full_attention")
       in.refuse("layer_types", "only full_attention and sliding_attention are built");
-    if (type == "sliding_attention" && !uses)
-      in.refuse("layer_types", "sliding_attention, where use_sliding_window is not true");
+    if (type == "sliding_attention" && (!uses || window == 0))
+      in.refuse("layer_types", "sliding_attention, where use_sliding_window is not true or there is no sliding_window");
     windows.push_back(type == "sliding_attention" ? window : 0);
   }
   if (std::ranges::all_of(windows, [&](std::int64_t w) { return w == windows.front(); })) windows.resize(1);
@@ -299,22 +312,75 @@ void read_experts(Reader& in, CausalLMConfig& config) {
   experts.loss_factor = in.get("output_router_logits", false) ? factor : 0;
 }
 
+void read_all_windows(Reader& in, CausalLMConfig& config) {
+  switch (config.family) {
+    case Family::kQwen2:
+    case Family::kQwen3:
+      config.windows = read_windows(in, config.layers);
+      break;
+    case Family::kQwen3Moe: {  // of all layers, whatever max_window_layers says
+      const bool uses = in.get("use_sliding_window", false);
+      const auto window = in.get<std::int64_t>("sliding_window", in.is_null("sliding_window") ? 0 : 4096);
+      config.windows = {uses ? window : 0};
+      for (const char* key : {"max_window_layers", "layer_types"}) in.pass_over(key);
+      break;
+    }
+    case Family::kMistral:
+      config.windows = {in.get<std::int64_t>("sliding_window", in.is_null("sliding_window") ? 0 : 4096)};
+      break;
+    case Family::kMixtral:
+      config.windows = {in.get<std::int64_t>("sliding_window", 0)};
+      break;
+    default:
+      break;
+  }
+}
+
+/// What transformers takes for keys that a file does not have.
+struct Defaults {
+  std::int64_t vocab = 32'000, dim = 4096, layers = 32, kv_heads = 0, mlp_dim = 11'008, max_positions = 2048;
+  double norm_eps = 1e-6, rope_theta = 10'000;
+};
+
+Defaults defaults_of(Family family) {
+  switch (family) {
+    case Family::kMistral:
+      return {.kv_heads = 8, .mlp_dim = 14'336, .max_positions = 131'072};
+    case Family::kMixtral:
+      return {.kv_heads = 8, .mlp_dim = 14'336, .max_positions = 131'072, .norm_eps = 1e-5, .rope_theta = 1e6};
+    case Family::kQwen2:
+    case Family::kQwen3:
+      return {.vocab = 151'936, .kv_heads = 32, .mlp_dim = 22'016, .max_positions = 32'768};
+    case Family::kQwen3Moe:
+      return {.vocab = 151'936, .dim = 2048, .layers = 24, .kv_heads = 4, .mlp_dim = 6144, .max_positions = 32'768};
+    default:
+      return {};
+  }
+}
+
 void read_llama_family(Reader& in, CausalLMConfig& config) {
   const Family family = config.family;
-  const bool is_qwen3 = family == Family::kQwen3 || family == Family::kQwen3Moe;
-  config.vocab = in.get<std::int64_t>("vocab_size", 32'000);
-  config.dim = in.get<std::int64_t>("hidden_size", 4096);
-  config.layers = in.get<std::int64_t>("num_hidden_layers", 32);
+  const Defaults defaults = defaults_of(family);
+  config.vocab = in.get("vocab_size", defaults.vocab);
+  config.dim = in.get("hidden_size", defaults.dim);
+  config.layers = in.get("num_hidden_layers", defaults.layers);
   config.heads = in.get<std::int64_t>("num_attention_heads", 32);
-  config.kv_heads = in.get<std::int64_t>("num_key_value_heads", config.heads);
-  config.head_dim = in.get<std::int64_t>("head_dim", is_qwen3 ? 128 : config.heads > 0 ? config.dim / config.heads : 0);
-  config.mlp_dim = in.get<std::int64_t>("intermediate_size", 11'008);
-  config.max_positions = in.get<std::int64_t>("max_position_embeddings", 2048);
-  config.norm_eps = in.get("rms_norm_eps", 1e-6);
+  // null: as many as heads; not there at all: the family's number.
+  const std::int64_t kv_heads =
+      in.is_null("num_key_value_heads") || defaults.kv_heads == 0 ? config.heads : defaults.kv_heads;
+  config.kv_heads = in.get("num_key_value_heads", kv_heads);
+  const bool has_own_head_dim = family == Family::kQwen3;
+  config.head_dim = in.get<std::int64_t>("head_dim", has_own_head_dim   ? 128
+                                                     : config.heads > 0 ? config.dim / config.heads
+                                                                        : 0);
+  config.mlp_dim = in.get("intermediate_size", defaults.mlp_dim);
+  config.max_positions = in.get("max_position_embeddings", defaults.max_positions);
+  config.norm_eps = in.get("rms_norm_eps", defaults.norm_eps);
   config.tied = in.get("tie_word_embeddings", false);
   config.attention_dropout = in.get("attention_dropout", 0.0);
   in.require("hidden_act", "silu");
-  config.rope = read_rope(in, family == Family::kMixtral ? 1e6 : 10'000.0);
+  config.rope = read_rope(in, defaults.rope_theta);
+  const bool is_qwen3 = family == Family::kQwen3 || family == Family::kQwen3Moe;
   if (family == Family::kLlama || is_qwen3) {
     config.attention_bias = config.output_bias = in.get("attention_bias", false);
   }
@@ -323,10 +389,8 @@ void read_llama_family(Reader& in, CausalLMConfig& config) {
     in.require("pretraining_tp", 1);
   }
   if (family == Family::kQwen2) config.attention_bias = true;
-  if (family == Family::kQwen2 || is_qwen3) config.windows = read_windows(in, config.layers);
-  if (family == Family::kMistral || family == Family::kMixtral)
-    config.windows = {in.get<std::int64_t>("sliding_window", 0)};
   if (family == Family::kMixtral || family == Family::kQwen3Moe) read_experts(in, config);
+  read_all_windows(in, config);
 }
 
 json parse(const std::string& text, const std::string& where) {
@@ -379,6 +443,7 @@ void write_windows(const CausalLMConfig& config, json& out) {
   const auto widest = std::ranges::max(config.windows);
   out["use_sliding_window"] = widest > 0;
   out["sliding_window"] = widest > 0 ? json(widest) : json();
+  if (config.family == Family::kQwen3Moe) return;
   json types = json::array();
   for (std::int64_t i = 0; i < config.layers; ++i)
     types.push_back(config.window_of(i) > 0 ? "sliding_attention" : "full_attention");
@@ -480,6 +545,8 @@ void check(const CausalLMConfig& c) {
   require(c.head_dim % 2 == 0, fmt::format("head_dim is {}: rotary embeddings turn pairs", c.head_dim));
   require(c.windows.size() == 1 || static_cast<std::int64_t>(c.windows.size()) == c.layers,
           fmt::format("{} windows for {} layers, want one or one each", c.windows.size(), c.layers));
+  require(c.windows.size() == 1 || c.family == Family::kQwen2 || c.family == Family::kQwen3,
+          fmt::format("{} has one window for all layers", family_name(c.family)));
   const auto pairs = static_cast<std::size_t>(c.head_dim / 2);
   require(c.rope.type != Rope::Type::kLongRope ||
               (c.rope.long_factor.size() == pairs && c.rope.short_factor.size() == pairs),

@@ -68,7 +68,10 @@ LoadReport load_weights(Engine& engine, const CausalLM& model, const std::string
   options.prefix = model->config.family == CausalLMConfig::Family::kGpt2 ? "transformer." : "model.";
   // Constants that older versions of transformers saved.
   options.ignored = {"*.attn.bias", "*.attn.masked_bias", "*.rotary_emb.inv_freq"};
-  if (model->config.tied) options.ignored.emplace_back("lm_head.weight");
+  if (model->config.tied) {
+    const bool is_gpt2 = model->config.family == CausalLMConfig::Family::kGpt2;
+    options.aliases.emplace("lm_head.weight", is_gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight");
+  }
   return engine.load_full_weights(folder, options);
 }
 

@@ -1,7 +1,9 @@
 #include "zero/loss.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/Functions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -142,6 +144,18 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
                   text(hidden), text(weight), text(targets)));
 }
 
+Tensor linear_cross_entropy_of(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                               const LinearCrossEntropyOptions& options) {
+  check(hidden, weight, targets);
+  const Tensor rows = hidden.reshape({-1, hidden.size(-1)}), goals = targets.reshape({-1});
+  const std::int64_t at_a_time = rows_at_a_time(weight.size(0), options);
+  if (at_a_time >= rows.size(0)) {
+    return at::cross_entropy_loss(at::linear(rows, weight).to(at::kFloat), goals, {}, at::Reduction::Mean,
+                                  options.ignore_index);
+  }
+  return LinearCrossEntropy::apply(rows, weight, goals, at_a_time, options.ignore_index, at::GradMode::is_enabled());
+}
+
 }  // namespace
 
 std::int64_t rows_at_a_time(std::int64_t vocab, const LinearCrossEntropyOptions& options) {
@@ -152,14 +166,14 @@ std::int64_t rows_at_a_time(std::int64_t vocab, const LinearCrossEntropyOptions&
 
 Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                             const LinearCrossEntropyOptions& options) {
-  check(hidden, weight, targets);
-  const Tensor rows = hidden.reshape({-1, hidden.size(-1)}), goals = targets.reshape({-1});
-  const std::int64_t at_a_time = rows_at_a_time(weight.size(0), options);
-  if (at_a_time >= rows.size(0)) {
-    return at::cross_entropy_loss(at::linear(rows, weight).to(at::kFloat), goals, {}, at::Reduction::Mean,
-                                  options.ignore_index);
+  const c10::DeviceType device = hidden.device().type();
+  if (at::autocast::is_autocast_enabled(device)) {
+    const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
+    const Tensor narrow = hidden.to(dtype), narrow_weight = weight.to(dtype);
+    const c10::impl::ExcludeDispatchKeyGuard as_given(c10::autocast_dispatch_keyset);
+    return linear_cross_entropy_of(narrow, narrow_weight, targets, options);
   }
-  return LinearCrossEntropy::apply(rows, weight, goals, at_a_time, options.ignore_index, at::GradMode::is_enabled());
+  return linear_cross_entropy_of(hidden, weight, targets, options);
 }
 
 }  // namespace zero

@@ -44,6 +44,7 @@ GPTOptions gpt_preset(std::string_view name) {
 
 std::vector<std::string> gpt_presets() {
   std::vector<std::string> names;
+  names.reserve(std::size(kPresets));
   for (const Preset& preset : kPresets) names.emplace_back(preset.name);
   return names;
 }

@@ -103,8 +103,10 @@ double learning_rate_at(const Config::Scheduler& s, double base_lr, std::int64_t
       return s.eta_min + (base_lr - s.eta_min) * (1 + std::cos(std::numbers::pi * ratio(step, s.t_max))) / 2;
     case Type::kPolynomialLR:
       return base_lr * polynomial_factor(s, step);
-    case Type::kStepLR:
-      return base_lr * std::pow(s.gamma, static_cast<double>(step / s.step_size));
+    case Type::kStepLR: {
+      const std::int64_t periods = step / s.step_size;
+      return base_lr * std::pow(s.gamma, static_cast<double>(periods));
+    }
     case Type::kExponentialLR:
       return base_lr * std::pow(s.gamma, static_cast<double>(step));
   }

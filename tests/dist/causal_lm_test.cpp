@@ -56,12 +56,19 @@ void expect_near(const Tensor& got, const Tensor& want, const std::string& name)
 }
 
 /// A safetensors file with the weights of a golden file, as a Hugging Face folder has them.
-void write_folder(const std::string& model, const std::string& folder, const std::string& without_prefix = "") {
+/// `more`: names of further tensors, and what they are copies of ("-": of the embedding, negative).
+void write_folder(const std::string& model, const std::string& folder, const std::string& without_prefix = "",
+                  const std::map<std::string, std::string>& more = {}) {
   std::filesystem::create_directories(folder);
   std::filesystem::copy_file(kData + model + ".json", folder + "/config.json");
   nlohmann::json header;
   std::string data;
-  for (const auto& [name, tensor] : read_tensors(kData + model + ".safetensors")) {
+  Tensors tensors = read_tensors(kData + model + ".safetensors");
+  for (const auto& [name, of] : more) {
+    const Tensor& source = tensors.at("weight/" + (of == "-" ? std::string("model.embed_tokens.weight") : of));
+    tensors["weight/" + name] = of == "-" ? source.neg() : source;
+  }
+  for (const auto& [name, tensor] : tensors) {
     if (!name.starts_with("weight/")) continue;
     std::string key = name.substr(7);
     if (!without_prefix.empty() && key.starts_with(without_prefix)) key = key.substr(without_prefix.size());
@@ -224,6 +231,31 @@ TEST(CausalLMConfig, WhatIsNotBuiltIsRefusedByName) {
   expect_said([] { models::parse_config("{", "x.json"); }, "x.json: not JSON");
   expect_said([] { models::parse_config("[]", "x.json"); }, "x.json: want a JSON object");
   expect_said([] { models::read_config("/nowhere"); }, "'/nowhere' cannot be read: No such file");
+  refused("llama_linear", {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}},
+          "rope_parameters says something else");
+  refused("qwen2_windows", {{"sliding_window", nullptr}, {"layer_types", {"full_attention", "sliding_attention"}}},
+          "there is no sliding_window");
+  // What a file does not say is what transformers takes for it.
+  const auto of = [](const std::string& json) { return models::parse_config(json); };
+  const CausalLMConfig mixtral = of(R"({"model_type": "mixtral"})"), mistral = of(R"({"model_type": "mistral"})");
+  EXPECT_EQ(mixtral.norm_eps, 1e-5);
+  EXPECT_EQ(mixtral.kv_heads, 8);
+  EXPECT_EQ(mistral.windows, std::vector<std::int64_t>{4096});
+  EXPECT_EQ(mistral.mlp_dim, 14'336);
+  EXPECT_EQ(of(R"({"model_type": "mistral", "sliding_window": null})").windows, std::vector<std::int64_t>{0});
+  EXPECT_EQ(of(R"({"model_type": "mistral", "num_key_value_heads": null})").kv_heads, 32);
+  EXPECT_EQ(of(R"({"model_type": "qwen2"})").vocab, 151'936);
+  const std::string moe =
+      R"({"model_type": "qwen3_moe", "sliding_window": 3, "max_window_layers": 20, "use_sliding_window": )";
+  EXPECT_EQ(of(moe + "true}").windows, std::vector<std::int64_t>{3});  // all layers
+  EXPECT_EQ(of(moe + "false}").windows, std::vector<std::int64_t>{0});
+  EXPECT_EQ(of(moe + "true}").head_dim, 64);
+  const std::string yarn =
+      R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 0,
+    "original_max_position_embeddings": 32, "truncate": null}, "original_max_position_embeddings": 16})";
+  EXPECT_EQ(of(yarn).rope.beta_fast, 32);
+  EXPECT_FALSE(of(yarn).rope.truncate);
+  EXPECT_EQ(of(yarn).rope.original_max_positions, 16);
   // Older files say the same in other words.
   const CausalLMConfig old = models::parse_config(changed(
       "llama_linear",
@@ -269,6 +301,15 @@ TEST(CausalLM, WeightsThatDoNotFitChangeNothing) {
     expect_said([&] { models::load_weights(engine, model, folder.file(weights)); }, words);
     EXPECT_EQ(weights_now(), before);
   };
+  // A head that is tied here and not in the file.
+  CausalLM tied = models::build(folder.file("other"));
+  auto engine = initialize(tied, R"({"train_batch_size": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1}}})");
+  write_folder("llama_biases_tied", folder.file("same"), "", {{"lm_head.weight", "model.embed_tokens.weight"}});
+  EXPECT_TRUE(models::load_weights(engine, tied, folder.file("same")).unexpected.empty());
+  write_folder("llama_biases_tied", folder.file("untied"), "", {{"lm_head.weight", "-"}});
+  expect_said(
+      [&] { models::load_weights(engine, tied, folder.file("untied")); },
+      "'model.embed_tokens.weight' and 'lm_head.weight' are one parameter of the model, and differ in the file");
   lacks("other", "q_proj.bias");
   lacks("nowhere", "nowhere");
   std::filesystem::resize_file(folder.file("small/model.safetensors"), 5000);

@@ -76,6 +76,22 @@ def test_trains_the_same(stage: int, bf16: bool) -> None:
     assert trained(model, stage, bf16) == plain
 
 
+def test_draws_that_read_tensors() -> None:
+    def make() -> list[torch.Tensor]:
+        mean, std = torch.zeros(300, 300), torch.ones(300, 300)
+        normal = torch.distributions.Normal(mean, std).sample()
+        return [normal, torch.normal(mean, 2.0), torch.normal(1.0, std), torch.normal(mean, std), torch.normal(0.0, 1.0, (300, 300))]
+
+    torch.manual_seed(4)
+    plain, then = make(), torch.rand(3)
+    torch.manual_seed(4)
+    with zerotorch.deferred_init():
+        deferred, deferred_then = make(), torch.rand(3)
+    assert torch.equal(then, deferred_then)
+    for one, other in zip(plain, deferred, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_takes_no_memory() -> None:
     gc.collect()
     before = zerotorch._C.resident_nbytes()

@@ -1,6 +1,7 @@
 // Promise: linear_cross_entropy() is cross_entropy(linear()), with few logits at a time.
 #include "zero/loss.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -135,6 +136,20 @@ TEST(LinearCrossEntropy, TargetsThatDoNotCount) {
   in.targets[2][1] = kVocab;
   for (const std::int64_t rows : {4, 100})
     EXPECT_THROW(linear_cross_entropy(in.hidden, in.weight, in.targets, {.rows = rows}), c10::Error);
+}
+
+TEST(LinearCrossEntropy, UnderAutocast) {
+  const Inputs in = inputs(at::kFloat);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const Tensor want = plain(in);
+  const Tensor all = linear_cross_entropy(in.hidden, in.weight, in.targets);
+  const Tensor parts = linear_cross_entropy(in.hidden, in.weight, in.targets, {.rows = 4});
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_TRUE(all.equal(want));
+  expect_close(parts, want, 1e-6);
+  const auto wanted = gradients(want, in), got = gradients(parts, in);
+  for (std::size_t i = 0; i < 2; ++i) expect_close(got[i], wanted[i], 1.0 / 64);
 }
 
 TEST(LinearCrossEntropy, WhatIsNotAnInputIsAnError) {
