@@ -97,6 +97,10 @@ plan::ModelShape read_file(const PlanOptions& options) {
   }
   models::CausalLMConfig config = models::read_config(options.model);
   config.recompute_every = options.checkpointing ? 1 : 0;
+  if (options.seq.value_or(0) > config.max_positions) {
+    throw ConfigError(fmt::format("--seq {}: {} is made for at most the {} positions", *options.seq, options.model,
+                                  config.max_positions));
+  }
   plan::ModelShape shape = models::shape_of(config, std::string(models::family_name(config.family)));
   shape.deferred_init = false;  // whatever program trains it
   return shape;

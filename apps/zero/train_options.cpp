@@ -97,11 +97,11 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
 
 /// What a run that goes on has decided for itself.
 constexpr const char* kFixedByTheRun[] = {
-    "--data",  "--suffix",         "--all-files",    "--cache-dir", "--pack-only",   "--preset",
-    "--model", "--init-from",      "--export",       "--layers",    "--dim",         "--heads",
-    "--seq",   "--config",         "--seed",         "--lr",        "--batch-size",  "--micro-batch",
-    "--dtype", "--eval-every",     "--eval-batches", "--prompt",    "--temperature", "--sample-length",
-    "--top-k", "--no-tensorboard", "--print-config"};
+    "--data",           "--suffix",       "--all-files", "--cache-dir",   "--pack-only",     "--preset",
+    "--model",          "--init-from",    "--layers",    "--dim",         "--heads",         "--seq",
+    "--config",         "--seed",         "--lr",        "--batch-size",  "--micro-batch",   "--dtype",
+    "--eval-every",     "--eval-batches", "--prompt",    "--temperature", "--sample-length", "--top-k",
+    "--no-tensorboard", "--print-config"};
 
 /// An option that may be followed by the folder of a run.
 CLI::Option* add_run_option(CLI::App& command, const std::string& name, bool& wanted, std::string& run_dir,

@@ -439,6 +439,10 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);
   if (options.resume) check_can_go_on(plan.run_folder, plan.spare_folder);
+  if (!options.export_dir.empty()) {
+    if (plan.model.empty()) throw ConfigError("--export: the run's model is not one of Hugging Face's shapes");
+    plan.export_folder = export_folder(options);
+  }
   plan.goes_on = options.resume && !find_run(plan.run_folder).checkpoints.empty();
   const Config config = resume_config(plan.config, options, plan.ranks);
   plan.config = config.to_json();

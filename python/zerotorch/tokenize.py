@@ -27,6 +27,7 @@ from typing import Any
 __all__ = ["main"]
 
 AT_A_TIME = 4 << 20  # characters that are tokenized together
+OWN_FILES = {"train.bin", "val.bin", "pieces.json", "tokens.json"}
 LARGEST_PIECE = 1 << 20  # characters of a document that are tokenized as one
 
 
@@ -99,7 +100,7 @@ def text_of(path: Path) -> str | None:
 
 
 def lines_of(path: Path, field: str) -> Iterator[str]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -109,6 +110,10 @@ def lines_of(path: Path, field: str) -> Iterator[str]:
                 raise Refused(f'{path}:{number}: want a JSON object with "{field}"; --field names another') from None
             if not isinstance(text, str):
                 raise Refused(f'{path}:{number}: "{field}" is not a text')
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise Refused(f'{path}:{number}: "{field}" is not Unicode: {error.reason}') from None
             yield text
 
 
@@ -149,7 +154,10 @@ def write_split(tokenizer: Any, documents: list[str], end: int, code: str, path:
                 size += len(documents[last])
                 last += 1
             some = [piece for document in documents[begin:last] for piece in (*cut(document), None)]
-            encoded = iter(tokenizer.encode_batch([p for p in some if p is not None], add_special_tokens=False))
+            try:
+                encoded = iter(tokenizer.encode_batch([p for p in some if p is not None], add_special_tokens=False))
+            except Exception as error:  # noqa: BLE001 - it raises nothing better
+                raise Refused(f"the tokenizer cannot encode the text: {error}") from None
             tokens = array.array(code)
             for piece in some:
                 tokens.extend([end] if piece is None else next(encoded).ids)
@@ -185,9 +193,13 @@ def load(folder: Path) -> tuple[Any, Path]:
     if not path.exists():
         raise Refused(f"--tokenizer {folder}: there is no tokenizer.json")
     try:
-        return tokenizers.Tokenizer.from_file(str(path)), path.parent
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - it raises nothing better
         raise Refused(f"{path}: is no tokenizer: {error}") from None
+    # Of single inputs, as some files have them: here they would cut every document.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, path.parent
 
 
 def split_of(documents: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
@@ -207,8 +219,8 @@ def tokenize(options: argparse.Namespace) -> str:
     tokenizer, folder = load(options.tokenizer)
     end = end_of_text(tokenizer, folder, options.separator)
     out: Path = options.out
-    if out.exists() and not (out.is_dir() and ((out / "tokens.json").exists() or not any(out.iterdir()))):
-        raise Refused(f"--out {out}: exists, and is no folder of tokens; choose another")
+    if out.exists() and not (out.is_dir() and {path.name for path in out.iterdir()} <= OWN_FILES):
+        raise Refused(f"--out {out}: exists, and has other things than tokens; choose another")
     documents, left_out = documents_of(files_of(options.data, options.suffix), options.field)
     if not documents:
         raise Refused(f"--data {options.data}: has no text (UTF-8)")

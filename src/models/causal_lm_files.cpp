@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "zero/causal_lm.h"
 #include "zero/errors.h"
@@ -63,6 +64,45 @@ CausalLM build(const std::string& folder) {
   return deferred_init([&] { return CausalLM(config); }, {.without_values = true});
 }
 
+namespace {
+
+/// The folder, or the archive in it where there are no safetensors.
+std::string weights_in(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path path = folder;
+  const bool has_safetensors =
+      fs::exists(path / "model.safetensors", error) || fs::exists(path / "model.safetensors.index.json", error);
+  const fs::path archive = path / "pytorch_model.bin";
+  return !has_safetensors && fs::exists(archive, error) ? archive.string() : folder;
+}
+
+std::string dtype_in_json(const Engine& engine, const std::string& dtype) {
+  const DType own = engine.config().param_dtype();
+  const bool module = dtype == "module";
+  if (dtype == "fp32" || (module && own == DType::kFloat32)) return "float32";
+  return dtype == "fp16" || (module && own == DType::kFloat16) ? "float16" : "bfloat16";
+}
+
+/// config.json with the dtype that the weights are in.
+std::string config_text(const CausalLMConfig& config, const std::string& dtype) {
+  const std::string text = to_json(config);
+  auto json = nlohmann::ordered_json::parse(text);
+  bool same = true;
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (!json.contains(key) || json[key] == dtype) continue;
+    json[key] = dtype;
+    same = false;
+  }
+  if (!json.contains("dtype") && !json.contains("torch_dtype")) {
+    json["dtype"] = dtype;
+    same = false;
+  }
+  return same ? text : json.dump(2) + "\n";
+}
+
+}  // namespace
+
 LoadReport load_weights(Engine& engine, const CausalLM& model, const std::string& folder) {
   FullWeightsOptions options;
   options.prefix = model->config.family == CausalLMConfig::Family::kGpt2 ? "transformer." : "model.";
@@ -72,7 +112,7 @@ LoadReport load_weights(Engine& engine, const CausalLM& model, const std::string
     const bool is_gpt2 = model->config.family == CausalLMConfig::Family::kGpt2;
     options.aliases.emplace("lm_head.weight", is_gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight");
   }
-  return engine.load_full_weights(folder, options);
+  return engine.load_full_weights(weights_in(folder), options);
 }
 
 checkpoint::ExportReport save_pretrained(Engine& engine, const CausalLM& model, const std::string& folder,
@@ -80,7 +120,7 @@ checkpoint::ExportReport save_pretrained(Engine& engine, const CausalLM& model, 
   const auto report = engine.save_full_weights(folder, {.dtype = dtype});
   Group group = engine.all_ranks();
   on_first(group, [&] {
-    write_file(std::filesystem::path(folder) / "config.json", to_json(model->config));
+    write_file(std::filesystem::path(folder) / "config.json", config_text(model->config, dtype_in_json(engine, dtype)));
     if (!tokenizer_from.empty()) copy_tokenizer(tokenizer_from, folder);
   });
   return report;

@@ -118,7 +118,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
           "linear_cross_entropy: gradients of gradients (create_graph) are not computed; use cross_entropy(linear())");
     }
     const variable_list saved = context->get_saved_variables();
-    const Tensor scale = outputs[0] / context->saved_data["counted"].toDouble();
+    const double counted = context->saved_data["counted"].toDouble();
+    const Tensor scale = counted > 0 ? outputs[0] / counted : at::zeros_like(outputs[0]);  // as cross_entropy's
     variable_list gradients(6);
     if (saved[0].defined()) gradients[0] = scaled(saved[0], scale, saved[0].scalar_type());
     if (saved[1].defined()) {

@@ -66,8 +66,12 @@ timeout 120 "$zero" train -n 1 --stage 0 --init-from llama $run --lr 0.02 --step
 expect "loss on one rank" "$(value one/summary.json 'j["val_loss"]')" "$(value run-llama/summary.json 'j["val_loss"]')"
 timeout 120 "$zero" train --init-from llama $run --lr 0.02 --steps 7 --run-dir half -q > /dev/null 2> err || fail "$(cat err)"
 mv llama moved  # its checkpoint has the weights
-timeout 120 "$zero" train --resume half --steps 12 -q > /dev/null 2> err || fail "--resume: $(cat err)"
+timeout 120 "$zero" train --resume half --steps 12 --export late -q > /dev/null 2> err || fail "--resume: $(cat err)"
 mv moved llama
+[ -s late/model.safetensors ] || fail "--resume --export: no weights"
+timeout 120 "$zero" train --init-from llama $run --dtype bf16 --steps 1 --run-dir narrow --export narrow-out -q > /dev/null 2> err ||
+  fail "bf16: $(cat err)"
+expect "dtype of bf16 weights" "$(value narrow-out/config.json 'j["dtype"]')" bfloat16
 grep -q '"step":12' half/metrics.jsonl || fail "--resume half: no step 12"
 # Random weights, of config.json alone; recomputed.
 timeout 120 "$zero" train --model llama/config.json $run --steps 2 --recompute 1 --run-dir fresh > out 2> err || fail "--model: $(cat err)"

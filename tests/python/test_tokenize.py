@@ -111,6 +111,33 @@ def test_jsonl_and_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert 0 < facts["validation_tokens"] < facts["train_tokens"]
 
 
+def test_nothing_is_cut_or_filled_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = byte_level(tmp_path / "plain")
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=20)
+    (tmp_path / "cutting").mkdir()
+    tokenizer.save(str(tmp_path / "cutting" / "tokenizer.json"))
+    write_texts(tmp_path / "texts")
+    for name in ("plain", "cutting"):
+        code, said = run(
+            capsys, "--tokenizer", tmp_path / name, "--data", tmp_path / "texts", "--out", tmp_path / f"out_{name}"
+        )
+        assert code == 0, said
+    for name in ("train.bin", "val.bin"):
+        assert (tmp_path / "out_plain" / name).read_bytes() == (tmp_path / "out_cutting" / name).read_bytes()
+
+
+def test_odd_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    byte_level(tmp_path / "tokenizer")
+    common = ("--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "out", "--data")
+    (tmp_path / "bom.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a line"}\n{"text": "another"}\n')
+    code, said = run(capsys, *common, tmp_path / "bom.jsonl")
+    assert code == 0 and "2 documents" in said
+    (tmp_path / "half.jsonl").write_text('{"text": "fine"}\n{"text": "\\ud800"}\n')
+    code, said = run(capsys, *common, tmp_path / "half.jsonl")
+    assert code == 1 and 'half.jsonl:2: "text" is not Unicode' in said
+
+
 def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     byte_level(tmp_path / "tokenizer")
     write_texts(tmp_path / "texts")
@@ -130,5 +157,5 @@ def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str
     refused("is no tokenizer", tokenizer=tmp_path / "broken.json")
     out.mkdir()
     (out / "mine.txt").write_text("precious")
-    refused("exists, and is no folder of tokens")
+    refused("exists, and has other things than tokens")
     assert (out / "mine.txt").read_text() == "precious"
