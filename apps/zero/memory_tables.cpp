@@ -103,8 +103,9 @@ std::string memory_table(const std::vector<MemoryReport>& before, const std::vec
   for (const auto& report : after) most = std::max(most, states_nbytes(report));
   const double factor = static_cast<double>(states_nbytes(ddp)) / static_cast<double>(most);
   text += fmt::format(
-      "  As built: the fp32 module each rank had before initialize(). With DDP each rank\n"
-      "  holds 16 bytes a parameter ({}) and buckets.\n",
+      "  As built: what a rank had of the fp32 module before initialize(), which is never\n"
+      "  whole (zero::deferred_init). With DDP each rank holds 16 bytes a parameter\n"
+      "  ({}) and buckets.\n",
       ddp[MemoryKind::kMaster].current_nbytes > 0 ? "2 bf16 weight, 2 gradient, 4 fp32 master, 8 Adam"
                                                   : "4 fp32 weight, 4 gradient, 8 Adam");
   text += fmt::format("  ZeRO stage {} on {} rank{}: the states of each take {:.2f} x {} than with DDP.\n", stage,

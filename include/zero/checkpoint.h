@@ -41,8 +41,9 @@ struct LoadOptions {
 };
 
 struct FullWeightsOptions {
-  /// True: names or shapes that do not match are an error, and so is a tied parameter with other values under another of
-  /// its names. False: those tensors keep their values and are reported; of a tied parameter's names the first counts.
+  /// True: names or shapes that do not match are an error, and so is a tied parameter with other values under another
+  /// of its names. False: those tensors keep their values and are reported; of a tied parameter's names the first
+  /// counts.
   bool strict = true;
   /// Maps names of parameters and buffers in this model to their names in the file, where they differ.
   std::map<std::string, std::string> names;
