@@ -11,7 +11,6 @@ common="--preset gpt-tiny --data text.py --cache-dir cache --steps 4 --eval-batc
 # What must not depend on ranks, stage or store.
 curve() { grep -oE '"(step|loss|grad_norm|val_loss|lr)":[^,}]*' "$1/metrics.jsonl"; }
 
-shm_before=$(shm_files)
 
 # ---- a run leaves what it says, and only rank 0 speaks ----
 "$zero" train $common -n 2 --run-dir two > two.out 2> two.err
@@ -64,9 +63,7 @@ stop() { # name, signal, exit code, options
 stop interrupted INT 130 -n 2
 stop terminated TERM 143 -n 3
 stop alone INT 130 -n 1
-# Those of tests that run beside this one are there for moments.
-for _ in $(seq 1 100); do [ "$(shm_files)" = "$shm_before" ] && break; sleep 0.1; done
-expect "files in /dev/shm" "$(shm_files)" "$shm_before"
+expect_nothing_in_shm
 
 # ---- --stage takes the default of overlap_comm along, also from files that only we can read ----
 echo '{"train_batch_size": 4, "zero_optimization": {"stage": 1,},} // trailing commas' > trailing.json

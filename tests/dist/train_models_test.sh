@@ -6,7 +6,6 @@ golden=$(realpath "$2")/tests/data/causal_lm
 source "$(dirname "$0")/../support/command_test.sh"
 cd "$work" || exit 1
 export ZERO_LOG_LEVEL=warning
-before=$(shm_files)
 value() { python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
 refused() { # part of the message, options
   local want=$1; shift
@@ -103,6 +102,6 @@ folder llama cutoff && truncate -s 9000 cutoff/model.safetensors
 refused "model.safetensors" --init-from cutoff $run --run-dir bad3
 rm cutoff/model.safetensors
 refused "cutoff" --init-from cutoff $run --run-dir bad4
-expect "shared memory" "$(shm_files)" "$before"
+expect_nothing_in_shm
 [ $failures -eq 0 ] || { echo "$failures failures"; exit 1; }
 echo "zero train --model: all good"

@@ -4,7 +4,6 @@ zero=$1
 source "$(dirname "$0")/../support/command_test.sh"
 trap 'umount "$work/small" 2> /dev/null; rm -rf "$work"' EXIT
 cd "$work" || exit 1
-shm_before=$(shm_files)
 
 for i in $(seq 1 3000); do echo "def f$i(x, y):  # $((i * 7919 % 1000))"; echo "    return x * $i + y"; done > text.py
 cat > config.json <<'END'
@@ -278,8 +277,6 @@ sed -i 's/return/yield/' text.py
 rm -rf cache
 refused "is not what the run" --resume --run-dir elsewhere
 
-# Those of tests that run beside this one are there for moments.
-for _ in $(seq 1 100); do [ "$(shm_files)" = "$shm_before" ] && break; sleep 0.1; done
-expect "files in /dev/shm" "$(shm_files)" "$shm_before"
+expect_nothing_in_shm
 [ "$failures" = 0 ] && echo "zero train --resume: all well"
 exit $((failures > 0))

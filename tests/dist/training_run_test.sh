@@ -64,6 +64,6 @@ grep -q "another process is writing this run" second.out || fail "$(cat second.o
 wait "$pid" || { fail "begun: $?"; cat begun.out; }
 same begun
 
-[ -z "$(shm_files)" ] || echo "note: in /dev/shm: $(shm_files)"
+expect_nothing_in_shm
 [ "$failures" = 0 ] && echo "training_run: all well"
 exit $((failures > 0))
