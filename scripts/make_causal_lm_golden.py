@@ -4,7 +4,8 @@ tests/dist/causal_lm_test.cpp.
 
 Each model has random weights (norms and biases, too, so that none can be left out unnoticed), and the file has them as
 save_pretrained() names them, with tokens, targets, logits, loss and the gradient of every parameter as they come out in
-float64; the files keep float32. Experts are named as on disk. Needs transformers. Usage: make_causal_lm_golden.py [folder]
+float64; the files keep float32. Experts are named as on disk. generated.json: the likeliest tokens, one after the other,
+after the first five of each model. Needs transformers. Usage: make_causal_lm_golden.py [folder]
 """
 import json
 import pathlib
@@ -26,6 +27,7 @@ SMALL = {
     "head_dim": 4,
 }
 LENGTH = 9
+PROMPT = 5
 
 
 def llama(rope=None, **more):
@@ -119,7 +121,20 @@ def on_disk(model, values, folder):
     return load_file(pathlib.Path(folder) / "model.safetensors")
 
 
+@torch.no_grad()
+def likeliest(model, prompt, count):
+    """Without a cache, whose keys transformers does not turn again where rotations depend on the length."""
+    text = prompt[None]
+    for _ in range(count):
+        logits = model(input_ids=text, use_cache=False).logits[0, -1]
+        first, second = logits.topk(2).values.tolist()
+        assert first - second > 1e-5, "too close to call"
+        text = torch.cat([text, logits.argmax().view(1, 1)], 1)
+    return text[0, len(prompt) :].tolist()
+
+
 def make(name, config, folder):
+    """Returns what it generates."""
     torch.manual_seed(sum(name.encode()))
     config._attn_implementation = config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).double()
@@ -141,6 +156,7 @@ def make(name, config, folder):
             out.router_logits, experts, config.num_experts_per_tok
         )
     loss.backward()
+    generated = likeliest(model, tokens[0, :PROMPT], 7 if name.startswith("gpt2") else 14)
     tensors = {"tokens": tokens, "targets": targets, "logits": out.logits.detach().float(), "loss": loss.detach().float()}
     weights = {key: value.detach().clone() for key, value in model.named_parameters()}
     gradients = {
@@ -155,14 +171,15 @@ def make(name, config, folder):
     (folder / f"{name}.json").write_text(json.dumps(text, indent=1, sort_keys=True) + "\n")
     save_file(tensors, folder / f"{name}.safetensors")
     print(f"{name}: loss {loss.item():.6f}, {sum(v.numel() for v in weights.values())} parameters")
+    return generated
 
 
 def main():
     default = pathlib.Path(__file__).parents[1] / "tests" / "data" / "causal_lm"
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default
     folder.mkdir(parents=True, exist_ok=True)
-    for name, config in MODELS.items():
-        make(name, config, folder)
+    generated = {name: make(name, config, folder) for name, config in MODELS.items()}
+    (folder / "generated.json").write_text(json.dumps(generated, indent=1) + "\n")
 
 
 if __name__ == "__main__":

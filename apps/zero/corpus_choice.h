@@ -1,5 +1,6 @@
 #pragma once
 // Which text `zero train` learns from, and where its packed form is kept.
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,12 @@ namespace zero::app {
 /// nothing at that place, or no folder to keep it in.
 CorpusOptions choose_corpus(const std::string& data, const std::string& cache_dir,
                             const std::vector<std::string>& suffixes = {});
+
+/// Whether `source` is a folder of tokens, not of text.
+bool has_tokens(const std::filesystem::path& source);
+
+/// Where the tokens are kept that the tokenizer in a folder makes of a text whose packed form would be in `packed`.
+std::filesystem::path tokens_folder(const std::filesystem::path& packed, const std::string& tokenizer);
 
 /// Packs it, or finds it packed. Throws as pack_corpus(), and ConfigError when either split is too small for
 /// one sequence of `sequence_length` bytes (0: not checked).

@@ -5,25 +5,23 @@
 #include "zero/init.h"
 
 namespace zero::app {
-namespace {
 
-std::variant<GPT, models::CausalLM> build(const TrainPlan& plan) {
-  if (plan.model.empty()) return deferred_init([&] { return GPT(gpt_options(plan)); });
-  return deferred_init([&] { return models::CausalLM(causal_lm_config(plan)); },
-                       {.without_values = !plan.init_from.empty()});
+LanguageModel::Model LanguageModel::build(const TrainPlan& plan, bool without_values) {
+  const DeferredInitOptions options{.without_values = without_values};
+  if (plan.model.empty()) return deferred_init([&] { return GPT(gpt_options(plan)); }, options);
+  return deferred_init([&] { return models::CausalLM(causal_lm_config(plan)); }, options);
 }
 
-}  // namespace
+LanguageModel::LanguageModel(const TrainPlan& plan) : model_(build(plan, !plan.init_from.empty())) {}
 
-LanguageModel::LanguageModel(const TrainPlan& plan) : model_(build(plan)) {}
+LanguageModel LanguageModel::without_values(const TrainPlan& plan) { return LanguageModel(build(plan, true)); }
 
-Engine LanguageModel::initialize(const TrainPlan& plan, const Config& config, Group group) const {
-  const InitializeOptions options{.group = std::move(group), .parameter_groups = {no_decay_group()}};
-  Engine engine =
-      std::visit([&](const auto& model) -> Engine { return zero::initialize(model, config, options); }, model_);
-  if (!plan.init_from.empty() && !plan.goes_on)
-    models::load_weights(engine, std::get<models::CausalLM>(model_), plan.init_from);
-  return engine;
+Engine LanguageModel::initialize(const Config& config, const InitializeOptions& options) const {
+  return std::visit([&](const auto& model) -> Engine { return zero::initialize(model, config, options); }, model_);
+}
+
+void LanguageModel::load_weights(Engine& engine, const std::string& folder) const {
+  models::load_weights(engine, std::get<models::CausalLM>(model_), folder);
 }
 
 at::Tensor LanguageModel::forward(const at::Tensor& tokens) {
@@ -32,6 +30,20 @@ at::Tensor LanguageModel::forward(const at::Tensor& tokens) {
 
 at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets) {
   return std::visit([&](auto& model) { return model->loss(tokens, targets); }, model_);
+}
+
+std::int64_t LanguageModel::vocab() const {
+  if (const GPT* gpt = std::get_if<GPT>(&model_)) return (*gpt)->options.vocab;
+  return std::get<models::CausalLM>(model_)->config.vocab;
+}
+
+std::vector<std::int64_t> LanguageModel::generate(const std::vector<std::int64_t>& prompt,
+                                                  const GenerateOptions& options) {
+  if (auto* model = std::get_if<models::CausalLM>(&model_)) return models::generate(*model, prompt, options);
+  GPT& gpt = std::get<GPT>(model_);
+  GenerateOptions of_gpt = options;
+  of_gpt.context = gpt->options.seq;
+  return generate_tokens([&](const at::Tensor& tokens) { return gpt->forward(tokens); }, prompt, of_gpt);
 }
 
 void LanguageModel::train(bool on) {

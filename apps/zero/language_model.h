@@ -2,8 +2,11 @@
 // What `zero train` trains: its own GPT, or a model in Hugging Face's shapes.
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "train_plan.h"
 #include "zero/causal_lm.h"
@@ -17,13 +20,20 @@ class LanguageModel {
   /// The plan's, in fp32, never whole (zero::deferred_init): initialised from libtorch's default generator, or without
   /// values where the plan has weights to begin with.
   explicit LanguageModel(const TrainPlan& plan);
+  /// The plan's, whose values are loaded in any case.
+  static LanguageModel without_values(const TrainPlan& plan);
 
-  /// *Collective.* Throws as zero::initialize() and models::load_weights().
-  Engine initialize(const TrainPlan& plan, const Config& config, Group group) const;
+  /// *Collective.* Throws as zero::initialize().
+  Engine initialize(const Config& config, const InitializeOptions& options) const;
+  /// Of a Hugging Face folder. *Collective.* Throws as models::load_weights().
+  void load_weights(Engine& engine, const std::string& folder) const;
 
   // As GPT's and CausalLM's.
   at::Tensor forward(const at::Tensor& tokens);
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  std::int64_t vocab() const;
+  /// As models::generate(), or generate_tokens() of the plan's sequence length. *Collective.*
+  std::vector<std::int64_t> generate(const std::vector<std::int64_t>& prompt, const GenerateOptions& options);
   void train(bool on = true);
   void eval() { train(false); }
 
@@ -32,7 +42,11 @@ class LanguageModel {
   void export_weights(const TrainPlan& plan, Engine& engine) const;
 
  private:
-  std::variant<GPT, models::CausalLM> model_;
+  using Model = std::variant<GPT, models::CausalLM>;
+  explicit LanguageModel(Model model) : model_(std::move(model)) {}
+  static Model build(const TrainPlan& plan, bool without_values);
+
+  Model model_;
 };
 
 /// As GPT-2 was trained: no weight decay on biases and norms.

@@ -14,6 +14,8 @@
 #include "console.h"
 #include "describe_command.h"
 #include "doctor_command.h"
+#include "eval_command.h"
+#include "generate_command.h"
 #include "host_facts.h"
 #include "launch.h"
 #include "plan_command.h"
@@ -37,6 +39,8 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.formatter(zero::app::help_formatter());  // of the commands, too, as they are added after it
   zero::app::add_train_command(app, exit_code);
+  zero::app::add_generate_command(app, exit_code);
+  zero::app::add_eval_command(app, exit_code);
   add_launch_command(app, exit_code);
   zero::app::add_ckpt_command(app, exit_code);
   zero::app::add_plan_command(app, exit_code);

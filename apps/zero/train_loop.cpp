@@ -16,6 +16,7 @@
 
 #include "recorder.h"
 #include "text_format.h"
+#include "token_text.h"
 #include "zero/data.h"
 #include "zero/errors.h"
 #include "zero/models.h"
@@ -23,28 +24,6 @@
 namespace zero::app {
 
 namespace {
-
-/// The bytes of tokens by number: a byte each, or what their tokenizer has written.
-class Pieces {
- public:
-  explicit Pieces(const TrainPlan& plan) {
-    if (plan.token_nbytes > 1) pieces_ = token_pieces(plan.token_pieces);
-  }
-  std::string text(std::span<const std::int64_t> tokens) const {
-    std::string text;
-    for (const std::int64_t token : tokens) {
-      if (pieces_.empty()) {
-        text += static_cast<char>(token);
-      } else if (token < static_cast<std::int64_t>(pieces_.size())) {  // a vocabulary may be padded
-        text += pieces_[static_cast<std::size_t>(token)];
-      }
-    }
-    return text;
-  }
-
- private:
-  std::vector<std::string> pieces_;
-};
 
 std::vector<std::int64_t> prompt_of(const TrainPlan& plan) {
   constexpr std::int64_t kLength = 32;
@@ -318,7 +297,7 @@ Sample TrainLoop::sample() {
   options.context = std::min(plan_.seq, kMostContext);
   const at::Tensor padded = at::zeros({1, options.context}, at::kLong);
   if (console_.enabled()) progress_.busy("writing a sample ...");
-  const Pieces pieces(plan_);
+  const TokenText text = plan_.token_nbytes > 1 ? TokenText(plan_.token_pieces) : TokenText();
   const std::vector<std::int64_t> prompt = prompt_of(plan_);
   model_.eval();
   Sample sample;
@@ -332,7 +311,7 @@ Sample TrainLoop::sample() {
           return plan_.token_nbytes > 1 ? logits : logits.narrow(2, 0, std::min<std::int64_t>(256, logits.size(2)));
         },
         prompt, options);
-    sample = {plan_.token_nbytes > 1 ? pieces.text(prompt) : plan_.prompt, pieces.text(added)};
+    sample = {plan_.token_nbytes > 1 ? text.of(prompt) : plan_.prompt, text.of(added)};
   } catch (const Stopped&) {
     sample = {};
   }

@@ -206,6 +206,8 @@ void find_text_again(TrainPlan& plan) {
   plan.corpus_folder = corpus.folder.string();
 }
 
+}  // namespace
+
 TrainPlan read_plan(const std::filesystem::path& folder) {
   const std::string path = (folder / kPlan).string();
   std::ifstream file(path);
@@ -234,8 +236,6 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
                     path, program_name(), for_shell(folder.string())));
   }
 }
-
-}  // namespace
 
 std::string describe_model(const TrainPlan& plan) {
   if (!plan.model.empty()) {
@@ -300,14 +300,9 @@ TrainPlan choose_causal_lm(const TrainOptions& options) {
   return plan;
 }
 
-/// Everything that is chosen by what the tokens are.
-void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo& corpus) {
-  plan.train_tokens = corpus.train_tokens();
-  plan.baseline_nats = corpus.validation_unigram_entropy_nats;
-  plan.token_nbytes = corpus.tokens.nbytes;
-  plan.text_nbytes = corpus.tokens.text_nbytes;
-  plan.token_pieces = corpus.tokens.pieces;
-  plan.tokenizer = corpus.tokens.tokenizer;
+}  // namespace
+
+void check_vocabulary(const TrainPlan& plan, const CorpusInfo& corpus) {
   const std::int64_t vocab = plan.model.empty() ? GPTOptions().vocab : causal_lm_config(plan).vocab;
   if (corpus.tokens.largest >= vocab && corpus.tokens.nbytes > 1) {
     throw ConfigError(fmt::format(
@@ -320,6 +315,19 @@ void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo&
                     "its tokens with --data (python -m zerotorch.tokenize)",
                     vocab));
   }
+}
+
+namespace {
+
+/// Everything that is chosen by what the tokens are.
+void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo& corpus) {
+  plan.train_tokens = corpus.train_tokens();
+  plan.baseline_nats = corpus.validation_unigram_entropy_nats;
+  plan.token_nbytes = corpus.tokens.nbytes;
+  plan.text_nbytes = corpus.tokens.text_nbytes;
+  plan.token_pieces = corpus.tokens.pieces;
+  plan.tokenizer = corpus.tokens.tokenizer;
+  check_vocabulary(plan, corpus);
   if (corpus.tokens.nbytes == 1) return;
   if (!options.prompt.empty()) {
     throw ConfigError(

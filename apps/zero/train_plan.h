@@ -1,12 +1,14 @@
 #pragma once
 // A run of `zero train` with everything decided: what the ranks get, as JSON, from whoever prepared it.
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "train_options.h"
 #include "zero/causal_lm.h"
+#include "zero/data.h"
 #include "zero/models.h"
 
 namespace zero::app {
@@ -49,6 +51,9 @@ struct TrainPlan {
 /// preset and for sizes that do not fit each other.
 TrainPlan choose_model(const TrainOptions& options);
 
+/// Throws ConfigError when the model has no such tokens as the text.
+void check_vocabulary(const TrainPlan& plan, const CorpusInfo& corpus);
+
 /// What the plan says of the model: of one, or of the other.
 GPTOptions gpt_options(const TrainPlan& plan);
 models::CausalLMConfig causal_lm_config(const TrainPlan& plan);
@@ -61,6 +66,8 @@ TrainPlan plan_from_json(const std::string& json);
 
 /// plan.json, and this start in environment.json. Throws IoError.
 void write_start(const TrainPlan& plan);
+/// The plan of the run in a folder. Throws ConfigError.
+TrainPlan read_plan(const std::filesystem::path& run_folder);
 /// " To start it over: zero train --restart ...", for errors about the run's folder.
 std::string restart_hint(const std::string& run_folder);
 

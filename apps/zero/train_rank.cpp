@@ -121,7 +121,8 @@ int run(const TrainPlan& plan, Group group) {
   const Console console(first && !plan.quiet);
 
   LanguageModel model(plan);
-  Engine engine = model.initialize(plan, config, group);
+  Engine engine = model.initialize(config, {.group = group, .parameter_groups = {no_decay_group()}});
+  if (!plan.init_from.empty() && !plan.goes_on) model.load_weights(engine, plan.init_from);
   Progress progress(console, plan.steps, config.steps_per_print);
   TrainLoop loop(plan, model, engine, console, progress);
   print_start(console, plan, engine, clock.seconds());

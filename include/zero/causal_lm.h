@@ -8,9 +8,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zero/engine.h"
+#include "zero/models.h"
 #include "zero/plan.h"
 
 namespace zero::models {
@@ -38,7 +40,7 @@ struct Experts {
   std::int64_t per_token = 2;
   std::int64_t mlp_dim = 0;                ///< of each
   bool normalize = true;                   ///< the weights of a token's experts add up to one
-  double loss_factor = 0;                  ///< of the load-balancing loss, which is part of loss(); 0: it is left out
+  double loss_factor = 0;                  ///< of the load-balancing loss, which is part of loss() in training; 0: it is not
   std::vector<std::int64_t> dense_layers;  ///< layers with an MLP all the same
 
   bool operator==(const Experts&) const = default;
@@ -97,6 +99,32 @@ plan::ModelShape shape_of(const CausalLMConfig& config, const std::string& name 
 
 class DecoderImpl;
 
+/// Keys and values of the positions that a model has read, so that the tokens after them cost only themselves. They are
+/// of the parameters' values at that time: clear() after a step. Copies share memory. One thread at a time.
+class KeyValueCache {
+ public:
+  std::int64_t length() const { return length_; }  ///< positions
+  void clear() { *this = {}; }
+
+  // For layers of models.
+
+  /// Keeps keys and values [B, heads, T, head_dim] of `layer`, which follow the length() positions so far, and returns
+  /// those of all positions. Throws ModelError for other sizes than the cache has.
+  std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& keys, const at::Tensor& values);
+  /// After the last layer: these tokens [B, T] have been read, too.
+  void advance(const at::Tensor& tokens);
+  /// All tokens that have been read, and these.
+  at::Tensor with(const at::Tensor& tokens) const;
+
+ private:
+  struct Layer {
+    at::Tensor keys, values;  ///< [B, heads, capacity, head_dim]
+  };
+  std::vector<Layer> layers_;
+  at::Tensor tokens_;  ///< [B, length]
+  std::int64_t length_ = 0;
+};
+
 /// Parameters have the names and shapes that they have in Hugging Face's files. Attention is
 /// scaled_dot_product_attention; positions begin at 0 in each row.
 struct CausalLMImpl : torch::nn::Module {
@@ -109,10 +137,17 @@ struct CausalLMImpl : torch::nn::Module {
   /// dtype, and for T over max_positions where positions are learnt.
   at::Tensor forward(const at::Tensor& tokens);
 
-  /// Mean cross entropy in nats per target, in fp32, and Experts::loss_factor times the load-balancing loss. tokens and
-  /// targets [B, T] int64: targets are not shifted here; those of -100 do not count. Scalar, fp32. Logits exist of some
-  /// rows at a time (zero/loss.h).
+  /// Mean cross entropy in nats per target, in fp32; in training mode Experts::loss_factor times the load-balancing loss
+  /// is added. tokens and targets [B, T] int64: targets are not shifted here; those of -100 do not count. Scalar, fp32.
+  /// Logits exist of some rows at a time (zero/loss.h).
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+
+  /// Logits of the token after `tokens` [B, T], which follow the positions in `cache`: [B, vocab], without gradients.
+  /// The same as the last logits of forward() of all tokens but for rounding: products are of other shapes, and so are
+  /// libtorch's sums. Where rotations depend on the length of the text ("dynamic" beyond max_positions, "longrope" once),
+  /// all of it is read again. Throws as forward(), and ModelError in training mode or for another B than before; the cache is
+  /// then as it was.
+  at::Tensor next_logits(const at::Tensor& tokens, KeyValueCache& cache);
 
   void reset_parameters();
 
@@ -130,6 +165,12 @@ TORCH_MODULE(CausalLM);
 /// The model of a Hugging Face folder, never whole on a rank and without values: give it to initialize() and its engine
 /// to load_weights(). Local. Throws as read_config().
 CausalLM build(const std::string& folder);
+
+/// Continues `prompt`, token by token, with a KeyValueCache. Call eval() before. *Collective* for a model whose
+/// parameters are sharded: then every rank must call it with the same arguments. Throws ConfigError for an empty prompt
+/// or options out of range, ModelError as CausalLMImpl::next_logits().
+std::vector<std::int64_t> generate(CausalLM& model, std::vector<std::int64_t> prompt,
+                                   const GenerateOptions& options = {});
 
 /// Gives an engine of `model` the weights of a Hugging Face folder (safetensors, in one file or with an index, or
 /// pytorch_model.bin). Names may lack the prefix of the base model, as GPT-2's do on the hub. *Collective.* Throws

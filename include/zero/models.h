@@ -89,9 +89,15 @@ struct GenerateOptions {
   double temperature = 0.8;
   /// Sample among this many most likely bytes; 0: among all.
   std::int64_t top_k = 0;
+  /// Sample among the most likely bytes that together have this probability, after temperature and top_k; 1: among all.
+  double top_p = 1;
   std::uint64_t seed = 0;
-  /// Number of last bytes that the model gets; at most its `seq`.
+  /// Number of last bytes that the model gets; at most its `seq`. Not used by models::generate().
   std::int64_t context = 64;
+  /// The text ends before one of these.
+  std::vector<std::int64_t> stop;
+  /// Called with each byte (or token) that is added. What it throws ends the generation.
+  std::function<void(std::int64_t token)> on_token;
 };
 
 /// Continues `prompt` byte by byte and returns the added bytes. `forward` maps tokens [1, T] int64 to logits [1, T,

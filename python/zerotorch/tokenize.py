@@ -203,6 +203,8 @@ def load(folder: Path) -> tuple[Any, Path]:
 
 
 def split_of(documents: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
+    if fraction == 1:
+        return [], documents
     random.Random(seed).shuffle(documents)
     wanted, have, count = fraction * sum(map(len, documents)), 0, 0
     while count + 1 < len(documents) and have < wanted:
@@ -215,13 +217,49 @@ def split_of(documents: list[str], fraction: float, seed: int) -> tuple[list[str
     return documents[count:], documents[:count]
 
 
+def encode_prompt(options: argparse.Namespace) -> None:
+    """prompt.json: the tokens of one text as a model begins with it, special ones included; pieces.json."""
+    tokenizer, _ = load(options.tokenizer)
+    text = text_of(options.prompt)
+    if text is None:
+        raise Refused("the prompt is not text (UTF-8)")
+    try:
+        tokens = tokenizer.encode(text).ids
+    except Exception as error:  # noqa: BLE001 - it raises nothing better
+        raise Refused(f"the tokenizer cannot encode the text: {error}") from None
+    (options.out / "prompt.json").write_text(json.dumps({"tokens": tokens}))
+    (options.out / "pieces.json").write_text(json.dumps(pieces_of(tokenizer)))
+
+
+def made_from(options: argparse.Namespace, files: list[Path]) -> str:
+    """Changes with whatever decides about the tokens."""
+    given = [options.field, options.separator, options.validation_fraction, options.seed, str(options.tokenizer.resolve())]
+    tokenizer = options.tokenizer / "tokenizer.json" if options.tokenizer.is_dir() else options.tokenizer
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in [tokenizer, *files]]
+    return hashlib.blake2b(json.dumps([given, stats]).encode(), digest_size=16).hexdigest()
+
+
+def is_made(out: Path, source: str) -> bool:
+    try:
+        stored = json.loads((out / "tokens.json").read_text())
+        sizes = [(out / name).stat().st_size // stored["token_nbytes"] for name in ("train.bin", "val.bin")]
+    except (OSError, ValueError, KeyError):
+        return False
+    counts = [stored.get("train_tokens"), stored.get("validation_tokens")]
+    return stored.get("made_from") == source and sizes == counts and (out / "pieces.json").exists()
+
+
 def tokenize(options: argparse.Namespace) -> str:
     tokenizer, folder = load(options.tokenizer)
     end = end_of_text(tokenizer, folder, options.separator)
     out: Path = options.out
     if out.exists() and not (out.is_dir() and {path.name for path in out.iterdir()} <= OWN_FILES):
         raise Refused(f"--out {out}: exists, and has other things than tokens; choose another")
-    documents, left_out = documents_of(files_of(options.data, options.suffix), options.field)
+    files = files_of(options.data, options.suffix)
+    source = made_from(options, files)
+    if options.keep and is_made(out, source):
+        return ""
+    documents, left_out = documents_of(files, options.field)
     if not documents:
         raise Refused(f"--data {options.data}: has no text (UTF-8)")
     train, validation = split_of(documents, options.validation_fraction, options.seed)
@@ -247,6 +285,7 @@ def tokenize(options: argparse.Namespace) -> str:
                     "validation_text_nbytes_per_token": text_nbytes / max(1, counts[1]),
                     "source": str(options.data.resolve()),
                     "tokenizer": str(folder.resolve()),
+                    "made_from": source,
                 },
                 indent=1,
             )
@@ -258,6 +297,8 @@ def tokenize(options: argparse.Namespace) -> str:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    if options.keep:
+        return ""
     skipped = f"; {left_out} files left out: not UTF-8" if left_out else ""
     return (
         f"{out}: {counts[0]:,} tokens to train on, {counts[1]:,} to validate on, of {len(documents):,} documents; "
@@ -267,8 +308,8 @@ def tokenize(options: argparse.Namespace) -> str:
 
 def fraction(text: str) -> float:
     value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError("want above 0 and below 1")
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError("want above 0 and at most 1")
     return value
 
 
@@ -277,19 +318,25 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m zerotorch.tokenize", description="Text to tokens that `zero train --data` reads."
     )
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with tokenizer.json, or that file")
-    parser.add_argument("--data", type=Path, required=True, help="a file or folder of text, or of JSONL")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--data", type=Path, help="a file or folder of text, or of JSONL")
+    what.add_argument("--prompt", type=Path, help=argparse.SUPPRESS)  # of `zero generate`
     parser.add_argument("--out", type=Path, required=True, help="folder of the tokens; replaced if it is one already")
     parser.add_argument(
         "--suffix", action="append", help="of files in a folder (default: .txt .md .py .rst .jsonl); may be repeated"
     )
     parser.add_argument("--field", default="text", help='of the objects in JSONL (default: "text")')
     parser.add_argument("--separator", help="the token after each document (default: the tokenizer's end of text)")
-    parser.add_argument("--validation-fraction", type=fraction, default=0.05, help="in whole documents (default 0.05)")
+    parser.add_argument("--validation-fraction", type=fraction, default=0.05, help="in whole documents (default 0.05); 1: all")
     parser.add_argument("--seed", type=int, default=1234, help="of the order of the documents")
+    parser.add_argument("--keep", action="store_true", help="say nothing, and do nothing where --out is made of this")
     options = parser.parse_args(arguments)
     options.suffix = options.suffix or [".txt", ".md", ".py", ".rst", ".jsonl"]
     try:
-        print(tokenize(options))
+        if options.prompt:
+            encode_prompt(options)
+        elif text := tokenize(options):
+            print(text)
     except (Refused, OSError) as error:
         print(f"zerotorch.tokenize: error: {error}", file=sys.stderr)
         return 1

@@ -31,8 +31,8 @@ void check_options(const CorpusOptions& options) {
   if (options.source.empty()) refuse("no source; give a file or a folder of text");
   if (options.folder.empty()) refuse("no folder; say where the packed corpus goes");
   if (options.suffixes.empty()) refuse("no suffixes; give at least one, as in \".py\"");
-  if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {
-    refuse(fmt::format("validation_fraction: got {}, want above 0 and below 1", options.validation_fraction));
+  if (!(options.validation_fraction > 0 && options.validation_fraction <= 1)) {
+    refuse(fmt::format("validation_fraction: got {}, want above 0 and at most 1", options.validation_fraction));
   }
   if (options.max_file_nbytes < 1 || options.min_file_nbytes > options.max_file_nbytes || options.max_nbytes < 0) {
     refuse(fmt::format("file sizes {} to {} and at most {} in all: want an increasing range and nothing negative",
@@ -178,7 +178,7 @@ void write_splits(const std::vector<Piece>& files, double validation_fraction, c
   double total = 0;
   for (const Piece& file : files) total += static_cast<double>(file.nbytes + 1);
   const double target = total * validation_fraction;
-  const std::size_t first_train = validation_count(files, target);
+  const std::size_t first_train = validation_fraction == 1 ? files.size() : validation_count(files, target);
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), &XXH3_freeState);
   XXH3_128bits_reset(hash.get());
   SplitWriter validation(folder / data::kValidationFile, hash.get());

@@ -6,8 +6,10 @@
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "models/layers.h"
@@ -25,8 +27,9 @@ using Family = CausalLMConfig::Family;
 /// From tokens to hidden states, after the last norm.
 class DecoderImpl : public torch::nn::Module {
  public:
-  /// tokens [B, T] -> [B, T, dim]; adds the router's logits [B * T, experts] of each layer that has one.
-  virtual Tensor forward(const Tensor& tokens, std::vector<Tensor>& router_logits) = 0;
+  /// tokens [B, T] -> [B, T, dim]; adds the router's logits [B * T, experts] of each layer that has one. `cache`: of the
+  /// positions before, and takes these up; nullptr: there are none, and nobody wants them.
+  virtual Tensor forward(const Tensor& tokens, std::vector<Tensor>& router_logits, KeyValueCache* cache) = 0;
   /// Of tokens, [vocab, dim].
   virtual const Tensor& embedding() const = 0;
 };
@@ -41,7 +44,7 @@ std::vector<std::shared_ptr<Block>> add_layers(torch::nn::Module& parent, const 
                                                const CausalLMConfig& config) {
   std::vector<std::shared_ptr<Block>> blocks;
   const auto list = parent.register_module(name, std::make_shared<torch::nn::Module>());
-  for (std::int64_t i = 0; i < config.layers; ++i)
+  for (std::size_t i = 0; i < static_cast<std::size_t>(config.layers); ++i)
     blocks.push_back(list->register_module(std::to_string(i), std::make_shared<Block>(config, i)));
   return blocks;
 }
@@ -49,6 +52,29 @@ std::vector<std::shared_ptr<Block>> add_layers(torch::nn::Module& parent, const 
 bool runs_again(const torch::nn::Module& module, const CausalLMConfig& config, std::size_t layer) {
   return module.is_training() && config.recompute_every > 0 &&
          layer % static_cast<std::size_t>(config.recompute_every) == 0;
+}
+
+/// Attention of positions to themselves and what is before them; `window`: how many of them, 0: all. q [B, heads, T,
+/// head_dim]; k, v [B, kv_heads, length, head_dim], whose last T positions are those of q. -> [B, T, heads * head_dim].
+Tensor attend(const Tensor& q, Tensor k, Tensor v, std::int64_t window, double dropout) {
+  const std::int64_t count = q.size(2), length = k.size(2), before = length - count;
+  std::optional<Tensor> mask;  // true where a position sees another one
+  bool is_causal = before == 0;
+  if (count == 1) {  // sees whatever is in its window
+    const std::int64_t seen = window == 0 ? length : std::min(window, length);
+    k = k.narrow(2, length - seen, seen), v = v.narrow(2, length - seen, seen);
+    is_causal = false;
+  } else if (before > 0 || (window > 0 && length > window)) {
+    const at::NoGradGuard no_grad;
+    const at::TensorOptions on(q.device());
+    const Tensor back = at::arange(before, length, on).unsqueeze(1) - at::arange(length, on).unsqueeze(0);
+    mask = back.ge(0);
+    if (window > 0) mask = mask->logical_and(back.lt(window));
+    is_causal = false;
+  }
+  const Tensor y = at::scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, /*scale=*/std::nullopt,
+                                                    /*enable_gqa=*/q.size(1) != k.size(1));
+  return y.transpose(1, 2).reshape({q.size(0), count, -1});
 }
 
 // ---- GPT-2
@@ -69,23 +95,23 @@ struct Conv1DImpl : torch::nn::Module {
 };
 
 struct Gpt2AttentionImpl : torch::nn::Module {
-  explicit Gpt2AttentionImpl(const CausalLMConfig& of) : config(of) {
+  Gpt2AttentionImpl(const CausalLMConfig& of, std::int64_t which) : config(of), layer(which) {
     c_attn = register_module("c_attn", std::make_shared<Conv1DImpl>(of.dim, 3 * of.dim));
     c_proj = register_module("c_proj", std::make_shared<Conv1DImpl>(of.dim, of.dim));
   }
-  Tensor forward(const Tensor& x) {
-    const std::int64_t batch = x.size(0), length = x.size(1);
+  Tensor forward(const Tensor& x, KeyValueCache* cache) {
     const auto by_head = [&](const Tensor& part) {
-      return part.view({batch, length, config.heads, config.head_dim}).transpose(1, 2);
+      return part.view({x.size(0), x.size(1), config.heads, config.head_dim}).transpose(1, 2);
     };
     const std::vector<Tensor> parts = c_attn->forward(x).split(config.dim, 2);
-    const Tensor y =
-        at::scaled_dot_product_attention(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]), std::nullopt,
-                                         is_training() ? config.attention_dropout : 0.0, /*is_causal=*/true);
-    return drop(c_proj->forward(y.transpose(1, 2).reshape({batch, length, config.dim})), config.residual_dropout,
-                is_training());
+    const Tensor q = by_head(parts[0]);
+    Tensor k = by_head(parts[1]), v = by_head(parts[2]);
+    if (cache) std::tie(k, v) = cache->append(layer, k, v);
+    const Tensor y = attend(q, k, v, /*window=*/0, is_training() ? config.attention_dropout : 0.0);
+    return drop(c_proj->forward(y), config.residual_dropout, is_training());
   }
   CausalLMConfig config;
+  std::size_t layer;
   std::shared_ptr<Conv1DImpl> c_attn, c_proj;
 };
 
@@ -102,14 +128,14 @@ struct Gpt2MlpImpl : torch::nn::Module {
 };
 
 struct Gpt2BlockImpl : torch::nn::Module {
-  Gpt2BlockImpl(const CausalLMConfig& config, std::int64_t) {
+  Gpt2BlockImpl(const CausalLMConfig& config, std::size_t layer) {
     ln_1 = register_module("ln_1", std::make_shared<LayerNormImpl>(config.dim, config.norm_eps));
-    attn = register_module("attn", std::make_shared<Gpt2AttentionImpl>(config));
+    attn = register_module("attn", std::make_shared<Gpt2AttentionImpl>(config, layer));
     ln_2 = register_module("ln_2", std::make_shared<LayerNormImpl>(config.dim, config.norm_eps));
     mlp = register_module("mlp", std::make_shared<Gpt2MlpImpl>(config));
   }
-  Tensor forward(const Tensor& x) {
-    const Tensor attended = x + attn->forward(ln_1->forward(x));
+  Tensor forward(const Tensor& x, KeyValueCache* cache = nullptr) {
+    const Tensor attended = x + attn->forward(ln_1->forward(x), cache);
     return attended + mlp->forward(ln_2->forward(attended));
   }
   std::shared_ptr<LayerNormImpl> ln_1, ln_2;
@@ -125,15 +151,16 @@ class Gpt2Impl final : public DecoderImpl {
     blocks_ = add_layers<Gpt2BlockImpl>(*this, "h", config);
     ln_f_ = register_module("ln_f", std::make_shared<LayerNormImpl>(config.dim, config.norm_eps));
   }
-  Tensor forward(const Tensor& tokens, std::vector<Tensor>&) override {
-    if (tokens.size(1) > config_.max_positions) {
-      throw ModelError(fmt::format("CausalLM: {} tokens in a row; this model has learnt {} positions", tokens.size(1),
+  Tensor forward(const Tensor& tokens, std::vector<Tensor>&, KeyValueCache* cache) override {
+    const std::int64_t before = cache ? cache->length() : 0, length = before + tokens.size(1);
+    if (length > config_.max_positions) {
+      throw ModelError(fmt::format("CausalLM: {} tokens in a row; this model has learnt {} positions", length,
                                    config_.max_positions));
     }
-    const Tensor places = wpe_->forward(at::arange(tokens.size(1), tokens.options()));
+    const Tensor places = wpe_->forward(at::arange(before, length, tokens.options()));
     Tensor x = drop(wte_->forward(tokens) + places, config_.embedding_dropout, is_training());
     for (std::size_t i = 0; i < blocks_.size(); ++i)
-      x = runs_again(*this, config_, i) ? recompute(blocks_[i], x) : blocks_[i]->forward(x);
+      x = runs_again(*this, config_, i) ? recompute(blocks_[i], x) : blocks_[i]->forward(x, cache);
     return ln_f_->forward(x);
   }
   const Tensor& embedding() const override { return wte_->weight; }
@@ -147,17 +174,9 @@ class Gpt2Impl final : public DecoderImpl {
 
 // ---- Llama and what came of it
 
-/// True where a token sees another one. Not given: whatever is before it.
-std::optional<Tensor> window_mask(std::int64_t length, std::int64_t window, at::Device device) {
-  if (window == 0 || length <= window) return std::nullopt;
-  const at::NoGradGuard no_grad;
-  const Tensor place = at::arange(length, at::TensorOptions(device));
-  const Tensor back = place.unsqueeze(1) - place.unsqueeze(0);
-  return back.ge(0).logical_and(back.lt(window));
-}
-
 struct AttentionImpl : torch::nn::Module {
-  AttentionImpl(const CausalLMConfig& of, std::int64_t layer) : config(of), window(of.window_of(layer)) {
+  AttentionImpl(const CausalLMConfig& of, std::size_t which)
+      : config(of), layer(which), window(of.window_of(static_cast<std::int64_t>(which))) {
     const std::int64_t dim = config.dim, wide = config.heads * config.head_dim;
     const std::int64_t narrow = config.kv_heads * config.head_dim;
     q_proj = register_module("q_proj", std::make_shared<LinearImpl>(dim, wide, config.attention_bias));
@@ -168,22 +187,20 @@ struct AttentionImpl : torch::nn::Module {
     q_norm = register_module("q_norm", std::make_shared<RmsNormImpl>(config.head_dim, config.norm_eps));
     k_norm = register_module("k_norm", std::make_shared<RmsNormImpl>(config.head_dim, config.norm_eps));
   }
-  Tensor forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
-    const std::int64_t batch = x.size(0), length = x.size(1);
+  Tensor forward(const Tensor& x, const Tensor& cos, const Tensor& sin, KeyValueCache* cache) {
+    const std::int64_t length = x.size(1);
     const auto by_head = [&](const Tensor& y, const std::shared_ptr<RmsNormImpl>& norm) {
-      const Tensor heads = y.view({batch, length, -1, config.head_dim});
+      const Tensor heads = y.view({x.size(0), length, -1, config.head_dim});
       return (norm ? norm->forward(heads) : heads).transpose(1, 2);
     };
     const Tensor q = rotate(by_head(q_proj->forward(x), q_norm), cos, sin);
-    const Tensor k = rotate(by_head(k_proj->forward(x), k_norm), cos, sin);
-    const Tensor v = by_head(v_proj->forward(x), nullptr);
-    const std::optional<Tensor> mask = window_mask(length, window, x.device());
-    const Tensor y = at::scaled_dot_product_attention(
-        q, k, v, mask, is_training() ? config.attention_dropout : 0.0, /*is_causal=*/!mask.has_value(),
-        /*scale=*/std::nullopt, /*enable_gqa=*/config.heads != config.kv_heads);
-    return o_proj->forward(y.transpose(1, 2).reshape({batch, length, -1}));
+    Tensor k = rotate(by_head(k_proj->forward(x), k_norm), cos, sin);
+    Tensor v = by_head(v_proj->forward(x), nullptr);
+    if (cache) std::tie(k, v) = cache->append(layer, k, v);
+    return o_proj->forward(attend(q, k, v, window, is_training() ? config.attention_dropout : 0.0));
   }
   CausalLMConfig config;
+  std::size_t layer;
   std::int64_t window;
   std::shared_ptr<LinearImpl> q_proj, k_proj, v_proj, o_proj;
   std::shared_ptr<RmsNormImpl> q_norm, k_norm;
@@ -240,9 +257,9 @@ struct RoutedMlpImpl : torch::nn::Module {
 };
 
 struct LlamaBlockImpl : torch::nn::Module {
-  LlamaBlockImpl(const CausalLMConfig& config, std::int64_t layer) {
+  LlamaBlockImpl(const CausalLMConfig& config, std::size_t layer) {
     self_attn = register_module("self_attn", std::make_shared<AttentionImpl>(config, layer));
-    if (config.has_experts(layer)) {
+    if (config.has_experts(static_cast<std::int64_t>(layer))) {
       const char* const name = config.family == Family::kMixtral ? "block_sparse_moe" : "mlp";
       routed = register_module(name, std::make_shared<RoutedMlpImpl>(config));
     } else {
@@ -253,8 +270,9 @@ struct LlamaBlockImpl : torch::nn::Module {
     post_attention_layernorm =
         register_module("post_attention_layernorm", std::make_shared<RmsNormImpl>(config.dim, config.norm_eps));
   }
-  std::pair<Tensor, std::optional<Tensor>> forward(const Tensor& x, const Tensor& cos, const Tensor& sin) {
-    const Tensor attended = x + self_attn->forward(input_layernorm->forward(x), cos, sin);
+  std::pair<Tensor, std::optional<Tensor>> forward(const Tensor& x, const Tensor& cos, const Tensor& sin,
+                                                   KeyValueCache* cache = nullptr) {
+    const Tensor attended = x + self_attn->forward(input_layernorm->forward(x), cos, sin, cache);
     const Tensor normed = post_attention_layernorm->forward(attended);
     if (mlp) return {attended + mlp->forward(normed), std::nullopt};
     auto [out, logits] = routed->forward(normed);
@@ -274,12 +292,13 @@ class LlamaImpl final : public DecoderImpl {
     layers_ = add_layers<LlamaBlockImpl>(*this, "layers", config);
     norm_ = register_module("norm", std::make_shared<RmsNormImpl>(config.dim, config.norm_eps));
   }
-  Tensor forward(const Tensor& tokens, std::vector<Tensor>& router_logits) override {
+  Tensor forward(const Tensor& tokens, std::vector<Tensor>& router_logits, KeyValueCache* cache) override {
     Tensor x = embed_tokens_->forward(tokens);
-    const auto [cos, sin] = rotary_angles(config_, tokens.size(1), x.options());
+    const std::int64_t before = cache ? cache->length() : 0;
+    const auto [cos, sin] = rotary_angles(config_, before, before + tokens.size(1), x.options());
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       auto [out, logits] =
-          runs_again(*this, config_, i) ? recompute(layers_[i], x, cos, sin) : layers_[i]->forward(x, cos, sin);
+          runs_again(*this, config_, i) ? recompute(layers_[i], x, cos, sin) : layers_[i]->forward(x, cos, sin, cache);
       x = std::move(out);
       if (logits) router_logits.push_back(std::move(*logits));
     }
@@ -353,7 +372,24 @@ void CausalLMImpl::check(const Tensor& tokens) const {
 Tensor CausalLMImpl::forward(const Tensor& tokens) {
   check(tokens);
   std::vector<Tensor> router_logits;
-  return at::linear(decoder_->forward(tokens, router_logits), head_weight());
+  return at::linear(decoder_->forward(tokens, router_logits, nullptr), head_weight());
+}
+
+Tensor CausalLMImpl::next_logits(const Tensor& tokens, KeyValueCache& cache) {
+  check(tokens);
+  if (is_training()) throw ModelError("CausalLM: next_logits() in training mode, where dropout acts; call eval()");
+  const at::NoGradGuard no_grad;
+  if (cache.length() > 0 && !turn_alike(config, cache.length(), cache.length() + tokens.size(1))) {
+    // What layers have made of the text so far is of other angles.
+    KeyValueCache again;
+    const Tensor logits = next_logits(cache.with(tokens), again);
+    cache = again;
+    return logits;
+  }
+  std::vector<Tensor> router_logits;
+  const Tensor hidden = decoder_->forward(tokens, router_logits, &cache);
+  cache.advance(tokens);
+  return at::linear(hidden.select(1, -1), head_weight());
 }
 
 Tensor CausalLMImpl::loss(const Tensor& tokens, const Tensor& targets) {
@@ -363,9 +399,9 @@ Tensor CausalLMImpl::loss(const Tensor& tokens, const Tensor& targets) {
         fmt::format("CausalLM: got {} tokens and {} targets; want the same shape", tokens.numel(), targets.numel()));
   }
   std::vector<Tensor> router_logits;
-  const Tensor hidden = decoder_->forward(tokens, router_logits);
+  const Tensor hidden = decoder_->forward(tokens, router_logits, nullptr);
   Tensor loss = linear_cross_entropy(hidden, head_weight(), targets, {.rows = config.loss_rows});
-  if (config.experts.loss_factor == 0 || router_logits.empty()) return loss;
+  if (config.experts.loss_factor == 0 || router_logits.empty() || !is_training()) return loss;
   return loss + config.experts.loss_factor * load_balancing_loss(router_logits, config.experts);
 }
 

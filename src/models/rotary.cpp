@@ -107,11 +107,18 @@ Frequencies frequencies(const CausalLMConfig& c, std::int64_t length) {
 
 }  // namespace
 
-std::pair<Tensor, Tensor> rotary_angles(const CausalLMConfig& config, std::int64_t length,
+bool turn_alike(const CausalLMConfig& config, std::int64_t length, std::int64_t other) {
+  if (config.rope.type == Rope::Type::kDynamic)
+    return std::max(length, config.max_positions) == std::max(other, config.max_positions);
+  if (config.rope.type != Rope::Type::kLongRope) return true;
+  return (length > original_length(config)) == (other > original_length(config));
+}
+
+std::pair<Tensor, Tensor> rotary_angles(const CausalLMConfig& config, std::int64_t first, std::int64_t length,
                                         const at::TensorOptions& options) {
   const at::NoGradGuard no_grad;
   const Frequencies of = frequencies(config, length);
-  const Tensor once = at::arange(length, at::kFloat).unsqueeze(1) * of.values.unsqueeze(0);
+  const Tensor once = at::arange(first, length, at::kFloat).unsqueeze(1) * of.values.unsqueeze(0);
   const Tensor angles = at::cat({once, once}, 1);
   return {(angles.cos() * of.magnitude).to(options), (angles.sin() * of.magnitude).to(options)};
 }

@@ -8,10 +8,12 @@
 
 namespace zero::models {
 
-/// cos and sin by which positions [0, length) turn pairs of a head's elements, [length, head_dim] in the dtype and on
-/// the device of `options`. Of "dynamic" and "longrope" they depend on `length`. Local.
-std::pair<at::Tensor, at::Tensor> rotary_angles(const CausalLMConfig& config, std::int64_t length,
+/// cos and sin by which positions [first, length) turn pairs of a head's elements, [length - first, head_dim] in the
+/// dtype and on the device of `options`. Local.
+std::pair<at::Tensor, at::Tensor> rotary_angles(const CausalLMConfig& config, std::int64_t first, std::int64_t length,
                                                 const at::TensorOptions& options);
+/// Whether positions turn in texts of both lengths by the same angles.
+bool turn_alike(const CausalLMConfig& config, std::int64_t length, std::int64_t other);
 /// x [B, heads, T, head_dim], turned.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -118,6 +119,90 @@ TEST_P(Goldens, LogitsLossAndGradientsAreThoseOfTransformers) {
     for (const auto& [name, tensor] : golden) expected += name.starts_with("weight/");
     EXPECT_EQ(parameters, expected);
   }
+}
+
+/// The golden model of a name, in eval mode.
+CausalLM golden_model(const std::string& name, const Tensors& golden) {
+  CausalLM model(models::read_config(kData + name + ".json"));
+  const at::NoGradGuard no_grad;
+  for (auto& item : model->named_parameters()) item.value().copy_(golden.at("weight/" + item.key()));
+  model->eval();
+  return model;
+}
+
+TEST_P(Goldens, CachedLogitsAreThoseOfTheWholeText) {
+  at::set_num_threads(1);
+  const Tensors golden = read_tensors(kData + GetParam() + ".safetensors");
+  CausalLM model = golden_model(GetParam(), golden);
+  const Tensor& tokens = golden.at("tokens");
+  for (const std::vector<std::int64_t>& pieces : {std::vector<std::int64_t>{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1},
+                                                  {4, 1, 3, 1}, {2, 7}}) {
+    models::KeyValueCache cache;
+    for (const std::int64_t count : pieces) {
+      const Tensor logits = model->next_logits(tokens.narrow(1, cache.length(), count), cache);
+      const std::int64_t last = cache.length() - 1;
+      // Rotations that depend on the length of the text are those of what there is so far.
+      expect_near(logits, model(tokens.narrow(1, 0, last + 1)).select(1, last), "logits " + std::to_string(last));
+      EXPECT_FALSE(logits.requires_grad());
+    }
+    EXPECT_EQ(cache.length(), 9);
+  }
+}
+
+TEST_P(Goldens, LikeliestTextIsThatOfTransformers) {
+  at::set_num_threads(1);
+  const Tensors golden = read_tensors(kData + GetParam() + ".safetensors");
+  std::ifstream file(kData + "generated.json");
+  const auto want = nlohmann::json::parse(file).at(GetParam()).get<std::vector<std::int64_t>>();
+  const auto* first = golden.at("tokens").const_data_ptr<std::int64_t>();
+  const std::vector<std::int64_t> prompt(first, first + 5);
+  GenerateOptions options{.length = static_cast<std::int64_t>(want.size()), .temperature = 0};
+  CausalLM alone = golden_model(GetParam(), golden);
+  EXPECT_EQ(models::generate(alone, prompt, options), want);
+  const TemporaryFolder folder;
+  write_folder(GetParam(), folder.file("from"));
+  for (const char* store : {"copying", "node_shared"}) {
+    expect_all_ok(spawn(2, [&](Group group) {
+      CausalLM model = models::build(folder.file("from"));
+      const std::string json = fmt::format(
+          R"({{"train_batch_size": 2, "zero_optimization": {{"stage": 3, "stage3_param_persistence_threshold": 0}},
+            "zerotorch": {{"store": "{}", "unit_numel": 300}}}})",
+          store);
+      auto engine = initialize(model, json, InitializeOptions{.group = group, .evaluation_only = true});
+      models::load_weights(engine, model, folder.file("from"));
+      model->eval();
+      std::vector<std::int64_t> heard;
+      GenerateOptions streamed = options;
+      streamed.on_token = [&](std::int64_t token) { heard.push_back(token); };
+      EXPECT_EQ(models::generate(model, prompt, streamed), want);
+      EXPECT_EQ(heard, want);
+    }));
+  }
+}
+
+TEST(CausalLM, GenerationsThatCannotBe) {
+  CausalLM gpt(models::read_config(kData + "gpt2.json"));
+  models::KeyValueCache cache;
+  const auto next = [&](std::int64_t rows, std::int64_t count) {
+    gpt->next_logits(at::zeros({rows, count}, at::kLong), cache);
+  };
+  expect_said([&] { next(1, 3); }, "training mode");
+  gpt->eval();
+  next(2, 3);
+  expect_said([&] { next(1, 1); }, "it has 3 positions of another model or batch");
+  expect_said([&] { next(2, 10); }, "13 tokens in a row; this model has learnt 12 positions");
+  next(2, 9);  // it is as it was
+  cache.clear();
+  next(1, 1);
+  expect_said([&] { models::generate(gpt, {}); }, "the prompt is empty");
+  expect_said([&] { models::generate(gpt, {1}, {.length = 13, .temperature = 0}); }, "13 tokens in a row");
+  expect_said([&] { models::generate(gpt, {1}, {.top_p = 0}); }, "top_p 0");
+  EXPECT_EQ(models::generate(gpt, {1}, {.length = 12}).size(), 12U);
+  // Ends before a token that stops it.
+  const auto whole = models::generate(gpt, {1, 2}, {.length = 8, .seed = 5});
+  GenerateOptions stops{.length = 8, .seed = 5, .stop = {whole[3], 23}};
+  const auto cut = models::generate(gpt, {1, 2}, stops);
+  EXPECT_TRUE(std::ranges::equal(cut, std::vector(whole.begin(), std::ranges::find(whole, whole[3]))));
 }
 
 TEST_P(Goldens, ConfigComesBack) {

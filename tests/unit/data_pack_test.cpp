@@ -233,6 +233,18 @@ TEST_F(DataPack, ReusesOnlyWhatIsUnchangedAndComplete) {
   EXPECT_FALSE(repacked());
 }
 
+TEST_F(DataPack, AllOfIt) {
+  write("a.py", "x = 1\n");
+  write("b.py", "y = 22\n");
+  options_.validation_fraction = 1;
+  const CorpusInfo info = pack_corpus(options_);
+  EXPECT_EQ(info.train_nbytes, 0);
+  EXPECT_EQ(info.validation_nbytes, 15);
+  EXPECT_EQ(Corpus(options_.folder, Split::kTrain).size(), 0);
+  EXPECT_EQ(Corpus(options_.folder, Split::kValidation).size(), 15);
+  EXPECT_TRUE(pack_corpus(options_).reused);
+}
+
 TEST_F(DataPack, KeepsUpToABound) {
   write_many(40, 1000);
   options_.max_nbytes = 10'000;
@@ -285,8 +297,8 @@ TEST_F(DataPack, Errors) {
   EXPECT_NE(error().find("cannot find the corpus source: No such file"), std::string::npos);
   options_.source = root_ / "source";
   write("a.py", "x = 1\n");
-  options_.validation_fraction = 1;
-  EXPECT_NE(error().find("validation_fraction: got 1"), std::string::npos);
+  options_.validation_fraction = 1.5;
+  EXPECT_NE(error().find("validation_fraction: got 1.5"), std::string::npos);
   options_.validation_fraction = 0.05;
   options_.min_file_nbytes = 10, options_.max_file_nbytes = 9;
   EXPECT_THROW(pack_corpus(options_), ConfigError);

@@ -1,0 +1,294 @@
+#include "generate_command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "console.h"
+#include "number_check.h"
+#include "opened_model.h"
+#include "plan_fit.h"
+#include "rank_job.h"
+#include "rank_setup.h"
+#include "text_format.h"
+#include "token_text.h"
+#include "tokenizer.h"
+#include "train_loop.h"
+#include "zero/errors.h"
+#include "zero/train.h"
+
+namespace zero::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Arguments {
+  std::string model, prompt, dtype;
+  std::vector<std::int64_t> tokens;
+  int ranks = 1;
+  std::int64_t length = 200, top_k = 40, seed = 1234;
+  double temperature = 0.8, top_p = 1;
+  bool quiet = false;
+  bool as_rank = false;
+};
+
+/// What the ranks get.
+struct Job {
+  OpenedModel model;
+  std::vector<std::int64_t> prompt, stop;
+  std::string pieces;       ///< as TokenInfo's; empty: tokens are bytes
+  bool as_numbers = false;  ///< nobody knows the text of tokens, or wants it
+  std::int64_t length = 0, top_k = 0, seed = 0;
+  double temperature = 0, top_p = 0;
+  bool quiet = false;
+};
+
+std::string to_json(const Job& job) {
+  return nlohmann::json{{"model", nlohmann::json::parse(to_json(job.model))},
+                        {"prompt", job.prompt},
+                        {"stop", job.stop},
+                        {"pieces", job.pieces},
+                        {"as_numbers", job.as_numbers},
+                        {"length", job.length},
+                        {"top_k", job.top_k},
+                        {"top_p", job.top_p},
+                        {"seed", job.seed},
+                        {"temperature", job.temperature},
+                        {"quiet", job.quiet}}
+      .dump();
+}
+
+Job job_from_json(const std::string& text) {
+  const auto json = nlohmann::json::parse(text);
+  return {.model = opened_model_from_json(json.at("model")),
+          .prompt = json.at("prompt"),
+          .stop = json.at("stop"),
+          .pieces = json.at("pieces"),
+          .as_numbers = json.at("as_numbers"),
+          .length = json.at("length"),
+          .top_k = json.at("top_k"),
+          .seed = json.at("seed"),
+          .temperature = json.at("temperature"),
+          .top_p = json.at("top_p"),
+          .quiet = json.at("quiet")};
+}
+
+/// Where tokens of a run are described, beside their pieces.
+std::vector<std::int64_t> separator_of(const std::string& pieces) {
+  std::ifstream file(fs::path(pieces).parent_path() / "tokens.json");
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("separator")) return {};
+  return {json["separator"].get<std::int64_t>()};
+}
+
+void take_bytes(Job& job, const std::string& text) {
+  for (const char c : text) job.prompt.push_back(static_cast<unsigned char>(c));
+  if (job.prompt.empty()) job.prompt.push_back(0);  // like a file
+  job.stop = {0};
+}
+
+void take_text(Job& job, const std::string& text, const fs::path& scratch) {
+  const std::string folder = job.model.tokenizer_folder();
+  const TrainPlan& plan = job.model.plan;
+  if (job.model.is_run() && plan.token_nbytes == 1) return take_bytes(job, text);
+  if (!has_tokenizer(folder)) {
+    throw ConfigError(fmt::format(
+        "{}: there is no tokenizer.json to make tokens of text with; give the tokens themselves with --tokens",
+        folder.empty() ? "the tokens of the run" : folder));
+  }
+  job.prompt = tokenize_prompt(folder, text, scratch);
+  job.pieces = (scratch / "pieces.json").string();
+  job.stop = job.model.is_run() ? separator_of(plan.token_pieces) : end_tokens(folder);
+  if (job.prompt.empty()) {
+    if (job.stop.empty()) throw ConfigError("the prompt is empty; give some text with --prompt");
+    job.prompt = {job.stop.front()};  // after which texts begin
+  }
+}
+
+void take_numbers(Job& job, const std::vector<std::int64_t>& tokens) {
+  job.prompt = tokens;
+  job.as_numbers = true;
+  if (!job.model.is_run()) job.stop = end_tokens(job.model.plan.init_from);
+}
+
+/// Where the model ends, or was made to end.
+void cut_to_context(Job& job) {
+  const TrainPlan& plan = job.model.plan;
+  if (plan.model.empty()) return;  // sees the last ones of any text
+  const models::CausalLMConfig config = causal_lm_config(plan);
+  const auto count = static_cast<std::int64_t>(job.prompt.size());
+  for (const std::int64_t token : job.prompt) {
+    if (token < 0 || token >= config.vocab) {
+      throw ConfigError(
+          fmt::format("token {} of the prompt: the model's vocabulary has {} tokens", token, with_commas(config.vocab)));
+    }
+  }
+  if (count >= config.max_positions) {
+    throw ConfigError(fmt::format("the prompt has {} tokens, and the model is made for {} positions",
+                                  with_commas(count), with_commas(config.max_positions)));
+  }
+  const std::int64_t room = config.max_positions - count;
+  if (job.length <= room) return;
+  fmt::print(stderr, "zero generate: at most {} tokens: the model is made for {} positions\n", with_commas(room),
+             with_commas(config.max_positions));
+  job.length = room;
+}
+
+std::string standard_input() { return {std::istreambuf_iterator<char>(std::cin), {}}; }
+
+Job prepare(const Arguments& arguments, const fs::path& scratch) {
+  Job job{.model = open_model(arguments.model, arguments.dtype),
+          .length = arguments.length,
+          .top_k = arguments.top_k,
+          .seed = arguments.seed,
+          .temperature = arguments.temperature,
+          .top_p = arguments.top_p,
+          .quiet = arguments.quiet};
+  if (!arguments.tokens.empty()) {
+    take_numbers(job, arguments.tokens);
+  } else {
+    take_text(job, arguments.prompt == "-" ? standard_input() : unescape(arguments.prompt), scratch);
+  }
+  cut_to_context(job);
+  return job;
+}
+
+/// Tokens as they come, on the terminal of rank 0.
+class Printer {
+ public:
+  Printer(const Job& job, bool enabled)
+      : console_(enabled), text_(job.pieces.empty() ? TokenText() : TokenText(job.pieces)), numbers_(job.as_numbers) {}
+
+  void prompt(const std::vector<std::int64_t>& tokens) {
+    for (const std::int64_t token : tokens) add(token);
+  }
+  void add(std::int64_t token) {
+    if (numbers_) {
+      console_.print(fmt::format("{}{}", std::exchange(space_, " "), token));
+    } else {
+      console_.print(is_terminal_ ? stream_.add(text_.of(token)) : text_.of(token));
+    }
+  }
+  void finish() { console_.print(stream_.finish() + "\n"); }
+
+ private:
+  Console console_;
+  TokenText text_;
+  bool numbers_;
+  const char* space_ = "";
+  bool is_terminal_ = ::isatty(STDOUT_FILENO) == 1;
+  PrintableStream stream_;
+};
+
+int run(const Job& job, Group group) {
+  struct Stopped {
+    int signal;
+  };
+  const bool first = group.rank() == 0;
+  set_up_process(group, Config(), {.quiet = true});
+  Clock clock;
+  LoadedModel loaded = load(job.model, group);
+  const double ready = clock.lap();
+  Printer printer(job, first);
+  printer.prompt(job.prompt);
+  GenerateOptions options{.length = job.length,
+                          .temperature = job.temperature,
+                          .top_k = job.top_k,
+                          .top_p = job.top_p,
+                          .seed = static_cast<std::uint64_t>(job.seed),
+                          .stop = job.stop};
+  double until_first = 0;
+  std::int64_t count = 0;
+  options.on_token = [&](std::int64_t token) {
+    if (count++ == 0) until_first = clock.lap();
+    printer.add(token);
+    if (const int signal = agreed_stop_signal(group)) throw Stopped{signal};
+  };
+  int signal = 0;
+  try {
+    loaded.model.generate(job.prompt, options);
+  } catch (const Stopped& stopped) {
+    signal = stopped.signal;
+  }
+  const double rest = clock.lap();
+  printer.finish();
+  if (!first || job.quiet) return signal;
+  const char* const unit = job.model.plan.model.empty() ? "bytes" : "tokens";
+  fmt::print(stderr, "zero generate: loaded in {}; {} {} of prompt and the first one in {}{}\n", duration(ready),
+             with_commas(static_cast<std::int64_t>(job.prompt.size())), unit, duration(until_first),
+             count > 1 ? fmt::format("; {} more at {:.1f} {}/s", with_commas(count - 1),
+                                     static_cast<double>(count - 1) / rest, unit)
+                       : "");
+  return signal;
+}
+
+int run_generate(const Arguments& arguments) {
+  RankJob job{.command = "generate", .ranks = arguments.ranks, .as_rank = arguments.as_rank};
+  job.prepare = [&](const fs::path& scratch) { return to_json(prepare(arguments, scratch)); };
+  job.run = [](const std::string& text, Group group) { return run(job_from_json(text), std::move(group)); };
+  return run_job(job);
+}
+
+}  // namespace
+
+void add_generate_command(CLI::App& app, int& exit_code) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("generate", "continue a text with a trained model");
+  CLI::Option* model = command
+                           ->add_option("model", arguments->model,
+                                        "a Hugging Face folder, the folder of a run of zero train, or a checkpoint in "
+                                        "one")
+                           ->type_name("MODEL");
+  auto* prompt = command
+                     ->add_option("--prompt", arguments->prompt,
+                                  "what is continued; \\n is a line end, - standard input")
+                     ->type_name("TEXT");
+  command->add_option("--tokens", arguments->tokens, "tokens in place of text: numbers in, numbers out")
+      ->excludes(prompt)
+      ->type_name("N");
+  command->add_option("--length", arguments->length, "tokens to add at most (bytes, of models of bytes)")
+      ->transform(whole_number(1))
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--temperature", arguments->temperature, "0: always the likeliest token; larger: more varied")
+      ->check(real_number(0, 100))
+      ->capture_default_str()
+      ->type_name("X");
+  command->add_option("--top-k", arguments->top_k, "only among so many likeliest tokens; 0: among all")
+      ->transform(whole_number(0))
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--top-p", arguments->top_p, "of these, only the likeliest that together have this probability")
+      ->check(real_number(1e-6, 1))
+      ->capture_default_str()
+      ->type_name("X");
+  command->add_option("--seed", arguments->seed, "of the choices; the same seed gives the same text")
+      ->transform(whole_number(0))
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("-n,--ranks", arguments->ranks, "processes that share the parameters (ZeRO stage 3)")
+      ->transform(whole_number(1))
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--dtype", arguments->dtype, "of parameters and activations (default: the model's)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->type_name("fp32|bf16|fp16");
+  command->add_flag("-q,--quiet", arguments->quiet, "only the text");
+  command->add_flag("--as-rank", arguments->as_rank)->group("");
+  command->callback([arguments, model, &exit_code] {
+    if (arguments->model.empty() && !arguments->as_rank) throw CLI::RequiredError(model->get_name());
+    exit_code = run_generate(*arguments);
+  });
+}
+
+}  // namespace zero::app

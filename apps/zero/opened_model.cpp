@@ -1,0 +1,115 @@
+#include "opened_model.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "text_format.h"
+#include "zero/checkpoint.h"
+#include "zero/config.h"
+#include "zero/errors.h"
+
+namespace zero::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kDtypes[] = {"fp32", "bf16", "fp16"};
+
+std::string dtype_of_folder(const TrainPlan& plan) {
+  const auto json = nlohmann::json::parse(plan.model);
+  const std::string said = json.value("dtype", json.value("torch_dtype", std::string("float32")));
+  return said == "bfloat16" ? "bf16" : said == "float16" ? "fp16" : "fp32";
+}
+
+OpenedModel open_folder(const fs::path& path) {
+  TrainOptions options;
+  options.init_from = path.string();
+  OpenedModel opened{.plan = choose_model(options), .checkpoint = {}, .dtype = {}};
+  opened.dtype = dtype_of_folder(opened.plan);
+  return opened;
+}
+
+/// `checkpoint`: one of the run's; empty: the newest that is whole.
+OpenedModel open_run(const fs::path& run, const fs::path& checkpoint) {
+  OpenedModel opened{.plan = read_plan(run), .checkpoint = {}, .dtype = {}};
+  std::string problems;
+  for (const checkpoint::Summary& one : checkpoint::list((run / "checkpoints").string())) {
+    if (!checkpoint.empty() && fs::path(one.folder).filename() != checkpoint.filename()) continue;
+    if (!one.complete) problems += fmt::format("; {}: {}", one.tag, one.problem);
+    if (!one.complete || (!opened.checkpoint.empty() && one.global_steps < opened.steps)) continue;
+    opened.checkpoint = one.folder;
+    opened.steps = one.global_steps;
+  }
+  if (opened.checkpoint.empty())
+    throw CheckpointError(fmt::format("{}: the run has no checkpoint to take its weights from{}",
+                                      (checkpoint.empty() ? run : checkpoint).string(), problems));
+  opened.dtype = dtype_name(Config::from_text(opened.plan.config, "configuration of the run").param_dtype());
+  return opened;
+}
+
+}  // namespace
+
+OpenedModel open_model(const std::string& path, const std::string& dtype) {
+  const fs::path folder = fs::absolute(path).lexically_normal();
+  const fs::path named = folder.filename().empty() ? folder.parent_path() : folder;
+  std::error_code error;
+  OpenedModel opened;
+  if (fs::exists(named / "plan.json", error)) {
+    opened = open_run(named, {});
+  } else if (fs::exists(named.parent_path().parent_path() / "plan.json", error)) {
+    opened = open_run(named.parent_path().parent_path(), named);
+  } else if (fs::exists(named / "config.json", error)) {
+    opened = open_folder(named);
+  } else {
+    throw ConfigError(
+        fmt::format("'{}' is no model: want a Hugging Face folder (config.json and weights), the folder of a run of "
+                    "{} train, or a checkpoint in one",
+                    path, program_name()));
+  }
+  if (!dtype.empty()) opened.dtype = dtype;
+  return opened;
+}
+
+std::string describe(const OpenedModel& model) {
+  const TrainPlan& plan = model.plan;
+  const std::string weights =
+      model.is_run() ? fmt::format("after {} steps: {}", with_commas(model.steps), short_path(model.checkpoint))
+                     : short_path(plan.init_from);
+  return fmt::format("model      {}: {} parameters, {}; {}\n", plan.preset,
+                     human_count(static_cast<double>(plan.parameters_numel)), model.dtype, weights);
+}
+
+std::string to_json(const OpenedModel& model) {
+  return nlohmann::json{{"plan", nlohmann::json::parse(to_json(model.plan))},
+                        {"checkpoint", model.checkpoint},
+                        {"steps", model.steps},
+                        {"dtype", model.dtype}}
+      .dump();
+}
+
+OpenedModel opened_model_from_json(const nlohmann::json& json) {
+  return {.plan = plan_from_json(json.at("plan").dump()),
+          .checkpoint = json.at("checkpoint"),
+          .steps = json.at("steps"),
+          .dtype = json.at("dtype")};
+}
+
+LoadedModel load(const OpenedModel& opened, Group group) {
+  nlohmann::json json = {{"train_micro_batch_size_per_gpu", 1}, {"zero_optimization", {{"stage", 3}}}};
+  if (opened.dtype != kDtypes[0]) json[opened.dtype]["enabled"] = true;
+  const Config config = Config::from_text(json.dump(), "configuration");
+  LanguageModel model = LanguageModel::without_values(opened.plan);
+  Engine engine = model.initialize(config, {.group = std::move(group), .evaluation_only = true});
+  if (opened.checkpoint.empty()) {
+    model.load_weights(engine, opened.plan.init_from);
+  } else {
+    const fs::path checkpoint = opened.checkpoint;
+    engine.load_checkpoint(checkpoint.parent_path().string(), checkpoint.filename().string());
+  }
+  model.eval();
+  return {std::move(model), std::move(engine)};
+}
+
+}  // namespace zero::app

@@ -1,0 +1,41 @@
+#pragma once
+// A model to use and not to train: a Hugging Face folder, or what a run has learnt.
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "language_model.h"
+#include "train_plan.h"
+#include "zero/engine.h"
+
+namespace zero::app {
+
+struct OpenedModel {
+  TrainPlan plan;          ///< the model, and of a run what its text was
+  std::string checkpoint;  ///< of a run: the folder of its weights; empty: those of plan.init_from
+  std::int64_t steps = 0;  ///< of a run: after how many
+  std::string dtype;       ///< fp32, bf16 or fp16
+
+  bool is_run() const { return plan.init_from.empty() || !checkpoint.empty(); }
+  /// Its folder, where a tokenizer may be; empty: tokens are bytes, or nobody knows.
+  std::string tokenizer_folder() const { return is_run() ? plan.tokenizer : plan.init_from; }
+};
+
+/// `path`: a Hugging Face folder, the folder of a run of `zero train` (its newest checkpoint), or a checkpoint in one.
+/// `dtype` empty: that of its file, or of the run. Local. Throws ConfigError, CheckpointError.
+OpenedModel open_model(const std::string& path, const std::string& dtype);
+
+/// A line for people: "model  llama: 134.5 M parameters ...".
+std::string describe(const OpenedModel& model);
+
+std::string to_json(const OpenedModel& model);
+OpenedModel opened_model_from_json(const nlohmann::json& json);
+
+/// The model with its weights, sharded (ZeRO stage 3), in eval mode.
+struct LoadedModel {
+  LanguageModel model;
+  Engine engine;
+};
+/// *Collective.* Throws as Engine::load_checkpoint() and models::load_weights().
+LoadedModel load(const OpenedModel& opened, Group group);
+
+}  // namespace zero::app

@@ -1,0 +1,80 @@
+#include "tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "side_programs.h"
+#include "zero/errors.h"
+
+namespace zero::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Runs zerotorch.tokenize, which needs no other part of its package.
+void run_tokenizer(const std::string& tokenizer, std::vector<std::string> arguments) {
+  const std::string python = find_python("", {"tokenizers"});
+  if (python.empty()) {
+    throw ConfigError(fmt::format(
+        "text becomes tokens by {}/tokenizer.json, and no Python here has the package tokenizers: pip install "
+        "tokenizers, or set ZERO_PYTHON to a Python that has it",
+        tokenizer));
+  }
+  // By its path: as a script, its folder would come first among those of modules, and it has the name of one.
+  std::vector<std::string> command = {
+      python, "-c", "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')",
+      find_side_program("tokenize.py").string(), "--tokenizer", tokenizer};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  if (run_program(command) != 0)
+    throw ConfigError(fmt::format("the tokenizer of {} has not made tokens of the text", tokenizer));
+}
+
+nlohmann::json read_json(const fs::path& path) {
+  std::ifstream file(path);
+  auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw ConfigError(fmt::format("{}: is not a JSON object", path.string()));
+  return json;
+}
+
+}  // namespace
+
+bool has_tokenizer(const std::string& folder) {
+  std::error_code error;
+  return !folder.empty() && fs::exists(fs::path(folder) / "tokenizer.json", error);
+}
+
+std::vector<std::int64_t> tokenize_prompt(const std::string& tokenizer, const std::string& text,
+                                          const fs::path& scratch) {
+  const fs::path prompt = scratch / "prompt.txt";
+  std::ofstream(prompt, std::ios::binary) << text;
+  run_tokenizer(tokenizer, {"--prompt", prompt.string(), "--out", scratch.string()});
+  try {
+    return read_json(scratch / "prompt.json").at("tokens").get<std::vector<std::int64_t>>();
+  } catch (const nlohmann::json::exception& error) {
+    throw ConfigError(fmt::format("the tokenizer of {} has written {}", tokenizer, error.what()));
+  }
+}
+
+void tokenize_to_validate(const std::string& tokenizer, const fs::path& data, const std::vector<std::string>& suffixes,
+                          const fs::path& out) {
+  std::vector<std::string> arguments = {"--data", data.string(), "--out", out.string(), "--validation-fraction", "1",
+                                        "--keep"};
+  for (const std::string& suffix : suffixes) arguments.insert(arguments.end(), {"--suffix", suffix});
+  run_tokenizer(tokenizer, std::move(arguments));
+}
+
+std::vector<std::int64_t> end_tokens(const std::string& folder) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    std::error_code error;
+    const fs::path path = fs::path(folder) / name;
+    if (!fs::exists(path, error)) continue;
+    const nlohmann::json ends = read_json(path).value("eos_token_id", nlohmann::json());
+    if (ends.is_number_integer()) return {ends.get<std::int64_t>()};
+    if (ends.is_array()) return ends.get<std::vector<std::int64_t>>();
+  }
+  return {};
+}
+
+}  // namespace zero::app

@@ -1,0 +1,28 @@
+#pragma once
+// Hugging Face's tokenizers, by the Python package of that name in a program beside this one.
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace zero::app {
+
+/// Whether a folder has a tokenizer (tokenizer.json).
+bool has_tokenizer(const std::string& folder);
+
+/// `text` as the model of this tokenizer begins with it, special tokens included; pieces.json, by which
+/// zero::token_pieces() knows the text of tokens, is written to `scratch`. Throws ConfigError when there is no Python
+/// with tokenizers, or it has refused (and has said why).
+std::vector<std::int64_t> tokenize_prompt(const std::string& tokenizer, const std::string& text,
+                                          const std::filesystem::path& scratch);
+
+/// Text files or JSONL as a folder of tokens `out`, all of them to validate on; done before: found. Throws as
+/// tokenize_prompt().
+void tokenize_to_validate(const std::string& tokenizer, const std::filesystem::path& data,
+                          const std::vector<std::string>& suffixes, const std::filesystem::path& out);
+
+/// The tokens that end a text of the model in a Hugging Face folder: eos_token_id of generation_config.json, else of
+/// config.json. Throws ConfigError for one that is no JSON.
+std::vector<std::int64_t> end_tokens(const std::string& folder);
+
+}  // namespace zero::app

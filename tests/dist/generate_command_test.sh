@@ -1,0 +1,181 @@
+#!/bin/bash
+# `zero generate` and `zero eval`: of Hugging Face folders what transformers makes of them, of runs what they have learnt,
+# the same on any number of ranks; and what is wrong said before there are ranks.
+# Usage: generate_command_test.sh <zero> <source dir>
+zero=$(realpath "$1")
+golden=$(realpath "$2")/tests/data/causal_lm
+source "$(dirname "$0")/../support/command_test.sh"
+cd "$work" || exit 1
+export ZERO_LOG_LEVEL=warning XDG_CACHE_HOME=$work/cache
+value() { python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
+near() { # what, got, wanted, tolerance
+  python3 -c 'import sys; a, b, t = map(float, sys.argv[1:]); sys.exit(abs(a - b) > t)' "$2" "$3" "$4" || fail "$1: got $2, want $3"
+}
+refused() { # part of the message, command and options
+  local want=$1; shift
+  timeout 60 "$zero" "$@" > out 2> err
+  local code=$?
+  [ $code -eq 2 ] || [ $code -eq 1 ] || fail "exit code of 'zero $*' is $code"
+  grep -qF -- "$want" err || fail "'zero $*' says '$(cat err)', want '$want'"
+}
+# A folder as Hugging Face's: config.json, and model.safetensors of the golden weights; the first five golden tokens.
+folder() { # model, folder
+  mkdir -p "$2"
+  cp "$golden/$1.json" "$2/config.json"
+  python3 - "$golden/$1.safetensors" "$2" << 'EOF'
+import json, struct, sys
+raw = open(sys.argv[1], "rb").read()
+size = struct.unpack("<Q", raw[:8])[0]
+header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+out, body = {}, b""
+for name, of in header.items():
+    if name.startswith("weight/"):
+        begin, end = of["data_offsets"]
+        out[name[7:]] = {**of, "data_offsets": [len(body), len(body) + end - begin]}
+        body += data[begin:end]
+text = json.dumps(out).encode()
+open(sys.argv[2] + "/model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + body)
+begin = header["tokens"]["data_offsets"][0]
+print(*struct.unpack("<5q", data[begin : begin + 40]), file=open(sys.argv[2] + "/tokens", "w"))
+EOF
+}
+
+# ---- the likeliest tokens are those of transformers, with what is sharded and without
+for model in gpt2 llama mistral qwen3_moe; do
+  folder $model $model
+  wanted="$(cat $model/tokens) $(value "$golden/generated.json" "' '.join(map(str, j['$model'][:7]))")"
+  for n in 1 2; do
+    expect "$model on $n ranks" \
+      "$(timeout 60 "$zero" generate $model --tokens $(cat $model/tokens) --temperature 0 --length 7 -n $n -q)" "$wanted"
+  done
+done
+got=$(timeout 60 "$zero" generate llama --tokens $(cat llama/tokens) --temperature 0 2> err)
+expect "tokens up to the model's end" "$(wc -w <<< "$got")" 16
+grep -q "at most 11 tokens: the model is made for 16 positions" err || fail "at the model's end: $(cat err)"
+grep -q "5 tokens of prompt and the first one in .* tokens/s" err || fail "of its speed: $(cat err)"
+
+# ---- a folder with a tokenizer
+words() { echo "the cat sat on a mat and dog ran"; }
+python3 - $(words) > llama/tokenizer.json << 'EOF'
+import json, sys
+vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {word: 3 + i for i, word in enumerate(sys.argv[1:])}
+print(json.dumps({"version": "1.0", "added_tokens": [
+    {"id": i, "content": c, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    for c, i in list(vocab.items())[:3]],
+  "pre_tokenizer": {"type": "Whitespace"}, "decoder": None, "normalizer": None, "truncation": None, "padding": None,
+  "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+  "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}}))
+EOF
+timeout 60 "$zero" generate llama --prompt "the cat" --temperature 0 --length 3 > text 2> err || fail "generate: $(cat err)"
+numbers=$(timeout 60 "$zero" generate llama --tokens 1 3 4 --temperature 0 --length 3 2> /dev/null)
+python3 - "$numbers" "$(cat text)" << 'EOF' || fail "text of tokens '$numbers' is '$(cat text)'"
+import json, sys
+pieces = {number: text for text, number in json.load(open("llama/tokenizer.json"))["model"]["vocab"].items()}
+sys.exit("".join(pieces.get(int(n), "") for n in sys.argv[1].split()) != sys.argv[2])
+EOF
+expect "text of a pipe" "$(echo -n "the cat" | timeout 60 "$zero" generate llama --prompt - --temperature 0 --length 3 -q 2>&1)" "$(cat text)"
+for seed in 1 2 3; do timeout 60 "$zero" generate llama --prompt "the cat" --temperature 3 --length 8 --seed $seed -q; done > seeds
+[ "$(sort -u seeds | wc -l)" -ge 2 ] || fail "every seed gives '$(cat seeds)'"
+expect "a seed's text" "$(timeout 60 "$zero" generate llama --prompt "the cat" --temperature 3 --length 8 --seed 2 -q -n 2)" "$(sed -n 2p seeds)"
+
+# ---- loss of a file: by its tokens, which are kept
+words > a.txt; words | tr ' ' '\n' | tac | tr '\n' ' ' > b.txt
+mkdir texts && cp a.txt b.txt texts/
+for n in 1 2 3; do
+  timeout 60 "$zero" eval llama --data texts --seq 4 -n $n --json > eval$n.json || fail "eval on $n ranks"
+done
+expect "tokens" "$(value eval1.json 'j["tokens"]')" 19
+expect "bits on 2 ranks" "$(value eval2.json 'j["loss"]')" "$(value eval1.json 'j["loss"]')"
+expect "bits on 3 ranks" "$(value eval3.json 'j["loss"]')" "$(value eval1.json 'j["loss"]')"
+near perplexity "$(value eval1.json 'j["perplexity"]')" "$(value eval1.json '__import__("math").exp(j["loss"])')" 1e-9
+near "bits per byte" "$(value eval1.json 'j["bits_per_byte"]')" \
+  "$(value eval1.json 'j["loss"] / __import__("math").log(2) * 20 / (len(open("a.txt").read()) + len(open("b.txt").read()))')" 1e-6
+kept=$(find cache -name tokens.json -printf '%p %T@')
+timeout 60 "$zero" eval llama --data texts --seq 4 > out || fail "eval again"
+expect "tokens that were made" "$(find cache -name tokens.json -printf '%p %T@')" "$kept"
+grep -q "^loss .* nats a token; perplexity" out || fail "eval says $(cat out)"
+echo "the dog" >> texts/a.txt
+timeout 60 "$zero" eval llama --data texts --seq 4 --json > eval4.json
+expect "tokens of more text" "$(value eval4.json 'j["tokens"]')" 21
+
+# ---- tokens that are there; the loss is that of a validation of the same sequences, without the experts' balance
+folder mixtral mixtral
+mkdir tokens
+python3 -c '
+import array, random
+random.seed(5)
+for name, count in (("train", 400), ("val", 8 * 3 * 8 + 1)):
+    array.array("H", [random.randrange(23) for _ in range(count)]).tofile(open(f"tokens/{name}.bin", "wb"))'
+for model in llama mixtral; do
+  timeout 60 "$zero" train --init-from $model --data tokens --seq 8 --steps 1 --lr 0 --dtype fp32 --eval-batches 0 \
+    --batch-size 2 --sample-length 0 --run-dir run-$model --no-tensorboard > out 2>&1 || fail "train: $(cat out)"
+  timeout 60 "$zero" eval $model --data tokens --seq 8 --json > eval.json
+  near "loss of $model" "$(value eval.json 'j["loss"]')" "$(head -1 run-$model/metrics.jsonl | python3 -c 'import json, sys; print(json.loads(sys.stdin.readline())["val_loss"])')" 1e-6
+  # A run is evaluated on its own text, and a checkpoint as the run.
+  timeout 60 "$zero" eval run-$model --json > of_run.json || fail "eval of a run"
+  near "loss of the run" "$(value of_run.json 'j["loss"]')" "$(value eval.json 'j["loss"]')" 1e-6
+  timeout 60 "$zero" eval run-$model/checkpoints/global_step1 --json > of_checkpoint.json || fail "eval of a checkpoint"
+  expect "loss of the checkpoint" "$(value of_checkpoint.json 'j["loss"]')" "$(value of_run.json 'j["loss"]')"
+done
+timeout 60 "$zero" eval llama --data tokens --split train --seq 8 --json > eval.json
+expect "tokens to train on" "$(value eval.json 'j["tokens"]')" 399
+timeout 60 "$zero" eval llama --data tokens --seq 8 --dtype bf16 --json > bf16.json
+near "in bf16" "$(value bf16.json 'j["loss"]')" "$(value of_run.json 'j["loss"]')" 0.5
+
+# ---- models of bytes
+yes "for i in range(10): print(i)" | head -c 20000 > bytes.py
+timeout 100 "$zero" train --data bytes.py --preset gpt-tiny --steps 120 --seq 32 --sample-length 0 --eval-batches 0 \
+  --run-dir bytes --no-tensorboard > out 2>&1 || fail "train: $(cat out)"
+timeout 60 "$zero" generate bytes --prompt 'for i in range(10):' --temperature 0 --length 20 -q > one || fail "generate of bytes"
+timeout 60 "$zero" generate bytes --prompt 'for i in range(10):' --temperature 0 --length 20 -q -n 3 > three
+cmp one three
+expect "what it has learnt" "$(head -c 24 one)" "for i in range(10): prin"
+timeout 60 "$zero" eval bytes --json > eval.json
+near "loss of the run" "$(value eval.json 'j["loss"]')" "$(tail -1 bytes/metrics.jsonl | python3 -c 'import json, sys; print(json.loads(sys.stdin.readline())["val_loss"])')" 0.02
+head -c 3000 bytes.py > part.txt
+timeout 60 "$zero" eval bytes --data part.txt > out || fail "eval of a file"
+grep -q "nats a byte" out || fail "eval says $(cat out)"
+grep -q "of 3,000 bytes in sequences of 32" out || fail "eval says $(cat out)"
+
+# ---- what is wrong
+refused "'nowhere' is no model" generate nowhere
+refused "'nowhere' is no model" eval nowhere
+mkdir empty && refused "'empty' is no model" generate empty
+refused "model is required" generate
+refused "vocabulary has 23 tokens" generate llama --tokens 99
+refused "made for 16 positions" generate llama --tokens 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1
+refused "give the tokens themselves with --tokens" generate mistral --prompt x
+refused "excludes" generate llama --prompt x --tokens 1
+refused "--top-p" generate llama --top-p 0
+refused "give a file or folder of text, or of tokens, with --data" eval llama
+refused "there is no file or folder" eval llama --data nothing.txt
+refused "there is no tokenizer.json" eval mistral --data a.txt
+refused "made for 16 positions" eval llama --data texts --seq 17
+refused "leave --split away" eval llama --data texts --split train
+printf '{' > empty/config.json
+refused "config.json" generate empty --tokens 1
+mv llama/tokenizer.json kept.json; echo '{}' > llama/tokenizer.json
+refused "is no tokenizer" generate llama --prompt x
+mv kept.json llama/tokenizer.json
+python3 -c 'import array; array.array("H", [0, 60000] * 40).tofile(open("tokens/val.bin", "wb"))'
+refused "vocabulary has 23: these tokens are another tokenizer's" eval llama --data tokens --seq 8
+
+# ---- a signal ends it, with the text so far
+timeout 60 "$zero" generate bytes --prompt x --length 1000000 -n 2 > cut.txt 2> err &
+pid=$!
+for _ in $(seq 1 300); do [ "$(wc -c < cut.txt)" -gt 20 ] && break; sleep 0.1; done
+kill -INT "$(pgrep -P $pid)"; wait $pid
+expect "exit code after SIGINT" $? 130
+[ "$(wc -c < cut.txt)" -gt 20 ] || fail "no text before the signal: $(cat err)"
+
+rm -r bytes/checkpoints/*
+refused "no checkpoint to take its weights from" generate bytes
+truncate -s 5000 llama/model.safetensors
+refused "model.safetensors" generate llama --tokens 1
+
+expect_nothing_in_shm
+[ -z "$(find "${TMPDIR:-/tmp}" -maxdepth 1 -name 'zero-??????' -newer seeds)" ] || fail "folders are left in ${TMPDIR:-/tmp}"
+[ $failures -eq 0 ] || { echo "$failures failures"; exit 1; }
+echo "zero generate, zero eval: all good"
