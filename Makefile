@@ -78,9 +78,8 @@ finetune: configure
 	@scripts/bootstrap.sh libraries
 	@cmake --build $(BUILD) -j $(JOBS) --target zero
 	@build/libraries/bin/python scripts/finetune.py model $(FINETUNE)/base
-	@build/libraries/bin/python -P python/zerotorch/tokenize.py --tokenizer $(FINETUNE)/base --data "$(DATA)" --out $(FINETUNE)/tokens
 	@rm -rf $(FINETUNE)/run $(FINETUNE)/tuned
-	@$(BUILD)/apps/zero/zero train --init-from $(FINETUNE)/base --data $(FINETUNE)/tokens --seq 256 --micro-batch 2 --batch-size 8 \
+	@$(BUILD)/apps/zero/zero train --init-from $(FINETUNE)/base --data "$(DATA)" --cache-dir $(FINETUNE)/cache --seq 256 --micro-batch 2 --batch-size 8 \
 	  --steps 40 --eval-batches 4 --run-dir $(FINETUNE)/run --export $(FINETUNE)/tuned $(ARGS)
 	@build/libraries/bin/python scripts/finetune.py check $(FINETUNE)/run $(FINETUNE)/base $(FINETUNE)/tuned
 

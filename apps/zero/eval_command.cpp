@@ -69,10 +69,10 @@ Job job_from_json(const std::string& text) {
           .as_json = of.at("as_json")};
 }
 
-void take_corpus(Job& job, const CorpusInfo& corpus) {
+void take_corpus(Job& job, const CorpusInfo& corpus, const fs::path& source) {
   check_vocabulary(job.model.plan, corpus);
   job.corpus_folder = corpus.folder.string();
-  job.source = corpus.source;
+  job.source = source.string();
   // It is known of the validation split.
   job.text_nbytes = corpus.tokens.nbytes > 1 && job.split == "train" ? 0 : corpus.tokens.text_nbytes;
 }
@@ -96,7 +96,8 @@ void take_own_text(Job& job) {
 void take_text(Job& job, const TrainOptions& text) {
   const TrainPlan& plan = job.model.plan;
   CorpusOptions options = choose_corpus(text.data, text.cache_dir, wanted_suffixes(text));
-  if (has_tokens(options.source)) return take_corpus(job, pack_corpus(options));
+  const fs::path source = options.source;
+  if (has_tokens(source)) return take_corpus(job, pack_corpus(options), source);
   if (job.split == "train") throw ConfigError("--split train: text is evaluated as a whole; leave --split away");
   options.folder += "-whole";
   options.validation_fraction = 1;
@@ -109,12 +110,9 @@ void take_text(Job& job, const TrainOptions& text) {
           "(docs/models.md)",
           folder.empty() ? "the tokens of the run" : folder));
     }
-    const fs::path tokens = tokens_folder(options.folder, folder);
-    tokenize_to_validate(folder, options.source, wanted_suffixes(text), tokens);
-    options.source = tokens;
-    options.folder = tokens.string() + "-packed";
+    options = tokenized(options, folder);
   }
-  take_corpus(job, pack_corpus(options));
+  take_corpus(job, pack_corpus(options), source);
 }
 
 std::int64_t sequence_length(const OpenedModel& model, std::optional<std::int64_t> wanted) {

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "corpus_choice.h"
 #include "side_programs.h"
 #include "zero/errors.h"
 
@@ -57,12 +58,18 @@ std::vector<std::int64_t> tokenize_prompt(const std::string& tokenizer, const st
   }
 }
 
-void tokenize_to_validate(const std::string& tokenizer, const fs::path& data, const std::vector<std::string>& suffixes,
-                          const fs::path& out) {
-  std::vector<std::string> arguments = {"--data", data.string(), "--out", out.string(), "--validation-fraction", "1",
-                                        "--keep"};
+CorpusOptions tokenized(const CorpusOptions& text, const std::string& tokenizer) {
+  const std::string tokens = tokens_folder(text.folder, tokenizer).string();
+  std::vector<std::string> arguments = {"--data", text.source.string(), "--out", tokens, "--validation-fraction",
+                                        fmt::format("{}", text.validation_fraction), "--keep"};
+  std::vector<std::string> suffixes = text.suffixes;
+  if (suffixes == CorpusOptions().suffixes) suffixes.emplace_back(".jsonl");
   for (const std::string& suffix : suffixes) arguments.insert(arguments.end(), {"--suffix", suffix});
   run_tokenizer(tokenizer, std::move(arguments));
+  CorpusOptions made = text;
+  made.source = tokens;
+  made.folder = tokens + "-packed";
+  return made;
 }
 
 std::vector<std::int64_t> end_tokens(const std::string& folder) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "zero/data.h"
+
 namespace zero::app {
 
 /// Whether a folder has a tokenizer (tokenizer.json).
@@ -16,10 +18,9 @@ bool has_tokenizer(const std::string& folder);
 std::vector<std::int64_t> tokenize_prompt(const std::string& tokenizer, const std::string& text,
                                           const std::filesystem::path& scratch);
 
-/// Text files or JSONL as a folder of tokens `out`, all of them to validate on; done before: found. Throws as
-/// tokenize_prompt().
-void tokenize_to_validate(const std::string& tokenizer, const std::filesystem::path& data,
-                          const std::vector<std::string>& suffixes, const std::filesystem::path& out);
+/// `text` (files, or JSONL) as a corpus of tokens, made in a folder beside text.folder and kept there: found when the
+/// same were made before. Throws as tokenize_prompt().
+CorpusOptions tokenized(const CorpusOptions& text, const std::string& tokenizer);
 
 /// The tokens that end a text of the model in a Hugging Face folder: eos_token_id of generation_config.json, else of
 /// config.json. Throws ConfigError for one that is no JSON.

@@ -18,6 +18,7 @@
 #include "progress.h"
 #include "run_folder.h"
 #include "text_format.h"
+#include "tokenizer.h"
 #include "train_config.h"
 #include "zero/data.h"
 #include "zero/errors.h"
@@ -27,7 +28,7 @@
 namespace zero::app {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, max_minutes, command_line,
-                                   spare_folder, data, suffixes, cache_dir, preset, model, init_from, export_folder,
+                                   spare_folder, data, suffixes, text_tokenizer, cache_dir, preset, model, init_from, export_folder,
                                    layers, dim, heads, seq, recompute_every, parameters_numel, config, corpus_folder,
                                    corpus_hash, train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes,
                                    baseline_nats, run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed,
@@ -191,13 +192,34 @@ void print_tail(const Console& console, const TrainPlan& plan, const Config& con
   console.print(memory_warning + "\n");
 }
 
+/// The folder whose tokenizer makes tokens of text for the plan's model; empty: bytes are its tokens. Throws ConfigError
+/// where there is none, and weights have learnt from what it made.
+std::string tokenizer_for(const TrainPlan& plan, const TrainOptions& options) {
+  constexpr std::int64_t kOfBytes = 300;  // a vocabulary of bytes, and some more
+  if (plan.model.empty()) return "";
+  for (const std::string* from : {&options.init_from, &options.model})
+    if (has_tokenizer(*from)) return absolute_or_empty(*from);
+  if (!plan.init_from.empty() && causal_lm_config(plan).vocab > kOfBytes) {
+    throw ConfigError(
+        fmt::format("--init-from {0}: has no tokenizer.json to make tokens of the text with, and bytes are not what its "
+                    "weights know; bring its tokenizer there, or give tokens with --data (docs/models.md)",
+                    options.init_from));
+  }
+  return "";
+}
+
+/// What the ranks read: `text`, or the tokens of it.
+CorpusOptions corpus_of(const CorpusOptions& text, const TrainPlan& plan) {
+  return plan.text_tokenizer.empty() ? text : tokenized(text, plan.text_tokenizer);
+}
+
 /// The packed text of a run that goes on: still there, or packed again to the same bytes.
 void find_text_again(TrainPlan& plan) {
   try {
     if (Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash) return;
   } catch (const IoError&) {  // the cache was emptied
   }
-  const CorpusInfo corpus = pack_and_check(choose_corpus(plan.data, plan.cache_dir, plan.suffixes), plan.seq);
+  const CorpusInfo corpus = pack_and_check(corpus_of(choose_corpus(plan.data, plan.cache_dir, plan.suffixes), plan), plan.seq);
   if (corpus.hash != plan.corpus_hash) {
     throw ConfigError(
         fmt::format("--resume: the text {} is not what the run {} learnt from; bring it back, or start a new run",
@@ -222,7 +244,7 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     json.emplace("command_line", "");
     json.emplace("spare_folder", "");
     json.emplace("suffixes", nlohmann::json::array());
-    for (const char* text : {"model", "init_from", "export_folder", "token_pieces", "tokenizer"})
+    for (const char* text : {"model", "init_from", "export_folder", "token_pieces", "tokenizer", "text_tokenizer"})
       json.emplace(text, "");
     if (json.contains("train_nbytes")) json.emplace("train_tokens", json["train_nbytes"]);
     json.emplace("text_nbytes", 1.0);
@@ -416,7 +438,9 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   progress.busy("reading the text ...");
   const auto start = std::chrono::steady_clock::now();
   const CorpusOptions text = choose_corpus(options.data, options.cache_dir, plan.suffixes);
-  const CorpusInfo corpus = pack_given(options, text, plan.seq);
+  if (!has_tokens(text.source)) plan.text_tokenizer = tokenizer_for(plan, options);
+  CorpusInfo corpus = pack_given(options, corpus_of(text, plan), plan.seq);
+  corpus.source = text.source.string();
   const std::chrono::duration<double> packing = std::chrono::steady_clock::now() - start;
   progress.finish();
   // Standard input has become a file.

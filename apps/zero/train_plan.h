@@ -25,6 +25,7 @@ struct TrainPlan {
   std::string config;                 ///< resolved, as JSON
   std::string data, cache_dir;        ///< as given, absolute; empty: see choose_corpus()
   std::vector<std::string> suffixes;  ///< empty: those of choose_corpus()
+  std::string text_tokenizer;         ///< a folder, by which the text was made tokens here; empty: it was not
   std::string corpus_folder, corpus_hash;
   std::int64_t train_tokens = 0;
   double text_nbytes = 1;                      ///< of a token on average; 0: not known

@@ -83,7 +83,7 @@ def files_of(source: Path, suffixes: list[str]) -> list[Path]:
         path
         for path in source.rglob("*")
         if path.is_file()
-        and path.suffix in suffixes
+        and ("" in suffixes or path.suffix in suffixes)
         and not any(part.startswith(".") for part in path.relative_to(source).parts)
     )
     if not found:

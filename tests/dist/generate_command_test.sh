@@ -96,9 +96,24 @@ kept=$(find cache -name tokens.json -printf '%p %T@')
 timeout 60 "$zero" eval llama --data texts --seq 4 > out || fail "eval again"
 expect "tokens that were made" "$(find cache -name tokens.json -printf '%p %T@')" "$kept"
 grep -q "^loss .* nats a token; perplexity" out || fail "eval says $(cat out)"
+grep -q "^text .*/texts$" out || fail "eval says $(cat out)"
 echo "the dog" >> texts/a.txt
 timeout 60 "$zero" eval llama --data texts --seq 4 --json > eval4.json
 expect "tokens of more text" "$(value eval4.json 'j["tokens"]')" 21
+
+# ---- trained on text, by the same tokenizer, and gone on with when the cache is gone
+for i in $(seq 1 40); do words; echo "a cat $i"; done > long.txt
+train="timeout 60 $zero train --no-tensorboard --cache-dir kept"
+$train --init-from llama --data long.txt --seq 8 --steps 2 --batch-size 2 --sample-length 0 --run-dir learnt > out 2>&1 ||
+  fail "train on text: $(cat out)"
+grep -q "^data .*long.txt" out || fail "train says $(cat out)"
+expect "tokens" "$(value learnt/plan.json 'j["token_nbytes"], j["text_tokenizer"]')" "(2, '$work/llama')"
+rm -r kept
+timeout 60 "$zero" train --resume learnt --steps 3 > out 2>&1 || fail "resume on text: $(cat out)"
+timeout 60 "$zero" eval learnt > out && grep -q "^loss .* bits per byte" out || fail "eval of it: $(cat out)"
+timeout 60 "$zero" generate learnt --prompt "the cat" --length 3 -q | grep -q "^<s>thecat" || fail "generate from it"
+folder llama many && sed -i 's/"vocab_size": 23/"vocab_size": 400/' many/config.json
+refused "has no tokenizer.json to make tokens of the text with" train --init-from many --data long.txt --run-dir no
 
 # ---- tokens that are there; the loss is that of a validation of the same sequences, without the experts' balance
 folder mixtral mixtral
