@@ -5,13 +5,15 @@ tests/dist/causal_lm_test.cpp.
 Each model has random weights (norms and biases, too, so that none can be left out unnoticed), and the file has them as
 save_pretrained() names them, with tokens, targets, logits, loss and the gradient of every parameter as they come out in
 float64; the files keep float32. Experts are named as on disk. generated.json: the likeliest tokens, one after the other,
-after the first five of each model. Needs transformers. Usage: make_causal_lm_golden.py [folder]
+after the first five of each model. lora_*: the same with PEFT's adapters beside the weights of those models. Needs
+transformers and peft. Usage: make_causal_lm_golden.py [folder]
 """
 import json
 import pathlib
 import sys
 import tempfile
 
+import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -112,6 +114,14 @@ MODELS = {
 }
 
 
+LORA = {
+    "gpt2": {"r": 2},
+    "llama": {"r": 3, "lora_alpha": 7, "target_modules": ["q_proj", "v_proj", "o_proj", "down_proj", "gate_proj"]},
+    "llama_biases_tied": {"r": 4, "lora_alpha": 4, "use_rslora": True, "target_modules": ["self_attn.k_proj", "up_proj"]},
+    "mixtral": {"r": 1, "lora_alpha": 2, "target_modules": ["q_proj", "v_proj"]},
+}
+
+
 def on_disk(model, values, folder):
     """`values` of the model's parameters as save_pretrained() names and cuts them."""
     with torch.no_grad():
@@ -174,12 +184,48 @@ def make(name, config, folder):
     return generated
 
 
+def make_lora(name, options, folder):
+    """Adapters with random values beside the weights of a golden file, which has tokens and targets, too."""
+    base = load_file(folder / f"{name}.safetensors")
+    config = transformers.AutoConfig.from_pretrained(folder / f"{name}.json")
+    config._attn_implementation = config._experts_implementation = "eager"
+    with tempfile.TemporaryDirectory() as place:
+        weights = {key[7:]: value for key, value in base.items() if key.startswith("weight/")}
+        save_file(weights, pathlib.Path(place) / "model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(place)
+        model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float64, config=config)
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options), autocast_adapter_dtype=False)
+        torch.manual_seed(len(name))
+        for key, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.data.copy_((torch.randn(parameter.shape) * 0.3).float())
+        model.double().eval()
+        logits = model(input_ids=base["tokens"]).logits
+        loss = torch.nn.functional.cross_entropy(logits.view(-1, 23), base["targets"].view(-1))
+        loss.backward()
+        tensors = {"logits": logits.detach().float(), "loss": loss.detach().float()}
+        for key, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                key = key.replace(".default", "")
+                tensors["adapter/" + key] = parameter.detach().float()
+                tensors["gradient/" + key] = parameter.grad.float()
+        model.save_pretrained(place)
+        text = json.loads((pathlib.Path(place) / "adapter_config.json").read_text())
+    text["target_modules"] = sorted(text["target_modules"])
+    text["base_model_name_or_path"] = None
+    (folder / f"lora_{name}.json").write_text(json.dumps(text, indent=1, sort_keys=True) + "\n")
+    save_file(tensors, folder / f"lora_{name}.safetensors")
+    print(f"lora_{name}: loss {loss.item():.6f}")
+
+
 def main():
     default = pathlib.Path(__file__).parents[1] / "tests" / "data" / "causal_lm"
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default
     folder.mkdir(parents=True, exist_ok=True)
     generated = {name: make(name, config, folder) for name, config in MODELS.items()}
     (folder / "generated.json").write_text(json.dumps(generated, indent=1) + "\n")
+    for name, options in LORA.items():
+        make_lora(name, options, folder)
 
 
 if __name__ == "__main__":

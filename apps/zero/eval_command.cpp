@@ -105,10 +105,10 @@ void take_text(Job& job, const TrainOptions& text) {
   if (!is_bytes) {
     const std::string folder = job.model.tokenizer_folder();
     if (!has_tokenizer(folder)) {
-      throw ConfigError(fmt::format(
-          "{}: there is no tokenizer.json to make tokens of text with; give a folder of tokens with --data "
-          "(docs/models.md)",
-          folder.empty() ? "the tokens of the run" : folder));
+      throw ConfigError(
+          fmt::format("{}: there is no tokenizer.json to make tokens of text with; give a folder of tokens with --data "
+                      "(docs/models.md)",
+                      folder.empty() ? "the tokens of the run" : folder));
     }
     options = tokenized(options, folder);
   }
@@ -125,9 +125,8 @@ std::int64_t sequence_length(const OpenedModel& model, std::optional<std::int64_
 }
 
 Job prepare(const Arguments& arguments) {
-  Job job{.model = open_model(arguments.model, arguments.dtype),
-          .split = arguments.split,
-          .as_json = arguments.as_json};
+  Job job{
+      .model = open_model(arguments.model, arguments.dtype), .split = arguments.split, .as_json = arguments.as_json};
   job.seq = sequence_length(job.model, arguments.seq);
   arguments.text.data.empty() ? take_own_text(job) : take_text(job, arguments.text);
   return job;
@@ -173,7 +172,8 @@ int run(const Job& job, Group group) {
   LoadedModel loaded = load(job.model, group);
   Clock clock;
   const EvaluationResult result = evaluate(
-      corpus, job.seq, group, [&](const auto& tokens, const auto& targets) { return loaded.model.loss(tokens, targets); },
+      corpus, job.seq, group,
+      [&](const auto& tokens, const auto& targets) { return loaded.model.loss(tokens, targets); },
       [&](double share) { progress.busy(fmt::format("{:.0f} % of the text", 100 * share)); });
   progress.finish();
   if (result.stop_signal != 0) {

@@ -129,8 +129,8 @@ void cut_to_context(Job& job) {
   const auto count = static_cast<std::int64_t>(job.prompt.size());
   for (const std::int64_t token : job.prompt) {
     if (token < 0 || token >= config.vocab) {
-      throw ConfigError(
-          fmt::format("token {} of the prompt: the model's vocabulary has {} tokens", token, with_commas(config.vocab)));
+      throw ConfigError(fmt::format("token {} of the prompt: the model's vocabulary has {} tokens", token,
+                                    with_commas(config.vocab)));
     }
   }
   if (count >= config.max_positions) {
@@ -249,10 +249,9 @@ void add_generate_command(CLI::App& app, int& exit_code) {
                                         "a Hugging Face folder, the folder of a run of zero train, or a checkpoint in "
                                         "one")
                            ->type_name("MODEL");
-  auto* prompt = command
-                     ->add_option("--prompt", arguments->prompt,
-                                  "what is continued; \\n is a line end, - standard input")
-                     ->type_name("TEXT");
+  auto* prompt =
+      command->add_option("--prompt", arguments->prompt, "what is continued; \\n is a line end, - standard input")
+          ->type_name("TEXT");
   command->add_option("--tokens", arguments->tokens, "tokens in place of text: numbers in, numbers out")
       ->excludes(prompt)
       ->type_name("N");

@@ -3,13 +3,16 @@
 #include <utility>
 
 #include "zero/init.h"
+#include "zero/lora.h"
 
 namespace zero::app {
 
 LanguageModel::Model LanguageModel::build(const TrainPlan& plan, bool without_values) {
   const DeferredInitOptions options{.without_values = without_values};
   if (plan.model.empty()) return deferred_init([&] { return GPT(gpt_options(plan)); }, options);
-  return deferred_init([&] { return models::CausalLM(causal_lm_config(plan)); }, options);
+  auto model = deferred_init([&] { return models::CausalLM(causal_lm_config(plan)); }, options);
+  if (!plan.lora.empty()) models::add_lora(model, models::parse_lora(plan.lora));  // they begin with values
+  return model;
 }
 
 LanguageModel::LanguageModel(const TrainPlan& plan) : model_(build(plan, !plan.init_from.empty())) {}
@@ -50,8 +53,18 @@ void LanguageModel::train(bool on) {
   std::visit([&](auto& model) { model->train(on); }, model_);
 }
 
+void LanguageModel::load_adapters(Engine& engine, const std::string& folder) const {
+  models::load_adapters(engine, std::get<models::CausalLM>(model_), folder);
+}
+
 void LanguageModel::export_weights(const TrainPlan& plan, Engine& engine) const {
-  models::save_pretrained(engine, std::get<models::CausalLM>(model_), plan.export_folder, "module", plan.tokenizer);
+  const auto& model = std::get<models::CausalLM>(model_);
+  if (!plan.lora.empty() && !plan.merge) {
+    models::save_adapters(engine, model, models::parse_lora(plan.lora), plan.export_folder);
+    return;
+  }
+  if (plan.merge) models::merge_adapters(engine, model);
+  models::save_pretrained(engine, model, plan.export_folder, "module", plan.tokenizer);
 }
 
 ParameterGroup no_decay_group() {

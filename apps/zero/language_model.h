@@ -28,6 +28,9 @@ class LanguageModel {
   /// Of a Hugging Face folder. *Collective.* Throws as models::load_weights().
   void load_weights(Engine& engine, const std::string& folder) const;
 
+  /// As models::load_adapters(). *Collective.*
+  void load_adapters(Engine& engine, const std::string& folder) const;
+
   // As GPT's and CausalLM's.
   at::Tensor forward(const at::Tensor& tokens);
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
@@ -37,7 +40,7 @@ class LanguageModel {
   void train(bool on = true);
   void eval() { train(false); }
 
-  /// Writes the model as a Hugging Face folder, TrainPlan::export_folder. *Collective.* Throws IoError,
+  /// Writes the model as a Hugging Face folder, or its adapters as PEFT's, to TrainPlan::export_folder. *Collective.* Throws IoError,
   /// CheckpointError.
   void export_weights(const TrainPlan& plan, Engine& engine) const;
 

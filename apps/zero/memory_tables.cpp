@@ -54,13 +54,13 @@ std::string row(std::string_view label, const std::vector<Column>& columns, auto
 
 }  // namespace
 
-MemoryReport ddp_memory(std::int64_t parameters_numel, DType param_dtype) {
+MemoryReport ddp_memory(std::int64_t parameters_numel, std::int64_t trained_numel, DType param_dtype) {
   MemoryReport report;
   const auto hold = [&](MemoryKind kind, std::int64_t each) {
-    report[kind] = {each * parameters_numel, each * parameters_numel};
+    report[kind] = {each * trained_numel, each * trained_numel};
   };
   const auto element = static_cast<std::int64_t>(element_nbytes(param_dtype));
-  hold(MemoryKind::kParameters, element);
+  report[MemoryKind::kParameters] = {element * parameters_numel, element * parameters_numel};
   hold(MemoryKind::kGradients, element);
   hold(MemoryKind::kMaster, param_dtype == DType::kFloat32 ? 0 : 4);
   hold(MemoryKind::kOptimizer, 8);
@@ -104,8 +104,8 @@ std::string memory_table(const std::vector<MemoryReport>& before, const std::vec
   const double factor = static_cast<double>(states_nbytes(ddp)) / static_cast<double>(most);
   text += fmt::format(
       "  As built: what a rank had of the fp32 module before initialize(), which is never\n"
-      "  whole (zero::deferred_init). With DDP each rank holds 16 bytes a parameter\n"
-      "  ({}) and buckets.\n",
+      "  whole (zero::deferred_init). With DDP each rank holds 16 bytes a trained\n"
+      "  parameter ({}) and buckets.\n",
       ddp[MemoryKind::kMaster].current_nbytes > 0 ? "2 bf16 weight, 2 gradient, 4 fp32 master, 8 Adam"
                                                   : "4 fp32 weight, 4 gradient, 8 Adam");
   text += fmt::format("  ZeRO stage {} on {} rank{}: the states of each take {:.2f} x {} than with DDP.\n", stage,

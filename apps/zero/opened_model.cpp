@@ -9,6 +9,7 @@
 #include "zero/checkpoint.h"
 #include "zero/config.h"
 #include "zero/errors.h"
+#include "zero/lora.h"
 
 namespace zero::app {
 namespace {
@@ -26,14 +27,33 @@ std::string dtype_of_folder(const TrainPlan& plan) {
 OpenedModel open_folder(const fs::path& path) {
   TrainOptions options;
   options.init_from = path.string();
-  OpenedModel opened{.plan = choose_model(options), .checkpoint = {}, .dtype = {}};
+  OpenedModel opened{.plan = choose_model(options), .checkpoint = {}, .adapters = {}, .dtype = {}};
   opened.dtype = dtype_of_folder(opened.plan);
+  return opened;
+}
+
+OpenedModel open_adapters(const fs::path& path) {
+  const std::string text = (path / "adapter_config.json").string();
+  const models::LoraOptions lora = models::read_lora(text);
+  std::error_code error;
+  // As given, or beside the adapters.
+  fs::path base = lora.base;
+  if (!fs::exists(base / "config.json", error) && base.is_relative()) base = path / base;
+  if (lora.base.empty() || !fs::exists(base / "config.json", error)) {
+    throw ConfigError(fmt::format(
+        "{}: the model of the adapters, base_model_name_or_path '{}', is no folder here with a config.json; write "
+        "there where it is",
+        text, lora.base));
+  }
+  OpenedModel opened = open_folder(base);
+  opened.plan.lora = models::to_json(lora, causal_lm_config(opened.plan).family);
+  opened.adapters = path.string();
   return opened;
 }
 
 /// `checkpoint`: one of the run's; empty: the newest that is whole.
 OpenedModel open_run(const fs::path& run, const fs::path& checkpoint) {
-  OpenedModel opened{.plan = read_plan(run), .checkpoint = {}, .dtype = {}};
+  OpenedModel opened{.plan = read_plan(run), .checkpoint = {}, .adapters = {}, .dtype = {}};
   std::string problems;
   for (const checkpoint::Summary& one : checkpoint::list((run / "checkpoints").string())) {
     if (!checkpoint.empty() && fs::path(one.folder).filename() != checkpoint.filename()) continue;
@@ -60,12 +80,14 @@ OpenedModel open_model(const std::string& path, const std::string& dtype) {
     opened = open_run(named, {});
   } else if (fs::exists(named.parent_path().parent_path() / "plan.json", error)) {
     opened = open_run(named.parent_path().parent_path(), named);
+  } else if (fs::exists(named / "adapter_config.json", error)) {
+    opened = open_adapters(named);
   } else if (fs::exists(named / "config.json", error)) {
     opened = open_folder(named);
   } else {
     throw ConfigError(
-        fmt::format("'{}' is no model: want a Hugging Face folder (config.json and weights), the folder of a run of "
-                    "{} train, or a checkpoint in one",
+        fmt::format("'{}' is no model: want a Hugging Face folder (config.json and weights) or one of adapters, the "
+                    "folder of a run of {} train, or a checkpoint in one",
                     path, program_name()));
   }
   if (!dtype.empty()) opened.dtype = dtype;
@@ -76,7 +98,8 @@ std::string describe(const OpenedModel& model) {
   const TrainPlan& plan = model.plan;
   const std::string weights =
       model.is_run() ? fmt::format("after {} steps: {}", with_commas(model.steps), short_path(model.checkpoint))
-                     : short_path(plan.init_from);
+                     : short_path(plan.init_from) +
+                           (model.adapters.empty() ? "" : " with the adapters of " + short_path(model.adapters));
   return fmt::format("model      {}: {} parameters, {}; {}\n", plan.preset,
                      human_count(static_cast<double>(plan.parameters_numel)), model.dtype, weights);
 }
@@ -84,6 +107,7 @@ std::string describe(const OpenedModel& model) {
 std::string to_json(const OpenedModel& model) {
   return nlohmann::json{{"plan", nlohmann::json::parse(to_json(model.plan))},
                         {"checkpoint", model.checkpoint},
+                        {"adapters", model.adapters},
                         {"steps", model.steps},
                         {"dtype", model.dtype}}
       .dump();
@@ -92,6 +116,7 @@ std::string to_json(const OpenedModel& model) {
 OpenedModel opened_model_from_json(const nlohmann::json& json) {
   return {.plan = plan_from_json(json.at("plan").dump()),
           .checkpoint = json.at("checkpoint"),
+          .adapters = json.at("adapters"),
           .steps = json.at("steps"),
           .dtype = json.at("dtype")};
 }
@@ -104,6 +129,7 @@ LoadedModel load(const OpenedModel& opened, Group group) {
   Engine engine = model.initialize(config, {.group = std::move(group), .evaluation_only = true});
   if (opened.checkpoint.empty()) {
     model.load_weights(engine, opened.plan.init_from);
+    if (!opened.adapters.empty()) model.load_adapters(engine, opened.adapters);
   } else {
     const fs::path checkpoint = opened.checkpoint;
     engine.load_checkpoint(checkpoint.parent_path().string(), checkpoint.filename().string());

@@ -12,6 +12,7 @@ namespace zero::app {
 struct OpenedModel {
   TrainPlan plan;          ///< the model, and of a run what its text was
   std::string checkpoint;  ///< of a run: the folder of its weights; empty: those of plan.init_from
+  std::string adapters;    ///< a folder of adapters of plan.lora; empty: none, or the checkpoint has them
   std::int64_t steps = 0;  ///< of a run: after how many
   std::string dtype;       ///< fp32, bf16 or fp16
 
@@ -20,7 +21,8 @@ struct OpenedModel {
   std::string tokenizer_folder() const { return is_run() ? plan.tokenizer : plan.init_from; }
 };
 
-/// `path`: a Hugging Face folder, the folder of a run of `zero train` (its newest checkpoint), or a checkpoint in one.
+/// `path`: a Hugging Face folder, one of adapters (PEFT's; their base is where adapter_config.json says), the folder of a
+/// run of `zero train` (its newest checkpoint), or a checkpoint in one.
 /// `dtype` empty: that of its file, or of the run. Local. Throws ConfigError, CheckpointError.
 OpenedModel open_model(const std::string& path, const std::string& dtype);
 

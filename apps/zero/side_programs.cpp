@@ -52,8 +52,8 @@ std::string find_python(const std::string& wanted, const std::vector<std::string
   } else {
     if (const char* python = std::getenv("ZERO_PYTHON")) candidates.emplace_back(python);
     candidates.insert(candidates.end(), {ZERO_SOURCE_DIR "/build/peers/bin/python", ZERO_SOURCE_DIR "/.venv/bin/python",
-                                         ZERO_SOURCE_DIR "/build/python/bin/python", ZERO_SOURCE_DIR "/build/libraries/bin/python",
-                                         "python3"});
+                                         ZERO_SOURCE_DIR "/build/python/bin/python",
+                                         ZERO_SOURCE_DIR "/build/libraries/bin/python", "python3"});
   }
   for (const std::string& python : candidates) {
     if (can_import(python, modules)) return python;

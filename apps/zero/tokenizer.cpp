@@ -25,8 +25,12 @@ void run_tokenizer(const std::string& tokenizer, std::vector<std::string> argume
   }
   // By its path: as a script, its folder would come first among those of modules, and it has the name of one.
   std::vector<std::string> command = {
-      python, "-c", "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')",
-      find_side_program("tokenize.py").string(), "--tokenizer", tokenizer};
+      python,
+      "-c",
+      "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')",
+      find_side_program("tokenize.py").string(),
+      "--tokenizer",
+      tokenizer};
   command.insert(command.end(), arguments.begin(), arguments.end());
   if (run_program(command) != 0)
     throw ConfigError(fmt::format("the tokenizer of {} has not made tokens of the text", tokenizer));
@@ -60,8 +64,9 @@ std::vector<std::int64_t> tokenize_prompt(const std::string& tokenizer, const st
 
 CorpusOptions tokenized(const CorpusOptions& text, const std::string& tokenizer) {
   const std::string tokens = tokens_folder(text.folder, tokenizer).string();
-  std::vector<std::string> arguments = {"--data", text.source.string(), "--out", tokens, "--validation-fraction",
-                                        fmt::format("{}", text.validation_fraction), "--keep"};
+  std::vector<std::string> arguments = {"--data", text.source.string(),    "--out",
+                                        tokens,   "--validation-fraction", fmt::format("{}", text.validation_fraction),
+                                        "--keep"};
   std::vector<std::string> suffixes = text.suffixes;
   if (suffixes == CorpusOptions().suffixes) suffixes.emplace_back(".jsonl");
   for (const std::string& suffix : suffixes) arguments.insert(arguments.end(), {"--suffix", suffix});

@@ -20,6 +20,7 @@ constexpr std::int64_t kMicroBatchesPerStep = 4;  // over all ranks
 constexpr double kLearningRate = 3e-3;
 constexpr double kLearningRateDim = 192;  // the width it was found for
 constexpr double kTuningRate = 5e-5;      // of weights that are there already
+constexpr double kAdapterRate = 2e-4;     // of adapters
 
 /// What a run that goes on may change as well.
 void override_zero(ordered_json& json, const TrainOptions& options) {
@@ -131,7 +132,8 @@ Config override_config(const Config& config, const TrainOptions& options, int ra
 }  // namespace
 
 std::string builtin_config(const TrainOptions& options, std::int64_t dim, int ranks) {
-  const double lr = options.init_from.empty()
+  const double lr = options.lora_rank ? kAdapterRate
+                    : options.init_from.empty()
                         ? kLearningRate * std::min(1.0, kLearningRateDim / static_cast<double>(dim))
                         : kTuningRate;
   const std::int64_t steps = options.steps.value_or(kDefaultSteps);

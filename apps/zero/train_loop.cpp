@@ -269,7 +269,7 @@ void TrainLoop::report(const StepOutcome& outcome, double lr, double seconds) {
   if (run_.metrics()) record_step(*run_.metrics(), metrics);
   if (result_.steps_here == 1) {
     const auto reports = gather_memory(engine_.group(), engine_.memory_report());
-    const auto ddp = ddp_memory(plan_.parameters_numel, engine_.config().param_dtype());
+    const auto ddp = ddp_memory(plan_.parameters_numel, plan_.trained_numel, engine_.config().param_dtype());
     if (console_.enabled()) progress_.note(first_step_memory(reports, ddp));
   }
   if (!console_.enabled()) return;

@@ -97,11 +97,11 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
 
 /// What a run that goes on has decided for itself.
 constexpr const char* kFixedByTheRun[] = {
-    "--data",           "--suffix",       "--all-files", "--cache-dir",   "--pack-only",     "--preset",
-    "--model",          "--init-from",    "--layers",    "--dim",         "--heads",         "--seq",
-    "--config",         "--seed",         "--lr",        "--batch-size",  "--micro-batch",   "--dtype",
-    "--eval-every",     "--eval-batches", "--prompt",    "--temperature", "--sample-length", "--top-k",
-    "--no-tensorboard", "--print-config"};
+    "--data",   "--suffix",       "--all-files",     "--cache-dir",    "--pack-only",      "--preset",
+    "--lora",   "--lora-targets", "--lora-alpha",    "--lora-dropout", "--model",          "--init-from",
+    "--layers", "--dim",          "--heads",         "--seq",          "--config",         "--seed",
+    "--lr",     "--batch-size",   "--micro-batch",   "--dtype",        "--eval-every",     "--eval-batches",
+    "--prompt", "--temperature",  "--sample-length", "--top-k",        "--no-tensorboard", "--print-config"};
 
 /// An option that may be followed by the folder of a run.
 CLI::Option* add_run_option(CLI::App& command, const std::string& name, bool& wanted, std::string& run_dir,
@@ -260,8 +260,33 @@ void add_folder_options(CLI::App& command, TrainOptions& options) {
       ->type_name("DIR")
       ->group(kModel)
       ->excludes("--preset");
-  command.add_option("--export", options.export_dir, "write the trained model there, as a Hugging Face folder")
+  command
+      .add_option("--lora", options.lora_rank,
+                  "train low-rank adapters of this rank, and not the model of --init-from (docs/models.md)")
+      ->transform(kPositive)
+      ->type_name("RANK")
+      ->group(kModel);
+  command
+      .add_option("--lora-targets", options.lora_targets,
+                  "linear maps that get adapters, or all-linear (default: q_proj v_proj, of gpt2 c_attn)")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->delimiter(',')
+      ->type_name("NAME")
+      ->group(kModel);
+  command.add_option("--lora-alpha", options.lora_alpha, "their factor is this / RANK (default: 2 RANK)")
+      ->check(real_number(0, 1e6))
+      ->type_name("X")
+      ->group(kModel);
+  command.add_option("--lora-dropout", options.lora_dropout, "of what they get (default 0)")
+      ->check(real_number(0, 0.99))
+      ->type_name("X")
+      ->group(kModel);
+  command
+      .add_option("--export", options.export_dir,
+                  "write the trained model there, as a Hugging Face folder; of adapters, as PEFT's")
       ->type_name("DIR")
+      ->group(kModel);
+  command.add_flag("--merge", options.merge, "with --lora: export the model with what its adapters have learnt")
       ->group(kModel);
 }
 

@@ -25,6 +25,10 @@ struct TrainOptions {
   std::string model;                      ///< a Hugging Face folder or config.json, in place of a preset
   std::string init_from;                  ///< a Hugging Face folder with weights
   std::string export_dir;                 ///< for the weights in the end
+  std::optional<std::int64_t> lora_rank;  ///< adapters of this rank are trained, not the model
+  std::optional<double> lora_alpha, lora_dropout;
+  std::vector<std::string> lora_targets;  ///< empty: PEFT's choice
+  bool merge = false;                     ///< export the model with what they have learnt, not them
   std::optional<std::int64_t> recompute;  ///< of so many blocks one; 0: none
   // How to train it.
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one

@@ -22,17 +22,19 @@
 #include "train_config.h"
 #include "zero/data.h"
 #include "zero/errors.h"
+#include "zero/lora.h"
 #include "zero/models.h"
 #include "zero/train.h"
 
 namespace zero::app {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, max_minutes, command_line,
-                                   spare_folder, data, suffixes, text_tokenizer, cache_dir, preset, model, init_from, export_folder,
-                                   layers, dim, heads, seq, recompute_every, parameters_numel, config, corpus_folder,
-                                   corpus_hash, train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes,
-                                   baseline_nats, run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed,
-                                   prompt, sample_length, top_k, temperature, quiet)
+                                   spare_folder, data, suffixes, text_tokenizer, cache_dir, preset, model, init_from,
+                                   export_folder, lora, merge, layers, dim, heads, seq, recompute_every,
+                                   parameters_numel, trained_numel, config, corpus_folder, corpus_hash, train_tokens,
+                                   text_nbytes, token_pieces, tokenizer, token_nbytes, baseline_nats, run_folder,
+                                   tensorboard_folder, steps, eval_every, eval_batches, seed, prompt, sample_length,
+                                   top_k, temperature, quiet)
 
 namespace {
 
@@ -200,10 +202,10 @@ std::string tokenizer_for(const TrainPlan& plan, const TrainOptions& options) {
   for (const std::string* from : {&options.init_from, &options.model})
     if (has_tokenizer(*from)) return absolute_or_empty(*from);
   if (!plan.init_from.empty() && causal_lm_config(plan).vocab > kOfBytes) {
-    throw ConfigError(
-        fmt::format("--init-from {0}: has no tokenizer.json to make tokens of the text with, and bytes are not what its "
-                    "weights know; bring its tokenizer there, or give tokens with --data (docs/models.md)",
-                    options.init_from));
+    throw ConfigError(fmt::format(
+        "--init-from {0}: has no tokenizer.json to make tokens of the text with, and bytes are not what its "
+        "weights know; bring its tokenizer there, or give tokens with --data (docs/models.md)",
+        options.init_from));
   }
   return "";
 }
@@ -219,7 +221,8 @@ void find_text_again(TrainPlan& plan) {
     if (Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash) return;
   } catch (const IoError&) {  // the cache was emptied
   }
-  const CorpusInfo corpus = pack_and_check(corpus_of(choose_corpus(plan.data, plan.cache_dir, plan.suffixes), plan), plan.seq);
+  const CorpusInfo corpus =
+      pack_and_check(corpus_of(choose_corpus(plan.data, plan.cache_dir, plan.suffixes), plan), plan.seq);
   if (corpus.hash != plan.corpus_hash) {
     throw ConfigError(
         fmt::format("--resume: the text {} is not what the run {} learnt from; bring it back, or start a new run",
@@ -244,8 +247,11 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     json.emplace("command_line", "");
     json.emplace("spare_folder", "");
     json.emplace("suffixes", nlohmann::json::array());
-    for (const char* text : {"model", "init_from", "export_folder", "token_pieces", "tokenizer", "text_tokenizer"})
+    for (const char* text :
+         {"model", "init_from", "export_folder", "token_pieces", "tokenizer", "text_tokenizer", "lora"})
       json.emplace(text, "");
+    json.emplace("merge", false);
+    json.emplace("trained_numel", json.value("parameters_numel", std::int64_t{0}));
     if (json.contains("train_nbytes")) json.emplace("train_tokens", json["train_nbytes"]);
     json.emplace("text_nbytes", 1.0);
     json.emplace("token_nbytes", 1);
@@ -262,8 +268,14 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
 std::string describe_model(const TrainPlan& plan) {
   if (!plan.model.empty()) {
     const models::CausalLMConfig config = causal_lm_config(plan);
-    const std::string weights =
-        plan.init_from.empty() ? "random weights" : fmt::format("weights of {}", short_path(plan.init_from));
+    const std::string adapters =
+        plan.lora.empty()
+            ? ""
+            : fmt::format(", and adapters of rank {}:\n           {} parameters that are trained",
+                          models::parse_lora(plan.lora).rank, human_count(static_cast<double>(plan.trained_numel)));
+    const std::string weights = plan.init_from.empty()
+                                    ? "random weights"
+                                    : fmt::format("weights of {}{}", short_path(plan.init_from), adapters);
     return fmt::format(
         "model      {}: {} parameters in {} layers of width {}, {} heads, vocabulary of {},\n"
         "           sequences of {} tokens; {}\n",
@@ -296,6 +308,26 @@ models::CausalLMConfig causal_lm_config(const TrainPlan& plan) {
 
 namespace {
 
+/// adapter_config.json of the adapters that the options ask for; empty: none. Throws ConfigError.
+std::string lora_of(const TrainOptions& options, models::CausalLMConfig::Family family) {
+  if (!options.lora_rank) {
+    if (options.lora_alpha || options.lora_dropout || !options.lora_targets.empty())
+      throw ConfigError(
+          "--lora-alpha, --lora-dropout and --lora-targets are of adapters; --lora RANK gives the model some");
+    if (options.merge) throw ConfigError("--merge: there are no adapters to merge; --lora RANK trains some");
+    return "";
+  }
+  if (options.init_from.empty())
+    throw ConfigError("--lora: adapters change a model that has learnt something; give its folder with --init-from");
+  const double rank = static_cast<double>(*options.lora_rank);
+  return models::to_json({.rank = *options.lora_rank,
+                          .alpha = options.lora_alpha.value_or(2 * rank),
+                          .dropout = options.lora_dropout.value_or(0),
+                          .targets = options.lora_targets,
+                          .base = absolute_or_empty(options.init_from)},
+                         family);
+}
+
 TrainPlan choose_causal_lm(const TrainOptions& options) {
   constexpr std::int64_t kDefaultSeq = 512;
   if (options.layers || options.dim || options.heads)
@@ -314,7 +346,11 @@ TrainPlan choose_causal_lm(const TrainOptions& options) {
         fmt::format("--seq {}: {} is made for at most {} positions", plan.seq, path, config.max_positions));
   }
   plan.recompute_every = options.recompute.value_or(0);
-  plan.parameters_numel = models::shape_of(config).numel();
+  plan.lora = lora_of(options, config.family);
+  const plan::ModelShape shape =
+      plan.lora.empty() ? models::shape_of(config) : models::shape_of(config, models::parse_lora(plan.lora));
+  plan.parameters_numel = shape.numel();
+  for (const auto& parameter : shape.parameters) plan.trained_numel += parameter.trainable ? parameter.numel : 0;
   plan.init_from =
       options.init_from.empty() ? "" : std::filesystem::absolute(options.init_from).lexically_normal().string();
   if (!plan.init_from.empty() && !std::filesystem::is_directory(plan.init_from))
@@ -369,6 +405,8 @@ void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo&
 
 TrainPlan choose_model(const TrainOptions& options) {
   if (!options.model.empty() || !options.init_from.empty()) return choose_causal_lm(options);
+  if (options.lora_rank)
+    throw ConfigError("--lora: adapters are of a model in Hugging Face's shapes; give its folder with --init-from");
   if (!options.export_dir.empty())
     throw ConfigError(
         "--export: writes a Hugging Face folder, of a model that --model gives; zero ckpt export writes "
@@ -388,7 +426,7 @@ TrainPlan choose_model(const TrainOptions& options) {
   plan.dim = model.dim;
   plan.heads = model.heads;
   plan.seq = model.seq;
-  plan.parameters_numel = gpt_numel(model);
+  plan.parameters_numel = plan.trained_numel = gpt_numel(model);
   plan.recompute_every = options.recompute.value_or(0);
   return plan;
 }
@@ -427,6 +465,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.prompt = unescape(options.prompt.empty() ? kDefaultPrompt : options.prompt);
   plan.sample_length = options.sample_length.value_or(kDefaultSampleLength);
   plan.export_folder = export_folder(options);
+  plan.merge = options.merge;
   plan.top_k = options.top_k;
   plan.temperature = options.temperature;
   plan.cache_dir = absolute_or_empty(options.cache_dir);
@@ -471,6 +510,8 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);
   if (options.resume) check_can_go_on(plan.run_folder, plan.spare_folder);
+  plan.merge = plan.merge || options.merge;
+  if (options.merge && plan.lora.empty()) throw ConfigError("--merge: the run has no adapters");
   if (!options.export_dir.empty()) {
     if (plan.model.empty()) throw ConfigError("--export: the run's model is not one of Hugging Face's shapes");
     plan.export_folder = export_folder(options);

@@ -19,13 +19,15 @@ struct TrainPlan {
   std::string model;          ///< its config.json; empty: the preset's GPT with the sizes that follow
   std::string init_from;      ///< a folder with its weights; empty: random ones
   std::string export_folder;  ///< for its weights in the end; empty: none
+  std::string lora;           ///< adapter_config.json of the adapters that are trained in place of it; empty: none
+  bool merge = false;         ///< they are exported as part of its weights
   std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
-  std::int64_t recompute_every = 0;  ///< as GPTOptions
-  std::int64_t parameters_numel = 0;
-  std::string config;                 ///< resolved, as JSON
-  std::string data, cache_dir;        ///< as given, absolute; empty: see choose_corpus()
-  std::vector<std::string> suffixes;  ///< empty: those of choose_corpus()
-  std::string text_tokenizer;         ///< a folder, by which the text was made tokens here; empty: it was not
+  std::int64_t recompute_every = 0;                      ///< as GPTOptions
+  std::int64_t parameters_numel = 0, trained_numel = 0;  ///< all, and those that are not frozen
+  std::string config;                                    ///< resolved, as JSON
+  std::string data, cache_dir;                           ///< as given, absolute; empty: see choose_corpus()
+  std::vector<std::string> suffixes;                     ///< empty: those of choose_corpus()
+  std::string text_tokenizer;  ///< a folder, by which the text was made tokens here; empty: it was not
   std::string corpus_folder, corpus_hash;
   std::int64_t train_tokens = 0;
   double text_nbytes = 1;                      ///< of a token on average; 0: not known

@@ -27,7 +27,9 @@ void print_start(const Console& console, const TrainPlan& plan, const Engine& en
   console.print(fmt::format("ranks      {} ({}), {} thread{} each, on {}; ready after {}\n\n", group.size(),
                             group.backend(), at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s", cpu_name(),
                             duration(seconds)));
-  console.print(memory_table(before, after, ddp_memory(plan.parameters_numel, config.param_dtype()), stage) + "\n");
+  console.print(
+      memory_table(before, after, ddp_memory(plan.parameters_numel, plan.trained_numel, config.param_dtype()), stage) +
+      "\n");
 }
 
 RunResult collect_result(const TrainPlan& plan, Engine& engine, const TrainLoop& loop) {
@@ -39,7 +41,7 @@ RunResult collect_result(const TrainPlan& plan, Engine& engine, const TrainLoop&
   result.ranks = group.size();
   result.stage = engine.config().zero_optimization.stage;
   result.skipped_steps = engine.skipped_steps();
-  result.ddp = ddp_memory(plan.parameters_numel, engine.config().param_dtype());
+  result.ddp = ddp_memory(plan.parameters_numel, plan.trained_numel, engine.config().param_dtype());
   const double mine = static_cast<double>(process_memory().proportional_nbytes);
   for (const double one : gather_values(group, {&mine, 1}, "memory in use"))
     result.host_nbytes += static_cast<std::int64_t>(one);
@@ -153,7 +155,9 @@ int run(const TrainPlan& plan, Group group) {
   const bool went_well = result.steps_done == plan.steps && !result.diverged && result.save_problem.empty();
   if (went_well && !plan.export_folder.empty()) {
     model.export_weights(plan, engine);
-    console.print(fmt::format("export     {}: the model, as a Hugging Face folder\n", short_path(plan.export_folder)));
+    const bool adapters = !plan.lora.empty() && !plan.merge;
+    console.print(fmt::format("export     {}: {}\n", short_path(plan.export_folder),
+                              adapters ? "the adapters, as PEFT's" : "the model, as a Hugging Face folder"));
   }
   return result.stop_signal;
 }

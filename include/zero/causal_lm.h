@@ -38,9 +38,9 @@ struct Rope {
 struct Experts {
   std::int64_t count = 0;  ///< 0: none
   std::int64_t per_token = 2;
-  std::int64_t mlp_dim = 0;                ///< of each
-  bool normalize = true;                   ///< the weights of a token's experts add up to one
-  double loss_factor = 0;                  ///< of the load-balancing loss, which is part of loss() in training; 0: it is not
+  std::int64_t mlp_dim = 0;  ///< of each
+  bool normalize = true;     ///< the weights of a token's experts add up to one
+  double loss_factor = 0;    ///< of the load-balancing loss, which is part of loss() in training; 0: it is not
   std::vector<std::int64_t> dense_layers;  ///< layers with an MLP all the same
 
   bool operator==(const Experts&) const = default;
@@ -96,6 +96,9 @@ void check(const CausalLMConfig& config);
 
 /// The shapes of the parameters, in their order, without building the model: for a memory plan.
 plan::ModelShape shape_of(const CausalLMConfig& config, const std::string& name = "model");
+struct LoraOptions;
+/// The same of a model with adapters (zero/lora.h), of which only these are trained.
+plan::ModelShape shape_of(const CausalLMConfig& config, const LoraOptions& lora, const std::string& name = "model");
 
 class DecoderImpl;
 
@@ -173,12 +176,14 @@ std::vector<std::int64_t> generate(CausalLM& model, std::vector<std::int64_t> pr
                                    const GenerateOptions& options = {});
 
 /// Gives an engine of `model` the weights of a Hugging Face folder (safetensors, in one file or with an index, or
-/// pytorch_model.bin). Names may lack the prefix of the base model, as GPT-2's do on the hub. *Collective.* Throws
-/// CheckpointError that lists what is missing, left over or of another shape; then nothing has changed.
+/// pytorch_model.bin); adapters (zero/lora.h) keep their values. Names may lack the prefix of the base model, as GPT-2's
+/// do on the hub. *Collective.* Throws CheckpointError that lists what is missing, left over or of another shape; then
+/// nothing has changed.
 LoadReport load_weights(Engine& engine, const CausalLM& model, const std::string& folder);
 
 /// Writes config.json and safetensors that transformers loads; `dtype`: as checkpoint::ExportOptions. What else
-/// `tokenizer_from`, a folder, has of a tokenizer is copied. *Collective.* Throws IoError.
+/// `tokenizer_from`, a folder, has of a tokenizer is copied. *Collective.* Throws IoError, and ModelError for a model
+/// whose adapters (zero/lora.h) would be lost.
 checkpoint::ExportReport save_pretrained(Engine& engine, const CausalLM& model, const std::string& folder,
                                          const std::string& dtype = "bf16", const std::string& tokenizer_from = {});
 

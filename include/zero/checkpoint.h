@@ -55,6 +55,8 @@ struct FullWeightsOptions {
   std::map<std::string, std::string> aliases = {};
   /// Names in the file that the model has no use for; patterns as ParameterGroup::names.
   std::vector<std::string> ignored = {};
+  /// Names of the model that the file may lack: these keep their values. Patterns, too.
+  std::vector<std::string> optional = {};
 };
 
 /// What load_checkpoint or load_full_weights did, the same on every rank.
@@ -139,6 +141,9 @@ struct ExportOptions {
   std::string dtype = "fp32";
   std::uint64_t max_file_nbytes = 5'000'000'000;
   bool include_buffers = true;
+  /// If there are any: only the tensors of these names are written, each under the name that is given for it.
+  std::map<std::string, std::string> names = {};
+  std::string stem = "model";  ///< of the files' names
 };
 struct ExportReport {
   std::vector<std::string> files;

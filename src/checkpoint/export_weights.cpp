@@ -14,7 +14,7 @@ constexpr std::int64_t kPartNumel = 8 << 20;  ///< elements that are read and co
 
 struct Item {
   std::size_t tensor;
-  std::string name;
+  std::string name, file_name;  ///< in the checkpoint, and in the export
   ElementType dtype;
 };
 
@@ -29,9 +29,10 @@ std::vector<Item> items_of(const Manifest& manifest, const ExportOptions& option
     const bool wanted = info.kind == kinds::kWeight || (info.kind == kinds::kBuffer && options.include_buffers);
     if (!wanted) continue;
     const ElementType dtype = type_of(info, options.dtype);
-    items.push_back({t, info.name, dtype});
-    for (const auto& alias : info.aliases) items.push_back({t, alias, dtype});
+    items.push_back({t, info.name, info.name, dtype});
+    for (const auto& alias : info.aliases) items.push_back({t, alias, alias, dtype});
   }
+  keep_named(options, items, &Item::file_name);
   return items;
 }
 
@@ -47,10 +48,10 @@ ExportReport export_weights(io::FileSystem& files, const std::string& path, cons
   std::uint64_t total = 0, done = 0;
   for (const Item& item : items) {
     const TensorInfo& info = found.manifest.tensors[item.tensor].info;
-    entries.push_back({item.name, item.dtype, info.shape, 0, 0});
+    entries.push_back({item.file_name, item.dtype, info.shape, 0, 0});
     total += static_cast<std::uint64_t>(info.numel()) * element_nbytes(item.dtype);
   }
-  ModelFiles out(files, to, std::move(entries), options.max_file_nbytes);
+  ModelFiles out(files, to, std::move(entries), options);
   RangeReader reader(files, found);
   std::vector<std::byte> raw, ordered, converted;
   for (const Item& item : items) {

@@ -14,7 +14,6 @@
 namespace zero::checkpoint {
 namespace {
 
-constexpr std::string_view kIndexName = "model.safetensors.index.json";
 constexpr std::string_view kTemporary = ".writing";
 
 }  // namespace
@@ -29,12 +28,12 @@ ElementType exported_type(ElementType own, ElementType module, const std::string
 }
 
 ModelFiles::ModelFiles(io::FileSystem& files, std::string folder, std::vector<SafetensorsEntry> entries,
-                       std::uint64_t max_file_nbytes)
-    : files_(files), folder_(std::move(folder)), entries_(std::move(entries)) {
+                       const ExportOptions& options)
+    : files_(files), folder_(std::move(folder)), stem_(options.stem), entries_(std::move(entries)) {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const auto nbytes = static_cast<std::uint64_t>(checked_numel(entries_[i].shape, entries_[i].name)) *
                         element_nbytes(entries_[i].dtype);
-    if (parts_.empty() || (parts_.back().nbytes > 0 && parts_.back().nbytes + nbytes > max_file_nbytes)) {
+    if (parts_.empty() || (parts_.back().nbytes > 0 && parts_.back().nbytes + nbytes > options.max_file_nbytes)) {
       parts_.push_back({i, 0, 0, {}});
     }
     parts_.back().nbytes += nbytes;
@@ -43,8 +42,8 @@ ModelFiles::ModelFiles(io::FileSystem& files, std::string folder, std::vector<Sa
   }
   if (parts_.empty()) parts_.push_back({});
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    parts_[i].name = parts_.size() == 1 ? "model.safetensors"
-                                        : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, parts_.size());
+    parts_[i].name = parts_.size() == 1 ? stem_ + ".safetensors"
+                                        : fmt::format("{}-{:05}-of-{:05}.safetensors", stem_, i + 1, parts_.size());
   }
   files_.make_folders(folder_);
   if (const std::uint64_t free = files_.free_nbytes(folder_); free < total_nbytes_ + (1 << 20)) {
@@ -68,6 +67,8 @@ ModelFiles::~ModelFiles() {
 std::string ModelFiles::temporary(const Part& part) const {
   return io::join(folder_, part.name) + std::string(kTemporary);
 }
+
+std::string ModelFiles::index_name() const { return stem_ + ".safetensors.index.json"; }
 
 void ModelFiles::open_part() {
   const Part& part = parts_[part_];
@@ -106,10 +107,10 @@ void ModelFiles::append(std::span<const std::byte> data) {
 }
 
 void ModelFiles::remove_old_files() {
-  static const std::regex kPattern("model(-\\d{5}-of-\\d{5})?\\.safetensors(\\.index\\.json)?");
+  const std::regex pattern(stem_ + "(-\\d{5}-of-\\d{5})?\\.safetensors(\\.index\\.json)?");
   for (const auto& name : files_.list(folder_)) {
     const bool ours = std::any_of(parts_.begin(), parts_.end(), [&](const Part& part) { return part.name == name; });
-    if (!ours && (parts_.size() == 1 || name != kIndexName) && std::regex_match(name, kPattern)) {
+    if (!ours && (parts_.size() == 1 || name != index_name()) && std::regex_match(name, pattern)) {
       files_.remove(io::join(folder_, name));
     }
   }
@@ -132,8 +133,8 @@ ExportReport ModelFiles::finish() {
     for (const Part& part : parts_) {
       for (std::size_t i = 0; i < part.count; ++i) index["weight_map"][entries_[part.first + i].name] = part.name;
     }
-    io::replace_text(files_, io::join(folder_, kIndexName), index.dump(1) + "\n");
-    report.files.push_back(io::join(folder_, kIndexName));
+    io::replace_text(files_, io::join(folder_, index_name()), index.dump(1) + "\n");
+    report.files.push_back(io::join(folder_, index_name()));
   }
   remove_old_files();
   files_.sync_folder(folder_);

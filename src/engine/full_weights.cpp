@@ -144,8 +144,8 @@ class FullWeightsLoader {
       found = index_.find(name.substr(options_.prefix.size()));
     return found == index_.end() ? std::nullopt : std::optional(found->second);
   }
-  bool is_ignored(const std::string& name) const {
-    return std::ranges::any_of(options_.ignored, [&](const auto& pattern) { return name_matches(pattern, name); });
+  static bool is_any_of(const std::vector<std::string>& patterns, const std::string& name) {
+    return std::ranges::any_of(patterns, [&](const auto& pattern) { return name_matches(pattern, name); });
   }
 
   void match() {
@@ -165,7 +165,8 @@ class FullWeightsLoader {
       if (buffer.persistent) match_buffer(buffer, used);
     }
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      if (!used.contains(t) && !is_ignored(tensors_[t].name)) report_.unexpected.push_back(tensors_[t].name);
+      if (!used.contains(t) && !is_any_of(options_.ignored, tensors_[t].name))
+        report_.unexpected.push_back(tensors_[t].name);
     }
     if (options_.strict) {
       require_all_match(report_, "they are of another model",
@@ -201,7 +202,7 @@ class FullWeightsLoader {
     }
     const auto& parameter = impl_.model.parameters[p];
     if (!chosen) {
-      report_.missing.push_back(parameter.name);
+      if (!is_any_of(options_.optional, parameter.name)) report_.missing.push_back(parameter.name);
       return;
     }
     if (!fits(*chosen, parameter.name, parameter.tensor, split_of(p))) return;
@@ -217,7 +218,7 @@ class FullWeightsLoader {
       if (!found) found = other;
     }
     if (!found) {
-      report_.missing.push_back(buffer.name);
+      if (!is_any_of(options_.optional, buffer.name)) report_.missing.push_back(buffer.name);
       return;
     }
     if (!fits(*found, buffer.name, buffer.tensor, buffer.split)) return;
@@ -267,10 +268,11 @@ class FullWeightsLoader {
 struct Exported {
   std::string name;
   int parameter = -1, buffer = -1;
+  std::string file_name = name;
 };
 
 std::vector<Exported> exported_tensors(const Inventory& inventory, const sharding::ShardedModel& model,
-                                       bool include_buffers) {
+                                       const checkpoint::ExportOptions& options) {
   std::vector<Exported> list;
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     list.push_back({model.parameters[p].name, static_cast<int>(p)});
@@ -280,11 +282,12 @@ std::vector<Exported> exported_tensors(const Inventory& inventory, const shardin
       }
     }
   }
-  for (std::size_t b = 0; include_buffers && b < inventory.buffers.size(); ++b) {
+  for (std::size_t b = 0; options.include_buffers && b < inventory.buffers.size(); ++b) {
     if (!inventory.buffers[b].persistent) continue;
     list.push_back({inventory.buffers[b].name, -1, static_cast<int>(b)});
     for (const auto& alias : inventory.buffers[b].aliases) list.push_back({alias, -1, static_cast<int>(b)});
   }
+  checkpoint::keep_named(options, list, &Exported::file_name);
   return list;
 }
 
@@ -298,7 +301,7 @@ checkpoint::SafetensorsEntry entry_of(const Engine::Impl& impl, const Exported& 
   const auto& [like, split] = std::tie(named_of(impl, item).tensor, named_of(impl, item).split);
   auto type = to_element_type(c10::toRealValueType(like.scalar_type()), item.name);
   if (item.parameter >= 0) type = checkpoint::exported_type(type, type, dtype);
-  return {item.name, type, split.whole_shape(stored_shape(like)), 0, 0};
+  return {item.file_name, type, split.whole_shape(stored_shape(like)), 0, 0};
 }
 
 }  // namespace
@@ -326,7 +329,7 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder, co
   impl.check_values("save_full_weights");
   at::NoGradGuard no_grad;
   const std::string what = fmt::format("writing the weights to '{}'", folder);
-  const auto list = engine::exported_tensors(impl.inventory, impl.model, options.include_buffers);
+  const auto list = engine::exported_tensors(impl.inventory, impl.model, options);
   std::vector<checkpoint::SafetensorsEntry> entries;
   std::optional<ModelFiles> files;
   std::uint64_t total = 0, done = 0;
@@ -337,7 +340,7 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder, co
                                  element_nbytes(entry.dtype);
                       }
                       if (impl.groups.is_first()) {
-                        files.emplace(engine::checkpoints_of(impl).files(), folder, entries, options.max_file_nbytes);
+                        files.emplace(engine::checkpoints_of(impl).files(), folder, entries, options);
                       }
                     }),
                     impl.groups.all);

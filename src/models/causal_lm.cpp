@@ -16,6 +16,7 @@
 #include "models/rotary.h"
 #include "zero/errors.h"
 #include "zero/init.h"
+#include "zero/lora.h"
 #include "zero/loss.h"
 #include "zero/recompute.h"
 
@@ -80,15 +81,16 @@ Tensor attend(const Tensor& q, Tensor k, Tensor v, std::int64_t window, double d
 // ---- GPT-2
 
 /// A linear map with the weight as GPT-2's files have it.
-struct Conv1DImpl : torch::nn::Module {
-  Conv1DImpl(std::int64_t in, std::int64_t out)
-      : weight(register_parameter("weight", at::empty({in, out}))),
+struct Conv1DImpl : AdaptableImpl {
+  Conv1DImpl(std::int64_t in_in, std::int64_t out_in)
+      : AdaptableImpl(in_in, out_in),
+        weight(register_parameter("weight", at::empty({in, out}))),
         bias(register_parameter("bias", at::zeros({out}))) {}
   Tensor forward(const Tensor& x) {
     auto sizes = x.sizes().vec();
     const Tensor flat = at::addmm(bias, x.reshape({-1, sizes.back()}), weight);
     sizes.back() = weight.size(1);
-    return flat.view(sizes);
+    return adapted(x, flat.view(sizes));
   }
   Tensor weight;  // [in, out]
   Tensor bias;    // [out]
@@ -405,9 +407,11 @@ Tensor CausalLMImpl::loss(const Tensor& tokens, const Tensor& targets) {
   return loss + config.experts.loss_factor * load_balancing_loss(router_logits, config.experts);
 }
 
-plan::ModelShape shape_of(const CausalLMConfig& config, const std::string& name) {
-  const auto model = deferred_init([&] { return std::make_shared<CausalLMImpl>(config); }, {.without_values = true});
-  plan::ModelShape shape = plan::shape_of(ModelView::of(model), name);
+namespace {
+
+plan::ModelShape shape_of_model(CausalLM& model, const std::string& name) {
+  const CausalLMConfig& config = model->config;
+  plan::ModelShape shape = plan::shape_of(ModelView::of(model.ptr()), name);
   const bool is_gpt2 = config.family == Family::kGpt2;
   shape.transformer = plan::Transformer{
       .style = is_gpt2 ? plan::Transformer::Style::kGpt : plan::Transformer::Style::kLlama,
@@ -429,6 +433,19 @@ plan::ModelShape shape_of(const CausalLMConfig& config, const std::string& name)
       .loss_rows = rows_at_a_time(config.vocab, {.rows = config.loss_rows})};
   shape.deferred_init = true;
   return shape;
+}
+
+}  // namespace
+
+plan::ModelShape shape_of(const CausalLMConfig& config, const std::string& name) {
+  CausalLM model = deferred_init([&] { return CausalLM(config); }, {.without_values = true});
+  return shape_of_model(model, name);
+}
+
+plan::ModelShape shape_of(const CausalLMConfig& config, const LoraOptions& lora, const std::string& name) {
+  CausalLM model = deferred_init([&] { return CausalLM(config); }, {.without_values = true});
+  add_lora(model, lora);
+  return shape_of_model(model, name);
 }
 
 }  // namespace zero::models

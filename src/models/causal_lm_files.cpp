@@ -1,13 +1,14 @@
 // Hugging Face folders: weights into an engine, and out of it.
 #include <fmt/format.h>
 
+#include <ATen/Functions.h>
+
 #include <array>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
+#include "models/folder_files.h"
 #include "zero/causal_lm.h"
 #include "zero/errors.h"
 #include "zero/init.h"
@@ -19,13 +20,6 @@ constexpr std::array<const char*, 9> kTokenizerFiles = {
     "tokenizer.json", "tokenizer_config.json",   "tokenizer.model",        "vocab.json",         "merges.txt",
     "vocab.txt",      "special_tokens_map.json", "generation_config.json", "chat_template.jinja"};
 
-void write_file(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream out(path, std::ios::trunc);
-  out << text;
-  out.close();
-  if (!out) throw IoError(fmt::format("'{}' cannot be written: {}", path.string(), std::strerror(errno)));
-}
-
 void copy_tokenizer(const std::filesystem::path& from, const std::filesystem::path& to) {
   namespace fs = std::filesystem;
   if (!fs::is_directory(from))
@@ -36,25 +30,6 @@ void copy_tokenizer(const std::filesystem::path& from, const std::filesystem::pa
     fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing, problem);
     if (problem) throw IoError(fmt::format("'{}' cannot be copied: {}", (from / name).string(), problem.message()));
   }
-}
-
-/// Runs `work` on the first rank; what goes wrong there all ranks throw. *Collective.*
-template <class Work>
-void on_first(Group& group, Work work) {
-  std::string error;
-  if (group.rank() == 0) {
-    try {
-      work();
-    } catch (const std::exception& problem) {
-      error = problem.what();
-    }
-  }
-  auto length = static_cast<std::int64_t>(error.size());
-  group.broadcast(&length, 1, DType::kInt64, 0, {.label = "save_pretrained"}).wait();
-  if (length == 0) return;
-  error.resize(static_cast<std::size_t>(length));
-  group.broadcast(error.data(), length, DType::kByte, 0, {.label = "save_pretrained"}).wait();
-  throw IoError(error);
 }
 
 }  // namespace
@@ -101,6 +76,26 @@ std::string config_text(const CausalLMConfig& config, const std::string& dtype) 
   return same ? text : json.dump(2) + "\n";
 }
 
+/// Of a model with adapters: all but them, whose place is another file. Else: none. Throws ModelError for adapters that
+/// add something. *Collective.*
+std::map<std::string, std::string> base_names(Engine& engine, const CausalLM& model) {
+  std::map<std::string, std::string> names;
+  bool has_adapters = false;
+  for (const auto& item : model->named_parameters()) {
+    const std::string& name = item.key();
+    const bool is_b = name.ends_with(".lora_B.weight");
+    if (is_b && engine.full_weight(name).count_nonzero().item<std::int64_t>() > 0) {
+      throw ModelError(
+          fmt::format("save_pretrained: '{}' and other adapters have learnt something that would be lost: "
+                      "merge_adapters() before, or save_adapters()",
+                      name));
+    }
+    has_adapters = has_adapters || is_b;
+    if (!is_b && !name.ends_with(".lora_A.weight")) names.emplace(name, name);
+  }
+  return has_adapters ? names : std::map<std::string, std::string>();
+}
+
 }  // namespace
 
 LoadReport load_weights(Engine& engine, const CausalLM& model, const std::string& folder) {
@@ -108,6 +103,7 @@ LoadReport load_weights(Engine& engine, const CausalLM& model, const std::string
   options.prefix = model->config.family == CausalLMConfig::Family::kGpt2 ? "transformer." : "model.";
   // Constants that older versions of transformers saved.
   options.ignored = {"*.attn.bias", "*.attn.masked_bias", "*.rotary_emb.inv_freq"};
+  options.optional = {"*.lora_A.weight", "*.lora_B.weight"};
   if (model->config.tied) {
     const bool is_gpt2 = model->config.family == CausalLMConfig::Family::kGpt2;
     options.aliases.emplace("lm_head.weight", is_gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight");
@@ -117,10 +113,10 @@ LoadReport load_weights(Engine& engine, const CausalLM& model, const std::string
 
 checkpoint::ExportReport save_pretrained(Engine& engine, const CausalLM& model, const std::string& folder,
                                          const std::string& dtype, const std::string& tokenizer_from) {
-  const auto report = engine.save_full_weights(folder, {.dtype = dtype});
+  const auto report = engine.save_full_weights(folder, {.dtype = dtype, .names = base_names(engine, model)});
   Group group = engine.all_ranks();
   on_first(group, [&] {
-    write_file(std::filesystem::path(folder) / "config.json", config_text(model->config, dtype_in_json(engine, dtype)));
+    write_text(std::filesystem::path(folder) / "config.json", config_text(model->config, dtype_in_json(engine, dtype)));
     if (!tokenizer_from.empty()) copy_tokenizer(tokenizer_from, folder);
   });
   return report;

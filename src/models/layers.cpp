@@ -42,12 +42,25 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 
 }  // namespace
 
-LinearImpl::LinearImpl(std::int64_t in, std::int64_t out, bool with_bias) {
+void AdaptableImpl::add_adapter(std::int64_t rank, double scale, double dropout) {
+  lora_A = register_module("lora_A", std::make_shared<LinearImpl>(in, rank, false));
+  lora_B = register_module("lora_B", std::make_shared<LinearImpl>(rank, out, false));
+  adapter_scale = scale;
+  adapter_dropout = dropout;
+}
+
+at::Tensor AdaptableImpl::adapted(const at::Tensor& x, at::Tensor y) {
+  if (!lora_A) return y;
+  const at::Tensor input = adapter_dropout > 0 && is_training() ? at::dropout(x, adapter_dropout, true) : x;
+  return y + lora_B->forward(lora_A->forward(input)) * adapter_scale;
+}
+
+LinearImpl::LinearImpl(std::int64_t in_in, std::int64_t out_in, bool with_bias) : AdaptableImpl(in_in, out_in) {
   weight = register_parameter("weight", at::empty({out, in}));
   if (with_bias) bias = register_parameter("bias", at::zeros({out}));
 }
 
-at::Tensor LinearImpl::forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
+at::Tensor LinearImpl::forward(const at::Tensor& x) { return adapted(x, at::linear(x, weight, bias)); }
 
 LayerNormImpl::LayerNormImpl(std::int64_t dim, double epsilon) : eps(epsilon) {
   weight = register_parameter("weight", at::ones({dim}));

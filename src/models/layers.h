@@ -4,12 +4,28 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <memory>
 
 namespace zero {
 
+struct LinearImpl;
+
+/// A linear map that may have a low-rank adapter (zero/lora.h) beside it.
+struct AdaptableImpl : torch::nn::Module {
+  AdaptableImpl(std::int64_t in_in, std::int64_t out_in) : in(in_in), out(out_in) {}
+  /// Registers lora_A and lora_B, without values.
+  void add_adapter(std::int64_t rank, double scale, double dropout);
+  /// y, and what the adapter makes of x.
+  at::Tensor adapted(const at::Tensor& x, at::Tensor y);
+
+  const std::int64_t in, out;
+  std::shared_ptr<LinearImpl> lora_A, lora_B;  // NOLINT(readability-identifier-naming): as in PEFT's files
+  double adapter_scale = 0, adapter_dropout = 0;
+};
+
 /// x [..., in] -> [..., out]. at::linear is one fused addmm, where torch::nn::Linear is a matmul and an add.
-struct LinearImpl : torch::nn::Module {
-  LinearImpl(std::int64_t in, std::int64_t out, bool with_bias);
+struct LinearImpl : AdaptableImpl {
+  LinearImpl(std::int64_t in_in, std::int64_t out_in, bool with_bias);
   at::Tensor forward(const at::Tensor& x);
   at::Tensor weight;  // [out, in]
   at::Tensor bias;    // [out], or undefined

@@ -13,8 +13,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "checkpoint/weight_files.h"
 #include "support/bits.h"
+#include "support/causal_lm_golden.h"
 #include "support/errors.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
@@ -27,9 +27,6 @@ namespace {
 using at::Tensor;
 using models::CausalLM;
 using models::CausalLMConfig;
-using Tensors = std::map<std::string, Tensor>;
-
-const std::string kData = ZERO_SOURCE_DIR "/tests/data/causal_lm/";
 
 constexpr const char* kModels[] = {
     "gpt2",       "gpt2_untied",       "llama",          "llama_biases_tied", "llama_linear",    "llama_dynamic",
@@ -37,62 +34,13 @@ constexpr const char* kModels[] = {
     "qwen3",      "qwen2_windows",     "mixtral",        "qwen3_moe",         "qwen3_moe_mixed",
 };
 
-Tensors read_tensors(const std::string& path) {
-  checkpoint::WeightFiles files(io::system_files(), path);
-  Tensors tensors;
-  for (std::size_t i = 0; i < files.entries().size(); ++i) {
-    const auto& entry = files.entries()[i];
-    Tensor tensor = at::empty(entry.shape, entry.dtype == checkpoint::ElementType::kI64 ? at::kLong : at::kFloat);
-    files.read(i, {static_cast<std::byte*>(tensor.mutable_data_ptr()), files.nbytes(i)});
-    tensors.emplace(entry.name, std::move(tensor));
-  }
-  return tensors;
-}
-
-void expect_near(const Tensor& got, const Tensor& want, const std::string& name) {
-  ASSERT_EQ(got.sizes(), want.sizes()) << name;
-  const double largest = want.abs().max().item<double>();
-  const double difference = (got.to(at::kDouble) - want.to(at::kDouble)).abs().max().item<double>();
-  EXPECT_LE(difference, 3e-5 * largest + 2e-7) << name << ", of values up to " << largest;
-}
-
-/// A safetensors file with the weights of a golden file, as a Hugging Face folder has them.
-/// `more`: names of further tensors, and what they are copies of ("-": of the embedding, negative).
-void write_folder(const std::string& model, const std::string& folder, const std::string& without_prefix = "",
-                  const std::map<std::string, std::string>& more = {}) {
-  std::filesystem::create_directories(folder);
-  std::filesystem::copy_file(kData + model + ".json", folder + "/config.json");
-  nlohmann::json header;
-  std::string data;
-  Tensors tensors = read_tensors(kData + model + ".safetensors");
-  for (const auto& [name, of] : more) {
-    const Tensor& source = tensors.at("weight/" + (of == "-" ? std::string("model.embed_tokens.weight") : of));
-    tensors["weight/" + name] = of == "-" ? source.neg() : source;
-  }
-  for (const auto& [name, tensor] : tensors) {
-    if (!name.starts_with("weight/")) continue;
-    std::string key = name.substr(7);
-    if (!without_prefix.empty() && key.starts_with(without_prefix)) key = key.substr(without_prefix.size());
-    const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
-    header[key] = {{"dtype", "F32"},
-                   {"shape", tensor.sizes().vec()},
-                   {"data_offsets", {data.size(), data.size() + tensor.nbytes()}}};
-    data.append(bytes, tensor.nbytes());
-  }
-  const std::string text = header.dump();
-  const std::uint64_t size = text.size();
-  std::ofstream out(folder + "/model.safetensors", std::ios::binary);
-  out.write(reinterpret_cast<const char*>(&size), 8);
-  out << text << data;
-}
-
 class Goldens : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(CausalLM, Goldens, ::testing::ValuesIn(kModels), [](const auto& one) { return one.param; });
 
 TEST_P(Goldens, LogitsLossAndGradientsAreThoseOfTransformers) {
   at::set_num_threads(1);
-  const Tensors golden = read_tensors(kData + GetParam() + ".safetensors");
-  CausalLMConfig config = models::read_config(kData + GetParam() + ".json");
+  const Tensors golden = read_tensors(kGoldens + GetParam() + ".safetensors");
+  CausalLMConfig config = models::read_config(kGoldens + GetParam() + ".json");
   for (const auto& [every, rows] : {std::pair<int, int>(0, 0), {1, 5}, {2, 0}, {0, 7}}) {
     config.recompute_every = every;
     config.loss_rows = rows;
@@ -121,22 +69,13 @@ TEST_P(Goldens, LogitsLossAndGradientsAreThoseOfTransformers) {
   }
 }
 
-/// The golden model of a name, in eval mode.
-CausalLM golden_model(const std::string& name, const Tensors& golden) {
-  CausalLM model(models::read_config(kData + name + ".json"));
-  const at::NoGradGuard no_grad;
-  for (auto& item : model->named_parameters()) item.value().copy_(golden.at("weight/" + item.key()));
-  model->eval();
-  return model;
-}
-
 TEST_P(Goldens, CachedLogitsAreThoseOfTheWholeText) {
   at::set_num_threads(1);
-  const Tensors golden = read_tensors(kData + GetParam() + ".safetensors");
+  const Tensors golden = read_tensors(kGoldens + GetParam() + ".safetensors");
   CausalLM model = golden_model(GetParam(), golden);
   const Tensor& tokens = golden.at("tokens");
-  for (const std::vector<std::int64_t>& pieces : {std::vector<std::int64_t>{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1},
-                                                  {4, 1, 3, 1}, {2, 7}}) {
+  for (const std::vector<std::int64_t>& pieces :
+       {std::vector<std::int64_t>{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 1, 3, 1}, {2, 7}}) {
     models::KeyValueCache cache;
     for (const std::int64_t count : pieces) {
       const Tensor logits = model->next_logits(tokens.narrow(1, cache.length(), count), cache);
@@ -151,8 +90,8 @@ TEST_P(Goldens, CachedLogitsAreThoseOfTheWholeText) {
 
 TEST_P(Goldens, LikeliestTextIsThatOfTransformers) {
   at::set_num_threads(1);
-  const Tensors golden = read_tensors(kData + GetParam() + ".safetensors");
-  std::ifstream file(kData + "generated.json");
+  const Tensors golden = read_tensors(kGoldens + GetParam() + ".safetensors");
+  std::ifstream file(kGoldens + "generated.json");
   const auto want = nlohmann::json::parse(file).at(GetParam()).get<std::vector<std::int64_t>>();
   const auto* first = golden.at("tokens").const_data_ptr<std::int64_t>();
   const std::vector<std::int64_t> prompt(first, first + 5);
@@ -181,7 +120,7 @@ TEST_P(Goldens, LikeliestTextIsThatOfTransformers) {
 }
 
 TEST(CausalLM, GenerationsThatCannotBe) {
-  CausalLM gpt(models::read_config(kData + "gpt2.json"));
+  CausalLM gpt(models::read_config(kGoldens + "gpt2.json"));
   models::KeyValueCache cache;
   const auto next = [&](std::int64_t rows, std::int64_t count) {
     gpt->next_logits(at::zeros({rows, count}, at::kLong), cache);
@@ -206,7 +145,7 @@ TEST(CausalLM, GenerationsThatCannotBe) {
 }
 
 TEST_P(Goldens, ConfigComesBack) {
-  const CausalLMConfig config = models::read_config(kData + GetParam() + ".json");
+  const CausalLMConfig config = models::read_config(kGoldens + GetParam() + ".json");
   EXPECT_EQ(models::to_json(config), config.source);  // whatever else it says
   CausalLMConfig changed = config;
   changed.source.clear();
@@ -230,7 +169,7 @@ TEST_P(Goldens, FromAFolderUnderZeroAndBack) {
   const bool is_gpt2 = name.starts_with("gpt2");
   write_folder(name, from, is_gpt2 ? "transformer." : "");  // as on the hub
   std::ofstream(from + "/tokenizer.json") << "{}";
-  const Tensors golden = read_tensors(kData + name + ".safetensors");
+  const Tensors golden = read_tensors(kGoldens + name + ".safetensors");
   for (const int ranks : {1, 2}) {
     expect_all_ok(spawn(ranks, [&](Group group) {
       at::set_num_threads(1);
@@ -273,7 +212,7 @@ TEST_P(Goldens, FromAFolderUnderZeroAndBack) {
 
 /// config.json of a model with some keys changed; null: without.
 std::string changed(const std::string& model, const nlohmann::json& changes) {
-  std::ifstream in(kData + model + ".json");
+  std::ifstream in(kGoldens + model + ".json");
   nlohmann::json text = nlohmann::json::parse(in);
   for (const auto& [key, value] : changes.items()) {
     if (value.is_null()) {
@@ -349,7 +288,7 @@ TEST(CausalLMConfig, WhatIsNotBuiltIsRefusedByName) {
   const CausalLMConfig old = models::parse_config(changed(
       "llama_linear",
       {{"rope_parameters", nullptr}, {"rope_theta", 100.0}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.5}}}}));
-  EXPECT_EQ(old.rope, models::read_config(kData + "llama_linear.json").rope);
+  EXPECT_EQ(old.rope, models::read_config(kGoldens + "llama_linear.json").rope);
 }
 
 std::string llama(const std::string& type, int layers, int hidden, int heads, int kv, int mlp, int vocab,
@@ -416,7 +355,7 @@ struct Curve {
 /// Three steps of twelve sequences, two of them ragged by masked targets: a hash of losses and weights.
 std::uint64_t train(const std::string& name, const Curve& curve, Group group) {
   at::set_num_threads(1);
-  CausalLMConfig config = models::read_config(kData + name + ".json");
+  CausalLMConfig config = models::read_config(kGoldens + name + ".json");
   config.recompute_every = curve.recompute_every;
   config.loss_rows = curve.loss_rows;
   at::manual_seed(3);
@@ -468,7 +407,7 @@ TEST(CausalLM, OneCurve) {
 }
 
 TEST(CausalLM, WrongTokensAreErrors) {
-  CausalLM gpt(models::read_config(kData + "gpt2.json"));
+  CausalLM gpt(models::read_config(kGoldens + "gpt2.json"));
   expect_said([&] { gpt(at::zeros({3}, at::kLong)); }, "got tokens of 1 dimensions");
   expect_said([&] { gpt(at::zeros({1, 3})); }, "dtype Float");
   expect_said([&] { gpt(at::zeros({1, 13}, at::kLong)); }, "13 tokens in a row; this model has learnt 12 positions");

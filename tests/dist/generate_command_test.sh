@@ -115,6 +115,34 @@ timeout 60 "$zero" generate learnt --prompt "the cat" --length 3 -q | grep -q "^
 folder llama many && sed -i 's/"vocab_size": 23/"vocab_size": 400/' many/config.json
 refused "has no tokenizer.json to make tokens of the text with" train --init-from many --data long.txt --run-dir no
 
+# ---- adapters: trained alone, exported as PEFT's, gone on with, merged
+$train --init-from llama --data long.txt --seq 8 --steps 4 --lr 0.1 --batch-size 2 --dtype fp32 --sample-length 0 --run-dir adapted \
+  --lora 2 --lora-targets q_proj,down_proj --export adapters > out 2>&1 || fail "train --lora: $(cat out)"
+grep -q "export .*adapters: the adapters, as PEFT's" out || fail "train --lora says $(cat out)"
+expect "adapter_config.json" "$(value adapters/adapter_config.json 'j["r"], j["lora_alpha"], j["target_modules"], j["base_model_name_or_path"]')" \
+  "(2, 4.0, ['down_proj', 'q_proj'], '$work/llama')"
+expect "what is trained" "$(value adapted/plan.json 'j["trained_numel"]')" $((2 * (2 * (8 + 16) + 2 * (12 + 8))))
+timeout 60 "$zero" eval adapters --data texts --seq 8 --json > of_adapters.json || fail "eval of adapters"
+timeout 60 "$zero" eval adapted --data texts --seq 8 --json > of_run.json || fail "eval of their run"
+timeout 60 "$zero" eval llama --data texts --seq 8 --json > of_base.json
+expect "loss of adapters" "$(value of_adapters.json 'j["loss"]')" "$(value of_run.json 'j["loss"]')"
+[ "$(value of_base.json 'j["loss"]')" != "$(value of_run.json 'j["loss"]')" ] || fail "adapters have learnt nothing"
+timeout 60 "$zero" train --resume adapted --merge --export merged > out 2>&1 || fail "resume --merge: $(cat out)"
+timeout 60 "$zero" eval merged --data texts --seq 8 --json > of_merged.json || fail "eval of the merged model"
+near "loss of the merged model" "$(value of_merged.json 'j["loss"]')" "$(value of_run.json 'j["loss"]')" 1e-5
+timeout 60 "$zero" generate adapters --prompt "the cat" --temperature 0 --length 5 -q > one
+timeout 60 "$zero" generate merged --prompt "the cat" --temperature 0 --length 5 -q > two
+cmp one two || fail "text of adapters and of the merged model"
+refused "no linear map 'c_attn'; there are" train --init-from llama --lora 2 --lora-targets c_attn --data long.txt --run-dir no
+refused "give its folder with --init-from" train --model llama --lora 2 --data long.txt --run-dir no
+refused "--lora RANK trains some" train --init-from llama --merge --export x --data long.txt --run-dir no
+refused "--lora RANK gives the model some" train --init-from llama --lora-alpha 3 --data long.txt --run-dir no
+sed -i 's#"base_model_name_or_path": ".*"#"base_model_name_or_path": "someone/model"#' adapters/adapter_config.json
+refused "base_model_name_or_path 'someone/model', is no folder here" generate adapters --prompt x
+ln -s ../llama adapters/base && sed -i 's#someone/model#base#' adapters/adapter_config.json
+timeout 60 "$zero" eval adapters --data texts --seq 8 --json > beside.json || fail "eval of adapters beside their base"
+expect "loss of them" "$(value beside.json 'j["loss"]')" "$(value of_run.json 'j["loss"]')"
+
 # ---- tokens that are there; the loss is that of a validation of the same sequences, without the experts' balance
 folder mixtral mixtral
 mkdir tokens

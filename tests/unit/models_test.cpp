@@ -59,7 +59,11 @@ std::array<int, 4> draws(GenerateOptions options) {
   options.length = 4000;
   options.context = 1;
   std::array<int, 4> counts{};
-  for (const std::int64_t token : generate_tokens([&](const at::Tensor&) { return logits.view({1, 1, 4}); }, {0}, options))
+  for (const std::int64_t token : generate_tokens(
+           [&](const at::Tensor&) {
+             return logits.view({1, 1, 4});
+           },
+           {0}, options))
     ++counts[static_cast<std::size_t>(token)];
   return counts;
 }
