@@ -40,8 +40,8 @@ class LanguageModel {
   void train(bool on = true);
   void eval() { train(false); }
 
-  /// Writes the model as a Hugging Face folder, or its adapters as PEFT's, to TrainPlan::export_folder. *Collective.* Throws IoError,
-  /// CheckpointError.
+  /// Writes the model as a Hugging Face folder, or its adapters as PEFT's, to TrainPlan::export_folder. *Collective.*
+  /// Throws IoError, CheckpointError.
   void export_weights(const TrainPlan& plan, Engine& engine) const;
 
  private:

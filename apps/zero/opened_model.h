@@ -21,9 +21,9 @@ struct OpenedModel {
   std::string tokenizer_folder() const { return is_run() ? plan.tokenizer : plan.init_from; }
 };
 
-/// `path`: a Hugging Face folder, one of adapters (PEFT's; their base is where adapter_config.json says), the folder of a
-/// run of `zero train` (its newest checkpoint), or a checkpoint in one.
-/// `dtype` empty: that of its file, or of the run. Local. Throws ConfigError, CheckpointError.
+/// `path`: a Hugging Face folder, one of adapters (PEFT's; their base is where adapter_config.json says), the folder of
+/// a run of `zero train` (its newest checkpoint), or a checkpoint in one. `dtype` empty: that of its file, or of the
+/// run. Local. Throws ConfigError, CheckpointError.
 OpenedModel open_model(const std::string& path, const std::string& dtype);
 
 /// A line for people: "model  llama: 134.5 M parameters ...".

@@ -26,8 +26,8 @@ struct RankJob {
   std::string command;   ///< "generate": started again with --as-rank as a rank
   int ranks = 1;         ///< on this host, unless a launcher has started some
   bool as_rank = false;  ///< this process is one
-  /// What the ranks are to do, as JSON; called once, before there are any (or by rank 0 of a launcher's). `scratch` lives
-  /// until they have ended, and they all see it where they are on one host. Throws what is wrong.
+  /// What the ranks are to do, as JSON; called once, before there are any (or by rank 0 of a launcher's). `scratch`
+  /// lives until they have ended, and they all see it where they are on one host. Throws what is wrong.
   std::function<std::string(const std::filesystem::path& scratch)> prepare;
   /// On every rank. Returns the signal that has stopped it, or 0. *Collective.*
   std::function<int(const std::string& job, Group group)> run;

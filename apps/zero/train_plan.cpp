@@ -194,8 +194,8 @@ void print_tail(const Console& console, const TrainPlan& plan, const Config& con
   console.print(memory_warning + "\n");
 }
 
-/// The folder whose tokenizer makes tokens of text for the plan's model; empty: bytes are its tokens. Throws ConfigError
-/// where there is none, and weights have learnt from what it made.
+/// The folder whose tokenizer makes tokens of text for the plan's model; empty: bytes are its tokens. Throws
+/// ConfigError where there is none, and weights have learnt from what it made.
 std::string tokenizer_for(const TrainPlan& plan, const TrainOptions& options) {
   constexpr std::int64_t kOfBytes = 300;  // a vocabulary of bytes, and some more
   if (plan.model.empty()) return "";

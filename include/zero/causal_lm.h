@@ -140,16 +140,16 @@ struct CausalLMImpl : torch::nn::Module {
   /// dtype, and for T over max_positions where positions are learnt.
   at::Tensor forward(const at::Tensor& tokens);
 
-  /// Mean cross entropy in nats per target, in fp32; in training mode Experts::loss_factor times the load-balancing loss
-  /// is added. tokens and targets [B, T] int64: targets are not shifted here; those of -100 do not count. Scalar, fp32.
-  /// Logits exist of some rows at a time (zero/loss.h).
+  /// Mean cross entropy in nats per target, in fp32; in training mode Experts::loss_factor times the load-balancing
+  /// loss is added. tokens and targets [B, T] int64: targets are not shifted here; those of -100 do not count. Scalar,
+  /// fp32. Logits exist of some rows at a time (zero/loss.h).
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
   /// Logits of the token after `tokens` [B, T], which follow the positions in `cache`: [B, vocab], without gradients.
   /// The same as the last logits of forward() of all tokens but for rounding: products are of other shapes, and so are
-  /// libtorch's sums. Where rotations depend on the length of the text ("dynamic" beyond max_positions, "longrope" once),
-  /// all of it is read again. Throws as forward(), and ModelError in training mode or for another B than before; the cache is
-  /// then as it was.
+  /// libtorch's sums. Where rotations depend on the length of the text ("dynamic" beyond max_positions, "longrope"
+  /// once), all of it is read again. Throws as forward(), and ModelError in training mode or for another B than before;
+  /// the cache is then as it was.
   at::Tensor next_logits(const at::Tensor& tokens, KeyValueCache& cache);
 
   void reset_parameters();
@@ -176,9 +176,9 @@ std::vector<std::int64_t> generate(CausalLM& model, std::vector<std::int64_t> pr
                                    const GenerateOptions& options = {});
 
 /// Gives an engine of `model` the weights of a Hugging Face folder (safetensors, in one file or with an index, or
-/// pytorch_model.bin); adapters (zero/lora.h) keep their values. Names may lack the prefix of the base model, as GPT-2's
-/// do on the hub. *Collective.* Throws CheckpointError that lists what is missing, left over or of another shape; then
-/// nothing has changed.
+/// pytorch_model.bin); adapters (zero/lora.h) keep their values. Names may lack the prefix of the base model, as
+/// GPT-2's do on the hub. *Collective.* Throws CheckpointError that lists what is missing, left over or of another
+/// shape; then nothing has changed.
 LoadReport load_weights(Engine& engine, const CausalLM& model, const std::string& folder);
 
 /// Writes config.json and safetensors that transformers loads; `dtype`: as checkpoint::ExportOptions. What else

@@ -23,10 +23,10 @@ struct LoraOptions {
   bool operator==(const LoraOptions&) const = default;
 };
 
-/// Gives `model`, before initialize(), adapters `<linear map>.lora_A.weight` [rank, in] and `.lora_B.weight` [out, rank],
-/// and freezes all its other parameters. A begins uniform as in PEFT, from libtorch's default generator, and B with
-/// zeros, so that the model is at first what it was. Local. Throws ConfigError for a target that the model does not
-/// have, or that cannot be adapted: the head, routers and routed experts.
+/// Gives `model`, before initialize(), adapters `<linear map>.lora_A.weight` [rank, in] and `.lora_B.weight` [out,
+/// rank], and freezes all its other parameters. A begins uniform as in PEFT, from libtorch's default generator, and B
+/// with zeros, so that the model is at first what it was. Local. Throws ConfigError for a target that the model does
+/// not have, or that cannot be adapted: the head, routers and routed experts.
 void add_lora(CausalLM& model, const LoraOptions& options);
 
 /// The options of an adapter's folder, or of its adapter_config.json. Throws ConfigError for whatever has an effect and
@@ -44,8 +44,9 @@ LoadReport load_adapters(Engine& engine, const CausalLM& model, const std::strin
 /// *Collective.* Throws as save_pretrained().
 checkpoint::ExportReport save_adapters(Engine& engine, const CausalLM& model, const LoraOptions& options,
                                        const std::string& folder, const std::string& dtype = "fp32");
-/// Adds what each adapter does to the weight beside it, in fp32, rounded once to the weight's dtype, and sets B to zero:
-/// the model stays what it is but for rounding, and save_pretrained() writes it as one without adapters. *Collective.*
+/// Adds what each adapter does to the weight beside it, in fp32, rounded once to the weight's dtype, and sets B to
+/// zero: the model stays what it is but for rounding, and save_pretrained() writes it as one without adapters.
+/// *Collective.*
 void merge_adapters(Engine& engine, const CausalLM& model);
 
 }  // namespace zero::models

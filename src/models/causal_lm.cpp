@@ -28,8 +28,8 @@ using Family = CausalLMConfig::Family;
 /// From tokens to hidden states, after the last norm.
 class DecoderImpl : public torch::nn::Module {
  public:
-  /// tokens [B, T] -> [B, T, dim]; adds the router's logits [B * T, experts] of each layer that has one. `cache`: of the
-  /// positions before, and takes these up; nullptr: there are none, and nobody wants them.
+  /// tokens [B, T] -> [B, T, dim]; adds the router's logits [B * T, experts] of each layer that has one. `cache`: of
+  /// the positions before, and takes these up; nullptr: there are none, and nobody wants them.
   virtual Tensor forward(const Tensor& tokens, std::vector<Tensor>& router_logits, KeyValueCache* cache) = 0;
   /// Of tokens, [vocab, dim].
   virtual const Tensor& embedding() const = 0;
