@@ -55,7 +55,8 @@ OpenedModel open_adapters(const fs::path& path) {
 OpenedModel open_run(const fs::path& run, const fs::path& checkpoint) {
   OpenedModel opened{.plan = read_plan(run), .checkpoint = {}, .adapters = {}, .dtype = {}};
   std::string problems;
-  for (const checkpoint::Summary& one : checkpoint::list((run / "checkpoints").string())) {
+  const fs::path folder = checkpoint.empty() ? run / "checkpoints" : checkpoint.parent_path();
+  for (const checkpoint::Summary& one : checkpoint::list(folder.string())) {
     if (!checkpoint.empty() && fs::path(one.folder).filename() != checkpoint.filename()) continue;
     if (!one.complete) problems += fmt::format("; {}: {}", one.tag, one.problem);
     if (!one.complete || (!opened.checkpoint.empty() && one.global_steps < opened.steps)) continue;

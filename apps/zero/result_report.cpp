@@ -147,8 +147,18 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
     text += fmt::format("stopped after {:g} minutes and {} of {} steps, as --max-minutes says\n", plan.max_minutes,
                         result.steps_done, plan.steps);
   }
+  if (result.lost_patience) {
+    text += fmt::format(
+        "stopped after {} of {} steps: no validation was better than that of step {} in {}, as --patience says\n",
+        result.steps_done, plan.steps, result.best_validation_step, result.validations_since_best);
+  }
   if (result.diverged) text += fmt::format("diverged at step {} of {}\n", result.steps_done, plan.steps);
   text += describe_validation(plan, result);
+  if (!result.best_checkpoint.empty()) {
+    text += fmt::format("best       validation loss {} after {} steps:\n           {}\n",
+                        nats_text(plan, *result.best_validation, 3), result.best_validation_step,
+                        short_path(result.best_checkpoint));
+  }
   if (result.steps_done > 0) {
     const std::string here =
         result.steps_here < result.steps_done ? fmt::format("; this time {}", result.steps_here) : "";
@@ -198,6 +208,7 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
   const auto or_null = [](const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); };
   const ordered_json stopped_by = result.stop_signal != 0 ? ordered_json(stop_signal_name(result.stop_signal))
                                   : result.time_is_up     ? ordered_json("max_minutes")
+                                  : result.lost_patience  ? ordered_json("patience")
                                                           : ordered_json();
   return {{"finished", result.stop_signal == 0 && !result.diverged && !result.time_is_up},
           {"diverged", result.diverged},
@@ -220,6 +231,9 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
           {"val_loss", or_null(result.last_validation)},
           {"val_loss_at_start", or_null(result.first_validation)},
           {"val_loss_step", result.last_validation_step},
+          {"best_val_loss", or_null(result.best_validation)},
+          {"best_val_loss_step", result.best_validation_step},
+          {"best_checkpoint", result.best_checkpoint.empty() ? ordered_json() : ordered_json(result.best_checkpoint)},
           {"baseline", plan.baseline_nats},
           {"tokens", result.tokens},
           {"tokens_per_s", tokens_per_s(result)},

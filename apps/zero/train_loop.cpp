@@ -104,6 +104,8 @@ void TrainLoop::restart() {
     for (const char* name : {"summary.json", "sample.txt", "config.json", "plan.json", "environment.json"})
       std::filesystem::copy_file(std::filesystem::path(plan_.run_folder) / name, std::filesystem::path(kept) / name,
                                  error);
+    if (const std::filesystem::path best = best_folder(plan_.run_folder); std::filesystem::exists(best, error))
+      std::filesystem::rename(best, std::filesystem::path(kept) / "best", error);
     for (const char* name : {"summary.json", "sample.txt"})
       std::filesystem::remove(std::filesystem::path(plan_.run_folder) / name, error);
   }
@@ -175,7 +177,10 @@ void TrainLoop::train() {
   const bool validated = result_.last_validation && result_.last_validation_step == result_.steps_done;
   if (validation_due() && !validated) validate();
   reset_peak_memory();
+  const auto patience_is_lost = [&] { return plan_.patience > 0 && result_.validations_since_best >= plan_.patience; };
   while (result_.steps_done < plan_.steps) {
+    result_.lost_patience = patience_is_lost();
+    if (result_.lost_patience) return;
     one_step();
     if (validation_due()) validate();
     run_.save_if_due();
@@ -193,6 +198,10 @@ nlohmann::json TrainLoop::state() const {
           {"first_validation", optional(result_.first_validation)},
           {"last_validation", optional(result_.last_validation)},
           {"last_validation_step", result_.last_validation_step},
+          {"best_validation", optional(result_.best_validation)},
+          {"best_validation_step", result_.best_validation_step},
+          {"validations_since_best", result_.validations_since_best},
+          {"best_checkpoint", result_.best_checkpoint},
           {"loss", {number(loss_.state().first), loss_.state().second}},
           {"step_seconds", {step_seconds_.state().first, step_seconds_.state().second}}};
 }
@@ -211,8 +220,19 @@ void TrainLoop::restore(const nlohmann::json& state) {
   result_.first_validation = optional(state.at("first_validation"));
   result_.last_validation = optional(state.at("last_validation"));
   result_.last_validation_step = state.at("last_validation_step");
+  result_.best_validation = optional(state.value("best_validation", nlohmann::json()));
+  result_.best_validation_step = state.value("best_validation_step", std::int64_t{0});
+  result_.validations_since_best = state.value("validations_since_best", std::int64_t{0});
   loss_.restore({number(state.at("loss").at(0)), state.at("loss").at(1)});
   step_seconds_.restore({state.at("step_seconds").at(0), state.at("step_seconds").at(1)});
+  namespace fs = std::filesystem;
+  const fs::path best = state.value("best_checkpoint", std::string());
+  if (best.empty()) return;
+  // The run may have been moved; and what came after this state may have taken its place.
+  const fs::path here = fs::path(best_folder(plan_.run_folder)) / best.filename();
+  std::error_code error;
+  result_.best_checkpoint = fs::exists(here, error) ? here.string() : "";
+  if (result_.best_checkpoint.empty()) result_.best_validation.reset();
 }
 
 void TrainLoop::one_step() {
@@ -345,6 +365,33 @@ void TrainLoop::validate() {
   result_.last_validation_step = result_.steps_done;
   if (run_.metrics()) record_validation(*run_.metrics(), plan_, result_.steps_done, nats);
   note(fmt::format("validation {}", loss_text(plan_, nats, 4)));
+  look_at_validation(nats);
+}
+
+void TrainLoop::look_at_validation(double nats) {
+  if (result_.best_validation && !(nats < *result_.best_validation)) {
+    ++result_.validations_since_best;
+    return;
+  }
+  result_.best_validation = nats;
+  result_.best_validation_step = result_.steps_done;
+  result_.validations_since_best = 0;
+  if (plan_.keep_best && result_.steps_done > 0 && std::isfinite(nats)) save_best();
+}
+
+void TrainLoop::save_best() {
+  const std::string folder = best_folder(plan_.run_folder), tag = fmt::format("global_step{}", result_.steps_done);
+  if (console_.enabled()) progress_.busy("writing the best checkpoint ...");
+  try {
+    engine_.save_checkpoint(folder, tag);
+    result_.best_checkpoint = (std::filesystem::path(folder) / tag).string();
+    from_rank_0(engine_.group(), [&] {
+      checkpoint::prune(folder, 1);
+      return std::string();
+    });
+  } catch (const CheckpointError& error) {
+    warn(fmt::format("the checkpoint of the best validation: {}", error.what()));
+  }
 }
 
 RunResult TrainLoop::result() const {

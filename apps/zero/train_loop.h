@@ -79,6 +79,10 @@ class TrainLoop {
   nlohmann::json state() const;
   void restore(const nlohmann::json& state);
   void validate();
+  /// Keeps account of the best validation. *Collective.*
+  void look_at_validation(double nats);
+  /// The checkpoint of the best validation in place of the one before. *Collective.*
+  void save_best();
   bool validation_due() const;
   double seconds_left() const;
 

@@ -135,6 +135,16 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
                 "train on when the loss is not a number (default: stop, with an error)")
       ->group(kTraining);
   command
+      .add_option("--patience", options.patience,
+                  "end when so many validations in a row were not better than the best; 0: never (default)")
+      ->transform(kNotNegative)
+      ->type_name("N")
+      ->group(kTraining);
+  command
+      .add_flag("--keep-best", options.keep_best,
+                "keep a checkpoint of the best validation in the run's folder best, and --export that")
+      ->group(kTraining);
+  command
       .add_option("--checkpoint-every", options.checkpoint_every,
                   "steps between checkpoints; 0: none but the last (default: by time, every 10 minutes)")
       ->transform(kNotNegative)

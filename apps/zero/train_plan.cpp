@@ -28,13 +28,13 @@
 
 namespace zero::app {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, max_minutes, command_line,
-                                   spare_folder, data, suffixes, text_tokenizer, cache_dir, preset, model, init_from,
-                                   export_folder, lora, merge, layers, dim, heads, seq, recompute_every,
-                                   parameters_numel, trained_numel, config, corpus_folder, corpus_hash, train_tokens,
-                                   text_nbytes, token_pieces, tokenizer, token_nbytes, baseline_nats, run_folder,
-                                   tensorboard_folder, steps, eval_every, eval_batches, seed, prompt, sample_length,
-                                   top_k, temperature, quiet)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, patience, keep_best,
+                                   max_minutes, command_line, spare_folder, data, suffixes, text_tokenizer, cache_dir,
+                                   preset, model, init_from, export_folder, lora, merge, layers, dim, heads, seq,
+                                   recompute_every, parameters_numel, trained_numel, config, corpus_folder, corpus_hash,
+                                   train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes, baseline_nats,
+                                   run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed, prompt,
+                                   sample_length, top_k, temperature, quiet)
 
 namespace {
 
@@ -101,6 +101,8 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
   plan.restart = options.restart;
   plan.keep_going = options.keep_going;
   plan.max_minutes = options.max_minutes;
+  plan.patience = options.patience.value_or(plan.patience);
+  plan.keep_best = plan.keep_best || options.keep_best;
   plan.recompute_every = options.recompute.value_or(plan.recompute_every);
   if (options.spare_dir.empty()) return;
   plan.spare_folder = std::filesystem::absolute(options.spare_dir).string();
@@ -242,6 +244,8 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     json.emplace("restart", false);
     json.emplace("goes_on", false);
     json.emplace("keep_going", false);
+    json.emplace("keep_best", false);
+    json.emplace("patience", 0);
     json.emplace("max_minutes", 0.0);
     json.emplace("recompute_every", 0);
     json.emplace("command_line", "");
@@ -289,6 +293,8 @@ std::string describe_model(const TrainPlan& plan) {
                      plan.preset, as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)),
                      plan.layers, plan.dim, plan.heads, plan.seq);
 }
+
+std::string best_folder(const std::string& run_folder) { return run_folder + "/best"; }
 
 GPTOptions gpt_options(const TrainPlan& plan) {
   GPTOptions model;

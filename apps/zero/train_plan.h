@@ -41,13 +41,15 @@ struct TrainPlan {
   std::int64_t sample_length = 0, top_k = 0;
   double temperature = 0;
   bool quiet = false;
-  bool resume = false;       ///< go on from the newest checkpoint of the run folder, if there is one
-  bool goes_on = false;      ///< `resume`, and there is a checkpoint: it has the weights
-  bool restart = false;      ///< start the run of the folder over
-  bool keep_going = false;   ///< also when the loss is not a number
-  double max_minutes = 0;    ///< 0: as long as it takes
-  std::string command_line;  ///< of this start
-  std::string spare_folder;  ///< for the last checkpoint, where the run's cannot take it; empty: none
+  bool resume = false;        ///< go on from the newest checkpoint of the run folder, if there is one
+  bool goes_on = false;       ///< `resume`, and there is a checkpoint: it has the weights
+  bool restart = false;       ///< start the run of the folder over
+  bool keep_going = false;    ///< also when the loss is not a number
+  std::int64_t patience = 0;  ///< validations in a row without a better one that end the run; 0: none do
+  bool keep_best = false;     ///< a checkpoint of the best validation, in best_folder()
+  double max_minutes = 0;     ///< 0: as long as it takes
+  std::string command_line;   ///< of this start
+  std::string spare_folder;   ///< for the last checkpoint, where the run's cannot take it; empty: none
 };
 
 /// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown
@@ -56,6 +58,9 @@ TrainPlan choose_model(const TrainOptions& options);
 
 /// Throws ConfigError when the model has no such tokens as the text.
 void check_vocabulary(const TrainPlan& plan, const CorpusInfo& corpus);
+
+/// Where checkpoints of the best validation are.
+std::string best_folder(const std::string& run_folder);
 
 /// What the plan says of the model: of one, or of the other.
 GPTOptions gpt_options(const TrainPlan& plan);

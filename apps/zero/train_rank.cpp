@@ -113,6 +113,13 @@ void write_failure(const TrainPlan& plan, RunResult result, const std::string& e
   }
 }
 
+/// The weights of the best validation, where they are kept. *Collective.*
+void take_best(const RunResult& result, Engine& engine) {
+  if (result.best_checkpoint.empty() || result.best_validation_step == result.steps_done) return;
+  const std::filesystem::path path = result.best_checkpoint;
+  engine.load_checkpoint(path.parent_path().string(), path.filename().string(), {.module_only = true});
+}
+
 int run(const TrainPlan& plan, Group group) {
   const Clock clock;
   Config config = Config::from_text(plan.config, "configuration of the run");
@@ -152,8 +159,9 @@ int run(const TrainPlan& plan, Group group) {
     write_summary(plan, result);
   }
   if (first) check_went_well(result);
-  const bool went_well = result.steps_done == plan.steps && !result.diverged && result.save_problem.empty();
-  if (went_well && !plan.export_folder.empty()) {
+  const bool is_done = result.steps_done == plan.steps || result.lost_patience;
+  if (is_done && !result.diverged && result.save_problem.empty() && !plan.export_folder.empty()) {
+    take_best(result, engine);
     model.export_weights(plan, engine);
     const bool adapters = !plan.lora.empty() && !plan.merge;
     console.print(fmt::format("export     {}: {}\n", short_path(plan.export_folder),

@@ -143,6 +143,15 @@ ln -s ../llama adapters/base && sed -i 's#someone/model#base#' adapters/adapter_
 timeout 60 "$zero" eval adapters --data texts --seq 8 --json > beside.json || fail "eval of adapters beside their base"
 expect "loss of them" "$(value beside.json 'j["loss"]')" "$(value of_run.json 'j["loss"]')"
 
+# ---- the best validation is what is exported
+$train --init-from llama --data long.txt --seq 8 --steps 12 --eval-every 2 --lr 1.5 --batch-size 2 --dtype fp32 --sample-length 0 \
+  --eval-batches 0 --run-dir best --patience 3 --keep-best --export exported > out 2>&1 || fail "train --keep-best: $(cat out)"
+kept=$(value best/summary.json 'j["best_checkpoint"]')
+[ -n "$kept" ] && [ "$(value best/summary.json 'j["best_val_loss_step"]')" -lt "$(value best/summary.json 'j["steps"]')" ] || fail "best: $(cat out)"
+timeout 60 "$zero" eval exported --data texts --seq 8 --json > of_export.json || fail "eval of the export"
+timeout 60 "$zero" eval "$kept" --data texts --seq 8 --json > of_best.json || fail "eval of the best"
+expect "loss of the best" "$(value of_export.json 'j["loss"]')" "$(value of_best.json 'j["loss"]')"
+
 # ---- tokens that are there; the loss is that of a validation of the same sequences, without the experts' balance
 folder mixtral mixtral
 mkdir tokens
