@@ -27,7 +27,7 @@ cmp -s help.want help.got || fail "zero help train: $(head -2 help.got)"
 
 # ---- what is not known, in the order in which it was typed, with the nearest name ----
 refused "there is no command 'zero trian'; did you mean 'train'?" trian
-refused "there is no command 'zero frobnicate'; want train, launch" frobnicate
+refused "there is no command 'zero frobnicate'; want train, generate, eval, launch" frobnicate
 refused "there is no command 'zero ckpt prun'; did you mean 'prune'?" ckpt prun x
 refused "zero train has no option '--prest'; did you mean '--preset'?" train --prest gpt-tiny --lrr 3
 refused "zero train has no option '--batch-sizes'" train --batch-sizes 8

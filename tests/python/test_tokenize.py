@@ -159,3 +159,32 @@ def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (out / "mine.txt").write_text("precious")
     refused("exists, and has other things than tokens")
     assert (out / "mine.txt").read_text() == "precious"
+
+
+def test_what_is_kept_and_one_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    byte_level(tmp_path / "tokenizer")
+    write_texts(tmp_path / "texts")
+    out = tmp_path / "out"
+    common = ("--tokenizer", tmp_path / "tokenizer", "--data", tmp_path / "texts", "--out", out, "--keep")
+
+    def written() -> tuple[int, int]:
+        code, said = run(capsys, *common, "--validation-fraction", "1")
+        assert code == 0 and said == ""
+        return (out / "val.bin").stat().st_mtime_ns, (out / "train.bin").stat().st_size
+
+    first = written()
+    assert first[1] == 0  # all of it is to validate on
+    assert written() == first
+    (out / "val.bin").write_bytes((out / "val.bin").read_bytes()[:-2])
+    mended = written()
+    assert mended != first and written() == mended
+    (tmp_path / "texts" / "more.py").write_text("x = 1\n")
+    assert written() != mended
+    (tmp_path / "prompt").write_text("one text, \u00e4\n")
+    code, said = run(capsys, "--tokenizer", tmp_path / "tokenizer", "--prompt", tmp_path / "prompt", "--out", out)
+    assert code == 0 and said == ""
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    assert json.loads((out / "prompt.json").read_text())["tokens"] == tokenizer.encode("one text, \u00e4\n").ids
+    (tmp_path / "prompt").write_bytes(b"\xff")
+    code, said = run(capsys, "--tokenizer", tmp_path / "tokenizer", "--prompt", tmp_path / "prompt", "--out", out)
+    assert code == 1 and "is not text" in said
