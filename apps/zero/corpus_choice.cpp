@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -130,14 +129,6 @@ CorpusOptions choose_corpus(const std::string& data, const std::string& cache_di
   if (options.source.filename().empty()) options.source = options.source.parent_path();
   options.folder = fs::absolute(cache / cache_name(options.source, options.suffixes)).lexically_normal();
   return options;
-}
-
-bool has_tokens(const fs::path& source) {
-  std::error_code error;
-  if (!fs::is_directory(source, error)) return false;
-  if (fs::exists(source / "tokens.json", error)) return true;
-  return std::ranges::any_of(fs::directory_iterator(source, error),
-                             [](const auto& entry) { return entry.path().extension() == ".bin"; });
 }
 
 fs::path tokens_folder(const fs::path& packed, const std::string& tokenizer) {

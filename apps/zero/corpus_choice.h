@@ -15,9 +15,6 @@ namespace zero::app {
 CorpusOptions choose_corpus(const std::string& data, const std::string& cache_dir,
                             const std::vector<std::string>& suffixes = {});
 
-/// Whether `source` is a folder of tokens, not of text.
-bool has_tokens(const std::filesystem::path& source);
-
 /// Where the tokens are kept that the tokenizer in a folder makes of a text whose packed form would be in `packed`.
 std::filesystem::path tokens_folder(const std::filesystem::path& packed, const std::string& tokenizer);
 

@@ -97,7 +97,7 @@ void take_text(Job& job, const TrainOptions& text) {
   const TrainPlan& plan = job.model.plan;
   CorpusOptions options = choose_corpus(text.data, text.cache_dir, wanted_suffixes(text));
   const fs::path source = options.source;
-  if (has_tokens(source)) return take_corpus(job, pack_corpus(options), source);
+  if (holds_tokens(source)) return take_corpus(job, pack_corpus(options), source);
   if (job.split == "train") throw ConfigError("--split train: text is evaluated as a whole; leave --split away");
   options.folder += "-whole";
   options.validation_fraction = 1;

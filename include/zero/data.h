@@ -53,6 +53,10 @@ struct TokenInfo {
   bool operator==(const TokenInfo&) const = default;
 };
 
+/// Whether pack_corpus() takes `source` for a folder of token files, and not for text. Local. Throws IoError for token
+/// files that are damaged.
+bool holds_tokens(const std::filesystem::path& source);
+
 /// A token's bytes by its number, from TokenInfo::pieces. Local. Throws IoError.
 std::vector<std::string> token_pieces(const std::string& path);
 

@@ -241,6 +241,8 @@ void widen(std::span<const std::uint8_t> bytes, int nbytes, std::span<std::int64
 
 namespace zero {
 
+bool holds_tokens(const std::filesystem::path& source) { return data::find_token_files(source).has_value(); }
+
 std::vector<std::string> token_pieces(const std::string& path) {
   std::string text;
   if (!data::read_file(path, text)) throw IoError(fmt::format("{}: cannot be read", path));

@@ -113,6 +113,10 @@ timeout 60 "$zero" train --resume learnt --steps 3 > out 2>&1 || fail "resume on
 timeout 60 "$zero" eval learnt > out && grep -q "^loss .* bits per byte" out || fail "eval of it: $(cat out)"
 timeout 60 "$zero" generate learnt --prompt "the cat" --length 3 -q | grep -q "^<s>thecat" || fail "generate from it"
 folder llama many && sed -i 's/"vocab_size": 23/"vocab_size": 400/' many/config.json
+mkdir beside && cp long.txt beside/ && head -c 1000 /dev/urandom > beside/picture.bin  # is no file of tokens
+$train --init-from llama --data beside --seq 8 --steps 1 --batch-size 2 --sample-length 0 --run-dir beside-run > out 2>&1 ||
+  fail "train on text beside other files: $(cat out)"
+expect "tokens of text beside other files" "$(value beside-run/plan.json 'j["token_nbytes"]')" 2
 refused "has no tokenizer.json to make tokens of the text with" train --init-from many --data long.txt --run-dir no
 
 # ---- adapters: trained alone, exported as PEFT's, gone on with, merged
