@@ -21,4 +21,10 @@ class Console {
   bool enabled_;
 };
 
+/// Writes to standard error what it can: errors are said while other things go wrong.
+inline void print_error(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
 }  // namespace zero::app

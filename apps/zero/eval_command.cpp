@@ -86,7 +86,8 @@ void take_own_text(Job& job) {
     const Corpus corpus(plan.corpus_folder, Split::kValidation);
     if (corpus.hash() != plan.corpus_hash) throw IoError("it is another text by now");
   } catch (const IoError& error) {
-    throw ConfigError(fmt::format("the text of the run: {}; give some with --data", error.what()));
+    throw ConfigError(fmt::format(
+        "the text of the run is not where it was packed ({}); give it, or another, with --data", error.what()));
   }
   job.corpus_folder = plan.corpus_folder;
   job.source = plan.data.empty() ? "the text of the run" : plan.data;
@@ -163,6 +164,7 @@ void print_result(const Job& job, const EvaluationResult& result, int ranks, dou
 int run(const Job& job, Group group) {
   const bool first = group.rank() == 0;
   set_up_process(group, Config(), {.quiet = true});
+  if (first) remove_scratch();
   const Console console(first && !job.as_json);
   Progress progress(console, 0, 0);
   const Corpus corpus(job.corpus_folder, job.split == "train" ? Split::kTrain : Split::kValidation);

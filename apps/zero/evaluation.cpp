@@ -21,7 +21,7 @@ struct Batch {
 };
 
 std::vector<Batch> batches_of(std::int64_t size, std::int64_t sequence_length) {
-  constexpr std::int64_t kTokens = 4096;  // of a batch, about
+  constexpr std::int64_t kTokens = 2048;  // of a batch, about
   const std::int64_t at_once = std::max<std::int64_t>(1, kTokens / sequence_length);
   std::vector<Batch> batches;
   for (std::int64_t first = 0; first + 1 < size;) {

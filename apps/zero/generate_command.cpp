@@ -13,6 +13,7 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "console.h"
 #include "number_check.h"
@@ -45,7 +46,8 @@ struct Arguments {
 /// What the ranks get.
 struct Job {
   OpenedModel model;
-  std::vector<std::int64_t> prompt, stop;
+  std::vector<std::int64_t> prompt, stop, special;
+  std::string text;         ///< of the prompt
   std::string pieces;       ///< as TokenInfo's; empty: tokens are bytes
   bool as_numbers = false;  ///< nobody knows the text of tokens, or wants it
   std::int64_t length = 0, top_k = 0, seed = 0;
@@ -57,6 +59,8 @@ std::string to_json(const Job& job) {
   return nlohmann::json{{"model", nlohmann::json::parse(to_json(job.model))},
                         {"prompt", job.prompt},
                         {"stop", job.stop},
+                        {"special", job.special},
+                        {"text", job.text},
                         {"pieces", job.pieces},
                         {"as_numbers", job.as_numbers},
                         {"length", job.length},
@@ -65,7 +69,7 @@ std::string to_json(const Job& job) {
                         {"seed", job.seed},
                         {"temperature", job.temperature},
                         {"quiet", job.quiet}}
-      .dump();
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 Job job_from_json(const std::string& text) {
@@ -73,6 +77,8 @@ Job job_from_json(const std::string& text) {
   return {.model = opened_model_from_json(json.at("model")),
           .prompt = json.at("prompt"),
           .stop = json.at("stop"),
+          .special = json.at("special"),
+          .text = json.at("text"),
           .pieces = json.at("pieces"),
           .as_numbers = json.at("as_numbers"),
           .length = json.at("length"),
@@ -100,13 +106,16 @@ void take_bytes(Job& job, const std::string& text) {
 void take_text(Job& job, const std::string& text, const fs::path& scratch) {
   const std::string folder = job.model.tokenizer_folder();
   const TrainPlan& plan = job.model.plan;
+  job.text = text;
   if (job.model.is_run() && plan.token_nbytes == 1) return take_bytes(job, text);
   if (!has_tokenizer(folder)) {
     throw ConfigError(fmt::format(
         "{}: there is no tokenizer.json to make tokens of text with; give the tokens themselves with --tokens",
         folder.empty() ? "the tokens of the run" : folder));
   }
-  job.prompt = tokenize_prompt(folder, text, scratch);
+  PromptTokens made = tokenize_prompt(folder, text, scratch);
+  job.prompt = std::move(made.tokens);
+  job.special = std::move(made.special);
   job.pieces = (scratch / "pieces.json").string();
   job.stop = job.model.is_run() ? separator_of(plan.token_pieces) : end_tokens(folder);
   if (job.prompt.empty()) {
@@ -139,8 +148,8 @@ void cut_to_context(Job& job) {
   }
   const std::int64_t room = config.max_positions - count;
   if (job.length <= room) return;
-  fmt::print(stderr, "zero generate: at most {} tokens: the model is made for {} positions\n", with_commas(room),
-             with_commas(config.max_positions));
+  print_error(fmt::format("zero generate: at most {} tokens: the model is made for {} positions\n", with_commas(room),
+                          with_commas(config.max_positions)));
   job.length = room;
 }
 
@@ -167,23 +176,29 @@ Job prepare(const Arguments& arguments, const fs::path& scratch) {
 class Printer {
  public:
   Printer(const Job& job, bool enabled)
-      : console_(enabled), text_(job.pieces.empty() ? TokenText() : TokenText(job.pieces)), numbers_(job.as_numbers) {}
+      : console_(enabled),
+        text_(job.pieces.empty() || !enabled ? TokenText() : TokenText(job.pieces)),
+        special_(job.special.begin(), job.special.end()),
+        numbers_(job.as_numbers) {}
 
-  void prompt(const std::vector<std::int64_t>& tokens) {
-    for (const std::int64_t token : tokens) add(token);
+  /// As it was given.
+  void prompt(const Job& job) {
+    if (!job.pieces.empty()) return print(job.text);
+    if (job.text.empty() && !numbers_) return;  // begins like a file
+    for (const std::int64_t token : job.prompt) add(token);
   }
   void add(std::int64_t token) {
-    if (numbers_) {
-      console_.print(fmt::format("{}{}", std::exchange(space_, " "), token));
-    } else {
-      console_.print(is_terminal_ ? stream_.add(text_.of(token)) : text_.of(token));
-    }
+    if (numbers_) return console_.print(fmt::format("{}{}", std::exchange(space_, " "), token));
+    if (!special_.contains(token)) print(text_.of(token));
   }
   void finish() { console_.print(stream_.finish() + "\n"); }
 
  private:
+  void print(const std::string& bytes) { console_.print(is_terminal_ ? stream_.add(bytes) : bytes); }
+
   Console console_;
   TokenText text_;
+  std::set<std::int64_t> special_;
   bool numbers_;
   const char* space_ = "";
   bool is_terminal_ = ::isatty(STDOUT_FILENO) == 1;
@@ -197,10 +212,11 @@ int run(const Job& job, Group group) {
   const bool first = group.rank() == 0;
   set_up_process(group, Config(), {.quiet = true});
   Clock clock;
+  Printer printer(job, first);
+  if (first) remove_scratch();
   LoadedModel loaded = load(job.model, group);
   const double ready = clock.lap();
-  Printer printer(job, first);
-  printer.prompt(job.prompt);
+  printer.prompt(job);
   GenerateOptions options{.length = job.length,
                           .temperature = job.temperature,
                           .top_k = job.top_k,
@@ -224,11 +240,12 @@ int run(const Job& job, Group group) {
   printer.finish();
   if (!first || job.quiet) return signal;
   const char* const unit = job.model.plan.model.empty() ? "bytes" : "tokens";
-  fmt::print(stderr, "zero generate: loaded in {}; {} {} of prompt and the first one in {}{}\n", duration(ready),
-             with_commas(static_cast<std::int64_t>(job.prompt.size())), unit, duration(until_first),
-             count > 1 ? fmt::format("; {} more at {:.1f} {}/s", with_commas(count - 1),
-                                     static_cast<double>(count - 1) / rest, unit)
-                       : "");
+  const std::string more = count > 1 ? fmt::format("; {} more at {:.1f} {}/s", with_commas(count - 1),
+                                                   static_cast<double>(count - 1) / rest, unit)
+                                     : "";
+  print_error(fmt::format("zero generate: loaded in {}; {} {} of prompt and the first one in {}{}\n", duration(ready),
+                          with_commas(static_cast<std::int64_t>(job.prompt.size())), unit, duration(until_first),
+                          more));
   return signal;
 }
 
@@ -254,6 +271,7 @@ void add_generate_command(CLI::App& app, int& exit_code) {
           ->type_name("TEXT");
   command->add_option("--tokens", arguments->tokens, "tokens in place of text: numbers in, numbers out")
       ->excludes(prompt)
+      ->delimiter(',')
       ->type_name("N");
   command->add_option("--length", arguments->length, "tokens to add at most (bytes, of models of bytes)")
       ->transform(whole_number(1))

@@ -64,7 +64,7 @@ void LanguageModel::export_weights(const TrainPlan& plan, Engine& engine) const 
     return;
   }
   if (plan.merge) models::merge_adapters(engine, model);
-  models::save_pretrained(engine, model, plan.export_folder, "module", plan.tokenizer);
+  models::save_pretrained(engine, model, plan.export_folder, "module", tokenizer_of(plan));
 }
 
 ParameterGroup no_decay_group() {

@@ -20,6 +20,7 @@
 #include "launch.h"
 #include "plan_command.h"
 #include "runs_command.h"
+#include "side_programs.h"
 #include "train_command.h"
 #include "usage.h"
 #include "zero/errors.h"
@@ -57,10 +58,14 @@ int run(int argc, char** argv) {
       zero::app::with_program_marked(*app.get_subcommand("launch"), zero::app::with_help(app, {argv + 1, argv + argc}));
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
-    return exit_code;
+    // What a run has to say is in its folder, too.
+    const bool must_be_read = !app.got_subcommand("train") && !app.got_subcommand("launch");
+    if (exit_code != 0 || !must_be_read || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return exit_code;
+    zero::app::print_error("zero: error: standard output cannot be written: is the disk full?\n");
+    return 1;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    fmt::print(stderr, "zero: error: {}\n", zero::app::explain(error, app, arguments));
+    zero::app::print_error(fmt::format("zero: error: {}\n", zero::app::explain(error, app, arguments)));
     return kBadInput;
   }
 }
@@ -70,11 +75,13 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
+  } catch (const zero::app::ProgramStopped& stopped) {
+    return stopped.exit_code();
   } catch (const zero::Error& error) {
-    fmt::print(stderr, "zero: error: {}\n", error.what());
+    zero::app::print_error(fmt::format("zero: error: {}\n", error.what()));
     return kBadInput;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "zero: error: {}\n", error.what());
+    zero::app::print_error(fmt::format("zero: error: {}\n", error.what()));
     return 1;
   }
 }

@@ -81,6 +81,9 @@ OpenedModel open_model(const std::string& path, const std::string& dtype) {
     opened = open_run(named, {});
   } else if (fs::exists(named.parent_path().parent_path() / "plan.json", error)) {
     opened = open_run(named.parent_path().parent_path(), named);
+  } else if (fs::exists(named / "metrics.jsonl", error)) {
+    throw ConfigError(
+        fmt::format("'{}' is the folder of a run without its plan.json, which says what the model is", path));
   } else if (fs::exists(named / "adapter_config.json", error)) {
     opened = open_adapters(named);
   } else if (fs::exists(named / "config.json", error)) {

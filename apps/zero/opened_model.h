@@ -18,7 +18,7 @@ struct OpenedModel {
 
   bool is_run() const { return plan.init_from.empty() || !checkpoint.empty(); }
   /// Its folder, where a tokenizer may be; empty: tokens are bytes, or nobody knows.
-  std::string tokenizer_folder() const { return is_run() ? plan.tokenizer : plan.init_from; }
+  std::string tokenizer_folder() const { return is_run() ? tokenizer_of(plan) : plan.init_from; }
 };
 
 /// `path`: a Hugging Face folder, one of adapters (PEFT's; their base is where adapter_config.json says), the folder of

@@ -64,13 +64,21 @@ int run_locally(const RankJob& job) {
   local.nproc = job.ranks;
   local.command = {own_command()[0], job.command, "--as-rank"};
   local.environment = {{kJobVariable, path.string()}};
+  local.grace_ms = 60'000;  // for what is computed at a time
   return launch_own_ranks("zero " + job.command, local);
 }
 
 }  // namespace
 
 ScratchFolder::ScratchFolder() {
-  std::string pattern = (std::filesystem::temp_directory_path() / "zero-XXXXXX").string();
+  std::error_code error;
+  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+  if (error) {
+    const char* const named = std::getenv("TMPDIR");
+    throw IoError(
+        fmt::format("there is no folder for temporary files: TMPDIR is '{}'; set it to one", named ? named : ""));
+  }
+  std::string pattern = (parent / "zero-XXXXXX").string();
   if (!::mkdtemp(pattern.data()))
     throw IoError(fmt::format("cannot make a folder {}: {}; set TMPDIR", pattern, std::strerror(errno)));
   path_ = pattern;
@@ -79,6 +87,12 @@ ScratchFolder::ScratchFolder() {
 ScratchFolder::~ScratchFolder() {
   std::error_code error;
   std::filesystem::remove_all(path_, error);
+}
+
+void remove_scratch() {
+  const char* const path = std::getenv(kJobVariable);
+  std::error_code error;
+  if (path) std::filesystem::remove_all(std::filesystem::path(path).parent_path(), error);
 }
 
 int run_job(const RankJob& job) {

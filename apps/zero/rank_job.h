@@ -33,6 +33,10 @@ struct RankJob {
   std::function<int(const std::string& job, Group group)> run;
 };
 
+/// Called by the first rank when all of them have read what they need from the scratch folder, which then is not left
+/// behind even if the process that would remove it is killed.
+void remove_scratch();
+
 /// The exit code of the command.
 int run_job(const RankJob& job);
 

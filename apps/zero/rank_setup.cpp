@@ -11,6 +11,7 @@
 #include <optional>
 #include <thread>
 
+#include "console.h"
 #include "zero/errors.h"
 
 namespace zero::app {
@@ -31,7 +32,7 @@ bool takes_the_report(bool of_others) {
 
 void report(int rank, const std::string& text, bool of_others) {
   if (!takes_the_report(of_others)) return;
-  fmt::print(stderr, "zero: error: {}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank), text);
+  print_error(fmt::format("zero: error: {}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank), text));
 }
 
 /// A little more than the ranks wait for each other, who say more; ZERO_STOPPED_LIMIT_S is theirs, too.

@@ -14,17 +14,28 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Modules come from Python's places, not from where the user happens to be.
+constexpr const char* kWithoutWorkingFolder = "import sys; sys.path[:] = [p for p in sys.path if p]";
+
 bool can_import(const std::string& python, const std::vector<std::string>& modules) {
   if (python.find('\'') != std::string::npos) return false;
   const std::string line = fmt::format(
-      "'{}' -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, [{}])))'"
+      "'{}' -c '{}; import importlib.util as u; sys.exit(not all(map(u.find_spec, [{}])))'"
       " >/dev/null 2>&1",
-      python, fmt::format("\"{}\"", fmt::join(modules, "\", \"")));
+      python, kWithoutWorkingFolder, fmt::format("\"{}\"", fmt::join(modules, "\", \"")));
   const int status = std::system(line.c_str());
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 }  // namespace
+
+std::vector<std::string> python_script(const std::string& python, const fs::path& script) {
+  // Not by its path alone: then its folder would come first among those of modules.
+  return {python, "-c",
+          std::string(kWithoutWorkingFolder) +
+              "; import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name=\"__main__\")",
+          script.string()};
+}
 
 fs::path find_side_program(const std::string& name) {
   std::vector<fs::path> places;
@@ -50,7 +61,8 @@ std::string find_python(const std::string& wanted, const std::vector<std::string
   if (!wanted.empty()) {
     candidates = {wanted};
   } else {
-    if (const char* python = std::getenv("ZERO_PYTHON")) candidates.emplace_back(python);
+    const char* const python = std::getenv("ZERO_PYTHON");
+    if (python && *python) return can_import(python, modules) ? python : "";
     candidates.insert(candidates.end(), {ZERO_SOURCE_DIR "/build/peers/bin/python", ZERO_SOURCE_DIR "/.venv/bin/python",
                                          ZERO_SOURCE_DIR "/build/python/bin/python",
                                          ZERO_SOURCE_DIR "/build/libraries/bin/python", "python3"});
@@ -62,7 +74,9 @@ std::string find_python(const std::string& wanted, const std::vector<std::string
 }
 
 int run_program(const std::vector<std::string>& command) {
-  return launch({.command = command, .prefix_output = false});
+  const int code = launch({.command = command, .prefix_output = false, .report_exit_codes = false});
+  if (code > 128) throw ProgramStopped(code);
+  return code;
 }
 
 }  // namespace zero::app

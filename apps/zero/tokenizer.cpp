@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -19,18 +21,12 @@ void run_tokenizer(const std::string& tokenizer, std::vector<std::string> argume
   const std::string python = find_python("", {"tokenizers"});
   if (python.empty()) {
     throw ConfigError(fmt::format(
-        "text becomes tokens by {}/tokenizer.json, and no Python here has the package tokenizers: pip install "
-        "tokenizers, or set ZERO_PYTHON to a Python that has it",
-        tokenizer));
+        "text becomes tokens by {}/tokenizer.json, and {} the package tokenizers: pip install tokenizers, or set "
+        "ZERO_PYTHON to a Python that has it",
+        tokenizer, std::getenv("ZERO_PYTHON") ? "ZERO_PYTHON is no Python with" : "no Python here has"));
   }
-  // By its path: as a script, its folder would come first among those of modules, and it has the name of one.
-  std::vector<std::string> command = {
-      python,
-      "-c",
-      "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')",
-      find_side_program("tokenize.py").string(),
-      "--tokenizer",
-      tokenizer};
+  std::vector<std::string> command = python_script(python, find_side_program("tokenize.py"));
+  command.insert(command.end(), {"--tokenizer", tokenizer});
   command.insert(command.end(), arguments.begin(), arguments.end());
   if (run_program(command) != 0)
     throw ConfigError(fmt::format("the tokenizer of {} has not made tokens of the text", tokenizer));
@@ -50,13 +46,13 @@ bool has_tokenizer(const std::string& folder) {
   return !folder.empty() && fs::exists(fs::path(folder) / "tokenizer.json", error);
 }
 
-std::vector<std::int64_t> tokenize_prompt(const std::string& tokenizer, const std::string& text,
-                                          const fs::path& scratch) {
+PromptTokens tokenize_prompt(const std::string& tokenizer, const std::string& text, const fs::path& scratch) {
   const fs::path prompt = scratch / "prompt.txt";
   std::ofstream(prompt, std::ios::binary) << text;
   run_tokenizer(tokenizer, {"--prompt", prompt.string(), "--out", scratch.string()});
   try {
-    return read_json(scratch / "prompt.json").at("tokens").get<std::vector<std::int64_t>>();
+    const nlohmann::json made = read_json(scratch / "prompt.json");
+    return {made.at("tokens"), made.at("special")};
   } catch (const nlohmann::json::exception& error) {
     throw ConfigError(fmt::format("the tokenizer of {} has written {}", tokenizer, error.what()));
   }
@@ -83,8 +79,12 @@ std::vector<std::int64_t> end_tokens(const std::string& folder) {
     const fs::path path = fs::path(folder) / name;
     if (!fs::exists(path, error)) continue;
     const nlohmann::json ends = read_json(path).value("eos_token_id", nlohmann::json());
-    if (ends.is_number_integer()) return {ends.get<std::int64_t>()};
-    if (ends.is_array()) return ends.get<std::vector<std::int64_t>>();
+    if (ends.is_null()) continue;
+    const nlohmann::json list = ends.is_array() ? ends : nlohmann::json::array({ends});
+    if (!std::ranges::all_of(list, [](const auto& end) { return end.is_number_integer(); }))
+      throw ConfigError(
+          fmt::format("{}: eos_token_id is {}; want a number or a list of numbers", path.string(), ends.dump()));
+    return list.get<std::vector<std::int64_t>>();
   }
   return {};
 }

@@ -12,11 +12,16 @@ namespace zero::app {
 /// Whether a folder has a tokenizer (tokenizer.json).
 bool has_tokenizer(const std::string& folder);
 
+struct PromptTokens {
+  std::vector<std::int64_t> tokens;
+  std::vector<std::int64_t> special;  ///< those of the vocabulary that stand for no text
+};
+
 /// `text` as the model of this tokenizer begins with it, special tokens included; pieces.json, by which
 /// zero::token_pieces() knows the text of tokens, is written to `scratch`. Throws ConfigError when there is no Python
 /// with tokenizers, or it has refused (and has said why).
-std::vector<std::int64_t> tokenize_prompt(const std::string& tokenizer, const std::string& text,
-                                          const std::filesystem::path& scratch);
+PromptTokens tokenize_prompt(const std::string& tokenizer, const std::string& text,
+                             const std::filesystem::path& scratch);
 
 /// `text` (files, or JSONL) as a corpus of tokens, made in a folder beside text.folder and kept there: found when the
 /// same were made before. Throws as tokenize_prompt().

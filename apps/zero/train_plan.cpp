@@ -294,6 +294,10 @@ std::string describe_model(const TrainPlan& plan) {
                      plan.layers, plan.dim, plan.heads, plan.seq);
 }
 
+std::string tokenizer_of(const TrainPlan& plan) {
+  return plan.tokenizer.empty() && has_tokenizer(plan.init_from) ? plan.init_from : plan.tokenizer;
+}
+
 std::string best_folder(const std::string& run_folder) { return run_folder + "/best"; }
 
 GPTOptions gpt_options(const TrainPlan& plan) {

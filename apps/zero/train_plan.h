@@ -59,6 +59,9 @@ TrainPlan choose_model(const TrainOptions& options);
 /// Throws ConfigError when the model has no such tokens as the text.
 void check_vocabulary(const TrainPlan& plan, const CorpusInfo& corpus);
 
+/// The folder with the tokenizer of the tokens that the plan's model knows; empty: there is none, or nobody knows.
+std::string tokenizer_of(const TrainPlan& plan);
+
 /// Where checkpoints of the best validation are.
 std::string best_folder(const std::string& run_folder);
 

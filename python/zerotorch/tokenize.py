@@ -50,7 +50,7 @@ def kinds_in(part: Any) -> set[str]:
         return set().union(*map(kinds_in, part)) if part else set()
     if not isinstance(part, dict):
         return set()
-    return {str(part.get("type"))} | kinds_in(list(part.values()))
+    return {str(part["type"])} | kinds_in(list(part.values())) if "type" in part else kinds_in(list(part.values()))
 
 
 def pieces_of(tokenizer: Any) -> list[str]:
@@ -68,6 +68,8 @@ def pieces_of(tokenizer: Any) -> list[str]:
             raw = b"".join(bytes([table[c]]) if c in table else c.encode() for c in text)
         elif "ByteFallback" in kinds and len(text) == 6 and text.startswith("<0x"):
             raw = bytes([int(text[3:5], 16)])
+        elif not kinds:  # tokens are words
+            raw = f" {text}".encode()
         else:
             raw = text.replace("\u2581", " ").encode()
         pieces[number] = raw.hex()
@@ -174,8 +176,13 @@ def end_of_text(tokenizer: Any, folder: Path, wanted: str | None) -> int:
     names = [wanted] if wanted else []
     if not wanted:
         config = folder / "tokenizer_config.json"
-        stated = json.loads(config.read_text()).get("eos_token") if config.exists() else None
+        try:
+            stated = json.loads(config.read_text()).get("eos_token") if config.exists() else None
+        except (ValueError, AttributeError, UnicodeDecodeError):
+            raise Refused(f"{config}: is not a JSON object") from None
         stated = stated.get("content") if isinstance(stated, dict) else stated
+        if stated is not None and not isinstance(stated, str):
+            raise Refused(f"{config}: eos_token is no text")
         names = ["<|endoftext|>", "</s>", "<|end_of_text|>"] + ([stated] if stated else [])
     for name in names:
         number = tokenizer.token_to_id(name)
@@ -227,7 +234,8 @@ def encode_prompt(options: argparse.Namespace) -> None:
         tokens = tokenizer.encode(text).ids
     except Exception as error:  # noqa: BLE001 - it raises nothing better
         raise Refused(f"the tokenizer cannot encode the text: {error}") from None
-    (options.out / "prompt.json").write_text(json.dumps({"tokens": tokens}))
+    special = [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    (options.out / "prompt.json").write_text(json.dumps({"tokens": tokens, "special": special}))
     (options.out / "pieces.json").write_text(json.dumps(pieces_of(tokenizer)))
 
 
@@ -235,7 +243,9 @@ def made_from(options: argparse.Namespace, files: list[Path]) -> str:
     """Changes with whatever decides about the tokens."""
     given = [options.field, options.separator, options.validation_fraction, options.seed, str(options.tokenizer.resolve())]
     tokenizer = options.tokenizer / "tokenizer.json" if options.tokenizer.is_dir() else options.tokenizer
-    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in [tokenizer, *files]]
+    settings = tokenizer.parent / "tokenizer_config.json"
+    used = [tokenizer, *([settings] if settings.exists() else []), *files]
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in used]
     return hashlib.blake2b(json.dumps([given, stats]).encode(), digest_size=16).hexdigest()
 
 
@@ -298,7 +308,7 @@ def tokenize(options: argparse.Namespace) -> str:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     if options.keep:
-        return ""
+        return f"tokens of {options.data}: {left_out} files left out: not UTF-8" if left_out else ""
     skipped = f"; {left_out} files left out: not UTF-8" if left_out else ""
     return (
         f"{out}: {counts[0]:,} tokens to train on, {counts[1]:,} to validate on, of {len(documents):,} documents; "
@@ -329,14 +339,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--separator", help="the token after each document (default: the tokenizer's end of text)")
     parser.add_argument("--validation-fraction", type=fraction, default=0.05, help="in whole documents (default 0.05); 1: all")
     parser.add_argument("--seed", type=int, default=1234, help="of the order of the documents")
-    parser.add_argument("--keep", action="store_true", help="say nothing, and do nothing where --out is made of this")
+    parser.add_argument("--keep", action="store_true", help="do nothing where --out is made of this")
     options = parser.parse_args(arguments)
     options.suffix = options.suffix or [".txt", ".md", ".py", ".rst", ".jsonl"]
     try:
         if options.prompt:
             encode_prompt(options)
         elif text := tokenize(options):
-            print(text)
+            print(text, file=sys.stderr if options.keep else sys.stdout)
     except (Refused, OSError) as error:
         print(f"zerotorch.tokenize: error: {error}", file=sys.stderr)
         return 1

@@ -59,14 +59,25 @@ Part whole(const fs::path& path, int token_nbytes) {
   return {path, 0, nbytes};
 }
 
+/// As whole(), of so many tokens as the writer has stated (null: it has not).
+Part counted(const fs::path& path, const json& stated, int token_nbytes) {
+  const Part part = whole(path, token_nbytes);
+  if (stated.is_null() || stated == part.nbytes / token_nbytes) return part;
+  throw IoError(
+      fmt::format("{}: got {} tokens, and tokens.json says {}: the file is cut off, or of another time; make "
+                  "the tokens again",
+                  path.string(), part.nbytes / token_nbytes, stated.dump()));
+}
+
 /// What `python -m zerotorch.tokenize` has written.
 TokenFiles read_own(const fs::path& folder) {
   const fs::path path = folder / kTokensFile;
   std::string text;
   if (!read_file(path, text)) throw IoError(fmt::format("{}: cannot be read", path.string()));
   TokenFiles files;
+  json stored;
   try {
-    const json stored = json::parse(text);
+    stored = json::parse(text);
     files.tokens.nbytes = stored.at("token_nbytes");
     files.tokens.text_nbytes = stored.at("validation_text_nbytes_per_token");
     if (fs::exists(folder / "pieces.json")) files.tokens.pieces = (folder / "pieces.json").string();
@@ -76,8 +87,12 @@ TokenFiles read_own(const fs::path& folder) {
   }
   if (files.tokens.nbytes != 2 && files.tokens.nbytes != 4)
     throw IoError(fmt::format("{}: token_nbytes is {}, want 2 or 4", path.string(), files.tokens.nbytes));
-  files.parts = {{whole(folder / kTrainFile, files.tokens.nbytes)},
-                 {whole(folder / kValidationFile, files.tokens.nbytes)}};
+  if (!(files.tokens.text_nbytes >= 0)) {
+    throw IoError(fmt::format("{}: validation_text_nbytes_per_token is {}, want 0 or more", path.string(),
+                              files.tokens.text_nbytes));
+  }
+  files.parts = {{counted(folder / kTrainFile, stored.value("train_tokens", json()), files.tokens.nbytes)},
+                 {counted(folder / kValidationFile, stored.value("validation_tokens", json()), files.tokens.nbytes)}};
   return files;
 }
 

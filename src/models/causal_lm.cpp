@@ -379,6 +379,13 @@ Tensor CausalLMImpl::forward(const Tensor& tokens) {
 
 Tensor CausalLMImpl::next_logits(const Tensor& tokens, KeyValueCache& cache) {
   check(tokens);
+  if (tokens.is_cpu()) {
+    const auto [least, largest] = at::aminmax(tokens);
+    if (least.item<std::int64_t>() < 0 || largest.item<std::int64_t>() >= config.vocab) {
+      throw ModelError(fmt::format("CausalLM: got tokens from {} to {}; the vocabulary has {}",
+                                   least.item<std::int64_t>(), largest.item<std::int64_t>(), config.vocab));
+    }
+  }
   if (is_training()) throw ModelError("CausalLM: next_logits() in training mode, where dropout acts; call eval()");
   const at::NoGradGuard no_grad;
   if (cache.length() > 0 && !turn_alike(config, cache.length(), cache.length() + tokens.size(1))) {

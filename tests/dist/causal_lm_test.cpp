@@ -134,6 +134,8 @@ TEST(CausalLM, GenerationsThatCannotBe) {
   cache.clear();
   next(1, 1);
   expect_said([&] { models::generate(gpt, {}); }, "the prompt is empty");
+  expect_said([&] { models::generate(gpt, {1, 23}); }, "got tokens from 1 to 23; the vocabulary has 23");
+  expect_said([&] { models::generate(gpt, {-1}); }, "got tokens from -1 to -1");
   expect_said([&] { models::generate(gpt, {1}, {.length = 13, .temperature = 0}); }, "13 tokens in a row");
   expect_said([&] { models::generate(gpt, {1}, {.top_p = 0}); }, "top_p 0");
   EXPECT_EQ(models::generate(gpt, {1}, {.length = 12}).size(), 12U);
