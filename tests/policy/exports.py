@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 ROOT, LIBRARY = pathlib.Path(sys.argv[1]), sys.argv[2]
-MODELS = {"models.h", "data.h", "causal_lm.h", "loss.h"}  # of the library zero::models
+MODELS = {"models.h", "data.h", "causal_lm.h", "lora.h", "loss.h"}  # of the library zero::models
 # Some linkers show functions of the standard library, too.
 ALLOWED = re.compile(r"^(std::|zero::(base::check_failed|plan::|checkpoint::|detail::|[A-Z]|[a-z_0-9]+(\[abi:\w+\])?\())")
 
