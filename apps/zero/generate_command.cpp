@@ -33,14 +33,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Arguments {
-  std::string model, prompt, dtype;
+struct Arguments : ModelArguments {
+  std::string prompt;
   std::vector<std::int64_t> tokens;
-  int ranks = 1;
   std::int64_t length = 200, top_k = 40, seed = 1234;
   double temperature = 0.8, top_p = 1;
   bool quiet = false;
-  bool as_rank = false;
 };
 
 /// What the ranks get.
@@ -261,11 +259,8 @@ int run_generate(const Arguments& arguments) {
 void add_generate_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("generate", "continue a text with a trained model");
-  CLI::Option* model = command
-                           ->add_option("model", arguments->model,
-                                        "a Hugging Face folder, the folder of a run of zero train, or a checkpoint in "
-                                        "one")
-                           ->type_name("MODEL");
+  add_model_arguments(*command, *arguments, "processes that share the parameters (ZeRO stage 3)",
+                      [arguments, &exit_code] { exit_code = run_generate(*arguments); });
   auto* prompt =
       command->add_option("--prompt", arguments->prompt, "what is continued; \\n is a line end, - standard input")
           ->type_name("TEXT");
@@ -293,19 +288,7 @@ void add_generate_command(CLI::App& app, int& exit_code) {
       ->transform(whole_number(0))
       ->capture_default_str()
       ->type_name("N");
-  command->add_option("-n,--ranks", arguments->ranks, "processes that share the parameters (ZeRO stage 3)")
-      ->transform(whole_number(1))
-      ->capture_default_str()
-      ->type_name("N");
-  command->add_option("--dtype", arguments->dtype, "of parameters and activations (default: the model's)")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
-      ->type_name("fp32|bf16|fp16");
   command->add_flag("-q,--quiet", arguments->quiet, "only the text");
-  command->add_flag("--as-rank", arguments->as_rank)->group("");
-  command->callback([arguments, model, &exit_code] {
-    if (arguments->model.empty() && !arguments->as_rank) throw CLI::RequiredError(model->get_name());
-    exit_code = run_generate(*arguments);
-  });
 }
 
 }  // namespace zero::app

@@ -1,10 +1,13 @@
 #include "opened_model.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "number_check.h"
 #include "text_format.h"
 #include "zero/checkpoint.h"
 #include "zero/config.h"
@@ -71,6 +74,28 @@ OpenedModel open_run(const fs::path& run, const fs::path& checkpoint) {
 }
 
 }  // namespace
+
+void add_model_arguments(CLI::App& command, ModelArguments& arguments, const std::string& ranks,
+                         std::function<void()> run) {
+  const CLI::Option* const model =
+      command
+          .add_option(
+              "model", arguments.model,
+              "a Hugging Face folder, one of adapters, the folder of a run of zero train, or a checkpoint in one")
+          ->type_name("MODEL");
+  command.add_option("-n,--ranks", arguments.ranks, ranks)
+      ->transform(whole_number(1))
+      ->capture_default_str()
+      ->type_name("N");
+  command.add_option("--dtype", arguments.dtype, "of parameters and activations (default: the model's)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->type_name("fp32|bf16|fp16");
+  command.add_flag("--as-rank", arguments.as_rank)->group("");
+  command.callback([&arguments, model, run = std::move(run)] {
+    if (arguments.model.empty() && !arguments.as_rank) throw CLI::RequiredError(model->get_name());
+    run();
+  });
+}
 
 OpenedModel open_model(const std::string& path, const std::string& dtype) {
   const fs::path folder = fs::absolute(path).lexically_normal();

@@ -1,5 +1,6 @@
 #pragma once
 // A model to use and not to train: a Hugging Face folder, or what a run has learnt.
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -7,7 +8,21 @@
 #include "train_plan.h"
 #include "zero/engine.h"
 
+namespace CLI {
+class App;
+}
+
 namespace zero::app {
+
+/// What every command is told that uses a model.
+struct ModelArguments {
+  std::string model, dtype;
+  int ranks = 1;
+  bool as_rank = false;  ///< internal: this process is one of them
+};
+/// Adds them to `command`, which then calls `run`. `ranks`: what its ranks are.
+void add_model_arguments(CLI::App& command, ModelArguments& arguments, const std::string& ranks,
+                         std::function<void()> run);
 
 struct OpenedModel {
   TrainPlan plan;          ///< the model, and of a run what its text was

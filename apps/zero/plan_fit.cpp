@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "zero/errors.h"
-#include "zero/lora.h"
 #include "zero/memory.h"
 
 namespace zero::app {
@@ -20,10 +19,7 @@ std::string check_fits(const plan::ModelShape& model, const Config& config, int 
 }
 
 plan::ModelShape shape_to_train(const TrainPlan& plan) {
-  plan::ModelShape shape = plan.model.empty() ? gpt_shape(gpt_options(plan), "gpt")
-                           : plan.lora.empty()
-                               ? models::shape_of(causal_lm_config(plan))
-                               : models::shape_of(causal_lm_config(plan), models::parse_lora(plan.lora));
+  plan::ModelShape shape = plan.model.empty() ? gpt_shape(gpt_options(plan), "gpt") : causal_lm_shape(plan);
   shape.transformer->seq = plan.seq;
   shape.deferred_init = true;
   return shape;

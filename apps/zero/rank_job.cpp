@@ -49,12 +49,7 @@ int run_under_launcher(const RankJob& job, int rank) {
 }
 
 int run_locally(const RankJob& job) {
-  const int most = std::max(8, 4 * usable_cpus());
-  if (job.ranks > most) {
-    throw ConfigError(
-        fmt::format("--ranks: got {}, want at most {}: this host has {} cores. Use mpirun for several hosts", job.ranks,
-                    most, usable_cpus()));
-  }
+  check_ranks_of_host(job.ranks);
   const ScratchFolder scratch;
   const std::filesystem::path path = scratch.path() / "job.json";
   const std::string text = job.prepare(scratch.path());

@@ -7,6 +7,9 @@
 
 namespace zero::app {
 
+/// Throws ConfigError for more ranks than it makes sense to start on this host.
+void check_ranks_of_host(int ranks);
+
 /// launch() for ranks of this command ("zero train"), which say themselves, once for all of them, what went wrong.
 int launch_own_ranks(const std::string& command, LaunchOptions options);
 

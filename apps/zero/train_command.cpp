@@ -63,12 +63,7 @@ int stop_signal_of(const std::string& run_folder) {
 }
 
 int run_locally(const TrainOptions& options, const std::string& command_line) {
-  const int most = std::max(8, 4 * usable_cpus());
-  if (options.ranks.value_or(1) > most) {
-    throw ConfigError(
-        fmt::format("--ranks: got {}, want at most {}: this host has {} cores. Use mpirun for several hosts",
-                    *options.ranks, most, usable_cpus()));
-  }
+  check_ranks_of_host(options.ranks.value_or(1));
   const auto given = options.ranks ? std::optional(Ranks{*options.ranks}) : std::nullopt;
   const TrainPlan plan = options.resume || options.restart
                              ? prepare_resume(options, given, command_line)

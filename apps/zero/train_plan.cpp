@@ -316,6 +316,13 @@ models::CausalLMConfig causal_lm_config(const TrainPlan& plan) {
   return config;
 }
 
+namespace {}  // namespace
+
+plan::ModelShape causal_lm_shape(const TrainPlan& plan) {
+  const models::CausalLMConfig config = causal_lm_config(plan);
+  return plan.lora.empty() ? models::shape_of(config) : models::shape_of(config, models::parse_lora(plan.lora));
+}
+
 namespace {
 
 /// adapter_config.json of the adapters that the options ask for; empty: none. Throws ConfigError.
@@ -357,8 +364,7 @@ TrainPlan choose_causal_lm(const TrainOptions& options) {
   }
   plan.recompute_every = options.recompute.value_or(0);
   plan.lora = lora_of(options, config.family);
-  const plan::ModelShape shape =
-      plan.lora.empty() ? models::shape_of(config) : models::shape_of(config, models::parse_lora(plan.lora));
+  const plan::ModelShape shape = causal_lm_shape(plan);
   plan.parameters_numel = shape.numel();
   for (const auto& parameter : shape.parameters) plan.trained_numel += parameter.trainable ? parameter.numel : 0;
   plan.init_from =

@@ -68,6 +68,8 @@ std::string best_folder(const std::string& run_folder);
 /// What the plan says of the model: of one, or of the other.
 GPTOptions gpt_options(const TrainPlan& plan);
 models::CausalLMConfig causal_lm_config(const TrainPlan& plan);
+/// Of that, with the plan's adapters.
+plan::ModelShape causal_lm_shape(const TrainPlan& plan);
 /// "model  gpt-11m: 10.9 M parameters in ...", a line.
 std::string describe_model(const TrainPlan& plan);
 

@@ -46,7 +46,7 @@ struct LinearMap {
 };
 
 /// Linear maps that can have adapters, and the names of those that cannot.
-std::pair<std::vector<LinearMap>, std::vector<std::string>> linear_maps(CausalLM& model) {
+std::pair<std::vector<LinearMap>, std::vector<std::string>> linear_maps(const CausalLM& model) {
   std::vector<LinearMap> maps;
   std::vector<std::string> others;
   for (const auto& item : model->named_modules()) {
@@ -235,8 +235,7 @@ checkpoint::ExportReport save_adapters(Engine& engine, const CausalLM& model, co
   LoraOptions resolved = options;
   if (std::ranges::find(options.targets, kAllLinear) != options.targets.end()) {
     std::set<std::string> kinds;
-    CausalLM whole = model;
-    for (const LinearMap& map : linear_maps(whole).first) kinds.insert(map.name.substr(map.name.rfind('.') + 1));
+    for (const LinearMap& map : linear_maps(model).first) kinds.insert(map.name.substr(map.name.rfind('.') + 1));
     resolved.targets.assign(kinds.begin(), kinds.end());
   }
   Group group = engine.all_ranks();
@@ -248,8 +247,7 @@ checkpoint::ExportReport save_adapters(Engine& engine, const CausalLM& model, co
 
 void merge_adapters(Engine& engine, const CausalLM& model) {
   const at::NoGradGuard no_grad;
-  CausalLM whole = model;
-  for (const LinearMap& map : linear_maps(whole).first) {
+  for (const LinearMap& map : linear_maps(model).first) {
     if (!map.module->lora_A) continue;
     const std::string weight = map.name + ".weight", b_name = map.name + ".lora_B.weight";
     const Tensor a = engine.full_weight(map.name + ".lora_A.weight").to(at::kFloat);

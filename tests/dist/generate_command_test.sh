@@ -5,9 +5,9 @@
 zero=$(realpath "$1")
 golden=$(realpath "$2")/tests/data/causal_lm
 source "$(dirname "$0")/../support/command_test.sh"
+source "$(dirname "$0")/../support/golden_folder.sh"
 cd "$work" || exit 1
 export ZERO_LOG_LEVEL=warning XDG_CACHE_HOME=$work/cache
-value() { python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
 near() { # what, got, wanted, tolerance
   python3 -c 'import sys; a, b, t = map(float, sys.argv[1:]); sys.exit(abs(a - b) > t)' "$2" "$3" "$4" || fail "$1: got $2, want $3"
 }
@@ -18,28 +18,6 @@ refused() { # part of the message, command and options
   [ $code -eq 2 ] || [ $code -eq 1 ] || fail "exit code of 'zero $*' is $code"
   grep -qF -- "$want" err || fail "'zero $*' says '$(cat err)', want '$want'"
 }
-# A folder as Hugging Face's: config.json, and model.safetensors of the golden weights; the first five golden tokens.
-folder() { # model, folder
-  mkdir -p "$2"
-  cp "$golden/$1.json" "$2/config.json"
-  python3 - "$golden/$1.safetensors" "$2" << 'EOF'
-import json, struct, sys
-raw = open(sys.argv[1], "rb").read()
-size = struct.unpack("<Q", raw[:8])[0]
-header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
-out, body = {}, b""
-for name, of in header.items():
-    if name.startswith("weight/"):
-        begin, end = of["data_offsets"]
-        out[name[7:]] = {**of, "data_offsets": [len(body), len(body) + end - begin]}
-        body += data[begin:end]
-text = json.dumps(out).encode()
-open(sys.argv[2] + "/model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + body)
-begin = header["tokens"]["data_offsets"][0]
-print(*struct.unpack("<5q", data[begin : begin + 40]), file=open(sys.argv[2] + "/tokens", "w"))
-EOF
-}
-
 # ---- the likeliest tokens are those of transformers, with what is sharded and without
 for model in gpt2 llama mistral qwen3_moe; do
   folder $model $model

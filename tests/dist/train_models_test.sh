@@ -4,33 +4,15 @@
 zero=$(realpath "$1")
 golden=$(realpath "$2")/tests/data/causal_lm
 source "$(dirname "$0")/../support/command_test.sh"
+source "$(dirname "$0")/../support/golden_folder.sh"
 cd "$work" || exit 1
 export ZERO_LOG_LEVEL=warning
-value() { python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
 refused() { # part of the message, options
   local want=$1; shift
   timeout 60 "$zero" train "$@" > out 2> err
   local code=$?
   [ $code -eq 2 ] || [ $code -eq 1 ] || fail "exit code of 'zero train $*' is $code"
   grep -qF -- "$want" err || fail "'zero train $*' says '$(cat err)', want '$want'"
-}
-# A folder as Hugging Face's: config.json, and model.safetensors of the golden weights.
-folder() { # model, folder
-  mkdir -p "$2"
-  cp "$golden/$1.json" "$2/config.json"
-  python3 - "$golden/$1.safetensors" "$2/model.safetensors" <<'END'
-import json, struct, sys
-data = open(sys.argv[1], "rb").read()
-size, = struct.unpack("<Q", data[:8])
-header, body, out, new = json.loads(data[8:8 + size]), data[8 + size:], b"", {}
-for name, entry in header.items():
-    if not name.startswith("weight/"): continue
-    begin, end = entry["data_offsets"]
-    new[name[7:]] = {**entry, "data_offsets": [len(out), len(out) + end - begin]}
-    out += body[begin:end]
-text = json.dumps(new).encode()
-open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + out)
-END
 }
 tokens() { # folder, vocabulary, train tokens, validation tokens: uint16, the next token follows from the last
   mkdir -p "$1"

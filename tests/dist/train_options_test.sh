@@ -11,7 +11,6 @@ run="$text --eval-batches 1 --eval-every 0 --sample-length 0"
 
 printed() { "$zero" train --preset gpt-tiny --print-config "$@" > config.out 2> err || fail "--print-config $*: $(cat err)"; }
 # of config.json below a folder, or of what was printed
-value() { python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
 refused() { # part of the message, options
   local want=$1; shift
   "$zero" train "$@" > out 2> err
