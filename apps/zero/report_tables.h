@@ -12,8 +12,8 @@
 
 namespace zero::app {
 
-/// What each rank of DDP holds for a model: bf16 (fp32) parameters 2 (4) bytes each; of those that are trained gradients
-/// 2 (4), fp32 master weights 4 (0), Adam's two moments 8: 16 in all. DDP's gradient buckets are not counted.
+/// What each rank of DDP holds for a model: bf16 (fp32) parameters 2 (4) bytes each; of those that are trained
+/// gradients 2 (4), fp32 master weights 4 (0), Adam's two moments 8: 16 in all. DDP's gradient buckets are not counted.
 MemoryReport ddp_memory(std::int64_t parameters_numel, std::int64_t trained_numel, DType param_dtype);
 
 /// By kind's name: {"current_nbytes", "peak_nbytes"}.
