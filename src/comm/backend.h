@@ -142,6 +142,7 @@ struct Patience {
   std::chrono::milliseconds timeout{0};                              ///< after it the group fails
   std::int64_t waited_ns = 0;                                        ///< part of the timeout already used
   std::int64_t limit_ns = std::numeric_limits<std::int64_t>::max();  ///< after it block_until() returns false
+  bool while_others_run = false;                                     ///< and once every rank waits, where sees_waits()
 };
 
 /// A work that Backend::progress() advances.
@@ -151,6 +152,8 @@ class MovedWork : public WorkState {
   bool test() final;
   void wait() final { wait_at_most(std::numeric_limits<std::int64_t>::max()); }
   bool wait_for(std::chrono::milliseconds limit) final;
+  /// As wait_for(), but only as long as some rank still runs, where the backend sees that.
+  bool wait_while_others_run(std::chrono::milliseconds limit);
 
   /// Called when its group or board is destroyed: only its result can be read afterwards.
   void orphan() { backend_ = nullptr; }
@@ -180,7 +183,7 @@ class MovedWork : public WorkState {
   Backend* backend_;  ///< null: orphaned
 
  private:
-  bool wait_at_most(std::int64_t limit_ns);
+  bool wait_at_most(std::int64_t limit_ns, bool while_others_run = false);
   void own_part_failed(std::exception_ptr error);
   void throw_if_over() const;
 
@@ -246,6 +249,8 @@ class Backend : public std::enable_shared_from_this<Backend> {
   /// if the limit passed. Throws CommError.
   virtual bool block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
                            const Patience& patience) = 0;
+  /// *Local.* block_until() knows when every rank waits in it.
+  virtual bool sees_waits() const { return false; }
   /// *Local.* Checks liveness and timeouts for a caller that has waited since `since_ns`. Throws CommError.
   virtual void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
                            std::chrono::milliseconds timeout) = 0;

@@ -12,6 +12,12 @@ namespace {
 
 constexpr int kAll = std::numeric_limits<int>::max();
 
+/// More than a year is for ever, and can be counted in nanoseconds.
+std::int64_t to_ns(std::chrono::milliseconds limit) {
+  constexpr std::chrono::milliseconds kLong = std::chrono::hours(24 * 365);
+  return std::min(limit, kLong).count() * base::kNanosPerMilli;
+}
+
 double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond); }
 
 }  // namespace
@@ -42,13 +48,13 @@ bool MovedWork::test() {
   return false;
 }
 
-bool MovedWork::wait_for(std::chrono::milliseconds limit) {
-  // More than a year is for ever, and can be counted in nanoseconds.
-  constexpr std::chrono::milliseconds kLong = std::chrono::hours(24 * 365);
-  return wait_at_most(std::min(limit, kLong).count() * base::kNanosPerMilli);
+bool MovedWork::wait_for(std::chrono::milliseconds limit) { return wait_at_most(to_ns(limit)); }
+
+bool MovedWork::wait_while_others_run(std::chrono::milliseconds limit) {
+  return wait_at_most(to_ns(limit), /*while_others_run=*/true);
 }
 
-bool MovedWork::wait_at_most(std::int64_t limit_ns) {
+bool MovedWork::wait_at_most(std::int64_t limit_ns, bool while_others_run) {
   if (complete()) return true;
   throw_if_over();
   if (backend_->in_finish_step()) {
@@ -66,7 +72,7 @@ bool MovedWork::wait_at_most(std::int64_t limit_ns) {
   };
   try {
     backend_->block_until([this] { return complete() || error_; }, [this] { return blocker(); },
-                          {timeout_, waited_ns_, limit_ns});
+                          {timeout_, waited_ns_, limit_ns, while_others_run});
   } catch (...) {
     account();
     throw;

@@ -74,6 +74,7 @@ class ShmBackend final : public Backend {
   bool in_finish_step() const override { return progressing_; }
   bool block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
                    const Patience& patience) override;
+  bool sees_waits() const override { return true; }
   void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
                    std::chrono::milliseconds timeout) override;
   void throw_if_failed() const override;

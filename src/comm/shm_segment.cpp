@@ -47,7 +47,25 @@ void ControlSegment::notify() {
   // seq_cst here and on the counters: either this load sees the sleeper, or the sleeper saw the counter.
   if (head.sleepers.load(std::memory_order_seq_cst) == 0) return;
   head.event.fetch_add(1, std::memory_order_seq_cst);
-  ::syscall(SYS_futex, &head.event, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  wake_sleepers();
+}
+
+void ControlSegment::wake_sleepers() {
+  ::syscall(SYS_futex, &header().event, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// seq_cst on all of them: of ranks that fall asleep at the same time, the last one sees the others.
+void ControlSegment::fall_asleep(int rank, std::uint32_t event) {
+  block(rank).asleep_since.store(event + std::uint64_t{1}, std::memory_order_seq_cst);
+}
+
+void ControlSegment::wake_up(int rank) { block(rank).asleep_since.store(0, std::memory_order_seq_cst); }
+
+bool ControlSegment::all_asleep(std::uint32_t event) const {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    if (block(rank).asleep_since.load(std::memory_order_seq_cst) != event + std::uint64_t{1}) return false;
+  }
+  return header().event.load(std::memory_order_seq_cst) == event;
 }
 
 void ControlSegment::sleep(std::uint32_t event, std::int64_t timeout_ns) {
@@ -66,7 +84,7 @@ void ControlSegment::fail(int rank, const std::string& reason) noexcept {
     head.failure.store(FailureState::kFailed, std::memory_order_release);
   }
   head.event.fetch_add(1, std::memory_order_seq_cst);
-  ::syscall(SYS_futex, &head.event, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  wake_sleepers();
 }
 
 std::string ControlSegment::reason() const {

@@ -81,6 +81,7 @@ struct RankBlock {
 
   alignas(kCacheLine) std::atomic<std::int32_t> pid;
   std::atomic<std::uint64_t> start_time;
+  std::atomic<std::uint64_t> asleep_since;  ///< 0: awake; else 1 + the event after which it looked in vain
 
   alignas(kCacheLine) std::array<std::atomic<std::uint32_t>, kFreedEntries> freed;
   std::array<Slot, kRingSlots> ring;
@@ -143,7 +144,15 @@ class ControlSegment {
 
   /// Wakes every sleeping rank. Cheap when nobody sleeps. Local.
   void notify();
-  /// Sleeps until notify() or for `timeout_ns`. `event` was read before the caller last looked. Local.
+  /// Says that `rank`, one of the sleepers, has read `event`, then looked, and found nothing to go on with. Local.
+  void fall_asleep(int rank, std::uint32_t event);
+  void wake_up(int rank);
+  /// Every rank is asleep and nothing has happened since each last looked: nobody will bring anything. Local.
+  bool all_asleep(std::uint32_t event) const;
+  /// Makes sleepers look again although nothing has happened. Local.
+  void wake_sleepers();
+  /// Sleeps until notify() or wake_sleepers(), or for `timeout_ns`. `event` was read before the caller last looked.
+  /// Local.
   void sleep(std::uint32_t event, std::int64_t timeout_ns);
 
   /// Marks the group as failed; the first caller's reason stays. Local, never blocks.

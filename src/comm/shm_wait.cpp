@@ -3,6 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "base/clock.h"
 #include "comm/interrupt.h"
@@ -16,13 +18,19 @@ namespace {
 /// Counts this rank among the sleepers for the length of a scope.
 class SleeperGuard {
  public:
-  explicit SleeperGuard(std::atomic<std::uint32_t>& sleepers) : sleepers_(sleepers) { sleepers_.fetch_add(1); }
-  ~SleeperGuard() { sleepers_.fetch_sub(1); }
+  SleeperGuard(ControlSegment& segment, int rank) : segment_(segment), rank_(rank) {
+    segment_.header().sleepers.fetch_add(1);
+  }
+  ~SleeperGuard() {
+    segment_.wake_up(rank_);
+    segment_.header().sleepers.fetch_sub(1);
+  }
   SleeperGuard(const SleeperGuard&) = delete;
   SleeperGuard& operator=(const SleeperGuard&) = delete;
 
  private:
-  std::atomic<std::uint32_t>& sleepers_;
+  ControlSegment& segment_;
+  const int rank_;
 };
 
 double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond); }
@@ -55,14 +63,20 @@ bool ShmBackend::block_until(const std::function<bool()>& done, const std::funct
   }
   const std::int64_t since_ns = begin_ns - patience.waited_ns;
   const std::int64_t deadline_ns = since_ns + patience.timeout.count() * base::kNanosPerMilli;
+  std::optional<std::uint32_t> told;  ///< the last event at which this rank told others that all sleep
   while (true) {
     check_peers(blocker, since_ns, patience.timeout);
-    const SleeperGuard guard(segment_->header().sleepers);
+    const SleeperGuard guard(*segment_, rank());
     const std::uint32_t event = segment_->header().event.load(std::memory_order_seq_cst);
     if (arrived()) return true;
     const std::int64_t now_ns = base::monotonic_ns();
     const std::int64_t limit_left_ns = patience.limit_ns - (now_ns - begin_ns);
     if (limit_left_ns <= 0) return false;
+    segment_->fall_asleep(rank(), event);
+    if (segment_->all_asleep(event)) {
+      if (patience.while_others_run) return false;
+      if (std::exchange(told, event) != event) segment_->wake_sleepers();
+    }
     const std::int64_t longest_ns = std::min(policy_.slice_ns, limit_left_ns);
     // Past the deadline where this process was paused: check_peers() knows.
     segment_->sleep(event, deadline_ns > now_ns ? std::min(longest_ns, deadline_ns - now_ns) : longest_ns);

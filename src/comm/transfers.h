@@ -2,6 +2,7 @@
 // What the boards and windows of all backends have in common: arguments, locking, counters, works and waiting.
 // A backend adds how it sees that its peers have come, and how it gets at their bytes.
 #include <array>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -72,6 +73,8 @@ class BoardWork : public MovedWork {
 class HostedBoard : public ExchangeBoard, public Transfers {
  public:
   Work post(int parcel, const void* in) final;
+  bool wait_while_others_run(int parcel, std::chrono::milliseconds limit) final;
+  bool sees_waits() const final { return backend_->sees_waits(); }
   std::int64_t posts(int parcel) const final;
   bool abandon() final;
   int progress(int most) final;

@@ -17,6 +17,7 @@
 // A ShardTransport moves all shards of one engine: it has the boards and windows, and the two collectives that publish
 // updated values. Control messages between ranks (norms, flags, names) use a Group in host memory, so that another
 // device needs only another transport.
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -49,6 +50,12 @@ class ExchangeBoard {
   /// only then. Allocates nothing once the parcel has been posted twice (and, from private memory, staged). Throws
   /// CommError once the group has failed, ConfigError; in a group of one also what the sink throws.
   virtual Work post(int parcel, const void* in) = 0;
+
+  /// *Local.* Waits for this rank's last post of `parcel`, at most for `limit`; where sees_waits(), only as long as some
+  /// rank of the group does anything but wait for others. True if it is complete. Throws as Work::wait().
+  virtual bool wait_while_others_run(int parcel, std::chrono::milliseconds limit) = 0;
+  /// *Local.* Ranks see of each other that they wait.
+  virtual bool sees_waits() const = 0;
 
   /// *Local.* The number of times this rank has posted `parcel`.
   virtual std::int64_t posts(int parcel) const = 0;

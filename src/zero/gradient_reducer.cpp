@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/small_floats.h"
 #include "intercept/gradient_hook.h"
 #include "zero/errors.h"
@@ -236,6 +237,7 @@ void GradientReducer::retire_if_complete(Bucket& bucket) {
 }
 
 void GradientReducer::begin_backward() {
+  backward_began_ = base::seconds_now();
   schedule_.begin_backward();
   if (rows_) rows_->begin_backward();
   used_in_backward_.clear();
@@ -278,20 +280,27 @@ void GradientReducer::open(Bucket& bucket) {
 /// How long to wait for buckets sent before, instead of taking more memory. A rank that does not use what
 /// they hold sends them at the end of its micro-batch only, and may itself wait for this rank: where ranks
 /// were seen to use different parameters there is no waiting. Where they only finish them in different orders, waiting
-/// in vain makes the next wait shorter.
-std::chrono::milliseconds GradientReducer::patience() const {
-  return routed_ || impatient_ ? std::chrono::milliseconds(0) : patience_;
+/// in vain makes the next wait shorter. Ranks that use the same in the same order never wait in vain, however slow one
+/// of them is: where they see each other wait, only something else that holds a rank up ends the wait early. Where they
+/// do not, waiting at most doubles the time that backward has taken so far.
+double GradientReducer::patience_seconds() const {
+  constexpr double kSeeing = 30, kBlind = 1;
+  if (routed_ || impatient_) return 0;
+  const double most = board_->sees_waits() ? kSeeing : std::max(kBlind, base::seconds_now() - backward_began_);
+  return std::min(most, most_patience_seconds_);
 }
 
 void GradientReducer::adjust_patience() {
-  constexpr std::chrono::milliseconds kLeast{5}, kMost{1000};
-  patience_ = impatient_ ? patience_ / 4 : std::clamp(2 * patience_, kLeast, kMost);
+  constexpr double kLeastSeconds = 0.005;
+  if (!impatient_) most_patience_seconds_ = 2 * std::max(most_patience_seconds_, kLeastSeconds);
   impatient_ = false;
 }
 
 bool GradientReducer::wait_a_while(Bucket& bucket) {
-  if (patience().count() > 0 && bucket.work.wait_for(patience())) return true;
-  impatient_ = true;
+  const double begin = base::seconds_now(), limit = patience_seconds();
+  const std::chrono::milliseconds whole_limit(std::llround(1e3 * limit));
+  if (limit > 0 && board_->wait_while_others_run(index_of(bucket), whole_limit)) return true;
+  if (!std::exchange(impatient_, true)) most_patience_seconds_ = (base::seconds_now() - begin) / 4;
   return false;
 }
 

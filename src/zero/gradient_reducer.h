@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -150,9 +151,9 @@ class GradientReducer {
   std::int64_t largest_piece() const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - buckets_.data()); }
   void open(Bucket& bucket);
-  std::chrono::milliseconds patience() const;
+  double patience_seconds() const;
   void adjust_patience();  ///< at the end of a micro-batch
-  /// Waits up to patience(); true when the bucket's reduction is complete.
+  /// Waits up to patience_seconds(); true when the bucket's reduction is complete.
   bool wait_a_while(Bucket& bucket);
   void take_from_pool(Bucket& bucket);
   void add_dense(int parameter, const at::Tensor& gradient);
@@ -192,7 +193,8 @@ class GradientReducer {
   bool agreed_routed_ = false;  ///< all ranks know that they use different parameters
   bool routed_ = false;         ///< ranks were seen to use different parameters
   bool impatient_ = false;      ///< waiting was in vain in this micro-batch
-  std::chrono::milliseconds patience_{100};
+  double most_patience_seconds_ = std::numeric_limits<double>::infinity();
+  double backward_began_ = 0;                           ///< base::seconds_now()
   std::optional<GradientSums> sums_;                    ///< unless they are consumed at once
   storage::FlatBuffer piece_;                           ///< if sums are consumed at once: those of one bucket
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit; only if whole sums are sent to all ranks

@@ -228,6 +228,59 @@ TEST(GroupConformance, BoardWaitsForALimitedTime) {
   });
 }
 
+TEST(GroupConformance, BoardWaitsAsLongAsALateRankRuns) {
+  on_ranks([](Group group) {
+    SummingBoard summing(group, true);
+    if (group.rank() == group.size() - 1) std::this_thread::sleep_for(400ms);
+    summing.post(0, 0);
+    EXPECT_TRUE(summing.board().wait_while_others_run(0, 30s));
+    summing.expect_sums(0, 0);
+    EXPECT_TRUE(summing.board().wait_while_others_run(1, 0ms)) << "never posted";
+    group.barrier().wait();
+  });
+}
+
+/// Of a wait that ranks can see, or of one that has to end by its limit.
+std::chrono::milliseconds limit_of(const ExchangeBoard& board) { return board.sees_waits() ? 60s : 50ms; }
+
+TEST(GroupConformance, BoardWaitsNoLongerOnceAllRanksWaitForEachOther) {
+  on_ranks([](Group group) {
+    SummingBoard summing(group, true);
+    for (int round = 0; round < 20; ++round) {
+      const int first = group.rank() == 0 ? 0 : 1, second = 1 - first;
+      summing.post(first, round);
+      const auto begin = std::chrono::steady_clock::now();
+      std::int64_t given_up = summing.board().wait_while_others_run(first, limit_of(summing.board())) ? 0 : 1;
+      EXPECT_LE(std::chrono::steady_clock::now() - begin, 20s);
+      summing.post(second, round);
+      for (const int p : {first, second}) {
+        summing.work(static_cast<std::size_t>(p)).wait();
+        summing.expect_sums(p, round);
+      }
+      group.all_reduce(&given_up, 1, DType::kInt64).wait();
+      EXPECT_GE(given_up, group.size() > 1 ? 1 : 0);
+    }
+  });
+}
+
+TEST(GroupConformance, BoardWaitsNoLongerOnceTheOthersWaitInACollective) {
+  on_ranks([](Group group) {
+    SummingBoard summing(group, true);
+    for (int round = 0; round < 20; ++round) {
+      if (group.rank() == 0) {
+        summing.post(0, round);
+        const auto begin = std::chrono::steady_clock::now();
+        EXPECT_EQ(summing.board().wait_while_others_run(0, limit_of(summing.board())), group.size() == 1);
+        EXPECT_LE(std::chrono::steady_clock::now() - begin, 20s);
+      }
+      group.barrier().wait();
+      if (group.rank() != 0) summing.post(0, round);
+      summing.work(0).wait();
+      summing.expect_sums(0, round);
+    }
+  });
+}
+
 TEST(GroupConformance, BoardRefusesWrongUse) {
   on_ranks([](Group group) {
     const Counts counts(static_cast<std::size_t>(group.size()), 3);

@@ -40,14 +40,18 @@ void write_all(int fd, const std::string& text) {
 class PipeListener : public ::testing::EmptyTestEventListener {
  public:
   explicit PipeListener(int fd) : fd_(fd) {}
+  /// Here: the rank inherits the failures that its parent has seen.
+  bool heard_failure() const { return heard_failure_; }
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (!result.failed()) return;
+    heard_failure_ = true;
     const std::string file = result.file_name() ? result.file_name() : "?";
     write_all(fd_, file + ":" + std::to_string(result.line_number()) + ": " + result.message() + "\n");
   }
 
  private:
   int fd_;
+  bool heard_failure_ = false;
 };
 
 [[noreturn]] void run_child(int rank, int n, int fd, const std::string& job_id, const std::function<void(Group)>& fn,
@@ -55,7 +59,8 @@ class PipeListener : public ::testing::EmptyTestEventListener {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
   delete listeners.Release(listeners.default_result_printer());
-  listeners.Append(new PipeListener(fd));
+  auto* const listener = new PipeListener(fd);
+  listeners.Append(listener);
   int code = 0;
   try {
     auto segment = comm::ControlSegment::rendezvous(job_id, rank, n, options.rendezvous_timeout);
@@ -63,7 +68,7 @@ class PipeListener : public ::testing::EmptyTestEventListener {
     if (options.group_timeout.count() > 0) group.set_timeout(options.group_timeout);
     write_all(fd, std::string(1, kStartedMark));
     fn(std::exchange(group, Group()));
-    if (::testing::Test::HasFailure()) code = kExitAssertion;
+    if (listener->heard_failure()) code = kExitAssertion;
   } catch (const std::exception& error) {
     write_all(fd, error.what());
     code = kExitException;
