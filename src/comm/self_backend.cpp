@@ -93,9 +93,6 @@ class SelfBoard final : public ExchangeBoard {
     return Work();
   }
 
-  bool wait_while_others_run(int, std::chrono::milliseconds) override { return true; }
-  bool sees_waits() const override { return true; }
-
   std::int64_t posts(int parcel) const override {
     table_->check("ExchangeBoard::posts", parcel, this);
     return posts_[static_cast<std::size_t>(parcel)];

@@ -92,7 +92,7 @@ std::int64_t HostedBoard::posts(int parcel) const {
   return posts_[static_cast<std::size_t>(parcel)];
 }
 
-bool HostedBoard::wait_while_others_run(int parcel, std::chrono::milliseconds limit) {
+bool HostedBoard::wait_while_others_run(int parcel, Work&, std::chrono::milliseconds limit) {
   table_->check("ExchangeBoard::wait_while_others_run", parcel, this);
   const auto& work = works_[static_cast<std::size_t>(parcel)][0];
   if (!work || work->complete()) return true;

@@ -73,7 +73,7 @@ class BoardWork : public MovedWork {
 class HostedBoard : public ExchangeBoard, public Transfers {
  public:
   Work post(int parcel, const void* in) final;
-  bool wait_while_others_run(int parcel, std::chrono::milliseconds limit) final;
+  bool wait_while_others_run(int parcel, Work& post, std::chrono::milliseconds limit) final;
   bool sees_waits() const final { return backend_->sees_waits(); }
   std::int64_t posts(int parcel) const final;
   bool abandon() final;

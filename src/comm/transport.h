@@ -51,11 +51,14 @@ class ExchangeBoard {
   /// CommError once the group has failed, ConfigError; in a group of one also what the sink throws.
   virtual Work post(int parcel, const void* in) = 0;
 
-  /// *Local.* Waits for this rank's last post of `parcel`, at most for `limit`; where sees_waits(), only as long as some
-  /// rank of the group does anything but wait for others. True if it is complete. Throws as Work::wait().
-  virtual bool wait_while_others_run(int parcel, std::chrono::milliseconds limit) = 0;
+  /// *Local.* Waits for `post`, this rank's last one of `parcel`, at most for `limit`; where sees_waits(), only as long
+  /// as some rank of the group does anything but wait for others. True if it is complete. Throws as Work::wait_for().
+  virtual bool wait_while_others_run(int parcel, Work& post, std::chrono::milliseconds limit) {
+    (void)parcel;
+    return post.wait_for(limit);
+  }
   /// *Local.* Ranks see of each other that they wait.
-  virtual bool sees_waits() const = 0;
+  virtual bool sees_waits() const { return false; }
 
   /// *Local.* The number of times this rank has posted `parcel`.
   virtual std::int64_t posts(int parcel) const = 0;

@@ -299,7 +299,7 @@ void GradientReducer::adjust_patience() {
 bool GradientReducer::wait_a_while(Bucket& bucket) {
   const double begin = base::seconds_now(), limit = patience_seconds();
   const std::chrono::milliseconds whole_limit(std::llround(1e3 * limit));
-  if (limit > 0 && board_->wait_while_others_run(index_of(bucket), whole_limit)) return true;
+  if (limit > 0 && board_->wait_while_others_run(index_of(bucket), bucket.work, whole_limit)) return true;
   if (!std::exchange(impatient_, true)) most_patience_seconds_ = (base::seconds_now() - begin) / 4;
   return false;
 }

@@ -80,6 +80,9 @@ class SummingBoard {
   std::size_t size() const { return parcels_.size(); }
   ExchangeBoard& board() { return *board_; }
   Work& work(std::size_t p) { return works_[p]; }
+  bool wait_while_others_run(int parcel, std::chrono::milliseconds limit) {
+    return board_->wait_while_others_run(parcel, works_[static_cast<std::size_t>(parcel)], limit);
+  }
   std::int64_t mine(std::size_t p) const { return parcels_[p].counts[static_cast<std::size_t>(group_.rank())]; }
 
   void post(int parcel, int generation) {
@@ -233,9 +236,9 @@ TEST(GroupConformance, BoardWaitsAsLongAsALateRankRuns) {
     SummingBoard summing(group, true);
     if (group.rank() == group.size() - 1) std::this_thread::sleep_for(400ms);
     summing.post(0, 0);
-    EXPECT_TRUE(summing.board().wait_while_others_run(0, 30s));
+    EXPECT_TRUE(summing.wait_while_others_run(0, 30s));
     summing.expect_sums(0, 0);
-    EXPECT_TRUE(summing.board().wait_while_others_run(1, 0ms)) << "never posted";
+    EXPECT_TRUE(summing.wait_while_others_run(1, 0ms)) << "never posted";
     group.barrier().wait();
   });
 }
@@ -250,7 +253,7 @@ TEST(GroupConformance, BoardWaitsNoLongerOnceAllRanksWaitForEachOther) {
       const int first = group.rank() == 0 ? 0 : 1, second = 1 - first;
       summing.post(first, round);
       const auto begin = std::chrono::steady_clock::now();
-      std::int64_t given_up = summing.board().wait_while_others_run(first, limit_of(summing.board())) ? 0 : 1;
+      std::int64_t given_up = summing.wait_while_others_run(first, limit_of(summing.board())) ? 0 : 1;
       EXPECT_LE(std::chrono::steady_clock::now() - begin, 20s);
       summing.post(second, round);
       for (const int p : {first, second}) {
@@ -270,7 +273,7 @@ TEST(GroupConformance, BoardWaitsNoLongerOnceTheOthersWaitInACollective) {
       if (group.rank() == 0) {
         summing.post(0, round);
         const auto begin = std::chrono::steady_clock::now();
-        EXPECT_EQ(summing.board().wait_while_others_run(0, limit_of(summing.board())), group.size() == 1);
+        EXPECT_EQ(summing.wait_while_others_run(0, limit_of(summing.board())), group.size() == 1);
         EXPECT_LE(std::chrono::steady_clock::now() - begin, 20s);
       }
       group.barrier().wait();
