@@ -19,6 +19,7 @@
 #include "host_facts.h"
 #include "launch.h"
 #include "plan_command.h"
+#include "report_command.h"
 #include "runs_command.h"
 #include "side_programs.h"
 #include "train_command.h"
@@ -50,6 +51,7 @@ int run(int argc, char** argv) {
   zero::app::add_bench_command(app, exit_code);
   zero::app::add_doctor_command(app, exit_code);
   zero::app::add_runs_command(app, exit_code);
+  zero::app::add_report_command(app, exit_code);
   app.add_subcommand("version", "print the versions")->callback([] {
     zero::app::Console(true).print(version_text() + "\n");
   });

@@ -173,6 +173,7 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   text += fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
                       result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
+  text += fmt::format("           {} report {} draws it\n", program_name(), for_shell(plan.run_folder));
   if (!result.checkpoint.empty()) {
     text += result.stop_signal != 0 || result.time_is_up
                 ? fmt::format("           {} train --resume --run-dir {} goes on\n", program_name(),

@@ -27,6 +27,7 @@ void override_zero(ordered_json& json, const TrainOptions& options) {
   ordered_json& zero = json["zero_optimization"];
   if (options.stage) zero["stage"] = *options.stage;
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
+  if (options.trace) json["zerotorch"]["trace"]["enabled"] = true;
   if (options.nvme.empty()) return;
   const auto put_on_disk = [&](const char* section) {
     zero[section]["device"] = "nvme";

@@ -30,6 +30,7 @@ struct TrainOptions {
   std::vector<std::string> lora_targets;  ///< empty: PEFT's choice
   bool merge = false;                     ///< export the model with what they have learnt, not them
   std::optional<std::int64_t> recompute;  ///< of so many blocks one; 0: none
+  bool trace = false;                     ///< some steps, for Perfetto
   // How to train it.
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
   std::optional<int> stage;

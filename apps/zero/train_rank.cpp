@@ -125,6 +125,7 @@ int run(const TrainPlan& plan, Group group) {
   const Clock clock;
   Config config = Config::from_text(plan.config, "configuration of the run");
   config.tensorboard.enabled = false;  // the run writes its own events
+  config.zerotorch.trace.path = (std::filesystem::path(plan.run_folder) / config.zerotorch.trace.path).string();
   // What the library says at start is part of our own words.
   set_up_process(group, config, {.quiet = true});
   const bool first = group.rank() == 0;

@@ -436,6 +436,21 @@ struct Config {
       bool async = true;
     };
     Checkpoint checkpoint;
+    /// Records what every rank does in some steps, for Perfetto: the parts of a step, collectives on their way,
+    /// requests to the disk, memory by kind. In files rank<R>.json of the "Trace Event Format".
+    struct Trace {
+      bool enabled = false;
+      /// Folder of the files; made where it is missing.
+      std::string path = "trace";
+      /// First step that is recorded, counted from 1 since initialize().
+      std::int64_t first_step = 3;
+      /// Number of steps recorded.
+      std::int64_t steps = 2;
+      /// Events kept by a rank, about 100 bytes each in memory and 200 in the file; what comes after is left out, and
+      /// said.
+      std::int64_t max_events = 300'000;
+    };
+    Trace trace;
   };
   Zerotorch zerotorch;
 

@@ -64,6 +64,10 @@ void CallLog::end(const Ticket& ticket, std::int64_t moving_ns) noexcept {
   if (ticket.number >= entry.begun - LoggedCalls::kKept) {
     entry.seconds[static_cast<std::size_t>(ticket.number % LoggedCalls::kKept)] = static_cast<float>(seconds_of(ns));
   }
+  if (trace_) {
+    trace_->add_call(base::Trace::Row::kCommunication, kind_name(entry.kind), entry.label, ticket.begin_ns,
+                     ticket.begin_ns + ns, entry.nbytes);
+  }
   if (!options_.verbose) return;
   try {
     const double bandwidth = algorithm_bandwidth(entry.nbytes, seconds_of(ns));
@@ -79,6 +83,11 @@ void CallLog::end(const Ticket& ticket, std::int64_t moving_ns) noexcept {
 std::vector<LoggedCalls> CallLog::calls() const {
   const std::lock_guard lock(mutex_);
   return entries_;
+}
+
+void CallLog::set_trace(base::Trace* trace) {
+  const std::lock_guard lock(mutex_);
+  trace_ = trace;
 }
 
 void CallLog::pause(bool on) {

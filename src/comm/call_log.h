@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/trace.h"
 #include "comm/call_record.h"
 
 namespace zero::comm {
@@ -58,11 +59,14 @@ class CallLog {
   std::vector<LoggedCalls> calls() const;
   /// What is begun while it pauses is not recorded.
   void pause(bool on);
+  /// Gets the calls that end from here on; null: nobody. It outlives the log, or is taken away before it goes.
+  void set_trace(base::Trace* trace);
 
  private:
   const CallLogOptions options_;
   mutable std::mutex mutex_;
   bool paused_ = false;
+  base::Trace* trace_ = nullptr;
   std::map<std::tuple<CollectiveKind, bool, std::uint64_t, std::int64_t>, std::int32_t> index_;
   std::vector<LoggedCalls> entries_;
 };

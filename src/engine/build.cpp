@@ -159,7 +159,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   const auto& zero = impl.config.zero_optimization;
   if (laid.node_shared) {
     impl.model.hosts = find_hosts(impl.group);
-    impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.times);
+    impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.timeline);
   } else {
     sharding::CopyingStoreOptions options{.resident = laid.resident,
                                           .max_live_numel = zero.stage3_max_live_parameters,
@@ -170,9 +170,10 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     if (laid.parameters_on_disk) {
       options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);
       options.disk->cuts = laid.parameter_slots();
+      if (impl.trace) options.disk->files = &impl.trace->traced(*options.disk->files);
     }
     try {
-      impl.store = sharding::make_copying_store(impl.model, impl.ledger, impl.times, std::move(options));
+      impl.store = sharding::make_copying_store(impl.model, impl.ledger, impl.timeline, std::move(options));
     } catch (const IoError& error) {
       if (!laid.parameters_on_disk) throw;
       throw IoError(fmt::format("zero_optimization.offload_param.nvme_path: {}", error.what()));
@@ -184,6 +185,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   impl.client = std::move(setup.client);
   if (laid.step_in_backward) setup.options.bucket_numel = laid.bucket_numel;
   const bool on_disk = setup.options.disk.has_value();
+  if (on_disk && impl.trace) setup.options.disk->files = &impl.trace->traced(*setup.options.disk->files);
   try {
     impl.optimizer =
         std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger, std::move(setup.options));
@@ -199,12 +201,12 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
         "zerotorch.step_in_backward updates parameters within backward, and what is written besides would be lost; "
         "hold a zero::GatheredParameters over it with modifier_rank set, and write on that rank");
     reducer_options.consume = [&impl](int unit, sharding::Range range, const at::Tensor& sums) {
-      sharding::Stopwatch watch(impl.times.update);
+      sharding::Stopwatch watch(impl.timeline, &StepBreakdown::update, impl.model.units[unit].name);
       impl.optimizer->update_part(unit, range, sums, impl.rates, impl.averaging());
     };
   }
   impl.reducer =
-      std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.times, std::move(reducer_options));
+      std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.timeline, std::move(reducer_options));
   impl.norm = std::make_unique<sharding::GradientNorm>(impl.model, impl.groups.model_parallel);
   const bool skips_unused = impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
   // Also while the reducer goes, whose last finish steps may update.
@@ -507,18 +509,24 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   MicroBatchRandom::forget_seeding();
 }
 
-/// What the configuration wants measured of training, from here on. Local.
+/// The groups whose calls are told of.
+std::vector<CommsLog::Part> watched_groups(const Engine::Impl& impl) {
+  std::vector<CommsLog::Part> parts = {{"data-parallel", impl.group}};
+  if (impl.groups.model_parallel) parts.push_back({"model-parallel", *impl.groups.model_parallel});
+  if (impl.model.hosts) {
+    parts.push_back({"within a host", impl.model.hosts->node});
+    parts.push_back({"between hosts", impl.model.hosts->across});
+  }
+  return parts;
+}
+
+/// What the configuration wants measured of training, from here on. *Collective.*
 void watch_training(Engine::Impl& impl) {
   const bool speaks = impl.groups.is_first();
   if (impl.config.comms_logger.enabled) {
-    std::vector<CommsLog::Part> parts = {{"data-parallel", impl.group}};
-    if (impl.groups.model_parallel) parts.push_back({"model-parallel", *impl.groups.model_parallel});
-    if (impl.model.hosts) {
-      parts.push_back({"within a host", impl.model.hosts->node});
-      parts.push_back({"between hosts", impl.model.hosts->across});
-    }
-    impl.comms_log = std::make_unique<CommsLog>(impl.config.comms_logger, std::move(parts), speaks);
+    impl.comms_log = std::make_unique<CommsLog>(impl.config.comms_logger, watched_groups(impl), speaks);
   }
+  if (impl.trace) impl.trace->begin(impl.groups.all, watched_groups(impl));
   if (impl.config.flops_profiler.enabled) {
     impl.flops =
         std::make_unique<FlopsProfiler>(impl.config.flops_profiler, impl.model, &impl.uses, impl.module.get(), speaks);
@@ -609,6 +617,14 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   check_memory(impl->inventory);
   storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
   impl->memory_before = measure_module(impl->inventory);
+  if (impl->config.zerotorch.trace.enabled) {
+    const int rank = impl->groups.all.rank(), number = impl->number.value;
+    impl->trace = std::make_unique<StepTrace>(
+        impl->config.zerotorch.trace,
+        number == 0 ? fmt::format("rank{}.json", rank) : fmt::format("rank{}_engine{}.json", rank, number),
+        impl->ledger);
+    impl->timeline.trace = &impl->trace->recorder();
+  }
   try {
     join_ranks(*impl, laid, std::move(setup));
   } catch (const std::exception& error) {

@@ -197,6 +197,10 @@ CommsLog::~CommsLog() {
   }
 }
 
+void CommsLog::set_trace(base::Trace* trace) {
+  for (const Part& part : parts_) part.log->set_trace(trace);
+}
+
 std::vector<CollectiveRecord> CommsLog::records() const {
   std::vector<CollectiveRecord> records;
   for (const Part& part : parts_) {

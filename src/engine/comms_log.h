@@ -28,6 +28,8 @@ class CommsLog {
   CommsLog(const CommsLog&) = delete;
   CommsLog& operator=(const CommsLog&) = delete;
 
+  /// Gets the calls of all groups from here on; null: nobody. Local.
+  void set_trace(base::Trace* trace);
   /// Of this rank. Local.
   std::vector<CollectiveRecord> records() const;
   /// *Collective.*

@@ -61,6 +61,7 @@ at::Tensor detail::cast_input(const Engine& engine, const at::Tensor& input) {
 
 void engine::Uses::before_use(intercept::ParameterHandle& handle) {
   impl_.begin_random_stream();
+  if (impl_.trace && at::GradMode::is_enabled()) impl_.trace->uses_parameter();
   impl_.store->before_use(handle);
 }
 void engine::Uses::after_use(intercept::ParameterHandle& handle) noexcept { impl_.store->after_use(handle); }
@@ -83,6 +84,7 @@ Engine::Impl::~Impl() {
     model.hosts->across.abort("the group of all ranks has failed");
   }
   *self = nullptr;
+  if (trace) trace->end_calls();
   gradients.reset();
   reducer.reset();  // what its last finish steps call is still there
   for (auto& parameter : model.parameters) {
@@ -244,7 +246,7 @@ void Engine::Impl::agree_on_use() {
 }
 
 double Engine::Impl::compute_norm() {
-  sharding::Stopwatch watch(times.norm);
+  sharding::Stopwatch watch(timeline, &StepBreakdown::norm);
   reducer->complete_sumsq();
   const std::uint64_t must_agree = update_hash() ^ store->writes().replicated_hash();
   return norm->of(*reducer, must_agree) * (sums_are_averages ? 1.0 : averaging());
@@ -258,7 +260,7 @@ void Engine::Impl::apply_step(double average) {
     optimizer->end_step();
   } else {
     reducer->replicate();
-    sharding::Stopwatch watch(times.update);
+    sharding::Stopwatch watch(timeline, &StepBreakdown::update);
     if (program_optimizer) {
       program_optimizer->update(*reducer, rates, scale);
     } else {
@@ -326,7 +328,10 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
   }
   const double scale = common_scale(engines);
   const engine::BackwardScope scope(engines);
-  for (Engine::Impl* impl : engines) impl->gradients->begin_backward();
+  for (Engine::Impl* impl : engines) {
+    if (impl->trace) impl->trace->begin_backward();
+    impl->gradients->begin_backward();
+  }
   try {
     scaled(loss, scale * options.weight).backward(/*gradient=*/{}, options.retain_graph);
   } catch (...) {
@@ -336,6 +341,7 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
   for (Engine::Impl* impl : engines) {
     impl->accumulation.ended_in_backward = false;
     impl->gradients->end_backward();
+    if (impl->trace) impl->trace->end_backward();
   }
   for (Engine::Impl* impl : engines) {
     if (!impl->ends_in_backward()) continue;
@@ -431,7 +437,7 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   sums_are_averages = false;
   ++training.global_steps;
   training.window_begin = window_end;
-  last_times = std::exchange(times, {});
+  last_times = std::exchange(timeline.times, {});
   engine::log_step(*this);
   if (monitor) {
     monitor->add_step({.samples = window_end * config.train_micro_batch_size_per_gpu,
@@ -466,7 +472,9 @@ std::optional<std::string> Engine::Impl::step() {
 std::optional<std::string> Engine::Impl::guarded_step() {
   if (raw_writes) raw_writes->check();
   failed = true;  // until the end: a throw on the way leaves the ranks apart
+  if (trace) trace->begin_step();
   std::optional<std::string> problem = step();
+  if (trace) trace->end_step(training.global_steps, window_micro_batches() == 0);
   failed = false;
   return problem;
 }

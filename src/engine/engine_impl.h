@@ -18,6 +18,7 @@
 #include "engine/program_optimizer.h"
 #include "engine/raw_write_check.h"
 #include "engine/step_monitor.h"
+#include "engine/step_trace.h"
 #include "engine/training_state.h"
 #include "intercept/debug_observer.h"
 #include "optim/lr_schedule.h"
@@ -77,9 +78,10 @@ struct Engine::Impl {
   std::shared_ptr<torch::nn::Module> module;  ///< null: made of a view
   MemoryReport memory_before;
   storage::Ledger ledger;
+  std::unique_ptr<engine::StepTrace> trace;  ///< where the JSON asks for it
   engine::Inventory inventory;
   sharding::ShardedModel model;
-  StepBreakdown times;  ///< running: since the last boundary
+  sharding::Timeline timeline;
   StepBreakdown last_times;
   std::unique_ptr<sharding::ParameterStore> store;
   engine::Uses uses{*this};

@@ -30,8 +30,8 @@ std::vector<std::int64_t> unit_numels(const ShardedModel& model) {
 
 class CopyingStore final : public ParameterStore {
  public:
-  CopyingStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times, CopyingStoreOptions options)
-      : ParameterStore(model, ledger, times),
+  CopyingStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline, CopyingStoreOptions options)
+      : ParameterStore(model, ledger, timeline),
         options_(std::move(options)),
         schedule_(unit_numels(model), options_.resident,
                   {.max_live_numel = options_.max_live_numel, .max_reuse_numel = options_.max_reuse_numel}),
@@ -89,7 +89,7 @@ class CopyingStore final : public ParameterStore {
   void quiesce() override { carry_out(schedule_.quiesce()); }
 
   void publish(bool frozen_too) override {
-    Stopwatch watch(times_.publish);
+    Stopwatch watch(timeline_, &StepBreakdown::publish);
     carry_out(schedule_.publish());
     gather_residents(frozen_too);
     if (home_) home_->publish(frozen_too);
@@ -146,7 +146,7 @@ class CopyingStore final : public ParameterStore {
     const auto before = schedule_.current();
     const auto commands = schedule_.use(index, phase());
     if (times_of_uses_.measuring() && before != schedule_.current())
-      times_of_uses_.note_use(phase(), base::seconds_now(), times_.gather);
+      times_of_uses_.note_use(phase(), base::seconds_now(), timeline_.times.gather);
     carry_out(commands, /*for_use=*/true);
   }
   void after_use(intercept::ParameterHandle& handle) noexcept override {
@@ -208,7 +208,7 @@ class CopyingStore final : public ParameterStore {
   }
 
   void wait_for_gather(int index, bool for_use) {
-    Stopwatch watch(times_.gather);
+    Stopwatch watch(timeline_, &StepBreakdown::gather, unit(index).name);
     const double seconds = home_->wait(index);
     if (for_use && times_of_uses_.measuring()) times_of_uses_.note_gather(unit(index).numel, seconds);
     attach(index, gathered_[index]);
@@ -265,9 +265,9 @@ class CopyingStore final : public ParameterStore {
 
 }  // namespace
 
-std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
+std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,
                                                    CopyingStoreOptions options) {
-  return std::make_unique<CopyingStore>(model, ledger, times, std::move(options));
+  return std::make_unique<CopyingStore>(model, ledger, timeline, std::move(options));
 }
 
 }  // namespace zero::sharding

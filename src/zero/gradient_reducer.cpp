@@ -45,10 +45,10 @@ void add_low_values(DType dtype, const void* values, std::int64_t from, std::int
 
 }  // namespace
 
-GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
+GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,
                                  ReducerOptions options)
     : model_(model),
-      times_(times),
+      timeline_(timeline),
       options_(std::move(options)),
       ledger_(ledger),
       schedule_({}, 0),
@@ -306,7 +306,7 @@ bool GradientReducer::wait_a_while(Bucket& bucket) {
 
 void GradientReducer::take_from_pool(Bucket& bucket) {
   while (!sent_.empty() && pool_->would_exceed(pool_limit_numel_, bucket.range.numel())) {
-    const Stopwatch watch(times_.wait);
+    const Stopwatch watch(timeline_, &StepBreakdown::wait, model_.units[bucket.unit].name);
     const auto done =
         std::find_if(sent_.begin(), sent_.end(), [this](int index) { return buckets_[index].work.test(); });
     Bucket& oldest = buckets_[done == sent_.end() ? sent_.front() : *done];
@@ -317,9 +317,9 @@ void GradientReducer::take_from_pool(Bucket& bucket) {
 }
 
 void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to) {
-  Stopwatch watch(times_.gradient_copy);
-  at::NoGradGuard no_grad;
   const auto& target = model_.parameters[parameter];
+  Stopwatch watch(timeline_, &StepBreakdown::gradient_copy, target.name);
+  at::NoGradGuard no_grad;
   const Range part = layout::intersect(target.range, bucket.range);
   // The flat buffer holds the parameter's elements in the order of its own memory, whatever its strides.
   at::Tensor source = gradient;
@@ -371,7 +371,7 @@ void GradientReducer::send(Bucket& bucket) {
     return;
   }
   if (bucket.work.valid()) {  // at the end of a micro-batch, where all ranks send all rounds
-    Stopwatch watch(times_.wait);
+    Stopwatch watch(timeline_, &StepBreakdown::wait, model_.units[bucket.unit].name);
     bucket.work.wait();
     retire(bucket);
   }
@@ -408,7 +408,7 @@ void* GradientReducer::sums_of(const Bucket& bucket, Range mine) const {
 
 void GradientReducer::add_slices(const Bucket& bucket, Range mine, void* sums, std::span<const void* const> slices,
                                  bool first) {
-  Stopwatch watch(times_.reduce);
+  Stopwatch watch(timeline_, &StepBreakdown::reduce, model_.units[bucket.unit].name);
   // The norm is that of the whole sum.
   double* squares = makes_sumsq_ ? block_sumsq_.data() + bucket.block_offset : nullptr;
   model_.passes->reduce({.accumulator = sums,
@@ -421,9 +421,9 @@ void GradientReducer::add_slices(const Bucket& bucket, Range mine, void* sums, s
 }
 
 void GradientReducer::add_rows(int parameter, std::span<const RowGradients::RankRows> by_rank) {
-  Stopwatch watch(times_.reduce);
-  window_is_empty_ = false;
   const auto& target = model_.parameters[parameter];
+  Stopwatch watch(timeline_, &StepBreakdown::reduce, target.name);
+  window_is_empty_ = false;
   const std::int64_t columns = target.tensor.size(1);
   for (const auto place : places_[parameter]) {
     Bucket& bucket = buckets_[place.bucket];
@@ -465,7 +465,7 @@ void GradientReducer::quiesce() {
   while (!sent_.empty()) {
     Bucket& bucket = buckets_[sent_.front()];
     {
-      Stopwatch watch(times_.wait);
+      Stopwatch watch(timeline_, &StepBreakdown::wait, model_.units[bucket.unit].name);
       bucket.work.wait();
     }
     retire(bucket);
@@ -579,7 +579,7 @@ void GradientReducer::drop_window() {
 
 void GradientReducer::replicate() {
   if (model_.sharding.optimizer_states || model_.world_size() == 1) return;
-  Stopwatch watch(times_.publish);
+  Stopwatch watch(timeline_, &StepBreakdown::publish);
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const Unit& unit = model_.units[u];
     if (!unit.trainable) continue;

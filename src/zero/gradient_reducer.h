@@ -23,6 +23,7 @@
 #include "zero/micro_batch_agreement.h"
 #include "zero/row_gradients.h"
 #include "zero/sharded_model.h"
+#include "zero/timeline.h"
 
 namespace zero::sharding {
 
@@ -41,7 +42,7 @@ struct ReducerOptions {
 
 class GradientReducer {
  public:
-  GradientReducer(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times, ReducerOptions options);
+  GradientReducer(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline, ReducerOptions options);
   ~GradientReducer();
 
   /// The part of a trainable `unit` whose accumulated gradient this rank holds: its shard, or the whole unit if every
@@ -180,7 +181,7 @@ class GradientReducer {
   void retire(Bucket& bucket);
 
   ShardedModel& model_;
-  StepBreakdown& times_;
+  Timeline& timeline_;
   ReducerOptions options_;
   storage::Ledger& ledger_;
   std::vector<Bucket> buckets_;

@@ -9,8 +9,8 @@ namespace {
 
 class NodeSharedStore final : public ParameterStore {
  public:
-  NodeSharedStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times)
-      : ParameterStore(model, ledger, times) {
+  NodeSharedStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline)
+      : ParameterStore(model, ledger, timeline) {
     std::int64_t total = 0;
     for (const auto& unit : model.units) {
       offsets_.push_back(total);
@@ -45,7 +45,7 @@ class NodeSharedStore final : public ParameterStore {
   }
   void quiesce() override {}
   void publish(bool frozen_too) override {
-    Stopwatch watch(times_.publish);
+    Stopwatch watch(timeline_, &StepBreakdown::publish);
     if (model_.hosts) copy_between_hosts(frozen_too);
     model_.group.barrier({.label = "publish parameters"}).wait();
   }
@@ -125,8 +125,8 @@ class NodeSharedStore final : public ParameterStore {
 }  // namespace
 
 std::unique_ptr<ParameterStore> make_node_shared_store(ShardedModel& model, storage::Ledger& ledger,
-                                                       StepBreakdown& times) {
-  return std::make_unique<NodeSharedStore>(model, ledger, times);
+                                                       Timeline& timeline) {
+  return std::make_unique<NodeSharedStore>(model, ledger, timeline);
 }
 
 }  // namespace zero::sharding

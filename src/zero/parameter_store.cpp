@@ -7,9 +7,9 @@
 #include "intercept/gradient_hook.h"
 
 namespace zero::sharding {
-ParameterStore::ParameterStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times)
+ParameterStore::ParameterStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline)
     : model_(model),
-      times_(times),
+      timeline_(timeline),
       process_(::getpid()),
       writes_(model, ledger),
       write_(model.parameters.size(), Write::kOwnCopy) {}

@@ -17,12 +17,13 @@
 #include "storage/disk_states.h"
 #include "zero/parameter_writes.h"
 #include "zero/sharded_model.h"
+#include "zero/timeline.h"
 
 namespace zero::sharding {
 
 class ParameterStore : public intercept::UseObserver {
  public:
-  ParameterStore(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times);
+  ParameterStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline);
   ~ParameterStore() override = default;
 
   /// The part of `unit` that this rank may write and others rely on: its shard, or the whole unit if every rank keeps
@@ -96,7 +97,7 @@ class ParameterStore : public intercept::UseObserver {
   int phase() const;
 
   ShardedModel& model_;
-  StepBreakdown& times_;
+  Timeline& timeline_;
   CommunicationReport counts_;
   const int process_;  ///< process that made it; a forked child has a copy
 
@@ -110,7 +111,7 @@ class ParameterStore : public intercept::UseObserver {
 /// writable slice; a gather is a pointer. Memory: the model once per node. With several nodes (model.hosts), updated
 /// shards are sent to every other node once per step. *Collective.*
 std::unique_ptr<ParameterStore> make_node_shared_store(ShardedModel& model, storage::Ledger& ledger,
-                                                       StepBreakdown& times);
+                                                       Timeline& timeline);
 
 struct CopyingStoreOptions {
   /// Units that are always whole on every rank: all units unless parameters are sharded.
@@ -129,7 +130,7 @@ struct CopyingStoreOptions {
 /// Copying: every rank holds its shards; a gather copies a unit into a buffer. Sharded units are gathered just before
 /// use, or ahead of it when the order of use is known, and released when the next unit is used unless they are needed
 /// again within max_reuse_numel. *Collective.* Throws IoError where shards are on a disk.
-std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger, StepBreakdown& times,
+std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,
                                                    CopyingStoreOptions options);
 
 }  // namespace zero::sharding

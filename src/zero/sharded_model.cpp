@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "layout/shard.h"
 #include "optim/kernels.h"
 
@@ -20,8 +19,5 @@ void wait_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noex
   }
   work = {};
 }
-
-Stopwatch::Stopwatch(double& seconds) : seconds_(seconds), begin_(base::seconds_now()) {}
-Stopwatch::~Stopwatch() { seconds_ += base::seconds_now() - begin_; }
 
 }  // namespace zero::sharding

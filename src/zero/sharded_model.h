@@ -97,15 +97,4 @@ struct ShardedModel {
 /// still be under way, and the memory is leaked. Does nothing in a process other than `owner` (a forked child).
 void wait_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept;
 
-/// Adds the seconds of a scope to `*seconds`.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& seconds);
-  ~Stopwatch();
-
- private:
-  double& seconds_;
-  double begin_;
-};
-
 }  // namespace zero::sharding

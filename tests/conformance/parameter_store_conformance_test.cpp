@@ -41,7 +41,7 @@ std::unique_ptr<ParameterStore> make_on_disk(Room& room, io::FileSystem& files) 
   CopyingStoreOptions options = copying_options(room, false);
   options.disk = storage::DiskOptions{
       .files = &files, .folder = ::testing::TempDir(), .scratch = {4096, 4}, .buffers = 3, .cuts = {1024, 1024}};
-  return make_copying_store(room.model, room.ledger, room.times, std::move(options));
+  return make_copying_store(room.model, room.ledger, room.timeline, std::move(options));
 }
 
 io::FileSystem& posix_files() {
@@ -50,18 +50,24 @@ io::FileSystem& posix_files() {
 }
 
 const StoreKind kStores[] = {
-    {"NodeShared", [](Room& room) { return make_node_shared_store(room.model, room.ledger, room.times); }},
+    {"NodeShared", [](Room& room) { return make_node_shared_store(room.model, room.ledger, room.timeline); }},
     {"Copying",
-     [](Room& room) { return make_copying_store(room.model, room.ledger, room.times, copying_options(room, false)); }},
+     [](Room& room) {
+       return make_copying_store(room.model, room.ledger, room.timeline, copying_options(room, false));
+     }},
     {"Resident",
-     [](Room& room) { return make_copying_store(room.model, room.ledger, room.times, copying_options(room, true)); }},
+     [](Room& room) {
+       return make_copying_store(room.model, room.ledger, room.timeline, copying_options(room, true));
+     }},
     {"CopyingOverPipes",
-     [](Room& room) { return make_copying_store(room.model, room.ledger, room.times, copying_options(room, false)); },
+     [](Room& room) {
+       return make_copying_store(room.model, room.ledger, room.timeline, copying_options(room, false));
+     },
      /*over_pipes=*/true},
     {"OnDisk", [](Room& room) { return make_on_disk(room, io::system_files()); }},
     {"OnDiskPosix", [](Room& room) { return make_on_disk(room, posix_files()); }},
     {"ResidentOverPipes",
-     [](Room& room) { return make_copying_store(room.model, room.ledger, room.times, copying_options(room, true)); },
+     [](Room& room) { return make_copying_store(room.model, room.ledger, room.timeline, copying_options(room, true)); },
      /*over_pipes=*/true},
 };
 void PrintTo(const StoreKind& store, std::ostream* out) { *out << store.name; }

@@ -21,7 +21,7 @@ struct RoomShape {
 struct Room {
   sharding::ShardedModel model;
   storage::Ledger ledger;
-  StepBreakdown times;
+  sharding::Timeline timeline;
   std::unique_ptr<sharding::ParameterStore> store;
 
   Room(const RoomShape& shape, Group group, std::shared_ptr<comm::ShardTransport> transport) {

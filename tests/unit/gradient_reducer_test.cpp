@@ -54,7 +54,7 @@ void expect_sums(const Room& room, const GradientReducer& reducer) {
 }
 
 void train(Room& room, bool overlap) {
-  GradientReducer reducer(room.model, room.ledger, room.times, {.bucket_numel = 1024, .overlap = overlap});
+  GradientReducer reducer(room.model, room.ledger, room.timeline, {.bucket_numel = 1024, .overlap = overlap});
   std::vector<int> order(room.model.parameters.size());
   std::iota(order.begin(), order.end(), 0);
   std::mt19937 random(static_cast<unsigned>(room.model.rank()));

@@ -60,7 +60,7 @@ void train(int ranks, int stage, DType dtype, std::int64_t sub_group) {
                   comm::make_host_transport(group));
         CopyingStoreOptions options;
         options.resident.assign(room.model.units.size(), stage < 3);
-        room.store = make_copying_store(room.model, room.ledger, room.times, options);
+        room.store = make_copying_store(room.model, room.ledger, room.timeline, options);
         ShardedOptimizer optimizer(room.model, *room.store, room.ledger,
                                    {.groups = {{.hyper = {.beta1 = 0.5}, .rule = &sign_momentum()}},
                                     .group_of_parameter = std::vector<int>(room.model.parameters.size(), 0),
