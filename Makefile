@@ -4,6 +4,7 @@
 #   make python   the Python package in .venv, and the two programs of every DeepSpeed tutorial
 #   make finetune SmolLM2-135M fine-tuned on Python sources, beside transformers
 #   make compare  the same training under ZeRO 0 to 3: a table and a picture
+#   make report   the newest run, or ARGS="RUN ...", as a page for a browser
 #   make bench    and bench-checkpoint, -collectives, -kernels, -overhead, -routing: docs/benchmarks.md
 # Each installs what is missing, configures, builds, and repeats nothing the second time.
 #
@@ -23,7 +24,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train finetune python wheel compare shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
+.PHONY: help setup test-packages configure build train finetune python wheel compare report shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -88,6 +89,12 @@ compare: configure
 	@scripts/bootstrap.sh plot
 	@cmake --build $(BUILD) -j $(JOBS) --target zero
 	@$(BUILD)/apps/zero/zero compare $(ARGS)
+
+# The newest run, or ARGS="RUN ...", as one page.
+report: configure
+	@scripts/bootstrap.sh plot
+	@cmake --build $(BUILD) -j $(JOBS) --target zero
+	@$(BUILD)/apps/zero/zero report $(ARGS)
 
 peers:
 	@scripts/bootstrap.sh peers

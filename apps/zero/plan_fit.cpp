@@ -1,15 +1,69 @@
 #include "plan_fit.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include "quantity.h"
 #include "zero/errors.h"
 #include "zero/memory.h"
 
 namespace zero::app {
 
-std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node, bool force) {
-  const plan::Cluster here{
-      .ranks = ranks, .ranks_per_node = ranks_per_node, .node_memory_nbytes = available_memory_nbytes()};
+namespace {
+
+std::int64_t memory_of(const TrainOptions& options) {
+  return options.memory.empty() ? available_memory_nbytes() : parse_nbytes("--memory", options.memory);
+}
+
+/// What the options leave open.
+plan::Changes changes_of(const TrainOptions& options, bool goes_on) {
+  plan::Changes allowed;
+  allowed.stage = !options.stage;
+  allowed.store = options.store.empty();
+  allowed.micro_batch = !options.micro_batch && !goes_on;
+  allowed.recompute = !options.recompute;
+  allowed.states_on_nvme = allowed.parameters_on_nvme = !options.nvme.empty();
+  if (!options.nvme.empty()) allowed.nvme_path = options.nvme;
+  return allowed;
+}
+
+/// Makes the plan and its configuration those of the suggestion.
+void take(const plan::Suggestion& found, TrainPlan& plan, Config& config) {
+  const bool recomputes = found.model.transformer && found.model.transformer->checkpointing;
+  if (recomputes && plan.recompute_every == 0) plan.recompute_every = 1;
+  const auto notices = config.notices;
+  config = found.config;
+  config.resolve_batch(plan.ranks);
+  config = Config::from_text(config.to_json(), "what --fit has chosen");
+  config.notices = notices;
+}
+
+}  // namespace
+
+std::string fit_or_check(TrainPlan& plan, Config& config, const TrainOptions& options, Ranks ranks, bool goes_on) {
+  const std::int64_t memory = memory_of(options);
+  if (!options.fit) {
+    return check_fits(shape_to_train(plan), config, ranks.world_size, ranks.per_node, options.force, memory);
+  }
+  const plan::Cluster here{.ranks = ranks.world_size, .ranks_per_node = ranks.per_node, .node_memory_nbytes = memory};
+  try {
+    const plan::Suggestion found = plan::fit(shape_to_train(plan), config, here, changes_of(options, goes_on));
+    take(found, plan, config);
+    return fmt::format("fit        {}: {} on this host, of {}\n",
+                       found.changes.empty() ? "as it is" : fmt::format("{}", fmt::join(found.changes, " and ")),
+                       human_nbytes(found.plan.node_nbytes), human_nbytes(memory));
+  } catch (const ConfigError& error) {
+    throw ConfigError(
+        fmt::format("--fit: {}{}", error.what(),
+                    options.nvme.empty() ? "; --nvme DIR would let states and parameters go to a disk" : ""));
+  }
+}
+
+std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node, bool force,
+                       std::int64_t memory_nbytes) {
+  const plan::Cluster here{.ranks = ranks,
+                           .ranks_per_node = ranks_per_node,
+                           .node_memory_nbytes = memory_nbytes > 0 ? memory_nbytes : available_memory_nbytes()};
   try {
     const std::string warning = plan::check_fits(model, config, here, force);
     return warning.empty() ? "" : fmt::format("warning: {}\n", warning);

@@ -9,10 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "console.h"
 #include "run_folder.h"
 #include "side_programs.h"
-#include "text_format.h"
 #include "zero/errors.h"
 
 namespace zero::app {
@@ -46,13 +44,11 @@ int report(const Arguments& arguments) {
         "the page is drawn by plotly, and no Python here has it: pip install plotly, and give that Python with "
         "--python or ZERO_PYTHON (`make report` makes one in the source tree)");
   }
-  std::vector<std::string> command = python_script(python, find_side_program("report_runs.py"));
+  std::vector<std::string> command = python_script(python, find_side_program("report/report_runs.py"));
   command.insert(command.end(), {"--out", page.string()});
   if (!arguments.title.empty()) command.insert(command.end(), {"--title", arguments.title});
   command.insert(command.end(), runs.begin(), runs.end());
-  const int code = run_program(command);
-  if (code == 0) Console(true).print(fmt::format("{}: open it in a browser\n", short_path(page.string())));
-  return code;
+  return run_program(command);
 }
 
 }  // namespace

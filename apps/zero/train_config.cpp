@@ -28,7 +28,7 @@ void override_zero(ordered_json& json, const TrainOptions& options) {
   if (options.stage) zero["stage"] = *options.stage;
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
   if (options.trace) json["zerotorch"]["trace"]["enabled"] = true;
-  if (options.nvme.empty()) return;
+  if (options.nvme.empty() || (options.fit && !options.nvme_parameters)) return;  // --fit: it is where they may go
   const auto put_on_disk = [&](const char* section) {
     zero[section]["device"] = "nvme";
     zero[section]["nvme_path"] = options.nvme;

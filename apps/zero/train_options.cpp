@@ -49,6 +49,14 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->transform(kNotNegative)
       ->type_name("N")
       ->group(kTraining);
+  command
+      .add_flag("--fit", options.fit,
+                "change what it takes to fit this host and leaves the training the same: stage, store, micro-batch, "
+                "--recompute and, in the folder that --nvme allows, states and parameters; options that are given stay")
+      ->group(kTraining);
+  command.add_option("--memory", options.memory, "of this host to plan with, such as 24GiB (default: what is free)")
+      ->type_name("SIZE")
+      ->group(kTraining);
   add_override_options(command, options);
   command.add_option("--steps", options.steps, "optimizer steps (default 220)")
       ->transform(kPositive)

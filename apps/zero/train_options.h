@@ -31,6 +31,8 @@ struct TrainOptions {
   bool merge = false;                     ///< export the model with what they have learnt, not them
   std::optional<std::int64_t> recompute;  ///< of so many blocks one; 0: none
   bool trace = false;                     ///< some steps, for Perfetto
+  bool fit = false;                       ///< choose what makes it fit this host
+  std::string memory;                     ///< of this host, for the plan; empty: what is free
   // How to train it.
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
   std::optional<int> stage;

@@ -185,15 +185,14 @@ void print_head(const Console& console) {
   console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
 }
 
-void print_tail(const Console& console, const TrainPlan& plan, const Config& config,
-                const std::string& memory_warning) {
+void print_tail(const Console& console, const TrainPlan& plan, const Config& config, const std::string& about_memory) {
   console.print(describe_model(plan) + describe_training(plan, config, plan.ranks));
   console.print(fmt::format("run        {}{}\n", short_path(plan.run_folder),
                             plan.resume    ? ", goes on"
                             : plan.restart ? ", starts over"
                                            : ""));
   for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
-  console.print(memory_warning + "\n");
+  console.print(about_memory + "\n");
 }
 
 /// The folder whose tokenizer makes tokens of text for the plan's model; empty: bytes are its tokens. Throws
@@ -315,8 +314,6 @@ models::CausalLMConfig causal_lm_config(const TrainPlan& plan) {
   config.recompute_every = plan.recompute_every;
   return config;
 }
-
-namespace {}  // namespace
 
 plan::ModelShape causal_lm_shape(const TrainPlan& plan) {
   const models::CausalLMConfig config = causal_lm_config(plan);
@@ -470,9 +467,8 @@ TrainPlan plan_from_json(const std::string& json) {
 TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::string& command_line) {
   TrainPlan plan = choose_model(options);
   plan.ranks = ranks.world_size;
-  const Config config = make_config(options, plan.dim, ranks.world_size);
-  const std::string memory_warning =
-      check_fits(shape_to_train(plan), config, ranks.world_size, ranks.per_node, options.force);
+  Config config = make_config(options, plan.dim, ranks.world_size);
+  const std::string about_memory = fit_or_check(plan, config, options, ranks, /*goes_on=*/false);
   plan.config = config.to_json();
   plan.seed = *config.zerotorch.seed;
   plan.steps = options.steps.value_or(kDefaultSteps);
@@ -510,7 +506,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
 
   print_head(console);
   console.print(describe_corpus(corpus, packing.count()));
-  print_tail(console, plan, config, memory_warning);
+  print_tail(console, plan, config, about_memory);
   return plan;
 }
 
@@ -533,15 +529,15 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
     plan.export_folder = export_folder(options);
   }
   plan.goes_on = options.resume && !find_run(plan.run_folder).checkpoints.empty();
-  const Config config = resume_config(plan.config, options, plan.ranks);
+  Config config = resume_config(plan.config, options, plan.ranks);
+  const std::string about_memory = fit_or_check(
+      plan, config, options, {.world_size = plan.ranks, .per_node = ranks ? ranks->per_node : 0}, /*goes_on=*/true);
   plan.config = config.to_json();
-  const std::string memory_warning =
-      check_fits(shape_to_train(plan), config, plan.ranks, ranks ? ranks->per_node : 0, options.force);
   find_text_again(plan);
   plan.command_line = command_line;
   const Console console(!plan.quiet);
   print_head(console);
-  print_tail(console, plan, config, memory_warning);
+  print_tail(console, plan, config, about_memory);
   return plan;
 }
 

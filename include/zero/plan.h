@@ -165,7 +165,9 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, DTyp
 
 /// What the engine's ledger shows on `rank`: current_nbytes after initialize(), peak_nbytes after training. Exact for
 /// every kind but activations (left at 0), provided that parameters are used as `model.uses` says; with
-/// `buckets_are_bound` the buckets' peak is an upper bound, with `gather_is_bound` the gather buffers'.
+/// `buckets_are_bound` the buckets' peak is an upper bound, with `gather_is_bound` the gather buffers'. Ranks whose
+/// gradients are complete in different orders may take more for buckets, as may ranks over MPI of which one is late by
+/// more than a second and by more than backward has taken so far.
 /// `ranks_per_node` as in Cluster. The configuration's batch sizes must be resolved. Local; allocates nothing of what
 /// it counts. Throws ConfigError as initialize() does.
 MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank,
@@ -247,10 +249,31 @@ struct Suggestion {
   Plan plan;
 };
 
-/// The smallest change that makes it fit, tried in this order: smaller buckets, a higher stage, the node-shared store,
-/// step_in_backward (if nothing is clipped or accumulated), smaller micro-batches with more accumulation, bf16,
-/// activation checkpointing, deferred construction, states on NVMe, more hosts; then combinations. Nullopt if none
-/// helps.
-std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster);
+/// What may be changed to make a run fit, in the order in which it is tried.
+struct Changes {
+  bool buckets = true;           ///< smaller ones
+  bool stage = true;             ///< a higher one
+  bool store = true;             ///< node-shared
+  bool step_in_backward = true;  ///< where nothing is clipped or accumulated
+  bool micro_batch = true;       ///< smaller ones, and more accumulation
+  bool dtype = true;             ///< bf16
+  bool recompute = true;         ///< activation checkpointing of every block
+  bool deferred_init = true;
+  bool states_on_nvme = true;
+  bool parameters_on_nvme = true;  ///< with the states, if these may go there, at stage 3
+  bool hosts = true;               ///< more of them
+  std::string nvme_path = ".";     ///< what goes to NVMe goes to this folder
+};
+
+/// The smallest change that makes it fit: one of those that are allowed, then more hosts, then combinations. Nullopt if
+/// none helps. Local. Throws ConfigError as plan_memory() does for what is given.
+std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster,
+                                  const Changes& allowed = {});
+
+/// The same training on `cluster` as it is: of what is `allowed`, only what leaves the numbers of training as they are
+/// (neither dtype nor hosts, but for the rounding of sums where micro-batches become smaller), so that a tenth of the
+/// host's memory stays free if that can be, else so that it fits. Local. Throws ConfigError, with what is needed and
+/// what there is, where nothing helps.
+Suggestion fit(const ModelShape& model, const Config& config, const Cluster& cluster, Changes allowed = {});
 
 }  // namespace zero::plan

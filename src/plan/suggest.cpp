@@ -1,5 +1,6 @@
 // The smallest change that makes a plan fit.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -8,6 +9,7 @@
 #include "layout/sharding.h"
 #include "plan/sizes.h"
 #include "zero/errors.h"
+#include "zero/memory.h"
 #include "zero/plan.h"
 
 namespace zero::plan {
@@ -21,6 +23,7 @@ struct Candidate {
   ModelShape model;
   Config config;
   Cluster cluster;
+  Changes allowed;
 };
 
 /// Plans a candidate; nothing when it contradicts itself (batch sizes that do not divide) or does not fit.
@@ -123,7 +126,7 @@ std::vector<Candidate> states_on_nvme(const Candidate& from) {
   return {
       with(from, "zero_optimization.offload_optimizer.device \"nvme\" (nvme_path on a local disk)", [](Candidate& c) {
         c.config.zero_optimization.offload_optimizer.device = Device::kNvme;
-        c.config.zero_optimization.offload_optimizer.nvme_path = ".";
+        c.config.zero_optimization.offload_optimizer.nvme_path = c.allowed.nvme_path;
       })};
 }
 
@@ -133,7 +136,7 @@ int ranks_per_node_of(const Cluster& cluster) {
 
 std::vector<Candidate> parameters_on_nvme(const Candidate& from) {
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
-  auto on_disk = states_on_nvme(from);
+  auto on_disk = from.allowed.states_on_nvme ? states_on_nvme(from) : std::vector<Candidate>();
   if (from.cluster.ranks > ranks_per_node_of(from.cluster)) return {};
   if (from.config.zero_optimization.offload_param.device == Device::kNvme) return {};
   const Candidate& start = on_disk.empty() ? from : on_disk.front();
@@ -141,7 +144,7 @@ std::vector<Candidate> parameters_on_nvme(const Candidate& from) {
     c.config.zero_optimization.stage = 3;
     c.config.zerotorch.store = Config::Zerotorch::Store::kAuto;
     c.config.zero_optimization.offload_param.device = Device::kNvme;
-    c.config.zero_optimization.offload_param.nvme_path = ".";
+    c.config.zero_optimization.offload_param.nvme_path = c.allowed.nvme_path;
   })};
 }
 
@@ -186,34 +189,85 @@ std::optional<Suggestion> more_hosts(const Candidate& from) {
   return {};
 }
 
-/// In words, from least to most trouble.
-const Change kChanges[] = {
-    smaller_buckets, higher_stage,  node_shared,    step_in_backward,  smaller_micro_batches, bf16,
-    checkpointing,   deferred_init, states_on_nvme, parameters_on_nvme};
+/// From least to most trouble.
+struct NamedChange {
+  bool Changes::*allowed;
+  Change change;
+};
+const NamedChange kChanges[] = {{&Changes::buckets, smaller_buckets},
+                                {&Changes::stage, higher_stage},
+                                {&Changes::store, node_shared},
+                                {&Changes::step_in_backward, step_in_backward},
+                                {&Changes::micro_batch, smaller_micro_batches},
+                                {&Changes::dtype, bf16},
+                                {&Changes::recompute, checkpointing},
+                                {&Changes::deferred_init, deferred_init},
+                                {&Changes::states_on_nvme, states_on_nvme},
+                                {&Changes::parameters_on_nvme, parameters_on_nvme}};
 
-}  // namespace
+/// As small as they get, whatever it costs: to say what is needed at least.
+Candidate with_all(Candidate all, const Changes& allowed) {
+  for (const auto& [is_allowed, change] : kChanges) {
+    if (!(allowed.*is_allowed)) continue;
+    if (const auto candidates = change(all); !candidates.empty()) all = candidates.back();
+  }
+  return all;
+}
 
-std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster) {
+Candidate start_of(const ModelShape& model, const Config& config, const Cluster& cluster, const Changes& allowed) {
   const Plan as_is = plan_memory(model, config, cluster);
-  Candidate start{{}, model, config, cluster};
+  Candidate start{{}, model, config, cluster, allowed};
   start.config.train_micro_batch_size_per_gpu = as_is.micro_batch;
   start.config.gradient_accumulation_steps = as_is.accumulation_steps;
   start.config.train_batch_size = 0;
+  return start;
+}
+
+std::string with_and(const std::vector<std::string>& changes) { return fmt::format("{}", fmt::join(changes, " and ")); }
+
+}  // namespace
+
+std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster,
+                                  const Changes& allowed) {
+  const Candidate start = start_of(model, config, cluster, allowed);
   if (auto found = try_out(start)) return found;
-  for (const Change& change : kChanges) {
+  for (const auto& [is_allowed, change] : kChanges) {
+    if (!(allowed.*is_allowed)) continue;
     for (const Candidate& candidate : change(start)) {
       if (auto found = try_out(candidate)) return found;
     }
   }
-  if (auto found = more_hosts(start)) return found;
+  if (allowed.hosts) {
+    if (auto found = more_hosts(start)) return found;
+  }
   Candidate all = start;
-  for (const Change& change : kChanges) {
+  for (const auto& [is_allowed, change] : kChanges) {
+    if (!(allowed.*is_allowed)) continue;
     const auto candidates = change(all);
     if (candidates.empty()) continue;
     all = candidates.back();
     if (auto found = try_out(all)) return found;
   }
-  return more_hosts(all);
+  return allowed.hosts ? more_hosts(all) : std::nullopt;
+}
+
+Suggestion fit(const ModelShape& model, const Config& config, const Cluster& cluster, Changes allowed) {
+  constexpr double kComfortable = 0.9;
+  allowed.dtype = allowed.hosts = false;
+  for (const double share : {kComfortable, 1.0}) {
+    Cluster part = cluster;
+    part.node_memory_nbytes = static_cast<std::int64_t>(share * static_cast<double>(cluster.node_memory_nbytes));
+    auto found = suggest(model, config, part, allowed);
+    if (!found) continue;
+    found->cluster = cluster;
+    return *found;
+  }
+  const Candidate all = with_all(start_of(model, config, cluster, allowed), allowed);
+  throw ConfigError(
+      fmt::format("nothing that may be changed makes the run fit: with {} a host needs {}, and {} are free",
+                  all.changes.empty() ? "nothing changed" : with_and(all.changes),
+                  human_nbytes(plan_memory(all.model, all.config, all.cluster).node_nbytes),
+                  human_nbytes(cluster.node_memory_nbytes)));
 }
 
 }  // namespace zero::plan

@@ -100,5 +100,19 @@ expect "steps without patience" "$(value moved/summary.json 'j["steps"], j["stop
 "$zero" train --restart moved --steps 1 -q > out 2>&1 || fail "--restart of it: $(cat out)"
 [ -d moved/before.1/best/global_step$best ] && [ ! -e moved/best/global_step$best ] || fail "--restart loses the best: $(ls moved moved/before.1)"
 
+# ---- what fits is chosen, and trains the same ----
+tiny="--preset gpt-tiny --seq 32 --layers 1 --data worse.py --cache-dir cache --eval-batches 1 --sample-length 0 --no-tensorboard --steps 5"
+curve() { grep -oE '"(step|loss|grad_norm|val_loss|lr)":[^,}]*' "$1/metrics.jsonl"; }
+"$zero" train $tiny --run-dir plain > out 2>&1 || fail "plain run: $(cat out)"
+"$zero" train $tiny --run-dir roomy --fit > out 2>&1 || fail "--fit: $(cat out)"
+grep -q '^fit        as it is: ' out || fail "--fit of what fits: $(cat out)"
+expect "curve" "$(curve roomy)" "$(curve plain)"
+mkdir -p disk
+"$zero" train $tiny --run-dir nothing --fit --memory 100MB > out 2>&1
+expect "exit code" $? 2
+grep -q -e '--fit: nothing that may be changed makes the run fit: with .* a host needs .*, and 100.00 MB are free; --nvme DIR would let' out ||
+  fail "--fit of what cannot: $(cat out)"
+[ ! -e nothing ] || fail "a run folder of what cannot fit"
+
 [ "$failures" = 0 ] && echo "options of zero train: all well"
 exit $((failures > 0))

@@ -1,4 +1,4 @@
-"""report_runs.py: its page has the numbers of the run folders, needs nothing else, and is drawn by a browser."""
+"""apps/zero/report: its page has the numbers of the run folders, needs nothing else, and is drawn by a browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 
 pytest.importorskip("plotly", reason="report_runs.py needs plotly")
 
-SCRIPT = Path(__file__).resolve().parents[2] / "apps" / "zero" / "report_runs.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "apps" / "zero" / "report" / "report_runs.py"
 KINDS = ["parameters", "gather buffers", "master weights", "optimizer", "gradients", "buckets", "activations"]
 PARTS = [
     "data",
@@ -40,10 +40,16 @@ PARTS = [
 
 
 def loaded() -> ModuleType:
+    """The program changes how this process imports; other tests want that as it was."""
     spec = importlib.util.spec_from_file_location("report_runs", SCRIPT)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    places, writes_nothing = sys.path[:], sys.dont_write_bytecode
+    try:
+        sys.dont_write_bytecode = True
+        spec.loader.exec_module(module)
+    finally:
+        sys.path[:], sys.dont_write_bytecode = places, writes_nothing
     return module
 
 
@@ -508,6 +514,60 @@ def test_traces_with_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert data["runs"][0]["traces"][0]["rows"] == []
 
 
+def test_disk_requests_are_explained_where_there_are_some(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "mine")
+    add_traces(folder)
+    words = "a read that was queued ahead seems to last until the next pass"
+    assert words in made(capsys, tmp_path, folder)[1]
+    for path in (folder / "trace").iterdir():
+        events = json.loads(path.read_text())["traceEvents"]
+        others = [one for one in events if not isinstance(one, dict) or one.get("cat") != "disk"]
+        write_json(path, {"traceEvents": others})
+    assert words not in made(capsys, tmp_path, folder)[1]
+
+
+DAMAGE = [
+    (b'{"traceEvents": [{"ph":', "rank0.json: is no JSON: "),
+    (b"", "rank0.json: is no JSON: "),
+    (b"\xff\xfe<b>", "rank0.json: is no JSON: "),
+    (b"[]", "rank0.json: is not a JSON object"),
+    (b"{}", 'rank0.json: is no trace: it has no "traceEvents"'),
+]
+
+
+@pytest.mark.parametrize("content, words", DAMAGE)
+def test_a_damaged_trace_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str
+) -> None:
+    folder, page = make_run(tmp_path / "mine"), tmp_path / "page.html"
+    add_traces(folder)
+    (folder / "trace" / "rank0.json").write_bytes(content)
+    code = report_runs.main(["--out", str(page), str(folder)])
+    said = capsys.readouterr()
+    assert code == 0 and said.out.startswith(f"{page}: 1 run, ")
+    assert said.err.startswith("report_runs: warning: ") and words in said.err and said.err.count("\n") == 1
+    data, text = data_in(page)
+    assert [trace["rank"] for trace in data["runs"][0]["traces"]] == [1]
+    assert data["runs"][0]["traces"][0]["step"] == "step 2"
+    place = page.read_text().index("the trace of rank 0 is damaged, and is left out: ")
+    assert page.read_text().index('id="trace-section"') < place < page.read_text().index('id="traced-memory"')
+    assert words in text and "mine, rank 1" in text and "no trace of a step" not in text
+
+
+def test_all_traces_are_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [make_run(tmp_path / name) for name in ("<i>one", "two")]
+    add_traces(folders[0])
+    for path in (folders[0] / "trace").iterdir():
+        path.write_bytes(path.read_bytes()[:-100])
+    code, said = report(capsys, tmp_path / "page.html", *folders)
+    assert code == 0 and said.count("report_runs: warning: ") == 2
+    data, text = data_in(tmp_path / "page.html")
+    assert data["runs"][0]["traces"] == [] and 'id="timeline"' not in (tmp_path / "page.html").read_text()
+    for rank in range(2):
+        assert f"<i>one: the trace of rank {rank} is damaged, and is left out: " in text
+    assert "two: no trace of a step. " in text
+
+
 # ---- Errors
 
 
@@ -543,8 +603,6 @@ def rewritten(name: str, content: bytes) -> Callable[[Path], object]:
         (rewritten("summary.json", b'{"finished": tr'), "summary.json: is no JSON"),
         (rewritten("summary.json", b"[" * 100_000), "summary.json: is no JSON"),
         (rewritten("config.json", b"7"), "config.json: is not a JSON object"),
-        (rewritten("trace/rank0.json", b'{"traceEvents": [{"ph":'), "rank0.json: is no JSON"),
-        (rewritten("trace/rank0.json", b"{}"), 'rank0.json: is no trace: it has no "traceEvents"'),
     ],
 )
 def test_what_is_broken_is_named(
@@ -586,10 +644,40 @@ def test_as_a_program(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "mine")
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "page.html"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "page.html: 1 run, " in done.stdout, done.stderr
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert re.fullmatch(r".*page\.html: 1 run, \d+\.\d MB; open it in a browser\n", done.stdout)
     (folder / "plan.json").unlink()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+# As python_script() in apps/zero/side_programs.cpp does: without the folders of the script and of the user.
+AS_ZERO_STARTS_IT = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    'import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name="__main__")'
+)
+
+
+def test_as_zero_starts_it(tmp_path: Path) -> None:
+    installed, here = tmp_path / "share" / "report", tmp_path / "here"
+    shutil.copytree(SCRIPT.parent, installed, ignore=shutil.ignore_patterns("__pycache__"))
+    files = sorted(path.name for path in installed.iterdir())
+    make_run(here / "mine")
+    for name in files + ["json.py", "plotly.py"]:
+        if name.endswith(".py"):
+            (here / name).write_text("raise SystemExit('a file of the user was imported')")
+    script = str(installed / "report_runs.py")
+    command = [sys.executable, "-c", AS_ZERO_STARTS_IT, script, "--out", "page.html", "mine"]
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here, env=surroundings)
+    assert done.returncode == 0 and done.stdout.startswith("page.html: 1 run, "), done.stderr
+    assert sorted(path.name for path in installed.iterdir()) == files
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPT.parent.glob("*.*")), ids=lambda path: path.name)
+def test_no_module_hides_another(path: Path) -> None:
+    assert path.suffix in (".py", ".css", ".js")
+    assert path.stem not in sys.stdlib_module_names and path.stem not in ("plotly", "narwhals", "numpy", "torch")
 
 
 # ---- In a browser

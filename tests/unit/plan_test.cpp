@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "layout/shard.h"
+#include "support/errors.h"
 #include "zero/errors.h"
 #include "zero/plan.h"
 
@@ -435,6 +436,62 @@ TEST(Suggest, StatesOnNvmeWhereNothingElseIsEnough) {
   EXPECT_NE(found->changes[0].find("offload_optimizer.device \"nvme\""), std::string::npos);
   EXPECT_GT(found->plan.rank.nvme_nbytes, 13'000'000'000 / 2 * 8);
   EXPECT_EQ(found->plan.rank[MemoryKind::kOptimizer].peak_nbytes, 0);
+}
+
+/// Of what is allowed the smallest, never other numbers.
+TEST(Fit, ChangesOnlyWhatIsAllowed) {
+  const ModelShape model = transformer({.layers = 24, .dim = 2048, .heads = 16, .vocab = 50257, .seq = 1024}, "1.3b");
+  Config config = at(0);
+  config.train_micro_batch_size_per_gpu = 8;
+  Cluster cluster{.ranks = 2, .node_memory_nbytes = 1LL << 42};
+  EXPECT_TRUE(fit(model, config, cluster).changes.empty());
+  int fitted = 0;
+  for (std::int64_t gb = 2; gb <= 100; gb += 2) {
+    cluster.node_memory_nbytes = gb * 1'000'000'000;
+    Changes allowed{.stage = gb % 4 != 0, .micro_batch = gb % 3 != 0, .recompute = gb % 5 != 0, .nvme_path = "/disk"};
+    allowed.states_on_nvme = allowed.parameters_on_nvme = gb % 7 != 0;
+    try {
+      const Suggestion found = fit(model, config, cluster, allowed);
+      ++fitted;
+      EXPECT_LE(found.plan.node_nbytes, cluster.node_memory_nbytes);
+      EXPECT_EQ(found.config.param_dtype(), config.param_dtype());
+      EXPECT_EQ(found.cluster.ranks, 2);
+      EXPECT_EQ(found.cluster.node_memory_nbytes, cluster.node_memory_nbytes);
+      const auto& zero = found.config.zero_optimization;
+      const bool on_disk = zero.offload_param.device == Config::ZeroOptimization::OffloadOptimizer::Device::kNvme;
+      EXPECT_TRUE(allowed.stage || zero.stage == (on_disk ? 3 : 0)) << gb;
+      EXPECT_TRUE(allowed.micro_batch || found.config.train_micro_batch_size_per_gpu == 8);
+      EXPECT_EQ(found.config.train_micro_batch_size_per_gpu * found.config.gradient_accumulation_steps, 8);
+      EXPECT_TRUE(allowed.recompute || !found.model.transformer->checkpointing);
+      EXPECT_TRUE(allowed.states_on_nvme || found.plan.rank.nvme_nbytes == 0);
+      EXPECT_EQ(zero.offload_optimizer.nvme_path, found.plan.rank.nvme_nbytes > 0 ? "/disk" : "");
+    } catch (const ConfigError& error) {
+      EXPECT_TRUE(testing::mentions(error.what(), "are free")) << error.what();
+      EXPECT_LT(gb, 60);
+    }
+  }
+  EXPECT_GT(fitted, 20);
+}
+
+/// A tenth of the memory stays free where that can be.
+TEST(Fit, LeavesRoom) {
+  const ModelShape model = transformer({.layers = 12, .dim = 768, .heads = 12, .vocab = 50257, .seq = 1024}, "small");
+  const Config config = at(0);
+  const std::int64_t as_it_is = need(model, config, {.ranks = 2});
+  const Cluster tight{.ranks = 2, .node_memory_nbytes = as_it_is + 1'000'000};
+  const Suggestion found = fit(model, config, tight);
+  EXPECT_FALSE(found.changes.empty());
+  EXPECT_LE(found.plan.node_nbytes, 0.9 * static_cast<double>(tight.node_memory_nbytes));
+  const Changes nothing{.buckets = false,
+                        .stage = false,
+                        .store = false,
+                        .step_in_backward = false,
+                        .micro_batch = false,
+                        .recompute = false,
+                        .deferred_init = false,
+                        .states_on_nvme = false,
+                        .parameters_on_nvme = false};
+  EXPECT_TRUE(fit(model, config, tight, nothing).changes.empty());
 }
 
 TEST(Suggest, ParametersOnNvmeForOneMachine) {
