@@ -138,6 +138,10 @@ fs::path tokens_folder(const fs::path& packed, const std::string& tokenizer) {
 CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_length) {
   CorpusInfo info = pack_corpus(options);
   if (sequence_length == 0) return info;
+  if (info.train_targets == 0 || info.validation_targets == 0) {
+    throw ConfigError(fmt::format("{}: {} has no token to learn: all are context", info.source,
+                                  info.train_targets == 0 ? "the part to train on" : "the part to validate on"));
+  }
   // A sequence has one more byte: the last target.
   if (info.train_tokens() > sequence_length && info.validation_tokens() > sequence_length) return info;
   if (info.tokens.nbytes > 1) {
@@ -158,15 +162,20 @@ std::string describe_tokens(const CorpusInfo& info, double seconds) {
   const std::string text =
       info.tokens.text_nbytes > 0 ? fmt::format("; a token is {:.2f} bytes of text", info.tokens.text_nbytes) : "";
   const double nats = info.validation_unigram_entropy_nats;
+  const std::string context =
+      info.tokens.has_context
+          ? fmt::format("           a loss is taken on {:.0f} % of them; the others are context\n",
+                        100.0 * static_cast<double>(info.train_targets) / static_cast<double>(info.train_tokens()))
+          : "";
   return fmt::format(
       "data       {}: {} file{} of tokens; {}\n"
-      "           {} tokens to train on, {} to validate on{}\n"
+      "           {} tokens to train on, {} to validate on{}\n{}"
       "           to beat: {:.3f} nats a token, the unigram entropy: the loss of knowing just\n"
       "           how often each token occurs\n",
       short_path(info.source), with_commas(info.files), info.files == 1 ? "" : "s",
       info.reused ? "read before" : fmt::format("read in {}", duration(seconds)),
       human_count(static_cast<double>(info.train_tokens())), human_count(static_cast<double>(info.validation_tokens())),
-      text, nats);
+      text, context, nats);
 }
 
 }  // namespace

@@ -32,14 +32,18 @@ std::vector<Batch> batches_of(std::int64_t size, std::int64_t sequence_length) {
   return batches;
 }
 
-double loss_of(const Batch& batch, const Corpus& corpus,
+/// The sum over its targets; 0 where there is none.
+double loss_of(const Batch& batch, std::int64_t counted, const Corpus& corpus,
                const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& loss) {
-  const at::Tensor tokens = at::empty({batch.count, batch.length + 1}, at::kLong);
-  auto* const data = tokens.mutable_data_ptr<std::int64_t>();
-  const auto wide = static_cast<std::size_t>(batch.length + 1);
-  for (std::int64_t i = 0; i < batch.count; ++i)
-    corpus.copy(batch.first + i * batch.length, {data + static_cast<std::size_t>(i) * wide, wide});
-  return loss(tokens.narrow(1, 0, batch.length), tokens.narrow(1, 1, batch.length)).item<double>();
+  const at::Tensor tokens = at::empty({batch.count, batch.length}, at::kLong), targets = at::empty_like(tokens);
+  const auto wide = static_cast<std::size_t>(batch.length);
+  for (std::int64_t i = 0; i < batch.count; ++i) {
+    const std::int64_t first = batch.first + i * batch.length;
+    corpus.copy(first, {tokens.mutable_data_ptr<std::int64_t>() + i * batch.length, wide});
+    corpus.copy_targets(first + 1, {targets.mutable_data_ptr<std::int64_t>() + i * batch.length, wide});
+  }
+  const double mean = loss(tokens, targets).item<double>();
+  return counted > 0 ? mean * static_cast<double>(counted) : 0;
 }
 
 }  // namespace
@@ -53,18 +57,23 @@ EvaluationResult evaluate(const Corpus& corpus, std::int64_t sequence_length, Gr
   const auto ranks = static_cast<std::size_t>(group.size()), rank = static_cast<std::size_t>(group.rank());
   EvaluationResult result;
   double sum = 0;
+  std::int64_t done = 0;
   for (std::size_t first = 0; first < batches.size(); first += ranks) {
     // Past the end a rank computes the last batch again: the others may need it to take part.
-    const double mine = loss_of(batches[std::min(first + rank, batches.size() - 1)], corpus, loss);
+    const Batch& here = batches[std::min(first + rank, batches.size() - 1)];
+    const double mine = loss_of(here, corpus.count_targets(here.first + 1, here.targets()), corpus, loss);
     const std::vector<double> all = gather_values(group, {&mine, 1}, "loss");
     for (std::size_t i = first; i < std::min(first + ranks, batches.size()); ++i) {
-      sum += all[i - first] * static_cast<double>(batches[i].targets());
-      result.targets += batches[i].targets();
+      sum += all[i - first];
+      result.targets += corpus.count_targets(batches[i].first + 1, batches[i].targets());
+      done += batches[i].targets();
     }
     result.stop_signal = agreed_stop_signal(group);
     if (result.stop_signal != 0) break;
-    progress(static_cast<double>(result.targets) / static_cast<double>(corpus.size() - 1));
+    progress(static_cast<double>(done) / static_cast<double>(corpus.size() - 1));
   }
+  if (result.targets == 0 && result.stop_signal == 0)
+    throw ConfigError(fmt::format("{}: nothing to predict: all of its tokens are context", corpus.name()));
   result.loss = sum / static_cast<double>(result.targets);
   return result;
 }

@@ -12,7 +12,7 @@ namespace zero::app {
 
 struct EvaluationResult {
   double loss = 0;           ///< nats a token
-  std::int64_t targets = 0;  ///< tokens that were predicted: all but the first
+  std::int64_t targets = 0;  ///< tokens that were predicted: all but the first, and those that are context
   int stop_signal = 0;       ///< that has ended it early; 0: none
 };
 

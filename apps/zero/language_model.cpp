@@ -31,8 +31,8 @@ at::Tensor LanguageModel::forward(const at::Tensor& tokens) {
   return std::visit([&](auto& model) { return model->forward(tokens); }, model_);
 }
 
-at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets) {
-  return std::visit([&](auto& model) { return model->loss(tokens, targets); }, model_);
+at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets, double divisor) {
+  return std::visit([&](auto& model) { return model->loss(tokens, targets, divisor); }, model_);
 }
 
 std::int64_t LanguageModel::vocab() const {

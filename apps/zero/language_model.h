@@ -33,7 +33,7 @@ class LanguageModel {
 
   // As GPT's and CausalLM's.
   at::Tensor forward(const at::Tensor& tokens);
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, double divisor = 0);
   std::int64_t vocab() const;
   /// As models::generate(), or generate_tokens() of the plan's sequence length. *Collective.*
   std::vector<std::int64_t> generate(const std::vector<std::int64_t>& prompt, const GenerateOptions& options);

@@ -51,7 +51,9 @@ TrainLoop::TrainLoop(const TrainPlan& plan, LanguageModel& model, Engine& engine
       sampler_(Corpus(plan.corpus_folder, Split::kTrain), plan.seq, static_cast<std::uint64_t>(plan.seed)),
       validation_(Corpus(plan.corpus_folder, Split::kValidation), plan.seq, plan.eval_batches),
       tokens_(at::empty({engine.config().train_micro_batch_size_per_gpu, plan.seq + 1}, at::kLong)),
-      run_(engine, run_options()) {}
+      run_(engine, run_options()) {
+  if (sampler_.corpus().has_context()) targets_ = at::empty({tokens_.size(0), plan.seq}, at::kLong);
+}
 
 RunOptions TrainLoop::run_options() {
   return {.folder = plan_.run_folder,
@@ -267,13 +269,31 @@ StepOutcome TrainLoop::train_step() {
   return *outcome;
 }
 
+double TrainLoop::targets_of_a_micro_batch(std::int64_t micro_step) const {
+  const Config& config = engine_.config();
+  const std::int64_t each = config.gradient_accumulation_steps, micro_batches = each * engine_.world_size();
+  const std::int64_t first = micro_step / each * micro_batches;
+  std::int64_t targets = 0;
+  for (std::int64_t i = 0; i < micro_batches; ++i)
+    targets += sampler_.count_targets(first + i, config.train_micro_batch_size_per_gpu);
+  return static_cast<double>(std::max<std::int64_t>(1, targets)) / static_cast<double>(micro_batches);
+}
+
 double TrainLoop::micro_batch() {
   Clock clock;
   const Config& config = engine_.config();
   const std::int64_t index = engine_.micro_steps() * engine_.world_size() + engine_.rank();
-  sampler_.fill(index, config.train_micro_batch_size_per_gpu, tokens_.mutable_data_ptr<std::int64_t>());
+  const std::int64_t size = config.train_micro_batch_size_per_gpu;
+  double divisor = 0;
+  if (targets_.defined()) {
+    sampler_.fill(index, size, tokens_.mutable_data_ptr<std::int64_t>(), targets_.mutable_data_ptr<std::int64_t>());
+    divisor = targets_of_a_micro_batch(index / engine_.world_size());
+  } else {
+    sampler_.fill(index, size, tokens_.mutable_data_ptr<std::int64_t>());
+  }
   totals_.data += clock.lap();
-  const at::Tensor loss = model_.loss(tokens_.narrow(1, 0, plan_.seq), tokens_.narrow(1, 1, plan_.seq));
+  const at::Tensor loss = model_.loss(tokens_.narrow(1, 0, plan_.seq),
+                                      targets_.defined() ? targets_ : tokens_.narrow(1, 1, plan_.seq), divisor);
   totals_.forward += clock.lap();
   engine_.backward(loss);
   totals_.backward += clock.lap();

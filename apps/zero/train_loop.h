@@ -57,6 +57,9 @@ class TrainLoop {
   struct Stopped {};
   StepOutcome train_step();
   /// Forward and backward of the next micro-batch; its loss.
+  /// Targets in the optimizer step of this rank's micro-batch `micro_step`, by micro-batch on average: every target of
+  /// the step counts the same.
+  double targets_of_a_micro_batch(std::int64_t micro_step) const;
   double micro_batch();
   /// Throws Stopped on all ranks when one of them is to stop. *Collective.*
   void check_stop();
@@ -93,7 +96,8 @@ class TrainLoop {
   Progress& progress_;
   SequenceSampler sampler_;
   Validation validation_;
-  at::Tensor tokens_;  ///< [micro-batch, seq + 1]
+  at::Tensor tokens_;   ///< [micro-batch, seq + 1]
+  at::Tensor targets_;  ///< [micro-batch, seq], where tokens have context; else undefined
   StepTotals totals_;
   RunResult result_;
   RecentMean loss_, step_seconds_;

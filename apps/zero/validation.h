@@ -16,7 +16,7 @@ class Validation {
   /// small.
   Validation(const Corpus& corpus, std::int64_t sequence_length, std::int64_t max_batches);
 
-  /// Mean loss in nats per byte. `loss` maps tokens and targets [B, T] to a scalar mean; it is called without
+  /// Mean loss in nats per target. `loss` maps tokens and targets [B, T] to a scalar mean; it is called without
   /// gradients, equally often on every rank, as it may be collective. The sum is taken in the order of the
   /// batches, so it does not depend on the number of ranks. *Collective.*
   double mean_loss(Group group, const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& loss) const;
@@ -24,6 +24,10 @@ class Validation {
   std::int64_t batches() const { return batches_.batches(); }
 
  private:
+  /// Where batches have different numbers of targets.
+  double mean_over_targets(Group group,
+                           const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& loss) const;
+
   std::int64_t sequence_length_;
   std::int64_t batch_size_;
   ValidationBatches batches_;

@@ -143,7 +143,8 @@ struct CausalLMImpl : torch::nn::Module {
   /// Mean cross entropy in nats per target, in fp32; in training mode Experts::loss_factor times the load-balancing
   /// loss is added. tokens and targets [B, T] int64: targets are not shifted here; those of -100 do not count. Scalar,
   /// fp32. Logits exist of some rows at a time (zero/loss.h).
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  /// `divisor` as LinearCrossEntropyOptions::divisor; the load-balancing loss is not divided by it.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, double divisor = 0);
 
   /// Logits of the token after `tokens` [B, T], which follow the positions in `cache`: [B, vocab], without gradients.
   /// The same as the last logits of forward() of all tokens but for rounding: products are of other shapes, and so are

@@ -43,9 +43,12 @@ struct LeftOutFiles {
 
 /// What the tokens of a corpus are.
 struct TokenInfo {
-  int nbytes = 1;              ///< of a token in the files: 1 (a byte of text), 2 or 4
+  int nbytes = 1;  ///< of a token in the files: 1 (a byte of text), 2 or 4
+  /// Some tokens are context only (what a user says in a conversation): in their files bit 31 is set, and no loss is
+  /// taken on them. Of `nbytes` 4 only.
+  bool has_context = false;
   std::int64_t largest = 255;  ///< there is; a model's vocabulary must be larger
-  /// Bytes of text that a token of the validation split stands for on average; 0: not known.
+  /// Bytes of text that a token of the validation split (without context) stands for on average; 0: not known.
   double text_nbytes = 1;
   std::string pieces;     ///< a file with the bytes of each token, read by token_pieces(); empty: none
   std::string tokenizer;  ///< a folder with the tokenizer's files; empty: none
@@ -72,10 +75,12 @@ struct CorpusInfo {
   std::int64_t validation_nbytes = 0;  ///< of the tokens in their files
   std::int64_t train_tokens() const { return train_nbytes / tokens.nbytes; }
   std::int64_t validation_tokens() const { return validation_nbytes / tokens.nbytes; }
+  /// Of the tokens, those that are not context.
+  std::int64_t train_targets = 0, validation_targets = 0;
   std::int64_t files = 0;  ///< files taken
   /// By reason: duplicate contents, size, suffix, hidden, a zero byte, not UTF-8, unreadable.
   std::vector<LeftOutFiles> left_out;
-  /// Entropy of single tokens: the loss per token of a model that knows only their frequencies.
+  /// Entropy of single tokens, without context: the loss per token of a model that knows only their frequencies.
   double train_unigram_entropy_nats = 0;
   double validation_unigram_entropy_nats = 0;
 };
@@ -90,6 +95,9 @@ CorpusInfo pack_corpus(const CorpusOptions& options);
 
 enum class Split : std::uint8_t { kTrain, kValidation };
 
+/// The target in the place of a token that is context only; what losses ignore.
+inline constexpr std::int64_t kNoTarget = -100;
+
 /// One split of a packed corpus, mapped read-only. Copies share the mapping, which lives until the last copy is
 /// destroyed. Any thread.
 class Corpus {
@@ -102,6 +110,11 @@ class Corpus {
   std::int64_t size() const { return size_; }  ///< tokens
   /// Tokens [first, first + tokens.size()). Undefined beyond size().
   void copy(std::int64_t first, std::span<std::int64_t> tokens) const;
+  /// The same as targets: kNoTarget where a token is context only.
+  void copy_targets(std::int64_t first, std::span<std::int64_t> targets) const;
+  /// Of tokens [first, first + count) those that are not context.
+  std::int64_t count_targets(std::int64_t first, std::int64_t count) const;
+  bool has_context() const { return has_context_; }
   /// What a token is called in messages.
   const char* unit() const { return token_nbytes_ == 1 ? "bytes" : "tokens"; }
   /// Entropy of single tokens of this split, in nats (divide by ln 2 for bits).
@@ -118,8 +131,12 @@ class Corpus {
     std::int64_t first = 0, count = 0;
   };
   std::vector<Part> parts_;  ///< one after the other
+  /// As they are in the files.
+  void copy_raw(std::int64_t first, std::span<std::int64_t> tokens) const;
+
   std::int64_t size_ = 0;
   int token_nbytes_ = 1;
+  bool has_context_ = false;
   double unigram_entropy_nats_ = 0;
   std::string hash_;
   std::string name_;
@@ -141,6 +158,12 @@ class SequenceSampler {
   /// targets [:, 1:]. The index is i = j * ranks + rank for accumulation step j, counted from the start of training;
   /// micro-batch i holds the samples from i * micro_batch_size on. Throws ConfigError for a negative index or size.
   void fill(std::int64_t global_micro_batch, std::int64_t micro_batch_size, std::int64_t* tokens) const;
+  /// With targets [micro_batch_size, sequence_length], kNoTarget where they are context.
+  void fill(std::int64_t global_micro_batch, std::int64_t micro_batch_size, std::int64_t* tokens,
+            std::int64_t* targets) const;
+  /// The number of targets in it that are not context.
+  std::int64_t count_targets(std::int64_t global_micro_batch, std::int64_t micro_batch_size) const;
+  const Corpus& corpus() const { return corpus_; }
 
   /// First token of a sample in the corpus.
   std::int64_t offset_of(std::int64_t global_sample) const;
@@ -149,6 +172,8 @@ class SequenceSampler {
   std::int64_t sequence_length() const { return sequence_length_; }
 
  private:
+  std::int64_t first_sample(std::int64_t global_micro_batch, std::int64_t micro_batch_size) const;
+
   Corpus corpus_;
   std::int64_t sequence_length_;
   std::int64_t windows_;
@@ -165,8 +190,13 @@ class ValidationBatches {
   std::int64_t batches() const { return batches_; }
   /// Writes batch `index` to `tokens` [batch_size, sequence_length + 1].
   void fill(std::int64_t index, std::int64_t* tokens) const;
+  /// With targets [batch_size, sequence_length], as SequenceSampler::fill(). Returns the number of those that count.
+  std::int64_t fill(std::int64_t index, std::int64_t* tokens, std::int64_t* targets) const;
+  const Corpus& corpus() const { return corpus_; }
 
  private:
+  std::int64_t offset_of(std::int64_t index, std::int64_t sequence) const;
+
   Corpus corpus_;
   std::int64_t sequence_length_;
   std::int64_t batch_size_;

@@ -62,7 +62,8 @@ struct GPTImpl : torch::nn::Module {
 
   /// Mean cross entropy in nats per token, computed in fp32. tokens and targets [B, T] int64. Scalar, fp32. Logits
   /// exist of some rows at a time (zero/loss.h).
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  /// `divisor` as LinearCrossEntropyOptions::divisor.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, double divisor = 0);
 
   /// Normal(0, 0.02) for matrices, divided by sqrt(2 * layers) for the two that end a residual branch; zero
   /// for biases; one for layer norm weights. Uses libtorch's default generator, in the order of the

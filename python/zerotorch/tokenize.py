@@ -3,9 +3,13 @@
 python -m zerotorch.tokenize --tokenizer FOLDER --data PATH --out DIR
 
 Documents (files, or the lines of JSONL) are put in an order that depends on the seed, split into training and
-validation, tokenized, and written one after the other, each followed by the tokenizer's end-of-text token:
+validation, tokenized, and written one after the other, each followed by the tokenizer's end-of-text token. A line of
+JSONL is a text ("text"), a conversation ("messages", each with "role" and "content", written by the folder's chat
+template), or a "prompt" with its "completion" ("answer", "response"). Of the last two only what the assistant says is
+learnt, with the token that ends it; the rest is context.
 
-    train.bin, val.bin   tokens of 2 bytes, or of 4 for vocabularies over 65,536; little-endian
+    train.bin, val.bin   tokens of 2 bytes, or of 4 for vocabularies over 65,536 and where some are context, which have
+                         bit 31 set; little-endian
     pieces.json          the bytes of each token, hexadecimal, by which samples are printed
     tokens.json          what they are
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import datetime
 import hashlib
 import json
 import os
@@ -22,13 +27,15 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["main"]
 
 AT_A_TIME = 4 << 20  # characters that are tokenized together
 OWN_FILES = {"train.bin", "val.bin", "pieces.json", "tokens.json"}
 LARGEST_PIECE = 1 << 20  # characters of a document that are tokenized as one
+CONTEXT = 1 << 31  # set in tokens that are context only
+COMPLETIONS = ("completion", "answer", "response")
 
 
 class Refused(Exception):
@@ -101,74 +108,220 @@ def text_of(path: Path) -> str | None:
         return None
 
 
-def lines_of(path: Path, field: str) -> Iterator[str]:
+class Document(NamedTuple):
+    text: str
+    learnt: tuple[tuple[int, int], ...] | None = None  # characters [begin, end); None: all
+    ends: bool = True  # the token after it is learnt, too
+
+    def digest(self) -> bytes:
+        return hashlib.blake2b(repr(self).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def learnt_nbytes(self) -> int:
+        spans = [(0, len(self.text))] if self.learnt is None else self.learnt
+        return sum(len(self.text[begin:end].encode()) for begin, end in spans)
+
+
+class ChatTemplate:
+    """The folder's Jinja template, rendered as transformers does it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokens: dict[str, str] = {}
+        self.source = self._source(folder)
+        self.template: Any = None
+
+    def _source(self, folder: Path) -> str | None:
+        settings: dict[str, Any] = {}
+        config = folder / "tokenizer_config.json"
+        if config.exists():
+            try:
+                settings = dict(json.loads(config.read_text()))
+            except (ValueError, TypeError):
+                raise Refused(f"{config}: is not a JSON object") from None
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+            token = settings.get(name)
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                self.tokens[name] = token
+        file = folder / "chat_template.jinja"
+        if file.exists():
+            return file.read_text()
+        template = settings.get("chat_template")
+        if isinstance(template, list):
+            template = {one["name"]: one["template"] for one in template}.get("default")
+        return template if isinstance(template, str) else None
+
+    def _compiled(self) -> Any:
+        if self.template is None:
+            try:
+                import jinja2
+                from jinja2.ext import Extension, loopcontrols
+                from jinja2.sandbox import ImmutableSandboxedEnvironment
+            except ImportError:
+                raise Refused("conversations need the package jinja2: pip install jinja2") from None
+
+            class Generation(Extension):  # {% generation %} ... {% endgeneration %}: only what is in it
+                tags = {"generation"}
+
+                def parse(self, parser: Any) -> Any:
+                    next(parser.stream)
+                    return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+            def refuse(message: str) -> None:
+                raise jinja2.exceptions.TemplateError(message)
+
+            environment = ImmutableSandboxedEnvironment(
+                trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+            )
+            environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+            environment.globals["raise_exception"] = refuse
+            environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+            try:
+                self.template = environment.from_string(self.source or "")
+            except jinja2.exceptions.TemplateError as error:
+                raise Refused(f"the tokenizer's chat template is none: {error}") from None
+        return self.template
+
+    def render(self, messages: list[Any], asks: bool) -> str:
+        """`asks`: up to where the assistant begins to speak."""
+        return str(self._compiled().render(messages=messages, tools=None, documents=None, add_generation_prompt=asks, **self.tokens))
+
+
+def conversation_of(line: dict[str, Any], template: ChatTemplate, where: str) -> Document:
+    messages = line["messages"]
+    well_made = isinstance(messages, list) and all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+        for one in messages
+    )
+    if not well_made or not messages:
+        raise Refused(f'{where}: "messages" is no list of objects with "role" and "content"')
+    if template.source is None:
+        raise Refused(f"{where}: a conversation, and the tokenizer's folder has no chat template to write it with")
+    if all(one["role"] != "assistant" for one in messages):
+        raise Refused(f"{where}: the assistant says nothing in it")
+    try:
+        whole = template.render(messages, asks=False)
+        spans = []
+        for at, one in enumerate(messages):
+            if one["role"] != "assistant":
+                continue
+            before, after = template.render(messages[:at], asks=True), template.render(messages[: at + 1], asks=False)
+            if not (after.startswith(before) and whole.startswith(after)):
+                raise Refused(
+                    f"{where}: the chat template writes answer {len(spans) + 1} in another way once the conversation "
+                    "goes on, so that nobody can say what of it is learnt; give each answer a line of its own"
+                )
+            spans.append((len(before), len(after)))
+    except Refused:
+        raise
+    except Exception as error:  # noqa: BLE001 - templates raise anything
+        raise Refused(f"{where}: the chat template cannot write it: {error}") from None
+    return Document(whole, tuple(spans), ends=False)
+
+
+def document_of(line: Any, field: str, template: ChatTemplate, where: str) -> Document:
+    if not isinstance(line, dict):
+        raise Refused(f"{where}: want a JSON object")
+    if field in line:
+        if not isinstance(line[field], str):
+            raise Refused(f'{where}: "{field}" is not a text')
+        return Document(line[field])
+    if "messages" in line:
+        return conversation_of(line, template, where)
+    completion = next((name for name in COMPLETIONS if name in line), None)
+    if "prompt" in line and completion:
+        prompt, answer = line["prompt"], line[completion]
+        if not isinstance(prompt, str) or not isinstance(answer, str):
+            raise Refused(f'{where}: "prompt" and "{completion}" are not both texts')
+        return Document(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
+    raise Refused(
+        f'{where}: want "{field}" (--field names another), "messages", or "prompt" and one of {", ".join(COMPLETIONS)}'
+    )
+
+
+def lines_of(path: Path, field: str, template: ChatTemplate) -> Iterator[Document]:
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
+            where = f"{path}:{number}"
             try:
-                text = json.loads(line)[field]
-            except (json.JSONDecodeError, KeyError, TypeError):
-                raise Refused(f'{path}:{number}: want a JSON object with "{field}"; --field names another') from None
-            if not isinstance(text, str):
-                raise Refused(f'{path}:{number}: "{field}" is not a text')
+                decoded = json.loads(line)
+            except json.JSONDecodeError:
+                raise Refused(f"{where}: want a JSON object") from None
+            document = document_of(decoded, field, template, where)
             try:
-                text.encode()
+                document.text.encode()
             except UnicodeEncodeError as error:
-                raise Refused(f'{path}:{number}: "{field}" is not Unicode: {error.reason}') from None
-            yield text
+                raise Refused(f"{where}: is not Unicode: {error.reason}") from None
+            yield document
 
 
-def documents_of(files: list[Path], field: str) -> tuple[list[str], int]:
+def documents_of(files: list[Path], field: str, template: ChatTemplate) -> tuple[list[Document], int]:
     """Each document once, and how many files were left out."""
     documents, seen, left_out = [], set(), 0
     for path in files:
         if path.suffix == ".jsonl":
-            texts: Iterator[str] = lines_of(path, field)
+            some: Iterator[Document] = lines_of(path, field, template)
         else:
             text = text_of(path)
             left_out += text is None
-            texts = iter([] if text is None else [text])
-        for text in texts:
-            digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-            if text and digest not in seen:
+            some = iter([] if text is None else [Document(text)])
+        for document in some:
+            digest = document.digest()
+            if document.text and digest not in seen:
                 seen.add(digest)
-                documents.append(text)
+                documents.append(document)
     return documents, left_out
 
 
-def cut(document: str) -> Iterator[str]:
-    """Large ones in pieces that end with a line."""
-    while len(document) > LARGEST_PIECE:
-        end = document.rfind("\n", 0, LARGEST_PIECE) + 1 or LARGEST_PIECE
-        yield document[:end]
-        document = document[end:]
-    yield document
+def cut(document: Document) -> Iterator[str]:
+    """Large ones in pieces that end with a line; those with context as they are."""
+    text = document.text
+    while document.learnt is None and len(text) > LARGEST_PIECE:
+        end = text.rfind("\n", 0, LARGEST_PIECE) + 1 or LARGEST_PIECE
+        yield text[:end]
+        text = text[end:]
+    yield text
 
 
-def write_split(tokenizer: Any, documents: list[str], end: int, code: str, path: Path) -> int:
-    """Returns the number of tokens."""
-    count, begin = 0, 0
+def with_context(document: Document, encoded: Any) -> list[int]:
+    """Its tokens; those that begin outside of what is learnt are marked."""
+    spans = document.learnt or ()
+    return [
+        token if any(begin <= first < end for begin, end in spans) else token | CONTEXT
+        for token, (first, _) in zip(encoded.ids, encoded.offsets)
+    ]
+
+
+def write_split(tokenizer: Any, documents: list[Document], end: int, code: str, path: Path) -> tuple[int, int]:
+    """Returns the number of tokens, and of those that are learnt."""
+    count, context, begin = 0, 0, 0
     with path.open("wb") as out:
         while begin < len(documents):
             last, size = begin, 0
             while last < len(documents) and size < AT_A_TIME:
-                size += len(documents[last])
+                size += len(documents[last].text)
                 last += 1
-            some = [piece for document in documents[begin:last] for piece in (*cut(document), None)]
+            some = [(document, [*cut(document)]) for document in documents[begin:last]]
             try:
-                encoded = iter(tokenizer.encode_batch([p for p in some if p is not None], add_special_tokens=False))
+                encoded = iter(
+                    tokenizer.encode_batch([piece for _, pieces in some for piece in pieces], add_special_tokens=False)
+                )
             except Exception as error:  # noqa: BLE001 - it raises nothing better
                 raise Refused(f"the tokenizer cannot encode the text: {error}") from None
             tokens = array.array(code)
-            for piece in some:
-                tokens.extend([end] if piece is None else next(encoded).ids)
+            for document, pieces in some:
+                for _ in pieces:
+                    piece = next(encoded)
+                    tokens.extend(piece.ids if document.learnt is None else with_context(document, piece))
+                tokens.append(end if document.ends else end | CONTEXT)
+            context += sum(token >= CONTEXT for token in tokens)
             if sys.byteorder == "big":
                 tokens.byteswap()
             tokens.tofile(out)
             count += len(tokens)
             begin = last
-    return count
+    return count, count - context
 
 
 def end_of_text(tokenizer: Any, folder: Path, wanted: str | None) -> int:
@@ -209,18 +362,20 @@ def load(folder: Path) -> tuple[Any, Path]:
     return tokenizer, path.parent
 
 
-def split_of(documents: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
+def split_of(documents: list[Document], fraction: float, seed: int) -> tuple[list[Document], list[Document]]:
     if fraction == 1:
         return [], documents
     random.Random(seed).shuffle(documents)
-    wanted, have, count = fraction * sum(map(len, documents)), 0, 0
+    wanted, have, count = fraction * sum(len(document.text) for document in documents), 0, 0
     while count + 1 < len(documents) and have < wanted:
-        have += len(documents[count])
+        have += len(documents[count].text)
         count += 1
     if count == 0:  # one document: its end
-        document = documents[0]
-        at = document.rfind("\n", 0, round(len(document) * (1 - fraction))) + 1 or round(len(document) * (1 - fraction))
-        return [document[:at]], [document[at:]]
+        if documents[0].learnt is not None:
+            raise Refused("one conversation is too little: there must be another one to validate on")
+        text = documents[0].text
+        at = text.rfind("\n", 0, round(len(text) * (1 - fraction))) + 1 or round(len(text) * (1 - fraction))
+        return [Document(text[:at])], [Document(text[at:])]
     return documents[count:], documents[:count]
 
 
@@ -241,10 +396,11 @@ def encode_prompt(options: argparse.Namespace) -> None:
 
 def made_from(options: argparse.Namespace, files: list[Path]) -> str:
     """Changes with whatever decides about the tokens."""
-    given = [options.field, options.separator, options.validation_fraction, options.seed, str(options.tokenizer.resolve())]
+    given = ["2", options.field, options.separator, options.validation_fraction, options.seed, str(options.tokenizer.resolve())]
     tokenizer = options.tokenizer / "tokenizer.json" if options.tokenizer.is_dir() else options.tokenizer
     settings = tokenizer.parent / "tokenizer_config.json"
-    used = [tokenizer, *([settings] if settings.exists() else []), *files]
+    template = tokenizer.parent / "chat_template.jinja"
+    used = [tokenizer, *(path for path in (settings, template) if path.exists()), *files]
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in used]
     return hashlib.blake2b(json.dumps([given, stats]).encode(), digest_size=16).hexdigest()
 
@@ -269,12 +425,13 @@ def tokenize(options: argparse.Namespace) -> str:
     source = made_from(options, files)
     if options.keep and is_made(out, source):
         return ""
-    documents, left_out = documents_of(files, options.field)
+    documents, left_out = documents_of(files, options.field, ChatTemplate(folder))
     if not documents:
         raise Refused(f"--data {options.data}: has no text (UTF-8)")
     train, validation = split_of(documents, options.validation_fraction, options.seed)
     pieces = pieces_of(tokenizer)
-    code = "H" if len(pieces) <= 1 << 16 else "I"
+    has_context = any(document.learnt is not None for document in documents)
+    code = "H" if len(pieces) <= 1 << 16 and not has_context else "I"
     temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
@@ -282,7 +439,8 @@ def tokenize(options: argparse.Namespace) -> str:
             write_split(tokenizer, part, end, code, temporary / name)
             for part, name in ((train, "train.bin"), (validation, "val.bin"))
         ]
-        text_nbytes = sum(len(document.encode()) for document in validation)
+        text_nbytes = sum(document.learnt_nbytes() for document in validation)
+        text_nbytes_per_token = text_nbytes / max(1, counts[1][1])
         (temporary / "pieces.json").write_text(json.dumps(pieces))
         (temporary / "tokens.json").write_text(
             json.dumps(
@@ -290,9 +448,10 @@ def tokenize(options: argparse.Namespace) -> str:
                     "token_nbytes": array.array(code).itemsize,
                     "vocab": len(pieces),
                     "separator": end,
-                    "train_tokens": counts[0],
-                    "validation_tokens": counts[1],
-                    "validation_text_nbytes_per_token": text_nbytes / max(1, counts[1]),
+                    "has_context": has_context,
+                    "train_tokens": counts[0][0],
+                    "validation_tokens": counts[1][0],
+                    "validation_text_nbytes_per_token": text_nbytes_per_token,
                     "source": str(options.data.resolve()),
                     "tokenizer": str(folder.resolve()),
                     "made_from": source,
@@ -310,9 +469,10 @@ def tokenize(options: argparse.Namespace) -> str:
     if options.keep:
         return f"tokens of {options.data}: {left_out} files left out: not UTF-8" if left_out else ""
     skipped = f"; {left_out} files left out: not UTF-8" if left_out else ""
+    learnt = f"; {counts[0][1]:,} and {counts[1][1]:,} of them are learnt" if has_context else ""
     return (
-        f"{out}: {counts[0]:,} tokens to train on, {counts[1]:,} to validate on, of {len(documents):,} documents; "
-        f"a token is {text_nbytes / max(1, counts[1]):.2f} bytes{skipped}"
+        f"{out}: {counts[0][0]:,} tokens to train on, {counts[1][0]:,} to validate on, of {len(documents):,} documents"
+        f"{learnt}; a token is {text_nbytes_per_token:.2f} bytes{skipped}"
     )
 
 
@@ -335,7 +495,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--suffix", action="append", help="of files in a folder (default: .txt .md .py .rst .jsonl); may be repeated"
     )
-    parser.add_argument("--field", default="text", help='of the objects in JSONL (default: "text")')
+    parser.add_argument("--field", default="text", help='of texts in JSONL (default: "text")')
     parser.add_argument("--separator", help="the token after each document (default: the tokenizer's end of text)")
     parser.add_argument("--validation-fraction", type=fraction, default=0.05, help="in whole documents (default 0.05); 1: all")
     parser.add_argument("--seed", type=int, default=1234, help="of the order of the documents")

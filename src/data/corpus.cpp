@@ -38,6 +38,7 @@ Corpus::Corpus(const std::filesystem::path& folder, Split split) {
   const data::StoredCorpus stored = data::read_corpus_json(folder);
   const bool train = split == Split::kTrain;
   token_nbytes_ = stored.info.tokens.nbytes;
+  has_context_ = stored.info.tokens.has_context;
   for (const data::Part& part : train ? stored.parts.train : stored.parts.validation) {
     if (part.nbytes == 0) continue;
     const auto owner = map_file(part.path, static_cast<std::size_t>(part.skip_nbytes + part.nbytes));
@@ -59,6 +60,27 @@ Corpus::Corpus(std::string text) : name_("memory") {
 }
 
 void Corpus::copy(std::int64_t first, std::span<std::int64_t> tokens) const {
+  copy_raw(first, tokens);
+  if (!has_context_) return;
+  for (std::int64_t& token : tokens) token &= ~data::kContextBit;
+}
+
+void Corpus::copy_targets(std::int64_t first, std::span<std::int64_t> targets) const {
+  copy_raw(first, targets);
+  if (!has_context_) return;
+  for (std::int64_t& target : targets) {
+    if (target & data::kContextBit) target = kNoTarget;
+  }
+}
+
+std::int64_t Corpus::count_targets(std::int64_t first, std::int64_t count) const {
+  if (!has_context_) return count;
+  std::vector<std::int64_t> targets(static_cast<std::size_t>(count));
+  copy_targets(first, targets);
+  return count - std::ranges::count(targets, kNoTarget);
+}
+
+void Corpus::copy_raw(std::int64_t first, std::span<std::int64_t> tokens) const {
   auto part = std::ranges::upper_bound(parts_, first, {}, [](const Part& p) { return p.first + p.count; });
   while (!tokens.empty()) {
     const std::int64_t offset = first - part->first;

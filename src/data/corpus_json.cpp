@@ -42,12 +42,15 @@ TokenInfo tokens_of(const ordered_json& json) {
   stored.at("text_nbytes").get_to(tokens.text_nbytes);
   stored.at("pieces").get_to(tokens.pieces);
   stored.at("tokenizer").get_to(tokens.tokenizer);
+  tokens.has_context = stored.value("has_context", false);
   return tokens;
 }
 
-ordered_json split_json(const char* file, std::int64_t nbytes, double entropy_nats, const std::vector<Part>& parts) {
+ordered_json split_json(const char* file, std::int64_t nbytes, std::int64_t targets, double entropy_nats,
+                        const std::vector<Part>& parts) {
   ordered_json json = {{"file", file},
                        {"nbytes", nbytes},
+                       {"targets", targets},
                        {"unigram_entropy_nats", entropy_nats},
                        {"unigram_entropy_bits", entropy_nats / std::numbers::ln2}};
   for (const Part& part : parts) {
@@ -79,6 +82,8 @@ StoredCorpus read_corpus_json(const fs::path& folder) {
     const auto& validation = json.at("validation");
     validation.at("nbytes").get_to(info.validation_nbytes);
     validation.at("unigram_entropy_nats").get_to(info.validation_unigram_entropy_nats);
+    info.train_targets = train.value("targets", info.train_tokens());
+    info.validation_targets = validation.value("targets", info.validation_tokens());
     stored.parts = {parts_of(train, folder, kTrainFile, info.train_nbytes),
                     parts_of(validation, folder, kValidationFile, info.validation_nbytes)};
     const auto& files = json.at("files");
@@ -116,20 +121,21 @@ void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std
                         {"largest", one.largest},
                         {"largest_nbytes", one.largest_nbytes}});
   }
-  const ordered_json json = {
-      {"source", info.source},
-      {"hash", info.hash},
-      {"listing", fingerprint},
-      {"tokens",
-       {{"nbytes", info.tokens.nbytes},
-        {"largest", info.tokens.largest},
-        {"text_nbytes", info.tokens.text_nbytes},
-        {"pieces", info.tokens.pieces},
-        {"tokenizer", info.tokens.tokenizer}}},
-      {"train", split_json(kTrainFile, info.train_nbytes, info.train_unigram_entropy_nats, parts.train)},
-      {"validation",
-       split_json(kValidationFile, info.validation_nbytes, info.validation_unigram_entropy_nats, parts.validation)},
-      {"files", {{"taken", info.files}, {"left_out", std::move(left_out)}}}};
+  const ordered_json json = {{"source", info.source},
+                             {"hash", info.hash},
+                             {"listing", fingerprint},
+                             {"tokens",
+                              {{"nbytes", info.tokens.nbytes},
+                               {"largest", info.tokens.largest},
+                               {"text_nbytes", info.tokens.text_nbytes},
+                               {"pieces", info.tokens.pieces},
+                               {"tokenizer", info.tokens.tokenizer},
+                               {"has_context", info.tokens.has_context}}},
+                             {"train", split_json(kTrainFile, info.train_nbytes, info.train_targets,
+                                                  info.train_unigram_entropy_nats, parts.train)},
+                             {"validation", split_json(kValidationFile, info.validation_nbytes, info.validation_targets,
+                                                       info.validation_unigram_entropy_nats, parts.validation)},
+                             {"files", {{"taken", info.files}, {"left_out", std::move(left_out)}}}};
   FileWriter writer(folder / kCorpusFile);
   writer.append(json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
   writer.finish();

@@ -203,6 +203,8 @@ void write_splits(const std::vector<Piece>& files, double validation_fraction, c
   train.finish();
   info.train_nbytes = train.nbytes();
   info.validation_nbytes = validation.nbytes();
+  info.train_targets = info.train_tokens();
+  info.validation_targets = info.validation_tokens();
   info.train_unigram_entropy_nats = train.entropy_nats();
   info.validation_unigram_entropy_nats = validation.entropy_nats();
   const XXH128_hash_t digest = XXH3_128bits_digest(hash.get());

@@ -30,6 +30,11 @@ void copy_window(const Corpus& corpus, std::int64_t offset, std::int64_t sequenc
   corpus.copy(offset, {tokens, static_cast<std::size_t>(sequence_length) + 1});
 }
 
+void copy_window_targets(const Corpus& corpus, std::int64_t offset, std::int64_t sequence_length,
+                         std::int64_t* targets) {
+  corpus.copy_targets(offset + 1, {targets, static_cast<std::size_t>(sequence_length)});
+}
+
 }  // namespace
 
 SequenceSampler::SequenceSampler(Corpus corpus, std::int64_t sequence_length, std::uint64_t seed)
@@ -46,16 +51,40 @@ std::int64_t SequenceSampler::offset_of(std::int64_t global_sample) const {
   return static_cast<std::int64_t>(permutation(index)) * sequence_length_;
 }
 
-void SequenceSampler::fill(std::int64_t global_micro_batch, std::int64_t micro_batch_size, std::int64_t* tokens) const {
+std::int64_t SequenceSampler::first_sample(std::int64_t global_micro_batch, std::int64_t micro_batch_size) const {
   std::int64_t first = 0;
   if (global_micro_batch < 0 || micro_batch_size < 1 ||
       __builtin_mul_overflow(global_micro_batch, micro_batch_size, &first)) {
     throw ConfigError(fmt::format("micro-batch {} of {} samples: want an index of at least 0 and at least 1 sample",
                                   global_micro_batch, micro_batch_size));
   }
+  return first;
+}
+
+void SequenceSampler::fill(std::int64_t global_micro_batch, std::int64_t micro_batch_size, std::int64_t* tokens) const {
+  const std::int64_t first = first_sample(global_micro_batch, micro_batch_size);
   for (std::int64_t b = 0; b < micro_batch_size; ++b) {
     copy_window(corpus_, offset_of(first + b), sequence_length_, tokens + b * (sequence_length_ + 1));
   }
+}
+
+void SequenceSampler::fill(std::int64_t global_micro_batch, std::int64_t micro_batch_size, std::int64_t* tokens,
+                           std::int64_t* targets) const {
+  fill(global_micro_batch, micro_batch_size, tokens);
+  const std::int64_t first = first_sample(global_micro_batch, micro_batch_size);
+  for (std::int64_t b = 0; b < micro_batch_size; ++b) {
+    copy_window_targets(corpus_, offset_of(first + b), sequence_length_, targets + b * sequence_length_);
+  }
+}
+
+std::int64_t SequenceSampler::count_targets(std::int64_t global_micro_batch, std::int64_t micro_batch_size) const {
+  const std::int64_t first = first_sample(global_micro_batch, micro_batch_size);
+  if (!corpus_.has_context()) return micro_batch_size * sequence_length_;
+  std::int64_t count = 0;
+  for (std::int64_t b = 0; b < micro_batch_size; ++b) {
+    count += corpus_.count_targets(offset_of(first + b) + 1, sequence_length_);
+  }
+  return count;
 }
 
 ValidationBatches::ValidationBatches(Corpus corpus, std::int64_t sequence_length, std::int64_t batch_size,
@@ -70,16 +99,29 @@ ValidationBatches::ValidationBatches(Corpus corpus, std::int64_t sequence_length
   if (max_batches > 0) batches_ = std::min(batches_, max_batches);
 }
 
+std::int64_t ValidationBatches::offset_of(std::int64_t index, std::int64_t sequence) const {
+  // Window k of the used ones is k * windows / used, split so that the product cannot overflow.
+  const std::int64_t used = batches_ * batch_size_, k = index * batch_size_ + sequence;
+  return (windows_ / used * k + windows_ % used * k / used) * sequence_length_;
+}
+
+std::int64_t ValidationBatches::fill(std::int64_t index, std::int64_t* tokens, std::int64_t* targets) const {
+  fill(index, tokens);
+  std::int64_t count = 0;
+  for (std::int64_t b = 0; b < batch_size_; ++b) {
+    const std::int64_t offset = offset_of(index, b);
+    copy_window_targets(corpus_, offset, sequence_length_, targets + b * sequence_length_);
+    count += corpus_.count_targets(offset + 1, sequence_length_);
+  }
+  return count;
+}
+
 void ValidationBatches::fill(std::int64_t index, std::int64_t* tokens) const {
   if (index < 0 || index >= batches_) {
     throw ConfigError(fmt::format("validation batch: got {}, want 0 to {}", index, batches_ - 1));
   }
-  // Window k of the used ones is k * windows / used, split so that the product cannot overflow.
-  const std::int64_t used = batches_ * batch_size_;
   for (std::int64_t b = 0; b < batch_size_; ++b) {
-    const std::int64_t k = index * batch_size_ + b;
-    const std::int64_t window = windows_ / used * k + windows_ % used * k / used;
-    copy_window(corpus_, window * sequence_length_, sequence_length_, tokens + b * (sequence_length_ + 1));
+    copy_window(corpus_, offset_of(index, b), sequence_length_, tokens + b * (sequence_length_ + 1));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <vector>
 
 #include "data/files.h"
@@ -82,11 +83,14 @@ TokenFiles read_own(const fs::path& folder) {
     files.tokens.text_nbytes = stored.at("validation_text_nbytes_per_token");
     if (fs::exists(folder / "pieces.json")) files.tokens.pieces = (folder / "pieces.json").string();
     files.tokens.tokenizer = stored.value("tokenizer", "");
+    files.tokens.has_context = stored.value("has_context", false);
   } catch (const json::exception& error) {
     throw IoError(fmt::format("{}: damaged ({})", path.string(), error.what()));
   }
-  if (files.tokens.nbytes != 2 && files.tokens.nbytes != 4)
-    throw IoError(fmt::format("{}: token_nbytes is {}, want 2 or 4", path.string(), files.tokens.nbytes));
+  if (files.tokens.nbytes != 4 && (files.tokens.nbytes != 2 || files.tokens.has_context)) {
+    throw IoError(fmt::format("{}: token_nbytes is {}, want {}", path.string(), files.tokens.nbytes,
+                              files.tokens.has_context ? "4, with context" : "2 or 4"));
+  }
   if (!(files.tokens.text_nbytes >= 0)) {
     throw IoError(fmt::format("{}: validation_text_nbytes_per_token is {}, want 0 or more", path.string(),
                               files.tokens.text_nbytes));
@@ -137,10 +141,15 @@ std::optional<TokenFiles> read_shards(const std::vector<fs::path>& paths) {
 
 class Scan {
  public:
-  explicit Scan(int token_nbytes) : token_nbytes_(token_nbytes), tokens_(kAtATime) {}
+  explicit Scan(const TokenInfo& tokens)
+      : token_nbytes_(tokens.nbytes), has_context_(tokens.has_context), tokens_(kAtATime) {}
 
-  /// The entropy of a split.
-  double of(const std::vector<Part>& parts, XXH3_state_t* hash) {
+  struct Seen {
+    double entropy_nats = 0;
+    std::int64_t targets = 0;
+  };
+  /// Of a split.
+  Seen of(const std::vector<Part>& parts, XXH3_state_t* hash) {
     std::vector<std::int64_t> counts;
     std::string bytes;
     for (const Part& part : parts) {
@@ -156,7 +165,7 @@ class Scan {
         done += nbytes;
       }
     }
-    return entropy_nats(counts);
+    return {entropy_nats(counts), std::reduce(counts.begin(), counts.end())};
   }
   std::int64_t largest() const { return largest_; }
 
@@ -164,7 +173,9 @@ class Scan {
   static constexpr std::int64_t kAtATime = 1 << 18;
 
   void count(std::span<const std::int64_t> tokens, std::vector<std::int64_t>& counts, const fs::path& path) {
-    for (const std::int64_t token : tokens) {
+    for (std::int64_t token : tokens) {
+      const bool counts_it = !has_context_ || !(token & kContextBit);
+      if (has_context_) token &= ~kContextBit;
       if (token >= static_cast<std::int64_t>(counts.size())) {
         if (token >= kMostTokens) {
           throw IoError(fmt::format("{}: a token is {}: the file is not of tokens of {} bytes", path.string(), token,
@@ -172,12 +183,13 @@ class Scan {
         }
         counts.resize(static_cast<std::size_t>(token) + 1);
       }
-      ++counts[static_cast<std::size_t>(token)];
+      counts[static_cast<std::size_t>(token)] += counts_it ? 1 : 0;
     }
     largest_ = std::max(largest_, static_cast<std::int64_t>(counts.size()) - 1);
   }
 
   const int token_nbytes_;
+  const bool has_context_;
   std::vector<std::int64_t> tokens_;
   std::int64_t largest_ = 0;
 };
@@ -211,8 +223,9 @@ std::optional<TokenFiles> find_token_files(const fs::path& source) {
 }
 
 std::string fingerprint(const TokenFiles& files) {
-  std::string text = fmt::format("tokens of {} bytes, {} of text, {} {}\n", files.tokens.nbytes,
-                                 files.tokens.text_nbytes, files.tokens.pieces, files.tokens.tokenizer);
+  std::string text = fmt::format("tokens of {} bytes{}, {} of text, {} {}\n", files.tokens.nbytes,
+                                 files.tokens.has_context ? " with context" : "", files.tokens.text_nbytes,
+                                 files.tokens.pieces, files.tokens.tokenizer);
   for (const auto* parts : {&files.parts.train, &files.parts.validation}) {
     for (const Part& part : *parts) {
       std::error_code error;
@@ -232,9 +245,13 @@ CorpusInfo scan(const TokenFiles& files) {
   info.files = static_cast<std::int64_t>(files.parts.train.size() + files.parts.validation.size());
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), &XXH3_freeState);
   XXH3_128bits_reset(hash.get());
-  Scan all(files.tokens.nbytes);
-  info.validation_unigram_entropy_nats = all.of(files.parts.validation, hash.get());
-  info.train_unigram_entropy_nats = all.of(files.parts.train, hash.get());
+  Scan all(files.tokens);
+  const Scan::Seen validation = all.of(files.parts.validation, hash.get());
+  const Scan::Seen train = all.of(files.parts.train, hash.get());
+  info.validation_unigram_entropy_nats = validation.entropy_nats;
+  info.train_unigram_entropy_nats = train.entropy_nats;
+  info.validation_targets = validation.targets;
+  info.train_targets = train.targets;
   info.tokens.largest = all.largest();
   const XXH128_hash_t digest = XXH3_128bits_digest(hash.get());
   info.hash = fmt::format("{:016x}{:016x}", digest.high64, digest.low64);

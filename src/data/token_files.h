@@ -25,6 +25,9 @@ std::string fingerprint(const TokenFiles& files);
 /// Reads all tokens once: sizes, hash, frequencies, the largest token. Throws IoError.
 CorpusInfo scan(const TokenFiles& files);
 
+/// Set in tokens that are context only (TokenInfo::has_context).
+inline constexpr std::int64_t kContextBit = std::int64_t{1} << 31;
+
 /// Little-endian tokens of `nbytes` each.
 void widen(std::span<const std::uint8_t> bytes, int nbytes, std::span<std::int64_t> tokens);
 

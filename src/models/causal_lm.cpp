@@ -401,7 +401,7 @@ Tensor CausalLMImpl::next_logits(const Tensor& tokens, KeyValueCache& cache) {
   return at::linear(hidden.select(1, -1), head_weight());
 }
 
-Tensor CausalLMImpl::loss(const Tensor& tokens, const Tensor& targets) {
+Tensor CausalLMImpl::loss(const Tensor& tokens, const Tensor& targets, double divisor) {
   check(tokens);
   if (!targets.sizes().equals(tokens.sizes())) {
     throw ModelError(
@@ -409,7 +409,7 @@ Tensor CausalLMImpl::loss(const Tensor& tokens, const Tensor& targets) {
   }
   std::vector<Tensor> router_logits;
   const Tensor hidden = decoder_->forward(tokens, router_logits, nullptr);
-  Tensor loss = linear_cross_entropy(hidden, head_weight(), targets, {.rows = config.loss_rows});
+  Tensor loss = linear_cross_entropy(hidden, head_weight(), targets, {.rows = config.loss_rows, .divisor = divisor});
   if (config.experts.loss_factor == 0 || router_logits.empty() || !is_training()) return loss;
   return loss + config.experts.loss_factor * load_balancing_loss(router_logits, config.experts);
 }

@@ -129,12 +129,12 @@ const at::Tensor& GPTImpl::head_weight() const { return head_ ? head_->weight : 
 
 at::Tensor GPTImpl::forward(const at::Tensor& tokens) { return at::linear(hidden(tokens), head_weight()); }
 
-at::Tensor GPTImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
+at::Tensor GPTImpl::loss(const at::Tensor& tokens, const at::Tensor& targets, double divisor) {
   if (!targets.sizes().equals(tokens.sizes())) {
     throw ModelError(
         fmt::format("GPT: got {} tokens and {} targets; want the same shape", tokens.numel(), targets.numel()));
   }
-  return linear_cross_entropy(hidden(tokens), head_weight(), targets);
+  return linear_cross_entropy(hidden(tokens), head_weight(), targets, {.divisor = divisor});
 }
 
 }  // namespace zero

@@ -23,7 +23,7 @@ using torch::autograd::variable_list;
 /// Mean loss and, where they are wanted, the gradients of its sum.
 struct Parts {
   Tensor loss, of_hidden, of_weight;
-  double counted = 0;
+  double divisor = 0;
 };
 
 /// Of a gradient with rows of `width`, that are converted at a time.
@@ -36,7 +36,7 @@ class Rows {
   Rows(const Tensor& hidden, const Tensor& weight, const Tensor& targets, std::int64_t ignore_index)
       : hidden_(hidden), weight_(weight), targets_(targets), ignore_index_(ignore_index) {}
 
-  Parts all(std::int64_t at_a_time, bool wants_hidden, bool wants_weight) const {
+  Parts all(std::int64_t at_a_time, double divisor, bool wants_hidden, bool wants_weight) const {
     Parts parts;
     Tensor sum = at::zeros({}, hidden_.options().dtype(at::kFloat));
     if (wants_hidden) parts.of_hidden = at::empty_like(hidden_);
@@ -54,9 +54,8 @@ class Rows {
       }
       if (wants_weight) add_product(parts.of_weight, gradient, some);
     }
-    const Tensor counted = targets_.ne(ignore_index_).sum();
-    parts.counted = counted.item<double>();
-    parts.loss = sum / counted;
+    parts.divisor = divisor > 0 ? divisor : targets_.ne(ignore_index_).sum().item<double>();
+    parts.loss = sum / parts.divisor;
     return parts;
   }
 
@@ -103,12 +102,12 @@ Tensor scaled(const Tensor& gradient, const Tensor& scale, at::ScalarType dtype)
 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static Tensor forward(AutogradContext* context, const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                        std::int64_t at_a_time, std::int64_t ignore_index, bool with_gradients) {
-    Parts parts =
-        Rows(hidden, weight, targets, ignore_index)
-            .all(at_a_time, with_gradients && hidden.requires_grad(), with_gradients && weight.requires_grad());
+                        std::int64_t at_a_time, std::int64_t ignore_index, double divisor, bool with_gradients) {
+    Parts parts = Rows(hidden, weight, targets, ignore_index)
+                      .all(at_a_time, divisor, with_gradients && hidden.requires_grad(),
+                           with_gradients && weight.requires_grad());
     context->save_for_backward({parts.of_hidden, parts.of_weight});
-    context->saved_data["counted"] = parts.counted;
+    context->saved_data["divisor"] = parts.divisor;
     context->saved_data["weight_dtype"] = static_cast<std::int64_t>(weight.scalar_type());
     return parts.loss;
   }
@@ -118,9 +117,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
           "linear_cross_entropy: gradients of gradients (create_graph) are not computed; use cross_entropy(linear())");
     }
     const variable_list saved = context->get_saved_variables();
-    const double counted = context->saved_data["counted"].toDouble();
-    const Tensor scale = counted > 0 ? outputs[0] / counted : at::zeros_like(outputs[0]);  // as cross_entropy's
-    variable_list gradients(6);
+    const double divisor = context->saved_data["divisor"].toDouble();
+    const Tensor scale = divisor > 0 ? outputs[0] / divisor : at::zeros_like(outputs[0]);  // as cross_entropy's
+    variable_list gradients(7);
     if (saved[0].defined()) gradients[0] = scaled(saved[0], scale, saved[0].scalar_type());
     if (saved[1].defined()) {
       const auto dtype = static_cast<at::ScalarType>(context->saved_data["weight_dtype"].toInt());
@@ -150,11 +149,16 @@ Tensor linear_cross_entropy_of(const Tensor& hidden, const Tensor& weight, const
   check(hidden, weight, targets);
   const Tensor rows = hidden.reshape({-1, hidden.size(-1)}), goals = targets.reshape({-1});
   const std::int64_t at_a_time = rows_at_a_time(weight.size(0), options);
+  if (!(options.divisor >= 0))
+    throw ModelError(fmt::format("linear_cross_entropy: divisor is {}, want 0 or more", options.divisor));
   if (at_a_time >= rows.size(0)) {
-    return at::cross_entropy_loss(at::linear(rows, weight).to(at::kFloat), goals, {}, at::Reduction::Mean,
-                                  options.ignore_index);
+    const bool sums = options.divisor > 0;
+    const Tensor loss = at::cross_entropy_loss(at::linear(rows, weight).to(at::kFloat), goals, {},
+                                               sums ? at::Reduction::Sum : at::Reduction::Mean, options.ignore_index);
+    return sums ? loss / options.divisor : loss;
   }
-  return LinearCrossEntropy::apply(rows, weight, goals, at_a_time, options.ignore_index, at::GradMode::is_enabled());
+  return LinearCrossEntropy::apply(rows, weight, goals, at_a_time, options.ignore_index, options.divisor,
+                                   at::GradMode::is_enabled());
 }
 
 }  // namespace

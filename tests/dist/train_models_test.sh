@@ -58,6 +58,33 @@ grep -q '"step":12' half/metrics.jsonl || fail "--resume half: no step 12"
 timeout 120 "$zero" train --model llama/config.json $run --steps 2 --recompute 1 --run-dir fresh > out 2> err || fail "--model: $(cat err)"
 grep -q "random weights" out || fail "--model: $(cat out)"
 
+# ---- tokens that are context: every target counts the same, whatever micro-batch it is in ----
+mkdir -p chat
+python3 - <<'EOF'
+import array, json, random
+random.seed(3)
+for name, count in ("train", 4000), ("val", 16 * 24 + 1):
+    tokens = array.array("I")
+    while len(tokens) < count:
+        said, length = random.randrange(23), random.randrange(1, 40)
+        tokens.extend(((said + i) % 23) | (1 << 31) for i in range(length))
+        tokens.extend((said * i) % 23 for i in range(random.randrange(1, 9)))
+    tokens[:count].tofile(open(f"chat/{name}.bin", "wb"))
+json.dump({"token_nbytes": 4, "validation_text_nbytes_per_token": 1, "has_context": True}, open("chat/tokens.json", "w"))
+EOF
+chat="--data chat --cache-dir cache --seq 16 --batch-size 8 --dtype fp32 --lr 0.01 --steps 6 --eval-batches 0 --sample-length 0 --no-tensorboard"
+timeout 120 "$zero" train -n 2 --init-from llama $chat --micro-batch 1 --run-dir chat1 > out 2> err || fail "context: $(cat err)"
+grep -Eq 'a loss is taken on [0-9]+ % of them; the others are context' out || fail "context is not said: $(cat out)"
+timeout 120 "$zero" train -n 1 --stage 0 --init-from llama $chat --micro-batch 1 --run-dir chat2 -q > /dev/null 2> err || fail "context: $(cat err)"
+timeout 120 "$zero" train -n 2 --init-from llama $chat --micro-batch 4 --run-dir chat3 -q > /dev/null 2> err || fail "context: $(cat err)"
+losses() { python3 -c 'import json, sys; print(*(round(json.loads(l).get("loss", json.loads(l).get("val_loss")), int(sys.argv[2])) for l in open(sys.argv[1] + "/metrics.jsonl")))' "$1" "$2"; }
+expect "curve on one rank" "$(losses chat2 17)" "$(losses chat1 17)"
+expect "curve of other micro-batches" "$(losses chat3 4)" "$(losses chat1 4)"
+timeout 60 "$zero" eval llama --data chat --split validation --json --seq 16 > out.json 2> err || fail "eval of context: $(cat err)"
+[ "$(value out.json 'j["tokens"]')" -lt 200 ] || fail "context is predicted: $(cat out.json)"
+"$zero" train --init-from llama $chat --steps 1 --lr 0 --run-dir chat4 -q > /dev/null 2>&1
+expect "loss of zero eval" "$(value out.json 'round(j["loss"], 5)')" "$(value chat4/summary.json 'round(j["val_loss"], 5)')"
+
 # ---- what is wrong is said ----
 export ZERO_TIMEOUT_S=20
 tokens large 37 4000 400

@@ -103,7 +103,7 @@ def test_jsonl_and_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[st
     code, said = run(capsys, *common, tmp_path / "all.jsonl", "--field", "body")
     assert code == 0 and "4 documents" in said
     code, said = run(capsys, *common, tmp_path / "all.jsonl")
-    assert code == 1 and 'all.jsonl:1: want a JSON object with "text"; --field names another' in said
+    assert code == 1 and 'all.jsonl:1: want "text" (--field names another)' in said
     (tmp_path / "one.txt").write_text("a line of text\n" * 100)
     code, said = run(capsys, *common, tmp_path / "one.txt", "--validation-fraction", 0.1)
     assert code == 0 and "1 documents" in said
@@ -135,7 +135,7 @@ def test_odd_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and "2 documents" in said
     (tmp_path / "half.jsonl").write_text('{"text": "fine"}\n{"text": "\\ud800"}\n')
     code, said = run(capsys, *common, tmp_path / "half.jsonl")
-    assert code == 1 and 'half.jsonl:2: "text" is not Unicode' in said
+    assert code == 1 and 'half.jsonl:2: is not Unicode' in said
 
 
 def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,3 +188,114 @@ def test_what_is_kept_and_one_text(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "prompt").write_bytes(b"\xff")
     code, said = run(capsys, "--tokenizer", tmp_path / "tokenizer", "--prompt", tmp_path / "prompt", "--out", out)
     assert code == 1 and "is not text" in said
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 東京?"},
+    {"role": "assistant", "content": "A city. naïve?"},
+    {"role": "user", "content": "And x?"},
+    {"role": "assistant", "content": "x + 1"},
+]
+
+
+def with_template(folder: Path, template: object, in_file: bool = False) -> None:
+    byte_level(folder)
+    if in_file:
+        (folder / "chat_template.jinja").write_text(str(template))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|endoftext|>"} | ({} if in_file else {"chat_template": template}))
+    )
+
+
+def decoded(folder: Path, name: str) -> tuple[str, list[str]]:
+    """The whole text of a split, and the runs of what is learnt."""
+    tokens = numpy.fromfile(folder / f"{name}.bin", dtype="<u4")
+    pieces = [bytes.fromhex(piece) for piece in json.loads((folder / "pieces.json").read_text())]
+    whole = b"".join(pieces[token & ~tokenize.CONTEXT] for token in tokens.tolist()).decode()
+    runs, inside = [], False
+    for token in tokens.tolist():
+        learnt = token < tokenize.CONTEXT
+        if learnt and not inside:
+            runs.append(b"")
+        if learnt:
+            runs[-1] += pieces[token]
+        inside = learnt
+    return whole, [run.decode() for run in runs]
+
+
+def write_lines(path: Path, lines: list[object]) -> None:
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_of_conversations_the_answers_are_learnt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], in_file: bool
+) -> None:
+    with_template(tmp_path / "tokenizer", CHAT_TEMPLATE, in_file)
+    write_lines(tmp_path / "chat.jsonl", [{"messages": TALK}, {"prompt": "Say: ", "completion": "done."}, {"text": "all"}])
+    out = tmp_path / "out"
+    code, said = run(
+        capsys, "--tokenizer", tmp_path / "tokenizer", "--data", tmp_path / "chat.jsonl", "--out", out,
+        "--validation-fraction", 1,
+    )
+    assert code == 0, said
+    whole, runs = decoded(out, "val")
+    turns = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in TALK)
+    assert whole == f"{turns}<|endoftext|>Say: done.<|endoftext|>all<|endoftext|>"
+    assert runs == ["A city. naïve?<|im_end|>\n", "x + 1<|im_end|>\n", "done.<|endoftext|>all<|endoftext|>"]
+    facts = json.loads((out / "tokens.json").read_text())
+    assert facts["has_context"] and facts["token_nbytes"] == 4
+    learnt = sum(len(text.encode()) for text in ("A city. naïve?<|im_end|>\n", "x + 1<|im_end|>\n", "done.", "all"))
+    tokens = numpy.fromfile(out / "val.bin", dtype="<u4")
+    assert facts["validation_text_nbytes_per_token"] == learnt / int((tokens < tokenize.CONTEXT).sum())
+
+
+def test_templates_are_rendered_as_transformers_does_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    template = (
+        "{{ bos_token }}{% for message in messages %}\n    {%- if message['role'] == 'assistant' %}\n"
+        "{% generation %}[{{ message['content'] | trim }}]{{ message | tojson }}{% endgeneration %}\n"
+        "    {%- else %}\n({{ message['content'] }})\n    {% endif %}{% if loop.last %}{% break %}{% endif %}\n"
+        "{% endfor %}{{ eos_token }}{% if tools is none %}-{% endif %}"
+    )
+    folder = tmp_path / "tokenizer"
+    with_template(folder, template)
+    settings = {"bos_token": {"content": "<s>"}, "eos_token": "<|endoftext|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder, bos_token="<s>", chat_template=template)
+    ours = tokenize.ChatTemplate(folder)
+    for asks in (False, True):
+        wanted = theirs.apply_chat_template(TALK, tokenize=False, add_generation_prompt=asks)
+        assert ours.render(TALK, asks) == wanted
+
+
+@pytest.mark.parametrize(
+    ("template", "lines", "said"),
+    [
+        (CHAT_TEMPLATE, [{"messages": "hello"}], 'chat.jsonl:1: "messages" is no list of objects'),
+        (CHAT_TEMPLATE, [{"messages": [{"role": "user", "content": "hi"}]}], "chat.jsonl:1: the assistant says nothing"),
+        (CHAT_TEMPLATE, [{"messages": [{"role": "assistant", "content": 5}]}], 'with "role" and "content"'),
+        (CHAT_TEMPLATE, [{"prompt": "a"}], 'chat.jsonl:1: want "text" (--field names another), "messages", or "prompt"'),
+        (CHAT_TEMPLATE, [{"prompt": "a", "answer": None}], '"prompt" and "answer" are not both texts'),
+        (CHAT_TEMPLATE, [{"messages": TALK}], "one conversation is too little"),
+        (None, [{"messages": TALK}], "the tokenizer's folder has no chat template"),
+        ("{% for %}", [{"messages": TALK}], "chat template is none"),
+        ("{{ raise_exception('no system') }}", [{"messages": TALK}], "cannot write it: no system"),
+        ("{{ messages[-1]['content'] }}", [{"messages": TALK}], "writes answer 1 in another way"),
+    ],
+)
+def test_conversations_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: object, lines: list[object], said: str
+) -> None:
+    with_template(tmp_path / "tokenizer", template)
+    write_lines(tmp_path / "chat.jsonl", lines)
+    code, text = run(
+        capsys, "--tokenizer", tmp_path / "tokenizer", "--data", tmp_path / "chat.jsonl", "--out", tmp_path / "out"
+    )
+    assert code == 1 and said in text, text
+    assert not (tmp_path / "out").exists()

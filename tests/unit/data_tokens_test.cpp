@@ -1,6 +1,7 @@
 // Promise: token files of others are read where they are, and what is wrong with them is said before training.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -71,6 +72,58 @@ TEST_F(DataTokens, NanoGpt) {
   EXPECT_FALSE(changed.reused);
   EXPECT_NE(changed.hash, info.hash);
   EXPECT_FALSE(std::filesystem::exists(folder_.file("out/train.bin")));  // it is where it was
+}
+
+/// Tokens that are context have bit 31 set: they are read as tokens, and are no targets.
+TEST_F(DataTokens, ContextIsReadAndNotLearnt) {
+  constexpr std::int64_t kBit = std::int64_t{1} << 31;
+  Tokens stored;
+  for (std::int64_t i = 0; i < 400; ++i) stored.push_back(i % 50 | (i % 7 < 3 ? kBit : 0));
+  write<std::uint32_t>(in("train.bin"), stored);
+  write<std::uint32_t>(in("val.bin"), {1 | kBit, 1, 2 | kBit, 2, 2, 1, 9 | kBit});
+  const auto describe = [&](int nbytes) {
+    std::ofstream(in("tokens.json")) << R"({"token_nbytes": )" << nbytes
+                                     << R"(, "validation_text_nbytes_per_token": 3, "has_context": true})";
+  };
+  describe(4);
+  const CorpusInfo info = pack();
+  EXPECT_TRUE(info.tokens.has_context);
+  EXPECT_EQ(info.tokens.largest, 49);
+  EXPECT_EQ(info.validation_targets, 4);
+  EXPECT_EQ(info.train_targets, 400 - std::ranges::count_if(stored, [](std::int64_t token) { return token & kBit; }));
+  EXPECT_DOUBLE_EQ(info.validation_unigram_entropy_nats, std::log(2.0));
+  EXPECT_TRUE(pack().reused);
+  EXPECT_EQ(pack().train_targets, info.train_targets);
+  const Corpus train(info.folder, Split::kTrain);
+  EXPECT_TRUE(train.has_context());
+  const Tokens tokens = all_of(train);
+  Tokens targets(400);
+  train.copy_targets(0, targets);
+  for (std::size_t i = 0; i < 400; ++i) {
+    EXPECT_EQ(tokens[i], stored[i] & ~kBit);
+    EXPECT_EQ(targets[i], stored[i] & kBit ? kNoTarget : stored[i]);
+  }
+  const SequenceSampler sampler(train, 10, 5);
+  for (const std::int64_t batch : {0, 3, 31}) {
+    Tokens in_batch(3 * 11), of_batch(3 * 10);
+    sampler.fill(batch, 3, in_batch.data(), of_batch.data());
+    std::int64_t counted = 0;
+    for (std::size_t b = 0; b < 3; ++b) {
+      const auto offset = static_cast<std::size_t>(sampler.offset_of(3 * batch + static_cast<std::int64_t>(b)));
+      for (std::size_t t = 0; t < 10; ++t) {
+        EXPECT_EQ(in_batch[b * 11 + t], tokens[offset + t]);
+        EXPECT_EQ(of_batch[b * 10 + t], targets[offset + t + 1]);
+        counted += of_batch[b * 10 + t] != kNoTarget;
+      }
+    }
+    EXPECT_EQ(sampler.count_targets(batch, 3), counted);
+  }
+  const ValidationBatches validation(Corpus(info.folder, Split::kValidation), 3, 2);
+  Tokens in_batch(2 * 4), of_batch(2 * 3);
+  EXPECT_EQ(validation.fill(0, in_batch.data(), of_batch.data()), 4);
+  EXPECT_EQ(of_batch, (Tokens{1, kNoTarget, 2, 2, 1, kNoTarget}));
+  describe(2);
+  expect_said([&] { pack(); }, "want 4, with context");
 }
 
 TEST_F(DataTokens, ShardsOfLlmC) {

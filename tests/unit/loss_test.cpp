@@ -71,6 +71,26 @@ TEST(LinearCrossEntropy, IsCrossEntropyOfLinear) {
   }
 }
 
+TEST(LinearCrossEntropy, DivisorInPlaceOfTheNumberOfTargets) {
+  for (const bool some_count : {true, false}) {
+    Inputs in = inputs(at::kDouble);
+    if (!some_count) in.targets.fill_(-100);
+    const double counted = in.targets.ne(-100).sum().item<double>();
+    const Tensor want = some_count ? plain(in) * (counted / 7.5) : plain(in).nan_to_num(0.0);
+    const auto wanted =
+        some_count ? gradients(want, in) : std::vector{at::zeros_like(in.hidden), at::zeros_like(in.weight)};
+    for (const std::int64_t rows : {0, 3, 20}) {
+      const Tensor loss = linear_cross_entropy(in.hidden, in.weight, in.targets, {.rows = rows, .divisor = 7.5});
+      expect_close(loss, want.to(at::kFloat), 1e-6);
+      const auto got = gradients(loss, in);
+      expect_close(got[0], wanted[0], 1e-6);
+      expect_close(got[1], wanted[1], 1e-6);
+    }
+  }
+  const Inputs in = inputs(at::kFloat);
+  EXPECT_THROW(linear_cross_entropy(in.hidden, in.weight, in.targets, {.divisor = -1}), ModelError);
+}
+
 TEST(LinearCrossEntropy, SmallGradientsOfFp16AreKept) {
   const Inputs in = inputs(at::kHalf, 40, 50);
   const Inputs wide{in.hidden.detach().to(at::kDouble).requires_grad_(),
