@@ -29,8 +29,8 @@ std::int64_t rows_at_a_time(std::int64_t vocab, const LinearCrossEntropyOptions&
 /// so that small gradients of fp16 are not lost. Gradients of gradients are refused (ModelError).
 ///
 /// hidden [..., D] and weight [V, D] of the same floating-point dtype, targets [...] int64 in [0, V) or ignore_index.
-/// Scalar, fp32; NaN where no target counts, as cross_entropy's (0 with a divisor). Throws ModelError for other shapes and dtypes. Local;
-/// *collective* as any use of `weight` where that is a parameter of an engine.
+/// Scalar, fp32; NaN where no target counts, as cross_entropy's (0 with a divisor). Throws ModelError for other shapes
+/// and dtypes. Local; *collective* as any use of `weight` where that is a parameter of an engine.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});
 
