@@ -2,9 +2,14 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <linux/magic.h>
+#include <sys/statfs.h>
+
+#include <filesystem>
 
 #include "quantity.h"
 #include "zero/errors.h"
+#include "zero/lora.h"
 #include "zero/memory.h"
 
 namespace zero::app {
@@ -15,15 +20,35 @@ std::int64_t memory_of(const TrainOptions& options) {
   return options.memory.empty() ? available_memory_nbytes() : parse_nbytes("--memory", options.memory);
 }
 
+/// Dropout is drawn, and routed experts are balanced, by micro-batch.
+bool depends_on_micro_batches(const TrainPlan& plan) {
+  if (plan.model.empty()) return gpt_options(plan).dropout > 0;
+  const models::CausalLMConfig config = causal_lm_config(plan);
+  return config.embedding_dropout > 0 || config.attention_dropout > 0 || config.residual_dropout > 0 ||
+         config.experts.loss_factor > 0 || (!plan.lora.empty() && models::parse_lora(plan.lora).dropout > 0);
+}
+
+/// The folder, or the one that it will be made in.
+bool is_memory(std::filesystem::path folder) {
+  std::error_code error;
+  while (!std::filesystem::exists(folder, error) && folder.has_relative_path()) folder = folder.parent_path();
+  struct statfs facts;
+  return ::statfs(folder.empty() ? "." : folder.c_str(), &facts) == 0 && facts.f_type == TMPFS_MAGIC;
+}
+
 /// What the options leave open.
-plan::Changes changes_of(const TrainOptions& options, bool goes_on) {
+plan::Changes changes_of(const TrainPlan& plan, const TrainOptions& options, bool goes_on) {
   plan::Changes allowed;
   allowed.stage = !options.stage;
   allowed.store = options.store.empty();
-  allowed.micro_batch = !options.micro_batch && !goes_on;
+  allowed.micro_batch = !options.micro_batch && !goes_on && !depends_on_micro_batches(plan);
   allowed.recompute = !options.recompute;
   allowed.states_on_nvme = allowed.parameters_on_nvme = !options.nvme.empty();
-  if (!options.nvme.empty()) allowed.nvme_path = options.nvme;
+  if (options.nvme.empty()) return allowed;
+  allowed.nvme_path = options.nvme;
+  if (is_memory(options.nvme))
+    throw ConfigError(
+        fmt::format("--nvme {}: is in memory (tmpfs), where nothing is saved; give a disk", options.nvme));
   return allowed;
 }
 
@@ -47,7 +72,7 @@ std::string fit_or_check(TrainPlan& plan, Config& config, const TrainOptions& op
   }
   const plan::Cluster here{.ranks = ranks.world_size, .ranks_per_node = ranks.per_node, .node_memory_nbytes = memory};
   try {
-    const plan::Suggestion found = plan::fit(shape_to_train(plan), config, here, changes_of(options, goes_on));
+    const plan::Suggestion found = plan::fit(shape_to_train(plan), config, here, changes_of(plan, options, goes_on));
     take(found, plan, config);
     return fmt::format("fit        {}: {} on this host, of {}\n",
                        found.changes.empty() ? "as it is" : fmt::format("{}", fmt::join(found.changes, " and ")),

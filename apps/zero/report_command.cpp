@@ -36,7 +36,11 @@ void add_arguments(CLI::App& command, Arguments& arguments) {
 
 int report(const Arguments& arguments) {
   std::vector<std::string> runs = arguments.runs;
-  if (runs.empty()) runs.push_back(find_run_folder("").string());
+  if (runs.empty()) {
+    std::error_code error;
+    if (!fs::is_directory("runs", error)) throw ConfigError("there is no folder runs/ here; name the folders of runs");
+    runs.push_back(find_run_folder("").string());
+  }
   const fs::path page = arguments.output.empty() ? fs::path(runs.front()) / "report.html" : fs::path(arguments.output);
   const std::string python = find_python(arguments.python, {"plotly"});
   if (python.empty()) {

@@ -46,6 +46,8 @@ struct RunResult {
   std::optional<double> best_validation;
   std::int64_t best_validation_step = 0, validations_since_best = 0;
   std::string best_checkpoint;  ///< folder of the one that --keep-best keeps; empty: none
+  std::int64_t best_checkpoint_step()
+      const;  ///< 0: there is none. Another than the best's where it could not be written
   std::int64_t tokens = 0;
   std::int64_t skipped_steps = 0;
   double training_seconds = 0;  ///< steps only

@@ -137,6 +137,12 @@ std::string loss_text(const TrainPlan& plan, double nats, int digits) {
   return fmt::format("{}, {}", nats_text(plan, nats, digits), beside);
 }
 
+std::int64_t RunResult::best_checkpoint_step() const {
+  constexpr std::string_view kTag = "global_step";
+  const std::string tag = std::filesystem::path(best_checkpoint).filename().string();
+  return tag.starts_with(kTag) ? std::strtoll(tag.c_str() + kTag.size(), nullptr, 10) : 0;
+}
+
 std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   std::string text;
   if (result.stop_signal != 0) {
@@ -155,8 +161,11 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   if (result.diverged) text += fmt::format("diverged at step {} of {}\n", result.steps_done, plan.steps);
   text += describe_validation(plan, result);
   if (!result.best_checkpoint.empty()) {
-    text += fmt::format("best       validation loss {} after {} steps:\n           {}\n",
-                        nats_text(plan, *result.best_validation, 3), result.best_validation_step,
+    const std::int64_t kept = result.best_checkpoint_step();
+    const std::string other =
+        kept == result.best_validation_step ? "" : fmt::format("           not kept; here is that of step {}:\n", kept);
+    text += fmt::format("best       validation loss {} after {} steps:\n{}           {}\n",
+                        nats_text(plan, *result.best_validation, 3), result.best_validation_step, other,
                         short_path(result.best_checkpoint));
   }
   if (result.steps_done > 0) {
@@ -174,6 +183,9 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
                       result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
   text += fmt::format("           {} report {} draws it\n", program_name(), for_shell(plan.run_folder));
+  std::error_code error;
+  if (std::filesystem::exists(std::filesystem::path(plan.run_folder) / "trace" / "rank0.json", error))
+    text += "           trace/rank0.json, ...: open them in https://ui.perfetto.dev\n";
   if (!result.checkpoint.empty()) {
     text += result.stop_signal != 0 || result.time_is_up
                 ? fmt::format("           {} train --resume --run-dir {} goes on\n", program_name(),
@@ -234,6 +246,7 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
           {"val_loss_step", result.last_validation_step},
           {"best_val_loss", or_null(result.best_validation)},
           {"best_val_loss_step", result.best_validation_step},
+          {"best_checkpoint_step", result.best_checkpoint_step()},
           {"best_checkpoint", result.best_checkpoint.empty() ? ordered_json() : ordered_json(result.best_checkpoint)},
           {"baseline", plan.baseline_nats},
           {"tokens", result.tokens},

@@ -166,6 +166,29 @@ std::string absolute_or_empty(const std::string& path) {
   return path.empty() ? "" : std::filesystem::absolute(path).lexically_normal().string();
 }
 
+/// What would be lost, or read with what is there already.
+void check_export(const std::string& folder, const TrainPlan& plan, const std::string& model) {
+  namespace fs = std::filesystem;
+  if (folder.empty()) return;
+  std::error_code error;
+  for (const std::string& from : {plan.init_from, model}) {
+    if (!from.empty() && fs::equivalent(folder, from, error))
+      throw ConfigError(fmt::format("--export {}: is where the model comes from; choose another folder", folder));
+  }
+  if (!plan.run_folder.empty() && fs::weakly_canonical(folder, error) == fs::weakly_canonical(plan.run_folder, error))
+    throw ConfigError(fmt::format("--export {}: is the run's folder; choose another", folder));
+  const bool adapters = !plan.lora.empty() && !plan.merge;
+  if (adapters && fs::exists(fs::path(folder) / "config.json", error)) {
+    throw ConfigError(fmt::format(
+        "--export {}: holds a model, which would be read with the adapters; choose another folder", folder));
+  }
+  if (!adapters && fs::exists(fs::path(folder) / "adapter_config.json", error)) {
+    throw ConfigError(fmt::format(
+        "--export {}: holds adapters, with which the model would be read; choose another folder with --export",
+        folder));
+  }
+}
+
 /// Made here, so that a place that cannot be written to is found before the training and not after it.
 std::string export_folder(const TrainOptions& options) {
   namespace fs = std::filesystem;
@@ -174,10 +197,6 @@ std::string export_folder(const TrainOptions& options) {
   fs::create_directories(options.export_dir, error);
   if (error || ::access(options.export_dir.c_str(), W_OK) != 0)
     throw ConfigError(fmt::format("--export {}: cannot be written to", options.export_dir));
-  for (const std::string* from : {&options.init_from, &options.model}) {
-    if (!from->empty() && fs::equivalent(options.export_dir, *from, error))
-      throw ConfigError(fmt::format("--export {}: is where the model comes from; choose another folder", *from));
-  }
   return absolute_or_empty(options.export_dir);
 }
 
@@ -478,6 +497,9 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.sample_length = options.sample_length.value_or(kDefaultSampleLength);
   plan.export_folder = export_folder(options);
   plan.merge = options.merge;
+  if (plan.merge && plan.export_folder.empty())
+    throw ConfigError("--merge: is of the model that --export writes; give its folder");
+  check_export(plan.export_folder, plan, options.model);
   plan.top_k = options.top_k;
   plan.temperature = options.temperature;
   plan.cache_dir = absolute_or_empty(options.cache_dir);
@@ -499,6 +521,10 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.corpus_folder = corpus.folder.string();
   plan.corpus_hash = corpus.hash;
   take_tokens(plan, options, corpus);
+  if (!options.run_dir.empty()) {
+    plan.run_folder = std::filesystem::absolute(options.run_dir).string();
+    check_export(plan.export_folder, plan, options.model);
+  }
   plan.run_folder = make_run_folder(options.run_dir, plan.preset).string();
   if (!options.no_tensorboard) plan.tensorboard_folder = tensorboard_folder(config, plan.run_folder);
   plan.command_line = command_line;
@@ -528,6 +554,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
     if (plan.model.empty()) throw ConfigError("--export: the run's model is not one of Hugging Face's shapes");
     plan.export_folder = export_folder(options);
   }
+  check_export(plan.export_folder, plan, "");
   plan.goes_on = options.resume && !find_run(plan.run_folder).checkpoints.empty();
   Config config = resume_config(plan.config, options, plan.ranks);
   const std::string about_memory = fit_or_check(

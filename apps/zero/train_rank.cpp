@@ -114,9 +114,24 @@ void write_failure(const TrainPlan& plan, RunResult result, const std::string& e
   }
 }
 
+/// Of the weights that are exported.
+std::int64_t exported_step(const RunResult& result) {
+  const bool is_here = result.best_checkpoint.empty() || result.best_validation_step == result.steps_done;
+  return is_here ? result.steps_done : result.best_checkpoint_step();
+}
+
+/// Traces of an earlier start stay, under another name: those of fewer ranks would not replace them all.
+void keep_old_trace(const std::string& folder) {
+  std::error_code error;
+  if (!std::filesystem::exists(folder, error)) return;
+  int number = 1;
+  while (std::filesystem::exists(fmt::format("{}.{}", folder, number), error)) ++number;
+  std::filesystem::rename(folder, fmt::format("{}.{}", folder, number), error);
+}
+
 /// The weights of the best validation, where they are kept. *Collective.*
 void take_best(const RunResult& result, Engine& engine) {
-  if (result.best_checkpoint.empty() || result.best_validation_step == result.steps_done) return;
+  if (exported_step(result) == result.steps_done) return;
   const std::filesystem::path path = result.best_checkpoint;
   engine.load_checkpoint(path.parent_path().string(), path.filename().string(), {.module_only = true});
 }
@@ -125,7 +140,10 @@ int run(const TrainPlan& plan, Group group) {
   const Clock clock;
   Config config = Config::from_text(plan.config, "configuration of the run");
   config.tensorboard.enabled = false;  // the run writes its own events
+  const bool trace_is_the_runs = std::filesystem::path(config.zerotorch.trace.path).is_relative();
   config.zerotorch.trace.path = (std::filesystem::path(plan.run_folder) / config.zerotorch.trace.path).string();
+  if (config.zerotorch.trace.enabled && trace_is_the_runs && group.rank() == 0)
+    keep_old_trace(config.zerotorch.trace.path);
   // What the library says at start is part of our own words.
   set_up_process(group, config, {.quiet = true});
   const bool first = group.rank() == 0;
@@ -166,8 +184,15 @@ int run(const TrainPlan& plan, Group group) {
     take_best(result, engine);
     model.export_weights(plan, engine);
     const bool adapters = !plan.lora.empty() && !plan.merge;
-    console.print(fmt::format("export     {}: {}\n", short_path(plan.export_folder),
-                              adapters ? "the adapters, as PEFT's" : "the model, as a Hugging Face folder"));
+    console.print(fmt::format("export     {}: {}{}\n", short_path(plan.export_folder),
+                              adapters ? "the adapters, as PEFT's" : "the model, as a Hugging Face folder",
+                              plan.keep_best ? fmt::format(", of step {}", exported_step(result)) : ""));
+    if (first && plan.keep_best && exported_step(result) != result.best_validation_step) {
+      print_error(
+          fmt::format("zero train: warning: the export is of step {}; of the best validation, after {} steps, there is "
+                      "no checkpoint\n",
+                      exported_step(result), result.best_validation_step));
+    }
   }
   return result.stop_signal;
 }

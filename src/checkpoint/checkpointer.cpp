@@ -324,7 +324,7 @@ void Checkpointer::run(Job& job) {
   statistics_.nbytes = job.file->nbytes();
   if (rank != 0) {
     if (!error.empty()) {
-      error_of([&] { io::replace_text(files_, io::join(job.saving, failure_name(rank)), error); });
+      say_failure(job, rank, error);
       throw IoError(error);
     }
     statistics_.total_seconds = base::seconds_now() - job.begin_seconds;
@@ -345,6 +345,13 @@ void Checkpointer::run(Job& job) {
   statistics_.total_seconds = base::seconds_now() - job.begin_seconds;
 }
 
+/// To rank 0, which waits for this rank's note. The disk may be full: then a name without words has to do.
+void Checkpointer::say_failure(const Job& job, int rank, const std::string& error) const {
+  const std::string failure = io::join(job.saving, failure_name(rank));
+  if (error_of([&] { io::replace_text(files_, failure, error); }).empty()) return;
+  error_of([&] { files_.create(failure)->close(); });
+}
+
 /// Rank 0: another rank's note, which is removed. Polls, as the file system is the only way between threads
 /// of different ranks here.
 RankPart Checkpointer::await_part(const Job& job, int rank) const {
@@ -358,7 +365,8 @@ RankPart Checkpointer::await_part(const Job& job, int rank) const {
       return part;
     }
     if (files_.kind(failure) == io::FileKind::kFile) {
-      throw IoError(fmt::format("rank {}: {}", rank, io::read_text(files_, failure, 1 << 20)));
+      const std::string words = io::read_text(files_, failure, 1 << 20);
+      throw IoError(fmt::format("rank {}: {}", rank, words.empty() ? "failed, and could not write down why" : words));
     }
     if (base::seconds_now() >= give_up_at_)
       throw IoError(fmt::format("the engine ended before rank {} had written its file", rank));

@@ -79,6 +79,7 @@ class Checkpointer {
   bool has_room_for(std::size_t nbytes) const;
   void join();
   void run(Job& job);
+  void say_failure(const Job& job, int rank, const std::string& error) const;
   RankPart await_part(const Job& job, int rank) const;
 
   io::FileSystem& files_;

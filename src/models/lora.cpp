@@ -117,17 +117,17 @@ std::map<std::string, std::string> adapter_names(const CausalLM& model, std::vec
 }
 
 /// Of adapter_config.json: what says how, and is of no effect on what comes out.
-const std::set<std::string_view> kWithoutEffect = {"auto_mapping",      "base_model_name_or_path",
-                                                   "inference_mode",    "init_lora_weights",
-                                                   "megatron_config",   "megatron_core",
-                                                   "peft_version",      "runtime_config",
-                                                   "revision",          "task_type",
-                                                   "fan_in_fan_out",    "layers_pattern",
-                                                   "loftq_config",      "eva_config",
-                                                   "corda_config",      "lora_ga_config",
-                                                   "qalora_group_size", "ensure_weight_tying"};
-constexpr const char* kRead[] = {"peft_type",      "r",   "lora_alpha", "lora_dropout", "use_rslora",
-                                 "target_modules", "bias"};
+const std::set<std::string_view> kWithoutEffect = {"auto_mapping",       "base_model_name_or_path",
+                                                   "inference_mode",     "megatron_config",
+                                                   "megatron_core",      "peft_version",
+                                                   "runtime_config",     "revision",
+                                                   "task_type",          "fan_in_fan_out",
+                                                   "layers_pattern",     "loftq_config",
+                                                   "eva_config",         "corda_config",
+                                                   "lora_ga_config",     "qalora_group_size",
+                                                   "ensure_weight_tying"};
+constexpr const char* kRead[] = {"peft_type",      "r",    "lora_alpha",       "lora_dropout", "use_rslora",
+                                 "target_modules", "bias", "init_lora_weights"};
 
 bool says_nothing(const ordered_json& value) {
   return value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty());
@@ -172,6 +172,10 @@ LoraOptions parse_lora(const std::string& text, const std::string& where) {
   }
   if (const auto bias = json.value("bias", ordered_json("none")); bias != "none")
     refuse(fmt::format("'bias' is {}: only \"none\" is built", bias.dump()));
+  // Others than these change the base's weights when they are loaded.
+  if (const auto init = json.value("init_lora_weights", ordered_json(true));
+      !init.is_boolean() && init != "gaussian" && init != "orthogonal")
+    refuse(fmt::format("'init_lora_weights' is {}, which is not built", init.dump()));
   LoraOptions options;
   try {
     options.rank = json.value("r", 8);

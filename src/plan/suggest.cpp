@@ -31,6 +31,7 @@ std::optional<Suggestion> try_out(const Candidate& candidate) {
   try {
     Plan plan = plan_memory(candidate.model, candidate.config, candidate.cluster);
     if (!fits(plan, candidate.cluster)) return {};
+    Config::from_text(candidate.config.to_json());  // keys that exclude each other
     return Suggestion{candidate.changes, candidate.model, candidate.config, candidate.cluster, plan};
   } catch (const ConfigError&) {
     return {};
@@ -254,6 +255,8 @@ std::optional<Suggestion> suggest(const ModelShape& model, const Config& config,
 Suggestion fit(const ModelShape& model, const Config& config, const Cluster& cluster, Changes allowed) {
   constexpr double kComfortable = 0.9;
   allowed.dtype = allowed.hosts = false;
+  // In backward nobody can skip a step whose gradients are not finite.
+  if (config.bf16.enabled && config.bf16.check_grad_overflow) allowed.step_in_backward = false;
   for (const double share : {kComfortable, 1.0}) {
     Cluster part = cluster;
     part.node_memory_nbytes = static_cast<std::int64_t>(share * static_cast<double>(cluster.node_memory_nbytes));

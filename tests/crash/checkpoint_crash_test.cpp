@@ -2,7 +2,9 @@
 // fail. Afterwards a load finds a complete checkpoint with the right bits, and the next save works.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 
 #include "checkpoint/tools.h"
 #include "doubles/faulty_files.h"
@@ -136,6 +138,49 @@ TEST(CheckpointCrash, AtEveryOperationOfAPruning) {
   EXPECT_GE(reported, static_cast<int>(operations) - 2);
   std::printf("prune: %llu of %llu operations, %d states after them: the kept checkpoint in each\n",
               static_cast<unsigned long long>(operations), static_cast<unsigned long long>(operations), states);
+}
+
+/// Somebody else fills it once a save has looked how much is free.
+class FillingFiles final : public io::FaultyFileSystem {
+ public:
+  FillingFiles(io::MemoryFileSystem& files, std::uint64_t room) : FaultyFileSystem(files), files_(files), room_(room) {}
+  std::uint64_t free_nbytes(const std::string&) override {
+    if (!is_filled_.exchange(true)) files_.set_free_nbytes(room_);
+    return std::uint64_t{1} << 40;
+  }
+
+ private:
+  io::MemoryFileSystem& files_;
+  const std::uint64_t room_;
+  std::atomic<bool> is_filled_{false};
+};
+
+/// Room for any part of it: both ranks hear of it at once, also where there is none for the words.
+TEST(CheckpointCrash, ADiskThatIsFullInTheMiddleOfASave) {
+  constexpr std::uint64_t kEnough = 1 << 24;
+  std::uint64_t needed = kEnough;
+  {
+    auto files = with_step_1();
+    files->set_free_nbytes(kEnough);
+    for (const auto& error : save_step_together(*files, kRanks, 2, {.async = true})) EXPECT_EQ(error, "");
+    needed -= files->free_nbytes("ckpt");
+  }
+  ASSERT_GT(needed, 4000u);
+  int reported = 0;
+  for (const bool async : {false, true}) {
+    for (std::uint64_t room = 0; room < needed; room += 97) {
+      auto files = with_step_1();
+      FillingFiles filling(*files, room);
+      const auto begin = std::chrono::steady_clock::now();
+      const auto errors = save_step_together(filling, kRanks, 2, {.async = async});
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << room;
+      EXPECT_EQ(errors[0].empty(), errors[1].empty()) << room;
+      reported += errors[0].empty() ? 0 : 1;
+      files->set_free_nbytes(kEnough);
+      expect_sound(*files, "room for " + std::to_string(room));
+    }
+  }
+  EXPECT_GT(reported, 40);
 }
 
 TEST(CheckpointCrash, EveryOperationFailsOnce) {

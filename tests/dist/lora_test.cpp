@@ -218,6 +218,8 @@ TEST(LoraOptions, WhatIsNotBuiltIsRefusedByName) {
   };
   refused("peft_type", "IA3", "some/adapter_config.json: 'peft_type' is \"IA3\"");
   refused("use_dora", true, "'use_dora' is true, which is not built");
+  for (const char* changes_the_base : {"pissa", "pissa_niter_4", "olora", "corda", "loftq", "eva"})
+    refused("init_lora_weights", changes_the_base, fmt::format("'init_lora_weights' is \"{}\"", changes_the_base));
   refused("bias", "all", "'bias' is \"all\"");
   refused("modules_to_save", {"lm_head"}, "'modules_to_save'");
   refused("rank_pattern", {{"q_proj", 3}}, "'rank_pattern'");

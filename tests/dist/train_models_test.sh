@@ -58,6 +58,31 @@ grep -q '"step":12' half/metrics.jsonl || fail "--resume half: no step 12"
 timeout 120 "$zero" train --model llama/config.json $run --steps 2 --recompute 1 --run-dir fresh > out 2> err || fail "--model: $(cat err)"
 grep -q "random weights" out || fail "--model: $(cat out)"
 
+# ---- exports that would destroy or mix something ----
+cp -r llama base && before=$(md5sum base/model.safetensors)
+timeout 120 "$zero" train --init-from base $run --lora 2 --steps 2 --run-dir adapted --export adapters -q > /dev/null 2> err || fail "--lora: $(cat err)"
+refused_export() { # what it says, options
+  timeout 60 "$zero" train "${@:2}" > out 2> err; local code=$?
+  expect "exit code of ${*:2}" $code 2
+  grep -q -e "$1" err || fail "${*:2} says $(cat err)"
+}
+refused_export "is where the model comes from" --resume adapted --merge --export base
+refused_export "is where the model comes from" --resume adapted --steps 3 --export base
+refused_export "holds adapters, with which the model would be read" --resume adapted --steps 3 --merge
+refused_export "is the run's folder" --resume adapted --steps 3 --export adapted
+refused_export "is the run's folder" --init-from llama $run --steps 1 --run-dir same --export same
+cp -r llama other_model
+refused_export "holds a model, which would be read with the adapters" --init-from base $run --lora 2 --run-dir mixed --export other_model
+refused_export "of the model that --export writes" --init-from base $run --lora 2 --merge --run-dir unmerged
+expect "base" "$(md5sum base/model.safetensors)" "$before"
+timeout 120 "$zero" train --resume adapted --steps 3 --merge --export merged -q > /dev/null 2> err || fail "--merge: $(cat err)"
+timeout 120 "$zero" train --resume adapted --steps 4 --merge --export merged -q > /dev/null 2> err || fail "--merge once more: $(cat err)"
+# The best validation was before training: what is exported is said.
+timeout 120 "$zero" train --init-from llama $run --lr 30 --steps 6 --eval-every 2 --keep-best --run-dir worse_llama --export worse_out > out 2> err ||
+  fail "--keep-best: $(cat err)"
+grep -q "the export is of step 6; of the best validation, after 0 steps, there is no checkpoint" err || fail "--keep-best --export: $(cat out err)"
+grep -q "as a Hugging Face folder, of step 6" out || fail "--keep-best --export: $(cat out)"
+
 # ---- tokens that are context: every target counts the same, whatever micro-batch it is in ----
 mkdir -p chat
 python3 - <<'EOF'

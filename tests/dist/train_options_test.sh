@@ -100,6 +100,15 @@ expect "steps without patience" "$(value moved/summary.json 'j["steps"], j["stop
 "$zero" train --restart moved --steps 1 -q > out 2>&1 || fail "--restart of it: $(cat out)"
 [ -d moved/before.1/best/global_step$best ] && [ ! -e moved/best/global_step$best ] || fail "--restart loses the best: $(ls moved moved/before.1)"
 
+# ---- traces of each start stay ----
+tiny="--preset gpt-tiny --seq 32 --layers 1 --data worse.py --cache-dir cache --eval-batches 1 --sample-length 0 --no-tensorboard"
+"$zero" train $tiny --steps 5 --trace --run-dir traced > out 2>&1 || fail "--trace: $(cat out)"
+grep -q 'trace/rank0.json, ...: open them in' out || fail "--trace is not said: $(cat out)"
+expect "steps" "$(value traced/trace/rank1.json 'sorted(e["args"]["what"] for e in j["traceEvents"] if e["name"] == "step" and e["args"]["what"] != "micro-batch")')" "['step 3', 'step 4']"
+"$zero" train --resume traced --steps 9 -n 1 > out 2>&1 || fail "--trace of a resumed run: $(cat out)"
+expect "traces" "$(ls traced/trace traced/trace.1 | tr '\n' ' ')" "traced/trace: rank0.json  traced/trace.1: rank0.json rank1.json "
+expect "steps" "$(value traced/trace/rank0.json 'sorted(e["args"]["what"] for e in j["traceEvents"] if e["name"] == "step" and e["args"]["what"] != "micro-batch")')" "['step 8', 'step 9']"
+
 # ---- what fits is chosen, and trains the same ----
 tiny="--preset gpt-tiny --seq 32 --layers 1 --data worse.py --cache-dir cache --eval-batches 1 --sample-length 0 --no-tensorboard --steps 5"
 curve() { grep -oE '"(step|loss|grad_norm|val_loss|lr)":[^,}]*' "$1/metrics.jsonl"; }

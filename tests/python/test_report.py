@@ -425,7 +425,8 @@ def test_losses_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixtur
     curves = data["runs"][0]["curves"]
     assert [i for i, y in enumerate(curves["loss"]["y"]) if y is None] == [2, 4]
     assert curves["grad_norm"]["y"][6] is None and curves["skipped"]["step"] == [7]
-    assert all(y is not None for y in curves["loss_average"]["y"])
+    assert [i for i, y in enumerate(curves["loss_average"]["y"]) if y is None] == [2, 4]
+    assert "no finite number after 10 steps" in text
     assert "2 steps have a loss that is not a finite number" in text and "1 step was skipped" in text
 
 
@@ -744,3 +745,25 @@ def test_a_browser_draws_every_chart(tmp_path: Path, capsys: pytest.CaptureFixtu
     dom = browse("--dump-dom", page)
     assert re.search(r'<p id="problem" hidden=""></p>', dom), re.findall(r'<p id="problem".*?</p>', dom)
     assert 'data-used="yes"' in dom and ">seconds of training</text>" in dom and ", rank 1, step 2:" in dom
+
+
+def test_the_best_validation_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "mine")
+    lines = [*map(step_line, range(1, 9))]
+    write_lines(folder, [validation_line(0, 4.0), *lines[:4], validation_line(4, 2.5), *lines[4:], validation_line(8, 3.0)])
+    _, text = made(capsys, tmp_path, folder)
+    assert "3.0000" in text and "best 2.5000 after 4 steps" in text
+
+
+def test_a_link_is_followed_and_what_is_no_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "mine")
+    target, link, fifo = tmp_path / "target.html", tmp_path / "link.html", tmp_path / "fifo"
+    target.write_text("old")
+    link.symlink_to(target)
+    os.mkfifo(fifo)
+    code, said = report(capsys, link, run)
+    assert code == 0 and link.is_symlink() and "zerotorch-report" in target.read_text(), said
+    for place in (fifo, Path("/dev/full")):
+        code, said = report(capsys, place, run)
+        assert code == 2 and "is no regular file" in said
+    assert fifo.is_fifo() and Path("/dev/full").is_char_device()

@@ -473,6 +473,27 @@ TEST(Fit, ChangesOnlyWhatIsAllowed) {
   EXPECT_GT(fitted, 20);
 }
 
+/// What is chosen is a configuration that can be: Lamb needs whole tensors, which step_in_backward does not keep.
+TEST(Fit, ChoosesWhatGoesTogether) {
+  const ModelShape model = transformer({.layers = 12, .dim = 768, .heads = 12, .vocab = 50257, .seq = 1024}, "small");
+  Config config = Config::from_text(R"({"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 0,
+    "bf16": {"enabled": true, "check_grad_overflow": false}, "optimizer": {"type": "Lamb"}})");
+  config.resolve_batch(2);
+  Cluster cluster{.ranks = 2};
+  for (const double share : {0.9, 0.8, 0.7, 0.6, 0.5}) {
+    cluster.node_memory_nbytes = static_cast<std::int64_t>(share * static_cast<double>(need(model, config, cluster)));
+    const Suggestion found = fit(model, config, cluster);
+    EXPECT_FALSE(found.config.zerotorch.step_in_backward);
+    EXPECT_NO_THROW(Config::from_text(found.config.to_json()));
+  }
+  // Who has bad steps skipped keeps that.
+  Config skips = Config::from_text(R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
+    "bf16": {"enabled": true, "check_grad_overflow": true}})");
+  skips.resolve_batch(2);
+  cluster.node_memory_nbytes = need(model, skips, cluster) * 8 / 10;
+  EXPECT_TRUE(fit(model, skips, cluster).config.bf16.check_grad_overflow);
+}
+
 /// A tenth of the memory stays free where that can be.
 TEST(Fit, LeavesRoom) {
   const ModelShape model = transformer({.layers = 12, .dim = 768, .heads = 12, .vocab = 50257, .seq = 1024}, "small");

@@ -12,13 +12,13 @@ from run_folders import Metrics
 
 
 def averaged(values: Iterable[float], steps: int) -> array.array[float]:
-    """The mean over about so many steps before, as `zero train` prints it. What is NaN is left out."""
+    """The mean over about so many steps before, as `zero train` prints it. What is NaN is a gap, and left out after."""
     kept, total, weight, result = 1 - 1 / steps, 0.0, 0.0, array.array("d")
     for value in values:
         if value == value:
             total = kept * total + (1 - kept) * value
             weight = kept * weight + (1 - kept)
-        result.append(total / weight if weight else math.nan)
+        result.append(total / weight if weight and value == value else math.nan)
     return result
 
 

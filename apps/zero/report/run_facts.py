@@ -69,15 +69,27 @@ def started_at(run: Run) -> str:
 
 
 def validations_of(run: Run) -> dict[str, float | None]:
-    validated = [one for one in run.metrics.validations if one["y"] == one["y"]]
-    if not validated:
+    if not run.metrics.validations:
         return {"val_loss": None, "val_loss_at_start": None, "val_bits_per_byte": None}
-    first, last = validated[0], validated[-1]
+    first, last = run.metrics.validations[0], run.metrics.validations[-1]
     return {
-        "val_loss": last["y"],
-        "val_loss_at_start": first["y"] if first["step"] == 0 else None,
+        "val_loss": no_nan(last["y"]),
+        "val_loss_at_start": no_nan(first["y"]) if first["step"] == 0 else None,
         "val_bits_per_byte": no_nan(last["bits"]),
     }
+
+
+def validation_in_words(run: Run, results: dict[str, float | None], unit: str) -> str:
+    """The last one, and the best where that is another."""
+    if not run.metrics.validations:
+        return or_dash(None, str)
+    finite = [one for one in run.metrics.validations if one["y"] == one["y"]]
+    best, last = min(finite, key=lambda one: one["y"], default=None), run.metrics.validations[-1]
+    words = or_nothing(results["val_loss"], lambda v: f"{v:.4f} {unit}") or f"no finite number after {last['step']:.0f} steps"
+    words += or_nothing(results["val_loss_at_start"], lambda v: f", {v:.3f} before step 1")
+    if best and best["step"] not in (last["step"], 0):
+        words += f"; best {best['y']:.4f} after {best['step']:.0f} steps"
+    return words
 
 
 def results_of(run: Run) -> dict[str, float | None]:
@@ -101,14 +113,13 @@ def results_of(run: Run) -> dict[str, float | None]:
 
 def facts_of(run: Run) -> dict[str, str]:
     results, unit = results_of(run), run.loss_unit().replace("nats per", "nats a")
-    before = or_nothing(results["val_loss_at_start"], lambda v: f", {v:.3f} before step 1")
     in_all = or_nothing(results["total_seconds"], lambda v: f", all in {duration(v)}")
     return {
         "Result": result_in_words(run)[0],
         "Model": model_in_words(run),
         "Ranks": ranks_in_words(run),
         "ZeRO": zero_in_words(run),
-        "Validation loss": or_dash(results["val_loss"], lambda v: f"{v:.4f} {unit}{before}"),
+        "Validation loss": validation_in_words(run, results, unit),
         "Bits per byte": or_dash(results["val_bits_per_byte"], lambda v: f"{v:.3f}"),
         "Training loss": or_dash(results["train_loss"], lambda v: f"{v:.4f} {unit}"),
         "Trained on": or_dash(results["tokens"], lambda v: f"{human_count(v)} tokens"),
