@@ -256,7 +256,7 @@ Suggestion fit(const ModelShape& model, const Config& config, const Cluster& clu
   constexpr double kComfortable = 0.9;
   allowed.dtype = allowed.hosts = false;
   // In backward nobody can skip a step whose gradients are not finite.
-  if (config.bf16.enabled && config.bf16.check_grad_overflow) allowed.step_in_backward = false;
+  if (config.param_dtype() == DType::kBFloat16 && config.bf16.check_grad_overflow) allowed.step_in_backward = false;
   for (const double share : {kComfortable, 1.0}) {
     Cluster part = cluster;
     part.node_memory_nbytes = static_cast<std::int64_t>(share * static_cast<double>(cluster.node_memory_nbytes));
