@@ -28,9 +28,16 @@ std::string folder_name(const TrainPlan& plan) {
              : short_path(plan.run_folder);
 }
 
+std::string perplexity_text(double nats) {
+  constexpr double kLong = 1e7;
+  const double perplexity = std::exp(nats);
+  return perplexity < kLong ? fmt::format("perplexity {:.2f}", perplexity)
+                            : fmt::format("perplexity {:.3g}", perplexity);
+}
+
 /// The rest of a line about a loss: what the unigram entropy is to it.
 std::string beside_baseline(const TrainPlan& plan, double nats) {
-  if (plan.token_nbytes > 1) return fmt::format("perplexity {:.2f}", std::exp(nats));
+  if (plan.token_nbytes > 1) return perplexity_text(nats);
   return fmt::format("{:.0f} % of the unigram entropy", 100 * nats / plan.baseline_nats);
 }
 
@@ -132,7 +139,7 @@ std::string nats_text(const TrainPlan& plan, double nats, int digits) {
 
 std::string loss_text(const TrainPlan& plan, double nats, int digits) {
   const std::string beside = plan.token_nbytes > 1
-                                 ? fmt::format("perplexity {:.2f}", std::exp(nats))
+                                 ? perplexity_text(nats)
                                  : fmt::format("{:.0f} % of unigram entropy", 100 * nats / plan.baseline_nats);
   return fmt::format("{}, {}", nats_text(plan, nats, digits), beside);
 }

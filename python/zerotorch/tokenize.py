@@ -200,7 +200,7 @@ def conversation_of(line: dict[str, Any], template: ChatTemplate, where: str) ->
         raise Refused(f"{where}: the assistant says nothing in it")
     try:
         whole = template.render(messages, asks=False)
-        spans = []
+        spans: list[tuple[int, int]] = []
         for at, one in enumerate(messages):
             if one["role"] != "assistant":
                 continue

@@ -1,6 +1,7 @@
 #include "engine/step_trace.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -48,9 +49,11 @@ StepTrace::StepTrace(const Config::Zerotorch::Trace& options, std::string name, 
       name_(std::move(name)),
       ledger_(ledger),
       recorder_(static_cast<std::size_t>(options.max_events), kMemoryKinds,
-                [this](std::span<std::int64_t> values) { take_kinds(ledger_, values); }) {}
+                [this](std::span<std::int64_t> values) { take_kinds(ledger_, values); }),
+      process_(::getpid()) {}
 
 StepTrace::~StepTrace() {
+  if (::getpid() != process_) return;  // a forked child's
   if (recorder_.records()) finish();
   if (!finished_ && rank_ == 0) {
     base::log_warning("no trace: training ended after {} steps, and zerotorch.trace.first_step is {}", steps_,

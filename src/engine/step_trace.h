@@ -56,7 +56,8 @@ class StepTrace {
   base::Trace recorder_;
   std::vector<std::unique_ptr<io::FileSystem>> traced_files_;
   std::unique_ptr<CommsLog> calls_;
-  int rank_ = 0, ranks_ = 1;
+  const int process_;
+  int rank_ = -1, ranks_ = 1;      ///< rank: since begin()
   std::int64_t to_common_ns_ = 0;  ///< from monotonic_ns() of this rank to nanoseconds since rank 0 began
   std::int64_t steps_ = 0;         ///< since begin()
   bool finished_ = false;

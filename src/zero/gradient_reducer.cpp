@@ -193,6 +193,7 @@ std::int64_t GradientReducer::shard_blocks(int unit, int rank) const {
 /// Called before anything is under way, as passes may run in another thread.
 void GradientReducer::begin_micro_batch() {
   if (micro_batch_has_gradients()) return;
+  gradients_began_ = base::seconds_now();
   makes_sumsq_ = options_.is_last_micro_batch();
   sumsq_complete_ = false;
 }
@@ -237,7 +238,6 @@ void GradientReducer::retire_if_complete(Bucket& bucket) {
 }
 
 void GradientReducer::begin_backward() {
-  backward_began_ = base::seconds_now();
   schedule_.begin_backward();
   if (rows_) rows_->begin_backward();
   used_in_backward_.clear();
@@ -282,11 +282,11 @@ void GradientReducer::open(Bucket& bucket) {
 /// were seen to use different parameters there is no waiting. Where they only finish them in different orders, waiting
 /// in vain makes the next wait shorter. Ranks that use the same in the same order never wait in vain, however slow one
 /// of them is: where they see each other wait, only something else that holds a rank up ends the wait early. Where they
-/// do not, waiting at most doubles the time that backward has taken so far.
+/// do not, waiting at most doubles the time in which gradients have come so far.
 double GradientReducer::patience_seconds() const {
   constexpr double kSeeing = 30, kBlind = 1;
   if (routed_ || impatient_) return 0;
-  const double most = board_->sees_waits() ? kSeeing : std::max(kBlind, base::seconds_now() - backward_began_);
+  const double most = board_->sees_waits() ? kSeeing : std::max(kBlind, base::seconds_now() - gradients_began_);
   return std::min(most, most_patience_seconds_);
 }
 

@@ -195,7 +195,7 @@ class GradientReducer {
   bool routed_ = false;         ///< ranks were seen to use different parameters
   bool impatient_ = false;      ///< waiting was in vain in this micro-batch
   double most_patience_seconds_ = std::numeric_limits<double>::infinity();
-  double backward_began_ = 0;                           ///< base::seconds_now()
+  double gradients_began_ = 0;                          ///< of this micro-batch, base::seconds_now()
   std::optional<GradientSums> sums_;                    ///< unless they are consumed at once
   storage::FlatBuffer piece_;                           ///< if sums are consumed at once: those of one bucket
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit; only if whole sums are sent to all ranks

@@ -78,7 +78,7 @@ expect "base" "$(md5sum base/model.safetensors)" "$before"
 timeout 120 "$zero" train --resume adapted --steps 3 --merge --export merged -q > /dev/null 2> err || fail "--merge: $(cat err)"
 timeout 120 "$zero" train --resume adapted --steps 4 --merge --export merged -q > /dev/null 2> err || fail "--merge once more: $(cat err)"
 # The best validation was before training: what is exported is said.
-timeout 120 "$zero" train --init-from llama $run --lr 30 --steps 6 --eval-every 2 --keep-best --run-dir worse_llama --export worse_out > out 2> err ||
+timeout 120 "$zero" train --init-from llama $run --lr 30 --steps 6 --eval-every 0 --keep-best --run-dir worse_llama --export worse_out > out 2> err ||
   fail "--keep-best: $(cat err)"
 grep -q "the export is of step 6; of the best validation, after 0 steps, there is no checkpoint" err || fail "--keep-best --export: $(cat out err)"
 grep -q "as a Hugging Face folder, of step 6" out || fail "--keep-best --export: $(cat out)"
