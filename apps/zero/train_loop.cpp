@@ -269,14 +269,17 @@ StepOutcome TrainLoop::train_step() {
   return *outcome;
 }
 
-double TrainLoop::targets_of_a_micro_batch(std::int64_t micro_step) const {
+double TrainLoop::targets_of_a_micro_batch(std::int64_t micro_step) {
   const Config& config = engine_.config();
   const std::int64_t each = config.gradient_accumulation_steps, micro_batches = each * engine_.world_size();
   const std::int64_t first = micro_step / each * micro_batches;
+  if (first == counted_from_) return counted_targets_;
   std::int64_t targets = 0;
   for (std::int64_t i = 0; i < micro_batches; ++i)
     targets += sampler_.count_targets(first + i, config.train_micro_batch_size_per_gpu);
-  return static_cast<double>(std::max<std::int64_t>(1, targets)) / static_cast<double>(micro_batches);
+  counted_from_ = first;
+  counted_targets_ = static_cast<double>(std::max<std::int64_t>(1, targets)) / static_cast<double>(micro_batches);
+  return counted_targets_;
 }
 
 double TrainLoop::micro_batch() {

@@ -59,7 +59,7 @@ class TrainLoop {
   /// Forward and backward of the next micro-batch; its loss.
   /// Targets in the optimizer step of this rank's micro-batch `micro_step`, by micro-batch on average: every target of
   /// the step counts the same.
-  double targets_of_a_micro_batch(std::int64_t micro_step) const;
+  double targets_of_a_micro_batch(std::int64_t micro_step);
   double micro_batch();
   /// Throws Stopped on all ranks when one of them is to stop. *Collective.*
   void check_stop();
@@ -96,8 +96,10 @@ class TrainLoop {
   Progress& progress_;
   SequenceSampler sampler_;
   Validation validation_;
-  at::Tensor tokens_;   ///< [micro-batch, seq + 1]
-  at::Tensor targets_;  ///< [micro-batch, seq], where tokens have context; else undefined
+  at::Tensor tokens_;               ///< [micro-batch, seq + 1]
+  at::Tensor targets_;              ///< [micro-batch, seq], where tokens have context; else undefined
+  std::int64_t counted_from_ = -1;  ///< first micro-batch of the step whose targets were counted last
+  double counted_targets_ = 0;      ///< there, as targets_of_a_micro_batch()
   StepTotals totals_;
   RunResult result_;
   RecentMean loss_, step_seconds_;

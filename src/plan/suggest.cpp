@@ -206,11 +206,15 @@ const NamedChange kChanges[] = {{&Changes::buckets, smaller_buckets},
                                 {&Changes::states_on_nvme, states_on_nvme},
                                 {&Changes::parameters_on_nvme, parameters_on_nvme}};
 
+/// Nothing where it is not allowed.
+std::vector<Candidate> candidates_of(const NamedChange& named, const Candidate& from) {
+  return from.allowed.*named.allowed ? named.change(from) : std::vector<Candidate>();
+}
+
 /// As small as they get, whatever it costs: to say what is needed at least.
-Candidate with_all(Candidate all, const Changes& allowed) {
-  for (const auto& [is_allowed, change] : kChanges) {
-    if (!(allowed.*is_allowed)) continue;
-    if (const auto candidates = change(all); !candidates.empty()) all = candidates.back();
+Candidate with_all(Candidate all) {
+  for (const NamedChange& named : kChanges) {
+    if (const auto candidates = candidates_of(named, all); !candidates.empty()) all = candidates.back();
   }
   return all;
 }
@@ -232,9 +236,8 @@ std::optional<Suggestion> suggest(const ModelShape& model, const Config& config,
                                   const Changes& allowed) {
   const Candidate start = start_of(model, config, cluster, allowed);
   if (auto found = try_out(start)) return found;
-  for (const auto& [is_allowed, change] : kChanges) {
-    if (!(allowed.*is_allowed)) continue;
-    for (const Candidate& candidate : change(start)) {
+  for (const NamedChange& named : kChanges) {
+    for (const Candidate& candidate : candidates_of(named, start)) {
       if (auto found = try_out(candidate)) return found;
     }
   }
@@ -242,9 +245,8 @@ std::optional<Suggestion> suggest(const ModelShape& model, const Config& config,
     if (auto found = more_hosts(start)) return found;
   }
   Candidate all = start;
-  for (const auto& [is_allowed, change] : kChanges) {
-    if (!(allowed.*is_allowed)) continue;
-    const auto candidates = change(all);
+  for (const NamedChange& named : kChanges) {
+    const auto candidates = candidates_of(named, all);
     if (candidates.empty()) continue;
     all = candidates.back();
     if (auto found = try_out(all)) return found;
@@ -265,7 +267,7 @@ Suggestion fit(const ModelShape& model, const Config& config, const Cluster& clu
     found->cluster = cluster;
     return *found;
   }
-  const Candidate all = with_all(start_of(model, config, cluster, allowed), allowed);
+  const Candidate all = with_all(start_of(model, config, cluster, allowed));
   throw ConfigError(
       fmt::format("nothing that may be changed makes the run fit: with {} a host needs {}, and {} are free",
                   all.changes.empty() ? "nothing changed" : with_and(all.changes),
