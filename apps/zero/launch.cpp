@@ -7,54 +7,100 @@
 #include <string>
 #include <vector>
 
+#include "hostfile.h"
 #include "number_check.h"
+#include "train_options.h"
+#include "zero/errors.h"
 #include "zero/launch.h"
 
 namespace {
 
 struct Arguments {
-  int nproc = 1;
+  std::optional<int> nproc;
+  std::string hostfile;
   bool no_prefix = false;
   std::string log_dir;
+  int max_restarts = 0;
   std::optional<double> grace_s;
   std::vector<std::string> environment;
   std::string program;
+  bool rank_of_host = false;
 };
 
 /// `rest`: the program's arguments.
-zero::LaunchOptions to_options(const Arguments& arguments, std::vector<std::string> rest) {
+std::vector<std::string> command_of(const Arguments& arguments, std::vector<std::string> rest) {
   std::vector<std::string> command;
   if (!arguments.program.empty()) command.push_back(arguments.program);
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
   command.insert(command.end(), rest.begin(), rest.end());
+  if (command.empty()) throw zero::ConfigError("zero launch: no program given; want `zero launch -n N PROGRAM ...`");
+  return command;
+}
+
+/// NAME=VALUE.
+std::string checked(const std::string& assignment) {
+  const auto equals = assignment.find('=');
+  if (equals == 0 || equals == std::string::npos) {
+    throw CLI::ValidationError("--env", "got \"" + assignment + "\", wanted NAME=VALUE");
+  }
+  return assignment;
+}
+
+zero::LaunchOptions local_options(const Arguments& arguments, std::vector<std::string> command) {
   zero::LaunchOptions options;
-  options.nproc = arguments.nproc;
+  options.nproc = arguments.nproc.value_or(zero::app::kDefaultRanks);
   options.command = std::move(command);
   options.prefix_output = !arguments.no_prefix;
   options.log_dir = arguments.log_dir;
+  options.max_restarts = arguments.max_restarts;
   if (arguments.grace_s) options.grace_ms = options.failure_grace_ms = static_cast<int>(*arguments.grace_s * 1000);
   for (const std::string& assignment : arguments.environment) {
     const auto equals = assignment.find('=');
-    if (equals == 0 || equals == std::string::npos) {
-      throw CLI::ValidationError("--env", "got \"" + assignment + "\", wanted NAME=VALUE");
-    }
     options.environment[assignment.substr(0, equals)] = assignment.substr(equals + 1);
   }
   return options;
+}
+
+[[noreturn]] void launch_on_hosts(const Arguments& arguments, std::vector<std::string> command) {
+  if (arguments.max_restarts > 0 || arguments.grace_s) {
+    throw zero::ConfigError("--max-restarts and --grace: of ranks on this host; --hostfile leaves its ranks to mpirun");
+  }
+  zero::app::MpirunOptions options;
+  options.hosts = first_slots(zero::app::read_hostfile(arguments.hostfile), arguments.nproc.value_or(0));
+  options.command = std::move(command);
+  options.environment = arguments.environment;
+  options.prefix_output = !arguments.no_prefix;
+  options.log_dir = arguments.log_dir;
+  zero::app::start_on_hosts(options);
+}
+
+int run(const Arguments& arguments, std::vector<std::string> rest) {
+  std::vector<std::string> command = command_of(arguments, std::move(rest));
+  for (const std::string& assignment : arguments.environment) checked(assignment);
+  if (arguments.rank_of_host) zero::app::become_rank_of_host(command);
+  if (!arguments.hostfile.empty()) launch_on_hosts(arguments, std::move(command));
+  return zero::launch(local_options(arguments, std::move(command)));
 }
 
 }  // namespace
 
 void add_launch_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("launch", "start the ranks of a job on this host and look after them");
-  command->add_option("-n,--nproc", arguments->nproc, "number of ranks")
-      ->required()
+  CLI::App* command = app.add_subcommand("launch", "start the ranks of a job and look after them");
+  command->add_option("-n,--nproc", arguments->nproc, "number of ranks (default 2; with --hostfile: all its slots)")
       ->transform(zero::app::whole_number(1, 4096))
+      ->type_name("N");
+  command
+      ->add_option("--hostfile", arguments->hostfile,
+                   "start them on several hosts by mpirun; lines such as 'worker-1 slots=4'")
+      ->type_name("FILE");
+  command->add_option("--max-restarts", arguments->max_restarts, "start all ranks again after a failure, so often")
+      ->transform(zero::app::whole_number(0, 1'000'000))
       ->type_name("N");
   command->add_flag("--no-prefix", arguments->no_prefix, "do not begin each line of output with the rank");
   command
-      ->add_option("--log-dir", arguments->log_dir, "folder where each rank's output is also appended to rank<N>.log")
+      ->add_option("--log-dir", arguments->log_dir,
+                   "folder where each rank's output is also appended to rank<N>.log; with --hostfile mpirun's files")
       ->type_name("DIR");
   command
       ->add_option("--grace", arguments->grace_s,
@@ -64,11 +110,14 @@ void add_launch_command(CLI::App& app, int& exit_code) {
   command->add_option("--env", arguments->environment, "NAME=VALUE for the ranks; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
+  command->add_flag("--rank-of-host", arguments->rank_of_host)->group("");  // what mpirun starts
   command->add_option("program", arguments->program, "program; what follows is its own");
   command->footer(
       "The first word that is no option of ours is the program; what follows is its own.\n"
-      "Example:  zero launch -n 2 ./train --config ds.json");
+      "Examples:\n"
+      "  zero launch -n 2 ./train --config ds.json\n"
+      "  zero launch --hostfile hosts ./train --config ds.json\n"
+      "Under Slurm, srun starts the program on the hosts of an allocation: srun ./train --config ds.json");
   command->prefix_command();
-  command->callback(
-      [command, arguments, &exit_code] { exit_code = zero::launch(to_options(*arguments, command->remaining())); });
+  command->callback([command, arguments, &exit_code] { exit_code = run(*arguments, command->remaining()); });
 }

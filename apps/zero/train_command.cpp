@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -55,30 +56,61 @@ int run_under_launcher(const TrainOptions& options, int rank, const std::string&
   });
 }
 
-/// The signal that ended the run, from its summary; 0 when it ran to its end.
-int stop_signal_of(const std::string& run_folder) {
+nlohmann::json read_summary(const std::string& run_folder) {
   std::ifstream file(std::filesystem::path(run_folder) / "summary.json");
   const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  return summary.is_object() ? summary.value("stop_signal", 0) : 0;
+  return summary.is_object() ? summary : nlohmann::json::object();
+}
+
+int launch_ranks(const TrainPlan& plan, double grace_s) {
+  LaunchOptions local;
+  local.nproc = plan.ranks;
+  local.command = {own_command()[0], "train", "--as-rank"};
+  local.environment = {{kPlanVariable, to_json(plan)}};
+  local.grace_ms = static_cast<int>(std::lround(grace_s * 1e3));
+  return launch_own_ranks("zero train", local);
+}
+
+/// Whether ranks that ended so might get further another time: what is wrong with the input stays wrong, a run that
+/// has diverged does so again, and who stopped it wants it stopped.
+bool may_go_on(int code, const std::string& run_folder) {
+  constexpr int kBadInput = 2;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
+    if (code == 128 + signal) return false;
+  }
+  return code != 0 && code != kBadInput && !read_summary(run_folder).value("diverged", false);
+}
+
+/// The plan of the run after its ranks have failed: from its newest checkpoint, or, before the first, over.
+TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::string& command_line) {
+  options.run_dir = failed.run_folder;
+  options.restart = find_run(failed.run_folder).is_fresh();
+  options.resume = !options.restart;
+  return prepare_resume(options, Ranks{failed.ranks}, command_line);
 }
 
 int run_locally(const TrainOptions& options, const std::string& command_line) {
   check_ranks_of_host(options.ranks.value_or(1));
   const auto given = options.ranks ? std::optional(Ranks{*options.ranks}) : std::nullopt;
-  const TrainPlan plan = options.resume || options.restart
-                             ? prepare_resume(options, given, command_line)
-                             : prepare_run(options, given.value_or(Ranks{kDefaultRanks}), command_line);
-  LaunchOptions local;
-  local.nproc = plan.ranks;
-  local.command = {own_command()[0], "train", "--as-rank"};
-  local.environment = {{kPlanVariable, to_json(plan)}};
-  local.grace_ms = static_cast<int>(std::lround(options.grace_s * 1e3));
-  const int code = launch_own_ranks("zero train", local);
-  const int signal = code == 0 ? stop_signal_of(plan.run_folder) : 0;
+  TrainPlan plan = options.resume || options.restart
+                       ? prepare_resume(options, given, command_line)
+                       : prepare_run(options, given.value_or(Ranks{kDefaultRanks}), command_line);
+  int code = launch_ranks(plan, options.grace_s);
+  for (int restarts = 0; restarts < options.max_restarts && may_go_on(code, plan.run_folder); ++restarts) {
+    print_error(fmt::format("zero train: starting all ranks again ({} of {})\n", restarts + 1, options.max_restarts));
+    plan = plan_again(options, plan, command_line);
+    code = launch_ranks(plan, options.grace_s);
+  }
+  const int signal = code == 0 ? read_summary(plan.run_folder).value("stop_signal", 0) : 0;
   return signal == 0 ? code : 128 + signal;
 }
 
 void check_ranks_fit(const TrainOptions& options, const LaunchedRank& found) {
+  if (options.max_restarts > 0) {
+    throw ConfigError(fmt::format("--max-restarts: {} starts the ranks, and would have to start them again; give it "
+                                  "there, with zero train --resume RUN",
+                                  found.launcher));
+  }
   if (!options.ranks || *options.ranks == found.size) return;
   throw ConfigError(
       fmt::format("--ranks {}, but {} started {}; leave --ranks away", *options.ranks, found.launcher, found.size));

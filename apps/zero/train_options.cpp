@@ -164,6 +164,12 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
       ->check(real_number(0, 1e9))
       ->type_name("X")
       ->group(kTraining);
+  command
+      .add_option("--max-restarts", options.max_restarts,
+                  "go on from the last checkpoint when ranks fail, at most so often (default 0)")
+      ->transform(whole_number(0, 1'000'000))
+      ->type_name("N")
+      ->group(kTraining);
   command.add_flag("--force", options.force, "start although the memory of this host is too small (zero plan)")
       ->group(kTraining);
   command

@@ -59,6 +59,7 @@ struct TrainOptions {
   bool resume = false;                   ///< go on with the run in run_dir
   bool restart = false;                  ///< start that run over
   double max_minutes = 0;                ///< then the run stops with a checkpoint; 0: never
+  int max_restarts = 0;                  ///< how often a run whose ranks fail goes on by itself
   bool keep_going = false;               ///< also when the loss is not a number
   std::optional<std::int64_t> patience;  ///< validations in a row without a better one that end the run; 0: none do
   bool keep_best = false;                ///< a checkpoint of the best validation, too

@@ -30,6 +30,9 @@ struct LaunchOptions {
   /// error that names the failed rank; ranks that are stopped (SIGSTOP) get no time.
   int failure_grace_ms = 5'000;
   int kill_after_ms = 3'000;  ///< from SIGTERM to SIGKILL
+  /// A job that fails is started again this often, all ranks anew, with an id and a port of their own: they go on from
+  /// where they have saved. Not once a signal has asked it to stop, nor where nobody reads its output.
+  int max_restarts = 0;
   /// A rank that has been stopped (SIGSTOP, a debugger) for this long while others run counts as failed; 0: never.
   int stopped_limit_ms = 0;
   /// Prefix of the launcher's own lines on standard error.
@@ -44,7 +47,8 @@ struct LaunchOptions {
 
 /// Runs the job to its end and returns its exit code: 0, or that of the first rank that failed (128 + signal if a
 /// signal killed it). Each rank gets ZERO_RANK, ZERO_WORLD_SIZE, ZERO_LOCAL_RANK, ZERO_LOCAL_WORLD_SIZE and
-/// ZERO_JOB_ID, the same as RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, a free MASTER_ADDR and MASTER_PORT,
+/// ZERO_JOB_ID, the same as RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, a free MASTER_ADDR and MASTER_PORT, the
+/// number of restarts so far as ZERO_RESTART_COUNT and TORCHELASTIC_RESTART_COUNT,
 /// OMP_NUM_THREADS = cores / ranks unless that is set, OMP_WAIT_POLICY = passive unless that or GOMP_SPINCOUNT is set;
 /// its own process group; and /dev/null as input, except rank 0, which gets this process's input if that is a file or a
 /// pipe.

@@ -153,11 +153,20 @@ std::vector<pid_t> children_of_this_process() {
   return children;
 }
 
+/// A line of the launcher's own.
+void write_line(const std::string& name, const std::string& text) {
+  const std::string line = fmt::format("{}: {}\n", name, text);
+  [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
 class Job {
  public:
-  explicit Job(const LaunchOptions& options);
+  /// `restarts`: how often the job was started before.
+  Job(const LaunchOptions& options, int restarts);
   ~Job();
   int run();
+  /// True once it has failed of itself.
+  bool may_start_again() const { return failure_ && stop_signal_ == 0 && !unread_; }
 
  private:
   void start(int rank, const SignalReader& signals);
@@ -179,6 +188,7 @@ class Job {
   void say(const std::string& text) const;
 
   const LaunchOptions& options_;
+  const int restarts_;
   const pid_t launcher_ = ::getpid();
   const std::int64_t start_ns_ = base::monotonic_ns();
   const int port_ = free_port();
@@ -194,7 +204,8 @@ class Job {
   bool killed_ = false;
 };
 
-Job::Job(const LaunchOptions& options) : options_(options), ranks_(static_cast<std::size_t>(options.nproc)) {
+Job::Job(const LaunchOptions& options, int restarts)
+    : options_(options), restarts_(restarts), ranks_(static_cast<std::size_t>(options.nproc)) {
   const auto wanted = options.environment.find("ZERO_JOB_ID");
   job_id_ = wanted != options.environment.end() ? wanted->second : new_job_id();
 }
@@ -219,6 +230,9 @@ std::vector<std::string> Job::environment_of(int rank) const {
     environment[name] = size_text;
   }
   environment["ZERO_JOB_ID"] = job_id_;
+  for (const char* name : {"ZERO_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"}) {
+    environment[name] = std::to_string(restarts_);
+  }
   environment["MASTER_ADDR"] = "127.0.0.1";
   environment["MASTER_PORT"] = std::to_string(port_);
   const int cores = base::count_cores(base::usable_cpus());
@@ -453,10 +467,7 @@ void Job::signal_all(int signal) {
   }
 }
 
-void Job::say(const std::string& text) const {
-  const std::string line = fmt::format("{}: {}\n", options_.name, text);
-  [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, line.data(), line.size());
-}
+void Job::say(const std::string& text) const { write_line(options_.name, text); }
 
 int Job::report() const {
   if (ended_by_ != 0) {
@@ -497,10 +508,17 @@ int launch(const LaunchOptions& options) {
   if (options.command.empty() || options.command[0].empty()) {
     throw ConfigError("launch: no program given; wanted `zero launch -n N -- program arguments`.");
   }
-  comm::ControlSegment::remove_left_behind();
+  if (options.max_restarts < 0) {
+    throw ConfigError(fmt::format("launch: got {} restarts, wanted 0 or more.", options.max_restarts));
+  }
   const SubreaperGuard subreaper;
-  Job job(options);
-  return job.run();
+  for (int restarts = 0;; ++restarts) {
+    comm::ControlSegment::remove_left_behind();
+    Job job(options, restarts);
+    const int code = job.run();
+    if (restarts == options.max_restarts || !job.may_start_again()) return code;
+    write_line(options.name, fmt::format("starting all ranks again ({} of {})", restarts + 1, options.max_restarts));
+  }
 }
 
 }  // namespace zero

@@ -46,6 +46,21 @@ launched() { "$zero" launch "$@" 2>&1; }
 expect "a program with options like ours" "$(launched -n 1 echo -n 5 --grace x)" "[0] 5 --grace x"
 expect "the same after --" "$(launched -n 1 --no-prefix -- echo --no-prefix)" "--no-prefix"
 expect "--env" "$(launched --nproc=2 --env A=1 --env B=2 sh -c 'echo $A$B' | cut -c5- | sort -u)" "12"
+expect "ranks of zero launch without -n" "$(launched sh -c 'echo $WORLD_SIZE' | sort | tr '\n' ' ')" "[0] 2 [1] 2 "
+expect "restarts" "$(launched -n 1 --max-restarts 2 sh -c 'echo $ZERO_RESTART_COUNT; [ $ZERO_RESTART_COUNT = 2 ]' | grep -c '^\[0\] [012]$')" 3
+echo "localhost slots=2  # this one" > hosts
+echo "localhost" > hosts.bad
+refused "hosts.bad:1: got 'localhost', want a host and its number of ranks" launch --hostfile hosts.bad true
+refused "-n 3: the hosts have 2 slots" launch -n 3 --hostfile hosts true
+refused "cannot be\|No such file" launch --hostfile nowhere true
+refused "leaves its ranks to mpirun" launch --hostfile hosts --max-restarts 1 true
+if mpirun --version 2> /dev/null | grep -q "Open MPI"; then
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+  expect "ranks of a host file" "$(OMP_NUM_THREADS= ; unset OMP_NUM_THREADS; launched --hostfile hosts --no-prefix --env "A=x y" sh -c 'echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE $A ${OMP_NUM_THREADS:+threads}' | sort | tr '\n' ';')" "0 of 2 x y threads;1 of 2 x y threads;"
+  expect "its first slots" "$(launched -n 1 --hostfile hosts --no-prefix sh -c 'echo $OMPI_COMM_WORLD_SIZE')" 1
+  launched --hostfile hosts sh -c 'exit 7' > /dev/null
+  expect "exit code of ranks of a host file" $? 7
+fi
 expect "input of rank 0" "$(echo word | launched -n 2 cat)" "[0] word"
 refused "no program given" launch -n 2
 refused "did you mean '--no-prefix'?" launch -n 1 --no-prefx echo

@@ -137,6 +137,58 @@ TEST(Launcher, LongOutputArrivesWhole) {
   EXPECT_EQ(lines.count("[0] line 17 of rank 0"), 1u);
 }
 
+TEST(Launcher, AJobThatFailsStartsAgainAsOftenAsItMay) {
+  const TemporaryFolder folder;
+  // Rank 1 fails twice; each start has another job and another port, and no rank of an earlier one is left.
+  LaunchOptions options = script(
+      2, "echo $ZERO_RESTART_COUNT $TORCHELASTIC_RESTART_COUNT $ZERO_JOB_ID >> " + folder.file("starts") +
+             "; if [ $ZERO_RANK = 1 ] && [ $ZERO_RESTART_COUNT -lt 2 ]; then exit 7; fi; "
+             "if [ $ZERO_RESTART_COUNT -lt 2 ]; then echo $$ > " +
+             folder.file("waits.$ZERO_RESTART_COUNT") + "; exec sleep 60; fi");
+  options.failure_grace_ms = 200;
+  options.max_restarts = 3;
+  const Outcome outcome = run_launcher(options);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("rank 1 of 2"), std::string::npos);
+  EXPECT_NE(outcome.err.find("starting all ranks again (1 of 3)"), std::string::npos);
+  EXPECT_NE(outcome.err.find("starting all ranks again (2 of 3)"), std::string::npos);
+  EXPECT_EQ(outcome.err.find("(3 of 3)"), std::string::npos);
+  std::set<std::string> jobs;
+  std::istringstream starts(read_file(folder.file("starts")));
+  int count = 0;
+  for (std::string restarts, torch, job; starts >> restarts >> torch >> job; ++count) {
+    EXPECT_EQ(restarts, torch);
+    jobs.insert(restarts + job);
+  }
+  EXPECT_EQ(count, 6);
+  EXPECT_EQ(jobs.size(), 3u);
+  for (const char* name : {"waits.0", "waits.1"}) EXPECT_FALSE(is_alive(folder.file(name))) << name;
+}
+
+TEST(Launcher, RestartsEnd) {
+  LaunchOptions options = script(2, "exit 5");
+  options.max_restarts = 2;
+  const Outcome outcome = run_launcher(options);
+  EXPECT_EQ(outcome.exit_code, 5);
+  EXPECT_NE(outcome.err.find("(2 of 2)"), std::string::npos);
+  options.max_restarts = -1;
+  EXPECT_EQ(run_launcher(options).exit_code, 99);
+}
+
+TEST(Launcher, AJobThatWasAskedToStopDoesNotStartAgain) {
+  const TemporaryFolder folder;
+  LaunchOptions options = script(2, "trap 'exit 3' TERM; touch " + folder.file("up.$ZERO_RANK") +
+                                        "; while :; do sleep 0.05; done");
+  options.max_restarts = 5;
+  const Outcome outcome = run_launcher(options, [&](pid_t pid) {
+    wait_for_file(folder.file("up.0"));
+    wait_for_file(folder.file("up.1"));
+    ::kill(pid, SIGTERM);
+  });
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_EQ(outcome.err.find("again"), std::string::npos) << outcome.err;
+}
+
 TEST(Launcher, WithoutPrefixTheRanksWriteThemselves) {
   LaunchOptions options = script(2, "echo $ZERO_RANK");
   options.prefix_output = false;

@@ -33,6 +33,17 @@ wait_for_steps() { # folder, steps
   done
   fail "$1: $2 steps did not come"
 }
+kill_rank() { # of which command; comes back when that has other ranks, or has ended
+  local before rank
+  before=$(pgrep -P "$1")
+  for rank in $before; do kill -9 "$rank" && break; done
+  for _ in $(seq 1 600); do
+    kill -0 "$1" 2> /dev/null || return
+    [ -n "$(pgrep -P "$1")" ] && [ -z "$(comm -12 <(sort <<< "$before") <(pgrep -P "$1" | sort))" ] && return
+    sleep 0.05
+  done
+  fail "$1: a rank was killed, and nothing came of it"
+}
 
 "$zero" train $common -n 2 --quiet --run-dir uninterrupted > out 2>&1 || { fail "exit code $?"; cat out; exit 1; }
 curve uninterrupted > want
@@ -51,6 +62,25 @@ done_before=$(grep -c '"loss"' cut/metrics.jsonl)
 resume cut
 final cut
 expect "bytes of TensorBoard events after a power cut" "$(cat cut/tensorboard/events.out.tfevents.* | wc -c)" "$events"
+
+# ---- ranks that fail, and a run that goes on by itself: before its first checkpoint, and after it ----
+"$zero" train $common --max-restarts 2 -n 2 --run-dir again > again.out 2>&1 &
+pid=$!
+wait_for_steps again 2
+kill_rank "$pid"
+wait_for_steps again 9
+kill_rank "$pid"
+wait "$pid"
+expect "exit code of a run that went on by itself" $? 0
+grep -q "zero train: starting all ranks again (2 of 2)" again.out || echo "note: the run was over before it was killed"
+final again
+"$zero" train $common --max-restarts 1 -n 2 --quiet --run-dir again2 > again.out 2>&1 &
+pid=$!
+wait_for_steps again2 2
+kill_rank "$pid"
+kill_rank "$pid"
+wait "$pid"
+expect "exit code when restarts are used up" $? 137
 
 # ---- before the first checkpoint; the record begins again ----
 sed 's/"every_steps": 4/"every_steps": 1000000/' config.json > never.json
@@ -98,6 +128,9 @@ sed 's/"bf16": {"enabled": true}/"optimizer": {"type": "SGD", "params": {"lr": 1
 expect "exit code of a run that diverged" $? 1
 grep -q "zero: error: the loss of step [0-9]* is not a number: the run has diverged" nan.out || fail "$(tail -3 nan.out)"
 expect "times it is said" "$(grep -c 'has diverged' nan.out)" 1
+"$zero" train ${common/config.json/nan.json} --max-restarts 3 -n 2 --run-dir nan4 > nan.out 2>&1
+expect "exit code of a run that diverged and might start again" $? 1
+grep -q "starting all ranks again" nan.out && fail "it diverges a second time"
 grep -q '"diverged": true' nan/summary.json || fail "no word in summary.json"
 at=$(grep -o '"steps": [0-9]*' nan/summary.json | grep -o '[0-9]*')
 [ "$at" -lt $steps ] || fail "it went on"
