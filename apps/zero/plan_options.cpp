@@ -84,6 +84,11 @@ void add_machine_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--memory", options.memory, "of each host, such as 24GiB or 32GB (default: free on this one)")
       ->type_name("SIZE")
       ->group(kMachines);
+  command
+      .add_option("--gpu-memory", options.gpu_memory,
+                  "of the GPU that each rank has, such as 80GB: plan for that, and not for this host")
+      ->type_name("SIZE")
+      ->group(kMachines);
   command.add_option("--bandwidth", options.bandwidth, "that each rank receives at, such as 100Gbit/s")
       ->type_name("RATE")
       ->group(kMachines);
@@ -179,14 +184,32 @@ Config read_config(const PlanOptions& options, const plan::ModelShape& model) {
   return config;
 }
 
-std::int64_t read_memory(const PlanOptions& options) {
-  if (options.memory.empty()) {
-    if (const std::int64_t available = available_memory_nbytes(); available > 0) return available;
-    throw ConfigError("--memory: this host does not say how much is free; give it");
-  }
-  const std::int64_t nbytes = parse_nbytes("--memory", options.memory);
+std::int64_t read_size(const char* option, const std::string& text) {
+  const std::int64_t nbytes = parse_nbytes(option, text);
   if (nbytes > 0) return nbytes;
-  throw ConfigError(fmt::format("--memory: got '{}', want a size such as 24GiB", options.memory));
+  throw ConfigError(fmt::format("{}: got '{}', want a size such as 24GiB", option, text));
+}
+
+std::int64_t read_memory(const PlanOptions& options) {
+  if (!options.memory.empty()) return read_size("--memory", options.memory);
+  if (const std::int64_t available = available_memory_nbytes(); available > 0) return available;
+  throw ConfigError("--memory: this host does not say how much is free; give it");
+}
+
+/// A rank that has a GPU shares its memory with nobody; its module is built in the host's, and passes through unit by
+/// unit.
+void plan_for_gpus(const PlanOptions& options, PlanRequest& request) {
+  if (!options.memory.empty()) {
+    throw ConfigError("--memory and --gpu-memory: give one of them, that in which the ranks train");
+  }
+  if (request.config.zerotorch.store == Config::Zerotorch::Store::kNodeShared) {
+    throw ConfigError("--gpu-memory: 'node_shared' is memory of a host that its ranks share; GPUs have 'copying'");
+  }
+  request.cluster.gpus = true;
+  request.cluster.ranks_per_node = 1;
+  request.cluster.node_memory_nbytes = read_size("--gpu-memory", options.gpu_memory);
+  request.config.zerotorch.store = Config::Zerotorch::Store::kCopying;
+  request.model.deferred_init = true;
 }
 
 }  // namespace
@@ -206,6 +229,7 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
       "Examples:\n"
       "  zero plan --preset gpt-1b -n 2                     on this machine\n"
       "  zero plan --model config.json -n 64 --ranks-per-node 8 --memory 512GiB --bandwidth 100Gbit/s\n"
+      "  zero plan --model config.json -n 8 --gpu-memory 80GB\n"
       "  zero plan --parameters 7.5e9 -n 64 --config ds_config.json --json\n"
       "Exit code: 0 it fits, 3 it does not, 2 bad input.");
 }
@@ -223,7 +247,11 @@ PlanRequest read_plan_options(const PlanOptions& options) {
   if (!options.config.empty() && planned) request.asked_stage = configured;
   request.cluster.ranks = options.ranks;
   request.cluster.ranks_per_node = options.ranks_per_node;
-  request.cluster.node_memory_nbytes = read_memory(options);
+  if (options.gpu_memory.empty()) {
+    request.cluster.node_memory_nbytes = read_memory(options);
+  } else {
+    plan_for_gpus(options, request);
+  }
   if (!options.bandwidth.empty()) {
     request.cluster.bandwidth_nbytes_per_s = parse_bandwidth("--bandwidth", options.bandwidth);
   }

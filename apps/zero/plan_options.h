@@ -27,7 +27,7 @@ struct PlanOptions {
   // Where.
   int ranks = 2;
   int ranks_per_node = 0;
-  std::string memory, bandwidth;
+  std::string memory, gpu_memory, bandwidth;
   // What is printed.
   bool json = false;
   bool offload = false;

@@ -80,8 +80,9 @@ std::string head_text(const PlanResult& result) {
   } else {
     text += ", laid out as 32 equal layers";
   }
-  text += fmt::format("\nrun        {} rank{} on {} host{}, {}, micro-batch {}", plan.ranks, plan.ranks == 1 ? "" : "s",
-                      plan.nodes, plan.nodes == 1 ? "" : "s", dtype_name(plan.param_dtype), plan.micro_batch);
+  const char* const place = result.request.cluster.gpus ? "GPU" : "host";
+  text += fmt::format("\nrun        {} rank{} on {} {}{}, {}, micro-batch {}", plan.ranks, plan.ranks == 1 ? "" : "s",
+                      plan.nodes, place, plan.nodes == 1 ? "" : "s", dtype_name(plan.param_dtype), plan.micro_batch);
   if (model.transformer) text += fmt::format(" of {} tokens", model.transformer->seq);
   text += fmt::format(", accumulation {}\n", plan.accumulation_steps);
   return text;
@@ -154,11 +155,17 @@ void add_disk_rows(Table& table, const PlanResult& result) {
 void add_host_rows(Table& table, const PlanResult& result) {
   using plan::Plan;
   const auto& cluster = result.request.cluster;
-  table.head(fmt::format("peak of a host with {} rank{}", result.plans.front().ranks_per_node,
-                         result.plans.front().ranks_per_node == 1 ? "" : "s"));
-  table.nbytes("host memory", [](const Plan& p) { return static_cast<double>(p.node_nbytes); });
-  table.nbytes("an asynchronous checkpoint, on top",
-               [](const Plan& p) { return static_cast<double>(p.checkpoint_nbytes) * p.ranks_per_node; });
+  const auto peak = [](const Plan& p) { return static_cast<double>(p.node_nbytes); };
+  if (cluster.gpus) {
+    table.head("peak of a GPU");
+    table.nbytes("GPU memory", peak);
+  } else {
+    table.head(fmt::format("peak of a host with {} rank{}", result.plans.front().ranks_per_node,
+                           result.plans.front().ranks_per_node == 1 ? "" : "s"));
+    table.nbytes("host memory", peak);
+    table.nbytes("an asynchronous checkpoint, on top",
+                 [](const Plan& p) { return static_cast<double>(p.checkpoint_nbytes) * p.ranks_per_node; });
+  }
   table.words(fmt::format("fits {}", with_gib(cluster.node_memory_nbytes)),
               [&](const Plan& p) { return plan::fits(p, cluster) ? "yes" : "no"; });
 }
@@ -200,9 +207,12 @@ std::string offload_text(const PlanResult& result) {
 std::string verdict_text(const PlanResult& result) {
   const plan::Plan& judged = result.plans[result.judged];
   const std::int64_t memory = result.request.cluster.node_memory_nbytes;
+  const bool gpus = result.request.cluster.gpus;
+  const char* const place = gpus ? "GPU" : "host";
   std::string text =
-      fmt::format("verdict    stage {} {}: a host needs {} of {}\n", judged.stage,
-                  result.fits ? "fits" : "does not fit", human_nbytes(judged.node_nbytes), with_gib(memory));
+      gpus ? "GPUs       a plan only: this build trains on CPUs. The process (CUDA, its libraries) is an estimate\n" : "";
+  text += fmt::format("verdict    stage {} {}: a {} needs {} of {}\n", judged.stage,
+                      result.fits ? "fits" : "does not fit", place, human_nbytes(judged.node_nbytes), with_gib(memory));
   if (result.fits) return text;
   const bool starts_too_large = !result.suggestion && judged.start_nbytes > memory;
   if (!judged.deferred_init && (starts_too_large || judged.start_nbytes > judged.training_nbytes)) {
@@ -210,8 +220,8 @@ std::string verdict_text(const PlanResult& result) {
                         human_nbytes(judged.module_nbytes));
   }
   if (!result.suggestion) return text + "           no change that the plan knows makes it fit\n";
-  return text + fmt::format("           smallest change that fits: {}; then a host needs {}\n",
-                            fmt::join(result.suggestion->changes, " and "),
+  return text + fmt::format("           smallest change that fits: {}; then a {} needs {}\n",
+                            fmt::join(result.suggestion->changes, " and "), place,
                             human_nbytes(result.suggestion->plan.node_nbytes));
 }
 

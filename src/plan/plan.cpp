@@ -19,6 +19,8 @@ constexpr double kPrivateNbytes = 83e6;
 constexpr double kSharedNbytes = 44e6;
 constexpr double kCachePerActivation = 0.02;
 constexpr double kHeapPerActivation = 0.3;
+/// What CUDA, its libraries and their workspaces take of a GPU: about what others report of PyTorch on A100 and H100.
+constexpr double kGpuProcessNbytes = 600e6;
 
 std::int64_t to_nbytes(double nbytes) { return static_cast<std::int64_t>(std::min(nbytes, 9e18)); }
 
@@ -34,6 +36,9 @@ void check(const Cluster& cluster) {
   }
   if (cluster.ranks_per_node < 0) {
     throw ConfigError(fmt::format("plan: got {} ranks per node, want at least 1", cluster.ranks_per_node));
+  }
+  if (cluster.gpus && cluster.ranks_per_node != 1) {
+    throw ConfigError(fmt::format("plan: got {} ranks per node, want 1: every rank has a GPU", cluster.ranks_per_node));
   }
 }
 
@@ -175,8 +180,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
     plan.reused_nbytes = reused_nbytes(model, laid, config, kept, plan.heaviest_rank);
   }
   const double gaps = config.zerotorch.caching_allocator ? kCachePerActivation : kHeapPerActivation;
-  plan.process_nbytes = to_nbytes(kPrivateNbytes + kSharedNbytes / plan.ranks_per_node +
-                                  gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
+  const double process = cluster.gpus ? kGpuProcessNbytes : kPrivateNbytes + kSharedNbytes / plan.ranks_per_node;
+  plan.process_nbytes = to_nbytes(process + gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
   plan.checkpoint_nbytes = checkpoint_nbytes(laid, plan.heaviest_rank);
   sum_up(plan, states);
   plan.traffic = traffic_of(laid, pools, config, cluster);

@@ -56,6 +56,24 @@ says "micro-batch 2 of 128 tokens, accumulation 4"
 plan 0 --preset gpt-11m -n 2 --config ds.json --memory 8GB --dtype bf16
 says "bf16, micro-batch 8"
 
+# ---- GPUs: a memory for each rank, on paper ----
+plan 0 --parameters 7e9 -n 8 --gpu-memory 80GB
+says "8 ranks on 8 GPUs"
+says "this build trains on CPUs"
+says "verdict    stage 1 fits: a GPU needs"
+plan 3 --parameters 70e9 -n 8 --gpu-memory 80GB --stages 3
+says "stage 3 does not fit: a GPU needs"
+says "smallest change that fits: 1"
+says " GPUs; then a GPU needs"
+grep -q "NVMe\|host" out && fail "a plan for GPUs speaks of hosts: $(cat out)"
+plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3 --json
+expect "bytes of states of a GPU at stage 3" \
+  "$(value "[round(sum(j['stages'][0]['kinds'][k]['peak_nbytes'] for k in ('parameters', 'master', 'optimizer', 'gradients')) * 64 / 7e9)]")" "[16]"
+expect "tiers" "$(value "[j['stages'][0]['tiers'][k] > 0 for k in ('device_nbytes', 'host_nbytes')], j['run']['gpus']")" "([True, False], True)"
+plan 2 --parameters 7e9 --gpu-memory 80GB --memory 1TB
+plan 2 --parameters 7e9 --gpu-memory 80GB --store node_shared
+plan 2 --parameters 7e9 --gpu-memory 80
+
 # ---- JSON ----
 plan 0 --parameters 7.5e9 -n 64 --ranks-per-node 8 --memory 512GiB --bandwidth 100Gbit/s --json --offload
 expect "parameters" "$(value "j['model']['parameters_numel']")" 7500000000
