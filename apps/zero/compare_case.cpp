@@ -8,7 +8,10 @@
 #include <optional>
 #include <vector>
 
+#include "compare_report.h"
+#include "console.h"
 #include "language_model.h"
+#include "progress.h"
 #include "rank_setup.h"
 #include "rank_totals.h"
 #include "report_tables.h"
@@ -78,6 +81,8 @@ ordered_json memory_json(const Group& group, const Trainer& trainer) {
 int run(const CompareCase& one, Group group) {
   const Config config = Config::from_text(one.plan.config, "configuration of the comparison");
   set_up_process(group, config, {.announce_stop = false, .quiet = true});
+  Progress progress(Console(group.rank() == 0 && !one.plan.quiet), 0, 0);
+  progress.busy(fmt::format("  {}: building the model ...", mode_title(one.mode)));
   Clock clock;
   Trainer trainer(one, config, group);
   const double initialize_seconds = clock.lap();
@@ -107,8 +112,10 @@ int run(const CompareCase& one, Group group) {
     if (trainer.engine() && step >= one.warmup) add(inside, trainer.engine()->step_breakdown());
     received = trainer.received_nbytes() - before;
     losses.push_back(mean_loss(group, mine));
+    progress.busy(fmt::format("  {}: step {} of {}", mode_title(one.mode), step + 1, one.plan.steps));
     stop_signal = agreed_stop_signal(group);
   }
+  progress.finish();
   const std::vector<double> all_received = gather_values(group, {&received, 1}, "bytes received");
   double mean_received = 0;
   for (const double each : all_received) mean_received += each / group.size();

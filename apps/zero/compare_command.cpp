@@ -17,6 +17,7 @@
 #include "compare_report.h"
 #include "console.h"
 #include "corpus_choice.h"
+#include "cpu_share.h"
 #include "host_facts.h"
 #include "plan_fit.h"
 #include "progress.h"
@@ -95,14 +96,18 @@ int run_as_rank() {
 
 /// Runs one mode's ranks to their end. 128 + signal when they were stopped; a failure is in the result.
 int run_mode(const CompareCase& one, ordered_json& result) {
+  const CpuShare share;
+  std::filesystem::remove(one.result_file);
   const int code = launch_own_ranks("zero compare", {.nproc = one.plan.ranks,
                                                      .command = {own_command()[0], "compare", "--as-rank"},
                                                      .environment = {{kCaseVariable, to_json(one)}}});
   std::ifstream file(one.result_file);
-  const auto found = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+  auto found = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (found.is_object()) {
-    result.update(found);
     const int signal = found.value("stop_signal", 0);
+    result["rounds"] = {{{"seconds", found["seconds"]}, {"others_cpu_share", share.of_others()}}};
+    found.erase("seconds");
+    result.update(found);
     return signal == 0 ? 0 : 128 + signal;
   }
   result["error"] = fmt::format("its ranks ended with exit code {}", code);
@@ -163,40 +168,65 @@ std::string draw(const CompareOptions& options, const fs::path& folder) {
                    : fmt::format("             no picture: {} ended with {}\n", script, code);
 }
 
-int run_compare(const CompareOptions& options) {
+/// A run of one mode, its result among the others'. 0, or 128 + signal when it was stopped.
+int run_once(const CompareOptions& options, const std::string& mode, const fs::path& folder, Comparison& comparison,
+             ordered_json& result) {
+  CompareCase one;
+  one.plan = plan_of(comparison.plan, options.train, mode);
+  one.plan.quiet = options.train.quiet;
+  one.mode = mode;
+  one.warmup = options.warmup;
+  one.result_file = (folder / (mode + ".json")).string();
+  const bool has_weights = fs::exists(folder / "weights");
+  if (options.peers && !has_weights && mode != "compute") one.weights_folder = (folder / "weights").string();
+  const Config config = Config::from_text(one.plan.config, "configuration of the comparison");
+  result = {{"mode", mode}, {"tokens_per_step", config.train_batch_size * one.plan.seq}};
+  const std::string unfit = mode == "compute" ? "" : check_memory(one.plan, options, result);
+  if (!unfit.empty()) result["error"] = unfit;
+  return unfit.empty() ? run_mode(one, result) : 0;
+}
+
+/// Every mode as often as there are rounds, each round the other way round than the one before. 0, or 128 + signal.
+int run_modes(const CompareOptions& options, std::vector<std::string> modes, const fs::path& folder,
+              const Console& console, Comparison& comparison) {
+  for (std::int64_t round = 0; round < comparison.rounds; ++round) {
+    if (round > 0) console.print(fmt::format("\n  round {} of {}\n", round + 1, comparison.rounds));
+    for (const std::string& mode : modes) {
+      const auto known = std::find_if(comparison.modes.begin(), comparison.modes.end(),
+                                      [&](const auto& one) { return one["mode"] == mode; });
+      if (known != comparison.modes.end() && known->contains("error")) continue;
+      ordered_json result;
+      if (const int stopped = run_once(options, mode, folder, comparison, result); stopped != 0) return stopped;
+      console.print(describe_mode(comparison, result));
+      if (known == comparison.modes.end()) {
+        comparison.modes.push_back(std::move(result));
+      } else {
+        add_round(*known, result);
+      }
+    }
+    std::reverse(modes.begin(), modes.end());
+  }
+  return 0;
+}
+
+int run_compare(CompareOptions options) {
   if (options.as_rank) return run_as_rank();
   if (const auto launched = launched_rank()) {
     throw ConfigError(fmt::format("zero compare starts its own ranks; run it without {}", launched->launcher));
   }
   const std::vector<std::string> modes = modes_of(options.modes);
+  options.train.quiet |= options.json;
   const Console console(!options.train.quiet), always(true);
   Comparison comparison;
   comparison.warmup = options.warmup;
+  comparison.rounds = options.rounds;
   comparison.plan = prepare(options, console);
   const Config config = Config::from_text(comparison.plan.config, "configuration of the comparison");
   if (options.peers) check_peers(options, config, modes);  // before anything takes time
   const fs::path folder = make_folder(options);
-  bool weights_there = false;
-  for (const std::string& mode : modes) {
-    CompareCase one;
-    one.plan = plan_of(comparison.plan, options.train, mode);
-    one.mode = mode;
-    one.warmup = options.warmup;
-    one.result_file = (folder / (mode + ".json")).string();
-    if (options.peers && !weights_there && mode != "compute") {
-      one.weights_folder = (folder / "weights").string();
-    }
-    ordered_json result = {{"mode", mode}, {"tokens_per_step", config.train_batch_size * one.plan.seq}};
-    const std::string unfit = mode == "compute" ? "" : check_memory(one.plan, options, result);
-    if (!unfit.empty()) result["error"] = unfit;
-    const int stopped = unfit.empty() ? run_mode(one, result) : 0;
-    if (stopped != 0) {
-      always.print(fmt::format("stopped by {}: no result\n", stop_signal_name(stopped - 128)));
-      return stopped;
-    }
-    weights_there |= !one.weights_folder.empty() && !result.contains("error");
-    console.print(describe_mode(comparison, result));
-    comparison.modes.push_back(std::move(result));
+  if (const int stopped = run_modes(options, modes, folder, console, comparison); stopped != 0) {
+    print_error(fmt::format("stopped by {}: no result\n", stop_signal_name(stopped - 128)));
+    return stopped;
   }
   if (options.peers) {
     int code = 0;
@@ -204,8 +234,13 @@ int run_compare(const CompareOptions& options) {
     if (code > 128) return code;
   }
   write_run_json(folder.string(), kResult, comparison_json(comparison));
-  always.print("\n" + describe_comparison(comparison));
-  always.print(fmt::format("  results    {}: compare.json\n", short_path(folder.string())) + draw(options, folder));
+  const std::string pictures = draw(options, folder);
+  if (options.json) {
+    always.print(comparison_json(comparison).dump(2) + "\n");
+  } else {
+    always.print("\n" + describe_comparison(comparison) +
+                 fmt::format("  results    {}: compare.json\n", short_path(folder.string())) + pictures);
+  }
   const bool failed = std::any_of(comparison.modes.begin(), comparison.modes.end(),
                                   [](const auto& one) { return one.contains("error"); });
   return !same_losses(comparison) ? 1 : failed ? 3 : 0;

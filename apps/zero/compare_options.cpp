@@ -49,12 +49,20 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
       ->type_name("N")
       ->group(kComparison);
   command
+      .add_option("--rounds", options.rounds,
+                  "how often every mode runs, in turns, forwards and backwards: a machine that slows down slows all")
+      ->transform(whole_number(1, 1 << 10))
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(kComparison);
+  command
       .add_option("--out", options.out,
                   "folder of compare.json and the pictures; default: comparisons/<date-time>-<preset>")
       ->type_name("DIR")
       ->group(kComparison);
   command.add_flag("--no-plot", options.no_plot, "draw no picture")->group(kComparison);
   command.add_flag("-q,--quiet", options.train.quiet, "print only the tables and errors")->group(kComparison);
+  command.add_flag("--json", options.json, "print compare.json in place of tables")->group(kComparison);
   command.add_flag("--peers", options.peers, "also DDP, FSDP2 and DeepSpeed, from Python (see --python)")
       ->group(kOthers);
   command.add_option("--peer-modes", options.peer_modes, "of compute, ddp, fsdp2, zero1, zero2, zero3")
@@ -80,7 +88,7 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
   command.add_flag("--as-rank", options.as_rank)->group("");  // hidden
   command.footer(
       "Examples:\n"
-      "  zero compare                                  stages 0 to 3 on two ranks, about two minutes\n"
+      "  zero compare                                  stages 0 to 3 on two ranks, about four minutes\n"
       "  zero compare --preset gpt-152m --steps 6 --modes compute,stage0,stage3\n"
       "  zero compare --peers --python build/peers/bin/python");
 }

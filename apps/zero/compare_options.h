@@ -10,8 +10,10 @@ struct CompareOptions {
   TrainOptions train;  ///< data, model, ranks, config, steps, seed, force, quiet: as for `zero train`
   std::string modes = "compute,stage0,stage1,stage2,stage3,stage3-copying";
   std::int64_t warmup = 2;
+  std::int64_t rounds = 2;
   std::string out;  ///< folder; empty: comparisons/<date-time>-<preset>
   bool no_plot = false;
+  bool json = false;
   // Others.
   bool peers = false;
   std::string peer_modes = "compute,ddp,fsdp2,zero1,zero2,zero3";

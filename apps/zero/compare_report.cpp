@@ -14,6 +14,10 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr int kTitle = 14;
+/// Of the CPU time, from which on what others do is said.
+constexpr double kBusy = 0.05;
+
 bool failed(const ordered_json& result) { return result.contains("error"); }
 bool is_stage(const ordered_json& result) { return result["mode"].get<std::string>().starts_with("stage"); }
 
@@ -24,12 +28,42 @@ const ordered_json* first_stage(const Comparison& comparison) {
   return nullptr;
 }
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+/// Medians of the steps after the warm-up, of every round.
+std::vector<double> seconds_by_round(const ordered_json& result, std::int64_t warmup) {
+  std::vector<double> medians;
+  for (const auto& round : result["rounds"]) {
+    auto seconds = round["seconds"].get<std::vector<double>>();
+    const auto skipped = std::min(static_cast<std::size_t>(warmup), seconds.size() - 1);
+    seconds.erase(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(skipped));
+    medians.push_back(median(seconds));
+  }
+  return medians;
+}
+
+/// Of a step.
+double median_seconds(const ordered_json& result, std::int64_t warmup) {
+  return median(seconds_by_round(result, warmup));
+}
+
 /// Seconds of forward and backward alone; 0 when that was not measured.
 double compute_seconds(const Comparison& comparison) {
   for (const auto& result : comparison.modes) {
     if (!failed(result) && result["mode"] == "compute") return median_seconds(result, comparison.warmup);
   }
   return 0;
+}
+
+/// Milliseconds of a step in the fastest and in the slowest round.
+std::string spread(const ordered_json& result, std::int64_t warmup) {
+  const std::vector<double> seconds = seconds_by_round(result, warmup);
+  const auto [fastest, slowest] = std::minmax_element(seconds.begin(), seconds.end());
+  return seconds.size() < 2 ? "-" : fmt::format("{:.1f}-{:.1f}", *fastest * 1e3, *slowest * 1e3);
 }
 
 std::string ratio(double seconds, double compute) {
@@ -52,37 +86,36 @@ double buffers(const ordered_json& result) {
 }
 
 std::string memory_rows(const Comparison& comparison) {
-  std::string text =
-      fmt::format("  {:<24}{:>11}{:>9}{:>11}{:>11}{:>9}{:>13}{:>11}{:>10}\n", "MB of the fullest rank", "parameters",
-                  "masters", "optimizer", "gradients", "buffers", "activations", "all ranks", "planned");
+  constexpr const char* kRow = "  {:<14}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}\n";
+  std::string text = fmt::format(kRow, "MB, fullest", "params", "masters", "states", "grads", "buffers", "activ.",
+                                 "in all", "planned");
   for (const auto& result : comparison.modes) {
     if (failed(result)) continue;
     const auto now = [&](MemoryKind kind) { return megabytes(kind_nbytes(result, kind, "current_nbytes")); };
-    text += fmt::format("  {:<24}{:>11}{:>9}{:>11}{:>11}{:>9}{:>13}{:>11}{:>10}\n", mode_title(result["mode"]),
-                        now(MemoryKind::kParameters), now(MemoryKind::kMaster), now(MemoryKind::kOptimizer),
+    text += fmt::format(kRow, mode_title(result["mode"]), now(MemoryKind::kParameters), now(MemoryKind::kMaster), now(MemoryKind::kOptimizer),
                         now(MemoryKind::kGradients), megabytes(buffers(result)),
                         megabytes(kind_nbytes(result, MemoryKind::kActivations, "peak_nbytes")),
                         megabytes(result["memory"]["peak_pss_nbytes"]), megabytes(result.value("planned_nbytes", 0.0)));
   }
   return text +
-         "  All ranks: the most their processes held while training (PSS: shared pages count once);\n"
-         "  planned: what zero plan says of that.\n\n";
+         "  Of the rank that holds most, by kind (activ.: activations); in all: the most that\n"
+         "  all processes held while training (PSS); planned: what zero plan says of that.\n\n";
 }
 
 std::string time_rows(const Comparison& comparison) {
   const double compute = compute_seconds(comparison);
-  std::string text = fmt::format("  {:<24}{:>10}{:>20}{:>22}{:>16}\n", "time and traffic", "ms a step",
-                                 "x forward+backward", "MB a step to a rank", "tokens/s");
+  constexpr const char* kRow = "  {:<14}{:>11}{:>16}{:>11}{:>13}{:>12}\n";
+  std::string text = fmt::format(kRow, "", "ms a step", "of the rounds", "x fwd+bwd", "MB received", "tokens/s");
   for (const auto& result : comparison.modes) {
     if (failed(result)) {
-      text += fmt::format("  {:<24}{}\n", mode_title(result["mode"]), result["error"].get<std::string>());
+      text += fmt::format("  {:<{}} {}\n", mode_title(result["mode"]), kTitle, result["error"].get<std::string>());
       continue;
     }
     const double seconds = median_seconds(result, comparison.warmup);
     const auto tokens = result["tokens_per_step"].get<double>();
-    text += fmt::format("  {:<24}{:>10.1f}{:>20}{:>22}{:>16}\n", mode_title(result["mode"]), seconds * 1e3,
-                        ratio(seconds, compute), megabytes(result["received_nbytes_per_step"]),
-                        with_commas(std::llround(tokens / seconds)));
+    text += fmt::format(kRow, mode_title(result["mode"]), fmt::format("{:.1f}", seconds * 1e3),
+                        spread(result, comparison.warmup), ratio(seconds, compute),
+                        megabytes(result["received_nbytes_per_step"]), with_commas(std::llround(tokens / seconds)));
   }
   return text + "\n";
 }
@@ -114,16 +147,16 @@ double furthest(const ordered_json& losses, const ordered_json& others) {
 
 std::string peer_rows(const Comparison& comparison) {
   if (comparison.peers.empty()) return "";
-  std::string text = fmt::format("  {:<34}{:>10}{:>24}{:>11}{:>22}\n", "in Python", "ms a step",
-                                 "x own forward+backward", "all ranks", "losses, at most apart");
+  constexpr const char* kRow = "  {:<30}{:>10}{:>11}{:>11}{:>14}\n";
+  std::string text = fmt::format(kRow, "in Python", "ms a step", "x fwd+bwd", "MB in all", "losses apart");
   const ordered_json* ours = first_stage(comparison);
   for (const auto& peer : comparison.peers) {
     if (failed(peer)) {
-      text += fmt::format("  {:<34}{}\n", peer_title(peer), peer["error"].get<std::string>());
+      text += fmt::format("  {:<30}{}\n", peer_title(peer), peer["error"].get<std::string>());
       continue;
     }
     const bool trains = peer["mode"] != "compute";
-    text += fmt::format("  {:<34}{:>10.1f}{:>24}{:>11}{:>22}\n", peer_title(peer), 1e3 * peer["step_s"].get<double>(),
+    text += fmt::format(kRow, peer_title(peer), fmt::format("{:.1f}", 1e3 * peer["step_s"].get<double>()),
                         peer.contains("ratio") ? fmt::format("{:.2f}", peer["ratio"].get<double>()) : "-",
                         megabytes(1e6 * peer["pss_mb_all_ranks"].get<double>()),
                         trains && ours ? fmt::format("{:.5f}", furthest((*ours)["losses"], peer["losses"])) : "-");
@@ -144,29 +177,57 @@ std::string loss_line(const Comparison& comparison) {
                               : "NOT the same in all modes; see compare.json");
 }
 
+/// What speaks against the times.
+std::string doubt_lines(const Comparison& comparison) {
+  const double compute = compute_seconds(comparison);
+  double busiest = 0;
+  std::string text;
+  for (const auto& result : comparison.modes) {
+    if (failed(result)) continue;
+    for (const auto& round : result["rounds"]) busiest = std::max(busiest, round["others_cpu_share"].get<double>());
+    if (is_stage(result) && median_seconds(result, comparison.warmup) < 0.99 * compute) {
+      text += fmt::format("  doubtful   {}: no step can be faster than its forward and backward\n",
+                          mode_title(result["mode"]));
+    }
+  }
+  if (busiest < kBusy) return text;
+  return text + fmt::format("  doubtful   other programs had up to {:.0f} % of the CPU time: compare on an idle machine,\n"
+                            "             or with more --rounds\n",
+                            100 * busiest);
+}
+
 }  // namespace
 
-double median_seconds(const ordered_json& result, std::int64_t warmup) {
-  auto seconds = result["seconds"].get<std::vector<double>>();
-  const auto skipped = std::min(static_cast<std::size_t>(warmup), seconds.size() - 1);
-  seconds.erase(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(skipped));
-  std::sort(seconds.begin(), seconds.end());
-  const std::size_t n = seconds.size();
-  return n % 2 ? seconds[n / 2] : (seconds[n / 2 - 1] + seconds[n / 2]) / 2;
+void add_round(ordered_json& result, const ordered_json& another) {
+  if (failed(another)) {
+    result["error"] = another["error"];
+    return;
+  }
+  const auto& losses = result["losses"];
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    if (losses[i] == another["losses"][i]) continue;
+    result["error"] = fmt::format("the loss of step {} is {} in one round and {} in another", i + 1, losses[i].dump(),
+                                  another["losses"][i].dump());
+    result["repeats"] = false;
+    return;
+  }
+  result["rounds"].push_back(another["rounds"][0]);
+  auto& peak = result["memory"]["peak_pss_nbytes"];
+  peak = std::max(peak.get<double>(), another["memory"]["peak_pss_nbytes"].get<double>());
 }
 
 std::string mode_title(const std::string& mode) {
-  if (mode == "compute") return "forward+backward alone";
-  if (mode == "stage0") return "ZeRO-0 (data parallel)";
+  if (mode == "compute") return "fwd+bwd alone";
+  if (mode == "stage0") return "ZeRO-0 (DP)";
   const std::string stage = "ZeRO-" + mode.substr(5, 1);
-  return mode.ends_with("-copying") ? stage + ", copying store" : stage;
+  return mode.ends_with("-copying") ? stage + " copying" : stage;
 }
 
 std::string describe_mode(const Comparison& comparison, const ordered_json& result) {
   if (failed(result)) {
-    return fmt::format("  {:<24}{}\n", mode_title(result["mode"]), result["error"].get<std::string>());
+    return fmt::format("  {:<{}} {}\n", mode_title(result["mode"]), kTitle, result["error"].get<std::string>());
   }
-  return fmt::format("  {:<24}{:.1f} ms a step, {} in all, loss {:.4f}\n", mode_title(result["mode"]),
+  return fmt::format("  {:<16}{:.1f} ms a step, {} in all, loss {:.4f}\n", mode_title(result["mode"]),
                      1e3 * median_seconds(result, comparison.warmup),
                      human_nbytes(std::llround(result["memory"]["peak_pss_nbytes"].get<double>())),
                      result["losses"].back().get<double>());
@@ -175,12 +236,13 @@ std::string describe_mode(const Comparison& comparison, const ordered_json& resu
 bool same_losses(const Comparison& comparison) {
   const ordered_json* first = first_stage(comparison);
   return std::all_of(comparison.modes.begin(), comparison.modes.end(), [&](const auto& one) {
-    return failed(one) || !is_stage(one) || one["losses"] == (*first)["losses"];
+    return one.value("repeats", true) && (failed(one) || !is_stage(one) || one["losses"] == (*first)["losses"]);
   });
 }
 
 std::string describe_comparison(const Comparison& comparison) {
-  return memory_rows(comparison) + time_rows(comparison) + peer_rows(comparison) + loss_line(comparison);
+  return memory_rows(comparison) + time_rows(comparison) + peer_rows(comparison) + loss_line(comparison) +
+         doubt_lines(comparison);
 }
 
 ordered_json comparison_json(const Comparison& comparison) {
@@ -192,6 +254,7 @@ ordered_json comparison_json(const Comparison& comparison) {
           {"ranks", plan.ranks},
           {"steps", plan.steps},
           {"warmup", comparison.warmup},
+          {"rounds", comparison.rounds},
           {"config", ordered_json::parse(plan.config)},
           {"corpus_hash", plan.corpus_hash},
           {"same_losses", same_losses(comparison)},

@@ -11,14 +11,17 @@ namespace zero::app {
 struct Comparison {
   TrainPlan plan;  ///< of the first mode; the others differ in stage and store
   std::int64_t warmup = 0;
-  std::vector<nlohmann::ordered_json> modes;  ///< results of cases, or {"mode", "error"}
+  std::int64_t rounds = 1;
+  /// Results of cases, or {"mode", "error"}, with "rounds": each {"seconds", "others_cpu_share"}.
+  std::vector<nlohmann::ordered_json> modes;
   std::vector<nlohmann::ordered_json> peers;  ///< lines of peers.py
 };
 
-/// The median of the steps after the warm-up, in seconds.
-double median_seconds(const nlohmann::ordered_json& result, std::int64_t warmup);
+/// Takes the result of another round: its times beside those there are, and the largest peak. The losses must be the
+/// same; else an error says in which step they are not.
+void add_round(nlohmann::ordered_json& result, const nlohmann::ordered_json& another);
 
-/// "stage3-copying" -> "ZeRO-3, copying store".
+/// "stage3-copying" -> "ZeRO-3 copying": at most 14 characters.
 std::string mode_title(const std::string& mode);
 
 /// The line that is printed when a mode is over.

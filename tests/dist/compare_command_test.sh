@@ -27,11 +27,15 @@ print(($2))"
 mkdir text && echo 'def text():' > text/a.py && for i in $(seq 2000); do echo "    value_$i = $i" >> text/a.py; done
 # ---- every mode ----
 compare 0 --data text --steps 4 --warmup 1 --out all --no-plot
-says "ZeRO-3, copying store"
+says "ZeRO-3 copying"
+says "round 2 of 2"
+expect "lines that 80 columns do not hold" "$(awk 'length > 80' out | grep -vc '^model\|^training\|^data\|results')" 0
 says "the same bits in all 4 steps of all 5 modes"
 grep -q $'\x1b' out && fail "terminal codes in a file"
 expect "modes" "$(value all 'list(modes)')" \
   "['compute', 'stage0', 'stage1', 'stage2', 'stage3', 'stage3-copying']"
+expect "rounds" "$(value all '{len(m["rounds"]) for m in modes.values()}, {len(r["seconds"]) for m in modes.values() for r in m["rounds"]}')" "({2}, {4})"
+expect "shares of others" "$(value all 'all(0 <= r["others_cpu_share"] <= 1 for m in modes.values() for r in m["rounds"])')" True
 expect "losses" "$(value all 'j["same_losses"] and len(set(tuple(m["losses"]) for n, m in modes.items() if n != "compute")) == 1')" True
 expect "the model learns" "$(value all 'modes["stage3"]["losses"][-1] < modes["stage3"]["losses"][0]')" True
 expect "the same model at first" "$(value all 'abs(modes["compute"]["losses"][0] - modes["stage0"]["losses"][0]) < 1e-3')" True
@@ -74,12 +78,24 @@ with open(options.out, "w") as out:
     print(json.dumps({"mode": "zero3", "settings": "users", "error": "no result in 600 s"}), file=out)
 E2
 printf '#!/bin/sh\n[ "$1" = -c ] || exec python3 "$@"\n' > python && chmod +x python
-ZERO_SHARE_DIR=share compare 0 --data text --steps 3 --warmup 1 --modes stage3 --out peers --no-plot --peers --python ./python
+ZERO_SHARE_DIR=share compare 0 --data text --steps 3 --warmup 1 --rounds 1 --modes stage3 --out peers --no-plot --peers --python ./python
 says "DDP"
 says "1.50"
 says "123.0"
-says "DeepSpeed ZeRO-3                  no result in 600 s"
+says "DeepSpeed ZeRO-3              no result in 600 s"
 expect "peers" "$(value peers 'len(j["peers"])')" 2
+
+# ---- for programs ----
+compare 0 --data text --steps 2 --warmup 1 --rounds 1 --modes compute,stage1 --out json --no-plot --json
+python3 -c "import json; a, b = json.load(open('out')), json.load(open('json/compare.json')); assert a == b and a['rounds'] == 1" ||
+  fail "--json: $(head -3 out)"
+
+# ---- on a busy machine its times are doubtful ----
+for _ in $(seq "$(nproc)"); do (exec timeout 60 sh -c 'while :; do :; done') & done
+compare 0 --data text --steps 3 --warmup 1 --rounds 1 --modes compute,stage1 --out busy --no-plot
+for pid in $(jobs -p); do kill "$pid" 2> /dev/null; done
+wait 2> /dev/null
+says "other programs had up to"
 
 # ---- bad input ----
 compare 2 --data text --modes stage4
