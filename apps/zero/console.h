@@ -21,10 +21,8 @@ class Console {
   bool enabled_;
 };
 
-/// Writes to standard error what it can: errors are said while other things go wrong.
-inline void print_error(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stderr);
-  std::fflush(stderr);
-}
+/// Writes to standard error what it can: errors are said while other things go wrong. "zero: error:" and
+/// "zero train: warning:" are in colour where there are colours.
+void print_error(const std::string& text);
 
 }  // namespace zero::app

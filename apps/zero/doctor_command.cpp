@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "colour.h"
 #include "console.h"
 #include "host_facts.h"
 #include "text_format.h"
@@ -144,7 +145,9 @@ int examine(bool json, const std::string& folder) {
   for (const Finding& one : findings) {
     well &= one.verdict != Verdict::kMissing;
     if (json) continue;
-    const char* const mark = one.verdict == Verdict::kGood ? "ok" : one.verdict == Verdict::kNote ? "--" : "!!";
+    const std::string mark = one.verdict == Verdict::kGood   ? painted(Tone::kGood, "ok")
+                             : one.verdict == Verdict::kNote ? painted(Tone::kWarning, "--")
+                                                             : painted(Tone::kBad, "!!");
     console.print(fmt::format("{} {:<13} {}\n{:17}{}\n", mark, one.what, one.found, "", one.meaning));
   }
   if (!json) console.print(well ? "\nready to train: zero train\n" : "\nwhat is marked !! is needed\n");

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -52,8 +53,11 @@ int run(int argc, char** argv) {
   zero::app::add_doctor_command(app, exit_code);
   zero::app::add_runs_command(app, exit_code);
   zero::app::add_report_command(app, exit_code);
-  app.add_subcommand("version", "print the versions")->callback([] {
-    zero::app::Console(true).print(version_text() + "\n");
+  bool as_json = false;
+  CLI::App* const version = app.add_subcommand("version", "print the versions");
+  version->add_flag("--json", as_json, "all that host and build are, as JSON, for scripts");
+  version->callback([&as_json] {
+    zero::app::Console(true).print((as_json ? zero::app::host_facts().dump(2) : version_text()) + "\n");
   });
   zero::app::add_describe_commands(app);
   const std::vector<std::string> arguments =

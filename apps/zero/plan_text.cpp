@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "colour.h"
 #include "plan_result.h"
 #include "text_format.h"
 
@@ -36,13 +37,17 @@ class Table {
   }
 
   void head(const std::string& title) {
-    text_ += fmt::format("{:<{}}", title, kLabel);
-    for (const auto& plan : result_.plans) text_ += fmt::format("{:>{}}", fmt::format("stage {}", plan.stage), kCell);
-    text_ += '\n';
+    std::string line = fmt::format("{:<{}}", title, kLabel);
+    for (const auto& plan : result_.plans) line += fmt::format("{:>{}}", fmt::format("stage {}", plan.stage), kCell);
+    text_ += painted(Tone::kHead, line) + '\n';
   }
-  void words(std::string_view label, const std::function<std::string(const plan::Plan&)>& word) {
+  void words(std::string_view label, const std::function<std::string(const plan::Plan&)>& word,
+             const std::function<Tone(const plan::Plan&)>& tone = {}) {
     text_ += fmt::format("  {:<{}}", label, kLabel - 2);
-    for (const auto& plan : result_.plans) text_ += fmt::format("{:>{}}", word(plan), kCell);
+    for (const auto& plan : result_.plans) {
+      const std::string cell = fmt::format("{:>{}}", word(plan), kCell);
+      text_ += tone ? painted(tone(plan), cell) : cell;
+    }
     text_ += '\n';
   }
   /// Bytes in the table's unit; a row of zeros is left out.
@@ -167,7 +172,8 @@ void add_host_rows(Table& table, const PlanResult& result) {
                  [](const Plan& p) { return static_cast<double>(p.checkpoint_nbytes) * p.ranks_per_node; });
   }
   table.words(fmt::format("fits {}", with_gib(cluster.node_memory_nbytes)),
-              [&](const Plan& p) { return plan::fits(p, cluster) ? "yes" : "no"; });
+              [&](const Plan& p) { return plan::fits(p, cluster) ? "yes" : "no"; },
+              [&](const Plan& p) { return plan::fits(p, cluster) ? Tone::kGood : Tone::kBad; });
 }
 
 void add_traffic_rows(Table& table, const PlanResult& result) {
@@ -212,7 +218,7 @@ std::string verdict_text(const PlanResult& result) {
   std::string text =
       gpus ? "GPUs       a plan only: this build trains on CPUs. The process (CUDA, its libraries) is an estimate\n" : "";
   text += fmt::format("verdict    stage {} {}: a {} needs {} of {}\n", judged.stage,
-                      result.fits ? "fits" : "does not fit", place, human_nbytes(judged.node_nbytes), with_gib(memory));
+                      result.fits ? painted(Tone::kGood, "fits") : painted(Tone::kBad, "does not fit"), place, human_nbytes(judged.node_nbytes), with_gib(memory));
   if (result.fits) return text;
   const bool starts_too_large = !result.suggestion && judged.start_nbytes > memory;
   if (!judged.deferred_init && (starts_too_large || judged.start_nbytes > judged.training_nbytes)) {

@@ -114,7 +114,7 @@ def heading(figure, found):
     facts = [f"{found['parameters_numel'] / 1e6:,.1f} M parameters", f"{found['ranks']} ranks", dtype,
              f"{config['train_batch_size']} sequences of {found['model']['seq']} a step",
              f"{found['steps']} steps, the first {found['warmup']} not timed, {found['rounds']} rounds",
-             host["host"]["cpu"], f"zerotorch {host['zerotorch']}, libtorch {host['libtorch']}"]
+             host["host"]["cpu"], f"zerotorch {host['versions']['zerotorch']}, libtorch {host['versions']['libtorch']}"]
     if busiest >= 0.05:
         facts.append(f"other programs had up to {100 * busiest:.0f} % of the CPU time")
     figure.suptitle(f"ZeRO stages 0 to 3 on the same model: {found['preset']}", x=0.01, ha="left", fontsize=16, weight="bold")

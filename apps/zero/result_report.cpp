@@ -57,6 +57,13 @@ std::string describe_validation(const TrainPlan& plan, const RunResult& result) 
                             beside_baseline(plan, nats), baseline, *result.first_validation);
 }
 
+std::string describe_times_briefly(const RunResult& result) {
+  const double each = 1e3 / static_cast<double>(result.steps_here);
+  const StepTotals& t = result.totals;
+  return fmt::format("time       {:.1f} ms a step: data {:.1f}, forward {:.1f}, backward {:.1f}, step {:.1f}\n",
+                     each * t.seconds(), each * t.data, each * t.forward, each * t.backward, each * t.step);
+}
+
 std::string describe_times(const RunResult& result) {
   const double each = 1e3 / static_cast<double>(result.steps_here);
   const StepTotals& t = result.totals;
@@ -181,7 +188,9 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
     text += fmt::format("speed      {} tokens/s; {} steps in {}{}, all in {}\n",
                         with_commas(std::llround(tokens_per_s(result))), result.steps_done,
                         duration(result.training_seconds), here, duration(result.total_seconds));
-    if (result.steps_here > 0) text += describe_times(result) + describe_traffic(result);
+    if (result.steps_here > 0) {
+      text += plan.verbose ? describe_times(result) + describe_traffic(result) : describe_times_briefly(result);
+    }
   }
   if (result.skipped_steps > 0) {
     text += fmt::format("           {} steps were skipped: the gradient was not finite\n", result.skipped_steps);

@@ -190,6 +190,12 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
       ->type_name("DIR")
       ->group(kOutput);
   command.add_flag("-q,--quiet", options.quiet, "print only the result and errors")->group(kOutput);
+  command.add_flag("-v,--verbose", options.verbose, "also the parts of a step and the traffic of a rank")
+      ->group(kOutput)
+      ->excludes("--quiet");
+  command.add_flag("--json", options.json, "print only the run's summary.json, and errors")
+      ->group(kOutput)
+      ->excludes("--verbose");
   command
       .add_flag("--trace", options.trace,
                 "record what every rank does in steps 3 and 4, as trace/rank0.json, ... in the run's folder, for "

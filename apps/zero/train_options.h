@@ -67,6 +67,8 @@ struct TrainOptions {
   bool force = false;                    ///< start also what does not fit the memory
   double grace_s = 120;                  ///< from the first stop signal until ranks that have not ended are killed
   bool quiet = false;
+  bool verbose = false;
+  bool json = false;  ///< the summary in place of text; `quiet`, too
   bool no_tensorboard = false;
   bool print_config = false;
   bool as_rank = false;  ///< internal: this process is a rank that `zero train` has started

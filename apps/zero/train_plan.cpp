@@ -34,7 +34,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, k
                                    recompute_every, parameters_numel, trained_numel, config, corpus_folder, corpus_hash,
                                    train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes, baseline_nats,
                                    run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed, prompt,
-                                   sample_length, top_k, temperature, quiet)
+                                   sample_length, top_k, temperature, quiet, verbose, json)
 
 namespace {
 
@@ -96,7 +96,9 @@ void write_environment(const TrainPlan& plan) {
 
 /// What every start of a run decides anew.
 void take_run_options(TrainPlan& plan, const TrainOptions& options) {
-  plan.quiet = options.quiet;
+  plan.quiet = options.quiet || options.json;
+  plan.verbose = options.verbose;
+  plan.json = options.json;
   plan.resume = options.resume;
   plan.restart = options.restart;
   plan.keep_going = options.keep_going;
@@ -263,6 +265,8 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     json.emplace("goes_on", false);
     json.emplace("keep_going", false);
     json.emplace("keep_best", false);
+    json.emplace("verbose", false);
+    json.emplace("json", false);
     json.emplace("patience", 0);
     json.emplace("max_minutes", 0.0);
     json.emplace("recompute_every", 0);
@@ -506,7 +510,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.suffixes = wanted_suffixes(options);
   take_run_options(plan, options);
 
-  const Console console(!options.quiet);
+  const Console console(!plan.quiet);
   Progress progress(console, 0, 0);
   progress.busy("reading the text ...");
   const auto start = std::chrono::steady_clock::now();

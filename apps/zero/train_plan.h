@@ -40,7 +40,8 @@ struct TrainPlan {
   std::string prompt;
   std::int64_t sample_length = 0, top_k = 0;
   double temperature = 0;
-  bool quiet = false;
+  bool quiet = false, verbose = false;
+  bool json = false;          ///< the summary in place of words; `quiet`, too
   bool resume = false;        ///< go on from the newest checkpoint of the run folder, if there is one
   bool goes_on = false;       ///< `resume`, and there is a checkpoint: it has the weights
   bool restart = false;       ///< start the run of the folder over

@@ -175,7 +175,9 @@ int run(const TrainPlan& plan, Group group) {
   RunResult result = collect_result(plan, engine, loop);
   result.total_seconds = clock.seconds();
   if (first) {
-    Console(true).print(plan.quiet ? describe_result_briefly(plan, result) : describe_result(plan, result));
+    Console(true).print(plan.json    ? summary_json(plan, result).dump(2) + "\n"
+                        : plan.quiet ? describe_result_briefly(plan, result)
+                                     : describe_result(plan, result));
     write_summary(plan, result);
   }
   if (first) check_went_well(result);

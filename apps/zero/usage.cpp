@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "colour.h"
 #include "zero/errors.h"
 
 namespace zero::app {
@@ -118,8 +119,24 @@ std::string wrapped(const std::string& text, std::size_t begin, std::size_t inde
   return lines + "\n";
 }
 
+/// `text` with the word before its first colon, if that is `head`, as a heading.
+std::string with_painted_head(std::string text, const std::string& head) {
+  const auto at = text.find(head + ":");
+  if (at != std::string::npos) text.replace(at, head.size() + 1, painted(Tone::kHead, head + ":"));
+  return text;
+}
+
 class HelpFormatter : public CLI::Formatter {
  public:
+  std::string make_group(std::string group, bool is_positional, std::vector<const CLI::Option*> options) const override {
+    return with_painted_head(CLI::Formatter::make_group(group, is_positional, std::move(options)), group);
+  }
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    return with_painted_head(CLI::Formatter::make_usage(app, std::move(name)), "Usage");
+  }
+  std::string make_subcommands(const CLI::App* app, CLI::AppFormatMode mode) const override {
+    return with_painted_head(CLI::Formatter::make_subcommands(app, mode), "Subcommands");
+  }
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
     const std::string type =
         option->get_items_expected_max() == 0 || is_positional ? "" : " " + option->get_type_name();

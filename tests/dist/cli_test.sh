@@ -41,6 +41,18 @@ refused "--data: want a path" train --data ""
 "$zero" train --preset gpt-tiny --steps 1e3 --print-config > config.out 2>&1 || fail "--steps 1e3: $(cat config.out)"
 grep -q 1000 config.out || fail "1e3 steps: $(cat config.out)"
 
+# ---- colours: only where a terminal has them ----
+grep -q $'\x1b' help.got && fail "terminal codes in a file"
+FORCE_COLOR=1 "$zero" --help | grep -qF $'\x1b[1mUsage:\x1b[0m' || fail "no heading in bold: $(FORCE_COLOR=1 "$zero" --help | head -3 | od -c | head -5)"
+FORCE_COLOR=1 "$zero" train --stage 9 2> bad.err; grep -qF $'\x1b[1;31mzero: error:\x1b[0m --stage' bad.err || fail "no error in red: $(cat bad.err)"
+FORCE_COLOR=1 NO_COLOR=1 "$zero" train --stage 9 2> bad.err; grep -q $'\x1b' bad.err && fail "NO_COLOR: $(cat bad.err)"
+FORCE_COLOR=1 "$zero" plan --preset gpt-tiny --memory 1GB | grep -qF $'\x1b[32m        yes\x1b[0m' || fail "no yes in green"
+if command -v script > /dev/null; then
+  TERM=xterm script -qec "$zero --help" /dev/null | grep -q $'\x1b\[1m' || fail "no colours on a terminal"
+  TERM=dumb script -qec "$zero --help" /dev/null | grep -q $'\x1b\[1m' && fail "colours on a dumb terminal"
+fi
+"$zero" version --json > version.out && expect "version" "$(value version.out 'sorted(j)[:1] != [] and "zerotorch" in j["versions"]')" True
+
 # ---- launch: what follows the program is its own ----
 launched() { "$zero" launch "$@" 2>&1; }
 expect "a program with options like ours" "$(launched -n 1 echo -n 5 --grace x)" "[0] 5 --grace x"

@@ -26,6 +26,14 @@ expect "headings" "$(grep -c '^zerotorch' two.out)" 1
 expect "results" "$(grep -c '^result' two.out)" 1
 grep -q $'\x1b' two.out && fail "terminal codes in a file"
 
+# ---- more, less, and for programs ----
+expect "lines about traffic" "$(grep -c '^traffic' two.out)" 0
+"$zero" train $common -n 2 --verbose --no-tensorboard --run-dir verbose > verbose.out 2>&1 || fail "--verbose: $(tail -3 verbose.out)"
+expect "lines about traffic, -v" "$(grep -c '^traffic' verbose.out)" 1
+"$zero" train $common -n 2 --json --no-tensorboard --run-dir json > json.out 2> json.err || fail "--json: $(cat json.err)"
+cmp -s json.out json/summary.json || fail "--json is not the summary: $(diff json.out json/summary.json | head -3)"
+"$zero" train $common --json -v > both.out 2>&1; expect "exit code of --json -v" $? 2
+
 # ---- one curve: 1, 2 and 4 ranks, stages, stores, another launcher ----
 curve two > want
 check_curve() {

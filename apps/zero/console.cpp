@@ -1,0 +1,25 @@
+#include "console.h"
+
+#include <string_view>
+#include <utility>
+
+#include "colour.h"
+
+namespace zero::app {
+
+void print_error(const std::string& text) {
+  std::string said = text;
+  // The first words, up to what it is about.
+  constexpr std::pair<std::string_view, Tone> kMarks[] = {{"error:", Tone::kBad}, {"warning:", Tone::kWarning}};
+  for (const auto& [mark, tone] : kMarks) {
+    const auto at = text.find(mark);
+    if (!text.starts_with("zero") || at == std::string::npos || at > text.find(':') + 2) continue;
+    const auto end = at + mark.size();
+    said = painted(tone, text.substr(0, end), stderr) + text.substr(end);
+    break;
+  }
+  std::fwrite(said.data(), 1, said.size(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace zero::app
