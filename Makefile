@@ -4,6 +4,7 @@
 #   make python   the Python package in .venv, and the two programs of every DeepSpeed tutorial
 #   make finetune SmolLM2-135M fine-tuned on Python sources, beside transformers
 #   make compare  the same training under ZeRO 0 to 3: a table and a picture
+#   make package  a .deb (and a container file) with all that is needed to run
 #   make report   the newest run, or ARGS="RUN ...", as a page for a browser
 #   make bench    and bench-checkpoint, -collectives, -kernels, -overhead, -routing: docs/benchmarks.md
 # Each installs what is missing, configures, builds, and repeats nothing the second time.
@@ -24,7 +25,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train finetune python wheel compare report shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
+.PHONY: help setup test-packages configure build train finetune python wheel package compare report shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -59,6 +60,10 @@ python: configure
 # A wheel for this Python and this torch in dist/, with the libraries it needs beside torch's.
 wheel: setup
 	@scripts/wheel.sh
+
+# dist/zerotorch_*.deb with the command line, the library and libtorch, and packaging/Containerfile for a container of it.
+package: build
+	@scripts/package.sh $(BUILD)
 
 # The reference of include/zero with the guides, in build/docs/html.
 docs:

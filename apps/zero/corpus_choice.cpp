@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "host_facts.h"
 #include "text_format.h"
@@ -49,13 +50,29 @@ std::string cache_name(const fs::path& source, const std::vector<std::string>& s
 /// The wheel's Python sources; a plain libtorch folder has none.
 fs::path python_prefix() { return ZERO_TORCH_PREFIX; }
 
-fs::path python_sources_of_torch() {
+/// The system's Python, the newest; empty: there is none.
+fs::path python_sources_of_system() {
+  fs::path newest;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("/usr/lib", error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("python3.") || !fs::exists(entry.path() / "argparse.py", error)) continue;
+    // "python3.9" is older than "python3.11".
+    const std::string known = newest.filename().string();
+    if (std::pair(name.size(), name) > std::pair(known.size(), known)) newest = entry.path();
+  }
+  return newest;
+}
+
+/// Text that is here without being asked for.
+fs::path default_source() {
   const fs::path prefix = python_prefix();
   std::error_code error;
   if (fs::exists(prefix / "__init__.py", error)) return prefix;
+  if (const fs::path system = python_sources_of_system(); !system.empty()) return system;
   throw ConfigError(
-      fmt::format("there is no text to learn from: {} (the libtorch this was built with) has no Python "
-                  "sources. Give a file or a folder of text with --data PATH, or set ZERO_DATA",
+      fmt::format("there is no text to learn from: {} (the libtorch this was built with) has no Python sources, and "
+                  "there is no Python in /usr/lib. Give a file or a folder of text with --data PATH, or set ZERO_DATA",
                   prefix.string()));
 }
 
@@ -118,7 +135,7 @@ CorpusOptions choose_corpus(const std::string& data, const std::string& cache_di
     options.source = data.empty() ? from_environment : data;
     check_exists(options.source, data.empty() ? "ZERO_DATA" : "--data");
   } else {
-    options.source = python_sources_of_torch();
+    options.source = default_source();
     options.suffixes = {".py"};
   }
   if (options.source != python_prefix()) options.max_file_nbytes = std::numeric_limits<std::int64_t>::max();

@@ -213,7 +213,7 @@ void add_text_options(CLI::App& command, TrainOptions& options) {
   command
       .add_option("--data", options.data,
                   "file or folder of text, - for standard input, or folder of token files (docs/models.md); default: "
-                  "$ZERO_DATA, else the Python sources of torch")
+                  "$ZERO_DATA, else the Python sources of torch, or of this system")
       ->check(CLI::Validator([](const std::string& path) { return path.empty() ? "want a path" : ""; }, ""))
       ->type_name("PATH")
       ->group(kData);
