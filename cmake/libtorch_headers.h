@@ -1,4 +1,4 @@
-// What zero_precompile() compiles once: headers of others that most files with libtorch in them include.
+// What zero_precompile() compiles once for files that use modules, most of which use the operators, too.
 #include <ATen/core/Tensor.h>
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
