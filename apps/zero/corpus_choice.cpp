@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
@@ -122,6 +125,40 @@ std::string shortened(const std::string& name) {
   return name.size() <= kMost ? name : "..." + name.substr(name.size() - kMost + 3);
 }
 
+/// "~/x" as a shell reads it; what is not absolute is relative to `folder`.
+fs::path path_in(const fs::path& folder, const std::string& text) {
+  const std::string home = variable("HOME");
+  return text.starts_with("~/") && !home.empty() ? fs::path(home) / text.substr(2) : folder / text;
+}
+
+/// {"mixture": [{"data": PATH, "weight": X}, ...]}; empty for any other file.
+std::vector<std::pair<fs::path, double>> read_mixture(const fs::path& path) {
+  std::error_code error;
+  if (path.extension() != ".json" || !fs::is_regular_file(path, error)) return {};
+  std::ifstream file(path);
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("mixture")) return {};
+  const auto refuse = [&](const std::string& what) {
+    throw ConfigError(fmt::format("{}: {}; want {{\"mixture\": [{{\"data\": PATH, \"weight\": X}}, ...]}}",
+                                  path.string(), what));
+  };
+  if (json.size() > 1) refuse("has other keys beside \"mixture\"");
+  const auto& list = json["mixture"];
+  if (!list.is_array() || list.empty()) refuse("\"mixture\" is no list of corpora");
+  std::vector<std::pair<fs::path, double>> mixture;
+  for (const auto& one : list) {
+    const bool well = one.is_object() && one.contains("data") && one["data"].is_string() && one.contains("weight") &&
+                      one["weight"].is_number() && one.size() == 2;
+    if (!well) refuse(fmt::format("got {}", one.dump()));
+    fs::path source = fs::absolute(path_in(path.parent_path(), one["data"])).lexically_normal();
+    if (source.filename().empty()) source = source.parent_path();
+    check_exists(source, path.c_str());
+    if (!read_mixture(source).empty()) refuse(fmt::format("{} is a mixture itself", source.string()));
+    mixture.emplace_back(std::move(source), one["weight"].get<double>());
+  }
+  return mixture;
+}
+
 }  // namespace
 
 CorpusOptions choose_corpus(const std::string& data, const std::string& cache_dir,
@@ -144,8 +181,19 @@ CorpusOptions choose_corpus(const std::string& data, const std::string& cache_di
     options.suffixes.push_back(suffix.starts_with("*") ? suffix.substr(1) : suffix);
   options.source = fs::absolute(options.source).lexically_normal();
   if (options.source.filename().empty()) options.source = options.source.parent_path();
-  options.folder = fs::absolute(cache / cache_name(options.source, options.suffixes)).lexically_normal();
+  const auto folder_of = [&](const fs::path& source) {
+    return fs::absolute(cache / cache_name(source, options.suffixes)).lexically_normal();
+  };
+  options.folder = folder_of(options.source);
+  for (const auto& [source, weight] : read_mixture(options.source)) {
+    options.mixture.push_back({source, folder_of(source), weight});
+  }
   return options;
+}
+
+bool has_text(const CorpusOptions& options) {
+  if (options.mixture.empty()) return !holds_tokens(options.source);
+  return std::ranges::any_of(options.mixture, [](const MixedCorpus& one) { return !holds_tokens(one.source); });
 }
 
 fs::path tokens_folder(const fs::path& packed, const std::string& tokenizer) {
@@ -158,6 +206,14 @@ CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_le
   if (info.train_targets == 0 || info.validation_targets == 0) {
     throw ConfigError(fmt::format("{}: {} has no token to learn: all are context", info.source,
                                   info.train_targets == 0 ? "the part to train on" : "the part to validate on"));
+  }
+  for (const MixtureMember& one : info.members) {
+    if (one.train_tokens > sequence_length && one.validation_tokens > sequence_length) continue;
+    throw ConfigError(
+        fmt::format("{}: {} has {} tokens to train on and {} to validate on, too few for sequences of {}; give more, or "
+                    "a smaller --seq",
+                    info.source, one.source, with_commas(one.train_tokens), with_commas(one.validation_tokens),
+                    sequence_length));
   }
   // A sequence has one more byte: the last target.
   if (info.train_tokens() > sequence_length && info.validation_tokens() > sequence_length) return info;
@@ -174,6 +230,16 @@ CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_le
 }
 
 namespace {
+
+std::string describe_members(const CorpusInfo& info) {
+  std::string text;
+  for (const MixtureMember& one : info.members) {
+    text += fmt::format("           {:.1f} % of the sequences: {} ({} tokens to train on)\n",
+                        100.0 * static_cast<double>(one.sequences) / kMixtureSequences, short_path(one.source),
+                        with_commas(one.train_tokens));
+  }
+  return text;
+}
 
 std::string describe_tokens(const CorpusInfo& info, double seconds) {
   const std::string text =
@@ -192,7 +258,7 @@ std::string describe_tokens(const CorpusInfo& info, double seconds) {
       short_path(info.source), with_commas(info.files), info.files == 1 ? "" : "s",
       info.reused ? "read before" : fmt::format("read in {}", duration(seconds)),
       human_count(static_cast<double>(info.train_tokens())), human_count(static_cast<double>(info.validation_tokens())),
-      text, context, nats);
+      text, describe_members(info) + context, nats);
 }
 
 }  // namespace
@@ -214,11 +280,11 @@ std::string describe_corpus(const CorpusInfo& info, double seconds) {
                                  : short_path(info.source);
   return fmt::format(
       "data       {}: {} file{}; {}\n"
-      "           {} to train on, {} to validate on; a token is a byte\n"
+      "           {} to train on, {} to validate on; a token is a byte\n{}"
       "           to beat: {:.3f} nats = {:.3f} bits per byte, the unigram entropy: the loss\n"
       "           of knowing just how often each byte occurs\n{}",
       source, with_commas(info.files), info.files == 1 ? "" : "s", packed, human_nbytes(info.train_nbytes),
-      human_nbytes(info.validation_nbytes), nats, to_bits(nats), left_out);
+      human_nbytes(info.validation_nbytes), describe_members(info), nats, to_bits(nats), left_out);
 }
 
 }  // namespace zero::app

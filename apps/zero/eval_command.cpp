@@ -75,6 +75,11 @@ void take_corpus(Job& job, const CorpusInfo& corpus, const fs::path& source) {
   job.text_nbytes = corpus.tokens.nbytes > 1 && job.split == "train" ? 0 : corpus.tokens.text_nbytes;
 }
 
+/// Its corpora follow one another in the packed form, whatever their shares.
+[[noreturn]] void refuse_mixture(const std::string& source) {
+  throw ConfigError(fmt::format("{} is a mixture; evaluate on one of its corpora at a time, with --data", source));
+}
+
 /// The text that the run has validated on.
 void take_own_text(Job& job) {
   const TrainPlan& plan = job.model.plan;
@@ -83,6 +88,7 @@ void take_own_text(Job& job) {
   try {
     const Corpus corpus(plan.corpus_folder, Split::kValidation);
     if (corpus.hash() != plan.corpus_hash) throw IoError("it is another text by now");
+    if (corpus.sections().size() > 1) refuse_mixture(plan.data);
   } catch (const IoError& error) {
     throw ConfigError(fmt::format(
         "the text of the run is not where it was packed ({}); give it, or another, with --data", error.what()));
@@ -96,6 +102,7 @@ void take_text(Job& job, const TrainOptions& text) {
   const TrainPlan& plan = job.model.plan;
   CorpusOptions options = choose_corpus(text.data, text.cache_dir, wanted_suffixes(text));
   const fs::path source = options.source;
+  if (!options.mixture.empty()) refuse_mixture(source.string());
   if (holds_tokens(source)) return take_corpus(job, pack_corpus(options), source);
   if (job.split == "train") throw ConfigError("--split train: text is evaluated as a whole; leave --split away");
   options.folder += "-whole";

@@ -59,6 +59,21 @@ PromptTokens tokenize_prompt(const std::string& tokenizer, const std::string& te
 }
 
 CorpusOptions tokenized(const CorpusOptions& text, const std::string& tokenizer) {
+  if (!text.mixture.empty()) {
+    CorpusOptions made = text;
+    for (MixedCorpus& member : made.mixture) {
+      CorpusOptions one = text;
+      one.mixture.clear();
+      one.source = member.source;
+      one.folder = member.folder;
+      if (holds_tokens(one.source)) continue;  // of the same tokenizer, or it is an error
+      one = tokenized(one, tokenizer);
+      member.source = one.source;
+      member.folder = one.folder;
+    }
+    made.folder = tokens_folder(text.folder, tokenizer);
+    return made;
+  }
   const std::string tokens = tokens_folder(text.folder, tokenizer).string();
   std::vector<std::string> arguments = {"--data", text.source.string(),    "--out",
                                         tokens,   "--validation-fraction", fmt::format("{}", text.validation_fraction),

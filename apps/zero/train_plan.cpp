@@ -515,7 +515,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   progress.busy("reading the text ...");
   const auto start = std::chrono::steady_clock::now();
   const CorpusOptions text = choose_corpus(options.data, options.cache_dir, plan.suffixes);
-  if (!holds_tokens(text.source)) plan.text_tokenizer = tokenizer_for(plan, options);
+  if (has_text(text)) plan.text_tokenizer = tokenizer_for(plan, options);
   CorpusInfo corpus = pack_given(options, corpus_of(text, plan), plan.seq);
   corpus.source = text.source.string();
   const std::chrono::duration<double> packing = std::chrono::steady_clock::now() - start;

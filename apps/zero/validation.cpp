@@ -15,7 +15,7 @@ constexpr std::int64_t kBatchSize = 8;
 
 /// Smaller for a split that has no full batch.
 std::int64_t batch_size_for(const Corpus& corpus, std::int64_t sequence_length) {
-  return std::clamp<std::int64_t>((corpus.size() - 1) / sequence_length, 1, kBatchSize);
+  return std::clamp<std::int64_t>(ValidationBatches::sequences_of(corpus, sequence_length), 1, kBatchSize);
 }
 
 }  // namespace

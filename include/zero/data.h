@@ -10,6 +10,14 @@
 
 namespace zero {
 
+/// One of the corpora of a mixture.
+struct MixedCorpus {
+  std::filesystem::path source;  ///< as CorpusOptions::source
+  std::filesystem::path folder;  ///< of its packed form
+  /// Its part of the sequences, relative to the other weights.
+  double weight = 1;
+};
+
 struct CorpusOptions {
   /// A file, or a folder that is walked (names starting with a dot and links to folders are left out). Or a folder of
   /// token files, which are read where they are, as their writer has split and ordered them: those of `python -m
@@ -18,6 +26,9 @@ struct CorpusOptions {
   std::filesystem::path source;
   /// Folder of the packed corpus: train.bin, val.bin, corpus.json. Created with its parents.
   std::filesystem::path folder;
+  /// Not empty: several corpora in place of one. Of every 1,000 sequences in a row each gets its share, in an order that
+  /// depends on the seed; each is gone through as often as its share needs. `source` is then a name for messages.
+  std::vector<MixedCorpus> mixture = {};
   /// Suffixes of the files to take from a folder; "": all files. A source that is itself a file is always taken.
   std::vector<std::string> suffixes = {".py", ".txt", ".md", ".rst"};
   /// Smaller and larger files are left out (bytes). Large files are mostly data, not text. Files of more than 1 MiB are
@@ -63,6 +74,13 @@ bool holds_tokens(const std::filesystem::path& source);
 /// A token's bytes by its number, from TokenInfo::pieces. Local. Throws IoError.
 std::vector<std::string> token_pieces(const std::string& path);
 
+/// A corpus of a mixture, packed.
+struct MixtureMember {
+  std::string source;
+  std::int64_t sequences = 0;  ///< of every 1,000
+  std::int64_t train_tokens = 0, validation_tokens = 0;
+};
+
 struct CorpusInfo {
   std::filesystem::path folder;
   std::string source;
@@ -71,8 +89,8 @@ struct CorpusInfo {
   /// Hash of the contents of both splits; equal hashes mean equal data.
   std::string hash;
   TokenInfo tokens;
-  std::int64_t train_nbytes = 0;       ///< of the tokens in their files
-  std::int64_t validation_nbytes = 0;  ///< of the tokens in their files
+  std::int64_t train_nbytes = 0;       ///< of the tokens in their files; of a mixture: at TokenInfo::nbytes each
+  std::int64_t validation_nbytes = 0;  ///< the same
   std::int64_t train_tokens() const { return train_nbytes / tokens.nbytes; }
   std::int64_t validation_tokens() const { return validation_nbytes / tokens.nbytes; }
   /// Of the tokens, those that are not context.
@@ -81,8 +99,10 @@ struct CorpusInfo {
   /// By reason: duplicate contents, size, suffix, hidden, a zero byte, not UTF-8, unreadable.
   std::vector<LeftOutFiles> left_out;
   /// Entropy of single tokens, without context: the loss per token of a model that knows only their frequencies.
+  /// Of a mixture the mean over its corpora by their shares: of a model that also knows which of them it reads.
   double train_unigram_entropy_nats = 0;
   double validation_unigram_entropy_nats = 0;
+  std::vector<MixtureMember> members;  ///< of a mixture
 };
 
 /// Packs `options.source` into `options.folder`, or reuses an unchanged corpus there. Text files (large ones in pieces)
@@ -90,13 +110,17 @@ struct CorpusInfo {
 /// their size. Of token files only their sizes, hash and frequencies are written. Written to a temporary folder beside
 /// it and renamed, so readers see all or nothing; several processes may pack the same corpus at once. Local.
 /// Throws ConfigError for invalid options; IoError if the source is missing or has no usable text, token files are
-/// damaged, or the folder cannot be written or holds something other than a corpus.
+/// damaged, or the folder cannot be written or holds something other than a corpus. A mixture's corpora are packed one by
+/// one, or found packed; ConfigError where their tokens are not of one kind.
 CorpusInfo pack_corpus(const CorpusOptions& options);
 
 enum class Split : std::uint8_t { kTrain, kValidation };
 
 /// The target in the place of a token that is context only; what losses ignore.
 inline constexpr std::int64_t kNoTarget = -100;
+
+/// Of so many sequences in a row the corpora of a mixture have their shares.
+inline constexpr std::int64_t kMixtureSequences = 1000;
 
 /// One split of a packed corpus, mapped read-only. Copies share the mapping, which lives until the last copy is
 /// destroyed. Any thread.
@@ -108,6 +132,12 @@ class Corpus {
   explicit Corpus(std::string text);
 
   std::int64_t size() const { return size_; }  ///< tokens
+  /// The corpora of a mixture one after the other, or the one there is.
+  struct Section {
+    std::int64_t first = 0, size = 0;  ///< tokens
+    std::int64_t sequences = 0;        ///< of every kMixtureSequences
+  };
+  const std::vector<Section>& sections() const { return sections_; }
   /// Tokens [first, first + tokens.size()). Undefined beyond size().
   void copy(std::int64_t first, std::span<std::int64_t> tokens) const;
   /// The same as targets: kNoTarget where a token is context only.
@@ -129,13 +159,15 @@ class Corpus {
     std::shared_ptr<const void> owner;
     const std::uint8_t* tokens = nullptr;
     std::int64_t first = 0, count = 0;
+    int token_nbytes = 1;
   };
   std::vector<Part> parts_;  ///< one after the other
   /// As they are in the files.
   void copy_raw(std::int64_t first, std::span<std::int64_t> tokens) const;
 
+  std::vector<Section> sections_;
   std::int64_t size_ = 0;
-  int token_nbytes_ = 1;
+  int token_nbytes_ = 1;  ///< the largest
   bool has_context_ = false;
   double unigram_entropy_nats_ = 0;
   std::string hash_;
@@ -147,8 +179,8 @@ double unigram_entropy_nats(std::span<const std::uint8_t> bytes);
 
 /// Training sequences. The corpus is cut into windows of `sequence_length` + 1 tokens that overlap by one, so that
 /// every token but the first is a target once per epoch. Global sample s is window permutation(seed, epoch)(s mod
-/// windows) with epoch = s / windows: independent of rank and number of ranks. There is no state: to resume, continue
-/// with the next index. Any thread.
+/// windows) with epoch = s / windows: independent of rank and number of ranks. Of a mixture the s-th sequence is the next
+/// one of a corpus, each with epochs of its own. There is no state: to resume, continue with the next index. Any thread.
 class SequenceSampler {
  public:
   /// Throws ConfigError when the corpus is too small for one sequence or `sequence_length` is not positive.
@@ -168,7 +200,7 @@ class SequenceSampler {
   /// First token of a sample in the corpus.
   std::int64_t offset_of(std::int64_t global_sample) const;
 
-  std::int64_t windows() const { return windows_; }  ///< samples per epoch
+  std::int64_t windows() const { return windows_; }  ///< samples per epoch, of a mixture's corpora together
   std::int64_t sequence_length() const { return sequence_length_; }
 
  private:
@@ -180,9 +212,13 @@ class SequenceSampler {
   std::uint64_t seed_;
 };
 
-/// Validation sequences: always the same windows, spread evenly over the split, in order.
+/// Validation sequences: always the same windows, spread evenly over the split, in order; of a mixture each corpus has
+/// its share of them.
 class ValidationBatches {
  public:
+  /// The number of sequences of a split; of a mixture the most in which every corpus has its share.
+  static std::int64_t sequences_of(const Corpus& corpus, std::int64_t sequence_length);
+
   /// At most `max_batches` (0: all) batches of `batch_size` sequences. Throws ConfigError when the split is
   /// too small for one batch.
   ValidationBatches(Corpus corpus, std::int64_t sequence_length, std::int64_t batch_size, std::int64_t max_batches = 0);
@@ -200,8 +236,8 @@ class ValidationBatches {
   Corpus corpus_;
   std::int64_t sequence_length_;
   std::int64_t batch_size_;
-  std::int64_t windows_;
   std::int64_t batches_;
+  std::vector<std::int64_t> used_;  ///< windows of each section
 };
 
 }  // namespace zero

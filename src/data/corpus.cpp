@@ -43,9 +43,15 @@ Corpus::Corpus(const std::filesystem::path& folder, Split split) {
     if (part.nbytes == 0) continue;
     const auto owner = map_file(part.path, static_cast<std::size_t>(part.skip_nbytes + part.nbytes));
     const auto* tokens = static_cast<const std::uint8_t*>(owner.get()) + part.skip_nbytes;
-    parts_.push_back({owner, tokens, size_, part.nbytes / token_nbytes_});
+    const int token_nbytes = part.token_nbytes > 0 ? part.token_nbytes : token_nbytes_;
+    parts_.push_back({owner, tokens, size_, part.nbytes / token_nbytes, token_nbytes});
     size_ += parts_.back().count;
   }
+  for (std::int64_t first = 0; const MixtureMember& member : stored.info.members) {
+    sections_.push_back({first, train ? member.train_tokens : member.validation_tokens, member.sequences});
+    first += sections_.back().size;
+  }
+  if (sections_.empty()) sections_ = {{0, size_, kMixtureSequences}};
   unigram_entropy_nats_ = train ? stored.info.train_unigram_entropy_nats : stored.info.validation_unigram_entropy_nats;
   hash_ = stored.info.hash;
   name_ = (folder / (train ? data::kTrainFile : data::kValidationFile)).string();
@@ -55,6 +61,7 @@ Corpus::Corpus(std::string text) : name_("memory") {
   const auto owned = std::make_shared<const std::string>(std::move(text));
   size_ = static_cast<std::int64_t>(owned->size());
   parts_.push_back({owned, reinterpret_cast<const std::uint8_t*>(owned->data()), 0, size_});
+  sections_ = {{0, size_, kMixtureSequences}};
   hash_ = data::hash_of(*owned);
   unigram_entropy_nats_ = zero::unigram_entropy_nats({parts_[0].tokens, owned->size()});
 }
@@ -85,7 +92,8 @@ void Corpus::copy_raw(std::int64_t first, std::span<std::int64_t> tokens) const 
   while (!tokens.empty()) {
     const std::int64_t offset = first - part->first;
     const std::int64_t count = std::min(static_cast<std::int64_t>(tokens.size()), part->count - offset);
-    data::widen({part->tokens + offset * token_nbytes_, static_cast<std::size_t>(count * token_nbytes_)}, token_nbytes_,
+    const int nbytes = part->token_nbytes;
+    data::widen({part->tokens + offset * nbytes, static_cast<std::size_t>(count * nbytes)}, nbytes,
                 tokens.first(static_cast<std::size_t>(count)));
     tokens = tokens.subspan(static_cast<std::size_t>(count));
     first += count;

@@ -29,7 +29,8 @@ std::vector<Part> parts_of(const ordered_json& split, const fs::path& folder, co
   if (!split.contains("parts")) return {{folder / file, 0, nbytes}};
   std::vector<Part> parts;
   for (const auto& one : split.at("parts"))
-    parts.push_back({one.at("file").get<std::string>(), one.at("skip_nbytes"), one.at("nbytes")});
+    parts.push_back(
+        {one.at("file").get<std::string>(), one.at("skip_nbytes"), one.at("nbytes"), one.value("token_nbytes", 0)});
   return parts;
 }
 
@@ -54,7 +55,9 @@ ordered_json split_json(const char* file, std::int64_t nbytes, std::int64_t targ
                        {"unigram_entropy_nats", entropy_nats},
                        {"unigram_entropy_bits", entropy_nats / std::numbers::ln2}};
   for (const Part& part : parts) {
-    json["parts"].push_back({{"file", part.path.string()}, {"skip_nbytes", part.skip_nbytes}, {"nbytes", part.nbytes}});
+    ordered_json one = {{"file", part.path.string()}, {"skip_nbytes", part.skip_nbytes}, {"nbytes", part.nbytes}};
+    if (part.token_nbytes > 0) one["token_nbytes"] = part.token_nbytes;
+    json["parts"].push_back(std::move(one));
   }
   return json;
 }
@@ -86,6 +89,10 @@ StoredCorpus read_corpus_json(const fs::path& folder) {
     info.validation_targets = validation.value("targets", info.validation_tokens());
     stored.parts = {parts_of(train, folder, kTrainFile, info.train_nbytes),
                     parts_of(validation, folder, kValidationFile, info.validation_nbytes)};
+    for (const auto& one : json.value("mixture", ordered_json::array())) {
+      info.members.push_back(
+          {one.at("source"), one.at("sequences"), one.at("train_tokens"), one.at("validation_tokens")});
+    }
     const auto& files = json.at("files");
     files.at("taken").get_to(info.files);
     for (const auto& one : files.at("left_out"))
@@ -121,7 +128,7 @@ void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std
                         {"largest", one.largest},
                         {"largest_nbytes", one.largest_nbytes}});
   }
-  const ordered_json json = {{"source", info.source},
+  ordered_json json = {{"source", info.source},
                              {"hash", info.hash},
                              {"listing", fingerprint},
                              {"tokens",
@@ -136,6 +143,12 @@ void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std
                              {"validation", split_json(kValidationFile, info.validation_nbytes, info.validation_targets,
                                                        info.validation_unigram_entropy_nats, parts.validation)},
                              {"files", {{"taken", info.files}, {"left_out", std::move(left_out)}}}};
+  for (const MixtureMember& one : info.members) {
+    json["mixture"].push_back({{"source", one.source},
+                               {"sequences", one.sequences},
+                               {"train_tokens", one.train_tokens},
+                               {"validation_tokens", one.validation_tokens}});
+  }
   FileWriter writer(folder / kCorpusFile);
   writer.append(json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
   writer.finish();

@@ -23,6 +23,7 @@ double entropy_nats(std::span<const std::int64_t> histogram);
 struct Part {
   std::filesystem::path path;
   std::int64_t skip_nbytes = 0, nbytes = 0;
+  int token_nbytes = 0;  ///< of this file; 0: as the corpus says
 };
 
 /// Where the tokens of a corpus are.

@@ -252,6 +252,114 @@ CorpusInfo refer_to(const data::TokenFiles& tokens, const CorpusOptions& options
   return info;
 }
 
+/// Of every kMixtureSequences, by largest remainders.
+std::vector<std::int64_t> shares_of(const std::vector<MixedCorpus>& mixture) {
+  double sum = 0;
+  for (const MixedCorpus& one : mixture) {
+    if (!(one.weight > 0 && std::isfinite(one.weight))) {
+      throw ConfigError(fmt::format("corpus: {}: got the weight {}, want one above 0", one.source.string(), one.weight));
+    }
+    sum += one.weight;
+  }
+  std::vector<std::int64_t> shares;
+  std::vector<std::pair<double, std::size_t>> remainders;
+  std::int64_t left = kMixtureSequences;
+  for (std::size_t i = 0; i < mixture.size(); ++i) {
+    const double share = kMixtureSequences * mixture[i].weight / sum;
+    shares.push_back(static_cast<std::int64_t>(share));
+    remainders.emplace_back(std::floor(share) - share, i);
+    left -= shares.back();
+  }
+  std::sort(remainders.begin(), remainders.end());
+  for (std::int64_t k = 0; k < left; ++k) ++shares[remainders[static_cast<std::size_t>(k)].second];
+  for (std::size_t i = 0; i < mixture.size(); ++i) {
+    if (shares[i] > 0) continue;
+    throw ConfigError(fmt::format("corpus: {}: its weight {} of {} is less than one sequence in {}; leave it out",
+                                  mixture[i].source.string(), mixture[i].weight, sum, kMixtureSequences));
+  }
+  return shares;
+}
+
+void check_same_tokens(const CorpusInfo& a, const CorpusInfo& b) {
+  const bool bytes = a.tokens.nbytes == 1;
+  if (bytes == (b.tokens.nbytes == 1) && a.tokens.tokenizer == b.tokens.tokenizer) return;
+  const auto kind = [](const CorpusInfo& info) {
+    return info.tokens.nbytes == 1           ? std::string("bytes of text")
+           : info.tokens.tokenizer.empty() ? "tokens of an unknown tokenizer"
+                                             : "tokens of " + info.tokens.tokenizer;
+  };
+  throw ConfigError(fmt::format("corpus: a mixture has tokens of one kind, but {} has {}, and {} has {}", a.source,
+                                kind(a), b.source, kind(b)));
+}
+
+/// The files of a corpus that is packed, with what their tokens are.
+void add_parts(std::vector<data::Part>& parts, const std::vector<data::Part>& more, int token_nbytes) {
+  for (const data::Part& part : more) {
+    parts.push_back(part);
+    if (part.token_nbytes == 0) parts.back().token_nbytes = token_nbytes;
+  }
+}
+
+/// What `member` adds to `info`, of which it is `share` by sequences.
+void add_member(CorpusInfo& info, const CorpusInfo& member, double share) {
+  info.tokens.nbytes = std::max(info.tokens.nbytes, member.tokens.nbytes);
+  info.tokens.has_context |= member.tokens.has_context;
+  info.tokens.largest = std::max(info.tokens.largest, member.tokens.largest);
+  info.train_targets += member.train_targets;
+  info.validation_targets += member.validation_targets;
+  info.files += member.files;
+  info.left_out.insert(info.left_out.end(), member.left_out.begin(), member.left_out.end());
+  info.train_unigram_entropy_nats += share * member.train_unigram_entropy_nats;
+  info.validation_unigram_entropy_nats += share * member.validation_unigram_entropy_nats;
+}
+
+/// A corpus of others, whose files stay where they are.
+CorpusInfo pack_mixture(const CorpusOptions& options, const fs::path& folder) {
+  const std::vector<std::int64_t> shares = shares_of(options.mixture);
+  CorpusInfo info;
+  info.folder = folder;
+  info.source = options.source.string();
+  data::Parts parts;
+  std::string fingerprint = "mixture";
+  double text_nbytes = 0;
+  for (std::size_t i = 0; i < options.mixture.size(); ++i) {
+    CorpusOptions one = options;
+    one.mixture.clear();
+    one.source = options.mixture[i].source;
+    one.folder = options.mixture[i].folder;
+    const CorpusInfo member = pack_corpus(one);
+    const data::StoredCorpus stored = data::read_corpus_json(member.folder);
+    if (i == 0) info.tokens = member.tokens;
+    CorpusInfo first = info;
+    first.source = options.mixture[0].source.string();
+    check_same_tokens(first, member);
+    const double share = static_cast<double>(shares[i]) / kMixtureSequences;
+    add_member(info, member, share);
+    // Not known of one: of none.
+    text_nbytes = member.tokens.text_nbytes > 0 && (i == 0 || text_nbytes > 0)
+                      ? text_nbytes + share * member.tokens.text_nbytes
+                      : 0;
+    add_parts(parts.train, stored.parts.train, member.tokens.nbytes);
+    add_parts(parts.validation, stored.parts.validation, member.tokens.nbytes);
+    info.members.push_back({member.source, shares[i], member.train_tokens(), member.validation_tokens()});
+    fingerprint += fmt::format(" {} {}", member.hash, shares[i]);
+  }
+  info.tokens.text_nbytes = text_nbytes;
+  for (const MixtureMember& member : info.members) {
+    info.train_nbytes += member.train_tokens * info.tokens.nbytes;
+    info.validation_nbytes += member.validation_tokens * info.tokens.nbytes;
+  }
+  info.hash = data::hash_of(fingerprint);
+  if (auto found = data::find_packed(folder, fingerprint)) return *found;
+  check_target(folder);
+  create_parents(folder);
+  data::TemporaryFolder temporary(folder);
+  data::write_corpus_json(temporary.path(), info, fingerprint, parts);
+  if (auto found = data::find_packed(folder, fingerprint)) return *found;
+  temporary.replace(folder);
+  return info;
+}
+
 }  // namespace
 
 CorpusInfo pack_corpus(const CorpusOptions& options) {
@@ -259,6 +367,7 @@ CorpusInfo pack_corpus(const CorpusOptions& options) {
   // "x/" and "x" are the same folder; the temporary one goes beside it, not into it.
   fs::path folder = fs::absolute(options.folder).lexically_normal();
   if (folder.filename().empty()) folder = folder.parent_path();
+  if (!options.mixture.empty()) return pack_mixture(options, folder);
   if (const auto tokens = data::find_token_files(options.source)) return refer_to(*tokens, options, folder);
   data::Listing listing = data::list_files(options);
   const std::string fingerprint = data::fingerprint(options, listing);

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "data/permutation.h"
 #include "data/random.h"
@@ -11,19 +13,64 @@
 namespace zero {
 namespace {
 
+std::int64_t windows_of(const Corpus::Section& section, std::int64_t sequence_length) {
+  return std::max<std::int64_t>(0, (section.size - 1) / sequence_length);
+}
+
+void check_windows(const Corpus& corpus, const Corpus::Section& section, std::int64_t sequence_length,
+                   std::int64_t wanted) {
+  if (windows_of(section, sequence_length) >= wanted) return;
+  const bool is_mixture = corpus.sections().size() > 1;
+  throw ConfigError(
+      fmt::format("{}{}: got {} {}, want at least {} for {} sequence(s) of {} + 1 {}; use more text or a "
+                  "smaller sequence length or batch",
+                  corpus.name(), is_mixture ? fmt::format(", tokens {} on of the mixture", section.first) : "",
+                  section.size, corpus.unit(), wanted * sequence_length + 1, wanted, sequence_length, corpus.unit()));
+}
+
+/// Of all sections, each of which has one at least.
 std::int64_t count_windows(const Corpus& corpus, std::int64_t sequence_length, std::int64_t wanted) {
   if (sequence_length < 1) {
     throw ConfigError(fmt::format("sequence length: got {}, want at least 1", sequence_length));
   }
-  const std::int64_t windows = std::max<std::int64_t>(0, (corpus.size() - 1) / sequence_length);
-  if (windows < wanted) {
-    throw ConfigError(
-        fmt::format("{}: got {} {}, want at least {} for {} sequence(s) of {} + 1 {}; use more text or a "
-                    "smaller sequence length or batch",
-                    corpus.name(), corpus.size(), corpus.unit(), wanted * sequence_length + 1, wanted, sequence_length,
-                    corpus.unit()));
+  std::int64_t windows = 0;
+  const bool is_mixture = corpus.sections().size() > 1;
+  for (const Corpus::Section& section : corpus.sections()) {
+    check_windows(corpus, section, sequence_length, is_mixture ? 1 : wanted);
+    windows += windows_of(section, sequence_length);
   }
   return windows;
+}
+
+/// Of `count` windows how many come from each section: by shares, as many as there are, and `count` in all if there are
+/// so many.
+std::vector<std::int64_t> shared_out(const Corpus& corpus, std::int64_t sequence_length, std::int64_t count) {
+  std::vector<std::int64_t> used;
+  std::int64_t shares = 0, taken = 0;
+  for (const Corpus::Section& section : corpus.sections()) {
+    // Where the shares so far end, less what the sections so far have got.
+    shares += section.sequences;
+    const std::int64_t wanted =
+        count / kMixtureSequences * shares + count % kMixtureSequences * shares / kMixtureSequences - taken;
+    used.push_back(std::clamp<std::int64_t>(wanted, 0, windows_of(section, sequence_length)));
+    taken += used.back();
+  }
+  for (std::size_t i = 0; i < used.size() && taken < count; ++i) {
+    const std::int64_t more =
+        std::min(count - taken, windows_of(corpus.sections()[i], sequence_length) - used[i]);
+    used[i] += more;
+    taken += more;
+  }
+  return used;
+}
+
+/// The `index`-th window of a section since the start of training.
+std::int64_t permuted(const Corpus::Section& section, std::int64_t windows, std::int64_t index,
+                      std::int64_t sequence_length, std::uint64_t seed) {
+  const auto epoch = static_cast<std::uint64_t>(index / windows);
+  const data::Permutation permutation(static_cast<std::uint64_t>(windows), data::mix64(seed) ^ data::mix64(~epoch));
+  return section.first +
+         static_cast<std::int64_t>(permutation(static_cast<std::uint64_t>(index % windows))) * sequence_length;
 }
 
 void copy_window(const Corpus& corpus, std::int64_t offset, std::int64_t sequence_length, std::int64_t* tokens) {
@@ -45,10 +92,18 @@ SequenceSampler::SequenceSampler(Corpus corpus, std::int64_t sequence_length, st
 
 std::int64_t SequenceSampler::offset_of(std::int64_t global_sample) const {
   if (global_sample < 0) throw ConfigError(fmt::format("sample: got {}, want at least 0", global_sample));
-  const auto epoch = static_cast<std::uint64_t>(global_sample / windows_);
-  const auto index = static_cast<std::uint64_t>(global_sample % windows_);
-  const data::Permutation permutation(static_cast<std::uint64_t>(windows_), data::mix64(seed_) ^ data::mix64(~epoch));
-  return static_cast<std::int64_t>(permutation(index)) * sequence_length_;
+  const std::vector<Corpus::Section>& sections = corpus_.sections();
+  if (sections.size() == 1) return permuted(sections[0], windows_, global_sample, sequence_length_, seed_);
+  // The places of a block are shared out, then shuffled.
+  constexpr std::uint64_t kOfBlocks = 0xB10C;
+  const std::int64_t block = global_sample / kMixtureSequences;
+  const data::Permutation permutation(
+      kMixtureSequences, data::mix64(seed_ ^ kOfBlocks) ^ data::mix64(~static_cast<std::uint64_t>(block)));
+  auto place = static_cast<std::int64_t>(permutation(static_cast<std::uint64_t>(global_sample % kMixtureSequences)));
+  std::size_t i = 0;
+  for (; place >= sections[i].sequences; ++i) place -= sections[i].sequences;
+  return permuted(sections[i], windows_of(sections[i], sequence_length_), block * sections[i].sequences + place,
+                  sequence_length_, data::mix64(seed_ + i));
 }
 
 std::int64_t SequenceSampler::first_sample(std::int64_t global_micro_batch, std::int64_t micro_batch_size) const {
@@ -87,6 +142,14 @@ std::int64_t SequenceSampler::count_targets(std::int64_t global_micro_batch, std
   return count;
 }
 
+std::int64_t ValidationBatches::sequences_of(const Corpus& corpus, std::int64_t sequence_length) {
+  std::int64_t most = std::numeric_limits<std::int64_t>::max() / kMixtureSequences;
+  for (const Corpus::Section& section : corpus.sections()) {
+    most = std::min(most, windows_of(section, sequence_length) * kMixtureSequences / section.sequences);
+  }
+  return most;
+}
+
 ValidationBatches::ValidationBatches(Corpus corpus, std::int64_t sequence_length, std::int64_t batch_size,
                                      std::int64_t max_batches)
     : corpus_(std::move(corpus)), sequence_length_(sequence_length), batch_size_(batch_size) {
@@ -94,15 +157,24 @@ ValidationBatches::ValidationBatches(Corpus corpus, std::int64_t sequence_length
     throw ConfigError(fmt::format("validation: got batches of {} and at most {} of them, want at least 1 and 0",
                                   batch_size, max_batches));
   }
-  windows_ = count_windows(corpus_, sequence_length, batch_size);
-  batches_ = windows_ / batch_size;
+  count_windows(corpus_, sequence_length, batch_size);
+  batches_ = sequences_of(corpus_, sequence_length) / batch_size;
   if (max_batches > 0) batches_ = std::min(batches_, max_batches);
+  if (batches_ == 0) {
+    throw ConfigError(fmt::format("{}: its corpora have too little text for a batch of {} sequences by their shares",
+                                  corpus_.name(), batch_size));
+  }
+  used_ = shared_out(corpus_, sequence_length, batches_ * batch_size);
 }
 
 std::int64_t ValidationBatches::offset_of(std::int64_t index, std::int64_t sequence) const {
   // Window k of the used ones is k * windows / used, split so that the product cannot overflow.
-  const std::int64_t used = batches_ * batch_size_, k = index * batch_size_ + sequence;
-  return (windows_ / used * k + windows_ % used * k / used) * sequence_length_;
+  std::int64_t k = index * batch_size_ + sequence;
+  std::size_t i = 0;
+  for (; k >= used_[i]; ++i) k -= used_[i];
+  const Corpus::Section& section = corpus_.sections()[i];
+  const std::int64_t used = used_[i], windows = windows_of(section, sequence_length_);
+  return section.first + (windows / used * k + windows % used * k / used) * sequence_length_;
 }
 
 std::int64_t ValidationBatches::fill(std::int64_t index, std::int64_t* tokens, std::int64_t* targets) const {

@@ -123,5 +123,31 @@ grep -q -e '--fit: nothing that may be changed makes the run fit: with .* a host
   fail "--fit of what cannot: $(cat out)"
 [ ! -e nothing ] || fail "a run folder of what cannot fit"
 
+# ---- a mixture of texts ----
+mkdir -p texts && for i in $(seq 1 2000); do echo "def f$i(x): return $i"; done > texts/code.py
+for i in $(seq 1 2000); do echo "And so it was, $i times over."; done > texts/words.txt
+echo '{"mixture": [{"data": "code.py", "weight": 3}, {"data": "words.txt", "weight": 1}]}' > texts/mix.json
+tiny="--preset gpt-tiny --seq 32 --layers 1 --cache-dir cache --eval-batches 2 --sample-length 0 --no-tensorboard --steps 6 --batch-size 8"
+"$zero" train $tiny --data texts/mix.json -n 2 --run-dir mixed > out 2>&1 || fail "mixture: $(cat out)"
+grep -q "75.0 % of the sequences: .*texts/code.py" out || fail "a mixture is not described: $(head -8 out)"
+"$zero" train $tiny --data texts/mix.json -n 1 --run-dir mixed1 -q > out 2>&1 || fail "mixture on one rank: $(cat out)"
+"$zero" train $tiny --data texts/mix.json -n 2 --stage 0 --run-dir mixed0 -q > out 2>&1 || fail "mixture at stage 0: $(cat out)"
+expect "curve of a mixture at stage 0" "$(curve mixed0)" "$(curve mixed)"
+"$zero" train $tiny --data texts/code.py -n 2 --run-dir code -q > out 2>&1 || fail "code alone: $(cat out)"
+[ "$(curve code)" != "$(curve mixed)" ] || fail "a mixture is one of its texts"
+OMP_NUM_THREADS=1 "$zero" train --resume mixed --steps 8 -q > out 2>&1 || fail "--resume of a mixture: $(cat out)"
+"$zero" eval mixed > out 2>&1; expect "exit code of zero eval of a mixture" $? 2
+grep -q "mix.json is a mixture; evaluate on one of its corpora" out || fail "zero eval: $(cat out)"
+"$zero" eval mixed --data texts/words.txt > out 2>&1 || fail "zero eval of one of its corpora: $(cat out)"
+sed -i 's/"weight": 3/"weight": 2/' texts/mix.json && rm -r cache
+"$zero" train --resume mixed --steps 9 > out 2>&1; expect "exit code with another mixture" $? 2
+grep -q "is not what the run .*mixed learnt from" out || fail "another mixture: $(cat out)"
+for bad in '{"mixture": []}' '{"mixture": [{"data": "code.py"}]}' '{"mixture": [{"data": "code.py", "weight": "x"}]}' \
+  '{"mixture": [{"data": "code.py", "weight": 1}], "seed": 3}' '{"mixture": [{"data": "gone.py", "weight": 1}]}'; do
+  echo "$bad" > texts/bad.json
+  "$zero" train $tiny --data texts/bad.json --run-dir bad > out 2>&1; expect "exit code of $bad" $? 2
+  [ ! -e bad ] || fail "a run folder of $bad"
+done
+
 [ "$failures" = 0 ] && echo "options of zero train: all well"
 exit $((failures > 0))
