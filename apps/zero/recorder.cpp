@@ -15,6 +15,10 @@ void record_step(MetricsRecord& record, const StepMetrics& metrics) {
                                  {"seconds", metrics.seconds},
                                  {"tokens_per_s", metrics.tokens_per_s}};
   if (metrics.skipped) line["skipped"] = true;
+  for (const UnitNorm& one : metrics.unit_norms) {
+    line["unit_grad_norms"][one.name] = one.norm;
+    record.add_events(metrics.step, {{"grad_norm/" + one.name, one.norm}});
+  }
   record.add_line(line.dump());
   record.add_events(metrics.step, {{"train/loss", metrics.loss},
                                    {"train/grad_norm", metrics.grad_norm},

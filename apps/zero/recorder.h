@@ -1,8 +1,10 @@
 #pragma once
 // What a run of `zero train` writes of its steps: metrics.jsonl and TensorBoard.
 #include <cstdint>
+#include <vector>
 
 #include "train_plan.h"
+#include "zero/report.h"
 #include "zero/train.h"
 
 namespace zero::app {
@@ -16,6 +18,7 @@ struct StepMetrics {
   double seconds = 0;       ///< of training so far, without validation
   double tokens_per_s = 0;  ///< in this step
   bool skipped = false;     ///< the gradient was not finite, the parameters were not changed
+  std::vector<UnitNorm> unit_norms = {};
 };
 
 void record_step(MetricsRecord& record, const StepMetrics& metrics);

@@ -201,6 +201,8 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
                 "record what every rank does in steps 3 and 4, as trace/rank0.json, ... in the run's folder, for "
                 "Perfetto and zero report (other steps: zerotorch.trace)")
       ->group(kOutput);
+  command.add_flag("--norms", options.norms, "record the gradient norm of every unit (layer) in metrics.jsonl, too")
+      ->group(kOutput);
   command.add_flag("--no-tensorboard", options.no_tensorboard, "write no TensorBoard event files")->group(kOutput);
   command.add_flag("--print-config", options.print_config, "print the configuration that would be used, and end")
       ->group(kOutput);

@@ -68,6 +68,7 @@ struct TrainOptions {
   double grace_s = 120;                  ///< from the first stop signal until ranks that have not ended are killed
   bool quiet = false;
   bool verbose = false;
+  bool norms = false;  ///< of every unit's gradients, in the metrics
   bool json = false;  ///< the summary in place of text; `quiet`, too
   bool no_tensorboard = false;
   bool print_config = false;

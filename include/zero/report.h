@@ -40,6 +40,12 @@ struct CommunicationReport {
   std::string to_string() const;
 };
 
+/// Of the gradients of a unit.
+struct UnitNorm {
+  std::string name;
+  double norm = 0;
+};
+
 /// Traffic between memory and disk on this rank since initialize(), with zero_optimization.offload_optimizer.device or
 /// offload_param.device "nvme"; zeros without. The last pieces of states are written after a step ends.
 struct OffloadReport {

@@ -249,7 +249,8 @@ double Engine::Impl::compute_norm() {
   sharding::Stopwatch watch(timeline, &StepBreakdown::norm);
   reducer->complete_sumsq();
   const std::uint64_t must_agree = update_hash() ^ store->writes().replicated_hash();
-  return norm->of(*reducer, must_agree) * (sums_are_averages ? 1.0 : averaging());
+  grad_norm_scale = sums_are_averages ? 1.0 : averaging();
+  return norm->of(*reducer, must_agree) * grad_norm_scale;
 }
 
 void Engine::Impl::apply_step(double average) {
@@ -518,6 +519,15 @@ void Engine::follow_schedule() {
 }
 int Engine::parameter_groups() const { return static_cast<int>(impl_->training.lr_overrides.size()); }
 double Engine::grad_norm() const { return impl_->grad_norm; }
+std::vector<UnitNorm> Engine::unit_grad_norms() const {
+  std::vector<UnitNorm> norms;
+  const auto& units = impl_->model.units;
+  for (std::size_t u = 0; impl_->norm && u < impl_->norm->unit_sumsq().size(); ++u) {
+    if (!units[u].trainable) continue;
+    norms.push_back({units[u].name, std::sqrt(impl_->norm->unit_sumsq()[u]) * impl_->grad_norm_scale});
+  }
+  return norms;
+}
 double Engine::loss_scale() const { return impl_->training.scaler.scale(); }
 torch::nn::Module& Engine::module() const {
   if (!impl_->module) throw ModelError("module(): this engine was made of a zero::ModelView, not of a module");

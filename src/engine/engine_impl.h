@@ -102,6 +102,7 @@ struct Engine::Impl {
   bool evaluation_only = false;
   bool zero_grad_keeps_window = false;
   double grad_norm = 0;
+  double grad_norm_scale = 0;  ///< from what `norm` has summed to averages, of the last update
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> last_scaled;  ///< by scale()
   bool step_applied = false;                                            ///< by the last step()
   bool sums_are_averages = false;   ///< the program has changed this window's gradients

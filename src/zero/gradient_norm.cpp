@@ -52,12 +52,17 @@ GradientNorm::Part GradientNorm::sum_blocks(const GradientReducer& reducer) {
   // In the order of the flat layout, which does not depend on the number of ranks.
   auto& next = offsets_;
   Part part;
+  unit_sumsq_.assign(model_.units.size(), 0.0);
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     if (!model_.units[u].trainable) continue;
     double& sum = model_.units[u].replicated ? part.replicated : part.split;
     for (int rank = 0; rank < group.size(); ++rank) {
       const std::int64_t blocks = reducer.shard_blocks(static_cast<int>(u), rank);
-      for (std::int64_t i = 0; i < blocks; ++i) sum += blocks_[next[rank]++];
+      for (std::int64_t i = 0; i < blocks; ++i) {
+        const double block = blocks_[next[rank]++];
+        sum += block;
+        unit_sumsq_[u] += block;
+      }
     }
   }
   return part;

@@ -26,6 +26,9 @@ class GradientNorm {
   /// have one. The same on all data-parallel ranks. *Collective.*
   std::optional<int> first_not_finite(const GradientReducer& reducer) const;
 
+  /// After of(): what each unit adds to the square of this data-parallel copy's norm; 0 of frozen units.
+  const std::vector<double>& unit_sumsq() const { return unit_sumsq_; }
+
   std::int64_t received_nbytes() const { return received_nbytes_; }
 
  private:
@@ -41,6 +44,7 @@ class GradientNorm {
   const ShardedModel& model_;
   std::optional<Group> model_parallel_;
   std::vector<double> blocks_;
+  std::vector<double> unit_sumsq_;
   std::vector<std::int64_t> counts_, offsets_;  ///< by rank
   std::vector<Part> parts_;                     ///< by model-parallel rank
   std::vector<std::int64_t> part_nbytes_;

@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 
 #include "checkpoint/weight_files.h"
@@ -43,6 +44,24 @@ constexpr const char* kJson = R"({"train_batch_size": 4, "gradient_clipping": 0.
   "zero_optimization": {"stage": STAGE, "stage3_param_persistence_threshold": 0},
   "zerotorch": {"unit_numel": 2000}})";
 
+/// Norms of units against the golden gradients of the parameters in them, by name.
+void check_unit_norms(const std::vector<UnitNorm>& norms, GPT model, const std::map<std::string, Tensor>& golden) {
+  std::map<std::string, double> squares;
+  for (const auto& item : model->named_parameters()) {
+    std::string unit;
+    for (const UnitNorm& one : norms) {
+      if (item.key().starts_with(one.name) && one.name.size() >= unit.size()) unit = one.name;
+    }
+    squares[unit] += golden.at("gradient/" + item.key()).square().sum().item<double>();
+  }
+  EXPECT_GT(norms.size(), 3u);
+  ASSERT_EQ(squares.size(), norms.size());
+  for (const UnitNorm& one : norms) {
+    const double want = std::sqrt(squares[one.name]);
+    EXPECT_NEAR(one.norm, want, 1e-5 * want) << one.name;
+  }
+}
+
 void check(Group group, int stage) {
   at::set_num_threads(1);
   const auto golden = read_golden();
@@ -57,6 +76,7 @@ void check(Group group, int stage) {
   json.replace(json.find("STAGE"), 5, std::to_string(stage));
   auto engine = initialize(model, json, InitializeOptions{.group = group});
   const std::int64_t each = tokens.size(1) / group.size(), first = group.rank() * each;
+  EXPECT_TRUE(engine.unit_grad_norms().empty());
   for (std::int64_t step = 0; step < tokens.size(0); ++step) {
     const Tensor mine = tokens[step].narrow(0, first, each);
     const Tensor input = mine.narrow(1, 0, length), target = mine.narrow(1, 1, length);
@@ -72,6 +92,7 @@ void check(Group group, int stage) {
     engine.step();
     const double norm = golden.at("norms")[step].item<double>();
     EXPECT_NEAR(engine.grad_norm(), norm, 1e-5 * norm) << "step " << step;
+    if (step == 0) check_unit_norms(engine.unit_grad_norms(), model, golden);
   }
   for (const auto& item : model->named_parameters())
     expect_near(engine.full_weight(item.key()), golden.at("after/" + item.key()), item.key() + " after three steps");

@@ -34,6 +34,16 @@ expect "lines about traffic, -v" "$(grep -c '^traffic' verbose.out)" 1
 cmp -s json.out json/summary.json || fail "--json is not the summary: $(diff json.out json/summary.json | head -3)"
 "$zero" train $common --json -v > both.out 2>&1; expect "exit code of --json -v" $? 2
 
+"$zero" train $common -n 2 --norms --no-tensorboard --run-dir norms -q > norms.out 2>&1 || fail "--norms: $(cat norms.out)"
+python3 - <<'END' || fail "norms of units do not add up"
+import json, math
+lines = [json.loads(line) for line in open("norms/metrics.jsonl")]
+lines = [line for line in lines if "loss" in line]
+assert len(lines) == 4 and all(len(line["unit_grad_norms"]) > 1 for line in lines)
+for line in lines:
+    assert math.isclose(math.hypot(*line["unit_grad_norms"].values()), line["grad_norm"], rel_tol=1e-9), line
+END
+
 # ---- one curve: 1, 2 and 4 ranks, stages, stores, another launcher ----
 curve two > want
 check_curve() {
