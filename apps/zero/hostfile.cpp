@@ -27,10 +27,9 @@ HostSlots read_line(const std::string& line, const std::string& where) {
   HostSlots found;
   std::string slots, more;
   words >> found.host >> slots;
-  const char* const end = slots.data() + slots.size();
-  const char* const digits = std::min(slots.data() + kSlots.size(), end);
-  const auto [stop, error] = std::from_chars(digits, end, found.slots);
-  const bool whole = slots.starts_with(kSlots) && error == std::errc() && stop == end;
+  const std::string_view digits = std::string_view(slots).substr(std::min(kSlots.size(), slots.size()));
+  const auto [stop, error] = std::from_chars(digits.begin(), digits.end(), found.slots);
+  const bool whole = slots.starts_with(kSlots) && error == std::errc() && stop == digits.end();
   if (!whole || found.slots < 1 || found.slots > kMostSlots || words >> more) {
     throw ConfigError(fmt::format("{}: got '{}', want a host and its number of ranks, such as 'worker-1 slots=4'",
                                   where, line));

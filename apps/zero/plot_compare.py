@@ -85,9 +85,8 @@ def time_bars(modes, peers, warmup):
     bars = []
     for mode in modes:
         rounds = medians(mode, warmup)
-        middle = statistics.median(rounds)
         colour = ALONE if mode["mode"] == "compute" else OURS
-        bars.append((title(mode), middle, colour, middle - min(rounds), max(rounds) - middle))
+        bars.append((title(mode), min(rounds), colour, 0, max(rounds) - min(rounds)))
     return bars + [(title(p), 1e3 * p["step_s"], PEER, 0, 0) for p in peers]
 
 
@@ -101,7 +100,7 @@ def draw_losses(axes, modes, peers, same):
         if peer["mode"] != "compute":
             axes.plot(range(1, len(peer["losses"]) + 1), peer["losses"], linestyle="--", linewidth=1, color="#666666",
                       label=title(peer).replace("\n", " "))
-    axes.set_title("Loss of the global batch, nats per byte" + (": one curve, the same bits" if same else ""))
+    axes.set_title("Loss, nats per byte" + (": the same bits at every stage" if same else ""))
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.legend(fontsize="small")
@@ -120,7 +119,7 @@ def heading(figure, found):
     figure.suptitle(f"ZeRO stages 0 to 3 on the same model: {found['preset']}", x=0.01, ha="left", fontsize=16, weight="bold")
     small = textwrap.fill(", ".join(facts), 150)
     figure.text(0.011, 0.945, small, fontsize=10, color="#555555", va="top")
-    return 0.925 - 0.017 * small.count("\n")
+    return 0.955 - 0.02 * small.count("\n")
 
 
 def main():
@@ -136,7 +135,7 @@ def main():
         top = heading(figure, found)
         draw_states(grid[0][0], modes)
         draw_bars(grid[0][1], memory_bars(modes, peers), "Peak of all processes together (PSS), MB")
-        draw_bars(grid[1][0], time_bars(modes, peers, found["warmup"]), "Time of a step, ms (median; lines: rounds)")
+        draw_bars(grid[1][0], time_bars(modes, peers, found["warmup"]), "Time of a step, ms (fastest round; line: up to the slowest)")
         draw_losses(grid[1][1], modes, peers, found["same_losses"])
         for axes in grid.flat[:3]:
             axes.tick_params(axis="x", labelsize="small", rotation=45 if columns > 9 else 0, length=0)

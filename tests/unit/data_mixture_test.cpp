@@ -131,8 +131,8 @@ TEST_F(DataMixture, PositionsArePinned) {
   const SequenceSampler sampler(Corpus(pack_corpus(options_).folder, Split::kTrain), 10, 1234);
   std::string letters;
   for (std::int64_t s = 0; s < 24; ++s) letters += letter_of(sampler, s);
-  // A change of these changes every training run on a mixture.
-  EXPECT_EQ(letters, "PINNED");
+  // From an independent implementation in Python. A change of these changes every training run on a mixture.
+  EXPECT_EQ(letters, "bbabbbbababbabbbabbabbbb");
 }
 
 TEST_F(DataMixture, ValidationHasTheShares) {
@@ -182,7 +182,7 @@ TEST_F(DataMixture, IsFoundAgainAndKnowsItsTexts) {
 
 TEST_F(DataMixture, TokensOfTwoWidthsWithAndWithoutContext) {
   add_tokens("text", 2, 60'000, 2000, 1);
-  add_tokens("talks", 4, (std::int64_t{1} << 31) | 70'000 - 1, 2000, 1, R"(, "has_context": true)");
+  add_tokens("talks", 4, (std::int64_t{1} << 31) | 69'999, 2000, 1, R"(, "has_context": true)");
   const CorpusInfo info = pack_corpus(options_);
   EXPECT_EQ(info.tokens.nbytes, 4);
   EXPECT_TRUE(info.tokens.has_context);
