@@ -22,7 +22,8 @@ PYTHON ?= python3
 BUILD := build/$(PRESET)
 # nproc takes OMP_NUM_THREADS for a number of cores.
 JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/MemTotal/ {m=int($$2/2097152); print (m<1)?1:((m<c)?m:c)}' /proc/meminfo)
-CTEST := ctest --test-dir $(BUILD) --output-on-failure
+# On a terminal one line that is rewritten, and what fails.
+CTEST := ctest --test-dir $(BUILD) --output-on-failure --progress
 export TORCH_DIR PIP_ARGS
 
 .PHONY: help setup test-packages configure build train finetune python wheel package compare report shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean

@@ -25,7 +25,10 @@ bool has_colours(std::FILE* stream) {
 
 std::string painted(Tone tone, std::string_view text, std::FILE* stream) {
   if (text.empty() || !has_colours(stream)) return std::string(text);
-  const char* const code = tone == Tone::kBad ? "1;31" : tone == Tone::kWarning ? "33" : tone == Tone::kGood ? "32" : "1";
+  const char* const code = tone == Tone::kBad       ? "1;31"
+                           : tone == Tone::kWarning ? "33"
+                           : tone == Tone::kGood    ? "32"
+                                                    : "1";
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 

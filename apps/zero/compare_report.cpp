@@ -93,8 +93,8 @@ std::string memory_rows(const Comparison& comparison) {
   for (const auto& result : comparison.modes) {
     if (failed(result)) continue;
     const auto now = [&](MemoryKind kind) { return megabytes(kind_nbytes(result, kind, "current_nbytes")); };
-    text += fmt::format(kRow, mode_title(result["mode"]), now(MemoryKind::kParameters), now(MemoryKind::kMaster), now(MemoryKind::kOptimizer),
-                        now(MemoryKind::kGradients), megabytes(buffers(result)),
+    text += fmt::format(kRow, mode_title(result["mode"]), now(MemoryKind::kParameters), now(MemoryKind::kMaster),
+                        now(MemoryKind::kOptimizer), now(MemoryKind::kGradients), megabytes(buffers(result)),
                         megabytes(kind_nbytes(result, MemoryKind::kActivations, "peak_nbytes")),
                         megabytes(result["memory"]["peak_pss_nbytes"]), megabytes(result.value("planned_nbytes", 0.0)));
   }
@@ -192,9 +192,10 @@ std::string doubt_lines(const Comparison& comparison) {
     }
   }
   if (busiest < kBusy) return text;
-  return text + fmt::format("  doubtful   other programs had up to {:.0f} % of the CPU time: compare on an idle machine,\n"
-                            "             or with more --rounds\n",
-                            100 * busiest);
+  return text + fmt::format(
+                    "  doubtful   other programs had up to {:.0f} % of the CPU time: compare on an idle machine,\n"
+                    "             or with more --rounds\n",
+                    100 * busiest);
 }
 
 }  // namespace

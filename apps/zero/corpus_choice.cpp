@@ -139,8 +139,8 @@ std::vector<std::pair<fs::path, double>> read_mixture(const fs::path& path) {
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("mixture")) return {};
   const auto refuse = [&](const std::string& what) {
-    throw ConfigError(fmt::format("{}: {}; want {{\"mixture\": [{{\"data\": PATH, \"weight\": X}}, ...]}}",
-                                  path.string(), what));
+    throw ConfigError(
+        fmt::format("{}: {}; want {{\"mixture\": [{{\"data\": PATH, \"weight\": X}}, ...]}}", path.string(), what));
   };
   if (json.size() > 1) refuse("has other keys beside \"mixture\"");
   const auto& list = json["mixture"];
@@ -209,11 +209,10 @@ CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_le
   }
   for (const MixtureMember& one : info.members) {
     if (one.train_tokens > sequence_length && one.validation_tokens > sequence_length) continue;
-    throw ConfigError(
-        fmt::format("{}: {} has {} tokens to train on and {} to validate on, too few for sequences of {}; give more, or "
-                    "a smaller --seq",
-                    info.source, one.source, with_commas(one.train_tokens), with_commas(one.validation_tokens),
-                    sequence_length));
+    throw ConfigError(fmt::format(
+        "{}: {} has {} tokens to train on and {} to validate on, too few for sequences of {}; give more, or "
+        "a smaller --seq",
+        info.source, one.source, with_commas(one.train_tokens), with_commas(one.validation_tokens), sequence_length));
   }
   // A sequence has one more byte: the last target.
   if (info.train_tokens() > sequence_length && info.validation_tokens() > sequence_length) return info;

@@ -84,26 +84,25 @@ ordered_json stage_json(const plan::Plan& plan, const plan::Cluster& cluster) {
   for (const auto& [kind, name] : kKinds) {
     kinds[name] = {{"current_nbytes", plan.rank[kind].current_nbytes}, {"peak_nbytes", plan.rank[kind].peak_nbytes}};
   }
-  return {
-      {"stage", plan.stage},
-      {"store", plan.node_shared ? "node_shared" : "copying"},
-      {"rank", plan.heaviest_rank},
-      {"kinds", kinds},
-      {"buckets_are_bound", plan.buckets_are_bound},
-      {"gather_is_bound", plan.gather_is_bound},
-      {"checkpoint_nbytes", plan.checkpoint_nbytes},
-      {"process_nbytes", plan.process_nbytes},
-      {"reused_nbytes", plan.reused_nbytes},
-      {"start_nbytes", plan.start_nbytes},
-      {"training_nbytes", plan.training_nbytes},
-      {"tiers",
-       {{"device_nbytes", cluster.gpus ? plan.peak_nbytes() : 0},
-        {"host_nbytes", cluster.gpus ? 0 : plan.peak_nbytes()},
-        {"nvme_nbytes", plan.rank.nvme_nbytes}}},
-      {"node_nbytes", plan.node_nbytes},
-      {"fits", plan::fits(plan, cluster)},
-      {"traffic", traffic_json(plan.traffic)},
-      {"paper_states", paper_json(plan)}};
+  return {{"stage", plan.stage},
+          {"store", plan.node_shared ? "node_shared" : "copying"},
+          {"rank", plan.heaviest_rank},
+          {"kinds", kinds},
+          {"buckets_are_bound", plan.buckets_are_bound},
+          {"gather_is_bound", plan.gather_is_bound},
+          {"checkpoint_nbytes", plan.checkpoint_nbytes},
+          {"process_nbytes", plan.process_nbytes},
+          {"reused_nbytes", plan.reused_nbytes},
+          {"start_nbytes", plan.start_nbytes},
+          {"training_nbytes", plan.training_nbytes},
+          {"tiers",
+           {{"device_nbytes", cluster.gpus ? plan.peak_nbytes() : 0},
+            {"host_nbytes", cluster.gpus ? 0 : plan.peak_nbytes()},
+            {"nvme_nbytes", plan.rank.nvme_nbytes}}},
+          {"node_nbytes", plan.node_nbytes},
+          {"fits", plan::fits(plan, cluster)},
+          {"traffic", traffic_json(plan.traffic)},
+          {"paper_states", paper_json(plan)}};
 }
 
 ordered_json suggestion_json(const std::optional<plan::Suggestion>& suggestion) {

@@ -171,9 +171,10 @@ void add_host_rows(Table& table, const PlanResult& result) {
     table.nbytes("an asynchronous checkpoint, on top",
                  [](const Plan& p) { return static_cast<double>(p.checkpoint_nbytes) * p.ranks_per_node; });
   }
-  table.words(fmt::format("fits {}", with_gib(cluster.node_memory_nbytes)),
-              [&](const Plan& p) { return plan::fits(p, cluster) ? "yes" : "no"; },
-              [&](const Plan& p) { return plan::fits(p, cluster) ? Tone::kGood : Tone::kBad; });
+  table.words(
+      fmt::format("fits {}", with_gib(cluster.node_memory_nbytes)),
+      [&](const Plan& p) { return plan::fits(p, cluster) ? "yes" : "no"; },
+      [&](const Plan& p) { return plan::fits(p, cluster) ? Tone::kGood : Tone::kBad; });
 }
 
 void add_traffic_rows(Table& table, const PlanResult& result) {
@@ -216,9 +217,11 @@ std::string verdict_text(const PlanResult& result) {
   const bool gpus = result.request.cluster.gpus;
   const char* const place = gpus ? "GPU" : "host";
   std::string text =
-      gpus ? "GPUs       a plan only: this build trains on CPUs. The process (CUDA, its libraries) is an estimate\n" : "";
+      gpus ? "GPUs       a plan only: this build trains on CPUs. The process (CUDA, its libraries) is an estimate\n"
+           : "";
   text += fmt::format("verdict    stage {} {}: a {} needs {} of {}\n", judged.stage,
-                      result.fits ? painted(Tone::kGood, "fits") : painted(Tone::kBad, "does not fit"), place, human_nbytes(judged.node_nbytes), with_gib(memory));
+                      result.fits ? painted(Tone::kGood, "fits") : painted(Tone::kBad, "does not fit"), place,
+                      human_nbytes(judged.node_nbytes), with_gib(memory));
   if (result.fits) return text;
   const bool starts_too_large = !result.suggestion && judged.start_nbytes > memory;
   if (!judged.deferred_init && (starts_too_large || judged.start_nbytes > judged.training_nbytes)) {

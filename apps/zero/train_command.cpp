@@ -5,9 +5,9 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <csignal>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -107,9 +107,10 @@ int run_locally(const TrainOptions& options, const std::string& command_line) {
 
 void check_ranks_fit(const TrainOptions& options, const LaunchedRank& found) {
   if (options.max_restarts > 0) {
-    throw ConfigError(fmt::format("--max-restarts: {} starts the ranks, and would have to start them again; give it "
-                                  "there, with zero train --resume RUN",
-                                  found.launcher));
+    throw ConfigError(
+        fmt::format("--max-restarts: {} starts the ranks, and would have to start them again; give it "
+                    "there, with zero train --resume RUN",
+                    found.launcher));
   }
   if (!options.ranks || *options.ranks == found.size) return;
   throw ConfigError(

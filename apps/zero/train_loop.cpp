@@ -307,8 +307,14 @@ double TrainLoop::micro_batch() {
 
 void TrainLoop::report(const StepOutcome& outcome, double lr, double seconds) {
   const auto tokens = static_cast<double>(engine_.config().train_batch_size * plan_.seq);
-  const StepMetrics metrics{result_.steps_done,       outcome.loss,     engine_.grad_norm(), lr, result_.tokens,
-                            result_.training_seconds, tokens / seconds, outcome.skipped,
+  const StepMetrics metrics{result_.steps_done,
+                            outcome.loss,
+                            engine_.grad_norm(),
+                            lr,
+                            result_.tokens,
+                            result_.training_seconds,
+                            tokens / seconds,
+                            outcome.skipped,
                             plan_.norms ? engine_.unit_grad_norms() : std::vector<UnitNorm>()};
   if (run_.metrics()) record_step(*run_.metrics(), metrics);
   if (result_.steps_here == 1) {

@@ -69,7 +69,7 @@ struct TrainOptions {
   bool quiet = false;
   bool verbose = false;
   bool norms = false;  ///< of every unit's gradients, in the metrics
-  bool json = false;  ///< the summary in place of text; `quiet`, too
+  bool json = false;   ///< the summary in place of text; `quiet`, too
   bool no_tensorboard = false;
   bool print_config = false;
   bool as_rank = false;  ///< internal: this process is a rank that `zero train` has started

@@ -128,7 +128,8 @@ std::string with_painted_head(std::string text, const std::string& head) {
 
 class HelpFormatter : public CLI::Formatter {
  public:
-  std::string make_group(std::string group, bool is_positional, std::vector<const CLI::Option*> options) const override {
+  std::string make_group(std::string group, bool is_positional,
+                         std::vector<const CLI::Option*> options) const override {
     return with_painted_head(CLI::Formatter::make_group(group, is_positional, std::move(options)), group);
   }
   std::string make_usage(const CLI::App* app, std::string name) const override {

@@ -148,7 +148,7 @@ struct Cluster {
   std::int64_t node_memory_nbytes = 0;  ///< available to the ranks of a host together; 0: unknown, everything fits
   /// Each "host" is a GPU with its one rank (`ranks_per_node` is 1), and the memory is the GPU's.
   bool gpus = false;
-  double bandwidth_nbytes_per_s = 0;    ///< receive bandwidth of each rank; 0: unknown
+  double bandwidth_nbytes_per_s = 0;  ///< receive bandwidth of each rank; 0: unknown
 };
 
 // ---- The plan ----

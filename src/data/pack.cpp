@@ -257,7 +257,8 @@ std::vector<std::int64_t> shares_of(const std::vector<MixedCorpus>& mixture) {
   double sum = 0;
   for (const MixedCorpus& one : mixture) {
     if (!(one.weight > 0 && std::isfinite(one.weight))) {
-      throw ConfigError(fmt::format("corpus: {}: got the weight {}, want one above 0", one.source.string(), one.weight));
+      throw ConfigError(
+          fmt::format("corpus: {}: got the weight {}, want one above 0", one.source.string(), one.weight));
     }
     sum += one.weight;
   }
@@ -284,9 +285,9 @@ void check_same_tokens(const CorpusInfo& a, const CorpusInfo& b) {
   const bool bytes = a.tokens.nbytes == 1;
   if (bytes == (b.tokens.nbytes == 1) && a.tokens.tokenizer == b.tokens.tokenizer) return;
   const auto kind = [](const CorpusInfo& info) {
-    return info.tokens.nbytes == 1           ? std::string("bytes of text")
+    return info.tokens.nbytes == 1         ? std::string("bytes of text")
            : info.tokens.tokenizer.empty() ? "tokens of an unknown tokenizer"
-                                             : "tokens of " + info.tokens.tokenizer;
+                                           : "tokens of " + info.tokens.tokenizer;
   };
   throw ConfigError(fmt::format("corpus: a mixture has tokens of one kind, but {} has {}, and {} has {}", a.source,
                                 kind(a), b.source, kind(b)));

@@ -56,8 +56,7 @@ std::vector<std::int64_t> shared_out(const Corpus& corpus, std::int64_t sequence
     taken += used.back();
   }
   for (std::size_t i = 0; i < used.size() && taken < count; ++i) {
-    const std::int64_t more =
-        std::min(count - taken, windows_of(corpus.sections()[i], sequence_length) - used[i]);
+    const std::int64_t more = std::min(count - taken, windows_of(corpus.sections()[i], sequence_length) - used[i]);
     used[i] += more;
     taken += more;
   }
@@ -97,8 +96,8 @@ std::int64_t SequenceSampler::offset_of(std::int64_t global_sample) const {
   // The places of a block are shared out, then shuffled.
   constexpr std::uint64_t kOfBlocks = 0xB10C;
   const std::int64_t block = global_sample / kMixtureSequences;
-  const data::Permutation permutation(
-      kMixtureSequences, data::mix64(seed_ ^ kOfBlocks) ^ data::mix64(~static_cast<std::uint64_t>(block)));
+  const data::Permutation permutation(kMixtureSequences,
+                                      data::mix64(seed_ ^ kOfBlocks) ^ data::mix64(~static_cast<std::uint64_t>(block)));
   auto place = static_cast<std::int64_t>(permutation(static_cast<std::uint64_t>(global_sample % kMixtureSequences)));
   std::size_t i = 0;
   for (; place >= sections[i].sequences; ++i) place -= sections[i].sequences;

@@ -1,7 +1,7 @@
 #include "engine/load_plan.h"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include <fmt/ranges.h>

@@ -181,7 +181,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   }
   const double gaps = config.zerotorch.caching_allocator ? kCachePerActivation : kHeapPerActivation;
   const double process = cluster.gpus ? kGpuProcessNbytes : kPrivateNbytes + kSharedNbytes / plan.ranks_per_node;
-  plan.process_nbytes = to_nbytes(process + gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
+  plan.process_nbytes =
+      to_nbytes(process + gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
   plan.checkpoint_nbytes = checkpoint_nbytes(laid, plan.heaviest_rank);
   sum_up(plan, states);
   plan.traffic = traffic_of(laid, pools, config, cluster);

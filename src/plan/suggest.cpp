@@ -152,10 +152,9 @@ std::vector<Candidate> parameters_on_nvme(const Candidate& from) {
 /// `hosts` hosts like those there are; the micro-batch stays, so the global batch grows.
 Candidate on_hosts(const Candidate& from, int hosts, int ranks_per_node) {
   const int ranks = hosts * ranks_per_node;
-  const std::string change =
-      from.cluster.gpus
-          ? fmt::format("{} GPUs", ranks)
-          : fmt::format("{} ranks on {} host{}, {} each", ranks, hosts, hosts == 1 ? "" : "s", ranks_per_node);
+  const std::string change = from.cluster.gpus ? fmt::format("{} GPUs", ranks)
+                                               : fmt::format("{} ranks on {} host{}, {} each", ranks, hosts,
+                                                             hosts == 1 ? "" : "s", ranks_per_node);
   return with(from, change, [&](Candidate& c) {
     c.cluster.ranks = ranks;
     c.cluster.ranks_per_node = ranks_per_node;

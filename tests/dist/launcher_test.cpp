@@ -140,11 +140,11 @@ TEST(Launcher, LongOutputArrivesWhole) {
 TEST(Launcher, AJobThatFailsStartsAgainAsOftenAsItMay) {
   const TemporaryFolder folder;
   // Rank 1 fails twice; each start has another job and another port, and no rank of an earlier one is left.
-  LaunchOptions options = script(
-      2, "echo $ZERO_RESTART_COUNT $TORCHELASTIC_RESTART_COUNT $ZERO_JOB_ID >> " + folder.file("starts") +
-             "; if [ $ZERO_RANK = 1 ] && [ $ZERO_RESTART_COUNT -lt 2 ]; then exit 7; fi; "
-             "if [ $ZERO_RESTART_COUNT -lt 2 ]; then echo $$ > " +
-             folder.file("waits.$ZERO_RESTART_COUNT") + "; exec sleep 60; fi");
+  LaunchOptions options =
+      script(2, "echo $ZERO_RESTART_COUNT $TORCHELASTIC_RESTART_COUNT $ZERO_JOB_ID >> " + folder.file("starts") +
+                    "; if [ $ZERO_RANK = 1 ] && [ $ZERO_RESTART_COUNT -lt 2 ]; then exit 7; fi; "
+                    "if [ $ZERO_RESTART_COUNT -lt 2 ]; then echo $$ > " +
+                    folder.file("waits.$ZERO_RESTART_COUNT") + "; exec sleep 60; fi");
   options.failure_grace_ms = 200;
   options.max_restarts = 3;
   const Outcome outcome = run_launcher(options);
@@ -177,8 +177,8 @@ TEST(Launcher, RestartsEnd) {
 
 TEST(Launcher, AJobThatWasAskedToStopDoesNotStartAgain) {
   const TemporaryFolder folder;
-  LaunchOptions options = script(2, "trap 'exit 3' TERM; touch " + folder.file("up.$ZERO_RANK") +
-                                        "; while :; do sleep 0.05; done");
+  LaunchOptions options =
+      script(2, "trap 'exit 3' TERM; touch " + folder.file("up.$ZERO_RANK") + "; while :; do sleep 0.05; done");
   options.max_restarts = 5;
   const Outcome outcome = run_launcher(options, [&](pid_t pid) {
     wait_for_file(folder.file("up.0"));

@@ -43,8 +43,8 @@ class DataMixture : public ::testing::Test {
       for (std::int64_t i = 0; i < count; ++i) file.write(reinterpret_cast<const char*>(&token), nbytes);
     }
     std::ofstream(folder / "tokens.json")
-        << R"({"format": "zerotorch tokens 1", "token_nbytes": )" << nbytes << R"(, "validation_text_nbytes_per_token": 0, "tokenizer": "tok")"
-        << more << "}";
+        << R"({"format": "zerotorch tokens 1", "token_nbytes": )" << nbytes
+        << R"(, "validation_text_nbytes_per_token": 0, "tokenizer": "tok")" << more << "}";
     options_.mixture.push_back({folder, root_ / ("packed-" + name), weight});
   }
   std::string error() const {
@@ -155,7 +155,8 @@ TEST_F(DataMixture, ValidationHasTheShares) {
   EXPECT_EQ(ValidationBatches::sequences_of(corpus, 10), 4 * windows);
   const ValidationBatches all(corpus, 10, 4);
   EXPECT_EQ(all.batches(), windows);
-  EXPECT_EQ(count(all, 4), (std::map<char, int>{{'a', static_cast<int>(3 * windows)}, {'b', static_cast<int>(windows)}}));
+  EXPECT_EQ(count(all, 4),
+            (std::map<char, int>{{'a', static_cast<int>(3 * windows)}, {'b', static_cast<int>(windows)}}));
 }
 
 TEST_F(DataMixture, IsFoundAgainAndKnowsItsTexts) {
