@@ -10,8 +10,9 @@ namespace zero::app {
 
 /// Options that pack `data` (a file or folder; "-": standard input, which is read here; empty: ZERO_DATA, else the
 /// Python sources of the torch wheel this was built with) below `cache_dir` (empty: $XDG_CACHE_HOME/zerotorch, else
-/// ~/.cache/zerotorch). A JSON file {"mixture": [{"data": PATH, "weight": X}, ...]} is a mixture of such. `suffixes` of files in a folder; empty: the usual ones. Throws ConfigError when there is
-/// nothing at that place, or no folder to keep it in.
+/// ~/.cache/zerotorch). A JSON file {"mixture": [{"data": PATH, "weight": X}, ...]} is a mixture of such. `suffixes` of
+/// files in a folder; empty: the usual ones. Throws ConfigError when there is nothing at that place, or no folder to
+/// keep it in.
 CorpusOptions choose_corpus(const std::string& data, const std::string& cache_dir,
                             const std::vector<std::string>& suffixes = {});
 

@@ -131,7 +131,7 @@ void start_on_hosts(const MpirunOptions& options) {
     ::setenv(name.c_str(), assignment.c_str() + equals + 1, /*overwrite=*/1);
     if (std::find(command.begin(), command.end(), name) == command.end()) command.insert(command.end(), {"-x", name});
   }
-  command.insert(command.end(), {own_command()[0], "launch", "--rank-of-host", "--"});
+  command.insert(command.end(), {own_command()[0], "launch", "--as-rank", "--"});
   command.insert(command.end(), options.command.begin(), options.command.end());
   replace_process(command);
 }

@@ -110,7 +110,7 @@ void add_launch_command(CLI::App& app, int& exit_code) {
   command->add_option("--env", arguments->environment, "NAME=VALUE for the ranks; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
-  command->add_flag("--rank-of-host", arguments->rank_of_host)->group("");  // what mpirun starts
+  command->add_flag("--as-rank", arguments->rank_of_host)->group("");  // hidden: what mpirun starts
   command->add_option("program", arguments->program, "program; what follows is its own");
   command->footer(
       "The first word that is no option of ours is the program; what follows is its own.\n"

@@ -26,8 +26,8 @@ struct CorpusOptions {
   std::filesystem::path source;
   /// Folder of the packed corpus: train.bin, val.bin, corpus.json. Created with its parents.
   std::filesystem::path folder;
-  /// Not empty: several corpora in place of one. Of every 1,000 sequences in a row each gets its share, in an order that
-  /// depends on the seed; each is gone through as often as its share needs. `source` is then a name for messages.
+  /// Not empty: several corpora in place of one. Of every 1,000 sequences in a row each gets its share, in an order
+  /// that depends on the seed; each is gone through as often as its share needs. `source` is then a name for messages.
   std::vector<MixedCorpus> mixture = {};
   /// Suffixes of the files to take from a folder; "": all files. A source that is itself a file is always taken.
   std::vector<std::string> suffixes = {".py", ".txt", ".md", ".rst"};
@@ -110,8 +110,8 @@ struct CorpusInfo {
 /// their size. Of token files only their sizes, hash and frequencies are written. Written to a temporary folder beside
 /// it and renamed, so readers see all or nothing; several processes may pack the same corpus at once. Local.
 /// Throws ConfigError for invalid options; IoError if the source is missing or has no usable text, token files are
-/// damaged, or the folder cannot be written or holds something other than a corpus. A mixture's corpora are packed one by
-/// one, or found packed; ConfigError where their tokens are not of one kind.
+/// damaged, or the folder cannot be written or holds something other than a corpus. A mixture's corpora are packed one
+/// by one, or found packed; ConfigError where their tokens are not of one kind.
 CorpusInfo pack_corpus(const CorpusOptions& options);
 
 enum class Split : std::uint8_t { kTrain, kValidation };
@@ -179,8 +179,9 @@ double unigram_entropy_nats(std::span<const std::uint8_t> bytes);
 
 /// Training sequences. The corpus is cut into windows of `sequence_length` + 1 tokens that overlap by one, so that
 /// every token but the first is a target once per epoch. Global sample s is window permutation(seed, epoch)(s mod
-/// windows) with epoch = s / windows: independent of rank and number of ranks. Of a mixture the s-th sequence is the next
-/// one of a corpus, each with epochs of its own. There is no state: to resume, continue with the next index. Any thread.
+/// windows) with epoch = s / windows: independent of rank and number of ranks. Of a mixture the s-th sequence is the
+/// next one of a corpus, each with epochs of its own. There is no state: to resume, continue with the next index. Any
+/// thread.
 class SequenceSampler {
  public:
   /// Throws ConfigError when the corpus is too small for one sequence or `sequence_length` is not positive.

@@ -221,9 +221,9 @@ class Engine {
   void set_parameter_group(int parameter_group, const ParameterGroup& values);
   /// Global 2-norm of the averaged gradient at the last update, before clipping; 0 before the first.
   double grad_norm() const;
-  /// The same of each unit (a module, or several small ones: zerotorch.unit_numel), in layout order, without frozen ones; their squares
-  /// add up to that of grad_norm(). Of a model that is split over model-parallel ranks: of this rank's part. Empty before
-  /// the first update. Local.
+  /// The same of each unit (a module, or several small ones: zerotorch.unit_numel), in layout order, without frozen
+  /// ones; their squares add up to that of grad_norm(). Of a model that is split over model-parallel ranks: of this
+  /// rank's part. Empty before the first update. Local.
   std::vector<UnitNorm> unit_grad_norms() const;
   double loss_scale() const;  ///< factor of the next backward()'s loss; 1 unless fp16
 
