@@ -10,12 +10,13 @@
 
 namespace zero::app {
 
-/// A mean that follows recent values: each new one counts a tenth, without a bias at the start.
+/// A mean that follows recent values: each new one counts a tenth (1 - `keep`), without a bias at the start.
 class RecentMean {
  public:
+  explicit RecentMean(double keep = 0.9) : keep_(keep) {}
   void add(double value) {
-    sum_ = 0.9 * sum_ + 0.1 * value;
-    weight_ = 0.9 * weight_ + 0.1;
+    sum_ = keep_ * sum_ + (1 - keep_) * value;
+    weight_ = keep_ * weight_ + (1 - keep_);
   }
   double value() const { return weight_ > 0 ? sum_ / weight_ : 0; }
 
@@ -24,7 +25,7 @@ class RecentMean {
   void restore(std::pair<double, double> state) { std::tie(sum_, weight_) = state; }
 
  private:
-  double sum_ = 0, weight_ = 0;
+  double keep_, sum_ = 0, weight_ = 0;
 };
 
 struct StepLine {

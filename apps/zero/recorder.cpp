@@ -15,6 +15,10 @@ void record_step(MetricsRecord& record, const StepMetrics& metrics) {
                                  {"seconds", metrics.seconds},
                                  {"tokens_per_s", metrics.tokens_per_s}};
   if (metrics.skipped) line["skipped"] = true;
+  if (metrics.noise_scale) {
+    line["gradient_noise_scale"] = *metrics.noise_scale;
+    record.add_events(metrics.step, {{"train/gradient_noise_scale", *metrics.noise_scale}});
+  }
   for (const UnitNorm& one : metrics.unit_norms) {
     line["unit_grad_norms"][one.name] = one.norm;
     record.add_events(metrics.step, {{"grad_norm/" + one.name, one.norm}});

@@ -1,6 +1,7 @@
 #pragma once
 // What a run of `zero train` writes of its steps: metrics.jsonl and TensorBoard.
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "train_plan.h"
@@ -19,6 +20,7 @@ struct StepMetrics {
   double tokens_per_s = 0;  ///< in this step
   bool skipped = false;     ///< the gradient was not finite, the parameters were not changed
   std::vector<UnitNorm> unit_norms = {};
+  std::optional<double> noise_scale = {};  ///< in sequences
 };
 
 void record_step(MetricsRecord& record, const StepMetrics& metrics);

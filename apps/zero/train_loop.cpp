@@ -52,7 +52,21 @@ TrainLoop::TrainLoop(const TrainPlan& plan, LanguageModel& model, Engine& engine
       validation_(Corpus(plan.corpus_folder, Split::kValidation), plan.seq, plan.eval_batches),
       tokens_(at::empty({engine.config().train_micro_batch_size_per_gpu, plan.seq + 1}, at::kLong)),
       run_(engine, run_options()) {
+  if (plan.noise) measure_noise();
   if (sampler_.corpus().has_context()) targets_ = at::empty({tokens_.size(0), plan.seq}, at::kLong);
+}
+
+void TrainLoop::measure_noise() {
+  const std::int64_t micro_batches = engine_.config().gradient_accumulation_steps * engine_.group().size();
+  if (micro_batches < 2) {
+    throw ConfigError(
+        "--noise: an optimizer step has one micro-batch, and there is nothing to compare; give --batch-size, "
+        "or a smaller --micro-batch");
+  }
+  if (sampler_.corpus().has_context()) {
+    throw ConfigError("--noise: micro-batches of conversations have different numbers of learnt tokens");
+  }
+  engine_.measure_gradient_noise();
 }
 
 RunOptions TrainLoop::run_options() {
@@ -205,6 +219,8 @@ nlohmann::json TrainLoop::state() const {
           {"validations_since_best", result_.validations_since_best},
           {"best_checkpoint", result_.best_checkpoint},
           {"loss", {number(loss_.state().first), loss_.state().second}},
+          {"noise", {number(noise_.state().first), noise_.state().second}},
+          {"signal", {number(signal_.state().first), signal_.state().second}},
           {"step_seconds", {step_seconds_.state().first, step_seconds_.state().second}}};
 }
 
@@ -226,6 +242,9 @@ void TrainLoop::restore(const nlohmann::json& state) {
   result_.best_validation_step = state.value("best_validation_step", std::int64_t{0});
   result_.validations_since_best = state.value("validations_since_best", std::int64_t{0});
   loss_.restore({number(state.at("loss").at(0)), state.at("loss").at(1)});
+  for (auto& [name, mean] : {std::pair<const char*, RecentMean*>("noise", &noise_), {"signal", &signal_}}) {
+    if (state.contains(name)) mean->restore({number(state.at(name).at(0)), state.at(name).at(1)});
+  }
   step_seconds_.restore({state.at("step_seconds").at(0), state.at("step_seconds").at(1)});
   namespace fs = std::filesystem;
   const fs::path best = state.value("best_checkpoint", std::string());
@@ -305,6 +324,16 @@ double TrainLoop::micro_batch() {
   return loss.item<double>();
 }
 
+std::optional<double> TrainLoop::noise_scale() {
+  const auto measured = engine_.gradient_noise();
+  if (measured) {
+    noise_.add(measured->noise());
+    signal_.add(measured->signal());
+  }
+  if (!plan_.noise || !(signal_.value() > 0)) return std::nullopt;
+  return noise_.value() / signal_.value() * static_cast<double>(engine_.config().train_micro_batch_size_per_gpu);
+}
+
 void TrainLoop::report(const StepOutcome& outcome, double lr, double seconds) {
   const auto tokens = static_cast<double>(engine_.config().train_batch_size * plan_.seq);
   const StepMetrics metrics{result_.steps_done,
@@ -315,7 +344,8 @@ void TrainLoop::report(const StepOutcome& outcome, double lr, double seconds) {
                             result_.training_seconds,
                             tokens / seconds,
                             outcome.skipped,
-                            plan_.norms ? engine_.unit_grad_norms() : std::vector<UnitNorm>()};
+                            plan_.norms ? engine_.unit_grad_norms() : std::vector<UnitNorm>(),
+                            noise_scale()};
   if (run_.metrics()) record_step(*run_.metrics(), metrics);
   if (result_.steps_here == 1) {
     const auto reports = gather_memory(engine_.group(), engine_.memory_report());

@@ -66,6 +66,10 @@ class TrainLoop {
   void one_step();
   RunOptions run_options();
   void report(const StepOutcome& outcome, double lr, double seconds);
+  /// The batch size, in sequences, at which noise and signal of gradients are as large; nullopt: not known (yet).
+  std::optional<double> noise_scale();
+  /// Throws ConfigError where it means nothing.
+  void measure_noise();
   /// A line about the step that is done.
   void note(const std::string& text);
   /// What must be heard also by who wants to hear nothing.
@@ -103,6 +107,7 @@ class TrainLoop {
   StepTotals totals_;
   RunResult result_;
   RecentMean loss_, step_seconds_;
+  RecentMean noise_{0.99}, signal_{0.99};  ///< GradientNoise's
   double validation_seconds_ = 0;
   TrainingRun run_;
 };

@@ -203,6 +203,10 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
       ->group(kOutput);
   command.add_flag("--norms", options.norms, "record the gradient norm of every unit (layer) in metrics.jsonl, too")
       ->group(kOutput);
+  command
+      .add_flag("--noise", options.noise,
+                "record the gradient noise scale: the batch size, in sequences, above which larger ones help little")
+      ->group(kOutput);
   command.add_flag("--no-tensorboard", options.no_tensorboard, "write no TensorBoard event files")->group(kOutput);
   command.add_flag("--print-config", options.print_config, "print the configuration that would be used, and end")
       ->group(kOutput);

@@ -69,6 +69,7 @@ struct TrainOptions {
   bool quiet = false;
   bool verbose = false;
   bool norms = false;  ///< of every unit's gradients, in the metrics
+  bool noise = false;  ///< of gradients, in the metrics
   bool json = false;   ///< the summary in place of text; `quiet`, too
   bool no_tensorboard = false;
   bool print_config = false;

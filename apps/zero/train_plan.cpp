@@ -34,7 +34,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, k
                                    recompute_every, parameters_numel, trained_numel, config, corpus_folder, corpus_hash,
                                    train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes, baseline_nats,
                                    run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed, prompt,
-                                   sample_length, top_k, temperature, quiet, verbose, json, norms)
+                                   sample_length, top_k, temperature, quiet, verbose, json, norms, noise)
 
 namespace {
 
@@ -100,6 +100,7 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
   plan.verbose = options.verbose;
   plan.json = options.json;
   plan.norms = plan.norms || options.norms;
+  plan.noise = plan.noise || options.noise;
   plan.resume = options.resume;
   plan.restart = options.restart;
   plan.keep_going = options.keep_going;
@@ -268,6 +269,7 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     json.emplace("keep_best", false);
     json.emplace("verbose", false);
     json.emplace("norms", false);
+    json.emplace("noise", false);
     json.emplace("json", false);
     json.emplace("patience", 0);
     json.emplace("max_minutes", 0.0);

@@ -41,6 +41,7 @@ struct TrainPlan {
   std::int64_t sample_length = 0, top_k = 0;
   double temperature = 0;
   bool norms = false;  ///< of every unit, in the metrics
+  bool noise = false;  ///< of gradients, in the metrics
   bool quiet = false, verbose = false;
   bool json = false;          ///< the summary in place of words; `quiet`, too
   bool resume = false;        ///< go on from the newest checkpoint of the run folder, if there is one

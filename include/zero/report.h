@@ -40,6 +40,25 @@ struct CommunicationReport {
   std::string to_string() const;
 };
 
+/// How much gradients of micro-batches differ, of one update (McCandlish and others, "An Empirical Model of Large-Batch
+/// Training", 2018, appendix A). Of one update these are rough: average noise() and signal() over many before dividing.
+struct GradientNoise {
+  std::int64_t micro_batches = 0;  ///< of the update, over all ranks; at least 2
+  double micro_batch_sumsq = 0;    ///< squared norm of a micro-batch's gradient, mean over them
+  double batch_sumsq = 0;          ///< squared norm of the averaged gradient, before clipping
+
+  /// Trace of the covariance of a micro-batch's gradient, without bias.
+  double noise() const {
+    const auto n = static_cast<double>(micro_batches);
+    return (micro_batch_sumsq - batch_sumsq) * n / (n - 1);
+  }
+  /// Squared norm of the true gradient, without bias; may be below 0 where noise prevails.
+  double signal() const {
+    const auto n = static_cast<double>(micro_batches);
+    return (n * batch_sumsq - micro_batch_sumsq) / (n - 1);
+  }
+};
+
 /// Of the gradients of a unit.
 struct UnitNorm {
   std::string name;

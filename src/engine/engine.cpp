@@ -403,6 +403,7 @@ Engine::Impl::MicroBatch Engine::Impl::finish_micro_batch(bool may_be_none) {
   if (!store->writes().empty()) flags |= Agreement::kParametersWritten;
   if (group.size() > 1 && buffers->needed() && buffers->changed()) flags |= Agreement::kBuffersChanged;
   const auto& agreed = reducer->finish_micro_batch({.flags = flags, .must_agree = update_hash()}, may_be_none);
+  if (noise_meter && (!may_be_none || agreed.facts().rounds > 0)) noise_meter->end_micro_batch();
   const MicroBatch result{.counts = !may_be_none || agreed.facts().rounds > 0,
                           .buffers_changed = (agreed.facts().flags & Agreement::kBuffersChanged) != 0};
   if (agreed.differing_rank() >= 0) throw_update_difference();
@@ -423,7 +424,15 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   const double lr = rates.front();
   store->quiesce();
   agree_on_use();
+  const bool changed = sums_are_averages;
   grad_norm = compute_norm();
+  gradient_noise.reset();
+  if (noise_meter) {
+    const auto measured = noise_meter->end_window(group, grad_norm, averaging());
+    // Not where a part of the window came before a checkpoint was loaded.
+    const bool whole = measured && measured->micro_batches == window_end - training.window_begin;
+    if (!changed && whole) gradient_noise = measured;
+  }
   std::optional<std::string> problem;
   const double scale = training.scaler.scale(), average = averaging();  // of this window
   const auto decision = training.scaler.update(std::isfinite(grad_norm));
@@ -528,6 +537,17 @@ std::vector<UnitNorm> Engine::unit_grad_norms() const {
   }
   return norms;
 }
+void Engine::measure_gradient_noise(bool on) {
+  if (on && impl_->groups.model_parallel) {
+    throw ConfigError("measure_gradient_noise(): not of models that are split over model-parallel ranks");
+  }
+  if (impl_->window_micro_batches() > 0 || !impl_->reducer->window_is_empty()) {
+    throw ConfigError("measure_gradient_noise(): between an update and the next backward, not within a window");
+  }
+  if (!on) return impl_->noise_meter.reset();
+  if (!impl_->noise_meter) impl_->noise_meter.emplace(impl_->model.parameters.size());
+}
+std::optional<GradientNoise> Engine::gradient_noise() const { return impl_->gradient_noise; }
 double Engine::loss_scale() const { return impl_->training.scaler.scale(); }
 torch::nn::Module& Engine::module() const {
   if (!impl_->module) throw ModelError("module(): this engine was made of a zero::ModelView, not of a module");

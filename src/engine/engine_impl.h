@@ -11,6 +11,7 @@
 #include "engine/comms_log.h"
 #include "engine/entry.h"
 #include "engine/flops_profiler.h"
+#include "engine/gradient_noise.h"
 #include "engine/gradients.h"
 #include "engine/groups.h"
 #include "engine/inventory.h"
@@ -102,6 +103,8 @@ struct Engine::Impl {
   bool evaluation_only = false;
   bool zero_grad_keeps_window = false;
   double grad_norm = 0;
+  std::optional<engine::GradientNoiseMeter> noise_meter;  ///< where noise is measured
+  std::optional<GradientNoise> gradient_noise;            ///< of the last update
   double grad_norm_scale = 0;  ///< from what `norm` has summed to averages, of the last update
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> last_scaled;  ///< by scale()
   bool step_applied = false;                                            ///< by the last step()

@@ -140,6 +140,7 @@ void Gradients::take(int p, at::Tensor& gradient) {
     }
     foreign_ = true;
   }
+  if (impl_.noise_meter) impl_.noise_meter->add(p, gradient);
   impl_.reducer->add(p, gradient);
 }
 
@@ -290,6 +291,7 @@ void Gradients::zero_grad() {
     if (!parameters_[p].hook) impl_.model.parameters[p].tensor.mutable_grad().reset();
   }
   impl_.reducer->drop_window();
+  if (impl_.noise_meter) impl_.noise_meter->forget();
   const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
   if (drops && impl_.window_micro_batches() > 0 && !std::exchange(warned_of_drop_, true) && impl_.groups.is_first()) {
     base::log_warning(

@@ -212,6 +212,62 @@ TEST(Accumulation, TheDataGoesOnFromAnEndOfAWindowThatTheRanksCannotShareOut) {
   }));
 }
 
+// The definition, from gradients of plain libtorch: of every micro-batch alone, and of their mean.
+TEST(Accumulation, GradientNoiseIsThatOfTheMicroBatches) {
+  for (const int ranks : {1, 2, 4}) {
+    expect_all_ok(spawn(ranks, [&](Group group) {
+      const int each = 4 / group.size();
+      for (const int stage : {0, 2, 3}) {
+        auto engine = layers_engine(group, 3, {}, json_of(stage, false, false, each, /*clips=*/stage == 2));
+        Layers model{Shape()};
+        engine.measure_gradient_noise();
+        for (int step = 0; step < 2; ++step) {
+          {
+            at::NoGradGuard no_grad;
+            for (const auto& item : model->named_parameters()) item.value().copy_(engine.full_weight(item.key()));
+          }
+          double micro = 0;
+          std::vector<at::Tensor> mean;
+          for (int i = 0; i < 4; ++i) {
+            model->zero_grad();
+            model(input_of(i)).square().sum().backward();
+            std::size_t p = 0;
+            for (const auto& parameter : model->parameters()) {
+              micro += parameter.grad().square().sum().item<double>() / 4;
+              if (i == 0) mean.push_back(at::zeros_like(parameter));
+              mean[p++] += parameter.grad() / 4;
+            }
+          }
+          double batch = 0;
+          for (const at::Tensor& one : mean) batch += one.square().sum().item<double>();
+          EXPECT_EQ(step > 0, engine.gradient_noise().has_value());
+          for (int j = 0; j < each; ++j) {
+            engine.backward(engine(input_of(j * group.size() + group.rank())).square().sum());
+            if (j + 1 < each) EXPECT_THROW(engine.measure_gradient_noise(), ConfigError);
+            engine.step();
+          }
+          const auto noise = engine.gradient_noise();
+          ASSERT_TRUE(noise.has_value());
+          EXPECT_EQ(noise->micro_batches, 4);
+          EXPECT_NEAR(noise->micro_batch_sumsq, micro, 1e-5 * micro) << "stage " << stage;
+          EXPECT_NEAR(noise->batch_sumsq, batch, 1e-5 * batch) << "stage " << stage;
+          EXPECT_NEAR(noise->noise() / 4 + noise->signal(), noise->batch_sumsq, 1e-9 * batch);
+          EXPECT_NEAR(noise->noise() + noise->signal(), noise->micro_batch_sumsq, 1e-9 * micro);
+        }
+        // What is dropped does not count; what is not measured is not there.
+        engine.backward(engine(input_of(7)).square().sum());
+        engine.zero_grad();
+        engine.measure_gradient_noise(false);
+        for (int j = 0; j < each; ++j) {
+          engine.backward(engine(input_of(j)).square().sum());
+          engine.step();
+        }
+        EXPECT_FALSE(engine.gradient_noise().has_value());
+      }
+    }));
+  }
+}
+
 // As in DeepSpeed 0.19.8, whose backward() divides every loss by gradient_accumulation_steps.
 TEST(Accumulation, TheAverageDividesByTheAccumulationThatIsSet) {
   expect_all_ok(spawn(2, [&](Group group) {

@@ -44,6 +44,16 @@ for line in lines:
     assert math.isclose(math.hypot(*line["unit_grad_norms"].values()), line["grad_norm"], rel_tol=1e-9), line
 END
 
+noisy="--preset gpt-tiny --data text.py --cache-dir cache --steps 6 --eval-batches 1 --sample-length 0 --batch-size 8 --micro-batch 2 --no-tensorboard -q"
+noise() { grep -oE '"gradient_noise_scale":[^,}]*' "$1/metrics.jsonl"; }
+"$zero" train $noisy -n 2 --noise --run-dir noise2 > noise.out 2>&1 || fail "--noise: $(cat noise.out)"
+"$zero" train $noisy -n 4 --stage 1 --noise --run-dir noise4 > noise.out 2>&1 || fail "--noise on four ranks: $(cat noise.out)"
+[ -n "$(noise noise2)" ] || fail "no noise scale: $(tail -2 noise2/metrics.jsonl)"
+expect "noise scale on four ranks" "$(noise noise4)" "$(noise noise2)"
+"$zero" train $noisy -n 2 --noise --steps 3 --run-dir noisecut > noise.out 2>&1 && OMP_NUM_THREADS=1 "$zero" train --resume noisecut --steps 6 -q > noise.out 2>&1 || fail "--noise resumed: $(cat noise.out)"
+"$zero" train $noisy -n 1 --batch-size 2 --noise --run-dir noise1 > noise.out 2>&1; expect "exit code of --noise with one micro-batch" $? 2
+grep -q "has one micro-batch, and there is nothing to compare" noise.out || fail "--noise with one micro-batch: $(cat noise.out)"
+
 # ---- one curve: 1, 2 and 4 ranks, stages, stores, another launcher ----
 curve two > want
 check_curve() {

@@ -1,0 +1,46 @@
+#include "engine/gradient_noise.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace zero::engine {
+
+void GradientNoiseMeter::add(int parameter, const at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor values = gradient.is_sparse() ? gradient.coalesce().values() : gradient;
+  squares_[static_cast<std::size_t>(parameter)] += values.to(at::kFloat).square().sum(at::kDouble).item<double>();
+}
+
+void GradientNoiseMeter::end_micro_batch() {
+  double sum = 0;  // by parameter, so that the order of arrival does not matter
+  for (double& square : squares_) sum += std::exchange(square, 0.0);
+  micro_batches_.push_back(sum);
+}
+
+void GradientNoiseMeter::forget() {
+  std::ranges::fill(squares_, 0.0);
+  micro_batches_.clear();
+}
+
+std::optional<GradientNoise> GradientNoiseMeter::end_window(Group group, double norm, double averaging) {
+  const std::size_t each = micro_batches_.size(), ranks = static_cast<std::size_t>(group.size());
+  std::vector<double> all(each * ranks);
+  const std::vector<std::int64_t> counts(ranks, static_cast<std::int64_t>(each));
+  group.all_gather(micro_batches_.data(), all.data(), counts, DType::kFloat64, {.label = "gradient noise"}).wait();
+  forget();
+  if (all.size() < 2 || !std::isfinite(norm)) return std::nullopt;
+  double sum = 0;
+  for (std::size_t j = 0; j < each; ++j) {
+    for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[rank * each + j];
+  }
+  const auto count = static_cast<double>(all.size());
+  const double to_mean = averaging * count;  // of what backward brings, a micro-batch's own gradient
+  return GradientNoise{.micro_batches = static_cast<std::int64_t>(all.size()),
+                       .micro_batch_sumsq = sum / count * to_mean * to_mean,
+                       .batch_sumsq = norm * norm};
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,35 @@
+#pragma once
+// How much the gradients of micro-batches differ from their mean: squared norms of each one's gradient, as backward
+// brings it, beside that of the average (McCandlish and others, "An Empirical Model of Large-Batch Training", 2018,
+// appendix A).
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "zero/group.h"
+#include "zero/report.h"
+
+namespace zero::engine {
+
+class GradientNoiseMeter {
+ public:
+  explicit GradientNoiseMeter(std::size_t parameters) : squares_(parameters, 0.0) {}
+
+  /// A gradient of a parameter in this micro-batch, before it is added to others.
+  void add(int parameter, const at::Tensor& gradient);
+  void end_micro_batch();
+  /// What was added since the last update was dropped.
+  void forget();
+  /// Ends the window of an update whose averaged gradient has the norm `norm`; `averaging` makes one of a sum. Nullopt
+  /// where it had one micro-batch only, or the norm is not finite. Sums in the order of the global micro-batches.
+  /// *Collective.*
+  std::optional<GradientNoise> end_window(Group group, double norm, double averaging);
+
+ private:
+  std::vector<double> squares_;        ///< by parameter, of this micro-batch
+  std::vector<double> micro_batches_;  ///< of this window, on this rank
+};
+
+}  // namespace zero::engine
