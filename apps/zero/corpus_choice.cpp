@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string_view>
 #include <utility>
 
@@ -131,17 +133,42 @@ fs::path path_in(const fs::path& folder, const std::string& text) {
   return text.starts_with("~/") && !home.empty() ? fs::path(home) / text.substr(2) : folder / text;
 }
 
+std::string lower(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+/// Of a file that is no JSON, but perhaps was to be one.
+bool looks_like_mixture(const fs::path& path) {
+  std::ifstream file(path);
+  std::string text(std::size_t{1} << 16, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  static const std::regex key(R"("?mixture"?\s*:\s*\[)");
+  return std::regex_search(lower(text), key);
+}
+
 /// {"mixture": [{"data": PATH, "weight": X}, ...]}; empty for any other file.
 std::vector<std::pair<fs::path, double>> read_mixture(const fs::path& path) {
   std::error_code error;
   if (path.extension() != ".json" || !fs::is_regular_file(path, error)) return {};
-  std::ifstream file(path);
-  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("mixture")) return {};
   const auto refuse = [&](const std::string& what) {
     throw ConfigError(
         fmt::format("{}: {}; want {{\"mixture\": [{{\"data\": PATH, \"weight\": X}}, ...]}}", path.string(), what));
   };
+  std::ifstream file(path);
+  nlohmann::json json;
+  try {
+    json = nlohmann::json::parse(file);
+  } catch (const nlohmann::json::exception& error) {
+    if (looks_like_mixture(path)) refuse(fmt::format("is no JSON ({})", error.what()));
+    return {};
+  }
+  if (!json.is_object()) return {};
+  for (const auto& item : json.items()) {
+    if (item.key() != "mixture" && lower(item.key()) == "mixture") refuse(fmt::format("has \"{}\"", item.key()));
+  }
+  if (!json.contains("mixture")) return {};
   if (json.size() > 1) refuse("has other keys beside \"mixture\"");
   const auto& list = json["mixture"];
   if (!list.is_array() || list.empty()) refuse("\"mixture\" is no list of corpora");

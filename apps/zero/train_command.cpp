@@ -129,8 +129,7 @@ int run_train(const TrainOptions& options, const std::string& command_line) {
   }
   if (options.pack_only) {
     const auto start = std::chrono::steady_clock::now();
-    const CorpusInfo corpus =
-        pack_and_check(choose_corpus(options.data, options.cache_dir, wanted_suffixes(options)), 0);
+    const CorpusInfo corpus = pack_only(options);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     console.print(describe_corpus(corpus, seconds.count()) + fmt::format("packed     {}\n", short_path(corpus.folder)));
     return 0;

@@ -241,8 +241,11 @@ CorpusOptions corpus_of(const CorpusOptions& text, const TrainPlan& plan) {
 
 /// The packed text of a run that goes on: still there, or packed again to the same bytes.
 void find_text_again(TrainPlan& plan) {
+  std::error_code error;
+  // What a mixture is says its file; and it may be gone, as any text.
+  const bool may_be_mixture = plan.data.ends_with(".json") && std::filesystem::exists(plan.data, error);
   try {
-    if (Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash) return;
+    if (!may_be_mixture && Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash) return;
   } catch (const IoError&) {  // the cache was emptied
   }
   const CorpusInfo corpus =
@@ -489,6 +492,15 @@ TrainPlan plan_from_json(const std::string& json) {
   } catch (const nlohmann::json::exception& error) {
     throw InternalError(fmt::format("the plan of the run cannot be read: {}", error.what()));
   }
+}
+
+CorpusInfo pack_only(const TrainOptions& options) {
+  TrainPlan plan = choose_model(options);
+  const CorpusOptions text = choose_corpus(options.data, options.cache_dir, wanted_suffixes(options));
+  if (has_text(text)) plan.text_tokenizer = tokenizer_for(plan, options);
+  CorpusInfo corpus = pack_and_check(corpus_of(text, plan), 0);
+  corpus.source = text.source.string();
+  return corpus;
 }
 
 TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::string& command_line) {

@@ -92,6 +92,10 @@ struct Ranks {
   int per_node = 0;  ///< on this host; 0: all
 };
 
+/// Packs the text, as tokens of the model's tokenizer where it has one, and nothing else. Local. Throws ConfigError,
+/// IoError.
+CorpusInfo pack_only(const TrainOptions& options);
+
 /// Everything that can be checked and done before ranks exist: memory, configuration, model, text
 /// (packed here), run folder with environment.json. Prints what was decided unless quiet. Local. Throws
 /// ConfigError, IoError.

@@ -79,6 +79,7 @@ struct MixtureMember {
   std::string source;
   std::int64_t sequences = 0;  ///< of every 1,000
   std::int64_t train_tokens = 0, validation_tokens = 0;
+  std::string folder, hash;  ///< of its packed form
 };
 
 struct CorpusInfo {

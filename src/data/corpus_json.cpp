@@ -90,8 +90,8 @@ StoredCorpus read_corpus_json(const fs::path& folder) {
     stored.parts = {parts_of(train, folder, kTrainFile, info.train_nbytes),
                     parts_of(validation, folder, kValidationFile, info.validation_nbytes)};
     for (const auto& one : json.value("mixture", ordered_json::array())) {
-      info.members.push_back(
-          {one.at("source"), one.at("sequences"), one.at("train_tokens"), one.at("validation_tokens")});
+      info.members.push_back({one.at("source"), one.at("sequences"), one.at("train_tokens"),
+                              one.at("validation_tokens"), one.at("folder"), one.at("hash")});
     }
     const auto& files = json.at("files");
     files.at("taken").get_to(info.files);
@@ -103,6 +103,11 @@ StoredCorpus read_corpus_json(const fs::path& folder) {
   }
   for (const auto* parts : {&stored.parts.train, &stored.parts.validation})
     for (const Part& part : *parts) check_size(part);
+  // What a mixture refers to may have been packed again since.
+  for (const MixtureMember& one : info.members) {
+    if (read_corpus_json(one.folder).info.hash != one.hash)
+      throw IoError(fmt::format("{}: {} is another text by now; pack the mixture again", path.string(), one.source));
+  }
   return stored;
 }
 
@@ -147,7 +152,9 @@ void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std
     json["mixture"].push_back({{"source", one.source},
                                {"sequences", one.sequences},
                                {"train_tokens", one.train_tokens},
-                               {"validation_tokens", one.validation_tokens}});
+                               {"validation_tokens", one.validation_tokens},
+                               {"folder", one.folder},
+                               {"hash", one.hash}});
   }
   FileWriter writer(folder / kCorpusFile);
   writer.append(json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");

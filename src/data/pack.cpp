@@ -254,19 +254,20 @@ CorpusInfo refer_to(const data::TokenFiles& tokens, const CorpusOptions& options
 
 /// Of every kMixtureSequences, by largest remainders.
 std::vector<std::int64_t> shares_of(const std::vector<MixedCorpus>& mixture) {
-  double sum = 0;
+  double sum = 0, largest = 0;
   for (const MixedCorpus& one : mixture) {
     if (!(one.weight > 0 && std::isfinite(one.weight))) {
       throw ConfigError(
           fmt::format("corpus: {}: got the weight {}, want one above 0", one.source.string(), one.weight));
     }
-    sum += one.weight;
+    largest = std::max(largest, one.weight);
   }
+  for (const MixedCorpus& one : mixture) sum += one.weight / largest;  // which is finite
   std::vector<std::int64_t> shares;
   std::vector<std::pair<double, std::size_t>> remainders;
   std::int64_t left = kMixtureSequences;
   for (std::size_t i = 0; i < mixture.size(); ++i) {
-    const double share = kMixtureSequences * mixture[i].weight / sum;
+    const double share = kMixtureSequences * (mixture[i].weight / largest / sum);
     shares.push_back(static_cast<std::int64_t>(share));
     remainders.emplace_back(std::floor(share) - share, i);
     left -= shares.back();
@@ -275,8 +276,8 @@ std::vector<std::int64_t> shares_of(const std::vector<MixedCorpus>& mixture) {
   for (std::int64_t k = 0; k < left; ++k) ++shares[remainders[static_cast<std::size_t>(k)].second];
   for (std::size_t i = 0; i < mixture.size(); ++i) {
     if (shares[i] > 0) continue;
-    throw ConfigError(fmt::format("corpus: {}: its weight {} of {} is less than one sequence in {}; leave it out",
-                                  mixture[i].source.string(), mixture[i].weight, sum, kMixtureSequences));
+    throw ConfigError(fmt::format("corpus: {}: its weight {} is less than one sequence in {}; leave it out",
+                                  mixture[i].source.string(), mixture[i].weight, kMixtureSequences));
   }
   return shares;
 }
@@ -342,7 +343,8 @@ CorpusInfo pack_mixture(const CorpusOptions& options, const fs::path& folder) {
                       : 0;
     add_parts(parts.train, stored.parts.train, member.tokens.nbytes);
     add_parts(parts.validation, stored.parts.validation, member.tokens.nbytes);
-    info.members.push_back({member.source, shares[i], member.train_tokens(), member.validation_tokens()});
+    info.members.push_back({member.source, shares[i], member.train_tokens(), member.validation_tokens(),
+                            member.folder.string(), member.hash});
     fingerprint += fmt::format(" {} {}", member.hash, shares[i]);
   }
   info.tokens.text_nbytes = text_nbytes;

@@ -243,7 +243,9 @@ TEST(Accumulation, GradientNoiseIsThatOfTheMicroBatches) {
           EXPECT_EQ(step > 0, engine.gradient_noise().has_value());
           for (int j = 0; j < each; ++j) {
             engine.backward(engine(input_of(j * group.size() + group.rank())).square().sum());
-            if (j + 1 < each) EXPECT_THROW(engine.measure_gradient_noise(), ConfigError);
+            if (j + 1 < each) {
+              EXPECT_THROW(engine.measure_gradient_noise(), ConfigError);
+            }
             engine.step();
           }
           const auto noise = engine.gradient_noise();

@@ -139,10 +139,20 @@ OMP_NUM_THREADS=1 "$zero" train --resume mixed --steps 8 -q > out 2>&1 || fail "
 "$zero" eval mixed > out 2>&1; expect "exit code of zero eval of a mixture" $? 2
 grep -q "mix.json is a mixture; evaluate on one of its corpora" out || fail "zero eval: $(cat out)"
 "$zero" eval mixed --data texts/words.txt > out 2>&1 || fail "zero eval of one of its corpora: $(cat out)"
-sed -i 's/"weight": 3/"weight": 2/' texts/mix.json && rm -r cache
+cp texts/mix.json texts/kept.json
+sed -i 's/"weight": 3/"weight": 2/' texts/mix.json
 "$zero" train --resume mixed --steps 9 > out 2>&1; expect "exit code with another mixture" $? 2
 grep -q "is not what the run .*mixed learnt from" out || fail "another mixture: $(cat out)"
-for bad in '{"mixture": []}' '{"mixture": [{"data": "code.py"}]}' '{"mixture": [{"data": "code.py", "weight": "x"}]}' \
+cp texts/kept.json texts/mix.json
+"$zero" train --resume mixed --steps 9 -q > out 2>&1 || fail "--resume of the mixture as it was: $(cat out)"
+rm -r cache && "$zero" train --resume mixed --steps 10 -q > out 2>&1 || fail "--resume with an empty cache: $(cat out)"
+# Another text of the same size, packed by somebody else.
+sed -i 's/And so it was/AND SO IT WAS/' texts/words.txt
+"$zero" train --data texts/words.txt --cache-dir cache --pack-only > out 2>&1 || fail "--pack-only: $(cat out)"
+"$zero" train --resume mixed --steps 11 > out 2>&1; expect "exit code with another text in the mixture" $? 2
+grep -q "is not what the run .*mixed learnt from" out || fail "another text in the mixture: $(cat out)"
+for bad in '{"mixture": [{"data": "code.py", "weight": 1},]}' '{"Mixture": [{"data": "code.py", "weight": 1}]}' \
+  '{"mixture": [{"data": "code.py", "weight": NaN}]}' '{"mixture": []}' '{"mixture": [{"data": "code.py"}]}' '{"mixture": [{"data": "code.py", "weight": "x"}]}' \
   '{"mixture": [{"data": "code.py", "weight": 1}], "seed": 3}' '{"mixture": [{"data": "gone.py", "weight": 1}]}'; do
   echo "$bad" > texts/bad.json
   "$zero" train $tiny --data texts/bad.json --run-dir bad > out 2>&1; expect "exit code of $bad" $? 2

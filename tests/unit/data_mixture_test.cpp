@@ -175,6 +175,13 @@ TEST_F(DataMixture, IsFoundAgainAndKnowsItsTexts) {
   options_.mixture[0].weight = 1;
   EXPECT_EQ(pack_corpus(options_).hash, first.hash);
   std::ofstream(root_ / "b.txt") << std::string(4000, 'x');
+  // Somebody else has packed the other text meanwhile, of the same size.
+  CorpusOptions one = options_;
+  one.mixture.clear();
+  one.source = options_.mixture[1].source;
+  one.folder = options_.mixture[1].folder;
+  pack_corpus(one);
+  EXPECT_THROW(Corpus(options_.folder, Split::kTrain), IoError);
   EXPECT_NE(pack_corpus(options_).hash, first.hash);
   // What it refers to is looked at when it is opened.
   std::ofstream(root_ / "packed-a" / "train.bin") << "short";
@@ -210,7 +217,10 @@ TEST_F(DataMixture, Errors) {
   EXPECT_NE(error().find("b.txt: got the weight 0, want one above 0"), std::string::npos) << error();
   options_.mixture[1].weight = 1e-6;
   EXPECT_NE(error().find("less than one sequence in 1000"), std::string::npos) << error();
-  options_.mixture[1].weight = 1;
+  options_.mixture[0].weight = options_.mixture[1].weight = 1e308;
+  EXPECT_EQ(error(), "");
+  EXPECT_EQ(Corpus(options_.folder, Split::kTrain).sections()[0].sequences, 500);
+  options_.mixture[0].weight = options_.mixture[1].weight = 1;
   EXPECT_EQ(error(), "");
   add_tokens("tokens", 2, 7, 200, 1);
   EXPECT_NE(error().find("a mixture has tokens of one kind"), std::string::npos) << error();
