@@ -181,13 +181,42 @@ class ChatTemplate:
                 raise Refused(f"the tokenizer's chat template is none: {error}") from None
         return self.template
 
-    def render(self, messages: list[Any], asks: bool) -> str:
-        """`asks`: up to where the assistant begins to speak."""
-        return str(self._compiled().render(messages=messages, tools=None, documents=None, add_generation_prompt=asks, **self.tokens))
+    def render(self, messages: list[Any], asks: bool, more: dict[str, Any] | None = None) -> str:
+        """`asks`: up to where the assistant begins to speak. `more`: what else the template is told."""
+        told = {"tools": None, "documents": None} | self.tokens | (more or {})
+        return str(self._compiled().render(messages=messages, add_generation_prompt=asks, **told))
+
+
+def told_to_template(line: dict[str, Any], where: str) -> dict[str, Any]:
+    """What a line says besides its messages, under the names that transformers and trl have for it."""
+    more = line.get("chat_template_kwargs", {})
+    if not isinstance(more, dict) or "messages" in more or "add_generation_prompt" in more:
+        raise Refused(f'{where}: "chat_template_kwargs" is no object of what a template is told besides its messages')
+    tools = line.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        raise Refused(f'{where}: "tools" is no list')
+    return ({"tools": tools} if tools else {}) | more
+
+
+def answer_in(template: ChatTemplate, messages: list[Any], at: int, more: dict[str, Any]) -> tuple[int, str] | None:
+    """Where the assistant begins in message `at`, and the conversation up to its end; None: nobody can say."""
+    after = template.render(messages[: at + 1], False, more)
+    asked = template.render(messages[:at], True, more)
+    if after.startswith(asked):
+        return len(asked), after
+    # It is asked for in other words than it is written in; what it says is there as it was given.
+    before, said = template.render(messages[:at], False, more), messages[at]["content"].strip()
+    if not said or not after.startswith(before) or after.count(said, len(before)) != 1:
+        return None
+    return after.find(said, len(before)), after
 
 
 def conversation_of(line: dict[str, Any], template: ChatTemplate, where: str) -> Document:
     messages = line["messages"]
+    if isinstance(messages, list):
+        for number, one in enumerate(messages, 1):
+            if isinstance(one, dict) and one.get("content") is None and "tool_calls" in one:
+                raise Refused(f'{where}: message {number} has "tool_calls" and no "content": calls of tools are not built')
     well_made = isinstance(messages, list) and all(
         isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
         for one in messages
@@ -198,19 +227,26 @@ def conversation_of(line: dict[str, Any], template: ChatTemplate, where: str) ->
         raise Refused(f"{where}: a conversation, and the tokenizer's folder has no chat template to write it with")
     if all(one["role"] != "assistant" for one in messages):
         raise Refused(f"{where}: the assistant says nothing in it")
+    more = told_to_template(line, where)
     try:
-        whole = template.render(messages, asks=False)
+        whole = template.render(messages, False, more)
         spans: list[tuple[int, int]] = []
         for at, one in enumerate(messages):
             if one["role"] != "assistant":
                 continue
-            before, after = template.render(messages[:at], asks=True), template.render(messages[: at + 1], asks=False)
-            if not (after.startswith(before) and whole.startswith(after)):
+            answer = answer_in(template, messages, at, more)
+            if answer is None:
+                raise Refused(
+                    f"{where}: the chat template writes answer {len(spans) + 1} in other words than it asks for it, so "
+                    "that nobody can say what of it is learnt"
+                )
+            begin, after = answer
+            if not whole.startswith(after):
                 raise Refused(
                     f"{where}: the chat template writes answer {len(spans) + 1} in another way once the conversation "
                     "goes on, so that nobody can say what of it is learnt; give each answer a line of its own"
                 )
-            spans.append((len(before), len(after)))
+            spans.append((begin, len(after)))
     except Refused:
         raise
     except Exception as error:  # noqa: BLE001 - templates raise anything
@@ -222,6 +258,9 @@ def document_of(line: Any, field: str, template: ChatTemplate, where: str) -> Do
     if not isinstance(line, dict):
         raise Refused(f"{where}: want a JSON object")
     if field in line:
+        others = [name for name in ("messages", *COMPLETIONS) if name in line and name != field]
+        if "messages" in line or ("prompt" in line and others):
+            raise Refused(f'{where}: has "{field}" and "{others[0]}"; leave out what is not meant')
         if not isinstance(line[field], str):
             raise Refused(f'{where}: "{field}" is not a text')
         return Document(line[field])

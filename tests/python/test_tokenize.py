@@ -255,6 +255,33 @@ def test_of_conversations_the_answers_are_learnt(
     assert facts["validation_text_nbytes_per_token"] == learnt / int((tokens < tokenize.CONTEXT).sum())
 
 
+# Its answers begin with a thought that it asks for in advance, or it forgets all but the last.
+THINKS = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if thinks %}<think>\n{% else %}<think></think>{% endif %}{% endif %}"
+)
+DROPS_THOUGHTS = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] if loop.last or message['role'] != 'assistant' else '...' }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_what_a_line_tells_the_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_template(tmp_path / "tokenizer", "{% if tools %}[{{ tools | length }} tools]{% endif %}" + THINKS)
+    lines = [{"messages": TALK, "chat_template_kwargs": {"thinks": True}}, {"messages": TALK[:3], "tools": [{"name": "f"}]}]
+    write_lines(tmp_path / "chat.jsonl", lines)
+    code, said = run(
+        capsys, "--tokenizer", tmp_path / "tokenizer", "--data", tmp_path / "chat.jsonl", "--out", tmp_path / "out",
+        "--validation-fraction", 1,
+    )
+    assert code == 0, said
+    whole, runs = decoded(tmp_path / "out", "val")
+    assert "[1 tools]" in whole and "think" not in whole
+    # What is said is learnt where it is, though it was asked for in other words.
+    answers = ["A city. naïve?<|im_end|>\n", "x + 1<|im_end|>\n", "A city. naïve?<|im_end|>\n"]
+    assert sorted(runs) == sorted(answers)
+
+
 def test_templates_are_rendered_as_transformers_does_it(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     template = (
@@ -286,7 +313,12 @@ def test_templates_are_rendered_as_transformers_does_it(tmp_path: Path) -> None:
         (None, [{"messages": TALK}], "the tokenizer's folder has no chat template"),
         ("{% for %}", [{"messages": TALK}], "chat template is none"),
         ("{{ raise_exception('no system') }}", [{"messages": TALK}], "cannot write it: no system"),
-        ("{{ messages[-1]['content'] }}", [{"messages": TALK}], "writes answer 1 in another way"),
+        ("{{ messages[-1]['content'] }}", [{"messages": TALK}], "writes answer 1 in other words than it asks for it"),
+        (DROPS_THOUGHTS, [{"messages": TALK}], "writes answer 1 in another way once the conversation goes on"),
+        (CHAT_TEMPLATE, [{"messages": TALK, "text": "x"}], 'has "text" and "messages"; leave out'),
+        (CHAT_TEMPLATE, [{"prompt": "a", "completion": "b", "text": "x"}], 'has "text" and "completion"; leave out'),
+        (CHAT_TEMPLATE, [{"messages": TALK, "tools": "x"}], '"tools" is no list'),
+        (CHAT_TEMPLATE, [{"messages": [*TALK[:2], {"role": "assistant", "content": None, "tool_calls": []}]}], 'message 3 has "tool_calls"'),
     ],
 )
 def test_conversations_that_cannot_be_written(
