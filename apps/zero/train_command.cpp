@@ -62,23 +62,29 @@ nlohmann::json read_summary(const std::string& run_folder) {
   return summary.is_object() ? summary : nlohmann::json::object();
 }
 
-int launch_ranks(const TrainPlan& plan, double grace_s) {
+struct Ended {
+  int code = 0;
+  int stop_signal = 0;  ///< that asked the ranks to stop; they may have failed for another reason
+};
+
+Ended launch_ranks(const TrainPlan& plan, double grace_s) {
+  Ended ended;
   LaunchOptions local;
   local.nproc = plan.ranks;
   local.command = {own_command()[0], "train", "--as-rank"};
   local.environment = {{kPlanVariable, to_json(plan)}};
   local.grace_ms = static_cast<int>(std::lround(grace_s * 1e3));
-  return launch_own_ranks("zero train", local);
+  local.on_stop = [&](int signal) { ended.stop_signal = signal; };
+  ended.code = launch_own_ranks("zero train", local);
+  return ended;
 }
 
 /// Whether ranks that ended so might get further another time: what is wrong with the input stays wrong, a run that
 /// has diverged does so again, and who stopped it wants it stopped.
-bool may_go_on(int code, const std::string& run_folder) {
+bool may_go_on(const Ended& ended, const std::string& run_folder) {
   constexpr int kBadInput = 2;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
-    if (code == 128 + signal) return false;
-  }
-  return code != 0 && code != kBadInput && !read_summary(run_folder).value("diverged", false);
+  return ended.stop_signal == 0 && ended.code != 0 && ended.code != kBadInput && ended.code != 128 + SIGPIPE &&
+         !read_summary(run_folder).value("diverged", false);
 }
 
 /// The plan of the run after its ranks have failed: from its newest checkpoint, or, before the first, over.
@@ -95,14 +101,14 @@ int run_locally(const TrainOptions& options, const std::string& command_line) {
   TrainPlan plan = options.resume || options.restart
                        ? prepare_resume(options, given, command_line)
                        : prepare_run(options, given.value_or(Ranks{kDefaultRanks}), command_line);
-  int code = launch_ranks(plan, options.grace_s);
-  for (int restarts = 0; restarts < options.max_restarts && may_go_on(code, plan.run_folder); ++restarts) {
+  Ended ended = launch_ranks(plan, options.grace_s);
+  for (int restarts = 0; restarts < options.max_restarts && may_go_on(ended, plan.run_folder); ++restarts) {
     print_error(fmt::format("zero train: starting all ranks again ({} of {})\n", restarts + 1, options.max_restarts));
     plan = plan_again(options, plan, command_line);
-    code = launch_ranks(plan, options.grace_s);
+    ended = launch_ranks(plan, options.grace_s);
   }
-  const int signal = code == 0 ? read_summary(plan.run_folder).value("stop_signal", 0) : 0;
-  return signal == 0 ? code : 128 + signal;
+  const int signal = ended.code == 0 ? read_summary(plan.run_folder).value("stop_signal", 0) : 0;
+  return signal == 0 ? ended.code : 128 + signal;
 }
 
 void check_ranks_fit(const TrainOptions& options, const LaunchedRank& found) {

@@ -43,6 +43,8 @@ struct LaunchOptions {
   /// Called as soon as the first rank has failed. `by_signal`: it did not exit by itself; a line of this process
   /// follows.
   std::function<void(bool by_signal)> on_failure = {};
+  /// Called when a signal asks the job to stop, also one that fails already.
+  std::function<void(int signal)> on_stop = {};
 };
 
 /// Runs the job to its end and returns its exit code: 0, or that of the first rank that failed (128 + signal if a

@@ -381,6 +381,7 @@ void Job::handle_signal(int signal) {
   if (signal == SIGCHLD) return;
   if (signal == SIGUSR1 || signal == SIGCONT) return signal_all(signal);
   if (signal == SIGTSTP) return pause();
+  if (stop_signal_ == 0 && options_.on_stop) options_.on_stop(signal);
   if (stop_signal_ == 0) stop_signal_ = signal;
   if (ending_since_ns_ == 0) ending_since_ns_ = base::monotonic_ns();
   if (signal == SIGINT || signal == SIGTERM) ++interrupts_;

@@ -189,6 +189,29 @@ TEST(Launcher, AJobThatWasAskedToStopDoesNotStartAgain) {
   EXPECT_EQ(outcome.err.find("again"), std::string::npos) << outcome.err;
 }
 
+TEST(Launcher, AStopWhileAJobFailsIsAStop) {
+  const TemporaryFolder folder;
+  // Rank 1 fails; rank 0 takes its time to end, and meanwhile somebody presses Ctrl-C.
+  LaunchOptions options = script(2, "if [ $ZERO_RANK = 1 ]; then sleep 0.2; touch " + folder.file("failed") +
+                                        "; exit 9; fi; trap '' INT TERM; touch " + folder.file("up") +
+                                        "; i=0; while [ $i -lt 60 ]; do sleep 0.05; i=$((i+1)); done");
+  options.failure_grace_ms = 2000;
+  options.max_restarts = 5;
+  int stopped = 0;
+  options.on_stop = [&](int signal) {
+    stopped = signal;
+    std::ofstream(folder.file("stopped")) << stopped;
+  };
+  const Outcome outcome = run_launcher(options, [&](pid_t pid) {
+    wait_for_file(folder.file("failed"));
+    ::usleep(300'000);
+    ::kill(pid, SIGINT);
+  });
+  EXPECT_EQ(outcome.exit_code, 9);
+  EXPECT_EQ(outcome.err.find("again"), std::string::npos) << outcome.err;
+  EXPECT_EQ(read_file(folder.file("stopped")), std::to_string(SIGINT));
+}
+
 TEST(Launcher, WithoutPrefixTheRanksWriteThemselves) {
   LaunchOptions options = script(2, "echo $ZERO_RANK");
   options.prefix_output = false;
