@@ -98,9 +98,11 @@ int run_as_rank() {
 int run_mode(const CompareCase& one, ordered_json& result) {
   const CpuShare share;
   std::filesystem::remove(one.result_file);
+  int asked_to_stop = 0;
   const int code = launch_own_ranks("zero compare", {.nproc = one.plan.ranks,
                                                      .command = {own_command()[0], "compare", "--as-rank"},
-                                                     .environment = {{kCaseVariable, to_json(one)}}});
+                                                     .environment = {{kCaseVariable, to_json(one)}},
+                                                     .on_stop = [&](int signal) { asked_to_stop = signal; }});
   std::ifstream file(one.result_file);
   auto found = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (found.is_object()) {
@@ -111,7 +113,7 @@ int run_mode(const CompareCase& one, ordered_json& result) {
     return signal == 0 ? 0 : 128 + signal;
   }
   result["error"] = fmt::format("its ranks ended with exit code {}", code);
-  return code > 128 ? code : 0;
+  return asked_to_stop == 0 ? 0 : 128 + asked_to_stop;
 }
 
 fs::path make_folder(const CompareOptions& options) {
@@ -222,6 +224,8 @@ int run_compare(CompareOptions options) {
   comparison.rounds = options.rounds;
   comparison.plan = prepare(options, console);
   const Config config = Config::from_text(comparison.plan.config, "configuration of the comparison");
+  if (!options.python.empty() && find_python(options.python, {}).empty())
+    throw ConfigError(fmt::format("--python {}: is no Python that runs", options.python));
   if (options.peers) check_peers(options, config, modes);  // before anything takes time
   const fs::path folder = make_folder(options);
   if (const int stopped = run_modes(options, modes, folder, console, comparison); stopped != 0) {

@@ -30,7 +30,7 @@ HostSlots read_line(const std::string& line, const std::string& where) {
   const std::string_view digits = std::string_view(slots).substr(std::min(kSlots.size(), slots.size()));
   const auto [stop, error] = std::from_chars(digits.begin(), digits.end(), found.slots);
   const bool whole = slots.starts_with(kSlots) && error == std::errc() && stop == digits.end();
-  if (!whole || found.slots < 1 || found.slots > kMostSlots || words >> more) {
+  if (!whole || found.host.starts_with('-') || found.slots < 1 || found.slots > kMostSlots || words >> more) {
     throw ConfigError(
         fmt::format("{}: got '{}', want a host and its number of ranks, such as 'worker-1 slots=4'", where, line));
   }

@@ -209,6 +209,12 @@ void plan_for_gpus(const PlanOptions& options, PlanRequest& request) {
   request.cluster.ranks_per_node = 1;
   request.cluster.node_memory_nbytes = read_size("--gpu-memory", options.gpu_memory);
   request.config.zerotorch.store = Config::Zerotorch::Store::kCopying;
+  auto& zero = request.config.zero_optimization;
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  request.without_offload =
+      zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone;
+  zero.offload_optimizer = {};
+  zero.offload_param = {};
   request.model.deferred_init = true;
 }
 

@@ -43,6 +43,7 @@ struct PlanRequest {
   Config config;
   plan::Cluster cluster;
   std::vector<int> stages;         ///< in ascending order
+  bool without_offload = false;    ///< the configuration has it, and it is not planned
   std::optional<int> asked_stage;  ///< the configuration's; not given: the lowest that fits is looked for
 };
 PlanRequest read_plan_options(const PlanOptions& options);

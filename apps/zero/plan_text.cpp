@@ -135,7 +135,7 @@ void add_rank_rows(Table& table, const PlanResult& result) {
     const bool bound = std::any_of(result.plans.begin(), result.plans.end(), [kind](const Plan& p) {
       return kind == MemoryKind::kBuckets ? p.buckets_are_bound : kind == MemoryKind::kGather && p.gather_is_bound;
     });
-    table.nbytes(fmt::format("{}{}", memory_kind_name(kind), bound ? " (at most, with overlap)" : ""),
+    table.nbytes(fmt::format("{}{}", memory_kind_name(kind), bound ? " (at most)" : ""),
                  [kind](const Plan& p) { return peak_of(p, kind); });
   }
   table.nbytes("gradients in place of activations",
@@ -219,6 +219,9 @@ std::string verdict_text(const PlanResult& result) {
   std::string text =
       gpus ? "GPUs       a plan only: this build trains on CPUs. The process (CUDA, its libraries) is an estimate\n"
            : "";
+  if (result.request.without_offload) {
+    text += "           offload of the configuration is not in it: all is on the GPUs\n";
+  }
   text += fmt::format("verdict    stage {} {}: a {} needs {} of {}\n", judged.stage,
                       result.fits ? painted(Tone::kGood, "fits") : painted(Tone::kBad, "does not fit"), place,
                       human_nbytes(judged.node_nbytes), with_gib(memory));

@@ -14,6 +14,8 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <ratio>
+#include <thread>
 
 #include "console.h"
 #include "corpus_choice.h"
@@ -95,15 +97,22 @@ TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::s
   return prepare_resume(options, Ranks{failed.ranks}, command_line);
 }
 
-int run_locally(const TrainOptions& options, const std::string& command_line) {
+int run_locally(TrainOptions options, const std::string& command_line) {
   check_ranks_of_host(options.ranks.value_or(1));
   const auto given = options.ranks ? std::optional(Ranks{*options.ranks}) : std::nullopt;
+  const std::chrono::duration<double, std::ratio<60>> limit(options.max_minutes);  // of all starts together
+  const auto start = std::chrono::steady_clock::now();
   TrainPlan plan = options.resume || options.restart
                        ? prepare_resume(options, given, command_line)
                        : prepare_run(options, given.value_or(Ranks{kDefaultRanks}), command_line);
   Ended ended = launch_ranks(plan, options.grace_s);
   for (int restarts = 0; restarts < options.max_restarts && may_go_on(ended, plan.run_folder); ++restarts) {
+    if (options.max_minutes > 0) {
+      options.max_minutes = (limit - (std::chrono::steady_clock::now() - start)).count();
+      if (options.max_minutes <= 0) break;
+    }
     print_error(fmt::format("zero train: starting all ranks again ({} of {})\n", restarts + 1, options.max_restarts));
+    std::this_thread::sleep_for(restart_pause(restarts));
     plan = plan_again(options, plan, command_line);
     ended = launch_ranks(plan, options.grace_s);
   }

@@ -5,6 +5,7 @@
 //   int main(int argc, char** argv) {
 //     return zero::run_on_ranks(4, [&] { return train(argv[1]); });  // train() calls zero::init_distributed()
 //   }
+#include <chrono>
 #include <functional>
 #include <map>
 #include <optional>
@@ -31,7 +32,8 @@ struct LaunchOptions {
   int failure_grace_ms = 5'000;
   int kill_after_ms = 3'000;  ///< from SIGTERM to SIGKILL
   /// A job that fails is started again this often, all ranks anew, with an id and a port of their own: they go on from
-  /// where they have saved. Not once a signal has asked it to stop, nor where nobody reads its output.
+  /// where they have saved. Not once a signal has asked it to stop, nor where nobody reads its output. What rank 0 has
+  /// read of the input is gone.
   int max_restarts = 0;
   /// A rank that has been stopped (SIGSTOP, a debugger) for this long while others run counts as failed; 0: never.
   int stopped_limit_ms = 0;
@@ -62,6 +64,10 @@ struct LaunchOptions {
 /// failed first, and how. Call from the main thread: the ranks live as long as the calling thread. Throws ConfigError
 /// if the program cannot be started, IoError if a log cannot be written.
 int launch(const LaunchOptions& options);
+
+/// How long to wait before a job that was started again `restarts` times starts once more: what has failed at once may
+/// take a while to mend. Local.
+std::chrono::seconds restart_pause(int restarts);
 
 /// If a launcher (zero launch, torchrun, mpirun, srun) started this process as a rank, or `nproc` is 1: runs `run_rank`
 /// in this process and returns its result. Else launch()es this program again as `nproc` ranks. `options.nproc` is

@@ -14,11 +14,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -501,6 +503,11 @@ int Job::report() const {
 
 }  // namespace
 
+std::chrono::seconds restart_pause(int restarts) {
+  constexpr int kMost = 30;
+  return std::chrono::seconds(std::min(restarts, kMost));
+}
+
 int launch(const LaunchOptions& options) {
   constexpr int kMostRanks = 4096;
   if (options.nproc < 1 || options.nproc > kMostRanks) {
@@ -519,6 +526,7 @@ int launch(const LaunchOptions& options) {
     const int code = job.run();
     if (restarts == options.max_restarts || !job.may_start_again()) return code;
     write_line(options.name, fmt::format("starting all ranks again ({} of {})", restarts + 1, options.max_restarts));
+    std::this_thread::sleep_for(restart_pause(restarts));
   }
 }
 

@@ -61,6 +61,8 @@ expect "--env" "$(launched --nproc=2 --env A=1 --env B=2 sh -c 'echo $A$B' | cut
 expect "ranks of zero launch without -n" "$(launched sh -c 'echo $WORLD_SIZE' | sort | tr '\n' ' ')" "[0] 2 [1] 2 "
 expect "restarts" "$(launched -n 1 --max-restarts 2 sh -c 'echo $ZERO_RESTART_COUNT; [ $ZERO_RESTART_COUNT = 2 ]' | grep -c '^\[0\] [012]$')" 3
 echo "localhost slots=2  # this one" > hosts
+echo "-x slots=2" > hosts.bad
+refused "hosts.bad:1: got '-x slots=2'" launch --hostfile hosts.bad true
 echo "localhost" > hosts.bad
 refused "hosts.bad:1: got 'localhost', want a host and its number of ranks" launch --hostfile hosts.bad true
 refused "-n 3: the hosts have 2 slots" launch -n 3 --hostfile hosts true

@@ -70,6 +70,11 @@ plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3 --
 expect "bytes of states of a GPU at stage 3" \
   "$(value "[round(sum(j['stages'][0]['kinds'][k]['peak_nbytes'] for k in ('parameters', 'master', 'optimizer', 'gradients')) * 64 / 7e9)]")" "[16]"
 expect "tiers" "$(value "[j['stages'][0]['tiers'][k] > 0 for k in ('device_nbytes', 'host_nbytes')], j['run']['gpus']")" "([True, False], True)"
+echo '{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"},
+  "offload_param": {"device": "nvme", "nvme_path": "/tmp"}}}' > offload.json
+plan 0 --parameters 7e9 -n 8 --gpu-memory 80GB --config offload.json
+says "offload of the configuration is not in it"
+expect "lines that 80 columns do not hold" "$(awk 'length > 80' out | grep -vc '^model\|^run\|^activations\|^GPUs')" 0
 plan 2 --parameters 7e9 --gpu-memory 80GB --memory 1TB
 plan 2 --parameters 7e9 --gpu-memory 80GB --store node_shared
 plan 2 --parameters 7e9 --gpu-memory 80
