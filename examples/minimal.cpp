@@ -6,6 +6,7 @@
 #include <zero/zero.h>
 
 #include <cstdio>
+#include <exception>
 
 struct MyModelImpl : torch::nn::Module {
   torch::nn::Linear up = register_module("up", torch::nn::Linear(32, 256));
@@ -14,7 +15,11 @@ struct MyModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(MyModel);
 
-int main(int, char** argv) {
+int main(int argc, char** argv) try {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: %s ds_config.json\n", argv[0]);
+    return 2;
+  }
   // [readme]
   auto group = zero::init_distributed();  // from the launcher's environment; alone: a group of one
   MyModel model;                          // any torch::nn::Module
@@ -32,4 +37,7 @@ int main(int, char** argv) {
   if (engine.rank() == 0) std::printf("loss fell from %.2f to %.2f\n", first, last);
   // [readme]
   return last < first ? 0 : 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

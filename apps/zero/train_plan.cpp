@@ -565,6 +565,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   }
   plan.run_folder = folder.string();
   if (ranks) plan.ranks = ranks->world_size;
+  const std::int64_t steps_before = plan.steps;
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);
   if (options.resume) check_can_go_on(plan.run_folder, plan.spare_folder);
@@ -575,7 +576,8 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
     plan.export_folder = export_folder(options);
   }
   check_export(plan.export_folder, plan, "");
-  plan.goes_on = options.resume && !find_run(plan.run_folder).checkpoints.empty();
+  const FoundRun found = find_run(plan.run_folder);
+  plan.goes_on = options.resume && !found.checkpoints.empty();
   Config config = resume_config(plan.config, options, plan.ranks);
   const std::string about_memory = fit_or_check(
       plan, config, options, {.world_size = plan.ranks, .per_node = ranks ? ranks->per_node : 0}, /*goes_on=*/true);
@@ -585,6 +587,14 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   const Console console(!plan.quiet);
   print_head(console);
   print_tail(console, plan, config, about_memory);
+  if (plan.goes_on && found.recorded_steps >= plan.steps) {
+    console.print(fmt::format("resume     the run has its {} steps already; --steps N, more than that, goes on\n",
+                              found.recorded_steps));
+  } else if (plan.goes_on && plan.steps > steps_before && plan.config.find("total_num_steps") != std::string::npos) {
+    console.print(
+        fmt::format("resume     the schedule was made for {} steps: from there on the learning rate stays at its end\n",
+                    steps_before));
+  }
   return plan;
 }
 

@@ -37,7 +37,8 @@ struct CorpusOptions {
   std::int64_t max_file_nbytes = 1 << 20;
   /// Stop taking files (in shuffled order) when the corpus has this many bytes; 0: no limit.
   std::int64_t max_nbytes = 0;
-  /// Fraction of the bytes for the validation split, in whole files. 1: all of them, there is nothing to train on.
+  /// Fraction of the bytes for the validation split, in whole files. 1: all of them, there is nothing to train on, and
+  /// what is there twice counts twice.
   double validation_fraction = 0.05;
   /// Determines the order of the files, and thereby the validation split.
   std::uint64_t seed = 1234;

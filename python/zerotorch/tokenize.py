@@ -273,18 +273,20 @@ def document_of(line: Any, field: str, template: ChatTemplate, where: str) -> Do
             raise Refused(f'{where}: "prompt" and "{completion}" are not both texts')
         return Document(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
     raise Refused(
-        f'{where}: want "{field}" (--field names another), "messages", or "prompt" and one of {", ".join(COMPLETIONS)}'
+        f'{where}: want "{field}" (--field of zerotorch.tokenize names another), "messages", or "prompt" and one of {", ".join(COMPLETIONS)}'
     )
 
 
 def lines_of(path: Path, field: str, template: ChatTemplate) -> Iterator[Document]:
-    with path.open(encoding="utf-8-sig") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             where = f"{path}:{number}"
             try:
-                decoded = json.loads(line)
+                decoded = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                raise Refused(f"{where}: is not UTF-8: {error.reason}") from None
             except json.JSONDecodeError:
                 raise Refused(f"{where}: want a JSON object") from None
             document = document_of(decoded, field, template, where)
@@ -295,19 +297,21 @@ def lines_of(path: Path, field: str, template: ChatTemplate) -> Iterator[Documen
             yield document
 
 
-def documents_of(files: list[Path], field: str, template: ChatTemplate) -> tuple[list[Document], int]:
-    """Each document once, and how many files were left out."""
-    documents, seen, left_out = [], set(), 0
+def documents_of(
+    files: list[Path], field: str, template: ChatTemplate, *, once: bool
+) -> tuple[list[Document], list[Path]]:
+    """The documents, each `once` if so wished, and the files that were left out."""
+    documents, seen, left_out = [], set(), []
     for path in files:
         if path.suffix == ".jsonl":
             some: Iterator[Document] = lines_of(path, field, template)
         else:
             text = text_of(path)
-            left_out += text is None
+            left_out += [path] if text is None else []
             some = iter([] if text is None else [Document(text)])
         for document in some:
             digest = document.digest()
-            if document.text and digest not in seen:
+            if document.text and not (once and digest in seen):
                 seen.add(digest)
                 documents.append(document)
     return documents, left_out
@@ -435,7 +439,7 @@ def encode_prompt(options: argparse.Namespace) -> None:
 
 def made_from(options: argparse.Namespace, files: list[Path]) -> str:
     """Changes with whatever decides about the tokens."""
-    given = ["2", options.field, options.separator, options.validation_fraction, options.seed, str(options.tokenizer.resolve())]
+    given = ["3", options.field, options.separator, options.validation_fraction, options.seed, str(options.tokenizer.resolve())]
     tokenizer = options.tokenizer / "tokenizer.json" if options.tokenizer.is_dir() else options.tokenizer
     settings = tokenizer.parent / "tokenizer_config.json"
     template = tokenizer.parent / "chat_template.jinja"
@@ -464,7 +468,9 @@ def tokenize(options: argparse.Namespace) -> str:
     source = made_from(options, files)
     if options.keep and is_made(out, source):
         return ""
-    documents, left_out = documents_of(files, options.field, ChatTemplate(folder))
+    # What is evaluated as a whole counts as often as it is there.
+    once = options.validation_fraction < 1
+    documents, left_out = documents_of(files, options.field, ChatTemplate(folder), once=once)
     if not documents:
         raise Refused(f"--data {options.data}: has no text (UTF-8)")
     train, validation = split_of(documents, options.validation_fraction, options.seed)
@@ -505,9 +511,11 @@ def tokenize(options: argparse.Namespace) -> str:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    skipped = f"{len(left_out)} files left out: not UTF-8: {left_out[0]}" if left_out else ""
+    skipped += ", ..." if len(left_out) > 1 else ""
     if options.keep:
-        return f"tokens of {options.data}: {left_out} files left out: not UTF-8" if left_out else ""
-    skipped = f"; {left_out} files left out: not UTF-8" if left_out else ""
+        return f"tokens of {options.data}: {skipped}" if left_out else ""
+    skipped = f"; {skipped}" if left_out else ""
     learnt = f"; {counts[0][1]:,} and {counts[1][1]:,} of them are learnt" if has_context else ""
     return (
         f"{out}: {counts[0][0]:,} tokens to train on, {counts[1][0]:,} to validate on, of {len(documents):,} documents"

@@ -114,6 +114,7 @@ Listing list_files(const CorpusOptions& options) {
 std::string fingerprint(const CorpusOptions& options, const Listing& listing) {
   std::string text = fmt::format("{} {} {} {} {} {:.17g}", kFormatVersion, options.seed, options.max_nbytes,
                                  options.min_file_nbytes, options.max_file_nbytes, options.validation_fraction);
+  if (options.validation_fraction == 1) text += " with duplicates";
   for (const SourceFile& file : listing.files) {
     text += fmt::format("\n{}\t{}\t{}", file.name, file.nbytes, file.modified_ns);
   }

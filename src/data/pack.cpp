@@ -81,8 +81,8 @@ std::int64_t nbytes_from(const std::vector<Piece>& pieces, std::size_t first) {
   return nbytes;
 }
 
-/// Reads every file once; keeps what is text and not seen before.
-std::vector<Piece> usable_pieces(data::Listing listing, CorpusInfo& info) {
+/// Reads every file once; keeps what is text and, unless `keeps_duplicates`, not seen before.
+std::vector<Piece> usable_pieces(data::Listing listing, bool keeps_duplicates, CorpusInfo& info) {
   std::vector<Piece> usable, pieces;
   std::unordered_set<std::string> seen;
   std::string contents;
@@ -92,7 +92,7 @@ std::vector<Piece> usable_pieces(data::Listing listing, CorpusInfo& info) {
     if (problem.empty()) {
       const std::size_t before = usable.size();
       for (Piece& piece : pieces)
-        if (seen.insert(piece.content_hash).second) usable.push_back(std::move(piece));
+        if (seen.insert(piece.content_hash).second || keeps_duplicates) usable.push_back(std::move(piece));
       if (usable.size() == before)
         problem = "duplicate";
       else if (const std::int64_t kept = nbytes_from(usable, before); kept < file.nbytes)
@@ -380,7 +380,7 @@ CorpusInfo pack_corpus(const CorpusOptions& options) {
   CorpusInfo info;
   info.folder = folder;
   info.source = options.source.string();
-  std::vector<Piece> files = usable_pieces(std::move(listing), info);
+  std::vector<Piece> files = usable_pieces(std::move(listing), options.validation_fraction == 1, info);
   if (files.empty()) {
     const bool bounded = options.max_file_nbytes < std::numeric_limits<std::int64_t>::max();
     throw IoError(fmt::format(

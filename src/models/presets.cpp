@@ -39,7 +39,8 @@ GPTOptions gpt_preset(std::string_view name) {
     options.seq = preset.seq;
     return options;
   }
-  throw ConfigError(fmt::format("model: got '{}', want one of {}", name, fmt::join(gpt_presets(), ", ")));
+  throw ConfigError(
+      fmt::format("preset '{}': there is none of this name; want one of {}", name, fmt::join(gpt_presets(), ", ")));
 }
 
 std::vector<std::string> gpt_presets() {

@@ -103,7 +103,7 @@ def test_jsonl_and_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[st
     code, said = run(capsys, *common, tmp_path / "all.jsonl", "--field", "body")
     assert code == 0 and "4 documents" in said
     code, said = run(capsys, *common, tmp_path / "all.jsonl")
-    assert code == 1 and 'all.jsonl:1: want "text" (--field names another)' in said
+    assert code == 1 and 'all.jsonl:1: want "text" (--field of zerotorch.tokenize names another)' in said
     (tmp_path / "one.txt").write_text("a line of text\n" * 100)
     code, said = run(capsys, *common, tmp_path / "one.txt", "--validation-fraction", 0.1)
     assert code == 0 and "1 documents" in said
@@ -232,6 +232,21 @@ def write_lines(path: Path, lines: list[object]) -> None:
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
+def test_what_is_evaluated_as_a_whole_counts_as_often_as_it_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    byte_level(tmp_path / "tokenizer")
+    write_lines(tmp_path / "twice.jsonl", [{"text": "one"}, {"text": "two"}, {"text": "one"}])
+    common = ("--tokenizer", tmp_path / "tokenizer", "--data", tmp_path / "twice.jsonl", "--out", tmp_path / "out")
+    code, said = run(capsys, *common, "--validation-fraction", 1)
+    assert code == 0 and "of 3 documents" in said
+    code, said = run(capsys, *common, "--validation-fraction", 0.4)
+    assert code == 0 and "of 2 documents" in said
+    (tmp_path / "twice.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
+    code, said = run(capsys, *common)
+    assert code == 1 and "twice.jsonl:2: is not UTF-8" in said
+
+
 @pytest.mark.parametrize("in_file", [False, True])
 def test_of_conversations_the_answers_are_learnt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], in_file: bool
@@ -307,7 +322,7 @@ def test_templates_are_rendered_as_transformers_does_it(tmp_path: Path) -> None:
         (CHAT_TEMPLATE, [{"messages": "hello"}], 'chat.jsonl:1: "messages" is no list of objects'),
         (CHAT_TEMPLATE, [{"messages": [{"role": "user", "content": "hi"}]}], "chat.jsonl:1: the assistant says nothing"),
         (CHAT_TEMPLATE, [{"messages": [{"role": "assistant", "content": 5}]}], 'with "role" and "content"'),
-        (CHAT_TEMPLATE, [{"prompt": "a"}], 'chat.jsonl:1: want "text" (--field names another), "messages", or "prompt"'),
+        (CHAT_TEMPLATE, [{"prompt": "a"}], 'chat.jsonl:1: want "text" (--field of zerotorch.tokenize names another), "messages", or "prompt"'),
         (CHAT_TEMPLATE, [{"prompt": "a", "answer": None}], '"prompt" and "answer" are not both texts'),
         (CHAT_TEMPLATE, [{"messages": TALK}], "one conversation is too little"),
         (None, [{"messages": TALK}], "the tokenizer's folder has no chat template"),

@@ -68,6 +68,18 @@ class DataPack : public ::testing::Test {
   CorpusOptions options_;
 };
 
+TEST_F(DataPack, WhatIsEvaluatedAsAWholeCountsAsOftenAsItIsThere) {
+  write("a.py", "x = 1\n");
+  write("b.py", "x = 1\n");
+  write("c.py", "y = 2\n");
+  EXPECT_EQ(pack_corpus(options_).files, 2);
+  options_.validation_fraction = 1;
+  const CorpusInfo all = pack_corpus(options_);
+  EXPECT_EQ(all.files, 3);
+  EXPECT_EQ(all.validation_nbytes, 21);
+  EXPECT_TRUE(pack_corpus(options_).reused);
+}
+
 TEST_F(DataPack, TakesTextOnceAndCountsTheRest) {
   write_many(20, 400);
   write("copy_of_0.py", read(options_.source / "d0/f0.py"));
