@@ -166,7 +166,8 @@ std::vector<std::pair<fs::path, double>> read_mixture(const fs::path& path) {
   }
   if (!json.is_object()) return {};
   for (const auto& item : json.items()) {
-    if (item.key() != "mixture" && lower(item.key()) == "mixture") refuse(fmt::format("has \"{}\"", item.key()));
+    if (item.key() != "mixture" && lower(item.key()).starts_with("mixture"))
+      refuse(fmt::format("has \"{}\"", item.key()));
   }
   if (!json.contains("mixture")) return {};
   if (json.size() > 1) refuse("has other keys beside \"mixture\"");
@@ -176,7 +177,7 @@ std::vector<std::pair<fs::path, double>> read_mixture(const fs::path& path) {
   for (const auto& one : list) {
     const bool well = one.is_object() && one.contains("data") && one["data"].is_string() && one.contains("weight") &&
                       one["weight"].is_number() && one.size() == 2;
-    if (!well) refuse(fmt::format("got {}", one.dump()));
+    if (!well || one["data"] == "") refuse(fmt::format("got {}", one.dump()));
     fs::path source = fs::absolute(path_in(path.parent_path(), one["data"])).lexically_normal();
     if (source.filename().empty()) source = source.parent_path();
     check_exists(source, path.c_str());

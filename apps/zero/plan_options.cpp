@@ -149,7 +149,9 @@ plan::ModelShape read_model(const PlanOptions& options) {
     if (names_sizes(options) || options.seq) {
       throw ConfigError("--parameters: knows no sizes; leave --layers, --dim, --heads, --seq and --vocab away");
     }
-    return plan::model_of_numel(parse_count("--parameters", options.parameters));
+    const std::int64_t numel = parse_count("--parameters", options.parameters);
+    if (numel < 1) throw ConfigError("--parameters: got 0, want a model with some");
+    return plan::model_of_numel(numel);
   }
   plan::ModelShape model = options.model.empty() ? read_gpt(options) : read_file(options);
   if (options.seq) model.transformer->seq = *options.seq;

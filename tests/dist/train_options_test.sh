@@ -152,7 +152,7 @@ sed -i 's/And so it was/AND SO IT WAS/' texts/words.txt
 "$zero" train --resume mixed --steps 11 > out 2>&1; expect "exit code with another text in the mixture" $? 2
 grep -q "is not what the run .*mixed learnt from" out || fail "another text in the mixture: $(cat out)"
 for bad in '{"mixture": [{"data": "code.py", "weight": 1},]}' '{"Mixture": [{"data": "code.py", "weight": 1}]}' \
-  '{"mixture": [{"data": "code.py", "weight": NaN}]}' '{"mixture": []}' '{"mixture": [{"data": "code.py"}]}' '{"mixture": [{"data": "code.py", "weight": "x"}]}' \
+  '{"mixture": [{"data": "code.py", "weight": NaN}]}' '{"mixtures": [{"data": "code.py", "weight": 1}]}' '{"mixture": [{"data": "", "weight": 1}]}' '{"mixture": []}' '{"mixture": [{"data": "code.py"}]}' '{"mixture": [{"data": "code.py", "weight": "x"}]}' \
   '{"mixture": [{"data": "code.py", "weight": 1}], "seed": 3}' '{"mixture": [{"data": "gone.py", "weight": 1}]}'; do
   echo "$bad" > texts/bad.json
   "$zero" train $tiny --data texts/bad.json --run-dir bad > out 2>&1; expect "exit code of $bad" $? 2
