@@ -557,6 +557,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (Refused, OSError) as error:
         print(f"zerotorch.tokenize: error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
