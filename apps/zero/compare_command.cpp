@@ -224,7 +224,7 @@ int run_compare(CompareOptions options) {
   comparison.rounds = options.rounds;
   comparison.plan = prepare(options, console);
   const Config config = Config::from_text(comparison.plan.config, "configuration of the comparison");
-  if (!options.python.empty() && find_python(options.python, {}).empty())
+  if (!options.peers && !options.python.empty() && find_python(options.python, {}).empty())
     throw ConfigError(fmt::format("--python {}: is no Python that runs", options.python));
   if (options.peers) check_peers(options, config, modes);  // before anything takes time
   const fs::path folder = make_folder(options);

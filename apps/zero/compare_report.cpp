@@ -187,14 +187,14 @@ std::string doubt_lines(const Comparison& comparison) {
     if (failed(result)) continue;
     for (const auto& round : result["rounds"]) busiest = std::max(busiest, round["others_cpu_share"].get<double>());
     if (is_stage(result) && step_seconds(result, comparison.warmup) < 0.95 * compute) {
-      text += fmt::format("  doubtful   {}: no step can be so much faster than its forward and backward\n",
+      text += fmt::format("  doubtful   {}: a step so much faster than its forward and backward\n",
                           mode_title(result["mode"]));
     }
   }
   if (busiest < kBusy) return text;
   return text + fmt::format(
-                    "  doubtful   other programs had up to {:.0f} % of the CPU time: compare on an idle machine,\n"
-                    "             or with more --rounds\n",
+                    "  doubtful   other programs had up to {:.0f} % of the CPU time:\n"
+                    "             compare on an idle machine, or with more --rounds\n",
                     100 * busiest);
 }
 
