@@ -99,8 +99,8 @@ std::string memory_rows(const Comparison& comparison) {
                         megabytes(result["memory"]["peak_pss_nbytes"]), megabytes(result.value("planned_nbytes", 0.0)));
   }
   return text +
-         "  Of the rank that holds most, by kind (activ.: activations); in all: the most that\n"
-         "  all processes held while training (PSS); planned: what zero plan says of that.\n\n";
+         "  Of the rank that holds most, by kind (activ.: activations). In all: the most\n"
+         "  that all processes held in training (PSS). Planned: what zero plan says of it.\n\n";
 }
 
 std::string time_rows(const Comparison& comparison) {

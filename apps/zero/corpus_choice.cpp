@@ -308,8 +308,8 @@ std::string describe_corpus(const CorpusInfo& info, double seconds) {
   return fmt::format(
       "data       {}: {} file{}; {}\n"
       "           {} to train on, {} to validate on; a token is a byte\n{}"
-      "           to beat: {:.3f} nats = {:.3f} bits per byte, the unigram entropy: the loss\n"
-      "           of knowing just how often each byte occurs\n{}",
+      "           to beat: {:.3f} nats = {:.3f} bits per byte, the unigram entropy:\n"
+      "           the loss of knowing just how often each byte occurs\n{}",
       source, with_commas(info.files), info.files == 1 ? "" : "s", packed, human_nbytes(info.train_nbytes),
       human_nbytes(info.validation_nbytes), describe_members(info), nats, to_bits(nats), left_out);
 }
