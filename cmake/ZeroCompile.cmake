@@ -87,8 +87,8 @@ function(zero_use_precompiled owner)
   endforeach()
 endfunction()
 
-# Whether a file of ours includes libtorch's modules or all its operators, itself or through other files of ours. As of the last
-# time CMake ran: a file that has become another since is compiled as well, if more slowly.
+# Whether a file of ours includes libtorch's modules or all its operators, itself or through other files of ours. As of
+# the last time CMake ran: a file that has become another since is compiled as well, if more slowly.
 function(zero_needs_modules path result)
   get_property(known GLOBAL PROPERTY zero_needs_${path})
   if(NOT "${known}" STREQUAL "")

@@ -37,13 +37,12 @@ std::vector<std::string> command_of(const Arguments& arguments, std::vector<std:
   return command;
 }
 
-/// NAME=VALUE.
-std::string checked(const std::string& assignment) {
+/// Throws where it is not NAME=VALUE.
+void check_assignment(const std::string& assignment) {
   const auto equals = assignment.find('=');
   if (equals == 0 || equals == std::string::npos) {
     throw CLI::ValidationError("--env", "got \"" + assignment + "\", wanted NAME=VALUE");
   }
-  return assignment;
 }
 
 zero::LaunchOptions local_options(const Arguments& arguments, std::vector<std::string> command) {
@@ -76,7 +75,7 @@ zero::LaunchOptions local_options(const Arguments& arguments, std::vector<std::s
 
 int run(const Arguments& arguments, std::vector<std::string> rest) {
   std::vector<std::string> command = command_of(arguments, std::move(rest));
-  for (const std::string& assignment : arguments.environment) checked(assignment);
+  for (const std::string& assignment : arguments.environment) check_assignment(assignment);
   if (arguments.rank_of_host) zero::app::become_rank_of_host(command);
   if (!arguments.hostfile.empty()) launch_on_hosts(arguments, std::move(command));
   return zero::launch(local_options(arguments, std::move(command)));

@@ -229,8 +229,7 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
   add_machine_options(command, options);
   command.get_option("--stages")->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command.add_flag("--json", options.json, "for programs")->group(kOutput);
-  command.add_flag("--offload", options.offload, "also the states under offload, on paper: it is not built yet")
-      ->group(kOutput);
+  command.add_flag("--offload", options.offload, "also the states under the papers' offload schemes")->group(kOutput);
   command.add_flag("--paper-table", options.paper_table, "tables 1 and 2 of the ZeRO paper from its formulas, and end")
       ->group(kOutput);
   command.footer(

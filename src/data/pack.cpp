@@ -324,6 +324,7 @@ CorpusInfo pack_mixture(const CorpusOptions& options, const fs::path& folder) {
   data::Parts parts;
   std::string fingerprint = "mixture";
   double text_nbytes = 0;
+  CorpusInfo first;
   for (std::size_t i = 0; i < options.mixture.size(); ++i) {
     CorpusOptions one = options;
     one.mixture.clear();
@@ -331,9 +332,10 @@ CorpusInfo pack_mixture(const CorpusOptions& options, const fs::path& folder) {
     one.folder = options.mixture[i].folder;
     const CorpusInfo member = pack_corpus(one);
     const data::StoredCorpus stored = data::read_corpus_json(member.folder);
-    if (i == 0) info.tokens = member.tokens;
-    CorpusInfo first = info;
-    first.source = options.mixture[0].source.string();
+    if (i == 0) {
+      info.tokens = member.tokens;
+      first = member;
+    }
     check_same_tokens(first, member);
     const double share = static_cast<double>(shares[i]) / kMixtureSequences;
     add_member(info, member, share);

@@ -1,12 +1,11 @@
 // Mixtures of corpora: shares, order, what does not fit together.
 #include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
 
+#include "support/temporary_folder.h"
 #include "zero/data.h"
 #include "zero/errors.h"
 
@@ -18,14 +17,10 @@ namespace fs = std::filesystem;
 class DataMixture : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "zero_mixture_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
     options_.source = root_ / "mix.json";
     options_.folder = root_ / "packed";
     options_.validation_fraction = 0.2;
   }
-  void TearDown() override { fs::remove_all(root_); }
 
   /// A corpus of `nbytes` letters, and its weight.
   void add(char letter, std::int64_t nbytes, double weight) {
@@ -56,7 +51,8 @@ class DataMixture : public ::testing::Test {
     return {};
   }
 
-  fs::path root_;
+  const testing::TemporaryFolder folder_;
+  const fs::path root_ = folder_.path();
   CorpusOptions options_;
 };
 

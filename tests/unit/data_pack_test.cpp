@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/listing.h"
+#include "support/temporary_folder.h"
 #include "zero/data.h"
 #include "zero/errors.h"
 
@@ -22,14 +23,10 @@ namespace fs = std::filesystem;
 class DataPack : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "zero_data_pack_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
     options_.source = root_ / "source";
     options_.folder = root_ / "out" / "packed";
     fs::create_directories(options_.source);
   }
-  void TearDown() override { fs::remove_all(root_); }
 
   void write(const std::string& name, const std::string& text) const {
     const fs::path path = options_.source / name;
@@ -64,7 +61,8 @@ class DataPack : public ::testing::Test {
     return static_cast<std::size_t>(std::distance(fs::directory_iterator(out), fs::directory_iterator()));
   }
 
-  fs::path root_;
+  const testing::TemporaryFolder folder_;
+  const fs::path root_ = folder_.path();
   CorpusOptions options_;
 };
 
