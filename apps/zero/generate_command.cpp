@@ -87,14 +87,6 @@ Job job_from_json(const std::string& text) {
           .quiet = json.at("quiet")};
 }
 
-/// Where tokens of a run are described, beside their pieces.
-std::vector<std::int64_t> separator_of(const std::string& pieces) {
-  std::ifstream file(fs::path(pieces).parent_path() / "tokens.json");
-  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("separator")) return {};
-  return {json["separator"].get<std::int64_t>()};
-}
-
 void take_bytes(Job& job, const std::string& text) {
   for (const char c : text) job.prompt.push_back(static_cast<unsigned char>(c));
   if (job.prompt.empty()) job.prompt.push_back(0);  // like a file

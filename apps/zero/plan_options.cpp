@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kept_results_option.h"
 #include "number_check.h"
 #include "quantity.h"
 #include "train_config.h"
@@ -42,6 +43,7 @@ void add_model_options(CLI::App& command, PlanOptions& options) {
   size("--vocab", options.vocab, "vocabulary (default 256: bytes)");
   command.add_flag("--checkpointing", options.checkpointing, "the model keeps each layer's input and recomputes it")
       ->group(kModel);
+  add_recompute_keep(command, options.recompute_keep, kModel)->needs("--checkpointing");
   command
       .add_flag("--unfused-attention", options.unfused_attention,
                 "the model keeps the scores of every head for backward")
@@ -156,6 +158,7 @@ plan::ModelShape read_model(const PlanOptions& options) {
   plan::ModelShape model = options.model.empty() ? read_gpt(options) : read_file(options);
   if (options.seq) model.transformer->seq = *options.seq;
   model.transformer->checkpointing = options.checkpointing;
+  model.transformer->kept = options.recompute_keep.value_or(KeptResults::kNone);
   if (options.unfused_attention) model.transformer->fused_attention = false;
   return model;
 }

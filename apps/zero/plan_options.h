@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "zero/kept_results.h"
 #include "zero/plan.h"
 
 namespace CLI {
@@ -18,6 +19,7 @@ struct PlanOptions {
   std::string preset, model, parameters;
   std::optional<std::int64_t> layers, dim, heads, seq, vocab;
   bool checkpointing = false;
+  std::optional<KeptResults> recompute_keep;
   bool unfused_attention = false;
   // How it is trained.
   std::string config;

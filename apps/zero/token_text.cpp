@@ -1,6 +1,9 @@
 #include "token_text.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "text_format.h"
@@ -34,6 +37,13 @@ std::string TokenText::of(std::span<const std::int64_t> tokens) const {
   std::string text;
   for (const std::int64_t token : tokens) text += of(token);
   return text;
+}
+
+std::vector<std::int64_t> separator_of(const std::string& pieces) {
+  std::ifstream file(std::filesystem::path(pieces).parent_path() / "tokens.json");
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("separator")) return {};
+  return {json["separator"].get<std::int64_t>()};
 }
 
 std::string PrintableStream::add(const std::string& bytes) {

@@ -20,6 +20,9 @@ class TokenText {
   std::vector<std::string> pieces_;
 };
 
+/// The token after each document, as the tokens of a run are described beside their `pieces`; none: not known.
+std::vector<std::int64_t> separator_of(const std::string& pieces);
+
 /// Bytes that come in pieces, which may end within a character, as a terminal can take them.
 class PrintableStream {
  public:

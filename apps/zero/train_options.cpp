@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "kept_results_option.h"
 #include "number_check.h"
 
 namespace zero::app {
@@ -48,6 +49,17 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
                   "activation checkpointing: of every N blocks, compute one again in backward; 1: all (default: none)")
       ->transform(kNotNegative)
       ->type_name("N")
+      ->group(kTraining);
+  add_recompute_keep(command, options.recompute_keep, kTraining);
+  command
+      .add_flag("--separate-documents", options.separate_documents,
+                "documents in a sequence do not see each other: attention stays within each, positions begin anew")
+      ->group(kTraining);
+  command
+      .add_option("--separator", options.separator,
+                  "the token between documents (default: of text the zero byte, of tokens what tokens.json says)")
+      ->transform(kNotNegative)
+      ->type_name("TOKEN")
       ->group(kTraining);
   command
       .add_flag("--fit", options.fit,
@@ -109,7 +121,8 @@ constexpr const char* kFixedByTheRun[] = {
     "--lora",   "--lora-targets", "--lora-alpha",    "--lora-dropout", "--model",          "--init-from",
     "--layers", "--dim",          "--heads",         "--seq",          "--config",         "--seed",
     "--lr",     "--batch-size",   "--micro-batch",   "--dtype",        "--eval-every",     "--eval-batches",
-    "--prompt", "--temperature",  "--sample-length", "--top-k",        "--no-tensorboard", "--print-config"};
+    "--prompt", "--temperature",  "--sample-length", "--top-k",        "--no-tensorboard", "--print-config",
+    "--separate-documents",       "--separator"};
 
 /// An option that may be followed by the folder of a run.
 CLI::Option* add_run_option(CLI::App& command, const std::string& name, bool& wanted, std::string& run_dir,

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "zero/kept_results.h"
+
 namespace CLI {
 class App;
 }
@@ -30,6 +32,9 @@ struct TrainOptions {
   std::vector<std::string> lora_targets;  ///< empty: PEFT's choice
   bool merge = false;                     ///< export the model with what they have learnt, not them
   std::optional<std::int64_t> recompute;  ///< of so many blocks one; 0: none
+  std::optional<KeptResults> recompute_keep;
+  bool separate_documents = false;
+  std::optional<std::int64_t> separator;  ///< token; not given: the tokenizer's
   bool trace = false;                     ///< some steps, for Perfetto
   bool fit = false;                       ///< choose what makes it fit this host
   std::string memory;                     ///< of this host, for the plan; empty: what is free

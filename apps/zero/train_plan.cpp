@@ -18,6 +18,7 @@
 #include "progress.h"
 #include "run_folder.h"
 #include "text_format.h"
+#include "token_text.h"
 #include "tokenizer.h"
 #include "train_config.h"
 #include "zero/data.h"
@@ -26,12 +27,18 @@
 #include "zero/models.h"
 #include "zero/train.h"
 
+namespace zero {
+NLOHMANN_JSON_SERIALIZE_ENUM(KeptResults, {{KeptResults::kNone, "none"},
+                                           {KeptResults::kAttention, "attention"},
+                                           {KeptResults::kProducts, "products"}})
+}
+
 namespace zero::app {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, patience, keep_best,
                                    max_minutes, command_line, spare_folder, data, suffixes, text_tokenizer, cache_dir,
                                    preset, model, init_from, export_folder, lora, merge, layers, dim, heads, seq,
-                                   recompute_every, parameters_numel, trained_numel, config, corpus_folder, corpus_hash,
+                                   recompute_every, recompute_keep, separator, parameters_numel, trained_numel, config, corpus_folder, corpus_hash,
                                    train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes, baseline_nats,
                                    run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed, prompt,
                                    sample_length, top_k, temperature, quiet, verbose, json, norms, noise)
@@ -55,7 +62,10 @@ std::string describe_training(const TrainPlan& plan, const Config& config, int r
       plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s", config.train_micro_batch_size_per_gpu,
       config.gradient_accumulation_steps, human_count(static_cast<double>(tokens)), epochs,
       dtype_name(config.param_dtype()), config.zero_optimization.stage, config.optimizer.type, config.optimizer.lr,
-      clipping);
+      clipping) +
+         (plan.separator < 0 ? ""
+                                : fmt::format("           documents, which token {} separates, do not see each other\n",
+                                              plan.separator));
 }
 
 std::string tensorboard_folder(const Config& config, const std::string& run_folder) {
@@ -108,12 +118,18 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
   plan.patience = options.patience.value_or(plan.patience);
   plan.keep_best = plan.keep_best || options.keep_best;
   plan.recompute_every = options.recompute.value_or(plan.recompute_every);
+  plan.recompute_keep = options.recompute_keep.value_or(plan.recompute_keep);
   if (options.spare_dir.empty()) return;
   plan.spare_folder = std::filesystem::absolute(options.spare_dir).string();
   std::error_code error;
   std::filesystem::create_directories(plan.spare_folder, error);
   if (error || ::access(plan.spare_folder.c_str(), W_OK) != 0)
     throw ConfigError(fmt::format("--spare-dir {}: cannot be written to", options.spare_dir));
+}
+
+void check_recompute(const TrainPlan& plan) {
+  if (plan.recompute_keep == KeptResults::kNone || plan.recompute_every > 0) return;
+  throw ConfigError("--recompute-keep: keeps results of blocks that are computed again; give --recompute, too");
 }
 
 /// Where the run's last checkpoint is, if its folder could not take it: in `spare` (empty: not known), or
@@ -277,6 +293,8 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     json.emplace("patience", 0);
     json.emplace("max_minutes", 0.0);
     json.emplace("recompute_every", 0);
+    json.emplace("recompute_keep", "none");
+    json.emplace("separator", -1);
     json.emplace("command_line", "");
     json.emplace("spare_folder", "");
     json.emplace("suffixes", nlohmann::json::array());
@@ -336,12 +354,16 @@ GPTOptions gpt_options(const TrainPlan& plan) {
   model.heads = plan.heads;
   model.seq = plan.seq;
   model.recompute_every = plan.recompute_every;
+  model.recompute_keep = plan.recompute_keep;
+  model.separator = plan.separator;
   return model;
 }
 
 models::CausalLMConfig causal_lm_config(const TrainPlan& plan) {
   models::CausalLMConfig config = models::parse_config(plan.model);
   config.recompute_every = plan.recompute_every;
+  config.recompute_keep = plan.recompute_keep;
+  config.separator = plan.separator;
   return config;
 }
 
@@ -390,6 +412,7 @@ TrainPlan choose_causal_lm(const TrainOptions& options) {
         fmt::format("--seq {}: {} is made for at most {} positions", plan.seq, path, config.max_positions));
   }
   plan.recompute_every = options.recompute.value_or(0);
+  plan.recompute_keep = options.recompute_keep.value_or(KeptResults::kNone);
   plan.lora = lora_of(options, config.family);
   const plan::ModelShape shape = causal_lm_shape(plan);
   plan.parameters_numel = shape.numel();
@@ -420,6 +443,21 @@ void check_vocabulary(const TrainPlan& plan, const CorpusInfo& corpus) {
 
 namespace {
 
+/// The token between documents, where they do not see each other; else -1.
+std::int64_t separator_for(const TrainOptions& options, const CorpusInfo& corpus) {
+  if (options.separator && !options.separate_documents)
+    throw ConfigError("--separator: has an effect with --separate-documents only");
+  if (!options.separate_documents) return -1;
+  if (options.separator) return *options.separator;
+  if (corpus.tokens.nbytes == 1) return 0;
+  const std::vector<std::int64_t> separator = separator_of(corpus.tokens.pieces);
+  if (!separator.empty()) return separator.front();
+  throw ConfigError(
+      fmt::format("--separate-documents: {} does not say which token is between documents (tokens.json of python -m "
+                  "zerotorch.tokenize does); give it with --separator (50256 is GPT-2's)",
+                  corpus.source));
+}
+
 /// Everything that is chosen by what the tokens are.
 void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo& corpus) {
   plan.train_tokens = corpus.train_tokens();
@@ -428,6 +466,7 @@ void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo&
   plan.text_nbytes = corpus.tokens.text_nbytes;
   plan.token_pieces = corpus.tokens.pieces;
   plan.tokenizer = corpus.tokens.tokenizer;
+  plan.separator = separator_for(options, corpus);
   check_vocabulary(plan, corpus);
   if (corpus.tokens.nbytes == 1) return;
   if (!options.prompt.empty()) {
@@ -471,6 +510,7 @@ TrainPlan choose_model(const TrainOptions& options) {
   plan.seq = model.seq;
   plan.parameters_numel = plan.trained_numel = gpt_numel(model);
   plan.recompute_every = options.recompute.value_or(0);
+  plan.recompute_keep = options.recompute_keep.value_or(KeptResults::kNone);
   return plan;
 }
 
@@ -507,7 +547,9 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   TrainPlan plan = choose_model(options);
   plan.ranks = ranks.world_size;
   Config config = make_config(options, plan.dim, ranks.world_size);
+  if (options.separate_documents) plan.separator = options.separator.value_or(0);  // until the tokens are known
   const std::string about_memory = fit_or_check(plan, config, options, ranks, /*goes_on=*/false);
+  check_recompute(plan);
   plan.config = config.to_json();
   plan.seed = *config.zerotorch.seed;
   plan.steps = options.steps.value_or(kDefaultSteps);
@@ -581,6 +623,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   Config config = resume_config(plan.config, options, plan.ranks);
   const std::string about_memory = fit_or_check(
       plan, config, options, {.world_size = plan.ranks, .per_node = ranks ? ranks->per_node : 0}, /*goes_on=*/true);
+  check_recompute(plan);
   plan.config = config.to_json();
   find_text_again(plan);
   plan.command_line = command_line;

@@ -23,6 +23,8 @@ struct TrainPlan {
   bool merge = false;         ///< they are exported as part of its weights
   std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
   std::int64_t recompute_every = 0;                      ///< as GPTOptions
+  KeptResults recompute_keep = KeptResults::kNone;       ///< as GPTOptions
+  std::int64_t separator = -1;                        ///< as GPTOptions
   std::int64_t parameters_numel = 0, trained_numel = 0;  ///< all, and those that are not frozen
   std::string config;                                    ///< resolved, as JSON
   std::string data, cache_dir;                           ///< as given, absolute; empty: see choose_corpus()

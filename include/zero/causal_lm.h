@@ -69,6 +69,11 @@ struct CausalLMConfig {
   /// In training mode, every so many blocks one is run by zero::recompute(): 1: all of them, 0: none. Not in
   /// config.json.
   std::int64_t recompute_every = 0;
+  /// The token that begins a document: attention stays within documents, and positions begin anew in each; not in
+  /// next_logits(). Negative: a sequence is one document. Not in config.json.
+  std::int64_t separator = -1;
+  /// What such a block keeps. Not in config.json.
+  KeptResults recompute_keep = KeptResults::kNone;
   /// loss(): rows whose logits exist at a time, as LinearCrossEntropyOptions::rows. Not in config.json.
   std::int64_t loss_rows = 0;
   /// What was read, so that to_json() keeps what has no effect here (ids of special tokens, for example). JSON.

@@ -28,6 +28,10 @@ struct GPTOptions {
   bool tied = false;
   /// In training mode, every so many blocks one is run by zero::recompute(): 1: all of them, 0: none. The same bits.
   std::int64_t recompute_every = 0;
+  KeptResults recompute_keep = KeptResults::kNone;  ///< what such a block keeps
+  /// The token that begins a document: attention stays within documents, and positions begin anew in each. Negative: a
+  /// sequence is one document.
+  std::int64_t separator = -1;
 };
 
 /// Options of a preset: "gpt-tiny" (0.1M parameters), "gpt-2m", "gpt-11m" (10.9M), "gpt-14m", "gpt-25m",

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "zero/config.h"
+#include "zero/kept_results.h"
 #include "zero/memory.h"
 
 namespace zero::plan {
@@ -113,6 +114,8 @@ struct Transformer {
   bool fused_attention = true;        ///< false: the [seq, seq] scores of every head are kept for backward
   bool checkpointing = false;         ///< keep a layer's input only and recompute the layer in backward
   std::int64_t checkpoint_every = 1;  ///< with checkpointing: of so many layers one
+  KeptResults kept = KeptResults::kNone;  ///< with checkpointing: what such a layer keeps besides
+  bool separate_documents = false;        ///< attention by document, whose results are put together
   /// The loss is zero::linear_cross_entropy(), and so many rows of logits exist at a time; 0: all of them.
   std::int64_t loss_rows = 0;
 };

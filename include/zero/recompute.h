@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "zero/kept_results.h"
+
 namespace zero {
 
 struct RecomputeOptions {
@@ -26,6 +28,9 @@ struct RecomputeOptions {
   bool compare = true;
   /// Gives the second run the random numbers of the first, so that dropout drops the same elements.
   bool preserve_random = true;
+  /// Time for memory. What the program changes in place afterwards is computed again all the same. Needs `compare` and
+  /// `preserve_random`.
+  KeptResults keep = KeptResults::kNone;
 };
 
 namespace detail {

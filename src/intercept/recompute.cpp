@@ -24,13 +24,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
 #include <unordered_set>
 
 #include "intercept/gradient_hook.h"
+#include "intercept/kept_results.h"
 #include "intercept/random_replay.h"
+#include "intercept/second_run.h"
 #include "zero/errors.h"
 
 namespace zero::intercept {
@@ -83,25 +86,10 @@ Graph follow(const at::Tensor& output, IsOutside is_outside) {
   return graph;
 }
 
-/// Of values, shape and dtype; 0 where they are not looked at.
-std::uint64_t hash_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != at::kStrided) return 0;
-  const at::NoGradGuard no_grad;
-  const at::Tensor values = tensor.detach().contiguous();
-  std::uint64_t hash = XXH3_64bits(values.const_data_ptr(), values.nbytes());
-  for (const std::int64_t size : values.sizes()) hash = XXH3_64bits_withSeed(&size, sizeof size, hash);
-  return hash + static_cast<std::uint64_t>(values.scalar_type());
-}
-
 std::vector<std::uint64_t> hashes_of(const Tensors& tensors) {
   std::vector<std::uint64_t> hashes;
   for (const at::Tensor& tensor : tensors) hashes.push_back(hash_of(tensor));
   return hashes;
-}
-
-/// -1 for what has no version.
-std::int64_t version_of(const at::Tensor& tensor) {
-  return !tensor.defined() || tensor.is_inference() ? -1 : static_cast<std::int64_t>(tensor._version());
 }
 
 std::vector<c10::Device> devices_beside_cpu(const Tensors& tensors) {
@@ -171,13 +159,6 @@ class EndOfGraph {
   };
   std::vector<End> ends_;
 };
-
-[[noreturn]] void is_another_run(const std::string& what) {
-  throw ModelError(
-      fmt::format("zero::recompute: in backward the function {}; it must compute what it has computed in forward: no "
-                  "captured value, training flag or global state may change in between",
-                  what));
-}
 
 /// An input inside a part: has a graph, as outside, and may be changed in place.
 struct Entry : torch::autograd::Function<Entry> {
@@ -287,8 +268,8 @@ class Segment : public torch::CustomClassHolder {
   /// The results of the first run, each with a node of its own where it was computed. Throws ModelError.
   Tensors run(const Tensors& inputs, const c10::intrusive_ptr<Segment>& self);
 
-  /// The gradients of the sources of result `k` from its own. Throws ModelError.
-  variable_list gradients(std::size_t k, const Tensors& inputs, const at::Tensor& gradient);
+  /// The gradients of the sources of result `k` from its own; `kept`: what its node has kept. Throws ModelError.
+  variable_list gradients(std::size_t k, Tensors kept, const at::Tensor& gradient);
 
   const std::vector<Source>& sources(std::size_t k) const { return results_.at(k).sources; }
 
@@ -297,15 +278,15 @@ class Segment : public torch::CustomClassHolder {
     static std::atomic<std::uint64_t> last{0};
     return ++last;
   }
-  Tensors run_first(const Arguments& arguments);
+  Tensors run_first(const Arguments& arguments, Tensors& kept);
   void check_inputs(const Arguments& arguments) const;
   void find_sources(const Tensors& outputs, const Arguments& arguments, std::uint64_t begin);
   at::Tensor value_for_node(const Tensors& outputs, std::size_t k, const Tensors& inputs) const;
   bool is_of_others(const Tensors& outputs, std::size_t k, const Tensors& inputs) const;
   variable_list parents_of(std::size_t k, const Tensors& inputs, const Tensors& results) const;
 
-  std::shared_ptr<Again> again(const Tensors& inputs);
-  std::shared_ptr<Again> run_again(const Tensors& inputs);
+  std::shared_ptr<Again> again(Tensors kept);
+  std::shared_ptr<Again> run_again(Tensors kept);
   void check_leaves() const;
   void check_graph(const Again& made) const;
   Edge edge_of(const Source& source, const Again& made) const;
@@ -317,6 +298,7 @@ class Segment : public torch::CustomClassHolder {
   std::map<std::size_t, Result> results_;       ///< by output
   std::map<const Node*, std::int64_t> leaves_;  ///< versions of leaves that were captured
   std::vector<std::uint64_t> hashes_;           ///< by output; empty: not compared
+  std::vector<TapedResult> taped_;              ///< their memory is with the nodes
   std::size_t outputs_ = 0;
   const std::uint64_t id_ = next_id();
 };
@@ -326,13 +308,13 @@ struct Given {
   c10::intrusive_ptr<Segment> segment;
   std::size_t result;
   at::Tensor value;
-  Tensors inputs;
+  Tensors kept;  ///< inputs, and results of operators
 };
 
 struct Recomputation : torch::autograd::Function<Recomputation> {
   static at::Tensor forward(AutogradContext* ctx, const std::shared_ptr<Given>& given, at::TensorList) {
     ctx->set_materialize_grads(false);
-    ctx->save_for_backward(given->inputs);
+    ctx->save_for_backward(given->kept);
     ctx->saved_data["segment"] = c10::IValue::make_capsule(given->segment);
     ctx->saved_data["result"] = static_cast<std::int64_t>(given->result);
     return given->value;
@@ -357,7 +339,8 @@ struct Recomputation : torch::autograd::Function<Recomputation> {
 Tensors Segment::run(const Tensors& inputs, const c10::intrusive_ptr<Segment>& self) {
   const std::uint64_t begin = at::sequence_number::peek();
   const Arguments arguments = arguments_of(inputs);
-  Tensors outputs = run_first(arguments);
+  Tensors kept = inputs;
+  Tensors outputs = run_first(arguments, kept);
   outputs_ = outputs.size();
   find_sources(outputs, arguments, begin);
   if (what_.options.compare) hashes_ = hashes_of(outputs);
@@ -369,7 +352,7 @@ Tensors Segment::run(const Tensors& inputs, const c10::intrusive_ptr<Segment>& s
   const auto number = [&](std::size_t k) { return gradient_edge(outputs[k]).function->sequence_nr(); };
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return number(a) < number(b); });
   for (const std::size_t k : order) {
-    auto given = std::make_shared<Given>(Given{self, k, value_for_node(outputs, k, inputs), inputs});
+    auto given = std::make_shared<Given>(Given{self, k, value_for_node(outputs, k, inputs), kept});
     const variable_list parents = parents_of(k, inputs, results);
     results[k] = Recomputation::apply(given, at::TensorList(parents));
   }
@@ -386,7 +369,7 @@ Tensors Segment::run(const Tensors& inputs, const c10::intrusive_ptr<Segment>& s
   return results;
 }
 
-Tensors Segment::run_first(const Arguments& arguments) {
+Tensors Segment::run_first(const Arguments& arguments, Tensors& kept) {
   // Inside a second run this one is a repetition, too.
   std::optional<Kept> buffers;
   if (t_second_runs > 0) buffers.emplace(what_.buffers);
@@ -394,8 +377,12 @@ Tensors Segment::run_first(const Arguments& arguments) {
   const BackwardWatch backward;
   std::optional<RandomRecording> recording;
   if (what_.options.preserve_random) recording.emplace(devices_);
+  ResultTape tape(what_.options.keep);
   Tensors outputs = what_.run(arguments.tensors);
   if (recording) random_ = recording->take();
+  Tensors values = tape.take_values();
+  taped_ = tape.take_results();
+  std::move(values.begin(), values.end(), std::back_inserter(kept));
   if (backward.has_seen_one()) {
     throw ModelError(
         "zero::recompute: the function runs a backward() of its own, which adds to gradients of parameters, and would "
@@ -500,10 +487,10 @@ variable_list Segment::parents_of(std::size_t k, const Tensors& inputs, const Te
   return parents;
 }
 
-variable_list Segment::gradients(std::size_t k, const Tensors& inputs, const at::Tensor& gradient) {
+variable_list Segment::gradients(std::size_t k, Tensors kept, const at::Tensor& gradient) {
   const at::ThreadLocalStateGuard as_in_forward(state_);
   const at::AutoGradMode with_graph(true);
-  const std::shared_ptr<Again> made = again(inputs);
+  const std::shared_ptr<Again> made = again(std::move(kept));
   edge_list places, ends;
   for (const Source& source : results_.at(k).sources) {
     places.push_back(edge_of(source, *made));
@@ -521,12 +508,12 @@ Edge Segment::edge_of(const Source& source, const Again& made) const {
   return source.outside;
 }
 
-std::shared_ptr<Again> Segment::again(const Tensors& inputs) {
+std::shared_ptr<Again> Segment::again(Tensors kept) {
   const int backward = backward_id();
   if (t_kept.segment == id_ && t_kept.backward == backward && t_kept.made) return t_kept.made;
   t_kept = {};
   check_leaves();
-  std::shared_ptr<Again> made = run_again(inputs);
+  std::shared_ptr<Again> made = run_again(std::move(kept));
   if (results_.size() == 1) return made;
   t_kept = {id_, backward, made};
   when_backward_ends([id = id_](bool) {
@@ -535,7 +522,10 @@ std::shared_ptr<Again> Segment::again(const Tensors& inputs) {
   return made;
 }
 
-std::shared_ptr<Again> Segment::run_again(const Tensors& inputs) {
+std::shared_ptr<Again> Segment::run_again(Tensors kept) {
+  const auto results = kept.end() - static_cast<std::ptrdiff_t>(taped_.size());
+  ResultTape tape(what_.options.keep, taped_, {std::make_move_iterator(results), std::make_move_iterator(kept.end())});
+  const Tensors inputs(std::make_move_iterator(kept.begin()), std::make_move_iterator(results));
   auto made = std::make_shared<Again>(Again{arguments_of(inputs), {}});
   {
     const SecondRun second;
@@ -545,6 +535,7 @@ std::shared_ptr<Again> Segment::run_again(const Tensors& inputs) {
     if (random_) random.emplace(*random_, devices_);
     made->outputs = what_.run(made->arguments.tensors);
   }
+  tape.check_end();
   if (made->outputs.size() != outputs_)
     is_another_run(fmt::format("returned {} tensors, and {} in forward", made->outputs.size(), outputs_));
   if (!hashes_.empty()) {
@@ -596,6 +587,10 @@ void Segment::check_graph(const Again& made) const {
 namespace zero {
 
 detail::Tensors detail::recompute_tensors(Recomputable what, const Tensors& inputs) {
+  if (what.options.keep != KeptResults::kNone && !(what.options.compare && what.options.preserve_random)) {
+    throw ModelError(
+        "zero::recompute: results that are kept are those of the first run: they need `compare` and `preserve_random`");
+  }
   if (!at::GradMode::is_enabled()) return what.run(inputs);
   const auto segment = c10::make_intrusive<intercept::Segment>(std::move(what), inputs);
   return segment->run(inputs, segment);

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <utility>
 
+#include "models/documents.h"
 #include "models/layers.h"
 #include "models/rotary.h"
 #include "zero/errors.h"
@@ -36,6 +37,8 @@ class DecoderImpl : public torch::nn::Module {
 };
 
 namespace {
+
+using DocumentsPtr = std::shared_ptr<const Documents>;
 
 Tensor drop(const Tensor& x, double p, bool training) { return p > 0 && training ? at::dropout(x, p, true) : x; }
 
@@ -78,6 +81,15 @@ Tensor attend(const Tensor& q, Tensor k, Tensor v, std::int64_t window, double d
   return y.transpose(1, 2).reshape({q.size(0), count, -1});
 }
 
+/// The same by document; null: a sequence is one.
+Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const DocumentsPtr& documents, std::int64_t window,
+              double dropout) {
+  if (!documents) return attend(q, k, v, window, dropout);
+  return documents->attend(q, k, v, [&](const Tensor& of_q, const Tensor& of_k, const Tensor& of_v) {
+    return attend(of_q, of_k, of_v, window, dropout);
+  });
+}
+
 // ---- GPT-2
 
 /// A linear map with the weight as GPT-2's files have it.
@@ -101,7 +113,7 @@ struct Gpt2AttentionImpl : torch::nn::Module {
     c_attn = register_module("c_attn", std::make_shared<Conv1DImpl>(of.dim, 3 * of.dim));
     c_proj = register_module("c_proj", std::make_shared<Conv1DImpl>(of.dim, of.dim));
   }
-  Tensor forward(const Tensor& x, KeyValueCache* cache) {
+  Tensor forward(const Tensor& x, const DocumentsPtr& documents, KeyValueCache* cache) {
     const auto by_head = [&](const Tensor& part) {
       return part.view({x.size(0), x.size(1), config.heads, config.head_dim}).transpose(1, 2);
     };
@@ -109,7 +121,7 @@ struct Gpt2AttentionImpl : torch::nn::Module {
     const Tensor q = by_head(parts[0]);
     Tensor k = by_head(parts[1]), v = by_head(parts[2]);
     if (cache) std::tie(k, v) = cache->append(layer, k, v);
-    const Tensor y = attend(q, k, v, /*window=*/0, is_training() ? config.attention_dropout : 0.0);
+    const Tensor y = attend(q, k, v, documents, /*window=*/0, is_training() ? config.attention_dropout : 0.0);
     return drop(c_proj->forward(y), config.residual_dropout, is_training());
   }
   CausalLMConfig config;
@@ -136,8 +148,8 @@ struct Gpt2BlockImpl : torch::nn::Module {
     ln_2 = register_module("ln_2", std::make_shared<LayerNormImpl>(config.dim, config.norm_eps));
     mlp = register_module("mlp", std::make_shared<Gpt2MlpImpl>(config));
   }
-  Tensor forward(const Tensor& x, KeyValueCache* cache = nullptr) {
-    const Tensor attended = x + attn->forward(ln_1->forward(x), cache);
+  Tensor forward(const Tensor& x, const DocumentsPtr& documents, KeyValueCache* cache = nullptr) {
+    const Tensor attended = x + attn->forward(ln_1->forward(x), documents, cache);
     return attended + mlp->forward(ln_2->forward(attended));
   }
   std::shared_ptr<LayerNormImpl> ln_1, ln_2;
@@ -147,7 +159,7 @@ struct Gpt2BlockImpl : torch::nn::Module {
 
 class Gpt2Impl final : public DecoderImpl {
  public:
-  explicit Gpt2Impl(const CausalLMConfig& config) : config_(config) {
+  explicit Gpt2Impl(const CausalLMConfig& config) : config_(config), again_{.keep = config.recompute_keep} {
     wte_ = register_module("wte", std::make_shared<EmbeddingImpl>(config.vocab, config.dim));
     wpe_ = register_module("wpe", std::make_shared<EmbeddingImpl>(config.max_positions, config.dim));
     blocks_ = add_layers<Gpt2BlockImpl>(*this, "h", config);
@@ -159,16 +171,20 @@ class Gpt2Impl final : public DecoderImpl {
       throw ModelError(fmt::format("CausalLM: {} tokens in a row; this model has learnt {} positions", length,
                                    config_.max_positions));
     }
-    const Tensor places = wpe_->forward(at::arange(before, length, tokens.options()));
+    const DocumentsPtr documents = cache ? nullptr : Documents::of(tokens, config_.separator);
+    const Tensor places =
+        wpe_->forward(documents ? documents->positions() : at::arange(before, length, tokens.options()));
     Tensor x = drop(wte_->forward(tokens) + places, config_.embedding_dropout, is_training());
     for (std::size_t i = 0; i < blocks_.size(); ++i)
-      x = runs_again(*this, config_, i) ? recompute(blocks_[i], x) : blocks_[i]->forward(x, cache);
+      x = runs_again(*this, config_, i) ? recompute_with(again_, blocks_[i], x, documents)
+                                        : blocks_[i]->forward(x, documents, cache);
     return ln_f_->forward(x);
   }
   const Tensor& embedding() const override { return wte_->weight; }
 
  private:
   const CausalLMConfig config_;
+  const RecomputeOptions again_;
   std::shared_ptr<EmbeddingImpl> wte_, wpe_;
   std::vector<std::shared_ptr<Gpt2BlockImpl>> blocks_;
   std::shared_ptr<LayerNormImpl> ln_f_;
@@ -189,7 +205,8 @@ struct AttentionImpl : torch::nn::Module {
     q_norm = register_module("q_norm", std::make_shared<RmsNormImpl>(config.head_dim, config.norm_eps));
     k_norm = register_module("k_norm", std::make_shared<RmsNormImpl>(config.head_dim, config.norm_eps));
   }
-  Tensor forward(const Tensor& x, const Tensor& cos, const Tensor& sin, KeyValueCache* cache) {
+  Tensor forward(const Tensor& x, const Tensor& cos, const Tensor& sin, const DocumentsPtr& documents,
+                 KeyValueCache* cache) {
     const std::int64_t length = x.size(1);
     const auto by_head = [&](const Tensor& y, const std::shared_ptr<RmsNormImpl>& norm) {
       const Tensor heads = y.view({x.size(0), length, -1, config.head_dim});
@@ -199,7 +216,7 @@ struct AttentionImpl : torch::nn::Module {
     Tensor k = rotate(by_head(k_proj->forward(x), k_norm), cos, sin);
     Tensor v = by_head(v_proj->forward(x), nullptr);
     if (cache) std::tie(k, v) = cache->append(layer, k, v);
-    return o_proj->forward(attend(q, k, v, window, is_training() ? config.attention_dropout : 0.0));
+    return o_proj->forward(attend(q, k, v, documents, window, is_training() ? config.attention_dropout : 0.0));
   }
   CausalLMConfig config;
   std::size_t layer;
@@ -273,8 +290,8 @@ struct LlamaBlockImpl : torch::nn::Module {
         register_module("post_attention_layernorm", std::make_shared<RmsNormImpl>(config.dim, config.norm_eps));
   }
   std::pair<Tensor, std::optional<Tensor>> forward(const Tensor& x, const Tensor& cos, const Tensor& sin,
-                                                   KeyValueCache* cache = nullptr) {
-    const Tensor attended = x + self_attn->forward(input_layernorm->forward(x), cos, sin, cache);
+                                                   const DocumentsPtr& documents, KeyValueCache* cache = nullptr) {
+    const Tensor attended = x + self_attn->forward(input_layernorm->forward(x), cos, sin, documents, cache);
     const Tensor normed = post_attention_layernorm->forward(attended);
     if (mlp) return {attended + mlp->forward(normed), std::nullopt};
     auto [out, logits] = routed->forward(normed);
@@ -289,7 +306,7 @@ struct LlamaBlockImpl : torch::nn::Module {
 
 class LlamaImpl final : public DecoderImpl {
  public:
-  explicit LlamaImpl(const CausalLMConfig& config) : config_(config) {
+  explicit LlamaImpl(const CausalLMConfig& config) : config_(config), again_{.keep = config.recompute_keep} {
     embed_tokens_ = register_module("embed_tokens", std::make_shared<EmbeddingImpl>(config.vocab, config.dim));
     layers_ = add_layers<LlamaBlockImpl>(*this, "layers", config);
     norm_ = register_module("norm", std::make_shared<RmsNormImpl>(config.dim, config.norm_eps));
@@ -297,10 +314,17 @@ class LlamaImpl final : public DecoderImpl {
   Tensor forward(const Tensor& tokens, std::vector<Tensor>& router_logits, KeyValueCache* cache) override {
     Tensor x = embed_tokens_->forward(tokens);
     const std::int64_t before = cache ? cache->length() : 0;
-    const auto [cos, sin] = rotary_angles(config_, before, before + tokens.size(1), x.options());
+    const DocumentsPtr documents = cache ? nullptr : Documents::of(tokens, config_.separator);
+    auto [cos, sin] =
+        rotary_angles(config_, before, documents ? documents->longest() : before + tokens.size(1), x.options());
+    if (documents) {  // [B, 1, T, head_dim], as all heads turn alike
+      cos = cos.index({documents->positions()}).unsqueeze(1);
+      sin = sin.index({documents->positions()}).unsqueeze(1);
+    }
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       auto [out, logits] =
-          runs_again(*this, config_, i) ? recompute(layers_[i], x, cos, sin) : layers_[i]->forward(x, cos, sin, cache);
+          runs_again(*this, config_, i) ? recompute_with(again_, layers_[i], x, cos, sin, documents)
+                                        : layers_[i]->forward(x, cos, sin, documents, cache);
       x = std::move(out);
       if (logits) router_logits.push_back(std::move(*logits));
     }
@@ -310,6 +334,7 @@ class LlamaImpl final : public DecoderImpl {
 
  private:
   const CausalLMConfig config_;
+  const RecomputeOptions again_;
   std::shared_ptr<EmbeddingImpl> embed_tokens_;
   std::vector<std::shared_ptr<LlamaBlockImpl>> layers_;
   std::shared_ptr<RmsNormImpl> norm_;
@@ -437,6 +462,8 @@ plan::ModelShape shape_of_model(CausalLM& model, const std::string& name) {
       .fused_attention = config.attention_dropout == 0,  // libtorch's fused kernel for the CPU knows no dropout
       .checkpointing = config.recompute_every > 0,
       .checkpoint_every = std::max<std::int64_t>(1, config.recompute_every),
+      .kept = config.recompute_keep,
+      .separate_documents = config.separator >= 0,
       .loss_rows = rows_at_a_time(config.vocab, {.rows = config.loss_rows})};
   shape.deferred_init = true;
   return shape;

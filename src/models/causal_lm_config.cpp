@@ -499,6 +499,8 @@ void write_llama_family(const CausalLMConfig& config, json& out) {
 bool is_same_model(CausalLMConfig a, CausalLMConfig b) {
   for (CausalLMConfig* config : {&a, &b}) {
     config->recompute_every = config->loss_rows = 0;
+    config->separator = -1;
+    config->recompute_keep = KeptResults::kNone;
     config->source.clear();
   }
   return a == b;

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "models/documents.h"
 #include "models/layers.h"
 #include "zero/errors.h"
 #include "zero/loss.h"
@@ -54,22 +55,26 @@ struct GPTBlockImpl : torch::nn::Module {
   }
 
   /// x [B, T, dim] -> [B, T, dim].
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor attended = x + drop(proj->forward(attention(ln1->forward(x))), dropout, is_training());
+  at::Tensor forward(const at::Tensor& x, const std::shared_ptr<const models::Documents>& documents) {
+    const at::Tensor attended =
+        x + drop(proj->forward(attention(ln1->forward(x), documents)), dropout, is_training());
     const at::Tensor hidden = at::gelu(fc->forward(ln2->forward(attended)), "tanh");
     return attended + drop(out->forward(hidden), dropout, is_training());
   }
 
-  at::Tensor attention(const at::Tensor& x) {
+  at::Tensor attention(const at::Tensor& x, const std::shared_ptr<const models::Documents>& documents) {
     const std::int64_t batch = x.size(0), length = x.size(1), dim = x.size(2);
     const auto by_head = [&](const at::Tensor& part) {
       return part.view({batch, length, heads, dim / heads}).transpose(1, 2);
     };
     const std::vector<at::Tensor> parts = qkv->forward(x).split(dim, 2);
-    const at::Tensor y =
-        at::scaled_dot_product_attention(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]), std::nullopt,
-                                         is_training() ? dropout : 0.0, /*is_causal=*/true);
-    return y.transpose(1, 2).reshape({batch, length, dim});
+    const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+      const at::Tensor y = at::scaled_dot_product_attention(q, k, v, std::nullopt, is_training() ? dropout : 0.0,
+                                                            /*is_causal=*/true);
+      return y.transpose(1, 2).reshape({q.size(0), q.size(2), dim});
+    };
+    const at::Tensor q = by_head(parts[0]), k = by_head(parts[1]), v = by_head(parts[2]);
+    return documents ? documents->attend(q, k, v, attend) : attend(q, k, v);
   }
 
   std::int64_t heads;
@@ -115,12 +120,14 @@ at::Tensor GPTImpl::hidden(const at::Tensor& tokens) {
         "1 <= T <= {}",
         tokens.dim(), c10::toString(tokens.scalar_type()), tokens.dim() > 0 ? tokens.size(-1) : 0, options.seq));
   }
-  const at::Tensor positions = at::arange(tokens.size(1), tokens.options());
+  const auto documents = models::Documents::of(tokens, options.separator);
+  const at::Tensor positions = documents ? documents->positions() : at::arange(tokens.size(1), tokens.options());
   const at::Tensor places = wpe_->forward(positions);  // first: what an expression leaves open is settled here
   at::Tensor x = drop(wte_->forward(tokens) + places, options.dropout, is_training());
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const bool again = options.recompute_every > 0 && i % static_cast<std::size_t>(options.recompute_every) == 0;
-    x = again && is_training() ? recompute(blocks_[i], x) : blocks_[i]->forward(x);
+    x = again && is_training() ? recompute_with({.keep = options.recompute_keep}, blocks_[i], x, documents)
+                               : blocks_[i]->forward(x, documents);
   }
   return lnf_->forward(x);
 }

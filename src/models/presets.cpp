@@ -68,6 +68,8 @@ plan::ModelShape gpt_shape(const GPTOptions& options, const std::string& name) {
   sizes.dropout = options.dropout > 0;
   sizes.checkpointing = options.recompute_every > 0;
   if (sizes.checkpointing) sizes.checkpoint_every = options.recompute_every;
+  sizes.kept = options.recompute_keep;
+  sizes.separate_documents = options.separator >= 0;
   sizes.loss_rows = rows_at_a_time(options.vocab);
   sizes.fused_attention = !sizes.dropout;  // libtorch's fused kernel for the CPU knows no dropout
   return plan::transformer(sizes, name);

@@ -32,9 +32,10 @@ struct Sizes {
 double attention_nbytes(const Transformer& t, const Sizes& s) {
   const double heads = static_cast<double>(t.heads), seq = static_cast<double>(t.seq);
   const double operands = (2 * s.attended + 2 * s.shared) * s.element;  // query, key, value, output
-  if (t.fused_attention) return s.tokens * (operands + 4 * heads);      // fp32 log-sum-exp per row
-  const double per_score = t.dropout ? 2 * s.element + 1 : s.element;   // softmax, its dropout and mask
-  return s.tokens * (operands + per_score * heads * seq);
+  const double together = t.separate_documents ? s.attended * s.element : 0;
+  if (t.fused_attention) return s.tokens * (operands + together + 4 * heads);  // fp32 log-sum-exp per row
+  const double per_score = t.dropout ? 2 * s.element + 1 : s.element;          // softmax, its dropout and mask
+  return s.tokens * (operands + together + per_score * heads * seq);
 }
 
 /// What one layer keeps, its input included.
@@ -42,6 +43,24 @@ double layer_nbytes(const Transformer& t, const Sizes& s) {
   const double norms = 4 * s.dim * s.element + 2 * s.stats;  // inputs and outputs of two norms
   const double masks = t.dropout ? 2 * s.dim : 0;            // one byte each
   return s.tokens * (norms + s.mlp_copies * s.mlp * s.element + masks) + attention_nbytes(t, s);
+}
+
+/// Results of operators that a recomputed layer keeps: those that its backward reads, and those that were only added to
+/// what the layer passes on.
+struct Kept {
+  double read = 0, added = 0;
+};
+
+Kept kept_of(const Transformer& t, const Sizes& s) {
+  if (!t.checkpointing || t.kept == KeptResults::kNone) return {};
+  const double heads = static_cast<double>(t.heads), seq = static_cast<double>(t.seq);
+  Kept kept{.read = t.fused_attention ? s.tokens * (s.attended * s.element + 4 * heads) : 0};
+  if (t.kept == KeptResults::kAttention) return kept;
+  const double projections = s.attended + 2 * s.shared, inside = t.style == Transformer::Style::kGpt ? s.mlp : 2 * s.mlp;
+  kept.read += s.tokens * (projections + inside) * s.element;
+  if (!t.fused_attention) kept.read += s.tokens * (heads * seq + s.attended) * s.element;  // scores, and values by them
+  kept.added = 2 * s.tokens * s.dim * s.element;
+  return kept;
 }
 
 /// Whether the loss goes through the logits a part at a time.
@@ -55,7 +74,8 @@ double head_nbytes(const Transformer& t, const Sizes& s) {
   const double ids = 16 * s.tokens + 8 * static_cast<double>(t.seq);
   const double mask = t.dropout ? s.tokens * s.dim : 0;
   const double of_loss = has_partial_loss(t, s) ? 4 * s.vocab * s.dim : s.tokens * 4 * s.vocab;
-  const double angles = 2 * static_cast<double>(t.seq * t.head_dim) * s.element;
+  const double turned = t.separate_documents ? s.tokens : static_cast<double>(t.seq);
+  const double angles = 2 * turned * static_cast<double>(t.head_dim) * s.element;
   return s.tokens * (2 * s.dim * s.element + s.stats) + of_loss + ids + mask +
          (t.style == Transformer::Style::kLlama ? angles : 0);
 }
@@ -73,7 +93,8 @@ double again_nbytes(const Transformer& t, const Sizes& s) {
   const double input = s.tokens * s.dim * s.element;
   const double mlp_matrices = t.style == Transformer::Style::kGpt ? 2 : 3;
   const double matrices = 2 * s.dim * (s.attended + s.shared) + mlp_matrices * s.dim * s.mlp;
-  return std::max(layer_nbytes(t, s) + input + mlp_backward_nbytes(t, s), matrices * s.element + 8 * input);
+  const double made = layer_nbytes(t, s) - kept_of(t, s).read;
+  return std::max(made + input + mlp_backward_nbytes(t, s), matrices * s.element + 8 * input);
 }
 
 /// Backward of loss and head, beyond what head_nbytes() counts: two fp32 gradients of the logits, or the
@@ -106,7 +127,8 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, DTyp
   const double layers = static_cast<double>(t.layers), layer = layer_nbytes(t, s);
   const double input = s.tokens * s.dim * s.element;
   const double recomputed = t.checkpointing ? std::ceil(layers / static_cast<double>(t.checkpoint_every)) : 0;
-  const double kept = recomputed * input + (layers - recomputed) * layer;
+  const Kept results = kept_of(t, s);
+  const double kept = recomputed * (input + results.read + results.added) + (layers - recomputed) * layer;
   const double stored = kept + head_nbytes(t, s);
   double layer_backward = mlp_backward_nbytes(t, s);  // the most beyond what is kept
   if (t.checkpointing) {

@@ -47,9 +47,15 @@ std::string json_of(const Case& one) {
       one.step_in_backward);
 }
 
-GPTOptions shape_of(std::int64_t recompute_every) {
-  return {
-      .layers = 3, .dim = 24, .heads = 2, .vocab = 31, .seq = 9, .dropout = 0.2, .recompute_every = recompute_every};
+GPTOptions shape_of(std::int64_t recompute_every, KeptResults keep = KeptResults::kNone, double dropout = 0.2) {
+  return {.layers = 3,
+          .dim = 24,
+          .heads = 2,
+          .vocab = 31,
+          .seq = 9,
+          .dropout = dropout,
+          .recompute_every = recompute_every,
+          .recompute_keep = keep};
 }
 
 Tensor tokens_of(std::int64_t index) { return at::arange(index * 7, index * 7 + 9).remainder(31).view({1, 9}); }
@@ -66,10 +72,11 @@ void expect_same(const Curve& a, const Curve& b) {
 }
 
 /// `whole`: the model is one part, in which the micro-batch's first use of a parameter is.
-Curve train(Group group, const Case& one, std::int64_t recompute_every, bool whole = false) {
+Curve train(Group group, const Case& one, std::int64_t recompute_every, bool whole = false,
+            KeptResults keep = KeptResults::kNone, double dropout = 0.2) {
   at::set_num_threads(1);
   at::manual_seed(3);
-  GPT model(shape_of(recompute_every));
+  GPT model(shape_of(recompute_every, keep, dropout));
   auto engine = initialize(model, json_of(one), {.group = group});
   Curve curve;
   const auto loss_of = [&](const Tensor& tokens) {
@@ -127,6 +134,21 @@ TEST(RecomputeEngine, TheSameBitsAsWithout) {
       check("every second block", 2, false);
       check("the whole model", 0, true);
       check("blocks inside the whole model", 1, true);
+    }));
+  }
+}
+
+TEST(RecomputeEngine, TheSameBitsWithResultsThatAreKept) {
+  for (const Case& one : kCases) {
+    SCOPED_TRACE(one.text());
+    expect_all_ok(spawn(one.ranks, [&](Group group) {
+      for (const double dropout : {0.0, 0.2}) {  // fused attention, and products
+        const Curve plain = train(group, one, 0, false, KeptResults::kNone, dropout);
+        for (const KeptResults keep : {KeptResults::kAttention, KeptResults::kProducts}) {
+          expect_same(train(group, one, 1, false, keep, dropout), plain);
+          expect_same(train(group, one, 2, true, keep, dropout), plain);
+        }
+      }
     }));
   }
 }

@@ -53,21 +53,25 @@ Measured measure_model(const Shape& shape, bool bf16, Make make) {
   return measured;
 }
 
-Measured measure(const Shape& shape, bool bf16, std::int64_t recompute_every = 0) {
+Measured measure(const Shape& shape, bool bf16, std::int64_t recompute_every = 0,
+                 KeptResults keep = KeptResults::kNone) {
   GPTOptions options{
       .layers = shape.layers, .dim = shape.dim, .heads = shape.heads, .vocab = shape.vocab, .seq = shape.seq};
   options.recompute_every = recompute_every;
+  options.recompute_keep = keep;
   return measure_model(shape, bf16, [&] { return GPT(options); });
 }
 
-plan::Activations planned(const Shape& shape, bool bf16, std::int64_t recompute_every = 0) {
+plan::Activations planned(const Shape& shape, bool bf16, std::int64_t recompute_every = 0,
+                          KeptResults keep = KeptResults::kNone) {
   return plan::activations({.layers = shape.layers,
                             .dim = shape.dim,
                             .heads = shape.heads,
                             .vocab = shape.vocab,
                             .seq = shape.seq,
                             .checkpointing = recompute_every > 0,
-                            .checkpoint_every = std::max<std::int64_t>(1, recompute_every)},
+                            .checkpoint_every = std::max<std::int64_t>(1, recompute_every),
+                            .kept = keep},
                            shape.micro_batch, bf16 ? DType::kBFloat16 : DType::kFloat32);
 }
 
@@ -112,11 +116,16 @@ TEST(PlanActivations, WithPartsThatAreComputedAgain) {
       {12, 192, 3, 1000, 200, 3},
   };
   for (const Shape& shape : shapes) {
-    for (const std::int64_t every : {1, 3}) {
-      const Measured seen = measure(shape, /*bf16=*/false, every);
-      const plan::Activations expected = planned(shape, /*bf16=*/false, every);
-      const std::string where = fmt::format("layers {} dim {} vocab {} seq {} batch {}, of {} one again", shape.layers,
-                                            shape.dim, shape.vocab, shape.seq, shape.micro_batch, every);
+    for (const auto& [every, keep] : {std::pair(1, KeptResults::kNone),
+                                      {3, KeptResults::kNone},
+                                      {1, KeptResults::kAttention},
+                                      {1, KeptResults::kProducts},
+                                      {3, KeptResults::kProducts}}) {
+      const Measured seen = measure(shape, /*bf16=*/false, every, keep);
+      const plan::Activations expected = planned(shape, /*bf16=*/false, every, keep);
+      const std::string where =
+          fmt::format("layers {} dim {} vocab {} seq {} batch {}, of {} one again, keep {}", shape.layers, shape.dim,
+                      shape.vocab, shape.seq, shape.micro_batch, every, static_cast<int>(keep));
       fmt::print("{}: stored {} (planned {}), peak {} (planned {})\n", where, seen.stored, expected.stored_nbytes,
                  seen.peak, expected.peak_nbytes);
       const double stored = static_cast<double>(expected.stored_nbytes);
@@ -130,7 +139,13 @@ TEST(PlanActivations, WithPartsThatAreComputedAgain) {
 TEST(PlanActivations, OfModelsInHuggingFacesShapes) {
   const Shape shape{24, 128, 4, 4096, 96, 3};
   for (const bool bf16 : {false, true}) {
-    for (const auto& [every, rows] : {std::pair<int, int>(0, 0), {1, 0}, {2, 0}, {0, 32}, {1, 32}}) {
+    for (const auto& [every, rows, keep] : {std::tuple(0, 0, KeptResults::kNone),
+                                            {1, 0, KeptResults::kNone},
+                                            {2, 0, KeptResults::kNone},
+                                            {0, 32, KeptResults::kNone},
+                                            {1, 32, KeptResults::kNone},
+                                            {1, 32, KeptResults::kAttention},
+                                            {1, 32, KeptResults::kProducts}}) {
       models::CausalLMConfig config;
       config.layers = shape.layers;
       config.dim = shape.dim;
@@ -141,12 +156,14 @@ TEST(PlanActivations, OfModelsInHuggingFacesShapes) {
       config.vocab = shape.vocab;
       config.max_positions = shape.seq;
       config.recompute_every = every;
+      config.recompute_keep = keep;
       config.loss_rows = rows;
       const Measured seen = measure_model(shape, bf16, [&] { return models::CausalLM(config); });
       const auto transformer = *models::shape_of(config).transformer;
       const plan::Activations expected =
           plan::activations(transformer, shape.micro_batch, bf16 ? DType::kBFloat16 : DType::kFloat32);
-      const std::string where = fmt::format("{}, recompute {}, rows {}", bf16 ? "bf16" : "fp32", every, rows);
+      const std::string where = fmt::format("{}, recompute {}, rows {}, keep {}", bf16 ? "bf16" : "fp32", every, rows,
+                                            static_cast<int>(keep));
       fmt::print("{}: stored {} (planned {}), peak {} (planned {})\n", where, seen.stored, expected.stored_nbytes,
                  seen.peak, expected.peak_nbytes);
       const double stored = static_cast<double>(expected.stored_nbytes);

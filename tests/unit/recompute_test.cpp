@@ -33,24 +33,32 @@ bool same(const Tensor& a, const Tensor& b) {
   return a.defined() == b.defined() && (!a.defined() || (a.sizes() == b.sizes() && a.equal(b)));
 }
 
-/// What a program computes and the gradients of its leaves, plain and recomputed. `program(again)` makes everything
-/// anew, and returns what is to be compared.
+KeptResults kept_results = KeptResults::kNone;  ///< what call() keeps
+
+/// What a program computes and the gradients of its leaves, plain and recomputed, whatever is kept. `program(again)`
+/// makes everything anew, and returns what is to be compared.
 /// `rounded`: gradients that are summed in another order may differ in their last bits.
 void expect_alike(const std::function<Tensors(bool again)>& program, bool rounded = false) {
-  const Tensors plain = program(false), recomputed = program(true);
-  ASSERT_EQ(plain.size(), recomputed.size());
-  for (std::size_t i = 0; i < plain.size(); ++i) {
-    if (rounded && plain[i].defined() && recomputed[i].defined() && plain[i].is_floating_point()) {
-      EXPECT_TRUE(plain[i].allclose(recomputed[i], 1e-5, 1e-6)) << "value " << i;
-      continue;
+  const Tensors plain = program(false);
+  for (const KeptResults keep : {KeptResults::kNone, KeptResults::kAttention, KeptResults::kProducts}) {
+    kept_results = keep;
+    SCOPED_TRACE(static_cast<int>(keep));
+    const Tensors recomputed = program(true);
+    ASSERT_EQ(plain.size(), recomputed.size());
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      if (rounded && plain[i].defined() && recomputed[i].defined() && plain[i].is_floating_point()) {
+        EXPECT_TRUE(plain[i].allclose(recomputed[i], 1e-5, 1e-6)) << "value " << i;
+        continue;
+      }
+      EXPECT_TRUE(same(plain[i], recomputed[i])) << "value " << i << "\n" << plain[i] << "\n" << recomputed[i];
     }
-    EXPECT_TRUE(same(plain[i], recomputed[i])) << "value " << i << "\n" << plain[i] << "\n" << recomputed[i];
   }
+  kept_results = KeptResults::kNone;
 }
 
 template <class F, class... Inputs>
 auto call(bool again, F f, Inputs... inputs) {
-  if (again) return recompute(f, inputs...);
+  if (again) return recompute_with({.keep = kept_results}, f, inputs...);
   return detail::call(f, inputs...);
 }
 
@@ -469,6 +477,150 @@ TEST(Recompute, KeepsTheInputsOfAPartOnly) {
   EXPECT_LT(kept, (kParts + 4) * one);
   EXPECT_LT(peak, (kParts + 40) * one);  // one part with its gradients beside the inputs of all
   EXPECT_GT(peak_plain, 2 * peak);
+}
+
+// ---- results that are kept ---------------------------------------------------------------------------------------
+
+/// A part of everything that is kept, with steps between that are not.
+struct AttentionBlock {
+  Tensor qkv = leaf({24, 8}, 0.1), out = leaf({8, 8}, 0.2), bias = leaf({8}, 0.3), filter = leaf({2, 2, 3}, 0.4);
+
+  Tensor operator()(const Tensor& x) const {  // [2, 6, 8]
+    const auto heads = [](const Tensor& part) { return part.view({2, 6, 2, 4}).transpose(1, 2); };
+    const Tensors parts = at::linear(at::layer_norm(x, {8}), qkv).split(8, 2);
+    const Tensor y = at::scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]), {}, 0, true);
+    const Tensor z = at::linear(at::gelu(y.transpose(1, 2).reshape({2, 6, 8})), out, bias);
+    const Tensor scores = z.matmul(x.transpose(1, 2)).softmax(-1);  // a product of two activations
+    return x + scores.matmul(z) + at::conv1d(z.view({6, 2, 8}), filter, {}, 1, 1).view({2, 6, 8});
+  }
+  Tensors gradients() const { return {qkv.grad(), out.grad(), bias.grad(), filter.grad()}; }
+};
+
+TEST(RecomputeKept, AttentionProductsAndConvolutions) {
+  expect_alike([](bool again) {
+    const AttentionBlock first, second;
+    const Tensor x = leaf({2, 6, 8}, 0.5);
+    Tensor y = call(again, second, call(again, first, x * 1));
+    y.pow(2).sum().backward({}, /*retain_graph=*/true);
+    y.sum().backward();
+    Tensors all = first.gradients();
+    for (const Tensor& t : second.gradients()) all.push_back(t);
+    all.insert(all.end(), {y, x.grad()});
+    return all;
+  });
+}
+
+TEST(RecomputeKept, UnderAutocastAndInsideOneAnother) {
+  expect_alike([](bool again) {
+    const AttentionBlock block;
+    const Tensor x = leaf({2, 6, 8}, 0.5), w = leaf({8, 8}, 0.6);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    const auto outer = [&](const Tensor& in) {
+      const Tensor y = at::linear(in, w).to(at::kFloat);
+      return at::linear(call(again, block, y).to(at::kFloat), w);
+    };
+    const Tensor y = call(again, outer, x * 1);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    y.to(at::kFloat).pow(2).sum().backward();
+    Tensors all = block.gradients();
+    all.insert(all.end(), {y, x.grad(), w.grad()});
+    return all;
+  });
+}
+
+TEST(RecomputeKept, WhatIsChangedInPlaceIsComputedAgain) {
+  expect_alike([](bool again) {
+    const Tensor w = leaf({5, 5}, 0.1), v = leaf({5, 5}, 0.2), x = leaf({4, 5}, 0.3);
+    const auto inside = [=](const Tensor& in) {
+      Tensor y = at::linear(in, w);
+      y.relu_();
+      Tensor z = at::linear(y, v);
+      return z.mul_(2).sin();
+    };
+    const auto last = [=](const Tensor& in) { return at::linear(in.cos(), w); };
+    Tensor y = call(again, last, call(again, inside, x * 1));
+    y.add_(1);  // the memory of a result that was kept
+    y.sin().sum().backward();
+    return Tensors{y, w.grad(), v.grad(), x.grad()};
+  });
+}
+
+/// The addresses of a product in both runs.
+std::vector<const void*> addresses(KeptResults keep, bool attention) {
+  std::vector<const void*> seen;
+  const Tensor w = leaf({8, 8}, 0.1);
+  const auto f = [&](const Tensor& in) {
+    const Tensor y = attention ? at::scaled_dot_product_attention(in, in, in) : at::linear(in, w);
+    seen.push_back(y.const_data_ptr());
+    return y.sin();
+  };
+  const Tensor x = leaf({1, 2, 4, 8}, 0.2);
+  const Tensor y = recompute_with({.keep = keep}, f, x * 1);
+  const Tensor between = at::zeros({1, 2, 4, 8});  // takes the memory, if it was given back
+  y.sum().backward();
+  return seen;
+}
+
+TEST(RecomputeKept, IsNotComputedAgain) {
+  for (const bool attention : {false, true}) {
+    for (const KeptResults keep : {KeptResults::kNone, KeptResults::kAttention, KeptResults::kProducts}) {
+      const auto seen = addresses(keep, attention);
+      ASSERT_EQ(seen.size(), 2u);
+      const bool is_kept = keep == KeptResults::kProducts || (keep == KeptResults::kAttention && attention);
+      EXPECT_EQ(seen[0] == seen[1], is_kept) << static_cast<int>(keep) << (attention ? " attention" : " product");
+    }
+  }
+}
+
+TEST(RecomputeKept, IsFreeWhenThePartIsThrough) {
+  const Tensor w = leaf({8, 8}, 0.1), x = leaf({4, 8}, 0.2);
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> products;
+  const auto f = [&](const Tensor& in) {
+    const Tensor y = at::linear(in, w);
+    products.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(y.storage().unsafeGetStorageImpl()));
+    return y.sin();
+  };
+  const Tensor loss = recompute_with({.keep = KeptResults::kProducts}, f, x * 1).sum();
+  ASSERT_EQ(products.size(), 1u);
+  EXPECT_FALSE(products[0].expired());
+  loss.backward();
+  EXPECT_TRUE(products[0].expired());  // the loss is still there
+}
+
+TEST(RecomputeKept, AnotherFunctionIsAnErrorStill) {
+  const Tensor w = leaf({4, 4}, 0.1), x = leaf({2, 4}, 0.2);
+  double factor = 1;
+  int calls = 0;
+  const auto fails = [&](const char* words, const std::function<Tensor(const Tensor&)>& f) {
+    SCOPED_TRACE(words);
+    factor = 1;
+    calls = 0;
+    const Tensor y = recompute_with({.keep = KeptResults::kProducts}, f, x * 1);
+    factor = 2;
+    expect_said([&] { y.sum().backward(); }, words);
+  };
+  // Its result would be the one of before, and its gradient another.
+  fails("gave other values to aten::mm", [&](const Tensor& in) { return at::linear(in * factor, w); });
+  fails("ran aten::bmm in place of aten::mm", [&](const Tensor& in) {
+    return calls++ ? at::bmm(in.unsqueeze(0), w.t().unsqueeze(0)).squeeze(0) : at::mm(in, w.t());
+  });
+  fails("ran more operators", [&](const Tensor& in) {
+    const Tensor y = at::mm(in, w);
+    return calls++ ? y + at::mm(in.detach(), w.detach()) * 0 : y;
+  });
+  fails("ran fewer operators", [&](const Tensor& in) {
+    const Tensor y = at::mm(in, w);
+    return calls++ ? y : y + at::mm(in.detach(), w.detach()) * 0;
+  });
+  for (const RecomputeOptions& options : {RecomputeOptions{.compare = false, .keep = KeptResults::kProducts},
+                                          RecomputeOptions{.preserve_random = false, .keep = KeptResults::kProducts}}) {
+    expect_said([&] { recompute_with(options, [&](const Tensor& in) { return at::mm(in, w); }, x * 1); },
+                "they need `compare` and `preserve_random`");
+  }
+  // Nothing is left behind.
+  const Tensor y = at::linear(x, w);
+  EXPECT_TRUE(same(y, at::mm(x, w.t())));
 }
 
 }  // namespace
