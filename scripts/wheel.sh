@@ -8,6 +8,6 @@ python=.venv/bin/python
 rm -rf build/wheelhouse && mkdir -p build/wheelhouse dist
 "$python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w build/wheelhouse .
 libraries=(libtorch.so libtorch_cpu.so libtorch_python.so libc10.so libgomp.so.1)
-PATH="$PWD/.venv/bin:$PATH" "$python" -m auditwheel repair "${libraries[@]/#/--exclude=}" --plat "$("$python" -c 'import sysconfig; print("linux_" + sysconfig.get_platform().rsplit("-")[-1])')" \
-  -w dist build/wheelhouse/zerotorch-*.whl
+rm -f dist/zerotorch-*.whl
+PATH="$PWD/.venv/bin:$PATH" "$python" -m auditwheel repair "${libraries[@]/#/--exclude=}" --plat auto -w dist build/wheelhouse/zerotorch-*.whl
 ls dist/zerotorch-*.whl

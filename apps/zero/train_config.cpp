@@ -28,6 +28,10 @@ void override_zero(ordered_json& json, const TrainOptions& options) {
   if (options.stage) zero["stage"] = *options.stage;
   if (!options.store.empty()) json["zerotorch"]["store"] = options.store;
   if (options.trace) json["zerotorch"]["trace"]["enabled"] = true;
+  if (!options.nvme_activations.empty()) {
+    json["zerotorch"]["offload_activations"]["device"] = "nvme";
+    json["zerotorch"]["offload_activations"]["nvme_path"] = options.nvme_activations;
+  }
   if (options.nvme.empty() || (options.fit && !options.nvme_parameters)) return;  // --fit: it is where they may go
   const auto put_on_disk = [&](const char* section) {
     zero[section]["device"] = "nvme";

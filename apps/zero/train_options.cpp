@@ -52,6 +52,11 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->group(kTraining);
   add_recompute_keep(command, options.recompute_keep, kTraining);
   command
+      .add_option("--nvme-activations", options.nvme_activations,
+                  "with --recompute: what blocks keep for backward goes to a scratch file in this folder")
+      ->type_name("DIR")
+      ->group(kTraining);
+  command
       .add_flag("--separate-documents", options.separate_documents,
                 "documents in a sequence do not see each other: attention stays within each, positions begin anew")
       ->group(kTraining);
@@ -116,13 +121,38 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
 }
 
 /// What a run that goes on has decided for itself.
-constexpr const char* kFixedByTheRun[] = {
-    "--data",   "--suffix",       "--all-files",     "--cache-dir",    "--pack-only",      "--preset",
-    "--lora",   "--lora-targets", "--lora-alpha",    "--lora-dropout", "--model",          "--init-from",
-    "--layers", "--dim",          "--heads",         "--seq",          "--config",         "--seed",
-    "--lr",     "--batch-size",   "--micro-batch",   "--dtype",        "--eval-every",     "--eval-batches",
-    "--prompt", "--temperature",  "--sample-length", "--top-k",        "--no-tensorboard", "--print-config",
-    "--separate-documents",       "--separator"};
+constexpr const char* kFixedByTheRun[] = {"--data",
+                                          "--suffix",
+                                          "--all-files",
+                                          "--cache-dir",
+                                          "--pack-only",
+                                          "--preset",
+                                          "--lora",
+                                          "--lora-targets",
+                                          "--lora-alpha",
+                                          "--lora-dropout",
+                                          "--model",
+                                          "--init-from",
+                                          "--layers",
+                                          "--dim",
+                                          "--heads",
+                                          "--seq",
+                                          "--config",
+                                          "--seed",
+                                          "--lr",
+                                          "--batch-size",
+                                          "--micro-batch",
+                                          "--dtype",
+                                          "--eval-every",
+                                          "--eval-batches",
+                                          "--prompt",
+                                          "--temperature",
+                                          "--sample-length",
+                                          "--top-k",
+                                          "--no-tensorboard",
+                                          "--print-config",
+                                          "--separate-documents",
+                                          "--separator"};
 
 /// An option that may be followed by the folder of a run.
 CLI::Option* add_run_option(CLI::App& command, const std::string& name, bool& wanted, std::string& run_dir,

@@ -50,6 +50,7 @@ struct TrainOptions {
   std::optional<std::int64_t> checkpoint_every;
   std::string nvme;                        ///< a folder for masters and states; empty: the configuration's
   bool nvme_parameters = false;            ///< for parameters, too
+  std::string nvme_activations;            ///< a folder for what recomputed blocks keep; empty: the configuration's
   std::optional<std::int64_t> steps;       ///< not given: kDefaultSteps, or those of the run that goes on
   std::optional<std::int64_t> seed;        ///< not given: the configuration's, else kDefaultSeed
   std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 4

@@ -38,10 +38,11 @@ namespace zero::app {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, patience, keep_best,
                                    max_minutes, command_line, spare_folder, data, suffixes, text_tokenizer, cache_dir,
                                    preset, model, init_from, export_folder, lora, merge, layers, dim, heads, seq,
-                                   recompute_every, recompute_keep, separator, parameters_numel, trained_numel, config, corpus_folder, corpus_hash,
-                                   train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes, baseline_nats,
-                                   run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed, prompt,
-                                   sample_length, top_k, temperature, quiet, verbose, json, norms, noise)
+                                   recompute_every, recompute_keep, separator, parameters_numel, trained_numel, config,
+                                   corpus_folder, corpus_hash, train_tokens, text_nbytes, token_pieces, tokenizer,
+                                   token_nbytes, baseline_nats, run_folder, tensorboard_folder, steps, eval_every,
+                                   eval_batches, seed, prompt, sample_length, top_k, temperature, quiet, verbose, json,
+                                   norms, noise)
 
 namespace {
 
@@ -57,15 +58,15 @@ std::string describe_training(const TrainPlan& plan, const Config& config, int r
   const std::string clipping =
       config.gradient_clipping > 0 ? fmt::format(", clipping at {:g}", config.gradient_clipping) : "";
   return fmt::format(
-      "training   {} steps of {} sequences ({} rank{} x micro-batch {} x accumulation {}),\n"
-      "           {} tokens{}; {}, ZeRO stage {}, {}, learning rate {:g}{}\n",
-      plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s", config.train_micro_batch_size_per_gpu,
-      config.gradient_accumulation_steps, human_count(static_cast<double>(tokens)), epochs,
-      dtype_name(config.param_dtype()), config.zero_optimization.stage, config.optimizer.type, config.optimizer.lr,
-      clipping) +
-         (plan.separator < 0 ? ""
-                                : fmt::format("           documents, which token {} separates, do not see each other\n",
-                                              plan.separator));
+             "training   {} steps of {} sequences ({} rank{} x micro-batch {} x accumulation {}),\n"
+             "           {} tokens{}; {}, ZeRO stage {}, {}, learning rate {:g}{}\n",
+             plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s", config.train_micro_batch_size_per_gpu,
+             config.gradient_accumulation_steps, human_count(static_cast<double>(tokens)), epochs,
+             dtype_name(config.param_dtype()), config.zero_optimization.stage, config.optimizer.type,
+             config.optimizer.lr, clipping) +
+         (plan.separator < 0
+              ? ""
+              : fmt::format("           documents, which token {} separates, do not see each other\n", plan.separator));
 }
 
 std::string tensorboard_folder(const Config& config, const std::string& run_folder) {
@@ -127,8 +128,11 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
     throw ConfigError(fmt::format("--spare-dir {}: cannot be written to", options.spare_dir));
 }
 
-void check_recompute(const TrainPlan& plan) {
-  if (plan.recompute_keep == KeptResults::kNone || plan.recompute_every > 0) return;
+void check_recompute(const TrainPlan& plan, const TrainOptions& options) {
+  if (plan.recompute_every > 0) return;
+  if (!options.nvme_activations.empty())
+    throw ConfigError("--nvme-activations: is for what blocks keep that are computed again; give --recompute, too");
+  if (plan.recompute_keep == KeptResults::kNone) return;
   throw ConfigError("--recompute-keep: keeps results of blocks that are computed again; give --recompute, too");
 }
 
@@ -549,7 +553,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   Config config = make_config(options, plan.dim, ranks.world_size);
   if (options.separate_documents) plan.separator = options.separator.value_or(0);  // until the tokens are known
   const std::string about_memory = fit_or_check(plan, config, options, ranks, /*goes_on=*/false);
-  check_recompute(plan);
+  check_recompute(plan, options);
   plan.config = config.to_json();
   plan.seed = *config.zerotorch.seed;
   plan.steps = options.steps.value_or(kDefaultSteps);
@@ -623,7 +627,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   Config config = resume_config(plan.config, options, plan.ranks);
   const std::string about_memory = fit_or_check(
       plan, config, options, {.world_size = plan.ranks, .per_node = ranks ? ranks->per_node : 0}, /*goes_on=*/true);
-  check_recompute(plan);
+  check_recompute(plan, options);
   plan.config = config.to_json();
   find_text_again(plan);
   plan.command_line = command_line;

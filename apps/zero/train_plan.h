@@ -24,7 +24,7 @@ struct TrainPlan {
   std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
   std::int64_t recompute_every = 0;                      ///< as GPTOptions
   KeptResults recompute_keep = KeptResults::kNone;       ///< as GPTOptions
-  std::int64_t separator = -1;                        ///< as GPTOptions
+  std::int64_t separator = -1;                           ///< as GPTOptions
   std::int64_t parameters_numel = 0, trained_numel = 0;  ///< all, and those that are not frozen
   std::string config;                                    ///< resolved, as JSON
   std::string data, cache_dir;                           ///< as given, absolute; empty: see choose_corpus()

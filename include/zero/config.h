@@ -451,8 +451,28 @@ struct Config {
       std::int64_t max_events = 300'000;
     };
     Trace trace;
+    /// Where zero::recompute() keeps what backward needs of a part (zero/activations.h).
+    struct OffloadActivations {
+      enum class Device : std::uint8_t {
+        kNone,  ///< memory
+        kNvme,  ///< a scratch file per rank
+      };
+      Device device = Device::kNone;
+      /// kNvme: a folder on a local disk, created if missing. No files stay there after the run.
+      std::string nvme_path;
+      /// kNvme: tensors on their way at a time, each in a buffer of the largest one's size.
+      std::int64_t buffer_count = 4;
+    };
+    OffloadActivations offload_activations;
   };
   Zerotorch zerotorch;
+
+  /// Of zero::recompute() ("activation_checkpointing").
+  struct ActivationCheckpointing {
+    /// Each model-parallel rank keeps its part of the inputs of parts, which must be the same on all of them.
+    bool partition_activations = false;
+  };
+  ActivationCheckpointing activation_checkpointing;
 
   /// One line each, for rank 0 to log once: deprecated names that were used, keys that change nothing here and why, and
   /// defaults worth knowing. Not part of to_json().

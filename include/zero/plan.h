@@ -106,14 +106,14 @@ struct Transformer {
   std::int64_t head_dim = 0;  ///< 0: dim / heads
   std::int64_t mlp_dim = 0;   ///< 0: 4 * dim
   std::int64_t vocab = 256;
-  std::int64_t seq = 64;              ///< tokens of a sample
-  std::int64_t positions = 0;         ///< kGpt: learnt positions; 0: seq
-  bool tied = false;                  ///< the head is the token embedding
-  bool qkv_bias = false;              ///< kLlama: query, key and value have biases
-  bool dropout = false;               ///< after embedding, attention and MLP; its masks are kept for backward
-  bool fused_attention = true;        ///< false: the [seq, seq] scores of every head are kept for backward
-  bool checkpointing = false;         ///< keep a layer's input only and recompute the layer in backward
-  std::int64_t checkpoint_every = 1;  ///< with checkpointing: of so many layers one
+  std::int64_t seq = 64;                  ///< tokens of a sample
+  std::int64_t positions = 0;             ///< kGpt: learnt positions; 0: seq
+  bool tied = false;                      ///< the head is the token embedding
+  bool qkv_bias = false;                  ///< kLlama: query, key and value have biases
+  bool dropout = false;                   ///< after embedding, attention and MLP; its masks are kept for backward
+  bool fused_attention = true;            ///< false: the [seq, seq] scores of every head are kept for backward
+  bool checkpointing = false;             ///< keep a layer's input only and recompute the layer in backward
+  std::int64_t checkpoint_every = 1;      ///< with checkpointing: of so many layers one
   KeptResults kept = KeptResults::kNone;  ///< with checkpointing: what such a layer keeps besides
   bool separate_documents = false;        ///< attention by document, whose results are put together
   /// The loss is zero::linear_cross_entropy(), and so many rows of logits exist at a time; 0: all of them.
@@ -162,11 +162,14 @@ struct Activations {
   std::int64_t peak_nbytes = 0;            ///< including the temporaries of backward
   std::int64_t layers_nbytes = 0;          ///< part of stored_nbytes that the layers keep
   std::int64_t layer_backward_nbytes = 0;  ///< extra bytes while one layer's backward runs
+  std::int64_t nvme_nbytes = 0;            ///< in a scratch file in place of memory
+  std::int64_t nvme_buffer_nbytes = 0;     ///< of one buffer on the way there
 };
 
 /// An estimate. For zero::GPT it counts the operands that autograd saves one by one; the general count per layer
-/// follows arXiv 2205.05198, section 4.
-Activations activations(const Transformer& shape, std::int64_t micro_batch, DType param_dtype);
+/// follows arXiv 2205.05198, section 4. `on_nvme`: what recomputed layers keep goes there
+/// (zerotorch.offload_activations).
+Activations activations(const Transformer& shape, std::int64_t micro_batch, DType param_dtype, bool on_nvme = false);
 
 /// What the engine's ledger shows on `rank`: current_nbytes after initialize(), peak_nbytes after training. Exact for
 /// every kind but activations (left at 0), provided that parameters are used as `model.uses` says; with

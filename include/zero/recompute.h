@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "zero/activations.h"
 #include "zero/kept_results.h"
 
 namespace zero {
@@ -31,7 +32,13 @@ struct RecomputeOptions {
   /// Time for memory. What the program changes in place afterwards is computed again all the same. Needs `compare` and
   /// `preserve_random`.
   KeptResults keep = KeptResults::kNone;
+  /// Where inputs that need a gradient, and results that are kept, are kept; null: where set_activation_home() says.
+  std::shared_ptr<ActivationHome> home = nullptr;
 };
+
+/// For all parts from now on that name no home of their own; null: memory. Process-wide, any thread.
+void set_activation_home(std::shared_ptr<ActivationHome> home);
+std::shared_ptr<ActivationHome> activation_home();
 
 namespace detail {
 

@@ -91,6 +91,14 @@ void check_offload(Check& check) {
   check_device("zero_optimization.offload_optimizer.device", zero.offload_optimizer.device,
                zero.offload_optimizer.nvme_path);
   check_device("zero_optimization.offload_param.device", zero.offload_param.device, zero.offload_param.nvme_path);
+  const auto& activations = check.config.zerotorch.offload_activations;
+  if (activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme) {
+    const Given* given = check.find("zerotorch.offload_activations.device");
+    if (given != nullptr && activations.nvme_path.empty())
+      check.problem(*given, "'nvme' needs nvme_path beside it: a folder on a local disk");
+    if (given != nullptr && check.config.activation_checkpointing.partition_activations)
+      check.problem(*given, "'nvme' and activation_checkpointing.partition_activations; remove one");
+  }
   const Given* parameters = check.find("zero_optimization.offload_param.device");
   if (parameters == nullptr || zero.offload_param.device != Device::kNvme) return;
   if (zero.stage != 3) check.problem(*parameters, "'nvme' needs stage 3: at other stages parameters are not sharded");

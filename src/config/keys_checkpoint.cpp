@@ -10,8 +10,6 @@ constexpr std::string_view kWriter =
     "checkpoints are always written by one file per rank, with checksums, and committed atomically";
 constexpr std::string_view kThreads = "io_uring needs no threads; without it 4 do the system calls";
 constexpr std::string_view kPipeline = "requests are always queued singly and overlap with each other and with updates";
-constexpr std::string_view kActivation =
-    "only deepspeed.checkpointing.checkpoint reads it, which C++ modules cannot call";
 
 constexpr Key kCheckpoint[] = {
     section("checkpoint", "how checkpoints are written; when: zerotorch.checkpoint", kNoEffect),
@@ -52,13 +50,21 @@ constexpr Key kCheckpoint[] = {
     no_effect("aio.overlap_events", Kind::kBool, "true", kPipeline),
     refused("aio.use_gds", Kind::kBool, "false", "GPUDirect Storage is not built; remove the key", "false"),
 
-    section("activation_checkpointing", kActivation, kNoEffect),
-    no_effect("activation_checkpointing.partition_activations", Kind::kBool, "false", kActivation, "false"),
-    no_effect("activation_checkpointing.number_checkpoints", Kind::kCount, "null", kActivation),
-    no_effect("activation_checkpointing.contiguous_memory_optimization", Kind::kBool, "false", kActivation, "false"),
-    no_effect("activation_checkpointing.cpu_checkpointing", Kind::kBool, "false", kActivation, "false"),
-    no_effect("activation_checkpointing.synchronize_checkpoint_boundary", Kind::kBool, "false", kActivation, "false"),
-    no_effect("activation_checkpointing.profile", Kind::kBool, "false", kActivation, "false"),
+    section("activation_checkpointing", "of zero::recompute(); which parts there are is the model's to say"),
+    honoured("activation_checkpointing.partition_activations", Kind::kBool, "false",
+             "each model-parallel rank keeps its part of the inputs of parts; without such ranks no effect",
+             field<&Config::activation_checkpointing, &Config::ActivationCheckpointing::partition_activations>),
+    no_effect("activation_checkpointing.number_checkpoints", Kind::kCount, "null",
+              "memory is taken as parts need it, whatever their number"),
+    no_effect("activation_checkpointing.contiguous_memory_optimization", Kind::kBool, "false",
+              "freed blocks of memory are used again as they are; there is nothing to fragment", "false"),
+    no_effect("activation_checkpointing.cpu_checkpointing", Kind::kBool, "false",
+              "without a GPU activations are in host memory anyway; zerotorch.offload_activations takes them to NVMe",
+              "false"),
+    no_effect("activation_checkpointing.synchronize_checkpoint_boundary", Kind::kBool, "false", "of streams of a GPU",
+              "false"),
+    no_effect("activation_checkpointing.profile", Kind::kBool, "false", "flops_profiler and zerotorch.trace are there",
+              "false"),
 };
 
 }  // namespace

@@ -143,6 +143,24 @@ constexpr Key kKeys[] = {
      .minimum = 1,
      .maximum = 100'000'000,
      .field = field<&Config::zerotorch, &Own::trace, &Own::Trace::max_events>},
+
+    section("zerotorch.offload_activations", "where zero::recompute() keeps what backward needs of a part"),
+    {.path = "zerotorch.offload_activations.device",
+     .kind = Kind::kChoice,
+     .fallback = "\"none\"",
+     .note = "nvme: a scratch file of each rank in nvme_path (zero train --nvme-activations)",
+     .choices = "none|nvme",
+     .field = field<&Config::zerotorch, &Own::offload_activations, &Own::OffloadActivations::device>},
+    honoured("zerotorch.offload_activations.nvme_path", Kind::kString, "\"\"",
+             "a folder on a local disk, for device nvme",
+             field<&Config::zerotorch, &Own::offload_activations, &Own::OffloadActivations::nvme_path>),
+    {.path = "zerotorch.offload_activations.buffer_count",
+     .kind = Kind::kCount,
+     .fallback = "4",
+     .note = "tensors on their way to the disk or back at a time, in buffers of the largest one's size",
+     .minimum = 2,
+     .maximum = 4096,
+     .field = field<&Config::zerotorch, &Own::offload_activations, &Own::OffloadActivations::buffer_count>},
 };
 
 }  // namespace

@@ -408,7 +408,8 @@ void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::
                  laid.node_shared ? "node-shared" : "copying",
                  impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "", numel / 1e6,
                  dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
-  for (const std::string& disk : {impl.store->disk_description(), impl.optimizer->disk_description()}) {
+  for (const std::string& disk :
+       {impl.store->disk_description(), impl.optimizer->disk_description(), impl.activation_home->description()}) {
     if (!disk.empty()) base::log_info("{}", disk);
   }
 }
@@ -626,6 +627,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
     impl->timeline.trace = &impl->trace->recorder();
   }
   try {
+    impl->activation_home.emplace(impl->config, impl->groups, impl->ledger);
     join_ranks(*impl, laid, std::move(setup));
   } catch (const std::exception& error) {
     impl->groups.abort(error.what());

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/activation_home.h"
 #include "engine/buffers.h"
 #include "engine/client_optimizer.h"
 #include "engine/comms_log.h"
@@ -79,6 +80,7 @@ struct Engine::Impl {
   std::shared_ptr<torch::nn::Module> module;  ///< null: made of a view
   MemoryReport memory_before;
   storage::Ledger ledger;
+  std::optional<engine::UsedActivationHome> activation_home;
   std::unique_ptr<engine::StepTrace> trace;  ///< where the JSON asks for it
   engine::Inventory inventory;
   sharding::ShardedModel model;

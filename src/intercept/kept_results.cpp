@@ -34,7 +34,7 @@ class Nested {
 
 /// Versions of parameters are compared by who runs the part again.
 bool is_parameter(const at::Tensor& tensor) {
-  const at::Tensor root = tensor.is_view() ? tensor._base() : tensor;
+  const at::Tensor root = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
   return ParameterHandle::of(root) || (root.is_leaf() && root.requires_grad());
 }
 

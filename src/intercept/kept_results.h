@@ -16,9 +16,9 @@ namespace zero::intercept {
 
 /// A result, without its memory.
 struct TapedResult {
-  const char* name = "";          ///< the operator's
-  std::uint64_t inputs = 0;       ///< a hash of what it was computed from, but for parameters; 0: not looked at
-  c10::VariableVersion version;   ///< of the tensor the program has
+  const char* name = "";         ///< the operator's
+  std::uint64_t inputs = 0;      ///< a hash of what it was computed from, but for parameters; 0: not looked at
+  c10::VariableVersion version;  ///< of the tensor the program has
   std::uint32_t version_then = 0;
 };
 

@@ -27,6 +27,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <unordered_set>
 
@@ -221,10 +222,17 @@ struct Arguments {
   std::vector<std::int64_t> versions;
 };
 
-Arguments arguments_of(const Tensors& inputs) {
+/// Which inputs have a graph, and get a gradient from their part.
+std::vector<bool> have_graphs(const Tensors& inputs) {
+  std::vector<bool> have;
+  for (const at::Tensor& input : inputs) have.push_back(input.defined() && input.requires_grad() && !input.is_leaf());
+  return have;
+}
+
+Arguments arguments_of(const Tensors& inputs, const std::vector<bool>& with_graphs) {
   Arguments made{.tensors = inputs};
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].defined() && inputs[i].requires_grad() && !inputs[i].is_leaf()) {
+    if (with_graphs[i]) {
       made.leaves[i] = inputs[i].detach().requires_grad_(true);
       made.tensors[i] = Entry::apply(made.leaves[i]);
     }
@@ -279,6 +287,8 @@ class Segment : public torch::CustomClassHolder {
     return ++last;
   }
   Tensors run_first(const Arguments& arguments, Tensors& kept);
+  void send_home(Tensors& kept);
+  void take_home(Tensors& kept) const;
   void check_inputs(const Arguments& arguments) const;
   void find_sources(const Tensors& outputs, const Arguments& arguments, std::uint64_t begin);
   at::Tensor value_for_node(const Tensors& outputs, std::size_t k, const Tensors& inputs) const;
@@ -299,6 +309,9 @@ class Segment : public torch::CustomClassHolder {
   std::map<const Node*, std::int64_t> leaves_;  ///< versions of leaves that were captured
   std::vector<std::uint64_t> hashes_;           ///< by output; empty: not compared
   std::vector<TapedResult> taped_;              ///< their memory is with the nodes
+  std::vector<bool> with_graphs_;               ///< by input
+  /// Of what the nodes keep, in their order, that which is elsewhere; empty: all of it is with them.
+  std::vector<std::shared_ptr<ActivationHome::Kept>> homes_;
   std::size_t outputs_ = 0;
   const std::uint64_t id_ = next_id();
 };
@@ -338,11 +351,13 @@ struct Recomputation : torch::autograd::Function<Recomputation> {
 
 Tensors Segment::run(const Tensors& inputs, const c10::intrusive_ptr<Segment>& self) {
   const std::uint64_t begin = at::sequence_number::peek();
-  const Arguments arguments = arguments_of(inputs);
+  with_graphs_ = have_graphs(inputs);
+  const Arguments arguments = arguments_of(inputs, with_graphs_);
   Tensors kept = inputs;
   Tensors outputs = run_first(arguments, kept);
   outputs_ = outputs.size();
   find_sources(outputs, arguments, begin);
+  send_home(kept);
   if (what_.options.compare) hashes_ = hashes_of(outputs);
   Tensors results(outputs.size());
   // Those that others depend on come first.
@@ -390,6 +405,24 @@ Tensors Segment::run_first(const Arguments& arguments, Tensors& kept) {
   }
   check_inputs(arguments);
   return outputs;
+}
+
+void Segment::send_home(Tensors& kept) {
+  const std::shared_ptr<ActivationHome> home = what_.options.home ? what_.options.home : activation_home();
+  if (!home || results_.empty()) return;
+  const at::NoGradGuard no_grad;
+  homes_.resize(kept.size());
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    if (i < with_graphs_.size() && !with_graphs_[i]) continue;  // who else has it is not known
+    homes_[i] = kept[i].defined() ? home->keep(kept[i].detach()) : nullptr;
+    if (homes_[i]) kept[i].reset();
+  }
+}
+
+void Segment::take_home(Tensors& kept) const {
+  for (std::size_t i = homes_.size(); i-- > 0;) {  // the last one was kept last
+    if (homes_[i]) kept[i] = homes_[i]->take();
+  }
 }
 
 void Segment::check_inputs(const Arguments& arguments) const {
@@ -523,10 +556,11 @@ std::shared_ptr<Again> Segment::again(Tensors kept) {
 }
 
 std::shared_ptr<Again> Segment::run_again(Tensors kept) {
+  take_home(kept);
   const auto results = kept.end() - static_cast<std::ptrdiff_t>(taped_.size());
   ResultTape tape(what_.options.keep, taped_, {std::make_move_iterator(results), std::make_move_iterator(kept.end())});
   const Tensors inputs(std::make_move_iterator(kept.begin()), std::make_move_iterator(results));
-  auto made = std::make_shared<Again>(Again{arguments_of(inputs), {}});
+  auto made = std::make_shared<Again>(Again{arguments_of(inputs, with_graphs_), {}});
   {
     const SecondRun second;
     const Kept buffers(what_.buffers);
@@ -585,6 +619,28 @@ void Segment::check_graph(const Again& made) const {
 }  // namespace zero::intercept
 
 namespace zero {
+namespace {
+
+struct DefaultHome {
+  std::mutex mutex;
+  std::shared_ptr<ActivationHome> home;
+};
+DefaultHome& default_home() {
+  static DefaultHome* const only = new DefaultHome;  // parts may end after main() does
+  return *only;
+}
+
+}  // namespace
+
+void set_activation_home(std::shared_ptr<ActivationHome> home) {
+  const std::lock_guard lock(default_home().mutex);
+  default_home().home.swap(home);
+}
+
+std::shared_ptr<ActivationHome> activation_home() {
+  const std::lock_guard lock(default_home().mutex);
+  return default_home().home;
+}
 
 detail::Tensors detail::recompute_tensors(Recomputable what, const Tensors& inputs) {
   if (what.options.keep != KeptResults::kNone && !(what.options.compare && what.options.preserve_random)) {

@@ -322,9 +322,8 @@ class LlamaImpl final : public DecoderImpl {
       sin = sin.index({documents->positions()}).unsqueeze(1);
     }
     for (std::size_t i = 0; i < layers_.size(); ++i) {
-      auto [out, logits] =
-          runs_again(*this, config_, i) ? recompute_with(again_, layers_[i], x, cos, sin, documents)
-                                        : layers_[i]->forward(x, cos, sin, documents, cache);
+      auto [out, logits] = runs_again(*this, config_, i) ? recompute_with(again_, layers_[i], x, cos, sin, documents)
+                                                         : layers_[i]->forward(x, cos, sin, documents, cache);
       x = std::move(out);
       if (logits) router_logits.push_back(std::move(*logits));
     }

@@ -56,8 +56,7 @@ struct GPTBlockImpl : torch::nn::Module {
 
   /// x [B, T, dim] -> [B, T, dim].
   at::Tensor forward(const at::Tensor& x, const std::shared_ptr<const models::Documents>& documents) {
-    const at::Tensor attended =
-        x + drop(proj->forward(attention(ln1->forward(x), documents)), dropout, is_training());
+    const at::Tensor attended = x + drop(proj->forward(attention(ln1->forward(x), documents)), dropout, is_training());
     const at::Tensor hidden = at::gelu(fc->forward(ln2->forward(attended)), "tanh");
     return attended + drop(out->forward(hidden), dropout, is_training());
   }

@@ -49,14 +49,20 @@ double layer_nbytes(const Transformer& t, const Sizes& s) {
 /// what the layer passes on.
 struct Kept {
   double read = 0, added = 0;
+  double row_sums = 0;  ///< of what is read: attention's, often too small for a disk
 };
 
 Kept kept_of(const Transformer& t, const Sizes& s) {
   if (!t.checkpointing || t.kept == KeptResults::kNone) return {};
   const double heads = static_cast<double>(t.heads), seq = static_cast<double>(t.seq);
-  Kept kept{.read = t.fused_attention ? s.tokens * (s.attended * s.element + 4 * heads) : 0};
+  Kept kept;
+  if (t.fused_attention) {
+    kept.row_sums = s.tokens * 4 * heads;
+    kept.read = s.tokens * s.attended * s.element + kept.row_sums;
+  }
   if (t.kept == KeptResults::kAttention) return kept;
-  const double projections = s.attended + 2 * s.shared, inside = t.style == Transformer::Style::kGpt ? s.mlp : 2 * s.mlp;
+  const double projections = s.attended + 2 * s.shared,
+               inside = t.style == Transformer::Style::kGpt ? s.mlp : 2 * s.mlp;
   kept.read += s.tokens * (projections + inside) * s.element;
   if (!t.fused_attention) kept.read += s.tokens * (heads * seq + s.attended) * s.element;  // scores, and values by them
   kept.added = 2 * s.tokens * s.dim * s.element;
@@ -89,11 +95,12 @@ double mlp_backward_nbytes(const Transformer& t, const Sizes& s) {
 
 /// A layer that is computed again, and its backward: with its output once more and the gradient of its input; in the
 /// end with the gradients of all its matrices, which leave together, beside attention's operands and their gradients.
-double again_nbytes(const Transformer& t, const Sizes& s) {
+/// `away`: what it keeps is on a disk before, and those results that were only added are dropped again at once.
+double again_nbytes(const Transformer& t, const Sizes& s, bool away) {
   const double input = s.tokens * s.dim * s.element;
   const double mlp_matrices = t.style == Transformer::Style::kGpt ? 2 : 3;
   const double matrices = 2 * s.dim * (s.attended + s.shared) + mlp_matrices * s.dim * s.mlp;
-  const double made = layer_nbytes(t, s) - kept_of(t, s).read;
+  const double made = layer_nbytes(t, s) - (away ? 0 : kept_of(t, s).read);
   return std::max(made + input + mlp_backward_nbytes(t, s), matrices * s.element + 8 * input);
 }
 
@@ -113,6 +120,18 @@ double head_backward_nbytes(const Transformer& t, const Sizes& s) {
   return std::max(s.tokens * 8 * s.vocab, head - s.tokens * 4 * s.vocab);
 }
 
+/// The largest tensor that a recomputed layer keeps.
+double largest_kept_nbytes(const Transformer& t, const Sizes& s) {
+  double width = s.dim;
+  if (t.kept != KeptResults::kNone && t.fused_attention) width = std::max(width, s.attended);
+  if (t.kept == KeptResults::kProducts) {
+    const bool is_gpt = t.style == Transformer::Style::kGpt;
+    width = std::max({width, s.mlp, is_gpt ? s.attended + 2 * s.shared : s.attended});
+    if (!t.fused_attention) width = std::max(width, static_cast<double>(t.heads * t.seq));
+  }
+  return s.tokens * width * s.element;
+}
+
 std::int64_t to_nbytes(double nbytes) {
   constexpr double kMost = 9e18;
   return static_cast<std::int64_t>(std::llround(std::min(nbytes, kMost)));
@@ -120,7 +139,7 @@ std::int64_t to_nbytes(double nbytes) {
 
 }  // namespace
 
-Activations activations(const Transformer& shape, std::int64_t micro_batch, DType param_dtype) {
+Activations activations(const Transformer& shape, std::int64_t micro_batch, DType param_dtype, bool on_nvme) {
   if (micro_batch < 1) throw ConfigError(fmt::format("plan: got micro-batch {}, want at least 1", micro_batch));
   const Transformer t = with_defaults(shape);
   const Sizes s(t, static_cast<double>(micro_batch), param_dtype);
@@ -128,16 +147,27 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, DTyp
   const double input = s.tokens * s.dim * s.element;
   const double recomputed = t.checkpointing ? std::ceil(layers / static_cast<double>(t.checkpoint_every)) : 0;
   const Kept results = kept_of(t, s);
-  const double kept = recomputed * (input + results.read + results.added) + (layers - recomputed) * layer;
+  constexpr double kLeastOnNvme = 64 << 10;
+  const bool away = on_nvme && t.checkpointing && input >= kLeastOnNvme;
+  const double stays = !away                             ? input + results.read + results.added
+                       : results.row_sums < kLeastOnNvme ? results.row_sums
+                                                         : 0;
+  const double leaves = input + results.read + results.added - stays;
+  const double kept = recomputed * stays + (layers - recomputed) * layer;
   const double stored = kept + head_nbytes(t, s);
   double layer_backward = mlp_backward_nbytes(t, s);  // the most beyond what is kept
   if (t.checkpointing) {
     const auto behind = static_cast<double>((t.layers - 1) % t.checkpoint_every);  // gone when the last of them comes
-    const double again = again_nbytes(t, s) - behind * layer;
+    const double again = again_nbytes(t, s, away) - behind * layer;
     layer_backward = behind > 0 ? std::max(layer_backward, again) : again;
   }
   const double peak = std::max(stored + head_backward_nbytes(t, s), kept + layer_backward);
-  return {to_nbytes(stored), to_nbytes(peak), to_nbytes(kept), to_nbytes(layer_backward)};
+  return {to_nbytes(stored),
+          to_nbytes(peak),
+          to_nbytes(kept),
+          to_nbytes(layer_backward),
+          to_nbytes(recomputed * leaves),
+          to_nbytes(away ? largest_kept_nbytes(t, s) : 0)};
 }
 
 }  // namespace zero::plan

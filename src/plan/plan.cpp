@@ -174,9 +174,16 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks);
   plan.deferred_init = model.deferred_init;
   plan.module_nbytes = 4 * (plan.deferred_init ? laid.largest_unit() : plan.parameters_numel);
+  std::int64_t activations_on_nvme = 0;
   if (model.transformer) {
-    const Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype);
+    const auto& offload = config.zerotorch.offload_activations;
+    const bool on_nvme = offload.device == Config::Zerotorch::OffloadActivations::Device::kNvme;
+    const Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype, on_nvme);
     plan.rank[MemoryKind::kActivations] = {0, kept.peak_nbytes};
+    activations_on_nvme = kept.nvme_nbytes;
+    const std::int64_t buffers = offload.buffer_count * kept.nvme_buffer_nbytes;
+    plan.rank[MemoryKind::kOffload].current_nbytes += buffers;
+    plan.rank[MemoryKind::kOffload].peak_nbytes += buffers;
     plan.reused_nbytes = reused_nbytes(model, laid, config, kept, plan.heaviest_rank);
   }
   const double gaps = config.zerotorch.caching_allocator ? kCachePerActivation : kHeapPerActivation;
@@ -188,6 +195,10 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.traffic = traffic_of(laid, pools, config, cluster);
   // An update reads and writes everything; units are read once more whenever they are gathered, once on a host.
   plan.traffic.nvme_nbytes = plan.traffic.nvme_written_nbytes = static_cast<double>(plan.rank.nvme_nbytes);
+  const std::int64_t activations_moved = plan.accumulation_steps * activations_on_nvme;
+  plan.traffic.nvme_nbytes += static_cast<double>(activations_moved);
+  plan.traffic.nvme_written_nbytes += static_cast<double>(activations_moved);
+  plan.rank.nvme_nbytes += activations_on_nvme;
   if (laid.parameters_on_disk) {
     plan.traffic.nvme_nbytes += static_cast<double>(pools.gather.gathered_numel) *
                                 static_cast<double>(laid.low_nbytes()) / static_cast<double>(laid.world_size);

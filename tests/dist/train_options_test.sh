@@ -159,5 +159,42 @@ for bad in '{"mixture": [{"data": "code.py", "weight": 1},]}' '{"Mixture": [{"da
   [ ! -e bad ] || fail "a run folder of $bad"
 done
 
+# ---- results that are kept, and documents that do not see each other ----
+mkdir -p notes && for i in $(seq 1 400); do echo "Note $i: $((i * i)) is the square of $i." > "notes/n$i.txt"; done
+tiny="--preset gpt-tiny --seq 64 --cache-dir cache --eval-batches 2 --sample-length 0 --no-tensorboard --steps 4 --batch-size 8 -n 2 --data notes"
+"$zero" train $tiny --run-dir whole -q > out 2>&1 || fail "notes: $(cat out)"
+"$zero" train $tiny --run-dir kept --recompute 1 --recompute-keep products -q > out 2>&1 || fail "--recompute-keep: $(cat out)"
+expect "curve with results that are kept" "$(curve kept)" "$(curve whole)"
+"$zero" train $tiny --run-dir apart --separate-documents > out 2>&1 || fail "--separate-documents: $(cat out)"
+grep -q "documents, which token 0 separates, do not see each other" out || fail "separate documents are not described: $(cat out)"
+[ "$(curve apart)" != "$(curve whole)" ] || fail "--separate-documents changes nothing"
+"$zero" train $tiny --run-dir apart0 --stage 0 --recompute 1 --recompute-keep attention --separate-documents -q > out 2>&1 || fail "stage 0: $(cat out)"
+expect "curve of separate documents at stage 0" "$(curve apart0)" "$(curve apart)"
+"$zero" eval apart > out 2>&1 || fail "zero eval of separate documents: $(cat out)"
+"$zero" train --resume apart --steps 5 -q > out 2>&1 || fail "--resume of separate documents: $(cat out)"
+expect "separator of the run" "$(value apart/plan.json 'j["separator"]')" 0
+"$zero" train --resume apart0 --steps 5 --recompute 0 --recompute-keep none -q > out 2>&1 || fail "--resume at stage 0: $(cat out)"
+expect "curve after --resume" "$(curve apart0)" "$(curve apart)"
+"$zero" train $tiny --run-dir apart9 --separate-documents --separator 9 -q > out 2>&1 || fail "--separator: $(cat out)"
+expect "curve of a separator that is nowhere" "$(curve apart9)" "$(curve whole)"
+"$zero" train $tiny --seq 512 --run-dir long -q > out 2>&1 || fail "long sequences: $(cat out)"
+ZERO_LOG_LEVEL=info "$zero" train $tiny --seq 512 --run-dir far --recompute 1 --nvme-activations disk/far > out 2>&1 || fail "--nvme-activations: $(cat out)"
+grep -q "activations on NVMe: in '.*disk/far'" out || fail "--nvme-activations is not said: $(cat out)"
+expect "curve with activations on NVMe" "$(curve far)" "$(curve long)"
+expect "files that are left" "$(ls disk/far)" ""
+refused "--nvme-activations: is for what blocks keep that are computed again; give --recompute, too" $tiny --nvme-activations disk/far
+refused "--recompute-keep: keeps results of blocks that are computed again; give --recompute, too" $tiny --recompute-keep attention
+refused "--recompute-keep: " $tiny --recompute 1 --recompute-keep everything
+refused "--separator: has an effect with --separate-documents only" $tiny --separator 7
+refused "--separate-documents excludes --resume" --resume whole --separate-documents
+mkdir -p bins && python3 -c "
+import array
+for name in ('train', 'val'):
+    array.array('H', [(i * 7) % 50 for i in range(3000)]).tofile(open(f'bins/{name}.bin', 'wb'))"
+echo '{"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 64, "vocab_size": 50}' > small.json
+bins="--model small.json --data bins --seq 32 --cache-dir cache --eval-batches 1 --no-tensorboard --steps 2 --batch-size 4 -n 2"
+refused "does not say which token is between documents" $bins --separate-documents
+"$zero" train $bins --separate-documents --separator 49 --run-dir bins_apart -q > out 2>&1 || fail "--separator of token files: $(cat out)"
+
 [ "$failures" = 0 ] && echo "options of zero train: all well"
 exit $((failures > 0))

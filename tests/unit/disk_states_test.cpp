@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "doubles/faulty_files.h"
+#include "doubles/lying_files.h"
 #include "doubles/memory_files.h"
 #include "layout/state_slots.h"
 #include "support/errors.h"
@@ -206,55 +207,12 @@ TEST(DiskStates, EveryFailingRequestIsAnErrorThatStays) {
   }
 }
 
-/// Turns a bit of what read number `index` brings.
-class LyingFiles : public io::FaultyFileSystem {
- public:
-  LyingFiles(io::FileSystem& files, std::uint64_t index) : FaultyFileSystem(files), files_(files), index_(index) {}
-
-  std::unique_ptr<io::File> create_scratch(const std::string& folder, const io::ScratchOptions& options) override {
-    return std::make_unique<LyingFile>(files_.create_scratch(folder, options), *this);
-  }
-  bool has_lied() const { return has_lied_; }
-
- private:
-  class LyingFile : public io::File {
-   public:
-    LyingFile(std::unique_ptr<io::File> file, LyingFiles& files) : file_(std::move(file)), files_(files) {}
-    std::size_t alignment() const override { return file_->alignment(); }
-    std::string description() const override { return file_->description(); }
-    Request write(std::uint64_t offset, std::span<const std::byte> data) override { return file_->write(offset, data); }
-    Request read(std::uint64_t offset, std::span<std::byte> data) override {
-      const Request request = file_->read(offset, data);
-      if (files_.reads_++ == files_.index_) {
-        data[files_.index_ * 37 % data.size()] ^= std::byte{4};
-        files_.has_lied_ = true;
-      }
-      return request;
-    }
-    void wait(Request request) override { file_->wait(request); }
-    bool done(Request request) override { return file_->done(request); }
-    void drain() override { file_->drain(); }
-    void reserve(std::uint64_t nbytes) override { file_->reserve(nbytes); }
-    void sync() override { file_->sync(); }
-    void close() override { file_->close(); }
-    std::uint64_t size() override { return file_->size(); }
-
-   private:
-    std::unique_ptr<io::File> file_;
-    LyingFiles& files_;
-  };
-
-  io::FileSystem& files_;
-  std::uint64_t index_, reads_ = 0;
-  bool has_lied_ = false;
-};
-
 TEST(DiskStates, BytesThatTheDiskGivesBackOtherwiseAreNotUsed) {
   io::MemoryFileSystem memory;
   memory.make_folders("/nv");
   int lies = 0, found = 0;
   for (std::uint64_t index = 0; index < 40; ++index) {
-    LyingFiles files(memory, index);
+    io::LyingFileSystem files(memory, index);
     Disk disk(files);
     disk.add();
     const std::string error = error_of<IoError>([&] {

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "storage/cpu_allocator.h"
+#include "support/temporary_folder.h"
 #include "zero/causal_lm.h"
 #include "zero/models.h"
 #include "zero/plan.h"
@@ -28,22 +29,23 @@ struct Measured {
 
 /// The third micro-batch: by then libtorch has made what it keeps.
 template <class Make>
-Measured measure_model(const Shape& shape, bool bf16, Make make) {
+Measured measure_model(const Shape& shape, bool bf16, Make make, const std::string& more = "") {
   at::set_num_threads(1);
   at::manual_seed(1);
   storage::install_cpu_allocator(/*keep_blocks=*/true);
   auto model = make();
   auto engine = initialize(model,
                            fmt::format(R"({{"train_micro_batch_size_per_gpu": {}, "bf16": {{"enabled": {}}},
-                                                  "zero_optimization": {{"stage": 2}}}})",
-                                       shape.micro_batch, bf16),
+                                                  "zero_optimization": {{"stage": 2}}{}}})",
+                                       shape.micro_batch, bf16, more),
                            InitializeOptions{.group = Group()});
   Measured measured;
   for (int i = 0; i < 3; ++i) {
     const std::int64_t before = storage::activation_use().current_nbytes;
     storage::reset_activation_peak();
     // One more token than the model sees, as a sampler gives them.
-    const at::Tensor text = at::randint(0, shape.vocab, {shape.micro_batch, shape.seq + 1}, at::kLong);
+    at::Tensor text = at::randint(1, shape.vocab, {shape.micro_batch, shape.seq + 1}, at::kLong);
+    text.slice(1, 5, std::nullopt, 16).zero_();  // separators, where the model has such
     at::Tensor loss = model->loss(text.narrow(1, 0, shape.seq), text.narrow(1, 1, shape.seq));
     measured.stored = storage::activation_use().current_nbytes - before;
     engine.backward(loss);
@@ -139,13 +141,14 @@ TEST(PlanActivations, WithPartsThatAreComputedAgain) {
 TEST(PlanActivations, OfModelsInHuggingFacesShapes) {
   const Shape shape{24, 128, 4, 4096, 96, 3};
   for (const bool bf16 : {false, true}) {
-    for (const auto& [every, rows, keep] : {std::tuple(0, 0, KeptResults::kNone),
-                                            {1, 0, KeptResults::kNone},
-                                            {2, 0, KeptResults::kNone},
-                                            {0, 32, KeptResults::kNone},
-                                            {1, 32, KeptResults::kNone},
-                                            {1, 32, KeptResults::kAttention},
-                                            {1, 32, KeptResults::kProducts}}) {
+    for (const auto& [every, rows, keep, separator] : {std::tuple(0, 0, KeptResults::kNone, -1),
+                                                       {1, 0, KeptResults::kNone, -1},
+                                                       {2, 0, KeptResults::kNone, -1},
+                                                       {0, 32, KeptResults::kNone, -1},
+                                                       {1, 32, KeptResults::kNone, -1},
+                                                       {1, 32, KeptResults::kAttention, -1},
+                                                       {1, 32, KeptResults::kProducts, -1},
+                                                       {0, 32, KeptResults::kNone, 0}}) {
       models::CausalLMConfig config;
       config.layers = shape.layers;
       config.dim = shape.dim;
@@ -157,19 +160,51 @@ TEST(PlanActivations, OfModelsInHuggingFacesShapes) {
       config.max_positions = shape.seq;
       config.recompute_every = every;
       config.recompute_keep = keep;
+      config.separator = separator;
       config.loss_rows = rows;
       const Measured seen = measure_model(shape, bf16, [&] { return models::CausalLM(config); });
       const auto transformer = *models::shape_of(config).transformer;
       const plan::Activations expected =
           plan::activations(transformer, shape.micro_batch, bf16 ? DType::kBFloat16 : DType::kFloat32);
-      const std::string where = fmt::format("{}, recompute {}, rows {}, keep {}", bf16 ? "bf16" : "fp32", every, rows,
-                                            static_cast<int>(keep));
+      const std::string where = fmt::format("{}, recompute {}, rows {}, keep {}, separator {}", bf16 ? "bf16" : "fp32",
+                                            every, rows, static_cast<int>(keep), separator);
       fmt::print("{}: stored {} (planned {}), peak {} (planned {})\n", where, seen.stored, expected.stored_nbytes,
                  seen.peak, expected.peak_nbytes);
       const double stored = static_cast<double>(expected.stored_nbytes);
       const double peak = static_cast<double>(expected.peak_nbytes);
       EXPECT_NEAR(static_cast<double>(seen.stored), stored, 0.03 * stored + 10'000) << where;
       EXPECT_NEAR(static_cast<double>(seen.peak), peak, (bf16 ? 0.10 : 0.03) * peak + 10'000) << where;
+    }
+  }
+}
+
+TEST(PlanActivations, OnNvme) {
+  const testing::TemporaryFolder folder;
+  const std::string there = fmt::format(
+      R"(, "zerotorch": {{"offload_activations": {{"device": "nvme", "nvme_path": "{}"}}}})", folder.path());
+  const Shape shape{12, 192, 3, 1000, 200, 3};
+  for (const bool bf16 : {false, true}) {
+    for (const auto& [every, keep] : {std::pair(1, KeptResults::kNone),
+                                      {3, KeptResults::kNone},
+                                      {1, KeptResults::kAttention},
+                                      {1, KeptResults::kProducts}}) {
+      GPTOptions options{
+          .layers = shape.layers, .dim = shape.dim, .heads = shape.heads, .vocab = shape.vocab, .seq = shape.seq};
+      options.recompute_every = every;
+      options.recompute_keep = keep;
+      const Measured seen = measure_model(
+          shape, bf16, [&] { return GPT(options); }, there);
+      const plan::Activations expected = plan::activations(*gpt_shape(options, "gpt").transformer, shape.micro_batch,
+                                                           bf16 ? DType::kBFloat16 : DType::kFloat32, true);
+      const std::string where =
+          fmt::format("{}, of {} one again, keep {}", bf16 ? "bf16" : "fp32", every, static_cast<int>(keep));
+      fmt::print("{}: stored {} (planned {}), peak {} (planned {}), on NVMe {}\n", where, seen.stored,
+                 expected.stored_nbytes, seen.peak, expected.peak_nbytes, expected.nvme_nbytes);
+      const double stored = static_cast<double>(expected.stored_nbytes);
+      const double peak = static_cast<double>(expected.peak_nbytes);
+      EXPECT_NEAR(static_cast<double>(seen.stored), stored, 0.01 * stored + 10'000) << where;
+      EXPECT_NEAR(static_cast<double>(seen.peak), peak, (bf16 ? 0.10 : 0.03) * peak + 10'000) << where;
+      EXPECT_GT(expected.nvme_nbytes, 0) << where;
     }
   }
 }

@@ -615,8 +615,12 @@ TEST(RecomputeKept, AnotherFunctionIsAnErrorStill) {
   });
   for (const RecomputeOptions& options : {RecomputeOptions{.compare = false, .keep = KeptResults::kProducts},
                                           RecomputeOptions{.preserve_random = false, .keep = KeptResults::kProducts}}) {
-    expect_said([&] { recompute_with(options, [&](const Tensor& in) { return at::mm(in, w); }, x * 1); },
-                "they need `compare` and `preserve_random`");
+    expect_said(
+        [&] {
+          recompute_with(
+              options, [&](const Tensor& in) { return at::mm(in, w); }, x * 1);
+        },
+        "they need `compare` and `preserve_random`");
   }
   // Nothing is left behind.
   const Tensor y = at::linear(x, w);

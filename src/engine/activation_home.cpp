@@ -1,0 +1,31 @@
+#include "engine/activation_home.h"
+
+#include "io/file_system.h"
+#include "storage/nvme_activations.h"
+#include "zero/recompute.h"
+
+namespace zero::engine {
+
+UsedActivationHome::UsedActivationHome(const Config& config, const Groups& groups, storage::Ledger& ledger)
+    : ledger_(std::make_shared<storage::Ledger*>(&ledger)) {
+  const auto& offload = config.zerotorch.offload_activations;
+  if (offload.device == Config::Zerotorch::OffloadActivations::Device::kNvme) {
+    const auto count = [weak = std::weak_ptr(ledger_)](std::int64_t nbytes) {
+      if (const auto alive = weak.lock()) (*alive)->add(MemoryKind::kOffload, nbytes);
+    };
+    home_ = storage::activations_on_nvme({.folder = offload.nvme_path,
+                                          .buffers = static_cast<int>(offload.buffer_count),
+                                          .block_nbytes = config.aio.block_size,
+                                          .queue_depth = static_cast<int>(config.aio.queue_depth)},
+                                         io::system_files(), count);
+  } else if (config.activation_checkpointing.partition_activations && groups.model_parallel) {
+    home_ = partitioned_activations(*groups.model_parallel);
+  }
+  if (home_) set_activation_home(home_);
+}
+
+UsedActivationHome::~UsedActivationHome() {
+  if (home_ && activation_home() == home_) set_activation_home(nullptr);
+}
+
+}  // namespace zero::engine
