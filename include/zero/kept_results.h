@@ -2,7 +2,8 @@
 
 namespace zero {
 
-/// Activation checkpointing: results of operators that are kept and not computed again. Each keeps what those before do.
+/// Activation checkpointing: results of operators that are kept, and not computed again. Each keeps what those before
+/// it do.
 enum class KeptResults {
   kNone,
   kAttention,  ///< of fused attention: the product that grows with the square of the sequence

@@ -22,7 +22,7 @@ struct TapedResult {
   std::uint32_t version_then = 0;
 };
 
-/// While alive, the calling thread's operators give their results to, or take them from, nobody else. One inside another
+/// While alive, the calling thread's operators give their results to this, or take them from it. One inside another
 /// takes its place.
 class ResultTape {
  public:

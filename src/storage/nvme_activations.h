@@ -7,8 +7,8 @@
 
 namespace zero::storage {
 
-/// zero::activations_on_nvme() in a file of `files`, which outlives it. `count` hears of bytes that buffers take, and of
-/// those they give back as negative numbers.
+/// zero::activations_on_nvme() in a file of `files`, which outlives it. `count` hears of bytes that buffers take, and
+/// of those they give back as negative numbers.
 std::shared_ptr<NvmeActivations> activations_on_nvme(const NvmeActivationOptions& options, io::FileSystem& files,
                                                      std::function<void(std::int64_t)> count = {});
 

@@ -68,8 +68,8 @@ std::shared_ptr<ActivationHome::Kept> Partitioned::keep(const at::Tensor& tensor
   const std::vector<std::uint64_t> hashes = comm::gather_values(group_, hash, "activations in parts");
   if (std::ranges::count(hashes, hash) != static_cast<std::ptrdiff_t>(hashes.size())) {
     throw ModelError(
-        "partitioned activations: an input of a part is not the same on all model-parallel ranks, and cannot be kept in "
-        "parts; keep it whole (activation_checkpointing.partition_activations: false), or make it the same");
+        "partitioned activations: an input of a part is not the same on all model-parallel ranks, and cannot be kept "
+        "in parts; keep it whole (activation_checkpointing.partition_activations: false), or make it the same");
   }
   const std::vector<std::int64_t> counts = parts(static_cast<std::int64_t>(tensor.nbytes()));
   std::int64_t begin = 0;
