@@ -60,8 +60,8 @@ std::shared_ptr<NvmeActivations> activations_on_nvme(const NvmeActivationOptions
 
 /// Each rank of `group` keeps its part of every tensor, which must be the same on all of them: model-parallel ranks,
 /// whose parts have the same inputs. Keeping compares a checksum over the ranks, and throws ModelError where they
-/// differ; taking gathers the parts. Both are *collective* over `group`, as running the part is. Tensors of the CPU that
-/// are dense and have `min_nbytes`.
+/// differ; taking gathers the parts. Both are *collective* over `group`, as running the part is. Tensors of the CPU
+/// that are dense and have `min_nbytes`.
 std::shared_ptr<ActivationHome> partitioned_activations(Group group, std::int64_t min_nbytes = 64 << 10);
 
 }  // namespace zero

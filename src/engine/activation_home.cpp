@@ -1,7 +1,7 @@
 #include "engine/activation_home.h"
 
 #include "io/file_system.h"
-#include "storage/nvme_activations.h"
+#include "storage/activations.h"
 #include "zero/recompute.h"
 
 namespace zero::engine {

@@ -20,7 +20,7 @@
 #include "base/clock.h"
 #include "io/aligned_buffer.h"
 #include "io/file_system.h"
-#include "storage/nvme_activations.h"
+#include "storage/activations.h"
 #include "zero/activations.h"
 #include "zero/errors.h"
 #include "zero/memory.h"
@@ -171,11 +171,7 @@ class KeptItem final : public ActivationHome::Kept {
 };
 
 std::shared_ptr<ActivationHome::Kept> Activations::keep(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.is_quantized() ||
-      tensor.is_conj() || tensor.is_neg() || !tensor.is_non_overlapping_and_dense() ||
-      static_cast<std::int64_t>(tensor.nbytes()) < options_.min_nbytes || tensor.nbytes() == 0) {
-    return nullptr;
-  }
+  if (!can_leave_memory(tensor, options_.min_nbytes)) return nullptr;
   const std::lock_guard lock(mutex_);
   Item item{.sizes = tensor.sizes().vec(),
             .strides = tensor.strides().vec(),
@@ -301,6 +297,12 @@ void Activations::check(Buffer& buffer) {
 }  // namespace zero::storage
 
 namespace zero {
+
+bool storage::can_leave_memory(const at::Tensor& tensor, std::int64_t min_nbytes) {
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_quantized() &&
+         !tensor.is_conj() && !tensor.is_neg() && tensor.is_non_overlapping_and_dense() && tensor.nbytes() > 0 &&
+         static_cast<std::int64_t>(tensor.nbytes()) >= min_nbytes;
+}
 
 std::shared_ptr<NvmeActivations> storage::activations_on_nvme(const NvmeActivationOptions& options,
                                                               io::FileSystem& files,

@@ -10,7 +10,7 @@
 #include "doubles/faulty_files.h"
 #include "doubles/lying_files.h"
 #include "doubles/memory_files.h"
-#include "storage/nvme_activations.h"
+#include "storage/activations.h"
 #include "support/errors.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/gather_values.h"
+#include "storage/activations.h"
 #include "zero/activations.h"
 #include "zero/errors.h"
 
@@ -57,11 +58,7 @@ class KeptPart final : public ActivationHome::Kept {
 };
 
 std::shared_ptr<ActivationHome::Kept> Partitioned::keep(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.is_quantized() ||
-      tensor.is_conj() || tensor.is_neg() || !tensor.is_non_overlapping_and_dense() ||
-      static_cast<std::int64_t>(tensor.nbytes()) < min_nbytes_ || group_.size() == 1) {
-    return nullptr;
-  }
+  if (group_.size() == 1 || !storage::can_leave_memory(tensor, min_nbytes_)) return nullptr;
   const at::NoGradGuard no_grad;
   const auto* bytes = static_cast<const std::uint8_t*>(tensor.const_data_ptr());
   const std::uint64_t hash = XXH3_64bits(bytes, tensor.nbytes());

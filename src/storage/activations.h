@@ -7,6 +7,9 @@
 
 namespace zero::storage {
 
+/// Whether its values can be kept as bytes: of the CPU, dense, with `min_nbytes` at least.
+bool can_leave_memory(const at::Tensor& tensor, std::int64_t min_nbytes);
+
 /// zero::activations_on_nvme() in a file of `files`, which outlives it. `count` hears of bytes that buffers take, and
 /// of those they give back as negative numbers.
 std::shared_ptr<NvmeActivations> activations_on_nvme(const NvmeActivationOptions& options, io::FileSystem& files,
