@@ -8,14 +8,17 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "console.h"
 #include "number_check.h"
 #include "text_format.h"
 #include "zero/checkpoint.h"
+#include "zero/errors.h"
 #include "zero/memory.h"
 
 namespace zero::app {
@@ -31,6 +34,8 @@ struct Arguments {
   bool dry_run = false;
   bool all_tensors = false;
   bool json = false;
+  bool every = false;      ///< verify
+  bool overwrite = false;  ///< export
 };
 
 /// The checkpoints of a run, where `path` is a run's folder.
@@ -138,8 +143,20 @@ std::string when(std::int64_t unix_ns) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local)};
 }
 
+/// Those of a folder, or the one that `path` is.
+std::vector<checkpoint::Summary> summaries_of(const std::string& path) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::absolute(path).lexically_normal();
+  const fs::path one = folder.filename().empty() ? folder.parent_path() : folder;
+  std::error_code error;
+  if (!fs::exists(one / "manifest.json", error)) return checkpoint::list(path);
+  auto all = checkpoint::list(one.parent_path().string());
+  std::erase_if(all, [&](const checkpoint::Summary& item) { return item.tag != one.filename().string(); });
+  return all;
+}
+
 int list(const Arguments& arguments) {
-  const auto summaries = checkpoint::list(arguments.path);
+  const auto summaries = summaries_of(arguments.path);
   if (arguments.json) {
     auto all = ordered_json::array();
     for (const auto& item : summaries) all.push_back(to_json(item));
@@ -158,6 +175,26 @@ int list(const Arguments& arguments) {
   return 0;
 }
 
+/// A member of an object by its path, a line each; what is no object as it is.
+void say_members(const std::string& title, const std::string& text) {
+  const ordered_json json = parsed(text);
+  std::string head = title;
+  const auto line = [&](const std::string& words) {
+    say(fmt::format("{:<12}{}", head, words));
+    head.clear();
+  };
+  const std::function<void(const std::string&, const ordered_json&)> walk = [&](const std::string& path,
+                                                                               const ordered_json& value) {
+    if (value.is_object() && !value.empty()) {
+      for (const auto& [name, member] : value.items()) walk(path.empty() ? name : path + "." + name, member);
+    } else {
+      const std::string words = value.is_string() ? value.get<std::string>() : value.dump();
+      line(path.empty() ? words : fmt::format("{} = {}", path, words));
+    }
+  };
+  walk("", json);
+}
+
 int inspect(const Arguments& arguments) {
   const auto found = checkpoint::inspect(arguments.path);
   if (arguments.json) return say_json(to_json(found));
@@ -167,10 +204,10 @@ int inspect(const Arguments& arguments) {
                   summary.global_steps, summary.world_size, summary.world_size == 1 ? "" : "s", summary.files,
                   human_nbytes(summary.nbytes)));
   say(fmt::format("parameters  {}", with_commas(summary.parameters)));
-  say(fmt::format("versions    {}", found.versions));
-  say(fmt::format("state       {}", found.state));
-  say(fmt::format("client      {}", found.client_state));
-  say(fmt::format("config      {}", found.config));
+  say_members("versions", found.versions);
+  say_members("state", found.state);
+  say_members("client", found.client_state);
+  say_members("config", found.config);
   say(fmt::format("tensors     {}", found.tensors.size()));
   for (const auto& tensor : found.tensors) {
     if (!arguments.all_tensors && tensor.kind != "weight" && tensor.kind != "buffer") continue;
@@ -182,7 +219,32 @@ int inspect(const Arguments& arguments) {
   return 0;
 }
 
+int verify_one(const Arguments& arguments);
+
+/// Every checkpoint of a folder; those that are not complete are problems, too.
+int verify_all(Arguments arguments) {
+  int exit_code = 0;
+  const auto summaries = checkpoint::list(arguments.path);
+  if (summaries.empty()) say(fmt::format("no checkpoints in {}", arguments.path));
+  for (const auto& item : summaries) {
+    if (!item.complete) {
+      say(fmt::format("INCOMPLETE  {}: {}", item.tag, item.problem));
+      exit_code = 1;
+      continue;
+    }
+    arguments.path = item.folder;
+    exit_code = std::max(exit_code, verify_one(arguments));
+  }
+  return exit_code;
+}
+
 int verify(const Arguments& arguments) {
+  if (!arguments.every) return verify_one(arguments);
+  if (arguments.json) throw ConfigError("--json: is of one checkpoint; leave --every away");
+  return verify_all(arguments);
+}
+
+int verify_one(const Arguments& arguments) {
   checkpoint::VerifyReport report;
   {
     ProgressBar bar;
@@ -202,7 +264,20 @@ int verify(const Arguments& arguments) {
   return 1;
 }
 
+/// The first file of weights in a folder that may be another model's.
+std::string weights_in(const std::string& folder) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".safetensors") return entry.path().string();
+  }
+  return {};
+}
+
 int export_weights(Arguments arguments) {
+  const std::string there = weights_in(arguments.to);
+  if (!there.empty() && !arguments.overwrite) {
+    throw ConfigError(fmt::format("{} is there already: export to another folder, or over it with --overwrite", there));
+  }
   arguments.export_options.max_file_nbytes = static_cast<std::uint64_t>(arguments.max_file_gb * 1e9);
   checkpoint::ExportReport report;
   {
@@ -275,13 +350,15 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
   add("list", "checkpoints of a folder; * marks the latest", kFolder, list);
   add("inspect", "tensors, sizes, configuration, step", kEither, inspect)
       ->add_flag("--all", arguments->all_tensors, "optimizer states and random streams too");
-  add("verify", "read every byte and compare every checksum; exit code 1 on damage", kEither, verify);
+  add("verify", "read every byte and compare every checksum; exit code 1 on damage", kEither, verify)
+      ->add_flag("--every", arguments->every, "every checkpoint of the folder, not its latest alone");
   CLI::App* exporting = add("export", "weights as safetensors files for Hugging Face's loaders", kEither,
                             [](const Arguments& given) { return export_weights(given); });
   exporting->add_option("to", arguments->to, "folder to write to")->required();
   exporting->add_option("--dtype", arguments->export_options.dtype, "fp32, bf16, fp16 or module")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16", "module"}))
       ->capture_default_str();
+  exporting->add_flag("--overwrite", arguments->overwrite, "over weights that are in the folder already");
   exporting->add_option("--max-file-gb", arguments->max_file_gb, "largest file, in 10^9 bytes")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

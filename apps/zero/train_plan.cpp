@@ -278,6 +278,13 @@ void find_text_again(TrainPlan& plan) {
   plan.corpus_folder = corpus.folder.string();
 }
 
+/// Whether somebody has changed what the run's folder says of its configuration.
+bool config_was_edited(const TrainPlan& plan) {
+  std::ifstream file(plan.run_folder + "/config.json");
+  const auto there = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  return !there.is_discarded() && there != nlohmann::json::parse(plan.config);
+}
+
 }  // namespace
 
 TrainPlan read_plan(const std::filesystem::path& folder) {
@@ -624,6 +631,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   check_export(plan.export_folder, plan, "");
   const FoundRun found = find_run(plan.run_folder);
   plan.goes_on = options.resume && !found.checkpoints.empty();
+  const bool was_edited = config_was_edited(plan);
   Config config = resume_config(plan.config, options, plan.ranks);
   const std::string about_memory = fit_or_check(
       plan, config, options, {.world_size = plan.ranks, .per_node = ranks ? ranks->per_node : 0}, /*goes_on=*/true);
@@ -634,6 +642,11 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   const Console console(!plan.quiet);
   print_head(console);
   print_tail(console, plan, config, about_memory);
+  if (was_edited) {
+    console.print(
+        "resume     config.json in the run's folder was changed, which has no effect: it says what the\n"
+        "           run is trained with. --config FILE of a new run takes another one\n");
+  }
   if (plan.goes_on && found.recorded_steps >= plan.steps) {
     console.print(fmt::format("resume     the run has its {} steps already; --steps N, more than that, goes on\n",
                               found.recorded_steps));

@@ -173,6 +173,25 @@ std::vector<std::string> with_program_marked(const CLI::App& command, std::vecto
   return arguments;
 }
 
+namespace {
+
+/// `said`: "A excludes B".
+std::string two_that_exclude(const std::string& said, const std::string& name) {
+  constexpr std::string_view kExcludes = " excludes ";
+  const std::size_t at = said.find(kExcludes);
+  if (at == std::string::npos) return said;
+  std::string first = said.substr(0, at), second = said.substr(at + kExcludes.size());
+  const auto goes_on = [](const std::string& option) { return option == "--resume" || option == "--restart"; };
+  if (goes_on(second)) first.swap(second);
+  if (goes_on(first) && !goes_on(second)) {
+    return fmt::format("{} excludes {}: the run keeps what it was started with. For another, start a new run: `{} {} ...`",
+                       second, first, name, second);
+  }
+  return fmt::format("{} excludes {}: give one of them", first, second);
+}
+
+}  // namespace
+
 std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& arguments) {
   const auto [command, name] = chosen_command(app);
   const std::string help = fmt::format("\nTry `{} --help`.", name);
@@ -193,6 +212,7 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
       arguments.size() > words) {
     return unknown_argument(*command, name, arguments[words]) + help;
   }
+  if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr) return two_that_exclude(error.what(), name) + help;
   return error.what() + help;
 }
 
