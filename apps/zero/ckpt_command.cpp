@@ -184,7 +184,7 @@ void say_members(const std::string& title, const std::string& text) {
     head.clear();
   };
   const std::function<void(const std::string&, const ordered_json&)> walk = [&](const std::string& path,
-                                                                               const ordered_json& value) {
+                                                                                const ordered_json& value) {
     if (value.is_object() && !value.empty()) {
       for (const auto& [name, member] : value.items()) walk(path.empty() ? name : path + "." + name, member);
     } else {

@@ -184,8 +184,9 @@ std::string two_that_exclude(const std::string& said, const std::string& name) {
   const auto goes_on = [](const std::string& option) { return option == "--resume" || option == "--restart"; };
   if (goes_on(second)) first.swap(second);
   if (goes_on(first) && !goes_on(second)) {
-    return fmt::format("{} excludes {}: the run keeps what it was started with. For another, start a new run: `{} {} ...`",
-                       second, first, name, second);
+    return fmt::format(
+        "{} excludes {}: the run keeps what it was started with. For another, start a new run: `{} {} ...`", second,
+        first, name, second);
   }
   return fmt::format("{} excludes {}: give one of them", first, second);
 }

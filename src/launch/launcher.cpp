@@ -234,7 +234,10 @@ std::vector<std::string> Job::environment_of(int rank) const {
   // One host, and all ranks of one kind, as torchrun says.
   for (const char* name : {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"}) {
     const std::string_view of = name;
-    environment[name] = of == "GROUP_RANK" ? "0" : of == "GROUP_WORLD_SIZE" ? "1" : of == "ROLE_RANK" ? rank_text : size_text;
+    environment[name] = of == "GROUP_RANK"         ? "0"
+                        : of == "GROUP_WORLD_SIZE" ? "1"
+                        : of == "ROLE_RANK"        ? rank_text
+                                                   : size_text;
   }
   environment["ZERO_JOB_ID"] = job_id_;
   for (const char* name : {"ZERO_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"}) {
