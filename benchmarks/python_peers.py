@@ -1,10 +1,10 @@
 """A step of a Hugging Face model under zerotorch, DDP, FSDP2 and DeepSpeed, on ranks of this machine.
 
-    python benchmarks/python_peers.py [--model gpt2|llama|FOLDER] [--ranks 2] [--steps 4] [--checkpointing] [--modes ...]
+    python benchmarks/python_peers.py [--model gpt2|smollm2|llama|FOLDER] [--ranks 2] [--steps 4] [--checkpointing] [--modes ...]
 
 Each mode is a job of its own, all in turns (--rounds). bf16; AdamW; the same weights and data. "cpp-3" is this library's
 own model in C++ (benchmarks/model_step.cpp), "zerotorch-3" transformers' under the Python package. FOLDER: its weights,
-and --tokens FILE (uint32) to train them on; else random ones. Prints the fastest step of each, the first and last loss,
+and --tokens FILE (uint32) to train them on; else the bytes of torch's Python sources. Prints the fastest step of each, the first and last loss,
 the largest difference of any loss to that of the first mode, and the peak of all ranks' memory together (proportional
 set size, so that shared pages count once). Needs transformers, and deepspeed for its modes.
 """
@@ -44,6 +44,12 @@ def build(args: argparse.Namespace) -> Any:
             n_layer=args.layers, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False
         )
         model = transformers.GPT2LMHeadModel(config)
+    elif args.model == "smollm2":
+        config = transformers.LlamaConfig(
+            hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+            num_key_value_heads=3, vocab_size=49152, rope_theta=100000.0, tie_word_embeddings=True, use_cache=False,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(config)
     else:
         config = transformers.LlamaConfig(
             hidden_size=768, intermediate_size=2048, num_hidden_layers=args.layers, num_attention_heads=12,
@@ -165,9 +171,13 @@ def prepare(args: argparse.Namespace, scratch: pathlib.Path) -> None:
         args.folder = scratch / "model"
         model.save_pretrained(args.folder)
     if args.tokens is None:
+        import torch
+
         args.tokens = scratch / "tokens.bin"
+        files = sorted(pathlib.Path(torch.__file__).parent.joinpath("nn", "modules").glob("*.py"))
+        text = b"".join(file.read_bytes() for file in files)
         numel = (args.warmup + args.steps) * args.ranks * args.batch * args.seq
-        numpy.random.default_rng(0).integers(0, 1000, numel).astype("<u4").tofile(args.tokens)
+        numpy.resize(numpy.frombuffer(text, dtype=numpy.uint8), numel).astype("<u4").tofile(args.tokens)
 
 
 def job(args: argparse.Namespace, mode: str, scratch: pathlib.Path) -> dict[str, Any]:
@@ -181,8 +191,8 @@ def job(args: argparse.Namespace, mode: str, scratch: pathlib.Path) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="gpt2", help="gpt2, llama, or a folder of Hugging Face's")
-    parser.add_argument("--tokens", type=pathlib.Path, help="a file of uint32 (default: random ones below 1,000)")
+    parser.add_argument("--model", default="gpt2", help="gpt2, smollm2, llama, or a folder of Hugging Face's")
+    parser.add_argument("--tokens", type=pathlib.Path, help="a file of uint32 (default: bytes of text)")
     parser.add_argument("--cpp", default="build/release/benchmarks/model_step")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--seq", type=int, default=256)
@@ -207,7 +217,7 @@ def main() -> None:
             for mode in results:
                 results[mode].append(job(args, mode, pathlib.Path(folder)))
     print(f"{'mode':<14}{'s/step':>9}{'peak GB':>9}{'first loss':>12}{'last loss':>11}{'difference':>12}")
-    curve = next((runs[0]["losses"] for runs in results.values() if "losses" in runs[0]), [])
+    curve: list[float] = next((runs[0]["losses"] for runs in results.values() if "losses" in runs[0]), [])
     for mode, runs in results.items():
         if any("failed" in one for one in runs):
             print(f"{mode:<14}  failed: {next(one['why'] for one in runs if 'failed' in one)}")

@@ -5,6 +5,7 @@ Programs written for DeepSpeed run with ``import zerotorch as deepspeed``.
 
 from typing import TYPE_CHECKING, Any
 
+from zerotorch._build import check_torch
 from zerotorch._lazy import attach
 from zerotorch._surface import NAMES, SUBMODULES
 from zerotorch._version import __version__
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from zerotorch.runtime.base_optimizer import ZeROOptimizer as ZeROOptimizer
 
 __all__ = ["__version__"]
+
+check_torch()
 
 _attribute, __dir__ = attach(__name__, SUBMODULES, NAMES)
 

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 
-def load() -> ModuleType:
-    """Imports torch and zerotorch._C, and returns this. Raises ImportError that says what to do."""
-    try:
-        import torch
-    except ImportError as error:
+def check_torch() -> None:
+    """Looks whether the torch that is installed is the one of this package, without importing it, which takes seconds.
+
+    Raises ImportError that says what to do.
+    """
+    built = _built_for(Path(__file__).parent)
+    spec = importlib.util.find_spec("torch") if "torch" not in sys.modules else sys.modules["torch"].__spec__
+    if spec is None or not spec.origin:
+        which = f"torch {_minor(built)}" if built else "the torch that this zerotorch was built for"
+        raise ImportError(f"zerotorch needs torch, which is not installed here: install {which}")
+    installed = _version_in(Path(spec.origin).parent)
+    if built and installed and _minor(built) != _minor(installed):
         raise ImportError(
-            "zerotorch needs torch, which is not installed here: install the torch that this zerotorch was built for"
-        ) from error
-    folder = Path(__file__).parent
-    built = _built_for(folder)
-    if built and _minor(built) != _minor(torch.__version__):
-        raise ImportError(
-            f"this zerotorch was built for torch {_minor(built)} and torch {torch.__version__} is installed: "
-            f"install zerotorch for torch {_minor(torch.__version__)} (from its sources: "
+            f"this zerotorch was built for torch {_minor(built)} and torch {installed} is installed: "
+            f"install zerotorch for torch {_minor(installed)} (from its sources: "
             f"pip install --no-build-isolation .), or torch {_minor(built)}"
         )
+
+
+def load() -> ModuleType:
+    """Imports torch and zerotorch._C, and returns this. Raises ImportError that says what to do."""
+    check_torch()
+    import torch
+
+    folder = Path(__file__).parent
     if not list(folder.glob("_C.*.so")):
         raise ImportError(f"zerotorch is not built in {folder}: run make python, or pip install --no-build-isolation .")
     try:
@@ -41,6 +52,15 @@ def _built_for(folder: Path) -> str | None:
         return (folder / "_torch_version.txt").read_text().strip() or None
     except OSError:
         return None
+
+
+def _version_in(package: Path) -> str | None:
+    """What torch says of its version, which it writes when it is built; None where it says it otherwise."""
+    try:
+        found = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", (package / "version.py").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return found.group(1) if found else None
 
 
 def _minor(version: str) -> str:

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 _FORMAT = "zerotorch.python"
 _VERSION = 1
 
+_SCRIPT = '''#!/usr/bin/env python
+"""Whole fp32 weights of a checkpoint in this folder: python zero_to_fp32.py . OUTPUT_FOLDER [--safe_serialization]"""
+
+from zerotorch.utils.zero_to_fp32 import main
+
+if __name__ == "__main__":
+    main()
+'''
+
 
 def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], save_latest: bool) -> None:
     """*Collective.* Raises CheckpointError on every rank."""
@@ -34,6 +43,18 @@ def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], 
             engine._core.save_checkpoint(folder, tag, "client_state cannot be saved", save_latest)
         raise CheckpointError(f"client_state cannot be saved: {error}") from error
     engine._core.save_checkpoint(folder, tag, text, save_latest)
+    if engine.global_rank == 0:
+        _write_script(Path(folder) / "zero_to_fp32.py")
+
+
+def _write_script(path: Path) -> None:
+    """What DeepSpeed's users find in a folder of checkpoints. A folder without it is as good. Local."""
+    if path.exists():
+        return
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        fresh.write_text(_SCRIPT)
+        fresh.rename(path)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import sys
@@ -92,6 +93,10 @@ def _show_one_traceback(rank: int) -> None:
             print(f"zerotorch: rank {rank} ends: CommError: {error}", file=sys.stderr, flush=True)
         else:
             earlier(kind, error, trace)
+            # Not when the interpreter ends, which waits for the program's threads.
+            if _group is not None and not issubclass(kind, KeyboardInterrupt):
+                with contextlib.suppress(Exception):
+                    _group.abort(f"rank {rank} raised {kind.__name__}: {error}")
 
     show._of_zerotorch = True  # type: ignore[attr-defined]
     sys.excepthook = show

@@ -15,7 +15,10 @@ from .launcher.local_ranks import GRACE_S, run_ranks
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line `arguments` (default: sys.argv). Returns the exit code: see `run_ranks`."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.m and not os.path.exists(options.program):
+        parser.error(f"there is no program '{options.program}'")
     if options.n is None:
         run_here(options.program, options.arguments, as_module=options.m)
         return 0

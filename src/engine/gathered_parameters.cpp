@@ -32,6 +32,25 @@ void take_first_part(Engine::Impl& impl, const std::vector<int>& parameters) {
   }
 }
 
+/// Of the modifier: what it has assigned goes where all have the parameters, and if the scope has failed, nothing has
+/// been written there. Local.
+void end_writes(Engine::Impl& impl, const std::vector<int>& parameters, bool failed) {
+  sharding::ParameterWrites& writes = impl.store->writes();
+  for (const int p : parameters) {
+    const auto& parameter = impl.model.parameters[p];
+    if (parameter.range.empty()) continue;
+    const at::Tensor gathered =
+        impl.store->pinned_view(parameter.unit).narrow(0, parameter.range.begin, parameter.range.numel());
+    if (failed) {
+      writes.take_back(p, gathered.mutable_data_ptr());
+      intercept::bump_version(parameter.tensor);
+    } else if (writes.has(p)) {
+      impl.model.passes->copy(gathered.mutable_data_ptr(), parameter.handle->data(), gathered.nbytes());
+    }
+    writes.forget_original(p);
+  }
+}
+
 std::vector<at::Tensor> all_parameters(Engine& engine) {
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : engine.impl().model.parameters) tensors.push_back(parameter.tensor);
@@ -92,11 +111,11 @@ void GatheredParameters::close() {
   const auto units = units_of(impl.model, parameters_);
   --impl.gathered_scopes;
   impl.store->set_write(parameters_, sharding::ParameterStore::Write::kOwnCopy);
-  if (readers_writes_ == ReadersWrites::kDropped) {
-    impl.check_module();  // an assignment to data is a write, too
-    impl.store->end_dropping(parameters_);
-  }
-  if (modifier_rank_ && std::uncaught_exceptions() == exceptions_) {
+  const bool failed = std::uncaught_exceptions() != exceptions_;
+  if (readers_writes_ == ReadersWrites::kDropped) impl.check_module();  // an assignment to data is a write, too
+  if (modifier_rank_ == impl.group.rank()) end_writes(impl, parameters_, failed);
+  if (readers_writes_ == ReadersWrites::kDropped) impl.store->end_dropping(parameters_);
+  if (modifier_rank_ && !failed) {
     if (impl.groups.model_parallel && impl.group.rank() == *modifier_rank_) take_first_part(impl, parameters_);
     impl.store->broadcast(parameters_, *modifier_rank_);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -30,7 +30,8 @@ void ParameterStore::end_dropping(std::span<const int> parameters) {
 
 void ParameterStore::before_write(intercept::ParameterHandle& handle, const char* op_name) {
   const int p = handle.parameter();
-  if (write_[p] == Write::kGathered || writes_.has(p) || model_.parameters[p].range.empty()) return;
+  if (writes_.has(p) || model_.parameters[p].range.empty()) return;
+  if (write_[p] == Write::kGathered) return writes_.keep_original(p, handle.data());
   if (write_[p] == Write::kRefused) {
     throw ModelError(
         fmt::format("rank {}: {} writes parameter '{}' in place inside a zero::GatheredParameters in which this rank "

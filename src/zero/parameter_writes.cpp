@@ -14,13 +14,27 @@
 
 namespace zero::sharding {
 
+storage::FlatBuffer ParameterWrites::make(int parameter) {
+  return model_.home.make_private(ledger_, MemoryKind::kParameters, model_.param_dtype,
+                                  model_.parameters[parameter].range.numel());
+}
+
 storage::FlatBuffer& ParameterWrites::copy_of(int parameter) {
   const auto found = copies_.find(parameter);
-  if (found != copies_.end()) return found->second;
-  return copies_
-      .emplace(parameter, model_.home.make_private(ledger_, MemoryKind::kParameters, model_.param_dtype,
-                                                   model_.parameters[parameter].range.numel()))
-      .first->second;
+  return found != copies_.end() ? found->second : copies_.emplace(parameter, make(parameter)).first->second;
+}
+
+void ParameterWrites::keep_original(int parameter, const void* memory) {
+  if (originals_.contains(parameter)) return;
+  const auto& kept = originals_.emplace(parameter, make(parameter)).first->second;
+  model_.passes->copy(kept.data(), memory, kept.nbytes());
+}
+
+void ParameterWrites::take_back(int parameter, void* memory) {
+  const auto kept = originals_.find(parameter);
+  if (kept == originals_.end()) return;
+  model_.passes->copy(memory, kept->second.data(), kept->second.nbytes());
+  originals_.erase(kept);
 }
 
 void ParameterWrites::begin(int parameter, const void* values) {

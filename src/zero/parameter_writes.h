@@ -33,6 +33,12 @@ class ParameterWrites {
   /// Forgets a parameter's own copy, which the module still sees. Local.
   void drop(int parameter) { copies_.erase(parameter); }
 
+  /// Before the first write into `memory`, where all have the parameter: its values, for take_back(). Local.
+  void keep_original(int parameter, const void* memory);
+  /// Writes them there again; nothing where none were kept. Local.
+  void take_back(int parameter, void* memory);
+  void forget_original(int parameter) { originals_.erase(parameter); }
+
   bool has(int parameter) const { return !copies_.empty() && copies_.contains(parameter); }
   /// Of a parameter that has a copy: its memory.
   std::shared_ptr<void> keep_alive(int parameter) const { return copies_.at(parameter).keep_alive(); }
@@ -47,6 +53,7 @@ class ParameterWrites {
   std::uint64_t replicated_hash() const { return replicated_hash_; }
 
  private:
+  storage::FlatBuffer make(int parameter);
   storage::FlatBuffer& copy_of(int parameter);
   /// The parameters that any rank has written. *Collective.*
   std::vector<int> written_by_any();
@@ -54,7 +61,7 @@ class ParameterWrites {
 
   ShardedModel& model_;
   storage::Ledger& ledger_;
-  std::map<int, storage::FlatBuffer> copies_;
+  std::map<int, storage::FlatBuffer> copies_, originals_;
   std::set<int> to_be_dropped_;
   std::uint64_t replicated_hash_ = 0;
 };

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import models
 import pytest
 import torch
 from ranks import run
+from safetensors.torch import load_file
 
 import zerotorch
 
@@ -145,6 +149,21 @@ def live_rates(folder: str, use_client: bool) -> list[Any]:
     assert train(engine, 1, 2) == expected
     engine.destroy()
     return facts
+
+
+def test_the_folder_has_deepspeeds_script(tmp_path: Path) -> None:
+    run(2, save, str(tmp_path), 3, 2)
+    done = subprocess.run(
+        [sys.executable, "zero_to_fp32.py", ".", "weights", "--safe_serialization"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = load_file(tmp_path / "weights" / "model.safetensors")
+    assert {name for name, _ in models.make().named_parameters(remove_duplicate=True)} <= set(found)
 
 
 @pytest.mark.parametrize("use_client", [False, True])

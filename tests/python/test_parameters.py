@@ -80,6 +80,26 @@ def gathered(store: str) -> dict[str, Any]:
         if rank == 0:
             weight.data.copy_(before)
     seen["back"] = torch.equal(weight.detach(), before)
+    # Assigned, not written in place.
+    with GatheredParameters([weight, bias], modifier_rank=1):
+        weight.data = torch.full(weight.shape, float(rank))
+        if rank == 1:
+            bias.data = torch.full(bias.shape, 7.0)
+    seen["assigned"] = (weight.detach().unique().tolist(), bias.detach().unique().tolist())
+    seen["assigned master"] = engine._core.full_weight("layers.0.up.weight").unique().tolist()
+    # A scope that has failed has written nothing, on no rank.
+    for modifier in (0, 1):
+        with pytest.raises(KeyError):
+            with GatheredParameters([weight, bias], modifier_rank=modifier):
+                weight.data.fill_(50.0 + rank)
+                bias.data = torch.full(bias.shape, 60.0 + rank)
+                raise KeyError
+    seen["failed"] = (weight.detach().unique().tolist(), bias.detach().unique().tolist())
+    tokens = torch.arange(2 * (models.SEQ + 1)).remainder(models.VOCAB).view(2, -1)
+    with torch.no_grad():
+        seen["loss"] = float(models.loss_of(engine, tokens))
+    with GatheredParameters(weight, modifier_rank=0):
+        weight.data.copy_(before)
     with pytest.raises(zerotorch.UsageError, match="modifier_rank=1"):
         with GatheredParameters(weight, modifier_rank=0):
             with GatheredParameters(weight, modifier_rank=1):
@@ -92,12 +112,17 @@ def gathered(store: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("store", STORES)
 def test_gathered_parameters(store: str) -> None:
-    for rank, seen in enumerate(run(2, gathered, store)):
+    ranks = run(2, gathered, store)
+    assert ranks[0]["loss"] == ranks[1]["loss"]
+    for rank, seen in enumerate(ranks):
         assert seen["spread"] == ([1.0], [5.0])
         assert seen["master"] == [1.0]
         assert seen["own"] == [rank + 10.0]
         assert seen["nested"] == [rank + 10.0]
         assert seen["dropped"] == [1.0]
+        assert seen["assigned"] == ([1.0], [7.0])
+        assert seen["assigned master"] == [1.0]
+        assert seen["failed"] == ([1.0], [7.0])
         assert seen["back"]
         assert seen["disabled"] == []
 
@@ -151,6 +176,12 @@ def built_in_init(ranks_differ: bool) -> tuple[list[float], list[bool]]:
         with GatheredParameters(model.shift, modifier_rank=1):
             if rank == 1:
                 model.shift.data.fill_(0.5)
+        facts.append(bool((model.shift == 0.5).all()))
+        with GatheredParameters(model.shift, modifier_rank=1):
+            model.shift.data = torch.full(model.shift.shape, 0.75 + rank)
+        facts.append(bool((model.shift == 1.75).all()))
+        with GatheredParameters(model.shift, modifier_rank=0):
+            model.shift.data = torch.full(model.shift.shape, 0.5 + rank)
         facts.append(bool((model.shift == 0.5).all()))
         with GatheredParameters([model.shift, model.gain]):
             model.shift.data.zero_()

@@ -82,6 +82,30 @@ def test_each_traceback_is_seen_once(tmp_path: pathlib.Path) -> None:
     assert [done.stderr.count(f"ValueError: of rank {rank}") for rank in range(2)] == [1, 1], done.stderr
 
 
+def test_an_exception_ends_the_others_while_a_thread_goes_on(tmp_path: pathlib.Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import threading, time
+        import zerotorch
+        from zerotorch.distributed import world_group
+
+        zerotorch.init_distributed()
+        world = world_group()
+        if world.rank == 1:
+            threading.Thread(target=time.sleep, args=(300,)).start()
+            raise ValueError("mine")
+        world.barrier()
+        world.barrier()
+    """,
+    )
+    start = time.monotonic()
+    done = python("-m", "zerotorch.run", "-n", "2", "--grace", "0.5", path)
+    assert done.returncode != 0 and time.monotonic() - start < 60
+    assert "ValueError: mine" in done.stderr
+    assert "rank 1 raised ValueError: mine" in done.stderr  # as the other one has heard
+
+
 def test_a_killed_rank_counts_as_128_and_its_signal(tmp_path: pathlib.Path) -> None:
     path = script(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert python("-m", "zerotorch.run", "-n", "1", path).returncode == 128 + signal.SIGKILL
@@ -159,6 +183,13 @@ def test_nothing_survives_the_launcher(tmp_path: pathlib.Path) -> None:
     job.launcher.kill()
     job.launcher.wait(TIMEOUT_S)
     job.expect_no_rank()
+
+
+def test_a_program_that_is_not_there_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    for ranks in ([], ["-n", "2"]):
+        done = python("-m", "zerotorch.run", *ranks, str(tmp_path / "gone.py"))
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert "gone.py'" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["-n", "0", "x.py"], []])

@@ -16,6 +16,7 @@ import torch
 
 from zerotorch import _C
 from zerotorch.distributed import world_group
+from zerotorch.errors import UsageError
 
 _active: list[Any] = []  # zero.Init contexts that are open, the innermost last
 
@@ -58,10 +59,15 @@ class Block:
 class Placed:
     """Where a parameter lies in a block."""
 
-    def __init__(self, block: Block, offset: int, nbytes: int) -> None:
+    def __init__(self, block: Block, offset: int, nbytes: int, shape: torch.Size, dtype: torch.dtype) -> None:
         self.block = block
         self.offset = offset
         self.nbytes = nbytes  # whole pages
+        self.shape = shape
+        self.dtype = dtype
+
+    def values(self) -> torch.Tensor:
+        return self.block.tensor(self.offset, self.shape, self.dtype)
 
     def forget_writes(self) -> None:
         self.block.forget_writes(self.offset, self.nbytes)
@@ -105,7 +111,7 @@ def place(parameters: list[torch.nn.Parameter], dtype: torch.dtype | None) -> No
             elif block.is_first:
                 values.copy_(parameter.data)
             parameter.data = values
-        parameter._zerotorch_placed = Placed(block, offset, size)  # type: ignore[attr-defined]
+        parameter._zerotorch_placed = Placed(block, offset, size, parameter.shape, kind)  # type: ignore[attr-defined]
         raw_access.mark(parameter, world.size)
         offset += size
     block.host.barrier()  # the first rank has written
@@ -117,11 +123,29 @@ def meet() -> None:
     _host_group().barrier()
 
 
+def _put_back(parameter: torch.nn.Parameter, keep: bool) -> None:
+    """Where the program has given it other memory: into the block again, with its values if `keep`. Local."""
+    place_of = placed(parameter)
+    assert place_of is not None
+    now, values = parameter.data, place_of.values()
+    if now.numel() == 0 or now.data_ptr() == values.data_ptr():
+        return
+    if now.shape != values.shape:
+        raise UsageError(
+            f"GatheredParameters: a parameter of shape {tuple(values.shape)} was given data of {tuple(now.shape)}"
+        )
+    if keep:
+        values.copy_(now)
+    parameter.data = values
+
+
 def spread(parameters: list[torch.nn.Parameter], root: int | None) -> None:
-    """All ranks see what `root` has written into these, which are of zero.Init; None: what the first rank has.
-    *Collective.*"""
+    """All ranks see what `root` has written into these, or assigned to their data, which are of zero.Init; None: what
+    the first rank has. *Collective.*"""
     world = world_group()
     host = _host_group()
+    for parameter in parameters:
+        _put_back(parameter, keep=world.rank == root)
     if root is not None and (world.size > host.size or root != 0):
         for parameter in parameters:
             values = parameter.data.contiguous().clone()
