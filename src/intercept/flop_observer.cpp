@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "intercept/flop_formulas.h"
+#include "intercept/kept_results.h"
 
 namespace zero::intercept {
 namespace {
@@ -134,7 +135,8 @@ struct FlopObserver::Callback {
       return context;
     }
     if (nesting.counted > 0) return nullptr;
-    const std::optional<std::int64_t> flops = flops_of(fn.name(), fn.inputs());
+    std::optional<std::int64_t> flops = flops_of(fn.name(), fn.inputs());
+    if (flops && is_given_next(fn.name())) flops.reset();  // recomputation that does not compute it
     if (nesting.nodes.empty()) {
       for_each([&](State& state) { state.forward_operator(fn, flops); });
     } else if (flops) {

@@ -102,7 +102,7 @@ class TapedOperator {
     const TapedResult& kept = tape_.results_[at];
     if (std::string_view(kept.name) != name_) is_another_run(fmt::format("ran {} in place of {}", name_, kept.name));
     if (kept.inputs != inputs_) is_another_run(fmt::format("gave other values to {}", name_));
-    if (!tape_.values_[at].defined() || kept.version.current_version() != kept.version_then) return false;
+    if (!tape_.is_there(at)) return false;
     result = without_graph(tape_.values_[at]);
     return true;
   }
@@ -170,6 +170,15 @@ ResultTape::~ResultTape() { t_tape = outer_; }
 
 void ResultTape::check_end() const {
   if (next_ != results_.size()) is_another_run("ran fewer operators");
+}
+
+bool ResultTape::is_there(std::size_t at) const {
+  return values_[at].defined() && results_[at].version.current_version() == results_[at].version_then;
+}
+
+bool is_given_next(std::string_view name) {
+  return t_tape && t_tape->gives_ && t_tape->next_ < t_tape->results_.size() &&
+         name == t_tape->results_[t_tape->next_].name && t_tape->is_there(t_tape->next_);
 }
 
 std::vector<at::Tensor> ResultTape::take_values() {

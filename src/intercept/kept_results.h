@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "zero/recompute.h"
@@ -42,6 +43,9 @@ class ResultTape {
 
  private:
   friend class TapedOperator;
+  friend bool is_given_next(std::string_view name);
+  /// Nobody has changed it since.
+  bool is_there(std::size_t at) const;
   KeptResults keep_;
   bool gives_ = false;
   std::size_t next_ = 0;
@@ -49,5 +53,9 @@ class ResultTape {
   std::vector<at::Tensor> values_;
   ResultTape* outer_;
 };
+
+/// Whether the calling thread's operator of this name, which is about to run, will be given its result and compute
+/// nothing.
+bool is_given_next(std::string_view name);
 
 }  // namespace zero::intercept

@@ -52,9 +52,9 @@ says 0 "no checkpoints in empty" list empty
 says 0 "step 2, by 2 ranks, 2 files" inspect ckpt/two
 grep -q '^checkpoint  two ' out || fail "inspect: $(head -n 1 out)"
 grep -q '^parameters  1[0-9],[0-9][0-9][0-9]$' out || fail "inspect: $(grep parameters out)"
-grep -qF '"micro_batches":48' out || fail "inspect: no micro-batches"
-grep -qF 'client      {"end":48}' out || fail "inspect: no client state"
-grep -qF '"stage":3' out || fail "inspect: no configuration"
+grep -qF ' micro_batches = 48' out || fail "inspect: no micro-batches"
+grep -q '^client  *end = 48$' out || fail "inspect: no client state"
+grep -qF ' zero_optimization.stage = 3' out || fail "inspect: no configuration"
 grep -qE '^  weight +embedding.weight +F32 +\[53, 19\] +4.0 kB +[12] piece' out || fail "inspect: no tensors"
 grep -qE '^  buffer +batch_norm.running_mean +BF16 +\[61\] +122 bytes +1 piece$' out || fail "inspect: no buffers"
 expect "optimizer states without --all" "$(count exp_avg out)" 0
@@ -96,11 +96,12 @@ cmp -s out_bf16/model.safetensors out_module/model.safetensors || fail "the modu
 cmp -s out_bf16/model.safetensors out_fp16/model.safetensors && fail "fp16 is bf16"
 head -c 300 out_fp32/model.safetensors | grep -qF '"format":"pt"' || fail "no metadata"
 echo mine > out_fp32/config.json
-says 0 "model.safetensors.index.json" export ckpt/two out_fp32 --max-file-gb 0.00002
+refused "out_fp32/model.safetensors is there already: export to another folder, or over it with --overwrite" export ckpt/two out_fp32
+says 0 "model.safetensors.index.json" export ckpt/two out_fp32 --max-file-gb 0.00002 --overwrite
 expect "the old file" "$(ls out_fp32 | grep -c '^model.safetensors$')" 0
 [ "$(ls out_fp32 | grep -cE '^model-0000[1-9]-of-0000[1-9].safetensors$')" -gt 2 ] || fail "sharded: $(ls out_fp32)"
 expect "a file of somebody else's" "$(cat out_fp32/config.json)" mine
-says 0 "out_fp32/model.safetensors" export ckpt/two out_fp32
+says 0 "out_fp32/model.safetensors" export ckpt/two out_fp32 --overwrite
 expect "the shards" "$(ls out_fp32 | tr '\n' ' ')" "config.json model.safetensors "
 header=$((8 + $(od -An -tu8 -N 8 ckpt/two/rank_00000.safetensors)))
 flip ckpt/two/rank_00000.safetensors $((header + 100))

@@ -141,6 +141,28 @@ TEST(FlopsProfiler, AGPTTakesWhatTheFormulaSays) {
   }
 }
 
+TEST(FlopsProfiler, CountsWhatIsComputedAgainAndNotWhatWasKept) {
+  constexpr std::int64_t kBatch = 2, kSeq = 16, kTokens = kBatch * kSeq;
+  for (const KeptResults keep : {KeptResults::kNone, KeptResults::kAttention, KeptResults::kProducts}) {
+    const GPTOptions options{
+        .layers = 3, .dim = 32, .heads = 4, .vocab = 50, .seq = kSeq, .recompute_every = 1, .recompute_keep = keep};
+    GPT model(options);
+    auto engine = initialize(model, Config::from_text(json_of(3, 1, R"("profile_step": 0)")));
+    const at::Tensor tokens = at::randint(50, {kBatch, kSeq}, at::kLong);
+    engine.backward(model->loss(tokens, tokens));
+    engine.step();
+    const std::int64_t dim = options.dim, head = 2 * kTokens * options.vocab * dim;
+    const std::int64_t layers = 2 * kTokens * options.layers * 12 * dim * dim;
+    const std::int64_t attention = options.layers * 4 * kTokens * kSeq * dim;
+    const std::int64_t again = keep == KeptResults::kNone        ? layers + attention
+                               : keep == KeptResults::kAttention ? layers
+                                                                 : 0;
+    const FlopsReport report = engine.flops_report();
+    EXPECT_EQ(report.forward_flops, head + layers + attention) << static_cast<int>(keep);
+    EXPECT_EQ(report.backward_flops, 2 * (head + layers) + attention / 2 * 5 + again) << static_cast<int>(keep);
+  }
+}
+
 struct OddImpl : nn::Module {
   OddImpl() {
     grouped = register_module("grouped", nn::Conv1d(nn::Conv1dOptions(6, 4, 3).groups(2).dilation(2)));

@@ -14,6 +14,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "support/errors.h"
+#include "support/temporary_folder.h"
 #include "zero/recompute.h"
 
 namespace zero::testing {
@@ -353,6 +354,24 @@ TEST(Recompute, TheGuide) {
     return Tensors{out, keys.grad(), values.grad(), blocks[0]->up->weight.grad()};
   };
   expect_alike(run);
+}
+
+TEST(Recompute, TheGuideOnHomes) {
+  const TemporaryFolder folder;
+  expect_alike([&](bool again) {
+    const std::string& local_disk = folder.path();
+    // [guide: homes]
+    zero::set_activation_home(zero::activations_on_nvme({.folder = local_disk}));
+    // [end]
+    const Tensor w = leaf({64, 64}, 0.1), x = leaf({512, 64}, 0.2);
+    const auto f = [=](const Tensor& in) { return at::linear(in, w).sin(); };
+    Tensor y = call(again, f, call(again, f, x * 1));
+    y.pow(2).sum().backward();
+    const auto home = std::dynamic_pointer_cast<NvmeActivations>(activation_home());
+    EXPECT_EQ(home->traffic().written_nbytes > 0, again);
+    set_activation_home(nullptr);
+    return Tensors{y, w.grad(), x.grad()};
+  });
 }
 
 TEST(Recompute, WithoutGradientsItIsAPlainCall) {
