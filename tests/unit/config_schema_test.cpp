@@ -311,8 +311,8 @@ std::filesystem::path source_folder() {
 }
 
 TEST(ConfigSchema, ExamplesAreWrittenAsTheyWereRead) {
-  for (const char* example :
-       {"examples/ds_config.json", "examples/nvme.json", "tests/install/consumer/ds_config.json"}) {
+  for (const char* example : {"examples/ds_config.json", "examples/nvme.json", "examples/in_memory.json",
+                              "tests/install/consumer/ds_config.json"}) {
     const std::string once = Config::from_file(source_folder() / example).to_json();
     const Config again = Config::from_text(once);
     EXPECT_EQ(again.to_json(), once) << example;
