@@ -119,7 +119,8 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
   plan.patience = options.patience.value_or(plan.patience);
   plan.keep_best = plan.keep_best || options.keep_best;
   plan.recompute_every = options.recompute.value_or(plan.recompute_every);
-  plan.recompute_keep = options.recompute_keep.value_or(plan.recompute_keep);
+  plan.recompute_keep =
+      options.recompute_keep.value_or(plan.recompute_every > 0 ? plan.recompute_keep : KeptResults::kNone);
   if (options.spare_dir.empty()) return;
   plan.spare_folder = std::filesystem::absolute(options.spare_dir).string();
   std::error_code error;
@@ -455,11 +456,15 @@ void check_vocabulary(const TrainPlan& plan, const CorpusInfo& corpus) {
 namespace {
 
 /// The token between documents, where they do not see each other; else -1.
-std::int64_t separator_for(const TrainOptions& options, const CorpusInfo& corpus) {
+std::int64_t separator_for(const TrainPlan& plan, const TrainOptions& options, const CorpusInfo& corpus) {
   if (options.separator && !options.separate_documents)
     throw ConfigError("--separator: has an effect with --separate-documents only");
   if (!options.separate_documents) return -1;
-  if (options.separator) return *options.separator;
+  if (options.separator) {
+    const std::int64_t vocab = plan.model.empty() ? GPTOptions().vocab : causal_lm_config(plan).vocab;
+    if (*options.separator < vocab) return *options.separator;
+    throw ConfigError(fmt::format("--separator {}: the model's vocabulary has {}", *options.separator, vocab));
+  }
   if (corpus.tokens.nbytes == 1) return 0;
   const std::vector<std::int64_t> separator = separator_of(corpus.tokens.pieces);
   if (!separator.empty()) return separator.front();
@@ -477,7 +482,7 @@ void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo&
   plan.text_nbytes = corpus.tokens.text_nbytes;
   plan.token_pieces = corpus.tokens.pieces;
   plan.tokenizer = corpus.tokens.tokenizer;
-  plan.separator = separator_for(options, corpus);
+  plan.separator = separator_for(plan, options, corpus);
   check_vocabulary(plan, corpus);
   if (corpus.tokens.nbytes == 1) return;
   if (!options.prompt.empty()) {
@@ -558,7 +563,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   TrainPlan plan = choose_model(options);
   plan.ranks = ranks.world_size;
   Config config = make_config(options, plan.dim, ranks.world_size);
-  if (options.separate_documents) plan.separator = options.separator.value_or(0);  // until the tokens are known
+  if (options.separate_documents) plan.separator = 0;  // until the tokens are known
   const std::string about_memory = fit_or_check(plan, config, options, ranks, /*goes_on=*/false);
   check_recompute(plan, options);
   plan.config = config.to_json();

@@ -8,7 +8,9 @@
 #include <ATen/ops/mm_ops.h>
 #include <fmt/format.h>
 #include <torch/library.h>
+#include <xxhash.h>
 
+#include <cstring>
 #include <tuple>
 #include <utility>
 
@@ -32,21 +34,51 @@ class Nested {
   ResultTape* before_;
 };
 
-/// Versions of parameters are compared by who runs the part again.
-bool is_parameter(const at::Tensor& tensor) {
-  const at::Tensor root = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
-  return ParameterHandle::of(root) || (root.is_leaf() && root.requires_grad());
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
+  return XXH3_64bits_withSeed(&value, sizeof value, hash);
 }
 
-template <class T>
-std::uint64_t hash_of_argument(const T&) {
-  return 0;
+std::uint64_t bits_of(double value) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
 }
+
+/// Which of a parameter's elements a view has.
+std::uint64_t geometry_of(const at::Tensor& tensor) {
+  std::uint64_t hash = static_cast<std::uint64_t>(tensor.storage_offset());
+  for (const std::int64_t size : tensor.sizes()) hash = mixed(hash, static_cast<std::uint64_t>(size));
+  for (const std::int64_t stride : tensor.strides()) hash = mixed(hash, static_cast<std::uint64_t>(stride));
+  return hash;
+}
+
+/// Of a parameter which one it is: its version is compared by who runs the part again. Else of its values.
 std::uint64_t hash_of_argument(const at::Tensor& tensor) {
-  return !tensor.defined() || is_parameter(tensor) ? 0 : hash_of(tensor);
+  if (!tensor.defined()) return 1;
+  const at::Tensor root = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
+  if (const auto* handle = ParameterHandle::of(root))
+    return mixed(geometry_of(tensor), static_cast<std::uint64_t>(handle->parameter()));
+  if (root.is_leaf() && root.requires_grad())
+    return mixed(geometry_of(tensor), reinterpret_cast<std::uintptr_t>(root.unsafeGetTensorImpl()));
+  return hash_of(tensor);
 }
-std::uint64_t hash_of_argument(const std::optional<at::Tensor>& tensor) {
-  return tensor ? hash_of_argument(*tensor) : 0;
+std::uint64_t hash_of_argument(const at::Scalar& value) {
+  return value.isComplex() ? mixed(bits_of(value.toComplexDouble().real()), bits_of(value.toComplexDouble().imag()))
+                           : bits_of(value.toDouble());
+}
+std::uint64_t hash_of_argument(double value) { return bits_of(value); }
+std::uint64_t hash_of_argument(bool value) { return value ? 2 : 3; }
+std::uint64_t hash_of_argument(const c10::SymInt& value) {
+  return static_cast<std::uint64_t>(value.maybe_as_int().value_or(-1));
+}
+std::uint64_t hash_of_argument(c10::SymIntArrayRef values) {
+  std::uint64_t hash = values.size();
+  for (const c10::SymInt& value : values) hash = mixed(hash, hash_of_argument(value));
+  return hash;
+}
+template <class T>
+std::uint64_t hash_of_argument(const std::optional<T>& value) {
+  return value ? mixed(4, hash_of_argument(*value)) : 5;
 }
 
 /// Its memory alone.
@@ -88,6 +120,7 @@ class TapedOperator {
     }
     kept.version = result.unsafeGetTensorImpl()->version_counter();
     kept.version_then = kept.version.current_version();
+    kept.values = hash_of(result);
     tape_.results_.push_back(kept);
     tape_.values_.push_back(without_graph(result));
   }
@@ -128,7 +161,7 @@ struct Kernel<Operator, kKind, Result(Arguments...)> {
     ResultTape* tape = t_tape;
     if (!tape || !TapedOperator::wants(*tape, kKind)) return Operator::redispatch(below, arguments...);
     std::uint64_t inputs = 0;
-    ((inputs = inputs * 31 + hash_of_argument(arguments)), ...);
+    ((inputs = mixed(inputs, hash_of_argument(arguments))), ...);
     return TapedOperator(*tape, Operator::name, inputs)([&] { return Operator::redispatch(below, arguments...); });
   }
 };
@@ -173,7 +206,9 @@ void ResultTape::check_end() const {
 }
 
 bool ResultTape::is_there(std::size_t at) const {
-  return values_[at].defined() && results_[at].version.current_version() == results_[at].version_then;
+  const TapedResult& result = results_[at];
+  return values_[at].defined() && result.version.current_version() == result.version_then &&
+         hash_of(values_[at]) == result.values;
 }
 
 bool is_given_next(std::string_view name) {
@@ -183,7 +218,7 @@ bool is_given_next(std::string_view name) {
 
 std::vector<at::Tensor> ResultTape::take_values() {
   for (std::size_t i = 0; i < values_.size(); ++i) {
-    if (values_[i].defined() && results_[i].version.current_version() != results_[i].version_then) values_[i].reset();
+    if (!is_there(i)) values_[i].reset();
   }
   return std::move(values_);
 }

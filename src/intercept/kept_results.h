@@ -18,7 +18,8 @@ namespace zero::intercept {
 /// A result, without its memory.
 struct TapedResult {
   const char* name = "";         ///< the operator's
-  std::uint64_t inputs = 0;      ///< a hash of what it was computed from, but for parameters; 0: not looked at
+  std::uint64_t inputs = 0;      ///< a hash of the arguments: values, and which parameters
+  std::uint64_t values = 0;      ///< a hash; views of some operators (matmul's, for one) have versions of their own
   c10::VariableVersion version;  ///< of the tensor the program has
   std::uint32_t version_then = 0;
 };

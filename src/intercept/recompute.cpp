@@ -612,6 +612,8 @@ void Segment::check_graph(const Again& made) const {
       if (!known.contains(place_of(edge))) is_another_run("used a parameter that it did not use in forward");
     }
     if (graph.path != result.path) is_another_run("ran other operators");
+    if (graph.leaves.size() != result.sources.size())
+      is_another_run("did not use an input or a parameter that it used in forward");
   }
 }
 

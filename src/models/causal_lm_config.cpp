@@ -534,6 +534,7 @@ void check(const CausalLMConfig& c) {
   require(
       c.heads % c.kv_heads == 0,
       fmt::format("heads ({}) is not a multiple of kv_heads ({}): each of these serves as many", c.heads, c.kv_heads));
+  require(c.separator < c.vocab, fmt::format("separator is {}, and the vocabulary has {}", c.separator, c.vocab));
   require(c.recompute_every >= 0, fmt::format("recompute_every is {}, want 0 or more", c.recompute_every));
   require(c.loss_rows >= 0, fmt::format("loss_rows is {}, want 0 or more", c.loss_rows));
   for (const double p : {c.embedding_dropout, c.attention_dropout, c.residual_dropout})

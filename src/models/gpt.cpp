@@ -29,6 +29,8 @@ void check_options(const GPTOptions& o) {
   if (o.dim % o.heads != 0) {
     throw ConfigError(fmt::format("GPT: dim {} is not a multiple of heads {}; change one of them", o.dim, o.heads));
   }
+  if (o.separator >= o.vocab)
+    throw ConfigError(fmt::format("GPT: separator: got {}, and the vocabulary has {}", o.separator, o.vocab));
   if (o.recompute_every < 0) {
     throw ConfigError(fmt::format("GPT: recompute_every: got {}, want 0 or more", o.recompute_every));
   }

@@ -14,6 +14,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -140,6 +141,7 @@ class Activations final : public NvmeActivations {
     try {
       work();
     } catch (const IoError& error) {
+      if (std::string_view(error.what()).starts_with("activations in '")) throw;
       fail(item, error.what());
     }
   }

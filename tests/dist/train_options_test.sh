@@ -184,6 +184,8 @@ expect "curve with activations on NVMe" "$(curve far)" "$(curve long)"
 expect "files that are left" "$(ls disk/far)" ""
 refused "--nvme-activations: is for what blocks keep that are computed again; give --recompute, too" $tiny --nvme-activations disk/far
 refused "--recompute-keep: keeps results of blocks that are computed again; give --recompute, too" $tiny --recompute-keep attention
+"$zero" train --resume kept --steps 5 --recompute 0 -q > out 2>&1 || fail "--resume --recompute 0 of a run that keeps: $(cat out)"
+refused "--separator 300: the model's vocabulary has 256" $tiny --separate-documents --separator 300
 refused "--recompute-keep: " $tiny --recompute 1 --recompute-keep everything
 refused "--separator: has an effect with --separate-documents only" $tiny --separator 7
 refused "--separate-documents excludes --resume" --resume whole --separate-documents

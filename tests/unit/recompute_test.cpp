@@ -416,6 +416,13 @@ TEST(Recompute, AnotherFunctionInBackwardIsAnError) {
         const at::NoGradGuard no_grad;
         other.add_(1);
       });
+  calls = 0;
+  fails(
+      "ran other operators", [&](const Tensor& x) { return calls++ ? x.detach() * other : x * other; }, [] {});
+  calls = 0;
+  fails(
+      "did not use an input or a parameter", [&](const Tensor& x) { return x * (calls++ ? other.detach() : other); },
+      [] {});
   {
     const Tensor x = w * 1;
     expect_said([&] { recompute([&](Tensor in) { return in.mul_(2) * w; }, filled({4}, 0.1)); },
@@ -565,6 +572,31 @@ TEST(RecomputeKept, WhatIsChangedInPlaceIsComputedAgain) {
   });
 }
 
+TEST(RecomputeKept, WhatIsChangedInPlaceThroughAViewIsComputedAgain) {
+  // matmul and linear give views of their product, with versions of their own.
+  expect_alike([](bool again) {
+    const Tensor w = leaf({5, 5}, 0.1), v = leaf({5, 5}, 0.2), b = leaf({5}, 0.4), x = leaf({2, 3, 5}, 0.3);
+    const auto magnitudes = [=](const Tensor& in) { return at::matmul(in, w).abs_() * 1.0; };  // the same once more
+    const auto clamped = [=](const Tensor& in) {
+      return at::matmul(in, in.transpose(1, 2)).clamp_(-0.1, 0.2).matmul(in);
+    };
+    const auto other = [=](const Tensor& in) {
+      return at::linear(in.transpose(0, 1), v, b).mul_(0.5).transpose(0, 1) + in;
+    };
+    const auto last = [=](const Tensor& in) { return at::matmul(in.cos(), v); };
+    Tensor y = call(again, last, call(again, other, call(again, clamped, call(again, magnitudes, x * 1))));
+    y += x;
+    y.sin().sum().backward();
+    return Tensors{y, w.grad(), v.grad(), b.grad(), x.grad()};
+  });
+  const Tensor x = at::tensor({-1.0f, 2.0f}).view({1, 1, 2}).requires_grad_(true), w = at::eye(2);
+  recompute_with(
+      {.keep = KeptResults::kProducts}, [=](const Tensor& in) { return at::matmul(in, w).abs_() * 1.0; }, x * 1)
+      .sum()
+      .backward();
+  EXPECT_TRUE(same(x.grad(), at::tensor({-1.0f, 1.0f}).view({1, 1, 2})));
+}
+
 /// The addresses of a product in both runs.
 std::vector<const void*> addresses(KeptResults keep, bool attention) {
   std::vector<const void*> seen;
@@ -632,6 +664,29 @@ TEST(RecomputeKept, AnotherFunctionIsAnErrorStill) {
     const Tensor y = at::mm(in, w);
     return calls++ ? y : y + at::mm(in.detach(), w.detach()) * 0;
   });
+  // The same values and shapes, by other arguments.
+  const Tensor other = leaf({4, 4}, 0.5), wide = leaf({4, 8}, 0.6), bias = leaf({4}, 0.7), bias2 = leaf({4}, 0.8);
+  fails("gave other values to aten::mm",
+        [&](const Tensor& in) { return calls++ ? in.mm(other).mm(w) : in.mm(w).mm(other); });
+  fails("gave other values to aten::mm",
+        [&](const Tensor& in) { return in.mm(calls++ ? wide.slice(1, 4, 8) : wide.slice(1, 0, 4)); });
+  fails("gave other values to aten::addmm",
+        [&](const Tensor& in) { return at::linear(in, w, calls++ ? bias2 : bias); });
+  fails("gave other values to aten::addmm",
+        [&](const Tensor& in) { return at::addmm(bias, in, w, 1, calls++ ? 2.0 : 1.0); });
+  fails("gave other values to aten::convolution", [&](const Tensor& in) {
+    const std::int64_t dilation = calls++ ? 2 : 1;
+    return at::conv1d(in.view({1, 2, 4}), at::ones({2, 2, 3}), {}, 1, dilation, dilation).view({2, 4});
+  });
+  const Tensor q = leaf({1, 2, 4, 8}, 0.2);
+  for (const KeptResults keep : {KeptResults::kAttention, KeptResults::kProducts}) {
+    bool causal = false;
+    const Tensor y = recompute_with(
+        {.keep = keep}, [&](const Tensor& in) { return at::scaled_dot_product_attention(in, in, in, {}, 0, causal); },
+        q * 1);
+    causal = true;
+    expect_said([&] { y.sum().backward(); }, "gave other values to aten::_scaled_dot_product_flash_attention_for_cpu");
+  }
   for (const RecomputeOptions& options : {RecomputeOptions{.compare = false, .keep = KeptResults::kProducts},
                                           RecomputeOptions{.preserve_random = false, .keep = KeptResults::kProducts}}) {
     expect_said(
