@@ -219,7 +219,25 @@ int inspect(const Arguments& arguments) {
   return 0;
 }
 
-int verify_one(const Arguments& arguments);
+int verify_one(const Arguments& arguments) {
+  checkpoint::VerifyReport report;
+  {
+    ProgressBar bar;
+    report = checkpoint::verify(arguments.path, bar.callback());
+  }
+  if (arguments.json) {
+    ordered_json json = {{"folder", report.folder}, {"nbytes", report.nbytes}, {"problems", ordered_json::array()}};
+    for (const auto& one : report.problems) json["problems"].push_back({{"file", one.file}, {"text", one.text}});
+    return say_json(json, report.problems.empty() ? 0 : 1);
+  }
+  for (const auto& problem : report.problems) say(fmt::format("DAMAGED  {}", problem.text));
+  if (report.problems.empty()) {
+    say(fmt::format("{}: every byte is as it was written ({} read)", report.folder, human_nbytes(report.nbytes)));
+    return 0;
+  }
+  say(fmt::format("{}: {} problem{}", report.folder, report.problems.size(), report.problems.size() == 1 ? "" : "s"));
+  return 1;
+}
 
 /// Every checkpoint of a folder; those that are not complete are problems, too.
 int verify_all(Arguments arguments) {
@@ -242,26 +260,6 @@ int verify(const Arguments& arguments) {
   if (!arguments.every) return verify_one(arguments);
   if (arguments.json) throw ConfigError("--json: is of one checkpoint; leave --every away");
   return verify_all(arguments);
-}
-
-int verify_one(const Arguments& arguments) {
-  checkpoint::VerifyReport report;
-  {
-    ProgressBar bar;
-    report = checkpoint::verify(arguments.path, bar.callback());
-  }
-  if (arguments.json) {
-    ordered_json json = {{"folder", report.folder}, {"nbytes", report.nbytes}, {"problems", ordered_json::array()}};
-    for (const auto& one : report.problems) json["problems"].push_back({{"file", one.file}, {"text", one.text}});
-    return say_json(json, report.problems.empty() ? 0 : 1);
-  }
-  for (const auto& problem : report.problems) say(fmt::format("DAMAGED  {}", problem.text));
-  if (report.problems.empty()) {
-    say(fmt::format("{}: every byte is as it was written ({} read)", report.folder, human_nbytes(report.nbytes)));
-    return 0;
-  }
-  say(fmt::format("{}: {} problem{}", report.folder, report.problems.size(), report.problems.size() == 1 ? "" : "s"));
-  return 1;
 }
 
 /// The first file of weights in a folder that may be another model's.

@@ -81,6 +81,12 @@ std::uint64_t hash_of_argument(const std::optional<T>& value) {
   return value ? mixed(4, hash_of_argument(*value)) : 5;
 }
 
+/// Of a result, which lies as it lay: without the copy that hash_of() makes of what is transposed.
+std::uint64_t hash_of_memory(const at::Tensor& tensor) {
+  const bool is_one_piece = tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_non_overlapping_and_dense();
+  return is_one_piece ? XXH3_64bits(tensor.const_data_ptr(), tensor.nbytes()) : hash_of(tensor);
+}
+
 /// Its memory alone.
 at::Tensor without_graph(const at::Tensor& tensor) { return tensor.variable_data(); }
 
@@ -120,7 +126,7 @@ class TapedOperator {
     }
     kept.version = result.unsafeGetTensorImpl()->version_counter();
     kept.version_then = kept.version.current_version();
-    kept.values = hash_of(result);
+    kept.values = hash_of_memory(result);
     tape_.results_.push_back(kept);
     tape_.values_.push_back(without_graph(result));
   }
@@ -206,9 +212,11 @@ void ResultTape::check_end() const {
 }
 
 bool ResultTape::is_there(std::size_t at) const {
-  const TapedResult& result = results_[at];
-  return values_[at].defined() && result.version.current_version() == result.version_then &&
-         hash_of(values_[at]) == result.values;
+  return has_same_version(at) && hash_of_memory(values_[at]) == results_[at].values;
+}
+
+bool ResultTape::has_same_version(std::size_t at) const {
+  return values_[at].defined() && results_[at].version.current_version() == results_[at].version_then;
 }
 
 bool is_given_next(std::string_view name) {
@@ -218,7 +226,7 @@ bool is_given_next(std::string_view name) {
 
 std::vector<at::Tensor> ResultTape::take_values() {
   for (std::size_t i = 0; i < values_.size(); ++i) {
-    if (!is_there(i)) values_[i].reset();
+    if (!has_same_version(i)) values_[i].reset();  // their bytes are looked at when they are given
   }
   return std::move(values_);
 }

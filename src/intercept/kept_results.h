@@ -47,6 +47,7 @@ class ResultTape {
   friend bool is_given_next(std::string_view name);
   /// Nobody has changed it since.
   bool is_there(std::size_t at) const;
+  bool has_same_version(std::size_t at) const;
   KeptResults keep_;
   bool gives_ = false;
   std::size_t next_ = 0;

@@ -227,18 +227,15 @@ std::vector<std::string> Job::environment_of(int rank) const {
   comm::Environment environment = comm::current_environment();
   const std::string rank_text = std::to_string(rank);
   const std::string size_text = std::to_string(options_.nproc);
-  for (const char* name : {"ZERO_RANK", "ZERO_LOCAL_RANK", "RANK", "LOCAL_RANK"}) environment[name] = rank_text;
-  for (const char* name : {"ZERO_WORLD_SIZE", "ZERO_LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}) {
+  for (const char* name : {"ZERO_RANK", "ZERO_LOCAL_RANK", "RANK", "LOCAL_RANK", "ROLE_RANK"}) {
+    environment[name] = rank_text;
+  }
+  for (const char* name :
+       {"ZERO_WORLD_SIZE", "ZERO_LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) {
     environment[name] = size_text;
   }
-  // One host, and all ranks of one kind, as torchrun says.
-  for (const char* name : {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"}) {
-    const std::string_view of = name;
-    environment[name] = of == "GROUP_RANK"         ? "0"
-                        : of == "GROUP_WORLD_SIZE" ? "1"
-                        : of == "ROLE_RANK"        ? rank_text
-                                                   : size_text;
-  }
+  environment["GROUP_RANK"] = "0";  // of this host, as torchrun numbers them
+  environment["GROUP_WORLD_SIZE"] = "1";
   environment["ZERO_JOB_ID"] = job_id_;
   for (const char* name : {"ZERO_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"}) {
     environment[name] = std::to_string(restarts_);

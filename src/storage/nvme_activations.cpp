@@ -14,7 +14,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -125,11 +124,12 @@ class Activations final : public NvmeActivations {
   }
 
  private:
-  /// A buffer of that size, not of `other` than items; what it held is in the file.
+  /// A buffer of that size at least; what it held is in the file.
   int free_buffer(std::uint64_t nbytes);
   void resize(Buffer& buffer, std::uint64_t nbytes);
   void finish(Buffer& buffer);
   void begin_reading(Item& item);
+  /// That the bytes which were read are those that were written. Throws IoError.
   void check(Buffer& buffer);
   [[noreturn]] void fail(const Item& item, const std::string& what) const {
     throw IoError(fmt::format("activations in '{}': tensor {} of {} at byte {} of the scratch file: {}",
@@ -141,7 +141,6 @@ class Activations final : public NvmeActivations {
     try {
       work();
     } catch (const IoError& error) {
-      if (std::string_view(error.what()).starts_with("activations in '")) throw;
       fail(item, error.what());
     }
   }
@@ -291,7 +290,7 @@ void Activations::begin_reading(Item& item) {
 
 void Activations::check(Buffer& buffer) {
   if (XXH3_64bits(buffer.memory.data(), buffer.item->nbytes) != buffer.item->checksum)
-    fail(*buffer.item, "the disk gave back other bytes than were written");
+    throw IoError("the disk gave back other bytes than were written");
   buffer.is_read = false;
 }
 

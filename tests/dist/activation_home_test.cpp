@@ -12,6 +12,7 @@
 #include "doubles/memory_files.h"
 #include "storage/activations.h"
 #include "support/errors.h"
+#include "support/filled.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 #include "zero/models.h"
@@ -22,12 +23,6 @@ namespace {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
-
-Tensor filled(at::IntArrayRef sizes, double phase) {
-  std::int64_t numel = 1;
-  for (const std::int64_t size : sizes) numel *= size;
-  return at::arange(numel).to(at::kFloat).mul(0.7).add(phase).sin().view(sizes);
-}
 
 std::vector<std::shared_ptr<NvmeActivations>> homes(const TemporaryFolder& folder, io::FileSystem& memory) {
   memory.make_folders("/nv");

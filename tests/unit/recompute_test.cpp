@@ -14,6 +14,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "support/errors.h"
+#include "support/filled.h"
 #include "support/temporary_folder.h"
 #include "zero/recompute.h"
 
@@ -23,11 +24,6 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-Tensor filled(at::IntArrayRef sizes, double phase) {
-  std::int64_t numel = 1;
-  for (const std::int64_t size : sizes) numel *= size;
-  return at::arange(numel).to(at::kFloat).mul(0.7).add(phase).sin().view(sizes);
-}
 Tensor leaf(at::IntArrayRef sizes, double phase) { return filled(sizes, phase).requires_grad_(true); }
 
 bool same(const Tensor& a, const Tensor& b) {
