@@ -196,9 +196,9 @@ void add_traffic_rows(Table& table, const PlanResult& result) {
 std::string offload_text(const PlanResult& result) {
   const plan::Plan& plan = result.plans.front();
   std::string text =
-      "offload, on paper (2 + 2 + 12 bytes a parameter). Of these the engine has optimizer states and parameters on\n"
-      "NVMe: \"zero_optimization\": {\"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": ...},\n"
-      "\"offload_param\": {the same}}; what it takes is above\n"
+      "offload, on paper (2 + 2 + 12 bytes a parameter). Of these the engine has optimizer states, sums of gradients\n"
+      "and parameters on NVMe: \"zero_optimization\": {\"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": ...},\n"
+      "\"offload_param\": {the same}}, \"zerotorch\": {\"offload_gradients\": {the same}}; what it takes is above\n"
       "  states of a rank                                                    device        host        "
       "NVMe\n";
   for (const auto& row : plan::offload_on_paper(static_cast<double>(plan.parameters_numel), plan.ranks)) {

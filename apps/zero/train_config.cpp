@@ -32,7 +32,12 @@ void override_zero(ordered_json& json, const TrainOptions& options) {
     json["zerotorch"]["offload_activations"]["device"] = "nvme";
     json["zerotorch"]["offload_activations"]["nvme_path"] = options.nvme_activations;
   }
-  if (options.nvme.empty() || (options.fit && !options.nvme_parameters)) return;  // --fit: it is where they may go
+  if (options.nvme_gradients) {
+    json["zerotorch"]["offload_gradients"]["device"] = "nvme";
+    json["zerotorch"]["offload_gradients"]["nvme_path"] = options.nvme;
+  }
+  // --fit: it is where they may go.
+  if (options.nvme.empty() || (options.fit && !options.nvme_parameters && !options.nvme_gradients)) return;
   const auto put_on_disk = [&](const char* section) {
     zero[section]["device"] = "nvme";
     zero[section]["nvme_path"] = options.nvme;

@@ -45,6 +45,11 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->needs("--nvme")
       ->group(kTraining);
   command
+      .add_flag("--nvme-gradients", options.nvme_gradients,
+                "with --nvme: the sums of gradients, too, which each micro-batch adds to (stage 1 and above)")
+      ->needs("--nvme")
+      ->group(kTraining);
+  command
       .add_option("--recompute", options.recompute,
                   "activation checkpointing: of every N blocks, compute one again in backward; 1: all (default: none)")
       ->transform(kNotNegative)

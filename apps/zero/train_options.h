@@ -49,6 +49,7 @@ struct TrainOptions {
   std::string dtype;                        ///< fp32, bf16 or fp16
   std::optional<std::int64_t> checkpoint_every;
   std::string nvme;                        ///< a folder for masters and states; empty: the configuration's
+  bool nvme_gradients = false;             ///< for sums of gradients, too
   bool nvme_parameters = false;            ///< for parameters, too
   std::string nvme_activations;            ///< a folder for what recomputed blocks keep; empty: the configuration's
   std::optional<std::int64_t> steps;       ///< not given: kDefaultSteps, or those of the run that goes on

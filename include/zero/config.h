@@ -451,6 +451,20 @@ struct Config {
       std::int64_t max_events = 300'000;
     };
     Trace trace;
+    /// Where the sums of gradients are between a micro-batch's backward and the update (stage 1 and above, on the CPU).
+    struct OffloadGradients {
+      enum class Device : std::uint8_t {
+        kNone,  ///< memory
+        kNvme,  ///< a scratch file per rank
+      };
+      Device device = Device::kNone;
+      /// kNvme: a folder on a local disk, created if missing; empty: that of offload_optimizer. No files stay there
+      /// after the run.
+      std::string nvme_path;
+      /// kNvme: pieces in memory at a time, of about 8 MiB.
+      std::int64_t buffer_count = 4;
+    };
+    OffloadGradients offload_gradients;
     /// Where zero::recompute() keeps what backward needs of a part (zero/activations.h).
     struct OffloadActivations {
       enum class Device : std::uint8_t {

@@ -226,9 +226,9 @@ class Engine {
   /// rank's part. Empty before the first update. Local.
   std::vector<UnitNorm> unit_grad_norms() const;
   /// From the next window on, or no longer: computes squared norms of every micro-batch's gradient on its way, which
-  /// costs about as much as reading all gradients once more. Of several backwards before a step each counts alone, so
-  /// give micro-batches one. The same on every rank. Local. Throws ConfigError where the model is split over
-  /// model-parallel ranks, and between a backward and its update.
+  /// costs about as much as reading all gradients once more. A micro-batch with several backwards then ends in
+  /// ModelError. The same on every rank. Local. Throws ConfigError where the model is split over model-parallel ranks,
+  /// and between a backward and its update.
   void measure_gradient_noise(bool on = true);
   /// Of the last update; nullopt where it was not measured, had one micro-batch, was skipped, or the program has
   /// changed its gradients. The same bits on any number of ranks. Local.

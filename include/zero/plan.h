@@ -268,6 +268,7 @@ struct Changes {
   bool recompute = true;         ///< activation checkpointing of every block
   bool deferred_init = true;
   bool states_on_nvme = true;
+  bool gradients_on_nvme = true;   ///< their sums, with the states, if these may go there
   bool parameters_on_nvme = true;  ///< with the states, if these may go there, at stage 3
   bool hosts = true;               ///< more of them
   std::string nvme_path = ".";     ///< what goes to NVMe goes to this folder

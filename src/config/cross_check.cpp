@@ -73,6 +73,23 @@ void check_16_bit_masters(Check& check) {
   }
 }
 
+void check_gradients_on_nvme(Check& check) {
+  const Config& config = check.config;
+  const auto& offload = config.zerotorch.offload_gradients;
+  const Given* given = check.find("zerotorch.offload_gradients.device");
+  if (given == nullptr || offload.device != Config::Zerotorch::OffloadGradients::Device::kNvme) return;
+  if (offload.nvme_path.empty() && config.zero_optimization.offload_optimizer.nvme_path.empty())
+    check.problem(*given, "'nvme' needs nvme_path beside it, or that of offload_optimizer: a folder on a local disk");
+  if (config.zero_optimization.stage == 0)
+    check.problem(*given, "'nvme' needs a rank's own sums of gradients; set zero_optimization.stage to 1, 2 or 3");
+  if (config.zerotorch.step_in_backward)
+    check.problem(*given, "zerotorch.step_in_backward keeps no sums of gradients; remove one of the two");
+  if (config.optimizer.type == "Muon" || config.optimizer.type == "Adafactor") {
+    check.problem(*given, fmt::format("{} changes whole tensors in the memory of their gradients; remove the section",
+                                      config.optimizer.type));
+  }
+}
+
 void check_offload(Check& check) {
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   const auto& zero = check.config.zero_optimization;
@@ -91,6 +108,7 @@ void check_offload(Check& check) {
   check_device("zero_optimization.offload_optimizer.device", zero.offload_optimizer.device,
                zero.offload_optimizer.nvme_path);
   check_device("zero_optimization.offload_param.device", zero.offload_param.device, zero.offload_param.nvme_path);
+  check_gradients_on_nvme(check);
   const auto& activations = check.config.zerotorch.offload_activations;
   if (activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme) {
     const Given* given = check.find("zerotorch.offload_activations.device");

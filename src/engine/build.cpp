@@ -196,6 +196,13 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   sharding::ReducerOptions reducer_options{.bucket_numel = laid.bucket_numel,
                                            .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
                                            .overlap = laid.overlap};
+  if (laid.gradients_on_disk) {
+    const std::string& own = impl.config.zerotorch.offload_gradients.nvme_path;
+    reducer_options.disk = disk_of(impl.config, own.empty() ? zero.offload_optimizer.nvme_path : own,
+                                   impl.config.zerotorch.offload_gradients.buffer_count);
+    reducer_options.disk->cuts.slot_numel = laid.sub_group_numel;
+    if (impl.trace) reducer_options.disk->files = &impl.trace->traced(*reducer_options.disk->files);
+  }
   if (laid.step_in_backward) {
     impl.store->refuse_writes(
         "zerotorch.step_in_backward updates parameters within backward, and what is written besides would be lost; "
@@ -205,8 +212,13 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
       impl.optimizer->update_part(unit, range, sums, impl.rates, impl.averaging());
     };
   }
-  impl.reducer =
-      std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.timeline, std::move(reducer_options));
+  try {
+    impl.reducer =
+        std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.timeline, std::move(reducer_options));
+  } catch (const IoError& error) {
+    if (!laid.gradients_on_disk) throw;
+    throw IoError(fmt::format("zerotorch.offload_gradients.nvme_path: {}", error.what()));
+  }
   impl.norm = std::make_unique<sharding::GradientNorm>(impl.model, impl.groups.model_parallel);
   const bool skips_unused = impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
   // Also while the reducer goes, whose last finish steps may update.
@@ -408,8 +420,8 @@ void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::
                  laid.node_shared ? "node-shared" : "copying",
                  impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "", numel / 1e6,
                  dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
-  for (const std::string& disk :
-       {impl.store->disk_description(), impl.optimizer->disk_description(), impl.activation_home->description()}) {
+  for (const std::string& disk : {impl.store->disk_description(), impl.optimizer->disk_description(),
+                                  impl.reducer->disk_description(), impl.activation_home->description()}) {
     if (!disk.empty()) base::log_info("{}", disk);
   }
 }

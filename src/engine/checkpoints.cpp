@@ -100,6 +100,23 @@ class Collector {
     });
   }
 
+  /// In fp32, however they are kept.
+  void add_gradient_sums() {
+    const auto* const reducer = impl_.reducer.get();
+    const auto tensors =
+        add_infos(/*trainable_only=*/true, [&](int p) { add_info(p, kinds::kGradientSum, ElementType::kF32); });
+    for_each_part(/*trainable_only=*/true, [&](int p, layout::Range mine) {
+      const std::size_t tensor = tensors[static_cast<std::size_t>(p)];
+      const int unit = impl_.model.parameters[p].unit;
+      if (reducer->accumulator(unit) && impl_.model.sum_dtype == DType::kFloat32)
+        return add_piece(tensor, p, mine, reducer->accumulated(unit, mine));
+      add_made_piece(tensor, p, mine, [=, &model = impl_.model](layout::Range range, float* out) {
+        const at::Tensor sums = reducer->accumulated(unit, range);
+        at::from_blob(out, {range.numel()}, at::kFloat).copy_(sums);
+      });
+    });
+  }
+
   /// States of whole tensors, from the ranks that hold them.
   void add_tensor_states() {
     const auto& optimizer = *impl_.optimizer;
@@ -397,12 +414,7 @@ checkpoint::Contents Checkpoints::contents(const ProgramStates& program_states, 
   }
   if (impl_.window_micro_batches() > 0) {
     impl_.reducer->hold_sums();
-    collector.add_states(kinds::kGradientSum, [&](int p, layout::Range r) {
-      const int u = impl_.model.parameters[p].unit;
-      const at::Tensor sums =
-          impl_.reducer->accumulated(u).narrow(0, r.begin - impl_.reducer->gradient_range(u).begin, r.numel());
-      return sums.scalar_type() == at::kFloat ? sums : keep.emplace_back(sums.to(at::kFloat));
-    });
+    collector.add_gradient_sums();
   }
   collector.add_buffers();
   collector.add_random_states();
@@ -442,7 +454,7 @@ void Checkpoints::save(const std::string& folder, const std::string& tag, std::s
   contents.state = state.to_json();
   contents.client_state = client_state.empty() ? "null" : client_state;
   contents.config = impl_.config.to_json();
-  if (impl_.optimizer->disk_traffic() || impl_.store->disk_traffic())
+  if (impl_.optimizer->disk_traffic() || impl_.store->disk_traffic() || impl_.reducer->disk_traffic())
     contents.only_streamed = "what is on NVMe streams from there to it";
   contents.versions = nlohmann::json{{"zerotorch", ZERO_VERSION}, {"torch", TORCH_VERSION}}.dump();
   const std::string name = tag.empty() ? fmt::format("{}{}", kStepTag, impl_.training.global_steps) : tag;

@@ -160,13 +160,10 @@ at::Tensor Engine::full_gradient(std::string_view name) {
   impl.open_gradients(engine::Entry::kReadGradients, "full_gradient");
   if (impl.reducer->window_is_empty()) return at::zeros(parameter.tensor.sizes(), at::kFloat);
   return impl
-      .gather_full(
-          p, name,
-          [&](int unit, layout::Range range) -> at::Tensor {
-            if (range.empty()) return {};
-            const auto held = impl.reducer->gradient_range(unit);
-            return impl.reducer->accumulated(unit).narrow(0, range.begin - held.begin, range.numel()).to(at::kFloat);
-          })
+      .gather_full(p, name,
+                   [&](int unit, layout::Range range) -> at::Tensor {
+                     return range.empty() ? at::Tensor() : impl.reducer->accumulated(unit, range).to(at::kFloat);
+                   })
       .mul_(impl.sums_are_averages ? 1.0 : impl.averaging());
 }
 

@@ -22,8 +22,8 @@ void Engine::Impl::open_gradients(engine::Entry entry, const char* caller) {
 
 namespace {
 
-/// Calls `visit(parameter, part of it in its own elements, values)` for what this rank holds of each
-/// gradient.
+/// Calls `visit(parameter, part of it in its own elements, values)` for what this rank holds of each gradient, of which
+/// the values may be changed.
 template <class Visit>
 void for_each_part(Engine::Impl& impl, Visit visit) {
   at::NoGradGuard no_grad;
@@ -33,9 +33,12 @@ void for_each_part(Engine::Impl& impl, Visit visit) {
     if (!unit.trainable || !parameter.tensor.requires_grad()) continue;
     const layout::Range mine = layout::intersect(parameter.range, unit.shard(impl.group.rank()));
     if (mine.empty()) continue;
-    const std::int64_t begin = impl.reducer->gradient_range(parameter.unit).begin;
-    visit(parameter, layout::Range{mine.begin - parameter.range.begin, mine.end - parameter.range.begin},
-          impl.reducer->accumulated(parameter.unit).narrow(0, mine.begin - begin, mine.numel()));
+    impl.reducer->visit_sums(parameter.unit, mine, sharding::GradientSums::Access::kUpdate,
+                             [&](layout::Range piece, void* sums) {
+                               const std::int64_t begin = piece.begin - parameter.range.begin;
+                               visit(parameter, layout::Range{begin, begin + piece.numel()},
+                                     impl.model.view(sums, impl.model.sum_dtype, piece.numel()));
+                             });
   }
 }
 

@@ -6,21 +6,41 @@
 #include <cmath>
 #include <utility>
 
+#include "zero/errors.h"
+
 namespace zero::engine {
 
 void GradientNoiseMeter::add(int parameter, const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   const at::Tensor values = gradient.is_sparse() ? gradient.coalesce().values() : gradient;
-  squares_[static_cast<std::size_t>(parameter)] += values.to(at::kFloat).square().sum(at::kDouble).item<double>();
+  const double square = values.to(at::kFloat).square().sum(at::kDouble).item<double>();
+  const auto p = static_cast<std::size_t>(parameter);
+  squares_[p] += square;
+  ++gradients_[p];
+  in_backward_.emplace_back(p, square);
+}
+
+void GradientNoiseMeter::undo_backward() {
+  for (const auto& [p, square] : std::exchange(in_backward_, {})) {
+    squares_[p] = --gradients_[p] == 0 ? 0.0 : squares_[p] - square;
+  }
 }
 
 void GradientNoiseMeter::end_micro_batch() {
+  const bool several = std::ranges::any_of(gradients_, [](int count) { return count > 1; });
+  std::ranges::fill(gradients_, 0);
+  if (several) {
+    throw ModelError(
+        "measure_gradient_noise(): a micro-batch had several backwards, and the noise of its gradient cannot be told "
+        "from those of its parts; add the losses for one backward, or call measure_gradient_noise(false)");
+  }
   double sum = 0;  // by parameter, so that the order of arrival does not matter
   for (double& square : squares_) sum += std::exchange(square, 0.0);
   micro_batches_.push_back(sum);
 }
 
 void GradientNoiseMeter::forget() {
+  std::ranges::fill(gradients_, 0);
   std::ranges::fill(squares_, 0.0);
   micro_batches_.clear();
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "zero/group.h"
@@ -15,10 +16,15 @@ namespace zero::engine {
 
 class GradientNoiseMeter {
  public:
-  explicit GradientNoiseMeter(std::size_t parameters) : squares_(parameters, 0.0) {}
+  explicit GradientNoiseMeter(std::size_t parameters) : squares_(parameters, 0.0), gradients_(parameters, 0) {}
 
   /// A gradient of a parameter in this micro-batch, before it is added to others.
   void add(int parameter, const at::Tensor& gradient);
+  void begin_backward() { in_backward_.clear(); }
+  /// The backward has failed, and what it added is taken back.
+  void undo_backward();
+  /// Throws ModelError where a parameter had several gradients (several backwards): squares of parts of a micro-batch's
+  /// gradient are not that of the whole.
   void end_micro_batch();
   /// What was added since the last update was dropped.
   void forget();
@@ -28,8 +34,10 @@ class GradientNoiseMeter {
   std::optional<GradientNoise> end_window(Group group, double norm, double averaging);
 
  private:
-  std::vector<double> squares_;        ///< by parameter, of this micro-batch
-  std::vector<double> micro_batches_;  ///< of this window, on this rank
+  std::vector<double> squares_;                              ///< by parameter, of this micro-batch
+  std::vector<int> gradients_;                               ///< so many
+  std::vector<std::pair<std::size_t, double>> in_backward_;  ///< parameter and square of each
+  std::vector<double> micro_batches_;                        ///< of this window, on this rank
 };
 
 }  // namespace zero::engine

@@ -158,6 +158,7 @@ void Gradients::note_backward() {
   if (running_.empty()) {
     if (impl_.reducer->window_is_empty()) impl_.refresh_rates();
     impl_.reducer->begin_backward();
+    if (impl_.noise_meter) impl_.noise_meter->begin_backward();
   }
   running_.push_back(id);
   intercept::when_backward_ends([weak = std::weak_ptr(self_), id](bool complete) {
@@ -187,6 +188,7 @@ void Gradients::look(const char* caller) {
 
 void Gradients::begin_backward() {
   impl_.reducer->begin_backward();
+  if (impl_.noise_meter) impl_.noise_meter->begin_backward();
   announced_ = true;
   arm_all();
 }
@@ -225,6 +227,7 @@ void Gradients::fail_backward() noexcept {
   announced_ = false;
   running_.clear();
   mark_all();
+  if (impl_.noise_meter) impl_.noise_meter->undo_backward();
   if (impl_.reducer->undo_backward()) return;
   if (impl_.config.zerotorch.step_in_backward) {
     impl_.failed = true;  // half of a step is taken

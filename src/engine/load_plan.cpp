@@ -400,9 +400,11 @@ class LoadPlanner {
       // The owner's part only: the others get theirs when the window is over. Sums have memory from
       // prepare_window() on.
       add(p, *t, impl_.model.units[u].shard(impl_.group.rank()),
-          {{}, [=](Range r, const at::Tensor& values) {
-             const Range held = reducer->gradient_range(u);
-             reducer->accumulated(u).narrow(0, r.begin - held.begin, r.numel()).copy_(values);
+          {{}, [=, &model = impl_.model](Range r, const at::Tensor& values) {
+             reducer->visit_sums(u, r, sharding::GradientSums::Access::kUpdate, [&](Range piece, void* sums) {
+               model.view(sums, model.sum_dtype, piece.numel())
+                   .copy_(values.narrow(0, piece.begin - r.begin, piece.numel()));
+             });
            }});
     }
     return true;

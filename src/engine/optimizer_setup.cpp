@@ -228,6 +228,12 @@ void check_factory(const Config& config, const InitializeOptions& options) {
         "InitializeOptions::optimizer_factory: an optimizer of the program's own keeps its states in memory; remove "
         "zero_optimization.offload_optimizer, or give the optimizer by the configuration");
   }
+  using GradientDevice = Config::Zerotorch::OffloadGradients::Device;
+  if (config.zerotorch.offload_gradients.device == GradientDevice::kNvme) {
+    throw ConfigError(
+        "InitializeOptions::optimizer_factory: an optimizer of the program's own takes its gradients from memory; remove "
+        "zerotorch.offload_gradients, or give the optimizer by the configuration");
+  }
   if (config.sum_dtype() != DType::kFloat32 || config.master_dtype() != DType::kFloat32 ||
       config.state_dtype() != DType::kFloat32) {
     throw ConfigError(

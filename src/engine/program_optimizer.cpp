@@ -54,11 +54,10 @@ std::string ProgramOptimizer::class_name() const {
 
 ProgramOptimizer::Shard ProgramOptimizer::make_shard(int p) const {
   const auto& parameter = model_.parameters[p];
-  const Range held = masters_.update_range(parameter.unit);
-  const Range mine = layout::intersect(parameter.range, held);
+  const Range mine = layout::intersect(parameter.range, masters_.update_range(parameter.unit));
   Shard shard{.master = mine.empty() ? at::empty({0}, at::TensorOptions().dtype(at::kFloat).device(model_.device))
                                      : masters_.master_in_memory(parameter.unit, mine),
-              .in_update = {mine.begin - held.begin, mine.end - held.begin}};
+              .range = mine};
   ZERO_CHECK(shard.master.defined(), "no masters of '{}' in memory", parameter.name);
   shard.master.requires_grad_(true);
   return shard;
@@ -123,10 +122,9 @@ void ProgramOptimizer::update(const sharding::GradientReducer& reducer, std::spa
   for (std::size_t p = 0; p < shards_.size(); ++p) {
     const Shard& shard = shards_[p];
     if (!shard.master.defined() || !masters_.is_active(static_cast<int>(p))) continue;
-    const Range part = shard.in_update;
+    const Range part = shard.range;
     shard.master.mutable_grad() =
-        part.empty() ? at::zeros_like(shard.master)
-                     : reducer.accumulated(model_.parameters[p].unit).narrow(0, part.begin, part.numel());
+        part.empty() ? at::zeros_like(shard.master) : reducer.accumulated(model_.parameters[p].unit, part);
     shard.master.mutable_grad().mul_(gradient_scale);
   }
   for (std::size_t g = 0; g < rates.size(); ++g) {

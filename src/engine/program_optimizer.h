@@ -59,8 +59,8 @@ class ProgramOptimizer {
 
  private:
   struct Shard {
-    at::Tensor master;          ///< fp32, a leaf; undefined for frozen parameters
-    sharding::Range in_update;  ///< from the beginning of the unit's update_range()
+    at::Tensor master;      ///< fp32, a leaf; undefined for frozen parameters
+    sharding::Range range;  ///< in the unit
   };
 
   Shard make_shard(int parameter) const;

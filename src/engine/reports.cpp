@@ -41,7 +41,8 @@ FlopsReport Engine::flops_report() const {
 
 OffloadReport Engine::offload_report() const {
   OffloadReport report{.reserved_nbytes = impl_->ledger.report().nvme_nbytes};
-  for (const auto& traffic : {impl_->optimizer->disk_traffic(), impl_->store->disk_traffic()}) {
+  for (const auto& traffic :
+       {impl_->optimizer->disk_traffic(), impl_->store->disk_traffic(), impl_->reducer->disk_traffic()}) {
     if (!traffic) continue;
     report.read_nbytes += traffic->read_nbytes;
     report.written_nbytes += traffic->written_nbytes;

@@ -68,6 +68,23 @@ DiskUse disk_use(const LaidOut& laid, int rank, std::int64_t master_nbytes) {
   return use;
 }
 
+DiskUse disk_use_of_gradients(const LaidOut& laid, int rank) {
+  DiskUse use;
+  if (!laid.gradients_on_disk) return use;
+  const layout::ColumnShape sums{laid.sum_nbytes(), 1};
+  std::int64_t largest = 0;
+  for (std::size_t u = 0; u < laid.units.size(); ++u) largest = std::max(largest, laid.shard(u, rank).numel());
+  const layout::SlotCuts cuts = layout::slot_cuts({&sums, 1}, laid.sub_group_numel, largest);
+  for (std::size_t u = 0; u < laid.units.size(); ++u) {
+    if (!laid.units[u].trainable) continue;
+    const std::int64_t piece = layout::bucket_step(laid.units[u].numel, laid.bucket_numel);
+    use.file_nbytes += layout::slots_nbytes({&sums, 1}, {laid.shard(u, rank), 1, piece}, cuts);
+  }
+  if (use.file_nbytes > 0)
+    use.buffers_nbytes = laid.gradient_buffers * layout::slot_nbytes({&sums, 1}, 1, cuts.slot_numel);
+  return use;
+}
+
 DiskUse disk_use_of_parameters(const LaidOut& laid, int rank) {
   DiskUse use;
   if (!laid.parameters_on_disk) return use;

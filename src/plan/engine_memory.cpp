@@ -143,7 +143,8 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   const auto hold = [&](MemoryKind kind, std::int64_t nbytes) { add(kind, nbytes, nbytes); };
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
   hold(MemoryKind::kParameters, parameters_numel(laid, rank) * low);
-  for (const DiskUse& disk : {disk_use(laid, rank, master_nbytes(laid, rank)), disk_use_of_parameters(laid, rank)}) {
+  for (const DiskUse& disk : {disk_use(laid, rank, master_nbytes(laid, rank)), disk_use_of_gradients(laid, rank),
+                              disk_use_of_parameters(laid, rank)}) {
     hold(MemoryKind::kOffload, disk.buffers_nbytes);
     report.nvme_nbytes += disk.file_nbytes;
   }
@@ -153,7 +154,7 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
     if (laid.units[u].trainable && !laid.states_on_disk)
       hold(MemoryKind::kOptimizer, laid.state_nbytes(u, laid.sharding.optimizer_states ? laid.shard(u, rank) : whole));
   }
-  hold(MemoryKind::kGradients, summed_numel(laid, rank) * laid.sum_nbytes());
+  if (!laid.gradients_on_disk) hold(MemoryKind::kGradients, summed_numel(laid, rank) * laid.sum_nbytes());
   const std::int64_t buckets = pools.bucket_numel * laid.gradient_nbytes();
   add(MemoryKind::kBuckets, laid.sharding.gradients ? 0 : buckets, buckets);
   add(MemoryKind::kGather, 0, gather_nbytes(laid, pools));
@@ -181,7 +182,7 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
   // Where ranks differ in their masters too, these are added at the end.
   const bool in_memory = !laid.states_on_disk;
   const std::int64_t master = others_write_for_it(laid) || !in_memory ? 0 : master_nbytes(laid, 0);
-  const std::int64_t sums = laid.step_in_backward ? 0 : laid.sum_nbytes();
+  const std::int64_t sums = laid.step_in_backward || laid.gradients_on_disk ? 0 : laid.sum_nbytes();
   double everywhere = laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()) : 0;
   std::vector<double> change(static_cast<std::size_t>(world), 0);      // of what is updated
   std::vector<double> parameters(static_cast<std::size_t>(world), 0);  // the same of parameters

@@ -131,6 +131,22 @@ std::vector<Candidate> states_on_nvme(const Candidate& from) {
       })};
 }
 
+/// With the states, which take more and move as often.
+std::vector<Candidate> gradients_on_nvme(const Candidate& from) {
+  using Device = Config::Zerotorch::OffloadGradients::Device;
+  const Config& config = from.config;
+  const bool whole_tensors = config.optimizer.type == "Muon" || config.optimizer.type == "Adafactor";
+  if (config.zerotorch.offload_gradients.device == Device::kNvme || config.zerotorch.step_in_backward ||
+      config.zero_optimization.stage == 0 || whole_tensors)
+    return {};
+  auto on_disk = from.allowed.states_on_nvme ? states_on_nvme(from) : std::vector<Candidate>();
+  return {
+      with(on_disk.empty() ? from : on_disk.front(), "zerotorch.offload_gradients.device \"nvme\"", [](Candidate& c) {
+        c.config.zerotorch.offload_gradients.device = Device::kNvme;
+        c.config.zerotorch.offload_gradients.nvme_path = c.allowed.nvme_path;
+      })};
+}
+
 int ranks_per_node_of(const Cluster& cluster) {
   return cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
 }
@@ -206,6 +222,7 @@ const NamedChange kChanges[] = {{&Changes::buckets, smaller_buckets},
                                 {&Changes::recompute, checkpointing},
                                 {&Changes::deferred_init, deferred_init},
                                 {&Changes::states_on_nvme, states_on_nvme},
+                                {&Changes::gradients_on_nvme, gradients_on_nvme},
                                 {&Changes::parameters_on_nvme, parameters_on_nvme}};
 
 /// Nothing where it is not allowed.

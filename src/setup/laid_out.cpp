@@ -108,6 +108,16 @@ void put_parameters_on_disk(const Config& config, const Ranks& ranks, LaidOut& l
   if (laid.prefetch_numel > 0) laid.prefetch_numel = std::max(laid.prefetch_numel, laid.largest_unit());
 }
 
+void put_gradients_on_disk(const Config& config, const Ranks& ranks, LaidOut& laid) {
+  const auto& offload = config.zerotorch.offload_gradients;
+  laid.gradients_on_disk = offload.device == Config::Zerotorch::OffloadGradients::Device::kNvme;
+  laid.gradient_buffers = offload.buffer_count;
+  if (laid.gradients_on_disk && !ranks.on_cpu) {
+    throw ConfigError(
+        "zerotorch.offload_gradients.device: 'nvme' is for a module on the CPU; move it there or remove the section");
+  }
+}
+
 void check_step_in_backward(const Config& config) {
   if (!config.zerotorch.step_in_backward || config.gradient_accumulation_steps == 1) return;
   throw ConfigError(
@@ -198,6 +208,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.states_on_disk = zero.offload_optimizer.device == OffloadOptimizer::Device::kNvme;
   laid.disk_buffers = zero.offload_optimizer.buffer_count;
   laid.sub_group_numel = layout::round_up(zero.sub_group_size, layout::kBlockNumel);
+  put_gradients_on_disk(config, ranks, laid);
   put_parameters_on_disk(config, ranks, laid);
   laid.node_shared = use_node_shared(config, laid, ranks.on_cpu);
   laid.resident = residents(config, laid);

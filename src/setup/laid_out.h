@@ -44,6 +44,9 @@ struct LaidOut {
   /// Masters and states of elements are in a file, and so many slots of at most that many elements in memory.
   bool states_on_disk = false;
   std::int64_t disk_buffers = 0, sub_group_numel = 0;
+  /// Sums of gradients are in a file, and so many slots of it in memory.
+  bool gradients_on_disk = false;
+  std::int64_t gradient_buffers = 0;
   /// Of units that are not resident the shards are in a file, and so many slots of it in memory.
   bool parameters_on_disk = false;
   std::int64_t parameter_buffers = 0;
@@ -72,8 +75,8 @@ struct LaidOut {
   int ranks_per_node() const { return world_size / hosts; }  ///< with the node-shared store, as many on each
 };
 
-/// Throws ConfigError: unknown unit names, 'node_shared' off the CPU, step_in_backward with accumulation, parameters on
-/// a disk off the CPU or over several hosts.
+/// Throws ConfigError: unknown unit names, 'node_shared' off the CPU, step_in_backward with accumulation, gradients or
+/// parameters on a disk off the CPU, parameters there over several hosts.
 LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
                 const Config& config, const Ranks& ranks);
 

@@ -114,6 +114,16 @@ class States final : public DiskStates {
     }
   }
 
+  void discard() override {
+    if (!broken_.empty()) throw IoError(broken_);
+    for (Buffer& buffer : buffers_) {
+      buffer.changed = 0;
+      empty(buffer);
+    }
+    for (Slot& slot : slots_) slot.on_disk = 0;
+    current_ = -1;
+  }
+
   std::string path_for_others() const override { return file_ ? file_->path_for_others() : std::string(); }
 
   std::string description(std::string_view what) const override {

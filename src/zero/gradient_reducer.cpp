@@ -65,7 +65,8 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
   }
   make_memory();
   if (!options_.consume) {
-    sums_.emplace(model_, ledger, sums_numel());
+    sums_ = options_.disk ? make_sums_on_disk(model_, ledger, held_ranges(), *options_.disk, options_.bucket_numel)
+                          : make_sums_in_memory(model_, ledger, held_ranges());
     rows_.emplace(model_);
   }
 }
@@ -119,12 +120,12 @@ GradientReducer::~GradientReducer() {
   for (const int index : sent_) wait_or_fail(buckets_[index].work, *buckets_[index].sent_buffer, process_);
 }
 
-std::vector<std::int64_t> GradientReducer::sums_numel() const {
-  std::vector<std::int64_t> numel(model_.units.size(), 0);
-  for (std::size_t u = 0; u < numel.size(); ++u) {
-    if (model_.units[u].trainable) numel[u] = gradient_range(static_cast<int>(u)).numel();
+std::vector<Range> GradientReducer::held_ranges() const {
+  std::vector<Range> held(model_.units.size());
+  for (std::size_t u = 0; u < held.size(); ++u) {
+    if (model_.units[u].trainable) held[u] = gradient_range(static_cast<int>(u));
   }
-  return numel;
+  return held;
 }
 
 /// Most elements of this rank in one bucket.
@@ -176,8 +177,7 @@ void GradientReducer::add_units(std::span<const int> units) {
   make_buckets();
   make_memory();
   if (!sums_) return;
-  const auto numel = sums_numel();
-  for (const int u : units) sums_->add_unit(u, numel[u]);
+  for (const int u : units) sums_->add_unit(u, gradient_range(u));
   refresh_sumsq();  // other places now, and what has come as rows is not sent again
 }
 
@@ -387,8 +387,7 @@ void GradientReducer::send(Bucket& bucket) {
 }
 
 void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices) {
-  const Unit& unit = model_.units[bucket.unit];
-  const Range mine = layout::intersect(bucket.range, unit.shard(model_.rank()));
+  const Range mine = mine_of(bucket);
   if (sums_ && !mine.empty()) sums_->take(bucket.unit);
   const bool first = std::exchange(bucket.fresh, false);
   if (mine.empty()) return;
@@ -397,26 +396,51 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
     options_.consume(bucket.unit, mine, piece_.view(0, mine.numel()));
     return;
   }
-  add_slices(bucket, mine, sums_of(bucket, mine), slices, first);
+  sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate,
+               [&](Range piece, void* sums) { add_slices(bucket, piece, sums, slices, first); });
 }
 
-void* GradientReducer::sums_of(const Bucket& bucket, Range mine) const {
-  const std::int64_t offset = mine.begin - gradient_range(bucket.unit).begin;
-  return static_cast<char*>(accumulator(bucket.unit)) +
-         offset * static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
+Range GradientReducer::mine_of(const Bucket& bucket) const {
+  return layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
 }
 
-void GradientReducer::add_slices(const Bucket& bucket, Range mine, void* sums, std::span<const void* const> slices,
+double* GradientReducer::block_sumsq_at(const Bucket& bucket, std::int64_t begin) {
+  return block_sumsq_.data() + bucket.block_offset + (begin - mine_of(bucket).begin) / kBlockNumel;
+}
+
+void GradientReducer::visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit) const {
+  if (!range.empty()) sums_->visit(unit, range, access, visit);
+}
+
+at::Tensor GradientReducer::accumulated(int unit, Range range) const {
+  const auto element = static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
+  if (auto* const all = static_cast<char*>(accumulator(unit)); all || range.empty())
+    return model_.view(all ? all + (range.begin - gradient_range(unit).begin) * element : nullptr, model_.sum_dtype,
+                       range.numel());
+  at::Tensor copy = at::empty(
+      {range.numel()}, at::TensorOptions().dtype(storage::to_scalar_type(model_.sum_dtype)).device(model_.device));
+  auto* const out = static_cast<char*>(copy.mutable_data_ptr());
+  visit_sums(unit, range, GradientSums::Access::kRead, [&](Range piece, void* sums) {
+    model_.passes->copy(out + (piece.begin - range.begin) * element, sums,
+                        static_cast<std::size_t>(piece.numel() * element));
+  });
+  return copy;
+}
+
+void GradientReducer::add_slices(const Bucket& bucket, Range piece, void* sums, std::span<const void* const> slices,
                                  bool first) {
   Stopwatch watch(timeline_, &StepBreakdown::reduce, model_.units[bucket.unit].name);
-  // The norm is that of the whole sum.
-  double* squares = makes_sumsq_ ? block_sumsq_.data() + bucket.block_offset : nullptr;
+  const std::int64_t offset =
+      (piece.begin - mine_of(bucket).begin) * static_cast<std::int64_t>(element_nbytes(model_.gradient_dtype));
+  piece_slices_.clear();
+  for (const void* const slice : slices) piece_slices_.push_back(static_cast<const char*>(slice) + offset);
   model_.passes->reduce({.accumulator = sums,
-                         .slices = slices,
+                         .slices = piece_slices_,
                          .dtype = model_.gradient_dtype,
-                         .numel = mine.numel(),
+                         .numel = piece.numel(),
                          .first = first,
-                         .block_sumsq = squares,
+                         // The norm is that of the whole sum.
+                         .block_sumsq = makes_sumsq_ ? block_sumsq_at(bucket, piece.begin) : nullptr,
                          .accumulator_dtype = model_.sum_dtype});
 }
 
@@ -428,29 +452,29 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
   for (const auto place : places_[parameter]) {
     Bucket& bucket = buckets_[place.bucket];
     const bool first = std::exchange(bucket.fresh, false);
-    const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
+    const Range mine = mine_of(bucket);
     if (mine.empty()) continue;
     sums_->take(bucket.unit);
-    const at::Tensor kept =
-        accumulated(bucket.unit).narrow(0, mine.begin - gradient_range(bucket.unit).begin, mine.numel());
-    if (first) kept.zero_();
-    const at::Tensor wide = kept.to(at::kFloat);  // itself where it is fp32
-    float* const sums = wide.mutable_data_ptr<float>();
-    for (const auto& [rows, values] : by_rank) {
-      for (std::size_t i = 0; i < rows.size(); ++i) {
-        const std::int64_t begin = target.range.begin + rows[i] * columns;
-        const Range part = layout::intersect({begin, begin + columns}, mine);
-        if (part.empty()) continue;
-        const std::int64_t from = static_cast<std::int64_t>(i) * columns + (part.begin - begin);
-        add_low_values(model_.gradient_dtype, values, from, part.numel(), sums + (part.begin - mine.begin));
+    sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate, [&](Range piece, void* memory) {
+      const at::Tensor kept = model_.view(memory, model_.sum_dtype, piece.numel());
+      if (first) kept.zero_();
+      const at::Tensor wide = kept.to(at::kFloat);  // itself where it is fp32
+      float* const sums = wide.mutable_data_ptr<float>();
+      for (const auto& [rows, values] : by_rank) {
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+          const std::int64_t begin = target.range.begin + rows[i] * columns;
+          const Range part = layout::intersect({begin, begin + columns}, piece);
+          if (part.empty()) continue;
+          const std::int64_t from = static_cast<std::int64_t>(i) * columns + (part.begin - begin);
+          add_low_values(model_.gradient_dtype, values, from, part.numel(), sums + (part.begin - piece.begin));
+        }
+        if (wide.is_same(kept)) continue;
+        kept.copy_(wide);  // rounded after every rank, as dense ones are
+        wide.copy_(kept);
       }
-      if (wide.is_same(kept)) continue;
-      kept.copy_(wide);  // rounded after every rank, as dense ones are
-      wide.copy_(kept);
-    }
-    if (!makes_sumsq_) continue;
-    model_.passes->block_sumsq(kept.const_data_ptr(), model_.sum_dtype, mine.numel(),
-                               block_sumsq_.data() + bucket.block_offset);
+      if (makes_sumsq_)
+        model_.passes->block_sumsq(memory, model_.sum_dtype, piece.numel(), block_sumsq_at(bucket, piece.begin));
+    });
   }
 }
 
@@ -606,19 +630,18 @@ void GradientReducer::scale_sums(double factor) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     if (!model_.units[u].trainable) continue;
     const int unit = static_cast<int>(u);
-    const Range mine = model_.units[u].shard(model_.rank());
-    if (mine.empty()) continue;
-    accumulated(unit).narrow(0, mine.begin - gradient_range(unit).begin, mine.numel()).mul_(factor);
+    visit_sums(unit, model_.units[u].shard(model_.rank()), GradientSums::Access::kUpdate,
+               [&](Range piece, void* sums) { model_.view(sums, model_.sum_dtype, piece.numel()).mul_(factor); });
   }
   refresh_sumsq();
 }
 
 void GradientReducer::refresh_sumsq() {
   for (const Bucket& bucket : buckets_) {
-    const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
-    if (mine.empty() || bucket.fresh) continue;
-    model_.passes->block_sumsq(sums_of(bucket, mine), model_.sum_dtype, mine.numel(),
-                               block_sumsq_.data() + bucket.block_offset);
+    if (bucket.fresh) continue;
+    visit_sums(bucket.unit, mine_of(bucket), GradientSums::Access::kRead, [&](Range piece, void* sums) {
+      model_.passes->block_sumsq(sums, model_.sum_dtype, piece.numel(), block_sumsq_at(bucket, piece.begin));
+    });
   }
   sumsq_complete_ = true;
 }
@@ -626,17 +649,15 @@ void GradientReducer::refresh_sumsq() {
 std::optional<int> GradientReducer::first_not_finite() const {
   std::optional<int> first;
   for (const Bucket& bucket : buckets_) {
-    const Range mine = layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
+    const Range mine = mine_of(bucket);
     if (mine.empty() || bucket.fresh || !sums_) continue;
-    const at::Tensor sums = accumulated(bucket.unit);
-    const std::int64_t held = gradient_range(bucket.unit).begin;
     for (std::int64_t block = 0; block < mine.numel() / kBlockNumel; ++block) {
       if (std::isfinite(block_sumsq_[static_cast<std::size_t>(bucket.block_offset + block)])) continue;
       const std::int64_t begin = mine.begin + block * kBlockNumel;
       for (const int p : model_.units[bucket.unit].parameters) {
         if (first && *first <= p) continue;
         const Range part = layout::intersect(model_.parameters[p].range, {begin, begin + kBlockNumel});
-        if (part.empty() || sums.narrow(0, part.begin - held, part.numel()).isfinite().all().item<bool>()) continue;
+        if (part.empty() || accumulated(bucket.unit, part).isfinite().all().item<bool>()) continue;
         first = p;
       }
     }
@@ -646,10 +667,7 @@ std::optional<int> GradientReducer::first_not_finite() const {
 
 void GradientReducer::hold_sums() {
   if (!window_is_empty_ || !sums_) return;
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    sums_->take(static_cast<int>(u));
-    sums_->view(static_cast<int>(u)).zero_();
-  }
+  sums_->take_zeros();
   // They may be written to: what arrives from here on adds to them.
   for (Bucket& bucket : buckets_) bucket.fresh = false;
   window_is_empty_ = false;

@@ -35,6 +35,8 @@ struct ReducerOptions {
   /// True: a reduction starts when its bucket is complete and finishes while backward continues. False: backward waits
   /// for each reduction.
   bool overlap = true;
+  /// Where sums are on disk; not given: in memory. `cuts.slot_numel`: most elements of a piece.
+  std::optional<storage::DiskOptions> disk;
   /// If given: receives the sums [range.numel()] of a part of this rank's shard as soon as they are complete; they are
   /// not kept. Only one backward per window is then possible, and there is no accumulated().
   std::function<void(int unit, Range range, const at::Tensor& sums)> consume;
@@ -71,9 +73,17 @@ class GradientReducer {
   /// *Collective.* With replicated gradients: sends every owner's sums to all ranks. Otherwise does nothing.
   void replicate();
 
-  /// The sum over the window's micro-batches, not averaged; ShardedModel::sum_dtype, [gradient_range(unit)].
-  at::Tensor accumulated(int unit) const { return sums_.value().view(unit); }
-  void* accumulator(int unit) const { return sums_.value().data(unit); }
+  /// The sums over the window's micro-batches, not averaged, in ShardedModel::sum_dtype, of a part of
+  /// gradient_range(unit), from begin to end: [piece.numel()] each, valid during the call. Local. Throws IoError.
+  void visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit) const;
+  /// The same as one tensor: a copy where they are on disk, else a view.
+  at::Tensor accumulated(int unit, Range range) const;
+  /// All sums of a unit; null where they are on disk.
+  void* accumulator(int unit) const { return sums_->in_memory(unit); }
+  /// Traffic of sums between memory and disk so far; nullopt where they are in memory.
+  std::optional<storage::DiskTraffic> disk_traffic() const { return sums_ ? sums_->disk_traffic() : std::nullopt; }
+  /// Describes the disk, for the log; empty without one.
+  std::string disk_description() const { return sums_ ? sums_->disk_description() : std::string(); }
   /// Sums of squares of this rank's shards, one per block, in unit order. Valid after complete_sumsq().
   const std::vector<double>& shard_block_sumsq() const { return block_sumsq_; }
   /// Ends the window: computes the sums of squares if the passes of its last micro-batch did not. Local.
@@ -148,7 +158,7 @@ class GradientReducer {
   void make_buckets();
   void make_memory();
   storage::FlatBuffer make_buffer(std::int64_t numel);
-  std::vector<std::int64_t> sums_numel() const;
+  std::vector<Range> held_ranges() const;
   std::int64_t largest_piece() const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - buckets_.data()); }
   void open(Bucket& bucket);
@@ -168,10 +178,12 @@ class GradientReducer {
   /// wants).
   void even_out(std::int64_t rounds);
   void reduce(Bucket& bucket, std::span<const void* const> slices);
-  /// Pointer to the sums of `mine`, a range of bucket.unit.
-  void* sums_of(const Bucket& bucket, Range mine) const;
-  /// Adds the slices to the `mine.numel()` accumulators at `sums`.
-  void add_slices(const Bucket& bucket, Range mine, void* sums, std::span<const void* const> slices, bool first);
+  /// This rank's part of it.
+  Range mine_of(const Bucket& bucket) const;
+  /// Where the sums of squares go of a part of the bucket that begins at `begin` of the unit.
+  double* block_sumsq_at(const Bucket& bucket, std::int64_t begin);
+  /// Adds the slices, which begin where this rank's part does, to the `piece.numel()` accumulators at `sums`.
+  void add_slices(const Bucket& bucket, Range piece, void* sums, std::span<const void* const> slices, bool first);
   void zero_missing(Bucket& bucket);
   /// Retires buckets whose reductions are complete.
   void retire_complete();
@@ -196,8 +208,9 @@ class GradientReducer {
   bool impatient_ = false;      ///< waiting was in vain in this micro-batch
   double most_patience_seconds_ = std::numeric_limits<double>::infinity();
   double gradients_began_ = 0;                          ///< of this micro-batch, base::seconds_now()
-  std::optional<GradientSums> sums_;                    ///< unless they are consumed at once
+  std::unique_ptr<GradientSums> sums_;                  ///< unless they are consumed at once
   storage::FlatBuffer piece_;                           ///< if sums are consumed at once: those of one bucket
+  std::vector<const void*> piece_slices_;               ///< of the piece that is added to
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit; only if whole sums are sent to all ranks
   std::vector<double> block_sumsq_;
   std::vector<int> sent_;  ///< buckets other ranks may still read, oldest first; a few

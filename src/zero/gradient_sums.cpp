@@ -1,12 +1,13 @@
 #include "zero/gradient_sums.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/check.h"
+#include "layout/shard.h"
+#include "layout/state_slots.h"
 #include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
@@ -14,78 +15,170 @@ namespace zero::sharding {
 
 using storage::FlatBuffer;
 
-GradientSums::GradientSums(ShardedModel& model, storage::Ledger& ledger, std::vector<std::int64_t> numel)
-    : model_(model), ledger_(ledger), numel_(std::move(numel)), data_(numel_.size(), nullptr) {
-  comes_and_goes_ = model.sharding.optimizer_states && model.home.reuses_blocks();
-  if (comes_and_goes_) {
-    ledger.add(MemoryKind::kGradients, nbytes_of(total_numel()));
-    ledger.add_idle(MemoryKind::kGradients, nbytes_of(total_numel()));
-    return;
+namespace {
+
+class SumsInMemory final : public GradientSums {
+ public:
+  SumsInMemory(ShardedModel& model, storage::Ledger& ledger, const std::vector<Range>& held)
+      : model_(model),
+        ledger_(ledger),
+        held_(held),
+        comes_and_goes_(model.sharding.optimizer_states && model.home.reuses_blocks()),
+        data_(held.size(), nullptr) {
+    const std::int64_t total = total_numel();
+    if (comes_and_goes_) {
+      count(nbytes_of(total));
+      return;
+    }
+    const auto& all = always_.emplace_back(make_always(total));
+    std::int64_t offset = 0;
+    for (std::size_t u = 0; u < held_.size(); ++u) {
+      if (!held_[u].empty()) data_[u] = all.data_at(offset);
+      offset += held_[u].numel();
+    }
   }
-  const auto& all = always_.emplace_back(make_always(total_numel()));
-  std::int64_t offset = 0;
-  for (std::size_t u = 0; u < numel_.size(); ++u) {
-    if (numel_[u]) data_[u] = all.data_at(offset);
-    offset += numel_[u];
+
+  ~SumsInMemory() override {
+    give_back();
+    if (comes_and_goes_) count(-nbytes_of(total_numel()));
   }
-}
 
-std::int64_t GradientSums::total_numel() const {
-  return std::accumulate(numel_.begin(), numel_.end(), std::int64_t{0});
-}
-
-FlatBuffer GradientSums::make_always(std::int64_t numel) {
-  // Whole sums are sent to all ranks, who read them in place.
-  return model_.sharding.optimizer_states
-             ? model_.home.make_private(ledger_, MemoryKind::kGradients, model_.sum_dtype, numel)
-             : model_.home.make_readable(ledger_, MemoryKind::kGradients, model_.sum_dtype, numel);
-}
-
-void GradientSums::add_unit(int unit, std::int64_t numel) {
-  numel_[unit] = numel;
-  if (comes_and_goes_) {
-    ledger_.add(MemoryKind::kGradients, nbytes_of(numel));
-    ledger_.add_idle(MemoryKind::kGradients, nbytes_of(numel));
-  } else if (numel > 0) {
-    data_[unit] = always_.emplace_back(make_always(numel)).data();
+  void add_unit(int unit, Range held) override {
+    held_[unit] = held;
+    if (comes_and_goes_) {
+      count(nbytes_of(held.numel()));
+    } else if (!held.empty()) {
+      data_[unit] = always_.emplace_back(make_always(held.numel())).data();
+    }
   }
-}
 
-GradientSums::~GradientSums() {
-  release();
-  if (!comes_and_goes_) return;
-  ledger_.add_idle(MemoryKind::kGradients, -nbytes_of(total_numel()));
-  ledger_.add(MemoryKind::kGradients, -nbytes_of(total_numel()));
-}
-
-void GradientSums::take(int unit) {
-  if (data_[unit] || numel_[unit] == 0) return;
-  const std::int64_t nbytes = nbytes_of(numel_[unit]);
-  data_[unit] = storage::take_block(static_cast<std::size_t>(nbytes));
-  if (!data_[unit]) {
-    throw IoError(
-        fmt::format("no {} bytes of memory for the gradients of '{}'; use more ranks, a smaller model or "
-                    "zerotorch.step_in_backward",
-                    nbytes, model_.units[unit].name));
+  void take(int unit) override {
+    if (data_[unit] || held_[unit].empty()) return;
+    const std::int64_t nbytes = nbytes_of(held_[unit].numel());
+    data_[unit] = storage::take_block(static_cast<std::size_t>(nbytes));
+    if (!data_[unit]) {
+      throw IoError(
+          fmt::format("no {} bytes of memory for the gradients of '{}'; use more ranks, a smaller model, "
+                      "zerotorch.offload_gradients or zerotorch.step_in_backward",
+                      nbytes, model_.units[unit].name));
+    }
+    ledger_.add_idle(MemoryKind::kGradients, -nbytes);
   }
-  ledger_.add_idle(MemoryKind::kGradients, -nbytes);
-}
 
-void GradientSums::release() {
-  if (!comes_and_goes_) return;
-  for (std::size_t u = 0; u < data_.size(); ++u) {
-    if (!data_[u]) continue;
-    storage::return_block(data_[u]);
-    data_[u] = nullptr;
-    ledger_.add_idle(MemoryKind::kGradients, nbytes_of(numel_[u]));
+  void take_zeros() override {
+    for (std::size_t u = 0; u < held_.size(); ++u) {
+      const int unit = static_cast<int>(u);
+      take(unit);
+      if (!held_[u].empty()) view(unit).zero_();
+    }
   }
+
+  void release() override { give_back(); }
+
+  void visit(int unit, Range range, Access, Visit visit) override {
+    if (range.empty()) return;
+    ZERO_CHECK(data_[unit], "unit {} has no sums", unit);
+    visit(range, static_cast<char*>(data_[unit]) + nbytes_of(range.begin - held_[unit].begin));
+  }
+  void* in_memory(int unit) const override { return data_[unit]; }
+
+ private:
+  FlatBuffer make_always(std::int64_t numel) {
+    // Whole sums are sent to all ranks, who read them in place.
+    return model_.sharding.optimizer_states
+               ? model_.home.make_private(ledger_, MemoryKind::kGradients, model_.sum_dtype, numel)
+               : model_.home.make_readable(ledger_, MemoryKind::kGradients, model_.sum_dtype, numel);
+  }
+  std::int64_t total_numel() const {
+    return std::accumulate(held_.begin(), held_.end(), std::int64_t{0},
+                           [](std::int64_t sum, Range held) { return sum + held.numel(); });
+  }
+  std::int64_t nbytes_of(std::int64_t numel) const {
+    return numel * static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
+  }
+  at::Tensor view(int unit) const { return model_.view(data_[unit], model_.sum_dtype, held_[unit].numel()); }
+  void count(std::int64_t nbytes) {
+    ledger_.add(MemoryKind::kGradients, nbytes);
+    ledger_.add_idle(MemoryKind::kGradients, nbytes);
+  }
+  void give_back() {
+    if (!comes_and_goes_) return;
+    for (std::size_t u = 0; u < data_.size(); ++u) {
+      if (!data_[u]) continue;
+      storage::return_block(data_[u]);
+      data_[u] = nullptr;
+      ledger_.add_idle(MemoryKind::kGradients, nbytes_of(held_[u].numel()));
+    }
+  }
+
+  ShardedModel& model_;
+  storage::Ledger& ledger_;
+  std::vector<Range> held_;
+  const bool comes_and_goes_;
+  std::vector<FlatBuffer> always_;  ///< of all units, where memory does not come and go
+  std::vector<void*> data_;         ///< by unit; null: none now
+};
+
+class SumsOnDisk final : public GradientSums {
+ public:
+  SumsOnDisk(ShardedModel& model, storage::Ledger& ledger, const std::vector<Range>& held, storage::DiskOptions disk,
+             std::int64_t bucket_numel)
+      : model_(model), bucket_numel_(bucket_numel) {
+    const std::int64_t element = static_cast<std::int64_t>(element_nbytes(model.sum_dtype));
+    const layout::ColumnShape shape{element, 1};
+    std::int64_t largest = 0;  // of frozen units too: they may be unfrozen
+    for (const Unit& unit : model.units) largest = std::max(largest, unit.shard(model.rank()).numel());
+    disk.cuts = layout::slot_cuts({&shape, 1}, disk.cuts.slot_numel, largest);
+    states_ = storage::make_disk_states(disk, ledger, {{"gradients", element, 1, MemoryKind::kGradients}});
+    std::vector<storage::StatePart> parts;
+    for (std::size_t u = 0; u < held.size(); ++u) {
+      if (!held[u].empty()) parts.push_back(part_of(static_cast<int>(u), held[u]));
+    }
+    states_->add_units(parts);
+  }
+
+  void add_unit(int unit, Range held) override {
+    const storage::StatePart part = part_of(unit, held);
+    if (!held.empty()) states_->add_units({&part, 1});
+  }
+  void take(int) override {}
+  void take_zeros() override { states_->discard(); }
+  void release() override { states_->discard(); }
+
+  void visit(int unit, Range range, Access access, Visit visit) override {
+    try {
+      states_->for_each(unit, range, range.numel(), access, storage::kAllColumns,
+                        [&](Range piece, std::span<void* const> memory) { visit(piece, memory.front()); });
+    } catch (const IoError& error) {
+      throw IoError(fmt::format("sums of gradients of '{}': {}", model_.units[unit].name, error.what()));
+    }
+  }
+  void* in_memory(int) const override { return nullptr; }
+
+  std::optional<storage::DiskTraffic> disk_traffic() const override { return states_->traffic(); }
+  std::string disk_description() const override { return states_->description("sums of gradients"); }
+
+ private:
+  storage::StatePart part_of(int unit, Range held) const {
+    return {unit, held, storage::kAllColumns, layout::bucket_step(model_.units[unit].numel, bucket_numel_)};
+  }
+
+  ShardedModel& model_;
+  const std::int64_t bucket_numel_;
+  std::unique_ptr<storage::DiskStates> states_;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientSums> make_sums_in_memory(ShardedModel& model, storage::Ledger& ledger,
+                                                  const std::vector<Range>& held) {
+  return std::make_unique<SumsInMemory>(model, ledger, held);
 }
 
-at::Tensor GradientSums::view(int unit) const {
-  const auto options = at::TensorOptions().dtype(storage::to_scalar_type(model_.sum_dtype)).device(model_.device);
-  if (numel_[unit] == 0) return at::empty({0}, options);
-  ZERO_CHECK(data_[unit], "unit {} has no sums", unit);
-  return at::from_blob(data_[unit], {numel_[unit]}, options);
+std::unique_ptr<GradientSums> make_sums_on_disk(ShardedModel& model, storage::Ledger& ledger,
+                                                const std::vector<Range>& held, storage::DiskOptions disk,
+                                                std::int64_t bucket_numel) {
+  return std::make_unique<SumsOnDisk>(model, ledger, held, std::move(disk), bucket_numel);
 }
 
 }  // namespace zero::sharding

@@ -1,12 +1,14 @@
 #pragma once
-// GradientSums: the sums of gradients of one accumulation window, by unit, of ShardedModel::sum_dtype.
-//
-// Where a rank sums its shards only, a unit's sums have memory from its first contribution to the end of the
-// window. It comes from the cache behind libtorch's allocator, at whose other end activations grow: as
-// backward goes from unit to unit, sums come into the place of activations that are no longer needed, and a
-// step of one micro-batch needs hardly more than the larger of the two.
+// GradientSums: the sums of gradients of one accumulation window, by unit, of ShardedModel::sum_dtype. In memory, or in
+// a scratch file and in memory only for the pieces that are visited.
+#include <c10/util/FunctionRef.h>
+
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "storage/disk_states.h"
 #include "storage/flat_buffer.h"
 #include "zero/sharded_model.h"
 
@@ -14,39 +16,48 @@ namespace zero::sharding {
 
 class GradientSums {
  public:
-  /// `numel[u]`: of unit u; 0 where there are none. The ledger shows all of it from here on, and in use what
-  /// a window holds.
-  GradientSums(ShardedModel& model, storage::Ledger& ledger, std::vector<std::int64_t> numel);
-  ~GradientSums();
-  GradientSums(const GradientSums&) = delete;
-  GradientSums& operator=(const GradientSums&) = delete;
+  using Access = storage::StateStore::Access;
+  /// `sums`: [piece.numel()], valid during the call.
+  using Visit = c10::function_ref<void(Range piece, void* sums)>;
 
-  /// Unit u, which had none, gets sums of `numel` elements. Local.
-  void add_unit(int unit, std::int64_t numel);
+  virtual ~GradientSums() = default;
 
-  /// Memory for a unit's sums, of undefined content; nothing when it has some. Throws IoError when the system
-  /// refuses.
-  void take(int unit);
-  /// The window is over: no unit's sums are wanted any more.
-  void release();
+  /// Unit u, which had none, gets sums of its elements `held`. Local. Throws IoError.
+  virtual void add_unit(int unit, Range held) = 0;
+  /// What a unit's sums need before the first contribution of a window; their content is undefined. Local. Throws
+  /// IoError when the system refuses memory.
+  virtual void take(int unit) = 0;
+  /// take() of all units, with sums of zero. Local. Throws IoError.
+  virtual void take_zeros() = 0;
+  /// The window is over: no unit's sums are wanted any more. Local. Throws IoError.
+  virtual void release() = 0;
 
-  /// [numel[unit]], not owning. After take().
-  at::Tensor view(int unit) const;
-  void* data(int unit) const { return data_[unit]; }
+  /// Visits `range` of a unit, which it holds, from begin to end in pieces that end at multiples of layout::kBlockNumel
+  /// or with the range. After take(). Local, one thread at a time. Throws IoError.
+  virtual void visit(int unit, Range range, Access access, Visit visit) = 0;
+  /// All sums of a unit, where they are always in memory while they have any; else null.
+  virtual void* in_memory(int unit) const = 0;
 
- private:
-  storage::FlatBuffer make_always(std::int64_t numel);
-  std::int64_t total_numel() const;
-  std::int64_t nbytes_of(std::int64_t numel) const {
-    return numel * static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
-  }
-
-  ShardedModel& model_;
-  storage::Ledger& ledger_;
-  std::vector<std::int64_t> numel_;
-  bool comes_and_goes_ = false;
-  std::vector<storage::FlatBuffer> always_;  ///< of all units, where memory does not come and go
-  std::vector<void*> data_;                  ///< by unit; null: none now
+  /// Nullopt without a disk.
+  virtual std::optional<storage::DiskTraffic> disk_traffic() const { return std::nullopt; }
+  /// Describes the disk, for the log; empty without one.
+  virtual std::string disk_description() const { return {}; }
 };
+
+/// `held[u]`: the elements of unit u whose sums are kept; empty: none.
+///
+/// Where a rank sums its shards only, a unit's sums have memory from its first contribution to the end of the window. It
+/// comes from the cache behind libtorch's allocator, at whose other end activations grow: as backward goes from unit to
+/// unit, sums come into the place of activations that are no longer needed, and a step of one micro-batch needs hardly
+/// more than the larger of the two. The ledger shows all of it from the beginning, and in use what a window holds.
+std::unique_ptr<GradientSums> make_sums_in_memory(ShardedModel& model, storage::Ledger& ledger,
+                                                  const std::vector<Range>& held);
+
+/// In one file of this process (storage/disk_states.h); `disk.cuts` is chosen here. Each contribution reads and writes
+/// its piece, and so does nothing that comes before a window's first: what is not wanted any more is not written.
+/// `bucket_numel`: contributions come in layout::bucket_ranges() of it.
+std::unique_ptr<GradientSums> make_sums_on_disk(ShardedModel& model, storage::Ledger& ledger,
+                                                const std::vector<Range>& held, storage::DiskOptions disk,
+                                                std::int64_t bucket_numel);
 
 }  // namespace zero::sharding

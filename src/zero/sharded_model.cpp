@@ -1,5 +1,7 @@
 #include "zero/sharded_model.h"
 
+#include <ATen/ops/from_blob.h>
+
 #include <unistd.h>
 
 #include "layout/shard.h"
@@ -9,6 +11,11 @@ namespace zero::sharding {
 
 static_assert(optim::kSumBlockNumel == layout::kBlockNumel,
               "the kernels write one sum of squares for each block of the layout");
+
+at::Tensor ShardedModel::view(const void* data, DType dtype, std::int64_t numel) const {
+  return at::from_blob(const_cast<void*>(data), {numel},
+                       at::TensorOptions().dtype(storage::to_scalar_type(dtype)).device(device));
+}
 
 void wait_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept {
   if (!work.valid() || ::getpid() != owner) return;

@@ -77,6 +77,9 @@ struct ShardedModel {
   std::shared_ptr<comm::ShardTransport> transport;              ///< moves shards between the ranks
   std::optional<Hosts> hosts;                                   ///< node-shared store over several hosts only
 
+  /// [numel] elements at `data`, memory of `device`, which it does not own.
+  at::Tensor view(const void* data, DType dtype, std::int64_t numel) const;
+
   int rank() const { return group.rank(); }
   int world_size() const { return group.size(); }
   std::int64_t padded_numel() const {

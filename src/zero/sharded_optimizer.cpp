@@ -245,10 +245,11 @@ void ShardedOptimizer::add_units(std::span<const int> units) {
   for (const int u : units) {
     if (masters_ != Masters::kOwn) break;  // fresh remainders of zero are the parameters themselves
     const at::Tensor low = store_.pinned_view(u);
-    for_each_piece(
-        u, update_range(u), Access::kUpdate, master_column(), [&](Range piece, void*, std::span<void* const> columns) {
-          view(columns[kMaster], options_.master_dtype, piece.numel()).copy_(low.narrow(0, piece.begin, piece.numel()));
-        });
+    for_each_piece(u, update_range(u), Access::kUpdate, master_column(),
+                   [&](Range piece, void*, std::span<void* const> columns) {
+                     model_.view(columns[kMaster], options_.master_dtype, piece.numel())
+                         .copy_(low.narrow(0, piece.begin, piece.numel()));
+                   });
   }
   store_.unpin(units);
 }
@@ -358,8 +359,11 @@ void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double
   if (whole_ && !model_.sharding.optimizer_states) Group(model_.group).barrier({.label = "replicated sums"}).wait();
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const int unit = static_cast<int>(u);
-    if (!model_.units[u].trainable || update_range(unit).empty()) continue;
-    update_range_of(unit, update_range(unit), reducer.accumulator(unit), lr, gradient_scale);
+    if (!model_.units[u].trainable) continue;
+    // Directions take the place of gradients.
+    reducer.visit_sums(
+        unit, update_range(unit), whole_ ? Access::kUpdate : Access::kRead,
+        [&](Range piece, const void* gradient) { update_range_of(unit, piece, gradient, lr, gradient_scale); });
   }
   if (whole_) finish_directions(reducer, lr);
   end_step();
@@ -411,6 +415,12 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
   const auto direction_of = [&](int unit, Range range) {
     return static_cast<float*>(reducer.accumulator(unit)) + (range.begin - reducer.gradient_range(unit).begin);
   };
+  const auto copy_direction = [&](int unit, Range range, float* out) {
+    reducer.visit_sums(unit, range, Access::kRead, [&](Range piece, void* direction) {
+      model_.passes->copy(out + (piece.begin - range.begin), direction,
+                          static_cast<std::size_t>(piece.numel()) * sizeof(float));
+    });
+  };
   const auto hyper_of = [&](int p) {
     optim::Hyper hyper = options_.groups[group_of(p)].hyper;
     hyper.lr = lr[group_of(p)];
@@ -420,9 +430,7 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
 
   const auto weights = whole_->sums_of_squares(
       with_weight_norm, [&](int unit, Range range, float* out) { copy_master(unit, range, out); });
-  const auto directions = whole_->sums_of_squares(with_direction_norm, [&](int unit, Range range, float* out) {
-    model_.passes->copy(out, direction_of(unit, range), static_cast<std::size_t>(range.numel()) * sizeof(float));
-  });
+  const auto directions = whole_->sums_of_squares(with_direction_norm, copy_direction);
   whole_->change_tensors([&](int p) { return std::ranges::binary_search(taking_part, p); }, direction_of,
                          [&](int p, const at::Tensor& direction) {
                            rule_of(p)->whole->change(direction, held_tensor_states(p), hyper_of(p));
@@ -437,11 +445,14 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
     const Range mine = layout::intersect(parameter.range, update_range(parameter.unit));
     optim::Hyper second = whole.second(hyper_of(p), weight_norm, direction_norm, parameter.range.numel());
     second.step = steps_[p] + 1;
-    for_each_piece(parameter.unit, mine, Access::kUpdate, storage::kAllColumns,
-                   [&](Range piece, void* low, std::span<void* const> columns) {
-                     update_piece(optim::take_direction(), parameter.unit, piece, low, columns,
-                                  direction_of(parameter.unit, piece), second);
-                   });
+    reducer.visit_sums(parameter.unit, mine, Access::kRead, [&](Range held, void* directions) {
+      for_each_piece(parameter.unit, held, Access::kUpdate, storage::kAllColumns,
+                     [&](Range piece, void* low, std::span<void* const> columns) {
+                       const float* const direction =
+                           static_cast<const float*>(directions) + (piece.begin - held.begin);
+                       update_piece(optim::take_direction(), parameter.unit, piece, low, columns, direction, second);
+                     });
+    });
   }
 }
 
@@ -497,7 +508,7 @@ void ShardedOptimizer::refresh(int unit, Range range, const at::Tensor& before) 
   for_each_piece(unit, whole, Access::kUpdate, master_column(), [&](Range part, void*, std::span<void* const> columns) {
     const std::int64_t begin = part.begin - whole.begin;
     if (masters_ == Masters::kOwn) {
-      const at::Tensor master = view(columns[kMaster], options_.master_dtype, part.numel());
+      const at::Tensor master = model_.view(columns[kMaster], options_.master_dtype, part.numel());
       master.copy_(at::where(same.narrow(0, begin, part.numel()), master,
                              low.narrow(0, begin, part.numel()).to(master.scalar_type())));
       return;
@@ -523,11 +534,6 @@ void ShardedOptimizer::low_from_master(int unit) {
                  });
 }
 
-at::Tensor ShardedOptimizer::view(const void* data, DType dtype, std::int64_t numel) const {
-  return at::from_blob(const_cast<void*>(data), {numel},
-                       at::TensorOptions().dtype(storage::to_scalar_type(dtype)).device(model_.device));
-}
-
 at::Tensor ShardedOptimizer::empty(DType dtype, std::int64_t numel) const {
   return at::empty({numel}, at::TensorOptions().dtype(storage::to_scalar_type(dtype)).device(model_.device));
 }
@@ -542,7 +548,7 @@ at::Tensor ShardedOptimizer::state_in_memory(std::size_t state, int unit, Range 
   const Range part = layout::intersect(range, update_range(unit));
   if (part.empty() || kept_[state].format != StateFormat::kFloat32) return at::Tensor();
   const void* const data = states_->in_memory(column_of(state), unit, part);
-  return data ? view(data, DType::kFloat32, part.numel()) : at::Tensor();
+  return data ? model_.view(data, DType::kFloat32, part.numel()) : at::Tensor();
 }
 
 void ShardedOptimizer::copy_state(std::size_t state, int unit, Range range, float* out) const {
@@ -552,7 +558,7 @@ void ShardedOptimizer::copy_state(std::size_t state, int unit, Range range, floa
     const DType dtype = optim::dtype_of(format);
     const at::Tensor kept = empty(dtype, range.numel());
     read_state(column_of(state), unit, range, kept.mutable_data_ptr());
-    view(out, DType::kFloat32, range.numel()).copy_(kept);
+    model_.view(out, DType::kFloat32, range.numel()).copy_(kept);
     return;
   }
   // Blocks at both ends may reach beyond the range.
@@ -597,7 +603,7 @@ at::Tensor ShardedOptimizer::master_in_memory(int unit, Range range) const {
   if (part.empty() || masters_ == Masters::kRemainders || options_.master_dtype != DType::kFloat32) return at::Tensor();
   const void* const data =
       masters_ == Masters::kOwn ? states_->in_memory(kMaster, unit, part) : store_.in_memory(unit, part);
-  return data ? view(data, DType::kFloat32, part.numel()) : at::Tensor();
+  return data ? model_.view(data, DType::kFloat32, part.numel()) : at::Tensor();
 }
 
 at::Tensor ShardedOptimizer::master_values(int unit, Range range) const {

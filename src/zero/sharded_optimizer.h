@@ -175,7 +175,6 @@ class ShardedOptimizer {
                        double gradient_scale);
   void update_piece(const optim::Rule& rule, int unit, Range piece, void* low, std::span<void* const> columns,
                     const void* gradient, const optim::Hyper& hyper) const;
-  at::Tensor view(const void* data, DType dtype, std::int64_t numel) const;
   at::Tensor empty(DType dtype, std::int64_t numel) const;
 
   ShardedModel& model_;
