@@ -5,6 +5,7 @@
 #include <span>
 
 #include "layout/module_tree.h"
+#include "plan/disk_use.h"
 #include "plan/engine_memory.h"
 #include "plan/sizes.h"
 #include "zero/errors.h"
