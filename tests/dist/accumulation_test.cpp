@@ -270,6 +270,17 @@ TEST(Accumulation, GradientNoiseIsThatOfTheMicroBatches) {
   }
 }
 
+TEST(Accumulation, TheNoiseOfSeveralBackwardsIsRefused) {
+  expect_all_ok(spawn(2, [&](Group group) {
+    auto engine = layers_engine(group, 3, {}, json_of(2, false, false, 2));
+    engine.measure_gradient_noise();
+    const at::Tensor output = engine(input_of(group.rank()));
+    engine.backward(output.square().sum(), {.retain_graph = true});
+    engine.backward(output.sum());
+    EXPECT_NE(testing::error_of<ModelError>([&] { engine.step(); }).find("several backwards"), std::string::npos);
+  }));
+}
+
 // As in DeepSpeed 0.19.8, whose backward() divides every loss by gradient_accumulation_steps.
 TEST(Accumulation, TheAverageDividesByTheAccumulationThatIsSet) {
   expect_all_ok(spawn(2, [&](Group group) {

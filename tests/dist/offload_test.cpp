@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 
 #include "doubles/faulty_files.h"
 #include "engine/engine_impl.h"
@@ -44,6 +45,7 @@ struct Setting {
   bool bf16 = true;
   std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
   std::string nvme_path = {};        ///< of masters and states; empty: in memory
+  std::string gradients_path = {};   ///< of their sums
   std::string parameters_path = {};  ///< of parameters
   bool step_in_backward = false;
   bool frozen = false;  ///< the second layer, from the beginning
@@ -58,10 +60,11 @@ struct Setting {
         "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}},
         "offload_param": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}}}},
       "aio": {{"block_size": 4096, "queue_depth": 4}},
-      "zerotorch": {{"seed": 5, "unit_numel": 4200, "store": "{}", "step_in_backward": {}}}{}}})",
+      "zerotorch": {{"seed": 5, "unit_numel": 4200, "store": "{}", "step_in_backward": {},
+        "offload_gradients": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}}}}{}}})",
                        step_in_backward ? 0 : 0.5, optimizer, bf16, stage, nvme_path.empty() ? "none" : "nvme",
                        nvme_path, parameters_path.empty() ? "none" : "nvme", parameters_path, store, step_in_backward,
-                       more);
+                       gradients_path.empty() ? "none" : "nvme", gradients_path, more);
   }
 };
 
@@ -80,14 +83,17 @@ MlpEngine make_engine(Group group, const Setting& run) {
 }
 
 /// The same global batch whatever the number of ranks.
+void train_micro_batch(MlpEngine& engine, const std::function<void()>& before_step = [] {}) {
+  const double index = static_cast<double>(engine.micro_steps() * engine.world_size() + engine.rank());
+  const at::Tensor x = at::sin(at::arange(128, at::kFloat).view({2, 64}).mul(0.7).add(index));
+  engine.backward(engine(x.to(engine.module().parameters().front().scalar_type())).to(at::kFloat).square().sum());
+  before_step();
+  engine.step();
+}
+
 void train_steps(MlpEngine& engine, int steps) {
   const std::int64_t until = engine.global_steps() + steps;
-  while (engine.global_steps() < until) {
-    const double index = static_cast<double>(engine.micro_steps() * engine.world_size() + engine.rank());
-    const at::Tensor x = at::sin(at::arange(128, at::kFloat).view({2, 64}).mul(0.7).add(index));
-    engine.backward(engine(x.to(engine.module().parameters().front().scalar_type())).to(at::kFloat).square().sum());
-    engine.step();
-  }
+  while (engine.global_steps() < until) train_micro_batch(engine);
 }
 
 std::uint64_t hash_of(MlpEngine& engine) {
@@ -130,6 +136,18 @@ void compare_tiers(const Group& group, const std::string& folder) {
         EXPECT_TRUE(memory.nvme_nbytes > 0 || !bf16) << run.json();  // masters
         EXPECT_EQ(memory.nvme_nbytes > 0, memory[MemoryKind::kOffload].current_nbytes > 0) << run.json();
         EXPECT_EQ(memory[MemoryKind::kMaster].current_nbytes, 0) << run.json();
+        if (stage == 0 || optimizer.find("Adafactor") != std::string::npos || optimizer.find("Muon") != std::string::npos)
+          continue;
+        // Beside states on the disk and in memory.
+        if (index % 2) run.nvme_path.clear();
+        run.gradients_path = folder;
+        auto gradients_on_disk = make_engine(group, run);
+        train_steps(gradients_on_disk, 4);
+        ASSERT_EQ(hash_of(gradients_on_disk), hash_of(in_memory)) << run.json();
+        EXPECT_EQ(gradients_on_disk.grad_norm(), in_memory.grad_norm()) << run.json();
+        const MemoryReport without = gradients_on_disk.memory_report();
+        EXPECT_EQ(without[MemoryKind::kGradients].peak_nbytes, 0) << run.json();
+        EXPECT_GT(without[MemoryKind::kOffload].current_nbytes, 0) << run.json();
       }
     }
   }
@@ -170,6 +188,81 @@ TEST_P(Offload, CheckpointsGoFromTierToTier) {
                         }
                       },
                       {.timeout = std::chrono::minutes(2)}));
+}
+
+/// Saved inside a window, whose sums go from tier to tier.
+TEST_P(Offload, SumsOfGradientsGoFromTierToTier) {
+  expect_all_ok(spawn(ranks_,
+                      [&](Group group) {
+                        for (int stage = 1; stage <= 3; ++stage) {
+                          for (const bool from_disk : {false, true}) {
+                            for (const char* sums : {"fp32", "bf16"}) {
+                              Setting run{.stage = stage, .gradients_path = from_disk ? folder_.path() : ""};
+                              run.more = fmt::format(R"(, "data_types": {{"grad_accum_dtype": "{}"}})", sums);
+                              auto first = make_engine(group, run);
+                              train_steps(first, 1);
+                              train_micro_batch(first);
+                              train_micro_batch(first);
+                              first.save_checkpoint(folder_.file("ckpt"), {}, {}, {.async = from_disk});
+                              first.wait_checkpoint();
+                              train_steps(first, 2);
+                              run.gradients_path = from_disk ? "" : folder_.path();
+                              auto second = make_engine(group, run);
+                              train_micro_batch(second);  // dropped
+                              second.load_checkpoint(folder_.file("ckpt"));
+                              train_steps(second, 2);
+                              EXPECT_EQ(hash_of(second), hash_of(first)) << run.json();
+                            }
+                          }
+                        }
+                      },
+                      {.timeout = std::chrono::minutes(2)}));
+}
+
+TEST_P(Offload, GradientsThatAProgramLooksAtAndChangesAreTheSame) {
+  expect_all_ok(spawn(ranks_, [&](Group group) {
+    const auto run_all = [&](const std::string& path) {
+      auto engine = make_engine(group, {.gradients_path = path, .frozen = true});
+      train_steps(engine, 1);
+      std::uint64_t hash = kNoBits;
+      for (int step = 0; step < 3; ++step) {
+        if (step == 1) {  // unfrozen
+          for (at::Tensor& parameter : engine.typed_module()->layers[1]->parameters()) parameter.requires_grad_(true);
+        }
+        const std::int64_t before = engine.global_steps();
+        train_micro_batch(engine, [&] {
+          hash = hash_with(hash, engine.full_gradient("layer2.weight"));
+          if (step == 0) engine.clip_grad_norm(0.01);
+          if (step == 1) engine.clip_grad_value(0.001);
+          engine.set_full_gradient("layer0.bias", at::linspace(0, 1, 64));
+          engine.for_each_gradient([&](const GradientPart& part) { at::Tensor(part.values).add_(0.001); });
+        });
+        if (engine.global_steps() == before) train_steps(engine, 1);
+      }
+      if (group.size() < 12) {
+        train_micro_batch(engine);
+        engine.zero_grad();
+      }
+      train_steps(engine, 1);
+      return hash_with(hash, at::tensor({static_cast<std::int64_t>(hash_of(engine) >> 1)}));
+    };
+    EXPECT_EQ(run_all(folder_.path()), run_all(""));
+  }));
+}
+
+/// Each micro-batch adds to what is there, which the first does not read; the update reads it, and nobody writes it then.
+TEST_P(Offload, SumsOfGradientsMoveOnceAMicroBatch) {
+  expect_all_ok(spawn(ranks_, [&](Group group) {
+    auto engine = make_engine(group, {.gradients_path = folder_.path()});
+    train_steps(engine, 2);
+    const std::int64_t micro_batches = 12 / group.size();
+    const OffloadReport before = engine.offload_report();
+    train_steps(engine, 6);
+    const OffloadReport after = engine.offload_report();
+    EXPECT_LE(after.read_nbytes - before.read_nbytes, 6 * micro_batches * after.reserved_nbytes);
+    EXPECT_LE(after.written_nbytes - before.written_nbytes, 6 * micro_batches * after.reserved_nbytes);
+    EXPECT_GE(after.written_nbytes - before.written_nbytes, 6 * (micro_batches - 1) * after.reserved_nbytes);
+  }));
 }
 
 TEST_P(Offload, StatesCanBeUpdatedInBackward) {
@@ -332,14 +425,17 @@ TEST(OffloadFailures, KilledRanksLeaveNothing) {
 }
 
 /// A request of rank 1 fails somewhere in the third step: both ranks end, rank 1 with the error.
-void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder, bool parameters) {
+enum class Kept : std::uint8_t { kStates, kGradients, kParameters };
+void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder, Kept kept) {
   const auto results = spawn(2,
                              [&](Group group) {
                                io::FaultyFileSystem files(io::system_files());
                                engine::use_files_for_offload(&files);
                                {
                                  Setting setting;
-                                 (parameters ? setting.parameters_path : setting.nvme_path) = folder.path();
+                                 (kept == Kept::kParameters  ? setting.parameters_path
+                                  : kept == Kept::kGradients ? setting.gradients_path
+                                                             : setting.nvme_path) = folder.path();
                                  auto engine = make_engine(group, setting);
                                  train_steps(engine, 2);
                                  if (group.rank() == 1) {
@@ -359,8 +455,10 @@ void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder, bool pa
     EXPECT_FALSE(result.timed_out) << "request " << sample << ", rank " << result.rank;
     EXPECT_NE(result.error, "") << "request " << sample << ", rank " << result.rank;
   }
-  const auto parts = parameters ? std::vector<std::string>{"parameters of 'layer", "cannot "}
-                                : std::vector<std::string>{"optimizer states of 'layer", "cannot ", "of unit "};
+  const auto parts = kept == Kept::kParameters ? std::vector<std::string>{"parameters of 'layer", "cannot "}
+                     : kept == Kept::kGradients
+                         ? std::vector<std::string>{"sums of gradients of 'layer", "cannot ", "of unit "}
+                         : std::vector<std::string>{"optimizer states of 'layer", "cannot ", "of unit "};
   for (const std::string& part : parts) EXPECT_NE(results[1].error.find(part), std::string::npos) << results[1].error;
   EXPECT_NE(results[1].error.find(folder.path()), std::string::npos) << results[1].error;
 }
@@ -368,7 +466,7 @@ void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder, bool pa
 TEST(OffloadFailures, ADiskThatFailsEndsAllRanksWithItsName) {
   const TemporaryFolder folder;
   for (std::uint64_t sample = 0; sample < 16; ++sample) {
-    for (const bool parameters : {false, true}) fail_in_a_step(sample, folder, parameters);
+    for (const Kept kept : {Kept::kStates, Kept::kGradients, Kept::kParameters}) fail_in_a_step(sample, folder, kept);
   }
 }
 
@@ -472,6 +570,18 @@ TEST(OffloadFailures, WhatCannotBeIsRefused) {
   said(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/tmp"}},
            "zerotorch": {"store": "node_shared"}})",
        "node_shared");
+  const std::string gradients = R"("zerotorch": {"offload_gradients": {"device": "nvme", "nvme_path": "/tmp"}})";
+  said(R"({"zerotorch": {"offload_gradients": {"device": "nvme"}}, "zero_optimization": {"stage": 2}})",
+       "needs nvme_path beside it, or that of offload_optimizer");
+  said("{" + gradients + "}", "set zero_optimization.stage to 1, 2 or 3");
+  said("{" + gradients + R"(, "zero_optimization": {"stage": 2}, "optimizer": {"type": "Muon", "params": {"lr": 0.1}}})",
+       "Muon changes whole tensors");
+  said(R"({"zerotorch": {"step_in_backward": true, "offload_gradients": {"device": "nvme", "nvme_path": "/tmp"}},
+           "zero_optimization": {"stage": 2}})",
+       "step_in_backward keeps no sums of gradients");
+  Setting nowhere_for_gradients{.gradients_path = "/proc/nowhere"};
+  EXPECT_NE(error_of<IoError>([&] { make_engine(Group(), nowhere_for_gradients); }).find("offload_gradients.nvme_path"),
+            std::string::npos);
   Setting nowhere_for_parameters{.parameters_path = "/proc/nowhere"};
   EXPECT_NE(error_of<IoError>([&] { make_engine(Group(), nowhere_for_parameters); }).find("offload_param.nvme_path"),
             std::string::npos);

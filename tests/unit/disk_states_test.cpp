@@ -61,6 +61,23 @@ struct Disk {
 
 constexpr std::int64_t kSlotNbytes = 4096 + 4096 + 4096, kFileNbytes = kUnits * 5 * kSlotNbytes;
 
+TEST(DiskStates, WhatIsDiscardedIsZeroAndNotWritten) {
+  io::MemoryFileSystem files;
+  Disk disk(files);
+  disk.add();
+  for (int window = 0; window < 3; ++window) {
+    disk.update();
+    disk.update({2, 1, 0});
+    disk.expect(2);
+    const std::int64_t written = disk.store->traffic().written_nbytes;
+    disk.store->discard();
+    const std::int64_t read = disk.store->traffic().read_nbytes;
+    disk.expect(0);
+    EXPECT_EQ(disk.store->traffic().read_nbytes, read);  // zeros are not read
+    EXPECT_EQ(disk.store->traffic().written_nbytes, written);
+  }
+}
+
 TEST(StateSlots, HoldWholeBlocksOfEveryColumn) {
   const layout::ColumnShape shapes[] = {{2, 1}, {4, 1}, {260, 256}};
   const auto numel = [&](std::int64_t most, std::int64_t part) {

@@ -4,11 +4,15 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
+#include <optional>
 #include <random>
 
+#include "io/file_system.h"
 #include "support/pipe_transport.h"
 #include "support/sharded_room.h"
 #include "support/spawn.h"
+#include "support/temporary_folder.h"
 
 namespace zero::sharding {
 namespace {
@@ -39,7 +43,7 @@ void expect_sums(const Room& room, const GradientReducer& reducer) {
     const auto& parameter = room.model.parameters[p];
     const Range held = reducer.gradient_range(parameter.unit);
     const Range mine = layout::intersect(parameter.range, held);
-    const at::Tensor sums = reducer.accumulated(parameter.unit);
+    const at::Tensor sums = reducer.accumulated(parameter.unit, mine);
     for (std::int64_t at = mine.begin; at < mine.end; ++at) {
       double want = 0;
       for (int micro_batch = 0; micro_batch < kMicroBatches; ++micro_batch) {
@@ -48,13 +52,14 @@ void expect_sums(const Room& room, const GradientReducer& reducer) {
             want += gradient_of(static_cast<int>(p), at - parameter.range.begin, micro_batch, rank);
         }
       }
-      ASSERT_EQ(sums[at - held.begin].item<float>(), want) << parameter.name << " element " << at;
+      ASSERT_EQ(sums[at - mine.begin].item<float>(), want) << parameter.name << " element " << at;
     }
   }
 }
 
-void train(Room& room, bool overlap) {
-  GradientReducer reducer(room.model, room.ledger, room.timeline, {.bucket_numel = 1024, .overlap = overlap});
+void train(Room& room, bool overlap, std::optional<storage::DiskOptions> disk) {
+  GradientReducer reducer(room.model, room.ledger, room.timeline,
+                          {.bucket_numel = 1024, .overlap = overlap, .disk = std::move(disk)});
   std::vector<int> order(room.model.parameters.size());
   std::iota(order.begin(), order.end(), 0);
   std::mt19937 random(static_cast<unsigned>(room.model.rank()));
@@ -73,6 +78,7 @@ void train(Room& room, bool overlap) {
 }
 
 TEST(GradientReducer, SumsWhatRanksAddInOrdersOfTheirOwnOverEveryTransport) {
+  const testing::TemporaryFolder folder;
   for (const bool over_pipes : {false, true}) {
     for (const auto& [ranks, stage] : {std::pair(1, 2), {2, 0}, {2, 2}, {3, 1}, {3, 3}}) {
       SCOPED_TRACE(::testing::Message() << ranks << " ranks, stage " << stage << (over_pipes ? ", pipes" : ""));
@@ -87,7 +93,15 @@ TEST(GradientReducer, SumsWhatRanksAddInOrdersOfTheirOwnOverEveryTransport) {
                                         .sharding = layout::sharding_of_stage(stage),
                                         .param_dtype = dtype},
                                        group, std::move(transport));
-                             for (const bool overlap : {true, false}) train(room, overlap);
+                             for (const bool overlap : {true, false}) train(room, overlap, std::nullopt);
+                             if (stage > 0 && !over_pipes) {
+                               train(room, true,
+                                     storage::DiskOptions{.files = &io::system_files(),
+                                                          .folder = folder.path(),
+                                                          .scratch = {},
+                                                          .buffers = 3,
+                                                          .cuts = {.slot_numel = layout::kBlockNumel}});
+                             }
                              group.barrier({.label = "before the next transport over these pipes"}).wait();
                            }
                          },
