@@ -219,17 +219,20 @@ int inspect(const Arguments& arguments) {
   return 0;
 }
 
+checkpoint::VerifyReport report_of(const std::string& path) {
+  ProgressBar bar;
+  return checkpoint::verify(path, bar.callback());
+}
+
+ordered_json to_json(const checkpoint::VerifyReport& report) {
+  ordered_json json = {{"folder", report.folder}, {"nbytes", report.nbytes}, {"problems", ordered_json::array()}};
+  for (const auto& one : report.problems) json["problems"].push_back({{"file", one.file}, {"text", one.text}});
+  return json;
+}
+
 int verify_one(const Arguments& arguments) {
-  checkpoint::VerifyReport report;
-  {
-    ProgressBar bar;
-    report = checkpoint::verify(arguments.path, bar.callback());
-  }
-  if (arguments.json) {
-    ordered_json json = {{"folder", report.folder}, {"nbytes", report.nbytes}, {"problems", ordered_json::array()}};
-    for (const auto& one : report.problems) json["problems"].push_back({{"file", one.file}, {"text", one.text}});
-    return say_json(json, report.problems.empty() ? 0 : 1);
-  }
+  const checkpoint::VerifyReport report = report_of(arguments.path);
+  if (arguments.json) return say_json(to_json(report), report.problems.empty() ? 0 : 1);
   for (const auto& problem : report.problems) say(fmt::format("DAMAGED  {}", problem.text));
   if (report.problems.empty()) {
     say(fmt::format("{}: every byte is as it was written ({} read)", report.folder, human_nbytes(report.nbytes)));
@@ -256,10 +259,26 @@ int verify_all(Arguments arguments) {
   return exit_code;
 }
 
+/// The same as an array, in which what is missing of a checkpoint is its problem.
+int verify_all_as_json(const Arguments& arguments) {
+  auto all = ordered_json::array();
+  bool intact = true;
+  for (const auto& item : checkpoint::list(arguments.path)) {
+    checkpoint::VerifyReport report{.folder = item.folder};
+    if (item.complete) {
+      report = report_of(item.folder);
+    } else {
+      report.problems.push_back({item.folder, item.problem});
+    }
+    intact = intact && report.problems.empty();
+    all.push_back(to_json(report));
+  }
+  return say_json(all, intact ? 0 : 1);
+}
+
 int verify(const Arguments& arguments) {
   if (!arguments.every) return verify_one(arguments);
-  if (arguments.json) throw ConfigError("--json: is of one checkpoint; leave --every away");
-  return verify_all(arguments);
+  return arguments.json ? verify_all_as_json(arguments) : verify_all(arguments);
 }
 
 /// The first file of weights in a folder that may be another model's.

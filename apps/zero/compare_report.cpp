@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "host_facts.h"
+#include "report_tables.h"
 #include "text_format.h"
 #include "zero/memory.h"
 
@@ -75,7 +76,7 @@ std::string ratio(double seconds, double compute) {
 double kind_nbytes(const ordered_json& result, MemoryKind kind, const char* which) {
   double most = 0;
   for (const auto& rank : result["memory"]["by_rank"]) {
-    most = std::max(most, rank[std::string(memory_kind_name(kind))][which].get<double>());
+    most = std::max(most, rank[memory_key(kind)][which].get<double>());
   }
   return most;
 }

@@ -13,6 +13,7 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "console.h"
@@ -38,7 +39,7 @@ struct Arguments : ModelArguments {
   std::vector<std::int64_t> tokens;
   std::int64_t length = 200, top_k = 40, seed = 1234;
   double temperature = 0.8, top_p = 1;
-  bool quiet = false;
+  bool quiet = false, json = false;
 };
 
 /// What the ranks get.
@@ -50,7 +51,7 @@ struct Job {
   bool as_numbers = false;  ///< nobody knows the text of tokens, or wants it
   std::int64_t length = 0, top_k = 0, seed = 0;
   double temperature = 0, top_p = 0;
-  bool quiet = false;
+  bool quiet = false, as_json = false;
 };
 
 std::string to_json(const Job& job) {
@@ -66,7 +67,8 @@ std::string to_json(const Job& job) {
                         {"top_p", job.top_p},
                         {"seed", job.seed},
                         {"temperature", job.temperature},
-                        {"quiet", job.quiet}}
+                        {"quiet", job.quiet},
+                        {"as_json", job.as_json}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -84,7 +86,8 @@ Job job_from_json(const std::string& text) {
           .seed = json.at("seed"),
           .temperature = json.at("temperature"),
           .top_p = json.at("top_p"),
-          .quiet = json.at("quiet")};
+          .quiet = json.at("quiet"),
+          .as_json = json.at("as_json")};
 }
 
 void take_bytes(Job& job, const std::string& text) {
@@ -152,7 +155,8 @@ Job prepare(const Arguments& arguments, const fs::path& scratch) {
           .seed = arguments.seed,
           .temperature = arguments.temperature,
           .top_p = arguments.top_p,
-          .quiet = arguments.quiet};
+          .quiet = arguments.quiet,
+          .as_json = arguments.json};
   if (!arguments.tokens.empty()) {
     take_numbers(job, arguments.tokens);
   } else {
@@ -161,6 +165,43 @@ Job prepare(const Arguments& arguments, const fs::path& scratch) {
   cut_to_context(job);
   return job;
 }
+
+/// One JSON object at the end.
+class Collected {
+ public:
+  explicit Collected(const Job& job)
+      : job_(job),
+        text_(job.pieces.empty() ? TokenText() : TokenText(job.pieces)),
+        special_(job.special.begin(), job.special.end()) {}
+
+  void add(std::int64_t token) {
+    tokens_.push_back(token);
+    if (!job_.as_numbers && !special_.contains(token)) words_ += text_.of(token);
+  }
+  std::string as_json(double seconds, bool stopped_by_signal) const {
+    const bool ended = !tokens_.empty() && std::ranges::find(job_.stop, tokens_.back()) != job_.stop.end();
+    nlohmann::ordered_json json = {{"prompt_tokens", job_.prompt},
+                                   {"tokens", tokens_},
+                                   {"stopped_by", stopped_by_signal                                         ? "signal"
+                                                  : ended                                                   ? "end"
+                                                  : static_cast<std::int64_t>(tokens_.size()) < job_.length ? "end"
+                                                                                                            : "length"},
+                                   {"seed", job_.seed},
+                                   {"seconds", seconds}};
+    if (!job_.as_numbers) {
+      json["prompt"] = job_.text;
+      json["text"] = words_;
+    }
+    return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  }
+
+ private:
+  const Job& job_;
+  TokenText text_;
+  std::set<std::int64_t> special_;
+  std::vector<std::int64_t> tokens_;
+  std::string words_;
+};
 
 /// Tokens as they come, on the terminal of rank 0.
 class Printer {
@@ -202,7 +243,9 @@ int run(const Job& job, Group group) {
   const bool first = group.rank() == 0;
   set_up_process(group, Config(), {.quiet = true});
   Clock clock;
-  Printer printer(job, first);
+  Printer printer(job, first && !job.as_json);
+  std::optional<Collected> collected;
+  if (first && job.as_json) collected.emplace(job);
   if (first) remove_scratch();
   LoadedModel loaded = load(job.model, group);
   const double ready = clock.lap();
@@ -218,6 +261,7 @@ int run(const Job& job, Group group) {
   options.on_token = [&](std::int64_t token) {
     if (count++ == 0) until_first = clock.lap();
     printer.add(token);
+    if (collected) collected->add(token);
     if (const int signal = agreed_stop_signal(group)) throw Stopped{signal};
   };
   int signal = 0;
@@ -227,6 +271,10 @@ int run(const Job& job, Group group) {
     signal = stopped.signal;
   }
   const double rest = clock.lap();
+  if (collected) {
+    Console(true).print(collected->as_json(until_first + rest, signal != 0));
+    return signal;
+  }
   printer.finish();
   if (!first || job.quiet) return signal;
   const char* const unit = job.model.plan.model.empty() ? "bytes" : "tokens";
@@ -281,6 +329,7 @@ void add_generate_command(CLI::App& app, int& exit_code) {
       ->capture_default_str()
       ->type_name("N");
   command->add_flag("-q,--quiet", arguments->quiet, "only the text");
+  command->add_flag("--json", arguments->json, "one JSON object at the end: prompt and text, tokens, seconds");
 }
 
 }  // namespace zero::app

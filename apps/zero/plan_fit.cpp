@@ -6,6 +6,8 @@
 #include <sys/statfs.h>
 
 #include <filesystem>
+#include <string_view>
+#include <utility>
 
 #include "quantity.h"
 #include "zero/errors.h"
@@ -52,6 +54,21 @@ plan::Changes changes_of(const TrainPlan& plan, const TrainOptions& options, boo
   return allowed;
 }
 
+/// A suggestion in options of `zero train`, where there are such.
+std::string in_options(std::string text) {
+  constexpr std::pair<std::string_view, std::string_view> kOptions[] = {
+      {"stage 3, zero_optimization.offload_param.device \"nvme\"", "--nvme DIR --nvme-parameters"},
+      {"zero_optimization.offload_optimizer.device \"nvme\" (nvme_path on a local disk)", "--nvme DIR"},
+      {"zerotorch.offload_gradients.device \"nvme\"", "--nvme DIR --nvme-gradients"},
+      {"activation checkpointing (zero::recompute; zero train --recompute 1)", "--recompute 1"},
+      {"zero_optimization.stage ", "--stage "}};
+  for (const auto& [key, option] : kOptions) {
+    for (std::size_t at = 0; (at = text.find(key, at)) != std::string::npos; at += option.size())
+      text.replace(at, key.size(), option);
+  }
+  return text;
+}
+
 /// Makes the plan and its configuration those of the suggestion.
 void take(const plan::Suggestion& found, TrainPlan& plan, Config& config) {
   const bool recomputes = found.model.transformer && found.model.transformer->checkpointing;
@@ -93,7 +110,7 @@ std::string check_fits(const plan::ModelShape& model, const Config& config, int 
     const std::string warning = plan::check_fits(model, config, here, force);
     return warning.empty() ? "" : fmt::format("warning: {}\n", warning);
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}; --force starts it all the same", error.what()));
+    throw ConfigError(fmt::format("{}; --force starts it all the same", in_options(error.what())));
   }
 }
 

@@ -2,18 +2,12 @@
 #include <nlohmann/json.hpp>
 
 #include "plan_result.h"
+#include "report_tables.h"
 
 namespace zero::app {
 namespace {
 
 using nlohmann::ordered_json;
-
-constexpr std::pair<MemoryKind, const char*> kKinds[] = {
-    {MemoryKind::kParameters, "parameters"},  {MemoryKind::kMaster, "master"},
-    {MemoryKind::kOptimizer, "optimizer"},    {MemoryKind::kGradients, "gradients"},
-    {MemoryKind::kBuckets, "buckets"},        {MemoryKind::kGather, "gather"},
-    {MemoryKind::kStaging, "staging"},        {MemoryKind::kOffload, "offload"},
-    {MemoryKind::kActivations, "activations"}};
 
 ordered_json model_json(const PlanResult& result) {
   const auto& model = result.request.model;
@@ -80,14 +74,10 @@ ordered_json paper_json(const plan::Plan& plan) {
 }
 
 ordered_json stage_json(const plan::Plan& plan, const plan::Cluster& cluster) {
-  ordered_json kinds;
-  for (const auto& [kind, name] : kKinds) {
-    kinds[name] = {{"current_nbytes", plan.rank[kind].current_nbytes}, {"peak_nbytes", plan.rank[kind].peak_nbytes}};
-  }
   return {{"stage", plan.stage},
           {"store", plan.node_shared ? "node_shared" : "copying"},
           {"rank", plan.heaviest_rank},
-          {"kinds", kinds},
+          {"kinds", kinds_json(plan.rank)},
           {"buckets_are_bound", plan.buckets_are_bound},
           {"gather_is_bound", plan.gather_is_bound},
           {"checkpoint_nbytes", plan.checkpoint_nbytes},

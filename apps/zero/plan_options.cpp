@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "kept_results_option.h"
 #include "number_check.h"
@@ -63,7 +64,7 @@ void add_training_options(CLI::App& command, PlanOptions& options) {
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}).description(""))
       ->type_name("bf16|fp16|fp32")
       ->group(kTraining);
-  command.add_option("--store", options.store, "overrides the configuration")
+  command.add_option("--store", options.store, "who holds parameters, as of `zero train`; overrides the configuration")
       ->check(CLI::IsMember({"auto", "node_shared", "copying"}).description(""))
       ->type_name("auto|node_shared|copying")
       ->group(kTraining);
@@ -98,17 +99,36 @@ void add_machine_options(CLI::App& command, PlanOptions& options) {
 
 bool names_sizes(const PlanOptions& options) { return options.layers || options.dim || options.heads || options.vocab; }
 
+/// "Qwen2-7B (qwen2)": the folder's name, and what kind of model is in it.
+std::string name_of_file(const std::string& path, std::string_view family) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  fs::path folder = fs::absolute(path, error).lexically_normal();
+  if (!fs::is_directory(folder, error)) folder = folder.parent_path();
+  if (folder.filename().empty()) folder = folder.parent_path();
+  return folder.filename().empty() ? std::string(family) : fmt::format("{} ({})", folder.filename().string(), family);
+}
+
+models::CausalLMConfig read_config_of_file(const std::string& path) {
+  try {
+    return models::read_config(path);
+  } catch (const ConfigError& error) {
+    throw ConfigError(
+        fmt::format("{}; --layers and --dim (or --parameters alone) plan any model of these sizes", error.what()));
+  }
+}
+
 plan::ModelShape read_file(const PlanOptions& options) {
   if (names_sizes(options)) {
     throw ConfigError("--model: the file gives the sizes; of the other options only --seq goes with it");
   }
-  models::CausalLMConfig config = models::read_config(options.model);
+  models::CausalLMConfig config = read_config_of_file(options.model);
   config.recompute_every = options.checkpointing ? 1 : 0;
   if (options.seq.value_or(0) > config.max_positions) {
     throw ConfigError(fmt::format("--seq {}: {} is made for at most the {} positions", *options.seq, options.model,
                                   config.max_positions));
   }
-  plan::ModelShape shape = models::shape_of(config, std::string(models::family_name(config.family)));
+  plan::ModelShape shape = models::shape_of(config, name_of_file(options.model, models::family_name(config.family)));
   shape.deferred_init = false;  // whatever program trains it
   return shape;
 }
@@ -247,6 +267,7 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
 PlanRequest read_plan_options(const PlanOptions& options) {
   PlanRequest request;
   request.model = read_model(options);
+  request.seq_of_file = !options.model.empty() && !options.seq;
   request.config = read_config(options, request.model);
   request.stages = options.stages;
   if (request.stages.empty()) request.stages = {0, 1, 2, 3};

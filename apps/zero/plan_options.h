@@ -45,6 +45,7 @@ struct PlanRequest {
   Config config;
   plan::Cluster cluster;
   std::vector<int> stages;         ///< in ascending order
+  bool seq_of_file = false;        ///< samples are as long as the model's file allows
   bool without_offload = false;    ///< the configuration has it, and it is not planned
   std::optional<int> asked_stage;  ///< the configuration's; not given: the lowest that fits is looked for
 };

@@ -26,6 +26,13 @@ Scale scale_for(double largest_nbytes) {
   return {"MB (10^6 bytes)", 1e6};
 }
 
+/// "1,234.56".
+std::string in_cell(double value) {
+  const std::string text = fmt::format("{:.2f}", value);
+  const std::size_t point = text.find('.');
+  return with_commas(std::stoll(text)) + text.substr(point);
+}
+
 class Table {
  public:
   explicit Table(const PlanResult& result) : result_(result) {
@@ -55,7 +62,7 @@ class Table {
     const auto is_zero = [&](const plan::Plan& plan) { return value(plan) == 0; };
     if (std::all_of(result_.plans.begin(), result_.plans.end(), is_zero)) return;
     words(label, [&](const plan::Plan& plan) {
-      return is_zero(plan) ? std::string("-") : fmt::format("{:.2f}", value(plan) / scale_.nbytes);
+      return is_zero(plan) ? std::string("-") : in_cell(value(plan) / scale_.nbytes);
     });
   }
   const char* unit() const { return scale_.name; }
@@ -78,8 +85,7 @@ std::string seconds_text(double seconds) {
 std::string head_text(const PlanResult& result) {
   const auto& model = result.request.model;
   const plan::Plan& plan = result.plans.front();
-  std::string text =
-      fmt::format("model      {}: {} parameters", model.name, human_count(static_cast<double>(plan.parameters_numel)));
+  std::string text = fmt::format("model      {}: {} parameters", model.name, with_commas(plan.parameters_numel));
   if (const auto& t = model.transformer) {
     text += fmt::format(" in {} layers of width {}, {} heads, vocabulary {}", t->layers, t->dim, t->heads, t->vocab);
   } else {
@@ -88,7 +94,8 @@ std::string head_text(const PlanResult& result) {
   const char* const place = result.request.cluster.gpus ? "GPU" : "host";
   text += fmt::format("\nrun        {} rank{} on {} {}{}, {}, micro-batch {}", plan.ranks, plan.ranks == 1 ? "" : "s",
                       plan.nodes, place, plan.nodes == 1 ? "" : "s", dtype_name(plan.param_dtype), plan.micro_batch);
-  if (model.transformer) text += fmt::format(" of {} tokens", model.transformer->seq);
+  if (model.transformer) text += fmt::format(" of {} tokens", with_commas(model.transformer->seq));
+  if (result.request.seq_of_file) text += " (the file's longest; --seq N for fewer)";
   text += fmt::format(", accumulation {}\n", plan.accumulation_steps);
   return text;
 }
@@ -226,6 +233,11 @@ std::string verdict_text(const PlanResult& result) {
                       result.fits ? painted(Tone::kGood, "fits") : painted(Tone::kBad, "does not fit"), place,
                       human_nbytes(judged.node_nbytes), with_gib(memory));
   if (result.fits) return text;
+  if (result.request.seq_of_file) {
+    text += fmt::format(
+        "           samples of {} tokens are the model's longest: plan those that you train on with --seq\n",
+        with_commas(result.request.model.transformer->seq));
+  }
   const bool starts_too_large = !result.suggestion && judged.start_nbytes > memory;
   if (!judged.deferred_init && (starts_too_large || judged.start_nbytes > judged.training_nbytes)) {
     text += fmt::format("           inside initialize() every rank has the whole fp32 module, {}\n",

@@ -19,9 +19,10 @@ TITLES = {"compute": "fwd+bwd\nalone", "stage0": "ZeRO-0\n(DP)", "stage1": "ZeRO
           "stage3": "ZeRO-3", "stage3-copying": "ZeRO-3\ncopying", "ddp": "DDP", "fsdp2": "FSDP2",
           "zero1": "DeepSpeed\nZeRO-1", "zero2": "DeepSpeed\nZeRO-2", "zero3": "DeepSpeed\nZeRO-3"}
 # Of the ledger, from below: which figure, and a colour that the colour-blind tell from its neighbours.
-KINDS = {"parameters": ("current_nbytes", "#0072b2"), "master weights": ("current_nbytes", "#56b4e9"),
+WORDS = {"master": "master weights", "gather": "gather buffers"}
+KINDS = {"parameters": ("current_nbytes", "#0072b2"), "master": ("current_nbytes", "#56b4e9"),
          "optimizer": ("current_nbytes", "#009e73"), "gradients": ("current_nbytes", "#f0e442"),
-         "buckets": ("peak_nbytes", "#e69f00"), "gather buffers": ("peak_nbytes", "#d55e00"),
+         "buckets": ("peak_nbytes", "#e69f00"), "gather": ("peak_nbytes", "#d55e00"),
          "activations": ("peak_nbytes", "#bbbbbb")}
 OURS, ALONE, PEER = "#0072b2", "#7f8fa6", "#b0b0b0"
 CURVES = ("#56b4e9", "#009e73", "#e69f00", "#d55e00", "#000000")
@@ -54,7 +55,7 @@ def draw_states(axes, modes):
     for kind, (which, colour) in KINDS.items():
         heights = [max(rank.get(kind, {}).get(which, 0) for rank in mode["memory"]["by_rank"]) / 1e6 for mode in modes]
         if any(heights):
-            axes.bar(places, heights, bottom=below, label=kind, color=colour, width=0.7, edgecolor="white", linewidth=0.6)
+            axes.bar(places, heights, bottom=below, label=WORDS.get(kind, kind), color=colour, width=0.7, edgecolor="white", linewidth=0.6)
         below = [a + b for a, b in zip(below, heights)]
     for place, height in zip(places, below):
         axes.annotate(f"{height:,.0f}", (place, height), xytext=(0, 3), textcoords="offset points", ha="center")

@@ -18,6 +18,8 @@ MemoryReport ddp_memory(std::int64_t parameters_numel, std::int64_t trained_nume
 
 /// By kind's name: {"current_nbytes", "peak_nbytes"}.
 nlohmann::ordered_json kinds_json(const MemoryReport& report);
+/// A kind's name in JSON, without blanks: "master".
+std::string memory_key(MemoryKind kind);
 
 /// Bytes that stay for the whole run: parameters, master weights, optimizer, gradients.
 std::int64_t states_nbytes(const MemoryReport& report);

@@ -117,11 +117,16 @@ ordered_json times_json(const RunResult& result) {
 
 }  // namespace
 
+std::string memory_key(MemoryKind kind) {
+  const std::string_view name = memory_kind_name(kind);
+  return std::string(name.substr(0, name.find(' ')));
+}
+
 ordered_json kinds_json(const MemoryReport& report) {
   ordered_json kinds = ordered_json::object();
   for (int i = 0; i < kMemoryKinds; ++i) {
-    kinds[std::string(memory_kind_name(static_cast<MemoryKind>(i)))] = {
-        {"current_nbytes", report.kinds[i].current_nbytes}, {"peak_nbytes", report.kinds[i].peak_nbytes}};
+    kinds[memory_key(static_cast<MemoryKind>(i))] = {{"current_nbytes", report.kinds[i].current_nbytes},
+                                                     {"peak_nbytes", report.kinds[i].peak_nbytes}};
   }
   return kinds;
 }

@@ -48,7 +48,7 @@ std::string with_commas(std::int64_t value) {
 }
 
 std::string human_count(double count) {
-  if (count >= 1e9) return fmt::format("{:.2f} G", count / 1e9);
+  if (count >= 1e9) return fmt::format("{:.2f} B", count / 1e9);
   if (count >= 1e6) return fmt::format("{:.1f} M", count / 1e6);
   if (count >= 1e4) return fmt::format("{:.1f} k", count / 1e3);
   return fmt::format("{:.0f}", count);

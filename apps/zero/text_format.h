@@ -7,7 +7,7 @@ namespace zero::app {
 
 /// 1234567 -> "1,234,567".
 std::string with_commas(std::int64_t value);
-/// A count with a unit: "14.5 M", "820".
+/// A count with a unit: "14.5 M", "7.50 B", "820".
 std::string human_count(double count);
 /// Seconds on a clock: "0:48", "1:02:03".
 std::string clock_time(double seconds);

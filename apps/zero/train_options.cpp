@@ -29,7 +29,9 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->transform(whole_number(0, 3))
       ->type_name("N")
       ->group(kTraining);
-  command.add_option("--store", options.store, "where stage 3 keeps parameters; overrides the configuration")
+  command
+      .add_option("--store", options.store,
+                  "who holds parameters: a host's ranks together (at any stage), or each; auto: together at stage 3")
       ->check(CLI::IsMember({"auto", "node_shared", "copying"}).description(""))
       ->type_name("auto|node_shared|copying")
       ->group(kTraining);

@@ -14,6 +14,7 @@ namespace {
 constexpr std::string_view kSaving = ".saving-";
 constexpr std::string_view kRemoving = ".removing-";
 constexpr std::string_view kLock = ".lock";
+constexpr std::string_view kRankFile = "rank_";
 constexpr std::size_t kMaxTagLength = 200;
 constexpr std::size_t kMaxNamed = 5;  ///< tags in an error's text
 
@@ -45,7 +46,7 @@ void check_tag(const std::string& tag) {
   }
 }
 
-std::string rank_file_name(int rank) { return fmt::format("rank_{:05}.safetensors", rank); }
+std::string rank_file_name(int rank) { return fmt::format("{}{:05}.safetensors", kRankFile, rank); }
 std::string saving_folder_name(const std::string& id) { return std::string(kSaving) + id; }
 
 std::string make_id() {
@@ -54,11 +55,22 @@ std::string make_id() {
   return to_hex(word()) + to_hex(word());
 }
 
+namespace {
+
+/// Some file of a checkpoint is there; other folders are no business of ours.
+bool looks_like_checkpoint(io::FileSystem& files, const std::string& folder) {
+  return std::ranges::any_of(
+      files.list(folder), [](const std::string& name) { return name == kManifestName || name.starts_with(kRankFile); });
+}
+
+}  // namespace
+
 std::vector<std::string> possible_tags(io::FileSystem& files, const std::string& folder) {
   std::vector<std::string> tags;
   if (files.kind(folder) != io::FileKind::kFolder) return tags;
   for (auto& name : files.list(folder)) {
-    if (problem_with(name).empty() && files.kind(io::join(folder, name)) == io::FileKind::kFolder) {
+    const std::string path = io::join(folder, name);
+    if (problem_with(name).empty() && files.kind(path) == io::FileKind::kFolder && looks_like_checkpoint(files, path)) {
       tags.push_back(std::move(name));
     }
   }

@@ -119,9 +119,11 @@ PruneReport prune(io::FileSystem& files, const std::string& folder, int keep_las
   if (files.kind(folder) != io::FileKind::kFolder) {
     throw CheckpointError(fmt::format("there is no folder '{}'", folder));
   }
+  PruneReport report;
+  // Nothing of ours, not even a lock.
+  if (possible_tags(files, folder).empty() && leftovers(files, folder).empty()) return report;
   const auto lock = lock_folder(files, folder);
   const Listing listing = list_checkpoints(files, folder);
-  PruneReport report;
   auto removable = prunable(listing, latest_tag(files, folder), keep_last);
   keep_an_intact_one(files, listing, removable, report.damaged);
   for (const auto& tag : removable) {

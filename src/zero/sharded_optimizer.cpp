@@ -448,8 +448,7 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
     reducer.visit_sums(parameter.unit, mine, Access::kRead, [&](Range held, void* sums) {
       for_each_piece(parameter.unit, held, Access::kUpdate, storage::kAllColumns,
                      [&](Range piece, void* low, std::span<void* const> columns) {
-                       const float* const direction =
-                           static_cast<const float*>(sums) + (piece.begin - held.begin);
+                       const float* const direction = static_cast<const float*>(sums) + (piece.begin - held.begin);
                        update_piece(optim::take_direction(), parameter.unit, piece, low, columns, direction, second);
                      });
     });
@@ -627,7 +626,8 @@ void ShardedOptimizer::copy_master(int unit, Range range, float* out) const {
                    if (options_.master_dtype == DType::kFloat32) {
                      model_.passes->copy(to, master, static_cast<std::size_t>(piece.numel()) * sizeof(float));
                    } else {
-                     model_.view(to, DType::kFloat32, piece.numel()).copy_(model_.view(master, options_.master_dtype, piece.numel()));
+                     model_.view(to, DType::kFloat32, piece.numel())
+                         .copy_(model_.view(master, options_.master_dtype, piece.numel()));
                    }
                  });
 }

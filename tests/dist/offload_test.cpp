@@ -11,8 +11,11 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <thread>
 
 #include "doubles/faulty_files.h"
 #include "engine/engine_impl.h"
@@ -83,7 +86,8 @@ MlpEngine make_engine(Group group, const Setting& run) {
 }
 
 /// The same global batch whatever the number of ranks.
-void train_micro_batch(MlpEngine& engine, const std::function<void()>& before_step = [] {}) {
+void train_micro_batch(
+    MlpEngine& engine, const std::function<void()>& before_step = [] {}) {
   const double index = static_cast<double>(engine.micro_steps() * engine.world_size() + engine.rank());
   const at::Tensor x = at::sin(at::arange(128, at::kFloat).view({2, 64}).mul(0.7).add(index));
   engine.backward(engine(x.to(engine.module().parameters().front().scalar_type())).to(at::kFloat).square().sum());
@@ -136,7 +140,8 @@ void compare_tiers(const Group& group, const std::string& folder) {
         EXPECT_TRUE(memory.nvme_nbytes > 0 || !bf16) << run.json();  // masters
         EXPECT_EQ(memory.nvme_nbytes > 0, memory[MemoryKind::kOffload].current_nbytes > 0) << run.json();
         EXPECT_EQ(memory[MemoryKind::kMaster].current_nbytes, 0) << run.json();
-        if (stage == 0 || optimizer.find("Adafactor") != std::string::npos || optimizer.find("Muon") != std::string::npos)
+        if (stage == 0 || optimizer.find("Adafactor") != std::string::npos ||
+            optimizer.find("Muon") != std::string::npos)
           continue;
         // Beside states on the disk and in memory.
         if (index % 2) run.nvme_path.clear();
@@ -557,6 +562,66 @@ TEST(OffloadFailures, AStoppedRunGoesOnFromItsCheckpoint) {
   EXPECT_GT(stopped, 5);
 }
 
+/// Everything on the disk, two ranks killed at moments of their own, wherever they are; begun again from the last
+/// checkpoint, which is saved again and again meanwhile: the bits of a run without.
+TEST(OffloadFailures, KilledRanksGoOnFromTheirCheckpoint) {
+  const TemporaryFolder folder;
+  const Setting run{
+      .nvme_path = folder.file("nvme"), .gradients_path = folder.file("nvme"), .parameters_path = folder.file("nvme")};
+  constexpr int kSteps = 6;
+  const auto train = [&](Group group, const std::string& checkpoints, int save_at) {
+    auto engine = make_engine(group, run);
+    engine.load_checkpoint(checkpoints);
+    while (engine.global_steps() < kSteps) {
+      train_steps(engine, 1);
+      if (engine.global_steps() == save_at) engine.save_checkpoint(checkpoints);
+    }
+    return hash_of(engine);
+  };
+  std::chrono::microseconds whole{0};
+  const auto results = spawn(2, [&](Group group) {
+    auto engine = make_engine(group, run);
+    engine.save_checkpoint(folder.file("begin"));
+    train_steps(engine, kSteps);
+    const std::uint64_t hash = hash_of(engine);
+    if (group.rank() == 0) std::ofstream(folder.file("expected")) << hash;
+  });
+  expect_all_ok(results);
+  std::uint64_t expected = 0;
+  std::ifstream(folder.file("expected")) >> expected;
+  {
+    const auto begin = std::chrono::steady_clock::now();
+    std::filesystem::copy(folder.file("begin"), folder.file("timed"), std::filesystem::copy_options::recursive);
+    expect_all_ok(spawn(2, [&](Group group) { train(group, folder.file("timed"), 3); }));
+    whole = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
+  }
+  constexpr int kSamples = 24;
+  int killed = 0;
+  for (int sample = 0; sample < kSamples; ++sample) {
+    const std::string checkpoints = folder.file(fmt::format("ckpt{}", sample));
+    std::filesystem::copy(folder.file("begin"), checkpoints, std::filesystem::copy_options::recursive);
+    const auto stopped = spawn(2,
+                               [&](Group group) {
+                                 const auto after = whole * (2 * sample + 1 + group.rank()) / (2 * kSamples);
+                                 std::thread([after] {
+                                   std::this_thread::sleep_for(after);
+                                   ::kill(::getpid(), SIGKILL);
+                                 }).detach();
+                                 train(group, checkpoints, 3);
+                               },
+                               {.timeout = std::chrono::seconds(60), .group_timeout = std::chrono::seconds(20)});
+    for (const auto& result : stopped) {
+      killed += result.signal == SIGKILL ? 1 : 0;
+      EXPECT_FALSE(result.timed_out);
+    }
+    expect_all_ok(
+        spawn(2, [&](Group group) { EXPECT_EQ(train(group, checkpoints, -1), expected) << "sample " << sample; }));
+    EXPECT_TRUE(std::filesystem::is_empty(run.nvme_path)) << "sample " << sample;
+    std::filesystem::remove_all(checkpoints);
+  }
+  EXPECT_GT(killed, kSamples / 2);
+}
+
 TEST(OffloadFailures, WhatCannotBeIsRefused) {
   const auto said = [](const std::string& json, std::string_view words) {
     EXPECT_NE(error_of<ConfigError>([&] { Config::from_text(json); }).find(words), std::string::npos) << json;
@@ -574,8 +639,9 @@ TEST(OffloadFailures, WhatCannotBeIsRefused) {
   said(R"({"zerotorch": {"offload_gradients": {"device": "nvme"}}, "zero_optimization": {"stage": 2}})",
        "needs nvme_path beside it, or that of offload_optimizer");
   said("{" + gradients + "}", "set zero_optimization.stage to 1, 2 or 3");
-  said("{" + gradients + R"(, "zero_optimization": {"stage": 2}, "optimizer": {"type": "Muon", "params": {"lr": 0.1}}})",
-       "Muon changes whole tensors");
+  said(
+      "{" + gradients + R"(, "zero_optimization": {"stage": 2}, "optimizer": {"type": "Muon", "params": {"lr": 0.1}}})",
+      "Muon changes whole tensors");
   said(R"({"zerotorch": {"step_in_backward": true, "offload_gradients": {"device": "nvme", "nvme_path": "/tmp"}},
            "zero_optimization": {"stage": 2}})",
        "step_in_backward keeps no sums of gradients");

@@ -8,7 +8,7 @@ from typing import Any
 from curves import curves_of
 from json_files import flat, number_at, of_path, value_at
 from limits import MOST_POINTS, MOST_RANKS, MOST_SIDE_BY_SIDE, SHORTEST_AVERAGE
-from palette import CALLS, COLOURS, DASHES, KINDS, PARTS, PHASES, in_order
+from palette import CALLS, COLOURS, DASHES, KIND_OF_KEY, KINDS, PARTS, PHASES, in_order
 from quantities import human_nbytes
 from run_facts import facts_of, result_in_words
 from run_folders import Run
@@ -17,7 +17,8 @@ from timelines import traces_of
 OF_OPTIONS = " (zero train)"  # after the names of its options, among keys of the configuration
 
 
-def memory_of_rank(rank: int, kinds: dict[str, Any]) -> dict[str, Any]:
+def memory_of_rank(rank: int, of_summary: dict[str, Any]) -> dict[str, Any]:
+    kinds = {KIND_OF_KEY.get(key, key): figures for key, figures in of_summary.items()}
     names = in_order(kinds, KINDS)
     return {
         "rank": rank,

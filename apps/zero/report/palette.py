@@ -28,6 +28,8 @@ KINDS = {
     "offload buffers": "#b4bac2",
     "activations": "#9a86c4",
 }
+# summary.json has keys without blanks.
+KIND_OF_KEY = {kind.split()[0]: kind for kind in ("gather buffers", "master weights", "offload buffers")}
 CALLS = {
     "all_gather": "#41a6a6",
     "reduce_scatter": "#d6604d",

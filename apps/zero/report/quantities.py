@@ -7,14 +7,14 @@ from typing import Any
 
 
 def human_nbytes(nbytes: float) -> str:
-    for unit, size, digits in (("GB", 1e9, 2), ("MB", 1e6, 1), ("kB", 1e3, 1)):
+    for unit, size, digits in (("TB", 1e12, 2), ("GB", 1e9, 2), ("MB", 1e6, 1), ("kB", 1e3, 1)):
         if nbytes >= size:
             return f"{nbytes / size:.{digits}f} {unit}"
     return f"{nbytes:.0f} bytes"
 
 
 def human_count(count: float) -> str:
-    for unit, size, digits in (("G", 1e9, 2), ("M", 1e6, 1), ("k", 1e4, 1)):
+    for unit, size, digits in (("B", 1e9, 2), ("M", 1e6, 1), ("k", 1e4, 1)):
         if count >= size:
             return f"{count / (1e3 if unit == 'k' else size):.{digits}f} {unit}"
     return f"{count:.0f}"
