@@ -67,8 +67,11 @@ Job job_from_json(const std::string& text) {
           .as_json = of.at("as_json")};
 }
 
-void take_corpus(Job& job, const CorpusInfo& corpus, const fs::path& source) {
+void take_corpus(Job& job, const TrainOptions& text, const CorpusInfo& corpus, const fs::path& source) {
   check_vocabulary(job.model.plan, corpus);
+  // A run that was trained so is evaluated so.
+  if (const std::int64_t separator = separator_for(job.model.plan, text, corpus); separator >= 0)
+    job.model.plan.separator = separator;
   job.corpus_folder = corpus.folder.string();
   job.source = source.string();
   // It is known of the validation split.
@@ -103,7 +106,7 @@ void take_text(Job& job, const TrainOptions& text) {
   CorpusOptions options = choose_corpus(text.data, text.cache_dir, wanted_suffixes(text));
   const fs::path source = options.source;
   if (!options.mixture.empty()) refuse_mixture(source.string());
-  if (holds_tokens(source)) return take_corpus(job, pack_corpus(options), source);
+  if (holds_tokens(source)) return take_corpus(job, text, pack_corpus(options), source);
   if (job.split == "train") throw ConfigError("--split train: text is evaluated as a whole; leave --split away");
   options.folder += "-whole";
   options.validation_fraction = 1;
@@ -118,7 +121,7 @@ void take_text(Job& job, const TrainOptions& text) {
     }
     options = tokenized(options, folder);
   }
-  take_corpus(job, pack_corpus(options), source);
+  take_corpus(job, text, pack_corpus(options), source);
 }
 
 std::int64_t sequence_length(const OpenedModel& model, std::optional<std::int64_t> wanted) {
@@ -134,7 +137,10 @@ Job prepare(const Arguments& arguments) {
   Job job{
       .model = open_model(arguments.model, arguments.dtype), .split = arguments.split, .as_json = arguments.as_json};
   job.seq = sequence_length(job.model, arguments.seq);
-  arguments.text.data.empty() ? take_own_text(job) : take_text(job, arguments.text);
+  const bool own = arguments.text.data.empty();
+  if (own && (arguments.text.separate_documents || arguments.text.separator))
+    throw ConfigError("--separate-documents: of its own text the run says it itself; give a text with --data");
+  own ? take_own_text(job) : take_text(job, arguments.text);
   return job;
 }
 
@@ -216,6 +222,7 @@ void add_eval_command(CLI::App& app, int& exit_code) {
                    "tokens that are predicted from one another (default: the run's; of a folder up to 1024)")
       ->transform(whole_number(1))
       ->type_name("N");
+  add_document_options(*command, arguments->text, "");
   command->add_flag("--json", arguments->as_json, "one JSON object in place of lines");
 }
 

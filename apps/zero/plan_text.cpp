@@ -100,6 +100,16 @@ std::string head_text(const PlanResult& result) {
   return text;
 }
 
+/// What the configuration asks for, and the model does not use.
+std::string notice_text(const PlanResult& result) {
+  using Device = Config::Zerotorch::OffloadActivations::Device;
+  const auto& model = result.request.model;
+  const bool checkpoints = model.transformer && model.transformer->checkpointing;
+  if (result.request.config.zerotorch.offload_activations.device != Device::kNvme || checkpoints) return "";
+  return "notice     zerotorch.offload_activations: takes what checkpointed layers keep; without --checkpointing there is "
+         "nothing\n";
+}
+
 std::string activations_text(const PlanResult& result) {
   if (!result.request.model.transformer) {
     return "activations are not in it: give --layers and --dim, or --model\n";
@@ -258,7 +268,7 @@ std::string plan_text(const PlanResult& result, bool with_offload) {
   add_disk_rows(table, result);
   add_host_rows(table, result);
   if (result.plans.front().ranks > 1) add_traffic_rows(table, result);
-  std::string text = head_text(result) + "\n" + table.take() + activations_text(result) + "\n";
+  std::string text = head_text(result) + notice_text(result) + "\n" + table.take() + activations_text(result) + "\n";
   if (with_offload) text += offload_text(result) + "\n";
   return text + verdict_text(result);
 }

@@ -63,16 +63,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
                   "with --recompute: what blocks keep for backward goes to a scratch file in this folder")
       ->type_name("DIR")
       ->group(kTraining);
-  command
-      .add_flag("--separate-documents", options.separate_documents,
-                "documents in a sequence do not see each other: attention stays within each, positions begin anew")
-      ->group(kTraining);
-  command
-      .add_option("--separator", options.separator,
-                  "the token between documents (default: of text the zero byte, of tokens what tokens.json says)")
-      ->transform(kNotNegative)
-      ->type_name("TOKEN")
-      ->group(kTraining);
+  add_document_options(command, options, kTraining);
   command
       .add_flag("--fit", options.fit,
                 "change what it takes to fit this host and leaves the training the same: stage, store, micro-batch, "
@@ -264,6 +255,21 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
 }
 
 }  // namespace
+
+void add_document_options(CLI::App& command, TrainOptions& options, const std::string& group) {
+  const auto in_group = [&](CLI::Option* option) {
+    if (!group.empty()) option->group(group);
+  };
+  in_group(command.add_flag(
+      "--separate-documents", options.separate_documents,
+      "documents in a sequence do not see each other: attention stays within each, positions begin anew"));
+  in_group(command
+               .add_option("--separator", options.separator,
+                           "the token between documents (default: of text the zero byte, of tokens what tokens.json "
+                           "says)")
+               ->transform(kNotNegative)
+               ->type_name("TOKEN"));
+}
 
 void add_text_options(CLI::App& command, TrainOptions& options) {
   command

@@ -453,9 +453,6 @@ void check_vocabulary(const TrainPlan& plan, const CorpusInfo& corpus) {
   }
 }
 
-namespace {
-
-/// The token between documents, where they do not see each other; else -1.
 std::int64_t separator_for(const TrainPlan& plan, const TrainOptions& options, const CorpusInfo& corpus) {
   if (options.separator && !options.separate_documents)
     throw ConfigError("--separator: has an effect with --separate-documents only");
@@ -473,6 +470,8 @@ std::int64_t separator_for(const TrainPlan& plan, const TrainOptions& options, c
                   "zerotorch.tokenize does); give it with --separator (50256 is GPT-2's)",
                   corpus.source));
 }
+
+namespace {
 
 /// Everything that is chosen by what the tokens are.
 void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo& corpus) {

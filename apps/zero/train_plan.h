@@ -64,6 +64,9 @@ TrainPlan choose_model(const TrainOptions& options);
 /// Throws ConfigError when the model has no such tokens as the text.
 void check_vocabulary(const TrainPlan& plan, const CorpusInfo& corpus);
 
+/// The token between documents, where options say that they do not see each other; else -1. Throws ConfigError.
+std::int64_t separator_for(const TrainPlan& plan, const TrainOptions& options, const CorpusInfo& corpus);
+
 /// The folder with the tokenizer of the tokens that the plan's model knows; empty: there is none, or nobody knows.
 std::string tokenizer_of(const TrainPlan& plan);
 

@@ -171,6 +171,13 @@ grep -q "documents, which token 0 separates, do not see each other" out || fail 
 "$zero" train $tiny --run-dir apart0 --stage 0 --recompute 1 --recompute-keep attention --separate-documents -q > out 2>&1 || fail "stage 0: $(cat out)"
 expect "curve of separate documents at stage 0" "$(curve apart0)" "$(curve apart)"
 "$zero" eval apart > out 2>&1 || fail "zero eval of separate documents: $(cat out)"
+loss_of() { "$zero" eval "$@" --json 2>/dev/null | sed -n 's/.*"loss": \([0-9.]*\).*/\1/p'; }
+printf 'one\0two\0three\0%.0s' $(seq 200) > documents.txt
+[ -n "$(loss_of apart --data documents.txt)" ] || fail "zero eval --data: $("$zero" eval apart --data documents.txt --json 2>&1)"
+expect "loss of a run with separate documents" "$(loss_of apart --data documents.txt)" "$(loss_of apart --data documents.txt --separate-documents)"
+[ "$(loss_of whole --data documents.txt --separate-documents)" != "$(loss_of whole --data documents.txt)" ] || fail "zero eval --separate-documents changes nothing"
+! "$zero" eval apart --separate-documents > out 2>&1 || fail "zero eval --separate-documents of the run's own text passes"
+grep -q "give a text with --data" out || fail "zero eval --separate-documents: $(cat out)"
 "$zero" train --resume apart --steps 5 -q > out 2>&1 || fail "--resume of separate documents: $(cat out)"
 expect "separator of the run" "$(value apart/plan.json 'j["separator"]')" 0
 "$zero" train --resume apart0 --steps 5 --recompute 0 --recompute-keep none -q > out 2>&1 || fail "--resume at stage 0: $(cat out)"
