@@ -235,21 +235,21 @@ TEST_P(Offload, GradientsThatAProgramLooksAtAndChangesAreTheSame) {
           for (at::Tensor& parameter : engine.typed_module()->layers[1]->parameters()) parameter.requires_grad_(true);
         }
         const std::int64_t before = engine.global_steps();
+        while (!engine.is_gradient_accumulation_boundary()) {
+          train_micro_batch(engine, [&] { hash = hash_with(hash, engine.full_gradient("layer2.weight")); });
+        }
         train_micro_batch(engine, [&] {
-          hash = hash_with(hash, engine.full_gradient("layer2.weight"));
           if (step == 0) engine.clip_grad_norm(0.01);
           if (step == 1) engine.clip_grad_value(0.001);
           engine.set_full_gradient("layer0.bias", at::linspace(0, 1, 64));
           engine.for_each_gradient([&](const GradientPart& part) { at::Tensor(part.values).add_(0.001); });
         });
-        if (engine.global_steps() == before) train_steps(engine, 1);
+        EXPECT_EQ(engine.global_steps(), before + 1);
       }
-      if (group.size() < 12) {
-        train_micro_batch(engine);
-        engine.zero_grad();
-      }
+      train_micro_batch(engine);
+      engine.zero_grad();  // drops it
       train_steps(engine, 1);
-      return hash_with(hash, at::tensor({static_cast<std::int64_t>(hash_of(engine) >> 1)}));
+      return std::pair(hash, hash_of(engine));
     };
     EXPECT_EQ(run_all(folder_.path()), run_all(""));
   }));
@@ -264,7 +264,8 @@ TEST_P(Offload, SumsOfGradientsMoveOnceAMicroBatch) {
     const OffloadReport before = engine.offload_report();
     train_steps(engine, 6);
     const OffloadReport after = engine.offload_report();
-    EXPECT_LE(after.read_nbytes - before.read_nbytes, 6 * micro_batches * after.reserved_nbytes);
+    // What is read ahead where backward and update turn to each other is not what comes next.
+    EXPECT_LE(after.read_nbytes - before.read_nbytes, 6 * micro_batches * after.reserved_nbytes * 9 / 8);
     EXPECT_LE(after.written_nbytes - before.written_nbytes, 6 * micro_batches * after.reserved_nbytes);
     EXPECT_GE(after.written_nbytes - before.written_nbytes, 6 * (micro_batches - 1) * after.reserved_nbytes);
   }));
