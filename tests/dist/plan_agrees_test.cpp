@@ -32,6 +32,7 @@ struct Case {
   std::string optimizer = R"({"type": "AdamW"})";
   std::string of_bf16 = {};  ///< more of its section
   bool nvme = false;         ///< masters and states
+  bool nvme_gradients = false;  ///< their sums
   bool nvme_parameters = false;
   bool small = false;  ///< small units, buckets and limits: several buckets to a unit, few units live at once
 
@@ -45,12 +46,13 @@ struct Case {
         "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}},
         "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
       "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {},
-        "measured_prefetch": {}}}}})",
+        "measured_prefetch": {}, "offload_gradients": {{"device": "{}", "nvme_path": "{}"}}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap,
                        small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000,
                        small ? 0 : 5000, small ? 5000 : 50000000, small ? 2000 : 1000000000, nvme ? "nvme" : "none",
                        ::testing::TempDir(), nvme_parameters ? "nvme" : "none", ::testing::TempDir(),
-                       node_shared ? "node_shared" : "copying", small ? 2500 : 0, step_in_backward, measured);
+                       node_shared ? "node_shared" : "copying", small ? 2500 : 0, step_in_backward, measured,
+                       nvme_gradients ? "nvme" : "none", ::testing::TempDir());
   }
   std::string name() const {
     return optimizer + of_bf16 +
@@ -58,7 +60,7 @@ struct Case {
                        bf16 ? "bf16" : "fp32", overlap ? " overlap" : "", small ? " small" : "",
                        step_in_backward ? " step in backward" : "", measured ? " measured" : "",
                        hosts > 1 ? " on hosts" : "") +
-           (nvme ? " nvme" : "") + (nvme_parameters ? " nvme parameters" : "");
+           (nvme ? " nvme" : "") + (nvme_gradients ? " nvme gradients" : "") + (nvme_parameters ? " nvme parameters" : "");
   }
 };
 
@@ -74,6 +76,11 @@ std::vector<Case> all_cases() {
       if (stage == 3 && !cases.back().node_shared) {
         cases.push_back(cases.back());
         cases.back().nvme_parameters = true;
+      }
+      if (stage > 0 && (bits + stage) % 3 == 1) {
+        cases.push_back(cases.back());
+        cases.back().nvme_gradients = true;
+        cases.back().nvme = bits % 2 == 1;
       }
       if ((bits + stage) % 3 != 0) continue;
       cases.push_back(cases.back());

@@ -449,7 +449,7 @@ TEST(Fit, ChangesOnlyWhatIsAllowed) {
   for (std::int64_t gb = 2; gb <= 100; gb += 2) {
     cluster.node_memory_nbytes = gb * 1'000'000'000;
     Changes allowed{.stage = gb % 4 != 0, .micro_batch = gb % 3 != 0, .recompute = gb % 5 != 0, .nvme_path = "/disk"};
-    allowed.states_on_nvme = allowed.parameters_on_nvme = gb % 7 != 0;
+    allowed.states_on_nvme = allowed.gradients_on_nvme = allowed.parameters_on_nvme = gb % 7 != 0;
     try {
       const Suggestion found = fit(model, config, cluster, allowed);
       ++fitted;
@@ -511,8 +511,33 @@ TEST(Fit, LeavesRoom) {
                         .recompute = false,
                         .deferred_init = false,
                         .states_on_nvme = false,
+                        .gradients_on_nvme = false,
                         .parameters_on_nvme = false};
   EXPECT_TRUE(fit(model, config, tight, nothing).changes.empty());
+}
+
+/// Where they are clipped, so that they must be summed first.
+TEST(Suggest, GradientsOnNvmeForOneMachine) {
+  ModelShape model = model_of_numel(7'000'000'000);
+  model.deferred_init = true;
+  Config config = at(3);
+  config.bf16.enabled = true;
+  config.gradient_clipping = 1;
+  const auto found = suggest(model, config, {.ranks = 2, .node_memory_nbytes = 36'000'000'000});
+  ASSERT_TRUE(found);
+  ASSERT_EQ(found->changes.size(), 2u);
+  EXPECT_NE(found->changes[0].find("offload_optimizer.device \"nvme\""), std::string::npos);
+  EXPECT_NE(found->changes[1].find("offload_gradients.device \"nvme\""), std::string::npos);
+  EXPECT_EQ(found->plan.rank[MemoryKind::kGradients].peak_nbytes, 0);
+  EXPECT_NO_THROW(Config::from_text(found->config.to_json()));
+  // A step of one micro-batch writes and reads all once; each further one once more.
+  Config accumulates = found->config;
+  accumulates.train_batch_size = 0;
+  accumulates.gradient_accumulation_steps = 3;
+  const Plan three = plan_memory(model, accumulates, found->cluster);
+  const double sums = 7e9 / 2 * 4;
+  EXPECT_NEAR(three.traffic.nvme_nbytes - found->plan.traffic.nvme_nbytes, 2 * sums, 0.001 * sums);
+  EXPECT_NEAR(three.traffic.nvme_written_nbytes - found->plan.traffic.nvme_written_nbytes, 2 * sums, 0.001 * sums);
 }
 
 TEST(Suggest, ParametersOnNvmeForOneMachine) {
@@ -520,7 +545,8 @@ TEST(Suggest, ParametersOnNvmeForOneMachine) {
   model.deferred_init = true;
   Config config = at(3);
   config.bf16.enabled = true;
-  const auto found = suggest(model, config, {.ranks = 2, .node_memory_nbytes = 36'000'000'000});
+  const auto found =
+      suggest(model, config, {.ranks = 2, .node_memory_nbytes = 36'000'000'000}, {.gradients_on_nvme = false});
   ASSERT_TRUE(found);
   ASSERT_EQ(found->changes.size(), 2u);
   EXPECT_NE(found->changes[1].find("offload_param.device \"nvme\""), std::string::npos);
