@@ -247,6 +247,13 @@ std::vector<std::string> Job::environment_of(int rank) const {
   // Threads that spin while they wait take the core from those they wait for: 20 times slower on a busy
   // machine.
   if (!environment.contains("GOMP_SPINCOUNT")) environment.emplace("OMP_WAIT_POLICY", "passive");
+  // Their output goes through pipes to a terminal: programs that look for one would leave colours out.
+  const auto is_terminal = [](int descriptor) { return ::isatty(descriptor) == 1; };
+  const auto term = environment.find("TERM");
+  if (options_.prefix_output && options_.log_dir.empty() && is_terminal(STDOUT_FILENO) && is_terminal(STDERR_FILENO) &&
+      !environment.contains("NO_COLOR") && term != environment.end() && term->second != "dumb") {
+    for (const char* name : {"FORCE_COLOR", "CLICOLOR_FORCE"}) environment.emplace(name, "1");
+  }
   for (const auto& [name, value] : options_.environment) environment[name] = value;
   std::vector<std::string> lines;
   for (const auto& [name, value] : environment) lines.push_back(name + "=" + value);
@@ -490,8 +497,10 @@ int Job::report() const {
       WIFSTOPPED(status) ? fmt::format("stopped (SIGSTOP, a debugger) for {:.1f} s", options_.stopped_limit_ms / 1e3)
       : by_signal        ? fmt::format("killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
                          : fmt::format("exit code {}", WEXITSTATUS(status));
-  if (by_signal && WTERMSIG(status) == stop_signal_) {
-    say(fmt::format("stopped by SIG{}", ::sigabbrev_np(stop_signal_)));
+  const bool had_to_be_killed = killed_ && WTERMSIG(status) == SIGKILL;
+  if (by_signal && stop_signal_ != 0 && (WTERMSIG(status) == stop_signal_ || had_to_be_killed)) {
+    say(fmt::format("stopped by SIG{}{}", ::sigabbrev_np(stop_signal_),
+                    had_to_be_killed ? "; ranks that did not end had to be killed" : ""));
     return 128 + stop_signal_;
   }
   const char* const others = killed_                  ? "; the others had to be killed"

@@ -313,6 +313,21 @@ TEST(Launcher, SignalsArePassedOn) {
   }
 }
 
+TEST(Launcher, ASignalThatRanksIgnoreIsStillTheReason) {
+  const TemporaryFolder folder;
+  LaunchOptions options =
+      script(2, "trap '' TERM; touch " + folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done");
+  options.grace_ms = 200;
+  options.kill_after_ms = 200;
+  const Outcome outcome = run_launcher(options, [&](pid_t pid) {
+    wait_for_file(folder.file("ready0"));
+    wait_for_file(folder.file("ready1"));
+    ::kill(pid, SIGTERM);
+  });
+  EXPECT_EQ(outcome.exit_code, 128 + SIGTERM);
+  EXPECT_EQ(outcome.err, "zero launch: stopped by SIGTERM; ranks that did not end had to be killed\n");
+}
+
 TEST(Launcher, AnInterruptOfProgramsThatDoNotHandleItIsNoFailure) {
   const TemporaryFolder folder;
   const Outcome outcome =
