@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
 #include <array>
@@ -16,6 +17,7 @@
 #include <fstream>
 #include <functional>
 #include <thread>
+#include <tuple>
 
 #include "doubles/faulty_files.h"
 #include "engine/engine_impl.h"
@@ -252,6 +254,46 @@ TEST_P(Offload, GradientsThatAProgramLooksAtAndChangesAreTheSame) {
       return std::pair(hash, hash_of(engine));
     };
     EXPECT_EQ(run_all(folder_.path()), run_all(""));
+  }));
+}
+
+struct SparseImpl : torch::nn::Module {
+  torch::nn::Embedding table =
+      register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(700, 32).sparse(true)));
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(32, 8));
+};
+TORCH_MODULE(Sparse);
+
+/// Rows of a table that come as such, a table that nobody uses in a window, and fp16 steps that are skipped.
+TEST_P(Offload, SumsOfGradientsOfRowsAndOfSkippedSteps) {
+  expect_all_ok(spawn(ranks_, [&](Group group) {
+    for (const char* precision :
+         {R"("bf16": {"enabled": true})", R"("fp16": {"enabled": true, "initial_scale_power": 24})"}) {
+      const auto run_all = [&](const std::string& path) {
+        at::manual_seed(3);
+        const std::string json = fmt::format(
+            R"({{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3, "gradient_clipping": 0.5, {},
+               "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}},
+               "zero_optimization": {{"stage": 2, "reduce_bucket_size": 6000, "sub_group_size": 1024}},
+               "zerotorch": {{"seed": 5, "offload_gradients": {{"device": "{}", "nvme_path": "{}"}}}}}})",
+            precision, path.empty() ? "none" : "nvme", path);
+        auto engine = initialize(Sparse(), Config::from_text(json), {.group = group});
+        for (int i = 0; i < 24; ++i) {
+          const at::Tensor tokens = at::arange(4, at::kLong).mul(97 + i).add(31 * i + 7 * group.rank()).remainder(700);
+          at::Tensor hidden = engine.typed_module()->table(tokens);
+          if (i / 3 % 4 == 3) hidden = at::ones({4, 32}, hidden.options().requires_grad(false));
+          engine.backward(engine.typed_module()->head(hidden).to(at::kFloat).square().sum().mul(1 + i % 5));
+          engine.step();
+        }
+        std::uint64_t hash = kNoBits;
+        for (const auto& item : engine.module().named_parameters())
+          hash = hash_with(hash, engine.full_weight(item.key()));
+        return std::tuple(hash, engine.skipped_steps(), fmt::format("{:a}", engine.grad_norm()));
+      };
+      const auto in_memory = run_all("");
+      EXPECT_EQ(run_all(folder_.path()), in_memory) << precision;
+      EXPECT_EQ(std::get<1>(in_memory) > 0, std::string(precision).find("fp16") != std::string::npos);
+    }
   }));
 }
 

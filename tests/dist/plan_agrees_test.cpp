@@ -30,8 +30,8 @@ struct Case {
   bool measured = false;  ///< prefetch
   int hosts = 1;
   std::string optimizer = R"({"type": "AdamW"})";
-  std::string of_bf16 = {};  ///< more of its section
-  bool nvme = false;         ///< masters and states
+  std::string of_bf16 = {};     ///< more of its section
+  bool nvme = false;            ///< masters and states
   bool nvme_gradients = false;  ///< their sums
   bool nvme_parameters = false;
   bool small = false;  ///< small units, buckets and limits: several buckets to a unit, few units live at once
@@ -60,7 +60,8 @@ struct Case {
                        bf16 ? "bf16" : "fp32", overlap ? " overlap" : "", small ? " small" : "",
                        step_in_backward ? " step in backward" : "", measured ? " measured" : "",
                        hosts > 1 ? " on hosts" : "") +
-           (nvme ? " nvme" : "") + (nvme_gradients ? " nvme gradients" : "") + (nvme_parameters ? " nvme parameters" : "");
+           (nvme ? " nvme" : "") + (nvme_gradients ? " nvme gradients" : "") +
+           (nvme_parameters ? " nvme parameters" : "");
   }
 };
 
