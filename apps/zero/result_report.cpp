@@ -76,6 +76,27 @@ std::string describe_times(const RunResult& result) {
       each * t.inside.norm, each * t.inside.update, each * t.inside.publish);
 }
 
+/// Of offload; empty where nothing moved.
+std::string describe_disk(const RunResult& result) {
+  const StepTotals& t = result.totals;
+  const auto steps = static_cast<double>(result.steps_here);
+  const auto each = [&](double nbytes) { return human_nbytes(std::llround(nbytes / steps)); };
+  if (t.disk_read_nbytes + t.disk_written_nbytes == 0) return "";
+  return fmt::format("disk       {} read and {} written a step by each rank, which waited {:.1f} ms for it\n",
+                     each(t.disk_read_nbytes), each(t.disk_written_nbytes), 1e3 * t.disk_waited / steps);
+}
+
+ordered_json disk_json(const RunResult& result) {
+  const StepTotals& t = result.totals;
+  const double each = result.steps_here > 0 ? 1 / static_cast<double>(result.steps_here) : 0;
+  std::int64_t reserved = 0;
+  for (const MemoryReport& rank : result.memory) reserved += rank.nvme_nbytes;
+  return {{"reserved_nbytes", reserved},
+          {"read_nbytes_per_step", each * t.disk_read_nbytes},
+          {"written_nbytes_per_step", each * t.disk_written_nbytes},
+          {"waited_ms_per_step", 1e3 * each * t.disk_waited}};
+}
+
 std::string describe_traffic(const RunResult& result) {
   if (result.ranks == 1) return "";
   const auto steps = static_cast<double>(result.steps_here);
@@ -195,6 +216,7 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
                         duration(result.training_seconds), here, duration(result.total_seconds));
     if (result.steps_here > 0) {
       text += plan.verbose ? describe_times(result) + describe_traffic(result) : describe_times_briefly(result);
+      text += describe_disk(result);
     }
   }
   if (result.skipped_steps > 0) {
@@ -276,7 +298,8 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
           {"total_seconds", result.total_seconds},
           {"ms_per_step", times_json(result)},
           {"received_per_step_in_model_sizes", traffic_in_model_sizes(result)},
-          {"memory", memory_json(result)}};
+          {"memory", memory_json(result)},
+          {"disk", disk_json(result)}};
 }
 
 }  // namespace zero::app
