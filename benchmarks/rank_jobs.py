@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 
 
 def proportional(pids: list[int]) -> int:
@@ -21,9 +22,14 @@ def proportional(pids: list[int]) -> int:
 
 
 def run(
-    command: list[str], ranks: int, timeout: float, cwd: str | None = None
+    command: list[str],
+    ranks: int,
+    timeout: float,
+    cwd: str | None = None,
+    samples: list[tuple[float, int]] | None = None,
 ) -> tuple[list[subprocess.CompletedProcess[str]], int]:
-    """By rank, and the peak of their proportional memory, looked at four times a second. Raises TimeoutExpired."""
+    """By rank, and the peak of their proportional memory, looked at four times a second and kept in `samples` with
+    time.monotonic(), which a rank shares. Raises TimeoutExpired."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -48,7 +54,10 @@ def run(
     def watch() -> None:
         nonlocal peak
         while not done.wait(0.25):
-            peak = max(peak, proportional([process.pid for process in processes]))
+            now = proportional([process.pid for process in processes])
+            peak = max(peak, now)
+            if samples is not None:
+                samples.append((time.monotonic(), now))
 
     watcher = threading.Thread(target=watch)
     watcher.start()

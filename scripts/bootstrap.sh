@@ -136,7 +136,7 @@ install_peers() {
   pip_torch "$folder" || fail "pip cannot install torch $torch_version; see the message above"
   "$folder/bin/pip" install -q --disable-pip-version-check deepspeed==0.19.8 "${test_packages[@]}" matplotlib==3.11.2 "${libraries[0]}" ||
     fail "pip cannot install deepspeed, safetensors, matplotlib and ${libraries[0]}; see the message above"
-  say "done: zero compare --peers finds it"
+  say "done: zero compare --peers finds it (DeepSpeed's offload to NVMe also needs libaio-dev)"
 }
 
 # With TORCH_DIR, scripts/configure.sh checks it.
