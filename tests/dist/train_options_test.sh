@@ -172,10 +172,10 @@ grep -q "documents, which token 0 separates, do not see each other" out || fail 
 expect "curve of separate documents at stage 0" "$(curve apart0)" "$(curve apart)"
 "$zero" eval apart > out 2>&1 || fail "zero eval of separate documents: $(cat out)"
 loss_of() { "$zero" eval "$@" --json 2>/dev/null | sed -n 's/.*"loss": \([0-9.]*\).*/\1/p'; }
-printf 'one\0two\0three\0%.0s' $(seq 200) > documents.txt
-[ -n "$(loss_of apart --data documents.txt)" ] || fail "zero eval --data: $("$zero" eval apart --data documents.txt --json 2>&1)"
-expect "loss of a run with separate documents" "$(loss_of apart --data documents.txt)" "$(loss_of apart --data documents.txt --separate-documents)"
-[ "$(loss_of whole --data documents.txt --separate-documents)" != "$(loss_of whole --data documents.txt)" ] || fail "zero eval --separate-documents changes nothing"
+mkdir documents && for i in $(seq 200); do echo "one two three $((i * 7919))" > "documents/$i.txt"; done
+[ -n "$(loss_of apart --data documents)" ] || fail "zero eval --data: $("$zero" eval apart --data documents --json 2>&1)"
+expect "loss of a run with separate documents" "$(loss_of apart --data documents)" "$(loss_of apart --data documents --separate-documents)"
+[ "$(loss_of whole --data documents --separate-documents)" != "$(loss_of whole --data documents)" ] || fail "zero eval --separate-documents changes nothing"
 ! "$zero" eval apart --separate-documents > out 2>&1 || fail "zero eval --separate-documents of the run's own text passes"
 grep -q "give a text with --data" out || fail "zero eval --separate-documents: $(cat out)"
 "$zero" train --resume apart --steps 5 -q > out 2>&1 || fail "--resume of separate documents: $(cat out)"
