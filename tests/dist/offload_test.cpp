@@ -9,10 +9,13 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -472,9 +475,10 @@ TEST(OffloadFailures, KilledRanksLeaveNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-/// A request of rank 1 fails somewhere in the third step: both ranks end, rank 1 with the error.
+/// A request of rank 1 fails somewhere in the third step: both ranks end, rank 1 with the error. False, where nothing
+/// else is wrong, if there is no such request any more, which `may_be_over`.
 enum class Kept : std::uint8_t { kStates, kGradients, kParameters };
-void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder, Kept kept) {
+bool fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder, Kept kept, bool may_be_over = false) {
   const auto results = spawn(2,
                              [&](Group group) {
                                io::FaultyFileSystem files(io::system_files());
@@ -498,6 +502,7 @@ void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder, Kept ke
                                engine::use_files_for_offload(nullptr);
                              },
                              {.timeout = std::chrono::seconds(60), .group_timeout = std::chrono::seconds(20)});
+  if (may_be_over && std::ranges::all_of(results, &RankResult::ok)) return false;
   for (const auto& result : results) {
     EXPECT_FALSE(result.ok) << "request " << sample << ", rank " << result.rank;
     EXPECT_FALSE(result.timed_out) << "request " << sample << ", rank " << result.rank;
@@ -509,12 +514,36 @@ void fail_in_a_step(std::uint64_t sample, const TemporaryFolder& folder, Kept ke
                          : std::vector<std::string>{"optimizer states of 'layer", "cannot ", "of unit "};
   for (const std::string& part : parts) EXPECT_NE(results[1].error.find(part), std::string::npos) << results[1].error;
   EXPECT_NE(results[1].error.find(folder.path()), std::string::npos) << results[1].error;
+  return true;
 }
+
+constexpr Kept kAllKept[] = {Kept::kStates, Kept::kGradients, Kept::kParameters};
 
 TEST(OffloadFailures, ADiskThatFailsEndsAllRanksWithItsName) {
   const TemporaryFolder folder;
   for (std::uint64_t sample = 0; sample < 16; ++sample) {
-    for (const Kept kept : {Kept::kStates, Kept::kGradients, Kept::kParameters}) fail_in_a_step(sample, folder, kept);
+    for (const Kept kept : kAllKept) fail_in_a_step(sample, folder, kept);
+  }
+}
+
+/// The same at every request until the run is over.
+TEST(OffloadFailures, EveryRequestThatFailsEndsAllRanks) {
+  if (std::getenv("ZERO_TEST_SLOW") == nullptr) GTEST_SKIP() << "some minutes: ZERO_TEST_SLOW=1";
+  const TemporaryFolder folder;
+  for (const Kept kept : kAllKept) {
+    for (const std::uint64_t first : {0, 1}) {
+      int failed = 0, over = 0;  // the last writes of a run may fail after its end
+      for (std::uint64_t sample = first; over < 8 && !HasFailure(); sample += 2) {
+        if (fail_in_a_step(sample, folder, kept, /*may_be_over=*/true)) {
+          ++failed;
+          over = 0;
+        } else {
+          ++over;
+        }
+      }
+      std::printf("%s %d: %d requests\n", first == 0 ? "writes" : "reads", static_cast<int>(kept), failed);
+      EXPECT_GT(failed, 20);
+    }
   }
 }
 
