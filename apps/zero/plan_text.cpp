@@ -120,7 +120,7 @@ std::string activations_text(const PlanResult& result) {
     shape.checkpointing = checkpointing;
     return human_nbytes(plan::activations(shape, plan.micro_batch, plan.param_dtype).peak_nbytes);
   };
-  return fmt::format("activations (estimate): {} a micro-batch, {} with activation checkpointing\n", peak(false),
+  return fmt::format("activations (estimate): {} a micro-batch, {} with checkpointing\n", peak(false),
                      peak(true));
 }
 

@@ -168,7 +168,7 @@ std::string own_command_line() {
 
 void add_train_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<TrainOptions>();
-  CLI::App* command = app.add_subcommand("train", "train a small GPT on text with ZeRO, and watch it learn");
+  CLI::App* command = app.add_subcommand("train", "train a language model with ZeRO, and watch it learn");
   add_train_options(*command, *options);
   command->callback([options, &exit_code] { exit_code = run_train(*options, own_command_line()); });
 }
