@@ -18,7 +18,7 @@ value() { python3 -c "import json; j = json.load(open('out')); print(($1))"; }
 
 # ---- text ----
 plan 0 --preset gpt-152m -n 2 --memory 24GiB --bandwidth 100Gbit/s
-says "151.9 M parameters in 12 layers of width 1024"
+says "151,943,168 parameters in 12 layers of width 1024"
 says "2 ranks on 1 host, bf16, micro-batch 4 of 256 tokens"
 says "MB (10^6 bytes)"
 says "master weights"
