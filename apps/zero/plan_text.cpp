@@ -106,8 +106,8 @@ std::string notice_text(const PlanResult& result) {
   const auto& model = result.request.model;
   const bool checkpoints = model.transformer && model.transformer->checkpointing;
   if (result.request.config.zerotorch.offload_activations.device != Device::kNvme || checkpoints) return "";
-  return "notice     zerotorch.offload_activations: takes what checkpointed layers keep; without --checkpointing there is "
-         "nothing\n";
+  return "notice     zerotorch.offload_activations takes what checkpointed layers keep:\n"
+         "           without --checkpointing nothing\n";
 }
 
 std::string activations_text(const PlanResult& result) {
@@ -120,8 +120,7 @@ std::string activations_text(const PlanResult& result) {
     shape.checkpointing = checkpointing;
     return human_nbytes(plan::activations(shape, plan.micro_batch, plan.param_dtype).peak_nbytes);
   };
-  return fmt::format("activations (estimate): {} a micro-batch, {} with checkpointing\n", peak(false),
-                     peak(true));
+  return fmt::format("activations (estimate): {} a micro-batch, {} with checkpointing\n", peak(false), peak(true));
 }
 
 double peak_of(const plan::Plan& plan, MemoryKind kind) { return static_cast<double>(plan.rank[kind].peak_nbytes); }
@@ -213,9 +212,10 @@ void add_traffic_rows(Table& table, const PlanResult& result) {
 std::string offload_text(const PlanResult& result) {
   const plan::Plan& plan = result.plans.front();
   std::string text =
-      "offload, on paper (2 + 2 + 12 bytes a parameter). Of these the engine has optimizer states, sums of gradients\n"
-      "and parameters on NVMe: \"zero_optimization\": {\"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": ...},\n"
-      "\"offload_param\": {the same}}, \"zerotorch\": {\"offload_gradients\": {the same}}; what it takes is above\n"
+      "offload, on paper (2 + 2 + 12 bytes a parameter). Of these the engine has on NVMe\n"
+      "optimizer states (zero_optimization.offload_optimizer), parameters (offload_param) and\n"
+      "sums of gradients (zerotorch.offload_gradients), each {\"device\": \"nvme\", \"nvme_path\": ...};\n"
+      "what it takes is above\n"
       "  states of a rank                                                    device        host        "
       "NVMe\n";
   for (const auto& row : plan::offload_on_paper(static_cast<double>(plan.parameters_numel), plan.ranks)) {

@@ -231,8 +231,8 @@ void check_factory(const Config& config, const InitializeOptions& options) {
   using GradientDevice = Config::Zerotorch::OffloadGradients::Device;
   if (config.zerotorch.offload_gradients.device == GradientDevice::kNvme) {
     throw ConfigError(
-        "InitializeOptions::optimizer_factory: an optimizer of the program's own takes its gradients from memory; remove "
-        "zerotorch.offload_gradients, or give the optimizer by the configuration");
+        "InitializeOptions::optimizer_factory: an optimizer of the program's own takes its gradients from memory; "
+        "remove zerotorch.offload_gradients, or give the optimizer by the configuration");
   }
   if (config.sum_dtype() != DType::kFloat32 || config.master_dtype() != DType::kFloat32 ||
       config.state_dtype() != DType::kFloat32) {

@@ -1,5 +1,6 @@
 #pragma once
-// What masters, states, sums of gradients and parameters take where they are on a disk: the file, and the buffers before it.
+// What masters, states, sums of gradients and parameters take where they are on a disk: the file, and the buffers
+// before it.
 #include "setup/laid_out.h"
 
 namespace zero::plan {

@@ -137,7 +137,7 @@ std::vector<Candidate> gradients_on_nvme(const Candidate& from) {
   const Config& config = from.config;
   const bool whole_tensors = config.optimizer.type == "Muon" || config.optimizer.type == "Adafactor";
   if (config.zerotorch.offload_gradients.device == Device::kNvme || config.zerotorch.step_in_backward ||
-      config.zero_optimization.stage == 0 || whole_tensors)
+      !layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states || whole_tensors)
     return {};
   auto on_disk = from.allowed.states_on_nvme ? states_on_nvme(from) : std::vector<Candidate>();
   return {

@@ -50,8 +50,8 @@ class DiskStates : public StateStore {
   /// Returns when everything of a unit that was changed is in the file, where others may read it; not durable. Throws
   /// IoError.
   virtual void flush(int unit) = 0;
-  /// All columns are zeros again; what is not written yet need not be. Local. Throws IoError where a write that was under
-  /// way has failed.
+  /// All columns are zeros again; what is not written yet need not be. Local. Throws IoError where a write that was
+  /// under way has failed.
   virtual void discard() = 0;
   /// io::File::path_for_others() of the file; empty while nothing is kept.
   virtual std::string path_for_others() const = 0;

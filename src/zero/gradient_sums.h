@@ -46,10 +46,11 @@ class GradientSums {
 
 /// `held[u]`: the elements of unit u whose sums are kept; empty: none.
 ///
-/// Where a rank sums its shards only, a unit's sums have memory from its first contribution to the end of the window. It
-/// comes from the cache behind libtorch's allocator, at whose other end activations grow: as backward goes from unit to
-/// unit, sums come into the place of activations that are no longer needed, and a step of one micro-batch needs hardly
-/// more than the larger of the two. The ledger shows all of it from the beginning, and in use what a window holds.
+/// Where a rank sums its shards only, a unit's sums have memory from its first contribution to the end of the window.
+/// It comes from the cache behind libtorch's allocator, at whose other end activations grow: as backward goes from unit
+/// to unit, sums come into the place of activations that are no longer needed, and a step of one micro-batch needs
+/// hardly more than the larger of the two. The ledger shows all of it from the beginning, and in use what a window
+/// holds.
 std::unique_ptr<GradientSums> make_sums_in_memory(ShardedModel& model, storage::Ledger& ledger,
                                                   const std::vector<Range>& held);
 

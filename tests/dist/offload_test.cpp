@@ -300,7 +300,8 @@ TEST_P(Offload, SumsOfGradientsOfRowsAndOfSkippedSteps) {
   }));
 }
 
-/// Each micro-batch adds to what is there, which the first does not read; the update reads it, and nobody writes it then.
+/// Each micro-batch adds to what is there, which the first does not read; the update reads it, and nobody writes it
+/// then.
 TEST_P(Offload, SumsOfGradientsMoveOnceAMicroBatch) {
   expect_all_ok(spawn(ranks_, [&](Group group) {
     auto engine = make_engine(group, {.gradients_path = folder_.path()});

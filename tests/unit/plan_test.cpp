@@ -407,7 +407,7 @@ TEST(Suggest, MoreHostsAreTheFewestThatDo) {
   Cluster cluster{.ranks = 8, .ranks_per_node = 1, .node_memory_nbytes = 64'000'000'000};
   Cluster small = cluster;
   small.ranks = 1;  // too few for states and parameters on NVMe to be enough
-  const auto found = suggest(model, config, small);
+  const auto found = suggest(model, config, small, {.gradients_on_nvme = false});
   ASSERT_TRUE(found);
   ASSERT_EQ(found->changes.size(), 1u);
   const int ranks = found->plan.ranks;
