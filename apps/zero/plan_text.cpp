@@ -254,8 +254,11 @@ std::string verdict_text(const PlanResult& result) {
                         human_nbytes(judged.module_nbytes));
   }
   if (!result.suggestion) return text + "           no change that the plan knows makes it fit\n";
-  return text + fmt::format("           smallest change that fits: {}; then a {} needs {}\n",
-                            fmt::join(result.suggestion->changes, " and "), place,
+  const auto& changes = result.suggestion->changes;
+  text += "           smallest change that fits:";
+  text += changes.size() == 1 ? " " + changes.front()
+                              : fmt::format("\n             {}\n          ", fmt::join(changes, "\n             "));
+  return text + fmt::format("{} then a {} needs {}\n", changes.size() == 1 ? ";" : "", place,
                             human_nbytes(result.suggestion->plan.node_nbytes));
 }
 

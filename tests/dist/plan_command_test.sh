@@ -36,11 +36,13 @@ plan 3 --preset gpt-152m -n 2 --memory 4GB --stages 0,1 --store copying
 says "verdict    stage 1 does not fit"
 plan 0 --preset gpt-152m -n 2 --memory 6GB --stages 0,1
 says "verdict    stage 1 fits"
-plan 3 --parameters 7e9 -n 2 --memory 20GB --stages 3
+plan 3 --parameters 7e9 -n 2 --memory 3GB --stages 3
 says "every rank has the whole fp32 module, 28.00 GB"
 plan 3 --preset gpt-1b -n 2 --memory 12GiB
 says "does not fit"
-says "smallest change that fits: "
+says "smallest change that fits:"
+plan 3 --parameters 7e9 -n 2 --memory 20GB --stages 3
+says "             zerotorch.offload_gradients.device \"nvme\""
 
 # ---- the default is this machine ----
 plan 0 --preset gpt-tiny
