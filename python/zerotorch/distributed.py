@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import os
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
@@ -91,6 +92,7 @@ def _show_one_traceback(rank: int) -> None:
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, CommError):
             print(f"zerotorch: rank {rank} ends: CommError: {error}", file=sys.stderr, flush=True)
+            time.sleep(1)  # a rank that has failed itself ends before, and launchers name it
         else:
             earlier(kind, error, trace)
             # Not when the interpreter ends, which waits for the program's threads.

@@ -322,6 +322,9 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
     throw ModelError(fmt::format("backward needs a scalar loss, got {}; reduce it first, for example with mean()",
                                  loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
   }
+  for (const Engine::Impl* impl : engines) {
+    if (impl->noise_meter) impl->noise_meter->check_first_backward();
+  }
   for (Engine::Impl* impl : engines) {
     impl->enter(impl->ends_in_backward() ? engine::Entry::kStep : engine::Entry::kBackward, "backward()");
     if (impl->reducer->window_is_empty()) impl->refresh_rates();
@@ -541,8 +544,10 @@ void Engine::measure_gradient_noise(bool on) {
   if (on && impl_->groups.model_parallel) {
     throw ConfigError("measure_gradient_noise(): not of models that are split over model-parallel ranks");
   }
-  if (impl_->window_micro_batches() > 0 || !impl_->reducer->window_is_empty()) {
-    throw ConfigError("measure_gradient_noise(): between an update and the next backward, not within a window");
+  // What a window had before zero_grad() has dropped it is not measured, and finish_window() notices.
+  if (!impl_->reducer->window_is_empty() || impl_->reducer->micro_batch_has_gradients()) {
+    throw ConfigError(
+        "measure_gradient_noise(): between an update (or zero_grad()) and the next backward, not within a window");
   }
   if (!on) return impl_->noise_meter.reset();
   if (!impl_->noise_meter) impl_->noise_meter.emplace(impl_->model.parameters.size());

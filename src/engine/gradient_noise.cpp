@@ -26,14 +26,25 @@ void GradientNoiseMeter::undo_backward() {
   }
 }
 
+namespace {
+
+[[noreturn]] void throw_several() {
+  throw ModelError(
+      "measure_gradient_noise(): a micro-batch has several backwards, and the noise of its gradient cannot be told from "
+      "those of its parts; add the losses for one backward, or drop the window by zero_grad() and call "
+      "measure_gradient_noise(false)");
+}
+
+}  // namespace
+
+void GradientNoiseMeter::check_first_backward() const {
+  if (std::ranges::any_of(gradients_, [](int count) { return count > 0; })) throw_several();
+}
+
 void GradientNoiseMeter::end_micro_batch() {
   const bool several = std::ranges::any_of(gradients_, [](int count) { return count > 1; });
   std::ranges::fill(gradients_, 0);
-  if (several) {
-    throw ModelError(
-        "measure_gradient_noise(): a micro-batch had several backwards, and the noise of its gradient cannot be told "
-        "from those of its parts; add the losses for one backward, or call measure_gradient_noise(false)");
-  }
+  if (several) throw_several();
   double sum = 0;  // by parameter, so that the order of arrival does not matter
   for (double& square : squares_) sum += std::exchange(square, 0.0);
   micro_batches_.push_back(sum);

@@ -20,11 +20,13 @@ class GradientNoiseMeter {
 
   /// A gradient of a parameter in this micro-batch, before it is added to others.
   void add(int parameter, const at::Tensor& gradient);
+  /// Throws ModelError where this micro-batch has had a backward: squares of parts of its gradient are not that of the
+  /// whole.
+  void check_first_backward() const;
   void begin_backward() { in_backward_.clear(); }
   /// The backward has failed, and what it added is taken back.
   void undo_backward();
-  /// Throws ModelError where a parameter had several gradients (several backwards): squares of parts of a micro-batch's
-  /// gradient are not that of the whole.
+  /// Throws ModelError where a parameter had several gradients, in backwards that nobody announced.
   void end_micro_batch();
   /// What was added since the last update was dropped.
   void forget();

@@ -276,7 +276,20 @@ TEST(Accumulation, TheNoiseOfSeveralBackwardsIsRefused) {
     engine.measure_gradient_noise();
     const at::Tensor output = engine(input_of(group.rank()));
     engine.backward(output.square().sum(), {.retain_graph = true});
-    engine.backward(output.sum());
+    EXPECT_NE(testing::error_of<ModelError>([&] { engine.backward(output.sum()); }).find("several backwards"),
+              std::string::npos);
+    engine.zero_grad();
+    engine.measure_gradient_noise(false);
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor again = engine(input_of(group.rank()));
+      engine.backward(again.square().sum(), {.retain_graph = true});
+      engine.backward(again.sum());
+      engine.step();
+    }
+    EXPECT_EQ(engine.global_steps(), 1);
+    // Those of the program's own making are seen at their end.
+    engine.measure_gradient_noise();
+    for (int backward = 0; backward < 2; ++backward) engine(input_of(group.rank())).square().sum().backward();
     EXPECT_NE(testing::error_of<ModelError>([&] { engine.step(); }).find("several backwards"), std::string::npos);
   }));
 }
