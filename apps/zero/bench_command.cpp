@@ -168,10 +168,8 @@ int bench_io(const Arguments& arguments) {
 void add_bench_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "measure what this machine gives");
   command->require_subcommand(1);
-  CLI::App* io = command->add_subcommand(
-      "io",
-      "a disk in the way that offload to NVMe uses it, for blocks and queues of several sizes; beside fio where it is "
-      "installed");
+  CLI::App* io =
+      command->add_subcommand("io", "a disk as offload to NVMe uses it, in blocks and queues of several sizes");
   auto arguments = std::make_shared<Arguments>();
   io->add_option("folder", arguments->folder, "on the disk; nothing stays there")->required()->type_name("FOLDER");
   io->add_option("-n,--ranks", arguments->ranks, "that use the disk at once")

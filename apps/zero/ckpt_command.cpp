@@ -242,11 +242,11 @@ int verify_one(const Arguments& arguments) {
   return 1;
 }
 
-/// Every checkpoint of a folder; those that are not complete are problems, too.
+/// Every checkpoint of a folder; those that are not complete are problems, too, and so are none at all.
 int verify_all(Arguments arguments) {
-  int exit_code = 0;
   const auto summaries = checkpoint::list(arguments.path);
   if (summaries.empty()) say(fmt::format("no checkpoints in {}", arguments.path));
+  int exit_code = summaries.empty() ? 1 : 0;
   for (const auto& item : summaries) {
     if (!item.complete) {
       say(fmt::format("INCOMPLETE  {}: {}", item.tag, item.problem));
@@ -262,8 +262,9 @@ int verify_all(Arguments arguments) {
 /// The same as an array, in which what is missing of a checkpoint is its problem.
 int verify_all_as_json(const Arguments& arguments) {
   auto all = ordered_json::array();
-  bool intact = true;
-  for (const auto& item : checkpoint::list(arguments.path)) {
+  const auto summaries = checkpoint::list(arguments.path);
+  bool intact = !summaries.empty();
+  for (const auto& item : summaries) {
     checkpoint::VerifyReport report{.folder = item.folder};
     if (item.complete) {
       report = report_of(item.folder);
@@ -277,7 +278,9 @@ int verify_all_as_json(const Arguments& arguments) {
 }
 
 int verify(const Arguments& arguments) {
-  if (!arguments.every) return verify_one(arguments);
+  std::error_code error;
+  const bool is_one = std::filesystem::exists(std::filesystem::path(arguments.path) / "manifest.json", error);
+  if (!arguments.every || is_one) return verify_one(arguments);
   return arguments.json ? verify_all_as_json(arguments) : verify_all(arguments);
 }
 

@@ -88,7 +88,7 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
   command.add_flag("--as-rank", options.as_rank)->group("");  // hidden
   command.footer(
       "Examples:\n"
-      "  zero compare                                  stages 0 to 3 on two ranks, about four minutes\n"
+      "  zero compare            stages 0 to 3 on two ranks, about four minutes\n"
       "  zero compare --preset gpt-152m --steps 6 --modes compute,stage0,stage3\n"
       "  zero compare --peers --python build/peers/bin/python");
 }

@@ -126,15 +126,16 @@ void take_numbers(Job& job, const std::vector<std::int64_t>& tokens) {
 /// Where the model ends, or was made to end.
 void cut_to_context(Job& job) {
   const TrainPlan& plan = job.model.plan;
+  const std::int64_t vocab = plan.model.empty() ? gpt_options(plan).vocab : causal_lm_config(plan).vocab;
+  for (const std::int64_t token : job.prompt) {
+    if (token < 0 || token >= vocab) {
+      throw ConfigError(
+          fmt::format("token {} of the prompt: the model's vocabulary has {} tokens", token, with_commas(vocab)));
+    }
+  }
   if (plan.model.empty()) return;  // sees the last ones of any text
   const models::CausalLMConfig config = causal_lm_config(plan);
   const auto count = static_cast<std::int64_t>(job.prompt.size());
-  for (const std::int64_t token : job.prompt) {
-    if (token < 0 || token >= config.vocab) {
-      throw ConfigError(fmt::format("token {} of the prompt: the model's vocabulary has {} tokens", token,
-                                    with_commas(config.vocab)));
-    }
-  }
   if (count >= config.max_positions) {
     throw ConfigError(fmt::format("the prompt has {} tokens, and the model is made for {} positions",
                                   with_commas(count), with_commas(config.max_positions)));

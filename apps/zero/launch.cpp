@@ -112,11 +112,12 @@ void add_launch_command(CLI::App& app, int& exit_code) {
   command->add_flag("--as-rank", arguments->rank_of_host)->group("");  // hidden: what mpirun starts
   command->add_option("program", arguments->program, "program; what follows is its own");
   command->footer(
-      "The first word that is no option of ours is the program; what follows is its own.\n"
+      "The first word that is no option of ours is the program; the rest is its own.\n"
       "Examples:\n"
       "  zero launch -n 2 ./train --config ds.json\n"
       "  zero launch --hostfile hosts ./train --config ds.json\n"
-      "Under Slurm, srun starts the program on the hosts of an allocation: srun ./train --config ds.json");
+      "Under Slurm, srun starts the program on the hosts of an allocation:\n"
+      "  srun ./train --config ds.json");
   command->prefix_command();
   command->callback([command, arguments, &exit_code] { exit_code = run(*arguments, command->remaining()); });
 }

@@ -257,8 +257,8 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
       ->group(kOutput);
   command.footer(
       "Examples:\n"
-      "  zero plan --preset gpt-1b -n 2                     on this machine\n"
-      "  zero plan --model config.json -n 64 --ranks-per-node 8 --memory 512GiB --bandwidth 100Gbit/s\n"
+      "  zero plan --preset gpt-1b -n 2               on this machine\n"
+      "  zero plan --model config.json -n 64 --ranks-per-node 8 --memory 512GiB\n"
       "  zero plan --model config.json -n 8 --gpu-memory 80GB\n"
       "  zero plan --parameters 7.5e9 -n 64 --config ds_config.json --json\n"
       "Exit code: 0 it fits, 3 it does not, 2 bad input.");

@@ -75,7 +75,9 @@ class Table {
 };
 
 std::string with_gib(std::int64_t nbytes) {
-  return fmt::format("{} ({:.2f} GiB)", human_nbytes(nbytes), static_cast<double>(nbytes) / (1 << 30));
+  const double gib = static_cast<double>(nbytes) / (1 << 30);
+  return gib >= 1024 ? fmt::format("{} ({:.2f} TiB)", human_nbytes(nbytes), gib / 1024)
+                     : fmt::format("{} ({:.2f} GiB)", human_nbytes(nbytes), gib);
 }
 
 std::string seconds_text(double seconds) {

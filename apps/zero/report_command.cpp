@@ -59,8 +59,8 @@ int report(const Arguments& arguments) {
 
 void add_report_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand(
-      "report", "draw runs as one page: loss, speed, memory over a step, time, traffic, configuration");
+  CLI::App* command =
+      app.add_subcommand("report", "draw runs as one page: loss, speed, memory, time, traffic, configuration");
   add_arguments(*command, *arguments);
   command->callback([arguments, &exit_code] { exit_code = report(*arguments); });
 }

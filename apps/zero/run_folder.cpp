@@ -41,7 +41,8 @@ namespace {
 std::string what_a_run_left(const fs::path& folder) {
   std::error_code error;
   for (const char* name : {kMetrics, "plan.json", "last_checkpoint"})
-    if (fs::exists(folder / name, error)) return name;
+    // A run that was refused before its first step has left nothing in its metrics.
+    if (fs::exists(folder / name, error) && fs::file_size(folder / name, error) > 0) return name;
   return fs::is_directory(folder / "checkpoints", error) && !fs::is_empty(folder / "checkpoints", error) ? "checkpoints"
                                                                                                          : "";
 }

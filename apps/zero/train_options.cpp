@@ -48,8 +48,8 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->group(kTraining);
   command
       .add_flag("--nvme-gradients", options.nvme_gradients,
-                "with --nvme: the sums of gradients, too, which each micro-batch adds to (stage 1 and above)")
-      ->needs("--nvme")
+                "with --nvme, or of a run that has it: the sums of gradients, too, which each micro-batch adds to "
+                "(stage 1 and above)")
       ->group(kTraining);
   command
       .add_option("--recompute", options.recompute,
@@ -399,12 +399,12 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   add_resume_options(command, options);
   command.footer(
       "Examples:\n"
-      "  zero train                                    two ranks, ZeRO-3, about two minutes\n"
+      "  zero train                         two ranks, ZeRO-3, about two minutes\n"
       "  zero train --data ~/books --preset gpt-25m --steps 2000\n"
       "  zero train -n 4 --config ds_config.json --stage 2\n"
       "  zero train --lr 1e-3 --batch-size 32 --dtype fp32 --checkpoint-every 100\n"
       "  zero train --init-from SmolLM2 --data tokens --lr 5e-5 --export tuned\n"
-      "  zero train --resume                           go on after Ctrl-C or a crash\n"
+      "  zero train --resume                go on after Ctrl-C or a crash\n"
       "  mpirun -n 8 zero train --config ds_config.json");
 }
 

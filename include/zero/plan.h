@@ -274,8 +274,9 @@ struct Changes {
   std::string nvme_path = ".";     ///< what goes to NVMe goes to this folder
 };
 
-/// The smallest change that makes it fit: one of those that are allowed, then more hosts, then combinations. Nullopt if
-/// none helps. Local. Throws ConfigError as plan_memory() does for what is given.
+/// The smallest change that makes it fit: one of those that are allowed, then up to four times the ranks on more hosts,
+/// then combinations, then more hosts still. Nullopt if none helps. Local. Throws ConfigError as plan_memory() does for
+/// what is given.
 std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster,
                                   const Changes& allowed = {});
 

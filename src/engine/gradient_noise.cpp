@@ -30,8 +30,8 @@ namespace {
 
 [[noreturn]] void throw_several() {
   throw ModelError(
-      "measure_gradient_noise(): a micro-batch has several backwards, and the noise of its gradient cannot be told from "
-      "those of its parts; add the losses for one backward, or drop the window by zero_grad() and call "
+      "measure_gradient_noise(): a micro-batch has several backwards, and the noise of its gradient cannot be told "
+      "from those of its parts; add the losses for one backward, or drop the window by zero_grad() and call "
       "measure_gradient_noise(false)");
 }
 

@@ -497,10 +497,16 @@ int Job::report() const {
       WIFSTOPPED(status) ? fmt::format("stopped (SIGSTOP, a debugger) for {:.1f} s", options_.stopped_limit_ms / 1e3)
       : by_signal        ? fmt::format("killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
                          : fmt::format("exit code {}", WEXITSTATUS(status));
+  // Ended by a signal of ours, since they did not follow the one that was passed on.
   const bool had_to_be_killed = killed_ && WTERMSIG(status) == SIGKILL;
-  if (by_signal && stop_signal_ != 0 && (WTERMSIG(status) == stop_signal_ || had_to_be_killed)) {
-    say(fmt::format("stopped by SIG{}{}", ::sigabbrev_np(stop_signal_),
-                    had_to_be_killed ? "; ranks that did not end had to be killed" : ""));
+  const bool had_to_be_terminated = terminated_at_ns_ != 0 && WTERMSIG(status) == SIGTERM;
+  if (by_signal && stop_signal_ != 0 &&
+      (WTERMSIG(status) == stop_signal_ || had_to_be_killed || had_to_be_terminated)) {
+    const std::string_view forced = had_to_be_killed                                  ? "killed"
+                                    : had_to_be_terminated && stop_signal_ != SIGTERM ? "terminated"
+                                                                                      : "";
+    say(fmt::format("stopped by SIG{}{}{}", ::sigabbrev_np(stop_signal_),
+                    forced.empty() ? "" : "; ranks that did not end had to be ", forced));
     return 128 + stop_signal_;
   }
   const char* const others = killed_                  ? "; the others had to be killed"

@@ -191,7 +191,11 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   const double process = cluster.gpus ? kGpuProcessNbytes : kPrivateNbytes + kSharedNbytes / plan.ranks_per_node;
   plan.process_nbytes =
       to_nbytes(process + gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
-  plan.checkpoint_nbytes = checkpoint_nbytes(laid, plan.heaviest_rank);
+  // What is on a disk streams from there to the checkpoint, with a ring of buffers.
+  constexpr std::int64_t kRingNbytes = 32 << 20;
+  const bool streams = laid.states_on_disk || laid.gradients_on_disk || laid.parameters_on_disk;
+  const std::int64_t staged = checkpoint_nbytes(laid, plan.heaviest_rank);
+  plan.checkpoint_nbytes = streams ? std::min(kRingNbytes, staged) : staged;
   sum_up(plan, states);
   plan.traffic = traffic_of(laid, pools, config, cluster);
   // An update reads and writes everything; units are read once more whenever they are gathered, once on a host.

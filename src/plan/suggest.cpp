@@ -260,9 +260,10 @@ std::optional<Suggestion> suggest(const ModelShape& model, const Config& config,
       if (auto found = try_out(candidate)) return found;
     }
   }
-  if (allowed.hosts) {
-    if (auto found = more_hosts(start)) return found;
-  }
+  // Many more machines are no small change.
+  constexpr int kFewTimes = 4;
+  const auto hosts = allowed.hosts ? more_hosts(start) : std::nullopt;
+  if (hosts && hosts->plan.ranks <= kFewTimes * cluster.ranks) return hosts;
   Candidate all = start;
   for (const NamedChange& named : kChanges) {
     const auto candidates = candidates_of(named, all);
@@ -270,7 +271,7 @@ std::optional<Suggestion> suggest(const ModelShape& model, const Config& config,
     all = candidates.back();
     if (auto found = try_out(all)) return found;
   }
-  return allowed.hosts ? more_hosts(all) : std::nullopt;
+  return hosts || !allowed.hosts ? hosts : more_hosts(all);
 }
 
 Suggestion fit(const ModelShape& model, const Config& config, const Cluster& cluster, Changes allowed) {

@@ -6,10 +6,12 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "layout/shard.h"
 #include "layout/state_slots.h"
 #include "storage/cpu_allocator.h"
 #include "zero/errors.h"
+#include "zero/memory.h"
 
 namespace zero::sharding {
 
@@ -131,10 +133,20 @@ class SumsOnDisk final : public GradientSums {
     disk.cuts = layout::slot_cuts({&shape, 1}, disk.cuts.slot_numel, largest);
     states_ = storage::make_disk_states(disk, ledger, {{"gradients", element, 1, MemoryKind::kGradients}});
     std::vector<storage::StatePart> parts;
+    std::int64_t numel = 0;
     for (std::size_t u = 0; u < held.size(); ++u) {
-      if (!held[u].empty()) parts.push_back(part_of(static_cast<int>(u), held[u]));
+      if (held[u].empty()) continue;
+      parts.push_back(part_of(static_cast<int>(u), held[u]));
+      numel += held[u].numel();
     }
     states_->add_units(parts);
+    const std::int64_t buffers = disk.buffers * layout::slot_nbytes({&shape, 1}, 1, disk.cuts.slot_numel);
+    if (model.rank() == 0 && numel > 0 && buffers >= numel * element) {
+      base::log_warning(
+          "zerotorch.offload_gradients: the sums of a rank take {}, and the buffers before their file {}: "
+          "they need less memory there without it",
+          human_nbytes(numel * element), human_nbytes(buffers));
+    }
   }
 
   void add_unit(int unit, Range held) override {

@@ -270,6 +270,37 @@ TEST(Accumulation, GradientNoiseIsThatOfTheMicroBatches) {
   }
 }
 
+/// Windows that the caller ends: of the mean of the micro-batches, whatever the average's divisor is.
+TEST(Accumulation, TheNoiseIsThatOfTheMeanInWindowsOfAnyLength) {
+  expect_all_ok(spawn(2, [&](Group group) {
+    auto engine = layers_engine(group, 3, {}, json_of(2, false, false, 2, /*clips=*/false));
+    engine.measure_gradient_noise();
+    double first = 0;
+    for (const int length : {2, 1, 3}) {
+      Layers model{Shape()};
+      {
+        at::NoGradGuard no_grad;
+        for (const auto& item : model->named_parameters()) item.value().copy_(engine.full_weight(item.key()));
+      }
+      model(input_of(0)).square().sum().backward();
+      double want = 0;
+      for (const auto& parameter : model->parameters()) want += parameter.grad().square().sum().item<double>();
+      for (int j = 0; j < length; ++j) {
+        engine.set_gradient_accumulation_boundary(j + 1 == length);
+        engine.backward(engine(input_of(0)).square().sum());
+      }
+      engine.step();
+      const auto noise = engine.gradient_noise();
+      ASSERT_TRUE(noise.has_value());
+      EXPECT_EQ(noise->micro_batches, 2 * length);
+      EXPECT_NEAR(noise->micro_batch_sumsq, want, 1e-4 * want) << length;
+      EXPECT_NEAR(noise->batch_sumsq, want, 1e-4 * want) << length;
+      first += want;
+    }
+    EXPECT_GT(first, 0);
+  }));
+}
+
 TEST(Accumulation, TheNoiseOfSeveralBackwardsIsRefused) {
   expect_all_ok(spawn(2, [&](Group group) {
     auto engine = layers_engine(group, 3, {}, json_of(2, false, false, 2));

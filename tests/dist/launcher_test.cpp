@@ -314,18 +314,21 @@ TEST(Launcher, SignalsArePassedOn) {
 }
 
 TEST(Launcher, ASignalThatRanksIgnoreIsStillTheReason) {
-  const TemporaryFolder folder;
-  LaunchOptions options =
-      script(2, "trap '' TERM; touch " + folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done");
-  options.grace_ms = 200;
-  options.kill_after_ms = 200;
-  const Outcome outcome = run_launcher(options, [&](pid_t pid) {
-    wait_for_file(folder.file("ready0"));
-    wait_for_file(folder.file("ready1"));
-    ::kill(pid, SIGTERM);
-  });
-  EXPECT_EQ(outcome.exit_code, 128 + SIGTERM);
-  EXPECT_EQ(outcome.err, "zero launch: stopped by SIGTERM; ranks that did not end had to be killed\n");
+  for (const auto& [ignored, sent, forced] : {std::tuple("TERM", SIGTERM, "killed"), {"INT", SIGINT, "terminated"}}) {
+    const TemporaryFolder folder;
+    LaunchOptions options = script(2, fmt::format("trap '' {}; touch {}$ZERO_RANK; while true; do sleep 0.02; done",
+                                                  ignored, folder.file("ready")));
+    options.grace_ms = 200;
+    options.kill_after_ms = 400;
+    const Outcome outcome = run_launcher(options, [&, number = sent](pid_t pid) {
+      wait_for_file(folder.file("ready0"));
+      wait_for_file(folder.file("ready1"));
+      ::kill(pid, number);
+    });
+    EXPECT_EQ(outcome.exit_code, 128 + sent);
+    EXPECT_EQ(outcome.err,
+              fmt::format("zero launch: stopped by SIG{}; ranks that did not end had to be {}\n", ignored, forced));
+  }
 }
 
 TEST(Launcher, AnInterruptOfProgramsThatDoNotHandleItIsNoFailure) {

@@ -540,6 +540,17 @@ TEST(Suggest, GradientsOnNvmeForOneMachine) {
   EXPECT_NEAR(three.traffic.nvme_written_nbytes - found->plan.traffic.nvme_written_nbytes, 2 * sums, 0.001 * sums);
 }
 
+/// Hundreds of machines are no smaller a change than a disk.
+TEST(Suggest, ADiskBeforeManyMachines) {
+  const ModelShape model = model_of_numel(7'000'000'000);
+  Config config = at(3);
+  config.gradient_clipping = 1;
+  const auto found = suggest(model, config, {.ranks = 2, .node_memory_nbytes = 12'000'000'000});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->plan.ranks, 2);
+  EXPECT_GT(found->plan.rank.nvme_nbytes, 0);
+}
+
 TEST(Suggest, ParametersOnNvmeForOneMachine) {
   ModelShape model = model_of_numel(7'000'000'000);
   model.deferred_init = true;
