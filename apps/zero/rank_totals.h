@@ -14,7 +14,7 @@ struct StepTotals {
   double data = 0, forward = 0, backward = 0, step = 0;
   StepBreakdown inside{};  ///< parts of backward and step
   double gathered_numel = 0, reduced_numel = 0, published_numel = 0, whole_numel = 0;
-  double disk_read_nbytes = 0, disk_written_nbytes = 0, disk_waited = 0;  ///< OffloadReport's
+  double disk_read_nbytes = 0, disk_written_nbytes = 0, disk_waited = 0;  ///< OffloadReport's, from the second step on
 
   double seconds() const { return data + forward + backward + step; }
   double moved_numel() const { return gathered_numel + reduced_numel + published_numel + whole_numel; }

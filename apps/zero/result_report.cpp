@@ -79,7 +79,7 @@ std::string describe_times(const RunResult& result) {
 /// Of offload; empty where nothing moved.
 std::string describe_disk(const RunResult& result) {
   const StepTotals& t = result.totals;
-  const auto steps = static_cast<double>(result.steps_here);
+  const auto steps = static_cast<double>(std::max<std::int64_t>(1, result.steps_here - 1));
   const auto each = [&](double nbytes) { return human_nbytes(std::llround(nbytes / steps)); };
   if (t.disk_read_nbytes + t.disk_written_nbytes == 0) return "";
   return fmt::format("disk       {} read and {} written a step by each rank, which waited {:.1f} ms for it\n",
@@ -88,7 +88,7 @@ std::string describe_disk(const RunResult& result) {
 
 ordered_json disk_json(const RunResult& result) {
   const StepTotals& t = result.totals;
-  const double each = result.steps_here > 0 ? 1 / static_cast<double>(result.steps_here) : 0;
+  const double each = 1 / static_cast<double>(std::max<std::int64_t>(1, result.steps_here - 1));
   std::int64_t reserved = 0;
   for (const MemoryReport& rank : result.memory) reserved += rank.nvme_nbytes;
   return {{"reserved_nbytes", reserved},

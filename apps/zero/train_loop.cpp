@@ -285,11 +285,12 @@ StepOutcome TrainLoop::train_step() {
   totals_.reduced_numel += static_cast<double>(after.reduced_numel - before.reduced_numel);
   totals_.published_numel += static_cast<double>(after.published_numel - before.published_numel);
   totals_.whole_numel += static_cast<double>(after.whole_numel - before.whole_numel);
+  add(totals_.inside, engine_.step_breakdown());
+  if (result_.steps_here == 0) return *outcome;  // the first finds nothing in its files
   const OffloadReport disk = engine_.offload_report();
   totals_.disk_read_nbytes += static_cast<double>(disk.read_nbytes - disk_before.read_nbytes);
   totals_.disk_written_nbytes += static_cast<double>(disk.written_nbytes - disk_before.written_nbytes);
   totals_.disk_waited += disk.waited_seconds - disk_before.waited_seconds;
-  add(totals_.inside, engine_.step_breakdown());
   return *outcome;
 }
 
