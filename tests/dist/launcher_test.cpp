@@ -1,6 +1,7 @@
 // The launcher: exit codes, prefixes, signals, no orphans. Ranks are shell scripts, or this program itself
 // with --as-rank=<what>.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -16,6 +17,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <tuple>
 
 #include "comm/process.h"
 #include "comm/shm_segment.h"
