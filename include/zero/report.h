@@ -45,7 +45,7 @@ struct CommunicationReport {
 struct GradientNoise {
   std::int64_t micro_batches = 0;  ///< of the update, over all ranks; at least 2
   double micro_batch_sumsq = 0;    ///< squared norm of a micro-batch's gradient, mean over them
-  double batch_sumsq = 0;          ///< squared norm of the averaged gradient, before clipping
+  double batch_sumsq = 0;          ///< squared norm of their mean, before clipping
 
   /// Trace of the covariance of a micro-batch's gradient, without bias.
   double noise() const {
@@ -65,10 +65,12 @@ struct UnitNorm {
   double norm = 0;
 };
 
-/// Traffic between memory and disk on this rank since initialize(), with zero_optimization.offload_optimizer.device or
-/// offload_param.device "nvme"; zeros without. The last pieces of states are written after a step ends.
+/// Traffic between memory and disk on this rank since initialize(), of states, parameters and sums of gradients with
+/// device "nvme" (zero_optimization.offload_optimizer, offload_param, zerotorch.offload_gradients); zeros without. The
+/// last pieces of states are written after a step ends.
 struct OffloadReport {
-  std::int64_t reserved_nbytes = 0;  ///< reserved on disk; a step reads and writes as much of states
+  std::int64_t reserved_nbytes = 0;  ///< reserved on disk; a step reads and writes as much of states, and each
+                                     ///< micro-batch of sums of gradients
   std::int64_t read_nbytes = 0, written_nbytes = 0;
   double waited_seconds = 0;  ///< time in which updates waited for the disk
 };
