@@ -118,6 +118,11 @@ class States final : public DiskStates {
     if (!broken_.empty()) throw IoError(broken_);
     for (Buffer& buffer : buffers_) {
       buffer.changed = 0;
+      try {
+        finish(buffer.reading);
+      } catch (const IoError&) {  // nobody wants what was read ahead
+        buffer.reading.clear();
+      }
       empty(buffer);
     }
     for (Slot& slot : slots_) slot.on_disk = 0;

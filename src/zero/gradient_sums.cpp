@@ -154,8 +154,14 @@ class SumsOnDisk final : public GradientSums {
     if (!held.empty()) states_->add_units({&part, 1});
   }
   void take(int) override {}
-  void take_zeros() override { states_->discard(); }
-  void release() override { states_->discard(); }
+  void take_zeros() override { release(); }
+  void release() override {
+    try {
+      states_->discard();
+    } catch (const IoError& error) {
+      throw IoError(fmt::format("sums of gradients of a window that is over: {}", error.what()));
+    }
+  }
 
   void visit(int unit, Range range, Access access, Visit visit) override {
     try {
