@@ -115,7 +115,8 @@ test-full: build
 	@ZERO_PARITY=full $(CTEST) -R plan_agrees
 	@ZERO_TEST_SLOW=1 ZERO_TEST_INDUCTOR=1 $(CTEST) -R "python_(leaks|engine)|offload_test"
 
-# The Python tests that train through transformers, accelerate, peft, trl and Lightning, which `make test` skips until they are installed.
+# The Python tests that train through transformers, accelerate, peft, trl and Lightning, which `make test` skips until
+# they are installed.
 test-libraries: build
 	@scripts/bootstrap.sh libraries
 	@ZERO_TEST_PYTHON=$(CURDIR)/build/libraries/bin/python $(CTEST) -R "^python_(hf|lightning)"

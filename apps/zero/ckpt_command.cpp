@@ -230,9 +230,7 @@ ordered_json to_json(const checkpoint::VerifyReport& report) {
   return json;
 }
 
-int verify_one(const Arguments& arguments) {
-  const checkpoint::VerifyReport report = report_of(arguments.path);
-  if (arguments.json) return say_json(to_json(report), report.problems.empty() ? 0 : 1);
+int say_report(const checkpoint::VerifyReport& report) {
   for (const auto& problem : report.problems) say(fmt::format("DAMAGED  {}", problem.text));
   if (report.problems.empty()) {
     say(fmt::format("{}: every byte is as it was written ({} read)", report.folder, human_nbytes(report.nbytes)));
@@ -242,47 +240,35 @@ int verify_one(const Arguments& arguments) {
   return 1;
 }
 
-/// Every checkpoint of a folder; those that are not complete are problems, too, and so are none at all.
-int verify_all(Arguments arguments) {
-  const auto summaries = checkpoint::list(arguments.path);
-  if (summaries.empty()) say(fmt::format("no checkpoints in {}", arguments.path));
-  int exit_code = summaries.empty() ? 1 : 0;
-  for (const auto& item : summaries) {
-    if (!item.complete) {
-      say(fmt::format("INCOMPLETE  {}: {}", item.tag, item.problem));
-      exit_code = 1;
-      continue;
-    }
-    arguments.path = item.folder;
-    exit_code = std::max(exit_code, verify_one(arguments));
-  }
-  return exit_code;
+int verify_one(const Arguments& arguments) {
+  const checkpoint::VerifyReport report = report_of(arguments.path);
+  return arguments.json ? say_json(to_json(report), report.problems.empty() ? 0 : 1) : say_report(report);
 }
 
-/// The same as an array, in which what is missing of a checkpoint is its problem.
-int verify_all_as_json(const Arguments& arguments) {
+/// Every checkpoint of a folder; those that are not complete are problems, too, and so are none at all.
+int verify_all(const Arguments& arguments) {
+  const auto summaries = summaries_of(arguments.path);
   auto all = ordered_json::array();
-  const auto summaries = checkpoint::list(arguments.path);
   bool intact = !summaries.empty();
   for (const auto& item : summaries) {
-    checkpoint::VerifyReport report{.folder = item.folder};
-    if (item.complete) {
-      report = report_of(item.folder);
-    } else {
-      report.problems.push_back({item.folder, item.problem});
-    }
+    const checkpoint::VerifyReport report =
+        item.complete ? report_of(item.folder)
+                      : checkpoint::VerifyReport{item.folder, 0, {{item.folder, item.problem}}};
     intact = intact && report.problems.empty();
-    all.push_back(to_json(report));
+    if (arguments.json) {
+      all.push_back(to_json(report));
+    } else if (item.complete) {
+      say_report(report);
+    } else {
+      say(fmt::format("INCOMPLETE  {}: {}", item.tag, item.problem));
+    }
   }
-  return say_json(all, intact ? 0 : 1);
+  if (arguments.json) return say_json(all, intact ? 0 : 1);
+  if (summaries.empty()) say(fmt::format("no checkpoints in {}", arguments.path));
+  return intact ? 0 : 1;
 }
 
-int verify(const Arguments& arguments) {
-  std::error_code error;
-  const bool is_one = std::filesystem::exists(std::filesystem::path(arguments.path) / "manifest.json", error);
-  if (!arguments.every || is_one) return verify_one(arguments);
-  return arguments.json ? verify_all_as_json(arguments) : verify_all(arguments);
-}
+int verify(const Arguments& arguments) { return arguments.every ? verify_all(arguments) : verify_one(arguments); }
 
 /// The first file of weights in a folder that may be another model's.
 std::string weights_in(const std::string& folder) {

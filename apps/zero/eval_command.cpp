@@ -222,7 +222,7 @@ void add_eval_command(CLI::App& app, int& exit_code) {
                    "tokens that are predicted from one another (default: the run's; of a folder up to 1024)")
       ->transform(whole_number(1))
       ->type_name("N");
-  add_document_options(*command, arguments->text, "");
+  add_document_options(*command, arguments->text, command->option_defaults()->get_group());
   command->add_flag("--json", arguments->as_json, "one JSON object in place of lines");
 }
 

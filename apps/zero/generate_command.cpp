@@ -180,13 +180,14 @@ class Collected {
     if (!job_.as_numbers && !special_.contains(token)) words_ += text_.of(token);
   }
   std::string as_json(double seconds, bool stopped_by_signal) const {
-    const bool ended = !tokens_.empty() && std::ranges::find(job_.stop, tokens_.back()) != job_.stop.end();
+    const bool is_full = static_cast<std::int64_t>(tokens_.size()) == job_.length;
+    const bool ended =
+        !is_full || (!tokens_.empty() && std::ranges::find(job_.stop, tokens_.back()) != job_.stop.end());
     nlohmann::ordered_json json = {{"prompt_tokens", job_.prompt},
                                    {"tokens", tokens_},
-                                   {"stopped_by", stopped_by_signal                                         ? "signal"
-                                                  : ended                                                   ? "end"
-                                                  : static_cast<std::int64_t>(tokens_.size()) < job_.length ? "end"
-                                                                                                            : "length"},
+                                   {"stopped_by", stopped_by_signal ? "signal"
+                                                  : ended           ? "end"
+                                                                    : "length"},
                                    {"seed", job_.seed},
                                    {"seconds", seconds}};
     if (!job_.as_numbers) {

@@ -26,8 +26,9 @@ Scale scale_for(double largest_nbytes) {
   return {"MB (10^6 bytes)", 1e6};
 }
 
-/// "1,234.56".
+/// "1,234.56", "-0.25".
 std::string in_cell(double value) {
+  if (value < 0) return "-" + in_cell(-value);
   const std::string text = fmt::format("{:.2f}", value);
   const std::size_t point = text.find('.');
   return with_commas(std::stoll(text)) + text.substr(point);

@@ -257,18 +257,16 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
 }  // namespace
 
 void add_document_options(CLI::App& command, TrainOptions& options, const std::string& group) {
-  const auto in_group = [&](CLI::Option* option) {
-    if (!group.empty()) option->group(group);
-  };
-  in_group(command.add_flag(
-      "--separate-documents", options.separate_documents,
-      "documents in a sequence do not see each other: attention stays within each, positions begin anew"));
-  in_group(command
-               .add_option("--separator", options.separator,
-                           "the token between documents (default: of text the zero byte, of tokens what tokens.json "
-                           "says)")
-               ->transform(kNotNegative)
-               ->type_name("TOKEN"));
+  command
+      .add_flag("--separate-documents", options.separate_documents,
+                "documents in a sequence do not see each other: attention stays within each, positions begin anew")
+      ->group(group);
+  command
+      .add_option("--separator", options.separator,
+                  "the token between documents (default: of text the zero byte, of tokens what tokens.json says)")
+      ->transform(kNotNegative)
+      ->type_name("TOKEN")
+      ->group(group);
 }
 
 void add_text_options(CLI::App& command, TrainOptions& options) {

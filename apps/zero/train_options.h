@@ -95,7 +95,7 @@ void add_train_options(CLI::App& command, TrainOptions& options);
 /// Of files in a folder, as --suffix and --all-files say; empty: the usual ones.
 std::vector<std::string> wanted_suffixes(const TrainOptions& options);
 
-/// --separate-documents and --separator; `group` empty: the command's own.
+/// --separate-documents and --separator.
 void add_document_options(CLI::App& command, TrainOptions& options, const std::string& group);
 /// Only where the text comes from and what the model is, for commands that share these.
 void add_text_options(CLI::App& command, TrainOptions& options);

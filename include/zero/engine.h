@@ -226,9 +226,9 @@ class Engine {
   /// rank's part. Empty before the first update. Local.
   std::vector<UnitNorm> unit_grad_norms() const;
   /// From the next window on, or no longer: computes squared norms of every micro-batch's gradient on its way, which
-  /// costs about as much as reading all gradients once more. A micro-batch with several backwards then ends in
+  /// costs about as much as reading all gradients once more. The second backward() of a micro-batch then throws
   /// ModelError. The same on every rank. Local. Throws ConfigError where the model is split over model-parallel ranks,
-  /// and between a backward and its update.
+  /// and between a backward and its update or zero_grad().
   void measure_gradient_noise(bool on = true);
   /// Of the last update; nullopt where it was not measured, had one micro-batch, was skipped, or the program has
   /// changed its gradients. The same bits on any number of ranks. Local.

@@ -57,10 +57,15 @@ std::string make_id() {
 
 namespace {
 
-/// Some file of a checkpoint is there; other folders are no business of ours.
+/// Some file of a checkpoint is there, or it cannot be seen; other folders are no business of ours.
 bool looks_like_checkpoint(io::FileSystem& files, const std::string& folder) {
-  return std::ranges::any_of(
-      files.list(folder), [](const std::string& name) { return name == kManifestName || name.starts_with(kRankFile); });
+  try {
+    return std::ranges::any_of(files.list(folder), [](const std::string& name) {
+      return name == kManifestName || name.starts_with(kRankFile);
+    });
+  } catch (const IoError&) {
+    return true;  // whoever reads it says why
+  }
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 #include <optional>
 
 #include "layout/sharding.h"
+#include "optim/rule.h"
 #include "plan/sizes.h"
+#include "setup/optimizer.h"
 #include "zero/errors.h"
 #include "zero/memory.h"
 #include "zero/plan.h"
@@ -135,9 +137,9 @@ std::vector<Candidate> states_on_nvme(const Candidate& from) {
 std::vector<Candidate> gradients_on_nvme(const Candidate& from) {
   using Device = Config::Zerotorch::OffloadGradients::Device;
   const Config& config = from.config;
-  const bool whole_tensors = config.optimizer.type == "Muon" || config.optimizer.type == "Adafactor";
   if (config.zerotorch.offload_gradients.device == Device::kNvme || config.zerotorch.step_in_backward ||
-      !layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states || whole_tensors)
+      !layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states ||
+      optim::brings_together(setup::rule_of(config)))
     return {};
   auto on_disk = from.allowed.states_on_nvme ? states_on_nvme(from) : std::vector<Candidate>();
   return {

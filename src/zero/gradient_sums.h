@@ -54,9 +54,9 @@ class GradientSums {
 std::unique_ptr<GradientSums> make_sums_in_memory(ShardedModel& model, storage::Ledger& ledger,
                                                   const std::vector<Range>& held);
 
-/// In one file of this process (storage/disk_states.h); `disk.cuts` is chosen here. Each contribution reads and writes
-/// its piece, and so does nothing that comes before a window's first: what is not wanted any more is not written.
-/// `bucket_numel`: contributions come in layout::bucket_ranges() of it.
+/// In one file of this process (storage/disk_states.h); of `disk.cuts` only slot_numel counts, as the most. A window's
+/// first contribution to a piece reads nothing, each further one reads and writes it, and what a window has used is not
+/// written. `bucket_numel`: contributions come in layout::bucket_ranges() of it.
 std::unique_ptr<GradientSums> make_sums_on_disk(ShardedModel& model, storage::Ledger& ledger,
                                                 const std::vector<Range>& held, storage::DiskOptions disk,
                                                 std::int64_t bucket_numel);

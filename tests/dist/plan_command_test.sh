@@ -44,6 +44,10 @@ says "smallest change that fits:"
 plan 3 --parameters 7e9 -n 2 --memory 20GB --stages 3
 says "             zerotorch.offload_gradients.device \"nvme\""
 
+echo '{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": true}}' > once.json
+plan 0 --preset gpt-1b -n 2 --memory 1TB --config once.json
+says "gradients in place of activations           -      -0."
+
 # ---- the default is this machine ----
 plan 0 --preset gpt-tiny
 says "verdict    stage 0 fits"
