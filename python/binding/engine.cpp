@@ -236,6 +236,7 @@ void bind_training(py::class_<PythonEngine>& engine) {
            })
       .def("is_gradient_accumulation_boundary",
            [](PythonEngine& self) { return self.get().is_gradient_accumulation_boundary(); })
+      .def_property_readonly("device", [](PythonEngine& self) { return self.get().device().str(); })
       .def_property_readonly("global_steps", [](PythonEngine& self) { return self.get().global_steps(); })
       .def_property_readonly("skipped_steps", [](PythonEngine& self) { return self.get().skipped_steps(); })
       .def_property_readonly("micro_steps", [](PythonEngine& self) { return self.get().micro_steps(); })

@@ -220,12 +220,13 @@ class DeepSpeedEngine(torch.nn.Module):
 
     @property
     def local_rank(self) -> Any:
-        """Of this process on its host; a device without a GPU, so that ``tensor.to(engine.local_rank)`` works."""
-        return LocalRank(self._core.local_rank)
+        """Of this process on its host; ``tensor.to(engine.local_rank)`` takes it for the module's device."""
+        return LocalRank(self._core.local_rank, str(self.device))
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        """Of the module's parameters."""
+        return torch.device(self._core.device)
 
     def train_batch_size(self) -> int:
         return self._core.train_batch_size

@@ -1,4 +1,4 @@
-"""engine.local_rank where there is no GPU."""
+"""engine.local_rank, whatever the device."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 class LocalRank(str):
     """A rank's number on its host that ``tensor.to()`` takes for the device its engine is on.
 
-    DeepSpeed's programs send batches to ``engine.local_rank``, the number of a GPU. Here it is the text "cpu" to torch
+    DeepSpeed's programs send batches to ``engine.local_rank``, the number of a GPU. Here it is the device's name to torch
     and a number to all else: it prints, compares, counts and indexes as one.
     """
 
     _number: int
 
-    def __new__(cls, number: int) -> LocalRank:
-        made = super().__new__(cls, "cpu")
+    def __new__(cls, number: int, device: str = "cpu") -> LocalRank:
+        made = super().__new__(cls, device)
         made._number = number
         return made
 
@@ -42,7 +42,7 @@ class LocalRank(str):
         return format(self._number, spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LocalRank, (self._number,)
+        return LocalRank, (self._number, str.__str__(self))
 
 
 def _compare(name: str) -> Any:

@@ -98,9 +98,7 @@ void check_offload(Check& check) {
     if (given == nullptr) return;
     if (device == Device::kCpu) {
       check.notice(
-          fmt::format("{}: accepted, no effect: without a GPU parameters and states are in host memory anyway; "
-                      "from a GPU offload is not built",
-                      given->path));
+          fmt::format("{}: of a module on the CPU parameters and states are in host memory anyway", given->path));
     }
     if (device == Device::kNvme && folder.empty())
       check.problem(*given, "'nvme' needs nvme_path beside it: a folder on a local disk");

@@ -8,10 +8,11 @@ using enum KeyStatus;
 using Zero = Config::ZeroOptimization;
 
 constexpr std::string_view kOffload =
-    "without a GPU parameters and states are in host memory anyway; from a GPU offload is not built";
+    "of a module on the CPU parameters and states are in host memory anyway; for one on a GPU it is pinned where it "
+    "can be";
 constexpr std::string_view kCpuOffloadParam =
-    "without a GPU parameters are in host memory anyway; from a GPU offload is not built; today \"offload_param\": "
-    "{\"device\": \"cpu\"} is written for it";
+    "of a module on the CPU parameters are in host memory anyway; for one on a GPU write \"offload_param\": "
+    "{\"device\": \"cpu\"}";
 constexpr std::string_view kWholeUnits = "memory is for whole units, as many as are used at a time";
 constexpr std::string_view kAlways = "reading, updating and writing always overlap";
 constexpr std::string_view kOnGpu =
@@ -78,7 +79,9 @@ constexpr Key kOffloadKeys[] = {
     {.path = "zero_optimization.offload_optimizer.device",
      .kind = Kind::kChoice,
      .fallback = "\"none\"",
-     .note = "nvme: a scratch file of each rank in nvme_path; cpu: without a GPU they are in host memory anyway",
+     .note =
+         "nvme: a scratch file of each rank in nvme_path; cpu: host memory, also of a module on a GPU; with one on the "
+         "CPU they are there anyway",
      .choices = "none|cpu|nvme",
      .field = field<&Config::zero_optimization, &Zero::offload_optimizer, &Offload::device>},
     honoured("zero_optimization.offload_optimizer.nvme_path", Kind::kString, "\"\"",
@@ -120,8 +123,8 @@ constexpr Key kOffloadKeys[] = {
      .kind = Kind::kChoice,
      .fallback = "\"none\"",
      .note =
-         "nvme: a scratch file of each rank in nvme_path, read just before use; cpu: without a GPU they are in host "
-         "memory anyway",
+         "nvme: a scratch file of each rank in nvme_path, read just before use; cpu: host memory, also of a module on "
+         "a GPU; with one on the CPU they are there anyway",
      .choices = "none|cpu|nvme",
      .field = field<&Config::zero_optimization, &Zero::offload_param, &OffloadParam::device>},
     honoured("zero_optimization.offload_param.nvme_path", Kind::kString, "\"\"",
@@ -140,8 +143,8 @@ constexpr Key kOffloadKeys[] = {
               "what is read goes to memory that the ranks share", "false|true"),
 
     no_effect("zero_optimization.cpu_offload", Kind::kBool, "false",
-              "without a GPU parameters and states are in host memory anyway; from a GPU offload is not built; today "
-              "\"offload_optimizer\": {\"device\": \"cpu\"} is written for it",
+              "of a module on the CPU states are in host memory anyway; for one on a GPU write \"offload_optimizer\": "
+              "{\"device\": \"cpu\"}",
               "false"),
     no_effect("zero_optimization.cpu_offload_param", Kind::kBool, "false", kCpuOffloadParam, "false"),
     no_effect("zero_optimization.cpu_offload_params", Kind::kBool, "false", kCpuOffloadParam, "false"),

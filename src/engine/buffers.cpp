@@ -115,7 +115,7 @@ void write_stored(const at::Tensor& buffer, const at::Tensor& values) {
   if (!write_in_place(buffer.detach(), source)) buffer.set_data(source.clone());
 }
 
-void check_buffers(const Inventory& inventory, int ranks) {
+void check_buffers(const Inventory& inventory) {
   std::map<const void*, std::string> parameters;
   for (const auto& item : inventory.parameters) {
     if (item.tensor.has_storage() && item.tensor.numel() > 0) {
@@ -140,10 +140,6 @@ void check_buffers(const Inventory& inventory, int ranks) {
     if (!has_element_type(c10::toRealValueType(tensor.scalar_type()))) {
       refuse(buffer, fmt::format("is of dtype {}, which checkpoints cannot hold", c10::toString(tensor.scalar_type())),
              "register it as a floating-point, integer, bool or complex tensor");
-    }
-    if (ranks > 1 && !tensor.is_cpu()) {
-      refuse(buffer, fmt::format("is on {}, and {} ranks exchange host memory only", tensor.device().str(), ranks),
-             "move the whole module to the CPU");
     }
     const auto shared = tensor.numel() > 0 ? parameters.find(storage_of(tensor)) : parameters.end();
     if (shared != parameters.end()) {
@@ -186,8 +182,8 @@ void broadcast_buffers(const Inventory& inventory, Group& group) {
   if (group.size() == 1) return;
   for (const auto& buffer : inventory.buffers) {
     if (buffer.tensor.numel() == 0) continue;
-    at::Tensor values = stored_form(buffer.tensor).contiguous();
-    const bool is_its_memory = values.const_data_ptr() == buffer.tensor.const_data_ptr();
+    const at::Tensor values = stored_form(buffer.tensor).contiguous().cpu();
+    const bool is_its_memory = buffer.tensor.is_cpu() && values.const_data_ptr() == buffer.tensor.const_data_ptr();
     group
         .broadcast(values.mutable_data_ptr(), static_cast<std::int64_t>(values.nbytes()), DType::kByte, 0,
                    {.label = buffer.name})

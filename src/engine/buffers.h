@@ -29,7 +29,7 @@ void write_stored(const at::Tensor& buffer, const at::Tensor& values);
 /// nested buffers, dtypes that files do not have, buffers without memory (meta), buffers that share memory with
 /// a parameter (whose memory becomes the engine's), and, with several ranks, buffers that are not on the CPU.
 /// Local. Throws ModelError.
-void check_buffers(const Inventory& inventory, int ranks);
+void check_buffers(const Inventory& inventory);
 
 /// The precision buffers are to have beside parameters of `param_dtype`: with kParameters all that are floating
 /// point take it; with kModule only those that go to kernels together with parameters. Buffers that share memory go

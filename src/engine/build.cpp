@@ -51,7 +51,7 @@ DType param_dtype_of(const Config& config, const Inventory& inventory) {
   return config.param_dtype();
 }
 
-c10::Device device_of(const Inventory& inventory, const Group& group) {
+c10::Device module_device_of(const Inventory& inventory) {
   c10::Device device = inventory.parameters.empty() ? c10::Device(c10::kCPU) : inventory.parameters[0].tensor.device();
   for (const auto& item : inventory.parameters) {
     if (item.tensor.device() != device) {
@@ -59,13 +59,18 @@ c10::Device device_of(const Inventory& inventory, const Group& group) {
                                    item.name, item.tensor.device().str(), device.str()));
     }
   }
-  if (!device.is_cpu() && group.size() > 1) {
-    throw ConfigError(
-        fmt::format("the module is on {} and the group has {} ranks, but the '{}' backend moves host "
-                    "memory only; use one rank, or keep the module on the CPU",
-                    device.str(), group.size(), group.backend()));
-  }
   return device;
+}
+
+/// Where shards, sums and states are: with a module on an accelerator in host memory, if ranks share them (what moves
+/// between ranks is host memory) or the configuration wants them there.
+c10::Device shards_device_of(c10::Device module_device, const Config& config, const Group& group) {
+  const auto& zero = config.zero_optimization;
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  const bool offloaded =
+      zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone ||
+      config.zerotorch.offload_gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
+  return offloaded || group.size() > 1 ? c10::Device(c10::kCPU) : module_device;
 }
 
 /// Strides of the flat layout: the parameter's own where they are dense, so that user code that looks at
@@ -91,10 +96,19 @@ setup::LaidOut make_model(Engine::Impl& impl) {
                      impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
-  model.device = device_of(inventory, impl.group);
-  const setup::LaidOut laid = setup::lay_out(
-      infos, inventory.tree, impl.config,
-      {.count = impl.group.size(), .hosts = impl.group.single_node() ? 1 : 2, .on_cpu = model.device.is_cpu()});
+  model.module_device = module_device_of(inventory);
+  model.device = shards_device_of(model.module_device, impl.config, impl.group);
+  if (model.module_is_elsewhere()) {
+    impl.config.notices.push_back(fmt::format(
+        "the module is on {}; shards, sums of gradients and optimizer states are in host memory, where they "
+        "are updated",
+        model.module_device.str()));
+  }
+  const setup::LaidOut laid = setup::lay_out(infos, inventory.tree, impl.config,
+                                             {.count = impl.group.size(),
+                                              .hosts = impl.group.single_node() ? 1 : 2,
+                                              .on_cpu = model.device.is_cpu(),
+                                              .module_on_cpu = model.module_device.is_cpu()});
   model.parameters.resize(infos.size());
   for (const auto& from : laid.units) {
     const int u = static_cast<int>(model.units.size());
@@ -116,7 +130,7 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   model.gradient_dtype = laid.gradient_dtype;
   model.sum_dtype = laid.sum_dtype;
   model.transport = comm::make_host_transport(impl.group);
-  model.home = storage::Home(model.device, model.transport);
+  model.home = storage::Home(model.device, model.transport, model.module_device);
   model.passes = &optim::passes_for(model.device);
   model.group = impl.group;
   return laid;
@@ -166,7 +180,10 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
                                           .max_reuse_numel = zero.stage3_max_reuse_distance,
                                           .prefetch_numel = laid.prefetch_numel,
                                           .measured_prefetch = impl.config.zerotorch.measured_prefetch,
-                                          .publish_bucket_numel = zero.allgather_bucket_size};
+                                          .publish_bucket_numel = zero.allgather_bucket_size,
+                                          .updates_in_backward = laid.step_in_backward};
+    options.shares_shards = impl.model.module_is_elsewhere() && impl.group.size() > 1 && impl.group.single_node() &&
+                            laid.sharding.optimizer_states && !laid.parameters_on_disk;
     if (laid.parameters_on_disk) {
       options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);
       options.disk->cuts = laid.parameter_slots();
@@ -322,7 +339,8 @@ void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   for (int p : model.units[u].parameters) {
     auto& parameter = model.parameters[p];
     parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model.param_dtype), parameter.strides,
-                            static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.device, &impl.uses);
+                            static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.module_device,
+                            &impl.uses);
   }
 }
 
@@ -439,23 +457,28 @@ std::string describe_states(const sharding::OptimizerOptions& options) {
 
 /// Throws ConfigError.
 void check_device(const Engine::Impl& impl, const sharding::OptimizerOptions& options) {
-  if (impl.model.passes->in_host_memory()) return;
-  if (options.disk) {
+  const Config& config = impl.config;
+  const bool moves_activations =
+      config.zerotorch.offload_activations.device != Config::Zerotorch::OffloadActivations::Device::kNone ||
+      config.activation_checkpointing.partition_activations;
+  if (moves_activations && !impl.model.module_device.is_cpu()) {
     throw ConfigError(
-        fmt::format("zero_optimization.offload_optimizer.device: 'nvme' updates host memory only, and the "
-                    "module is on {}; move it to the CPU or remove the section",
-                    impl.model.device.str()));
+        fmt::format("zerotorch.offload_activations and activation_checkpointing.partition_activations take activations "
+                    "from host memory, and the module is on {}; move it to the CPU or remove them",
+                    impl.model.module_device.str()));
   }
+  if (impl.model.passes->in_host_memory()) return;
+  constexpr std::string_view kRemedy =
+      "set zero_optimization.offload_optimizer.device to 'cpu', which keeps and updates states there";
   for (const auto& group : options.groups) {
     if (group.rule->update_on_device) continue;
     throw ConfigError(
-        fmt::format("optimizer.type: {} updates host memory only, and the module is on {}; move it to the "
-                    "CPU or choose another type",
-                    group.rule->name, impl.model.device.str()));
+        fmt::format("optimizer.type: {} updates host memory only, and the module is on {}; {}, or choose another type",
+                    group.rule->name, impl.model.device.str(), kRemedy));
   }
   if (options.stochastic_rounding) {
-    throw ConfigError(fmt::format("zerotorch.stochastic_rounding: in host memory only, and the module is on {}",
-                                  impl.model.device.str()));
+    throw ConfigError(fmt::format("zerotorch.stochastic_rounding: in host memory only, and the module is on {}; {}",
+                                  impl.model.device.str(), kRemedy));
   }
 }
 
@@ -517,7 +540,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     if (!impl.config.zerotorch.step_in_backward) impl.raw_writes.emplace(impl.model);
   }
   impl.refresh_rates();
-  impl.random.set_device(impl.model.device);
+  impl.random.set_device(impl.model.module_device);
   impl.program_seed = MicroBatchRandom::program_seed();
   MicroBatchRandom::forget_seeding();
 }
@@ -626,7 +649,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = impl->evaluation_only ? "for evaluation only" : setup.description;
   const setup::LaidOut laid = make_model(*impl);
-  check_buffers(impl->inventory, impl->group.size());
+  check_buffers(impl->inventory);
   check_memory(impl->inventory);
   storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
   impl->memory_before = measure_module(impl->inventory);

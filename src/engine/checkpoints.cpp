@@ -157,7 +157,7 @@ class Collector {
     MicroBatchRandom::interrupt();  // the program's are saved
     for (int rank = 0; rank < impl_.groups.all.size(); ++rank) {
       add_random_state(rank, c10::Device(c10::kCPU));
-      if (!impl_.model.device.is_cpu()) add_random_state(rank, impl_.model.device);
+      if (!impl_.model.module_device.is_cpu()) add_random_state(rank, impl_.model.module_device);
     }
   }
 

@@ -506,7 +506,7 @@ int Engine::world_size() const { return impl_->group.size(); }
 int Engine::local_rank() const { return impl_->groups.all.local_rank(); }
 int Engine::model_parallel_rank() const { return impl_->groups.model_parallel_rank(); }
 int Engine::model_parallel_size() const { return impl_->groups.model_parallel_size(); }
-at::Device Engine::device() const { return impl_->model.device; }
+at::Device Engine::device() const { return impl_->model.module_device; }
 const Group& Engine::group() const { return impl_->group; }
 const Group& Engine::all_ranks() const { return impl_->groups.all; }
 const Config& Engine::config() const { return impl_->config; }

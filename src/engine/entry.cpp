@@ -132,7 +132,7 @@ void Engine::Impl::check_module() {
     if (parameter.handle->owns(parameter.tensor)) continue;
     const at::Tensor& now = parameter.tensor;
     const bool same_kind = now.scalar_type() == storage::to_scalar_type(model.param_dtype) &&
-                           now.device() == model.device && now.layout() == at::kStrided &&
+                           now.device() == model.module_device && now.layout() == at::kStrided &&
                            now.numel() == parameter.range.numel() &&
                            now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);
     if (same_kind && !config.zerotorch.step_in_backward) {

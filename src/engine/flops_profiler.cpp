@@ -105,14 +105,14 @@ double measure_peak(const sharding::ShardedModel& model) {
   constexpr std::int64_t kSize = 1024;
   constexpr double kSeconds = 0.2;
   const at::NoGradGuard no_grad;
-  const auto options = at::TensorOptions(storage::to_scalar_type(model.param_dtype)).device(model.device);
+  const auto options = at::TensorOptions(storage::to_scalar_type(model.param_dtype)).device(model.module_device);
   const at::Tensor left = at::full({kSize, kSize}, 0.5, options), right = at::full({kSize, kSize}, 0.25, options);
   double best = 0;
   const double end = base::seconds_now() + kSeconds;
   for (int round = 0; round < 2 || base::seconds_now() < end; ++round) {
     const double begin = base::seconds_now();
     const at::Tensor product = at::mm(left, right);
-    if (!model.device.is_cpu()) product[0][0].item();  // waits for the device
+    if (!model.module_device.is_cpu()) product[0][0].item();  // waits for the device
     constexpr double kFlops = 2.0 * kSize * kSize * kSize;
     best = std::max(best, ratio(kFlops, base::seconds_now() - begin));
   }

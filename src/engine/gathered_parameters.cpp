@@ -39,16 +39,17 @@ void end_writes(Engine::Impl& impl, const std::vector<int>& parameters, bool fai
   for (const int p : parameters) {
     const auto& parameter = impl.model.parameters[p];
     if (parameter.range.empty()) continue;
-    const at::Tensor gathered =
-        impl.store->pinned_view(parameter.unit).narrow(0, parameter.range.begin, parameter.range.numel());
+    void* const gathered = impl.store->module_values(p);
     if (failed) {
-      writes.take_back(p, gathered.mutable_data_ptr());
+      writes.take_back(p, gathered);
       intercept::bump_version(parameter.tensor);
     } else if (writes.has(p)) {
-      impl.model.passes->copy(gathered.mutable_data_ptr(), parameter.handle->data(), gathered.nbytes());
+      const auto nbytes = static_cast<std::size_t>(parameter.range.numel()) * element_nbytes(impl.model.param_dtype);
+      optim::passes_for(impl.model.module_device).copy(gathered, parameter.handle->data(), nbytes);
     }
     writes.forget_original(p);
   }
+  if (!failed) impl.store->collect(parameters);
 }
 
 std::vector<at::Tensor> all_parameters(Engine& engine) {

@@ -420,7 +420,7 @@ class LoadPlanner {
       return;
     }
     plan_random_state("cpu", c10::Device(c10::kCPU));
-    if (!impl_.model.device.is_cpu()) plan_random_state("accelerator", impl_.model.device);
+    if (!impl_.model.module_device.is_cpu()) plan_random_state("accelerator", impl_.model.module_device);
   }
 
   void plan_random_state(std::string_view device_name, c10::Device device) {

@@ -10,7 +10,7 @@ namespace zero::engine {
 RawWriteCheck::RawWriteCheck(const sharding::ShardedModel& model) : model_(model) { remember(); }
 
 RawWriteCheck::Mark RawWriteCheck::mark_of(const sharding::Parameter& parameter) const {
-  if (!parameter.handle->attached() || parameter.range.empty() || !model_.device.is_cpu()) return {};
+  if (!parameter.handle->attached() || parameter.range.empty() || !model_.module_device.is_cpu()) return {};
   const auto nbytes = static_cast<std::size_t>(parameter.range.numel()) * element_nbytes(model_.param_dtype);
   const void* const data = parameter.tensor.const_data_ptr();
   return {data, static_cast<std::uint32_t>(parameter.tensor._version()), XXH3_64bits(data, nbytes)};

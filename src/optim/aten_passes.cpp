@@ -34,7 +34,11 @@ at::ScalarType scalar_type_of(StateFormat format) {
 }
 
 at::Tensor view_of(const void* data, at::ScalarType type, std::int64_t numel, c10::Device device) {
-  return at::from_blob(const_cast<void*>(data), {numel}, at::TensorOptions().dtype(type).device(device));
+  // Named, the device is not looked up from the address, which a backend need not be able to do.
+  return at::for_blob(const_cast<void*>(data), {numel})
+      .options(at::TensorOptions().dtype(type).device(device))
+      .target_device(device)
+      .make_tensor();
 }
 
 class AtenPasses final : public Passes {

@@ -23,15 +23,15 @@ layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode&
   return options;
 }
 
-bool use_node_shared(const Config& config, const LaidOut& laid, bool on_cpu) {
+bool use_node_shared(const Config& config, const LaidOut& laid, bool module_on_cpu) {
   using Store = Config::Zerotorch::Store;
   const auto wanted = config.zerotorch.store;
-  if (wanted == Store::kNodeShared && !on_cpu) {
+  if (wanted == Store::kNodeShared && !module_on_cpu) {
     throw ConfigError("zerotorch.store: 'node_shared' needs the module on the CPU; use 'copying' or 'auto'");
   }
   if (laid.parameters_on_disk) return false;
   if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
-  return laid.hosts == 1 && on_cpu && laid.world_size > 1 && laid.sharding.parameters;
+  return laid.hosts == 1 && module_on_cpu && laid.world_size > 1 && laid.sharding.parameters;
 }
 
 std::vector<bool> residents(const Config& config, const LaidOut& laid) {
@@ -210,7 +210,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.sub_group_numel = layout::round_up(zero.sub_group_size, layout::kBlockNumel);
   put_gradients_on_disk(config, ranks, laid);
   put_parameters_on_disk(config, ranks, laid);
-  laid.node_shared = use_node_shared(config, laid, ranks.on_cpu);
+  laid.node_shared = use_node_shared(config, laid, ranks.module_on_cpu);
   laid.resident = residents(config, laid);
   choose_rules(parameters, config, laid);
   return laid;

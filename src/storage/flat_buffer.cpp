@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "comm/transport.h"
+#include "storage/device_stream.h"
 
 namespace zero::storage {
 namespace {
@@ -68,6 +69,14 @@ DType to_dtype(at::ScalarType type) {
   }
 }
 
+at::Tensor view_of(const void* data, DType dtype, std::int64_t numel, c10::Device device) {
+  // Named, the device is not looked up from the address, which a backend need not be able to do.
+  return at::for_blob(const_cast<void*>(data), {numel})
+      .options(at::TensorOptions().dtype(to_scalar_type(dtype)).device(device))
+      .target_device(device)
+      .make_tensor();
+}
+
 FlatBuffer::FlatBuffer(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel, std::int64_t charged_numel,
                        c10::Device device, std::shared_ptr<void> memory, void* data)
     : ledger_(&ledger),
@@ -112,12 +121,13 @@ FlatBuffer FlatBuffer::make_private(Ledger& ledger, MemoryKind kind, DType dtype
 }
 
 FlatBuffer FlatBuffer::make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
-                                     comm::ShardTransport& transport) {
+                                     comm::ShardTransport& transport, c10::Device copies_by) {
   if (numel == 0) return {};
-  auto memory =
-      std::make_shared<SharedMemory>(transport.allocate(static_cast<std::size_t>(numel) * element_nbytes(dtype)));
+  const auto nbytes = static_cast<std::size_t>(numel) * element_nbytes(dtype);
+  auto memory = std::make_shared<SharedMemory>(transport.allocate(nbytes));
   void* data = memory->data();
-  return {ledger, kind, dtype, numel, numel, c10::kCPU, std::move(memory), data};
+  return {ledger, kind, dtype, numel, numel, c10::kCPU, pin_host_memory(std::move(memory), data, nbytes, copies_by),
+          data};
 }
 
 FlatBuffer FlatBuffer::make_node_shared(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
@@ -132,8 +142,7 @@ FlatBuffer FlatBuffer::make_node_shared(Ledger& ledger, MemoryKind kind, DType d
 at::Tensor FlatBuffer::view(std::int64_t offset_numel, std::int64_t numel) const {
   ZERO_CHECK(offset_numel >= 0 && numel >= 0 && offset_numel + numel <= numel_, "[{}, +{}) of {}", offset_numel, numel,
              numel_);
-  return at::from_blob(data_at(offset_numel), {numel},
-                       at::TensorOptions().dtype(to_scalar_type(dtype_)).device(device_));
+  return view_of(data_at(offset_numel), dtype_, numel, device_);
 }
 
 }  // namespace zero::storage

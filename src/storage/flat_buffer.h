@@ -17,6 +17,9 @@ namespace zero::storage {
 at::ScalarType to_scalar_type(DType dtype);
 DType to_dtype(at::ScalarType type);  ///< throws ModelError for types that ZeRO does not shard
 
+/// [numel] elements at `data`, memory of `device`, which the tensor does not own.
+at::Tensor view_of(const void* data, DType dtype, std::int64_t numel, c10::Device device);
+
 class FlatBuffer {
  public:
   FlatBuffer() = default;
@@ -29,9 +32,10 @@ class FlatBuffer {
   /// system grants them), elsewhere a zero-filled tensor. Local. Throws IoError with got and wanted.
   static FlatBuffer make_private(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
                                  c10::Device device = c10::kCPU);
-  /// CPU memory that the other ranks of this host can read in place. Local.
+  /// CPU memory that the other ranks of this host can read in place, pinned for `copies_by` where that is an
+  /// accelerator. Local.
   static FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
-                                  comm::ShardTransport& transport);
+                                  comm::ShardTransport& transport, c10::Device copies_by = c10::kCPU);
   /// One CPU mapping for all ranks of the host; the ledger is charged `charged_numel`. *Collective.*
   static FlatBuffer make_node_shared(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
                                      std::int64_t charged_numel, Group& group, std::string_view label);

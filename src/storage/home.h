@@ -9,8 +9,9 @@ class Home {
  public:
   Home() = default;
   /// `transport`: of those who may read in place what is made readable.
-  Home(c10::Device device, std::shared_ptr<comm::ShardTransport> transport)
-      : device_(device), transport_(std::move(transport)) {}
+  /// `module_device` copies from and to what is made readable.
+  Home(c10::Device device, std::shared_ptr<comm::ShardTransport> transport, c10::Device module_device = c10::kCPU)
+      : device_(device), module_device_(module_device), transport_(std::move(transport)) {}
 
   c10::Device device() const { return device_; }
 
@@ -20,14 +21,14 @@ class Home {
   }
   /// That the other ranks may read in place, where the transport moves this device's memory. Local.
   FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel) const {
-    return device_.is_cpu() ? FlatBuffer::make_readable(ledger, kind, dtype, numel, *transport_)
+    return device_.is_cpu() ? FlatBuffer::make_readable(ledger, kind, dtype, numel, *transport_, module_device_)
                             : make_private(ledger, kind, dtype, numel);
   }
   /// True when take_block() hands out, of this home's memory, what activations have left (storage/cpu_allocator.h).
   bool reuses_blocks() const;
 
  private:
-  c10::Device device_{c10::kCPU};
+  c10::Device device_{c10::kCPU}, module_device_{c10::kCPU};
   std::shared_ptr<comm::ShardTransport> transport_;
 };
 

@@ -1,4 +1,3 @@
-#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include "base/clock.h"
 #include "layout/gather_schedule.h"
 #include "layout/prefetch_window.h"
+#include "zero/device_units.h"
 #include "zero/parameter_store.h"
 #include "zero/shard_home.h"
 
@@ -45,15 +45,19 @@ class CopyingStore final : public ParameterStore {
         largest_numel_ = std::max(largest_numel_, unit(i).numel);
         continue;
       }
+      if (options_.shares_shards) continue;
       for (const Range range : layout::bucket_ranges(unit(i).numel, options_.publish_bucket_numel)) {
         publications_[i].push_back({range, layout::shard_counts(unit(i).cuts, range)});
       }
       residents_[i] = model_.home.make_readable(ledger, MemoryKind::kParameters, model_.param_dtype, unit(i).numel);
     }
-    if (std::find(resident.begin(), resident.end(), false) != resident.end()) {
+    if (options_.shares_shards) {
+      home_ = make_node_shared_shards(model_, ledger);
+    } else if (std::find(resident.begin(), resident.end(), false) != resident.end()) {
       home_ = options_.disk ? make_disk_shards(model_, ledger, resident, *options_.disk)
                             : make_memory_shards(model_, ledger, resident);
     }
+    if (model.module_is_elsewhere()) on_device_.emplace(model_, ledger);
     // One unit ahead, until times have been measured.
     schedule_.set_window(options_.measured_prefetch ? std::min(largest_numel_, options_.prefetch_numel)
                                                     : options_.prefetch_numel);
@@ -66,34 +70,42 @@ class CopyingStore final : public ParameterStore {
   }
   void visit(int index, Range range, Access access, Lease lease) override {
     if (range.empty()) return;
-    if (is_resident(index)) {
+    if (has_own_memory(index)) {
       lease(range, residents_[index].data_at(range.begin));
     } else {
       home_->visit(index, range, access, lease);
     }
   }
   void* in_memory(int index, Range range) override {
-    return is_resident(index) ? residents_[index].data_at(range.begin) : home_->in_memory(index, range);
+    return has_own_memory(index) ? residents_[index].data_at(range.begin) : home_->in_memory(index, range);
   }
 
   void start() override {
     for (std::size_t i = 0; i < residents_.size(); ++i) {
-      if (is_resident(i)) attach(static_cast<int>(i), residents_[i].data());
+      const int index = static_cast<int>(i);
+      if (!is_resident(i)) continue;
+      if (on_device_) on_device_->take_for_good(index);
+      attach(index, module_memory(index));
     }
     gather_residents(/*frozen_too=*/true);
     if (home_) home_->publish(/*frozen_too=*/true);
+    upload_residents(/*frozen_too=*/true);
     counts_ = {};  // the report is about training
     schedule_.reset_peak();
     counts_.prefetch_window_numel = schedule_.window_numel();
   }
 
-  void quiesce() override { carry_out(schedule_.quiesce()); }
+  void quiesce() override {
+    carry_out(schedule_.quiesce());
+    if (on_device_) on_device_->finish();
+  }
 
   void publish(bool frozen_too) override {
     Stopwatch watch(timeline_, &StepBreakdown::publish);
     carry_out(schedule_.publish());
     gather_residents(frozen_too);
     if (home_) home_->publish(frozen_too);
+    upload_residents(frozen_too);
     choose_window();
   }
 
@@ -104,30 +116,52 @@ class CopyingStore final : public ParameterStore {
     for (int index : units) carry_out(schedule_.unpin(index));
   }
 
-  at::Tensor pinned_view(int index) override { return view(index, unit(index).whole()); }
+  at::Tensor pinned_view(int index) override {
+    return model_.view(whole(index), model_.param_dtype, unit(index).numel);
+  }
+  void* module_values(int p) override {
+    const auto& parameter = model_.parameters[p];
+    return address(module_memory(parameter.unit), parameter.range.begin);
+  }
+
+  void collect(std::span<const int> parameters) override {
+    if (!on_device_) return;
+    for (const int p : parameters) {
+      const auto& parameter = model_.parameters[p];
+      on_device_->download(parameter.unit, parameter.range, address(whole(parameter.unit), parameter.range.begin));
+    }
+  }
 
   void broadcast(std::span<const int> parameters, int root) override {
+    const bool all_see_it = home_ && home_->always_whole();
     for (int p : parameters) {
+      if (all_see_it) break;
       const auto& parameter = model_.parameters[p];
+      void* const values = whole(parameter.unit);
       model_.transport
-          ->broadcast(address(parameter.unit, parameter.range.begin), parameter.range.numel(), model_.param_dtype, root,
+          ->broadcast(address(values, parameter.range.begin), parameter.range.numel(), model_.param_dtype, root,
                       {.label = parameter.name})
           .wait();
       if (is_resident(parameter.unit)) continue;
       const Range mine = layout::intersect(unit(parameter.unit).shard(model_.rank()), parameter.range);
       if (mine.empty()) continue;
       home_->visit(parameter.unit, mine, Access::kUpdate, [&](Range piece, void* low) {
-        model_.passes->copy(low, address(parameter.unit, piece.begin),
+        model_.passes->copy(low, address(values, piece.begin),
                             static_cast<std::size_t>(piece.numel()) * element_nbytes(model_.param_dtype));
       });
     }
     if (home_) home_->publish_gathered();
     model_.group.barrier({.label = "broadcast parameters"}).wait();
+    if (!on_device_) return;
+    for (const int p : parameters) {
+      const auto& parameter = model_.parameters[p];
+      on_device_->upload(parameter.unit, parameter.range, address(whole(parameter.unit), parameter.range.begin));
+    }
   }
 
   void reattach(int p) override {
     const int index = model_.parameters[p].unit;
-    if (schedule_.is_whole(index)) attach_parameter(p, whole(index));
+    if (schedule_.is_whole(index)) attach_parameter(p, module_memory(index));
   }
 
   std::optional<storage::DiskTraffic> disk_traffic() const override {
@@ -136,19 +170,25 @@ class CopyingStore final : public ParameterStore {
   std::string disk_description() const override { return home_ ? home_->disk_description() : std::string(); }
 
   std::shared_ptr<void> keep_alive(int index) override {
-    return is_resident(index) ? residents_[index].keep_alive() : nullptr;
+    if (!is_resident(index)) return nullptr;
+    return on_device_ ? on_device_->keep_alive(index) : residents_[index].keep_alive();
   }
 
   void before_use(intercept::ParameterHandle& handle) override {
-    if (!home_) return;  // all units are whole, always
+    const int index = handle.unit();
+    if (!home_) {  // all units are whole, always
+      if (!on_device_) return;
+      const std::lock_guard lock(mutex_);
+      return on_device_->use(index);
+    }
     const std::lock_guard lock(mutex_);
     home_->progress();
-    const int index = handle.unit();
     const auto before = schedule_.current();
     const auto commands = schedule_.use(index, phase());
     if (times_of_uses_.measuring() && before != schedule_.current())
       times_of_uses_.note_use(phase(), base::seconds_now(), timeline_.times.gather);
     carry_out(commands, /*for_use=*/true);
+    if (on_device_) on_device_->use(index);
   }
   void after_use(intercept::ParameterHandle& handle) noexcept override {
     if (!home_) return;
@@ -158,18 +198,18 @@ class CopyingStore final : public ParameterStore {
   }
 
  private:
-  /// Where a resident or gathered unit is.
-  void* whole(int index) const { return is_resident(index) ? residents_[index].data() : gathered_[index]; }
-  void* address(int index, std::int64_t element) const {
-    return static_cast<std::byte*>(whole(index)) +
-           element * static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
+  /// Where a resident or gathered unit is, and where the module reads it.
+  void* whole(int index) {
+    if (!is_resident(index)) return gathered_[index];
+    return has_own_memory(index) ? residents_[index].data() : home_->in_memory(index, unit(index).whole());
   }
-  at::Tensor view(int index, Range range) const {
-    return at::from_blob(address(index, range.begin), {range.numel()},
-                         at::TensorOptions().dtype(storage::to_scalar_type(model_.param_dtype)).device(model_.device));
+  void* module_memory(int index) { return on_device_ ? on_device_->data(index) : whole(index); }
+  void* address(void* base, std::int64_t element) const {
+    return static_cast<std::byte*>(base) + element * static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
   }
   /// Also for the progress thread: never changes.
   bool is_resident(std::size_t index) const { return options_.resident[index]; }
+  bool has_own_memory(std::size_t index) const { return is_resident(index) && !options_.shares_shards; }
 
   /// `for_use`: what has to be waited for is needed by the operator that comes.
   void carry_out(layout::GatherSchedule::Commands commands, bool for_use = false) {
@@ -206,17 +246,22 @@ class CopyingStore final : public ParameterStore {
     }
     ++counts_.gathers;
     if (prefetched) ++counts_.prefetched_gathers;
+    if (!on_device_) return;
+    on_device_->take(index);
+    if (home_->always_whole()) on_device_->upload(index, the_unit.whole(), gathered_[index]);
   }
 
   void wait_for_gather(int index, bool for_use) {
     Stopwatch watch(timeline_, &StepBreakdown::gather, unit(index).name);
     const double seconds = home_->wait(index);
     if (for_use && times_of_uses_.measuring()) times_of_uses_.note_gather(unit(index).numel, seconds);
-    attach(index, gathered_[index]);
+    if (on_device_ && !home_->always_whole()) on_device_->upload(index, unit(index).whole(), gathered_[index]);
+    attach(index, module_memory(index));
   }
 
   void drop(int index) {
     release(index);
+    if (on_device_) on_device_->give_back(index, /*host_is_reused=*/!home_->always_whole());
     gathered_[index] = nullptr;
     home_->drop(index);
   }
@@ -234,10 +279,20 @@ class CopyingStore final : public ParameterStore {
     counts_.prefetch_window_numel = schedule_.window_numel();
   }
 
+  void upload_residents(bool frozen_too) {
+    if (!on_device_) return;
+    for (std::size_t i = 0; i < residents_.size(); ++i) {
+      const int index = static_cast<int>(i);
+      if (is_resident(i) && (unit(index).trainable || frozen_too))
+        on_device_->upload(index, unit(index).whole(), whole(index));
+    }
+    if (options_.updates_in_backward) on_device_->finish();
+  }
+
   /// Sends every owner's slice of resident units to all ranks.
   void gather_residents(bool frozen_too) {
     // Without sharded optimizer states every rank has computed all of it by itself.
-    if (model_.world_size() == 1 || !model_.sharding.optimizer_states) return;
+    if (model_.world_size() == 1 || !model_.sharding.optimizer_states || options_.shares_shards) return;
     for (std::size_t i = 0; i < residents_.size(); ++i) {
       const Unit& the_unit = unit(i);
       if (!is_resident(i) || !(the_unit.trainable || frozen_too)) continue;
@@ -255,10 +310,11 @@ class CopyingStore final : public ParameterStore {
 
   CopyingStoreOptions options_;
   layout::GatherSchedule schedule_;
-  std::vector<FlatBuffer> residents_;                   ///< by unit; empty for others
+  std::vector<FlatBuffer> residents_;                   ///< by unit; empty for others, and where all share them
   std::vector<void*> gathered_;                         ///< by unit: where it is, or will be, whole
   std::vector<std::vector<Publication>> publications_;  ///< by unit, of residents
-  std::unique_ptr<ShardHome> home_;                     ///< null where all units are resident
+  std::unique_ptr<ShardHome> home_;                     ///< null where all units are resident in own memory
+  std::optional<DeviceUnits> on_device_;                ///< if the module is on another device
   std::mutex mutex_;                                    ///< several threads may evaluate
   std::int64_t largest_numel_ = 0;                      ///< of the units that are gathered
   layout::MeasuredWindow times_of_uses_;

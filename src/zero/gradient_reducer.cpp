@@ -58,6 +58,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
       window_used_(model.parameters.size(), 0),
       process_(::getpid()) {
   used_in_backward_.reserve(model.parameters.size());
+  if (model.module_is_elsewhere()) from_device_.emplace(model.module_device);
   if (!options_.is_last_micro_batch) options_.is_last_micro_batch = [] { return true; };
   make_buckets();
   if (model.sharding.gradients) {
@@ -113,8 +114,15 @@ GradientReducer::~GradientReducer() {
   // given up; where ranks cannot tell each other that they go, they complete each other's parts if they know of them.
   if (board_ && ::getpid() == process_ && std::uncaught_exceptions() == 0 && !model_.group.failed()) {
     try {
+      post_all();
       if (!board_->abandon() && agreed_routed_) flush("gradients of an engine that goes");
     } catch (const std::exception&) {  // others learn why
+    }
+  }
+  if (from_device_ && ::getpid() == process_) {
+    try {
+      from_device_->finish();          // copies under way write into buckets
+    } catch (const std::exception&) {  // a device that has failed
     }
   }
   // Its finish steps may run in another thread, and would find nothing to add to.
@@ -201,11 +209,14 @@ void GradientReducer::begin_micro_batch() {
 
 void GradientReducer::add(int parameter, const at::Tensor& gradient) {
   begin_micro_batch();
+  post_arrived();
   if (!used_[parameter]) {
     used_[parameter] = 1;
     used_in_backward_.push_back(parameter);
   }
-  if (!rows_ || is_in_buckets(parameter) || !rows_->keep(parameter, gradient)) add_dense(parameter, gradient);
+  const bool sparse_elsewhere = gradient.layout() != at::kStrided && gradient.device() != model_.device;
+  const at::Tensor here = sparse_elsewhere ? gradient.to(model_.device) : gradient;
+  if (!rows_ || is_in_buckets(parameter) || !rows_->keep(parameter, here)) add_dense(parameter, here);
 }
 
 bool GradientReducer::is_in_buckets(int parameter) const {
@@ -248,6 +259,7 @@ bool GradientReducer::undo_backward() {
   if (!schedule_.undo_backward()) return false;
   if (rows_) rows_->undo_backward();
   for (const int b : schedule_.undone()) {
+    wait_for_copies(buckets_[b]);
     if (pool_) pool_->give_back(buckets_[b].buffer);
     buckets_[b].buffer = nullptr;
   }
@@ -264,6 +276,7 @@ void GradientReducer::open(Bucket& bucket) {
                     "losses for one backward, or set it to false",
                     model_.units[bucket.unit].name));
   }
+  if (std::ranges::find(on_their_way_, index) != on_their_way_.end()) post_all();
   retire_if_complete(bucket);
   if (pool_) {
     take_from_pool(bucket);
@@ -306,6 +319,7 @@ bool GradientReducer::wait_a_while(Bucket& bucket) {
 }
 
 void GradientReducer::take_from_pool(Bucket& bucket) {
+  if (!on_their_way_.empty() && pool_->would_exceed(pool_limit_numel_, bucket.range.numel())) post_all();
   while (!sent_.empty() && pool_->would_exceed(pool_limit_numel_, bucket.range.numel())) {
     const Stopwatch watch(timeline_, &StepBreakdown::wait, model_.units[bucket.unit].name);
     const auto done =
@@ -326,9 +340,10 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
   at::Tensor source = gradient;
   const bool lazy = source.layout() != at::kStrided || source.is_neg() || source._is_zerotensor();
   if (lazy || source.strides() != target.tensor.strides() || !source.is_non_overlapping_and_dense() ||
-      source.scalar_type() != target.tensor.scalar_type() || source.device() != model_.device) {
+      source.scalar_type() != target.tensor.scalar_type() ||
+      (source.device() != model_.device && source.device() != model_.module_device)) {
     source = at::empty_strided(target.tensor.sizes(), target.tensor.strides(),
-                               at::TensorOptions().dtype(target.tensor.scalar_type()).device(model_.device));
+                               at::TensorOptions().dtype(target.tensor.scalar_type()).device(model_.module_device));
     source.copy_(gradient.layout() == at::kStrided ? gradient : gradient.to_dense());
     copied_nbytes_ += static_cast<std::int64_t>(source.nbytes());
   }
@@ -337,17 +352,60 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
   const std::int64_t to = part.begin - bucket.range.begin;
   const std::int64_t from = part.begin - target.range.begin;
   const bool converts = model_.gradient_dtype != model_.param_dtype;
-  if (!add_to && !converts) {
+  const bool is_elsewhere = source.device() != model_.device;
+  if (!add_to && !converts && !is_elsewhere) {
     model_.passes->copy(bucket.buffer->data_at(to), static_cast<const char*>(source.const_data_ptr()) + from * nbytes,
                         static_cast<std::size_t>(part.numel() * nbytes));
     return;
   }
   const at::Tensor flat = source.as_strided({part.numel()}, {1}, source.storage_offset() + from);
   const at::Tensor place = bucket.buffer->view(to, part.numel());
-  if (add_to) {
+  if (is_elsewhere) {
+    copy_from_device(bucket, flat, place, add_to);
+  } else if (add_to) {
     place.add_(flat.to(place.scalar_type()));
   } else {
     place.copy_(flat);
+  }
+}
+
+void GradientReducer::copy_from_device(Bucket& bucket, const at::Tensor& part, const at::Tensor& place, bool add_to) {
+  const at::Tensor values = part.to(place.scalar_type());
+  if (add_to) {
+    wait_for_copies(bucket);
+    place.add_(values.to(place.device()));
+    return;
+  }
+  from_device_->wait_for_caller();
+  from_device_->copy(place, values);
+  if (!bucket.arrived) bucket.arrived.emplace(from_device_->make_event());
+  from_device_->mark(*bucket.arrived);
+  bucket.coming.push_back(values);  // its memory is not used again until it has been read
+}
+
+void GradientReducer::wait_for_copies(Bucket& bucket) {
+  if (bucket.coming.empty()) return;
+  Stopwatch watch(timeline_, &StepBreakdown::gradient_copy, model_.units[bucket.unit].name);
+  bucket.arrived->synchronize();
+  bucket.coming.clear();
+}
+
+void GradientReducer::post_arrived() {
+  while (!on_their_way_.empty()) {
+    Bucket& bucket = buckets_[on_their_way_.front()];
+    if (!bucket.arrived->query()) return;  // nor are those after it
+    bucket.coming.clear();
+    on_their_way_.erase(on_their_way_.begin());
+    post(bucket);
+  }
+}
+
+void GradientReducer::post_all() {
+  while (!on_their_way_.empty()) {
+    Bucket& bucket = buckets_[on_their_way_.front()];
+    wait_for_copies(bucket);
+    on_their_way_.erase(on_their_way_.begin());
+    post(bucket);
   }
 }
 
@@ -364,6 +422,13 @@ void GradientReducer::send(Bucket& bucket) {
   window_is_empty_ = false;
   schedule_.send(index);
   ++reductions_;
+  if (bucket.coming.empty()) return post(bucket);
+  on_their_way_.push_back(index);
+  if (!options_.overlap) post_all();
+}
+
+void GradientReducer::post(Bucket& bucket) {
+  const int index = index_of(bucket);
   if (!board_) {
     bucket.sent_buffer = std::exchange(bucket.buffer, nullptr);
     const void* mine = bucket.sent_buffer->data();
@@ -487,6 +552,7 @@ void GradientReducer::retire(Bucket& bucket) {
 }
 
 void GradientReducer::quiesce() {
+  post_all();
   while (!sent_.empty()) {
     Bucket& bucket = buckets_[sent_.front()];
     {

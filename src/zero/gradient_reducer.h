@@ -18,6 +18,7 @@
 
 #include "comm/transport.h"
 #include "layout/bucket_schedule.h"
+#include "storage/device_stream.h"
 #include "zero/buffer_pool.h"
 #include "zero/gradient_sums.h"
 #include "zero/micro_batch_agreement.h"
@@ -148,6 +149,8 @@ class GradientReducer {
     storage::FlatBuffer* buffer = nullptr;       ///< of the open round
     storage::FlatBuffer* sent_buffer = nullptr;  ///< other ranks may still read it
     Work work;                                   ///< the pending reduction
+    std::vector<at::Tensor> coming;              ///< gradients that are being copied from an accelerator
+    std::optional<c10::Event> arrived;           ///< over when they are here
   };
   /// A parameter's place in one bucket.
   struct Place {
@@ -173,7 +176,16 @@ class GradientReducer {
   bool is_in_buckets(int parameter) const;
   void begin_micro_batch();
   void copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to);
+  /// The same of a flat part of a gradient on another device, which goes on while it is copied.
+  void copy_from_device(Bucket& bucket, const at::Tensor& part, const at::Tensor& place, bool add_to);
+  /// Returns when what is being copied into the bucket is there.
+  void wait_for_copies(Bucket& bucket);
   void send(Bucket& bucket);
+  /// Sends a bucket that is complete, and here.
+  void post(Bucket& bucket);
+  /// Posts the buckets that wait for copies: those whose copies are over, or all of them.
+  void post_arrived();
+  void post_all();
   /// Sends buckets, with zeros where nothing has arrived, until each was sent `rounds` times (or as often as some rank
   /// wants).
   void even_out(std::int64_t rounds);
@@ -213,7 +225,9 @@ class GradientReducer {
   std::vector<const void*> piece_slices_;               ///< of the piece that is added to
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit; only if whole sums are sent to all ranks
   std::vector<double> block_sumsq_;
-  std::vector<int> sent_;  ///< buckets other ranks may still read, oldest first; a few
+  std::vector<int> sent_;                             ///< buckets other ranks may still read, oldest first; a few
+  std::optional<storage::DeviceStream> from_device_;  ///< if gradients arise on another device
+  std::vector<int> on_their_way_;                     ///< buckets to post when their copies are over, oldest first
   MicroBatchAgreement agreement_;
   std::vector<std::uint8_t> used_;         ///< by parameter: has a gradient here in this micro-batch
   std::vector<int> used_in_backward_;      ///< those since begin_backward()

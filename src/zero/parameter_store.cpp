@@ -18,6 +18,11 @@ void ParameterStore::set_write(std::span<const int> parameters, Write write) {
   for (int index : parameters) write_[index] = write;
 }
 
+void* ParameterStore::module_values(int p) {
+  const auto& parameter = model_.parameters[p];
+  return pinned_view(parameter.unit).narrow(0, parameter.range.begin, parameter.range.numel()).mutable_data_ptr();
+}
+
 void ParameterStore::end_dropping(std::span<const int> parameters) {
   writes_.set_to_be_dropped(parameters, false);
   for (const int p : parameters) {

@@ -50,9 +50,14 @@ class ParameterStore : public intercept::UseObserver {
   /// *Collective.* Keeps units whole until unpin().
   virtual void pin(std::span<const int> units) = 0;
   virtual void unpin(std::span<const int> units) = 0;
-  /// A pinned unit's values, [U]. Local.
+  /// A pinned unit's values, [U], in ShardedModel::device's memory. Local.
   virtual at::Tensor pinned_view(int unit) = 0;
-  /// *Collective.* Copies parameter values that `root` wrote into pinned memory to every copy.
+  /// Where the module reads the values of a parameter of a pinned unit, flat: in pinned_view(), unless the module is on
+  /// another device. Local.
+  virtual void* module_values(int parameter);
+  /// Takes what the program wrote there into pinned_view(), where that is not the same. Local.
+  virtual void collect(std::span<const int> parameters) { (void)parameters; }
+  /// *Collective.* Copies parameter values that `root` has in pinned_view() to every copy.
   virtual void broadcast(std::span<const int> parameters, int root) = 0;
 
   /// What has moved between memory and a disk, where shards are on one.
@@ -125,11 +130,16 @@ struct CopyingStoreOptions {
   std::int64_t publish_bucket_numel = 500'000'000;
   /// Shards are in a file of each rank; all ranks are on one host. Else they are in memory.
   std::optional<storage::DiskOptions> disk;
+  /// All ranks are on one host, and shards that are in memory are there once for all of them.
+  bool shares_shards = false;
+  /// Shards are written within backward: publish() returns only when no copy to another device reads them any more.
+  bool updates_in_backward = false;
 };
 
 /// Copying: every rank holds its shards; a gather copies a unit into a buffer. Sharded units are gathered just before
 /// use, or ahead of it when the order of use is known, and released when the next unit is used unless they are needed
-/// again within max_reuse_numel. *Collective.* Throws IoError where shards are on a disk.
+/// again within max_reuse_numel. If the module is on another device than the shards, whole units are copied there in
+/// a stream of their own. *Collective.* Throws IoError where shards are on a disk.
 std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,
                                                    CopyingStoreOptions options);
 

@@ -15,8 +15,12 @@
 namespace zero::sharding {
 
 storage::FlatBuffer ParameterWrites::make(int parameter) {
-  return model_.home.make_private(ledger_, MemoryKind::kParameters, model_.param_dtype,
-                                  model_.parameters[parameter].range.numel());
+  return storage::FlatBuffer::make_private(ledger_, MemoryKind::kParameters, model_.param_dtype,
+                                           model_.parameters[parameter].range.numel(), model_.module_device);
+}
+
+void ParameterWrites::copy(void* out, const void* in, const storage::FlatBuffer& size_of) const {
+  optim::passes_for(model_.module_device).copy(out, in, size_of.nbytes());
 }
 
 storage::FlatBuffer& ParameterWrites::copy_of(int parameter) {
@@ -27,31 +31,31 @@ storage::FlatBuffer& ParameterWrites::copy_of(int parameter) {
 void ParameterWrites::keep_original(int parameter, const void* memory) {
   if (originals_.contains(parameter)) return;
   const auto& kept = originals_.emplace(parameter, make(parameter)).first->second;
-  model_.passes->copy(kept.data(), memory, kept.nbytes());
+  copy(kept.data(), memory, kept);
 }
 
 void ParameterWrites::take_back(int parameter, void* memory) {
   const auto kept = originals_.find(parameter);
   if (kept == originals_.end()) return;
-  model_.passes->copy(memory, kept->second.data(), kept->second.nbytes());
+  copy(memory, kept->second.data(), kept->second);
   originals_.erase(kept);
 }
 
 void ParameterWrites::begin(int parameter, const void* values) {
   if (has(parameter)) return;
-  auto& copy = copy_of(parameter);
-  model_.passes->copy(copy.data(), values, copy.nbytes());
-  model_.parameters[parameter].handle->attach(copy.data());
+  auto& own = copy_of(parameter);
+  copy(own.data(), values, own);
+  model_.parameters[parameter].handle->attach(own.data());
 }
 
 void ParameterWrites::take_over(int p, const at::Tensor& values, intercept::UseObserver* observer) {
   at::NoGradGuard no_grad;
   auto& parameter = model_.parameters[p];
-  auto& copy = copy_of(p);
-  copy.view(0, copy.numel()).as_strided(values.sizes(), parameter.strides).copy_(values.detach());
+  auto& own = copy_of(p);
+  own.view(0, own.numel()).as_strided(values.sizes(), parameter.strides).copy_(values.detach());
   parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model_.param_dtype), parameter.strides,
-                          copy.nbytes(), model_.device, observer);
-  parameter.handle->attach(copy.data());
+                          own.nbytes(), model_.module_device, observer);
+  parameter.handle->attach(own.data());
 }
 
 void ParameterWrites::set_to_be_dropped(std::span<const int> parameters, bool to_be_dropped) {
@@ -87,7 +91,8 @@ std::vector<int> ParameterWrites::written_by_any() {
 /// Makes `current` [numel], the values that all ranks have, what the ranks have made of it.
 void ParameterWrites::merge(int p, const at::Tensor& current) const {
   const auto found = copies_.find(p);
-  const at::Tensor mine = found == copies_.end() ? current.clone() : found->second.view(0, current.numel());
+  const at::Tensor mine =
+      found == copies_.end() ? current.clone() : found->second.view(0, current.numel()).to(current.device());
   if (model_.world_size() == 1) {
     current.copy_(mine);
     return;

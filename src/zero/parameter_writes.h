@@ -53,7 +53,10 @@ class ParameterWrites {
   std::uint64_t replicated_hash() const { return replicated_hash_; }
 
  private:
+  /// In the memory that the module reads.
   storage::FlatBuffer make(int parameter);
+  /// Within that memory.
+  void copy(void* out, const void* in, const storage::FlatBuffer& size_of) const;
   storage::FlatBuffer& copy_of(int parameter);
   /// The parameters that any rank has written. *Collective.*
   std::vector<int> written_by_any();

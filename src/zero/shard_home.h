@@ -39,6 +39,9 @@ class ShardHome {
   /// The same where units are gathered, and what was written is in their memory, too.
   virtual void publish_gathered() = 0;
 
+  /// True if units are always whole where in_memory() says, in memory that all ranks share: gathering takes no time,
+  /// and what one rank writes all see.
+  virtual bool always_whole() const { return false; }
   /// False if gathers are calls that all ranks must make in the same order.
   virtual bool one_sided() const { return true; }
   /// Whether values come from other ranks, as the communication report counts them.
@@ -51,6 +54,9 @@ class ShardHome {
 /// In memory of the owners. *Collective.*
 std::unique_ptr<ShardHome> make_memory_shards(ShardedModel& model, storage::Ledger& ledger,
                                               const std::vector<bool>& resident);
+
+/// Once on the host, in memory that all its ranks share, of all units. *Collective.*
+std::unique_ptr<ShardHome> make_node_shared_shards(ShardedModel& model, storage::Ledger& ledger);
 
 /// In a file of each owner, read into memory that the ranks of the host share: each part of a unit is read once for all
 /// of them, by its owner where that comes in time, else by who needs it. All ranks are on one host. `disk.cuts` says

@@ -1,11 +1,10 @@
 #include "zero/sharded_model.h"
 
-#include <ATen/ops/from_blob.h>
-
 #include <unistd.h>
 
 #include "layout/shard.h"
 #include "optim/kernels.h"
+#include "storage/flat_buffer.h"
 
 namespace zero::sharding {
 
@@ -13,8 +12,11 @@ static_assert(optim::kSumBlockNumel == layout::kBlockNumel,
               "the kernels write one sum of squares for each block of the layout");
 
 at::Tensor ShardedModel::view(const void* data, DType dtype, std::int64_t numel) const {
-  return at::from_blob(const_cast<void*>(data), {numel},
-                       at::TensorOptions().dtype(storage::to_scalar_type(dtype)).device(device));
+  return storage::view_of(data, dtype, numel, device);
+}
+
+at::Tensor ShardedModel::module_view(const void* data, DType dtype, std::int64_t numel) const {
+  return storage::view_of(data, dtype, numel, module_device);
 }
 
 void wait_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept {

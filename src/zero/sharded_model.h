@@ -68,17 +68,23 @@ struct ShardedModel {
   std::vector<Unit> units;
   Sharding sharding;
   DType param_dtype = DType::kFloat32;
-  DType gradient_dtype = DType::kFloat32;  ///< in which gradients are sent
-  DType sum_dtype = DType::kFloat32;       ///< of gradient sums
-  c10::Device device{c10::kCPU};
+  DType gradient_dtype = DType::kFloat32;                       ///< in which gradients are sent
+  DType sum_dtype = DType::kFloat32;                            ///< of gradient sums
+  c10::Device device{c10::kCPU};                                ///< of shards, sums and states
   storage::Home home;                                           ///< where memory comes from on that device
   const optim::Passes* passes = &optim::passes_for(c10::kCPU);  ///< operations on that memory
-  Group group;                                                  ///< control messages between ranks: flags, norms, sizes
-  std::shared_ptr<comm::ShardTransport> transport;              ///< moves shards between the ranks
-  std::optional<Hosts> hosts;                                   ///< node-shared store over several hosts only
+  /// Where the module reads whole parameters and its gradients arise: `device`, or an accelerator while `device` is the
+  /// CPU. Then what the module needs is copied there, and its gradients come back (zero/device_units.h).
+  c10::Device module_device{c10::kCPU};
+  Group group;                                      ///< control messages between ranks: flags, norms, sizes
+  std::shared_ptr<comm::ShardTransport> transport;  ///< moves shards between the ranks
+  std::optional<Hosts> hosts;                       ///< node-shared store over several hosts only
 
   /// [numel] elements at `data`, memory of `device`, which it does not own.
   at::Tensor view(const void* data, DType dtype, std::int64_t numel) const;
+  /// The same of module_device.
+  at::Tensor module_view(const void* data, DType dtype, std::int64_t numel) const;
+  bool module_is_elsewhere() const { return module_device != device; }
 
   int rank() const { return group.rank(); }
   int world_size() const { return group.size(); }

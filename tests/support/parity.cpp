@@ -13,6 +13,7 @@
 
 #include "support/bits.h"
 #include "support/odd_model.h"
+#include "support/to_device.h"
 #include "zero/zero.h"
 
 namespace zero::testing {
@@ -57,7 +58,7 @@ constexpr Recipe kRecipes[] = {
      R"(, "bf16_optimizer_states": true, "bf16_master_weights_and_grads": true)", true},
 };
 
-std::string json_of(const ParityCase& c) {
+std::string json_of(const ParityCase& c, at::Device device = at::kCPU) {
   const Recipe& recipe = kRecipes[c.recipe];
   return fmt::format(
       R"({{
@@ -81,9 +82,12 @@ std::string json_of(const ParityCase& c) {
       recipe.optimizer, recipe.schedule.empty() ? "" : fmt::format(R"( "scheduler": {},)", recipe.schedule),
       c.clipping ? kClip : 0.0, c.bf16, recipe.bf16, c.fp16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
       c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000, c.tiny_buckets ? 700 : 1000000,
-      c.nvme ? "nvme" : "none", ::testing::TempDir(), c.overlap ? 3 : 5, c.nvme_parameters ? "nvme" : "none",
-      ::testing::TempDir(), c.overlap ? 4 : 3, c.node_shared ? "node_shared" : "copying",
-      c.progress_thread ? "always" : "never", kSeed, recipe.stochastic);
+      c.nvme            ? "nvme"
+      : device.is_cpu() ? "none"
+                        : "cpu",
+      ::testing::TempDir(), c.overlap ? 3 : 5, c.nvme_parameters ? "nvme" : "none", ::testing::TempDir(),
+      c.overlap ? 4 : 3, c.node_shared ? "node_shared" : "copying", c.progress_thread ? "always" : "never", kSeed,
+      recipe.stochastic);
 }
 
 /// The generator state the engine gives to a micro-batch (see docs/reproducibility.md).
@@ -179,19 +183,20 @@ std::string ParityResult::text() const {
   return out + fmt::format("{:016x}", weights_hash);
 }
 
-ParityResult run_parity_case(const ParityCase& test_case, Group group) {
+ParityResult run_parity_case(const ParityCase& test_case, Group group, at::Device device) {
   at::set_num_threads(1);
   at::manual_seed(17 + group.rank());  // ranks start apart: initialize() must make them one
   if (group.rank() == 0) at::manual_seed(17);
   OddModel model;
-  auto engine = initialize(model, json_of(test_case), InitializeOptions{.group = group});
+  to_device(*model, device);
+  auto engine = initialize(model, json_of(test_case, device), InitializeOptions{.group = group});
   ParityResult result;
   const int ranks = group.size(), rank = group.rank();
   for (int step = 0; step < kParitySteps; ++step) {
     std::vector<double> mine, all(kParityMicroBatches);
     for (int j = 0; j < kParityMicroBatches / ranks; ++j) {
       const std::int64_t index = step * kParityMicroBatches + j * ranks + rank;
-      const at::Tensor loss = model->loss(micro_batch_tokens(index));
+      const at::Tensor loss = model->loss(micro_batch_tokens(index).to(device));
       engine.backward(loss);
       engine.step();
       mine.push_back(loss.item<float>());

@@ -39,8 +39,9 @@ struct ParityResult {
 inline constexpr int kParitySteps = 5;
 inline constexpr int kParityMicroBatches = 12;
 
-/// Trains kParitySteps steps of 12 micro-batches over the group. *Collective.* The same result on every rank.
-ParityResult run_parity_case(const ParityCase& test_case, Group group);
+/// Trains kParitySteps steps of 12 micro-batches over the group, the module on `device`, the rest in host memory.
+/// *Collective.* The same result on every rank.
+ParityResult run_parity_case(const ParityCase& test_case, Group group, at::Device device = at::kCPU);
 
 /// The same training written by hand with libtorch's AdamW in one process, no library of ours.
 /// `weights`: full fp32 weights by registration order.

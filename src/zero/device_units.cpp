@@ -1,0 +1,119 @@
+#include "zero/device_units.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/log.h"
+
+namespace zero::sharding {
+
+using storage::FlatBuffer;
+
+DeviceUnits::DeviceUnits(ShardedModel& model, storage::Ledger& ledger)
+    : model_(model),
+      ledger_(ledger),
+      stream_(model.module_device),
+      pool_(ledger, MemoryKind::kGather, [this](std::int64_t numel) { return make(MemoryKind::kGather, numel); }),
+      places_(model.units.size()) {}
+
+DeviceUnits::~DeviceUnits() {
+  // The memory goes back to its allocator in the order of this thread's stream; other streams may still read it.
+  try {
+    const c10::Stream here = stream_.caller();
+    for (const Place& place : places_) {
+      for (const c10::Stream& user : place.users) {
+        if (user == here) continue;
+        c10::Event end(user.device_type());
+        end.record(user);
+        end.synchronize();
+      }
+    }
+    for (const auto& [buffer, left] : left_) {
+      for (std::size_t i = 0; i < left.count; ++i) {
+        if (left.users[i].stream != here) left.users[i].end.synchronize();
+      }
+    }
+    finish();
+  } catch (const std::exception& error) {  // a device that has failed
+    base::log_error("{}", error.what());
+  }
+}
+
+FlatBuffer DeviceUnits::make(MemoryKind kind, std::int64_t numel) {
+  FlatBuffer memory = FlatBuffer::make_private(ledger_, kind, model_.param_dtype, numel, model_.module_device);
+  stream_.wait_for_caller();  // which fills it with zeros, and had the memory before
+  return memory;
+}
+
+void DeviceUnits::take(int unit) {
+  Place& place = places_[unit];
+  place.memory = pool_.take(model_.units[unit].numel);
+  place.users.clear();
+  Left& left = left_[place.memory];
+  for (std::size_t i = 0; i < left.count; ++i) stream_.wait_for(left.users[i].end);
+  left.count = 0;
+}
+
+void DeviceUnits::take_for_good(int unit) {
+  Place& place = places_[unit];
+  place.own = std::make_unique<FlatBuffer>(make(MemoryKind::kParameters, model_.units[unit].numel));
+  place.memory = place.own.get();
+}
+
+at::Tensor DeviceUnits::part(int unit, Range range) const {
+  return places_[unit].memory->view(range.begin, range.numel());
+}
+
+void DeviceUnits::upload(int unit, Range range, const void* host) {
+  if (range.empty()) return;
+  const at::NoGradGuard no_grad;
+  Place& place = places_[unit];
+  for (const c10::Stream& user : std::exchange(place.users, {})) {
+    c10::Event read(user.device_type());
+    read.record(user);
+    stream_.wait_for(read);
+  }
+  stream_.copy(part(unit, range), model_.view(host, model_.param_dtype, range.numel()));
+  if (!place.arrived) place.arrived.emplace(stream_.make_event());
+  stream_.mark(*place.arrived);
+}
+
+void DeviceUnits::use(int unit) {
+  Place& place = places_[unit];
+  const c10::Stream user = stream_.caller();
+  if (std::ranges::find(place.users, user) != place.users.end()) return;
+  place.arrived->block(user);
+  place.users.push_back(user);
+}
+
+void DeviceUnits::give_back(int unit, bool host_is_reused) {
+  Place& place = places_[unit];
+  if (host_is_reused && place.arrived) place.arrived->synchronize();
+  Left& left = left_[place.memory];
+  for (const c10::Stream& user : place.users) {
+    if (left.count == left.users.size()) left.users.push_back({user, stream_.make_event()});
+    User& one = left.users[left.count++];
+    one.stream = user;
+    one.end.record(user);
+  }
+  place.users.clear();
+  pool_.give_back(std::exchange(place.memory, nullptr));
+}
+
+void DeviceUnits::download(int unit, Range range, void* host) {
+  if (range.empty()) return;
+  const at::NoGradGuard no_grad;
+  use(unit);
+  for (const c10::Stream& user : places_[unit].users) {
+    c10::Event written(user.device_type());
+    written.record(user);
+    stream_.wait_for(written);
+  }
+  stream_.copy(model_.view(host, model_.param_dtype, range.numel()), part(unit, range));
+  stream_.finish();
+}
+
+}  // namespace zero::sharding

@@ -1,0 +1,76 @@
+#pragma once
+// DeviceUnits: whole units in the memory of the module's accelerator, copied there from host memory beside the stream
+// that computes. The host waits for nothing: streams wait for each other.
+//
+//   upload      its stream waits for those that have read the memory before
+//   use         the stream of the operator waits for the upload
+//   give back   the next upload into this memory waits for the streams that have used it
+//   finish      nothing reads host memory any more: shards may be written
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "storage/device_stream.h"
+#include "zero/buffer_pool.h"
+#include "zero/sharded_model.h"
+
+namespace zero::sharding {
+
+/// One thread at a time. Functions are local.
+class DeviceUnits {
+ public:
+  DeviceUnits(ShardedModel& model, storage::Ledger& ledger);
+  /// Waits for what is under way.
+  ~DeviceUnits();
+  DeviceUnits(const DeviceUnits&) = delete;
+  DeviceUnits& operator=(const DeviceUnits&) = delete;
+
+  /// Memory for a unit that has none, [U]: until give_back(), or for good.
+  void take(int unit);
+  void take_for_good(int unit);
+  void* data(int unit) const { return places_[unit].memory->data(); }
+  /// Begins to copy `range` of it from `host`, which has that range and must stay as it is until finish().
+  void upload(int unit, Range range, const void* host);
+  /// The caller's current stream may read and write it from here on.
+  void use(int unit);
+  /// Nobody is given it any more. `host_is_reused`: returns only when nothing reads the host memory of its upload.
+  void give_back(int unit, bool host_is_reused);
+  /// Copies `range` of a unit to `host`, and returns when it is there.
+  void download(int unit, Range range, void* host);
+  /// Returns when no upload reads host memory.
+  void finish() { stream_.finish(); }
+
+  std::shared_ptr<void> keep_alive(int unit) const { return places_[unit].memory->keep_alive(); }
+
+ private:
+  struct Place {
+    storage::FlatBuffer* memory = nullptr;
+    std::unique_ptr<storage::FlatBuffer> own;
+    std::optional<c10::Event> arrived;
+    std::vector<c10::Stream> users;  ///< since it arrived: they wait for that
+  };
+  /// A stream that has used a buffer, and an event that is over when it has; recorded anew each time.
+  struct User {
+    c10::Stream stream;
+    c10::Event end;
+  };
+  /// Those that had a buffer before. The first `count` are to be waited for; the others' events will be used again.
+  struct Left {
+    std::vector<User> users;
+    std::size_t count = 0;
+  };
+
+  storage::FlatBuffer make(MemoryKind kind, std::int64_t numel);
+  /// Part of it, in the memory of either side.
+  at::Tensor part(int unit, Range range) const;
+
+  ShardedModel& model_;
+  storage::Ledger& ledger_;
+  storage::DeviceStream stream_;
+  BufferPool pool_;
+  std::map<const storage::FlatBuffer*, Left> left_;  ///< of the pool's buffers
+  std::vector<Place> places_;                        ///< by unit
+};
+
+}  // namespace zero::sharding

@@ -1,0 +1,423 @@
+// A module on an accelerator, whose shards, sums and states are in host memory: the same bits whatever the stage, the
+// number of ranks and the order in which the device's streams run. The device is simulated
+// (support/simulated_device.h): it runs late, in random legal orders, and host code cannot touch its memory.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/StreamGuard.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+#include "support/bits.h"
+#include "support/errors.h"
+#include "support/odd_model.h"
+#include "support/parity.h"
+#include "support/simulated_device.h"
+#include "support/spawn.h"
+#include "support/temporary_folder.h"
+#include "support/to_device.h"
+#include "zero/zero.h"
+
+namespace zero::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_slow() { return std::getenv("ZERO_TEST_SLOW") != nullptr; }
+
+/// Runs `fn` on every rank of a fresh group; the lines that rank 0 returns.
+std::vector<std::string> lines_of(int ranks, const std::function<std::vector<std::string>(Group)>& fn) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/lines";
+  expect_all_ok(spawn(ranks,
+                      [&](Group group) {
+                        const auto lines = fn(group);
+                        if (group.rank() != 0) return;
+                        std::ofstream out(path);
+                        for (const auto& line : lines) out << line << '\n';
+                      },
+                      {.timeout = std::chrono::minutes(8)}));
+  std::vector<std::string> lines;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+/// A small model of operators that a device has: a table, dense layers of odd sizes, one used twice, a tied and a
+/// frozen one, one that is not used, and a BatchNorm with buffers.
+struct SmallImpl : torch::nn::Module {
+  SmallImpl() {
+    table = register_module("table", torch::nn::Embedding(kOddVocab, 13));
+    first = register_module("first", torch::nn::Linear(13, 29));
+    twice = register_module("twice", torch::nn::Linear(29, 29));
+    frozen = register_module("frozen", torch::nn::Linear(29, 29));
+    norm = register_module("norm", torch::nn::BatchNorm1d(29));
+    last = register_module("last", torch::nn::Linear(29, 13));
+    unused = register_parameter("unused", at::ones({7, 3}));
+    for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
+  }
+  at::Tensor loss(const at::Tensor& tokens, bool again = false) {
+    const at::Tensor flat = tokens.reshape({-1});
+    at::Tensor x = at::tanh(first(table(flat)));
+    const auto middle = [this](const at::Tensor& in) { return at::tanh(twice(at::tanh(twice(in)))) + frozen(in); };
+    x = again ? recompute(middle, x) : middle(x);
+    x = at::matmul(last(norm(x)), table->weight.t());
+    return at::cross_entropy_loss(x.to(at::kFloat), at::roll(flat, 1));
+  }
+  torch::nn::Embedding table{nullptr};
+  torch::nn::Linear first{nullptr}, twice{nullptr}, frozen{nullptr}, last{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  at::Tensor unused;
+};
+TORCH_MODULE(Small);
+
+Small make_small(at::Device device) {
+  at::set_num_threads(1);
+  at::manual_seed(3);
+  Small model;
+  to_device(*model, device);
+  return model;
+}
+
+struct Setting {
+  int stage = 3;
+  std::string more = {};  ///< keys of the configuration
+  std::string zero = {};  ///< of zero_optimization
+  int accumulation = 2;
+  std::int64_t bucket_numel = 1100, live_numel = 1000;
+  bool recompute = false, in_backward = false, own_stream = false;
+};
+
+std::string json_of(const Setting& setting) {
+  return fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {},
+    "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}},
+    "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 30, "reduce_bucket_size": {},
+      "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": 0,
+      "offload_optimizer": {{"device": "cpu"}} {}}},
+    "zerotorch": {{"seed": 4, "unit_numel": 400, "step_in_backward": {}}} {}}})",
+                     setting.accumulation, setting.stage, setting.bucket_numel, setting.live_numel, setting.zero,
+                     setting.in_backward, setting.more);
+}
+
+/// Everything that training gives and that does not depend on the number of ranks, as one line: norms, weights, states.
+std::string outcome_of(Engine& engine, Small& model, std::vector<double> numbers) {
+  std::uint64_t hash = kNoBits;
+  for (const double number : numbers) hash = (hash ^ std::bit_cast<std::uint64_t>(number)) * 1099511628211ull;
+  for (const auto& item : model->named_parameters()) {
+    hash = hash_with(hash, engine.full_weight(item.key()));
+    if (!item.value().requires_grad()) continue;
+    for (const auto& state : engine.optimizer_states(item.key()))
+      hash = hash_with(hash, engine.full_optimizer_state(item.key(), state));
+  }
+  return fmt::format("{:016x} {}", hash, numbers.back());
+}
+
+constexpr int kMicroBatches = 12;
+
+at::Tensor tokens_of(int step, int index, at::Device device) {
+  return micro_batch_tokens(step * kMicroBatches + index, 2, 5).to(device);
+}
+
+std::string train(Group group, at::Device device, const Setting& setting, int steps = 3) {
+  Small model = make_small(device);
+  Setting own = setting;
+  own.accumulation = own.in_backward ? 1 : kMicroBatches / group.size();
+  const c10::impl::VirtualGuardImpl backend(device.type());
+  std::optional<c10::StreamGuard> stream;
+  if (setting.own_stream && !device.is_cpu()) {
+    simulated::finish();  // the model was moved in the default stream
+    stream.emplace(backend.getStreamFromGlobalPool(device));
+  }
+  auto engine = initialize(model, json_of(own), {.group = group});
+  std::vector<double> numbers;
+  for (int step = 0; step < steps; ++step) {
+    double sum = 0;
+    for (int j = 0; j < own.accumulation; ++j) {
+      const at::Tensor loss = model->loss(tokens_of(step, j * group.size() + group.rank(), device), setting.recompute);
+      engine.backward(loss);
+      engine.step();
+      sum += loss.item<float>();
+    }
+    numbers.push_back(engine.grad_norm());
+    if (step + 1 == steps) {
+      std::vector<double> all(static_cast<std::size_t>(group.size()));
+      group.all_gather(&sum, all.data(), std::vector<std::int64_t>(all.size(), 1), DType::kFloat64).wait();
+      for (const double one : all) numbers.push_back(one);
+    }
+  }
+  return outcome_of(engine, model, {numbers.begin(), numbers.begin() + steps});
+}
+
+/// Of this process from here on.
+at::Device device_with(std::uint64_t seed) {
+  simulated::start({.seed = seed});
+  return simulated::device();
+}
+
+TEST(Accelerator, EveryStageAndNumberOfRanksGivesOneCurve) {
+  std::map<std::string, std::pair<std::string, std::string>> first;  // curve: case, result
+  int compared = 0;
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    const auto lines = lines_of(ranks, [&](Group group) {
+      std::vector<std::string> results;
+      std::uint64_t seed = 100 * static_cast<std::uint64_t>(ranks) + static_cast<std::uint64_t>(group.rank());
+      int number = 0;
+      for (auto one : parity_cases(/*reduced=*/true)) {
+        if (one.node_shared || one.progress_thread) continue;
+        if (!is_slow() && number++ % 3 != (one.nvme_parameters ? 0 : ranks % 3)) continue;
+        const auto result = run_parity_case(one, group, device_with(++seed));
+        simulated::finish();
+        results.push_back(one.curve() + "\t" + one.name() + "\t" + result.text());
+      }
+      return results;
+    });
+    for (const auto& line : lines) {
+      const auto a = line.find('\t'), b = line.find('\t', a + 1);
+      const std::string curve = line.substr(0, a),
+                        name = fmt::format("{} ranks, {}", ranks, line.substr(a + 1, b - a - 1));
+      const auto [found, is_new] = first.try_emplace(curve, name, line.substr(b + 1));
+      compared += !is_new;
+      EXPECT_EQ(found->second.second, line.substr(b + 1)) << name << " and " << found->second.first;
+    }
+  }
+  EXPECT_GE(compared, 20);
+}
+
+/// The settings that a small model is trained with: what each adds to the paths that copies take.
+const std::map<std::string, Setting>& settings() {
+  static const std::map<std::string, Setting> all = {
+      {"stage 0", {.stage = 0}},
+      {"stage 1", {.stage = 1}},
+      {"stage 2", {.stage = 2}},
+      {"stage 3", {.stage = 3}},
+      {"stage 3, no overlap", {.stage = 3, .zero = R"(, "overlap_comm": false)"}},
+      {"stage 2, clipped", {.stage = 2, .more = R"(, "gradient_clipping": 0.05)"}},
+      {"stage 3, bf16", {.stage = 3, .more = R"(, "bf16": {"enabled": true})"}},
+      {"stage 1, bf16, gradients sent in fp32",
+       {.stage = 1, .more = R"(, "bf16": {"enabled": true}, "communication_data_type": "fp32")"}},
+      {"stage 2, fp16", {.stage = 2, .more = R"(, "fp16": {"enabled": true, "initial_scale_power": 8})"}},
+      {"stage 3, one bucket, all live", {.stage = 3, .bucket_numel = 1'000'000, .live_numel = 1'000'000}},
+      {"stage 3, parts run again", {.stage = 3, .recompute = true}},
+      {"stage 3, updated in backward", {.stage = 3, .more = R"(, "gradient_clipping": 0)", .in_backward = true}},
+      {"stage 1, updated in backward", {.stage = 1, .more = R"(, "gradient_clipping": 0)", .in_backward = true}},
+      {"stage 3, on another stream", {.stage = 3, .own_stream = true}},
+  };
+  return all;
+}
+
+TEST(Accelerator, EveryOrderOfItsStreamsGivesTheSameBits) {
+  const int seeds = is_slow() ? 100 : 8;
+  std::set<std::string> distinct;
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    const auto lines = lines_of(ranks, [&](Group group) {
+      std::vector<std::string> results;
+      simulated::start({});
+      for (const auto& [name, setting] : settings()) {
+        results.push_back(name + "\t" + train(group, at::kCPU, setting));
+        for (int seed = 0; seed < seeds; ++seed) {
+          const auto device = device_with(static_cast<std::uint64_t>(1000 * seed + group.rank()));
+          results.push_back(name + "\t" + train(group, device, setting));
+          simulated::finish();
+        }
+      }
+      return results;
+    });
+    ASSERT_EQ(lines.size(), settings().size() * static_cast<std::size_t>(seeds + 1));
+    std::map<std::string, std::set<std::string>> by_name;
+    for (const auto& line : lines) by_name[line.substr(0, line.find('\t'))].insert(line.substr(line.find('\t') + 1));
+    for (const auto& [name, results] : by_name) EXPECT_EQ(results.size(), 1u) << name << ", " << ranks << " ranks";
+    distinct.insert(*by_name["stage 1"].begin());
+    EXPECT_EQ(by_name["stage 1"], by_name["stage 3"]) << ranks;
+    EXPECT_EQ(by_name["stage 2"], by_name["stage 3, no overlap"]) << ranks;
+    EXPECT_EQ(by_name["stage 0"], by_name["stage 3, one bucket, all live"]) << ranks;
+    EXPECT_EQ(by_name["stage 3"], by_name["stage 3, parts run again"]) << ranks;
+    EXPECT_EQ(by_name["stage 3"], by_name["stage 3, on another stream"]) << ranks;
+  }
+  EXPECT_EQ(distinct.size(), 1u) << "the number of ranks changes the result";
+}
+
+/// Who waits for whom: -1 the host, 0 the stream that computes, 1 and 2 those of copies, in the order in which an
+/// engine takes them.
+using Kind = std::pair<int, int>;
+
+/// Trains on one rank while a kind of wait is left out; which kinds there are.
+std::string train_without(Group group, std::optional<Kind> left_out, std::uint64_t seed, std::set<Kind>* kinds) {
+  simulated::start({.seed = seed, .leave_out = [=](const simulated::Wait& wait) {
+                      const Kind kind{wait.waiting, wait.awaited};
+                      if (kinds) kinds->insert(kind);
+                      return left_out && *left_out == kind;
+                    }});
+  const std::string result = train(group, simulated::device(), {.stage = 3}, 2);
+  simulated::finish();
+  return result;
+}
+
+TEST(Accelerator, EachKindOfWaitIsNeeded) {
+  const auto first = lines_of(1, [&](Group group) {
+    std::set<Kind> kinds;
+    std::vector<std::string> lines{train_without(group, {}, 0, &kinds)};
+    for (const auto& [waiting, awaited] : kinds) lines.push_back(fmt::format("{} {}", waiting, awaited));
+    return lines;
+  });
+  ASSERT_GE(first.size(), 5u);
+  for (std::size_t i = 1; i < first.size(); ++i) {
+    Kind kind;
+    std::istringstream(first[i]) >> kind.first >> kind.second;
+    bool caught = false;
+    for (int seed = 0; seed < 40 && !caught; ++seed) {
+      const auto results = spawn(1, [&](Group group) {
+        if (train_without(group, kind, static_cast<std::uint64_t>(seed), nullptr) != first[0])
+          throw std::logic_error("");
+      });
+      caught = !results[0].ok;  // other bits, or an error or a fault of what has read garbage
+    }
+    EXPECT_TRUE(caught) << "nothing is lost without the waits of " << kind.first << " for " << kind.second;
+  }
+}
+
+TEST(Accelerator, WhatAProgramWritesArrivesEverywhere) {
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    for (const int stage : {1, 3}) {
+      const auto run = [&](bool simulate) {
+        return lines_of(ranks, [&](Group group) {
+          const at::Device device = simulate ? device_with(static_cast<std::uint64_t>(group.rank() + 7)) : at::kCPU;
+          Small model = make_small(device);
+          Setting setting{.stage = stage, .accumulation = 1};
+          auto engine = initialize(model, json_of(setting), {.group = group});
+          const auto step = [&](int number) {
+            const at::Tensor loss = model->loss(tokens_of(number, 0, device));
+            engine.backward(loss);
+            engine.step();
+          };
+          step(0);
+          {
+            GatheredParameters scope(engine, {model->first->weight, model->twice->bias}, group.size() - 1);
+            if (group.rank() == group.size() - 1) {
+              const at::NoGradGuard no_grad;
+              model->first->weight.mul_(0.5);
+              model->twice->bias.fill_(0.25);
+            }
+          }
+          step(1);
+          try {
+            GatheredParameters scope(engine, {model->first->weight}, 0);
+            if (group.rank() == 0) {
+              const at::NoGradGuard no_grad;
+              model->first->weight.zero_();
+            }
+            throw std::runtime_error("a scope that fails");
+          } catch (const std::runtime_error&) {
+          }
+          step(2);
+          {
+            const at::NoGradGuard no_grad;
+            model->last->weight.clamp_(-0.1, 0.1);  // in place, outside of a scope, on every rank
+          }
+          step(3);
+          engine.set_full_weight("twice.weight", engine.full_weight("twice.weight").mul(0.75));
+          for (auto& parameter : model->frozen->parameters()) parameter.requires_grad_(true);
+          step(4);
+          std::vector<std::string> results;
+          results.push_back(outcome_of(engine, model, {engine.grad_norm()}));
+          for (const auto& buffer : model->buffers())
+            results.push_back(fmt::format("{:016x}", hash_with(kNoBits, buffer.cpu().to(at::kFloat))));
+          at::Tensor whole;
+          {
+            GatheredParameters scope(engine, {model->first->weight});
+            whole = model->first->weight.detach().cpu().clone();
+          }
+          results.push_back(fmt::format("{}", whole.equal(engine.full_weight("first.weight").cpu())));
+          if (simulate) simulated::finish();
+          return results;
+        });
+      };
+      EXPECT_EQ(run(true), run(false)) << ranks << " ranks, stage " << stage;
+    }
+  }
+}
+
+TEST(Accelerator, CheckpointsGoFromAndToTheHost) {
+  const TemporaryFolder folder;
+  for (const int ranks : {1, 2, 3}) {
+    const auto train_with = [&](bool first_simulated, bool second_simulated) {
+      const std::string to = folder.file(fmt::format("{}{}{}", ranks, first_simulated, second_simulated));
+      return lines_of(ranks, [&](Group group) {
+        simulated::start({.seed = static_cast<std::uint64_t>(group.rank())});
+        std::string result;
+        for (const bool saves : {true, false}) {
+          const at::Device device = (saves ? first_simulated : second_simulated) ? simulated::device() : at::kCPU;
+          Small model = make_small(device);
+          auto engine = initialize(model, json_of({.stage = saves ? 3 : 2, .accumulation = 1}), {.group = group});
+          if (!saves) engine.load_checkpoint(to);
+          for (int step = 0; step < 2; ++step) {
+            engine.backward(model->loss(tokens_of(step + 2 * !saves, group.rank(), device)));
+            engine.step();
+          }
+          if (saves) engine.save_checkpoint(to);
+          result = outcome_of(engine, model, {engine.grad_norm()});
+        }
+        simulated::finish();
+        return std::vector<std::string>{result};
+      });
+    };
+    const auto on_host = train_with(false, false);
+    EXPECT_EQ(train_with(true, true), on_host) << ranks;
+    EXPECT_EQ(train_with(true, false), on_host) << ranks;
+    EXPECT_EQ(train_with(false, true), on_host) << ranks;
+  }
+}
+
+TEST(Accelerator, RefusesWhatItHasNot) {
+  const auto lines = lines_of(1, [&](Group group) {
+    const auto device = device_with(1);
+    std::vector<std::string> errors;
+    const auto refuse = [&](const std::string& json) {
+      Small model = make_small(device);
+      errors.push_back(error_of<ConfigError>([&] { initialize(model, json, {.group = group}); }));
+    };
+    const std::string batch = R"({"train_micro_batch_size_per_gpu": 1, )", adam = R"("optimizer": {"type": "Adam"}, )";
+    refuse(batch + adam + R"("zerotorch": {"offload_activations": {"device": "nvme", "nvme_path": "/tmp"}}})");
+    refuse(batch + adam + R"("zerotorch": {"store": "node_shared"}})");
+    refuse(batch +
+           R"("optimizer": {"type": "AdamW8bit"}})");  // states on the device, for which there is no such update
+    simulated::finish();
+    return errors;
+  });
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_TRUE(mentions(lines[0], "offload_activations") && mentions(lines[0], "sim:0")) << lines[0];
+  EXPECT_TRUE(mentions(lines[1], "node_shared")) << lines[1];
+  EXPECT_TRUE(mentions(lines[2], "8bit") && mentions(lines[2], "'cpu'")) << lines[2];
+}
+
+TEST(Accelerator, SaysWhereShardsAre) {
+  const auto lines = lines_of(2, [&](Group group) {
+    const auto device = device_with(1);
+    Small model = make_small(device);
+    auto engine = initialize(model, json_of({.accumulation = 1}), {.group = group});
+    std::string said;
+    for (const auto& notice : engine.config().notices) said += notice + " ";
+    EXPECT_EQ(engine.device(), device);
+    simulated::finish();
+    return std::vector<std::string>{said};
+  });
+  EXPECT_TRUE(mentions(lines.at(0),
+                       "the module is on sim:0; shards, sums of gradients and optimizer states are in host memory"))
+      << lines[0];
+}
+
+}  // namespace
+}  // namespace zero::testing
