@@ -100,6 +100,7 @@ struct Setting {
   int accumulation = 2;
   std::int64_t bucket_numel = 1100, live_numel = 1000;
   bool recompute = false, in_backward = false, own_stream = false;
+  std::string states = "cpu";  ///< where they are
 };
 
 std::string json_of(const Setting& setting) {
@@ -107,10 +108,10 @@ std::string json_of(const Setting& setting) {
     "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}},
     "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 30, "reduce_bucket_size": {},
       "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": 0,
-      "offload_optimizer": {{"device": "cpu"}} {}}},
+      "offload_optimizer": {{"device": "{}"}} {}}},
     "zerotorch": {{"seed": 4, "unit_numel": 400, "step_in_backward": {}}} {}}})",
-                     setting.accumulation, setting.stage, setting.bucket_numel, setting.live_numel, setting.zero,
-                     setting.in_backward, setting.more);
+                     setting.accumulation, setting.stage, setting.bucket_numel, setting.live_numel, setting.states,
+                     setting.zero, setting.in_backward, setting.more);
 }
 
 /// Everything that training gives and that does not depend on the number of ranks, as one line: norms, weights, states.
@@ -118,10 +119,10 @@ std::string outcome_of(Engine& engine, Small& model, std::vector<double> numbers
   std::uint64_t hash = kNoBits;
   for (const double number : numbers) hash = (hash ^ std::bit_cast<std::uint64_t>(number)) * 1099511628211ull;
   for (const auto& item : model->named_parameters()) {
-    hash = hash_with(hash, engine.full_weight(item.key()));
+    hash = hash_with(hash, engine.full_weight(item.key()).cpu());
     if (!item.value().requires_grad()) continue;
     for (const auto& state : engine.optimizer_states(item.key()))
-      hash = hash_with(hash, engine.full_optimizer_state(item.key(), state));
+      hash = hash_with(hash, engine.full_optimizer_state(item.key(), state).cpu());
   }
   return fmt::format("{:016x} {}", hash, numbers.back());
 }
@@ -248,6 +249,28 @@ TEST(Accelerator, EveryOrderOfItsStreamsGivesTheSameBits) {
     EXPECT_EQ(by_name["stage 3"], by_name["stage 3, on another stream"]) << ranks;
   }
   EXPECT_EQ(distinct.size(), 1u) << "the number of ranks changes the result";
+}
+
+/// With one rank and no offload it has all of it, and updates it by libtorch's operators.
+TEST(Accelerator, OneRankMayHaveItsStatesThere) {
+  for (const std::string& more : {std::string(), std::string(R"(, "bf16": {"enabled": true})")}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      const auto lines = lines_of(1, [&](Group group) {
+        simulated::start({});
+        const Setting setting{.stage = stage, .more = more, .states = "none"};
+        std::vector<std::string> results{train(group, at::kCPU, setting)};
+        for (std::uint64_t seed = 0; seed < 8; ++seed) {
+          results.push_back(train(group, device_with(seed), setting));
+          simulated::finish();
+        }
+        return results;
+      });
+      ASSERT_EQ(lines.size(), 9u);
+      const auto norm_of = [](const std::string& line) { return std::stod(line.substr(line.find(' '))); };
+      EXPECT_NEAR(norm_of(lines[1]), norm_of(lines[0]), (more.empty() ? 1e-4 : 3e-2) * norm_of(lines[0])) << stage;
+      for (std::size_t i = 2; i < lines.size(); ++i) EXPECT_EQ(lines[i], lines[1]) << "stage " << stage << more;
+    }
+  }
 }
 
 /// Who waits for whom: -1 the host, 0 the stream that computes, 1 and 2 those of copies, in the order in which an
