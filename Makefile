@@ -26,7 +26,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --progress
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train finetune python wheel package compare report shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
+.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare report shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -65,6 +65,10 @@ wheel: setup
 # dist/zerotorch_*.deb with the command line, the library and libtorch, and packaging/Containerfile for a container of it.
 package: build
 	@scripts/package.sh $(BUILD)
+
+# What a build on a machine with a GPU and no network needs besides; scripts/gpu_check.sh runs there.
+gpu-bundle:
+	@scripts/gpu_bundle.sh
 
 # The reference of include/zero with the guides, in build/docs/html.
 docs:

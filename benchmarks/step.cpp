@@ -9,7 +9,8 @@
 // A mode is stage0 to stage3 and words: -copying and -shared (store), -thread (progress thread), -fixed
 // (prefetch as far as stage3_prefetch_bucket_size instead of measured), -blocking (overlap_comm false), -8bit
 // (AdamW8bit), -nvme (masters and states in a scratch file in --nvme-path; the line says what went to and from the
-// disk), -params (parameters in one, too). Under mpirun the ranks are mpirun's; scripts/slow_network.sh makes them talk
+// disk), -params (parameters in one, too), -host (states and parameters of a module on a GPU in host memory, where they
+// are anyway with several ranks). Under mpirun the ranks are mpirun's; scripts/slow_network.sh makes them talk
 // over a network of a given speed.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -46,9 +47,10 @@ struct Options {
   int warmup = 3;
   bool fp32 = false;
   bool pin = true;
-  bool alone = false;        ///< no baseline
-  bool in_backward = false;  ///< zerotorch.step_in_backward
-  bool glibc = false;        ///< no zerotorch.caching_allocator
+  std::string device = "cpu";  ///< of the module; "cuda": one GPU for each rank, in turn
+  bool alone = false;          ///< no baseline
+  bool in_backward = false;    ///< zerotorch.step_in_backward
+  bool glibc = false;          ///< no zerotorch.caching_allocator
   std::string nvme_path = ".";
   std::int64_t block_size = 1 << 20, queue_depth = 32, buffer_count = 4;
   std::string modes = "stage0,stage1,stage2,stage3-copying,stage3";
@@ -97,18 +99,25 @@ std::string json_of(const Options& options, const std::string& mode) {
            "zerotorch": {{"store": "{}", "step_in_backward": {}, "progress_thread": "{}",
              "measured_prefetch": {}, "caching_allocator": {}}}}})",
       options.batch, options.accumulation, has("8bit") ? "AdamW8bit" : "AdamW", options.in_backward ? 0.0 : 1.0,
-      !options.fp32, !options.in_backward, mode[5], !has("blocking"), has("nvme") ? "nvme" : "none", options.nvme_path,
-      options.buffer_count, has("params") ? "nvme" : "none", options.nvme_path, options.block_size, options.queue_depth,
-      copying || !node_shared ? "copying" : "node_shared", options.in_backward, has("thread") ? "always" : "never",
-      !has("fixed"), !options.glibc);
+      !options.fp32, !options.in_backward, mode[5], !has("blocking"),
+      has("nvme")   ? "nvme"
+      : has("host") ? "cpu"
+                    : "none",
+      options.nvme_path, options.buffer_count,
+      has("params") ? "nvme"
+      : has("host") ? "cpu"
+                    : "none",
+      options.nvme_path, options.block_size, options.queue_depth, copying || !node_shared ? "copying" : "node_shared",
+      options.in_backward, has("thread") ? "always" : "never", !has("fixed"), !options.glibc);
 }
 
 /// Forward and backward of one step's micro-batches; returns the last loss.
 template <class Loss, class After>
-double run_step(const Options& options, std::int64_t seq, int rank, std::int64_t step, Loss loss_of, After after) {
+double run_step(const Options& options, at::Device device, std::int64_t seq, int rank, std::int64_t step, Loss loss_of,
+                After after) {
   double last = 0;
   for (std::int64_t j = 0; j < options.accumulation; ++j) {
-    const at::Tensor tokens = tokens_of(options, seq, rank, step * options.accumulation + j);
+    const at::Tensor tokens = tokens_of(options, seq, rank, step * options.accumulation + j).to(device);
     const at::Tensor loss = loss_of(tokens.narrow(1, 0, seq), tokens.narrow(1, 1, seq).contiguous());
     after(loss);
     last = loss.item<float>();
@@ -152,6 +161,7 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
           {"ratio_pairs_median", ratio(median(ratios))},
           {"page_faults_per_step", median({measured.faults.begin(), measured.faults.end()})},
           {"pss_mb_all_ranks", std::round(peak_mb)},
+          {"device", options.device},
           {"loss", measured.last_loss},
           {"backend", group.backend()},
           {"received_numel_per_step", sent.total_numel() / (options.warmup + options.steps)},
@@ -177,10 +187,14 @@ int run_rank(const Options& options) {
   zero::set_up_process(group, process, {.watch_stop_signals = false});
   at::set_num_threads(1);
   const auto model_opts = model_options(options);
+  at::Device device(options.device);
+  if (device.is_cuda() && !device.has_index())
+    device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(group.local_rank() % at::getNumGPUs()));
   at::manual_seed(1);
   zero::GPT plain{nullptr};
   if (!options.alone) {
     plain = zero::GPT(model_opts);
+    plain->to(device);
     if (!options.fp32) plain->to(at::kBFloat16);
   }
   std::map<bool, double> expected_loss;  // of another optimizer, another
@@ -188,6 +202,7 @@ int run_rank(const Options& options) {
   for (std::string mode; std::getline(modes, mode, ',');) {
     at::manual_seed(1);
     zero::GPT model(model_opts);
+    model->to(device);
     auto engine = zero::initialize(model, json_of(options, mode), zero::InitializeOptions{.group = group});
     Measured measured;
     double peak = 0;
@@ -196,7 +211,7 @@ int run_rank(const Options& options) {
       double begin = seconds_now();
       if (plain) {
         run_step(
-            options, model_opts.seq, group.rank(), i,
+            options, device, model_opts.seq, group.rank(), i,
             [&](const at::Tensor& x, const at::Tensor& y) { return plain->loss(x, y); },
             [&](const at::Tensor& loss) {
               loss.backward();
@@ -209,7 +224,7 @@ int run_rank(const Options& options) {
       const long faults = page_faults();
       const zero::OffloadReport disk_before = engine.offload_report();
       measured.last_loss = run_step(
-          options, model_opts.seq, group.rank(), i,
+          options, device, model_opts.seq, group.rank(), i,
           [&](const at::Tensor& x, const at::Tensor& y) { return model->loss(x, y); },
           [&](const at::Tensor& loss) {
             engine.backward(loss);
@@ -265,6 +280,7 @@ int main(int argc, char** argv) {
   app.add_option("--block-size", options.block_size);
   app.add_option("--queue-depth", options.queue_depth);
   app.add_option("--buffer-count", options.buffer_count);
+  app.add_option("--device", options.device, "of the module: cpu, cuda (ranks take GPUs in turn) or cuda:N");
   app.add_flag("--fp32", options.fp32);
   app.add_flag("!--no-pin", options.pin);
   app.add_flag("--alone", options.alone, "without forward and backward of a model of its own: for memory");

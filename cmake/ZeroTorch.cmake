@@ -24,3 +24,11 @@ if(NOT TARGET torch)
     find_package(Torch REQUIRED)
   endif()
 endif()
+
+# zero::libtorch_cuda, where libtorch has CUDA inside: for programs whose module is on a GPU. Nothing calls it by name, so
+# the linker is told to keep it.
+if(NOT TARGET zero::libtorch_cuda AND EXISTS ${TORCH_INSTALL_PREFIX}/lib/libtorch_cuda.so)
+  add_library(zero::libtorch_cuda INTERFACE IMPORTED)
+  target_link_libraries(zero::libtorch_cuda INTERFACE
+    "-Wl,--push-state,--no-as-needed,${TORCH_INSTALL_PREFIX}/lib/libtorch_cuda.so,--pop-state,--allow-shlib-undefined")
+endif()

@@ -1,6 +1,9 @@
 // A module on an accelerator, whose shards, sums and states are in host memory: the same bits whatever the stage, the
 // number of ranks and the order in which the device's streams run. The device is simulated
 // (support/simulated_device.h): it runs late, in random legal orders, and host code cannot touch its memory.
+//
+//   ZERO_TEST_SLOW=1        100 orders in place of 8
+//   ZERO_TEST_DEVICE=cuda   on a GPU, which all ranks share, in place of the simulated device: what can be compared there
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -38,6 +41,24 @@ namespace {
 namespace fs = std::filesystem;
 
 bool is_slow() { return std::getenv("ZERO_TEST_SLOW") != nullptr; }
+
+bool on_gpu() { return std::getenv("ZERO_TEST_DEVICE") != nullptr; }
+
+/// The device, of this process from here on; a simulated one runs in the order of `seed`.
+at::Device device_with(std::uint64_t seed) {
+  if (on_gpu()) {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+    at::globalContext().setBenchmarkCuDNN(false);
+    return at::Device(std::getenv("ZERO_TEST_DEVICE"));
+  }
+  simulated::start({.seed = seed});
+  return simulated::device();
+}
+
+/// What it was given is done.
+void finish() {
+  if (!on_gpu()) simulated::finish();
+}
 
 /// Runs `fn` on every rank of a fresh group; the lines that rank 0 returns.
 std::vector<std::string> lines_of(int ranks, const std::function<std::vector<std::string>(Group)>& fn) {
@@ -140,7 +161,7 @@ std::string train(Group group, at::Device device, const Setting& setting, int st
   const c10::impl::VirtualGuardImpl backend(device.type());
   std::optional<c10::StreamGuard> stream;
   if (setting.own_stream && !device.is_cpu()) {
-    simulated::finish();  // the model was moved in the default stream
+    finish();  // the model was moved in the default stream
     stream.emplace(backend.getStreamFromGlobalPool(device));
   }
   auto engine = initialize(model, json_of(own), {.group = group});
@@ -163,12 +184,6 @@ std::string train(Group group, at::Device device, const Setting& setting, int st
   return outcome_of(engine, model, {numbers.begin(), numbers.begin() + steps});
 }
 
-/// Of this process from here on.
-at::Device device_with(std::uint64_t seed) {
-  simulated::start({.seed = seed});
-  return simulated::device();
-}
-
 TEST(Accelerator, EveryStageAndNumberOfRanksGivesOneCurve) {
   std::map<std::string, std::pair<std::string, std::string>> first;  // curve: case, result
   int compared = 0;
@@ -181,7 +196,7 @@ TEST(Accelerator, EveryStageAndNumberOfRanksGivesOneCurve) {
         if (one.node_shared || one.progress_thread) continue;
         if (!is_slow() && number++ % 3 != (one.nvme_parameters ? 0 : ranks % 3)) continue;
         const auto result = run_parity_case(one, group, device_with(++seed));
-        simulated::finish();
+        finish();
         results.push_back(one.curve() + "\t" + one.name() + "\t" + result.text());
       }
       return results;
@@ -221,18 +236,19 @@ const std::map<std::string, Setting>& settings() {
 }
 
 TEST(Accelerator, EveryOrderOfItsStreamsGivesTheSameBits) {
-  const int seeds = is_slow() ? 100 : 8;
+  const int seeds = on_gpu() ? 2 : is_slow() ? 100 : 8;
   std::set<std::string> distinct;
   for (int ranks = 1; ranks <= 3; ++ranks) {
     const auto lines = lines_of(ranks, [&](Group group) {
       std::vector<std::string> results;
-      simulated::start({});
+      if (!on_gpu()) simulated::start({});
       for (const auto& [name, setting] : settings()) {
-        results.push_back(name + "\t" + train(group, at::kCPU, setting));
+        // A GPU's operators round as they like.
+        results.push_back(name + "\t" + train(group, on_gpu() ? device_with(0) : at::kCPU, setting));
         for (int seed = 0; seed < seeds; ++seed) {
           const auto device = device_with(static_cast<std::uint64_t>(1000 * seed + group.rank()));
           results.push_back(name + "\t" + train(group, device, setting));
-          simulated::finish();
+          finish();
         }
       }
       return results;
@@ -253,6 +269,7 @@ TEST(Accelerator, EveryOrderOfItsStreamsGivesTheSameBits) {
 
 /// With one rank and no offload it has all of it, and updates it by libtorch's operators.
 TEST(Accelerator, OneRankMayHaveItsStatesThere) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
   for (const std::string& more : {std::string(), std::string(R"(, "bf16": {"enabled": true})")}) {
     for (const int stage : {0, 1, 2, 3}) {
       const auto lines = lines_of(1, [&](Group group) {
@@ -290,6 +307,7 @@ std::string train_without(Group group, std::optional<Kind> left_out, std::uint64
 }
 
 TEST(Accelerator, EachKindOfWaitIsNeeded) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
   const auto first = lines_of(1, [&](Group group) {
     std::set<Kind> kinds;
     std::vector<std::string> lines{train_without(group, {}, 0, &kinds)};
@@ -313,6 +331,7 @@ TEST(Accelerator, EachKindOfWaitIsNeeded) {
 }
 
 TEST(Accelerator, WhatAProgramWritesArrivesEverywhere) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
   for (int ranks = 1; ranks <= 3; ++ranks) {
     for (const int stage : {1, 3}) {
       const auto run = [&](bool simulate) {
@@ -374,6 +393,7 @@ TEST(Accelerator, WhatAProgramWritesArrivesEverywhere) {
 }
 
 TEST(Accelerator, CheckpointsGoFromAndToTheHost) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
   const TemporaryFolder folder;
   for (const int ranks : {1, 2, 3}) {
     const auto train_with = [&](bool first_simulated, bool second_simulated) {
@@ -405,6 +425,7 @@ TEST(Accelerator, CheckpointsGoFromAndToTheHost) {
 }
 
 TEST(Accelerator, RefusesWhatItHasNot) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
   const auto lines = lines_of(1, [&](Group group) {
     const auto device = device_with(1);
     std::vector<std::string> errors;
@@ -427,6 +448,7 @@ TEST(Accelerator, RefusesWhatItHasNot) {
 }
 
 TEST(Accelerator, SaysWhereShardsAre) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
   const auto lines = lines_of(2, [&](Group group) {
     const auto device = device_with(1);
     Small model = make_small(device);

@@ -25,8 +25,8 @@ inline void to_device(const at::Tensor& tensor, at::Device device) {
 }
 
 /// Every handle to a parameter or buffer sees it there. Before anything was done with the module.
-inline void to_device(const torch::nn::Module& module, at::Device device) {
-  if (device.is_cpu()) return;
+inline void to_device(torch::nn::Module& module, at::Device device) {
+  if (!device.is_privateuseone()) return module.to(device);
   for (const auto& parameter : module.parameters()) {
     if (parameter.device() != device) to_device(parameter, device);
   }

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# On a machine with a GPU: builds what trains a module there, tests it, measures it, within nine minutes, without network.
+#   scripts/gpu_check.sh [FOLDER]    FOLDER/gpu_check.txt has all that was said, FOLDER/gpu_step.jsonl a line for each mode
+# Needs a C++20 compiler, CMake, Ninja, a python3 with a CUDA build of torch; of the rest, what the system lacks comes
+# from build/gpu-bundle (make gpu-bundle, elsewhere). Exit code 1 when a test fails.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-build/gpu}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+exec > >(tee "$out/gpu_check.txt") 2>&1
+began=$SECONDS
+say() { echo "zerotorch: $*  ($((SECONDS - began)) s)"; }
+left() { echo $((${ZERO_GPU_CHECK_SECONDS:-530} - (SECONDS - began))); }
+rc=0
+
+nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || say "no GPU here"
+python3 -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)' || exit 1
+c++ --version | head -n 1
+torch=$(python3 -c 'import torch.utils; print(torch.utils.cmake_prefix_path)')
+bundle=$PWD/build/gpu-bundle
+export LD_LIBRARY_PATH=$bundle/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+
+cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$bundle/usr;$torch" \
+  -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu -DZERO_WITH_MPI=OFF -DZERO_BUILD_PYTHON=OFF >"$out/configure.log" 2>&1 \
+  || { tail -n 30 "$out/configure.log"; exit 1; }
+say "configured"
+timeout "$(left)" ninja -C build/gpu accelerator_test simulated_device_test bench_step >"$out/build.log" 2>&1 \
+  || { grep -E "error|FAILED" "$out/build.log" | head -n 30; exit 1; }
+say "built"
+
+export OMP_NUM_THREADS=1 ZERO_LOG_LEVEL=warning CUBLAS_WORKSPACE_CONFIG=:4096:8
+timeout 60 build/gpu/tests/simulated_device_test --gtest_brief=1 || rc=1
+timeout 120 build/gpu/tests/accelerator_test --gtest_brief=1 || rc=1
+say "tests on the simulated device"
+if ! python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  say "no GPU: nothing was run on one"
+  exit $rc
+fi
+ZERO_TEST_DEVICE=cuda timeout 150 build/gpu/tests/accelerator_test || rc=1
+say "tests on the GPU"
+
+# step NAME ARGS...: a line for each mode
+step() {
+  local name=$1 limit; shift
+  limit=$(left)
+  if [ "$limit" -lt 20 ]; then say "no time left for: $name"; return; fi
+  echo "--- $name"
+  timeout "$((limit < 120 ? limit : 120))" build/gpu/benchmarks/step --device cuda --no-pin --steps 5 --warmup 2 "$@" \
+    | tee -a "$out/gpu_step.jsonl" || { say "ended: $name"; }
+}
+rm -f "$out/gpu_step.jsonl"
+unset OMP_NUM_THREADS
+step "152M, one rank" --ranks 1 --batch 16 --modes stage2,stage2-host,stage3-copying-host
+step "152M, two ranks on the GPU" --ranks 2 --batch 8 --modes stage2,stage3-copying
+step "152M, four ranks on the GPU" --ranks 4 --batch 4 --modes stage3-copying
+step "1.0e9, one rank" --ranks 1 --preset gpt-1b --batch 8 --modes stage2,stage3-copying-host
+step "1.0e9, two ranks" --ranks 2 --preset gpt-1b --batch 4 --modes stage3-copying
+nvidia-smi --query-gpu=memory.used --format=csv,noheader
+say "done; exit code $rc"
+exit $rc
