@@ -5,6 +5,7 @@
 #   make finetune SmolLM2-135M fine-tuned on Python sources, beside transformers
 #   make compare  the same training under ZeRO 0 to 3: a table and a picture
 #   make package  a .deb (and a container file) with all that is needed to run
+#   make gpu-bundle   what scripts/gpu_check.sh needs on a machine with a GPU and no network
 #   make report   the newest run, or ARGS="RUN ...", as a page for a browser
 #   make bench    and bench-checkpoint, -collectives, -kernels, -overhead, -routing: docs/benchmarks.md
 # Each installs what is missing, configures, builds, and repeats nothing the second time.

@@ -175,14 +175,16 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     impl.model.hosts = find_hosts(impl.group);
     impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.timeline);
   } else {
-    sharding::CopyingStoreOptions options{.resident = laid.resident,
-                                          .max_live_numel = zero.stage3_max_live_parameters,
-                                          .max_reuse_numel = zero.stage3_max_reuse_distance,
-                                          .prefetch_numel = laid.prefetch_numel,
-                                          .measured_prefetch = impl.config.zerotorch.measured_prefetch,
-                                          .publish_bucket_numel = zero.allgather_bucket_size,
-                                          .updates_in_backward = laid.step_in_backward};
-    options.shares_shards = impl.model.module_is_elsewhere() && impl.group.size() > 1 && impl.group.single_node() &&
+    const bool on_accelerator = impl.model.module_is_elsewhere();  // where copies take the time, not gathers
+    sharding::CopyingStoreOptions options{
+        .resident = laid.resident,
+        .max_live_numel = zero.stage3_max_live_parameters,
+        .max_reuse_numel = zero.stage3_max_reuse_distance,
+        .prefetch_numel = laid.prefetch_numel,
+        .measured_prefetch = impl.config.zerotorch.measured_prefetch && !on_accelerator,
+        .publish_bucket_numel = zero.allgather_bucket_size,
+        .updates_in_backward = laid.step_in_backward};
+    options.shares_shards = on_accelerator && impl.group.size() > 1 && impl.group.single_node() &&
                             laid.sharding.optimizer_states && !laid.parameters_on_disk;
     if (laid.parameters_on_disk) {
       options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);

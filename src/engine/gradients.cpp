@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <mutex>
+#include <optional>
 
 #include "base/log.h"
 #include "engine/agreement.h"
@@ -15,30 +17,45 @@ namespace zero::engine {
 using intercept::GradientState;
 
 namespace {
-thread_local const BackwardScope* t_scope = nullptr;
-
 /// Backwards of programs' own that have reached a loss of an Engine::scale(), the latest last.
 struct ScaledBackward {
   int id;
   double scale;
 };
-thread_local std::vector<ScaledBackward> t_scaled;
 constexpr std::size_t kMostScaled = 64;
 
-const ScaledBackward* find_scaled(int id) {
-  const auto found = std::ranges::find(t_scaled, id, &ScaledBackward::id);
-  return found == t_scaled.end() ? nullptr : &*found;
+/// Of all threads: those of a device run hooks, too.
+struct ScaledBackwards {
+  std::mutex mutex;
+  std::vector<ScaledBackward> latest;
+};
+ScaledBackwards& scaled_backwards() {
+  static auto& all = *new ScaledBackwards;  // engines may go after static objects
+  return all;
+}
+
+void note_scaled(ScaledBackward one) {
+  auto& all = scaled_backwards();
+  const std::lock_guard lock(all.mutex);
+  if (all.latest.size() >= kMostScaled) all.latest.erase(all.latest.begin());
+  all.latest.push_back(one);
+}
+
+std::optional<double> find_scale(int id) {
+  auto& all = scaled_backwards();
+  const std::lock_guard lock(all.mutex);
+  const auto found = std::ranges::find(all.latest, id, &ScaledBackward::id);
+  if (found == all.latest.end()) return std::nullopt;
+  return found->scale;
 }
 }  // namespace
 
-BackwardScope::BackwardScope(std::span<Engine::Impl* const> engines) : engines_(engines), outer_(t_scope) {
-  t_scope = this;
-}
-BackwardScope::~BackwardScope() { t_scope = outer_; }
+BackwardScope::BackwardScope(std::span<Engine::Impl* const> engines) : engines_(engines), in_its_threads_(this) {}
+BackwardScope::~BackwardScope() = default;
 
 bool BackwardScope::is_of_others(const Engine::Impl& engine) {
-  if (!t_scope) return false;
-  return std::find(t_scope->engines_.begin(), t_scope->engines_.end(), &engine) == t_scope->engines_.end();
+  const auto* const scope = static_cast<const BackwardScope*>(intercept::carried());
+  return scope && std::ranges::find(scope->engines_, &engine) == scope->engines_.end();
 }
 
 Gradients::Gradients(Engine::Impl& impl)
@@ -82,17 +99,16 @@ void Gradients::expect_scaled(const at::Tensor& loss) {
           "engine.backward(engine.scale(loss)) would scale the loss twice: call engine.backward(loss), or "
           "engine.scale(loss).backward()");
     }
-    if (t_scaled.size() >= kMostScaled) t_scaled.erase(t_scaled.begin());
-    t_scaled.push_back({intercept::backward_id(), scale});
+    note_scaled({intercept::backward_id(), scale});
   });
 }
 
 /// In a backward of the program's own.
 void Gradients::check_scaled(int p) {
   if (BackwardScope::is_of_others(impl_)) return;
-  const ScaledBackward* const scaled = find_scaled(intercept::backward_id());
+  const std::optional<double> scaled = find_scale(intercept::backward_id());
   const double scale = impl_.training.scaler.scale();
-  if ((scaled ? scaled->scale : 1) == scale) return;
+  if (scaled.value_or(1) == scale) return;
   if (scaled) {
     foreign_ = true;  // another engine's loss: to be dropped
     return;
@@ -146,8 +162,18 @@ void Gradients::take(int p, at::Tensor& gradient) {
 
 void Gradients::arrives(int p, bool dropped) {
   // Only before the first gradient of a backward is everything as the program has left it.
-  const bool first = !announced_ && running_.empty();
+  const bool after_failed = has_failed_beside();
+  const bool first = !announced_ && (running_.empty() || after_failed);
   if (first) check_dropped("backward", {p, dropped});
+  if (first && !running_.empty()) fail_backward();
+}
+
+/// True once, when the backward passes that are noted as running have failed in a thread of the device.
+bool Gradients::has_failed_beside() {
+  const std::lock_guard lock(beside_->mutex);
+  const std::vector<int> failed = std::exchange(beside_->failed, {});
+  return !running_.empty() &&
+         std::ranges::all_of(running_, [&](int id) { return std::ranges::find(failed, id) != failed.end(); });
 }
 
 /// A backward that the engine was not told of has reached a parameter: loss.backward(), another engine's, or
@@ -161,9 +187,16 @@ void Gradients::note_backward() {
     if (impl_.noise_meter) impl_.noise_meter->begin_backward();
   }
   running_.push_back(id);
-  intercept::when_backward_ends([weak = std::weak_ptr(self_), id](bool complete) {
+  const bool in_other_thread = !impl_.model.module_device.is_cpu();
+  intercept::when_backward_ends([weak = std::weak_ptr(self_), beside = beside_, in_other_thread, id](bool complete) {
+    if (!complete && in_other_thread) {  // beside the program, which has gone on with the exception
+      const std::lock_guard lock(beside->mutex);
+      beside->failed.push_back(id);
+      return;
+    }
     const auto self = weak.lock();
-    if (!self || !*self || std::erase((*self)->running_, id) == 0 || !(*self)->running_.empty()) return;
+    if (!self || !*self) return;
+    if (std::erase((*self)->running_, id) == 0 || !(*self)->running_.empty()) return;
     complete ? (*self)->mark_all() : (*self)->fail_backward();
     MicroBatchRandom::interrupt();
   });

@@ -6,6 +6,7 @@
 // means for gradients that have left the module is decided here. Calls marked collective are made by every
 // rank at the same place of its program.
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -58,6 +59,7 @@ class Gradients {
   void hook_parameter(int p);
   void take(int p, at::Tensor& gradient);
   void note_backward();
+  bool has_failed_beside();
   void check_scaled(int p);
   /// The gradient of parameter `p` is about to be taken; `dropped`: that of an earlier backward is gone.
   void arrives(int p, bool dropped);
@@ -77,6 +79,12 @@ class Gradients {
   Engine::Impl& impl_;
   std::vector<Parameter> parameters_;
   std::vector<int> running_;         ///< backwards nobody announced that are not complete, by id
+  /// Those that have failed in a thread of a device, by id: what it means is found out at the next call.
+  struct Beside {
+    std::mutex mutex;
+    std::vector<int> failed;
+  };
+  std::shared_ptr<Beside> beside_ = std::make_shared<Beside>();
   bool announced_ = false;           ///< inside begin_backward() .. end_backward()
   std::optional<std::string> lost_;  ///< why the window is lost
   bool foreign_ = false;             ///< gradients came in the backward of another engine
@@ -97,7 +105,7 @@ class BackwardScope {
 
  private:
   std::span<Engine::Impl* const> engines_;
-  const BackwardScope* outer_;
+  intercept::Carried in_its_threads_;
 };
 
 }  // namespace zero::engine

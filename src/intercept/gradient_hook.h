@@ -62,8 +62,25 @@ bool in_backward();
 /// recomputation does) has its own.
 int backward_id();
 
+/// While it lives, `carried()` is `value` in this thread and in those that autograd runs for its backward passes (an
+/// accelerator's nodes run in a thread of the device).
+class Carried {
+ public:
+  explicit Carried(const void* value);
+  ~Carried();
+  Carried(const Carried&) = delete;
+  Carried& operator=(const Carried&) = delete;
+
+ private:
+  struct Slot;
+  std::unique_ptr<Slot> slot_;
+};
+/// Of the innermost one; null without.
+const void* carried();
+
 /// Calls `ended` once: with true when the backward pass that the calling thread runs is complete, with false when it
-/// has failed, before its exception reaches whoever called it. `ended` does not throw.
+/// has failed; if its nodes run in the thread that called it, before its exception reaches whoever did, else at any
+/// time after. `ended` does not throw.
 void when_backward_ends(std::function<void(bool complete)> ended);
 
 /// Tells autograd that the parameter's values changed, so that a backward through an older graph fails

@@ -13,8 +13,8 @@
 namespace zero::optim {
 namespace {
 
-/// Calls `run(begin, numel)` for parts of [0, numel), in the threads that operators of libtorch use. Parts begin at whole
-/// blocks, so that every element and every block's sum is made as in one part.
+/// Calls `run(begin, numel)` for parts of [0, numel), in the threads that operators of libtorch use. Parts begin at
+/// whole blocks, so that every element and every block's sum is made as in one part.
 template <class Run>
 void in_parts(std::int64_t numel, Run run) {
   constexpr std::int64_t kBlock = kSumBlockNumel, kFewestBlocks = 64;

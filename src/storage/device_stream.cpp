@@ -42,17 +42,16 @@ struct CudaRuntime {
 }  // namespace
 
 DeviceStream::DeviceStream(c10::Device device)
-    : stream_(own_stream(device)), callers_(device.type()), end_(device.type()) {}
+    : stream_(own_stream(device)), others_(device.type()), end_(device.type()) {}
 
 c10::Stream DeviceStream::caller() const {
   return c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device());
 }
 
-void DeviceStream::wait_for_caller() {
-  const c10::Stream stream = caller();
+void DeviceStream::wait_for(const c10::Stream& stream) {
   if (stream == stream_) return;
-  callers_.record(stream);
-  callers_.block(stream_);
+  others_.record(stream);
+  others_.block(stream_);
 }
 
 void DeviceStream::copy(const at::Tensor& to, const at::Tensor& from) const {

@@ -14,8 +14,9 @@ class DeviceStream {
  public:
   explicit DeviceStream(c10::Device device);
 
-  /// What is begun from here on waits for all that the caller's current stream has been given. Local.
-  void wait_for_caller();
+  /// What is begun from here on waits for all that `stream`, or the caller's current one, has been given. Local.
+  void wait_for(const c10::Stream& stream);
+  void wait_for_caller() { wait_for(caller()); }
   /// What is begun from here on waits for `event`. Local.
   void wait_for(const c10::Event& event) { event.block(stream_); }
   /// Begins to copy; both must stay where they are until an event marked after it is over. Host memory that is not
@@ -33,7 +34,7 @@ class DeviceStream {
 
  private:
   c10::Stream stream_;
-  c10::Event callers_, end_;  ///< recorded anew each time
+  c10::Event others_, end_;  ///< recorded anew each time
 };
 
 /// Lets a device read and write host memory while the processor goes on, where the device is CUDA's and its runtime is

@@ -110,7 +110,10 @@ class CopyingStore final : public ParameterStore {
   }
 
   void pin(std::span<const int> units) override {
-    for (int index : units) carry_out(schedule_.pin(index));
+    for (int index : units) {
+      carry_out(schedule_.pin(index));
+      if (on_device_) on_device_->use(index);  // the program may go past operators here
+    }
   }
   void unpin(std::span<const int> units) override {
     for (int index : units) carry_out(schedule_.unpin(index));
@@ -283,8 +286,12 @@ class CopyingStore final : public ParameterStore {
     if (!on_device_) return;
     for (std::size_t i = 0; i < residents_.size(); ++i) {
       const int index = static_cast<int>(i);
-      if (is_resident(i) && (unit(index).trainable || frozen_too))
-        on_device_->upload(index, unit(index).whole(), whole(index));
+      if (!is_resident(i) || !(unit(index).trainable || frozen_too)) continue;
+      on_device_->upload(index, unit(index).whole(), whole(index));
+    }
+    // What is always whole may be read past operators, too.
+    for (std::size_t i = 0; i < residents_.size(); ++i) {
+      if (is_resident(i)) on_device_->use(static_cast<int>(i));
     }
     if (options_.updates_in_backward) on_device_->finish();
   }

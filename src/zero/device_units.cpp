@@ -71,11 +71,8 @@ void DeviceUnits::upload(int unit, Range range, const void* host) {
   if (range.empty()) return;
   const at::NoGradGuard no_grad;
   Place& place = places_[unit];
-  for (const c10::Stream& user : std::exchange(place.users, {})) {
-    c10::Event read(user.device_type());
-    read.record(user);
-    stream_.wait_for(read);
-  }
+  for (const c10::Stream& user : place.users) stream_.wait_for(user);
+  place.users.clear();
   stream_.copy(part(unit, range), model_.view(host, model_.param_dtype, range.numel()));
   if (!place.arrived) place.arrived.emplace(stream_.make_event());
   stream_.mark(*place.arrived);
@@ -83,6 +80,7 @@ void DeviceUnits::upload(int unit, Range range, const void* host) {
 
 void DeviceUnits::use(int unit) {
   Place& place = places_[unit];
+  if (!place.arrived) return;  // a unit of no elements
   const c10::Stream user = stream_.caller();
   if (std::ranges::find(place.users, user) != place.users.end()) return;
   place.arrived->block(user);
@@ -107,11 +105,7 @@ void DeviceUnits::download(int unit, Range range, void* host) {
   if (range.empty()) return;
   const at::NoGradGuard no_grad;
   use(unit);
-  for (const c10::Stream& user : places_[unit].users) {
-    c10::Event written(user.device_type());
-    written.record(user);
-    stream_.wait_for(written);
-  }
+  for (const c10::Stream& user : places_[unit].users) stream_.wait_for(user);
   stream_.copy(model_.view(host, model_.param_dtype, range.numel()), part(unit, range));
   stream_.finish();
 }

@@ -3,7 +3,7 @@
 // (support/simulated_device.h): it runs late, in random legal orders, and host code cannot touch its memory.
 //
 //   ZERO_TEST_SLOW=1        100 orders in place of 8
-//   ZERO_TEST_DEVICE=cuda   on a GPU, which all ranks share, in place of the simulated device: what can be compared there
+//   ZERO_TEST_DEVICE=cuda   on a GPU, which all ranks share, in place of the simulated device: what is compared there
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -390,6 +390,37 @@ TEST(Accelerator, WhatAProgramWritesArrivesEverywhere) {
       EXPECT_EQ(run(true), run(false)) << ranks << " ranks, stage " << stage;
     }
   }
+}
+
+/// A program may take the address of a parameter that is whole, as kernels of its own do.
+TEST(Accelerator, WhatGoesPastOperatorsIsReady) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  const auto lines = lines_of(2, [&](Group group) {
+    int wrong = 0;
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      const int stage = seed % 2 == 0 ? 1 : 3;
+      const auto device = device_with(seed);
+      Small model = make_small(device);
+      auto engine = initialize(model, json_of({.stage = stage, .accumulation = 1}), {.group = group});
+      for (int step = 0; step < 2; ++step) {
+        engine.backward(model->loss(tokens_of(step, group.rank(), device)));
+        engine.step();
+        std::optional<GatheredParameters> scope;
+        if (stage == 3) scope.emplace(engine, std::vector<at::Tensor>{model->twice->weight});
+        const at::Tensor& weight = model->twice->weight;
+        const at::Tensor there = at::for_blob(weight.data_ptr(), weight.sizes())
+                                     .options(at::TensorOptions(at::kFloat).device(device))
+                                     .target_device(device)
+                                     .make_tensor()
+                                     .cpu();
+        scope.reset();
+        wrong += !there.equal(engine.full_weight("twice.weight"));
+      }
+      finish();
+    }
+    return std::vector<std::string>{std::to_string(wrong)};
+  });
+  EXPECT_EQ(lines, std::vector<std::string>{"0"});
 }
 
 TEST(Accelerator, CheckpointsGoFromAndToTheHost) {

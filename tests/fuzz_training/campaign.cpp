@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "interpreter.h"
+#include "support/simulated_device.h"
 #include "support/spawn.h"
 
 namespace zero::fuzz_training {
@@ -143,6 +144,7 @@ void run_wave(const std::vector<Case>& cases, std::vector<Task> tasks, const Fol
     const int ranks = tasks.front().ranks;
     const auto body = [&](Group group) {
       at::set_num_threads(1);
+      if (on_simulated_device) testing::simulated::start({});  // before the first backward
       for (const Task& task : tasks) {
         const Case& c = cases[static_cast<std::size_t>(task.which)];
         Records records;

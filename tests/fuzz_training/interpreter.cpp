@@ -186,11 +186,15 @@ at::Tensor Interpreter::loss_of(const Event& event, const MicroBatch& micro_batc
   return event.which == 1 ? loss : loss + critic_loss(micro_batch);
 }
 
+at::Tensor Interpreter::data(at::IntArrayRef sizes, std::uint64_t seed) const {
+  return noise(sizes, seed).to(backend_->model(0)->unique_parameters().front().second.device());
+}
+
 /// How far the model is from random targets; with what layers add, and the penalty of Sobolev training and
 /// R1.
 at::Tensor Interpreter::fit_loss(FuzzModel& model, const MicroBatch& micro_batch, bool input_penalty) {
-  at::Tensor x = noise({program_.batch, program_.dim}, mixed(program_.seed, micro_batch.index));
-  const at::Tensor target = noise({program_.batch, program_.dim}, mixed(program_.seed + 1, micro_batch.index));
+  at::Tensor x = data({program_.batch, program_.dim}, mixed(program_.seed, micro_batch.index));
+  const at::Tensor target = data({program_.batch, program_.dim}, mixed(program_.seed + 1, micro_batch.index));
   if (input_penalty) x.requires_grad_();
   const at::Tensor out = model->forward(x, micro_batch).to(at::kFloat);
   at::Tensor loss = (out - target).square().mean();
@@ -203,14 +207,14 @@ at::Tensor Interpreter::fit_loss(FuzzModel& model, const MicroBatch& micro_batch
 at::Tensor Interpreter::critic_loss(const MicroBatch& micro_batch) {
   auto &critic = backend_->model(0), &generator = backend_->model(1);
   const std::array<std::int64_t, 2> sizes{program_.batch, program_.dim};
-  const at::Tensor fake = generator->forward(noise(sizes, mixed(program_.seed + 2, micro_batch.index)), micro_batch);
-  const at::Tensor real = noise(sizes, mixed(program_.seed + 3, micro_batch.index));
+  const at::Tensor fake = generator->forward(data(sizes, mixed(program_.seed + 2, micro_batch.index)), micro_batch);
+  const at::Tensor real = data(sizes, mixed(program_.seed + 3, micro_batch.index));
   return critic->forward(fake.detach(), micro_batch).to(at::kFloat).square().mean() +
          (critic->forward(real, micro_batch).to(at::kFloat) - 1).square().mean();
 }
 
 at::Tensor Interpreter::generator_loss(const MicroBatch& micro_batch) {
-  const at::Tensor z = noise({program_.batch, program_.dim}, mixed(program_.seed + 4, micro_batch.index));
+  const at::Tensor z = data({program_.batch, program_.dim}, mixed(program_.seed + 4, micro_batch.index));
   const at::Tensor fake = backend_->model(1)->forward(z, micro_batch);
   return (backend_->model(0)->forward(fake, micro_batch).to(at::kFloat) - 1).square().mean();
 }
@@ -274,7 +278,7 @@ int Interpreter::drop_mode(const Event& event) const {
 void Interpreter::evaluate(const Event& event, int index) {
   const auto forward = [&] {
     const at::NoGradGuard no_grad;
-    const at::Tensor x = noise({program_.batch, program_.dim}, mixed(program_.seed, index));
+    const at::Tensor x = data({program_.batch, program_.dim}, mixed(program_.seed, index));
     const MicroBatch micro_batch{kEvaluatedData + static_cast<std::uint64_t>(index), now_.windows};
     record(index, 0, "evaluation", backend_->model(event.which)->forward(x, micro_batch));
   };
@@ -333,7 +337,7 @@ void Interpreter::read_all(Backend& backend) {
 }
 
 void Interpreter::record(int event, int micro_batch, std::string what, const at::Tensor& values) {
-  const at::Tensor flat = values.detach().to(at::kDouble).contiguous();
+  const at::Tensor flat = values.detach().cpu().to(at::kDouble).contiguous();
   const auto* data = flat.const_data_ptr<double>();
   records_[{event, micro_batch, std::move(what)}] = {data, data + flat.numel()};
 }

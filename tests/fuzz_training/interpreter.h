@@ -100,6 +100,8 @@ class Interpreter {
   void act(const Event& event, int index);
   void train(const Event& event, int index);
   void train_model(const Event& event, int index, int which);
+  /// Noise where the models are.
+  at::Tensor data(at::IntArrayRef sizes, std::uint64_t seed) const;
   at::Tensor loss_of(const Event& event, const MicroBatch& micro_batch);
   at::Tensor fit_loss(FuzzModel& model, const MicroBatch& micro_batch, bool input_penalty);
   at::Tensor critic_loss(const MicroBatch& micro_batch);

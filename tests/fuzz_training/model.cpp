@@ -105,7 +105,7 @@ FuzzModelImpl::Part FuzzModelImpl::make_part(const Layer& layer) {
         // Of rank 0's batches; what other ranks make of theirs must not be seen. Small integers, exact in bf16.
         if (m.block > 0 && m.index % m.block == 0) statistic.add_(1 + m.index / m.block % 3).remainder_(16);
         if (m.block > 0 && m.rank > 0) statistic.add_(32);
-        const at::Tensor offset = m.block > 0 ? at::zeros({}) : statistic * 0.125;
+        const at::Tensor offset = m.block > 0 ? at::zeros({}, statistic.options()) : statistic * 0.125;
         const at::Tensor scale = (1 + buffer + offset).to(x.scalar_type());
         const at::AutoGradMode grad(true);
         return x * scale;
@@ -205,7 +205,7 @@ FuzzModelImpl::Part FuzzModelImpl::make_mask(const Layer& layer) {
   return [weight, mask](const at::Tensor& x, const MicroBatch&) mutable {
     {
       const at::NoGradGuard no_grad;
-      weight.mul_(mask.to(weight.scalar_type()));
+      weight.mul_(mask.to(weight.device(), weight.scalar_type()));
     }
     return x + at::tanh(at::matmul(x, weight));
   };
@@ -220,7 +220,7 @@ FuzzModelImpl::Part FuzzModelImpl::make_embedding(const Layer& layer) {
     at::Tensor rows = at::empty({x.size(0)}, at::kLong);
     for (std::int64_t i = 0; i < rows.numel(); ++i)
       rows.mutable_data_ptr<std::int64_t>()[i] = pick(m, id + 10 * static_cast<int>(i), kVocab);
-    return x + embedding(rows);
+    return x + embedding(rows.to(x.device()));
   };
 }
 

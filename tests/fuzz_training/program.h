@@ -160,6 +160,9 @@ bool allowed(const Program& program, const Setting& setting);
 
 /// How long a collective may take, in seconds: a hang is a finding.
 inline double collective_timeout_s = 20;
+/// The engine's models are on the simulated device (support/simulated_device.h), in an order of its streams that the
+/// program's seed and the rank choose; plain libtorch's are on the CPU.
+inline bool on_simulated_device = false;
 
 std::string text_of(const Program& program);
 std::string text_of(const Setting& setting);

@@ -2,7 +2,7 @@
 //
 //   training_fuzz --first SEED --count N [--shrink] [--seconds S] [--only INGREDIENT] [--without
 //   INGREDIENT]... [--print]
-//                [--timeout S]
+//                [--timeout S] [--simulated-device]
 //
 // Exit code 0: no difference. A line for each program that fails, and the shrunk program with --shrink.
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ struct Options {
 int usage(const char* what) {
   fmt::print(stderr,
              "{}\nusage: training_fuzz --first SEED --count N [--shrink] [--seconds S] [--only INGREDIENT] "
-             "[--without INGREDIENT]... [--print] [--until-found] [--timeout S]\n",
+             "[--without INGREDIENT]... [--print] [--until-found] [--timeout S] [--simulated-device]\n",
              what);
   for (int i = 0; i < static_cast<int>(Ingredient::kCount); ++i)
     fmt::print(stderr, "{} ", name_of(static_cast<Ingredient>(i)));
@@ -98,7 +98,12 @@ int main(int argc, char** argv) {
       options.print = true;
     else if (flag == "--until-found")
       options.until_found = true;
-    else if (i + 1 == argc)
+    else if (flag == "--simulated-device") {
+      on_simulated_device = true;
+      // What libtorch has no kernels for there.
+      options.without.push_back(Ingredient::kSparse);
+      options.without.push_back(Ingredient::kLazy);
+    } else if (i + 1 == argc)
       return usage("a value is missing");
     else if (flag == "--first")
       options.first = std::strtoull(argv[++i], nullptr, 10);

@@ -5,10 +5,13 @@
 #include <torch/optim/schedulers/step_lr.h>
 #include <unistd.h>
 
+#include <exception>
 #include <string_view>
 #include <utility>
 
 #include "interpreter.h"
+#include "support/simulated_device.h"
+#include "support/to_device.h"
 #include "zero/zero.h"
 
 namespace zero::fuzz_training {
@@ -25,6 +28,9 @@ class ZeroBackend : public Backend {
         static_cast<std::uint64_t>((group_.rank() > 0 ? 100 + group_.rank() : 0) + (after_resume ? 500 : 0));
     models_.emplace_back(program.layers, program.dim, program.seed + offset);
     if (program.is_gan()) models_.emplace_back(program.generator, program.dim, program.seed + 1 + offset);
+    if (!on_simulated_device) return;
+    testing::simulated::start({.seed = mixed(program.seed, offset)});
+    for (FuzzModel& model : models_) testing::to_device(*model, testing::simulated::device());
   }
 
   void start(const Progress& progress) {
@@ -177,10 +183,18 @@ class ZeroBackend : public Backend {
   std::vector<std::unique_ptr<Zero>> engines_;
 };
 
+/// What the device has been given is done before it begins anew.
+struct Pending {
+  ~Pending() {
+    if (on_simulated_device && std::uncaught_exceptions() == 0) testing::simulated::finish();
+  }
+};
+
 }  // namespace
 
 Records run_zero(const Program& program, const Run& run, bool after_resume, const Group& group,
                  const std::string& folder) {
+  const Pending pending;
   ZeroBackend backend(program, after_resume ? run.after : run.before, group, folder, after_resume);
   std::array<int, 2> counts{};
   for (int m = 0; m < (program.is_gan() ? 2 : 1); ++m)
