@@ -78,7 +78,7 @@ class Gradients {
 
   Engine::Impl& impl_;
   std::vector<Parameter> parameters_;
-  std::vector<int> running_;         ///< backwards nobody announced that are not complete, by id
+  std::vector<int> running_;  ///< backwards nobody announced that are not complete, by id
   /// Those that have failed in a thread of a device, by id: what it means is found out at the next call.
   struct Beside {
     std::mutex mutex;

@@ -248,7 +248,7 @@ TEST(ConfigErrors, OffloadToTheHostIsWhereStatesAreAndOtherOffloadIsRefused) {
     const std::string head = std::string(R"({"zero_optimization": {")") + where;
     const std::string cpu = head + R"(": {"device": "cpu", "pin_memory": true}}})";
     EXPECT_TRUE(mention(notices_of(cpu),
-                        std::string("zero_optimization.") + where + ".device: accepted, no effect: without a GPU"));
+                        std::string("zero_optimization.") + where + ".device: of a module on the CPU parameters"));
     EXPECT_FALSE(mention(notices_of(head + R"(": {"device": "none", "pin_memory": true}}})"), "offload"));
     EXPECT_EQ(error_of(head + R"(": {"pin_memory": true}}})"), "");
     EXPECT_NE(error_of(head + R"(": {"device": "disk"}}})"), "");
@@ -260,8 +260,8 @@ TEST(ConfigErrors, OffloadToTheHostIsWhereStatesAreAndOtherOffloadIsRefused) {
             "sharded");
   for (const char* old : {"cpu_offload", "cpu_offload_param", "cpu_offload_params"}) {
     const std::string key = std::string(R"({"zero_optimization": {")") + old;
-    EXPECT_TRUE(mention(notices_of(key + "\": true}}"), "accepted, no effect: without a GPU"));
-    EXPECT_FALSE(mention(notices_of(key + "\": false}}"), "without a GPU"));
+    EXPECT_TRUE(mention(notices_of(key + "\": true}}"), "accepted, no effect: of a module on the CPU"));
+    EXPECT_FALSE(mention(notices_of(key + "\": false}}"), "of a module"));
   }
   EXPECT_EQ(error_of(R"({"zero_optimization": {"cpu_offload_use_pin_memory": true}})"), "");
 }
@@ -276,7 +276,7 @@ TEST(ConfigErrors, OffloadToNvme) {
   EXPECT_EQ(offload.buffer_count, 6);
   EXPECT_EQ(config.aio.block_size, 2097152);
   EXPECT_EQ(config.aio.queue_depth, 16);
-  EXPECT_FALSE(mention(config.notices, "without a GPU"));
+  EXPECT_FALSE(mention(config.notices, "of a module"));
   EXPECT_EQ(
       error_of(R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})"),
       "c:1: zero_optimization.offload_optimizer.device: 'nvme' needs nvme_path beside it: a folder on a local disk");

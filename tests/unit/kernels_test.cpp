@@ -1,5 +1,6 @@
 // The passes over flat shards: the same bits on every instruction set, and PyTorch's numbers.
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -251,6 +252,64 @@ TEST(Kernels, DevicePassesAgreeWithTheKernels) {
   EXPECT_TRUE(at::equal(device, at::from_blob(accumulator.data(), {kNumel}, at::kFloat)));
   passes.block_sumsq(device.const_data_ptr<float>(), DType::kFloat32, kNumel, device_sums.data());
   for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(sums[i], device_sums[i], 1e-12 * sums[i]);
+}
+
+/// Everything that the passes make of shards that are long enough for several threads.
+std::vector<std::vector<char>> passes_with(int threads, const Rule& rule, bool bf16_masters, bool stochastic) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(threads);
+  constexpr std::int64_t kLong = 200 * kSumBlockNumel;
+  const auto bytes = [](const auto& values) {
+    const auto* first = reinterpret_cast<const char*>(values.data());
+    return std::vector<char>(first, first + values.size() * sizeof(values[0]));
+  };
+  const auto master = random_values(kLong, 1), gradient = random_values(kLong, 2), other = random_values(kLong, 3);
+  std::vector<std::vector<char>> results;
+
+  auto sums = other;
+  const std::vector<std::uint16_t> narrow_slice = to_bf16(gradient), second_slice = to_bf16(master);
+  const std::vector<const void*> slices{narrow_slice.data(), second_slice.data()};
+  std::vector<double> sumsq(kLong / kSumBlockNumel), again(sumsq.size());
+  passes_for(c10::kCPU).reduce({.accumulator = sums.data(),
+                                .slices = slices,
+                                .dtype = DType::kBFloat16,
+                                .numel = kLong,
+                                .block_sumsq = sumsq.data()});
+  passes_for(c10::kCPU).block_sumsq(narrow_slice.data(), DType::kBFloat16, kLong, again.data());
+
+  // Not a multiple of a block, as the last piece of a shard.
+  constexpr std::int64_t kUpdated = kLong - 300;
+  auto masters = master;
+  std::vector<std::uint16_t> low(kLong), narrow = to_bf16(master);
+  std::vector<std::vector<char>> states;
+  UpdateArgs args{.gradient = gradient.data(), .low = low.data(), .numel = kUpdated};
+  for (std::size_t i = 0; i < rule.states.size(); ++i) {
+    states.emplace_back(static_cast<std::size_t>(nbytes_of(rule.states[i].format, kLong)), 0);
+    args.states[i] = states.back().data();
+  }
+  if (bf16_masters) {
+    args.narrow = {.master = narrow.data(), .stochastic = stochastic, .seed = 5, .first_element = 1024};
+  } else {
+    args.master = masters.data();
+  }
+  passes_for(c10::kCPU).update(rule, args, {.lr = 0.01, .step = 3});
+  at::set_num_threads(before);
+  results = {bytes(sums), bytes(sumsq), bytes(again), bytes(masters), bytes(low), bytes(narrow)};
+  results.insert(results.end(), states.begin(), states.end());
+  return results;
+}
+
+TEST(Kernels, PassesGiveTheSameBitsOnAnyNumberOfThreads) {
+  const std::vector<Hyper> hyper(1);
+  for (const Algorithm algorithm : {Algorithm::kAdam, Algorithm::kSgd, Algorithm::kAdagrad, Algorithm::kRmsprop,
+                                    Algorithm::kLion, Algorithm::kAdam8bit}) {
+    for (const int narrow : {0, 1, 2}) {
+      const Rule& rule = rule_for(algorithm, hyper, narrow > 0 ? StateFormat::kBFloat16 : StateFormat::kFloat32);
+      const auto alone = passes_with(1, rule, narrow > 0, narrow == 2);
+      for (const int threads : {2, 3, 7})
+        EXPECT_EQ(passes_with(threads, rule, narrow > 0, narrow == 2), alone) << rule.name << narrow << threads;
+    }
+  }
 }
 
 TEST(Kernels, CopyCopiesEveryLength) {
