@@ -99,19 +99,19 @@ std::string memory_table(const std::vector<MemoryReport>& before, const std::vec
     return sum;
   };
   text += row("total", columns, [&](const Column& column) { return megabytes(total(column)); });
-  std::int64_t most = 1;
+  std::int64_t most = 0;
   for (const auto& report : after) most = std::max(most, states_nbytes(report));
-  const double factor = static_cast<double>(states_nbytes(ddp)) / static_cast<double>(most);
   text += fmt::format(
       "  As built: what a rank had of the fp32 module before initialize(), which is never\n"
       "  whole (zero::deferred_init). With DDP each rank holds 16 bytes a trained\n"
       "  parameter ({}) and buckets.\n",
       ddp[MemoryKind::kMaster].current_nbytes > 0 ? "2 bf16 weight, 2 gradient, 4 fp32 master, 8 Adam"
                                                   : "4 fp32 weight, 4 gradient, 8 Adam");
-  text += fmt::format("  ZeRO stage {} on {} rank{}: the states of each take {:.2f} x {} than with DDP.\n", stage,
-                      after.size(), after.size() == 1 ? "" : "s", factor >= 1 ? factor : 1 / factor,
-                      factor >= 1 ? "less" : "more");
-  return text;
+  text += fmt::format("  ZeRO stage {} on {} rank{}: ", stage, after.size(), after.size() == 1 ? "" : "s");
+  if (most == 0) return text + "all of the states are on the disk.\n";
+  const double factor = static_cast<double>(states_nbytes(ddp)) / static_cast<double>(most);
+  return text + fmt::format("the states of each take {:.2f} x {} than with DDP.\n", factor >= 1 ? factor : 1 / factor,
+                            factor >= 1 ? "less" : "more");
 }
 
 std::string first_step_memory(const std::vector<MemoryReport>& reports, const MemoryReport& ddp) {
