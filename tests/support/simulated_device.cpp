@@ -161,8 +161,9 @@ Traits traits_of(const c10::OperatorHandle& op) {
   }
   bool outs = false;
   for (const c10::Argument& argument : schema.arguments()) outs |= is_out(argument);
-  if (values || traits.seeded || traits.generator >= 0 || op.hasTag(at::Tag::dynamic_output_shape) ||
-      op.hasTag(at::Tag::data_dependent_output)) {
+  const bool depends = op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
+                       schema.name() == "aten::_unique";  // without that tag in libtorch 2.11
+  if (values || traits.seeded || traits.generator >= 0 || depends) {
     traits.way = Way::kPrompt;
   } else if (op.hasKernelForDispatchKey(DispatchKey::Meta)) {
     traits.way = Way::kMeta;
