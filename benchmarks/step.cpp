@@ -190,6 +190,9 @@ int run_rank(const Options& options) {
   at::Device device(options.device);
   if (device.is_cuda() && !device.has_index())
     device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(group.local_rank() % at::getNumGPUs()));
+  // The host updates what the ranks of GPUs share.
+  if (!device.is_cpu())
+    at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.ranks));
   at::manual_seed(1);
   zero::GPT plain{nullptr};
   if (!options.alone) {

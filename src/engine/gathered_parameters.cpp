@@ -44,8 +44,7 @@ void end_writes(Engine::Impl& impl, const std::vector<int>& parameters, bool fai
       writes.take_back(p, gathered);
       intercept::bump_version(parameter.tensor);
     } else if (writes.has(p)) {
-      const auto nbytes = static_cast<std::size_t>(parameter.range.numel()) * element_nbytes(impl.model.param_dtype);
-      optim::passes_for(impl.model.module_device).copy(gathered, parameter.handle->data(), nbytes);
+      writes.copy_to(p, gathered);
     }
     writes.forget_original(p);
   }

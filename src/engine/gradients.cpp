@@ -162,7 +162,7 @@ void Gradients::take(int p, at::Tensor& gradient) {
 
 void Gradients::arrives(int p, bool dropped) {
   // Only before the first gradient of a backward is everything as the program has left it.
-  const bool after_failed = has_failed_beside();
+  const bool after_failed = !announced_ && !running_.empty() && has_failed_beside();
   const bool first = !announced_ && (running_.empty() || after_failed);
   if (first) check_dropped("backward", {p, dropped});
   if (first && !running_.empty()) fail_backward();
@@ -172,8 +172,7 @@ void Gradients::arrives(int p, bool dropped) {
 bool Gradients::has_failed_beside() {
   const std::lock_guard lock(beside_->mutex);
   const std::vector<int> failed = std::exchange(beside_->failed, {});
-  return !running_.empty() &&
-         std::ranges::all_of(running_, [&](int id) { return std::ranges::find(failed, id) != failed.end(); });
+  return std::ranges::all_of(running_, [&](int id) { return std::ranges::find(failed, id) != failed.end(); });
 }
 
 /// A backward that the engine was not told of has reached a parameter: loss.backward(), another engine's, or

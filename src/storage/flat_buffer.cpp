@@ -131,12 +131,15 @@ FlatBuffer FlatBuffer::make_readable(Ledger& ledger, MemoryKind kind, DType dtyp
 }
 
 FlatBuffer FlatBuffer::make_node_shared(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
-                                        std::int64_t charged_numel, Group& group, std::string_view label) {
+                                        std::int64_t charged_numel, Group& group, std::string_view label,
+                                        c10::Device copies_by) {
   if (numel == 0) return {};
-  auto memory = std::make_shared<SharedMemory>(
-      group.allocate_node_shared(static_cast<std::size_t>(numel) * element_nbytes(dtype), label));
+  const auto nbytes = static_cast<std::size_t>(numel) * element_nbytes(dtype);
+  auto memory = std::make_shared<SharedMemory>(group.allocate_node_shared(nbytes, label));
   void* data = memory->data();
-  return {ledger, kind, dtype, numel, charged_numel, c10::kCPU, std::move(memory), data};
+  return {
+      ledger, kind, dtype, numel, charged_numel, c10::kCPU, pin_host_memory(std::move(memory), data, nbytes, copies_by),
+      data};
 }
 
 at::Tensor FlatBuffer::view(std::int64_t offset_numel, std::int64_t numel) const {

@@ -36,9 +36,11 @@ class FlatBuffer {
   /// accelerator. Local.
   static FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
                                   comm::ShardTransport& transport, c10::Device copies_by = c10::kCPU);
-  /// One CPU mapping for all ranks of the host; the ledger is charged `charged_numel`. *Collective.*
+  /// One CPU mapping for all ranks of the host, pinned as in make_readable(); the ledger is charged `charged_numel`.
+  /// *Collective.*
   static FlatBuffer make_node_shared(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
-                                     std::int64_t charged_numel, Group& group, std::string_view label);
+                                     std::int64_t charged_numel, Group& group, std::string_view label,
+                                     c10::Device copies_by = c10::kCPU);
 
   bool empty() const { return numel_ == 0; }
   std::int64_t numel() const { return numel_; }

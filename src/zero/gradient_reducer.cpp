@@ -114,7 +114,7 @@ GradientReducer::~GradientReducer() {
   // given up; where ranks cannot tell each other that they go, they complete each other's parts if they know of them.
   if (board_ && ::getpid() == process_ && std::uncaught_exceptions() == 0 && !model_.group.failed()) {
     try {
-      post_all();
+      post_arrived(/*all=*/true);
       if (!board_->abandon() && agreed_routed_) flush("gradients of an engine that goes");
     } catch (const std::exception&) {  // others learn why
     }
@@ -209,7 +209,7 @@ void GradientReducer::begin_micro_batch() {
 
 void GradientReducer::add(int parameter, const at::Tensor& gradient) {
   begin_micro_batch();
-  post_arrived();
+  post_arrived(/*all=*/false);
   if (!used_[parameter]) {
     used_[parameter] = 1;
     used_in_backward_.push_back(parameter);
@@ -276,7 +276,7 @@ void GradientReducer::open(Bucket& bucket) {
                     "losses for one backward, or set it to false",
                     model_.units[bucket.unit].name));
   }
-  if (std::ranges::find(on_their_way_, index) != on_their_way_.end()) post_all();
+  if (std::ranges::find(on_their_way_, index) != on_their_way_.end()) post_arrived(/*all=*/true);
   retire_if_complete(bucket);
   if (pool_) {
     take_from_pool(bucket);
@@ -319,7 +319,8 @@ bool GradientReducer::wait_a_while(Bucket& bucket) {
 }
 
 void GradientReducer::take_from_pool(Bucket& bucket) {
-  if (!on_their_way_.empty() && pool_->would_exceed(pool_limit_numel_, bucket.range.numel())) post_all();
+  if (!on_their_way_.empty() && pool_->would_exceed(pool_limit_numel_, bucket.range.numel()))
+    post_arrived(/*all=*/true);
   while (!sent_.empty() && pool_->would_exceed(pool_limit_numel_, bucket.range.numel())) {
     const Stopwatch watch(timeline_, &StepBreakdown::wait, model_.units[bucket.unit].name);
     const auto done =
@@ -390,19 +391,10 @@ void GradientReducer::wait_for_copies(Bucket& bucket) {
   bucket.coming.clear();
 }
 
-void GradientReducer::post_arrived() {
+void GradientReducer::post_arrived(bool all) {
   while (!on_their_way_.empty()) {
     Bucket& bucket = buckets_[on_their_way_.front()];
-    if (!bucket.arrived->query()) return;  // nor are those after it
-    bucket.coming.clear();
-    on_their_way_.erase(on_their_way_.begin());
-    post(bucket);
-  }
-}
-
-void GradientReducer::post_all() {
-  while (!on_their_way_.empty()) {
-    Bucket& bucket = buckets_[on_their_way_.front()];
+    if (!all && !bucket.arrived->query()) return;  // nor are those after it
     wait_for_copies(bucket);
     on_their_way_.erase(on_their_way_.begin());
     post(bucket);
@@ -424,7 +416,7 @@ void GradientReducer::send(Bucket& bucket) {
   ++reductions_;
   if (bucket.coming.empty()) return post(bucket);
   on_their_way_.push_back(index);
-  if (!options_.overlap) post_all();
+  if (!options_.overlap) post_arrived(/*all=*/true);
 }
 
 void GradientReducer::post(Bucket& bucket) {
@@ -552,7 +544,7 @@ void GradientReducer::retire(Bucket& bucket) {
 }
 
 void GradientReducer::quiesce() {
-  post_all();
+  post_arrived(/*all=*/true);
   while (!sent_.empty()) {
     Bucket& bucket = buckets_[sent_.front()];
     {

@@ -184,8 +184,7 @@ class GradientReducer {
   /// Sends a bucket that is complete, and here.
   void post(Bucket& bucket);
   /// Posts the buckets that wait for copies: those whose copies are over, or all of them.
-  void post_arrived();
-  void post_all();
+  void post_arrived(bool all);
   /// Sends buckets, with zeros where nothing has arrived, until each was sent `rounds` times (or as often as some rank
   /// wants).
   void even_out(std::int64_t rounds);

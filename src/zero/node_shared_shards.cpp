@@ -1,6 +1,5 @@
-#include <utility>
+#include <vector>
 
-#include "storage/device_stream.h"
 #include "zero/shard_home.h"
 
 namespace zero::sharding {
@@ -16,8 +15,7 @@ class NodeSharedShards final : public ShardHome {
     }
     const std::int64_t mine = model.total([&](const Unit& unit) { return unit.shard(model.rank()); });
     memory_ = storage::FlatBuffer::make_node_shared(ledger, MemoryKind::kParameters, model.param_dtype, total, mine,
-                                                    model.group, "parameters");
-    pinned_ = storage::pin_host_memory(memory_.keep_alive(), memory_.data(), memory_.nbytes(), model.module_device);
+                                                    model.group, "parameters", model.module_device);
   }
 
   void visit(int unit, Range range, Access, c10::function_ref<void(Range, void*)> lease) override {
@@ -39,7 +37,6 @@ class NodeSharedShards final : public ShardHome {
   ShardedModel& model_;
   std::vector<std::int64_t> offsets_;  ///< by unit
   storage::FlatBuffer memory_;
-  std::shared_ptr<void> pinned_;
 };
 
 }  // namespace

@@ -41,6 +41,11 @@ void ParameterWrites::take_back(int parameter, void* memory) {
   originals_.erase(kept);
 }
 
+void ParameterWrites::copy_to(int parameter, void* memory) const {
+  const storage::FlatBuffer& own = copies_.at(parameter);
+  copy(memory, own.data(), own);
+}
+
 void ParameterWrites::begin(int parameter, const void* values) {
   if (has(parameter)) return;
   auto& own = copy_of(parameter);

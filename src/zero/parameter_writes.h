@@ -38,6 +38,8 @@ class ParameterWrites {
   /// Writes them there again; nothing where none were kept. Local.
   void take_back(int parameter, void* memory);
   void forget_original(int parameter) { originals_.erase(parameter); }
+  /// Writes the values of a parameter's own copy to `memory`, where all have it. Local.
+  void copy_to(int parameter, void* memory) const;
 
   bool has(int parameter) const { return !copies_.empty() && copies_.contains(parameter); }
   /// Of a parameter that has a copy: its memory.

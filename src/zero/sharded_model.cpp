@@ -15,10 +15,6 @@ at::Tensor ShardedModel::view(const void* data, DType dtype, std::int64_t numel)
   return storage::view_of(data, dtype, numel, device);
 }
 
-at::Tensor ShardedModel::module_view(const void* data, DType dtype, std::int64_t numel) const {
-  return storage::view_of(data, dtype, numel, module_device);
-}
-
 void wait_or_fail(Work& work, const storage::FlatBuffer& memory, int owner) noexcept {
   if (!work.valid() || ::getpid() != owner) return;
   try {

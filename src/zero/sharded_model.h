@@ -82,8 +82,6 @@ struct ShardedModel {
 
   /// [numel] elements at `data`, memory of `device`, which it does not own.
   at::Tensor view(const void* data, DType dtype, std::int64_t numel) const;
-  /// The same of module_device.
-  at::Tensor module_view(const void* data, DType dtype, std::int64_t numel) const;
   bool module_is_elsewhere() const { return module_device != device; }
 
   int rank() const { return group.rank(); }

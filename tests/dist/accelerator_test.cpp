@@ -193,7 +193,7 @@ TEST(Accelerator, EveryStageAndNumberOfRanksGivesOneCurve) {
       std::uint64_t seed = 100 * static_cast<std::uint64_t>(ranks) + static_cast<std::uint64_t>(group.rank());
       int number = 0;
       for (auto one : parity_cases(/*reduced=*/true)) {
-        if (one.node_shared || one.progress_thread) continue;
+        if (one.node_shared) continue;
         if (!is_slow() && number++ % 3 != (one.nvme_parameters ? 0 : ranks % 3)) continue;
         const auto result = run_parity_case(one, group, device_with(++seed));
         finish();
@@ -309,7 +309,7 @@ std::string train_without(Group group, std::optional<Kind> left_out, std::uint64
 TEST(Accelerator, EachKindOfWaitIsNeeded) {
   if (on_gpu()) GTEST_SKIP() << "of the simulated device";
   // Ranks that count as being on hosts of their own copy what they gather into memory that they use again.
-  setenv("ZERO_RANKS_PER_NODE", "1", 1);
+  const OneHostAsSeveral hosts(1);
   const auto first = lines_of(2, [&](Group group) {
     std::set<Kind> kinds;
     std::vector<std::string> lines{train_without(group, {}, 0, &kinds)};
@@ -330,7 +330,6 @@ TEST(Accelerator, EachKindOfWaitIsNeeded) {
     }
     EXPECT_TRUE(caught) << "nothing is lost without the waits of " << kind.first << " for " << kind.second;
   }
-  unsetenv("ZERO_RANKS_PER_NODE");
 }
 
 TEST(Accelerator, WhatAProgramWritesArrivesEverywhere) {

@@ -62,15 +62,6 @@ Results read_results(const std::string& path) {
   return results;
 }
 
-/// Ranks started meanwhile count as being on hosts of so many ranks.
-class OneHostAsSeveral {
- public:
-  explicit OneHostAsSeveral(int ranks_per_host) {
-    setenv("ZERO_RANKS_PER_NODE", std::to_string(ranks_per_host).c_str(), 1);
-  }
-  ~OneHostAsSeveral() { unsetenv("ZERO_RANKS_PER_NODE"); }
-};
-
 class Parity : public ::testing::Test {
  protected:
   std::string path_ = fmt::format("/tmp/zero_parity_{}.txt", getpid());

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -42,6 +43,15 @@ std::vector<RankResult> spawn_threads(int n, const std::function<void(Group grou
 
 /// Adds a gtest failure for every rank that is not ok.
 void expect_all_ok(const std::vector<RankResult>& results);
+
+/// Ranks started meanwhile count as being on hosts of so many ranks.
+class OneHostAsSeveral {
+ public:
+  explicit OneHostAsSeveral(int ranks_per_host) {
+    setenv("ZERO_RANKS_PER_NODE", std::to_string(ranks_per_host).c_str(), 1);
+  }
+  ~OneHostAsSeveral() { unsetenv("ZERO_RANKS_PER_NODE"); }
+};
 
 /// Names of files of this library in /dev/shm whose job id holds this process's pid, as that of spawn()
 /// does. For tests that nothing is left behind.
