@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import os
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -17,6 +19,10 @@ from zerotorch import _C
 from zerotorch.errors import CommError, ConfigError
 
 _group: _C.Group | None = None
+_leaving = False
+
+#: Groups that wait for ranks that never come are left as they are after this.
+_TIME_TO_LEAVE_S = 5.0
 
 #: What launchers call a rank's place, by the names that torch.distributed reads.
 _LAUNCHERS = {
@@ -58,6 +64,7 @@ def init_distributed(
         raise ConfigError("init_distributed(dist_init_required=False), and torch.distributed is not initialized")
     if not dist.is_initialized() and dist_init_required is not False:
         _init_torch(dist_backend, distributed_port, timeout, init_method, rank, world_size)
+    _leave_torch_at_exit()
     _check_accelerate(world_group().size)
 
 
@@ -133,6 +140,36 @@ def _init_torch(
         return
     os.environ.setdefault("MASTER_PORT", str(port))
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, **extra)
+
+
+def _leave_torch_at_exit() -> None:
+    """Ends torch.distributed's groups while the interpreter is whole.
+
+    Their threads let go of a collective's tensors a moment after it is done. One that does so when the interpreter ends
+    is ended in the middle of C++ code, and the process with it (SIGABRT, after a training that went well).
+    """
+    global _leaving
+    if _leaving or not dist.is_initialized():
+        return
+    _leaving = True
+    asked, done, process = threading.Event(), threading.Event(), os.getpid()
+
+    def leave() -> None:
+        asked.wait()
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+        done.set()
+
+    # Begun now: some interpreters start no thread at their end.
+    threading.Thread(target=leave, name="zerotorch-leave", daemon=True).start()
+
+    @atexit.register
+    def wait() -> None:
+        failed = getattr(sys, "last_value", None) is not None
+        # Collectives that a failed rank has begun may never end, and a forked child has no part in them.
+        if not failed and os.getpid() == process and dist.is_initialized():
+            asked.set()
+            done.wait(_TIME_TO_LEAVE_S)
 
 
 def _publish_environment() -> None:
