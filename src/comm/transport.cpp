@@ -142,7 +142,10 @@ class HostTransport final : public ShardTransport {
   Work broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options) override {
     return group_.broadcast(inout, numel, dtype, root, options);
   }
-  SharedMemory allocate(std::size_t nbytes) override { return group_.allocate(nbytes); }
+  std::shared_ptr<void> allocate(std::size_t nbytes) override {
+    const auto memory = std::make_shared<SharedMemory>(group_.allocate(nbytes));
+    return {memory, memory->data()};
+  }
 
  private:
   Group group_;

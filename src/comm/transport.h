@@ -108,7 +108,7 @@ class ShardTransport {
   /// *Collective.* As make_exchange_board(). On a device, the sink runs in the transport's stream order.
   virtual std::shared_ptr<ExchangeBoard> make_exchange_board(std::string label, std::vector<Parcel> parcels,
                                                              DType dtype, ExchangeBoard::Sink sink) = 0;
-  /// *Collective.* As make_shard_window().
+  /// *Collective.* As make_shard_window(). Not where memory is read in place: everyones().
   virtual std::shared_ptr<ShardWindow> make_shard_window(std::string label, std::vector<Parcel> parcels, DType dtype,
                                                          std::vector<const void*> mine) = 0;
   /// *Collective.* As Group::all_gather(), Group::broadcast(). When the work is complete, the caller may read the
@@ -116,8 +116,15 @@ class ShardTransport {
   virtual Work all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
                           const CollectiveOptions& options) = 0;
   virtual Work broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions& options) = 0;
-  /// *Local.* Memory that other ranks read in place where the transport can; as Group::allocate().
-  virtual SharedMemory allocate(std::size_t nbytes) = 0;
+  /// *Local.* Zero-filled memory that other ranks read in place where the transport can, as Group::allocate(). On a
+  /// device it is of that device.
+  virtual std::shared_ptr<void> allocate(std::size_t nbytes) = 0;
+  /// *Collective.* `mine` is from allocate(): where, by rank, this rank may read and write what the ranks have passed, as
+  /// long as the transport lives. Empty where the transport does not read in place.
+  virtual std::vector<void*> everyones(void* mine) {
+    (void)mine;
+    return {};
+  }
 };
 
 /// Over the group's own backend, in host memory.

@@ -24,6 +24,8 @@
 #include "intercept/gradient_hook.h"
 #include "setup/laid_out.h"
 #include "storage/cpu_allocator.h"
+#include "storage/device_stream.h"
+#include "storage/device_transport.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -62,15 +64,17 @@ c10::Device module_device_of(const Inventory& inventory) {
   return device;
 }
 
-/// Where shards, sums and states are: with a module on an accelerator in host memory, if ranks share them (what moves
-/// between ranks is host memory) or the configuration wants them there.
+/// Where shards, sums and states are: with a module on an accelerator in its memory, unless the configuration wants them
+/// in the host's, or ranks cannot read each other's.
 c10::Device shards_device_of(c10::Device module_device, const Config& config, const Group& group) {
   const auto& zero = config.zero_optimization;
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   const bool offloaded =
       zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone ||
       config.zerotorch.offload_gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
-  return offloaded || group.size() > 1 ? c10::Device(c10::kCPU) : module_device;
+  if (offloaded) return c10::kCPU;
+  return group.size() == 1 || storage::can_share_device_memory(group, module_device) ? module_device
+                                                                                     : c10::Device(c10::kCPU);
 }
 
 /// Strides of the flat layout: the parameter's own where they are dense, so that user code that looks at
@@ -129,11 +133,17 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   model.sharding = laid.sharding;
   model.gradient_dtype = laid.gradient_dtype;
   model.sum_dtype = laid.sum_dtype;
-  model.transport = comm::make_host_transport(impl.group);
-  model.home = storage::Home(model.device, model.transport, model.module_device);
   model.passes = &optim::passes_for(model.device);
   model.group = impl.group;
   return laid;
+}
+
+/// *Collective.* What moves shards between the ranks.
+void make_transport(sharding::ShardedModel& model) {
+  const bool in_host_memory = model.device.is_cpu(), is_alone = model.world_size() == 1;
+  model.transport = in_host_memory || is_alone ? comm::make_host_transport(model.group)
+                                               : storage::make_device_transport(model.group, model.device);
+  model.home = storage::Home(model.device, in_host_memory || !is_alone ? model.transport : nullptr, model.module_device);
 }
 
 /// *Collective.* The groups inside and between hosts, if there are several. Throws ConfigError on every rank
@@ -175,7 +185,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     impl.model.hosts = find_hosts(impl.group);
     impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.timeline);
   } else {
-    const bool on_accelerator = impl.model.module_is_elsewhere();  // where copies take the time, not gathers
+    const bool on_accelerator = !impl.model.module_device.is_cpu();  // where copies take the time, not gathers
     sharding::CopyingStoreOptions options{
         .resident = laid.resident,
         .max_live_numel = zero.stage3_max_live_parameters,
@@ -253,12 +263,13 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
 /// Fails on every rank when a parameter's initial values differ from rank 0's.
 void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const FlatBuffer& values) {
   Group group = impl.group;
+  const at::Tensor whole = values.view(0, unit.numel).cpu();
   const auto count = static_cast<std::int64_t>(unit.parameters.size());
   std::vector<std::int64_t> mine(unit.parameters.size());
   for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
     const Range range = impl.model.parameters[unit.parameters[i]].range;
     const auto nbytes = static_cast<std::size_t>(range.numel()) * sizeof(float);
-    mine[i] = static_cast<std::int64_t>(XXH3_64bits(static_cast<float*>(values.data()) + range.begin, nbytes));
+    mine[i] = static_cast<std::int64_t>(XXH3_64bits(whole.const_data_ptr<float>() + range.begin, nbytes));
   }
   std::vector<std::int64_t> all(mine.size() * group.size());
   group
@@ -337,6 +348,8 @@ void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
 void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   auto& model = impl.model;
   load_unit(impl, u, staging);
+  // The allocator knows the stream only that it was made in, which need not be the one that has read it.
+  if (!model.device.is_cpu()) storage::finish_current_stream(model.device);
   const auto nbytes = element_nbytes(model.param_dtype);
   for (int p : model.units[u].parameters) {
     auto& parameter = model.parameters[p];
@@ -523,6 +536,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   check_agreement(impl.inventory, impl.group);
   agree_on_parts(impl.groups, impl.inventory);
   choose_progress_thread(impl);
+  make_transport(impl.model);
   MicroBatchRandom::interrupt();
   impl.training.seed = choose_seed(impl.config, impl.number, impl.groups.all);
   const OptimizerFactory factory = std::move(setup.factory);

@@ -29,6 +29,7 @@ class DeviceStream {
 
   /// A new event of the device, over.
   c10::Event make_event() const { return c10::Event(stream_.device_type()); }
+  const c10::Stream& stream() const { return stream_; }
   /// The stream that operators of this thread run in.
   c10::Stream caller() const;
 
@@ -36,6 +37,11 @@ class DeviceStream {
   c10::Stream stream_;
   c10::Event others_, end_;  ///< recorded anew each time
 };
+
+/// The stream that operators of this thread run in.
+c10::Stream current_stream(c10::Device device);
+/// Returns when all is over that this thread's stream of `device` has been given. Local.
+void finish_current_stream(c10::Device device);
 
 /// Lets a device read and write host memory while the processor goes on, where the device is CUDA's and its runtime is
 /// there; otherwise does nothing, and copies take longer. Undone when the last pointer goes; keeps `memory` alive.

@@ -121,13 +121,13 @@ FlatBuffer FlatBuffer::make_private(Ledger& ledger, MemoryKind kind, DType dtype
 }
 
 FlatBuffer FlatBuffer::make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
-                                     comm::ShardTransport& transport, c10::Device copies_by) {
+                                     comm::ShardTransport& transport, c10::Device device, c10::Device copies_by) {
   if (numel == 0) return {};
   const auto nbytes = static_cast<std::size_t>(numel) * element_nbytes(dtype);
-  auto memory = std::make_shared<SharedMemory>(transport.allocate(nbytes));
-  void* data = memory->data();
-  return {ledger, kind, dtype, numel, numel, c10::kCPU, pin_host_memory(std::move(memory), data, nbytes, copies_by),
-          data};
+  auto memory = transport.allocate(nbytes);
+  void* const data = memory.get();
+  if (device.is_cpu()) memory = pin_host_memory(std::move(memory), data, nbytes, copies_by);
+  return {ledger, kind, dtype, numel, numel, device, std::move(memory), data};
 }
 
 FlatBuffer FlatBuffer::make_node_shared(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,

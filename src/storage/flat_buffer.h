@@ -32,10 +32,11 @@ class FlatBuffer {
   /// system grants them), elsewhere a zero-filled tensor. Local. Throws IoError with got and wanted.
   static FlatBuffer make_private(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
                                  c10::Device device = c10::kCPU);
-  /// CPU memory that the other ranks of this host can read in place, pinned for `copies_by` where that is an
-  /// accelerator. Local.
+  /// The transport's memory, of `device`, that the other ranks of this host can read in place; on the CPU pinned for
+  /// `copies_by` where that is an accelerator. Local.
   static FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,
-                                  comm::ShardTransport& transport, c10::Device copies_by = c10::kCPU);
+                                  comm::ShardTransport& transport, c10::Device device = c10::kCPU,
+                                  c10::Device copies_by = c10::kCPU);
   /// One CPU mapping for all ranks of the host, pinned as in make_readable(); the ledger is charged `charged_numel`.
   /// *Collective.*
   static FlatBuffer make_node_shared(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,

@@ -8,7 +8,7 @@ namespace zero::storage {
 class Home {
  public:
   Home() = default;
-  /// `transport`: of those who may read in place what is made readable.
+  /// `transport`: of those who may read in place what is made readable; null: nobody.
   /// `module_device` copies from and to what is made readable.
   Home(c10::Device device, std::shared_ptr<comm::ShardTransport> transport, c10::Device module_device = c10::kCPU)
       : device_(device), module_device_(module_device), transport_(std::move(transport)) {}
@@ -19,10 +19,10 @@ class Home {
   FlatBuffer make_private(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel) const {
     return FlatBuffer::make_private(ledger, kind, dtype, numel, device_);
   }
-  /// That the other ranks may read in place, where the transport moves this device's memory. Local.
+  /// That the other ranks may read in place. Local.
   FlatBuffer make_readable(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel) const {
-    return device_.is_cpu() ? FlatBuffer::make_readable(ledger, kind, dtype, numel, *transport_, module_device_)
-                            : make_private(ledger, kind, dtype, numel);
+    return transport_ ? FlatBuffer::make_readable(ledger, kind, dtype, numel, *transport_, device_, module_device_)
+                      : make_private(ledger, kind, dtype, numel);
   }
   /// True when take_block() hands out, of this home's memory, what activations have left (storage/cpu_allocator.h).
   bool reuses_blocks() const;

@@ -52,12 +52,12 @@ class CopyingStore final : public ParameterStore {
       residents_[i] = model_.home.make_readable(ledger, MemoryKind::kParameters, model_.param_dtype, unit(i).numel);
     }
     if (options_.shares_shards) {
-      home_ = make_node_shared_shards(model_, ledger);
+      home_ = model_.module_is_elsewhere() ? make_node_shared_shards(model_, ledger) : make_peer_shards(model_, ledger);
     } else if (std::find(resident.begin(), resident.end(), false) != resident.end()) {
       home_ = options_.disk ? make_disk_shards(model_, ledger, resident, *options_.disk)
                             : make_memory_shards(model_, ledger, resident);
     }
-    if (model.module_is_elsewhere()) on_device_.emplace(model_, ledger);
+    if (model.module_is_elsewhere() || options_.shares_shards) on_device_.emplace(model_, ledger);
     // One unit ahead, until times have been measured.
     schedule_.set_window(options_.measured_prefetch ? std::min(largest_numel_, options_.prefetch_numel)
                                                     : options_.prefetch_numel);
@@ -120,6 +120,7 @@ class CopyingStore final : public ParameterStore {
   }
 
   at::Tensor pinned_view(int index) override {
+    if (only_on_device()) on_device_->use(index);
     return model_.view(whole(index), model_.param_dtype, unit(index).numel);
   }
   void* module_values(int p) override {
@@ -128,7 +129,7 @@ class CopyingStore final : public ParameterStore {
   }
 
   void collect(std::span<const int> parameters) override {
-    if (!on_device_) return;
+    if (!on_device_ || only_on_device()) return;
     for (const int p : parameters) {
       const auto& parameter = model_.parameters[p];
       on_device_->download(parameter.unit, parameter.range, address(whole(parameter.unit), parameter.range.begin));
@@ -136,6 +137,7 @@ class CopyingStore final : public ParameterStore {
   }
 
   void broadcast(std::span<const int> parameters, int root) override {
+    if (only_on_device()) write_shards(parameters, root);
     const bool all_see_it = home_ && home_->always_whole();
     for (int p : parameters) {
       if (all_see_it) break;
@@ -157,8 +159,7 @@ class CopyingStore final : public ParameterStore {
     model_.group.barrier({.label = "broadcast parameters"}).wait();
     if (!on_device_) return;
     for (const int p : parameters) {
-      const auto& parameter = model_.parameters[p];
-      on_device_->upload(parameter.unit, parameter.range, address(whole(parameter.unit), parameter.range.begin));
+      upload(model_.parameters[p].unit, model_.parameters[p].range);
     }
   }
 
@@ -201,8 +202,11 @@ class CopyingStore final : public ParameterStore {
   }
 
  private:
+  /// Units are whole in the memory of DeviceUnits only.
+  bool only_on_device() const { return home_ && !home_->in_one_piece(); }
   /// Where a resident or gathered unit is, and where the module reads it.
   void* whole(int index) {
+    if (only_on_device()) return on_device_->data(index);
     if (!is_resident(index)) return gathered_[index];
     return has_own_memory(index) ? residents_[index].data() : home_->in_memory(index, unit(index).whole());
   }
@@ -251,14 +255,14 @@ class CopyingStore final : public ParameterStore {
     if (prefetched) ++counts_.prefetched_gathers;
     if (!on_device_) return;
     on_device_->take(index);
-    if (home_->always_whole()) on_device_->upload(index, the_unit.whole(), gathered_[index]);
+    if (home_->always_whole()) upload(index, the_unit.whole());
   }
 
   void wait_for_gather(int index, bool for_use) {
     Stopwatch watch(timeline_, &StepBreakdown::gather, unit(index).name);
     const double seconds = home_->wait(index);
     if (for_use && times_of_uses_.measuring()) times_of_uses_.note_gather(unit(index).numel, seconds);
-    if (on_device_ && !home_->always_whole()) on_device_->upload(index, unit(index).whole(), gathered_[index]);
+    if (on_device_ && !home_->always_whole()) upload(index, unit(index).whole());
     attach(index, module_memory(index));
   }
 
@@ -282,12 +286,33 @@ class CopyingStore final : public ParameterStore {
     counts_.prefetch_window_numel = schedule_.window_numel();
   }
 
+  /// Writes what `root` has in its copy of these parameters into their owners' shards. *Collective.*
+  void write_shards(std::span<const int> parameters, int root) {
+    on_device_->finish();  // copies that were begun are to have the old values
+    model_.group.barrier({.label = "broadcast parameters"}).wait();
+    if (model_.rank() != root) return;
+    for (const int p : parameters) {
+      const auto& parameter = model_.parameters[p];
+      home_->visit_whole(parameter.unit, parameter.range,
+                         [&](Range piece, void* low) { on_device_->download(parameter.unit, piece, low); });
+    }
+  }
+
+  /// Begins to copy a resident or gathered unit to the device.
+  void upload(int index, Range range) {
+    if (home_ && home_->always_whole()) {
+      home_->visit_whole(index, range, [&](Range piece, void* low) { on_device_->upload(index, piece, low); });
+    } else {
+      on_device_->upload(index, range, address(whole(index), range.begin));
+    }
+  }
+
   void upload_residents(bool frozen_too) {
     if (!on_device_) return;
     for (std::size_t i = 0; i < residents_.size(); ++i) {
       const int index = static_cast<int>(i);
       if (!is_resident(i) || !(unit(index).trainable || frozen_too)) continue;
-      on_device_->upload(index, unit(index).whole(), whole(index));
+      upload(index, unit(index).whole());
     }
     // What is always whole may be read past operators, too.
     for (std::size_t i = 0; i < residents_.size(); ++i) {

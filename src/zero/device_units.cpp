@@ -67,13 +67,13 @@ at::Tensor DeviceUnits::part(int unit, Range range) const {
   return places_[unit].memory->view(range.begin, range.numel());
 }
 
-void DeviceUnits::upload(int unit, Range range, const void* host) {
+void DeviceUnits::upload(int unit, Range range, const void* low) {
   if (range.empty()) return;
   const at::NoGradGuard no_grad;
   Place& place = places_[unit];
   for (const c10::Stream& user : place.users) stream_.wait_for(user);
   place.users.clear();
-  stream_.copy(part(unit, range), model_.view(host, model_.param_dtype, range.numel()));
+  stream_.copy(part(unit, range), model_.view(low, model_.param_dtype, range.numel()));
   if (!place.arrived) place.arrived.emplace(stream_.make_event());
   stream_.mark(*place.arrived);
 }
@@ -101,12 +101,12 @@ void DeviceUnits::give_back(int unit, bool host_is_reused) {
   pool_.give_back(std::exchange(place.memory, nullptr));
 }
 
-void DeviceUnits::download(int unit, Range range, void* host) {
+void DeviceUnits::download(int unit, Range range, void* low) {
   if (range.empty()) return;
   const at::NoGradGuard no_grad;
   use(unit);
   for (const c10::Stream& user : places_[unit].users) stream_.wait_for(user);
-  stream_.copy(model_.view(host, model_.param_dtype, range.numel()), part(unit, range));
+  stream_.copy(model_.view(low, model_.param_dtype, range.numel()), part(unit, range));
   stream_.finish();
 }
 

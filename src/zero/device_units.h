@@ -1,11 +1,11 @@
 #pragma once
-// DeviceUnits: whole units in the memory of the module's accelerator, copied there from host memory beside the stream
-// that computes. The host waits for nothing: streams wait for each other.
+// DeviceUnits: whole units in the memory of the module's accelerator, copied there from where shards are (host memory, or
+// that of the ranks' devices) beside the stream that computes. The host waits for nothing: streams wait for each other.
 //
 //   upload      its stream waits for those that have read the memory before
 //   use         the stream of the operator waits for the upload
 //   give back   the next upload into this memory waits for the streams that have used it
-//   finish      nothing reads host memory any more: shards may be written
+//   finish      nothing reads shards any more: they may be written
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,15 +30,16 @@ class DeviceUnits {
   void take(int unit);
   void take_for_good(int unit);
   void* data(int unit) const { return places_[unit].memory->data(); }
-  /// Begins to copy `range` of it from `host`, which has that range and must stay as it is until finish().
-  void upload(int unit, Range range, const void* host);
+  /// Begins to copy `range` of it from `low`, which has that range, of ShardedModel::device, and must stay as it is until
+  /// finish().
+  void upload(int unit, Range range, const void* low);
   /// The caller's current stream may read and write it from here on.
   void use(int unit);
   /// Nobody is given it any more. `host_is_reused`: returns only when nothing reads the host memory of its upload.
   void give_back(int unit, bool host_is_reused);
-  /// Copies `range` of a unit to `host`, and returns when it is there.
-  void download(int unit, Range range, void* host);
-  /// Returns when no upload reads host memory.
+  /// Copies `range` of a unit to `low`, and returns when it is there.
+  void download(int unit, Range range, void* low);
+  /// Returns when no upload reads shards.
   void finish() { stream_.finish(); }
 
   std::shared_ptr<void> keep_alive(int unit) const { return places_[unit].memory->keep_alive(); }

@@ -207,8 +207,20 @@ void GradientReducer::begin_micro_batch() {
   sumsq_complete_ = false;
 }
 
+void GradientReducer::follow_streams() {
+  if (model_.device.is_cpu()) return;
+  const c10::Stream here = storage::current_stream(model_.device);
+  if (last_stream_ && *last_stream_ != here) {
+    c10::Event end(model_.device.type());
+    end.record(*last_stream_);
+    end.block(here);
+  }
+  last_stream_ = here;
+}
+
 void GradientReducer::add(int parameter, const at::Tensor& gradient) {
   begin_micro_batch();
+  follow_streams();
   post_arrived(/*all=*/false);
   if (!used_[parameter]) {
     used_[parameter] = 1;
@@ -582,6 +594,7 @@ void GradientReducer::zero_missing(Bucket& bucket) {
 }
 
 const MicroBatchAgreement& GradientReducer::flush(std::string_view label, MicroBatchAgreement::Facts facts) {
+  follow_streams();
   begin_micro_batch();
   facts.rounds = micro_batch_has_gradients() ? schedule_.most_rounds_wanted() : 0;
   if (routed_) facts.flags |= MicroBatchAgreement::kRouted;
@@ -678,6 +691,7 @@ void GradientReducer::replicate() {
 }
 
 void GradientReducer::start_window() {
+  follow_streams();
   if (sums_) sums_->release();
   for (Bucket& bucket : buckets_) bucket.fresh = true;
   std::fill(window_used_.begin(), window_used_.end(), 0);

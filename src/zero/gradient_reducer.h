@@ -175,6 +175,8 @@ class GradientReducer {
   /// True when part of the parameter is in a bucket in this micro-batch, or was sent.
   bool is_in_buckets(int parameter) const;
   void begin_micro_batch();
+  /// What this thread's stream is given from here on comes after what the reducer has been given before in others.
+  void follow_streams();
   void copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to);
   /// The same of a flat part of a gradient on another device, which goes on while it is copied.
   void copy_from_device(Bucket& bucket, const at::Tensor& part, const at::Tensor& place, bool add_to);
@@ -226,6 +228,7 @@ class GradientReducer {
   std::vector<double> block_sumsq_;
   std::vector<int> sent_;                             ///< buckets other ranks may still read, oldest first; a few
   std::optional<storage::DeviceStream> from_device_;  ///< if gradients arise on another device
+  std::optional<c10::Stream> last_stream_;            ///< that has worked here, on an accelerator
   std::vector<int> on_their_way_;                     ///< buckets to post when their copies are over, oldest first
   MicroBatchAgreement agreement_;
   std::vector<std::uint8_t> used_;         ///< by parameter: has a gradient here in this micro-batch

@@ -145,7 +145,7 @@ void ParameterWrites::commit(ParameterStore& store, ShardedOptimizer& optimizer)
     merge(p, merged);
     if (model_.units[unit].replicated) {
       const std::uint64_t seed = replicated_hash_ + static_cast<std::uint64_t>(p) + 1;
-      replicated_hash_ = XXH3_64bits_withSeed(merged.const_data_ptr(), merged.nbytes(), seed);
+      replicated_hash_ = XXH3_64bits_withSeed(merged.cpu().const_data_ptr(), merged.nbytes(), seed);
     }
     // Everybody has read it; rank 0 writes for all.
     model_.group.barrier({.label = parameter.name}).wait();

@@ -39,9 +39,15 @@ class ShardHome {
   /// The same where units are gathered, and what was written is in their memory, too.
   virtual void publish_gathered() = 0;
 
-  /// True if units are always whole where in_memory() says, in memory that all ranks share: gathering takes no time,
+  /// True if units are always whole in memory that all ranks share, where visit_whole() says: gathering takes no time,
   /// and what one rank writes all see.
   virtual bool always_whole() const { return false; }
+  /// Visits `range` of a unit from begin to end, if always_whole(); with in_one_piece(), in the place that in_memory()
+  /// gives for any range.
+  virtual void visit_whole(int unit, Range range, c10::function_ref<void(Range piece, void* low)> visit) {
+    visit(range, in_memory(unit, range));
+  }
+  virtual bool in_one_piece() const { return true; }
   /// False if gathers are calls that all ranks must make in the same order.
   virtual bool one_sided() const { return true; }
   /// Whether values come from other ranks, as the communication report counts them.
@@ -57,6 +63,10 @@ std::unique_ptr<ShardHome> make_memory_shards(ShardedModel& model, storage::Ledg
 
 /// Once on the host, in memory that all its ranks share, of all units. *Collective.*
 std::unique_ptr<ShardHome> make_node_shared_shards(ShardedModel& model, storage::Ledger& ledger);
+
+/// In the owners' memory, of the device that also has the module, where all ranks of the host read them in place: of all
+/// units. *Collective.*
+std::unique_ptr<ShardHome> make_peer_shards(ShardedModel& model, storage::Ledger& ledger);
 
 /// In a file of each owner, read into memory that the ranks of the host share: each part of a unit is read once for all
 /// of them, by its owner where that comes in time, else by who needs it. All ranks are on one host. `disk.cuts` says

@@ -166,6 +166,7 @@ struct Generator {
     if (on_simulated_device) made.node_shared = false;  // that store is for modules on the CPU
     // Not drawn: a seed stays the program that it was.
     made.nvme = (made.ranks + made.stage + made.node_shared + made.overlap + made.little_live) % 3 == 0;
+    if (states_on_device) made.nvme = false;
     return made;
   }
 };
@@ -322,9 +323,9 @@ std::string json_of(const Program& p, const Setting& s) {
                      s.tiny_buckets ? 11 : 500'000'000, s.tiny_buckets ? 17 : 500'000'000, s.persistence,
                      s.little_live ? 60 : 1'000'000, s.little_live ? 0 : 1'000'000, s.little_live ? 0 : 4000,
                      s.tiny_buckets ? 70 : 1'000'000,
-                     s.nvme                ? "nvme"
-                     : on_simulated_device ? "cpu"
-                                           : "none",
+                     s.nvme                                     ? "nvme"
+                     : on_simulated_device && !states_on_device ? "cpu"
+                                                                : "none",
                      std::filesystem::temp_directory_path().string(), s.node_shared ? "node_shared" : "copying",
                      s.progress_thread ? "always" : "never", p.unit_numel, s.step_in_backward,
                      p.unused_zero ? "zero" : "skip", s.observer, collective_timeout_s);

@@ -163,6 +163,8 @@ inline double collective_timeout_s = 20;
 /// The engine's models are on the simulated device (support/simulated_device.h), in an order of its streams that the
 /// program's seed and the rank choose; plain libtorch's are on the CPU.
 inline bool on_simulated_device = false;
+/// There, shards and states are in its memory, too.
+inline bool states_on_device = false;
 
 std::string text_of(const Program& program);
 std::string text_of(const Setting& setting);

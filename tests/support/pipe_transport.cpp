@@ -347,7 +347,10 @@ class PipeTransport final : public comm::ShardTransport {
     counts[static_cast<std::size_t>(root)] = numel;
     return all_gather(inout, inout, counts, dtype, options);
   }
-  SharedMemory allocate(std::size_t nbytes) override { return Group().allocate(nbytes); }
+  std::shared_ptr<void> allocate(std::size_t nbytes) override {
+    const auto memory = std::make_shared<SharedMemory>(Group().allocate(nbytes));
+    return {memory, memory->data()};
+  }
 
  private:
   std::shared_ptr<Mail> mail_;

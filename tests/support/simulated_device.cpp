@@ -8,6 +8,7 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/TensorOperators.h>
+#include <fcntl.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "storage/device_sharing.h"
 #include "support/simulated_queues.h"
 
 namespace zero::testing::simulated {
@@ -566,7 +568,36 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input
   return {parts[3].sigmoid() * cy.tanh(), cy, gates.detach()};
 }
 
+/// Blocks are files of memory, which other processes open by the number that they have here.
+class SimSharing final : public storage::DeviceSharing {
+  struct Block {
+    pid_t process = 0;
+    int file = -1;
+  };
+
+ public:
+  std::shared_ptr<void> allocate(c10::Device, std::size_t nbytes, storage::SharedHandle& handle) override {
+    const Block block{getpid(), memory_file(nbytes)};
+    std::memcpy(handle.bytes.data(), &block, sizeof(block));
+    return {Locked()->share(block.file, nbytes), [file = block.file](void* address) {
+              Locked()->no_longer(address);
+              close(file);
+            }};
+  }
+  std::shared_ptr<void> open(c10::Device, const storage::SharedHandle& handle, std::size_t nbytes) override {
+    Block block;
+    std::memcpy(&block, handle.bytes.data(), sizeof(block));
+    const std::string path = "/proc/" + std::to_string(block.process) + "/fd/" + std::to_string(block.file);
+    const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    TORCH_CHECK(file >= 0, "simulated device: ", path, ": ", std::strerror(errno));
+    void* const address = Locked()->share(file, nbytes);
+    close(file);
+    return {address, [](void* mapped) { Locked()->no_longer(mapped); }};
+  }
+};
+
 void register_backend() {
+  storage::register_device_sharing(kSim, std::make_shared<SimSharing>());
   c10::register_privateuse1_backend("sim");
   c10::SetAllocator(kSim, &allocator());
   c10::impl::registerDeviceGuard(kSim, new SimGuard);

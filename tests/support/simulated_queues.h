@@ -79,29 +79,62 @@ class Random {
   std::uint64_t state_;
 };
 
-/// Memory that is mapped twice: where device pointers lie it cannot be accessed.
-struct Arena {
-  Arena() {
-    const int file = memfd_create("simulated_device", MFD_CLOEXEC);
-    TORCH_CHECK(file >= 0 && ftruncate(file, kArenaBytes) == 0, "simulated device: no memory: ", std::strerror(errno));
+/// A file of memory, mapped twice: where device pointers lie it cannot be accessed.
+struct Region {
+  Region(int file, std::size_t size) : nbytes(size) {
     const auto map = [&](int protection) {
-      void* const address = mmap(nullptr, kArenaBytes, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
+      void* const address = mmap(nullptr, nbytes, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
       TORCH_CHECK(address != MAP_FAILED, "simulated device: no address space: ", std::strerror(errno));
       return static_cast<char*>(address);
     };
     hidden = map(PROT_NONE);
     readable = map(PROT_READ | PROT_WRITE);
-    madvise(readable, kArenaBytes, MADV_DONTDUMP);
-    close(file);
+    madvise(readable, nbytes, MADV_DONTDUMP);
   }
-  bool has(const void* pointer) const { return pointer >= hidden && pointer < hidden + kArenaBytes; }
-  char* access(const void* pointer) const {
-    TORCH_CHECK(has(pointer), "simulated device: ", pointer, " is no memory of the device");
-    return readable + (static_cast<const char*>(pointer) - hidden);
+  void unmap() const {
+    munmap(hidden, nbytes);
+    munmap(readable, nbytes);
   }
+  bool has(const void* pointer) const { return pointer >= hidden && pointer < hidden + nbytes; }
 
+  std::size_t nbytes = 0;
   char* hidden = nullptr;
   char* readable = nullptr;
+};
+
+/// A new file of memory. The caller closes it.
+inline int memory_file(std::size_t nbytes) {
+  const int file = memfd_create("simulated_device", MFD_CLOEXEC);
+  TORCH_CHECK(file >= 0 && ftruncate(file, static_cast<off_t>(nbytes)) == 0,
+              "simulated device: no memory: ", std::strerror(errno));
+  return file;
+}
+
+/// All memory of the device: what it hands out itself, and what is shared with other processes, block by block.
+struct Arena {
+  Arena() : own(make_own()), hidden(own.hidden) {}
+  bool has(const void* pointer) const {
+    return own.has(pointer) ||
+           std::ranges::any_of(shared, [&](const Region& region) { return region.has(pointer); });
+  }
+  char* access(const void* pointer) const {
+    const Region* region = own.has(pointer) ? &own : nullptr;
+    for (const Region& one : shared) {
+      if (one.has(pointer)) region = &one;
+    }
+    TORCH_CHECK(region, "simulated device: ", pointer, " is no memory of the device");
+    return region->readable + (static_cast<const char*>(pointer) - region->hidden);
+  }
+  static Region make_own() {
+    const int file = memory_file(kArenaBytes);
+    const Region made(file, kArenaBytes);
+    close(file);
+    return made;
+  }
+
+  Region own;
+  char* hidden = nullptr;
+  std::vector<Region> shared;
 };
 
 /// The end of a stream's work at some time: the first `count` tasks that were ever put into it.
@@ -194,6 +227,20 @@ class Device {
   const Arena& arena() const {
     TORCH_CHECK(arena_ && owner_ == getpid(), "simulated device: start() comes first");
     return *arena_;
+  }
+  /// Memory of a file as memory of the device; until no_longer().
+  void* share(int file, std::size_t nbytes) {
+    arena();
+    return arena_->shared.emplace_back(file, nbytes).hidden;
+  }
+  /// Nothing that is pending uses it.
+  void no_longer(void* address) {
+    if (!started()) return;  // a fork
+    std::erase_if(arena_->shared, [&](const Region& region) {
+      if (region.hidden != address) return false;
+      region.unmap();
+      return true;
+    });
   }
   bool started() const { return arena_ && owner_ == getpid(); }
   const Counts& counts() const { return counts_; }
