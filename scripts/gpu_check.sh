@@ -25,7 +25,7 @@ cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=
   -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu -DZERO_WITH_MPI=OFF -DZERO_BUILD_PYTHON=OFF >"$out/configure.log" 2>&1 \
   || { tail -n 30 "$out/configure.log"; exit 1; }
 say "configured"
-timeout "$(left)" ninja -C build/gpu accelerator_test simulated_device_test bench_step >"$out/build.log" 2>&1 \
+timeout "$(left)" ninja -C build/gpu zerotorch_cuda accelerator_test simulated_device_test bench_step >"$out/build.log" 2>&1 \
   || { grep -E "error|FAILED" "$out/build.log" | head -n 30; exit 1; }
 say "built"
 
@@ -37,6 +37,7 @@ if ! python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; th
   say "no GPU: nothing was run on one"
   exit $rc
 fi
+ZERO_TEST_DEVICE=cuda timeout 60 build/gpu/tests/simulated_device_test --gtest_filter='*Kernels*' || rc=1
 ZERO_TEST_DEVICE=cuda timeout 150 build/gpu/tests/accelerator_test || rc=1
 say "tests on the GPU"
 

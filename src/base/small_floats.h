@@ -4,9 +4,11 @@
 // conversions become vector code and do not depend on the flush-to-zero mode.
 #include <cstdint>
 
+#include "base/device_code.h"
+
 namespace zero::base {
 
-#define ZERO_INLINE [[gnu::always_inline]] inline
+#define ZERO_INLINE [[gnu::always_inline]] ZERO_DEVICE inline
 
 struct BFloat16 {
   std::uint16_t bits;

@@ -107,6 +107,11 @@ setup::LaidOut make_model(Engine::Impl& impl) {
         "the module is on {}; shards, sums of gradients and optimizer states are in host memory, where they "
         "are updated",
         model.module_device.str()));
+  } else if (!model.device.is_cpu() && !optim::fused_passes_for(model.device)) {
+    impl.config.notices.push_back(fmt::format(
+        "there are no kernels of zerotorch's own for {}: libtorch's operators update there, and round otherwise than "
+        "on the CPU",
+        model.device.str()));
   }
   const setup::LaidOut laid = setup::lay_out(infos, inventory.tree, impl.config,
                                              {.count = impl.group.size(),
@@ -486,12 +491,12 @@ void check_device(const Engine::Impl& impl, const sharding::OptimizerOptions& op
   constexpr std::string_view kRemedy =
       "set zero_optimization.offload_optimizer.device to 'cpu', which keeps and updates states there";
   for (const auto& group : options.groups) {
-    if (group.rule->update_on_device) continue;
+    if (impl.model.passes->updates(*group.rule)) continue;
     throw ConfigError(
         fmt::format("optimizer.type: {} updates host memory only, and the module is on {}; {}, or choose another type",
                     group.rule->name, impl.model.device.str(), kRemedy));
   }
-  if (options.stochastic_rounding) {
+  if (options.stochastic_rounding && !impl.model.passes->rounds_stochastically()) {
     throw ConfigError(fmt::format("zerotorch.stochastic_rounding: in host memory only, and the module is on {}; {}",
                                   impl.model.device.str(), kRemedy));
   }

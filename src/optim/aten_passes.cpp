@@ -47,6 +47,8 @@ class AtenPasses final : public Passes {
 
   bool in_host_memory() const override { return false; }
   bool splits_masters() const override { return false; }
+  bool updates(const Rule& rule) const override { return rule.update_on_device != nullptr; }
+  bool rounds_stochastically() const override { return false; }
 
   void reduce(const ReduceArgs& args) const override {
     const at::NoGradGuard no_grad;
@@ -68,7 +70,7 @@ class AtenPasses final : public Passes {
   }
 
   void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const override {
-    ZERO_CHECK(rule.update_on_device, "{} has no update on {}", rule.name, device_.str());
+    ZERO_CHECK(updates(rule), "{} has no update on {}", rule.name, device_.str());
     if (!is_fp32(rule, args)) return update_widened(rule, args, hyper);
     rule.update_on_device(args, hyper, device_);
     if (args.low) round(args.master, args.low, args.low_dtype, args.numel);

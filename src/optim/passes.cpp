@@ -53,6 +53,8 @@ class HostPasses final : public Passes {
  public:
   bool in_host_memory() const override { return true; }
   bool splits_masters() const override { return true; }
+  bool updates(const Rule&) const override { return true; }
+  bool rounds_stochastically() const override { return true; }
 
   void reduce(const ReduceArgs& args) const override {
     ZERO_CHECK(args.dtype == DType::kFloat32 || element_nbytes(args.dtype) == 2, "slices of {}",
@@ -129,7 +131,9 @@ class HostPasses final : public Passes {
 
 const Passes& passes_for(c10::Device device) {
   static const auto& host = *new HostPasses;  // engines may go after static objects
-  return device.is_cpu() ? host : aten_passes_for(device);
+  if (device.is_cpu()) return host;
+  const Passes* const fused = fused_passes_for(device);
+  return fused ? *fused : aten_passes_for(device);
 }
 
 }  // namespace zero::optim

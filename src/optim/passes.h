@@ -1,6 +1,7 @@
 #pragma once
 // Passes: operations on the elements of shards in the memory of one device. All pointers are to that memory unless
-// stated otherwise. On the CPU they are the kernels of kernels.h, elsewhere ATen operators on the current stream.
+// stated otherwise. On the CPU they are the kernels of kernels.h, elsewhere those of device_kernels.h, or where there are
+// none ATen operators, on the current stream.
 #include <c10/core/Device.h>
 
 #include "optim/kernels.h"
@@ -16,6 +17,9 @@ class Passes {
   virtual bool in_host_memory() const = 0;
   /// True if masters may be kept as bf16 parameters plus remainders: split() and join().
   virtual bool splits_masters() const = 0;
+  /// Whether update() has this rule, and draws the rounding of bf16 masters.
+  virtual bool updates(const Rule& rule) const = 0;
+  virtual bool rounds_stochastically() const = 0;
 
   /// `args.block_sumsq` is host memory; requesting it waits for the device.
   virtual void reduce(const ReduceArgs& args) const = 0;
@@ -33,7 +37,9 @@ class Passes {
 
 /// Lives as long as the process.
 const Passes& passes_for(c10::Device device);
-/// The ATen passes on any device, including the CPU: for tests.
+/// Those of the device's own kernels; null: it has none.
+const Passes* fused_passes_for(c10::Device device);
+/// The ATen passes, on any device; on the CPU for tests.
 const Passes& aten_passes_for(c10::Device device);
 
 }  // namespace zero::optim

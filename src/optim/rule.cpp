@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "optim/aten_rules.h"
+#include "optim/device_kernels.h"
 #include "optim/kernels.h"
 #include "optim/whole_steps.h"
 
@@ -33,6 +34,12 @@ void update_adagrad(const UpdateArgs& args, const Hyper& hyper) { kernels().adag
 void update_rmsprop(const UpdateArgs& args, const Hyper& hyper) { kernels().rmsprop(args, hyper); }
 void update_lion(const UpdateArgs& args, const Hyper& hyper) { kernels().lion(args, hyper); }
 
+template <DeviceKernels::Update DeviceKernels::* kUpdate>
+void by(const DeviceKernels& kernels, const UpdateArgs& args, const StateFormat* formats, const Hyper& hyper,
+        void* stream) {
+  (kernels.*kUpdate)(args, formats, hyper, stream);
+}
+
 /// Of kCenteredStates, in the order that the kernels have.
 UpdateArgs with_grad_avg_third(UpdateArgs args) {
   args.states[2] = args.states[1];
@@ -47,7 +54,7 @@ std::string_view missing_in_rmsprop(const Hyper& hyper) {
 }
 
 const Rule& amsgrad() {
-  static const Rule rule{"Adam", kAdamStates, &update_adam, &adam_on_device};
+  static const Rule rule{"Adam", kAdamStates, &update_adam, &adam_on_device, &by<&DeviceKernels::adam>};
   return rule;
 }
 
@@ -56,39 +63,44 @@ std::string_view missing_without_amsgrad(const Hyper& hyper) {
 }
 
 const Rule& adam_8bit() {
-  static const Rule rule{"Adam8bit", kAdam8bitStates, &update_adam, nullptr, &missing_without_amsgrad};
+  static const Rule rule{"Adam8bit", kAdam8bitStates, &update_adam, nullptr, &by<&DeviceKernels::adam>, &missing_without_amsgrad};
   return rule;
 }
 
 const Rule& sgd() {
-  static const Rule rule{"SGD", {}, &update_sgd, &sgd_on_device, [](const Hyper& h) {
+  static const Rule rule{"SGD", {}, &update_sgd, &sgd_on_device, &by<&DeviceKernels::sgd>, [](const Hyper& h) {
                            return h.momentum != 0 ? kMomentumBuffer.name : std::string_view();
                          }};
   return rule;
 }
 
 const Rule& sgd_with_momentum() {
-  static const Rule rule{"SGD", kSgdStates, &update_sgd, &sgd_on_device};
+  static const Rule rule{"SGD", kSgdStates, &update_sgd, &sgd_on_device, &by<&DeviceKernels::sgd>};
   return rule;
 }
 
 const Rule& adagrad() {
-  static const Rule rule{"Adagrad", kAdagradStates, &update_adagrad, &adagrad_on_device};
+  static const Rule rule{"Adagrad", kAdagradStates, &update_adagrad, &adagrad_on_device, &by<&DeviceKernels::adagrad>};
   return rule;
 }
 
 const Rule& rmsprop(bool momentum, bool centered) {
   constexpr std::span<const StateColumn> states(kRmspropStates);
-  static const Rule plain{"RMSprop", states.first(1), &update_rmsprop, &rmsprop_on_device,
+  static const Rule plain{"RMSprop", states.first(1), &update_rmsprop, &rmsprop_on_device, &by<&DeviceKernels::rmsprop>,
                           &missing_in_rmsprop<false, false>};
-  static const Rule with_momentum{"RMSprop", states.first(2), &update_rmsprop, &rmsprop_on_device,
+  static const Rule with_momentum{"RMSprop", states.first(2), &update_rmsprop, &rmsprop_on_device, &by<&DeviceKernels::rmsprop>,
                                   &missing_in_rmsprop<true, false>};
-  static const Rule all{"RMSprop", states, &update_rmsprop, &rmsprop_on_device};
+  static const Rule all{"RMSprop", states, &update_rmsprop, &rmsprop_on_device, &by<&DeviceKernels::rmsprop>};
   static const Rule only_centered{
       "RMSprop", kCenteredStates,
       [](const UpdateArgs& args, const Hyper& hyper) { update_rmsprop(with_grad_avg_third(args), hyper); },
       [](const UpdateArgs& args, const Hyper& hyper, const c10::Device& device) {
         rmsprop_on_device(with_grad_avg_third(args), hyper, device);
+      },
+      [](const DeviceKernels& kernels, const UpdateArgs& args, const StateFormat* formats, const Hyper& hyper,
+         void* stream) {
+        const StateFormat in_order[] = {formats[0], formats[1], formats[1]};
+        kernels.rmsprop(with_grad_avg_third(args), in_order, hyper, stream);
       },
       &missing_in_rmsprop<false, true>};
   if (centered) return momentum ? all : only_centered;
@@ -122,7 +134,7 @@ const Rule& adafactor() {
 }
 
 const Rule& lion() {
-  static const Rule rule{"Lion", kLionStates, &update_lion, &lion_on_device};
+  static const Rule rule{"Lion", kLionStates, &update_lion, &lion_on_device, &by<&DeviceKernels::lion>};
   return rule;
 }
 
@@ -224,7 +236,7 @@ const Rule& take_direction() {
 
 const Rule& adam() {
   constexpr std::span<const StateColumn> states(kAdamStates);
-  static const Rule rule{"Adam", states.first(2), &update_adam, &adam_on_device, &missing_without_amsgrad};
+  static const Rule rule{"Adam", states.first(2), &update_adam, &adam_on_device, &by<&DeviceKernels::adam>, &missing_without_amsgrad};
   return rule;
 }
 

@@ -110,8 +110,11 @@ struct Rule {
   std::span<const StateColumn> states;
   /// Update in host memory.
   void (*update)(const UpdateArgs&, const Hyper&) = nullptr;
-  /// Update in another device's memory, on its current stream; never with remainders. Null: host memory only.
+  /// Update in another device's memory by ATen operators, on its current stream; never with remainders. Null: none.
   void (*update_on_device)(const UpdateArgs&, const Hyper&, const c10::Device&) = nullptr;
+  /// Update by a device's own kernels (optim/device_kernels.h), in one of its streams. Null: none.
+  void (*update_by)(const struct DeviceKernels&, const UpdateArgs&, const StateFormat* formats, const Hyper&,
+                    void* stream) = nullptr;
   /// Returns a state that an update with these hyper-parameters needs and this rule does not keep; empty: none. Null:
   /// never any.
   std::string_view (*missing_state)(const Hyper&) = nullptr;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "optim/device_kernels.h"
 #include "optim/kernels.h"
 
 namespace zero::optim {
@@ -18,17 +19,12 @@ void* offset(void* memory, StateFormat format, std::int64_t numel) {
   return static_cast<char*>(memory) + nbytes_of(format, numel);
 }
 
-/// What an update of a step that draws its rounding is keyed by.
-std::uint64_t noise_key(const UpdateArgs::Narrow& narrow, const Hyper& hyper) {
-  return (narrow.seed ^ 0xA0761D6478BD642Full) * 0xE7037ED1A0B428DBull + static_cast<std::uint64_t>(hyper.step);
-}
-
 void narrow_master(const float* values, void* out, std::int64_t begin, std::int64_t numel, const UpdateArgs& args,
                    const Hyper& hyper) {
   const auto& narrow = args.narrow;
   if (!narrow.stochastic) return kernels().narrow_state(narrow.master_format, values, out, numel);
   kernels().round_stochastically(values, static_cast<std::uint16_t*>(out), numel,
-                                 narrow.first_element + static_cast<std::uint64_t>(begin), noise_key(narrow, hyper));
+                                 narrow.first_element + static_cast<std::uint64_t>(begin), noise_key(narrow.seed, hyper.step));
 }
 
 }  // namespace

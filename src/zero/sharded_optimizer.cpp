@@ -561,16 +561,17 @@ void ShardedOptimizer::copy_state(std::size_t state, int unit, Range range, floa
     return;
   }
   // Blocks at both ends may reach beyond the range.
-  constexpr std::int64_t kPiece = 4096;
-  std::array<std::byte, optim::nbytes_of(StateFormat::kDynamic8, kPiece)> kept;
-  std::array<float, kPiece> wide;
+  constexpr std::int64_t kPiece = 1 << 16;
   const std::int64_t first = range.begin / optim::block_numel(format) * optim::block_numel(format);
   for (std::int64_t begin = first; begin < range.end; begin += kPiece) {
     const Range piece = whole_blocks({begin, std::min(range.end, begin + kPiece)}, format);
-    read_state(column_of(state), unit, piece, kept.data());
-    optim::kernels().widen_state(format, kept.data(), wide.data(), piece.numel());
+    const at::Tensor kept = empty(DType::kByte, optim::nbytes_of(format, piece.numel()));
+    read_state(column_of(state), unit, piece, kept.mutable_data_ptr());
+    const at::Tensor wide = at::empty({piece.numel()}, at::kFloat);
+    optim::kernels().widen_state(format, kept.cpu().const_data_ptr(), wide.mutable_data_ptr<float>(), piece.numel());
     const Range wanted = layout::intersect(piece, range);
-    std::copy_n(wide.data() + (wanted.begin - piece.begin), wanted.numel(), out + (wanted.begin - range.begin));
+    model_.view(out + (wanted.begin - range.begin), DType::kFloat32, wanted.numel())
+        .copy_(wide.narrow(0, wanted.begin - piece.begin, wanted.numel()));
   }
 }
 
@@ -592,9 +593,9 @@ void ShardedOptimizer::set_state(std::size_t state, int unit, Range range, const
   const Range blocks = whole_blocks(range, format);
   const at::Tensor wide = at::zeros({blocks.numel()}, at::kFloat);
   wide.narrow(0, 0, range.numel()).copy_(values);
-  const at::Tensor kept = empty(DType::kByte, optim::nbytes_of(format, blocks.numel()));
+  const at::Tensor kept = at::empty({optim::nbytes_of(format, blocks.numel())}, at::kByte);
   optim::kernels().narrow_state(format, wide.const_data_ptr<float>(), kept.mutable_data_ptr(), blocks.numel());
-  write_state(column_of(state), unit, blocks, kept.const_data_ptr());
+  write_state(column_of(state), unit, blocks, kept.to(model_.device).const_data_ptr());
 }
 
 at::Tensor ShardedOptimizer::master_in_memory(int unit, Range range) const {

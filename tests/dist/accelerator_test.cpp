@@ -25,6 +25,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "optim/device_kernels.h"
 #include "support/bits.h"
 #include "support/errors.h"
 #include "support/odd_model.h"
@@ -190,20 +191,31 @@ std::string train(Group group, at::Device device, const Setting& setting, int st
   return outcome_of(engine, model, {numbers.begin(), numbers.begin() + steps});
 }
 
+bool is_of_whole_tensors(const std::string& curve) {
+  return mentions(curve, "Lamb") || mentions(curve, "Adafactor") || mentions(curve, "Muon");
+}
+
 TEST(Accelerator, EveryStageAndNumberOfRanksGivesOneCurve) {
   std::map<std::string, std::pair<std::string, std::string>> first;  // curve: case, result
   int compared = 0;
   for (int ranks = 1; ranks <= 4; ++ranks) {
     const auto lines = lines_of(ranks, [&](Group group) {
+      if (!on_gpu()) simulated::use_kernels(true);
       std::vector<std::string> results;
       std::uint64_t seed = 100 * static_cast<std::uint64_t>(ranks) + static_cast<std::uint64_t>(group.rank());
       int number = 0;
       for (auto one : parity_cases(/*reduced=*/true)) {
         if (one.node_shared) continue;
         if (!is_slow() && number++ % 3 != (one.nvme_parameters ? 0 : ranks % 3)) continue;
-        const auto result = run_parity_case(one, group, device_with(++seed));
-        finish();
-        results.push_back(one.curve() + "\t" + one.name() + "\t" + result.text());
+        const auto run = [&] {
+          const auto result = run_parity_case(one, group, device_with(++seed));
+          finish();
+          results.push_back(one.curve() + "\t" + one.name() + "\t" + result.text());
+        };
+        run();
+        // Where there are kernels for it, the device updates with the bits of the host.
+        one.on_device = !one.nvme && !one.nvme_parameters && !is_of_whole_tensors(one.curve());
+        if (one.on_device && optim::device_kernels(device_with(++seed))) run();
       }
       return results;
     });
@@ -216,7 +228,7 @@ TEST(Accelerator, EveryStageAndNumberOfRanksGivesOneCurve) {
       EXPECT_EQ(found->second.second, line.substr(b + 1)) << name << " and " << found->second.first;
     }
   }
-  EXPECT_GE(compared, 20);
+  EXPECT_GE(compared, on_gpu() ? 20 : 40);
 }
 
 /// The settings that a small model is trained with: what each adds to the paths that copies take.
@@ -273,42 +285,55 @@ TEST(Accelerator, EveryOrderOfItsStreamsGivesTheSameBits) {
   EXPECT_EQ(distinct.size(), 1u) << "the number of ranks changes the result";
 }
 
-/// Without offload all that ZeRO divides is there, and updated by libtorch's operators, which sum in their own order:
-/// not the bits of the CPU, but the same at every stage, on any number of ranks and in every order.
+/// Without offload all that ZeRO divides is there. With kernels of our own it is updated with the bits of the host;
+/// without by libtorch's operators, which sum in their own order. Either way the same at every stage, on any number of
+/// ranks and in every order.
 TEST(Accelerator, StatesMayBeThereToo) {
-  const int seeds = on_gpu() ? 2 : is_slow() ? 100 : 8;
+  const int seeds = on_gpu() ? 1 : is_slow() ? 50 : 2;
   std::map<std::string, std::set<std::string>> curves;  // by what the stage does not change
+  int by_kernels = 0;
   for (int ranks = 1; ranks <= 4; ++ranks) {
     const auto lines = lines_of(ranks, [&](Group group) {
       std::vector<std::string> results;
       for (const auto& [name, on_host] : settings()) {
-        Setting setting = on_host;
-        setting.states = "none";
-        const std::string curve = setting.in_backward ? setting.more + std::to_string(group.size()) : setting.more;
+        Setting there = on_host;
+        there.states = "none";
+        const std::string curve = there.in_backward ? there.more + std::to_string(group.size()) : there.more;
+        const at::Device host = on_gpu() ? device_with(0) : at::Device(at::kCPU);
         if (!on_gpu()) simulated::start({});
-        results.push_back(curve + "\thost\t" + train(group, on_gpu() ? device_with(0) : at::kCPU, setting));
-        for (int seed = 0; seed < seeds; ++seed) {
+        results.push_back(curve + "\thost\t" + train(group, host, on_host));
+        for (int seed = 0; seed < 2 * seeds; ++seed) {
           const auto device = device_with(static_cast<std::uint64_t>(1000 * seed + group.rank()));
-          results.push_back(curve + "\t" + name + "\t" + train(group, device, setting));
+          if (!on_gpu()) simulated::use_kernels(seed % 2 == 0);
+          const bool has_kernels = optim::device_kernels(device) != nullptr;
+          results.push_back(curve + (has_kernels ? " by kernels" : " by operators") + "\t" + name + "\t" +
+                            train(group, device, there));
           finish();
         }
       }
       return results;
     });
     const auto norm_of = [](const std::string& line) { return std::stod(line.substr(line.rfind(' '))); };
-    double on_host = 0;
+    std::string on_host;
     for (const auto& line : lines) {
       const auto a = line.find('\t'), b = line.find('\t', a + 1);
-      const std::string curve = line.substr(0, a), name = line.substr(a + 1, b - a - 1);
+      const std::string curve = line.substr(0, a), name = line.substr(a + 1, b - a - 1), result = line.substr(b + 1);
       if (name == "host") {
-        on_host = norm_of(line);
-        continue;
+        on_host = result;
+      } else if (mentions(curve, "by kernels")) {
+        ++by_kernels;
+        EXPECT_EQ(result, on_host) << name << ", " << ranks << " ranks";
+      } else {
+        const bool is_low = mentions(curve, "fp16") || mentions(curve, "bf16");
+        EXPECT_NEAR(norm_of(result), norm_of(on_host), (is_low ? 3e-2 : 1e-4) * norm_of(on_host))
+            << name << ", " << ranks << " ranks";
+        curves[curve].insert(result);
+        EXPECT_EQ(curves[curve].size(), 1u) << name << ", " << ranks << " ranks";
       }
-      const bool is_low = mentions(curve, "fp16") || mentions(curve, "bf16");
-      EXPECT_NEAR(norm_of(line), on_host, (is_low ? 3e-2 : 1e-4) * on_host) << name << ", " << ranks << " ranks";
-      curves[curve].insert(line.substr(b + 1));
-      EXPECT_EQ(curves[curve].size(), 1u) << name << ", " << ranks << " ranks";
     }
+  }
+  if (!on_gpu()) {
+    EXPECT_EQ(by_kernels, 4 * seeds * static_cast<int>(settings().size()));
   }
 }
 

@@ -82,9 +82,9 @@ std::string json_of(const ParityCase& c, at::Device device = at::kCPU) {
       recipe.optimizer, recipe.schedule.empty() ? "" : fmt::format(R"( "scheduler": {},)", recipe.schedule),
       c.clipping ? kClip : 0.0, c.bf16, recipe.bf16, c.fp16, c.stage, c.overlap, c.tiny_buckets ? 1100 : 500000000,
       c.tiny_buckets ? 1100 : 500000000, c.tiny_buckets ? 0 : 1000000, c.tiny_buckets ? 700 : 1000000,
-      c.nvme            ? "nvme"
-      : device.is_cpu() ? "none"
-                        : "cpu",
+      c.nvme                           ? "nvme"
+      : device.is_cpu() || c.on_device ? "none"
+                                       : "cpu",
       ::testing::TempDir(), c.overlap ? 3 : 5, c.nvme_parameters ? "nvme" : "none", ::testing::TempDir(),
       c.overlap ? 4 : 3, c.node_shared ? "node_shared" : "copying", c.progress_thread ? "always" : "never", kSeed,
       recipe.stochastic);
@@ -117,7 +117,7 @@ std::string ParityCase::name() const {
   return fmt::format("stage {} {} {}{}{}{}{}{}", stage, node_shared ? "node-shared" : "copying", curve(),
                      tiny_buckets ? " tiny-buckets" : "", overlap ? " overlap" : "",
                      progress_thread ? " progress-thread" : "", nvme ? " nvme" : "",
-                     nvme_parameters ? " nvme-parameters" : "");
+                     nvme_parameters ? " nvme-parameters" : on_device ? " on-device" : "");
 }
 
 namespace {
@@ -210,10 +210,10 @@ ParityResult run_parity_case(const ParityCase& test_case, Group group, at::Devic
   }
   result.weights_hash = kNoBits;
   for (const auto& item : model->named_parameters()) {
-    result.weights_hash = hash_with(result.weights_hash, engine.full_weight(item.key()));
+    result.weights_hash = hash_with(result.weights_hash, engine.full_weight(item.key()).cpu());
     if (!item.value().requires_grad()) continue;
     for (const auto& state : engine.optimizer_states(item.key()))
-      result.weights_hash = hash_with(result.weights_hash, engine.full_optimizer_state(item.key(), state));
+      result.weights_hash = hash_with(result.weights_hash, engine.full_optimizer_state(item.key(), state).cpu());
   }
   return result;
 }

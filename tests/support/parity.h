@@ -19,6 +19,7 @@ struct ParityCase {
   bool nvme = false;             ///< masters and states in a scratch file
   int recipe = 0;                ///< optimizer and schedule; 0: AdamW at a constant rate
   bool nvme_parameters = false;  ///< the parameters' shards in a scratch file; for ranks of one host
+  bool on_device = false;        ///< shards, sums and states in the memory of the module's accelerator
 
   /// The runs that must agree with each other: "fp32 clip", "bf16", ...
   std::string curve() const;
@@ -39,7 +40,7 @@ struct ParityResult {
 inline constexpr int kParitySteps = 5;
 inline constexpr int kParityMicroBatches = 12;
 
-/// Trains kParitySteps steps of 12 micro-batches over the group, the module on `device`, the rest in host memory.
+/// Trains kParitySteps steps of 12 micro-batches over the group, the module on `device`, the rest where the case says.
 /// *Collective.* The same result on every rank.
 ParityResult run_parity_case(const ParityCase& test_case, Group group, at::Device device = at::kCPU);
 

@@ -31,6 +31,10 @@ struct Options {
 /// come before the first backward pass of the process, when autograd starts its threads.
 void start(Options options);
 
+/// Whether the device has kernels of zerotorch's own (optim/device_kernels.h), for engines that are made from here on;
+/// else libtorch's operators do their work. At first it has none.
+void use_kernels(bool wanted);
+
 /// The device: sim:0.
 c10::Device device();
 

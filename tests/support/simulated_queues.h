@@ -1,11 +1,12 @@
 #pragma once
 // The parts of the simulated accelerator (simulated_device.h) below its operators: queues of tasks that run in random
-// legal orders, memory, and both as libtorch asks for them. For simulated_device.cpp only.
+// legal orders, memory, and both as libtorch asks for them. For simulated_device.cpp and simulated_kernels.cpp only.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <sys/mman.h>
@@ -575,6 +576,9 @@ class SimGuard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device, int) const override { return as_stream(Locked()->new_stream()); }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     return as_stream(Locked()->exchange_current(number_of(stream)));
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return reinterpret_cast<void*>(static_cast<std::intptr_t>(number_of(stream)));
   }
   bool queryStream(const c10::Stream& stream) const override {
     const Locked device;

@@ -1,0 +1,7 @@
+#pragma once
+// Marks functions that are compiled for the device, too, where the compiler is CUDA's.
+#ifdef __CUDACC__
+#define ZERO_DEVICE __host__ __device__
+#else
+#define ZERO_DEVICE
+#endif

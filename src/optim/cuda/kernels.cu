@@ -1,0 +1,102 @@
+// The passes as CUDA kernels: a library of its own, zerotorch_cuda, which zerotorch loads where there is one. Compile
+// without contraction of multiply and add, with IEEE division and square root, and without flush to zero.
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/small_floats.h"
+#include "optim/decades.h"
+#include "optim/device_kernels.h"
+
+namespace zero::optim::cuda {
+namespace {
+
+#include "optim/device_kernels.inc"
+
+constexpr int kThreads = 256;
+constexpr int kGroups = kThreads / kSumLanes;
+
+int blocks_for(std::int64_t work, std::int64_t per_block) {
+  constexpr std::int64_t kMost = 1 << 20;  // what is left takes further rounds
+  const std::int64_t wanted = (work + per_block - 1) / per_block;
+  return static_cast<int>(wanted < kMost ? wanted : kMost);
+}
+
+template <class Body>
+__global__ void __launch_bounds__(kThreads) run_each(std::int64_t numel, const Body body) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < numel; i += step) body(i);
+}
+
+/// Sixteen threads beside each other are the lanes of a block.
+template <class Body>
+__global__ void __launch_bounds__(kThreads) run_lanes(std::int64_t blocks, const Body body, double* out) {
+  const int lane = threadIdx.x % kSumLanes;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kGroups;
+  std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * kGroups + threadIdx.x / kSumLanes;
+  // The other half of a warp has the block beside it, which may be beyond the last one: it takes part in shuffles.
+  for (; block / 2 * 2 < blocks; block += step) {
+    double sum = block < blocks ? body.lane(block, lane) : 0.0;
+    if (!out) continue;
+    for (int half = kSumLanes / 2; half > 0; half /= 2) sum += __shfl_down_sync(0xffffffffu, sum, half, kSumLanes);
+    if (lane == 0 && block < blocks) out[block] = sum;
+  }
+}
+
+template <class Body>
+__global__ void __launch_bounds__(kThreads) run_groups(std::int64_t blocks, const Body body) {
+  const int lane = threadIdx.x % kSumLanes;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kGroups;
+  std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * kGroups + threadIdx.x / kSumLanes;
+  for (; block / 2 * 2 < blocks; block += step) {
+    typename Body::Lane mine;
+    mine.most[0] = mine.most[1] = 0;
+    if (block < blocks) body.first(block, lane, mine);
+    std::int32_t most[2] = {mine.most[0], mine.most[1]};
+    for (int half = kSumLanes / 2; half > 0; half /= 2) {
+      for (std::int32_t& one : most) {
+        const std::int32_t other = __shfl_xor_sync(0xffffffffu, one, half, kSumLanes);
+        one = other > one ? other : one;
+      }
+    }
+    if (block < blocks) body.second(block, lane, mine, most);
+  }
+}
+
+struct Launcher {
+  template <class T>
+  static T* address(T* pointer) {
+    return pointer;
+  }
+  template <class Body>
+  static void each(std::int64_t numel, const Body& body, void* stream) {
+    if (numel == 0) return;
+    run_each<<<blocks_for(numel, kThreads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(numel, body);
+  }
+  template <class Body>
+  static void lanes(std::int64_t blocks, const Body& body, double* out, void* stream) {
+    if (blocks == 0) return;
+    run_lanes<<<blocks_for(blocks, kGroups), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(blocks, body, out);
+  }
+  template <class Body>
+  static void groups(std::int64_t blocks, const Body& body, void* stream) {
+    if (blocks == 0) return;
+    run_groups<<<blocks_for(blocks, kGroups), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(blocks, body);
+  }
+};
+
+const char* last_error() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace
+}  // namespace zero::optim::cuda
+
+/// What optim/device_kernels.cpp looks for.
+extern "C" __attribute__((visibility("default"))) const zero::optim::DeviceKernels* zerotorch_cuda_kernels() {
+  static const zero::optim::DeviceKernels kernels =
+      zero::optim::cuda::make_device_kernels<zero::optim::cuda::Launcher>(&zero::optim::cuda::last_error);
+  return &kernels;
+}

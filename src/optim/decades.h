@@ -1,0 +1,55 @@
+#pragma once
+// The tables of the 8-bit formats (optim/state_format.h). Decade i has first * 2^i fractions, and both ways between
+// fraction and code are a line there; `first` is 1 for signed codes, else 2.
+
+namespace zero::optim {
+
+inline constexpr int kDecades = 7;
+
+/// A value for each decade. The eighth is for the one code that no value has, 255: as if the last decade went on.
+struct ByDecade {
+  float values[16] = {};
+};
+struct DecadeLines {
+  ByDecade slope, offset;
+};
+
+constexpr double power_of_ten(int exponent) {
+  double power = 1;
+  for (int i = 0; i < -exponent; ++i) power /= 10;
+  return power;
+}
+
+/// From codes to fractions.
+constexpr DecadeLines fraction_lines(int first) {
+  DecadeLines lines;
+  for (int decade = 0; decade < kDecades; ++decade) {
+    const double power = power_of_ten(decade + 1 - kDecades), count = first << decade, slope = 0.9 * power / count;
+    lines.slope.values[decade] = static_cast<float>(slope);
+    lines.offset.values[decade] = static_cast<float>(0.1 * power - slope * (count - first));
+  }
+  lines.slope.values[kDecades] = lines.slope.values[kDecades - 1];
+  lines.offset.values[kDecades] = lines.offset.values[kDecades - 1];
+  return lines;
+}
+
+/// From fractions to codes: what is left without the digits behind the point.
+constexpr DecadeLines code_lines(int first) {
+  DecadeLines lines;
+  for (int decade = 0; decade < kDecades; ++decade) {
+    const double power = power_of_ten(decade + 1 - kDecades), count = first << decade;
+    lines.slope.values[decade] = static_cast<float>(count / (0.9 * power));
+    lines.offset.values[decade] = static_cast<float>(count - first + 0.5 - count / 9);
+  }
+  return lines;
+}
+
+/// Where a decade ends; the largest fraction is 1.
+constexpr ByDecade ends_of_decades() {
+  ByDecade ends;
+  for (int decade = 0; decade < kDecades; ++decade)
+    ends.values[decade] = static_cast<float>(power_of_ten(decade + 1 - kDecades));
+  return ends;
+}
+
+}  // namespace zero::optim

@@ -1,0 +1,109 @@
+// The passes as a device's own kernels, with the bits of the host's.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/check.h"
+#include "optim/device_kernels.h"
+#include "optim/passes.h"
+#include "zero/errors.h"
+
+namespace zero::optim {
+namespace {
+
+class FusedPasses final : public Passes {
+ public:
+  FusedPasses(c10::Device device, const DeviceKernels& kernels)
+      : device_(device), kernels_(kernels), aten_(aten_passes_for(device)) {}
+
+  bool in_host_memory() const override { return false; }
+  bool splits_masters() const override { return false; }
+  bool updates(const Rule& rule) const override { return rule.update_by && !rule.whole; }
+  bool rounds_stochastically() const override { return true; }
+
+  void reduce(const ReduceArgs& args) const override {
+    if (!args.block_sumsq) return launch([&](void* stream) { kernels_.reduce(args, stream); });
+    with_sums(args.numel, args.block_sumsq, [&](double* sums, void* stream) {
+      ReduceArgs there = args;
+      there.block_sumsq = sums;
+      kernels_.reduce(there, stream);
+    });
+  }
+  void block_sumsq(const void* values, DType dtype, std::int64_t numel, double* out) const override {
+    with_sums(numel, out,
+              [&](double* sums, void* stream) { kernels_.block_sumsq(values, dtype, numel, sums, stream); });
+  }
+  void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const override {
+    ZERO_CHECK(updates(rule), "{} has no update on {}", rule.name, device_.str());
+    std::array<StateFormat, kMostStates> formats{};
+    for (std::size_t s = 0; s < rule.states.size(); ++s) formats[s] = rule.states[s].format;
+    launch([&](void* stream) { rule.update_by(kernels_, args, formats.data(), hyper, stream); });
+  }
+  void round(const float* master, void* low, DType param_dtype, std::int64_t numel) const override {
+    launch([&](void* stream) { kernels_.round(master, low, param_dtype, numel, stream); });
+  }
+  void split(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel) const override {
+    aten_.split(master, low, remainder, numel);
+  }
+  void join(const std::uint16_t* low, const std::uint16_t* remainder, float* master,
+            std::int64_t numel) const override {
+    aten_.join(low, remainder, master, numel);
+  }
+  void copy(void* out, const void* in, std::size_t nbytes) const override { aten_.copy(out, in, nbytes); }
+
+ private:
+  template <class Launch>
+  void launch(Launch start) const {
+    const c10::impl::VirtualGuardImpl backend(device_.type());
+    const c10::Device before = backend.exchangeDevice(device_);
+    start(backend.getStreamNativeHandle(backend.getStream(device_)));
+    const char* const error = kernels_.error();
+    backend.exchangeDevice(before);
+    if (error) throw IoError(fmt::format("a kernel of zerotorch on {}: {}", device_.str(), error));
+  }
+
+  /// `start` makes a sum per block in the device's memory; waits for them.
+  template <class Start>
+  void with_sums(std::int64_t numel, double* out, Start start) const {
+    const std::int64_t blocks = numel / kSumBlockNumel;
+    if (blocks == 0) return;
+    const at::NoGradGuard no_grad;
+    const at::Tensor sums = at::empty({blocks}, at::TensorOptions().dtype(at::kDouble).device(device_));
+    launch([&](void* stream) { start(static_cast<double*>(sums.mutable_data_ptr()), stream); });
+    const at::Tensor here = sums.to(at::kCPU);
+    std::memcpy(out, here.const_data_ptr<double>(), static_cast<std::size_t>(blocks) * sizeof(double));
+  }
+
+  const c10::Device device_;
+  const DeviceKernels& kernels_;
+  const Passes& aten_;
+};
+
+}  // namespace
+
+const Passes* fused_passes_for(c10::Device device) {
+  // Engines may go after static objects.
+  static auto& mutex = *new std::mutex;
+  struct Made {
+    c10::Device device;
+    const DeviceKernels* kernels;
+    std::unique_ptr<FusedPasses> passes;
+  };
+  static auto& made = *new std::vector<Made>;
+  const DeviceKernels* const kernels = device_kernels(device);
+  if (!kernels) return nullptr;
+  const std::lock_guard lock(mutex);
+  for (const Made& one : made) {
+    if (one.device == device && one.kernels == kernels) return one.passes.get();
+  }
+  return made.emplace_back(Made{device, kernels, std::make_unique<FusedPasses>(device, *kernels)}).passes.get();
+}
+
+}  // namespace zero::optim

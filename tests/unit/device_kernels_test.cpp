@@ -1,0 +1,244 @@
+// The kernels of devices against those of the host: the same bits. The source that is CUDA's too runs on the simulated
+// device, or with ZERO_TEST_DEVICE=cuda on a GPU; where CUDA's were built, they are found.
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "optim/device_kernels.h"
+#include "optim/kernels.h"
+#include "optim/passes.h"
+#include "support/simulated_device.h"
+
+namespace zero::optim {
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+/// Memory on a device, or the host's.
+struct Memory {
+  at::Tensor tensor;
+  Memory() = default;
+  Memory(const Bytes& bytes, at::Device device) {
+    const at::Tensor here = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+    std::memcpy(here.mutable_data_ptr(), bytes.data(), bytes.size());
+    tensor = here.to(device);
+  }
+  void* data() const { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
+  Bytes bytes() const {
+    if (!tensor.defined()) return {};
+    const at::Tensor here = tensor.cpu();
+    const auto* const first = static_cast<const unsigned char*>(here.const_data_ptr());
+    return {first, first + here.numel()};
+  }
+};
+
+Bytes bytes_of(const std::vector<float>& values, StateFormat format) {
+  Bytes bytes(static_cast<std::size_t>(nbytes_of(format, static_cast<std::int64_t>(values.size()))));
+  kernels().narrow_state(format, values.data(), bytes.data(), static_cast<std::int64_t>(values.size()));
+  return bytes;
+}
+
+std::vector<float> random_values(std::int64_t numel, unsigned seed, float spread, bool positive = false) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0, spread);
+  std::vector<float> values(static_cast<std::size_t>(numel));
+  for (float& value : values) value = positive ? std::abs(normal(generator)) : normal(generator);
+  // Zeros and what the formats cannot hold well.
+  for (std::size_t i = 0; i < values.size(); i += 37) values[i] = i % 74 == 0 ? 0.0f : values[i] * 1e-9f;
+  return values;
+}
+
+class DeviceKernelsTest : public ::testing::Test {
+ protected:
+  DeviceKernelsTest() {
+    if (gpu_) return;
+    testing::simulated::start({.seed = 3});
+    testing::simulated::use_kernels(true);
+  }
+  ~DeviceKernelsTest() override {
+    if (gpu_) return;
+    testing::simulated::finish();
+    testing::simulated::use_kernels(false);
+  }
+  const char* const gpu_ = std::getenv("ZERO_TEST_DEVICE");
+  const at::Device there_ = gpu_ ? at::Device(gpu_) : testing::simulated::device();
+};
+
+enum class Kept { kMaster, kMasterAndBf16, kMasterAndFp16, kSplit, kBf16, kBf16Stochastic, kBf16AndLow, kFp16 };
+
+/// All that two updates leave behind.
+std::vector<Bytes> update_on(at::Device device, const Rule& rule, Hyper hyper, Kept kept, StateFormat gradients,
+                             std::int64_t numel) {
+  const std::int64_t whole = (numel + kQuantizedBlockNumel - 1) / kQuantizedBlockNumel * kQuantizedBlockNumel;
+  const auto weights = random_values(whole, 1, 1);
+  Memory master, remainder, low, narrow;
+  UpdateArgs args;
+  switch (kept) {
+    case Kept::kMaster:
+    case Kept::kMasterAndBf16:
+    case Kept::kMasterAndFp16:
+      master = Memory(bytes_of(weights, StateFormat::kFloat32), device);
+      if (kept != Kept::kMaster) low = Memory(Bytes(static_cast<std::size_t>(2 * whole)), device);
+      break;
+    case Kept::kSplit: {
+      std::vector<std::uint16_t> high(weights.size()), rest(weights.size());
+      kernels().split_master(weights.data(), high.data(), rest.data(), whole);
+      const auto as_bytes = [](const std::vector<std::uint16_t>& from) {
+        Bytes bytes(2 * from.size());
+        std::memcpy(bytes.data(), from.data(), bytes.size());
+        return bytes;
+      };
+      low = Memory(as_bytes(high), device);
+      remainder = Memory(as_bytes(rest), device);
+      break;
+    }
+    default:
+      args.narrow.master_format = kept == Kept::kFp16 ? StateFormat::kFloat16 : StateFormat::kBFloat16;
+      narrow = Memory(bytes_of(weights, args.narrow.master_format), device);
+      if (kept == Kept::kBf16AndLow) low = Memory(Bytes(static_cast<std::size_t>(2 * whole)), device);
+      args.narrow.stochastic = kept == Kept::kBf16Stochastic;
+      args.narrow.seed = 11;
+      args.narrow.first_element = 5 * kQuantizedBlockNumel;
+  }
+  std::vector<Memory> states;
+  for (const StateColumn& state : rule.states) {
+    const bool positive = state.name.find("sq") != std::string_view::npos || state.name == "sum";
+    states.emplace_back(
+        bytes_of(random_values(whole, 7 + static_cast<unsigned>(states.size()), 0.3f, positive), state.format), device);
+  }
+  for (int step = 1; step <= 2; ++step) {
+    const Memory gradient(bytes_of(random_values(whole, 40 + static_cast<unsigned>(step), 2), gradients), device);
+    args.master = static_cast<float*>(master.data());
+    args.remainder = static_cast<std::uint16_t*>(remainder.data());
+    args.low = low.data();
+    args.low_dtype = kept == Kept::kMasterAndFp16 || kept == Kept::kFp16 ? DType::kFloat16 : DType::kBFloat16;
+    args.narrow.master = narrow.data();
+    args.narrow.gradient = gradients == StateFormat::kFloat32 ? nullptr : gradient.data();
+    args.narrow.gradient_format = gradients;
+    args.gradient = gradients == StateFormat::kFloat32 ? static_cast<const float*>(gradient.data()) : nullptr;
+    for (std::size_t s = 0; s < states.size(); ++s) args.states[s] = states[s].data();
+    args.numel = numel;
+    hyper.step = step;
+    hyper.gradient_scale = 0.3;
+    passes_for(device).update(rule, args, hyper);
+  }
+  std::vector<Bytes> left{master.bytes(), remainder.bytes(), low.bytes(), narrow.bytes()};
+  for (const Memory& state : states) left.push_back(state.bytes());
+  return left;
+}
+
+TEST_F(DeviceKernelsTest, UpdatesHaveTheBitsOfTheHost) {
+  struct Case {
+    const char* name;
+    Algorithm algorithm;
+    Hyper hyper;
+  };
+  const Case cases[] = {
+      {"AdamW", Algorithm::kAdam, {.weight_decay = 0.1}},
+      {"Adam", Algorithm::kAdam, {.weight_decay = 0.1, .decoupled = false}},
+      {"AMSGrad", Algorithm::kAdam, {.amsgrad = true, .maximize = true}},
+      {"SGD", Algorithm::kSgd, {.weight_decay = 0.1}},
+      {"SGD, momentum", Algorithm::kSgd, {.momentum = 0.9, .dampening = 0.1}},
+      {"SGD, Nesterov", Algorithm::kSgd, {.momentum = 0.9, .nesterov = true}},
+      {"Adagrad", Algorithm::kAdagrad, {.lr_decay = 0.1}},
+      {"RMSprop", Algorithm::kRmsprop, {}},
+      {"RMSprop, momentum", Algorithm::kRmsprop, {.momentum = 0.9}},
+      {"RMSprop, centered", Algorithm::kRmsprop, {.eps = 0.01, .centered = true}},
+      {"RMSprop, all", Algorithm::kRmsprop, {.eps = 0.01, .momentum = 0.9, .centered = true}},
+      {"Lion", Algorithm::kLion, {.weight_decay = 0.1}},
+      {"AdamW8bit", Algorithm::kAdam8bit, {.weight_decay = 0.1}},
+      {"Adam8bit", Algorithm::kAdam8bit, {.weight_decay = 0.1, .decoupled = false}},
+  };
+  int compared = 0;
+  for (const Case& one : cases) {
+    for (const StateFormat format : {StateFormat::kFloat32, StateFormat::kBFloat16, StateFormat::kFloat16}) {
+      const Rule& rule = rule_for(one.algorithm, {&one.hyper, 1}, format);
+      ASSERT_TRUE(passes_for(there_).updates(rule)) << one.name;
+      for (const Kept kept : {Kept::kMaster, Kept::kMasterAndBf16, Kept::kMasterAndFp16, Kept::kSplit, Kept::kBf16,
+                              Kept::kBf16Stochastic, Kept::kBf16AndLow, Kept::kFp16}) {
+        const auto gradients = compared % 3 == 0   ? StateFormat::kFloat32
+                               : compared % 3 == 1 ? StateFormat::kBFloat16
+                                                   : StateFormat::kFloat16;
+        const std::int64_t numel = compared % 2 == 0 ? 3000 : 1024;  // with a rest, and whole blocks
+        EXPECT_EQ(update_on(there_, rule, one.hyper, kept, gradients, numel),
+                  update_on(at::kCPU, rule, one.hyper, kept, gradients, numel))
+            << one.name << ", states " << static_cast<int>(format) << ", kept " << static_cast<int>(kept);
+        ++compared;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 14 * 3 * 8);
+}
+
+TEST_F(DeviceKernelsTest, SumsHaveTheBitsOfTheHost) {
+  constexpr std::int64_t kNumel = 5 * kSumBlockNumel;
+  const std::vector<DType> dtypes = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+  for (const DType dtype : dtypes) {
+    for (const DType sum_dtype : dtypes) {
+      for (const std::size_t ranks : {1u, 2u, 3u, 64u, 67u}) {
+        for (const bool first : {true, false}) {
+          const auto run = [&](at::Device device) {
+            std::vector<Memory> memories;
+            std::vector<const void*> slices;
+            for (std::size_t r = 0; r < ranks; ++r) {
+              const float spread = r % 2 ? 100.0f : 1e-3f;  // the order matters
+              memories.emplace_back(
+                  bytes_of(random_values(kNumel, static_cast<unsigned>(10 + r), spread), format_of(dtype)), device);
+              slices.push_back(memories.back().data());
+            }
+            const Memory sums(bytes_of(random_values(kNumel, 5, 1), format_of(sum_dtype)), device);
+            std::vector<double> squares(kNumel / kSumBlockNumel), again(squares.size());
+            const Passes& passes = passes_for(device);
+            passes.reduce({.accumulator = sums.data(),
+                           .slices = slices,
+                           .dtype = dtype,
+                           .numel = kNumel,
+                           .first = first,
+                           .block_sumsq = squares.data(),
+                           .accumulator_dtype = sum_dtype});
+            passes.block_sumsq(sums.data(), sum_dtype, kNumel, again.data());
+            EXPECT_EQ(squares, again);
+            const auto* const raw = reinterpret_cast<const unsigned char*>(squares.data());
+            return std::vector<Bytes>{sums.bytes(), Bytes(raw, raw + squares.size() * sizeof(double))};
+          };
+          EXPECT_EQ(run(there_), run(at::kCPU)) << dtype_name(dtype) << " onto " << dtype_name(sum_dtype) << ", "
+                                                << ranks << " ranks, first: " << first;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(DeviceKernelsTest, ParametersAreRoundedAsOnTheHost) {
+  const auto masters = bytes_of(random_values(5000, 1, 1), StateFormat::kFloat32);
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    const auto run = [&](at::Device device) {
+      const Memory master(masters, device), low(Bytes(5000 * element_nbytes(dtype)), device);
+      passes_for(device).round(static_cast<const float*>(master.data()), low.data(), dtype, 5000);
+      return low.bytes();
+    };
+    EXPECT_EQ(run(there_), run(at::kCPU)) << dtype_name(dtype);
+  }
+}
+
+/// The library needs no GPU to be loaded.
+TEST(CudaKernels, AreFoundWhereTheyWereBuilt) {
+#ifdef ZERO_CUDA_LIBRARY
+  const DeviceKernels* const found = device_kernels(at::Device(at::kCUDA, 0));
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found->version, DeviceKernels::kVersion);
+  EXPECT_TRUE(found->reduce && found->block_sumsq && found->adam && found->sgd && found->adagrad && found->rmsprop &&
+              found->lion && found->round && found->error);
+#else
+  GTEST_SKIP() << "there is no CUDA compiler";
+#endif
+}
+
+}  // namespace
+}  // namespace zero::optim
