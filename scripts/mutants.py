@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -77,6 +78,11 @@ class Build:
         self.compile = {entry["file"]: entry["command"]
                         for entry in json.loads((folder / "compile_commands.json").read_text())
                         if " -o src/" in entry["command"]}
+        # What is compiled in a batch (ZERO_BATCH) is compiled there as a mutant, too.
+        self.batch: dict[str, str] = {}
+        for batch in [file for file in self.compile if "/batches/" in file]:
+            for member in re.findall(r'#include "(.*)"', pathlib.Path(self.here(batch)).read_text()):
+                self.batch[member], self.compile[member] = batch, self.compile[batch]
         links = subprocess.run([cache["CMAKE_MAKE_PROGRAM:FILEPATH"], "-t", "commands", f"src/open/{self.library.name}"],
                                cwd=self.folder, capture_output=True, text=True, check=True).stdout.splitlines()
         self.link = links[-1].removeprefix(": && ").removesuffix(" && :")
@@ -100,9 +106,13 @@ class Build:
         if text.count(mutant["old"]) != 1:
             return f"`old` occurs {text.count(mutant['old'])} times in {mutant['file']}"
         (folder / path.name).write_text(text.replace(mutant["old"], mutant["new"]))
-        original = f"{self.source}/{mutant['file']}"
+        original, compiled = f"{self.source}/{mutant['file']}", str(folder / path.name)
+        command = self.compile[original]
+        if batch := self.batch.get(original):
+            (folder / "batch.cpp").write_text(pathlib.Path(self.here(batch)).read_text().replace(original, compiled))
+            original, compiled = batch, str(folder / "batch.cpp")
         # A breakage that also makes a warning is one for the tests all the same.
-        words = shlex.split(self.here(self.compile[original].replace(original, str(folder / path.name)))) + ["-Wno-error"]
+        words = shlex.split(self.here(command.replace(original, compiled))) + ["-Wno-error"]
         words = [word.replace(f"-I{self.source}/", f"-I{ROOT}/") for word in words]
         place = words.index("-o") + 1
         linked, words[place] = words[place], str(folder / (path.name + ".o"))

@@ -38,12 +38,20 @@ def commands(build, paths):
     wanted = [path.resolve() for path in paths]
     found = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
-        file = pathlib.Path(entry["file"]).resolve()
-        if file.suffix != ".cpp" or not any(file.is_relative_to(path) for path in wanted):
-            continue
         words = [word for word in shlex.split(entry["command"]) if not re.match("-W|-fno-gnu-unique", word)]
-        found.setdefault(str(file), {"directory": entry["directory"], "file": str(file), "command": shlex.join(words)})
+        for file in files_of(pathlib.Path(entry["file"]).resolve()):
+            if file.suffix != ".cpp" or not any(file.is_relative_to(path) for path in wanted):
+                continue
+            command = shlex.join(str(file) if word == entry["file"] else word for word in words)
+            found.setdefault(str(file), {"directory": entry["directory"], "file": str(file), "command": command})
     return found
+
+
+def files_of(file):
+    """Of a batch (ZERO_BATCH) the files that it includes."""
+    if "batches" not in file.parts:
+        return [file]
+    return [pathlib.Path(name) for name in re.findall(r'#include "(.*)"', file.read_text())]
 
 
 def look_at(tool, database, file):

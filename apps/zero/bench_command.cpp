@@ -28,7 +28,7 @@ constexpr std::array<std::int64_t, 3> kBlockSizes = {256 << 10, 1 << 20, 4 << 20
 constexpr std::array<std::int64_t, 3> kQueueDepths = {4, 8, 32};
 constexpr double kAsGood = 0.97;  ///< of the best: less queueing is chosen
 
-struct Arguments {
+struct BenchArguments {
   std::string folder;
   int ranks = 2;
   std::string size = "512MiB";
@@ -113,7 +113,7 @@ const Row& choose(const std::vector<Row>& rows) {
   return *best;
 }
 
-int bench_io(const Arguments& arguments) {
+int bench_io(const BenchArguments& arguments) {
   DiskProbe probe;
   probe.ranks = arguments.ranks;
   probe.file_nbytes = parse_nbytes("--size", arguments.size);
@@ -170,7 +170,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->require_subcommand(1);
   CLI::App* io =
       command->add_subcommand("io", "a disk as offload to NVMe uses it, in blocks and queues of several sizes");
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<BenchArguments>();
   io->add_option("folder", arguments->folder, "on the disk; nothing stays there")->required()->type_name("FOLDER");
   io->add_option("-n,--ranks", arguments->ranks, "that use the disk at once")
       ->transform(whole_number(1, 256))

@@ -26,7 +26,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-struct Arguments {
+struct CkptArguments {
   std::string path, other, to;
   checkpoint::ExportOptions export_options;
   double max_file_gb = 5;
@@ -155,7 +155,7 @@ std::vector<checkpoint::Summary> summaries_of(const std::string& path) {
   return all;
 }
 
-int list(const Arguments& arguments) {
+int list(const CkptArguments& arguments) {
   const auto summaries = summaries_of(arguments.path);
   if (arguments.json) {
     auto all = ordered_json::array();
@@ -195,7 +195,7 @@ void say_members(const std::string& title, const std::string& text) {
   walk("", json);
 }
 
-int inspect(const Arguments& arguments) {
+int inspect(const CkptArguments& arguments) {
   const auto found = checkpoint::inspect(arguments.path);
   if (arguments.json) return say_json(to_json(found));
   const auto& summary = found.summary;
@@ -240,13 +240,13 @@ int say_report(const checkpoint::VerifyReport& report) {
   return 1;
 }
 
-int verify_one(const Arguments& arguments) {
+int verify_one(const CkptArguments& arguments) {
   const checkpoint::VerifyReport report = report_of(arguments.path);
   return arguments.json ? say_json(to_json(report), report.problems.empty() ? 0 : 1) : say_report(report);
 }
 
 /// Every checkpoint of a folder; those that are not complete are problems, too, and so are none at all.
-int verify_all(const Arguments& arguments) {
+int verify_all(const CkptArguments& arguments) {
   const auto summaries = summaries_of(arguments.path);
   auto all = ordered_json::array();
   bool intact = !summaries.empty();
@@ -268,7 +268,7 @@ int verify_all(const Arguments& arguments) {
   return intact ? 0 : 1;
 }
 
-int verify(const Arguments& arguments) { return arguments.every ? verify_all(arguments) : verify_one(arguments); }
+int verify(const CkptArguments& arguments) { return arguments.every ? verify_all(arguments) : verify_one(arguments); }
 
 /// The first file of weights in a folder that may be another model's.
 std::string weights_in(const std::string& folder) {
@@ -279,7 +279,7 @@ std::string weights_in(const std::string& folder) {
   return {};
 }
 
-int export_weights(Arguments arguments) {
+int export_weights(CkptArguments arguments) {
   const std::string there = weights_in(arguments.to);
   if (!there.empty() && !arguments.overwrite) {
     throw ConfigError(fmt::format("{} is there already: export to another folder, or over it with --overwrite", there));
@@ -295,7 +295,7 @@ int export_weights(Arguments arguments) {
   return 0;
 }
 
-int diff(const Arguments& arguments) {
+int diff(const CkptArguments& arguments) {
   checkpoint::DiffReport report;
   {
     ProgressBar bar;
@@ -313,7 +313,7 @@ int diff(const Arguments& arguments) {
   return report.different.empty() ? 0 : 1;
 }
 
-int prune(const Arguments& arguments) {
+int prune(const CkptArguments& arguments) {
   const auto report = checkpoint::prune(arguments.path, arguments.keep_last, arguments.dry_run);
   if (arguments.json) {
     return say_json({{"removed", report.removed},
@@ -338,10 +338,10 @@ int prune(const Arguments& arguments) {
 }  // namespace
 
 void add_ckpt_command(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<CkptArguments>();
   CLI::App* command = app.add_subcommand("ckpt", "look at, verify, compare, export and prune checkpoints");
   command->require_subcommand(1);
-  const auto add = [&](const char* name, const char* help, const char* path_help, int (*run)(const Arguments&)) {
+  const auto add = [&](const char* name, const char* help, const char* path_help, int (*run)(const CkptArguments&)) {
     CLI::App* sub = command->add_subcommand(name, help);
     sub->add_option("path", arguments->path, path_help)->required();
     sub->callback([arguments, run, &exit_code] {
@@ -359,7 +359,7 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
   add("verify", "read every byte and compare every checksum; exit code 1 on damage", kEither, verify)
       ->add_flag("--every", arguments->every, "every checkpoint of the folder, not its latest alone");
   CLI::App* exporting = add("export", "weights as safetensors files for Hugging Face's loaders", kEither,
-                            [](const Arguments& given) { return export_weights(given); });
+                            [](const CkptArguments& given) { return export_weights(given); });
   exporting->add_option("to", arguments->to, "folder to write to")->required();
   exporting->add_option("--dtype", arguments->export_options.dtype, "fp32, bf16, fp16 or module")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16", "module"}))

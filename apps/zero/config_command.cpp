@@ -24,7 +24,7 @@
 namespace zero::app {
 namespace {
 
-struct Arguments {
+struct ConfigArguments {
   std::string file, pattern;
   int ranks = 1;
   std::optional<std::int64_t> steps;
@@ -33,7 +33,7 @@ struct Arguments {
   TrainOptions starter;
 };
 
-int check(const Arguments& arguments) {
+int check(const ConfigArguments& arguments) {
   std::string source;  // of problems that have no line
   CheckedConfig checked{.file = arguments.file, .ranks = arguments.ranks, .steps = arguments.steps};
   try {
@@ -51,7 +51,7 @@ int check(const Arguments& arguments) {
   return 0;
 }
 
-int convert(const Arguments& arguments) {
+int convert(const ConfigArguments& arguments) {
   std::ifstream file(arguments.file);
   if (!file) throw IoError(fmt::format("{}: cannot be read", arguments.file));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -70,7 +70,7 @@ int convert(const Arguments& arguments) {
   return 0;
 }
 
-int init(const Arguments& arguments) {
+int init(const ConfigArguments& arguments) {
   const TrainOptions& options = arguments.starter;
   const std::int64_t dim = choose_model(options).dim;
   make_config(options, dim, arguments.ranks);  // checks
@@ -84,7 +84,7 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-int keys(const Arguments& arguments) {
+int keys(const ConfigArguments& arguments) {
   const std::string wanted = lower(arguments.pattern);
   std::string text;
   for (const KeyInfo& key : schema()) {
@@ -98,7 +98,7 @@ int keys(const Arguments& arguments) {
   return 0;
 }
 
-void add_convert(CLI::App& command, const std::shared_ptr<Arguments>& arguments, int& exit_code) {
+void add_convert(CLI::App& command, const std::shared_ptr<ConfigArguments>& arguments, int& exit_code) {
   CLI::App* converting = command.add_subcommand(
       "convert", "fill in the \"auto\" values of a JSON for Hugging Face's Trainer; decisions go to standard error");
   TrainerArguments& trainer = arguments->trainer;
@@ -126,7 +126,7 @@ void add_convert(CLI::App& command, const std::shared_ptr<Arguments>& arguments,
   converting->callback([arguments, &exit_code] { exit_code = convert(*arguments); });
 }
 
-void add_init(CLI::App& command, const std::shared_ptr<Arguments>& arguments, int& exit_code) {
+void add_init(CLI::App& command, const std::shared_ptr<ConfigArguments>& arguments, int& exit_code) {
   CLI::App* starting = command.add_subcommand("init", "print a configuration to begin with, that of `zero train`");
   TrainOptions& options = arguments->starter;
   starting->add_option("-n,--ranks", arguments->ranks, "ranks in all (default 1)")
@@ -145,7 +145,7 @@ void add_init(CLI::App& command, const std::shared_ptr<Arguments>& arguments, in
 }  // namespace
 
 void add_config_command(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ConfigArguments>();
   CLI::App* command = app.add_subcommand("config", "check, convert or begin a DeepSpeed JSON, and list its keys");
   command->require_subcommand(1);
   CLI::App* checking = command->add_subcommand(

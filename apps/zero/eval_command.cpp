@@ -29,7 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-struct Arguments : ModelArguments {
+struct EvalArguments : ModelArguments {
   std::string split = "validation";
   TrainOptions text;  ///< only what add_text_options() fills in
   std::optional<std::int64_t> seq;
@@ -37,7 +37,7 @@ struct Arguments : ModelArguments {
 };
 
 /// What the ranks get.
-struct Job {
+struct EvalJob {
   OpenedModel model;
   std::string corpus_folder, source, split;
   double text_nbytes = 0;  ///< of a token; 0: not known
@@ -45,7 +45,7 @@ struct Job {
   bool as_json = false;
 };
 
-std::string to_json(const Job& job) {
+std::string to_json(const EvalJob& job) {
   return json{{"model", json::parse(to_json(job.model))},
               {"corpus_folder", job.corpus_folder},
               {"source", job.source},
@@ -56,7 +56,7 @@ std::string to_json(const Job& job) {
       .dump();
 }
 
-Job job_from_json(const std::string& text) {
+EvalJob eval_job_from_json(const std::string& text) {
   const auto of = json::parse(text);
   return {.model = opened_model_from_json(of.at("model")),
           .corpus_folder = of.at("corpus_folder"),
@@ -67,7 +67,7 @@ Job job_from_json(const std::string& text) {
           .as_json = of.at("as_json")};
 }
 
-void take_corpus(Job& job, const TrainOptions& text, const CorpusInfo& corpus, const fs::path& source) {
+void take_corpus(EvalJob& job, const TrainOptions& text, const CorpusInfo& corpus, const fs::path& source) {
   check_vocabulary(job.model.plan, corpus);
   // A run that was trained so is evaluated so.
   if (const std::int64_t separator = separator_for(job.model.plan, text, corpus); separator >= 0)
@@ -84,7 +84,7 @@ void take_corpus(Job& job, const TrainOptions& text, const CorpusInfo& corpus, c
 }
 
 /// The text that the run has validated on.
-void take_own_text(Job& job) {
+void take_own_text(EvalJob& job) {
   const TrainPlan& plan = job.model.plan;
   if (!job.model.is_run())
     throw ConfigError("there is no text to evaluate on: give a file or folder of text, or of tokens, with --data");
@@ -101,7 +101,7 @@ void take_own_text(Job& job) {
   job.text_nbytes = plan.token_nbytes > 1 && job.split == "train" ? 0 : plan.text_nbytes;
 }
 
-void take_text(Job& job, const TrainOptions& text) {
+void take_text(EvalJob& job, const TrainOptions& text) {
   const TrainPlan& plan = job.model.plan;
   CorpusOptions options = choose_corpus(text.data, text.cache_dir, wanted_suffixes(text));
   const fs::path source = options.source;
@@ -133,8 +133,8 @@ std::int64_t sequence_length(const OpenedModel& model, std::optional<std::int64_
   throw ConfigError(fmt::format("--seq {}: the model is made for {} positions", length, with_commas(most)));
 }
 
-Job prepare(const Arguments& arguments) {
-  Job job{
+EvalJob prepare(const EvalArguments& arguments) {
+  EvalJob job{
       .model = open_model(arguments.model, arguments.dtype), .split = arguments.split, .as_json = arguments.as_json};
   job.seq = sequence_length(job.model, arguments.seq);
   const bool own = arguments.text.data.empty();
@@ -144,7 +144,7 @@ Job prepare(const Arguments& arguments) {
   return job;
 }
 
-void print_result(const Job& job, const EvaluationResult& result, int ranks, double seconds) {
+void print_result(const EvalJob& job, const EvaluationResult& result, int ranks, double seconds) {
   const double perplexity = std::exp(result.loss);
   const double bits_per_byte = job.text_nbytes > 0 ? to_bits(result.loss) / job.text_nbytes : 0;
   if (job.as_json) {
@@ -172,7 +172,7 @@ void print_result(const Job& job, const EvaluationResult& result, int ranks, dou
                   human_count(static_cast<double>(result.targets) / seconds), unit));
 }
 
-int run(const Job& job, Group group) {
+int run(const EvalJob& job, Group group) {
   const bool first = group.rank() == 0;
   set_up_process(group, Config(), {.quiet = true});
   if (first) remove_scratch();
@@ -196,17 +196,17 @@ int run(const Job& job, Group group) {
   return result.stop_signal;
 }
 
-int run_eval(const Arguments& arguments) {
+int run_eval(const EvalArguments& arguments) {
   RankJob job{.command = "eval", .ranks = arguments.ranks, .as_rank = arguments.as_rank};
   job.prepare = [&](const fs::path&) { return to_json(prepare(arguments)); };
-  job.run = [](const std::string& text, Group group) { return run(job_from_json(text), std::move(group)); };
+  job.run = [](const std::string& text, Group group) { return run(eval_job_from_json(text), std::move(group)); };
   return run_job(job);
 }
 
 }  // namespace
 
 void add_eval_command(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<EvalArguments>();
   CLI::App* command = app.add_subcommand("eval", "loss and perplexity of a trained model on a text");
   add_model_arguments(*command, *arguments, "processes that share parameters and text (ZeRO stage 3)",
                       [arguments, &exit_code] { exit_code = run_eval(*arguments); });

@@ -34,7 +34,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Arguments : ModelArguments {
+struct GenerateArguments : ModelArguments {
   std::string prompt;
   std::vector<std::int64_t> tokens;
   std::int64_t length = 200, top_k = 40, seed = 1234;
@@ -43,7 +43,7 @@ struct Arguments : ModelArguments {
 };
 
 /// What the ranks get.
-struct Job {
+struct GenerateJob {
   OpenedModel model;
   std::vector<std::int64_t> prompt, stop, special;
   std::string text;         ///< of the prompt
@@ -54,7 +54,7 @@ struct Job {
   bool quiet = false, as_json = false;
 };
 
-std::string to_json(const Job& job) {
+std::string to_json(const GenerateJob& job) {
   return nlohmann::json{{"model", nlohmann::json::parse(to_json(job.model))},
                         {"prompt", job.prompt},
                         {"stop", job.stop},
@@ -72,7 +72,7 @@ std::string to_json(const Job& job) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-Job job_from_json(const std::string& text) {
+GenerateJob generate_job_from_json(const std::string& text) {
   const auto json = nlohmann::json::parse(text);
   return {.model = opened_model_from_json(json.at("model")),
           .prompt = json.at("prompt"),
@@ -90,13 +90,13 @@ Job job_from_json(const std::string& text) {
           .as_json = json.at("as_json")};
 }
 
-void take_bytes(Job& job, const std::string& text) {
+void take_bytes(GenerateJob& job, const std::string& text) {
   for (const char c : text) job.prompt.push_back(static_cast<unsigned char>(c));
   if (job.prompt.empty()) job.prompt.push_back(0);  // like a file
   job.stop = {0};
 }
 
-void take_text(Job& job, const std::string& text, const fs::path& scratch) {
+void take_text(GenerateJob& job, const std::string& text, const fs::path& scratch) {
   const std::string folder = job.model.tokenizer_folder();
   const TrainPlan& plan = job.model.plan;
   job.text = text;
@@ -117,14 +117,14 @@ void take_text(Job& job, const std::string& text, const fs::path& scratch) {
   }
 }
 
-void take_numbers(Job& job, const std::vector<std::int64_t>& tokens) {
+void take_numbers(GenerateJob& job, const std::vector<std::int64_t>& tokens) {
   job.prompt = tokens;
   job.as_numbers = true;
   if (!job.model.is_run()) job.stop = end_tokens(job.model.plan.init_from);
 }
 
 /// Where the model ends, or was made to end.
-void cut_to_context(Job& job) {
+void cut_to_context(GenerateJob& job) {
   const TrainPlan& plan = job.model.plan;
   const std::int64_t vocab = plan.model.empty() ? gpt_options(plan).vocab : causal_lm_config(plan).vocab;
   for (const std::int64_t token : job.prompt) {
@@ -149,15 +149,15 @@ void cut_to_context(Job& job) {
 
 std::string standard_input() { return {std::istreambuf_iterator<char>(std::cin), {}}; }
 
-Job prepare(const Arguments& arguments, const fs::path& scratch) {
-  Job job{.model = open_model(arguments.model, arguments.dtype),
-          .length = arguments.length,
-          .top_k = arguments.top_k,
-          .seed = arguments.seed,
-          .temperature = arguments.temperature,
-          .top_p = arguments.top_p,
-          .quiet = arguments.quiet,
-          .as_json = arguments.json};
+GenerateJob prepare(const GenerateArguments& arguments, const fs::path& scratch) {
+  GenerateJob job{.model = open_model(arguments.model, arguments.dtype),
+                  .length = arguments.length,
+                  .top_k = arguments.top_k,
+                  .seed = arguments.seed,
+                  .temperature = arguments.temperature,
+                  .top_p = arguments.top_p,
+                  .quiet = arguments.quiet,
+                  .as_json = arguments.json};
   if (!arguments.tokens.empty()) {
     take_numbers(job, arguments.tokens);
   } else {
@@ -170,7 +170,7 @@ Job prepare(const Arguments& arguments, const fs::path& scratch) {
 /// One JSON object at the end.
 class Collected {
  public:
-  explicit Collected(const Job& job)
+  explicit Collected(const GenerateJob& job)
       : job_(job),
         text_(job.pieces.empty() ? TokenText() : TokenText(job.pieces)),
         special_(job.special.begin(), job.special.end()) {}
@@ -198,7 +198,7 @@ class Collected {
   }
 
  private:
-  const Job& job_;
+  const GenerateJob& job_;
   TokenText text_;
   std::set<std::int64_t> special_;
   std::vector<std::int64_t> tokens_;
@@ -208,14 +208,14 @@ class Collected {
 /// Tokens as they come, on the terminal of rank 0.
 class Printer {
  public:
-  Printer(const Job& job, bool enabled)
+  Printer(const GenerateJob& job, bool enabled)
       : console_(enabled),
         text_(job.pieces.empty() || !enabled ? TokenText() : TokenText(job.pieces)),
         special_(job.special.begin(), job.special.end()),
         numbers_(job.as_numbers) {}
 
   /// As it was given.
-  void prompt(const Job& job) {
+  void prompt(const GenerateJob& job) {
     if (!job.pieces.empty()) return print(job.text);
     if (job.text.empty() && !numbers_) return;  // begins like a file
     for (const std::int64_t token : job.prompt) add(token);
@@ -238,7 +238,7 @@ class Printer {
   PrintableStream stream_;
 };
 
-int run(const Job& job, Group group) {
+int run(const GenerateJob& job, Group group) {
   struct Stopped {
     int signal;
   };
@@ -289,17 +289,17 @@ int run(const Job& job, Group group) {
   return signal;
 }
 
-int run_generate(const Arguments& arguments) {
+int run_generate(const GenerateArguments& arguments) {
   RankJob job{.command = "generate", .ranks = arguments.ranks, .as_rank = arguments.as_rank};
   job.prepare = [&](const fs::path& scratch) { return to_json(prepare(arguments, scratch)); };
-  job.run = [](const std::string& text, Group group) { return run(job_from_json(text), std::move(group)); };
+  job.run = [](const std::string& text, Group group) { return run(generate_job_from_json(text), std::move(group)); };
   return run_job(job);
 }
 
 }  // namespace
 
 void add_generate_command(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<GenerateArguments>();
   CLI::App* command = app.add_subcommand("generate", "continue a text with a trained model");
   add_model_arguments(*command, *arguments, "processes that share the parameters (ZeRO stage 3)",
                       [arguments, &exit_code] { exit_code = run_generate(*arguments); });

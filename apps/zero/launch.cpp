@@ -15,7 +15,7 @@
 
 namespace {
 
-struct Arguments {
+struct LaunchArguments {
   std::optional<int> nproc;
   std::string hostfile;
   bool no_prefix = false;
@@ -28,7 +28,7 @@ struct Arguments {
 };
 
 /// `rest`: the program's arguments.
-std::vector<std::string> command_of(const Arguments& arguments, std::vector<std::string> rest) {
+std::vector<std::string> command_of(const LaunchArguments& arguments, std::vector<std::string> rest) {
   std::vector<std::string> command;
   if (!arguments.program.empty()) command.push_back(arguments.program);
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
@@ -45,7 +45,7 @@ void check_assignment(const std::string& assignment) {
   }
 }
 
-zero::LaunchOptions local_options(const Arguments& arguments, std::vector<std::string> command) {
+zero::LaunchOptions local_options(const LaunchArguments& arguments, std::vector<std::string> command) {
   zero::LaunchOptions options;
   options.nproc = arguments.nproc.value_or(zero::app::kDefaultRanks);
   options.command = std::move(command);
@@ -60,7 +60,7 @@ zero::LaunchOptions local_options(const Arguments& arguments, std::vector<std::s
   return options;
 }
 
-[[noreturn]] void launch_on_hosts(const Arguments& arguments, std::vector<std::string> command) {
+[[noreturn]] void launch_on_hosts(const LaunchArguments& arguments, std::vector<std::string> command) {
   if (arguments.max_restarts > 0 || arguments.grace_s) {
     throw zero::ConfigError("--max-restarts and --grace: of ranks on this host; --hostfile leaves its ranks to mpirun");
   }
@@ -73,7 +73,7 @@ zero::LaunchOptions local_options(const Arguments& arguments, std::vector<std::s
   zero::app::start_on_hosts(options);
 }
 
-int run(const Arguments& arguments, std::vector<std::string> rest) {
+int run(const LaunchArguments& arguments, std::vector<std::string> rest) {
   std::vector<std::string> command = command_of(arguments, std::move(rest));
   for (const std::string& assignment : arguments.environment) check_assignment(assignment);
   if (arguments.rank_of_host) zero::app::become_rank_of_host(command);
@@ -84,7 +84,7 @@ int run(const Arguments& arguments, std::vector<std::string> rest) {
 }  // namespace
 
 void add_launch_command(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<LaunchArguments>();
   CLI::App* command = app.add_subcommand("launch", "start the ranks of a job and look after them");
   command->add_option("-n,--nproc", arguments->nproc, "number of ranks (default 2; with --hostfile: all its slots)")
       ->transform(zero::app::whole_number(1, 4096))

@@ -18,12 +18,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Arguments {
+struct ReportArguments {
   std::vector<std::string> runs;
   std::string output, title, python;
 };
 
-void add_arguments(CLI::App& command, Arguments& arguments) {
+void add_arguments(CLI::App& command, ReportArguments& arguments) {
   command.add_option("RUN", arguments.runs, "folders of runs (default: the newest below runs/)")->type_name("");
   command.add_option("-o,--output", arguments.output, "the page (default: report.html in the first run's folder)")
       ->type_name("FILE");
@@ -34,7 +34,7 @@ void add_arguments(CLI::App& command, Arguments& arguments) {
       ->type_name("PATH");
 }
 
-int report(const Arguments& arguments) {
+int report(const ReportArguments& arguments) {
   std::vector<std::string> runs = arguments.runs;
   if (runs.empty()) {
     std::error_code error;
@@ -58,7 +58,7 @@ int report(const Arguments& arguments) {
 }  // namespace
 
 void add_report_command(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ReportArguments>();
   CLI::App* command =
       app.add_subcommand("report", "draw runs as one page: loss, speed, memory, time, traffic, configuration");
   add_arguments(*command, *arguments);

@@ -29,12 +29,12 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-struct Arguments {
+struct RunsArguments {
   std::string folder = "runs", first, second;
   bool json = false;
 };
 
-ordered_json read_json(const fs::path& path) {
+ordered_json read_run_json(const fs::path& path) {
   std::ifstream file(path);
   auto json = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
   return json.is_object() ? json : ordered_json::object();
@@ -57,7 +57,7 @@ bool is_run(const fs::path& folder) {
 }
 
 RunFacts facts_of(const fs::path& folder) {
-  const ordered_json summary = read_json(folder / "summary.json"), plan = read_json(folder / "plan.json");
+  const ordered_json summary = read_run_json(folder / "summary.json"), plan = read_run_json(folder / "plan.json");
   const FoundRun found = find_run(folder.string());
   RunFacts facts{.folder = folder,
                  .preset = plan.value("preset", ""),
@@ -93,7 +93,7 @@ std::vector<RunFacts> runs_below(const std::string& folder) {
   return runs;
 }
 
-int list(const Arguments& arguments) {
+int list(const RunsArguments& arguments) {
   const auto runs = runs_below(arguments.folder);
   if (arguments.json) {
     auto all = ordered_json::array();
@@ -136,7 +136,7 @@ std::map<std::int64_t, std::pair<double, double>> curve_of(const fs::path& folde
 
 /// Keys of the configuration that differ: "zero_optimization.stage: 3 and 1".
 std::vector<std::string> differing_keys(const fs::path& a, const fs::path& b) {
-  const auto flat_a = read_json(a / "config.json").flatten(), flat_b = read_json(b / "config.json").flatten();
+  const auto flat_a = read_run_json(a / "config.json").flatten(), flat_b = read_run_json(b / "config.json").flatten();
   std::set<std::string> names;
   for (const auto& item : flat_a.items()) names.insert(item.key());
   for (const auto& item : flat_b.items()) names.insert(item.key());
@@ -165,7 +165,8 @@ std::vector<std::string> differing_surroundings(const fs::path& a, const fs::pat
   std::vector<std::string> lines;
   for (const Fact& fact : kFacts) {
     const auto value_in = [&](const fs::path& folder) {
-      return read_json(folder / fact.file).value(ordered_json::json_pointer(std::string(fact.path)), ordered_json());
+      return read_run_json(folder / fact.file)
+          .value(ordered_json::json_pointer(std::string(fact.path)), ordered_json());
     };
     const ordered_json mine = value_in(a), other = value_in(b);
     if (mine == other || mine.is_null() || other.is_null()) continue;
@@ -174,7 +175,7 @@ std::vector<std::string> differing_surroundings(const fs::path& a, const fs::pat
   return lines;
 }
 
-int compare(const Arguments& arguments) {
+int compare(const RunsArguments& arguments) {
   for (const std::string& folder : {arguments.first, arguments.second})
     if (!is_run(folder)) throw ConfigError(fmt::format("'{}' holds no run (metrics.jsonl, plan.json)", folder));
   const auto keys = differing_keys(arguments.first, arguments.second);
@@ -220,7 +221,7 @@ int compare(const Arguments& arguments) {
 }  // namespace
 
 void add_runs_command(CLI::App& app, int& exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<RunsArguments>();
   CLI::App* command = app.add_subcommand("runs", "list runs, or compare two");
   command->require_subcommand(1);
   CLI::App* listing = command->add_subcommand("list", "runs of a folder, the newest last");

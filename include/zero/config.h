@@ -353,6 +353,9 @@ struct Config {
       std::int64_t buffer_count = 5;
     };
     OffloadParam offload_param;
+    /// Older ways to write device kCpu of the two.
+    bool cpu_offload = false;
+    bool cpu_offload_param = false;
   };
   ZeroOptimization zero_optimization;
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,7 +42,8 @@ def initialize(
 
     Args:
         args: may have `deepspeed_config`, the path of the configuration.
-        model: any module on the CPU; it is converted to the configuration's precision.
+        model: any module; it is converted to the configuration's precision, and, where ``get_accelerator()`` is CUDA's,
+            moved to the GPU of this rank's place on its host, unless it is on one, or was built under ``zero.Init``.
         optimizer: a torch.optim.Optimizer over the module's parameters, or a function that makes one of
             `model_parameters`. Else the configuration's; where that names none either, AdamW if `model_parameters` are
             given, and an engine that only evaluates if not.
@@ -68,6 +70,7 @@ def initialize(
         settings = DeepSpeedConfig(given_config(args, config, config_params))
         init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
         partition.finish(model)
+        _move_to_accelerator(model)
         _part_from_spectral_norms(model)
         engine = _Builder(model, settings, optimizer, model_parameters).build()
     engine.lr_scheduler = _scheduler(engine, settings, lr_scheduler)
@@ -75,6 +78,21 @@ def initialize(
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _move_to_accelerator(model: torch.nn.Module) -> None:
+    from zerotorch.accelerator import get_accelerator
+    from zerotorch.zero import partition
+
+    accelerator = get_accelerator()
+    if accelerator.device_name() == "cpu":
+        return
+    parameters = list(model.parameters())
+    if any(p.device.type != "cpu" or engine_of(p) or partition.placed(p) is not None for p in parameters):
+        return
+    index = int(os.environ.get("LOCAL_RANK", "0")) % accelerator.device_count()
+    accelerator.set_device(index)
+    model.to(accelerator.device_name(index))
 
 
 def _part_from_spectral_norms(model: torch.nn.Module) -> None:

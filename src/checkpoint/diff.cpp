@@ -13,7 +13,7 @@
 namespace zero::checkpoint {
 namespace {
 
-constexpr std::int64_t kPartNumel = 4 << 20;
+constexpr std::int64_t kComparedNumel = 4 << 20;
 
 double value_at(ElementType type, const std::byte* at) {
   const auto read = [&]<class T>(T value) {
@@ -136,7 +136,7 @@ class Differ {
   void compare_values(std::size_t t_a, std::size_t t_b, TensorDifference& difference) {
     const TensorInfo &info_a = a_.manifest.tensors[t_a].info, &info_b = b_.manifest.tensors[t_b].info;
     const bool same_order = info_a.order == info_b.order;
-    const std::int64_t numel = info_a.numel(), part = same_order ? kPartNumel : numel;
+    const std::int64_t numel = info_a.numel(), part = same_order ? kComparedNumel : numel;
     for (std::int64_t begin = 0; begin < numel; begin += part) {
       const std::int64_t count = std::min(part, numel - begin);
       bytes_a_.resize(static_cast<std::size_t>(count) * element_nbytes(info_a.dtype));

@@ -7,13 +7,12 @@
 #include <cstring>
 
 #include "checkpoint/checksum.h"
+#include "checkpoint/ring.h"
 #include "zero/errors.h"
 
 namespace zero::checkpoint {
 namespace {
 
-constexpr std::size_t kSlotNbytes = 8 << 20;
-constexpr std::size_t kSlots = 4;
 constexpr std::size_t kRingNbytes = kSlots * kSlotNbytes;
 
 std::uint64_t round_down(std::uint64_t value, std::uint64_t multiple) { return value / multiple * multiple; }

@@ -15,8 +15,6 @@ namespace {
 
 /// Data begins at a page, so that large pieces can go to the disk without a copy by the kernel.
 constexpr std::size_t kAlignment = 4096;
-constexpr std::size_t kSlotNbytes = 8 << 20;
-constexpr std::size_t kSlots = 4;
 
 /// For what is read again at once.
 void copy_to_cache(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }

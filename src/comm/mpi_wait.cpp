@@ -19,7 +19,7 @@ constexpr int kFailureTag = 0;
 constexpr int kFarewellTag = 1;
 constexpr std::int64_t kNapAfterNs = 5 * base::kNanosPerMilli;
 constexpr std::int64_t kFarewellGraceNs = base::kNanosPerSecond / 2;
-constexpr std::chrono::microseconds kNap{20};
+constexpr std::chrono::microseconds kShortNap{20};
 
 double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond); }
 
@@ -44,7 +44,7 @@ bool MpiBackend::block_until(const std::function<bool()>& done, const std::funct
     } else {
       check_peers(blocker, begin_ns - patience.waited_ns, patience.timeout);
       const BackendUnlock pause(*lock());
-      std::this_thread::sleep_for(kNap);
+      std::this_thread::sleep_for(kShortNap);
     }
   }
 }

@@ -91,21 +91,23 @@ void check_gradients_on_nvme(Check& check) {
 }
 
 void check_offload(Check& check) {
+  constexpr std::string_view kThereAnyway = "of a module on the CPU parameters and states are in host memory anyway";
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   const auto& zero = check.config.zero_optimization;
   const auto check_device = [&](std::string_view path, Device device, const std::string& folder) {
     const Given* given = check.find(path);
     if (given == nullptr) return;
-    if (device == Device::kCpu) {
-      check.notice(
-          fmt::format("{}: of a module on the CPU parameters and states are in host memory anyway", given->path));
-    }
+    if (device == Device::kCpu) check.notice(fmt::format("{}: {}", given->path, kThereAnyway));
     if (device == Device::kNvme && folder.empty())
       check.problem(*given, "'nvme' needs nvme_path beside it: a folder on a local disk");
   };
   check_device("zero_optimization.offload_optimizer.device", zero.offload_optimizer.device,
                zero.offload_optimizer.nvme_path);
   check_device("zero_optimization.offload_param.device", zero.offload_param.device, zero.offload_param.nvme_path);
+  for (const auto& [path, is_on] : {std::pair("zero_optimization.cpu_offload", zero.cpu_offload),
+                                    std::pair("zero_optimization.cpu_offload_param", zero.cpu_offload_param)}) {
+    if (is_on && check.find(path) != nullptr) check.notice(fmt::format("{}: {}", path, kThereAnyway));
+  }
   check_gradients_on_nvme(check);
   const auto& activations = check.config.zerotorch.offload_activations;
   if (activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme) {

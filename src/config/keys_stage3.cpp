@@ -10,9 +10,8 @@ using Zero = Config::ZeroOptimization;
 constexpr std::string_view kOffload =
     "of a module on the CPU parameters and states are in host memory anyway; for one on a GPU it is pinned where it "
     "can be";
-constexpr std::string_view kCpuOffloadParam =
-    "of a module on the CPU parameters are in host memory anyway; for one on a GPU write \"offload_param\": "
-    "{\"device\": \"cpu\"}";
+constexpr std::string_view kOldOffload = "older way to write \"offload_optimizer\": {\"device\": \"cpu\"}";
+constexpr std::string_view kOldOffloadParam = "older way to write \"offload_param\": {\"device\": \"cpu\"}";
 constexpr std::string_view kWholeUnits = "memory is for whole units, as many as are used at a time";
 constexpr std::string_view kAlways = "reading, updating and writing always overlap";
 constexpr std::string_view kOnGpu =
@@ -142,12 +141,11 @@ constexpr Key kOffloadKeys[] = {
     no_effect("zero_optimization.offload_param.pin_memory", Kind::kBool, "true",
               "what is read goes to memory that the ranks share", "false|true"),
 
-    no_effect("zero_optimization.cpu_offload", Kind::kBool, "false",
-              "of a module on the CPU states are in host memory anyway; for one on a GPU write \"offload_optimizer\": "
-              "{\"device\": \"cpu\"}",
-              "false"),
-    no_effect("zero_optimization.cpu_offload_param", Kind::kBool, "false", kCpuOffloadParam, "false"),
-    no_effect("zero_optimization.cpu_offload_params", Kind::kBool, "false", kCpuOffloadParam, "false"),
+    honoured("zero_optimization.cpu_offload", Kind::kBool, "false", kOldOffload,
+             field<&Config::zero_optimization, &Zero::cpu_offload>),
+    honoured("zero_optimization.cpu_offload_param", Kind::kBool, "false", kOldOffloadParam,
+             field<&Config::zero_optimization, &Zero::cpu_offload_param>),
+    old_name("zero_optimization.cpu_offload_params", Kind::kBool, "false", "zero_optimization.cpu_offload_param"),
     {.path = "zero_optimization.cpu_offload_use_pin_memory",
      .kind = Kind::kBool,
      .fallback = "false",

@@ -71,6 +71,7 @@ c10::Device shards_device_of(c10::Device module_device, const Config& config, co
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   const bool offloaded =
       zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone ||
+      zero.cpu_offload || zero.cpu_offload_param ||
       config.zerotorch.offload_gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
   if (offloaded) return c10::kCPU;
   return group.size() == 1 || storage::can_share_device_memory(group, module_device) ? module_device
@@ -148,7 +149,8 @@ void make_transport(sharding::ShardedModel& model) {
   const bool in_host_memory = model.device.is_cpu(), is_alone = model.world_size() == 1;
   model.transport = in_host_memory || is_alone ? comm::make_host_transport(model.group)
                                                : storage::make_device_transport(model.group, model.device);
-  model.home = storage::Home(model.device, in_host_memory || !is_alone ? model.transport : nullptr, model.module_device);
+  model.home =
+      storage::Home(model.device, in_host_memory || !is_alone ? model.transport : nullptr, model.module_device);
 }
 
 /// *Collective.* The groups inside and between hosts, if there are several. Throws ConfigError on every rank

@@ -40,8 +40,6 @@
 namespace zero::intercept {
 namespace {
 
-using detail::Recomputable;
-using detail::Tensors;
 using torch::autograd::AccumulateGrad;
 using torch::autograd::AutogradContext;
 using torch::autograd::Edge;
@@ -49,6 +47,8 @@ using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 using torch::autograd::impl::gradient_edge;
+using zero::detail::Recomputable;
+using zero::detail::Tensors;
 
 /// Where a gradient goes: a node and which of its inputs.
 using Place = std::pair<const Node*, std::uint32_t>;

@@ -62,18 +62,18 @@ std::string dtype_in_json(const Engine& engine, const std::string& dtype) {
 /// config.json with the dtype that the weights are in.
 std::string config_text(const CausalLMConfig& config, const std::string& dtype) {
   const std::string text = to_json(config);
-  auto json = nlohmann::ordered_json::parse(text);
+  auto written = nlohmann::ordered_json::parse(text);
   bool same = true;
   for (const char* key : {"dtype", "torch_dtype"}) {
-    if (!json.contains(key) || json[key] == dtype) continue;
-    json[key] = dtype;
+    if (!written.contains(key) || written[key] == dtype) continue;
+    written[key] = dtype;
     same = false;
   }
-  if (!json.contains("dtype") && !json.contains("torch_dtype")) {
-    json["dtype"] = dtype;
+  if (!written.contains("dtype") && !written.contains("torch_dtype")) {
+    written["dtype"] = dtype;
     same = false;
   }
-  return same ? text : json.dump(2) + "\n";
+  return same ? text : written.dump(2) + "\n";
 }
 
 /// Of a model with adapters: all but them, whose place is another file. Else: none. Throws ModelError for adapters that

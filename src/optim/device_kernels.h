@@ -20,6 +20,10 @@ struct DeviceKernels {
   /// As Passes::update, of rules of one pass; `formats`: of the states.
   using Update = void (*)(const UpdateArgs& args, const StateFormat* formats, const Hyper& hyper, void* stream);
   Update adam = nullptr, sgd = nullptr, adagrad = nullptr, rmsprop = nullptr, lion = nullptr;
+  void (*split)(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel,
+                void* stream) = nullptr;
+  void (*join)(const std::uint16_t* low, const std::uint16_t* remainder, float* master, std::int64_t numel,
+               void* stream) = nullptr;
   void (*round)(const float* master, void* low, DType param_dtype, std::int64_t numel, void* stream) = nullptr;
   /// What the last launch of this thread was answered; null: well.
   const char* (*error)() = nullptr;

@@ -24,7 +24,7 @@ class FusedPasses final : public Passes {
       : device_(device), kernels_(kernels), aten_(aten_passes_for(device)) {}
 
   bool in_host_memory() const override { return false; }
-  bool splits_masters() const override { return false; }
+  bool splits_masters() const override { return true; }
   bool updates(const Rule& rule) const override { return rule.update_by && !rule.whole; }
   bool rounds_stochastically() const override { return true; }
 
@@ -50,11 +50,11 @@ class FusedPasses final : public Passes {
     launch([&](void* stream) { kernels_.round(master, low, param_dtype, numel, stream); });
   }
   void split(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel) const override {
-    aten_.split(master, low, remainder, numel);
+    launch([&](void* stream) { kernels_.split(master, low, remainder, numel, stream); });
   }
   void join(const std::uint16_t* low, const std::uint16_t* remainder, float* master,
             std::int64_t numel) const override {
-    aten_.join(low, remainder, master, numel);
+    launch([&](void* stream) { kernels_.join(low, remainder, master, numel, stream); });
   }
   void copy(void* out, const void* in, std::size_t nbytes) const override { aten_.copy(out, in, nbytes); }
 

@@ -34,7 +34,7 @@ void update_adagrad(const UpdateArgs& args, const Hyper& hyper) { kernels().adag
 void update_rmsprop(const UpdateArgs& args, const Hyper& hyper) { kernels().rmsprop(args, hyper); }
 void update_lion(const UpdateArgs& args, const Hyper& hyper) { kernels().lion(args, hyper); }
 
-template <DeviceKernels::Update DeviceKernels::* kUpdate>
+template <DeviceKernels::Update DeviceKernels::*kUpdate>
 void by(const DeviceKernels& kernels, const UpdateArgs& args, const StateFormat* formats, const Hyper& hyper,
         void* stream) {
   (kernels.*kUpdate)(args, formats, hyper, stream);
@@ -63,7 +63,8 @@ std::string_view missing_without_amsgrad(const Hyper& hyper) {
 }
 
 const Rule& adam_8bit() {
-  static const Rule rule{"Adam8bit", kAdam8bitStates, &update_adam, nullptr, &by<&DeviceKernels::adam>, &missing_without_amsgrad};
+  static const Rule rule{"Adam8bit", kAdam8bitStates,           &update_adam,
+                         nullptr,    &by<&DeviceKernels::adam>, &missing_without_amsgrad};
   return rule;
 }
 
@@ -86,13 +87,22 @@ const Rule& adagrad() {
 
 const Rule& rmsprop(bool momentum, bool centered) {
   constexpr std::span<const StateColumn> states(kRmspropStates);
-  static const Rule plain{"RMSprop", states.first(1), &update_rmsprop, &rmsprop_on_device, &by<&DeviceKernels::rmsprop>,
+  static const Rule plain{"RMSprop",
+                          states.first(1),
+                          &update_rmsprop,
+                          &rmsprop_on_device,
+                          &by<&DeviceKernels::rmsprop>,
                           &missing_in_rmsprop<false, false>};
-  static const Rule with_momentum{"RMSprop", states.first(2), &update_rmsprop, &rmsprop_on_device, &by<&DeviceKernels::rmsprop>,
+  static const Rule with_momentum{"RMSprop",
+                                  states.first(2),
+                                  &update_rmsprop,
+                                  &rmsprop_on_device,
+                                  &by<&DeviceKernels::rmsprop>,
                                   &missing_in_rmsprop<true, false>};
   static const Rule all{"RMSprop", states, &update_rmsprop, &rmsprop_on_device, &by<&DeviceKernels::rmsprop>};
   static const Rule only_centered{
-      "RMSprop", kCenteredStates,
+      "RMSprop",
+      kCenteredStates,
       [](const UpdateArgs& args, const Hyper& hyper) { update_rmsprop(with_grad_avg_third(args), hyper); },
       [](const UpdateArgs& args, const Hyper& hyper, const c10::Device& device) {
         rmsprop_on_device(with_grad_avg_third(args), hyper, device);
@@ -236,7 +246,8 @@ const Rule& take_direction() {
 
 const Rule& adam() {
   constexpr std::span<const StateColumn> states(kAdamStates);
-  static const Rule rule{"Adam", states.first(2), &update_adam, &adam_on_device, &by<&DeviceKernels::adam>, &missing_without_amsgrad};
+  static const Rule rule{"Adam",          states.first(2),           &update_adam,
+                         &adam_on_device, &by<&DeviceKernels::adam>, &missing_without_amsgrad};
   return rule;
 }
 

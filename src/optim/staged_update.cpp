@@ -24,7 +24,8 @@ void narrow_master(const float* values, void* out, std::int64_t begin, std::int6
   const auto& narrow = args.narrow;
   if (!narrow.stochastic) return kernels().narrow_state(narrow.master_format, values, out, numel);
   kernels().round_stochastically(values, static_cast<std::uint16_t*>(out), numel,
-                                 narrow.first_element + static_cast<std::uint64_t>(begin), noise_key(narrow.seed, hyper.step));
+                                 narrow.first_element + static_cast<std::uint64_t>(begin),
+                                 noise_key(narrow.seed, hyper.step));
 }
 
 }  // namespace

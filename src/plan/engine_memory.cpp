@@ -55,7 +55,7 @@ std::int64_t parameters_numel(const LaidOut& laid, int rank) {
   std::int64_t sum = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     if (laid.resident[u]) {
-      sum += laid.units[u].numel;
+      sum += laid.units[u].numel + (laid.copies_units ? laid.shard(u, rank).numel() : 0);
       continue;
     }
     if (laid.parameters_on_disk) continue;
@@ -222,13 +222,13 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
   return states;
 }
 
-MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank,
-                           int ranks_per_node) {
+MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank, int ranks_per_node,
+                           bool gpus) {
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     throw ConfigError("plan: want at least one rank, and a rank below their number");
   }
   const int per_node = ranks_per_node > 0 ? std::min(ranks_per_node, world_size) : world_size;
-  const LaidOut laid = lay_out(model, config, world_size, per_node);
+  const LaidOut laid = lay_out(model, config, world_size, per_node, gpus);
   return ledger_of(laid, find_pools(model, laid, config), rank);
 }
 

@@ -134,7 +134,7 @@ void sum_up(Plan& plan, const std::vector<double>& states_by_rank) {
 
 }  // namespace
 
-LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, int ranks_per_node) {
+LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, int ranks_per_node, bool gpus) {
   if (config.zerotorch.store == Config::Zerotorch::Store::kNodeShared && world_size % ranks_per_node != 0) {
     throw ConfigError(
         fmt::format("zerotorch.store: 'node_shared' over several hosts needs as many ranks on each; {} ranks are "
@@ -148,7 +148,10 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
     infos.push_back({parameter.name, parameter.numel, parameter.trainable, /*replicated=*/false, parameter.shape});
   }
   return setup::lay_out(infos, layout::module_tree(names), config,
-                        {.count = world_size, .hosts = (world_size + ranks_per_node - 1) / ranks_per_node});
+                        {.count = world_size,
+                         .hosts = (world_size + ranks_per_node - 1) / ranks_per_node,
+                         .on_cpu = !gpus,
+                         .module_on_cpu = !gpus});
 }
 
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster) {
@@ -158,7 +161,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.ranks = cluster.ranks;
   plan.ranks_per_node = cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
   plan.nodes = (plan.ranks + plan.ranks_per_node - 1) / plan.ranks_per_node;
-  const LaidOut laid = lay_out(model, config, plan.ranks, plan.ranks_per_node);
+  const LaidOut laid = lay_out(model, config, plan.ranks, plan.ranks_per_node, cluster.gpus);
   const Pools pools = find_pools(model, laid, config);
   plan.stage = config.zero_optimization.stage;
   plan.node_shared = laid.node_shared;

@@ -14,7 +14,7 @@ inline constexpr std::int64_t kMostBuckets = 200'000;
 
 /// Throws ConfigError as initialize() does: unknown unit names, 'node_shared' over hosts with different numbers of
 /// ranks.
-LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, int ranks_per_node);
+LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, int ranks_per_node, bool gpus);
 
 /// model.uses, or every module once.
 std::vector<Use> uses_of(const ModelShape& model);

@@ -27,6 +27,7 @@ struct LaidOut {
   layout::Sharding sharding;
   bool node_shared = false;    ///< else the copying store
   std::vector<bool> resident;  ///< copying store: whole on every rank; node-shared: all false
+  bool copies_units = false;   ///< whole units are copies of shards that ranks read in place, resident ones too
   DType param_dtype = DType::kFloat32;
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
   DType sum_dtype = DType::kFloat32;       ///< of their sums

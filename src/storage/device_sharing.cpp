@@ -13,8 +13,7 @@
 namespace zero::storage {
 namespace {
 
-constexpr const char* kRemedy =
-    "\"offload_optimizer\": {\"device\": \"cpu\"} keeps what ranks share in host memory";
+constexpr const char* kRemedy = "\"offload_optimizer\": {\"device\": \"cpu\"} keeps what ranks share in host memory";
 
 class CudaSharing final : public DeviceSharing {
  public:
@@ -27,9 +26,10 @@ class CudaSharing final : public DeviceSharing {
     void* memory = nullptr;
     const std::size_t rounded = (nbytes + kBlock - 1) / kBlock * kBlock;
     if (const int code = runtime_.malloc(&memory, rounded); code != 0) {
-      throw IoError(fmt::format("no {} bytes of memory of {} to share between ranks: {}; use more ranks, a higher ZeRO "
-                                "stage or a smaller model, or: {}",
-                                rounded, device.str(), runtime_.error(code), kRemedy));
+      throw IoError(
+          fmt::format("no {} bytes of memory of {} to share between ranks: {}; use more ranks, a higher ZeRO "
+                      "stage or a smaller model, or: {}",
+                      rounded, device.str(), runtime_.error(code), kRemedy));
     }
     std::shared_ptr<void> owner(memory, [this, device](void* freed) {
       const c10::DeviceGuard there(device);

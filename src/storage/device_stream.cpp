@@ -24,9 +24,7 @@ c10::Stream own_stream(c10::Device device) {
 DeviceStream::DeviceStream(c10::Device device)
     : stream_(own_stream(device)), others_(device.type()), end_(device.type()) {}
 
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
+c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
 c10::Stream DeviceStream::caller() const { return current_stream(stream_.device()); }
 

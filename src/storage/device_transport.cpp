@@ -225,7 +225,8 @@ class DeviceBoard final : public comm::ExchangeBoard, public std::enable_shared_
 
   Post& post_of(int parcel) { return posts_[static_cast<std::size_t>(parcel)]; }
   std::byte* message(int parcel) const {
-    return static_cast<std::byte*>(messages_.data()) + static_cast<std::size_t>(parcel) * slices_.size() * sizeof(Place);
+    return static_cast<std::byte*>(messages_.data()) +
+           static_cast<std::size_t>(parcel) * slices_.size() * sizeof(Place);
   }
   bool is_untold(int parcel) const { return std::ranges::find(untold_, parcel) != untold_.end(); }
 

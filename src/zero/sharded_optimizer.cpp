@@ -512,9 +512,8 @@ void ShardedOptimizer::refresh(int unit, Range range, const at::Tensor& before) 
                              low.narrow(0, begin, part.numel()).to(master.scalar_type())));
       return;
     }
-    auto* const remainder = static_cast<std::uint16_t*>(columns[kMaster]);
-    const bool* const kept = same.const_data_ptr<bool>() + begin;
-    for (std::int64_t i = 0; i < part.numel(); ++i) remainder[i] = kept[i] ? remainder[i] : 0;
+    const at::Tensor changed = same.narrow(0, begin, part.numel()).logical_not();
+    model_.view(columns[kMaster], DType::kBFloat16, part.numel()).view(at::kShort).masked_fill_(changed, 0);
   });
 }
 

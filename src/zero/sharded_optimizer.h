@@ -5,7 +5,7 @@
 // Master weights are fp32 or have the parameters' 16-bit dtype. They are kept in one of three ways, with the same bits
 // in each:
 //   the parameters themselves   of the masters' dtype, which this rank writes                 0 bytes
-//   16-bit remainders           fp32 masters of bf16 parameters that this rank writes (CPU)   2 bytes
+//   16-bit remainders           fp32 masters of bf16 parameters that this rank writes         2 bytes
 //   a separate state            otherwise                                                     4 or 2 bytes
 #include <functional>
 #include <memory>

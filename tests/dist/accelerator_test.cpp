@@ -34,6 +34,7 @@
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 #include "support/to_device.h"
+#include "zero/plan.h"
 #include "zero/zero.h"
 
 namespace zero::testing {
@@ -122,7 +123,7 @@ struct Setting {
   int accumulation = 2;
   std::int64_t bucket_numel = 1100, live_numel = 1000;
   bool recompute = false, in_backward = false, own_stream = false;
-  bool writes = false;  ///< the program writes a parameter before each step
+  bool writes = false;         ///< the program writes a parameter before each step
   std::string states = "cpu";  ///< where they are
 };
 
@@ -497,6 +498,51 @@ TEST(Accelerator, WhatGoesPastOperatorsIsReady) {
     return std::vector<std::string>{std::to_string(wrong)};
   });
   EXPECT_EQ(lines, std::vector<std::string>{"0"});
+}
+
+/// What the ranks of GPUs hold there, by kind, and at most.
+TEST(Accelerator, MemoryIsAsPlanned) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    const auto lines = lines_of(ranks, [&](Group group) {
+      std::vector<std::string> wrong;
+      for (const int stage : {0, 1, 2, 3}) {
+        for (const std::string& more : {std::string(), std::string(R"(, "bf16": {"enabled": true})")}) {
+          const auto device = device_with(5);
+          simulated::use_kernels(true);
+          Small model = make_small(device);
+          const Setting setting{.stage = stage, .more = more, .accumulation = 2, .states = "none"};
+          Config config = Config::from_text(json_of(setting));
+          config.resolve_batch(group.size());
+          const auto shape = plan::shape_of(ModelView::of(model.ptr()));
+          const MemoryReport planned =
+              plan::engine_memory(shape, config, group.size(), group.rank(), /*ranks_per_node=*/1, /*gpus=*/true);
+          auto engine = initialize(model, json_of(setting), {.group = group});
+          const MemoryReport begun = engine.memory_report();
+          for (int i = 0; i < 4; ++i) {
+            engine.backward(model->loss(tokens_of(i, group.rank(), device)));
+            engine.step();
+          }
+          finish();
+          const MemoryReport seen = engine.memory_report();
+          for (const MemoryKind kind : {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer,
+                                        MemoryKind::kGradients, MemoryKind::kStaging}) {
+            if (begun[kind].current_nbytes == planned[kind].current_nbytes &&
+                seen[kind].peak_nbytes == planned[kind].peak_nbytes) {
+              continue;
+            }
+            wrong.push_back(fmt::format("rank {} of {}, stage {}{}, {}: {} and at most {}, planned {} and {}",
+                                        group.rank(), group.size(), stage, more, memory_kind_name(kind),
+                                        begun[kind].current_nbytes, seen[kind].peak_nbytes,
+                                        planned[kind].current_nbytes, planned[kind].peak_nbytes));
+          }
+        }
+      }
+      if (group.rank() != 0 && !wrong.empty()) throw std::logic_error(wrong.front());
+      return wrong;
+    });
+    EXPECT_TRUE(lines.empty()) << lines.front();
+  }
 }
 
 TEST(Accelerator, CheckpointsGoFromAndToTheHost) {

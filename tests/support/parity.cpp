@@ -117,7 +117,9 @@ std::string ParityCase::name() const {
   return fmt::format("stage {} {} {}{}{}{}{}{}", stage, node_shared ? "node-shared" : "copying", curve(),
                      tiny_buckets ? " tiny-buckets" : "", overlap ? " overlap" : "",
                      progress_thread ? " progress-thread" : "", nvme ? " nvme" : "",
-                     nvme_parameters ? " nvme-parameters" : on_device ? " on-device" : "");
+                     nvme_parameters ? " nvme-parameters"
+                     : on_device     ? " on-device"
+                                     : "");
 }
 
 namespace {

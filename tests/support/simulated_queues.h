@@ -115,8 +115,7 @@ inline int memory_file(std::size_t nbytes) {
 struct Arena {
   Arena() : own(make_own()), hidden(own.hidden) {}
   bool has(const void* pointer) const {
-    return own.has(pointer) ||
-           std::ranges::any_of(shared, [&](const Region& region) { return region.has(pointer); });
+    return own.has(pointer) || std::ranges::any_of(shared, [&](const Region& region) { return region.has(pointer); });
   }
   char* access(const void* pointer) const {
     const Region* region = own.has(pointer) ? &own : nullptr;

@@ -260,7 +260,7 @@ TEST(ConfigErrors, OffloadToTheHostIsWhereStatesAreAndOtherOffloadIsRefused) {
             "sharded");
   for (const char* old : {"cpu_offload", "cpu_offload_param", "cpu_offload_params"}) {
     const std::string key = std::string(R"({"zero_optimization": {")") + old;
-    EXPECT_TRUE(mention(notices_of(key + "\": true}}"), "accepted, no effect: of a module on the CPU"));
+    EXPECT_TRUE(mention(notices_of(key + "\": true}}"), "of a module on the CPU parameters and states"));
     EXPECT_FALSE(mention(notices_of(key + "\": false}}"), "of a module"));
   }
   EXPECT_EQ(error_of(R"({"zero_optimization": {"cpu_offload_use_pin_memory": true}})"), "");

@@ -207,8 +207,8 @@ TEST_F(DeviceKernelsTest, SumsHaveTheBitsOfTheHost) {
             const auto* const raw = reinterpret_cast<const unsigned char*>(squares.data());
             return std::vector<Bytes>{sums.bytes(), Bytes(raw, raw + squares.size() * sizeof(double))};
           };
-          EXPECT_EQ(run(there_), run(at::kCPU)) << dtype_name(dtype) << " onto " << dtype_name(sum_dtype) << ", "
-                                                << ranks << " ranks, first: " << first;
+          EXPECT_EQ(run(there_), run(at::kCPU))
+              << dtype_name(dtype) << " onto " << dtype_name(sum_dtype) << ", " << ranks << " ranks, first: " << first;
         }
       }
     }

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import NotBuiltError
+from .accelerator import Accelerator
 
 
 class HostStream:
@@ -58,29 +59,17 @@ class HostEvent:
         return True
 
 
-class CPUAccelerator:
-    """Methods by the names of DeepSpeed's abstract accelerator. A device index is accepted and means nothing."""
+class CPUAccelerator(Accelerator):
+    """A device index is accepted and means nothing."""
 
     Stream = HostStream
     Event = HostEvent
 
-    BFloat16Tensor = torch.BFloat16Tensor
-    ByteTensor = torch.ByteTensor
-    DoubleTensor = torch.DoubleTensor
-    FloatTensor = torch.FloatTensor
-    HalfTensor = torch.HalfTensor
-    IntTensor = torch.IntTensor
-    LongTensor = torch.LongTensor
-
     def __init__(self) -> None:
-        self._name = "cpu"
+        super().__init__("cpu")
         self._stream = HostStream()
-        self._compile_backend = "inductor"
 
     # Devices
-
-    def is_available(self) -> bool:
-        return True
 
     def is_synchronized_device(self) -> bool:
         return True
@@ -95,9 +84,6 @@ class CPUAccelerator:
         return True
 
     def device_name(self, device_index: int | str | None = None) -> str:
-        return self._name
-
-    def current_device_name(self) -> str:
         return self._name
 
     def device(self, device_index: int | None = None) -> contextlib.AbstractContextManager[None]:
@@ -118,9 +104,6 @@ class CPUAccelerator:
     def synchronize(self, device_index: int | None = None) -> None:
         pass
 
-    def on_accelerator(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == self._name
-
     def communication_backend_name(self) -> str:
         """The backend of torch.distributed."""
         return "gloo"
@@ -130,9 +113,6 @@ class CPUAccelerator:
 
     def set_visible_devices_envs(self, current_env: dict[str, str], local_accelerator_ids: list[int]) -> None:
         pass
-
-    def export_envs(self) -> list[str]:
-        return []
 
     # Random numbers
 
@@ -208,45 +188,6 @@ class CPUAccelerator:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.is_pinned()
 
-    # Types and compilers
-
-    def is_bf16_supported(self) -> bool:
-        return True
-
-    def is_fp16_supported(self) -> bool:
-        return True
-
-    def is_fp64_supported(self) -> bool:
-        return True
-
-    def supported_dtypes(self) -> list[torch.dtype]:
-        return [torch.float32, torch.bfloat16, torch.float16]
-
-    def is_triton_supported(self) -> bool:
-        return False
-
-    def get_compile_backend(self) -> str:
-        return self._compile_backend
-
-    def set_compile_backend(self, backend: str) -> None:
-        """Of torch.compile. Raises ValueError for a name that torch does not have."""
-        known = torch._dynamo.list_backends(exclude_tags=())
-        if backend not in known:
-            raise ValueError(f"{backend} is no backend of torch.compile; there are {', '.join(known)}")
-        self._compile_backend = backend
-
-    def op_builder_dir(self) -> str:
-        return "zerotorch.ops.op_builder"
-
-    def create_op_builder(self, class_name: str) -> Any:
-        return self.get_op_builder(class_name)()
-
-    def get_op_builder(self, class_name: str) -> Any:
-        """A class of `zerotorch.ops.op_builder` by its name."""
-        from ..ops import op_builder
-
-        return getattr(op_builder, class_name, op_builder.NotImplementedBuilder)
-
     # Profilers and graphs
 
     def range_push(self, msg: str, domain: Any = None, category: Any = None) -> None:
@@ -262,7 +203,13 @@ class CPUAccelerator:
         return False
 
     def create_graph(self) -> Any:
-        raise NotBuiltError("graphs of a GPU's work are not built")
+        raise NotBuiltError("graphs are of a GPU's work, and this is the CPU")
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
+        self.create_graph()
+
+    def replay_graph(self, graph: Any) -> None:
+        self.create_graph()
 
 
 def _bytes_of(file: str, field: str) -> int:
