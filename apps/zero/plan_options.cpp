@@ -236,10 +236,14 @@ void plan_for_gpus(const PlanOptions& options, PlanRequest& request) {
   request.config.zerotorch.store = Config::Zerotorch::Store::kCopying;
   auto& zero = request.config.zero_optimization;
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
-  request.without_offload =
-      zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone;
+  auto& gradients = request.config.zerotorch.offload_gradients;
+  request.without_offload = zero.offload_optimizer.device != Device::kNone ||
+                            zero.offload_param.device != Device::kNone || zero.cpu_offload || zero.cpu_offload_param ||
+                            gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
   zero.offload_optimizer = {};
   zero.offload_param = {};
+  zero.cpu_offload = zero.cpu_offload_param = false;
+  gradients = {};
   request.model.deferred_init = true;
 }
 

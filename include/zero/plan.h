@@ -176,8 +176,8 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, DTyp
 /// `buckets_are_bound` the buckets' peak is an upper bound, with `gather_is_bound` the gather buffers'. Ranks whose
 /// gradients are complete in different orders may take more for buckets, as may ranks over MPI of which one is late by
 /// more than a second and by more than the time in which gradients have come.
-/// `ranks_per_node` and `gpus` as in Cluster. The configuration's batch sizes must be resolved. Local; allocates nothing
-/// of what it counts. Throws ConfigError as initialize() does.
+/// `ranks_per_node` and `gpus` as in Cluster. The configuration's batch sizes must be resolved. Local; allocates
+/// nothing of what it counts. Throws ConfigError as initialize() does.
 MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank,
                            int ranks_per_node = 0, bool gpus = false);
 

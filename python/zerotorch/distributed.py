@@ -19,7 +19,7 @@ from zerotorch import _C
 from zerotorch.errors import CommError, ConfigError
 
 _group: _C.Group | None = None
-_leaving = False
+_leaver: _Leaver | None = None
 
 #: Groups that wait for ranks that never come are left as they are after this.
 _TIME_TO_LEAVE_S = 5.0
@@ -64,7 +64,9 @@ def init_distributed(
         raise ConfigError("init_distributed(dist_init_required=False), and torch.distributed is not initialized")
     if not dist.is_initialized() and dist_init_required is not False:
         _init_torch(dist_backend, distributed_port, timeout, init_method, rank, world_size)
-    _leave_torch_at_exit()
+    global _leaver
+    if _leaver is None and dist.is_initialized():
+        _leaver = _Leaver()
     _check_accelerate(world_group().size)
 
 
@@ -142,34 +144,38 @@ def _init_torch(
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, **extra)
 
 
-def _leave_torch_at_exit() -> None:
+class _Leaver:
     """Ends torch.distributed's groups while the interpreter is whole.
 
     Their threads let go of a collective's tensors a moment after it is done. One that does so when the interpreter ends
     is ended in the middle of C++ code, and the process with it (SIGABRT, after a training that went well).
     """
-    global _leaving
-    if _leaving or not dist.is_initialized():
-        return
-    _leaving = True
-    asked, done, process = threading.Event(), threading.Event(), os.getpid()
 
-    def leave() -> None:
-        asked.wait()
-        with contextlib.suppress(Exception):
-            dist.destroy_process_group()
-        done.set()
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._asked, self._done = threading.Event(), threading.Event()
+        # Begun now: some interpreters start no thread at their end.
+        threading.Thread(target=self._run, name="zerotorch-leave", daemon=True).start()
 
-    # Begun now: some interpreters start no thread at their end.
-    threading.Thread(target=leave, name="zerotorch-leave", daemon=True).start()
-
-    @atexit.register
-    def wait() -> None:
+    def leave(self) -> None:
         failed = getattr(sys, "last_value", None) is not None
         # Collectives that a failed rank has begun may never end, and a forked child has no part in them.
-        if not failed and os.getpid() == process and dist.is_initialized():
-            asked.set()
-            done.wait(_TIME_TO_LEAVE_S)
+        if not failed and os.getpid() == self._process and dist.is_initialized():
+            self._asked.set()
+            self._done.wait(_TIME_TO_LEAVE_S)
+
+    def _run(self) -> None:
+        self._asked.wait()
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+        self._done.set()
+
+
+@atexit.register
+def _leave_torch() -> None:
+    """After what programs have registered since, which may still use the groups."""
+    if _leaver is not None:
+        _leaver.leave()
 
 
 def _publish_environment() -> None:

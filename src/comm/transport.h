@@ -119,8 +119,8 @@ class ShardTransport {
   /// *Local.* Zero-filled memory that other ranks read in place where the transport can, as Group::allocate(). On a
   /// device it is of that device.
   virtual std::shared_ptr<void> allocate(std::size_t nbytes) = 0;
-  /// *Collective.* `mine` is from allocate(): where, by rank, this rank may read and write what the ranks have passed, as
-  /// long as the transport lives. Empty where the transport does not read in place.
+  /// *Collective.* `mine` is from allocate(): where, by rank, this rank may read and write what the ranks have passed,
+  /// as long as the transport lives. Empty where the transport does not read in place.
   virtual std::vector<void*> everyones(void* mine) {
     (void)mine;
     return {};

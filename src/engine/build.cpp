@@ -64,8 +64,8 @@ c10::Device module_device_of(const Inventory& inventory) {
   return device;
 }
 
-/// Where shards, sums and states are: with a module on an accelerator in its memory, unless the configuration wants them
-/// in the host's, or ranks cannot read each other's.
+/// Where shards, sums and states are: with a module on an accelerator in its memory, unless the configuration wants
+/// them in the host's, or ranks cannot read each other's.
 c10::Device shards_device_of(c10::Device module_device, const Config& config, const Group& group) {
   const auto& zero = config.zero_optimization;
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;

@@ -1,14 +1,15 @@
 #pragma once
-// DeviceKernels: the passes as kernels of a device, with the bits of the host's (optim/kernels.h): the same operations on
-// every element in the same order, sums in the same lanes. CUDA's are in a library of their own, which is loaded where
-// there is one (optim/device_kernels.cpp), and needs nothing of libtorch.
+// DeviceKernels: the passes as kernels of a device, with the bits of the host's (optim/kernels.h): the same operations
+// on every element in the same order, sums in the same lanes. CUDA's are in a library of their own, which is loaded
+// where there is one (optim/device_kernels.cpp), and needs nothing of libtorch.
 
 #include "optim/kernels.h"
 #include "optim/rule.h"
 
 namespace zero::optim {
 
-/// All pointers are to the device's memory; what they launch runs in `stream`, a stream of the device's own kind, in order.
+/// All pointers are to the device's memory; what they launch runs in `stream`, a stream of the device's own kind, in
+/// order.
 struct DeviceKernels {
   /// Of this table; another one is not used.
   static constexpr int kVersion = 1;

@@ -1,7 +1,7 @@
 #pragma once
 // Passes: operations on the elements of shards in the memory of one device. All pointers are to that memory unless
-// stated otherwise. On the CPU they are the kernels of kernels.h, elsewhere those of device_kernels.h, or where there are
-// none ATen operators, on the current stream.
+// stated otherwise. On the CPU they are the kernels of kernels.h, elsewhere those of device_kernels.h, or where there
+// are none ATen operators, on the current stream.
 #include <c10/core/Device.h>
 
 #include "optim/kernels.h"

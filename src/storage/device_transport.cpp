@@ -311,7 +311,7 @@ class DeviceTransport final : public comm::ShardTransport {
       const auto part_nbytes = [&](std::size_t rank) {
         return static_cast<std::size_t>(std::clamp<std::int64_t>(counts[rank] - begin, 0, part) * nbytes);
       };
-      stage(static_cast<const std::byte*>(in) + begin * nbytes, part_nbytes(static_cast<std::size_t>(rank())));
+      put_out(static_cast<const std::byte*>(in) + begin * nbytes, part_nbytes(static_cast<std::size_t>(rank())));
       barrier(options.label);
       auto* to = static_cast<std::byte*>(out) + begin * nbytes;
       for (std::size_t peer = 0; peer < counts.size(); ++peer) {
@@ -329,7 +329,7 @@ class DeviceTransport final : public comm::ShardTransport {
     for (std::int64_t begin = 0; begin < total; begin += kStagingNbytes) {
       auto* const data = static_cast<std::byte*>(inout) + begin;
       const auto nbytes = static_cast<std::size_t>(std::min<std::int64_t>(total - begin, kStagingNbytes));
-      if (rank() == root) stage(data, nbytes);
+      if (rank() == root) put_out(data, nbytes);
       barrier(options.label);
       if (rank() != root) copy_bytes(data, stagings_[static_cast<std::size_t>(root)], nbytes, shared_->device);
       finish_current_stream(shared_->device);
@@ -359,7 +359,7 @@ class DeviceTransport final : public comm::ShardTransport {
   int rank() const { return shared_->group.rank(); }
   void barrier(std::string_view label) { shared_->group.barrier({.label = label}).wait(); }
   /// Puts data where the others read it.
-  void stage(const void* data, std::size_t nbytes) {
+  void put_out(const void* data, std::size_t nbytes) {
     copy_bytes(staging_.get(), data, nbytes, shared_->device);
     finish_current_stream(shared_->device);
   }

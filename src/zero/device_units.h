@@ -1,6 +1,7 @@
 #pragma once
-// DeviceUnits: whole units in the memory of the module's accelerator, copied there from where shards are (host memory, or
-// that of the ranks' devices) beside the stream that computes. The host waits for nothing: streams wait for each other.
+// DeviceUnits: whole units in the memory of the module's accelerator, copied there from where shards are (host memory,
+// or that of the ranks' devices) beside the stream that computes. The host waits for nothing: streams wait for each
+// other.
 //
 //   upload      its stream waits for those that have read the memory before
 //   use         the stream of the operator waits for the upload
@@ -30,8 +31,8 @@ class DeviceUnits {
   void take(int unit);
   void take_for_good(int unit);
   void* data(int unit) const { return places_[unit].memory->data(); }
-  /// Begins to copy `range` of it from `low`, which has that range, of ShardedModel::device, and must stay as it is until
-  /// finish().
+  /// Begins to copy `range` of it from `low`, which has that range, of ShardedModel::device, and must stay as it is
+  /// until finish().
   void upload(int unit, Range range, const void* low);
   /// The caller's current stream may read and write it from here on.
   void use(int unit);

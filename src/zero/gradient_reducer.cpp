@@ -208,7 +208,7 @@ void GradientReducer::begin_micro_batch() {
 }
 
 void GradientReducer::follow_streams() {
-  if (model_.device.is_cpu()) return;
+  if (model_.passes->in_host_memory()) return;
   const c10::Stream here = storage::current_stream(model_.device);
   if (last_stream_ && *last_stream_ != here) {
     c10::Event end(model_.device.type());

@@ -130,8 +130,8 @@ struct CopyingStoreOptions {
   std::int64_t publish_bucket_numel = 500'000'000;
   /// Shards are in a file of each rank; all ranks are on one host. Else they are in memory.
   std::optional<storage::DiskOptions> disk;
-  /// All ranks are on one host, the module is on an accelerator, and shards are in memory there or of the host, once for
-  /// all ranks: they copy units from it.
+  /// All ranks are on one host, the module is on an accelerator, and shards are in memory there or of the host, once
+  /// for all ranks: they copy units from it.
   bool shares_shards = false;
   /// Shards are written within backward: publish() returns only when no copy to another device reads them any more.
   bool updates_in_backward = false;

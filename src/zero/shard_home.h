@@ -64,8 +64,8 @@ std::unique_ptr<ShardHome> make_memory_shards(ShardedModel& model, storage::Ledg
 /// Once on the host, in memory that all its ranks share, of all units. *Collective.*
 std::unique_ptr<ShardHome> make_node_shared_shards(ShardedModel& model, storage::Ledger& ledger);
 
-/// In the owners' memory, of the device that also has the module, where all ranks of the host read them in place: of all
-/// units. *Collective.*
+/// In the owners' memory, of the device that also has the module, where all ranks of the host read them in place: of
+/// all units. *Collective.*
 std::unique_ptr<ShardHome> make_peer_shards(ShardedModel& model, storage::Ledger& ledger);
 
 /// In a file of each owner, read into memory that the ranks of the host share: each part of a unit is read once for all

@@ -1,5 +1,5 @@
-// A module on an accelerator, whose shards, sums and states are in host memory or in the device's: the same bits whatever
-// the stage, the number of ranks and the order in which the device's streams run. The device is simulated
+// A module on an accelerator, whose shards, sums and states are in host memory or in the device's: the same bits
+// whatever the stage, the number of ranks and the order in which the device's streams run. The device is simulated
 // (support/simulated_device.h): it runs late, in random legal orders, and host code cannot touch its memory.
 //
 //   ZERO_TEST_SLOW=1        100 orders in place of 8
@@ -15,6 +15,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -574,6 +575,30 @@ TEST(Accelerator, CheckpointsGoFromAndToTheHost) {
     EXPECT_EQ(train_with(true, true), on_host) << ranks;
     EXPECT_EQ(train_with(true, false), on_host) << ranks;
     EXPECT_EQ(train_with(false, true), on_host) << ranks;
+  }
+}
+
+/// Ranks that read each other's memory learn as soon as ever that one of them is gone, and nobody waits for it.
+TEST(Accelerator, ARankThatFailsEndsAll) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  for (const bool in_backward : {false, true}) {
+    const auto began = std::chrono::steady_clock::now();
+    const auto results = spawn(3, [&](Group group) {
+      const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
+      Small model = make_small(device);
+      auto engine = initialize(model, json_of({.stage = 3, .accumulation = 1, .states = "none"}), {.group = group});
+      for (int step = 0; step < 3; ++step) {
+        const at::Tensor loss = model->loss(tokens_of(step, group.rank(), device));
+        if (group.rank() == 1 && step == 1 && !in_backward) throw std::runtime_error("out of luck");
+        engine.backward(loss);
+        if (group.rank() == 1 && step == 1 && in_backward) std::_Exit(7);
+        engine.step();
+      }
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));
+    for (const auto& result : results) EXPECT_FALSE(result.ok);
+    EXPECT_TRUE(in_backward || mentions(results[1].error, "out of luck")) << results[1].error;
+    for (const int rank : {0, 2}) EXPECT_TRUE(mentions(results[rank].error, "rank 1")) << results[rank].error;
   }
 }
 

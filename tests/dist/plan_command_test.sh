@@ -65,7 +65,7 @@ says "bf16, micro-batch 8"
 # ---- GPUs: a memory for each rank, on paper ----
 plan 0 --parameters 7e9 -n 8 --gpu-memory 80GB
 says "8 ranks on 8 GPUs"
-says "this build trains on CPUs"
+says "programs with their module on one"
 says "verdict    stage 1 fits: a GPU needs"
 plan 3 --parameters 70e9 -n 8 --gpu-memory 80GB --stages 3
 says "stage 3 does not fit: a GPU needs"

@@ -1,5 +1,5 @@
-// The kernels of devices (optim/device_kernels.h) on the simulated device: the source that is CUDA's too, run late and in
-// the order of the device's streams.
+// The kernels of devices (optim/device_kernels.h) on the simulated device: the source that is CUDA's too, run late and
+// in the order of the device's streams.
 #include <cmath>
 #include <cstdint>
 
