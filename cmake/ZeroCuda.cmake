@@ -12,13 +12,14 @@ endif()
 # Without contraction of multiply and add, with the division and square root of IEEE, without flush to zero: the bits of
 # the CPU.
 set(zero_nvcc ${ZERO_NVCC} -std=c++20 -O3 --fmad=false --prec-div=true --prec-sqrt=true --ftz=false
-  --expt-relaxed-constexpr -ccbin ${CMAKE_CXX_COMPILER} -Xcompiler=-fPIC,-fvisibility=hidden --cudart=static
+  --expt-relaxed-constexpr -ccbin ${CMAKE_CXX_COMPILER} -Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off --cudart=static
   -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_SOURCE_DIR}/include)
 set(zero_cuda_source ${PROJECT_SOURCE_DIR}/src/optim/cuda/kernels.cu)
 if(NOT DEFINED ZERO_CUDA_ARCHITECTURES)
+  file(WRITE ${PROJECT_BINARY_DIR}/CMakeFiles/probe.cu "#include <span>\n__global__ void probe() {}\n")
   foreach(architecture 80 90 100)
-    execute_process(COMMAND ${zero_nvcc} -arch=sm_${architecture} --dryrun -c ${zero_cuda_source} -o kernels.o
-      RESULT_VARIABLE problem OUTPUT_QUIET ERROR_QUIET)
+    execute_process(COMMAND ${zero_nvcc} -arch=sm_${architecture} -c ${PROJECT_BINARY_DIR}/CMakeFiles/probe.cu
+      -o ${PROJECT_BINARY_DIR}/CMakeFiles/probe.o RESULT_VARIABLE problem OUTPUT_QUIET ERROR_QUIET)
     if(NOT problem)
       list(APPEND architectures ${architecture})
     endif()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -70,7 +69,7 @@ def initialize(
         settings = DeepSpeedConfig(given_config(args, config, config_params))
         init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
         partition.finish(model)
-        _move_to_accelerator(model)
+        _move_to_accelerator(model, world_group().local_rank)
         _part_from_spectral_norms(model)
         engine = _Builder(model, settings, optimizer, model_parameters).build()
     engine.lr_scheduler = _scheduler(engine, settings, lr_scheduler)
@@ -80,7 +79,7 @@ def initialize(
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
-def _move_to_accelerator(model: torch.nn.Module) -> None:
+def _move_to_accelerator(model: torch.nn.Module, local_rank: int) -> None:
     from zerotorch.accelerator import get_accelerator
     from zerotorch.zero import partition
 
@@ -90,7 +89,7 @@ def _move_to_accelerator(model: torch.nn.Module) -> None:
     parameters = list(model.parameters())
     if any(p.device.type != "cpu" or engine_of(p) or partition.placed(p) is not None for p in parameters):
         return
-    index = int(os.environ.get("LOCAL_RANK", "0")) % accelerator.device_count()
+    index = local_rank % accelerator.device_count()
     accelerator.set_device(index)
     model.to(accelerator.device_name(index))
 

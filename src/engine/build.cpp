@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <xxhash.h>
 
@@ -102,6 +103,9 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
   model.module_device = module_device_of(inventory);
+  // Work for a device other than the current one costs memory on both.
+  if (!model.module_device.is_cpu())
+    c10::impl::VirtualGuardImpl(model.module_device.type()).setDevice(model.module_device);
   model.device = shards_device_of(model.module_device, impl.config, impl.group);
   if (model.module_is_elsewhere()) {
     impl.config.notices.push_back(fmt::format(

@@ -28,6 +28,8 @@ struct DeviceKernels {
   void (*round)(const float* master, void* low, DType param_dtype, std::int64_t numel, void* stream) = nullptr;
   /// What the last launch of this thread was answered; null: well.
   const char* (*error)() = nullptr;
+  /// Why they cannot run on the current device of this thread; null: they can.
+  const char* (*problem)() = nullptr;
 };
 
 /// Null where there are none for devices of this type. Lives as long as the process.

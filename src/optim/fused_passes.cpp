@@ -1,6 +1,7 @@
 // The passes as a device's own kernels, with the bits of the host's.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "optim/device_kernels.h"
 #include "optim/passes.h"
 #include "zero/errors.h"
@@ -61,11 +63,10 @@ class FusedPasses final : public Passes {
  private:
   template <class Launch>
   void launch(Launch start) const {
+    const c10::DeviceGuard here(device_);
     const c10::impl::VirtualGuardImpl backend(device_.type());
-    const c10::Device before = backend.exchangeDevice(device_);
     start(backend.getStreamNativeHandle(backend.getStream(device_)));
     const char* const error = kernels_.error();
-    backend.exchangeDevice(before);
     if (error) throw IoError(fmt::format("a kernel of zerotorch on {}: {}", device_.str(), error));
   }
 
@@ -89,6 +90,7 @@ class FusedPasses final : public Passes {
 }  // namespace
 
 const Passes* fused_passes_for(c10::Device device) {
+  if (!device.has_index()) device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
   // Engines may go after static objects.
   static auto& mutex = *new std::mutex;
   struct Made {
@@ -103,7 +105,14 @@ const Passes* fused_passes_for(c10::Device device) {
   for (const Made& one : made) {
     if (one.device == device && one.kernels == kernels) return one.passes.get();
   }
-  return made.emplace_back(Made{device, kernels, std::make_unique<FusedPasses>(device, *kernels)}).passes.get();
+  Made& one = made.emplace_back(Made{device, kernels, nullptr});
+  const c10::DeviceGuard here(device);
+  if (const char* const problem = kernels->problem ? kernels->problem() : nullptr) {
+    base::log_warning("zerotorch's own kernels do not run on {}: {}", device.str(), problem);
+  } else {
+    one.passes = std::make_unique<FusedPasses>(device, *kernels);
+  }
+  return one.passes.get();
 }
 
 }  // namespace zero::optim

@@ -188,7 +188,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
     const std::int64_t buffers = offload.buffer_count * kept.nvme_buffer_nbytes;
     plan.rank[MemoryKind::kOffload].current_nbytes += buffers;
     plan.rank[MemoryKind::kOffload].peak_nbytes += buffers;
-    plan.reused_nbytes = reused_nbytes(model, laid, config, kept, plan.heaviest_rank);
+    // Sums on GPUs have memory of their own.
+    if (!cluster.gpus) plan.reused_nbytes = reused_nbytes(model, laid, config, kept, plan.heaviest_rank);
   }
   const double gaps = config.zerotorch.caching_allocator ? kCachePerActivation : kHeapPerActivation;
   const double process = cluster.gpus ? kGpuProcessNbytes : kPrivateNbytes + kSharedNbytes / plan.ranks_per_node;

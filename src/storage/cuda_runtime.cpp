@@ -12,10 +12,12 @@ bool find(void* library, const char* name, Function& function) {
 }
 
 bool load(CudaRuntime& runtime) {
-  for (const char* name : {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"}) {
+  // Through libtorch's own library, whatever the name of the runtime that it brings.
+  for (const char* name : {"libc10_cuda.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"}) {
     void* const library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
     if (!library) continue;
     // It stays loaded: libtorch uses it.
+    if (!dlsym(library, "cudaMalloc")) continue;
     return find(library, "cudaHostRegister", runtime.host_register) &&
            find(library, "cudaHostUnregister", runtime.host_unregister) &&
            find(library, "cudaGetLastError", runtime.get_last_error) &&

@@ -1,7 +1,10 @@
 #include "storage/device_sharing.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
+
+#include <unistd.h>
 
 #include <map>
 #include <mutex>
@@ -25,15 +28,21 @@ class CudaSharing final : public DeviceSharing {
     const c10::DeviceGuard here(device);
     void* memory = nullptr;
     const std::size_t rounded = (nbytes + kBlock - 1) / kBlock * kBlock;
-    if (const int code = runtime_.malloc(&memory, rounded); code != 0) {
+    int code = runtime_.malloc(&memory, rounded);
+    if (code != 0) {  // libtorch may keep what nobody uses
+      runtime_.error(code);
+      if (auto* const cache = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type())))
+        cache->emptyCache({0, 0});
+      code = runtime_.malloc(&memory, rounded);
+    }
+    if (code != 0) {
       throw IoError(
           fmt::format("no {} bytes of memory of {} to share between ranks: {}; use more ranks, a higher ZeRO "
                       "stage or a smaller model, or: {}",
                       rounded, device.str(), runtime_.error(code), kRemedy));
     }
-    std::shared_ptr<void> owner(memory, [this, device](void* freed) {
-      const c10::DeviceGuard there(device);
-      runtime_.free(freed);
+    std::shared_ptr<void> owner(memory, [this, device, process = ::getpid()](void* freed) {
+      let_go(device, process, [&] { return runtime_.free(freed); });
     });
     check(runtime_.memset(memory, 0, rounded), "cannot clear", device);
     check(runtime_.device_synchronize(), "cannot clear", device);
@@ -46,13 +55,22 @@ class CudaSharing final : public DeviceSharing {
     const c10::DeviceGuard here(device);
     void* memory = nullptr;
     check(runtime_.ipc_open_mem_handle(&memory, handle, kLazyEnablePeerAccess), "cannot map another rank's", device);
-    return {memory, [this, device](void* mapped) {
-              const c10::DeviceGuard there(device);
-              runtime_.ipc_close_mem_handle(mapped);
+    return {memory, [this, device, process = ::getpid()](void* mapped) {
+              let_go(device, process, [&] { return runtime_.ipc_close_mem_handle(mapped); });
             }};
   }
 
  private:
+  /// Nobody can be told what fails here: a device that has failed, or a process that ends. Not in a forked child.
+  template <class Free>
+  void let_go(c10::Device device, pid_t process, Free free) const noexcept {
+    if (::getpid() != process) return;
+    try {
+      const c10::DeviceGuard there(device);
+      if (const int code = free(); code != 0) runtime_.error(code);
+    } catch (const std::exception&) {
+    }
+  }
   void check(int code, const char* what, c10::Device device) const {
     if (code == 0) return;
     throw IoError(fmt::format("{} memory at {}: {}; GPUs of one host must reach each other's memory, or: {}", what,

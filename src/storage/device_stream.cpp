@@ -1,5 +1,6 @@
 #include "storage/device_stream.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
@@ -53,13 +54,16 @@ std::shared_ptr<void> pin_host_memory(std::shared_ptr<void> memory, void* data, 
   if (!device.is_cuda() || nbytes == 0) return memory;
   const CudaRuntime* const runtime = cuda_runtime();
   constexpr unsigned kPortable = 1;  // for every device of the process
+  const c10::DeviceGuard here(device);
   const int code = runtime ? runtime->host_register(data, nbytes, kPortable) : -1;
   if (code != 0) {
     base::log_warning("{} bytes of host memory could not be pinned for {} ({}): copies to and from it take longer",
                       nbytes, device.str(), runtime ? runtime->error(code) : "no CUDA runtime is loaded");
     return memory;
   }
-  return {data, [memory = std::move(memory), runtime](void* pinned) { runtime->host_unregister(pinned); }};
+  return {data, [memory = std::move(memory), runtime](void* pinned) {
+            if (const int failed = runtime->host_unregister(pinned); failed != 0) runtime->error(failed);
+          }};
 }
 
 }  // namespace zero::storage

@@ -20,12 +20,12 @@ DeviceUnits::DeviceUnits(ShardedModel& model, storage::Ledger& ledger)
       places_(model.units.size()) {}
 
 DeviceUnits::~DeviceUnits() {
-  // The memory goes back to its allocator in the order of this thread's stream; other streams may still read it.
+  // The memory goes back to its allocator in the order of the stream that it was made in; others may still read it.
+  const auto is_in_order = [this](const c10::Stream& user) { return makers_.size() == 1 && makers_.front() == user; };
   try {
-    const c10::Stream here = stream_.caller();
     for (const Place& place : places_) {
       for (const c10::Stream& user : place.users) {
-        if (user == here) continue;
+        if (is_in_order(user)) continue;
         c10::Event end(user.device_type());
         end.record(user);
         end.synchronize();
@@ -33,7 +33,7 @@ DeviceUnits::~DeviceUnits() {
     }
     for (const auto& [buffer, left] : left_) {
       for (std::size_t i = 0; i < left.count; ++i) {
-        if (left.users[i].stream != here) left.users[i].end.synchronize();
+        if (!is_in_order(left.users[i].stream)) left.users[i].end.synchronize();
       }
     }
     finish();
@@ -44,6 +44,8 @@ DeviceUnits::~DeviceUnits() {
 
 FlatBuffer DeviceUnits::make(MemoryKind kind, std::int64_t numel) {
   FlatBuffer memory = FlatBuffer::make_private(ledger_, kind, model_.param_dtype, numel, model_.module_device);
+  const c10::Stream maker = stream_.caller();
+  if (std::ranges::find(makers_, maker) == makers_.end()) makers_.push_back(maker);
   stream_.wait_for_caller();  // which fills it with zeros, and had the memory before
   return memory;
 }

@@ -70,6 +70,7 @@ class DeviceUnits {
   ShardedModel& model_;
   storage::Ledger& ledger_;
   storage::DeviceStream stream_;
+  std::vector<c10::Stream> makers_;  ///< streams in which memory was made
   BufferPool pool_;
   std::map<const storage::FlatBuffer*, Left> left_;  ///< of the pool's buffers
   std::vector<Place> places_;                        ///< by unit

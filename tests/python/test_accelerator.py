@@ -88,17 +88,16 @@ class Elsewhere(accelerator.CPUAccelerator):
 def test_a_module_is_moved_to_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = Elsewhere()
     monkeypatch.setattr(accelerator, "_accelerator", gpus)
-    monkeypatch.setenv("LOCAL_RANK", "3")
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    _move_to_accelerator(model)
+    _move_to_accelerator(model, 3)
     assert gpus.chosen == [1]  # of two
     assert {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]} == {"meta"}
-    _move_to_accelerator(model)  # is where it should be
+    _move_to_accelerator(model, 3)  # is where it should be
     assert gpus.chosen == [1]
 
 
 def test_a_module_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "_accelerator", accelerator.CPUAccelerator())
     model = torch.nn.Linear(2, 2)
-    _move_to_accelerator(model)
+    _move_to_accelerator(model, 3)
     assert model.weight.device.type == "cpu"

@@ -67,7 +67,7 @@ class DeviceKernelsTest : public ::testing::Test {
     testing::simulated::use_kernels(false);
   }
   const char* const gpu_ = std::getenv("ZERO_TEST_DEVICE");
-  const at::Device there_ = gpu_ ? at::Device(gpu_) : testing::simulated::device();
+  const at::Device there_ = gpu_ ? at::Device(at::Device(gpu_).type(), 0) : testing::simulated::device();
 };
 
 enum class Kept { kMaster, kMasterAndBf16, kMasterAndFp16, kSplit, kBf16, kBf16Stochastic, kBf16AndLow, kFp16 };

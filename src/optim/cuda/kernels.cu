@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(kThreads) run_groups(std::int64_t blocks, cons
         one = other > one ? other : one;
       }
     }
+    __syncwarp();  // all lanes have read what some of them write now
     if (block < blocks) body.second(block, lane, mine, most);
   }
 }
@@ -91,12 +92,21 @@ const char* last_error() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
+/// The driver may be older than this library, and the GPU than what it was compiled for.
+const char* problem() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, run_each<RoundBody>);
+  cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
 }  // namespace
 }  // namespace zero::optim::cuda
 
 /// What optim/device_kernels.cpp looks for.
 extern "C" __attribute__((visibility("default"))) const zero::optim::DeviceKernels* zerotorch_cuda_kernels() {
   static const zero::optim::DeviceKernels kernels =
-      zero::optim::cuda::make_device_kernels<zero::optim::cuda::Launcher>(&zero::optim::cuda::last_error);
+      zero::optim::cuda::make_device_kernels<zero::optim::cuda::Launcher>(&zero::optim::cuda::last_error,
+                                                                        &zero::optim::cuda::problem);
   return &kernels;
 }
