@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "checkpoint/folder.h"
+#include "checkpoint/ring.h"
 #include "checkpoint/safetensors.h"
 #include "comm/copy.h"
 
