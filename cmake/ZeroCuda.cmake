@@ -39,11 +39,11 @@ list(APPEND codes -gencode=arch=compute_${newest},code=compute_${newest})
 set(zero_cuda_library ${PROJECT_BINARY_DIR}/src/libzerotorch_cuda.so)
 add_custom_command(OUTPUT ${zero_cuda_library}
   COMMAND ${zero_nvcc} ${codes} -MD -MF ${zero_cuda_library}.d -shared ${zero_cuda_source} -o ${zero_cuda_library}
+  # Beside the library that tests and benchmarks use, too.
+  COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/src/open
+  COMMAND ${CMAKE_COMMAND} -E create_symlink ${zero_cuda_library} ${PROJECT_BINARY_DIR}/src/open/libzerotorch_cuda.so
   DEPENDS ${zero_cuda_source} DEPFILE ${zero_cuda_library}.d COMMENT "Compiling CUDA kernels for ${ZERO_CUDA_ARCHITECTURES}"
   VERBATIM)
-# Beside the library that tests and benchmarks use, too.
-add_custom_target(zerotorch_cuda ALL COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/src/open
-  COMMAND ${CMAKE_COMMAND} -E create_symlink ${zero_cuda_library} ${PROJECT_BINARY_DIR}/src/open/libzerotorch_cuda.so
-  DEPENDS ${zero_cuda_library})
+add_custom_target(zerotorch_cuda ALL DEPENDS ${zero_cuda_library})
 install(FILES ${zero_cuda_library} DESTINATION ${CMAKE_INSTALL_LIBDIR} PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE
   GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE OPTIONAL)

@@ -170,11 +170,19 @@ def test_groups_end_before_the_interpreter() -> None:
         assert program(code) == "trained"
 
 
-def test_a_failed_rank_does_not_wait_for_its_groups() -> None:
-    code = """
-        import torch, torch.distributed as dist, zerotorch
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_failed_rank_leaves_its_groups_as_they_are(fails: bool) -> None:
+    """What it has begun with others may never end."""
+    code = f"""
+        import atexit
+
+        atexit.register(lambda: print("groups", dist.is_initialized()))  # the last of all
+
+        import torch.distributed as dist, zerotorch
 
         zerotorch.init_distributed()
-        raise RuntimeError("of the program")
+        if {fails}:
+            raise RuntimeError("of the program")
     """
-    assert "of the program" in python("-c", textwrap.dedent(code), timeout=30).stderr
+    done = python("-c", textwrap.dedent(code), timeout=30)
+    assert ("of the program" in done.stderr, "groups True" in done.stdout) == (fails, fails), done

@@ -23,17 +23,11 @@ class Accelerator:
     def is_available(self) -> bool:
         return True
 
-    def current_device_name(self) -> str:
-        return self.device_name(self.current_device())
+    def is_synchronized_device(self) -> bool:
+        """Whether work is done when its call returns; three more questions have the same answer."""
+        return self._name == "cpu"
 
-    def device_name(self, device_index: int | str | None = None) -> str:
-        raise NotImplementedError
-
-    def current_device(self) -> int:
-        raise NotImplementedError
-
-    def device_count(self) -> int:
-        raise NotImplementedError
+    use_host_timers = resolves_data_dependency = handles_memory_backpressure = is_synchronized_device
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self._name

@@ -71,19 +71,10 @@ class CPUAccelerator(Accelerator):
 
     # Devices
 
-    def is_synchronized_device(self) -> bool:
-        return True
-
-    def use_host_timers(self) -> bool:
-        return True
-
-    def resolves_data_dependency(self) -> bool:
-        return True
-
-    def handles_memory_backpressure(self) -> bool:
-        return True
-
     def device_name(self, device_index: int | str | None = None) -> str:
+        return self._name
+
+    def current_device_name(self) -> str:
         return self._name
 
     def device(self, device_index: int | None = None) -> contextlib.AbstractContextManager[None]:

@@ -22,23 +22,14 @@ class CUDAAccelerator(Accelerator):
 
     # Devices
 
-    def is_synchronized_device(self) -> bool:
-        return False
-
-    def use_host_timers(self) -> bool:
-        return False
-
-    def resolves_data_dependency(self) -> bool:
-        return False
-
-    def handles_memory_backpressure(self) -> bool:
-        return False
-
     def is_available(self) -> bool:
         return torch.cuda.is_available()
 
     def device_name(self, device_index: int | str | None = None) -> str:
         return self._name if device_index is None else f"{self._name}:{int(device_index)}"
+
+    def current_device_name(self) -> str:
+        return self.device_name(self.current_device())
 
     def device(self, device_index: int | None = None) -> contextlib.AbstractContextManager[None]:
         return torch.cuda.device(self.current_device() if device_index is None else device_index)
