@@ -140,19 +140,20 @@ class DeviceBoard final : public comm::ExchangeBoard, public std::enable_shared_
     std::vector<comm::Parcel> told;
     for (const comm::Parcel& parcel : parcels) {
       const auto mine = parcel.counts.begin() + static_cast<std::ptrdiff_t>(rank);
-      Post& post = posts_.emplace_back(c10::Event(shared_->device.type()));
+      Post& post = posts_.emplace_back(*this, static_cast<int>(posts_.size()), c10::Event(shared_->device.type()));
       post.mine_offset = std::accumulate(parcel.counts.begin(), mine, std::int64_t{0}) * nbytes;
       post.has_slice = *mine > 0;
       told.push_back({parcel.label, std::vector<std::int64_t>(ranks, sizeof(Place))});
     }
-    host_ = comm::make_exchange_board(
-        shared_->group, std::move(label), std::move(told), DType::kByte,
-        [this](int parcel, std::span<const void* const> places) { take(post_of(parcel), places); });
+    host_ =
+        comm::make_exchange_board(shared_->group, std::move(label), std::move(told), DType::kByte,
+                                  [this](int parcel, std::span<const void* const> places) { take(parcel, places); });
   }
 
   Work post(int parcel, const void* in) override {
     Post& post = post_of(parcel);
     const Place place = shared_->blocks->place_of(in);
+    post.work.begin();
     post.in = static_cast<const std::byte*>(in);
     for (std::size_t rank = 0; rank < slices_.size(); ++rank)
       std::memcpy(message(parcel) + rank * sizeof(place), &place, sizeof(place));
@@ -160,7 +161,7 @@ class DeviceBoard final : public comm::ExchangeBoard, public std::enable_shared_
     ++post.count;
     untold_.push_back(parcel);
     tell_written();
-    return Work(std::make_shared<Posted>(shared_from_this(), parcel));
+    return Work(std::shared_ptr<comm::WorkState>(shared_from_this(), &post.work));
   }
 
   bool wait_while_others_run(int parcel, Work& post, std::chrono::milliseconds limit) override {
@@ -175,37 +176,28 @@ class DeviceBoard final : public comm::ExchangeBoard, public std::enable_shared_
   }
 
  private:
-  struct Post {
-    explicit Post(c10::Event event) : written(std::move(event)) {}
-    c10::Event written;  ///< over when the device has written the parcel
-    Work told;           ///< complete when all ranks have taken their slices of it
-    const std::byte* in = nullptr;
-    std::int64_t mine_offset = 0;  ///< in bytes, of this rank's slice in each rank's parcel
-    bool has_slice = false;        ///< of one element or more
-    std::int64_t count = 0;
-  };
-
   class Posted final : public comm::WorkState {
    public:
-    Posted(std::shared_ptr<DeviceBoard> board, int parcel)
-        : WorkState(std::make_shared<comm::BackendLock>()), board_(std::move(board)), parcel_(parcel) {}
+    Posted(DeviceBoard& board, int parcel)
+        : WorkState(std::make_shared<comm::BackendLock>()), board_(board), parcel_(parcel) {}
 
+    void begin() { start_over(); }
     bool test() override {
       if (complete()) return true;
-      board_->tell_written();
-      if (board_->is_untold(parcel_) || !told().test()) return false;
+      board_.tell_written();
+      if (board_.is_untold(parcel_) || !told().test()) return false;
       end();
       return true;
     }
     void wait() override {
       if (complete()) return;
-      board_->tell_all();
+      board_.tell_all();
       told().wait();
       end();
     }
     bool wait_for(std::chrono::milliseconds limit) override {
       if (complete()) return true;
-      board_->tell_all();  // what a device was given ends by itself
+      board_.tell_all();  // what a device was given ends by itself
       if (!told().wait_for(limit)) return false;
       end();
       return true;
@@ -214,13 +206,24 @@ class DeviceBoard final : public comm::ExchangeBoard, public std::enable_shared_
     void chain(std::shared_ptr<WorkState>) override { ZERO_CHECK(false, "works of a device are not chained"); }
 
    private:
-    Work& told() { return board_->post_of(parcel_).told; }
+    Work& told() { return board_.post_of(parcel_).told; }
     void end() {
       add_moving_ns(static_cast<std::int64_t>(told().moving_seconds() * 1e9));
       set_complete();
     }
-    const std::shared_ptr<DeviceBoard> board_;
+    DeviceBoard& board_;
     const int parcel_;
+  };
+
+  struct Post {
+    Post(DeviceBoard& board, int parcel, c10::Event event) : work(board, parcel), written(std::move(event)) {}
+    Posted work;         ///< of its last post
+    c10::Event written;  ///< over when the device has written the parcel
+    Work told;           ///< complete when all ranks have taken their slices of it
+    const std::byte* in = nullptr;
+    std::int64_t mine_offset = 0;  ///< in bytes, of this rank's slice in each rank's parcel
+    bool has_slice = false;        ///< of one element or more
+    std::int64_t count = 0;
   };
 
   Post& post_of(int parcel) { return posts_[static_cast<std::size_t>(parcel)]; }
@@ -248,16 +251,17 @@ class DeviceBoard final : public comm::ExchangeBoard, public std::enable_shared_
   }
 
   /// Runs inside calls of the group or in its progress thread.
-  void take(const Post& post, std::span<const void* const> places) {
+  void take(int parcel, std::span<const void* const> places) {
+    const Post& post = post_of(parcel);
     for (std::size_t rank = 0; rank < slices_.size() && post.has_slice; ++rank) {
       Place place;
       std::memcpy(&place, places[rank], sizeof(place));
       const bool is_mine = static_cast<int>(rank) == shared_->group.rank();
-      const void* const parcel = is_mine ? post.in : shared_->peers->address_of(static_cast<int>(rank), place);
-      slices_[rank] = static_cast<const std::byte*>(parcel) + post.mine_offset;
+      const void* const whole = is_mine ? post.in : shared_->peers->address_of(static_cast<int>(rank), place);
+      slices_[rank] = static_cast<const std::byte*>(whole) + post.mine_offset;
     }
     const c10::StreamGuard here(stream_.stream());
-    sink_(static_cast<int>(&post - posts_.data()), slices_);
+    sink_(parcel, slices_);
     stream_.finish();  // the slices may be overwritten, and what was made of them read
   }
 
@@ -265,7 +269,7 @@ class DeviceBoard final : public comm::ExchangeBoard, public std::enable_shared_
   const Sink sink_;
   DeviceStream stream_;              ///< of what is done with slices
   SharedMemory messages_;            ///< a place for each rank, by parcel
-  std::vector<Post> posts_;          ///< by parcel
+  std::deque<Post> posts_;           ///< by parcel
   std::deque<int> untold_;           ///< parcels that were posted, oldest first
   std::vector<const void*> slices_;  ///< by rank; reused
   std::shared_ptr<ExchangeBoard> host_;
