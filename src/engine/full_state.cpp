@@ -154,10 +154,10 @@ at::Tensor Engine::full_gradient(std::string_view name) {
   auto& impl = *impl_;
   const int p = engine::find_parameter(impl.inventory, name);
   const auto& parameter = impl.model.parameters[p];
-  if (!impl.model.units[parameter.unit].trainable) {
+  impl.open_gradients(engine::Entry::kReadGradients, "full_gradient");
+  if (!impl.model.units[parameter.unit].trainable) {  // and none has been unfrozen, either
     throw ModelError(fmt::format("parameter '{}' is frozen and has no gradient", name));
   }
-  impl.open_gradients(engine::Entry::kReadGradients, "full_gradient");
   if (impl.reducer->window_is_empty()) return at::zeros(parameter.tensor.sizes(), at::kFloat);
   return impl
       .gather_full(p, name,

@@ -273,25 +273,31 @@ void Gradients::fail_backward() noexcept {
 }
 
 void Gradients::check_dropped(const char* caller, Arriving arriving) {
-  const std::string* kept = nullptr;
-  const std::string* gone = nullptr;
+  struct Names {
+    const std::string* kept = nullptr;
+    const std::string* gone = nullptr;
+  } trained, frozen;
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
-    if (!parameters_[p].hook || !impl_.model.parameters[p].tensor.requires_grad()) continue;
-    const std::string& name = impl_.model.parameters[p].name;
+    if (!parameters_[p].hook) continue;
+    const auto& parameter = impl_.model.parameters[p];
     GradientState state = parameters_[p].hook->state();
     // What has arrived has been added onto what was there.
     if (arriving.parameter == static_cast<int>(p))
       state = arriving.dropped ? GradientState::kDropped : GradientState::kArmed;
-    if (state == GradientState::kSet) {
+    const bool is_trained = parameter.tensor.requires_grad();
+    if (state == GradientState::kSet && is_trained) {
       throw ModelError(
           fmt::format("{}: somebody has put a tensor into grad() of parameter '{}', which the engine would "
                       "not see; give it "
                       "to Engine::set_full_gradient after backward()",
-                      caller, name));
+                      caller, parameter.name));
     }
-    if (state == GradientState::kDropped) gone = &name;
-    if (state == GradientState::kMarked) kept = &name;
+    Names& names = is_trained ? trained : frozen;
+    if (state == GradientState::kDropped) names.gone = &parameter.name;
+    if (state == GradientState::kMarked) names.kept = &parameter.name;
   }
+  // An optimizer's zero_grad() may not reach what is frozen, which tells only where nothing else does.
+  const auto [kept, gone] = trained.kept || trained.gone ? trained : frozen;
   if (!gone) return;
   if (kept) {
     throw ModelError(fmt::format(
@@ -299,10 +305,18 @@ void Gradients::check_dropped(const char* caller, Arriving arriving) {
         "dropped together: call zero_grad() of the engine",
         caller, *gone, *kept));
   }
-  zero_grad();
+  drop_window();
 }
 
 void Gradients::zero_grad() {
+  drop_window();
+  for (std::size_t p = 0; p < parameters_.size(); ++p) {
+    // Unfrozen since the last call, and reached by a backward: not the reducer's yet.
+    if (!parameters_[p].hook) impl_.model.parameters[p].tensor.mutable_grad().reset();
+  }
+}
+
+void Gradients::drop_window() {
   if (impl_.config.zerotorch.step_in_backward && impl_.reducer->micro_batch_has_gradients()) {
     throw ModelError(
         "zero_grad() after backward() with zerotorch.step_in_backward: the gradients have been applied already");
@@ -321,10 +335,6 @@ void Gradients::zero_grad() {
   lost_.reset();
   foreign_ = false;
   arm_all();
-  for (std::size_t p = 0; p < parameters_.size(); ++p) {
-    // Unfrozen since the last call, and reached by a backward: not the reducer's yet.
-    if (!parameters_[p].hook) impl_.model.parameters[p].tensor.mutable_grad().reset();
-  }
   impl_.reducer->drop_window();
   if (impl_.noise_meter) impl_.noise_meter->forget();
   const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;

@@ -72,6 +72,8 @@ class Gradients {
   };
   void check_dropped(const char* caller, Arriving arriving);
   void check_dropped(const char* caller) { check_dropped(caller, {-1, false}); }
+  /// Of what the reducer has; gradients that it has not seen yet stay where they are. *Collective.*
+  void drop_window();
   void follow_freezing();
   void activate(const std::vector<int>& unfrozen);
   void arm_all() noexcept;

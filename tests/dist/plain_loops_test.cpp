@@ -10,6 +10,7 @@
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/serialize.h>
 
+#include <cmath>
 #include <sstream>
 #include <thread>
 
@@ -312,6 +313,30 @@ TEST(PlainLoops, GradientsThatAreGivenCanBeDropped) {
     engine.step();
     EXPECT_EQ(first(engine.full_weight("a")), 1);
     EXPECT_NEAR(first(engine.full_weight("b")), 0.9, 1e-3);
+  });
+}
+
+/// What is unfrozen after module.zero_grad() has its gradient in grad() when the first hooked one arrives.
+TEST(PlainLoops, WhatIsUnfrozenAfterADiscardedMicroBatchKeepsItsGradient) {
+  everywhere([](Group group, const Where& where) {
+    for (const bool others_train : {true, false}) {
+      Two model(3000);
+      model->b.requires_grad_(false);
+      auto engine = initialize(model, json_of(where, kAdam), {.group = group});
+      (5 * model->a.sum()).backward();
+      model->zero_grad();
+      model->b.requires_grad_(true);
+      if (!others_train) model->a.requires_grad_(false);
+      (2 * model->a.sum() + 3 * model->b.sum()).backward();
+      EXPECT_EQ(first(engine.full_gradient("b")), 3);
+      if (others_train) {
+        EXPECT_EQ(first(engine.full_gradient("a")), 2);
+      }
+      engine.step();
+      EXPECT_NEAR(engine.grad_norm(), std::sqrt(3000.0 * (9 + (others_train ? 4 : 0))), 1e-3);
+      EXPECT_NEAR(first(engine.full_weight("a")), others_train ? 0.9 : 1, 1e-3);
+      EXPECT_NEAR(first(engine.full_weight("b")), 0.9, 1e-3);
+    }
   });
 }
 
