@@ -379,6 +379,11 @@ struct Config {
     /// Stage 3: where gathered parameters live. node_shared: once per host, shared by all its ranks; with several
     /// hosts, each must have the same number of ranks. auto: node_shared when all ranks are on one host, else copying.
     Store store = Store::kAuto;
+    enum class DeviceTransport : std::uint8_t { kAuto, kShared, kNccl };
+    /// With shards in the memory of several ranks' GPUs, what moves them. shared: ranks of one host read each other's
+    /// memory in place; nccl: NCCL, also between hosts, with a GPU to a rank. auto: shared on one host; over several,
+    /// shards are in host memory and the ranks' group moves them.
+    DeviceTransport device_transport = DeviceTransport::kAuto;
     /// Upper bound of a unit, in elements; 0: derived from the model. Smaller units: less memory, more gathers.
     std::int64_t unit_numel = 0;
     /// Modules (names in the model) that each become one unit, whatever their size.

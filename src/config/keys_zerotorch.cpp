@@ -15,6 +15,13 @@ constexpr Key kKeys[] = {
              "all ranks are on one host, else copying",
      .choices = "auto|node_shared|copying",
      .field = field<&Config::zerotorch, &Own::store>},
+    {.path = "zerotorch.device_transport",
+     .kind = Kind::kChoice,
+     .fallback = "\"auto\"",
+     .note = "what moves shards between the memories of GPUs: ranks of one host read them in place (shared), or nccl; "
+             "auto: shared on one host, else shards are in host memory",
+     .choices = "auto|shared|nccl",
+     .field = field<&Config::zerotorch, &Own::device_transport>},
     {.path = "zerotorch.unit_numel",
      .kind = Kind::kCount,
      .fallback = "0",

@@ -21,12 +21,12 @@
 #include "engine/buffers.h"
 #include "engine/engine_impl.h"
 #include "engine/progress_log.h"
+#include "engine/shard_place.h"
 #include "intercept/deferred_values.h"
 #include "intercept/gradient_hook.h"
 #include "setup/laid_out.h"
 #include "storage/cpu_allocator.h"
 #include "storage/device_stream.h"
-#include "storage/device_transport.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -65,20 +65,6 @@ c10::Device module_device_of(const Inventory& inventory) {
   return device;
 }
 
-/// Where shards, sums and states are: with a module on an accelerator in its memory, unless the configuration wants
-/// them in the host's, or ranks cannot read each other's.
-c10::Device shards_device_of(c10::Device module_device, const Config& config, const Group& group) {
-  const auto& zero = config.zero_optimization;
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
-  const bool offloaded =
-      zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone ||
-      zero.cpu_offload || zero.cpu_offload_param ||
-      config.zerotorch.offload_gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
-  if (offloaded) return c10::kCPU;
-  return group.size() == 1 || storage::can_share_device_memory(group, module_device) ? module_device
-                                                                                     : c10::Device(c10::kCPU);
-}
-
 /// Strides of the flat layout: the parameter's own where they are dense, so that user code that looks at
 /// strides sees what it made.
 std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
@@ -106,7 +92,8 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   // Work for a device other than the current one costs memory on both.
   if (!model.module_device.is_cpu())
     c10::impl::VirtualGuardImpl(model.module_device.type()).setDevice(model.module_device);
-  model.device = shards_device_of(model.module_device, impl.config, impl.group);
+  const ShardPlace place = choose_shard_place(model.module_device, impl.config, impl.group);
+  model.device = place.device;
   if (model.module_is_elsewhere()) {
     impl.config.notices.push_back(fmt::format(
         "the module is on {}; shards, sums of gradients and optimizer states are in host memory, where they "
@@ -122,7 +109,8 @@ setup::LaidOut make_model(Engine::Impl& impl) {
                                              {.count = impl.group.size(),
                                               .hosts = impl.group.single_node() ? 1 : 2,
                                               .on_cpu = model.device.is_cpu(),
-                                              .module_on_cpu = model.module_device.is_cpu()});
+                                              .module_on_cpu = model.module_device.is_cpu(),
+                                              .reads_in_place = place.moved_by == ShardPlace::MovedBy::kSharedMemory});
   model.parameters.resize(infos.size());
   for (const auto& from : laid.units) {
     const int u = static_cast<int>(model.units.size());
@@ -146,15 +134,6 @@ setup::LaidOut make_model(Engine::Impl& impl) {
   model.passes = &optim::passes_for(model.device);
   model.group = impl.group;
   return laid;
-}
-
-/// *Collective.* What moves shards between the ranks.
-void make_transport(sharding::ShardedModel& model) {
-  const bool in_host_memory = model.device.is_cpu(), is_alone = model.world_size() == 1;
-  model.transport = in_host_memory || is_alone ? comm::make_host_transport(model.group)
-                                               : storage::make_device_transport(model.group, model.device);
-  model.home =
-      storage::Home(model.device, in_host_memory || !is_alone ? model.transport : nullptr, model.module_device);
 }
 
 /// *Collective.* The groups inside and between hosts, if there are several. Throws ConfigError on every rank
@@ -206,7 +185,8 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
         .publish_bucket_numel = zero.allgather_bucket_size,
         .updates_in_backward = laid.step_in_backward};
     options.shares_shards = on_accelerator && impl.group.size() > 1 && impl.group.single_node() &&
-                            laid.sharding.optimizer_states && !laid.parameters_on_disk;
+                            laid.sharding.optimizer_states && !laid.parameters_on_disk &&
+                            (impl.model.module_is_elsewhere() || laid.copies_units);
     if (laid.parameters_on_disk) {
       options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);
       options.disk->cuts = laid.parameter_slots();
@@ -359,11 +339,10 @@ void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
 void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   auto& model = impl.model;
   load_unit(impl, u, staging);
-  // The allocator knows the stream only that it was made in, which need not be the one that has read it.
-  if (!model.device.is_cpu()) storage::finish_current_stream(model.device);
   const auto nbytes = element_nbytes(model.param_dtype);
   for (int p : model.units[u].parameters) {
     auto& parameter = model.parameters[p];
+    if (!model.passes->in_host_memory()) storage::note_use(parameter.tensor);
     parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model.param_dtype), parameter.strides,
                             static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.module_device,
                             &impl.uses);
@@ -547,7 +526,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   check_agreement(impl.inventory, impl.group);
   agree_on_parts(impl.groups, impl.inventory);
   choose_progress_thread(impl);
-  make_transport(impl.model);
+  make_transport(impl.model, choose_shard_place(impl.model.module_device, impl.config, impl.group).moved_by);
   MicroBatchRandom::interrupt();
   impl.training.seed = choose_seed(impl.config, impl.number, impl.groups.all);
   const OptimizerFactory factory = std::move(setup.factory);

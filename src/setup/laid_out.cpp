@@ -212,7 +212,8 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   put_parameters_on_disk(config, ranks, laid);
   laid.node_shared = use_node_shared(config, laid, ranks.module_on_cpu);
   laid.resident = residents(config, laid);
-  laid.copies_units = !ranks.on_cpu && !ranks.module_on_cpu && ranks.count > 1 && laid.sharding.optimizer_states;
+  laid.copies_units = !ranks.on_cpu && !ranks.module_on_cpu && ranks.reads_in_place && ranks.count > 1 &&
+                      laid.sharding.optimizer_states;
   choose_rules(parameters, config, laid);
   return laid;
 }

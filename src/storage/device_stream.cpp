@@ -45,6 +45,12 @@ void DeviceStream::finish() {
   end_.synchronize();
 }
 
+void note_use(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return;
+  const c10::impl::VirtualGuardImpl backend(tensor.device().type());
+  backend.recordDataPtrOnStream(tensor.storage().data_ptr(), backend.getStream(tensor.device()));
+}
+
 void finish_current_stream(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeStream(current_stream(device));
 }

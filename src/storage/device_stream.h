@@ -40,6 +40,9 @@ class DeviceStream {
 
 /// The stream that operators of this thread run in.
 c10::Stream current_stream(c10::Device device);
+/// This thread's stream uses the tensor's memory, which may have been made in another one: whoever gets it when the
+/// tensor is gone waits for that. Local.
+void note_use(const at::Tensor& tensor);
 /// Returns when all is over that this thread's stream of `device` has been given. Local.
 void finish_current_stream(c10::Device device);
 

@@ -1,13 +1,16 @@
+#include <c10/core/Event.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "layout/gather_schedule.h"
 #include "layout/prefetch_window.h"
+#include "storage/device_stream.h"
 #include "zero/device_units.h"
 #include "zero/parameter_store.h"
 #include "zero/shard_home.h"
@@ -36,6 +39,7 @@ class CopyingStore final : public ParameterStore {
         options_(std::move(options)),
         schedule_(unit_numels(model), options_.resident,
                   {.max_live_numel = options_.max_live_numel, .max_reuse_numel = options_.max_reuse_numel}),
+        pins_(model.units.size(), 0),
         residents_(model.units.size()),
         gathered_(model.units.size(), nullptr),
         publications_(model.units.size()) {
@@ -58,6 +62,8 @@ class CopyingStore final : public ParameterStore {
                             : make_memory_shards(model_, ledger, resident);
     }
     if (model.module_is_elsewhere() || options_.shares_shards) on_device_.emplace(model_, ledger);
+    gathers_there_ = home_ && !on_device_ && !model.passes->in_host_memory();
+    if (gathers_there_) user_has_read_.emplace(model.device.type());
     // One unit ahead, until times have been measured.
     schedule_.set_window(options_.measured_prefetch ? std::min(largest_numel_, options_.prefetch_numel)
                                                     : options_.prefetch_numel);
@@ -112,11 +118,15 @@ class CopyingStore final : public ParameterStore {
   void pin(std::span<const int> units) override {
     for (int index : units) {
       carry_out(schedule_.pin(index));
+      ++pins_[index];
       if (on_device_) on_device_->use(index);  // the program may go past operators here
     }
   }
   void unpin(std::span<const int> units) override {
-    for (int index : units) carry_out(schedule_.unpin(index));
+    for (int index : units) {
+      --pins_[index];
+      carry_out(schedule_.unpin(index));
+    }
   }
 
   at::Tensor pinned_view(int index) override {
@@ -186,6 +196,8 @@ class CopyingStore final : public ParameterStore {
       return on_device_->use(index);
     }
     const std::lock_guard lock(mutex_);
+    if (gathers_there_) note_user();
+    if (is_used_alone(index)) return;
     home_->progress();
     const auto before = schedule_.current();
     const auto commands = schedule_.use(index, phase());
@@ -198,7 +210,7 @@ class CopyingStore final : public ParameterStore {
     if (!home_) return;
     const std::lock_guard lock(mutex_);
     const int index = handle.unit();
-    carry_out(schedule_.unuse(index));
+    if (!is_used_alone(index)) carry_out(schedule_.unuse(index));
   }
 
  private:
@@ -214,6 +226,8 @@ class CopyingStore final : public ParameterStore {
   void* address(void* base, std::int64_t element) const {
     return static_cast<std::byte*>(base) + element * static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
   }
+  /// In a scope a rank may do what others do not: where gathers are calls of all ranks, it gathers nothing ahead.
+  bool is_used_alone(int index) const { return pins_[index] > 0 && !home_->one_sided(); }
   /// Also for the progress thread: never changes.
   bool is_resident(std::size_t index) const { return options_.resident[index]; }
   bool has_own_memory(std::size_t index) const { return is_resident(index) && !options_.shares_shards; }
@@ -241,7 +255,22 @@ class CopyingStore final : public ParameterStore {
     }
   }
 
+  /// Streams of a device run when they like: what is gathered next goes into memory that they may still read.
+  void note_user() {
+    const c10::Stream stream = storage::current_stream(model_.device);
+    if (std::ranges::find(users_, stream) == users_.end()) users_.push_back(stream);
+  }
+  void wait_for_users() {
+    const c10::Stream mine = storage::current_stream(model_.device);
+    for (const c10::Stream& user : users_) {
+      if (user == mine) continue;
+      user_has_read_->record(user);
+      user_has_read_->block(mine);
+    }
+  }
+
   void begin_gather(int index, bool prefetched) {
+    if (gathers_there_) wait_for_users();
     const Unit& the_unit = unit(index);
     const int current = schedule_.current().unit;
     gathered_[index] = home_->gather(index, current < 0 ? "(scope)" : unit(current).name);
@@ -341,7 +370,11 @@ class CopyingStore final : public ParameterStore {
   }
 
   CopyingStoreOptions options_;
+  bool gathers_there_ = false;      ///< units that are not resident become whole in the memory of the module's device
+  std::vector<c10::Stream> users_;  ///< then: in which parameters were used
+  std::optional<c10::Event> user_has_read_;
   layout::GatherSchedule schedule_;
+  std::vector<int> pins_;                               ///< by unit: pin() calls without their unpin()
   std::vector<FlatBuffer> residents_;                   ///< by unit; empty for others, and where all share them
   std::vector<void*> gathered_;                         ///< by unit: where it is, or will be, whole
   std::vector<std::vector<Publication>> publications_;  ///< by unit, of residents

@@ -631,12 +631,14 @@ void GradientReducer::even_out(std::int64_t most_rounds) {
           .wait();
     }
   }
-  for (auto& bucket : buckets_) {
-    const int index = index_of(bucket);
-    const auto& parameters = schedule_.parameters(index);
-    if (rows_ && !parameters.empty() && rows_->goes_as_rows(parameters.front())) continue;
-    const std::int64_t rounds = wanted.empty() ? 1 : wanted[index];
-    while (schedule_.rounds(index) < rounds) {
+  // Round by round: a transport may want all parcels of one before the next (storage/nccl_transport.h).
+  for (std::int64_t round = 1; round <= most_rounds; ++round) {
+    for (auto& bucket : buckets_) {
+      const int index = index_of(bucket);
+      const auto& parameters = schedule_.parameters(index);
+      if (rows_ && !parameters.empty() && rows_->goes_as_rows(parameters.front())) continue;
+      const std::int64_t rounds = wanted.empty() ? 1 : wanted[index];
+      if (round > rounds || schedule_.rounds(index) >= round) continue;
       zero_missing(bucket);
       send(bucket);
     }

@@ -17,6 +17,7 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -29,9 +30,11 @@
 #include "optim/device_kernels.h"
 #include "support/bits.h"
 #include "support/errors.h"
+#include "support/mpi_job.h"
 #include "support/odd_model.h"
 #include "support/parity.h"
 #include "support/simulated_device.h"
+#include "support/simulated_nccl.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 #include "support/to_device.h"
@@ -126,6 +129,7 @@ struct Setting {
   bool recompute = false, in_backward = false, own_stream = false;
   bool writes = false;         ///< the program writes a parameter before each step
   std::string states = "cpu";  ///< where they are
+  std::string own = {};        ///< keys of zerotorch
 };
 
 std::string json_of(const Setting& setting) {
@@ -134,9 +138,9 @@ std::string json_of(const Setting& setting) {
     "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 30, "reduce_bucket_size": {},
       "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": 0,
       "offload_optimizer": {{"device": "{}"}} {}}},
-    "zerotorch": {{"seed": 4, "unit_numel": 400, "step_in_backward": {}}} {}}})",
+    "zerotorch": {{"seed": 4, "unit_numel": 400, "step_in_backward": {} {}}} {}}})",
                      setting.accumulation, setting.stage, setting.bucket_numel, setting.live_numel, setting.states,
-                     setting.zero, setting.in_backward, setting.more);
+                     setting.zero, setting.in_backward, setting.own, setting.more);
 }
 
 /// Everything that training gives and that does not depend on the number of ranks, as one line: norms, weights, states.
@@ -339,6 +343,65 @@ TEST(Accelerator, StatesMayBeThereToo) {
   }
 }
 
+constexpr const char* kByNccl = R"(, "device_transport": "nccl")";
+
+/// Every setting on the host and, moved by NCCL, on the device: "name<TAB>outcome".
+std::vector<std::string> nccl_outcomes(const Group& group, int seeds) {
+  std::vector<std::string> results;
+  simulated::start({});
+  simulated::use_nccl(true);
+  simulated::use_kernels(true);
+  for (const auto& [name, on_host] : settings()) {
+    results.push_back(name + "\t" + train(group, at::kCPU, on_host));
+    Setting there = on_host;
+    there.states = "none";
+    there.own = kByNccl;
+    for (int seed = 0; seed < seeds; ++seed) {
+      const auto device = device_with(static_cast<std::uint64_t>(1000 * seed + group.rank()));
+      results.push_back(name + "\t" + train(group, device, there));
+      finish();
+    }
+  }
+  return results;
+}
+
+/// Each setting has one outcome; how many lines there are.
+std::size_t expect_one_outcome_each(const std::vector<std::string>& lines, const std::string& where) {
+  std::map<std::string, std::set<std::string>> by_name;
+  for (const auto& line : lines) by_name[line.substr(0, line.find('\t'))].insert(line.substr(line.find('\t') + 1));
+  EXPECT_EQ(by_name.size(), settings().size()) << where;
+  for (const auto& [name, results] : by_name) EXPECT_EQ(results.size(), 1u) << name << ", " << where;
+  return lines.size();
+}
+
+/// Between hosts, or where the program wants it, NCCL moves what ranks of one host would read in place.
+TEST(Accelerator, NcclMovesTheSameBits) {
+  if (on_gpu()) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  const int seeds = is_slow() ? 50 : 3;
+  for (int ranks = 2; ranks <= 4; ++ranks) {
+    const OneHostAsSeveral hosts(ranks == 3 ? 1 : ranks);
+    const auto lines = lines_of(ranks, [&](const Group& group) { return nccl_outcomes(group, seeds); });
+    EXPECT_EQ(expect_one_outcome_each(lines, fmt::format("{} ranks", ranks)),
+              settings().size() * static_cast<std::size_t>(seeds + 1));
+  }
+}
+
+TEST(Accelerator, NcclMovesTheSameBitsBesideMpi) {
+  if (on_gpu()) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  if (!mpirun_path()) GTEST_SKIP() << "no MPI in this build";
+  for (const int ranks : {2, 3}) {
+    const OneHostAsSeveral hosts(1);
+    const MpiJobResult result = run_under_mpirun(ranks, {"--rank"}, std::chrono::seconds(200));
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    std::vector<std::string> lines;
+    std::istringstream in(result.output);
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with("outcome ")) lines.push_back(line.substr(8));
+    }
+    EXPECT_EQ(expect_one_outcome_each(lines, fmt::format("{} ranks over MPI", ranks)), settings().size() * 2);
+  }
+}
+
 /// Who waits for whom: -1 the host, 0 the stream that computes, 1 and 2 those of copies, in the order in which an
 /// engine takes them.
 using Kind = std::pair<int, int>;
@@ -346,6 +409,7 @@ using Kind = std::pair<int, int>;
 /// Trains while a kind of wait is left out; which kinds there are.
 std::string train_without(Group group, const Setting& setting, std::optional<Kind> left_out, std::uint64_t seed,
                           std::set<Kind>* kinds) {
+  simulated::use_nccl(true);
   simulated::start({.seed = seed, .leave_out = [=](const simulated::Wait& wait) {
                       const Kind kind{wait.waiting, wait.awaited};
                       if (kinds) kinds->insert(kind);
@@ -396,6 +460,9 @@ TEST(Accelerator, EachKindOfWaitIsNeeded) {
   writes.more = R"(, "bf16": {"enabled": true})";
   writes.writes = true;
   expect_each_kind_of_wait_needed({there, in_backward, writes}, 5);
+  std::vector<Setting> by_nccl{there, in_backward, writes};
+  for (Setting& setting : by_nccl) setting.own = kByNccl;
+  expect_each_kind_of_wait_needed(by_nccl, 2);
   // Ranks that count as being on hosts of their own copy what they gather into memory that they use again.
   const OneHostAsSeveral hosts(1);
   expect_each_kind_of_wait_needed({{.stage = 3}}, 5);
@@ -585,24 +652,113 @@ TEST(Accelerator, CheckpointsGoFromAndToTheHost) {
 /// Ranks that read each other's memory learn as soon as ever that one of them is gone, and nobody waits for it.
 TEST(Accelerator, ARankThatFailsEndsAll) {
   if (on_gpu()) GTEST_SKIP() << "of the simulated device";
-  for (const bool in_backward : {false, true}) {
-    const auto began = std::chrono::steady_clock::now();
-    const auto results = spawn(3, [&](Group group) {
-      const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
-      Small model = make_small(device);
-      auto engine = initialize(model, json_of({.stage = 3, .accumulation = 1, .states = "none"}), {.group = group});
-      for (int step = 0; step < 3; ++step) {
-        const at::Tensor loss = model->loss(tokens_of(step, group.rank(), device));
-        if (group.rank() == 1 && step == 1 && !in_backward) throw std::runtime_error("out of luck");
-        engine.backward(loss);
-        if (group.rank() == 1 && step == 1 && in_backward) std::_Exit(7);
-        engine.step();
-      }
-    });
-    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));
-    for (const auto& result : results) EXPECT_FALSE(result.ok);
-    EXPECT_TRUE(in_backward || mentions(results[1].error, "out of luck")) << results[1].error;
-    for (const int rank : {0, 2}) EXPECT_TRUE(mentions(results[rank].error, "rank 1")) << results[rank].error;
+  for (const std::string own : {"", kByNccl}) {
+    for (const bool in_backward : {false, true}) {
+      const auto began = std::chrono::steady_clock::now();
+      const auto results = spawn(3, [&](Group group) {
+        simulated::use_nccl(true);
+        const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
+        Small model = make_small(device);
+        auto engine =
+            initialize(model, json_of({.stage = 3, .accumulation = 1, .states = "none", .own = own}), {.group = group});
+        for (int step = 0; step < 3; ++step) {
+          const at::Tensor loss = model->loss(tokens_of(step, group.rank(), device));
+          if (group.rank() == 1 && step == 1 && !in_backward) throw std::runtime_error("out of luck");
+          engine.backward(loss);
+          if (group.rank() == 1 && step == 1 && in_backward) std::_Exit(7);
+          engine.step();
+        }
+      });
+      EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));
+      for (const auto& result : results) EXPECT_FALSE(result.ok);
+      EXPECT_TRUE(in_backward || mentions(results[1].error, "out of luck")) << results[1].error;
+      for (const int rank : {0, 2}) EXPECT_TRUE(mentions(results[rank].error, "rank 1")) << results[rank].error;
+    }
+  }
+}
+
+TEST(Accelerator, WhatNcclReportsEndsAll) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  const auto began = std::chrono::steady_clock::now();
+  const auto results = spawn(2, [&](Group group) {
+    simulated::use_nccl(true);
+    const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
+    Small model = make_small(device);
+    auto engine = initialize(model, json_of({.stage = 2, .accumulation = 1, .states = "none", .own = kByNccl}),
+                             {.group = group});
+    for (int step = 0; step < 3; ++step) {
+      if (group.rank() == 1 && step == 1) simulated::break_nccl();
+      engine.backward(model->loss(tokens_of(step, group.rank(), device)));
+      engine.step();
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));
+  for (const auto& result : results) {
+    EXPECT_FALSE(result.ok);
+    EXPECT_TRUE(mentions(result.error, "NCCL") && mentions(result.error, "error")) << result.error;
+  }
+}
+
+/// A layer of its own for each of two ranks.
+struct RoutedImpl : torch::nn::Module {
+  RoutedImpl() {
+    common = register_module("common", torch::nn::Linear(13, 29));
+    first = register_module("first", torch::nn::Linear(29, 29));
+    second = register_module("second", torch::nn::Linear(29, 29));
+  }
+  at::Tensor loss(const at::Tensor& x, bool by_second) {
+    const at::Tensor hidden = at::tanh(common(x));
+    return (by_second ? second(hidden) : first(hidden)).square().mean();
+  }
+  torch::nn::Linear common{nullptr}, first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Routed);
+
+TEST(Accelerator, RanksMayUseDifferentParametersByNccl) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  const auto train_routed = [](Group group, at::Device device, int stage, const std::string& own) {
+    at::set_num_threads(1);
+    at::manual_seed(3);
+    Routed model;
+    to_device(*model, device);
+    auto engine = initialize(
+        model,
+        json_of({.stage = stage, .accumulation = 2, .states = own.empty() ? "cpu" : "none", .own = own}),
+        {.group = group});
+    std::string norms;
+    for (int step = 0; step < 6; ++step) {
+      at::manual_seed(100 + 10 * step + group.rank());
+      engine.backward(model->loss(at::randn({4, 13}).to(device), (step + group.rank()) % 2 == 1));
+      engine.step();
+      norms += fmt::format("{:a} ", engine.grad_norm());
+    }
+    return norms;
+  };
+  const auto lines = lines_of(2, [&](Group group) {
+    std::vector<std::string> results;
+    simulated::use_nccl(true);
+    simulated::use_kernels(true);
+    simulated::start({});
+    results.push_back(train_routed(group, at::kCPU, 2, ""));
+    for (int seed = 0; seed < 4; ++seed) {
+      results.push_back(train_routed(group, device_with(static_cast<std::uint64_t>(10 * seed + group.rank())),
+                                     seed % 3, kByNccl));
+      finish();
+    }
+    return results;
+  });
+  ASSERT_EQ(lines.size(), 5u);
+  for (const auto& line : lines) EXPECT_EQ(line, lines[0]);
+  // What a rank alone wants to have whole, NCCL cannot bring.
+  const auto began = std::chrono::steady_clock::now();
+  const auto results = spawn(2, [&](Group group) {
+    simulated::use_nccl(true);
+    train_routed(group, device_with(static_cast<std::uint64_t>(group.rank())), 3, kByNccl);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));
+  for (const auto& result : results) {
+    EXPECT_FALSE(result.ok);
+    EXPECT_TRUE(mentions(result.error, "leaf_module")) << result.error;
   }
 }
 
@@ -620,10 +776,20 @@ TEST(Accelerator, RefusesWhatItHasNot) {
     refuse(batch + adam + R"("zerotorch": {"store": "node_shared"}})");
     refuse(batch +
            R"("optimizer": {"type": "AdamW8bit"}})");  // states on the device, for which there is no such update
+    const std::string own = R"("zerotorch": {"device_transport": ")";
+    refuse(batch + adam + own + R"(nccl"}})");
+    simulated::use_nccl(true);
+    refuse(batch + adam + R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, )" + own +
+           R"(nccl"}})");
+    errors.push_back(error_of<ConfigError>(
+        [&] { initialize(make_small(at::kCPU), batch + adam + own + R"(shared"}})", {.group = group}); }));
     simulated::finish();
     return errors;
   });
-  ASSERT_EQ(lines.size(), 3u);
+  ASSERT_EQ(lines.size(), 6u);
+  EXPECT_TRUE(mentions(lines[3], "libnccl") && mentions(lines[3], "'nccl'")) << lines[3];
+  EXPECT_TRUE(mentions(lines[4], "offload_optimizer")) << lines[4];
+  EXPECT_TRUE(mentions(lines[5], "'shared'") && mentions(lines[5], "module on a GPU")) << lines[5];
   EXPECT_TRUE(mentions(lines[0], "offload_activations") && mentions(lines[0], "sim:0")) << lines[0];
   EXPECT_TRUE(mentions(lines[1], "node_shared")) << lines[1];
   EXPECT_TRUE(mentions(lines[2], "8bit") && mentions(lines[2], "'cpu'")) << lines[2];
@@ -647,4 +813,20 @@ TEST(Accelerator, SaysWhereShardsAre) {
 }
 
 }  // namespace
+
+/// A rank of an mpirun job.
+int be_rank() {
+  const Group group = join_mpi_job();
+  for (const std::string& line : nccl_outcomes(group, 1)) {
+    if (group.rank() == 0) std::printf("outcome %s\n", line.c_str());
+  }
+  return ::testing::Test::HasFailure() ? 1 : 0;
+}
+
 }  // namespace zero::testing
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  if (argc >= 2 && std::string_view(argv[1]) == "--rank") return zero::testing::be_rank();
+  return RUN_ALL_TESTS();
+}

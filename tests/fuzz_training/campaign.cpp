@@ -11,6 +11,7 @@
 
 #include "interpreter.h"
 #include "support/simulated_device.h"
+#include "support/simulated_nccl.h"
 #include "support/spawn.h"
 
 namespace zero::fuzz_training {
@@ -145,6 +146,7 @@ void run_wave(const std::vector<Case>& cases, std::vector<Task> tasks, const Fol
     const auto body = [&](Group group) {
       at::set_num_threads(1);
       if (on_simulated_device) testing::simulated::start({});  // before the first backward
+      testing::simulated::use_nccl(moved_by_nccl);
       for (const Task& task : tasks) {
         const Case& c = cases[static_cast<std::size_t>(task.which)];
         Records records;

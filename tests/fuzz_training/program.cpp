@@ -147,6 +147,14 @@ struct Generator {
     for (int i = 0; i < last; ++i) program.events.push_back(train());
   }
 
+  /// A rank uses parameters that others do not use, or not as often.
+  bool uses_parameters_alone() const {
+    using enum Ingredient;
+    return std::ranges::any_of(std::array{kTop1, kTop2, kHeads, kLayerDrop, kUnroll, kEvaluateOne, kThrowForward,
+                                          kThrowBackward, kPenalty},
+                               [this](Ingredient one) { return program.has(one); });
+  }
+
   Setting setting() {
     Setting made;
     do {
@@ -167,6 +175,7 @@ struct Generator {
     // Not drawn: a seed stays the program that it was.
     made.nvme = (made.ranks + made.stage + made.node_shared + made.overlap + made.little_live) % 3 == 0;
     if (states_on_device) made.nvme = false;
+    if (moved_by_nccl && uses_parameters_alone()) made.stage = std::min(made.stage, 2);
     return made;
   }
 };
@@ -316,7 +325,7 @@ std::string json_of(const Program& p, const Setting& s) {
       "stage3_prefetch_bucket_size": {}, "sub_group_size": {},
       "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}}}},
     "zerotorch": {{"store": "{}", "progress_thread": "{}", "unit_numel": {}, "step_in_backward": {}, "seed": 5,
-      "unused_parameters": "{}",
+      "unused_parameters": "{}", "device_transport": "{}",
       "debug_observer": {}, "timeout_s": {}}}
   }})",
                      p.batch, p.window() / s.ranks, p.clipping, optimizer, p.bf16, s.stage, s.overlap,
@@ -328,7 +337,7 @@ std::string json_of(const Program& p, const Setting& s) {
                                                                 : "none",
                      std::filesystem::temp_directory_path().string(), s.node_shared ? "node_shared" : "copying",
                      s.progress_thread ? "always" : "never", p.unit_numel, s.step_in_backward,
-                     p.unused_zero ? "zero" : "skip", s.observer, collective_timeout_s);
+                     p.unused_zero ? "zero" : "skip", moved_by_nccl ? "nccl" : "auto", s.observer, collective_timeout_s);
 }
 
 }  // namespace zero::fuzz_training

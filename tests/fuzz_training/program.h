@@ -165,6 +165,8 @@ inline double collective_timeout_s = 20;
 inline bool on_simulated_device = false;
 /// There, shards and states are in its memory, too.
 inline bool states_on_device = false;
+/// There, NCCL moves them, as far as the simulated device has it. Stage 3 then only where all ranks use the same.
+inline bool moved_by_nccl = false;
 
 std::string text_of(const Program& program);
 std::string text_of(const Setting& setting);

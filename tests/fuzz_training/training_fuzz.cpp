@@ -2,7 +2,7 @@
 //
 //   training_fuzz --first SEED --count N [--shrink] [--seconds S] [--only INGREDIENT] [--without
 //   INGREDIENT]... [--print]
-//                [--timeout S] [--simulated-device [--states-there]]
+//                [--timeout S] [--simulated-device [--states-there [--by-nccl]]]
 //
 // Exit code 0: no difference. A line for each program that fails, and the shrunk program with --shrink.
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ int usage(const char* what) {
   fmt::print(
       stderr,
       "{}\nusage: training_fuzz --first SEED --count N [--shrink] [--seconds S] [--only INGREDIENT] "
-      "[--without INGREDIENT]... [--print] [--until-found] [--timeout S] [--simulated-device [--states-there]]\n",
+      "[--without INGREDIENT]... [--print] [--until-found] [--timeout S] [--simulated-device [--states-there [--by-nccl]]]\n",
       what);
   for (int i = 0; i < static_cast<int>(Ingredient::kCount); ++i)
     fmt::print(stderr, "{} ", name_of(static_cast<Ingredient>(i)));
@@ -106,6 +106,8 @@ int main(int argc, char** argv) {
       options.without.push_back(Ingredient::kLazy);
     } else if (flag == "--states-there") {
       states_on_device = true;
+    } else if (flag == "--by-nccl") {
+      moved_by_nccl = true;
     } else if (i + 1 == argc)
       return usage("a value is missing");
     else if (flag == "--first")

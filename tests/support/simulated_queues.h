@@ -2,6 +2,7 @@
 // The parts of the simulated accelerator (simulated_device.h) below its operators: queues of tasks that run in random
 // legal orders, memory, and both as libtorch asks for them. For simulated_device.cpp and simulated_kernels.cpp only.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
@@ -146,6 +147,7 @@ struct Point {
 struct Task {
   std::function<void()> run;  // empty: only a mark in the queue
   std::optional<Point> wait;  // does nothing but wait
+  std::function<bool()> ready;  // of another process: it does not run before
   bool work = false;          // an operator or a copy
   std::uint64_t number = 0;   // of work, in the order of issue
 };
@@ -296,6 +298,19 @@ class Device {
     ++counts_.waits;
     return options_.leave_out && options_.leave_out(wait);
   }
+  /// A task that runs when `ready` says so, which looks at what other processes do.
+  void add_when(int stream, std::function<bool()> ready, std::function<void()> run) {
+    ++pending_work_;
+    put(stream, {.run = std::move(run), .wait = {}, .ready = std::move(ready), .work = true, .number = ++work_issued_});
+  }
+  /// Everything that `stream` has been told to wait for is over.
+  void run_what_it_waits_for(int stream) {
+    std::vector<Point> points;
+    for (const Task& task : queue_of(stream).tasks) {
+      if (task.wait) points.push_back(*task.wait);
+    }
+    run_until(points);
+  }
   void add_wait(int stream, const Point& point) {
     if (stream == point.stream || left_out({stream, point.stream})) return;
     put(stream, {.run = {}, .wait = point});
@@ -316,6 +331,7 @@ class Device {
       }
       reached = std::max(reached, point.count);
     }
+    std::int64_t waited_us = 0;
     while (true) {
       std::vector<int> candidates;
       bool missing = false;
@@ -326,7 +342,11 @@ class Device {
       }
       if (!missing) break;
       if (random_.once_in(run_other_once_in_)) candidates = all_runnable();
-      TORCH_CHECK(!candidates.empty(), "simulated device: streams wait for each other");
+      if (candidates.empty()) {
+        wait_for_other_processes(waited_us);
+        continue;
+      }
+      waited_us = 0;
       run_one(candidates);
     }
     if (!error_.empty()) TORCH_CHECK(false, "simulated device: an operator failed: ", std::exchange(error_, {}));
@@ -406,8 +426,16 @@ class Device {
   bool runnable(int stream) {
     const Queue& queue = queues_[stream];
     if (queue.tasks.empty()) return false;
-    const auto& wait = queue.tasks.front().wait;
-    return !wait || done(*wait);
+    const Task& task = queue.tasks.front();
+    return (!task.wait || done(*task.wait)) && (!task.ready || task.ready());
+  }
+  void wait_for_other_processes(std::int64_t& waited_us) {
+    const bool others = std::ranges::any_of(
+        queues_, [](const Queue& queue) { return !queue.tasks.empty() && queue.tasks.front().ready; });
+    TORCH_CHECK(others, "simulated device: streams wait for each other");
+    TORCH_CHECK(waited_us < 60'000'000, "simulated device: other processes do not come");
+    usleep(100);
+    waited_us += 100;
   }
   std::vector<int> all_runnable() {
     std::vector<int> found;
@@ -442,6 +470,9 @@ class Device {
       counts_.late_tasks += task.number < work_issued_;
     }
     if (task.run) {
+      // Of threads that libtorch has not made, too: the number of threads changes the order of sums.
+      static thread_local const bool has_threads_set = (at::init_num_threads(), true);
+      (void)has_threads_set;
       const CleanState clean;
       try {
         task.run();

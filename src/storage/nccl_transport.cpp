@@ -1,0 +1,628 @@
+#include "storage/nccl_transport.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/backend.h"
+#include "storage/device_stream.h"
+#include "storage/flat_buffer.h"
+#include "storage/nccl.h"
+#include "zero/errors.h"
+
+namespace zero::storage {
+namespace {
+
+/// A communicator. NCCL's calls end by themselves on the device, or when it is aborted.
+class Communicator {
+ public:
+  /// *Collective.* Throws CommError on every rank.
+  Communicator(Group group, const Nccl& nccl, std::string label)
+      : group_(std::move(group)), nccl_(nccl), label_(std::move(label)) {
+    // With the problem of rank 0, if it has one.
+    struct Start {
+      NcclId id;
+      int code = 0;
+    } start;
+    if (group_.rank() == 0) start.code = nccl_.get_unique_id(&start.id);
+    group_.broadcast(&start, sizeof(start), DType::kByte, 0, {.label = label_}).wait();
+    std::int64_t code = start.code != 0 ? start.code : nccl_.init_rank(&made_, group_.size(), start.id, group_.rank());
+    const std::int64_t mine = code;
+    group_.all_reduce(&code, 1, DType::kInt64, ReduceOp::kMax, {.label = label_}).wait();
+    if (code == 0) return;
+    abort();
+    throw CommError(fmt::format(
+        "NCCL made no communicator for the {} of {} ranks: {} on {}. It needs a GPU of its own for each rank; its own "
+        "words come with NCCL_DEBUG=WARN. Without zerotorch.device_transport: 'nccl' ranks do without it",
+        label_, group_.size(), nccl_.get_error_string(static_cast<int>(code)),
+        mine == code ? fmt::format("this rank, {}", group_.rank()) : "another rank"));
+  }
+  ~Communicator() {
+    const std::lock_guard lock(mutex_);
+    if (made_) nccl_.destroy(std::exchange(made_, nullptr));
+  }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  /// Gives NCCL the calls that `issue` makes, at once. Throws CommError.
+  template <class Issue>
+  void issue(std::string_view what, const Issue& issue) {
+    const std::lock_guard lock(mutex_);
+    if (!made_) throw CommError(fmt::format("{}: NCCL was aborted before", what));
+    int code = nccl_.group_start();
+    if (code == 0) code = issue(nccl_, made_);
+    const int end = nccl_.group_end();
+    if (code == 0) code = end;
+    if (code == 0 || code == Nccl::kInProgress) return;
+    throw CommError(fmt::format("{}: NCCL: {} (its own words come with NCCL_DEBUG=WARN)", what,
+                                nccl_.get_error_string(code)));
+  }
+
+  /// What has gone wrong in the meantime, if anything has. Any thread.
+  std::optional<std::string> failure() {
+    const std::lock_guard lock(mutex_);
+    int code = 0;
+    if (!made_ || nccl_.get_async_error(made_, &code) != 0 || code == 0 || code == Nccl::kInProgress) return {};
+    return fmt::format("NCCL, which moves the {}: {}", label_, nccl_.get_error_string(code));
+  }
+  /// What the device waits for in it ends. Any thread; again does nothing.
+  void abort() noexcept {
+    const std::lock_guard lock(mutex_);
+    if (made_) nccl_.abort(std::exchange(made_, nullptr));
+  }
+
+ private:
+  Group group_;
+  const Nccl& nccl_;
+  const std::string label_;
+  std::mutex mutex_;
+  NcclCommunicator made_ = nullptr;
+};
+
+/// Who has calls in an order.
+class Issuer {
+ public:
+  /// All ranks have told of it: begins to move it.
+  virtual void issue(int parcel) = 0;
+
+ protected:
+  ~Issuer() = default;
+};
+
+/// Calls that all ranks give to NCCL in the same order: that of rank 0's posts.
+class Order {
+ public:
+  Order(const Group& group, c10::Device device, const Nccl& nccl, std::string label)
+      : group_(group), stream_(device), communicator_(group, nccl, std::move(label)) {
+    connect();
+  }
+
+  /// The number of this rank's next post. Only rank 0's counts.
+  std::int64_t next_post() { return posted_++; }
+
+  void told(std::int64_t number, Issuer& issuer, int parcel) {
+    told_.push_back({number, &issuer, parcel});
+    while (true) {
+      const auto next = std::ranges::find(told_, issued_, &Told::number);
+      if (next == told_.end()) return;
+      const Told call = *next;
+      told_.erase(next);
+      ++issued_;
+      call.issuer->issue(call.parcel);
+    }
+  }
+
+  void forget(const Issuer& issuer) {
+    std::erase_if(told_, [&](const Told& call) { return call.issuer == &issuer; });
+  }
+
+  /// Memory for slices of other ranks, of at least so many bytes: of one call at a time.
+  void reserve(std::int64_t nbytes) {
+    if (scratch_.defined() && scratch_.numel() >= nbytes) return;
+    const at::NoGradGuard no_grad;
+    const c10::Stream& stream = stream_.stream();
+    scratch_ = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(stream.device())).zero_();
+    stream_.wait_for_caller();  // whose memory it was before
+    const c10::StreamGuard here(stream);
+    note_use(scratch_);
+  }
+  std::byte* scratch() const { return static_cast<std::byte*>(scratch_.mutable_data_ptr()); }
+
+  const Group& group() const { return group_; }
+  DeviceStream& stream() { return stream_; }
+  void* native_stream() const {
+    return c10::impl::VirtualGuardImpl(stream_.stream().device_type()).getStreamNativeHandle(stream_.stream());
+  }
+  Communicator& communicator() { return communicator_; }
+
+ private:
+  struct Told {
+    std::int64_t number;
+    Issuer* issuer;
+    int parcel;
+  };
+
+  /// Each with each: NCCL connects ranks when they first talk, and waits for both. *Collective.*
+  void connect() {
+    const auto ranks = static_cast<std::int64_t>(group_.size());
+    reserve(2 * ranks);
+    communicator_.issue("connecting the ranks", [&](const Nccl& nccl, NcclCommunicator made) {
+      int code = 0;
+      for (int rank = 0; rank < group_.size() && code == 0; ++rank) {
+        if (rank == group_.rank()) continue;
+        code = nccl.send(scratch() + rank, 1, Nccl::kBytes, rank, made, native_stream());
+        if (code == 0) code = nccl.recv(scratch() + ranks + rank, 1, Nccl::kBytes, rank, made, native_stream());
+      }
+      return code;
+    });
+  }
+
+  Group group_;
+  DeviceStream stream_;
+  Communicator communicator_;
+  at::Tensor scratch_;
+  std::vector<Told> told_;    ///< before their turn
+  std::int64_t posted_ = 0;   ///< by this rank
+  std::int64_t issued_ = 0;   ///< the next number
+};
+
+/// The communicators and what watches over them.
+class Connections {
+ public:
+  Connections(Group group_of_ranks, c10::Device of, const Nccl& nccl)
+      : group(std::move(group_of_ranks)),
+        device(of),
+        gradients(group, of, nccl, "gradients"),
+        parameters(group, of, nccl, "parameters"),
+        watch_(std::make_unique<std::jthread>([this](const std::stop_token& stop) { watch(stop); })) {}
+  ~Connections() {
+    if (is_forked_child()) (void)watch_.release();  // which does not run here
+  }
+  Connections(const Connections&) = delete;
+  Connections& operator=(const Connections&) = delete;
+
+  bool is_forked_child() const { return ::getpid() != process_; }
+
+  void abort() noexcept {
+    gradients.communicator().abort();
+    parameters.communicator().abort();
+  }
+
+  Group group;
+  const c10::Device device;
+  Order gradients, parameters;
+
+ private:
+  /// A host that waits for its device looks at nothing else: ends what the device waits for when the group has failed.
+  void watch(const std::stop_token& stop) {
+    std::mutex mutex;
+    std::condition_variable_any wake;
+    std::unique_lock lock(mutex);
+    while (!wake.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; })) {
+      if (stop.stop_requested()) return;
+      for (Order* order : {&gradients, &parameters}) {
+        const auto failure = order->communicator().failure();
+        if (failure) group.abort(*failure);
+      }
+      if (!group.failed()) continue;
+      abort();
+      return;
+    }
+  }
+
+  const int process_ = ::getpid();
+  std::unique_ptr<std::jthread> watch_;  ///< last: ends first
+};
+
+/// Posts that are told to all ranks, then given to NCCL.
+class Posts : public Issuer {
+ public:
+  Work enter(int parcel) {
+    Post& post = post_of(parcel);
+    post.work.begin();
+    post.issued = false;
+    post.ready.record(order_.stream().caller());
+    ++post.count;
+    const std::int64_t number = order_.next_post();
+    std::int64_t* const messages = messages_of(parcel);
+    std::fill_n(messages, group().size(), number);
+    post.told = host_->post(parcel, messages);
+    return Work(std::shared_ptr<comm::WorkState>(shared(), &post.work));
+  }
+
+  Posts(const Posts&) = delete;
+  Posts& operator=(const Posts&) = delete;
+
+ protected:
+  Posts(std::shared_ptr<Connections> connections, Order& order) : connections_(std::move(connections)), order_(order) {}
+  ~Posts() { order_.forget(*this); }
+
+  /// *Collective.* Before anything else.
+  void open(std::string label, std::vector<std::string> parcel_labels) {
+    labels_ = std::move(parcel_labels);
+    const auto ranks = static_cast<std::size_t>(group().size());
+    messages_ = connections_->group.allocate(std::max<std::size_t>(labels_.size(), 1) * ranks * sizeof(std::int64_t));
+    std::vector<comm::Parcel> told;
+    for (const std::string& each : labels_) {
+      posts_.emplace_back(*this, static_cast<int>(posts_.size()), order_.stream().make_event(),
+                          order_.stream().make_event());
+      told.push_back({each, std::vector<std::int64_t>(ranks, 1)});
+    }
+    host_ = comm::make_exchange_board(connections_->group, std::move(label), std::move(told), DType::kInt64,
+                                      [this](int parcel, std::span<const void* const> numbers) {
+                                        std::int64_t number = 0;
+                                        std::memcpy(&number, numbers[0], sizeof(number));
+                                        order_.told(number, *this, parcel);
+                                      });
+  }
+
+  /// Moves a parcel, in the stream of the order, which is the current one.
+  virtual void move(int parcel) = 0;
+  virtual std::shared_ptr<Posts> shared() = 0;
+  /// Waits until all ranks know of the last post of a parcel. Throws CommError.
+  virtual void wait_until_told(int parcel) { told(parcel).wait(); }
+
+  const Group& group() const { return order_.group(); }
+  Order& order() { return order_; }
+  comm::ExchangeBoard& host() const { return *host_; }
+  const std::string& text(int parcel) const { return labels_[static_cast<std::size_t>(parcel)]; }
+  std::int64_t count(int parcel) const { return posts_[static_cast<std::size_t>(parcel)].count; }
+  Work& told(int parcel) { return post_of(parcel).told; }
+  bool test(int parcel) { return post_of(parcel).work.test(); }
+  void abandon() { abandoned_ = true; }
+
+ private:
+  class Posted final : public comm::WorkState {
+   public:
+    Posted(Posts& posts, int parcel)
+        : WorkState(std::make_shared<comm::BackendLock>()), posts_(posts), parcel_(parcel) {}
+
+    void begin() { start_over(); }
+    bool test() override {
+      if (complete()) return true;
+      if (!told().test() || !is_over()) return false;
+      end();
+      return true;
+    }
+    void wait() override {
+      if (complete()) return;
+      posts_.wait_until_told(parcel_);
+      await(std::numeric_limits<std::int64_t>::max());
+    }
+    bool wait_for(std::chrono::milliseconds limit) override {
+      if (complete()) return true;
+      const std::int64_t begin = base::monotonic_ns(), limit_ns = std::chrono::nanoseconds(limit).count();
+      return told().wait_for(limit) && await(std::max<std::int64_t>(limit_ns - (base::monotonic_ns() - begin), 0));
+    }
+    void start() override {}
+    void chain(std::shared_ptr<WorkState>) override { ZERO_CHECK(false, "works of a device are not chained"); }
+
+   private:
+    Work& told() { return posts_.told(parcel_); }
+    bool is_over() const {
+      const Post& post = posts_.post_of(parcel_);
+      return post.issued ? post.done.query() : posts_.abandoned_;
+    }
+    /// Others may need this rank to go on: it does what the group has for it, and does not sleep in the device.
+    bool await(std::int64_t limit_ns) {
+      comm::Backend& backend = *comm::GroupAccess::backend(posts_.group());
+      const auto blocker = [this] {
+        comm::Blocker who{"NCCL's part of " + posts_.text(parcel_), "is needed for it", {}};
+        for (int rank = 0; rank < posts_.group().size(); ++rank) {
+          if (rank != posts_.group().rank()) who.ranks.push_back(rank);
+        }
+        return who;
+      };
+      // Of the device no rank tells this one.
+      constexpr std::int64_t kGlanceNs = 100'000;
+      const comm::BackendGuard guard(*backend.lock());
+      const std::int64_t begin = base::monotonic_ns();
+      comm::Patience patience{.timeout = posts_.group().timeout()};
+      do {
+        patience.waited_ns = base::monotonic_ns() - begin;
+        if (patience.waited_ns > limit_ns) return false;
+        patience.limit_ns = kGlanceNs;
+      } while (!backend.block_until([this] { return is_over(); }, blocker, patience));
+      end();
+      return true;
+    }
+    void end() { set_complete(); }
+
+    Posts& posts_;
+    const int parcel_;
+  };
+
+  struct Post {
+    Post(Posts& posts, int parcel, c10::Event first, c10::Event last)
+        : work(posts, parcel), ready(std::move(first)), done(std::move(last)) {}
+    Posted work;        ///< of its last post
+    c10::Event ready;   ///< over when the device has written what is sent, and read what will be written
+    c10::Event done;    ///< over when it has moved
+    Work told;          ///< complete when all ranks know of it
+    std::atomic<bool> issued{false};
+    std::int64_t count = 0;
+  };
+
+  void issue(int parcel) final {
+    Post& post = post_of(parcel);
+    order_.stream().wait_for(post.ready);
+    const c10::StreamGuard here(order_.stream().stream());
+    move(parcel);
+    order_.stream().mark(post.done);
+    post.issued = true;
+  }
+
+  Post& post_of(int parcel) { return posts_[static_cast<std::size_t>(parcel)]; }
+  std::int64_t* messages_of(int parcel) const {
+    return static_cast<std::int64_t*>(messages_.data()) + static_cast<std::ptrdiff_t>(parcel) * group().size();
+  }
+
+  const std::shared_ptr<Connections> connections_;
+  Order& order_;
+  SharedMemory messages_;   ///< a number for each rank, by parcel
+  std::deque<Post> posts_;  ///< by parcel
+  std::vector<std::string> labels_;
+  bool abandoned_ = false;
+  std::shared_ptr<comm::ExchangeBoard> host_;
+};
+
+/// The calls that give each rank all ranks' slices.
+int gather_slices(const Nccl& nccl, NcclCommunicator made, const void* mine, std::byte* out,
+                  std::span<const std::int64_t> counts, std::int64_t nbytes, void* stream) {
+  const auto size_of = [&](std::size_t rank) { return static_cast<std::size_t>(counts[rank] * nbytes); };
+  if (std::ranges::all_of(counts, [&](std::int64_t count) { return count == counts.front(); }))
+    return nccl.all_gather(mine, out, size_of(0), Nccl::kBytes, made, stream);
+  int code = 0;
+  for (std::size_t rank = 0; rank < counts.size() && code == 0; ++rank) {
+    if (counts[rank] > 0)
+      code = nccl.broadcast(mine, out, size_of(rank), Nccl::kBytes, static_cast<int>(rank), made, stream);
+    out += size_of(rank);
+  }
+  return code;
+}
+
+class NcclBoard final : public comm::ExchangeBoard, public Posts, public std::enable_shared_from_this<NcclBoard> {
+ public:
+  NcclBoard(std::shared_ptr<Connections> connections, Order& order, std::string label,
+            const std::vector<comm::Parcel>& parcels, DType dtype, Sink sink)
+      : Posts(std::move(connections), order),
+        sink_(std::move(sink)),
+        nbytes_(static_cast<std::int64_t>(element_nbytes(dtype))),
+        in_(parcels.size()),
+        slices_(static_cast<std::size_t>(group().size())) {
+    std::vector<std::string> labels;
+    std::int64_t most = 1;
+    for (const comm::Parcel& parcel : parcels) {
+      counts_.push_back(parcel.counts);
+      labels.push_back(parcel.label);
+      most = std::max(most, (group().size() - 1) * mine_of(counts_.back()));
+    }
+    this->order().reserve(most);
+    open(std::move(label), std::move(labels));
+  }
+
+  Work post(int parcel, const void* in) override {
+    in_[static_cast<std::size_t>(parcel)] = static_cast<const std::byte*>(in);
+    return enter(parcel);
+  }
+  bool wait_while_others_run(int parcel, Work&, std::chrono::milliseconds limit) override {
+    return host().wait_while_others_run(parcel, told(parcel), limit) && test(parcel);
+  }
+  bool sees_waits() const override { return host().sees_waits(); }
+  std::int64_t posts(int parcel) const override { return count(parcel); }
+  bool abandon() override {
+    const bool knows = host().abandon();
+    if (knows) Posts::abandon();
+    return knows;
+  }
+
+ private:
+  std::int64_t mine_of(const std::vector<std::int64_t>& counts) const {
+    return counts[static_cast<std::size_t>(group().rank())] * nbytes_;
+  }
+  std::shared_ptr<Posts> shared() override { return shared_from_this(); }
+
+  void move(int parcel) override {
+    const auto& counts = counts_[static_cast<std::size_t>(parcel)];
+    const std::byte* theirs = in_[static_cast<std::size_t>(parcel)];
+    const std::int64_t mine = mine_of(counts);
+    std::byte* free = order().scratch();
+    order().communicator().issue("exchanging gradients", [&](const Nccl& nccl, NcclCommunicator made) {
+      void* const stream = order().native_stream();
+      int code = 0;
+      for (std::size_t rank = 0; rank < counts.size() && code == 0; ++rank) {
+        const std::byte* const slice = theirs;
+        theirs += counts[rank] * nbytes_;
+        slices_[rank] = slice;
+        if (static_cast<int>(rank) == group().rank()) continue;
+        slices_[rank] = free;
+        if (counts[rank] > 0) {
+          code = nccl.send(slice, static_cast<std::size_t>(counts[rank] * nbytes_), Nccl::kBytes,
+                           static_cast<int>(rank), made, stream);
+        }
+        if (mine > 0 && code == 0) {
+          code = nccl.recv(free, static_cast<std::size_t>(mine), Nccl::kBytes, static_cast<int>(rank), made, stream);
+        }
+        free += mine;
+      }
+      return code;
+    });
+    sink_(parcel, slices_);
+  }
+
+  const Sink sink_;
+  const std::int64_t nbytes_;                       ///< of an element
+  std::vector<std::vector<std::int64_t>> counts_;  ///< by parcel
+  std::vector<const std::byte*> in_;               ///< by parcel
+  std::vector<const void*> slices_;                ///< by rank; reused
+};
+
+class NcclWindow final : public comm::ShardWindow, public Posts, public std::enable_shared_from_this<NcclWindow> {
+ public:
+  NcclWindow(std::shared_ptr<Connections> connections, Order& order, const std::string& label,
+             const std::vector<comm::Parcel>& parcels, DType dtype, std::vector<const void*> mine)
+      : Posts(std::move(connections), order),
+        nbytes_(static_cast<std::int64_t>(element_nbytes(dtype))),
+        mine_(std::move(mine)),
+        out_(parcels.size()),
+        published_(order.stream().make_event()) {
+    std::vector<std::string> labels;
+    for (const comm::Parcel& parcel : parcels) {
+      counts_.push_back(parcel.counts);
+      labels.push_back(parcel.label);
+    }
+    open("fetches of " + label, std::move(labels));
+  }
+
+  Work fetch(int parcel, void* out, std::string_view) override {
+    out_[static_cast<std::size_t>(parcel)] = static_cast<std::byte*>(out);
+    return enter(parcel);
+  }
+  void publish() override { published_.record(order().stream().caller()); }
+  bool one_sided() const override { return false; }
+
+ private:
+  std::shared_ptr<Posts> shared() override { return shared_from_this(); }
+
+  /// A fetch that others never make would last until the time-out: told apart where ranks see each other wait.
+  void wait_until_told(int parcel) override {
+    constexpr std::int64_t kVainNs = 10'000'000'000, kPauseNs = 50'000'000;
+    std::int64_t in_vain = 0;
+    while (host().sees_waits() && in_vain < kVainNs) {
+      const std::int64_t begin = base::monotonic_ns();
+      if (host().wait_while_others_run(parcel, told(parcel), group().timeout())) return;
+      if (base::monotonic_ns() - begin > kPauseNs) in_vain = 0;  // some rank did something else
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kPauseNs));
+      in_vain += kPauseNs;
+    }
+    if (!host().sees_waits()) return told(parcel).wait();
+    const std::string reason = fmt::format(
+        "rank {} waits for {}, which NCCL gathers when all ranks ask for it, and the others wait for something else: "
+        "ranks use different parameters, or the same in different orders. Make a unit of what is used by some ranks "
+        "only (zero_optimization.leaf_module), use stage 2, or leave out zerotorch.device_transport",
+        group().rank(), text(parcel));
+    comm::GroupAccess::backend(group())->abort(reason);
+    throw CommError(reason);
+  }
+
+  void move(int parcel) override {
+    const auto p = static_cast<std::size_t>(parcel);
+    order().stream().wait_for(published_);
+    order().communicator().issue("fetching parameters", [&](const Nccl& nccl, NcclCommunicator made) {
+      return gather_slices(nccl, made, mine_[p], out_[p], counts_[p], nbytes_, order().native_stream());
+    });
+  }
+
+  const std::int64_t nbytes_;                       ///< of an element
+  std::vector<std::vector<std::int64_t>> counts_;  ///< by parcel
+  const std::vector<const void*> mine_;            ///< by parcel
+  std::vector<std::byte*> out_;                    ///< by parcel
+  c10::Event published_;                           ///< over when the shards have their latest values
+};
+
+/// The calls that all ranks make at the same place of the program, and wait for.
+class NcclCalls final : public Posts, public std::enable_shared_from_this<NcclCalls> {
+ public:
+  NcclCalls(std::shared_ptr<Connections> connections, Order& order) : Posts(std::move(connections), order) {
+    open("calls", {"shards of all ranks"});
+  }
+  using Call = std::function<int(const Nccl&, NcclCommunicator, void* stream)>;
+  void run(Call call) {
+    call_ = std::move(call);
+    enter(0).wait();
+  }
+
+ private:
+  std::shared_ptr<Posts> shared() override { return shared_from_this(); }
+  void move(int) override {
+    order().communicator().issue("shards of all ranks", [&](const Nccl& nccl, NcclCommunicator made) {
+      return call_(nccl, made, order().native_stream());
+    });
+  }
+
+  Call call_;
+};
+
+class NcclTransport final : public comm::ShardTransport {
+ public:
+  NcclTransport(Group group, c10::Device device, const Nccl& nccl)
+      : connections_(std::make_shared<Connections>(std::move(group), device, nccl)),
+        calls_(std::make_shared<NcclCalls>(connections_, connections_->parameters)),
+        exceptions_at_start_(std::uncaught_exceptions()) {}
+
+  ~NcclTransport() override {
+    if (connections_->is_forked_child()) return;
+    if (std::uncaught_exceptions() > exceptions_at_start_ || connections_->group.failed()) connections_->abort();
+  }
+
+  std::shared_ptr<comm::ExchangeBoard> make_exchange_board(std::string label, std::vector<comm::Parcel> parcels,
+                                                           DType dtype, comm::ExchangeBoard::Sink sink) override {
+    return std::make_shared<NcclBoard>(connections_, connections_->gradients, std::move(label), parcels, dtype,
+                                       std::move(sink));
+  }
+  std::shared_ptr<comm::ShardWindow> make_shard_window(std::string label, std::vector<comm::Parcel> parcels,
+                                                       DType dtype, std::vector<const void*> mine) override {
+    return std::make_shared<NcclWindow>(connections_, connections_->parameters, label, parcels, dtype,
+                                        std::move(mine));
+  }
+
+  Work all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
+                  const CollectiveOptions&) override {
+    const auto nbytes = static_cast<std::int64_t>(element_nbytes(dtype));
+    if (std::ranges::all_of(counts, [](std::int64_t count) { return count == 0; })) return {};
+    calls_->run([&](const Nccl& nccl, NcclCommunicator made, void* stream) {
+      return gather_slices(nccl, made, in, static_cast<std::byte*>(out), counts, nbytes, stream);
+    });
+    return {};
+  }
+  Work broadcast(void* inout, std::int64_t numel, DType dtype, int root, const CollectiveOptions&) override {
+    const auto nbytes = static_cast<std::size_t>(numel) * element_nbytes(dtype);
+    if (nbytes == 0) return {};
+    calls_->run([&](const Nccl& nccl, NcclCommunicator made, void* stream) {
+      return nccl.broadcast(inout, inout, nbytes, Nccl::kBytes, root, made, stream);
+    });
+    return {};
+  }
+
+  std::shared_ptr<void> allocate(std::size_t nbytes) override {
+    const at::NoGradGuard no_grad;
+    const auto options = at::TensorOptions().dtype(at::kByte).device(connections_->device);
+    auto memory = std::make_shared<at::Tensor>(at::empty({static_cast<std::int64_t>(nbytes)}, options).zero_());
+    void* const data = memory->mutable_data_ptr();
+    return {std::move(memory), data};
+  }
+
+ private:
+  const std::shared_ptr<Connections> connections_;
+  const std::shared_ptr<NcclCalls> calls_;
+  const int exceptions_at_start_;
+};
+
+}  // namespace
+
+std::shared_ptr<comm::ShardTransport> make_nccl_transport(Group group, c10::Device device) {
+  const Nccl* const nccl = nccl_of(device.type());
+  ZERO_CHECK(nccl, "no NCCL for {}", device.str());
+  return std::make_shared<NcclTransport>(std::move(group), device, *nccl);
+}
+
+}  // namespace zero::storage
