@@ -30,6 +30,10 @@ const char* problem_of(Config::Zerotorch::DeviceTransport wanted, c10::Device mo
   if (wanted == Transport::kShared && !storage::can_share_device_memory(group, module_device)) {
     return "is for ranks of one host on devices that share memory with other processes; use 'nccl', or 'auto'";
   }
+  if (wanted == Transport::kNccl && config.zerotorch.step_in_backward) {
+    return "and zerotorch.step_in_backward: the squares of gradients that are not kept would be waited for within the "
+           "exchange; remove one";
+  }
   if (wanted == Transport::kNccl && storage::nccl_of(module_device.type()) == nullptr) {
     return "needs NCCL, and there is no libnccl.so.2: PyTorch's wheels for CUDA bring one along (nvidia-nccl), whose "
            "folder LD_LIBRARY_PATH may name; without it use 'auto'";
@@ -45,8 +49,8 @@ ShardPlace choose_shard_place(c10::Device module_device, const Config& config, c
   const Transport wanted = config.zerotorch.device_transport;
   if (wanted != Transport::kAuto) {
     if (const char* const problem = problem_of(wanted, module_device, config, group)) {
-      throw ConfigError(fmt::format("zerotorch.device_transport: '{}' {}",
-                                    wanted == Transport::kNccl ? "nccl" : "shared", problem));
+      throw ConfigError(
+          fmt::format("zerotorch.device_transport: '{}' {}", wanted == Transport::kNccl ? "nccl" : "shared", problem));
     }
   }
   if (module_device.is_cpu() || are_in_host_memory(config)) return {};

@@ -18,8 +18,8 @@ namespace zero::setup {
 struct Ranks {
   int count = 1;
   int hosts = 1;
-  bool on_cpu = true;         ///< shards are in host memory
-  bool module_on_cpu = true;  ///< the module is, too
+  bool on_cpu = true;          ///< shards are in host memory
+  bool module_on_cpu = true;   ///< the module is, too
   bool reads_in_place = true;  ///< the memory of the others' devices
 };
 

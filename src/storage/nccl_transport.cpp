@@ -2,8 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/StreamGuard.h>
 #include <fmt/format.h>
 
 #include <unistd.h>
@@ -67,14 +67,14 @@ class Communicator {
   template <class Issue>
   void issue(std::string_view what, const Issue& issue) {
     const std::lock_guard lock(mutex_);
-    if (!made_) throw CommError(fmt::format("{}: NCCL was aborted before", what));
+    if (!made_) throw CommError(fmt::format("{}: NCCL was ended by an error before", what));
     int code = nccl_.group_start();
     if (code == 0) code = issue(nccl_, made_);
     const int end = nccl_.group_end();
     if (code == 0) code = end;
     if (code == 0 || code == Nccl::kInProgress) return;
-    throw CommError(fmt::format("{}: NCCL: {} (its own words come with NCCL_DEBUG=WARN)", what,
-                                nccl_.get_error_string(code)));
+    throw CommError(
+        fmt::format("{}: NCCL: {} (its own words come with NCCL_DEBUG=WARN)", what, nccl_.get_error_string(code)));
   }
 
   /// What has gone wrong in the meantime, if anything has. Any thread.
@@ -180,9 +180,9 @@ class Order {
   DeviceStream stream_;
   Communicator communicator_;
   at::Tensor scratch_;
-  std::vector<Told> told_;    ///< before their turn
-  std::int64_t posted_ = 0;   ///< by this rank
-  std::int64_t issued_ = 0;   ///< the next number
+  std::vector<Told> told_;   ///< before their turn
+  std::int64_t posted_ = 0;  ///< by this rank
+  std::int64_t issued_ = 0;  ///< the next number
 };
 
 /// The communicators and what watches over them.
@@ -206,6 +206,11 @@ class Connections {
     gradients.communicator().abort();
     parameters.communicator().abort();
   }
+  /// What NCCL has reported, if anything: nothing moves any more.
+  std::optional<std::string> failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
 
   Group group;
   const c10::Device device;
@@ -220,15 +225,19 @@ class Connections {
     while (!wake.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; })) {
       if (stop.stop_requested()) return;
       for (Order* order : {&gradients, &parameters}) {
-        const auto failure = order->communicator().failure();
-        if (failure) group.abort(*failure);
+        auto failure = order->communicator().failure();
+        if (!failure) continue;
+        const std::lock_guard ours(mutex_);
+        failure_ = std::move(failure);  // the ranks learn of it from the thread that uses their group
       }
-      if (!group.failed()) continue;
+      if (!failure() && !group.failed()) continue;
       abort();
       return;
     }
   }
 
+  mutable std::mutex mutex_;
+  std::optional<std::string> failure_;
   const int process_ = ::getpid();
   std::unique_ptr<std::jthread> watch_;  ///< last: ends first
 };
@@ -254,7 +263,13 @@ class Posts : public Issuer {
 
  protected:
   Posts(std::shared_ptr<Connections> connections, Order& order) : connections_(std::move(connections)), order_(order) {}
-  ~Posts() { order_.forget(*this); }
+  ~Posts() = default;
+  /// Before anything of it goes: from here on nothing is told.
+  void close() {
+    host_.reset();
+    const comm::BackendGuard guard(*comm::GroupAccess::backend(group())->lock());
+    order_.forget(*this);
+  }
 
   /// *Collective.* Before anything else.
   void open(std::string label, std::vector<std::string> parcel_labels) {
@@ -319,6 +334,7 @@ class Posts : public Issuer {
    private:
     Work& told() { return posts_.told(parcel_); }
     bool is_over() const {
+      if (const auto failure = posts_.connections_->failure()) throw CommError(*failure);
       const Post& post = posts_.post_of(parcel_);
       return post.issued ? post.done.query() : posts_.abandoned_;
     }
@@ -337,11 +353,16 @@ class Posts : public Issuer {
       const comm::BackendGuard guard(*backend.lock());
       const std::int64_t begin = base::monotonic_ns();
       comm::Patience patience{.timeout = posts_.group().timeout()};
-      do {
-        patience.waited_ns = base::monotonic_ns() - begin;
-        if (patience.waited_ns > limit_ns) return false;
-        patience.limit_ns = kGlanceNs;
-      } while (!backend.block_until([this] { return is_over(); }, blocker, patience));
+      try {
+        do {
+          patience.waited_ns = base::monotonic_ns() - begin;
+          if (patience.waited_ns > limit_ns) return false;
+          patience.limit_ns = kGlanceNs;
+        } while (!backend.block_until([this] { return is_over(); }, blocker, patience));
+      } catch (const CommError& error) {
+        backend.abort(error.what());  // the others, if it is NCCL's
+        throw;
+      }
       end();
       return true;
     }
@@ -354,10 +375,10 @@ class Posts : public Issuer {
   struct Post {
     Post(Posts& posts, int parcel, c10::Event first, c10::Event last)
         : work(posts, parcel), ready(std::move(first)), done(std::move(last)) {}
-    Posted work;        ///< of its last post
-    c10::Event ready;   ///< over when the device has written what is sent, and read what will be written
-    c10::Event done;    ///< over when it has moved
-    Work told;          ///< complete when all ranks know of it
+    Posted work;       ///< of its last post
+    c10::Event ready;  ///< over when the device has written what is sent, and read what will be written
+    c10::Event done;   ///< over when it has moved
+    Work told;         ///< complete when all ranks know of it
     std::atomic<bool> issued{false};
     std::int64_t count = 0;
   };
@@ -388,6 +409,7 @@ class Posts : public Issuer {
 /// The calls that give each rank all ranks' slices.
 int gather_slices(const Nccl& nccl, NcclCommunicator made, const void* mine, std::byte* out,
                   std::span<const std::int64_t> counts, std::int64_t nbytes, void* stream) {
+  if (*std::ranges::max_element(counts) == 0) return 0;
   const auto size_of = [&](std::size_t rank) { return static_cast<std::size_t>(counts[rank] * nbytes); };
   if (std::ranges::all_of(counts, [&](std::int64_t count) { return count == counts.front(); }))
     return nccl.all_gather(mine, out, size_of(0), Nccl::kBytes, made, stream);
@@ -419,6 +441,7 @@ class NcclBoard final : public comm::ExchangeBoard, public Posts, public std::en
     this->order().reserve(most);
     open(std::move(label), std::move(labels));
   }
+  ~NcclBoard() override { close(); }
 
   Work post(int parcel, const void* in) override {
     in_[static_cast<std::size_t>(parcel)] = static_cast<const std::byte*>(in);
@@ -470,7 +493,7 @@ class NcclBoard final : public comm::ExchangeBoard, public Posts, public std::en
   }
 
   const Sink sink_;
-  const std::int64_t nbytes_;                       ///< of an element
+  const std::int64_t nbytes_;                      ///< of an element
   std::vector<std::vector<std::int64_t>> counts_;  ///< by parcel
   std::vector<const std::byte*> in_;               ///< by parcel
   std::vector<const void*> slices_;                ///< by rank; reused
@@ -492,6 +515,7 @@ class NcclWindow final : public comm::ShardWindow, public Posts, public std::ena
     }
     open("fetches of " + label, std::move(labels));
   }
+  ~NcclWindow() override { close(); }
 
   Work fetch(int parcel, void* out, std::string_view) override {
     out_[static_cast<std::size_t>(parcel)] = static_cast<std::byte*>(out);
@@ -532,7 +556,7 @@ class NcclWindow final : public comm::ShardWindow, public Posts, public std::ena
     });
   }
 
-  const std::int64_t nbytes_;                       ///< of an element
+  const std::int64_t nbytes_;                      ///< of an element
   std::vector<std::vector<std::int64_t>> counts_;  ///< by parcel
   const std::vector<const void*> mine_;            ///< by parcel
   std::vector<std::byte*> out_;                    ///< by parcel
@@ -545,6 +569,7 @@ class NcclCalls final : public Posts, public std::enable_shared_from_this<NcclCa
   NcclCalls(std::shared_ptr<Connections> connections, Order& order) : Posts(std::move(connections), order) {
     open("calls", {"shards of all ranks"});
   }
+  ~NcclCalls() { close(); }
   using Call = std::function<int(const Nccl&, NcclCommunicator, void* stream)>;
   void run(Call call) {
     call_ = std::move(call);
@@ -579,16 +604,15 @@ class NcclTransport final : public comm::ShardTransport {
     return std::make_shared<NcclBoard>(connections_, connections_->gradients, std::move(label), parcels, dtype,
                                        std::move(sink));
   }
+  bool sinks_may_wait() const override { return false; }
   std::shared_ptr<comm::ShardWindow> make_shard_window(std::string label, std::vector<comm::Parcel> parcels,
                                                        DType dtype, std::vector<const void*> mine) override {
-    return std::make_shared<NcclWindow>(connections_, connections_->parameters, label, parcels, dtype,
-                                        std::move(mine));
+    return std::make_shared<NcclWindow>(connections_, connections_->parameters, label, parcels, dtype, std::move(mine));
   }
 
   Work all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,
                   const CollectiveOptions&) override {
     const auto nbytes = static_cast<std::int64_t>(element_nbytes(dtype));
-    if (std::ranges::all_of(counts, [](std::int64_t count) { return count == 0; })) return {};
     calls_->run([&](const Nccl& nccl, NcclCommunicator made, void* stream) {
       return gather_slices(nccl, made, in, static_cast<std::byte*>(out), counts, nbytes, stream);
     });

@@ -203,7 +203,7 @@ std::int64_t GradientReducer::shard_blocks(int unit, int rank) const {
 void GradientReducer::begin_micro_batch() {
   if (micro_batch_has_gradients()) return;
   gradients_began_ = base::seconds_now();
-  makes_sumsq_ = options_.is_last_micro_batch();
+  makes_sumsq_ = options_.is_last_micro_batch() && model_.transport->sinks_may_wait();
   sumsq_complete_ = false;
 }
 

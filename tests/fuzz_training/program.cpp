@@ -150,9 +150,9 @@ struct Generator {
   /// A rank uses parameters that others do not use, or not as often.
   bool uses_parameters_alone() const {
     using enum Ingredient;
-    return std::ranges::any_of(std::array{kTop1, kTop2, kHeads, kLayerDrop, kUnroll, kEvaluateOne, kThrowForward,
-                                          kThrowBackward, kPenalty},
-                               [this](Ingredient one) { return program.has(one); });
+    return std::ranges::any_of(
+        std::array{kTop1, kTop2, kHeads, kLayerDrop, kUnroll, kEvaluateOne, kThrowForward, kThrowBackward, kPenalty},
+        [this](Ingredient one) { return program.has(one); });
   }
 
   Setting setting() {
@@ -175,6 +175,7 @@ struct Generator {
     // Not drawn: a seed stays the program that it was.
     made.nvme = (made.ranks + made.stage + made.node_shared + made.overlap + made.little_live) % 3 == 0;
     if (states_on_device) made.nvme = false;
+    if (moved_by_nccl) made.step_in_backward = false;
     if (moved_by_nccl && uses_parameters_alone()) made.stage = std::min(made.stage, 2);
     return made;
   }
@@ -337,7 +338,8 @@ std::string json_of(const Program& p, const Setting& s) {
                                                                 : "none",
                      std::filesystem::temp_directory_path().string(), s.node_shared ? "node_shared" : "copying",
                      s.progress_thread ? "always" : "never", p.unit_numel, s.step_in_backward,
-                     p.unused_zero ? "zero" : "skip", moved_by_nccl ? "nccl" : "auto", s.observer, collective_timeout_s);
+                     p.unused_zero ? "zero" : "skip", moved_by_nccl ? "nccl" : "auto", s.observer,
+                     collective_timeout_s);
 }
 
 }  // namespace zero::fuzz_training

@@ -245,9 +245,9 @@ int get_version(int* version) {
 }  // namespace
 
 void use_nccl(bool wanted) {
-  static const storage::Nccl functions{&get_version,     &get_unique_id,    &init_rank,   &destroy,   &abort,
-                                       &get_async_error, &get_error_string, &group_start, &group_end, &send,
-                                       &recv,            &broadcast,        &all_gather};
+  static const storage::Nccl functions{
+      &get_version, &get_unique_id, &init_rank, &destroy, &abort,     &get_async_error, &get_error_string,
+      &group_start, &group_end,     &send,      &recv,    &broadcast, &all_gather};
   storage::register_nccl(kSim, wanted ? &functions : nullptr);
 }
 

@@ -2,8 +2,8 @@
 // The parts of the simulated accelerator (simulated_device.h) below its operators: queues of tasks that run in random
 // legal orders, memory, and both as libtorch asks for them. For simulated_device.cpp and simulated_kernels.cpp only.
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -145,11 +145,11 @@ struct Point {
 };
 
 struct Task {
-  std::function<void()> run;  // empty: only a mark in the queue
-  std::optional<Point> wait;  // does nothing but wait
+  std::function<void()> run;    // empty: only a mark in the queue
+  std::optional<Point> wait;    // does nothing but wait
   std::function<bool()> ready;  // of another process: it does not run before
-  bool work = false;          // an operator or a copy
-  std::uint64_t number = 0;   // of work, in the order of issue
+  bool work = false;            // an operator or a copy
+  std::uint64_t number = 0;     // of work, in the order of issue
 };
 
 struct Queue {
