@@ -465,9 +465,9 @@ class ModelParallelRandom {
 /// weights. All other ranks, or all ranks without `modifier_rank`, may only read: their writes are refused, or go to a
 /// private copy that is dropped when the scope ends (ReadersWrites). With model-parallel ranks, `modifier_rank` is a
 /// data-parallel rank of each part, and replicated parameters take the values written on the first part. *Collective*
-/// at both ends. A scope that ends by an exception writes nothing, and waits for nobody: the modifier takes back what
-/// it has written where the ranks of a host share it, and ranks that go on meet (Group::barrier()) before they use
-/// these parameters.
+/// at both ends. A scope that ends by an exception writes nothing, and waits for nobody; a rank that goes on waits at
+/// its next use of a parameter, where ranks of a host share them, until the modifier has left the scope, too. Then the
+/// values are those from before.
 class GatheredParameters {
  public:
   enum class ReadersWrites : std::uint8_t {

@@ -92,7 +92,7 @@ class MpiBackend final : public Backend {
   std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) override;
   std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
                                            std::span<const void* const> mine) override;
-  bool failed() const override { return !failure_.empty(); }
+  bool failed() const override { return has_failed_.load(std::memory_order_acquire); }
   std::string progress_thread_problem() const override;
   SharedMemory allocate(std::size_t nbytes) override;
   void abort(std::string_view reason) noexcept override;
@@ -179,7 +179,8 @@ class MpiBackend final : public Backend {
   WindowMessage message_;
   MPI_Request message_receive_ = MPI_REQUEST_NULL;
 
-  std::string failure_;  ///< empty: none
+  std::string failure_;                  ///< empty: none
+  std::atomic<bool> has_failed_{false};  ///< what other threads may ask
   std::vector<char> notice_;
   MPI_Request notice_receive_ = MPI_REQUEST_NULL;
   std::deque<std::string> sent_notices_;

@@ -136,6 +136,7 @@ void MpiBackend::receive_notices() {
         "MPI_Irecv");
     if (status.MPI_TAG == kFailureTag) {
       failure_ = text;
+      has_failed_ = true;
       return;
     }
   }
@@ -166,6 +167,7 @@ void MpiBackend::abort(std::string_view reason) noexcept {
   } catch (...) {
     failure_ = "aborted";
   }
+  has_failed_ = true;
   send_notice(kFailureTag, failure_);
 }
 

@@ -108,8 +108,8 @@ class ShardTransport {
   /// *Collective.* As make_exchange_board(). On a device, the sink runs in the transport's stream order.
   virtual std::shared_ptr<ExchangeBoard> make_exchange_board(std::string label, std::vector<Parcel> parcels,
                                                              DType dtype, ExchangeBoard::Sink sink) = 0;
-  /// *Local.* False if sinks must not wait for the device: what is before them in the stream needs other ranks, which may
-  /// wait for this one.
+  /// *Local.* False if sinks must not wait for the device: what is before them in the stream needs other ranks, which
+  /// may wait for this one.
   virtual bool sinks_may_wait() const { return true; }
   /// *Collective.* As make_shard_window(). Not where memory is read in place: everyones().
   virtual std::shared_ptr<ShardWindow> make_shard_window(std::string label, std::vector<Parcel> parcels, DType dtype,

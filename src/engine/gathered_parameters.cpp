@@ -88,6 +88,7 @@ GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Ten
     const auto& parameter = impl.model.parameters[p];
     before_.push_back(modifier_rank ? impl.optimizer->low_values(parameter.unit, parameter.range) : at::Tensor());
   }
+  if (modifier_rank) impl.store->begin_modifying();
   if (modifier_rank && impl.group.size() > 1) {
     // The modifier may write into memory that others have just copied.
     impl.group.barrier({.label = "GatheredParameters"}).wait();
@@ -114,6 +115,7 @@ void GatheredParameters::close() {
   const bool failed = std::uncaught_exceptions() != exceptions_;
   if (readers_writes_ == ReadersWrites::kDropped) impl.check_module();  // an assignment to data is a write, too
   if (modifier_rank_ == impl.group.rank()) end_writes(impl, parameters_, failed);
+  if (modifier_rank_) impl.store->end_modifying(*modifier_rank_, failed);
   if (readers_writes_ == ReadersWrites::kDropped) impl.store->end_dropping(parameters_);
   if (modifier_rank_ && !failed) {
     if (impl.groups.model_parallel && impl.group.rank() == *modifier_rank_) take_first_part(impl, parameters_);

@@ -49,7 +49,7 @@ class Communicator {
     const std::int64_t mine = code;
     group_.all_reduce(&code, 1, DType::kInt64, ReduceOp::kMax, {.label = label_}).wait();
     if (code == 0) return;
-    abort();
+    break_off();
     throw CommError(fmt::format(
         "NCCL made no communicator for the {} of {} ranks: {} on {}. It needs a GPU of its own for each rank; its own "
         "words come with NCCL_DEBUG=WARN. Without zerotorch.device_transport: 'nccl' ranks do without it",
@@ -85,7 +85,7 @@ class Communicator {
     return fmt::format("NCCL, which moves the {}: {}", label_, nccl_.get_error_string(code));
   }
   /// What the device waits for in it ends. Any thread; again does nothing.
-  void abort() noexcept {
+  void break_off() noexcept {
     const std::lock_guard lock(mutex_);
     if (made_) nccl_.abort(std::exchange(made_, nullptr));
   }
@@ -202,9 +202,9 @@ class Connections {
 
   bool is_forked_child() const { return ::getpid() != process_; }
 
-  void abort() noexcept {
-    gradients.communicator().abort();
-    parameters.communicator().abort();
+  void break_off() noexcept {
+    gradients.communicator().break_off();
+    parameters.communicator().break_off();
   }
   /// What NCCL has reported, if anything: nothing moves any more.
   std::optional<std::string> failure() const {
@@ -231,7 +231,7 @@ class Connections {
         failure_ = std::move(failure);  // the ranks learn of it from the thread that uses their group
       }
       if (!failure() && !group.failed()) continue;
-      abort();
+      break_off();
       return;
     }
   }
@@ -596,7 +596,7 @@ class NcclTransport final : public comm::ShardTransport {
 
   ~NcclTransport() override {
     if (connections_->is_forked_child()) return;
-    if (std::uncaught_exceptions() > exceptions_at_start_ || connections_->group.failed()) connections_->abort();
+    if (std::uncaught_exceptions() > exceptions_at_start_ || connections_->group.failed()) connections_->break_off();
   }
 
   std::shared_ptr<comm::ExchangeBoard> make_exchange_board(std::string label, std::vector<comm::Parcel> parcels,

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <optional>
 
 #include "base/check.h"
 #include "storage/flat_buffer.h"
 #include "zero/parameter_store.h"
+#include "zero/scope_ends.h"
 
 namespace zero::sharding {
 namespace {
@@ -62,11 +64,21 @@ class NodeSharedStore final : public ParameterStore {
     model_.group.barrier({.label = "broadcast parameters"}).wait();
   }
 
+  void begin_modifying() override {
+    if (!scope_ends_ && model_.world_size() > 1)
+      scope_ends_.emplace(model_.hosts ? model_.hosts->node : model_.group, model_.rank());
+  }
+  void end_modifying(int modifier, bool failed) override {
+    if (scope_ends_) scope_ends_->end(modifier, failed);
+  }
+
   void reattach(int p) override { attach_parameter(p, memory_.data_at(offsets_[model_.parameters[p].unit])); }
 
   std::shared_ptr<void> keep_alive(int) override { return memory_.keep_alive(); }
 
-  void before_use(intercept::ParameterHandle&) override {}  // always whole, and reading costs nothing
+  void before_use(intercept::ParameterHandle&) override {  // always whole, and reading costs nothing
+    if (scope_ends_ && scope_ends_->waits()) scope_ends_->wait();
+  }
   void after_use(intercept::ParameterHandle&) noexcept override {}
 
  private:
@@ -120,6 +132,7 @@ class NodeSharedStore final : public ParameterStore {
   std::vector<Slices> slices_;   ///< by unit, with several hosts
   std::vector<Work> under_way_;  ///< empty between calls; keeps its capacity
   storage::FlatBuffer memory_;
+  std::optional<ScopeEnds> scope_ends_;  ///< since the first scope with a modifier
 };
 
 }  // namespace

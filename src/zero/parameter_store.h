@@ -57,6 +57,13 @@ class ParameterStore : public intercept::UseObserver {
   virtual void* module_values(int parameter);
   /// Takes what the program wrote there into pinned_view(), where that is not the same. Local.
   virtual void collect(std::span<const int> parameters) { (void)parameters; }
+  /// Around a scope in which rank `modifier` writes parameters; `failed`: it ends by an exception, on this rank. On the
+  /// modifier the end comes after its last write. begin_modifying() is *collective*, end_modifying() local.
+  virtual void begin_modifying() {}
+  virtual void end_modifying(int modifier, bool failed) {
+    (void)modifier;
+    (void)failed;
+  }
   /// *Collective.* Copies parameter values that `root` has in pinned_view() to every copy.
   virtual void broadcast(std::span<const int> parameters, int root) = 0;
 

@@ -17,7 +17,6 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -27,10 +26,10 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "dist/accelerator.h"
 #include "optim/device_kernels.h"
 #include "support/bits.h"
 #include "support/errors.h"
-#include "support/mpi_job.h"
 #include "support/odd_model.h"
 #include "support/parity.h"
 #include "support/simulated_device.h"
@@ -45,157 +44,6 @@ namespace zero::testing {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool is_slow() { return std::getenv("ZERO_TEST_SLOW") != nullptr; }
-
-bool on_gpu() { return std::getenv("ZERO_TEST_DEVICE") != nullptr; }
-
-/// The device, of this process from here on; a simulated one runs in the order of `seed`.
-at::Device device_with(std::uint64_t seed) {
-  if (on_gpu()) {
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-    at::globalContext().setBenchmarkCuDNN(false);
-    return at::Device(at::Device(std::getenv("ZERO_TEST_DEVICE")).type(), 0);
-  }
-  simulated::start({.seed = seed});
-  return simulated::device();
-}
-
-/// What it was given is done.
-void finish() {
-  if (!on_gpu()) simulated::finish();
-}
-
-/// Runs `fn` on every rank of a fresh group; the lines that rank 0 returns.
-std::vector<std::string> lines_of(int ranks, const std::function<std::vector<std::string>(Group)>& fn) {
-  const TemporaryFolder folder;
-  const std::string path = folder.path() + "/lines";
-  expect_all_ok(spawn(ranks,
-                      [&](Group group) {
-                        const auto lines = fn(group);
-                        if (group.rank() != 0) return;
-                        std::ofstream out(path);
-                        for (const auto& line : lines) out << line << '\n';
-                      },
-                      {.timeout = std::chrono::minutes(8)}));
-  std::vector<std::string> lines;
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
-/// A small model of operators that a device has: a table, dense layers of odd sizes, one used twice, a tied and a
-/// frozen one, one that is not used, and a BatchNorm with buffers.
-struct SmallImpl : torch::nn::Module {
-  SmallImpl() {
-    table = register_module("table", torch::nn::Embedding(kOddVocab, 13));
-    first = register_module("first", torch::nn::Linear(13, 29));
-    twice = register_module("twice", torch::nn::Linear(29, 29));
-    frozen = register_module("frozen", torch::nn::Linear(29, 29));
-    norm = register_module("norm", torch::nn::BatchNorm1d(29));
-    last = register_module("last", torch::nn::Linear(29, 13));
-    unused = register_parameter("unused", at::ones({7, 3}));
-    for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
-  }
-  at::Tensor loss(const at::Tensor& tokens, bool again = false) {
-    const at::Tensor flat = tokens.reshape({-1});
-    at::Tensor x = at::tanh(first(table(flat)));
-    const auto middle = [this](const at::Tensor& in) { return at::tanh(twice(at::tanh(twice(in)))) + frozen(in); };
-    x = again ? recompute(middle, x) : middle(x);
-    x = at::matmul(last(norm(x)), table->weight.t());
-    return at::cross_entropy_loss(x.to(at::kFloat), at::roll(flat, 1));
-  }
-  torch::nn::Embedding table{nullptr};
-  torch::nn::Linear first{nullptr}, twice{nullptr}, frozen{nullptr}, last{nullptr};
-  torch::nn::BatchNorm1d norm{nullptr};
-  at::Tensor unused;
-};
-TORCH_MODULE(Small);
-
-Small make_small(at::Device device) {
-  at::set_num_threads(1);
-  at::manual_seed(3);
-  Small model;
-  to_device(*model, device);
-  return model;
-}
-
-struct Setting {
-  int stage = 3;
-  std::string more = {};  ///< keys of the configuration
-  std::string zero = {};  ///< of zero_optimization
-  int accumulation = 2;
-  std::int64_t bucket_numel = 1100, live_numel = 1000;
-  bool recompute = false, in_backward = false, own_stream = false;
-  bool writes = false;         ///< the program writes a parameter before each step
-  std::string states = "cpu";  ///< where they are
-  std::string own = {};        ///< keys of zerotorch
-};
-
-std::string json_of(const Setting& setting) {
-  return fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {},
-    "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}},
-    "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 30, "reduce_bucket_size": {},
-      "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": 0,
-      "offload_optimizer": {{"device": "{}"}} {}}},
-    "zerotorch": {{"seed": 4, "unit_numel": 400, "step_in_backward": {} {}}} {}}})",
-                     setting.accumulation, setting.stage, setting.bucket_numel, setting.live_numel, setting.states,
-                     setting.zero, setting.in_backward, setting.own, setting.more);
-}
-
-/// Everything that training gives and that does not depend on the number of ranks, as one line: norms, weights, states.
-std::string outcome_of(Engine& engine, Small& model, std::vector<double> numbers) {
-  std::uint64_t hash = kNoBits;
-  for (const double number : numbers) hash = (hash ^ std::bit_cast<std::uint64_t>(number)) * 1099511628211ull;
-  for (const auto& item : model->named_parameters()) {
-    hash = hash_with(hash, engine.full_weight(item.key()).cpu());
-    if (!item.value().requires_grad()) continue;
-    for (const auto& state : engine.optimizer_states(item.key()))
-      hash = hash_with(hash, engine.full_optimizer_state(item.key(), state).cpu());
-  }
-  return fmt::format("{:016x} {}", hash, numbers.back());
-}
-
-constexpr int kMicroBatches = 12;
-
-at::Tensor tokens_of(int step, int index, at::Device device) {
-  return micro_batch_tokens(step * kMicroBatches + index, 2, 5).to(device);
-}
-
-std::string train(Group group, at::Device device, const Setting& setting, int steps = 3) {
-  Small model = make_small(device);
-  Setting own = setting;
-  own.accumulation = own.in_backward ? 1 : kMicroBatches / group.size();
-  const c10::impl::VirtualGuardImpl backend(device.type());
-  std::optional<c10::StreamGuard> stream;
-  if (setting.own_stream && !device.is_cpu()) {
-    finish();  // the model was moved in the default stream
-    stream.emplace(backend.getStreamFromGlobalPool(device));
-  }
-  auto engine = initialize(model, json_of(own), {.group = group});
-  std::vector<double> numbers;
-  for (int step = 0; step < steps; ++step) {
-    if (setting.writes) {
-      GatheredParameters scope(engine, {model->first->weight}, 0);
-      const at::NoGradGuard no_grad;
-      if (group.rank() == 0) model->first->weight.mul_(0.75);
-    }
-    double sum = 0;
-    for (int j = 0; j < own.accumulation; ++j) {
-      const at::Tensor loss = model->loss(tokens_of(step, j * group.size() + group.rank(), device), setting.recompute);
-      engine.backward(loss);
-      engine.step();
-      sum += loss.item<float>();
-    }
-    numbers.push_back(engine.grad_norm());
-    if (step + 1 == steps) {
-      std::vector<double> all(static_cast<std::size_t>(group.size()));
-      group.all_gather(&sum, all.data(), std::vector<std::int64_t>(all.size(), 1), DType::kFloat64).wait();
-      for (const double one : all) numbers.push_back(one);
-    }
-  }
-  return outcome_of(engine, model, {numbers.begin(), numbers.begin() + steps});
-}
 
 bool is_of_whole_tensors(const std::string& curve) {
   return mentions(curve, "Lamb") || mentions(curve, "Adafactor") || mentions(curve, "Muon");
@@ -235,28 +83,6 @@ TEST(Accelerator, EveryStageAndNumberOfRanksGivesOneCurve) {
     }
   }
   EXPECT_GE(compared, on_gpu() ? 20 : 40);
-}
-
-/// The settings that a small model is trained with: what each adds to the paths that copies take.
-const std::map<std::string, Setting>& settings() {
-  static const std::map<std::string, Setting> all = {
-      {"stage 0", {.stage = 0}},
-      {"stage 1", {.stage = 1}},
-      {"stage 2", {.stage = 2}},
-      {"stage 3", {.stage = 3}},
-      {"stage 3, no overlap", {.stage = 3, .zero = R"(, "overlap_comm": false)"}},
-      {"stage 2, clipped", {.stage = 2, .more = R"(, "gradient_clipping": 0.05)"}},
-      {"stage 3, bf16", {.stage = 3, .more = R"(, "bf16": {"enabled": true})"}},
-      {"stage 1, bf16, gradients sent in fp32",
-       {.stage = 1, .more = R"(, "bf16": {"enabled": true}, "communication_data_type": "fp32")"}},
-      {"stage 2, fp16", {.stage = 2, .more = R"(, "fp16": {"enabled": true, "initial_scale_power": 8})"}},
-      {"stage 3, one bucket, all live", {.stage = 3, .bucket_numel = 1'000'000, .live_numel = 1'000'000}},
-      {"stage 3, parts run again", {.stage = 3, .recompute = true}},
-      {"stage 3, updated in backward", {.stage = 3, .more = R"(, "gradient_clipping": 0)", .in_backward = true}},
-      {"stage 1, updated in backward", {.stage = 1, .more = R"(, "gradient_clipping": 0)", .in_backward = true}},
-      {"stage 3, on another stream", {.stage = 3, .own_stream = true}},
-  };
-  return all;
 }
 
 TEST(Accelerator, EveryOrderOfItsStreamsGivesTheSameBits) {
@@ -340,68 +166,6 @@ TEST(Accelerator, StatesMayBeThereToo) {
   }
   if (!on_gpu()) {
     EXPECT_EQ(by_kernels, 4 * seeds * static_cast<int>(settings().size()));
-  }
-}
-
-constexpr const char* kByNccl = R"(, "device_transport": "nccl")";
-
-constexpr std::size_t kSettingsOfNccl = 12;  ///< without those that update within backward
-
-/// Every setting on the host and, moved by NCCL, on the device: "name<TAB>outcome".
-std::vector<std::string> nccl_outcomes(const Group& group, int seeds) {
-  std::vector<std::string> results;
-  simulated::start({});
-  simulated::use_nccl(true);
-  simulated::use_kernels(true);
-  for (const auto& [name, on_host] : settings()) {
-    if (on_host.in_backward) continue;
-    results.push_back(name + "\t" + train(group, at::kCPU, on_host));
-    Setting there = on_host;
-    there.states = "none";
-    there.own = kByNccl;
-    for (int seed = 0; seed < seeds; ++seed) {
-      const auto device = device_with(static_cast<std::uint64_t>(1000 * seed + group.rank()));
-      results.push_back(name + "\t" + train(group, device, there));
-      finish();
-    }
-  }
-  return results;
-}
-
-/// Each setting has one outcome; how many lines there are.
-std::size_t expect_one_outcome_each(const std::vector<std::string>& lines, const std::string& where) {
-  std::map<std::string, std::set<std::string>> by_name;
-  for (const auto& line : lines) by_name[line.substr(0, line.find('\t'))].insert(line.substr(line.find('\t') + 1));
-  EXPECT_EQ(by_name.size(), kSettingsOfNccl) << where;
-  for (const auto& [name, results] : by_name) EXPECT_EQ(results.size(), 1u) << name << ", " << where;
-  return lines.size();
-}
-
-/// Between hosts, or where the program wants it, NCCL moves what ranks of one host would read in place.
-TEST(Accelerator, NcclMovesTheSameBits) {
-  if (on_gpu()) GTEST_SKIP() << "NCCL wants a GPU for each rank";
-  const int seeds = is_slow() ? 50 : 3;
-  for (int ranks = 2; ranks <= 4; ++ranks) {
-    const OneHostAsSeveral hosts(ranks == 3 ? 1 : ranks);
-    const auto lines = lines_of(ranks, [&](const Group& group) { return nccl_outcomes(group, seeds); });
-    EXPECT_EQ(expect_one_outcome_each(lines, fmt::format("{} ranks", ranks)),
-              kSettingsOfNccl * static_cast<std::size_t>(seeds + 1));
-  }
-}
-
-TEST(Accelerator, NcclMovesTheSameBitsBesideMpi) {
-  if (on_gpu()) GTEST_SKIP() << "NCCL wants a GPU for each rank";
-  if (!mpirun_path()) GTEST_SKIP() << "no MPI in this build";
-  for (const int ranks : {2, 3}) {
-    const OneHostAsSeveral hosts(1);
-    const MpiJobResult result = run_under_mpirun(ranks, {"--rank"}, std::chrono::seconds(200));
-    EXPECT_EQ(result.exit_code, 0) << result.output;
-    std::vector<std::string> lines;
-    std::istringstream in(result.output);
-    for (std::string line; std::getline(in, line);) {
-      if (line.starts_with("outcome ")) lines.push_back(line.substr(8));
-    }
-    EXPECT_EQ(expect_one_outcome_each(lines, fmt::format("{} ranks over MPI", ranks)), kSettingsOfNccl * 2);
   }
 }
 
@@ -680,90 +444,6 @@ TEST(Accelerator, ARankThatFailsEndsAll) {
   }
 }
 
-TEST(Accelerator, WhatNcclReportsEndsAll) {
-  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
-  const auto began = std::chrono::steady_clock::now();
-  const auto results = spawn(2, [&](Group group) {
-    simulated::use_nccl(true);
-    const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
-    Small model = make_small(device);
-    auto engine =
-        initialize(model, json_of({.stage = 2, .accumulation = 1, .states = "none", .own = kByNccl}), {.group = group});
-    for (int step = 0; step < 3; ++step) {
-      if (group.rank() == 1 && step == 1) simulated::break_nccl();
-      engine.backward(model->loss(tokens_of(step, group.rank(), device)));
-      engine.step();
-    }
-  });
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));
-  for (const auto& result : results) {
-    EXPECT_FALSE(result.ok);
-    EXPECT_TRUE(mentions(result.error, "NCCL") && mentions(result.error, "error")) << result.error;
-  }
-}
-
-/// A layer of its own for each of two ranks.
-struct RoutedImpl : torch::nn::Module {
-  RoutedImpl() {
-    common = register_module("common", torch::nn::Linear(13, 29));
-    first = register_module("first", torch::nn::Linear(29, 29));
-    second = register_module("second", torch::nn::Linear(29, 29));
-  }
-  at::Tensor loss(const at::Tensor& x, bool by_second) {
-    const at::Tensor hidden = at::tanh(common(x));
-    return (by_second ? second(hidden) : first(hidden)).square().mean();
-  }
-  torch::nn::Linear common{nullptr}, first{nullptr}, second{nullptr};
-};
-TORCH_MODULE(Routed);
-
-TEST(Accelerator, RanksMayUseDifferentParametersByNccl) {
-  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
-  const auto train_routed = [](Group group, at::Device device, int stage, const std::string& own) {
-    at::set_num_threads(1);
-    at::manual_seed(3);
-    Routed model;
-    to_device(*model, device);
-    auto engine = initialize(
-        model, json_of({.stage = stage, .accumulation = 2, .states = own.empty() ? "cpu" : "none", .own = own}),
-        {.group = group});
-    std::string norms;
-    for (int step = 0; step < 6; ++step) {
-      at::manual_seed(100 + 10 * step + group.rank());
-      engine.backward(model->loss(at::randn({4, 13}).to(device), (step + group.rank()) % 2 == 1));
-      engine.step();
-      norms += fmt::format("{:a} ", engine.grad_norm());
-    }
-    return norms;
-  };
-  const auto lines = lines_of(2, [&](Group group) {
-    std::vector<std::string> results;
-    simulated::use_nccl(true);
-    simulated::use_kernels(true);
-    simulated::start({});
-    results.push_back(train_routed(group, at::kCPU, 2, ""));
-    for (int seed = 0; seed < 4; ++seed) {
-      results.push_back(
-          train_routed(group, device_with(static_cast<std::uint64_t>(10 * seed + group.rank())), seed % 3, kByNccl));
-      finish();
-    }
-    return results;
-  });
-  ASSERT_EQ(lines.size(), 5u);
-  for (const auto& line : lines) EXPECT_EQ(line, lines[0]);
-  // What a rank alone wants to have whole, NCCL cannot bring.
-  const auto began = std::chrono::steady_clock::now();
-  const auto results = spawn(2, [&](Group group) {
-    simulated::use_nccl(true);
-    train_routed(group, device_with(static_cast<std::uint64_t>(group.rank())), 3, kByNccl);
-  });
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));
-  for (const auto& result : results) {
-    EXPECT_FALSE(result.ok);
-    EXPECT_TRUE(mentions(result.error, "leaf_module")) << result.error;
-  }
-}
-
 TEST(Accelerator, RefusesWhatItHasNot) {
   if (on_gpu()) GTEST_SKIP() << "of the simulated device";
   const auto lines = lines_of(1, [&](Group group) {
@@ -819,20 +499,4 @@ TEST(Accelerator, SaysWhereShardsAre) {
 }
 
 }  // namespace
-
-/// A rank of an mpirun job.
-int be_rank() {
-  const Group group = join_mpi_job();
-  for (const std::string& line : nccl_outcomes(group, 1)) {
-    if (group.rank() == 0) std::printf("outcome %s\n", line.c_str());
-  }
-  return ::testing::Test::HasFailure() ? 1 : 0;
-}
-
 }  // namespace zero::testing
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  if (argc >= 2 && std::string_view(argv[1]) == "--rank") return zero::testing::be_rank();
-  return RUN_ALL_TESTS();
-}

@@ -14,7 +14,9 @@
 #include <torch/optim/sgd.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <functional>
+#include <thread>
 
 #include "base/log.h"
 #include "storage/cpu_allocator.h"
@@ -209,6 +211,55 @@ TEST(Engine, GatheredParametersReadAndModify) {
       }));
     }
   }
+}
+
+/// Ranks that go on after a scope that has failed read what was there before, however late the modifier leaves it.
+TEST(Engine, AScopeThatFailsEverywhereHasChangedNothing) {
+  for (const char* store : {"copying", "node_shared"}) {
+    const auto results = spawn(3, [store](Group group) {
+      auto model = make_deep();
+      auto engine = initialize(model, deep_json(3, "", store_json(store)), InitializeOptions{.group = group});
+      auto& weight = model->linears[2]->weight;
+      for (int modifier = 0; modifier < 3; ++modifier) {
+        const at::NoGradGuard no_grad;
+        const at::Tensor before = engine.full_weight("layer2.weight");
+        try {
+          GatheredParameters outer(engine, {model->linears[0]->weight}, modifier);
+          try {
+            GatheredParameters gathered(engine, {weight}, modifier);
+            if (group.rank() == modifier) {
+              weight.fill_(7);
+              std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            }
+            throw std::runtime_error("as on all ranks");
+          } catch (const std::runtime_error&) {
+            EXPECT_TRUE(at::equal(weight.detach() + 0, before)) << store << ", " << modifier;
+            throw;
+          }
+        } catch (const std::runtime_error&) {
+        }
+        EXPECT_TRUE(at::equal(weight.detach() + 0, before)) << store << ", " << modifier;
+      }
+      train(engine, 1);
+    });
+    expect_all_ok(results);
+  }
+  // Where the modifier does not leave it, the others are told after the time-out, not given what it writes.
+  const auto results = spawn(2, [](Group group) {
+    group.set_timeout(std::chrono::seconds(2));
+    auto model = make_deep();
+    auto engine = initialize(model, deep_json(3, "", store_json("node_shared")), InitializeOptions{.group = group});
+    const at::NoGradGuard no_grad;
+    try {
+      GatheredParameters gathered(engine, {model->linears[2]->weight}, 0);
+      if (group.rank() == 0) std::this_thread::sleep_for(std::chrono::seconds(5));
+      throw std::runtime_error("as on all ranks");
+    } catch (const std::runtime_error&) {
+    }
+    if (group.rank() == 1) (void)(model->linears[2]->weight + 0);
+  });
+  EXPECT_FALSE(results[1].ok);
+  EXPECT_NE(results[1].error.find("has not left it"), std::string::npos) << results[1].error;
 }
 
 TEST(Engine, SetFullWeightReachesEveryCopy) {

@@ -29,11 +29,11 @@ struct Options {
 };
 
 int usage(const char* what) {
-  fmt::print(
-      stderr,
-      "{}\nusage: training_fuzz --first SEED --count N [--shrink] [--seconds S] [--only INGREDIENT] "
-      "[--without INGREDIENT]... [--print] [--until-found] [--timeout S] [--simulated-device [--states-there [--by-nccl]]]\n",
-      what);
+  fmt::print(stderr,
+             "{}\nusage: training_fuzz --first SEED --count N [--shrink] [--seconds S] [--only INGREDIENT] "
+             "[--without INGREDIENT]... [--print] [--until-found] [--timeout S] "
+             "[--simulated-device [--states-there [--by-nccl]]]\n",
+             what);
   for (int i = 0; i < static_cast<int>(Ingredient::kCount); ++i)
     fmt::print(stderr, "{} ", name_of(static_cast<Ingredient>(i)));
   fmt::print(stderr, "\n");

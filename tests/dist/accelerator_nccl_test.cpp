@@ -1,0 +1,182 @@
+// A module on an accelerator whose shards NCCL moves, beside shared memory and beside MPI. The device and its NCCL are
+// simulated (support/simulated_nccl.h).
+//
+//   --rank   one rank of an mpirun job: prints outcomes
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <set>
+#include <sstream>
+#include <string_view>
+
+#include "dist/accelerator.h"
+#include "support/errors.h"
+#include "support/mpi_job.h"
+#include "support/simulated_nccl.h"
+
+namespace zero::testing {
+namespace {
+
+constexpr std::size_t kSettingsOfNccl = 12;  ///< without those that update within backward
+
+/// Every setting on the host and, moved by NCCL, on the device: "name<TAB>outcome".
+std::vector<std::string> nccl_outcomes(const Group& group, int seeds) {
+  std::vector<std::string> results;
+  simulated::start({});
+  simulated::use_nccl(true);
+  simulated::use_kernels(true);
+  for (const auto& [name, on_host] : settings()) {
+    if (on_host.in_backward) continue;
+    results.push_back(name + "\t" + train(group, at::kCPU, on_host));
+    Setting there = on_host;
+    there.states = "none";
+    there.own = kByNccl;
+    for (int seed = 0; seed < seeds; ++seed) {
+      const auto device = device_with(static_cast<std::uint64_t>(1000 * seed + group.rank()));
+      results.push_back(name + "\t" + train(group, device, there));
+      finish();
+    }
+  }
+  return results;
+}
+
+/// Each setting has one outcome; how many lines there are.
+std::size_t expect_one_outcome_each(const std::vector<std::string>& lines, const std::string& where) {
+  std::map<std::string, std::set<std::string>> by_name;
+  for (const auto& line : lines) by_name[line.substr(0, line.find('\t'))].insert(line.substr(line.find('\t') + 1));
+  EXPECT_EQ(by_name.size(), kSettingsOfNccl) << where;
+  for (const auto& [name, results] : by_name) EXPECT_EQ(results.size(), 1u) << name << ", " << where;
+  return lines.size();
+}
+
+/// Between hosts, or where the program wants it, NCCL moves what ranks of one host would read in place.
+TEST(Accelerator, NcclMovesTheSameBits) {
+  if (on_gpu()) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  const int seeds = is_slow() ? 50 : 3;
+  for (int ranks = 2; ranks <= 4; ++ranks) {
+    const OneHostAsSeveral hosts(ranks == 3 ? 1 : ranks);
+    const auto lines = lines_of(ranks, [&](const Group& group) { return nccl_outcomes(group, seeds); });
+    EXPECT_EQ(expect_one_outcome_each(lines, fmt::format("{} ranks", ranks)),
+              kSettingsOfNccl * static_cast<std::size_t>(seeds + 1));
+  }
+}
+
+TEST(Accelerator, NcclMovesTheSameBitsBesideMpi) {
+  if (on_gpu()) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  if (!mpirun_path()) GTEST_SKIP() << "no MPI in this build";
+  for (const int ranks : {2, 3}) {
+    const OneHostAsSeveral hosts(1);
+    const MpiJobResult result = run_under_mpirun(ranks, {"--rank"}, std::chrono::seconds(200));
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    std::vector<std::string> lines;
+    std::istringstream in(result.output);
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with("outcome ")) lines.push_back(line.substr(8));
+    }
+    EXPECT_EQ(expect_one_outcome_each(lines, fmt::format("{} ranks over MPI", ranks)), kSettingsOfNccl * 2);
+  }
+}
+
+TEST(Accelerator, WhatNcclReportsEndsAll) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  const auto began = std::chrono::steady_clock::now();
+  const auto results = spawn(2, [&](Group group) {
+    simulated::use_nccl(true);
+    const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
+    Small model = make_small(device);
+    auto engine =
+        initialize(model, json_of({.stage = 2, .accumulation = 1, .states = "none", .own = kByNccl}), {.group = group});
+    for (int step = 0; step < 3; ++step) {
+      if (group.rank() == 1 && step == 1) simulated::break_nccl();
+      engine.backward(model->loss(tokens_of(step, group.rank(), device)));
+      engine.step();
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));
+  for (const auto& result : results) {
+    EXPECT_FALSE(result.ok);
+    EXPECT_TRUE(mentions(result.error, "NCCL") && mentions(result.error, "error")) << result.error;
+  }
+}
+
+/// A layer of its own for each of two ranks.
+struct RoutedImpl : torch::nn::Module {
+  RoutedImpl() {
+    common = register_module("common", torch::nn::Linear(13, 29));
+    first = register_module("first", torch::nn::Linear(29, 29));
+    second = register_module("second", torch::nn::Linear(29, 29));
+  }
+  at::Tensor loss(const at::Tensor& x, bool by_second) {
+    const at::Tensor hidden = at::tanh(common(x));
+    return (by_second ? second(hidden) : first(hidden)).square().mean();
+  }
+  torch::nn::Linear common{nullptr}, first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Routed);
+
+TEST(Accelerator, RanksMayUseDifferentParametersByNccl) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  const auto train_routed = [](Group group, at::Device device, int stage, const std::string& own) {
+    at::set_num_threads(1);
+    at::manual_seed(3);
+    Routed model;
+    to_device(*model, device);
+    auto engine = initialize(
+        model, json_of({.stage = stage, .accumulation = 2, .states = own.empty() ? "cpu" : "none", .own = own}),
+        {.group = group});
+    std::string norms;
+    for (int step = 0; step < 6; ++step) {
+      at::manual_seed(100 + 10 * step + group.rank());
+      engine.backward(model->loss(at::randn({4, 13}).to(device), (step + group.rank()) % 2 == 1));
+      engine.step();
+      norms += fmt::format("{:a} ", engine.grad_norm());
+    }
+    return norms;
+  };
+  const auto lines = lines_of(2, [&](Group group) {
+    std::vector<std::string> results;
+    simulated::use_nccl(true);
+    simulated::use_kernels(true);
+    simulated::start({});
+    results.push_back(train_routed(group, at::kCPU, 2, ""));
+    for (int seed = 0; seed < 4; ++seed) {
+      results.push_back(
+          train_routed(group, device_with(static_cast<std::uint64_t>(10 * seed + group.rank())), seed % 3, kByNccl));
+      finish();
+    }
+    return results;
+  });
+  ASSERT_EQ(lines.size(), 5u);
+  for (const auto& line : lines) EXPECT_EQ(line, lines[0]);
+  // What a rank alone wants to have whole, NCCL cannot bring.
+  const auto began = std::chrono::steady_clock::now();
+  const auto results = spawn(2, [&](Group group) {
+    simulated::use_nccl(true);
+    train_routed(group, device_with(static_cast<std::uint64_t>(group.rank())), 3, kByNccl);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));
+  for (const auto& result : results) {
+    EXPECT_FALSE(result.ok);
+    EXPECT_TRUE(mentions(result.error, "leaf_module")) << result.error;
+  }
+}
+
+}  // namespace
+
+/// A rank of an mpirun job.
+int be_rank() {
+  const Group group = join_mpi_job();
+  for (const std::string& line : nccl_outcomes(group, 1)) {
+    if (group.rank() == 0) std::printf("outcome %s\n", line.c_str());
+  }
+  return ::testing::Test::HasFailure() ? 1 : 0;
+}
+
+}  // namespace zero::testing
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  if (argc >= 2 && std::string_view(argv[1]) == "--rank") return zero::testing::be_rank();
+  return RUN_ALL_TESTS();
+}
