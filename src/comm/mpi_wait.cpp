@@ -183,6 +183,7 @@ void MpiBackend::throw_failure() const {
 void MpiBackend::fail_group(const std::string& reason) {
   if (failure_.empty()) {
     failure_ = reason;
+    has_failed_ = true;
     send_notice(kFailureTag, reason);
   }
   throw_failure();

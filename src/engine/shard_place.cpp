@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
+#include <string_view>
+
 #include "storage/device_transport.h"
 #include "storage/nccl.h"
 #include "storage/nccl_transport.h"
@@ -33,6 +36,14 @@ const char* problem_of(Config::Zerotorch::DeviceTransport wanted, c10::Device mo
   if (wanted == Transport::kNccl && config.zerotorch.step_in_backward) {
     return "and zerotorch.step_in_backward: the squares of gradients that are not kept would be waited for within the "
            "exchange; remove one";
+  }
+  const auto is_set = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return value != nullptr && std::string_view(value) == "1";
+  };
+  if (wanted == Transport::kNccl && (is_set("CUDA_DEVICE_MAX_CONNECTIONS") || is_set("CUDA_LAUNCH_BLOCKING"))) {
+    return "and CUDA_DEVICE_MAX_CONNECTIONS or CUDA_LAUNCH_BLOCKING is 1 in the environment: gradients and parameters "
+           "move at the same time, and ranks would wait for each other's for ever; unset it";
   }
   if (wanted == Transport::kNccl && storage::nccl_of(module_device.type()) == nullptr) {
     return "needs NCCL, and there is no libnccl.so.2: PyTorch's wheels for CUDA bring one along (nvidia-nccl), whose "

@@ -6,6 +6,7 @@
 #include <c10/core/StreamGuard.h>
 #include <fmt/format.h>
 
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -57,6 +59,7 @@ class Communicator {
         mine == code ? fmt::format("this rank, {}", group_.rank()) : "another rank"));
   }
   ~Communicator() {
+    if (::getpid() != process_) return;  // it is the parent's
     const std::lock_guard lock(mutex_);
     if (made_) nccl_.destroy(std::exchange(made_, nullptr));
   }
@@ -79,9 +82,10 @@ class Communicator {
 
   /// What has gone wrong in the meantime, if anything has. Any thread.
   std::optional<std::string> failure() {
-    const std::lock_guard lock(mutex_);
+    const std::unique_lock lock(mutex_, std::try_to_lock);
     int code = 0;
-    if (!made_ || nccl_.get_async_error(made_, &code) != 0 || code == 0 || code == Nccl::kInProgress) return {};
+    if (!lock || !made_ || nccl_.get_async_error(made_, &code) != 0 || code == 0 || code == Nccl::kInProgress)
+      return {};
     return fmt::format("NCCL, which moves the {}: {}", label_, nccl_.get_error_string(code));
   }
   /// What the device waits for in it ends. Any thread; again does nothing.
@@ -94,6 +98,7 @@ class Communicator {
   Group group_;
   const Nccl& nccl_;
   const std::string label_;
+  const int process_ = ::getpid();
   std::mutex mutex_;
   NcclCommunicator made_ = nullptr;
 };
@@ -115,6 +120,13 @@ class Order {
       : group_(group), stream_(device), communicator_(group, nccl, std::move(label)) {
     connect();
   }
+
+  ~Order() {
+    // Of a forked child: nothing of the parent's device is touched.
+    if (::getpid() != process_ && scratch_.defined()) (void)scratch_.unsafeReleaseTensorImpl();
+  }
+  Order(const Order&) = delete;
+  Order& operator=(const Order&) = delete;
 
   /// The number of this rank's next post. Only rank 0's counts.
   std::int64_t next_post() { return posted_++; }
@@ -161,7 +173,7 @@ class Order {
     int parcel;
   };
 
-  /// Each with each: NCCL connects ranks when they first talk, and waits for both. *Collective.*
+  /// Each with each, and all: NCCL connects ranks when they first talk, and the host waits for both. *Collective.*
   void connect() {
     const auto ranks = static_cast<std::int64_t>(group_.size());
     reserve(2 * ranks);
@@ -174,12 +186,17 @@ class Order {
       }
       return code;
     });
+    communicator_.issue("connecting the ranks", [&](const Nccl& nccl, NcclCommunicator made) {
+      const int code = nccl.all_gather(scratch() + group_.rank(), scratch(), 1, Nccl::kBytes, made, native_stream());
+      return code != 0 ? code : nccl.broadcast(scratch(), scratch(), 1, Nccl::kBytes, 0, made, native_stream());
+    });
   }
 
   Group group_;
   DeviceStream stream_;
   Communicator communicator_;
   at::Tensor scratch_;
+  const int process_ = ::getpid();
   std::vector<Told> told_;   ///< before their turn
   std::int64_t posted_ = 0;  ///< by this rank
   std::int64_t issued_ = 0;  ///< the next number
@@ -202,9 +219,27 @@ class Connections {
 
   bool is_forked_child() const { return ::getpid() != process_; }
 
+  /// Whatever the device has of NCCL ends, and has moved nothing that counts. Any thread; again does nothing.
   void break_off() noexcept {
-    gradients.communicator().break_off();
+    ended_ = true;
+    // At once: each of them may wait for all that its device does.
+    std::optional<std::jthread> beside;
+    try {
+      beside.emplace([this] { gradients.communicator().break_off(); });
+    } catch (const std::system_error&) {
+      gradients.communicator().break_off();
+    }
     parameters.communicator().break_off();
+  }
+  bool has_failed() const { return comm::GroupAccess::backend(group)->failed(); }
+  /// Throws CommError once it was broken off.
+  void throw_if_ended() const {
+    if (const auto reported = failure()) throw CommError(*reported);
+    if (!ended_) return;
+    comm::Backend& backend = *comm::GroupAccess::backend(group);
+    const comm::BackendGuard guard(*backend.lock());
+    backend.throw_if_failed();
+    throw CommError("NCCL was ended while it moved gradients or parameters");
   }
   /// What NCCL has reported, if anything: nothing moves any more.
   std::optional<std::string> failure() const {
@@ -230,12 +265,13 @@ class Connections {
         const std::lock_guard ours(mutex_);
         failure_ = std::move(failure);  // the ranks learn of it from the thread that uses their group
       }
-      if (!failure() && !group.failed()) continue;
+      if (!failure() && !has_failed()) continue;  // not of the group itself, whose lock others may hold
       break_off();
       return;
     }
   }
 
+  std::atomic<bool> ended_{false};
   mutable std::mutex mutex_;
   std::optional<std::string> failure_;
   const int process_ = ::getpid();
@@ -267,8 +303,24 @@ class Posts : public Issuer {
   /// Before anything of it goes: from here on nothing is told.
   void close() {
     host_.reset();
-    const comm::BackendGuard guard(*comm::GroupAccess::backend(group())->lock());
-    order_.forget(*this);
+    if (connections_->is_forked_child()) return;
+    {
+      const comm::BackendGuard guard(*comm::GroupAccess::backend(group())->lock());
+      order_.forget(*this);
+    }
+    const auto is_over = [](const Post& post) {
+      return post.count == 0 || (post.work.complete() && (!post.issued || post.done.query()));
+    };
+    // Of what is given up other ranks may never do their part.
+    if (connections_->has_failed() || !std::ranges::all_of(posts_, is_over)) break_off();
+  }
+  /// Memory that NCCL and what follows it use may go afterwards.
+  void break_off() noexcept {
+    connections_->break_off();
+    try {
+      order_.stream().finish();
+    } catch (const std::exception&) {  // a device that has failed
+    }
   }
 
   /// *Collective.* Before anything else.
@@ -303,6 +355,11 @@ class Posts : public Issuer {
   std::int64_t count(int parcel) const { return posts_[static_cast<std::size_t>(parcel)].count; }
   Work& told(int parcel) { return post_of(parcel).told; }
   bool test(int parcel) { return post_of(parcel).work.test(); }
+  /// Once told: at most for `limit`, and not for what is not given to NCCL yet, whose turn others may have to make.
+  bool wait_if_issued(int parcel, std::chrono::milliseconds limit) {
+    Post& post = post_of(parcel);
+    return post.issued ? post.work.wait_for(limit) : post.work.test();
+  }
   void abandon() { abandoned_ = true; }
 
  private:
@@ -334,9 +391,10 @@ class Posts : public Issuer {
    private:
     Work& told() { return posts_.told(parcel_); }
     bool is_over() const {
-      if (const auto failure = posts_.connections_->failure()) throw CommError(*failure);
       const Post& post = posts_.post_of(parcel_);
-      return post.issued ? post.done.query() : posts_.abandoned_;
+      const bool over = post.issued ? post.done.query() : posts_.abandoned_;
+      posts_.connections_->throw_if_ended();  // after it: what was broken off is over, too
+      return over;
     }
     /// Others may need this rank to go on: it does what the group has for it, and does not sleep in the device.
     bool await(std::int64_t limit_ns) {
@@ -385,8 +443,8 @@ class Posts : public Issuer {
 
   void issue(int parcel) final {
     Post& post = post_of(parcel);
+    const c10::StreamGuard here(order_.stream().stream());  // and its device is this thread's
     order_.stream().wait_for(post.ready);
-    const c10::StreamGuard here(order_.stream().stream());
     move(parcel);
     order_.stream().mark(post.done);
     post.issued = true;
@@ -448,7 +506,10 @@ class NcclBoard final : public comm::ExchangeBoard, public Posts, public std::en
     return enter(parcel);
   }
   bool wait_while_others_run(int parcel, Work&, std::chrono::milliseconds limit) override {
-    return host().wait_while_others_run(parcel, told(parcel), limit) && test(parcel);
+    const std::int64_t begin = base::monotonic_ns();
+    if (!host().wait_while_others_run(parcel, told(parcel), limit)) return false;
+    const std::chrono::milliseconds waited((base::monotonic_ns() - begin) / base::kNanosPerMilli);
+    return wait_if_issued(parcel, std::max(limit - waited, std::chrono::milliseconds(0)));
   }
   bool sees_waits() const override { return host().sees_waits(); }
   std::int64_t posts(int parcel) const override { return count(parcel); }
@@ -573,7 +634,12 @@ class NcclCalls final : public Posts, public std::enable_shared_from_this<NcclCa
   using Call = std::function<int(const Nccl&, NcclCommunicator, void* stream)>;
   void run(Call call) {
     call_ = std::move(call);
-    enter(0).wait();
+    try {
+      enter(0).wait();
+    } catch (...) {
+      break_off();  // before the caller's memory goes
+      throw;
+    }
   }
 
  private:
@@ -644,6 +710,9 @@ class NcclTransport final : public comm::ShardTransport {
 }  // namespace
 
 std::shared_ptr<comm::ShardTransport> make_nccl_transport(Group group, c10::Device device) {
+  // Else it connects ranks at the first call of a kind, where the host waits for the others without a time-out.
+  constexpr int kUnlessGiven = 0;
+  ::setenv("NCCL_RUNTIME_CONNECT", "0", kUnlessGiven);
   const Nccl* const nccl = nccl_of(device.type());
   ZERO_CHECK(nccl, "no NCCL for {}", device.str());
   return std::make_shared<NcclTransport>(std::move(group), device, *nccl);

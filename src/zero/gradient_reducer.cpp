@@ -127,6 +127,7 @@ GradientReducer::~GradientReducer() {
   }
   // Its finish steps may run in another thread, and would find nothing to add to.
   for (const int index : sent_) wait_or_fail(buckets_[index].work, *buckets_[index].sent_buffer, process_);
+  board_.reset();  // a device may still read buckets, and write sums
 }
 
 std::vector<Range> GradientReducer::held_ranges() const {

@@ -465,7 +465,7 @@ TEST(Accelerator, RefusesWhatItHasNot) {
            R"(nccl"}})");
     refuse(
         batch + adam +
-        R"("zero_optimization": {"stage": 1}, "zerotorch": {"device_transport": "nccl", "step_in_backward": true}})");
+        R"("gradient_clipping": 0, "zero_optimization": {"stage": 1}, "zerotorch": {"device_transport": "nccl", "step_in_backward": true}})");
     errors.push_back(error_of<ConfigError>(
         [&] { initialize(make_small(at::kCPU), batch + adam + own + R"(shared"}})", {.group = group}); }));
     simulated::finish();
