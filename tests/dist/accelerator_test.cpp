@@ -463,9 +463,8 @@ TEST(Accelerator, RefusesWhatItHasNot) {
     simulated::use_nccl(true);
     refuse(batch + adam + R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, )" + own +
            R"(nccl"}})");
-    refuse(
-        batch + adam +
-        R"("gradient_clipping": 0, "zero_optimization": {"stage": 1}, "zerotorch": {"device_transport": "nccl", "step_in_backward": true}})");
+    refuse(batch + adam + R"("gradient_clipping": 0, "zero_optimization": {"stage": 1}, )" +
+           R"("zerotorch": {"device_transport": "nccl", "step_in_backward": true}})");
     errors.push_back(error_of<ConfigError>(
         [&] { initialize(make_small(at::kCPU), batch + adam + own + R"(shared"}})", {.group = group}); }));
     simulated::finish();
