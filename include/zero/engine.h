@@ -466,8 +466,8 @@ class ModelParallelRandom {
 /// private copy that is dropped when the scope ends (ReadersWrites). With model-parallel ranks, `modifier_rank` is a
 /// data-parallel rank of each part, and replicated parameters take the values written on the first part. *Collective*
 /// at both ends. A scope that ends by an exception writes nothing, and waits for nobody; a rank that goes on waits at
-/// its next use of a parameter, where ranks of a host share them, until the modifier has left the scope, too. Then the
-/// values are those from before.
+/// its next use of a parameter, where ranks of a host share them, until the modifier has left the scope, too: with an
+/// exception values are those from before; otherwise the next collective call is an error.
 class GatheredParameters {
  public:
   enum class ReadersWrites : std::uint8_t {

@@ -13,8 +13,9 @@ namespace zero {
 void Engine::Impl::open_gradients(engine::Entry entry, const char* caller) {
   enter(entry, caller);
   reducer->flush(caller);
-  if (entry != engine::Entry::kChangeGradients) return;
-  reducer->hold_sums();
+  const bool changes = entry == engine::Entry::kChangeGradients;
+  if (changes || !reducer->window_is_empty()) reducer->hold_sums();
+  if (!changes) return;
   if (!sums_are_averages) reducer->scale_sums(averaging());
   sums_are_averages = true;
   gradients->mark_all();

@@ -356,6 +356,12 @@ void Gradients::follow_freezing() {
       if (between) impl_.reducer->expect(p, wanted);
     } else if (wanted) {
       unfrozen.push_back(p);
+    } else if (impl_.model.parameters[p].tensor.grad().defined()) {
+      throw ModelError(
+          fmt::format("parameter '{}' was unfrozen, got a gradient by loss.backward(), and was frozen again before any "
+                      "call of the engine, which would not count it: call engine.backward(loss), or freeze it after "
+                      "step(); zero_grad() of the engine drops it",
+                      impl_.model.parameters[p].name));
     }
   }
   if (!unfrozen.empty()) activate(unfrozen);
@@ -369,7 +375,9 @@ void Gradients::activate(const std::vector<int>& unfrozen) {
     // What a backward has left there since.
     at::Tensor gradient = model.parameters[p].tensor.grad();
     hook_parameter(p);
-    if (gradient.defined()) impl_.reducer->add(p, gradient);
+    if (!gradient.defined()) continue;
+    impl_.reducer->add(p, gradient);
+    parameters_[p].hook->mark();  // so that it can be dropped
   }
 }
 

@@ -742,7 +742,18 @@ std::optional<int> GradientReducer::first_not_finite() const {
 }
 
 void GradientReducer::hold_sums() {
-  if (!window_is_empty_ || !sums_) return;
+  if (!sums_) return;
+  if (!window_is_empty_) {
+    for (Bucket& bucket : buckets_) {
+      if (!std::exchange(bucket.fresh, false)) continue;  // else unfrozen since the window began
+      const Range mine = mine_of(bucket);
+      if (mine.empty()) continue;
+      sums_->take(bucket.unit);
+      sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate,
+                   [&](Range piece, void* sums) { model_.view(sums, model_.sum_dtype, piece.numel()).zero_(); });
+    }
+    return;
+  }
   sums_->take_zeros();
   // They may be written to: what arrives from here on adds to them.
   for (Bucket& bucket : buckets_) bucket.fresh = false;

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "dist/plain_loops.h"
+#include "support/errors.h"
 #include "support/temporary_folder.h"
 
 namespace zero::testing {
@@ -336,6 +337,51 @@ TEST(PlainLoops, WhatIsUnfrozenAfterADiscardedMicroBatchKeepsItsGradient) {
       EXPECT_NEAR(engine.grad_norm(), std::sqrt(3000.0 * (9 + (others_train ? 4 : 0))), 1e-3);
       EXPECT_NEAR(first(engine.full_weight("a")), others_train ? 0.9 : 1, 1e-3);
       EXPECT_NEAR(first(engine.full_weight("b")), 0.9, 1e-3);
+    }
+  });
+}
+
+TEST(PlainLoops, GradientsOfWhatWasUnfrozenAreDroppedReadAndSetAsOthers) {
+  everywhere([](Group group, const Where& where) {
+    const auto start = [&](Two& model, bool all) {
+      model->b.requires_grad_(false);
+      if (all) model->a.requires_grad_(false);
+      return initialize(model, json_of(where, kAdam), {.group = group});
+    };
+    {
+      Two model(3000);
+      auto engine = start(model, true);
+      model->a.requires_grad_(true);
+      (3 * model->a.sum()).backward();
+      EXPECT_EQ(first(engine.full_gradient("a")), 3);
+      model->zero_grad();
+      EXPECT_EQ(first(engine.full_gradient("a")), 0);
+      (2 * model->a.sum()).backward();
+      EXPECT_EQ(first(engine.full_gradient("a")), 2);
+      engine.step();
+    }
+    for (const bool sets : {false, true}) {
+      Two model(3000);
+      auto engine = start(model, false);
+      engine.backward(2 * model->a.sum());
+      model->b.requires_grad_(true);
+      EXPECT_EQ(first(engine.full_gradient("b")), 0);
+      if (sets) engine.set_full_gradient("b", at::ones({3000}));
+      engine.step();
+      EXPECT_NEAR(first(engine.full_weight("a")), 0.9, 1e-3);
+      EXPECT_NEAR(first(engine.full_weight("b")), sets ? 0.9 : 1, 1e-3);
+    }
+    {
+      Two model(3000);
+      auto engine = start(model, false);
+      model->b.requires_grad_(true);
+      (model->a.sum() + model->b.sum()).backward();
+      model->b.requires_grad_(false);
+      EXPECT_NE(error_of<ModelError>([&] { engine.step(); }).find("was frozen again"), std::string::npos);
+      engine.zero_grad();
+      engine.backward(model->a.sum());
+      engine.step();
+      EXPECT_EQ(first(engine.full_weight("b")), 1);
     }
   });
 }
