@@ -121,15 +121,21 @@ void Gradients::check_scaled(int p) {
 }
 
 void Gradients::follow_set_data(int p) {
-  auto& hook = parameters_[p].hook;
-  if (!hook || hook->is_current()) return;
+  const auto& hook = parameters_[p].hook;
+  if (hook && !hook->is_current()) hook_late(p);
+}
+
+void Gradients::hook_late(int p) {
   const at::Tensor& tensor = impl_.model.parameters[p].tensor;
   at::Tensor gradient = tensor.grad();
-  if (gradient.defined() && intercept::is_gradient_marker(gradient)) gradient.reset();
-  hook.reset();
+  const bool is_taken = gradient.defined() && intercept::is_gradient_marker(gradient);
+  if (is_taken && intercept::gradient_marker_was_zeroed(gradient)) gradient.reset();
+  parameters_[p].hook.reset();
   tensor.mutable_grad().reset();
   hook_parameter(p);
-  if (gradient.defined()) impl_.reducer->add(p, gradient);  // of a backward since
+  if (!gradient.defined()) return;
+  if (!is_taken) impl_.reducer->add(p, gradient);
+  parameters_[p].hook->mark();  // so that it can be dropped
 }
 
 void Gradients::take(int p, at::Tensor& gradient) {
@@ -368,17 +374,10 @@ void Gradients::follow_freezing() {
 }
 
 void Gradients::activate(const std::vector<int>& unfrozen) {
-  auto& model = impl_.model;
-  impl_.check_trains(fmt::format("requires_grad_() of '{}'", model.parameters[unfrozen.front()].name).c_str());
+  const std::string& first = impl_.model.parameters[unfrozen.front()].name;
+  impl_.check_trains(fmt::format("requires_grad_() of '{}'", first).c_str());
   make_trainable(unfrozen);
-  for (const int p : unfrozen) {
-    // What a backward has left there since.
-    at::Tensor gradient = model.parameters[p].tensor.grad();
-    hook_parameter(p);
-    if (!gradient.defined()) continue;
-    impl_.reducer->add(p, gradient);
-    parameters_[p].hook->mark();  // so that it can be dropped
-  }
+  for (const int p : unfrozen) hook_late(p);
 }
 
 void Gradients::make_trainable(const std::vector<int>& parameters) {

@@ -57,6 +57,8 @@ class Gradients {
   };
 
   void hook_parameter(int p);
+  /// Hooks, maybe anew, a parameter that a backward may have reached since: takes the gradient that is there.
+  void hook_late(int p);
   void take(int p, at::Tensor& gradient);
   void note_backward();
   bool has_failed_beside();

@@ -2,14 +2,10 @@
 
 #include <dlfcn.h>
 
+#include "storage/library_functions.h"
+
 namespace zero::storage {
 namespace {
-
-template <class Function>
-bool find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
 
 bool load(CudaRuntime& runtime) {
   // Through libtorch's own library, whatever the name of the runtime that it brings.
@@ -18,16 +14,16 @@ bool load(CudaRuntime& runtime) {
     if (!library) continue;
     // It stays loaded: libtorch uses it.
     if (!dlsym(library, "cudaMalloc")) continue;
-    return find(library, "cudaHostRegister", runtime.host_register) &&
-           find(library, "cudaHostUnregister", runtime.host_unregister) &&
-           find(library, "cudaGetLastError", runtime.get_last_error) &&
-           find(library, "cudaGetErrorString", runtime.get_error_string) &&
-           find(library, "cudaMalloc", runtime.malloc) && find(library, "cudaFree", runtime.free) &&
-           find(library, "cudaMemset", runtime.memset) &&
-           find(library, "cudaDeviceSynchronize", runtime.device_synchronize) &&
-           find(library, "cudaIpcGetMemHandle", runtime.ipc_get_mem_handle) &&
-           find(library, "cudaIpcOpenMemHandle", runtime.ipc_open_mem_handle) &&
-           find(library, "cudaIpcCloseMemHandle", runtime.ipc_close_mem_handle);
+    return find_function(library, "cudaHostRegister", runtime.host_register) &&
+           find_function(library, "cudaHostUnregister", runtime.host_unregister) &&
+           find_function(library, "cudaGetLastError", runtime.get_last_error) &&
+           find_function(library, "cudaGetErrorString", runtime.get_error_string) &&
+           find_function(library, "cudaMalloc", runtime.malloc) && find_function(library, "cudaFree", runtime.free) &&
+           find_function(library, "cudaMemset", runtime.memset) &&
+           find_function(library, "cudaDeviceSynchronize", runtime.device_synchronize) &&
+           find_function(library, "cudaIpcGetMemHandle", runtime.ipc_get_mem_handle) &&
+           find_function(library, "cudaIpcOpenMemHandle", runtime.ipc_open_mem_handle) &&
+           find_function(library, "cudaIpcCloseMemHandle", runtime.ipc_close_mem_handle);
   }
   return false;
 }

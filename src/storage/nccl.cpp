@@ -5,14 +5,10 @@
 #include <map>
 #include <mutex>
 
+#include "storage/library_functions.h"
+
 namespace zero::storage {
 namespace {
-
-template <class Function>
-bool find_in(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
 
 void* open_library() {
   // libtorch's own first: two of them in a process would not know of each other.
@@ -26,15 +22,16 @@ void* open_library() {
 
 bool load_nccl(Nccl& nccl) {
   void* const library = open_library();
-  return library && find_in(library, "ncclGetVersion", nccl.get_version) &&
-         find_in(library, "ncclGetUniqueId", nccl.get_unique_id) &&
-         find_in(library, "ncclCommInitRank", nccl.init_rank) && find_in(library, "ncclCommDestroy", nccl.destroy) &&
-         find_in(library, "ncclCommAbort", nccl.abort) &&
-         find_in(library, "ncclCommGetAsyncError", nccl.get_async_error) &&
-         find_in(library, "ncclGetErrorString", nccl.get_error_string) &&
-         find_in(library, "ncclGroupStart", nccl.group_start) && find_in(library, "ncclGroupEnd", nccl.group_end) &&
-         find_in(library, "ncclSend", nccl.send) && find_in(library, "ncclRecv", nccl.recv) &&
-         find_in(library, "ncclBroadcast", nccl.broadcast) && find_in(library, "ncclAllGather", nccl.all_gather);
+  return library && find_function(library, "ncclGetUniqueId", nccl.get_unique_id) &&
+         find_function(library, "ncclCommInitRank", nccl.init_rank) &&
+         find_function(library, "ncclCommDestroy", nccl.destroy) &&
+         find_function(library, "ncclCommAbort", nccl.abort) &&
+         find_function(library, "ncclCommGetAsyncError", nccl.get_async_error) &&
+         find_function(library, "ncclGetErrorString", nccl.get_error_string) &&
+         find_function(library, "ncclGroupStart", nccl.group_start) &&
+         find_function(library, "ncclGroupEnd", nccl.group_end) && find_function(library, "ncclSend", nccl.send) &&
+         find_function(library, "ncclRecv", nccl.recv) && find_function(library, "ncclBroadcast", nccl.broadcast) &&
+         find_function(library, "ncclAllGather", nccl.all_gather);
 }
 
 const Nccl* cuda_nccl() {

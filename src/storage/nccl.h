@@ -19,7 +19,6 @@ struct Nccl {
   static constexpr int kBytes = 1;
   static constexpr int kInProgress = 7;
 
-  int (*get_version)(int*) = nullptr;
   int (*get_unique_id)(NcclId*) = nullptr;
   int (*init_rank)(NcclCommunicator*, int ranks, NcclId, int rank) = nullptr;
   int (*destroy)(NcclCommunicator) = nullptr;

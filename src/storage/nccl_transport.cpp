@@ -16,7 +16,6 @@
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -24,10 +23,8 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/log.h"
 #include "comm/backend.h"
 #include "storage/device_stream.h"
-#include "storage/flat_buffer.h"
 #include "storage/nccl.h"
 #include "zero/errors.h"
 
@@ -324,15 +321,15 @@ class Posts : public Issuer {
   }
 
   /// *Collective.* Before anything else.
-  void open(std::string label, std::vector<std::string> parcel_labels) {
-    labels_ = std::move(parcel_labels);
+  void open(std::string label, std::vector<comm::Parcel> parcels) {
+    parcels_ = std::move(parcels);
     const auto ranks = static_cast<std::size_t>(group().size());
-    messages_ = connections_->group.allocate(std::max<std::size_t>(labels_.size(), 1) * ranks * sizeof(std::int64_t));
+    messages_ = connections_->group.allocate(std::max<std::size_t>(parcels_.size(), 1) * ranks * sizeof(std::int64_t));
     std::vector<comm::Parcel> told;
-    for (const std::string& each : labels_) {
+    for (const comm::Parcel& parcel : parcels_) {
       posts_.emplace_back(*this, static_cast<int>(posts_.size()), order_.stream().make_event(),
                           order_.stream().make_event());
-      told.push_back({each, std::vector<std::int64_t>(ranks, 1)});
+      told.push_back({parcel.label, std::vector<std::int64_t>(ranks, 1)});
     }
     host_ = comm::make_exchange_board(connections_->group, std::move(label), std::move(told), DType::kInt64,
                                       [this](int parcel, std::span<const void* const> numbers) {
@@ -351,10 +348,9 @@ class Posts : public Issuer {
   const Group& group() const { return order_.group(); }
   Order& order() { return order_; }
   comm::ExchangeBoard& host() const { return *host_; }
-  const std::string& text(int parcel) const { return labels_[static_cast<std::size_t>(parcel)]; }
+  const comm::Parcel& parcel_of(int parcel) const { return parcels_[static_cast<std::size_t>(parcel)]; }
   std::int64_t count(int parcel) const { return posts_[static_cast<std::size_t>(parcel)].count; }
   Work& told(int parcel) { return post_of(parcel).told; }
-  bool test(int parcel) { return post_of(parcel).work.test(); }
   /// Once told: at most for `limit`, and not for what is not given to NCCL yet, whose turn others may have to make.
   bool wait_if_issued(int parcel, std::chrono::milliseconds limit) {
     Post& post = post_of(parcel);
@@ -372,7 +368,7 @@ class Posts : public Issuer {
     bool test() override {
       if (complete()) return true;
       if (!told().test() || !is_over()) return false;
-      end();
+      set_complete();
       return true;
     }
     void wait() override {
@@ -400,7 +396,7 @@ class Posts : public Issuer {
     bool await(std::int64_t limit_ns) {
       comm::Backend& backend = *comm::GroupAccess::backend(posts_.group());
       const auto blocker = [this] {
-        comm::Blocker who{"NCCL's part of " + posts_.text(parcel_), "is needed for it", {}};
+        comm::Blocker who{"NCCL's part of " + posts_.parcel_of(parcel_).label, "is needed for it", {}};
         for (int rank = 0; rank < posts_.group().size(); ++rank) {
           if (rank != posts_.group().rank()) who.ranks.push_back(rank);
         }
@@ -421,10 +417,9 @@ class Posts : public Issuer {
         backend.abort(error.what());  // the others, if it is NCCL's
         throw;
       }
-      end();
+      set_complete();
       return true;
     }
-    void end() { set_complete(); }
 
     Posts& posts_;
     const int parcel_;
@@ -459,7 +454,7 @@ class Posts : public Issuer {
   Order& order_;
   SharedMemory messages_;   ///< a number for each rank, by parcel
   std::deque<Post> posts_;  ///< by parcel
-  std::vector<std::string> labels_;
+  std::vector<comm::Parcel> parcels_;
   bool abandoned_ = false;
   std::shared_ptr<comm::ExchangeBoard> host_;
 };
@@ -483,21 +478,16 @@ int gather_slices(const Nccl& nccl, NcclCommunicator made, const void* mine, std
 class NcclBoard final : public comm::ExchangeBoard, public Posts, public std::enable_shared_from_this<NcclBoard> {
  public:
   NcclBoard(std::shared_ptr<Connections> connections, Order& order, std::string label,
-            const std::vector<comm::Parcel>& parcels, DType dtype, Sink sink)
+            std::vector<comm::Parcel> parcels, DType dtype, Sink sink)
       : Posts(std::move(connections), order),
         sink_(std::move(sink)),
         nbytes_(static_cast<std::int64_t>(element_nbytes(dtype))),
         in_(parcels.size()),
         slices_(static_cast<std::size_t>(group().size())) {
-    std::vector<std::string> labels;
     std::int64_t most = 1;
-    for (const comm::Parcel& parcel : parcels) {
-      counts_.push_back(parcel.counts);
-      labels.push_back(parcel.label);
-      most = std::max(most, (group().size() - 1) * mine_of(counts_.back()));
-    }
+    for (const comm::Parcel& parcel : parcels) most = std::max(most, (group().size() - 1) * mine_of(parcel.counts));
     this->order().reserve(most);
-    open(std::move(label), std::move(labels));
+    open(std::move(label), std::move(parcels));
   }
   ~NcclBoard() override { close(); }
 
@@ -526,7 +516,7 @@ class NcclBoard final : public comm::ExchangeBoard, public Posts, public std::en
   std::shared_ptr<Posts> shared() override { return shared_from_this(); }
 
   void move(int parcel) override {
-    const auto& counts = counts_[static_cast<std::size_t>(parcel)];
+    const auto& counts = parcel_of(parcel).counts;
     const std::byte* theirs = in_[static_cast<std::size_t>(parcel)];
     const std::int64_t mine = mine_of(counts);
     std::byte* free = order().scratch();
@@ -554,27 +544,21 @@ class NcclBoard final : public comm::ExchangeBoard, public Posts, public std::en
   }
 
   const Sink sink_;
-  const std::int64_t nbytes_;                      ///< of an element
-  std::vector<std::vector<std::int64_t>> counts_;  ///< by parcel
-  std::vector<const std::byte*> in_;               ///< by parcel
-  std::vector<const void*> slices_;                ///< by rank; reused
+  const std::int64_t nbytes_;         ///< of an element
+  std::vector<const std::byte*> in_;  ///< by parcel
+  std::vector<const void*> slices_;   ///< by rank; reused
 };
 
 class NcclWindow final : public comm::ShardWindow, public Posts, public std::enable_shared_from_this<NcclWindow> {
  public:
   NcclWindow(std::shared_ptr<Connections> connections, Order& order, const std::string& label,
-             const std::vector<comm::Parcel>& parcels, DType dtype, std::vector<const void*> mine)
+             std::vector<comm::Parcel> parcels, DType dtype, std::vector<const void*> mine)
       : Posts(std::move(connections), order),
         nbytes_(static_cast<std::int64_t>(element_nbytes(dtype))),
         mine_(std::move(mine)),
         out_(parcels.size()),
         published_(order.stream().make_event()) {
-    std::vector<std::string> labels;
-    for (const comm::Parcel& parcel : parcels) {
-      counts_.push_back(parcel.counts);
-      labels.push_back(parcel.label);
-    }
-    open("fetches of " + label, std::move(labels));
+    open("fetches of " + label, std::move(parcels));
   }
   ~NcclWindow() override { close(); }
 
@@ -604,7 +588,7 @@ class NcclWindow final : public comm::ShardWindow, public Posts, public std::ena
         "rank {} waits for {}, which NCCL gathers when all ranks ask for it, and the others wait for something else: "
         "ranks use different parameters, or the same in different orders. Make a unit of what is used by some ranks "
         "only (zero_optimization.leaf_module), use stage 2, or leave out zerotorch.device_transport",
-        group().rank(), text(parcel));
+        group().rank(), parcel_of(parcel).label);
     comm::GroupAccess::backend(group())->abort(reason);
     throw CommError(reason);
   }
@@ -613,22 +597,21 @@ class NcclWindow final : public comm::ShardWindow, public Posts, public std::ena
     const auto p = static_cast<std::size_t>(parcel);
     order().stream().wait_for(published_);
     order().communicator().issue("fetching parameters", [&](const Nccl& nccl, NcclCommunicator made) {
-      return gather_slices(nccl, made, mine_[p], out_[p], counts_[p], nbytes_, order().native_stream());
+      return gather_slices(nccl, made, mine_[p], out_[p], parcel_of(parcel).counts, nbytes_, order().native_stream());
     });
   }
 
-  const std::int64_t nbytes_;                      ///< of an element
-  std::vector<std::vector<std::int64_t>> counts_;  ///< by parcel
-  const std::vector<const void*> mine_;            ///< by parcel
-  std::vector<std::byte*> out_;                    ///< by parcel
-  c10::Event published_;                           ///< over when the shards have their latest values
+  const std::int64_t nbytes_;            ///< of an element
+  const std::vector<const void*> mine_;  ///< by parcel
+  std::vector<std::byte*> out_;          ///< by parcel
+  c10::Event published_;                 ///< over when the shards have their latest values
 };
 
 /// The calls that all ranks make at the same place of the program, and wait for.
 class NcclCalls final : public Posts, public std::enable_shared_from_this<NcclCalls> {
  public:
   NcclCalls(std::shared_ptr<Connections> connections, Order& order) : Posts(std::move(connections), order) {
-    open("calls", {"shards of all ranks"});
+    open("calls", {{"shards of all ranks", {}}});
   }
   ~NcclCalls() { close(); }
   using Call = std::function<int(const Nccl&, NcclCommunicator, void* stream)>;
@@ -662,18 +645,19 @@ class NcclTransport final : public comm::ShardTransport {
 
   ~NcclTransport() override {
     if (connections_->is_forked_child()) return;
-    if (std::uncaught_exceptions() > exceptions_at_start_ || connections_->group.failed()) connections_->break_off();
+    if (std::uncaught_exceptions() > exceptions_at_start_ || connections_->has_failed()) connections_->break_off();
   }
 
   std::shared_ptr<comm::ExchangeBoard> make_exchange_board(std::string label, std::vector<comm::Parcel> parcels,
                                                            DType dtype, comm::ExchangeBoard::Sink sink) override {
-    return std::make_shared<NcclBoard>(connections_, connections_->gradients, std::move(label), parcels, dtype,
-                                       std::move(sink));
+    return std::make_shared<NcclBoard>(connections_, connections_->gradients, std::move(label), std::move(parcels),
+                                       dtype, std::move(sink));
   }
   bool sinks_may_wait() const override { return false; }
   std::shared_ptr<comm::ShardWindow> make_shard_window(std::string label, std::vector<comm::Parcel> parcels,
                                                        DType dtype, std::vector<const void*> mine) override {
-    return std::make_shared<NcclWindow>(connections_, connections_->parameters, label, parcels, dtype, std::move(mine));
+    return std::make_shared<NcclWindow>(connections_, connections_->parameters, label, std::move(parcels), dtype,
+                                        std::move(mine));
   }
 
   Work all_gather(const void* in, void* out, std::span<const std::int64_t> counts, DType dtype,

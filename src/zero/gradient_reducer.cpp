@@ -745,7 +745,8 @@ void GradientReducer::hold_sums() {
   if (!sums_) return;
   if (!window_is_empty_) {
     for (Bucket& bucket : buckets_) {
-      if (!std::exchange(bucket.fresh, false)) continue;  // else unfrozen since the window began
+      if (!std::exchange(bucket.fresh, false)) continue;
+      // Unfrozen since the window began.
       const Range mine = mine_of(bucket);
       if (mine.empty()) continue;
       sums_->take(bucket.unit);

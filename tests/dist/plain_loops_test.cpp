@@ -371,6 +371,17 @@ TEST(PlainLoops, GradientsOfWhatWasUnfrozenAreDroppedReadAndSetAsOthers) {
       EXPECT_NEAR(first(engine.full_weight("a")), 0.9, 1e-3);
       EXPECT_NEAR(first(engine.full_weight("b")), sets ? 0.9 : 1, 1e-3);
     }
+    {  // and those of what was given other memory
+      Two model(3000);
+      auto engine = start(model, false);
+      engine.backward(5 * model->a.sum());
+      model->a.set_data(at::ones({3000}));
+      EXPECT_EQ(first(engine.full_gradient("a")), 5);
+      model->zero_grad();
+      (2 * model->a.sum()).backward();
+      EXPECT_EQ(first(engine.full_gradient("a")), 2);
+      engine.step();
+    }
     {
       Two model(3000);
       auto engine = start(model, false);

@@ -237,17 +237,13 @@ const char* get_error_string(int error) {
       return "remote process exited or there was a network error";
   }
 }
-int get_version(int* version) {
-  *version = 22800;
-  return 0;
-}
 
 }  // namespace
 
 void use_nccl(bool wanted) {
-  static const storage::Nccl functions{
-      &get_version, &get_unique_id, &init_rank, &destroy, &abort,     &get_async_error, &get_error_string,
-      &group_start, &group_end,     &send,      &recv,    &broadcast, &all_gather};
+  static const storage::Nccl functions{&get_unique_id,    &init_rank,   &destroy,   &abort, &get_async_error,
+                                       &get_error_string, &group_start, &group_end, &send,  &recv,
+                                       &broadcast,        &all_gather};
   storage::register_nccl(kSim, wanted ? &functions : nullptr);
 }
 
