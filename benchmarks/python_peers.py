@@ -2,6 +2,7 @@
 
     python benchmarks/python_peers.py [--model gpt2|gpt-152m|gpt-1b|smollm2|llama|FOLDER] [--ranks 2] [--steps 4]
                                       [--checkpointing] [--modes ...] [--offload none|cpu|nvme] [--nvme FOLDER]
+                                      [--device cpu|cuda]
 
 Each mode is a job of its own, all in turns (--rounds). bf16; AdamW; the same weights (rounded to bf16) and data.
 "cpp-3" is this library's own model in C++ (benchmarks/model_step.cpp), "zerotorch-3" transformers' under the Python
@@ -16,6 +17,9 @@ files in --nvme (default: where this runs); for the modes of zerotorch and DeepS
 wrote, of all ranks. DeepSpeed then uses its own Adam, which it compiles at first use, as its NVMe operator, which
 also needs libaio-dev; NVMe it has at stage 3 alone (at stage 2 states stay in memory, and nothing is read or
 written).
+
+--device cuda: on GPUs, ranks beyond their number share them under zerotorch, which DDP, FSDP2 and DeepSpeed refuse;
+also prints the memory of the GPU in use at the end, with what its allocator keeps.
 
 Needs transformers, and deepspeed for its modes.
 """
@@ -128,6 +132,16 @@ def ds_config(args: argparse.Namespace, stage: int) -> dict[str, Any]:
     return merged(config, args.keys)
 
 
+def device_of(args: argparse.Namespace, rank: int) -> Any:
+    import torch
+
+    if args.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device(args.device, rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def trainer(args: argparse.Namespace, mode: str, rank: int) -> Any:
     """A function of a batch that makes a step and returns its loss."""
     import torch
@@ -150,10 +164,11 @@ def trainer(args: argparse.Namespace, mode: str, rank: int) -> Any:
         return step_of_engine
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
+    model = model.to(device_of(args, rank))
     if name == "ddp":
         wrapped: Any = torch.nn.parallel.DistributedDataParallel(model)  # fp32 weights, bf16 products
-        autocast = torch.autocast("cpu", torch.bfloat16)
+        autocast = torch.autocast(args.device, torch.bfloat16)
     else:
         import contextlib
 
@@ -161,12 +176,13 @@ def trainer(args: argparse.Namespace, mode: str, rank: int) -> Any:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        mesh = init_device_mesh(args.device, (dist.get_world_size(),))
         for layer in model.transformer.h if hasattr(model, "transformer") else model.model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         wrapped = fully_shard(model, mesh=mesh, mp_policy=policy)
         autocast = contextlib.nullcontext()  # type: ignore[assignment]
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, weight_decay=0.01)
+    fused = {"fused": True} if args.device == "cuda" else {}
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, weight_decay=0.01, **fused)
 
     def step_of_torch(batch: Any) -> float:
         with autocast:
@@ -190,21 +206,25 @@ def moved() -> tuple[int, int]:
 def rank_main(args: argparse.Namespace) -> None:
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if args.device == "cpu" else max(1, (os.cpu_count() or 1) // args.ranks))
     rank = int(os.environ["RANK"])
+    device = device_of(args, rank)
     step = trainer(args, args.mode, rank)
     seconds, losses = [], []
     began, before = time.monotonic(), moved()
     for number in range(args.warmup + args.steps):
         if number == args.warmup:
             began, before = time.monotonic(), moved()
-        batch = data(args, number, rank)
+        batch = data(args, number, rank).to(device)
         begin = time.perf_counter()
         losses.append(step(batch))
         seconds.append(time.perf_counter() - begin)
     read, written = ((now - then) / args.steps for then, now in zip(before, moved(), strict=True))
     timed = seconds[args.warmup :]
     result = {"seconds": min(timed), "median": statistics.median(timed), "losses": losses, "began": began}
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        result["gpu"] = total - free
     print("RESULT " + json.dumps({**result, "read": read, "written": written}), flush=True)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # else gloo's threads may still run when the process ends
@@ -260,7 +280,9 @@ def job(args: argparse.Namespace, mode: str, scratch: pathlib.Path) -> dict[str,
     folder = tempfile.TemporaryDirectory(prefix="python-peers-", dir=args.parent) if args.offload == "nvme" else None
     with folder or contextlib.nullcontext() as args.nvme:  # of each job, since DeepSpeed's files stay
         try:
-            ended, peak = rank_jobs.run(command_of(args, mode, scratch), args.ranks, args.timeout, samples=samples)
+            ended, peak = rank_jobs.run(
+                command_of(args, mode, scratch), args.ranks, args.timeout, samples=samples, accelerator=args.device
+            )
         except subprocess.TimeoutExpired:
             return {"failed": f"no result in {args.timeout:.0f} s"}
     for one in ended:
@@ -287,6 +309,7 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
@@ -319,7 +342,7 @@ def main() -> None:
                 runs.append(job(args, mode, pathlib.Path(folder)))
     print(
         f"{'mode':<14}{'s/step':>9}{'median':>9}{'peak GB':>9}{'training':>9}{'first loss':>12}{'last loss':>11}"
-        f"{'difference':>12}{'GB read':>9}{'written':>9}"
+        f"{'difference':>12}{'GB read':>9}{'written':>9}{'GPU GB':>9}"
     )
     curve: list[float] = next((runs[0]["losses"] for runs in results.values() if "losses" in runs[0]), [])
     for mode, runs in results.items():
@@ -331,12 +354,12 @@ def main() -> None:
 
         def column(name: str, pick: Callable[[list[float]], float], unit: float, runs: Any = runs) -> str:
             values = [one[name] for one in runs if one.get(name) is not None]
-            return f"{pick(values) / unit:>9.2f}" if values else f"{'-':>9}"
+            return f"{pick(values) / unit:>9.3f}" if values else f"{'-':>9}"
 
         print(
             f"{mode:<14}{column('seconds', min, 1)}{column('median', statistics.median, 1)}{column('peak', max, 1e9)}"
             f"{column('training', max, 1e9)}{losses[0]:>12.4f}{losses[-1]:>11.4f}{apart:>12.4f}"
-            f"{column('read', max, 1e9)}{column('written', max, 1e9)}",
+            f"{column('read', max, 1e9)}{column('written', max, 1e9)}{column('gpu', max, 1e9)}",
             flush=True,
         )
 

@@ -27,6 +27,7 @@ def run(
     timeout: float,
     cwd: str | None = None,
     samples: list[tuple[float, int]] | None = None,
+    accelerator: str = "cpu",
 ) -> tuple[list[subprocess.CompletedProcess[str]], int]:
     """By rank, and the peak of their proportional memory, looked at four times a second and kept in `samples` with
     time.monotonic(), which a rank shares. Raises TimeoutExpired."""
@@ -35,7 +36,7 @@ def run(
         port = probe.getsockname()[1]
     environment = {
         **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks),
-        "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "ZERO_JOB_ID": f"bench-{os.getpid()}-{port}",
+        "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": accelerator, "ZERO_JOB_ID": f"bench-{os.getpid()}-{port}",
         "ZERO_LOG_LEVEL": "error", "TOKENIZERS_PARALLELISM": "false",
     }  # fmt: skip
     processes = [

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: builds what trains a module there, tests it, measures it, within nine minutes, without network.
-#   scripts/gpu_check.sh [FOLDER]    FOLDER/gpu_check.txt has all that was said, FOLDER/gpu_step.jsonl a line for each mode
+#   scripts/gpu_check.sh [FOLDER]    FOLDER/gpu_check.txt has all that was said, FOLDER/gpu_step.jsonl a line for each
+#                                    mode, FOLDER/gpu_kernels.jsonl one for each kernel
+#   scripts/gpu_check.sh FOLDER BUILD    with what was built in BUILD (tests/, benchmarks/), and not here
 # Needs a C++20 compiler, CMake, Ninja, a python3 with a CUDA build of torch; of the rest, what the system lacks comes
 # from build/gpu-bundle (make gpu-bundle, elsewhere). Exit code 1 when a test fails.
 set -uo pipefail
@@ -21,26 +23,47 @@ torch=$(python3 -c 'import torch.utils; print(torch.utils.cmake_prefix_path)')
 bundle=$PWD/build/gpu-bundle
 export LD_LIBRARY_PATH=$bundle/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
-cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$bundle/usr;$torch" \
-  -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu -DZERO_WITH_MPI=OFF -DZERO_BUILD_PYTHON=OFF >"$out/configure.log" 2>&1 \
-  || { tail -n 30 "$out/configure.log"; exit 1; }
-say "configured"
-kernels=$(ninja -C build/gpu -t targets all | grep -o "^zerotorch_cuda: " | tr -d ": " | head -n 1)
-[ -n "$kernels" ] || say "no nvcc: the kernels are not built"
-timeout "$(left)" ninja -C build/gpu $kernels accelerator_test simulated_device_test bench_step >"$out/build.log" 2>&1 \
-  || { grep -E "error|FAILED" "$out/build.log" | head -n 30; exit 1; }
-say "built"
+build=${2:-}
+if [ -z "$build" ]; then
+  build=build/gpu
+  cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$bundle/usr;$torch" \
+    -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu -DZERO_WITH_MPI=OFF -DZERO_BUILD_PYTHON=OFF >"$out/configure.log" 2>&1 \
+    || { tail -n 30 "$out/configure.log"; exit 1; }
+  say "configured"
+  kernels=$(ninja -C $build -t targets all | grep -o "^zerotorch_cuda: " | tr -d ": " | head -n 1)
+  [ -n "$kernels" ] || say "no nvcc: the kernels are not built"
+  timeout "$(left)" ninja -C $build $kernels accelerator_test simulated_device_test bench_step bench_device_kernels \
+    >"$out/build.log" 2>&1 || { grep -E "error|FAILED" "$out/build.log" | head -n 30; exit 1; }
+  say "built"
+fi
 
+# side_by_side SECONDS DEVICE TEST FILTER...: a process for each filter, all at a time; what each says when it has ended
+side_by_side() {
+  local limit=$1 device=$2 test=$3 filter jobs=() i; shift 3
+  for filter; do
+    ZERO_TEST_DEVICE=$device timeout "$limit" "$build/tests/$test" --gtest_brief=1 --gtest_filter="$filter" \
+      >"$logs/${#jobs[@]}" 2>&1 &
+    jobs+=($!)
+  done
+  i=0
+  for filter; do
+    wait "${jobs[$i]}" && echo "passed: $filter" || { rc=1; echo "FAILED: $filter"; tail -n 40 "$logs/$i" | cut -c1-600; }
+    grep -E "^\[  (PASSED|SKIPPED)" "$logs/$i" || true
+    i=$((i + 1))
+  done
+}
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 export OMP_NUM_THREADS=1 ZERO_LOG_LEVEL=warning CUBLAS_WORKSPACE_CONFIG=:4096:8
-timeout 60 build/gpu/tests/simulated_device_test --gtest_brief=1 || rc=1
-timeout 120 build/gpu/tests/accelerator_test --gtest_brief=1 || rc=1
-say "tests on the simulated device"
 if ! python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  timeout 60 $build/tests/simulated_device_test --gtest_brief=1 || rc=1
+  timeout 120 $build/tests/accelerator_test --gtest_brief=1 || rc=1
   say "no GPU: nothing was run on one"
   exit $rc
 fi
-ZERO_TEST_DEVICE=cuda timeout 60 build/gpu/tests/simulated_device_test --gtest_filter='*Kernels*' || rc=1
-ZERO_TEST_DEVICE=cuda timeout 150 build/gpu/tests/accelerator_test || rc=1
+side_by_side 100 cuda simulated_device_test '*Kernels*'
+side_by_side 150 cuda accelerator_test '*OneCurve' '*EveryOrder*' '*StatesMayBe*' '*WhatAProgram*' \
+  '*WhatGoesPast*:*MemoryIsAsPlanned' '*ARankThatFails*' '*ByNccl:*NcclMovesTheSameBits'
 say "tests on the GPU"
 
 # step NAME ARGS...: a line for each mode
@@ -49,10 +72,11 @@ step() {
   limit=$(left)
   if [ "$limit" -lt 20 ]; then say "no time left for: $name"; return; fi
   echo "--- $name"
-  timeout "$((limit < 120 ? limit : 120))" build/gpu/benchmarks/step --device cuda --no-pin --steps 5 --warmup 2 "$@" \
+  timeout "$((limit < 120 ? limit : 120))" $build/benchmarks/step --device cuda --no-pin --steps 5 --warmup 2 "$@" \
     | tee -a "$out/gpu_step.jsonl" || { say "ended: $name"; }
 }
 rm -f "$out/gpu_step.jsonl"
+timeout 60 $build/benchmarks/device_kernels | tee "$out/gpu_kernels.jsonl" || { rc=1; say "ended: kernels"; }
 unset OMP_NUM_THREADS
 step "152M, one rank" --ranks 1 --batch 16 --modes stage2,stage2-host,stage3-copying-host
 step "152M, two ranks on the GPU" --ranks 2 --batch 8 --modes stage2,stage3-copying

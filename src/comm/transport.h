@@ -105,12 +105,10 @@ class ShardTransport {
  public:
   virtual ~ShardTransport() = default;
 
-  /// *Collective.* As make_exchange_board(). On a device, the sink runs in the transport's stream order.
+  /// *Collective.* As make_exchange_board(). On a device, the sink runs in the transport's stream order, and must not
+  /// wait for it: what is before it there may need other ranks, which may wait for this one.
   virtual std::shared_ptr<ExchangeBoard> make_exchange_board(std::string label, std::vector<Parcel> parcels,
                                                              DType dtype, ExchangeBoard::Sink sink) = 0;
-  /// *Local.* False if sinks must not wait for the device: what is before them in the stream needs other ranks, which
-  /// may wait for this one.
-  virtual bool sinks_may_wait() const { return true; }
   /// *Collective.* As make_shard_window(). Not where memory is read in place: everyones().
   virtual std::shared_ptr<ShardWindow> make_shard_window(std::string label, std::vector<Parcel> parcels, DType dtype,
                                                          std::vector<const void*> mine) = 0;

@@ -42,8 +42,9 @@ std::vector<std::int64_t> shard_counts(const std::vector<std::int64_t>& cuts, Ra
   return counts;
 }
 
-std::int64_t bucket_numel(std::int64_t configured, int world_size) {
-  return std::clamp(configured, kBlockNumel, std::max(kMostBucketNumel, world_size * kBucketSliceNumel));
+std::int64_t bucket_numel(std::int64_t configured, int world_size, bool in_host_memory) {
+  const std::int64_t most = in_host_memory ? kMostBucketNumel : kMostDeviceBucketNumel;
+  return std::clamp(configured, kBlockNumel, std::max(most, world_size * kBucketSliceNumel));
 }
 
 std::int64_t bucket_step(std::int64_t unit_numel, std::int64_t bucket_numel) {

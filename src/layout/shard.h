@@ -47,9 +47,11 @@ Range shard_range(std::int64_t unit_numel, int world_size, int unit_index, int r
 std::vector<std::int64_t> shard_counts(const std::vector<std::int64_t>& cuts, Range range);
 
 /// Most elements of a gradient bucket where the configuration allows `configured`: no more than it takes to
-/// send at full speed (kMostBucketNumel, and kBucketSliceNumel for each rank), since three of them are held.
-std::int64_t bucket_numel(std::int64_t configured, int world_size);
+/// send at full speed (kMostBucketNumel, and kBucketSliceNumel for each rank), since three of them are held; on a
+/// device, which wants more at a time, kMostDeviceBucketNumel.
+std::int64_t bucket_numel(std::int64_t configured, int world_size, bool in_host_memory);
 inline constexpr std::int64_t kMostBucketNumel = 4 << 20;
+inline constexpr std::int64_t kMostDeviceBucketNumel = 32 << 20;
 inline constexpr std::int64_t kBucketSliceNumel = 512 << 10;
 
 /// Cuts [0, unit_numel) into ranges of at most max(bucket_numel, kBlockNumel) elements, whole blocks each: multiples of

@@ -1,12 +1,9 @@
 // The passes as a device's own kernels, with the bits of the host's.
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <array>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -31,16 +28,10 @@ class FusedPasses final : public Passes {
   bool rounds_stochastically() const override { return true; }
 
   void reduce(const ReduceArgs& args) const override {
-    if (!args.block_sumsq) return launch([&](void* stream) { kernels_.reduce(args, stream); });
-    with_sums(args.numel, args.block_sumsq, [&](double* sums, void* stream) {
-      ReduceArgs there = args;
-      there.block_sumsq = sums;
-      kernels_.reduce(there, stream);
-    });
+    launch([&](void* stream) { kernels_.reduce(args, stream); });
   }
   void block_sumsq(const void* values, DType dtype, std::int64_t numel, double* out) const override {
-    with_sums(numel, out,
-              [&](double* sums, void* stream) { kernels_.block_sumsq(values, dtype, numel, sums, stream); });
+    launch([&](void* stream) { kernels_.block_sumsq(values, dtype, numel, out, stream); });
   }
   void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const override {
     ZERO_CHECK(updates(rule), "{} has no update on {}", rule.name, device_.str());
@@ -68,18 +59,6 @@ class FusedPasses final : public Passes {
     start(backend.getStreamNativeHandle(backend.getStream(device_)));
     const char* const error = kernels_.error();
     if (error) throw IoError(fmt::format("a kernel of zerotorch on {}: {}", device_.str(), error));
-  }
-
-  /// `start` makes a sum per block in the device's memory; waits for them.
-  template <class Start>
-  void with_sums(std::int64_t numel, double* out, Start start) const {
-    const std::int64_t blocks = numel / kSumBlockNumel;
-    if (blocks == 0) return;
-    const at::NoGradGuard no_grad;
-    const at::Tensor sums = at::empty({blocks}, at::TensorOptions().dtype(at::kDouble).device(device_));
-    launch([&](void* stream) { start(static_cast<double*>(sums.mutable_data_ptr()), stream); });
-    const at::Tensor here = sums.to(at::kCPU);
-    std::memcpy(out, here.const_data_ptr<double>(), static_cast<std::size_t>(blocks) * sizeof(double));
   }
 
   const c10::Device device_;

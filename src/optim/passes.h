@@ -21,9 +21,9 @@ class Passes {
   virtual bool updates(const Rule& rule) const = 0;
   virtual bool rounds_stochastically() const = 0;
 
-  /// `args.block_sumsq` is host memory; requesting it waits for the device.
+  /// `args.block_sumsq` is memory of the device, too.
   virtual void reduce(const ReduceArgs& args) const = 0;
-  /// Computes sums of squares per block of kSumBlockNumel elements of `dtype`, into host memory. Waits for the device.
+  /// Computes sums of squares per block of kSumBlockNumel elements of `dtype`.
   virtual void block_sumsq(const void* values, DType dtype, std::int64_t numel, double* out) const = 0;
   virtual void update(const Rule& rule, const UpdateArgs& args, const Hyper& hyper) const = 0;
   /// Rounds fp32 masters to parameters of `param_dtype`.

@@ -202,7 +202,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.hosts = ranks.hosts;
   laid.overlap = zero.overlaps_comm();
   laid.step_in_backward = config.zerotorch.step_in_backward;
-  laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count);
+  laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);
   laid.prefetch_numel = laid.overlap ? zero.stage3_prefetch_bucket_size : 0;
   using OffloadOptimizer = Config::ZeroOptimization::OffloadOptimizer;
   laid.states_on_disk = zero.offload_optimizer.device == OffloadOptimizer::Device::kNvme;

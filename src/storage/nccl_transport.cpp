@@ -653,7 +653,6 @@ class NcclTransport final : public comm::ShardTransport {
     return std::make_shared<NcclBoard>(connections_, connections_->gradients, std::move(label), std::move(parcels),
                                        dtype, std::move(sink));
   }
-  bool sinks_may_wait() const override { return false; }
   std::shared_ptr<comm::ShardWindow> make_shard_window(std::string label, std::vector<comm::Parcel> parcels,
                                                        DType dtype, std::vector<const void*> mine) override {
     return std::make_shared<NcclWindow>(connections_, connections_->parameters, label, std::move(parcels), dtype,

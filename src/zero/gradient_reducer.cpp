@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <unistd.h>
@@ -174,11 +176,20 @@ void GradientReducer::make_buckets() {
       buckets_.push_back(std::move(bucket));
     }
   }
-  block_sumsq_.assign(block_offset, 0.0);
+  make_sumsq(block_offset);
   layout::BucketSchedule schedule(std::move(parameters), static_cast<int>(model_.parameters.size()));
   for (int p = 0; p < schedule_.parameter_count(); ++p) schedule.expect(p, schedule_.expected(p));
   schedule_ = std::move(schedule);
   sent_.reserve(buckets_.size());
+}
+
+void GradientReducer::make_sumsq(std::int64_t blocks) {
+  pinned_sumsq_ = nullptr;
+  block_sumsq_.assign(static_cast<std::size_t>(blocks), 0.0);
+  if (model_.passes->in_host_memory()) return;
+  device_sumsq_ = at::zeros({blocks}, at::TensorOptions(at::kDouble).device(model_.device));
+  pinned_sumsq_ =
+      storage::pin_host_memory({}, block_sumsq_.data(), block_sumsq_.size() * sizeof(double), model_.device);
 }
 
 void GradientReducer::add_units(std::span<const int> units) {
@@ -204,7 +215,7 @@ std::int64_t GradientReducer::shard_blocks(int unit, int rank) const {
 void GradientReducer::begin_micro_batch() {
   if (micro_batch_has_gradients()) return;
   gradients_began_ = base::seconds_now();
-  makes_sumsq_ = options_.is_last_micro_batch() && model_.transport->sinks_may_wait();
+  makes_sumsq_ = options_.is_last_micro_batch();
   sumsq_complete_ = false;
 }
 
@@ -476,7 +487,8 @@ Range GradientReducer::mine_of(const Bucket& bucket) const {
 }
 
 double* GradientReducer::block_sumsq_at(const Bucket& bucket, std::int64_t begin) {
-  return block_sumsq_.data() + bucket.block_offset + (begin - mine_of(bucket).begin) / kBlockNumel;
+  double* const all = device_sumsq_.defined() ? device_sumsq_.mutable_data_ptr<double>() : block_sumsq_.data();
+  return all + bucket.block_offset + (begin - mine_of(bucket).begin) / kBlockNumel;
 }
 
 void GradientReducer::visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit) const {
@@ -710,6 +722,14 @@ void GradientReducer::scale_sums(double factor) {
                [&](Range piece, void* sums) { model_.view(sums, model_.sum_dtype, piece.numel()).mul_(factor); });
   }
   refresh_sumsq();
+}
+
+void GradientReducer::complete_sumsq() {
+  if (!sumsq_complete_) refresh_sumsq();
+  if (!device_sumsq_.defined() || block_sumsq_.empty()) return;
+  const at::NoGradGuard no_grad;
+  at::from_blob(block_sumsq_.data(), device_sumsq_.sizes(), at::kDouble).copy_(device_sumsq_, /*non_blocking=*/true);
+  storage::finish_current_stream(model_.device);
 }
 
 void GradientReducer::refresh_sumsq() {

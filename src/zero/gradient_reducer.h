@@ -87,10 +87,9 @@ class GradientReducer {
   std::string disk_description() const { return sums_ ? sums_->disk_description() : std::string(); }
   /// Sums of squares of this rank's shards, one per block, in unit order. Valid after complete_sumsq().
   const std::vector<double>& shard_block_sumsq() const { return block_sumsq_; }
-  /// Ends the window: computes the sums of squares if the passes of its last micro-batch did not. Local.
-  void complete_sumsq() {
-    if (!sumsq_complete_) refresh_sumsq();
-  }
+  /// Ends the window: computes the sums of squares if the passes of its last micro-batch did not, and brings them from
+  /// a device, which it waits for. Local.
+  void complete_sumsq();
   /// Multiplies this rank's sums of every unit and updates the sums of squares. Local.
   void scale_sums(double factor);
   /// The first parameter with a sum that is not finite in this rank's shard; call it once the window's sums of squares
@@ -193,6 +192,8 @@ class GradientReducer {
   void reduce(Bucket& bucket, std::span<const void* const> slices);
   /// This rank's part of it.
   Range mine_of(const Bucket& bucket) const;
+  /// Room for the sums of squares of so many blocks.
+  void make_sumsq(std::int64_t blocks);
   /// Where the sums of squares go of a part of the bucket that begins at `begin` of the unit.
   double* block_sumsq_at(const Bucket& bucket, std::int64_t begin);
   /// Adds the slices, which begin where this rank's part does, to the `piece.numel()` accumulators at `sums`.
@@ -226,6 +227,8 @@ class GradientReducer {
   std::vector<const void*> piece_slices_;               ///< of the piece that is added to
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit; only if whole sums are sent to all ranks
   std::vector<double> block_sumsq_;
+  std::shared_ptr<void> pinned_sumsq_;                ///< makes that quick to copy to
+  at::Tensor device_sumsq_;                           ///< where sums are on a device: what its passes write
   std::vector<int> sent_;                             ///< buckets other ranks may still read, oldest first; a few
   std::optional<storage::DeviceStream> from_device_;  ///< if gradients arise on another device
   std::optional<c10::Stream> last_stream_;            ///< that has worked here, on an accelerator

@@ -24,6 +24,7 @@
 #include "support/odd_model.h"
 #include "support/parity.h"
 #include "support/simulated_device.h"
+#include "support/simulated_nccl.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 #include "support/to_device.h"
@@ -44,6 +45,19 @@ inline at::Device device_with(std::uint64_t seed) {
   }
   simulated::start({.seed = seed});
   return simulated::device();
+}
+
+/// Whether kernels of zerotorch update there; a GPU has them where they were built.
+inline void use_kernels(bool use) {
+  if (!on_gpu()) simulated::use_kernels(use);
+}
+
+/// Whether NCCL finds several ranks on the device. One GPU is enough for NCCL 2.30 and newer, where they are asked.
+inline bool has_nccl() { return !on_gpu() || std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr; }
+inline constexpr const char* kNoNccl = "needs NCCL 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1";
+
+inline void use_nccl() {
+  if (!on_gpu()) simulated::use_nccl(true);
 }
 
 /// What it was given is done.

@@ -2,6 +2,7 @@
 // in the order of the device's streams.
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/small_floats.h"
 #include "optim/decades.h"
@@ -23,15 +24,23 @@ struct Launcher {
   template <class Body>
   static void each(std::int64_t numel, const Body& body, void* stream) {
     queue(stream, [numel, body] {
-      for (std::int64_t i = numel; i-- > 0;) body(i);
+      for (std::int64_t i = numel; i-- > numel / 4 * 4;) body(i);
+      for (std::int64_t four = numel / 4; four-- > 0;) body.four(four * 4);
     });
   }
   template <class Body>
-  static void lanes(std::int64_t blocks, const Body& body, double* out, void* stream) {
+  static void sums(std::int64_t blocks, const Body& body, double* out, void* stream) {
     queue(stream, [blocks, body, out] {
       for (std::int64_t block = 0; block < blocks; ++block) {
-        double sums[kSumLanes];
-        for (int lane = 0; lane < kSumLanes; ++lane) sums[lane] = body.lane(block, lane);
+        double sums[kSumLanes] = {};
+        for (int place = 0; place < kSumBlockNumel; place += 8) {
+          Floats fours[2];
+          body.fours(block * kSumBlockNumel + place, 4, fours);
+          for (int j = 0; j < 8; ++j) {
+            const double value = fours[j / 4].of[j % 4];
+            sums[(place + j) % kSumLanes] += value * value;
+          }
+        }
         for (int half = kSumLanes / 2; half > 0; half /= 2) {
           for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
         }

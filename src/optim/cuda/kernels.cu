@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/small_floats.h"
 #include "optim/decades.h"
@@ -25,22 +26,48 @@ int blocks_for(std::int64_t work, std::int64_t per_block) {
 
 template <class Body>
 __global__ void __launch_bounds__(kThreads) run_each(std::int64_t numel, const Body body) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < numel; i += step) body(i);
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads * 4;
+  std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
+  for (; i + 4 <= numel; i += step) body.four(i);
+  for (; i < numel; ++i) body(i);  // in one thread, what is left of it
 }
 
-/// Sixteen threads beside each other are the lanes of a block.
+constexpr int kSumThreads = 128;  ///< as many as leave room for their values in shared memory
+constexpr int kWarp = 32;
+constexpr int kFours = 4;  ///< that a thread has under way
+
+/// A warp makes two blocks at a time: all of it their values, then half of it the sixteen sums of each.
 template <class Body>
-__global__ void __launch_bounds__(kThreads) run_lanes(std::int64_t blocks, const Body body, double* out) {
-  const int lane = threadIdx.x % kSumLanes;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kGroups;
-  std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * kGroups + threadIdx.x / kSumLanes;
-  // The other half of a warp has the block beside it, which may be beyond the last one: it takes part in shuffles.
-  for (; block / 2 * 2 < blocks; block += step) {
-    double sum = block < blocks ? body.lane(block, lane) : 0.0;
+__global__ void __launch_bounds__(kSumThreads) run_sums(std::int64_t blocks, const Body body, double* out) {
+  constexpr int kRow = kSumBlockNumel + kSumLanes;  // so that the halves of a warp read from different banks
+  __shared__ __align__(16) float values[kSumThreads / kWarp][2][kRow];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, half = lane / kSumLanes, sum_lane = lane % kSumLanes;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * (kSumThreads / kWarp) * 2;
+  std::int64_t block = (static_cast<std::int64_t>(blockIdx.x) * (kSumThreads / kWarp) + warp) * 2;
+  for (; block < blocks; block += step) {
+    const int count = blocks - block < 2 ? 1 : 2;
+    for (int b = 0; b < count; ++b) {
+      for (int place = lane * 4; place < kSumBlockNumel; place += kWarp * 4 * kFours) {
+        Floats fours[kFours];
+        body.fours((block + b) * kSumBlockNumel + place, kWarp * 4, fours);
+        for (int k = 0; k < kFours && out; ++k)
+          store_four(&values[warp][b][0], StateFormat::kFloat32, place + k * kWarp * 4, /*aligned=*/true, fours[k]);
+      }
+    }
     if (!out) continue;
-    for (int half = kSumLanes / 2; half > 0; half /= 2) sum += __shfl_down_sync(0xffffffffu, sum, half, kSumLanes);
-    if (lane == 0 && block < blocks) out[block] = sum;
+    __syncwarp();
+    double sum = 0;
+    if (half < count) {
+#pragma unroll 16
+      for (int place = sum_lane; place < kSumBlockNumel; place += kSumLanes) {
+        const double value = values[warp][half][place];
+        sum += value * value;
+      }
+    }
+    for (int other = kSumLanes / 2; other > 0; other /= 2)
+      sum += __shfl_down_sync(0xffffffffu, sum, other, kSumLanes);
+    if (sum_lane == 0 && half < count) out[block + half] = sum;
+    __syncwarp();  // before the values of the next are written
   }
 }
 
@@ -73,12 +100,13 @@ struct Launcher {
   template <class Body>
   static void each(std::int64_t numel, const Body& body, void* stream) {
     if (numel == 0) return;
-    run_each<<<blocks_for(numel, kThreads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(numel, body);
+    run_each<<<blocks_for(numel, kThreads * 4), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(numel, body);
   }
   template <class Body>
-  static void lanes(std::int64_t blocks, const Body& body, double* out, void* stream) {
+  static void sums(std::int64_t blocks, const Body& body, double* out, void* stream) {
     if (blocks == 0) return;
-    run_lanes<<<blocks_for(blocks, kGroups), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(blocks, body, out);
+    constexpr int kBlocks = kSumThreads / kWarp * 2;
+    run_sums<<<blocks_for(blocks, kBlocks), kSumThreads, 0, static_cast<cudaStream_t>(stream)>>>(blocks, body, out);
   }
   template <class Body>
   static void groups(std::int64_t blocks, const Body& body, void* stream) {
