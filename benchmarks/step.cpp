@@ -15,10 +15,13 @@
 // over a network of a given speed.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/ops/normal_native.h>
 #include <ATen/Parallel.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DefaultDtype.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <torch/library.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -53,6 +56,8 @@ struct Options {
   std::string device = "cpu";  ///< of the module; "cuda": one GPU for each rank, in turn
   bool deterministic = false;  ///< libtorch's operators on a GPU
   bool alone = false;          ///< no baseline
+  bool bf16_sums = false;      ///< data_types.grad_accum_dtype
+  bool quick_values = false;   ///< of parameters, in bf16: see quick_normal_()
   bool in_backward = false;    ///< zerotorch.step_in_backward
   bool glibc = false;          ///< no zerotorch.caching_allocator
   std::string nvme_path = ".";
@@ -101,7 +106,7 @@ std::string json_of(const Options& options, const std::string& mode) {
              "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
            "aio": {{"block_size": {}, "queue_depth": {}}},
            "zerotorch": {{"store": "{}", "step_in_backward": {}, "progress_thread": "{}",
-             "measured_prefetch": {}, "caching_allocator": {}}}}})",
+             "measured_prefetch": {}, "caching_allocator": {}}}{}}})",
       options.batch, options.accumulation, has("8bit") ? "AdamW8bit" : "AdamW", options.in_backward ? 0.0 : 1.0,
       !options.fp32, !options.in_backward, mode[5], !has("blocking"),
       has("nvme")   ? "nvme"
@@ -112,7 +117,8 @@ std::string json_of(const Options& options, const std::string& mode) {
       : has("host") ? "cpu"
                     : "none",
       options.nvme_path, options.block_size, options.queue_depth, copying || !node_shared ? "copying" : "node_shared",
-      options.in_backward, has("thread") ? "always" : "never", !has("fixed"), !options.glibc);
+      options.in_backward, has("thread") ? "always" : "never", !has("fixed"), !options.glibc,
+      options.bf16_sums ? R"(, "data_types": {"grad_accum_dtype": "bf16"})" : "");
 }
 
 /// Forward and backward of one step's micro-batches; returns the last loss.
@@ -136,6 +142,24 @@ double used_mb(at::Device device) {
   if (!allocator) return 0;
   const auto [free, total] = allocator->getMemoryInfo(device.index());
   return static_cast<double>(total - free) / 1e6;
+}
+
+/// In place of normal_() on the CPU, which draws one after the other: numbers of this spread by all threads, for models
+/// that would take longer to draw than to train.
+at::Tensor& quick_normal_(at::Tensor& self, double mean, double std, std::optional<at::Generator> generator) {
+  if (self.scalar_type() != at::kBFloat16) return at::native::normal_(self, mean, std, std::move(generator));
+  auto* const out = self.mutable_data_ptr<at::BFloat16>();
+  at::parallel_for(0, self.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto bits = (static_cast<std::uint64_t>(i) + 1) * 0x9E3779B97F4A7C15ull >> 40;
+      out[i] = static_cast<float>(mean + std * 3.4641 * (static_cast<double>(bits) * 0x1p-24 - 0.5));
+    }
+  });
+  return self;
+}
+void draw_quickly() {
+  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  library.impl("normal_", quick_normal_);
 }
 
 struct Measured {
@@ -210,6 +234,11 @@ int run_rank(const Options& options) {
     at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.ranks));
   at::globalContext().setDeterministicAlgorithms(options.deterministic, /*warn_only=*/true);
   const double tolerance = device.is_cpu() || options.deterministic ? 0 : 2e-3;
+  if (options.quick_values) {
+    draw_quickly();
+    at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.ranks));
+    c10::set_default_dtype(caffe2::TypeMeta::Make<at::BFloat16>());
+  }
   at::manual_seed(1);
   zero::GPT plain{nullptr};
   if (!options.alone) {
@@ -305,6 +334,8 @@ int main(int argc, char** argv) {
   app.add_flag("--deterministic", options.deterministic, "libtorch's operators on a GPU");
   app.add_flag("--fp32", options.fp32);
   app.add_flag("!--no-pin", options.pin);
+  app.add_flag("--bf16-sums", options.bf16_sums, "of gradients");
+  app.add_flag("--quick-values", options.quick_values, "of parameters, in bf16, not drawn one after the other");
   app.add_flag("--alone", options.alone, "without forward and backward of a model of its own: for memory");
   app.add_flag("--glibc", options.glibc, "without zerotorch.caching_allocator");
   app.add_flag("--step-in-backward", options.in_backward, "without clipping");

@@ -19,6 +19,7 @@
 #include "colour.h"
 #include "console.h"
 #include "host_facts.h"
+#include "rank_device.h"
 #include "text_format.h"
 #include "zero/disk.h"
 #include "zero/errors.h"
@@ -115,9 +116,9 @@ Finding mpi() {
 }
 
 Finding gpu() {
-  const bool there = fs::exists("/dev/nvidia0");
-  return {"GPU", there ? "/dev/nvidia0" : "none", "training is on the CPU's cores",
-          there ? Verdict::kNote : Verdict::kGood};
+  const int count = visible_gpus();
+  if (count == 0) return {"GPU", "none", "training is on the CPU's cores", Verdict::kGood};
+  return {"GPU", std::to_string(count), "zero train --device cuda trains there", Verdict::kGood};
 }
 
 Finding versions() {

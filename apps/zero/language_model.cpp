@@ -15,7 +15,11 @@ LanguageModel::Model LanguageModel::build(const TrainPlan& plan, bool without_va
   return model;
 }
 
-LanguageModel::LanguageModel(const TrainPlan& plan) : model_(build(plan, !plan.init_from.empty())) {}
+LanguageModel::LanguageModel(const TrainPlan& plan, at::Device device)
+    : model_(build(plan, device.is_cpu() && !plan.init_from.empty())), device_(device) {
+  if (device.is_cpu()) return;
+  std::visit([&](auto& model) { model->to(device); }, model_);
+}
 
 LanguageModel LanguageModel::without_values(const TrainPlan& plan) { return LanguageModel(build(plan, true)); }
 
@@ -28,11 +32,11 @@ void LanguageModel::load_weights(Engine& engine, const std::string& folder) cons
 }
 
 at::Tensor LanguageModel::forward(const at::Tensor& tokens) {
-  return std::visit([&](auto& model) { return model->forward(tokens); }, model_);
+  return std::visit([&](auto& model) { return model->forward(tokens.to(device_)); }, model_);
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets, double divisor) {
-  return std::visit([&](auto& model) { return model->loss(tokens, targets, divisor); }, model_);
+  return std::visit([&](auto& model) { return model->loss(tokens.to(device_), targets.to(device_), divisor); }, model_);
 }
 
 std::int64_t LanguageModel::vocab() const {
@@ -43,10 +47,9 @@ std::int64_t LanguageModel::vocab() const {
 std::vector<std::int64_t> LanguageModel::generate(const std::vector<std::int64_t>& prompt,
                                                   const GenerateOptions& options) {
   if (auto* model = std::get_if<models::CausalLM>(&model_)) return models::generate(*model, prompt, options);
-  GPT& gpt = std::get<GPT>(model_);
   GenerateOptions of_gpt = options;
-  of_gpt.context = gpt->options.seq;
-  return generate_tokens([&](const at::Tensor& tokens) { return gpt->forward(tokens); }, prompt, of_gpt);
+  of_gpt.context = std::get<GPT>(model_)->options.seq;
+  return generate_tokens([&](const at::Tensor& tokens) { return forward(tokens); }, prompt, of_gpt);
 }
 
 void LanguageModel::train(bool on) {

@@ -1,6 +1,7 @@
 #pragma once
 // What `zero train` trains: its own GPT, or a model in Hugging Face's shapes.
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <string>
@@ -17,9 +18,9 @@ namespace zero::app {
 
 class LanguageModel {
  public:
-  /// The plan's, in fp32, never whole (zero::deferred_init): initialised from libtorch's default generator, or without
-  /// values where the plan has weights to begin with.
-  explicit LanguageModel(const TrainPlan& plan);
+  /// The plan's, in fp32: initialised from libtorch's default generator, or without values where the plan has weights
+  /// to begin with. On the CPU never whole (zero::deferred_init).
+  explicit LanguageModel(const TrainPlan& plan, at::Device device = at::kCPU);
   /// The plan's, whose values are loaded in any case.
   static LanguageModel without_values(const TrainPlan& plan);
 
@@ -31,7 +32,7 @@ class LanguageModel {
   /// As models::load_adapters(). *Collective.*
   void load_adapters(Engine& engine, const std::string& folder) const;
 
-  // As GPT's and CausalLM's.
+  // As GPT's and CausalLM's. Tokens and targets may be on the CPU.
   at::Tensor forward(const at::Tensor& tokens);
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, double divisor = 0);
   std::int64_t vocab() const;
@@ -50,6 +51,7 @@ class LanguageModel {
   static Model build(const TrainPlan& plan, bool without_values);
 
   Model model_;
+  at::Device device_ = at::kCPU;
 };
 
 /// As GPT-2 was trained: no weight decay on biases and norms.

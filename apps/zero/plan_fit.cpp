@@ -83,6 +83,11 @@ void take(const plan::Suggestion& found, TrainPlan& plan, Config& config) {
 }  // namespace
 
 std::string fit_or_check(TrainPlan& plan, Config& config, const TrainOptions& options, Ranks ranks, bool goes_on) {
+  if (plan.device != "cpu") {
+    if (options.fit)
+      throw ConfigError("--fit: is for the memory of this host; zero plan --gpu-memory SIZE says what fits GPUs");
+    return "";
+  }
   const std::int64_t memory = memory_of(options);
   if (!options.fit) {
     return check_fits(shape_to_train(plan), config, ranks.world_size, ranks.per_node, options.force, memory);

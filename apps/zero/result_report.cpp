@@ -280,6 +280,7 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
           {"preset", plan.preset},
           {"parameters_numel", plan.parameters_numel},
           {"ranks", result.ranks},
+          {"device", plan.device},
           {"threads_per_rank", at::get_num_threads()},
           {"stage", result.stage},
           {"train_loss", result.last_loss},

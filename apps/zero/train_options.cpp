@@ -18,9 +18,16 @@ const CLI::Validator kPositive = whole_number(1);
 const CLI::Validator kNotNegative = whole_number(0);
 
 void add_training_options(CLI::App& command, TrainOptions& options) {
-  command.add_option("-n,--ranks", options.ranks, "processes on this host (default 2)")
+  command
+      .add_option("-n,--ranks", options.ranks,
+                  "processes on this host (default 2; with --device cuda one for each GPU)")
       ->transform(kPositive)
       ->type_name("N")
+      ->group(kTraining);
+  command
+      .add_option("--device", options.device,
+                  "what ranks train on: cpu, or cuda, of whose GPUs each takes one, in turn (default: cpu)")
+      ->type_name("cpu|cuda")
       ->group(kTraining);
   command.add_option("--config", options.config, "DeepSpeed JSON; default: built in, see --print-config")
       ->type_name("FILE")

@@ -39,6 +39,7 @@ struct TrainOptions {
   bool fit = false;                       ///< choose what makes it fit this host
   std::string memory;                     ///< of this host, for the plan; empty: what is free
   // How to train it.
+  std::string device;  ///< cpu or cuda; not given: the run's, else the CPU
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one
   std::optional<int> stage;
   std::string store;  ///< empty: the configuration's

@@ -16,6 +16,7 @@
 #include "host_facts.h"
 #include "plan_fit.h"
 #include "progress.h"
+#include "rank_device.h"
 #include "run_folder.h"
 #include "text_format.h"
 #include "token_text.h"
@@ -42,7 +43,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, k
                                    corpus_folder, corpus_hash, train_tokens, text_nbytes, token_pieces, tokenizer,
                                    token_nbytes, baseline_nats, run_folder, tensorboard_folder, steps, eval_every,
                                    eval_batches, seed, prompt, sample_length, top_k, temperature, quiet, verbose, json,
-                                   norms, noise)
+                                   norms, noise, device)
 
 namespace {
 
@@ -236,6 +237,9 @@ void print_tail(const Console& console, const TrainPlan& plan, const Config& con
                             : plan.restart ? ", starts over"
                                            : ""));
   for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
+  if (const int gpus = visible_gpus(); gpus > 0 && plan.device == "cpu") {
+    console.print(fmt::format("device     the CPU; --device cuda trains on the host's GPU{}\n", gpus == 1 ? "" : "s"));
+  }
   console.print(about_memory + "\n");
 }
 
@@ -314,6 +318,7 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
          {"model", "init_from", "export_folder", "token_pieces", "tokenizer", "text_tokenizer", "lora"})
       json.emplace(text, "");
     json.emplace("merge", false);
+    json.emplace("device", "cpu");
     json.emplace("trained_numel", json.value("parameters_numel", std::int64_t{0}));
     if (json.contains("train_nbytes")) json.emplace("train_tokens", json["train_nbytes"]);
     json.emplace("text_nbytes", 1.0);
@@ -561,6 +566,7 @@ CorpusInfo pack_only(const TrainOptions& options) {
 TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::string& command_line) {
   TrainPlan plan = choose_model(options);
   plan.ranks = ranks.world_size;
+  if (!options.device.empty()) plan.device = options.device;
   Config config = make_config(options, plan.dim, ranks.world_size);
   if (options.separate_documents) plan.separator = 0;  // until the tokens are known
   const std::string about_memory = fit_or_check(plan, config, options, ranks, /*goes_on=*/false);
@@ -622,6 +628,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   }
   plan.run_folder = folder.string();
   if (ranks) plan.ranks = ranks->world_size;
+  if (!options.device.empty()) plan.device = options.device;
   const std::int64_t steps_before = plan.steps;
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);

@@ -15,12 +15,13 @@ namespace zero::app {
 
 struct TrainPlan {
   int ranks = 0;
-  std::string preset;         ///< or the name of `model`
-  std::string model;          ///< its config.json; empty: the preset's GPT with the sizes that follow
-  std::string init_from;      ///< a folder with its weights; empty: random ones
-  std::string export_folder;  ///< for its weights in the end; empty: none
-  std::string lora;           ///< adapter_config.json of the adapters that are trained in place of it; empty: none
-  bool merge = false;         ///< they are exported as part of its weights
+  std::string device = "cpu";  ///< as TrainOptions
+  std::string preset;          ///< or the name of `model`
+  std::string model;           ///< its config.json; empty: the preset's GPT with the sizes that follow
+  std::string init_from;       ///< a folder with its weights; empty: random ones
+  std::string export_folder;   ///< for its weights in the end; empty: none
+  std::string lora;            ///< adapter_config.json of the adapters that are trained in place of it; empty: none
+  bool merge = false;          ///< they are exported as part of its weights
   std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
   std::int64_t recompute_every = 0;                      ///< as GPTOptions
   KeptResults recompute_keep = KeptResults::kNone;       ///< as GPTOptions

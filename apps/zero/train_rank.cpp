@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "host_facts.h"
+#include "rank_device.h"
 #include "rank_setup.h"
 #include "report_tables.h"
 #include "run_folder.h"
@@ -26,8 +27,8 @@ void print_start(const Console& console, const TrainPlan& plan, const Engine& en
   const int stage = engine.config().zero_optimization.stage;
   const auto& config = engine.config();
   console.print(fmt::format("ranks      {} ({}), {} thread{} each, on {}; ready after {}\n\n", group.size(),
-                            group.backend(), at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s", cpu_name(),
-                            duration(seconds)));
+                            group.backend(), at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s",
+                            engine.device().is_cpu() ? cpu_name() : engine.device().str(), duration(seconds)));
   console.print(
       memory_table(before, after, ddp_memory(plan.parameters_numel, plan.trained_numel, config.param_dtype()), stage) +
       "\n");
@@ -138,6 +139,7 @@ void take_best(const RunResult& result, Engine& engine) {
 
 int run(const TrainPlan& plan, Group group) {
   const Clock clock;
+  const at::Device device = device_of_rank(plan.device, group);
   Config config = Config::from_text(plan.config, "configuration of the run");
   config.tensorboard.enabled = false;  // the run writes its own events
   const bool trace_is_the_runs = std::filesystem::path(config.zerotorch.trace.path).is_relative();
@@ -149,7 +151,7 @@ int run(const TrainPlan& plan, Group group) {
   const bool first = group.rank() == 0;
   const Console console(first && !plan.quiet);
 
-  LanguageModel model(plan);
+  LanguageModel model(plan, device);
   Engine engine = model.initialize(config, {.group = group, .parameter_groups = {no_decay_group()}});
   if (!plan.init_from.empty() && !plan.goes_on) model.load_weights(engine, plan.init_from);
   Progress progress(console, plan.steps, config.steps_per_print);

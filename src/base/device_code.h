@@ -2,8 +2,8 @@
 // Marks functions that are compiled for the device, too, where the compiler is CUDA's.
 #ifdef __CUDACC__
 #define ZERO_DEVICE __host__ __device__
-#define ZERO_UNROLL _Pragma("unroll")
+#define ZERO_UNROLL_4 _Pragma("unroll 4")
 #else
 #define ZERO_DEVICE
-#define ZERO_UNROLL
+#define ZERO_UNROLL_4
 #endif

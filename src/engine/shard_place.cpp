@@ -33,10 +33,6 @@ const char* problem_of(Config::Zerotorch::DeviceTransport wanted, c10::Device mo
   if (wanted == Transport::kShared && !storage::can_share_device_memory(group, module_device)) {
     return "is for ranks of one host on devices that share memory with other processes; use 'nccl', or 'auto'";
   }
-  if (wanted == Transport::kNccl && config.zerotorch.step_in_backward) {
-    return "and zerotorch.step_in_backward: the squares of gradients that are not kept would be waited for within the "
-           "exchange; remove one";
-  }
   const auto is_set = [](const char* name) {
     const char* const value = std::getenv(name);
     return value != nullptr && std::string_view(value) == "1";

@@ -60,8 +60,9 @@ Text generate_tokens(const std::function<at::Tensor(const at::Tensor&)>& forward
 Text models::generate(CausalLM& model, Text prompt, const GenerateOptions& options) {
   if (prompt.empty()) throw ConfigError("generate: the prompt is empty; give at least one token");
   KeyValueCache cache;
+  const at::Device device = model->parameters().front().device();
   return continue_text(std::move(prompt), options, model->config.vocab, [&](const Text& so_far) {
-    return model->next_logits(tokens_from(so_far, cache.length()), cache).select(0, 0);
+    return model->next_logits(tokens_from(so_far, cache.length()).to(device), cache).select(0, 0);
   });
 }
 

@@ -187,6 +187,7 @@ void GradientReducer::make_sumsq(std::int64_t blocks) {
   pinned_sumsq_ = nullptr;
   block_sumsq_.assign(static_cast<std::size_t>(blocks), 0.0);
   if (model_.passes->in_host_memory()) return;
+  follow_streams();  // a program may train in another stream than it makes its engine in
   device_sumsq_ = at::zeros({blocks}, at::TensorOptions(at::kDouble).device(model_.device));
   pinned_sumsq_ =
       storage::pin_host_memory({}, block_sumsq_.data(), block_sumsq_.size() * sizeof(double), model_.device);

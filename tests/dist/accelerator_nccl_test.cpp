@@ -18,11 +18,11 @@
 namespace zero::testing {
 namespace {
 
-/// Without those that update within backward. On a GPU, where several ranks take long to connect, some of them.
+/// On a GPU, where several ranks take long to connect, some of them.
 bool is_of_nccl(const std::string& name, const Setting& setting) {
-  return !setting.in_backward && (!on_gpu() || !setting.more.empty() || name == "stage 1" || name == "stage 3");
+  return !on_gpu() || !setting.more.empty() || name == "stage 1" || name == "stage 3";
 }
-const std::size_t kSettingsOfNccl = on_gpu() ? 6 : 12;
+const std::size_t kSettingsOfNccl = on_gpu() ? 8 : 14;
 
 /// Every setting on the host and, moved by NCCL, on the device: "name<TAB>outcome".
 std::vector<std::string> nccl_outcomes(const Group& group, int seeds) {

@@ -175,7 +175,6 @@ struct Generator {
     // Not drawn: a seed stays the program that it was.
     made.nvme = (made.ranks + made.stage + made.node_shared + made.overlap + made.little_live) % 3 == 0;
     if (states_on_device) made.nvme = false;
-    if (moved_by_nccl) made.step_in_backward = false;
     if (moved_by_nccl && uses_parameters_alone()) made.stage = std::min(made.stage, 2);
     return made;
   }

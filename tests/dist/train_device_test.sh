@@ -1,0 +1,68 @@
+#!/bin/bash
+# `zero train --device`: a run whose ranks train on an accelerator, here the simulated one, goes on there or elsewhere.
+# Usage: train_device_test.sh <zero> <library of the simulated device> <folder of the library that shows all symbols>
+zero=$(realpath "$1")
+simulated=$(realpath "$2")
+open=$(realpath "$3")
+source "$(dirname "$0")/../support/command_test.sh"
+cd "$work" || exit 1
+export ZERO_LOG_LEVEL=warning
+for i in $(seq 1 3000); do echo "def f$i(x): return x + $i"; done > text.py
+run="--preset gpt-tiny --data text.py --cache-dir cache --eval-batches 1 --eval-every 0 --dtype fp32 --lr 3e-3"
+
+on_device() { LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open "$zero" train "$@"; }
+losses() { python3 -c 'import json,sys
+for line in open(sys.argv[1]): print(json.loads(line).get("loss"))' "$1/metrics.jsonl" | grep -v None; }
+alike() { # what, two runs: every loss within a thousandth
+  python3 - "$1" <(losses "$2") <(losses "$3") <<'END' || fail "$1"
+import sys
+first, second = ([float(x) for x in open(name)] for name in sys.argv[2:])
+assert len(first) == len(second) > 0, (first, second)
+assert all(abs(a - b) < 1e-3 * b for a, b in zip(first, second)), (first, second)
+END
+}
+
+"$zero" train $run -n 2 --steps 8 --run-dir host > out 2>&1 || fail "on the host: $(cat out)"
+on_device $run --device sim -n 2 --steps 8 --stage 3 --run-dir there > out 2>&1 || fail "on a device: $(cat out)"
+grep -q "threads\? each, on sim:0" out || fail "it does not say where it trains: $(cat out)"
+alike "the losses on a device are those of the host" there host
+[ -s there/sample.txt ] || fail "no sample"
+expect device "$(value there/summary.json 'j["device"]')" sim
+
+# With states in host memory, and one rank less; where it was, without being told again; then on the host.
+"$zero" train $run -n 2 --steps 8 --print-config > config.json
+python3 - <<'END'
+import json
+config = json.load(open("config.json"))
+config["zero_optimization"] = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+json.dump(config, open("offloaded.json", "w"))
+END
+on_device $run --device sim -n 2 --config offloaded.json --steps 4 --sample-length 0 --run-dir goes_on > out 2>&1 || fail "offloaded: $(cat out)"
+on_device --resume goes_on -n 1 --steps 6 > out 2>&1 || fail "it goes on: $(cat out)"
+grep -q "on sim:0" out || fail "it goes on elsewhere: $(cat out)"
+"$zero" train --resume goes_on --device cpu -n 2 --steps 8 > out 2>&1 || fail "on the host: $(cat out)"
+alike "a run may change its device" goes_on host
+
+# A model in Hugging Face's shapes, which generates from kept keys and values, on documents that do not see each other.
+echo '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "intermediate_size": 48, "max_position_embeddings": 128, "vocab_size": 256, "tie_word_embeddings": true}' > llama.json
+llama="${run/--preset gpt-tiny/--model llama.json --seq 64} --steps 3 --separate-documents --separator 10 -n 2"
+"$zero" train $llama --run-dir llama_host > out 2>&1 || fail "llama on the host: $(cat out)"
+on_device $llama --device sim --run-dir llama_there > out 2>&1 || fail "llama on a device: $(cat out)"
+alike "llama's losses on a device" llama_there llama_host
+[ -s llama_there/sample.txt ] || fail "no sample of llama"
+
+refused() { # part of the message, options
+  local want=$1; shift
+  timeout 60 "$zero" train $run --steps 2 --run-dir refused "$@" > out 2> err
+  expect "exit code of '$*'" $? 2
+  grep -qF -- "$want" err || fail "'$*' says '$(cat err)', want '$want'"
+  rm -rf refused
+}
+refused "want cpu, cuda or another backend" --device gpu
+refused "want cpu, cuda or another backend" --device sim
+refused "--fit: is for the memory of this host" --device cuda --fit
+if [ ! -e /dev/nvidia0 ]; then refused "--device cuda" --device cuda; fi
+
+[ "$failures" = 0 ] && echo "zero train on a device: all well"
+exit $((failures > 0))
