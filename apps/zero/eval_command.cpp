@@ -134,8 +134,7 @@ std::int64_t sequence_length(const OpenedModel& model, std::optional<std::int64_
 }
 
 EvalJob prepare(const EvalArguments& arguments) {
-  EvalJob job{
-      .model = open_model(arguments.model, arguments.dtype), .split = arguments.split, .as_json = arguments.as_json};
+  EvalJob job{.model = open_model(arguments), .split = arguments.split, .as_json = arguments.as_json};
   job.seq = sequence_length(job.model, arguments.seq);
   const bool own = arguments.text.data.empty();
   if (own && (arguments.text.separate_documents || arguments.text.separator))

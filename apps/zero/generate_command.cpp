@@ -150,7 +150,7 @@ void cut_to_context(GenerateJob& job) {
 std::string standard_input() { return {std::istreambuf_iterator<char>(std::cin), {}}; }
 
 GenerateJob prepare(const GenerateArguments& arguments, const fs::path& scratch) {
-  GenerateJob job{.model = open_model(arguments.model, arguments.dtype),
+  GenerateJob job{.model = open_model(arguments),
                   .length = arguments.length,
                   .top_k = arguments.top_k,
                   .seed = arguments.seed,

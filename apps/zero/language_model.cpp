@@ -15,13 +15,17 @@ LanguageModel::Model LanguageModel::build(const TrainPlan& plan, bool without_va
   return model;
 }
 
-LanguageModel::LanguageModel(const TrainPlan& plan, at::Device device)
-    : model_(build(plan, device.is_cpu() && !plan.init_from.empty())), device_(device) {
-  if (device.is_cpu()) return;
-  std::visit([&](auto& model) { model->to(device); }, model_);
+LanguageModel::LanguageModel(Model model, at::Device device) : model_(std::move(model)), device_(device) {
+  if (!device.is_cpu()) std::visit([&](auto& module) { module->to(device); }, model_);
 }
 
-LanguageModel LanguageModel::without_values(const TrainPlan& plan) { return LanguageModel(build(plan, true)); }
+// What goes to another device has values, also where they will be others.
+LanguageModel::LanguageModel(const TrainPlan& plan, at::Device device)
+    : LanguageModel(build(plan, device.is_cpu() && !plan.init_from.empty()), device) {}
+
+LanguageModel LanguageModel::without_values(const TrainPlan& plan, at::Device device) {
+  return {build(plan, device.is_cpu()), device};
+}
 
 Engine LanguageModel::initialize(const Config& config, const InitializeOptions& options) const {
   return std::visit([&](const auto& model) -> Engine { return zero::initialize(model, config, options); }, model_);

@@ -22,7 +22,7 @@ class LanguageModel {
   /// to begin with. On the CPU never whole (zero::deferred_init).
   explicit LanguageModel(const TrainPlan& plan, at::Device device = at::kCPU);
   /// The plan's, whose values are loaded in any case.
-  static LanguageModel without_values(const TrainPlan& plan);
+  static LanguageModel without_values(const TrainPlan& plan, at::Device device);
 
   /// *Collective.* Throws as zero::initialize().
   Engine initialize(const Config& config, const InitializeOptions& options) const;
@@ -47,7 +47,7 @@ class LanguageModel {
 
  private:
   using Model = std::variant<GPT, models::CausalLM>;
-  explicit LanguageModel(Model model) : model_(std::move(model)) {}
+  LanguageModel(Model model, at::Device device);
   static Model build(const TrainPlan& plan, bool without_values);
 
   Model model_;

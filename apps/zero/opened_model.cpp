@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "number_check.h"
+#include "rank_device.h"
 #include "text_format.h"
 #include "zero/checkpoint.h"
 #include "zero/config.h"
@@ -90,6 +91,9 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments, const std
   command.add_option("--dtype", arguments.dtype, "of parameters and activations (default: the model's)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
       ->type_name("fp32|bf16|fp16");
+  command.add_option("--device", arguments.device, "what ranks compute on: cpu, or cuda, of whose GPUs each takes one")
+      ->capture_default_str()
+      ->type_name("cpu|cuda");
   command.add_flag("--as-rank", arguments.as_rank)->group("");
   command.callback([&arguments, model, run = std::move(run)] {
     if (arguments.model.empty() && !arguments.as_rank) throw CLI::RequiredError(model->get_name());
@@ -97,7 +101,8 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments, const std
   });
 }
 
-OpenedModel open_model(const std::string& path, const std::string& dtype) {
+OpenedModel open_model(const ModelArguments& arguments) {
+  const std::string &path = arguments.model, &dtype = arguments.dtype;
   const fs::path folder = fs::absolute(path).lexically_normal();
   const fs::path named = folder.filename().empty() ? folder.parent_path() : folder;
   std::error_code error;
@@ -120,6 +125,7 @@ OpenedModel open_model(const std::string& path, const std::string& dtype) {
                     path, program_name()));
   }
   if (!dtype.empty()) opened.dtype = dtype;
+  opened.plan.device = arguments.device;
   return opened;
 }
 
@@ -154,7 +160,7 @@ LoadedModel load(const OpenedModel& opened, Group group) {
   nlohmann::json json = {{"train_micro_batch_size_per_gpu", 1}, {"zero_optimization", {{"stage", 3}}}};
   if (opened.dtype != kDtypes[0]) json[opened.dtype]["enabled"] = true;
   const Config config = Config::from_text(json.dump(), "configuration");
-  LanguageModel model = LanguageModel::without_values(opened.plan);
+  LanguageModel model = LanguageModel::without_values(opened.plan, device_of_rank(opened.plan.device, group));
   Engine engine = model.initialize(config, {.group = std::move(group), .evaluation_only = true});
   if (opened.checkpoint.empty()) {
     model.load_weights(engine, opened.plan.init_from);

@@ -17,6 +17,7 @@ namespace zero::app {
 /// What every command is told that uses a model.
 struct ModelArguments {
   std::string model, dtype;
+  std::string device = "cpu";
   int ranks = 1;
   bool as_rank = false;  ///< internal: this process is one of them
 };
@@ -36,10 +37,10 @@ struct OpenedModel {
   std::string tokenizer_folder() const { return is_run() ? tokenizer_of(plan) : plan.init_from; }
 };
 
-/// `path`: a Hugging Face folder, one of adapters (PEFT's; their base is where adapter_config.json says), the folder of
+/// `model`: a Hugging Face folder, one of adapters (PEFT's; their base is where adapter_config.json says), the folder of
 /// a run of `zero train` (its newest checkpoint), or a checkpoint in one. `dtype` empty: that of its file, or of the
 /// run. Local. Throws ConfigError, CheckpointError.
-OpenedModel open_model(const std::string& path, const std::string& dtype);
+OpenedModel open_model(const ModelArguments& arguments);
 
 /// A line for people: "model  llama: 134.5 M parameters ...".
 std::string describe(const OpenedModel& model);
@@ -52,7 +53,7 @@ struct LoadedModel {
   LanguageModel model;
   Engine engine;
 };
-/// *Collective.* Throws as Engine::load_checkpoint() and models::load_weights().
+/// On the device of its plan. *Collective.* Throws as Engine::load_checkpoint() and models::load_weights().
 LoadedModel load(const OpenedModel& opened, Group group);
 
 }  // namespace zero::app

@@ -26,8 +26,8 @@ void load_cuda() {
   const fs::path library = fs::path(here.dli_fname).parent_path() / "libtorch_cuda.so";
   if (!fs::exists(library)) {
     throw ConfigError(fmt::format(
-        "--device cuda: {} has no libtorch_cuda.so: this libtorch is for CPUs. Build with one for CUDA (pip's torch, or "
-        "TORCH_DIR=...), or leave --device away",
+        "--device cuda: {} has no libtorch_cuda.so: this libtorch is for CPUs. Build with one for CUDA (pip's "
+        "torch, or TORCH_DIR=...), or leave --device away",
         library.parent_path().string()));
   }
   // It stays loaded, and registers itself.

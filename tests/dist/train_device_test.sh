@@ -52,6 +52,17 @@ on_device $llama --device sim --run-dir llama_there > out 2>&1 || fail "llama on
 alike "llama's losses on a device" llama_there llama_host
 [ -s llama_there/sample.txt ] || fail "no sample of llama"
 
+# What they have learnt is the same, wherever it is used.
+for what in "generate --length 20 --temperature 0 --json llama_there" "eval --json llama_there"; do
+  "$zero" $what > host.json 2> err || fail "$what on the host: $(cat err)"
+  LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open "$zero" $what --device sim -n 2 > there.json 2> err || fail "$what on a device: $(cat err)"
+done
+python3 - <<'END' || fail "what it evaluates to: $(cat host.json there.json)"
+import json
+host, there = (json.load(open(name)) for name in ("host.json", "there.json"))
+assert abs(host["loss"] - there["loss"]) < 1e-3 * host["loss"], (host, there)
+END
+
 refused() { # part of the message, options
   local want=$1; shift
   timeout 60 "$zero" train $run --steps 2 --run-dir refused "$@" > out 2> err
