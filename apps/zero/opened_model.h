@@ -37,8 +37,8 @@ struct OpenedModel {
   std::string tokenizer_folder() const { return is_run() ? tokenizer_of(plan) : plan.init_from; }
 };
 
-/// `model`: a Hugging Face folder, one of adapters (PEFT's; their base is where adapter_config.json says), the folder of
-/// a run of `zero train` (its newest checkpoint), or a checkpoint in one. `dtype` empty: that of its file, or of the
+/// `model`: a Hugging Face folder, one of adapters (PEFT's; their base is where adapter_config.json says), the folder
+/// of a run of `zero train` (its newest checkpoint), or a checkpoint in one. `dtype` empty: that of its file, or of the
 /// run. Local. Throws ConfigError, CheckpointError.
 OpenedModel open_model(const ModelArguments& arguments);
 
