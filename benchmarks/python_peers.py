@@ -329,6 +329,8 @@ def main() -> None:
         return
     engines = [mode for mode in MODES if mode not in ("ddp", "fsdp2")]
     modes = args.modes.split(",") if args.modes else list(MODES) if args.offload == "none" else engines
+    if args.device == "cuda":  # the model in C++ is for the CPU
+        modes = [mode for mode in modes if not mode.startswith("cpp-")]
     if args.offload != "none" and (without := {"ddp", "fsdp2"}.intersection(modes)):
         parser.error(f"--offload: {', '.join(sorted(without))} has none here")
     args.parent = args.nvme or pathlib.Path.cwd()

@@ -4,6 +4,7 @@
 #   scripts/gpu_bundle.sh [LIBNCCL CAPABILITY]   with an NCCL of 2.30 or newer (pip: nvidia-nccl-cu13), to test it with
 #                                                several ranks on a GPU of this compute capability (90)
 set -euo pipefail
+nccl=$([ $# != 2 ] || realpath "$1")
 cd "$(dirname "$0")/.."
 command -v apt-get >/dev/null || { echo "zerotorch: error: the bundle is made of Debian's packages, on Debian" >&2; exit 1; }
 bundle=$PWD/build/gpu-bundle
@@ -14,7 +15,7 @@ rm -rf "$bundle" && mkdir -p "$bundle/packages"
 for package in "$bundle"/packages/*.deb; do dpkg -x "$package" "$bundle"; done
 rm -rf "$bundle/packages" "$bundle/usr/share/doc" "$bundle/usr/share/man" "$bundle/usr/src"
 if [ $# = 2 ]; then
-  scripts/one_architecture.py "$1" "$2" "$bundle/libnccl.so.2"
+  scripts/one_architecture.py "$nccl" "$2" "$bundle/libnccl.so.2"
   xz -T0 -3 -f "$bundle/libnccl.so.2"
 fi
 echo "zerotorch: $(du -sh "$bundle" | cut -f1) in build/gpu-bundle; take it along with the sources, and type there:  scripts/gpu_check.sh"

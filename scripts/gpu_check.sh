@@ -47,7 +47,7 @@ side_by_side() {
   done
   i=0
   for filter; do
-    wait "${jobs[$i]}" && echo "passed: $filter" || { rc=1; echo "FAILED: $filter"; tail -n 40 "$logs/$i" | cut -c1-600; }
+    wait "${jobs[$i]}" && ! grep -q " 0 tests from" "$logs/$i" && echo "passed: $filter" || { rc=1; echo "FAILED: $filter"; tail -n 40 "$logs/$i" | cut -c1-600; }
     grep -E "^\[  (PASSED|SKIPPED)" "$logs/$i" || true
     i=$((i + 1))
   done
@@ -64,7 +64,7 @@ fi
 side_by_side 100 cuda simulated_device_test '*Kernels*'
 nccl=()
 if [ -f "$bundle/libnccl.so.2.xz" ]; then
-  xz -dc "$bundle/libnccl.so.2.xz" >"$logs/libnccl.so.2"
+  xz -dc "$bundle/libnccl.so.2.xz" >"$logs/libnccl.so.2" || exit 1
   export NCCL_MULTI_RANK_GPU_ENABLE=1 LD_PRELOAD=$logs/libnccl.so.2
   nccl=('*ARankThatFails*:*ByNccl' '*NcclMovesTheSameBits')
 fi

@@ -29,21 +29,24 @@ def sections(library: str) -> dict[str, tuple[int, int]]:
 
 def main() -> None:
     library, capability, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    begin, size = sections(library)[".nv_fatbin"]
+    places = sections(library)
     code = bytearray(pathlib.Path(library).read_bytes())
-    kept, at = 0, 0
-    while (at := code.find(MAGIC, at)) >= 0:
-        _, _, header_size, total = struct.unpack_from("<IHHQ", code, at)
-        entry, end = at + header_size, at + header_size + total
-        while entry < end:
-            kind, _, entry_header, entry_size = struct.unpack_from("<HHIQ", code, entry)
-            (of,) = struct.unpack_from("<I", code, entry + 28)
-            if kind == MACHINE_CODE and of == capability and begin <= entry < begin + size:
-                kept += entry_size
-            else:
-                code[entry + entry_header : entry + entry_header + entry_size] = bytes(entry_size)
-            entry += entry_header + entry_size
-        at = end
+    kept = 0
+    for name in (".nv_fatbin", "__nv_relfatbin"):
+        at, size = places.get(name, (0, 0))
+        last = at + size
+        while 0 <= (at := code.find(MAGIC, at, last)):
+            _, _, header_size, total = struct.unpack_from("<IHHQ", code, at)
+            entry, end = at + header_size, at + header_size + total
+            while entry < end:
+                kind, _, entry_header, entry_size = struct.unpack_from("<HHIQ", code, entry)
+                (of,) = struct.unpack_from("<I", code, entry + 28)
+                if name == ".nv_fatbin" and kind == MACHINE_CODE and of == capability:
+                    kept += entry_size
+                else:
+                    code[entry + entry_header : entry + entry_header + entry_size] = bytes(entry_size)
+                entry += entry_header + entry_size
+            at = end
     if kept == 0:
         sys.exit(f"{library}: no code for compute capability {capability}")
     pathlib.Path(out).write_bytes(code)

@@ -118,6 +118,10 @@ Finding mpi() {
 Finding gpu() {
   const int count = visible_gpus();
   if (count == 0) return {"GPU", "none", "training is on the CPU's cores", Verdict::kGood};
+  if (!libtorch_has_cuda()) {
+    return {"GPU", std::to_string(count), "not for this libtorch, which is for CPUs: build with one for CUDA",
+            Verdict::kNote};
+  }
   return {"GPU", std::to_string(count), "zero train --device cuda trains there", Verdict::kGood};
 }
 

@@ -1,5 +1,8 @@
 #include "language_model.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
 #include <utility>
 
 #include "zero/init.h"
@@ -7,10 +10,27 @@
 
 namespace zero::app {
 
-LanguageModel::Model LanguageModel::build(const TrainPlan& plan, bool without_values) {
-  const DeferredInitOptions options{.without_values = without_values};
-  if (plan.model.empty()) return deferred_init([&] { return GPT(gpt_options(plan)); }, options);
-  auto model = deferred_init([&] { return models::CausalLM(causal_lm_config(plan)); }, options);
+namespace {
+
+/// Where another device has no way to leave them out: parameters of a device that hold anything.
+template <class Model>
+void place_without_values(Model& model, at::Device device, at::ScalarType dtype) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& parameter : model->parameters())
+    parameter.set_data(at::empty(parameter.sizes(), at::TensorOptions(dtype).device(device)));
+}
+
+}  // namespace
+
+LanguageModel::Model LanguageModel::build(const TrainPlan& plan, at::Device device, bool without_values,
+                                          at::ScalarType dtype) {
+  const auto make = [&](const auto& construct) {
+    auto model = deferred_init(construct, {.without_values = without_values});
+    if (without_values && !device.is_cpu()) place_without_values(model, device, dtype);
+    return model;
+  };
+  if (plan.model.empty()) return make([&] { return GPT(gpt_options(plan)); });
+  auto model = make([&] { return models::CausalLM(causal_lm_config(plan)); });
   if (!plan.lora.empty()) models::add_lora(model, models::parse_lora(plan.lora));  // they begin with values
   return model;
 }
@@ -19,12 +39,11 @@ LanguageModel::LanguageModel(Model model, at::Device device) : model_(std::move(
   if (!device.is_cpu()) std::visit([&](auto& module) { module->to(device); }, model_);
 }
 
-// What goes to another device has values, also where they will be others.
 LanguageModel::LanguageModel(const TrainPlan& plan, at::Device device)
-    : LanguageModel(build(plan, device.is_cpu() && !plan.init_from.empty()), device) {}
+    : LanguageModel(build(plan, device, !plan.init_from.empty()), device) {}
 
-LanguageModel LanguageModel::without_values(const TrainPlan& plan, at::Device device) {
-  return {build(plan, device.is_cpu()), device};
+LanguageModel LanguageModel::without_values(const TrainPlan& plan, at::Device device, at::ScalarType dtype) {
+  return {build(plan, device, /*without_values=*/true, dtype), device};
 }
 
 Engine LanguageModel::initialize(const Config& config, const InitializeOptions& options) const {

@@ -19,10 +19,10 @@ namespace zero::app {
 class LanguageModel {
  public:
   /// The plan's, in fp32: initialised from libtorch's default generator, or without values where the plan has weights
-  /// to begin with. On the CPU never whole (zero::deferred_init).
+  /// to begin with. On the CPU never whole (zero::deferred_init), on another device whole until initialize().
   explicit LanguageModel(const TrainPlan& plan, at::Device device = at::kCPU);
-  /// The plan's, whose values are loaded in any case.
-  static LanguageModel without_values(const TrainPlan& plan, at::Device device);
+  /// The plan's, whose values are loaded in any case; on a device other than the CPU its parameters are of `dtype`.
+  static LanguageModel without_values(const TrainPlan& plan, at::Device device, at::ScalarType dtype);
 
   /// *Collective.* Throws as zero::initialize().
   Engine initialize(const Config& config, const InitializeOptions& options) const;
@@ -48,7 +48,8 @@ class LanguageModel {
  private:
   using Model = std::variant<GPT, models::CausalLM>;
   LanguageModel(Model model, at::Device device);
-  static Model build(const TrainPlan& plan, bool without_values);
+  /// `dtype`: of parameters without values on a device other than the CPU.
+  static Model build(const TrainPlan& plan, at::Device device, bool without_values, at::ScalarType dtype = at::kFloat);
 
   Model model_;
   at::Device device_ = at::kCPU;

@@ -86,6 +86,8 @@ std::string fit_or_check(TrainPlan& plan, Config& config, const TrainOptions& op
   if (plan.device != "cpu") {
     if (options.fit)
       throw ConfigError("--fit: is for the memory of this host; zero plan --gpu-memory SIZE says what fits GPUs");
+    if (!options.memory.empty())
+      throw ConfigError("--memory: is of this host, and the ranks train on another device; leave it away");
     return "";
   }
   const std::int64_t memory = memory_of(options);

@@ -237,8 +237,8 @@ std::string verdict_text(const PlanResult& result) {
   const bool gpus = result.request.cluster.gpus;
   const char* const place = gpus ? "GPU" : "host";
   std::string text =
-      gpus ? "GPUs       for programs with their module on one (docs/gpu.md); `zero train` is for CPUs. The process\n"
-             "           (CUDA, its libraries) is an estimate\n"
+      gpus ? "GPUs       `zero train --device cuda`, or programs with their module on one (docs/gpu.md). The\n"
+             "           process (CUDA, its libraries) is an estimate\n"
            : "";
   if (result.request.without_offload) {
     text += "           offload of the configuration is not in it: all is on the GPUs\n";

@@ -18,12 +18,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Beside the library that has libtorch's operators.
-void load_cuda() {
+/// Beside the library that knows devices.
+fs::path cuda_library() {
   Dl_info here{};
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-reinterpret-cast): of a function its address, for the loader
-  if (::dladdr(reinterpret_cast<void*>(&c10::DeviceTypeName), &here) == 0) return;
-  const fs::path library = fs::path(here.dli_fname).parent_path() / "libtorch_cuda.so";
+  if (::dladdr(reinterpret_cast<void*>(&c10::DeviceTypeName), &here) == 0) return {};
+  return fs::path(here.dli_fname).parent_path() / "libtorch_cuda.so";
+}
+
+void load_cuda() {
+  const fs::path library = cuda_library();
   if (!fs::exists(library)) {
     throw ConfigError(fmt::format(
         "--device cuda: {} has no libtorch_cuda.so: this libtorch is for CPUs. Build with one for CUDA (pip's "
@@ -38,10 +42,27 @@ void load_cuda() {
 at::Device parse(const std::string& name) {
   try {
     const at::Device device(name);
-    if (c10::impl::hasDeviceGuardImpl(device.type())) return device;
+    if (device.is_cpu()) return at::kCPU;
+    if (!device.is_meta() && c10::impl::hasDeviceGuardImpl(device.type())) return device;
   } catch (const c10::Error&) {  // no name of a device
   }
   throw ConfigError(fmt::format("--device: got '{}', want cpu, cuda or another backend that libtorch has here", name));
+}
+
+int number_of(at::Device device) { return static_cast<int>(c10::impl::VirtualGuardImpl(device.type()).deviceCount()); }
+
+/// Of CUDA_VISIBLE_DEVICES: numbers or names, up to the first that is neither.
+int count_named(std::string_view text) {
+  int count = 0;
+  while (true) {
+    const auto comma = text.find(',');
+    const std::string_view one = text.substr(0, comma);
+    const bool is_number = !one.empty() && std::ranges::all_of(one, [](char c) { return c >= '0' && c <= '9'; });
+    if (!is_number && !one.starts_with("GPU-") && !one.starts_with("MIG-")) return count;
+    ++count;
+    if (comma == std::string_view::npos) return count;
+    text.remove_prefix(comma + 1);
+  }
 }
 
 }  // namespace
@@ -49,27 +70,34 @@ at::Device parse(const std::string& name) {
 int visible_gpus() {
   std::error_code error;
   const fs::directory_iterator all("/proc/driver/nvidia/gpus", error);
-  const int count = error ? 0 : static_cast<int>(std::distance(begin(all), end(all)));
+  int count = error ? 0 : static_cast<int>(std::distance(begin(all), end(all)));
+  if (count == 0 && fs::exists("/dev/dxg", error)) count = 1;  // Windows' own, as Linux on it has them
   const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (text == nullptr) return count;
-  const std::string_view named(text);
-  if (named.empty() || named.starts_with("-")) return 0;
-  return std::min(count, static_cast<int>(std::ranges::count(named, ',')) + 1);
+  return text == nullptr ? count : std::min(count, count_named(text));
 }
 
-at::Device device_of_rank(const std::string& name, const Group& group) {
-  if (name == "cpu") return at::kCPU;
+bool libtorch_has_cuda() {
+  std::error_code error;
+  return fs::exists(cuda_library(), error);
+}
+
+at::Device check_device(const std::string& name) {
   if (name == "cuda" || name.starts_with("cuda:")) load_cuda();
   const at::Device device = parse(name);
-  const auto count = static_cast<int>(c10::impl::VirtualGuardImpl(device.type()).deviceCount());
+  const int count = device.is_cpu() ? 1 : number_of(device);
   if (count == 0 || (device.has_index() && device.index() >= count)) {
     throw ConfigError(fmt::format(
         "--device {}: libtorch finds {} such device{} here{}", name, count, count == 1 ? "" : "s",
         device.is_cuda() ? "; nvidia-smi says whether there is a GPU and a driver, CUDA_VISIBLE_DEVICES hides some"
                          : ""));
   }
-  if (device.has_index()) return device;
-  return {device.type(), static_cast<c10::DeviceIndex>(group.local_rank() % count)};
+  return device;
+}
+
+at::Device device_of_rank(const std::string& name, const Group& group) {
+  const at::Device device = check_device(name);
+  if (device.is_cpu() || device.has_index()) return device;
+  return {device.type(), static_cast<c10::DeviceIndex>(group.local_rank() % number_of(device))};
 }
 
 }  // namespace zero::app

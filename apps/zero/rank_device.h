@@ -11,9 +11,15 @@ namespace zero::app {
 /// GPUs that a program here may use: all of the host's, or those that CUDA_VISIBLE_DEVICES names. Loads nothing.
 int visible_gpus();
 
-/// Of this rank: the CPU, or of `name` ("cuda", a backend of libtorch) the one of its place on the host; ranks beyond
-/// the number of devices share them. Loads libtorch's libraries for CUDA, before which nothing may have asked libtorch
-/// about CUDA. Throws ConfigError where there is no such device.
+/// Whether its libraries for CUDA are there. Loads nothing.
+bool libtorch_has_cuda();
+
+/// "cpu", "cuda" or a backend of libtorch, maybe with a number. Loads its libraries for CUDA, before which nothing
+/// may have asked libtorch about CUDA. Throws ConfigError where there is no such device.
+at::Device check_device(const std::string& name);
+
+/// Of this rank: the one of its place on the host where `name` has no number; ranks beyond the number of devices share
+/// them. Throws as check_device().
 at::Device device_of_rank(const std::string& name, const Group& group);
 
 }  // namespace zero::app

@@ -99,7 +99,8 @@ TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::s
 }
 
 int default_ranks(const TrainOptions& options) {
-  return options.device.starts_with("cuda") ? std::max(1, visible_gpus()) : kDefaultRanks;
+  if (options.device.starts_with("cuda:")) return 1;
+  return options.device == "cuda" ? std::max(1, visible_gpus()) : kDefaultRanks;
 }
 
 int run_locally(TrainOptions options, const std::string& command_line) {

@@ -237,7 +237,7 @@ void print_tail(const Console& console, const TrainPlan& plan, const Config& con
                             : plan.restart ? ", starts over"
                                            : ""));
   for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
-  if (const int gpus = visible_gpus(); gpus > 0 && plan.device == "cpu") {
+  if (const int gpus = visible_gpus(); gpus > 0 && plan.device == "cpu" && libtorch_has_cuda()) {
     console.print(fmt::format("device     the CPU; --device cuda trains on the host's GPU{}\n", gpus == 1 ? "" : "s"));
   }
   console.print(about_memory + "\n");
@@ -567,6 +567,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   TrainPlan plan = choose_model(options);
   plan.ranks = ranks.world_size;
   if (!options.device.empty()) plan.device = options.device;
+  check_device(plan.device);
   Config config = make_config(options, plan.dim, ranks.world_size);
   if (options.separate_documents) plan.separator = 0;  // until the tokens are known
   const std::string about_memory = fit_or_check(plan, config, options, ranks, /*goes_on=*/false);
@@ -629,6 +630,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   plan.run_folder = folder.string();
   if (ranks) plan.ranks = ranks->world_size;
   if (!options.device.empty()) plan.device = options.device;
+  check_device(plan.device);
   const std::int64_t steps_before = plan.steps;
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);

@@ -20,6 +20,21 @@
 namespace zero::app {
 namespace {
 
+/// Where a launcher starts ranks, each host has its own devices, and the others' problems are not rank 0's.
+at::Device own_device(const TrainPlan& plan, const Group& group) {
+  try {
+    return device_of_rank(plan.device, group);
+  } catch (const ConfigError& error) {
+    if (group.rank() == 0) throw;
+    throw IoError(error.what());
+  }
+}
+
+std::string describe_device(at::Device device, int ranks) {
+  if (device.is_cpu()) return cpu_name();
+  return ranks == 1 ? device.str() : c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+}
+
 void print_start(const Console& console, const TrainPlan& plan, const Engine& engine, double seconds) {
   Group group = engine.group();
   const auto before = gather_memory(group, engine.memory_before_initialize());
@@ -28,7 +43,10 @@ void print_start(const Console& console, const TrainPlan& plan, const Engine& en
   const auto& config = engine.config();
   console.print(fmt::format("ranks      {} ({}), {} thread{} each, on {}; ready after {}\n\n", group.size(),
                             group.backend(), at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s",
-                            engine.device().is_cpu() ? cpu_name() : engine.device().str(), duration(seconds)));
+                            describe_device(engine.device(), group.size()), duration(seconds)));
+  if (!engine.device().is_cpu()) {
+    for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
+  }
   console.print(
       memory_table(before, after, ddp_memory(plan.parameters_numel, plan.trained_numel, config.param_dtype()), stage) +
       "\n");
@@ -139,7 +157,7 @@ void take_best(const RunResult& result, Engine& engine) {
 
 int run(const TrainPlan& plan, Group group) {
   const Clock clock;
-  const at::Device device = device_of_rank(plan.device, group);
+  const at::Device device = own_device(plan, group);
   Config config = Config::from_text(plan.config, "configuration of the run");
   config.tensorboard.enabled = false;  // the run writes its own events
   const bool trace_is_the_runs = std::filesystem::path(config.zerotorch.trace.path).is_relative();

@@ -16,6 +16,7 @@ bool takes_training_state(const LoadOptions& options) {
 void drop_overflow(Engine::Impl& impl) {
   if (impl.config.skips_non_finite()) return;
   impl.reducer->refresh_sumsq();
+  impl.reducer->complete_sumsq();
   const auto first = impl.norm->first_not_finite(*impl.reducer);
   if (!first) return;
   if (impl.groups.is_first()) {

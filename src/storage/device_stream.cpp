@@ -1,5 +1,6 @@
 #include "storage/device_stream.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/core/StreamGuard.h>
@@ -53,6 +54,10 @@ void note_use(const at::Tensor& tensor) {
 
 void finish_current_stream(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeStream(current_stream(device));
+}
+
+at::Tensor host_tensor_for(c10::Device device, std::int64_t numel, at::ScalarType type) {
+  return at::empty({numel}, at::TensorOptions(type).pinned_memory(device.is_cuda()));
 }
 
 std::shared_ptr<void> pin_host_memory(std::shared_ptr<void> memory, void* data, std::size_t nbytes,

@@ -5,6 +5,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include <cstdint>
 #include <memory>
 
 namespace zero::storage {
@@ -45,6 +46,9 @@ c10::Stream current_stream(c10::Device device);
 void note_use(const at::Tensor& tensor);
 /// Returns when all is over that this thread's stream of `device` has been given. Local.
 void finish_current_stream(c10::Device device);
+
+/// [numel], in host memory that libtorch has locked for CUDA, or any. Not initialised.
+at::Tensor host_tensor_for(c10::Device device, std::int64_t numel, at::ScalarType type);
 
 /// Lets a device read and write host memory while the processor goes on, where the device is CUDA's and its runtime is
 /// there; otherwise does nothing, and copies take longer. Undone when the last pointer goes; keeps `memory` alive.

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -184,13 +183,10 @@ void GradientReducer::make_buckets() {
 }
 
 void GradientReducer::make_sumsq(std::int64_t blocks) {
-  pinned_sumsq_ = nullptr;
-  block_sumsq_.assign(static_cast<std::size_t>(blocks), 0.0);
+  block_sumsq_ = storage::host_tensor_for(model_.device, blocks, at::kDouble).zero_();
   if (model_.passes->in_host_memory()) return;
   follow_streams();  // a program may train in another stream than it makes its engine in
   device_sumsq_ = at::zeros({blocks}, at::TensorOptions(at::kDouble).device(model_.device));
-  pinned_sumsq_ =
-      storage::pin_host_memory({}, block_sumsq_.data(), block_sumsq_.size() * sizeof(double), model_.device);
 }
 
 void GradientReducer::add_units(std::span<const int> units) {
@@ -227,6 +223,7 @@ void GradientReducer::follow_streams() {
     c10::Event end(model_.device.type());
     end.record(*last_stream_);
     end.block(here);
+    if (device_sumsq_.defined()) storage::note_use(device_sumsq_);
   }
   last_stream_ = here;
 }
@@ -488,8 +485,8 @@ Range GradientReducer::mine_of(const Bucket& bucket) const {
 }
 
 double* GradientReducer::block_sumsq_at(const Bucket& bucket, std::int64_t begin) {
-  double* const all = device_sumsq_.defined() ? device_sumsq_.mutable_data_ptr<double>() : block_sumsq_.data();
-  return all + bucket.block_offset + (begin - mine_of(bucket).begin) / kBlockNumel;
+  const at::Tensor& all = device_sumsq_.defined() ? device_sumsq_ : block_sumsq_;
+  return all.mutable_data_ptr<double>() + bucket.block_offset + (begin - mine_of(bucket).begin) / kBlockNumel;
 }
 
 void GradientReducer::visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit) const {
@@ -727,9 +724,9 @@ void GradientReducer::scale_sums(double factor) {
 
 void GradientReducer::complete_sumsq() {
   if (!sumsq_complete_) refresh_sumsq();
-  if (!device_sumsq_.defined() || block_sumsq_.empty()) return;
+  if (!device_sumsq_.defined()) return;
   const at::NoGradGuard no_grad;
-  at::from_blob(block_sumsq_.data(), device_sumsq_.sizes(), at::kDouble).copy_(device_sumsq_, /*non_blocking=*/true);
+  block_sumsq_.copy_(device_sumsq_, /*non_blocking=*/true);
   storage::finish_current_stream(model_.device);
 }
 
@@ -749,7 +746,7 @@ std::optional<int> GradientReducer::first_not_finite() const {
     const Range mine = mine_of(bucket);
     if (mine.empty() || bucket.fresh || !sums_) continue;
     for (std::int64_t block = 0; block < mine.numel() / kBlockNumel; ++block) {
-      if (std::isfinite(block_sumsq_[static_cast<std::size_t>(bucket.block_offset + block)])) continue;
+      if (std::isfinite(shard_block_sumsq()[static_cast<std::size_t>(bucket.block_offset + block)])) continue;
       const std::int64_t begin = mine.begin + block * kBlockNumel;
       for (const int p : model_.units[bucket.unit].parameters) {
         if (first && *first <= p) continue;

@@ -14,6 +14,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "comm/transport.h"
@@ -86,14 +87,15 @@ class GradientReducer {
   /// Describes the disk, for the log; empty without one.
   std::string disk_description() const { return sums_ ? sums_->disk_description() : std::string(); }
   /// Sums of squares of this rank's shards, one per block, in unit order. Valid after complete_sumsq().
-  const std::vector<double>& shard_block_sumsq() const { return block_sumsq_; }
+  std::span<const double> shard_block_sumsq() const {
+    return {block_sumsq_.const_data_ptr<double>(), static_cast<std::size_t>(block_sumsq_.numel())};
+  }
   /// Ends the window: computes the sums of squares if the passes of its last micro-batch did not, and brings them from
   /// a device, which it waits for. Local.
   void complete_sumsq();
   /// Multiplies this rank's sums of every unit and updates the sums of squares. Local.
   void scale_sums(double factor);
-  /// The first parameter with a sum that is not finite in this rank's shard; call it once the window's sums of squares
-  /// are computed. Local.
+  /// The first parameter with a sum that is not finite in this rank's shard; call it after complete_sumsq(). Local.
   std::optional<int> first_not_finite() const;
   /// Recomputes the sums of squares; call it after accumulated() was written to. Local.
   void refresh_sumsq();
@@ -226,13 +228,12 @@ class GradientReducer {
   storage::FlatBuffer piece_;                           ///< if sums are consumed at once: those of one bucket
   std::vector<const void*> piece_slices_;               ///< of the piece that is added to
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit; only if whole sums are sent to all ranks
-  std::vector<double> block_sumsq_;
-  std::shared_ptr<void> pinned_sumsq_;                ///< makes that quick to copy to
-  at::Tensor device_sumsq_;                           ///< where sums are on a device: what its passes write
-  std::vector<int> sent_;                             ///< buckets other ranks may still read, oldest first; a few
-  std::optional<storage::DeviceStream> from_device_;  ///< if gradients arise on another device
-  std::optional<c10::Stream> last_stream_;            ///< that has worked here, on an accelerator
-  std::vector<int> on_their_way_;                     ///< buckets to post when their copies are over, oldest first
+  at::Tensor block_sumsq_;                              ///< [blocks] of fp64, in host memory
+  at::Tensor device_sumsq_;                             ///< where sums are on a device: what its passes write
+  std::vector<int> sent_;                               ///< buckets other ranks may still read, oldest first; a few
+  std::optional<storage::DeviceStream> from_device_;    ///< if gradients arise on another device
+  std::optional<c10::Stream> last_stream_;              ///< that has worked here, on an accelerator
+  std::vector<int> on_their_way_;                       ///< buckets to post when their copies are over, oldest first
   MicroBatchAgreement agreement_;
   std::vector<std::uint8_t> used_;         ///< by parameter: has a gradient here in this micro-batch
   std::vector<int> used_in_backward_;      ///< those since begin_backward()

@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -415,6 +416,37 @@ TEST(Accelerator, CheckpointsGoFromAndToTheHost) {
     EXPECT_EQ(train_with(true, false), on_host) << ranks;
     EXPECT_EQ(train_with(false, true), on_host) << ranks;
   }
+}
+
+TEST(Accelerator, AnOverflowOfAnOpenWindowIsNotTakenByAnEngineThatDoesNotSkip) {
+  const TemporaryFolder folder;
+  const auto lines = lines_of(2, [&](Group group) {
+    const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
+    use_kernels(true);
+    const auto backward = [&](Engine& engine, Small& model, double factor) {
+      const at::Tensor loss = model->loss(tokens_of(0, group.rank(), device));
+      engine.backward(loss * factor);
+      engine.step();
+    };
+    const std::string to = folder.path();
+    {
+      Small model = make_small(device);
+      auto engine = initialize(
+          model, json_of({.more = R"(, "fp16": {"enabled": true, "initial_scale_power": 8})", .states = "none"}),
+          {.group = group});
+      backward(engine, model, std::numeric_limits<double>::infinity());
+      engine.save_checkpoint(to, "overflow");
+    }
+    Small model = make_small(device);
+    auto engine = initialize(model, json_of({.states = "none"}), {.group = group});
+    engine.load_checkpoint(to, "overflow");
+    for (int i = 0; i < 2; ++i) backward(engine, model, 1);
+    const bool is_finite =
+        std::isfinite(engine.grad_norm()) && engine.full_weight("first.weight").isfinite().all().item<bool>();
+    finish();
+    return std::vector<std::string>{is_finite ? "finite" : "not finite"};
+  });
+  EXPECT_EQ(lines, std::vector<std::string>{"finite"});
 }
 
 /// Ranks that read each other's memory learn as soon as ever that one of them is gone, and nobody waits for it.

@@ -23,20 +23,29 @@ using Bytes = std::vector<unsigned char>;
 /// Memory on a device, or the host's.
 struct Memory {
   at::Tensor tensor;
+  std::size_t shift = 0;
   Memory() = default;
-  Memory(const Bytes& bytes, at::Device device) {
-    const at::Tensor here = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
-    std::memcpy(here.mutable_data_ptr(), bytes.data(), bytes.size());
+  /// `shifted_by`: bytes that it begins after where memory is aligned.
+  Memory(const Bytes& bytes, at::Device device, std::size_t shifted_by = 0) : shift(shifted_by) {
+    const at::Tensor here = at::zeros({static_cast<std::int64_t>(bytes.size() + shift)}, at::kByte);
+    std::memcpy(static_cast<unsigned char*>(here.mutable_data_ptr()) + shift, bytes.data(), bytes.size());
     tensor = here.to(device);
   }
-  void* data() const { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
+  void* data() const {
+    return tensor.defined() ? static_cast<unsigned char*>(tensor.mutable_data_ptr()) + shift : nullptr;
+  }
   Bytes bytes() const {
     if (!tensor.defined()) return {};
     const at::Tensor here = tensor.cpu();
     const auto* const first = static_cast<const unsigned char*>(here.const_data_ptr());
-    return {first, first + here.numel()};
+    return {first + shift, first + here.numel()};
   }
 };
+
+std::size_t element_nbytes_of(StateFormat format) {
+  return is_quantized(format) ? static_cast<std::size_t>(nbytes_of(format, kQuantizedBlockNumel))
+                              : element_nbytes(dtype_of(format));
+}
 
 Bytes bytes_of(const std::vector<float>& values, StateFormat format) {
   Bytes bytes(static_cast<std::size_t>(nbytes_of(format, static_cast<std::int64_t>(values.size()))));
@@ -74,7 +83,8 @@ enum class Kept { kMaster, kMasterAndBf16, kMasterAndFp16, kSplit, kBf16, kBf16S
 
 /// All that two updates leave behind.
 std::vector<Bytes> update_on(at::Device device, const Rule& rule, Hyper hyper, Kept kept, StateFormat gradients,
-                             std::int64_t numel) {
+                             std::int64_t numel, bool shifted) {
+  const std::size_t word = shifted ? 4 : 0, half = shifted ? 2 : 0;
   const std::int64_t whole = (numel + kQuantizedBlockNumel - 1) / kQuantizedBlockNumel * kQuantizedBlockNumel;
   const auto weights = random_values(whole, 1, 1);
   Memory master, remainder, low, narrow;
@@ -83,8 +93,8 @@ std::vector<Bytes> update_on(at::Device device, const Rule& rule, Hyper hyper, K
     case Kept::kMaster:
     case Kept::kMasterAndBf16:
     case Kept::kMasterAndFp16:
-      master = Memory(bytes_of(weights, StateFormat::kFloat32), device);
-      if (kept != Kept::kMaster) low = Memory(Bytes(static_cast<std::size_t>(2 * whole)), device);
+      master = Memory(bytes_of(weights, StateFormat::kFloat32), device, word);
+      if (kept != Kept::kMaster) low = Memory(Bytes(static_cast<std::size_t>(2 * whole)), device, half);
       break;
     case Kept::kSplit: {
       std::vector<std::uint16_t> high(weights.size()), rest(weights.size());
@@ -94,14 +104,14 @@ std::vector<Bytes> update_on(at::Device device, const Rule& rule, Hyper hyper, K
         std::memcpy(bytes.data(), from.data(), bytes.size());
         return bytes;
       };
-      low = Memory(as_bytes(high), device);
-      remainder = Memory(as_bytes(rest), device);
+      low = Memory(as_bytes(high), device, half);
+      remainder = Memory(as_bytes(rest), device, half);
       break;
     }
     default:
       args.narrow.master_format = kept == Kept::kFp16 ? StateFormat::kFloat16 : StateFormat::kBFloat16;
-      narrow = Memory(bytes_of(weights, args.narrow.master_format), device);
-      if (kept == Kept::kBf16AndLow) low = Memory(Bytes(static_cast<std::size_t>(2 * whole)), device);
+      narrow = Memory(bytes_of(weights, args.narrow.master_format), device, half);
+      if (kept == Kept::kBf16AndLow) low = Memory(Bytes(static_cast<std::size_t>(2 * whole)), device, half);
       args.narrow.stochastic = kept == Kept::kBf16Stochastic;
       args.narrow.seed = 11;
       args.narrow.first_element = 5 * kQuantizedBlockNumel;
@@ -110,10 +120,12 @@ std::vector<Bytes> update_on(at::Device device, const Rule& rule, Hyper hyper, K
   for (const StateColumn& state : rule.states) {
     const bool positive = state.name.find("sq") != std::string_view::npos || state.name == "sum";
     states.emplace_back(
-        bytes_of(random_values(whole, 7 + static_cast<unsigned>(states.size()), 0.3f, positive), state.format), device);
+        bytes_of(random_values(whole, 7 + static_cast<unsigned>(states.size()), 0.3f, positive), state.format), device,
+        shifted ? element_nbytes_of(state.format) : 0);
   }
   for (int step = 1; step <= 2; ++step) {
-    const Memory gradient(bytes_of(random_values(whole, 40 + static_cast<unsigned>(step), 2), gradients), device);
+    const Memory gradient(bytes_of(random_values(whole, 40 + static_cast<unsigned>(step), 2), gradients), device,
+                          shifted ? element_nbytes_of(gradients) : 0);
     args.master = static_cast<float*>(master.data());
     args.remainder = static_cast<std::uint16_t*>(remainder.data());
     args.low = low.data();
@@ -165,10 +177,13 @@ TEST_F(DeviceKernelsTest, UpdatesHaveTheBitsOfTheHost) {
         const auto gradients = compared % 3 == 0   ? StateFormat::kFloat32
                                : compared % 3 == 1 ? StateFormat::kBFloat16
                                                    : StateFormat::kFloat16;
-        const std::int64_t numel = compared % 2 == 0 ? 3001 : 1024;  // with a rest, and whole blocks
-        EXPECT_EQ(update_on(there_, rule, one.hyper, kept, gradients, numel),
-                  update_on(at::kCPU, rule, one.hyper, kept, gradients, numel))
-            << one.name << ", states " << static_cast<int>(format) << ", kept " << static_cast<int>(kept);
+        for (const std::int64_t numel : {3001, 1024}) {  // with a rest, and whole blocks
+          const bool shifted = (compared / 3 + (numel == 1024)) % 2 == 0;
+          EXPECT_EQ(update_on(there_, rule, one.hyper, kept, gradients, numel, shifted),
+                    update_on(at::kCPU, rule, one.hyper, kept, gradients, numel, false))
+              << one.name << ", states " << static_cast<int>(format) << ", kept " << static_cast<int>(kept) << ", "
+              << numel << " elements, shifted: " << shifted;
+        }
         ++compared;
       }
     }
@@ -216,15 +231,27 @@ TEST_F(DeviceKernelsTest, SumsHaveTheBitsOfTheHost) {
 }
 
 TEST_F(DeviceKernelsTest, ParametersAreRoundedAsOnTheHost) {
-  const auto masters = bytes_of(random_values(5000, 1, 1), StateFormat::kFloat32);
+  constexpr std::int64_t kNumel = 5003;
+  const auto masters = bytes_of(random_values(kNumel, 1, 1), StateFormat::kFloat32);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    const auto run = [&](at::Device device) {
-      const Memory master(masters, device), low(Bytes(5000 * element_nbytes(dtype)), device);
-      passes_for(device).round(static_cast<const float*>(master.data()), low.data(), dtype, 5000);
+    const auto run = [&](at::Device device, std::size_t shift) {
+      const Memory master(masters, device, 4 * shift),
+          low(Bytes(kNumel * element_nbytes(dtype)), device, shift * element_nbytes(dtype));
+      passes_for(device).round(static_cast<const float*>(master.data()), low.data(), dtype, kNumel);
       return low.bytes();
     };
-    EXPECT_EQ(run(there_), run(at::kCPU)) << dtype_name(dtype);
+    for (const std::size_t shift : {0, 1}) EXPECT_EQ(run(there_, shift), run(at::kCPU, 0)) << dtype_name(dtype);
   }
+  const auto split = [&](at::Device device, std::size_t shift) {
+    const Memory master(masters, device, 4 * shift), again(Bytes(4 * kNumel), device, 4 * shift);
+    const Memory low(Bytes(2 * kNumel), device, 2 * shift), remainder(Bytes(2 * kNumel), device, 2 * shift);
+    const auto halves = [](const Memory& memory) { return static_cast<std::uint16_t*>(memory.data()); };
+    passes_for(device).split(static_cast<const float*>(master.data()), halves(low), halves(remainder), kNumel);
+    passes_for(device).join(halves(low), halves(remainder), static_cast<float*>(again.data()), kNumel);
+    EXPECT_EQ(again.bytes(), masters);
+    return std::vector<Bytes>{low.bytes(), remainder.bytes()};
+  };
+  for (const std::size_t shift : {0, 1}) EXPECT_EQ(split(there_, shift), split(at::kCPU, 0));
 }
 
 /// The library needs no GPU to be loaded.
