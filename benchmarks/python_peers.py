@@ -329,8 +329,10 @@ def main() -> None:
         return
     engines = [mode for mode in MODES if mode not in ("ddp", "fsdp2")]
     modes = args.modes.split(",") if args.modes else list(MODES) if args.offload == "none" else engines
-    if args.device == "cuda":  # the model in C++ is for the CPU
-        modes = [mode for mode in modes if not mode.startswith("cpp-")]
+    if args.device == "cuda" and "cpp-3" in modes:
+        if args.modes:
+            parser.error("--device cuda: cpp-3 is a model on the CPU")
+        modes.remove("cpp-3")
     if args.offload != "none" and (without := {"ddp", "fsdp2"}.intersection(modes)):
         parser.error(f"--offload: {', '.join(sorted(without))} has none here")
     args.parent = args.nvme or pathlib.Path.cwd()

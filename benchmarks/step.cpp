@@ -229,14 +229,13 @@ int run_rank(const Options& options) {
   at::Device device(options.device);
   if (device.is_cuda() && !device.has_index())
     device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(group.local_rank() % at::getNumGPUs()));
-  // The host updates what the ranks of GPUs share.
-  if (!device.is_cpu())
+  // The host updates what the ranks of GPUs share, and draws.
+  if (!device.is_cpu() || options.quick_values)
     at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.ranks));
   at::globalContext().setDeterministicAlgorithms(options.deterministic, /*warn_only=*/true);
   const double tolerance = device.is_cpu() || options.deterministic ? 0 : 2e-3;
   if (options.quick_values) {
     draw_quickly();
-    at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.ranks));
     c10::set_default_dtype(caffe2::TypeMeta::Make<at::BFloat16>());
   }
   at::manual_seed(1);

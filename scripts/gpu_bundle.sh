@@ -4,7 +4,7 @@
 #   scripts/gpu_bundle.sh [LIBNCCL CAPABILITY]   with an NCCL of 2.30 or newer (pip: nvidia-nccl-cu13), to test it with
 #                                                several ranks on a GPU of this compute capability (90)
 set -euo pipefail
-nccl=$([ $# != 2 ] || realpath "$1")
+if [ $# = 2 ]; then nccl=$(realpath "$1"); fi
 cd "$(dirname "$0")/.."
 command -v apt-get >/dev/null || { echo "zerotorch: error: the bundle is made of Debian's packages, on Debian" >&2; exit 1; }
 bundle=$PWD/build/gpu-bundle

@@ -95,9 +95,14 @@ at::Device check_device(const std::string& name) {
 }
 
 at::Device device_of_rank(const std::string& name, const Group& group) {
-  const at::Device device = check_device(name);
-  if (device.is_cpu() || device.has_index()) return device;
-  return {device.type(), static_cast<c10::DeviceIndex>(group.local_rank() % number_of(device))};
+  try {
+    const at::Device device = check_device(name);
+    if (device.is_cpu() || device.has_index()) return device;
+    return {device.type(), static_cast<c10::DeviceIndex>(group.local_rank() % number_of(device))};
+  } catch (const ConfigError& error) {
+    if (group.rank() == 0) throw;
+    throw IoError(error.what());
+  }
 }
 
 }  // namespace zero::app

@@ -19,7 +19,8 @@ bool libtorch_has_cuda();
 at::Device check_device(const std::string& name);
 
 /// Of this rank: the one of its place on the host where `name` has no number; ranks beyond the number of devices share
-/// them. Throws as check_device().
+/// them. Throws as check_device(), on ranks other than 0 IoError: each host has its own devices, and a ConfigError is
+/// said by rank 0 alone.
 at::Device device_of_rank(const std::string& name, const Group& group);
 
 }  // namespace zero::app

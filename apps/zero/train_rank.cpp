@@ -20,16 +20,6 @@
 namespace zero::app {
 namespace {
 
-/// Where a launcher starts ranks, each host has its own devices, and the others' problems are not rank 0's.
-at::Device own_device(const TrainPlan& plan, const Group& group) {
-  try {
-    return device_of_rank(plan.device, group);
-  } catch (const ConfigError& error) {
-    if (group.rank() == 0) throw;
-    throw IoError(error.what());
-  }
-}
-
 std::string describe_device(at::Device device, int ranks) {
   if (device.is_cpu()) return cpu_name();
   return ranks == 1 ? device.str() : c10::DeviceTypeName(device.type(), /*lower_case=*/true);
@@ -157,7 +147,7 @@ void take_best(const RunResult& result, Engine& engine) {
 
 int run(const TrainPlan& plan, Group group) {
   const Clock clock;
-  const at::Device device = own_device(plan, group);
+  const at::Device device = device_of_rank(plan.device, group);
   Config config = Config::from_text(plan.config, "configuration of the run");
   config.tensorboard.enabled = false;  // the run writes its own events
   const bool trace_is_the_runs = std::filesystem::path(config.zerotorch.trace.path).is_relative();

@@ -15,7 +15,6 @@ bool takes_training_state(const LoadOptions& options) {
 /// Sums of a run that skips steps may not be finite; here they would be taken.
 void drop_overflow(Engine::Impl& impl) {
   if (impl.config.skips_non_finite()) return;
-  impl.reducer->refresh_sumsq();
   impl.reducer->complete_sumsq();
   const auto first = impl.norm->first_not_finite(*impl.reducer);
   if (!first) return;

@@ -742,11 +742,12 @@ void GradientReducer::refresh_sumsq() {
 
 std::optional<int> GradientReducer::first_not_finite() const {
   std::optional<int> first;
+  const std::span<const double> sums = shard_block_sumsq();
   for (const Bucket& bucket : buckets_) {
     const Range mine = mine_of(bucket);
     if (mine.empty() || bucket.fresh || !sums_) continue;
     for (std::int64_t block = 0; block < mine.numel() / kBlockNumel; ++block) {
-      if (std::isfinite(shard_block_sumsq()[static_cast<std::size_t>(bucket.block_offset + block)])) continue;
+      if (std::isfinite(sums[static_cast<std::size_t>(bucket.block_offset + block)])) continue;
       const std::int64_t begin = mine.begin + block * kBlockNumel;
       for (const int p : model_.units[bucket.unit].parameters) {
         if (first && *first <= p) continue;

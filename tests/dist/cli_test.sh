@@ -91,7 +91,7 @@ expect "what doctor leaves" "$(find . -name '*scratch*')" ""
 
 # ---- runs ----
 refused "there is no folder 'runs'" runs list
-for i in $(seq 1 3000); do echo "def f$i(x): return x + $i"; done > text.py
+write_text
 given="--preset gpt-tiny --data text.py --cache-dir cache --steps 3 --eval-batches 1 --sample-length 0 --quiet"
 for stage in 1 3; do
   "$zero" train $given -n 2 --stage $stage --run-dir runs/s$stage > out 2>&1 || fail "train: $(cat out)"

@@ -7,7 +7,7 @@ open=$(realpath "$3")
 source "$(dirname "$0")/../support/command_test.sh"
 cd "$work" || exit 1
 export ZERO_LOG_LEVEL=warning
-for i in $(seq 1 3000); do echo "def f$i(x): return x + $i"; done > text.py
+write_text
 run="--preset gpt-tiny --data text.py --cache-dir cache --eval-batches 1 --eval-every 0 --dtype fp32 --lr 3e-3"
 
 on_device() { LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open "$zero" train "$@"; }

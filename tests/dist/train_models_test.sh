@@ -114,7 +114,7 @@ expect "loss of zero eval" "$(value out.json 'round(j["loss"], 5)')" "$(value ch
 export ZERO_TIMEOUT_S=20
 tokens large 37 4000 400
 refused "the largest token is 36, and the model's vocabulary has 23" --init-from llama --data large --cache-dir cache --run-dir no1
-for i in $(seq 1 3000); do echo "def f$i(x): return x + $i"; done > text.py
+write_text
 refused "the model's vocabulary has 23 tokens, and a byte of text can have 256 values" --init-from llama --data text.py --cache-dir cache --run-dir no3
 refused "--prompt: tokens of a prompt" --init-from llama $run --prompt hello --run-dir no4
 refused "nobody here knows the text of the tokens" --init-from llama $run --sample-length 5 --run-dir no5

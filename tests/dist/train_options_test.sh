@@ -5,7 +5,7 @@ zero=$(realpath "$1")
 source "$(dirname "$0")/../support/command_test.sh"
 cd "$work" || exit 1
 export ZERO_LOG_LEVEL=warning
-for i in $(seq 1 3000); do echo "def f$i(x): return x + $i"; done > text.py
+write_text
 text="--preset gpt-tiny --data text.py --cache-dir cache"
 run="$text --eval-batches 1 --eval-every 0 --sample-length 0"
 

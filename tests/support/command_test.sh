@@ -7,6 +7,8 @@ fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 expect() { [ "$2" = "$3" ] || fail "$1: got '$2', want '$3'"; }  # what it is, got, wanted
 # Of a JSON file, an expression of j.
 value() { python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
+# text.py: text for a tiny model.
+write_text() { for i in $(seq 1 3000); do echo "def f$i(x): return x + $i"; done > text.py; }
 shm_files() { find /dev/shm -maxdepth 1 -name 'zero*' 2>/dev/null | sort; }
 shm_before=$(shm_files)
 # Made since this test began and mapped by nobody: those of tests that run beside this one are in use.

@@ -2,6 +2,7 @@
 // in the order of the device's streams.
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <type_traits>
 
 #include "base/small_floats.h"
@@ -24,8 +25,8 @@ struct Launcher {
   template <class Body>
   static void each(std::int64_t numel, const Body& body, void* stream) {
     queue(stream, [numel, body] {
-      for (std::int64_t i = numel; i-- > numel / 4 * 4;) body(i);
-      for (std::int64_t four = numel / 4; four-- > 0;) body.four(four * 4);
+      for (std::int64_t i = numel; i-- > numel / 4 * 4;) body.template run<1>(i);
+      for (std::int64_t four = numel / 4; four-- > 0;) body.template run<4>(four * 4);
     });
   }
   template <class Body>
@@ -34,7 +35,7 @@ struct Launcher {
       for (std::int64_t block = 0; block < blocks; ++block) {
         double sums[kSumLanes] = {};
         for (int place = 0; place < kSumBlockNumel; place += 8) {
-          Floats fours[2];
+          Floats<4> fours[2];
           body.fours(block * kSumBlockNumel + place, 4, fours);
           for (int j = 0; j < 8; ++j) {
             const double value = fours[j / 4].of[j % 4];

@@ -198,16 +198,18 @@ TEST_F(DeviceKernelsTest, SumsHaveTheBitsOfTheHost) {
     for (const DType sum_dtype : dtypes) {
       for (const std::size_t ranks : {1u, 2u, 3u, 64u, 67u}) {
         for (const bool first : {true, false}) {
-          const auto run = [&](at::Device device) {
+          const auto run = [&](at::Device device, bool shifted) {
+            const auto shift_of = [&](DType type) { return shifted ? element_nbytes(type) : 0; };
             std::vector<Memory> memories;
             std::vector<const void*> slices;
             for (std::size_t r = 0; r < ranks; ++r) {
               const float spread = r % 2 ? 100.0f : 1e-3f;  // the order matters
               memories.emplace_back(
-                  bytes_of(random_values(kNumel, static_cast<unsigned>(10 + r), spread), format_of(dtype)), device);
+                  bytes_of(random_values(kNumel, static_cast<unsigned>(10 + r), spread), format_of(dtype)), device,
+                  shift_of(dtype));
               slices.push_back(memories.back().data());
             }
-            const Memory sums(bytes_of(random_values(kNumel, 5, 1), format_of(sum_dtype)), device);
+            const Memory sums(bytes_of(random_values(kNumel, 5, 1), format_of(sum_dtype)), device, shift_of(sum_dtype));
             const Bytes no_squares(kNumel / kSumBlockNumel * sizeof(double));
             const Memory squares(no_squares, device), again(no_squares, device);
             const Passes& passes = passes_for(device);
@@ -222,8 +224,11 @@ TEST_F(DeviceKernelsTest, SumsHaveTheBitsOfTheHost) {
             EXPECT_EQ(squares.bytes(), again.bytes());
             return std::vector<Bytes>{sums.bytes(), squares.bytes()};
           };
-          EXPECT_EQ(run(there_), run(at::kCPU))
-              << dtype_name(dtype) << " onto " << dtype_name(sum_dtype) << ", " << ranks << " ranks, first: " << first;
+          const auto on_host = run(at::kCPU, false);
+          for (const bool shifted : {false, true}) {
+            EXPECT_EQ(run(there_, shifted), on_host) << dtype_name(dtype) << " onto " << dtype_name(sum_dtype) << ", "
+                                                     << ranks << " ranks, first: " << first << ", shifted: " << shifted;
+          }
         }
       }
     }

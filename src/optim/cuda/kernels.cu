@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <type_traits>
 
 #include "base/small_floats.h"
@@ -28,8 +29,8 @@ template <class Body>
 __global__ void __launch_bounds__(kThreads) run_each(std::int64_t numel, const Body body) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads * 4;
   std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
-  for (; i + 4 <= numel; i += step) body.four(i);
-  for (; i < numel; ++i) body(i);  // in one thread, what is left of it
+  for (; i + 4 <= numel; i += step) body.template run<4>(i);
+  for (; i < numel; ++i) body.template run<1>(i);  // in one thread, what is left of it
 }
 
 constexpr int kSumThreads = 128;  ///< as many as leave room for their values in shared memory
@@ -48,10 +49,10 @@ __global__ void __launch_bounds__(kSumThreads) run_sums(std::int64_t blocks, con
     const int count = blocks - block < 2 ? 1 : 2;
     for (int b = 0; b < count; ++b) {
       for (int place = lane * 4; place < kSumBlockNumel; place += kWarp * 4 * kFours) {
-        Floats fours[kFours];
+        Floats<4> fours[kFours];
         body.fours((block + b) * kSumBlockNumel + place, kWarp * 4, fours);
         for (int k = 0; k < kFours && out; ++k)
-          store_four(&values[warp][b][0], StateFormat::kFloat32, place + k * kWarp * 4, /*aligned=*/true, fours[k]);
+          store(&values[warp][b][0], StateFormat::kFloat32, place + k * kWarp * 4, /*aligned=*/true, fours[k]);
       }
     }
     if (!out) continue;
