@@ -167,6 +167,7 @@ std::string stage_text(const CheckedConfig& checked) {
   if (stage > 0) text += fmt::format(" over {}", counted(checked.ranks, "rank"));
   if (config.zero_optimization.overlaps_comm()) text += "; communication overlaps computation";
   if (config.zerotorch.step_in_backward) text += "; updates happen in backward, no gradient is kept";
+  if (config.zerotorch.delayed_update) text += "; updates run beside the next step, on whose gradients they come late";
   return text;
 }
 

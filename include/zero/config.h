@@ -419,6 +419,11 @@ struct Config {
     /// Same bits as without. Needs stage 1 to 3, gradient_clipping 0, one micro-batch per step and, in bf16,
     /// check_grad_overflow false.
     bool step_in_backward = false;
+    /// Update while the next step computes (ZeRO-Offload's one-step delayed parameter update): gradients are of
+    /// parameters that lack the last update, so it is another training, the same bits on any number of ranks. Costs a
+    /// second set of gradient sums and of this rank's parameters. Needs stage 1 to 3, and states in host memory or on
+    /// NVMe.
+    bool delayed_update = false;
     /// Stochastic rounding of bf16 master weights (bf16.bf16_master_weights_and_grads): rounds up with a probability
     /// equal to the fraction of the way from the lower to the upper neighbour, so that small steps are right on
     /// average. Random numbers depend on `seed`, step and element only: the same at every stage and number of ranks.

@@ -225,6 +225,10 @@ class Engine {
   /// ones; their squares add up to that of grad_norm(). Of a model that is split over model-parallel ranks: of this
   /// rank's part. Empty before the first update. Local.
   std::vector<UnitNorm> unit_grad_norms() const;
+  /// With zerotorch.delayed_update the last step's update becomes part of the parameters, as it also does in every
+  /// function below that reads or writes weights or states, and when a checkpoint is saved; without it, nothing. Not
+  /// between forward and backward. *Collective.* Throws IoError where states are on a disk that fails.
+  void finish_update();
   /// From the next window on, or no longer: computes squared norms of every micro-batch's gradient on its way, which
   /// costs about as much as reading all gradients once more. The second backward() of a micro-batch then throws
   /// ModelError. The same on every rank. Local. Throws ConfigError where the model is split over model-parallel ranks,
@@ -296,7 +300,7 @@ class Engine {
     at::Tensor values;  ///< a copy, fp32, flat; empty if this rank has no part
   };
   /// This rank's part of the fp32 master weight. Local, except that all ranks must call it if the program has written
-  /// into parameters. Throws ModelError for unknown names and frozen parameters.
+  /// into parameters, or an update is delayed. Throws ModelError for unknown names and frozen parameters.
   LocalPart local_weight(std::string_view name);
   /// This rank's part of full_optimizer_state(), for states of the parameter's shape. As local_weight().
   LocalPart local_optimizer_state(std::string_view name, std::string_view state);

@@ -226,6 +226,8 @@ void bind_training(py::class_<PythonEngine>& engine) {
           "zero_grad", [](PythonEngine& self) { self.get().zero_grad(); }, NoGil())
       .def(
           "step", [](PythonEngine& self) { self.with_buffers().step(); }, NoGil())
+      .def(
+          "finish_update", [](PythonEngine& self) { self.get().finish_update(); }, NoGil())
       .def("set_gradient_accumulation_steps",
            [](PythonEngine& self, std::int64_t steps) { self.get().set_gradient_accumulation_steps(steps); })
       .def("set_train_batch_size",

@@ -160,6 +160,11 @@ class DeepSpeedEngine(torch.nn.Module):
         if self.optimizer is not None:
             self._core.zero_grad()
 
+    def finish_update(self) -> None:
+        """With zerotorch.delayed_update: the last step's update becomes part of the parameters. On every rank."""
+        self._require_alive()
+        self._core.finish_update()
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Micro-batches inside do not end a window. Stages 0 and 1 only, as in DeepSpeed."""

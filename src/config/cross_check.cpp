@@ -208,12 +208,15 @@ void check_lamb_and_muon(Check& check) {
         "scheduler: gives one rate to all parameters, as in DeepSpeed: muon_lr and adam_lr count without a schedule");
 }
 
+bool is_of_whole_tensors(std::string_view optimizer) {
+  return optimizer == "Lamb" || optimizer == "Muon" || optimizer == "Adafactor";
+}
+
 /// Lamb, Muon and Adafactor need whole tensors, for which the sums of gradients are their working memory.
 void check_whole_tensors(Check& check) {
   const Config& config = check.config;
   const Given* type = check.find("optimizer.type");
-  const std::string& name = config.optimizer.type;
-  if (type == nullptr || (name != "Lamb" && name != "Muon" && name != "Adafactor")) return;
+  if (type == nullptr || !is_of_whole_tensors(config.optimizer.type)) return;
   if (config.sum_dtype() != DType::kFloat32) {
     check.problem(*type, fmt::format("{} needs gradients summed in fp32; set data_types.grad_accum_dtype to \"fp32\"",
                                      config.optimizer.type));
@@ -293,6 +296,28 @@ void check_step_in_backward(Check& check) {
   }
 }
 
+void check_delayed_update(Check& check) {
+  const Given* given = check.find("zerotorch.delayed_update");
+  const Config& config = check.config;
+  if (given == nullptr || !config.zerotorch.delayed_update) return;
+  if (config.zero_optimization.stage == 0)
+    check.problem(*given, "needs sharded optimizer states; set zero_optimization.stage to 1, 2 or 3");
+  if (config.zerotorch.step_in_backward)
+    check.problem(*given, "zerotorch.step_in_backward updates in the same step's backward; remove one of the two");
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  if (config.zero_optimization.offload_param.device == Device::kNvme) {
+    check.problem(*given,
+                  "the file of zero_optimization.offload_param has one set of parameters; keep them in memory, or set "
+                  "this to false");
+  }
+  const std::string& type = config.optimizer.type;
+  if (is_of_whole_tensors(type)) {
+    check.problem(*given, fmt::format("{} brings tensors together between the ranks in its update, which cannot happen "
+                                      "beside the next step; choose another optimizer, or set this to false",
+                                      type));
+  }
+}
+
 void check_timeout(Check& check) {
   constexpr double kLeastSeconds = 0.001;
   const Given* given = check.find("zerotorch.timeout_s");
@@ -330,6 +355,7 @@ void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   check_scheduler(check);
   check_lamb_and_muon(check);
   check_step_in_backward(check);
+  check_delayed_update(check);
   check_timeout(check);
   check_comms_logger(check);
   if (check.find("gradient_clipping") == nullptr) {

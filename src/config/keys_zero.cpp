@@ -96,7 +96,9 @@ constexpr Key kZero[] = {
      .harmless = "-1|0",
      .minimum = -1},
     refused("zero_optimization.mics_hierarchical_params_gather", Kind::kBool, "false", kMics, "false"),
-    not_built("zero_optimization.zenflow", "ZenFlow is not built; remove the section", "*"),
+    not_built("zero_optimization.zenflow",
+              "ZenFlow is not built; remove the section (zerotorch.delayed_update overlaps updates with the next step)",
+              "*"),
 };
 
 }  // namespace

@@ -77,6 +77,10 @@ constexpr Key kKeys[] = {
     honoured("zerotorch.step_in_backward", Kind::kBool, "false",
              "update parameters in backward, keep no gradients; without clipping and accumulation only",
              field<&Config::zerotorch, &Own::step_in_backward>),
+    honoured("zerotorch.delayed_update", Kind::kBool, "false",
+             "update while the next step computes, on parameters without that update (ZeRO-Offload's delayed parameter "
+             "update): another training than without",
+             field<&Config::zerotorch, &Own::delayed_update>),
     honoured("zerotorch.stochastic_rounding", Kind::kBool, "false",
              "bf16 master weights are rounded up as often as they are near the upper neighbour; drawn by seed, step "
              "and element alone",

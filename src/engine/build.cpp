@@ -204,6 +204,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   impl.training.lr_overrides.resize(impl.base_lr.size());
   impl.client = std::move(setup.client);
   if (laid.step_in_backward) setup.options.bucket_numel = laid.bucket_numel;
+  setup.options.updates_late = laid.delayed_update;
   const bool on_disk = setup.options.disk.has_value();
   if (on_disk && impl.trace) setup.options.disk->files = &impl.trace->traced(*setup.options.disk->files);
   try {
@@ -215,7 +216,8 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   }
   sharding::ReducerOptions reducer_options{.bucket_numel = laid.bucket_numel,
                                            .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
-                                           .overlap = laid.overlap};
+                                           .overlap = laid.overlap,
+                                           .hands_over_sums = laid.delayed_update};
   if (laid.gradients_on_disk) {
     const std::string& own = impl.config.zerotorch.offload_gradients.nvme_path;
     reducer_options.disk = disk_of(impl.config, own.empty() ? zero.offload_optimizer.nvme_path : own,
@@ -238,6 +240,12 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   } catch (const IoError& error) {
     if (!laid.gradients_on_disk) throw;
     throw IoError(fmt::format("zerotorch.offload_gradients.nvme_path: {}", error.what()));
+  }
+  if (laid.delayed_update) {
+    impl.store->refuse_writes(
+        "zerotorch.delayed_update updates parameters while the program goes on, and what is written besides would be "
+        "lost; hold a zero::GatheredParameters over it with modifier_rank set, and write on that rank");
+    impl.delayed_update = std::make_unique<sharding::DelayedUpdate>(*impl.optimizer, *impl.reducer, impl.timeline);
   }
   impl.norm = std::make_unique<sharding::GradientNorm>(impl.model, impl.groups.model_parallel);
   const bool skips_unused = impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
@@ -504,7 +512,7 @@ void prepare_for_evaluation(Engine::Impl& impl, const InitializeOptions& options
   }
   impl.evaluation_only = true;
   Config& config = impl.config;
-  config.zerotorch.step_in_backward = false;
+  config.zerotorch.step_in_backward = config.zerotorch.delayed_update = false;
   if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
     config.train_micro_batch_size_per_gpu = 1;
 }

@@ -85,6 +85,7 @@ Engine::Impl::~Impl() {
   }
   *self = nullptr;
   if (trace) trace->end_calls();
+  delayed_update.reset();
   gradients.reset();
   reducer.reset();  // what its last finish steps call is still there
   for (auto& parameter : model.parameters) {
@@ -264,12 +265,32 @@ void Engine::Impl::apply_step(double average) {
     sharding::Stopwatch watch(timeline, &StepBreakdown::update);
     if (program_optimizer) {
       program_optimizer->update(*reducer, rates, scale);
+    } else if (delayed_update) {
+      delayed_update->finish();  // of the step before
+      delayed_update->begin(rates, scale);
     } else {
       optimizer->update(*reducer, rates, scale);
     }
   }
+  publish_update();
+}
+
+void Engine::Impl::publish_update() {
   store->publish(/*frozen_too=*/false);
   for (const auto& parameter : model.parameters) intercept::bump_version(parameter.tensor);
+}
+
+void Engine::Impl::finish_delayed_update() {
+  if (!delayed_update || !delayed_update->pending()) return;
+  const bool failed_before = std::exchange(failed, true);  // until the end: a throw on the way leaves the ranks apart
+  store->quiesce();
+  group.barrier({.label = "delayed update"}).wait();  // nobody reads shards
+  {
+    sharding::Stopwatch watch(timeline, &StepBreakdown::update);
+    delayed_update->finish();
+  }
+  publish_update();
+  failed = failed_before;
 }
 
 std::optional<std::string> Engine::Impl::skip_step(double scale_before, optim::LossScaler::Decision decision) {
@@ -378,6 +399,8 @@ at::Tensor Engine::scale(const at::Tensor& loss) {
   return result;
 }
 
+void Engine::finish_update() { impl_->enter(engine::Entry::kReadWeights, "finish_update()"); }
+
 void Engine::zero_grad() {
   engine::MicroBatchRandom::interrupt();  // of a forward that is given up
   impl_->enter(engine::Entry::kZeroGrad, "zero_grad()");
@@ -447,6 +470,7 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
     apply_step(average);
   } else {
     problem = skip_step(scale, decision);
+    finish_delayed_update();
   }
   reducer->start_window();
   gradients->end_window();

@@ -25,6 +25,7 @@
 #include "intercept/debug_observer.h"
 #include "optim/lr_schedule.h"
 #include "storage/ledger.h"
+#include "zero/delayed_update.h"
 #include "zero/engine.h"
 #include "zero/gradient_norm.h"
 #include "zero/gradient_reducer.h"
@@ -90,6 +91,7 @@ struct Engine::Impl {
   engine::Uses uses{*this};
   std::unique_ptr<sharding::ShardedOptimizer> optimizer;
   std::unique_ptr<sharding::GradientReducer> reducer;
+  std::unique_ptr<sharding::DelayedUpdate> delayed_update;  ///< where the configuration wants it
   std::unique_ptr<engine::Gradients> gradients;
   std::optional<engine::BufferSync> buffers;
   std::unique_ptr<intercept::DebugObserver> debug_observer;
@@ -145,6 +147,10 @@ struct Engine::Impl {
   std::int64_t schedule_step() const;
   /// Reads schedule, overrides and the client's optimizer for the next update. Not while one may be under way.
   void refresh_rates();
+  /// Parameters change by updates that the program does not wait for: it may not write them beside.
+  bool updates_while_program_runs() const {
+    return config.zerotorch.step_in_backward || config.zerotorch.delayed_update;
+  }
   /// A hash of what the ranks must do alike in the next update: rates, frozen parameters.
   std::uint64_t update_hash() const;
   /// Explains a difference of update_hash(). *Collective.* Throws on every rank.
@@ -177,9 +183,11 @@ struct Engine::Impl {
   /// Throws ModelError when the module has other parameters than it had, or in another dtype or place; takes over
   /// values that set_data() has put there. Local.
   void check_module();
-  /// What the program has written into parameters, and with step_in_backward updates under way, become part of the
-  /// weights. *Collective.*
+  /// What the program has written into parameters, and with step_in_backward or delayed_update updates under way,
+  /// become part of the weights. *Collective.*
   void commit_weights();
+  /// The same of a delayed update alone. *Collective.*
+  void finish_delayed_update();
   /// As enter() for gradients. What has arrived is in the sums; they are averages where they are to be changed.
   /// *Collective.*
   void open_gradients(engine::Entry entry, const char* caller);
@@ -211,6 +219,8 @@ struct Engine::Impl {
   std::optional<std::string> finish_window(std::int64_t window_end);
   /// `average`: averaging() of the window.
   void apply_step(double average);
+  /// All ranks see what was written into the store's shards. *Collective.*
+  void publish_update();
   /// Instead of apply_step(), for gradients that are not finite: says which. Returns as step(). *Collective.*
   std::optional<std::string> skip_step(double scale_before, optim::LossScaler::Decision decision);
   /// Assembles a parameter's fp32 values from the ranks' parts; `part_of(unit, range)` gives mine.

@@ -135,7 +135,7 @@ void Engine::Impl::check_module() {
                            now.device() == model.module_device && now.layout() == at::kStrided &&
                            now.numel() == parameter.range.numel() &&
                            now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);
-    if (same_kind && !config.zerotorch.step_in_backward) {
+    if (same_kind && !updates_while_program_runs()) {
       store->writes().take_over(static_cast<int>(p), now.detach(), &uses);
       gradients->follow_set_data(static_cast<int>(p));
       continue;
@@ -155,6 +155,7 @@ void Engine::Impl::commit_weights() {
   if (config.zerotorch.step_in_backward) {
     reducer->flush("updates under way");
   } else {
+    finish_delayed_update();
     store->writes().commit(*store, *optimizer);
   }
 }

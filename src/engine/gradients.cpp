@@ -385,7 +385,8 @@ void Gradients::make_trainable(const std::vector<int>& parameters) {
   auto& model = impl_.model;
   const std::string& first = model.parameters[parameters.front()].name;
   if (impl_.group.size() > 1) impl_.group.barrier({.label = "unfreezing " + first}).wait();
-  impl_.reducer->flush("unfreezing");  // no bucket is open where their layout changes
+  impl_.reducer->flush("unfreezing");                      // no bucket is open where their layout changes
+  if (impl_.delayed_update) impl_.delayed_update->wait();  // it adds to what an update goes through
   std::vector<int> units;
   for (const int p : parameters) {
     const int u = model.parameters[p].unit;

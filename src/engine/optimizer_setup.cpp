@@ -218,10 +218,12 @@ void check_factory(const Config& config, const InitializeOptions& options) {
     throw ConfigError(fmt::format("{} and InitializeOptions::optimizer_factory both give an optimizer; remove one",
                                   options.optimizer ? "InitializeOptions::optimizer" : "the JSON ('optimizer')"));
   }
-  if (config.zerotorch.step_in_backward) {
-    throw ConfigError(
-        "zerotorch.step_in_backward and InitializeOptions::optimizer_factory: an optimizer of the program's own "
-        "updates all parameters in one step(); set it to false");
+  const auto& own = config.zerotorch;
+  if (own.step_in_backward || own.delayed_update) {
+    throw ConfigError(fmt::format(
+        "zerotorch.{} and InitializeOptions::optimizer_factory: an optimizer of the program's own updates all "
+        "parameters in one step(); set it to false",
+        own.step_in_backward ? "step_in_backward" : "delayed_update"));
   }
   if (config.zero_optimization.offload_optimizer.device == Config::ZeroOptimization::OffloadOptimizer::Device::kNvme) {
     throw ConfigError(

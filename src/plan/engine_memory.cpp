@@ -46,9 +46,11 @@ std::int64_t largest_piece(const LaidOut& laid, int rank) {
   return largest;
 }
 
+int sets_of_sums(const LaidOut& laid) { return laid.delayed_update ? 2 : 1; }
+
 /// Elements whose gradients `rank` sums at the same time.
 std::int64_t summed_numel(const LaidOut& laid, int rank) {
-  return laid.step_in_backward ? largest_piece(laid, rank) : updated_numel(laid, rank);
+  return laid.step_in_backward ? largest_piece(laid, rank) : updated_numel(laid, rank) * sets_of_sums(laid);
 }
 
 std::int64_t parameters_numel(const LaidOut& laid, int rank) {
@@ -142,7 +144,7 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   };
   const auto hold = [&](MemoryKind kind, std::int64_t nbytes) { add(kind, nbytes, nbytes); };
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
-  hold(MemoryKind::kParameters, parameters_numel(laid, rank) * low);
+  hold(MemoryKind::kParameters, (parameters_numel(laid, rank) + (laid.delayed_update ? updated : 0)) * low);
   for (const DiskUse& disk : {disk_use(laid, rank, master_nbytes(laid, rank)), disk_use_of_gradients(laid, rank),
                               disk_use_of_parameters(laid, rank)}) {
     hold(MemoryKind::kOffload, disk.buffers_nbytes);
@@ -182,7 +184,9 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
   // Where ranks differ in their masters too, these are added at the end.
   const bool in_memory = !laid.states_on_disk;
   const std::int64_t master = others_write_for_it(laid) || !in_memory ? 0 : master_nbytes(laid, 0);
-  const std::int64_t sums = laid.step_in_backward || laid.gradients_on_disk ? 0 : laid.sum_nbytes();
+  const std::int64_t sums =
+      laid.step_in_backward || laid.gradients_on_disk ? 0 : laid.sum_nbytes() * sets_of_sums(laid);
+  const std::int64_t next = laid.delayed_update ? laid.low_nbytes() : 0;
   double everywhere = laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()) : 0;
   std::vector<double> change(static_cast<std::size_t>(world), 0);      // of what is updated
   std::vector<double> parameters(static_cast<std::size_t>(world), 0);  // the same of parameters
@@ -195,7 +199,7 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
                                                    static_cast<double>(std::max<std::int64_t>(1, blocks))
                                              : 0;
     const double updated =
-        unit.trainable ? states_of_block + static_cast<double>((sums + master) * layout::kBlockNumel) : 0;
+        unit.trainable ? states_of_block + static_cast<double>((sums + next + master) * layout::kBlockNumel) : 0;
     const bool splits_parameters = !laid.resident[u], splits_updates = laid.sharding.optimizer_states;
     const auto low = static_cast<double>(laid.low_nbytes() * layout::kBlockNumel);
     const double whole = (splits_parameters ? 0 : low) + (splits_updates ? 0 : updated);

@@ -204,9 +204,11 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.traffic = traffic_of(laid, pools, config, cluster);
   // An update reads and writes everything; units are read once more whenever they are gathered, once on a host.
   plan.traffic.nvme_nbytes = plan.traffic.nvme_written_nbytes = static_cast<double>(plan.rank.nvme_nbytes);
-  // Each further micro-batch reads and writes the sums once more.
-  const auto sums_moved =
-      static_cast<double>((plan.accumulation_steps - 1) * disk_use_of_gradients(laid, plan.heaviest_rank).file_nbytes);
+  // Each further micro-batch reads and writes the sums once more; of two sets of them a step uses one.
+  const int sets = laid.delayed_update ? 2 : 1;
+  const auto sums_moved = static_cast<double>((plan.accumulation_steps - sets) *
+                                              disk_use_of_gradients(laid, plan.heaviest_rank).file_nbytes) /
+                          sets;
   plan.traffic.nvme_nbytes += sums_moved;
   plan.traffic.nvme_written_nbytes += sums_moved;
   const std::int64_t activations_moved = plan.accumulation_steps * activations_on_nvme;
@@ -225,6 +227,7 @@ Config at_stage(Config config, int stage) {
   const layout::Sharding sharding = layout::sharding_of_stage(stage);
   // What needs sharded optimizer states, or parameters.
   config.zerotorch.step_in_backward &= sharding.optimizer_states;
+  config.zerotorch.delayed_update &= sharding.optimizer_states;
   if (!sharding.optimizer_states) config.zerotorch.offload_gradients = {};
   if (!sharding.parameters) config.zero_optimization.offload_param = {};
   return config;

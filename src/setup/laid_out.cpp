@@ -126,6 +126,14 @@ void check_step_in_backward(const Config& config) {
                   config.gradient_accumulation_steps));
 }
 
+void check_delayed_update(const Config& config, const Ranks& ranks) {
+  if (!config.zerotorch.delayed_update || ranks.on_cpu) return;
+  throw ConfigError(
+      "zerotorch.delayed_update: of states in a GPU's memory updates take little time; set "
+      "zero_optimization.offload_optimizer.device to 'cpu', which keeps and updates them in host memory, or remove the "
+      "key");
+}
+
 }  // namespace
 
 std::int64_t LaidOut::padded_numel(bool trainable_only) const {
@@ -190,6 +198,7 @@ std::int64_t LaidOut::largest_unit() const {
 LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
                 const Config& config, const Ranks& ranks) {
   check_step_in_backward(config);
+  check_delayed_update(config, ranks);
   const auto& zero = config.zero_optimization;
   LaidOut laid;
   laid.units = layout::make_units(tree, parameters, unit_options(config, tree));
@@ -202,6 +211,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.hosts = ranks.hosts;
   laid.overlap = zero.overlaps_comm();
   laid.step_in_backward = config.zerotorch.step_in_backward;
+  laid.delayed_update = config.zerotorch.delayed_update;
   laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);
   laid.prefetch_numel = laid.overlap ? zero.stage3_prefetch_bucket_size : 0;
   using OffloadOptimizer = Config::ZeroOptimization::OffloadOptimizer;

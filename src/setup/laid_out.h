@@ -42,6 +42,7 @@ struct LaidOut {
   std::vector<std::int64_t> whole_state_nbytes;  ///< by these: of their states that are not of elements
   bool overlap = false;
   bool step_in_backward = false;    ///< gradient sums are used up bucket by bucket
+  bool delayed_update = false;      ///< there are two sets of gradient sums, and of this rank's parameters
   std::int64_t bucket_numel = 0;    ///< most elements of a bucket
   std::int64_t prefetch_numel = 0;  ///< gathered ahead of their use, at most
   /// Masters and states of elements are in a file, and so many slots of at most that many elements in memory.
@@ -78,8 +79,9 @@ struct LaidOut {
   int ranks_per_node() const { return world_size / hosts; }  ///< with the node-shared store, as many on each
 };
 
-/// Throws ConfigError: unknown unit names, 'node_shared' off the CPU, step_in_backward with accumulation, gradients or
-/// parameters on a disk off the CPU, parameters there over several hosts.
+/// Throws ConfigError: unknown unit names, 'node_shared' off the CPU, step_in_backward with accumulation,
+/// delayed_update of states off the CPU, gradients or parameters on a disk off the CPU, parameters there over several
+/// hosts.
 LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
                 const Config& config, const Ranks& ranks);
 

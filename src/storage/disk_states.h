@@ -29,6 +29,11 @@ struct DiskOptions {
 struct DiskTraffic {
   std::int64_t read_nbytes = 0, written_nbytes = 0;
   double waited_seconds = 0;  ///< in which a pass could not go on
+
+  DiskTraffic operator+(const DiskTraffic& other) const {
+    return {read_nbytes + other.read_nbytes, written_nbytes + other.written_nbytes,
+            waited_seconds + other.waited_seconds};
+  }
 };
 
 /// Elements that lie together in the file, from `offset` on: the columns one after the other.

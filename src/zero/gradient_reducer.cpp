@@ -68,10 +68,15 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
   }
   make_memory();
   if (!options_.consume) {
-    sums_ = options_.disk ? make_sums_on_disk(model_, ledger, held_ranges(), *options_.disk, options_.bucket_numel)
-                          : make_sums_in_memory(model_, ledger, held_ranges());
+    sums_ = make_sums();
+    if (options_.hands_over_sums) other_sums_ = make_sums();
     rows_.emplace(model_);
   }
+}
+
+std::unique_ptr<GradientSums> GradientReducer::make_sums() {
+  return options_.disk ? make_sums_on_disk(model_, ledger_, held_ranges(), *options_.disk, options_.bucket_numel)
+                       : make_sums_in_memory(model_, ledger_, held_ranges());
 }
 
 storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
@@ -195,7 +200,10 @@ void GradientReducer::add_units(std::span<const int> units) {
   make_buckets();
   make_memory();
   if (!sums_) return;
-  for (const int u : units) sums_->add_unit(u, gradient_range(u));
+  for (const int u : units) {
+    sums_->add_unit(u, gradient_range(u));
+    if (other_sums_) other_sums_->add_unit(u, gradient_range(u));
+  }
   refresh_sumsq();  // other places now, and what has come as rows is not sent again
 }
 
@@ -489,25 +497,6 @@ double* GradientReducer::block_sumsq_at(const Bucket& bucket, std::int64_t begin
   return all.mutable_data_ptr<double>() + bucket.block_offset + (begin - mine_of(bucket).begin) / kBlockNumel;
 }
 
-void GradientReducer::visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit) const {
-  if (!range.empty()) sums_->visit(unit, range, access, visit);
-}
-
-at::Tensor GradientReducer::accumulated(int unit, Range range) const {
-  const auto element = static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
-  if (auto* const all = static_cast<char*>(accumulator(unit)); all || range.empty())
-    return model_.view(all ? all + (range.begin - gradient_range(unit).begin) * element : nullptr, model_.sum_dtype,
-                       range.numel());
-  at::Tensor copy = at::empty(
-      {range.numel()}, at::TensorOptions().dtype(storage::to_scalar_type(model_.sum_dtype)).device(model_.device));
-  auto* const out = static_cast<char*>(copy.mutable_data_ptr());
-  visit_sums(unit, range, GradientSums::Access::kRead, [&](Range piece, void* sums) {
-    model_.passes->copy(out + (piece.begin - range.begin) * element, sums,
-                        static_cast<std::size_t>(piece.numel() * element));
-  });
-  return copy;
-}
-
 void GradientReducer::add_slices(const Bucket& bucket, Range piece, void* sums, std::span<const void* const> slices,
                                  bool first) {
   Stopwatch watch(timeline_, &StepBreakdown::reduce, model_.units[bucket.unit].name);
@@ -684,109 +673,6 @@ void GradientReducer::drop_window() {
   std::fill(used_.begin(), used_.end(), 0);
   used_in_backward_.clear();
   start_window();
-}
-
-void GradientReducer::replicate() {
-  if (model_.sharding.optimizer_states || model_.world_size() == 1) return;
-  Stopwatch watch(timeline_, &StepBreakdown::publish);
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    const Unit& unit = model_.units[u];
-    if (!unit.trainable) continue;
-    const Range mine = unit.shard(model_.rank());
-    auto* const whole = static_cast<char*>(accumulator(static_cast<int>(u)));
-    const std::int64_t nbytes = mine.begin * static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
-    model_.transport
-        ->all_gather(whole + nbytes, whole, unit_counts_[u], model_.sum_dtype,
-                     {.label = unit.name, .input_stable_until_barrier = true})
-        .wait();
-    published_numel_ += unit.numel - mine.numel();
-  }
-}
-
-void GradientReducer::start_window() {
-  follow_streams();
-  if (sums_) sums_->release();
-  for (Bucket& bucket : buckets_) bucket.fresh = true;
-  std::fill(window_used_.begin(), window_used_.end(), 0);
-  sumsq_complete_ = false;
-  window_is_empty_ = true;
-}
-
-void GradientReducer::scale_sums(double factor) {
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    if (!model_.units[u].trainable) continue;
-    const int unit = static_cast<int>(u);
-    visit_sums(unit, model_.units[u].shard(model_.rank()), GradientSums::Access::kUpdate,
-               [&](Range piece, void* sums) { model_.view(sums, model_.sum_dtype, piece.numel()).mul_(factor); });
-  }
-  refresh_sumsq();
-}
-
-void GradientReducer::complete_sumsq() {
-  if (!sumsq_complete_) refresh_sumsq();
-  if (!device_sumsq_.defined()) return;
-  const at::NoGradGuard no_grad;
-  block_sumsq_.copy_(device_sumsq_, /*non_blocking=*/true);
-  storage::finish_current_stream(model_.device);
-}
-
-void GradientReducer::refresh_sumsq() {
-  for (const Bucket& bucket : buckets_) {
-    if (bucket.fresh) continue;
-    visit_sums(bucket.unit, mine_of(bucket), GradientSums::Access::kRead, [&](Range piece, void* sums) {
-      model_.passes->block_sumsq(sums, model_.sum_dtype, piece.numel(), block_sumsq_at(bucket, piece.begin));
-    });
-  }
-  sumsq_complete_ = true;
-}
-
-std::optional<int> GradientReducer::first_not_finite() const {
-  std::optional<int> first;
-  const std::span<const double> sums = shard_block_sumsq();
-  for (const Bucket& bucket : buckets_) {
-    const Range mine = mine_of(bucket);
-    if (mine.empty() || bucket.fresh || !sums_) continue;
-    for (std::int64_t block = 0; block < mine.numel() / kBlockNumel; ++block) {
-      if (std::isfinite(sums[static_cast<std::size_t>(bucket.block_offset + block)])) continue;
-      const std::int64_t begin = mine.begin + block * kBlockNumel;
-      for (const int p : model_.units[bucket.unit].parameters) {
-        if (first && *first <= p) continue;
-        const Range part = layout::intersect(model_.parameters[p].range, {begin, begin + kBlockNumel});
-        if (part.empty() || accumulated(bucket.unit, part).isfinite().all().item<bool>()) continue;
-        first = p;
-      }
-    }
-  }
-  return first;
-}
-
-void GradientReducer::hold_sums() {
-  if (!sums_) return;
-  if (!window_is_empty_) {
-    for (Bucket& bucket : buckets_) {
-      if (!std::exchange(bucket.fresh, false)) continue;
-      // Unfrozen since the window began.
-      const Range mine = mine_of(bucket);
-      if (mine.empty()) continue;
-      sums_->take(bucket.unit);
-      sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate,
-                   [&](Range piece, void* sums) { model_.view(sums, model_.sum_dtype, piece.numel()).zero_(); });
-    }
-    return;
-  }
-  sums_->take_zeros();
-  // They may be written to: what arrives from here on adds to them.
-  for (Bucket& bucket : buckets_) bucket.fresh = false;
-  window_is_empty_ = false;
-}
-
-void GradientReducer::resume_window() {
-  window_is_empty_ = true;
-  hold_sums();
-  // Which parameters the saved part had gradients of is not kept: all count as used.
-  std::fill(window_used_.begin(), window_used_.end(), 1);
-  sumsq_complete_ = false;
-  window_is_empty_ = false;
 }
 
 }  // namespace zero::sharding

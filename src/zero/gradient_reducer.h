@@ -39,6 +39,8 @@ struct ReducerOptions {
   bool overlap = true;
   /// Where sums are on disk; not given: in memory. `cuts.slot_numel`: most elements of a piece.
   std::optional<storage::DiskOptions> disk;
+  /// There are two sets of sums: hand_over_sums() may be called.
+  bool hands_over_sums = false;
   /// If given: receives the sums [range.numel()] of a part of this rank's shard as soon as they are complete; they are
   /// not kept. Only one backward per window is then possible, and there is no accumulated().
   std::function<void(int unit, Range range, const at::Tensor& sums)> consume;
@@ -83,7 +85,7 @@ class GradientReducer {
   /// All sums of a unit; null where they are on disk.
   void* accumulator(int unit) const { return sums_->in_memory(unit); }
   /// Traffic of sums between memory and disk so far; nullopt where they are in memory.
-  std::optional<storage::DiskTraffic> disk_traffic() const { return sums_ ? sums_->disk_traffic() : std::nullopt; }
+  std::optional<storage::DiskTraffic> disk_traffic() const;
   /// Describes the disk, for the log; empty without one.
   std::string disk_description() const { return sums_ ? sums_->disk_description() : std::string(); }
   /// Sums of squares of this rank's shards, one per block, in unit order. Valid after complete_sumsq().
@@ -104,6 +106,9 @@ class GradientReducer {
 
   /// The next contribution starts a new sum.
   void start_window();
+  /// Before start_window(): the window's sums, which the caller release()s when it has used them. Until then it may not
+  /// be called again. From here on this has the other set, of no window. Local.
+  GradientSums& hand_over_sums();
   /// Sets all sums to zero and the window to one of which micro-batches are over: the caller fills them
   /// through accumulated(), and the next contribution adds to them. Local.
   void resume_window();
@@ -162,6 +167,7 @@ class GradientReducer {
   void make_buckets();
   void make_memory();
   storage::FlatBuffer make_buffer(std::int64_t numel);
+  std::unique_ptr<GradientSums> make_sums();
   std::vector<Range> held_ranges() const;
   std::int64_t largest_piece() const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - buckets_.data()); }
@@ -225,6 +231,7 @@ class GradientReducer {
   double most_patience_seconds_ = std::numeric_limits<double>::infinity();
   double gradients_began_ = 0;                          ///< of this micro-batch, base::seconds_now()
   std::unique_ptr<GradientSums> sums_;                  ///< unless they are consumed at once
+  std::unique_ptr<GradientSums> other_sums_;            ///< where sums are handed over
   storage::FlatBuffer piece_;                           ///< if sums are consumed at once: those of one bucket
   std::vector<const void*> piece_slices_;               ///< of the piece that is added to
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit; only if whole sums are sent to all ranks

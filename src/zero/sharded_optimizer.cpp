@@ -60,7 +60,11 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
       masters_(choose_masters()),
       kept_(states_of(options_.groups)),
       ledger_(ledger),
-      steps_(model.parameters.size(), 0) {
+      steps_(model.parameters.size(), 0),
+      noted_{.hyper = {},
+             .group = std::vector<int>(model.parameters.size(), -1),
+             .steps = std::vector<std::int64_t>(model.parameters.size(), 0)},
+      next_low_(options_.updates_late ? model.units.size() : 0) {
   options_.sub_group_numel = layout::round_up(options_.sub_group_numel, layout::kBlockNumel);
   make_states();
   std::vector<int> trainable;
@@ -214,6 +218,12 @@ void ShardedOptimizer::add_states(std::span<const int> units) {
       parts.push_back({u, part.range, part.columns, part.piece_numel});
   }
   states_->add_units(parts);
+  for (const int u : units) {
+    if (!options_.updates_late) break;
+    ZERO_CHECK(update_range(u) == store_.writable_range(u), "unit {} is updated by others, too", u);
+    next_low_[u] =
+        model_.home.make_private(ledger_, MemoryKind::kParameters, model_.param_dtype, update_range(u).numel());
+  }
   add_tensor_states(units);
   for (std::size_t state = 0; state < kept_.size(); ++state) {
     if (!kept_[state].initial) continue;
@@ -290,15 +300,15 @@ void ShardedOptimizer::for_each_run(int unit, Range range, Run run) const {
     const std::int64_t end = last ? the_unit.numel : model_.parameters[the_unit.parameters[i + 1]].range.begin;
     const Range part = layout::intersect({model_.parameters[p].range.begin, end}, range);
     if (part.empty()) continue;
-    const int its_group = is_active(p) ? options_.group_of_parameter[p] : -1;
-    if (its_group == group && steps_[p] == steps && whole.end == part.begin) {
+    const int its_group = noted_.group[p];
+    if (its_group == group && noted_.steps[p] == steps && whole.end == part.begin) {
       whole.end = part.end;
       continue;
     }
     finish();
     whole = part;
     group = its_group;
-    steps = steps_[p];
+    steps = noted_.steps[p];
   }
   finish();
 }
@@ -324,7 +334,7 @@ void ShardedOptimizer::for_each_piece(int unit, Range range, Access access, Acce
     const Range before = layout::intersect(piece, {piece.begin, written.begin});
     const Range after = layout::intersect(piece, {written.end, piece.end});
     if (!before.empty()) part(before, nullptr);
-    store_.visit(unit, layout::intersect(piece, written), low_access, part);
+    visit_low(unit, layout::intersect(piece, written), low_access, part);
     if (!after.empty()) part(after, nullptr);
   };
   if (range.empty()) return;
@@ -355,15 +365,16 @@ void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& value
 }
 
 void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double>& lr, double gradient_scale) {
+  note_rates(lr, gradient_scale);
   // Replicated sums are overwritten in the first pass: nobody may still be reading this rank's part.
   if (whole_ && !model_.sharding.optimizer_states) Group(model_.group).barrier({.label = "replicated sums"}).wait();
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const int unit = static_cast<int>(u);
     if (!model_.units[u].trainable) continue;
+    note_unit(unit);
     // Directions take the place of gradients.
-    reducer.visit_sums(
-        unit, update_range(unit), whole_ ? Access::kUpdate : Access::kRead,
-        [&](Range piece, const void* gradient) { update_range_of(unit, piece, gradient, lr, gradient_scale); });
+    reducer.visit_sums(unit, update_range(unit), whole_ ? Access::kUpdate : Access::kRead,
+                       [&](Range piece, const void* gradient) { update_range_of(unit, piece, gradient); });
   }
   if (whole_) finish_directions(reducer, lr);
   end_step();
@@ -371,7 +382,73 @@ void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double
 
 void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& gradient, const std::vector<double>& lr,
                                    double gradient_scale) {
-  update_range_of(unit, range, gradient.const_data_ptr(), lr, gradient_scale);
+  note_rates(lr, gradient_scale);
+  note_unit(unit);
+  update_range_of(unit, range, gradient.const_data_ptr());
+}
+
+void ShardedOptimizer::begin_update(const std::vector<double>& lr, double gradient_scale) {
+  ZERO_CHECK(options_.updates_late && !is_late_ && !whole_, "an update that cannot be late");
+  note_rates(lr, gradient_scale);
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    if (model_.units[u].trainable) note_unit(static_cast<int>(u));
+  }
+  end_step();
+  is_late_ = true;
+}
+
+void ShardedOptimizer::run_update(GradientSums& sums) {
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    const int unit = static_cast<int>(u);
+    const Range range = update_range(unit);
+    if (!model_.units[u].trainable || range.empty()) continue;
+    sums.visit(unit, range, Access::kRead,
+               [&](Range piece, const void* gradient) { update_range_of(unit, piece, gradient); });
+  }
+}
+
+void ShardedOptimizer::end_update() {
+  is_late_ = false;
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    if (!model_.units[u].trainable) continue;
+    const int unit = static_cast<int>(u);
+    const std::int64_t first = update_range(unit).begin;
+    for_each_run(unit, update_range(unit), [&](Range run, int, std::int64_t) {
+      store_.visit(unit, run, Access::kUpdate, [&](Range piece, void* low) {
+        model_.passes->copy(low, next_low_[u].data_at(piece.begin - first),
+                            static_cast<std::size_t>(piece.numel() * nbytes_of(model_.param_dtype)));
+      });
+    });
+  }
+}
+
+void ShardedOptimizer::visit_low(int unit, Range range, Access access, ParameterStore::Lease lease) const {
+  if (!is_late_) return store_.visit(unit, range, access, lease);
+  if (range.empty()) return;
+  const auto next_at = [&](Range piece) { return next_low_[unit].data_at(piece.begin - update_range(unit).begin); };
+  // Of separate masters new values are all that there is to it.
+  if (masters_ != Masters::kOwn) {
+    store_.visit(unit, range, Access::kRead, [&](Range piece, const void* low) {
+      model_.passes->copy(next_at(piece), low, static_cast<std::size_t>(piece.numel() * nbytes_of(model_.param_dtype)));
+    });
+  }
+  lease(range, next_at(range));
+}
+
+void ShardedOptimizer::note_rates(const std::vector<double>& lr, double gradient_scale) {
+  noted_.hyper.resize(options_.groups.size());
+  for (std::size_t g = 0; g < options_.groups.size(); ++g) {
+    noted_.hyper[g] = options_.groups[g].hyper;
+    noted_.hyper[g].lr = lr[g];
+    noted_.hyper[g].gradient_scale = gradient_scale;
+  }
+}
+
+void ShardedOptimizer::note_unit(int unit) {
+  for (const int p : model_.units[unit].parameters) {
+    noted_.group[p] = is_active(p) ? options_.group_of_parameter[p] : -1;
+    noted_.steps[p] = steps_[p];
+  }
 }
 
 void ShardedOptimizer::end_step() {
@@ -385,14 +462,11 @@ std::int64_t ShardedOptimizer::steps() const {
   return steps_.empty() ? 0 : *std::max_element(steps_.begin(), steps_.end());
 }
 
-void ShardedOptimizer::update_range_of(int unit, Range range, const void* gradient, const std::vector<double>& lr,
-                                       double gradient_scale) {
+void ShardedOptimizer::update_range_of(int unit, Range range, const void* gradient) {
   for_each_run(unit, range, [&](Range run, int group, std::int64_t steps) {
     const optim::Rule& rule = *options_.groups[group].rule;
-    optim::Hyper hyper = options_.groups[group].hyper;
-    hyper.lr = lr[group];
+    optim::Hyper hyper = noted_.hyper[group];
     hyper.step = steps + 1;
-    hyper.gradient_scale = gradient_scale;
     for_each_piece(unit, run, Access::kUpdate, storage::kAllColumns,
                    [&](Range piece, void* low, std::span<void* const> columns) {
                      const auto* const of_piece =

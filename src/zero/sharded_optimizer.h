@@ -18,6 +18,7 @@
 #include "optim/whole_steps.h"
 #include "storage/disk_states.h"
 #include "storage/state_store.h"
+#include "zero/gradient_sums.h"
 #include "zero/parameter_store.h"
 #include "zero/sharded_model.h"
 #include "zero/whole_tensors.h"
@@ -41,6 +42,9 @@ struct OptimizerOptions {
   std::int64_t bucket_numel = 0;  ///< update_part() gets layout::bucket_ranges() of this; 0: only update() is called
   /// Where masters and states live on disk; not given: in memory. sub_group_numel determines its piece size.
   std::optional<storage::DiskOptions> disk;
+  /// begin_update() may be called: there is memory for what an update makes of this rank's low-precision values. Needs
+  /// sharded optimizer states.
+  bool updates_late = false;
 };
 
 class ShardedOptimizer {
@@ -74,6 +78,13 @@ class ShardedOptimizer {
   void update_part(int unit, Range range, const at::Tensor& gradient, const std::vector<double>& lr,
                    double gradient_scale);
   void end_step();
+
+  /// update() in three parts, not with two-pass rules. run_update() may run in another thread, while this one does
+  /// anything but call the optimizer's functions, write hyper-parameters apart; the store is read, and written only by
+  /// end_update(). Local.
+  void begin_update(const std::vector<double>& lr, double gradient_scale);
+  void run_update(GradientSums& sums);
+  void end_update();
 
   /// A copy of this rank's low-precision values in `range`, for refresh(). Local.
   at::Tensor low_values(int unit, Range range) const;
@@ -153,7 +164,7 @@ class ShardedOptimizer {
   /// The second pass, for parameters of two-pass rules. *Collective.*
   void finish_directions(GradientReducer& reducer, const std::vector<double>& lr);
   void add_states(std::span<const int> units);
-  /// Calls `run(range, group, steps)` for each active part of `range` whose parameters share group and step count.
+  /// Calls `run(range, group, steps)` for each part of `range` that noted_ has in one group with one step count.
   template <class Run>
   void for_each_run(int unit, Range range, Run run) const;
   /// Calls `visit(piece, low, columns)` for pieces of `range`, each at most a sub-group. `low`: the low-precision
@@ -165,14 +176,18 @@ class ShardedOptimizer {
   template <class Visit>
   void for_each_piece(int unit, Range range, storage::StateStore::Access access, storage::StateStore::Access low_access,
                       std::uint32_t wanted, Visit visit) const;
+  /// ParameterStore::visit, or in an update that has begun: what it makes of these values.
+  void visit_low(int unit, Range range, storage::StateStore::Access access, ParameterStore::Lease lease) const;
+  /// Notes what the update that begins goes by: rates and scale, and which parameters of a unit it changes.
+  void note_rates(const std::vector<double>& lr, double gradient_scale);
+  void note_unit(int unit);
   /// Runs `act` and adds the parameters' names to errors from the disk.
   template <class Do>
   void with_names(int unit, Range range, Do act) const;
   void read_state(std::size_t column, int unit, Range range, void* out) const;
   void write_state(std::size_t column, int unit, Range range, const void* in);
   /// `gradient`: [range.numel()] in ShardedModel::sum_dtype. Allocates nothing.
-  void update_range_of(int unit, Range range, const void* gradient, const std::vector<double>& lr,
-                       double gradient_scale);
+  void update_range_of(int unit, Range range, const void* gradient);
   void update_piece(const optim::Rule& rule, int unit, Range piece, void* low, std::span<void* const> columns,
                     const void* gradient, const optim::Hyper& hyper) const;
   at::Tensor empty(DType dtype, std::int64_t numel) const;
@@ -189,6 +204,14 @@ class ShardedOptimizer {
   std::unique_ptr<WholeTensors> whole_;                          ///< only if a rule has two passes
   std::vector<std::vector<storage::FlatBuffer>> tensor_states_;  ///< by parameter; only those this rank owns
   std::vector<std::int64_t> steps_;                              ///< by parameter
+  /// Of the running update, or the last one: what may change meanwhile.
+  struct Noted {
+    std::vector<optim::Hyper> hyper;  ///< by group, with rate and scale
+    std::vector<int> group;           ///< by parameter; -1: it is left alone
+    std::vector<std::int64_t> steps;  ///< by parameter: its updates before
+  } noted_;
+  std::vector<storage::FlatBuffer> next_low_;  ///< by unit, of update_range(), if updates_late
+  bool is_late_ = false;                       ///< between begin_update() and end_update()
 };
 
 }  // namespace zero::sharding

@@ -34,7 +34,8 @@ struct Case {
   bool nvme = false;            ///< masters and states
   bool nvme_gradients = false;  ///< their sums
   bool nvme_parameters = false;
-  bool small = false;  ///< small units, buckets and limits: several buckets to a unit, few units live at once
+  bool delayed = false;  ///< updates
+  bool small = false;    ///< small units, buckets and limits: several buckets to a unit, few units live at once
 
   std::string json() const {
     return fmt::format(R"({{
@@ -45,13 +46,13 @@ struct Case {
         "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": {}, "sub_group_size": {},
         "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}},
         "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
-      "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {},
+      "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {}, "delayed_update": {},
         "measured_prefetch": {}, "offload_gradients": {{"device": "{}", "nvme_path": "{}"}}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap,
                        small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000,
                        small ? 0 : 5000, small ? 5000 : 50000000, small ? 2000 : 1000000000, nvme ? "nvme" : "none",
                        ::testing::TempDir(), nvme_parameters ? "nvme" : "none", ::testing::TempDir(),
-                       node_shared ? "node_shared" : "copying", small ? 2500 : 0, step_in_backward, measured,
+                       node_shared ? "node_shared" : "copying", small ? 2500 : 0, step_in_backward, delayed, measured,
                        nvme_gradients ? "nvme" : "none", ::testing::TempDir());
   }
   std::string name() const {
@@ -61,7 +62,7 @@ struct Case {
                        step_in_backward ? " step in backward" : "", measured ? " measured" : "",
                        hosts > 1 ? " on hosts" : "") +
            (nvme ? " nvme" : "") + (nvme_gradients ? " nvme gradients" : "") +
-           (nvme_parameters ? " nvme parameters" : "");
+           (nvme_parameters ? " nvme parameters" : "") + (delayed ? " delayed" : "");
   }
 };
 
@@ -111,6 +112,8 @@ std::vector<Case> all_cases() {
     for (const bool small : {false, true}) {
       cases.push_back({.stage = stage, .node_shared = small, .bf16 = small, .step_in_backward = true, .small = small});
       cases.push_back({.stage = stage, .bf16 = true, .step_in_backward = true, .small = small});
+      cases.push_back({.stage = stage, .node_shared = !small, .bf16 = small, .delayed = true, .small = small});
+      cases.push_back({.stage = stage, .bf16 = true, .nvme = small, .nvme_gradients = true, .delayed = true});
     }
   }
   return cases;
