@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,11 +13,13 @@
 #include "console.h"
 #include "language_model.h"
 #include "progress.h"
+#include "rank_device.h"
 #include "rank_setup.h"
 #include "rank_totals.h"
 #include "report_tables.h"
 #include "train_loop.h"
 #include "zero/data.h"
+#include "zero/device_memory.h"
 #include "zero/errors.h"
 #include "zero/train.h"
 
@@ -29,16 +32,19 @@ using nlohmann::ordered_json;
 class Trainer {
  public:
   Trainer(const CompareCase& one, const Config& config, Group group)
-      : config_(config), group_(group), model_(gpt_options(one.plan)) {
+      : config_(config), group_(group), device_(device_of_rank(one.plan.device, group)), model_(gpt_options(one.plan)) {
     if (one.mode == "compute") {
       if (config.param_dtype() == DType::kBFloat16) model_->to(at::kBFloat16);
+      if (!device_.is_cpu()) model_->to(device_);
       return;
     }
-    engine_.emplace(initialize(model_, config, {.group = group, .parameter_groups = {no_decay_group()}}));
+    engine_.emplace(
+        initialize(model_, config, {.group = group, .device = device_, .parameter_groups = {no_decay_group()}}));
     if (!one.weights_folder.empty()) engine_->save_16bit_model(one.weights_folder, {.dtype = "fp32"});
   }
 
-  double micro_batch(const at::Tensor& tokens) {
+  double micro_batch(const at::Tensor& host_tokens) {
+    const at::Tensor tokens = host_tokens.to(device_);
     const std::int64_t seq = tokens.size(1) - 1;
     const at::Tensor loss = model_->loss(tokens.narrow(1, 0, seq), tokens.narrow(1, 1, seq));
     if (engine_) {
@@ -48,10 +54,12 @@ class Trainer {
       loss.backward();
       for (auto& parameter : model_->parameters()) parameter.mutable_grad().reset();
     }
+    finish_device(device_);
     return loss.item<double>();
   }
 
   double learning_rate() const { return engine_ ? engine_->learning_rate() : 0; }
+  at::Device device() const { return device_; }
   const std::optional<ModuleEngine<GPT>>& engine() const { return engine_; }
   /// Elements received so far, in bytes of their dtypes.
   double received_nbytes() const {
@@ -62,6 +70,7 @@ class Trainer {
  private:
   const Config& config_;
   Group group_;
+  at::Device device_;
   GPT model_;
   std::optional<ModuleEngine<GPT>> engine_;
 };
@@ -75,7 +84,13 @@ ordered_json memory_json(const Group& group, const Trainer& trainer) {
   const std::vector<double> peaks = gather_values(group, {&peak, 1}, "peak memory");
   double sum = 0;
   for (const double one : peaks) sum += one;
-  return {{"by_rank", ranks}, {"peak_pss_nbytes_by_rank", peaks}, {"peak_pss_nbytes", sum}};
+  ordered_json json = {{"by_rank", ranks}, {"peak_pss_nbytes_by_rank", peaks}, {"peak_pss_nbytes", sum}};
+  if (const auto devices = gather_memory(group, device_memory(trainer.device())); has_devices(devices)) {
+    json["device_by_rank"] = devices_json(devices);
+    json["peak_device_nbytes"] =
+        std::ranges::max_element(devices, {}, &DeviceMemory::peak_reserved_nbytes)->peak_reserved_nbytes;
+  }
+  return json;
 }
 
 int run(const CompareCase& one, Group group) {
@@ -92,6 +107,7 @@ int run(const CompareCase& one, Group group) {
   const at::Tensor tokens = at::empty({batch, one.plan.seq + 1}, at::kLong);
   // Memory and time of training, not of the start.
   reset_peak_memory();
+  reset_peak_device_memory(trainer.device());
   std::vector<double> losses, seconds, rates;
   StepBreakdown inside;
   double received = 0;

@@ -21,6 +21,7 @@
 #include "host_facts.h"
 #include "plan_fit.h"
 #include "progress.h"
+#include "rank_device.h"
 #include "rank_setup.h"
 #include "run_folder.h"
 #include "side_programs.h"
@@ -74,9 +75,11 @@ std::string check_memory(const TrainPlan& plan, const CompareOptions& options, o
   const Config config = Config::from_text(plan.config, "configuration of the comparison");
   plan::Cluster cluster;
   cluster.ranks = plan.ranks;
+  if (plan.device != "cpu") cluster.gpus = true, cluster.ranks_per_node = 1;
   const plan::ModelShape model = gpt_shape(gpt_options(plan), plan.preset);  // built on every rank
   const plan::Plan planned = plan::plan_memory(model, config, cluster);
   result["planned_nbytes"] = static_cast<double>(planned.node_training_nbytes);
+  if (cluster.gpus) return "";  // whose memory the plan does not know
   try {
     check_fits(model, config, plan.ranks, 0, options.train.force);
     return "";
@@ -130,7 +133,9 @@ fs::path make_folder(const CompareOptions& options) {
 
 TrainPlan prepare(const CompareOptions& options, const Console& console) {
   TrainPlan plan = choose_model(options.train);
-  plan.ranks = options.train.ranks.value_or(kDefaultRanks);
+  if (!options.train.device.empty()) plan.device = options.train.device;
+  check_device(plan.device);
+  plan.ranks = options.train.ranks.value_or(default_ranks(plan.device, kDefaultRanks));
   plan.steps = options.train.steps.value_or(kCompareSteps);
   if (options.warmup >= plan.steps) {
     throw ConfigError(fmt::format("--warmup {}: want less than the {} steps", options.warmup, plan.steps));
@@ -147,10 +152,10 @@ TrainPlan prepare(const CompareOptions& options, const Console& console) {
   const Config config = Config::from_text(plan.config, "configuration of the comparison");
   console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
   console.print(describe_corpus(corpus, clock.seconds()) + describe_model(plan));
-  console.print(
-      fmt::format("training   {} steps of {} sequences ({} ranks x micro-batch {} x accumulation {}), {}, on {}\n\n",
-                  plan.steps, config.train_batch_size, plan.ranks, config.train_micro_batch_size_per_gpu,
-                  config.gradient_accumulation_steps, dtype_name(config.param_dtype()), cpu_name()));
+  console.print(fmt::format(
+      "training   {} steps of {} sequences ({} ranks x micro-batch {} x accumulation {}), {}, on {}\n\n", plan.steps,
+      config.train_batch_size, plan.ranks, config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
+      dtype_name(config.param_dtype()), plan.device == "cpu" ? cpu_name() : plan.device));
   return plan;
 }
 
@@ -226,6 +231,11 @@ int run_compare(CompareOptions options) {
   const Config config = Config::from_text(comparison.plan.config, "configuration of the comparison");
   if (!options.peers && !options.python.empty() && find_python(options.python, {}).empty())
     throw ConfigError(fmt::format("--python {}: is no Python that runs", options.python));
+  if (options.peers && comparison.plan.device != "cpu") {
+    throw ConfigError(
+        "--peers: on the CPU, over gloo; with --device cuda leave it away (benchmarks/python_peers.py "
+        "--device cuda has peers on GPUs)");
+  }
   if (options.peers) check_peers(options, config, modes);  // before anything takes time
   const fs::path folder = make_folder(options);
   if (const int stopped = run_modes(options, modes, folder, console, comparison); stopped != 0) {

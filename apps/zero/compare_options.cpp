@@ -12,7 +12,9 @@ constexpr const char* kComparison = "Comparison";
 constexpr const char* kOthers = "Others";
 
 void add_training_options(CLI::App& command, TrainOptions& options) {
-  command.add_option("-n,--ranks", options.ranks, "processes on this host (default 2)")
+  command
+      .add_option("-n,--ranks", options.ranks,
+                  "processes on this host (default 2; with --device cuda one for each GPU)")
       ->transform(whole_number(1, 1 << 20))
       ->type_name("N")
       ->group(kTraining);
@@ -26,6 +28,9 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--seed", options.seed, "of the data order and the initial weights (default 1234)")
       ->transform(whole_number(0))
       ->type_name("N")
+      ->group(kTraining);
+  command.add_option("--device", options.device, "what ranks compute on: cpu, or cuda, of whose GPUs each takes one")
+      ->type_name("cpu|cuda")
       ->group(kTraining);
   command.add_flag("--force", options.force, "start also a mode that does not fit the memory")->group(kTraining);
 }

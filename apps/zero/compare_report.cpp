@@ -87,6 +87,12 @@ double buffers(const ordered_json& result) {
          kind_nbytes(result, MemoryKind::kStaging, "current_nbytes");
 }
 
+/// Of the fullest device, where ranks are on devices; else of all processes.
+double peak_nbytes(const ordered_json& result) {
+  const auto& memory = result["memory"];
+  return memory[memory.contains("peak_device_nbytes") ? "peak_device_nbytes" : "peak_pss_nbytes"].get<double>();
+}
+
 std::string memory_rows(const Comparison& comparison) {
   constexpr const char* kRow = "  {:<14}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}\n";
   std::string text = fmt::format(kRow, "MB, fullest", "params", "masters", "states", "grads", "buffers", "activ.",
@@ -97,7 +103,12 @@ std::string memory_rows(const Comparison& comparison) {
     text += fmt::format(kRow, mode_title(result["mode"]), now(MemoryKind::kParameters), now(MemoryKind::kMaster),
                         now(MemoryKind::kOptimizer), now(MemoryKind::kGradients), megabytes(buffers(result)),
                         megabytes(kind_nbytes(result, MemoryKind::kActivations, "peak_nbytes")),
-                        megabytes(result["memory"]["peak_pss_nbytes"]), megabytes(result.value("planned_nbytes", 0.0)));
+                        megabytes(peak_nbytes(result)), megabytes(result.value("planned_nbytes", 0.0)));
+  }
+  if (comparison.plan.device != "cpu") {
+    return text +
+           "  Of the rank that holds most, by kind (activ.: of the CPU). In all: the most that\n"
+           "  libtorch had of a device in training. Planned: what zero plan says of a GPU.\n\n";
   }
   return text +
          "  Of the rank that holds most, by kind (activ.: activations). In all: the most\n"
@@ -215,8 +226,11 @@ void add_round(ordered_json& result, const ordered_json& another) {
     return;
   }
   result["rounds"].push_back(another["rounds"][0]);
-  auto& peak = result["memory"]["peak_pss_nbytes"];
-  peak = std::max(peak.get<double>(), another["memory"]["peak_pss_nbytes"].get<double>());
+  for (const char* const which : {"peak_pss_nbytes", "peak_device_nbytes"}) {
+    if (!result["memory"].contains(which)) continue;
+    auto& peak = result["memory"][which];
+    peak = std::max(peak.get<double>(), another["memory"][which].get<double>());
+  }
 }
 
 std::string mode_title(const std::string& mode) {
@@ -231,8 +245,7 @@ std::string describe_mode(const Comparison& comparison, const ordered_json& resu
     return fmt::format("  {:<{}} {}\n", mode_title(result["mode"]), kTitle, result["error"].get<std::string>());
   }
   return fmt::format("  {:<16}{:.1f} ms a step, {} in all, loss {:.4f}\n", mode_title(result["mode"]),
-                     1e3 * step_seconds(result, comparison.warmup),
-                     human_nbytes(std::llround(result["memory"]["peak_pss_nbytes"].get<double>())),
+                     1e3 * step_seconds(result, comparison.warmup), human_nbytes(std::llround(peak_nbytes(result))),
                      result["losses"].back().get<double>());
 }
 
@@ -255,6 +268,7 @@ ordered_json comparison_json(const Comparison& comparison) {
           {"parameters_numel", plan.parameters_numel},
           {"model", {{"layers", plan.layers}, {"dim", plan.dim}, {"heads", plan.heads}, {"seq", plan.seq}}},
           {"ranks", plan.ranks},
+          {"device", plan.device},
           {"steps", plan.steps},
           {"warmup", comparison.warmup},
           {"rounds", comparison.rounds},

@@ -10,43 +10,25 @@
 
 namespace zero::app {
 
-namespace {
-
-/// Where another device has no way to leave them out: parameters of a device that hold anything.
-template <class Model>
-void place_without_values(Model& model, at::Device device, at::ScalarType dtype) {
-  const at::NoGradGuard no_grad;
-  for (at::Tensor& parameter : model->parameters())
-    parameter.set_data(at::empty(parameter.sizes(), at::TensorOptions(dtype).device(device)));
-}
-
-}  // namespace
-
-LanguageModel::Model LanguageModel::build(const TrainPlan& plan, at::Device device, bool without_values,
-                                          at::ScalarType dtype) {
-  const auto make = [&](const auto& construct) {
-    auto model = deferred_init(construct, {.without_values = without_values});
-    if (without_values && !device.is_cpu()) place_without_values(model, device, dtype);
-    return model;
-  };
+LanguageModel::Model LanguageModel::build(const TrainPlan& plan, bool without_values) {
+  const auto make = [&](const auto& construct) { return deferred_init(construct, {.without_values = without_values}); };
   if (plan.model.empty()) return make([&] { return GPT(gpt_options(plan)); });
   auto model = make([&] { return models::CausalLM(causal_lm_config(plan)); });
   if (!plan.lora.empty()) models::add_lora(model, models::parse_lora(plan.lora));  // they begin with values
   return model;
 }
 
-LanguageModel::LanguageModel(Model model, at::Device device) : model_(std::move(model)), device_(device) {
-  if (!device.is_cpu()) std::visit([&](auto& module) { module->to(device); }, model_);
-}
+LanguageModel::LanguageModel(Model model, at::Device device) : model_(std::move(model)), device_(device) {}
 
 LanguageModel::LanguageModel(const TrainPlan& plan, at::Device device)
-    : LanguageModel(build(plan, device, !plan.init_from.empty()), device) {}
+    : LanguageModel(build(plan, !plan.init_from.empty()), device) {}
 
-LanguageModel LanguageModel::without_values(const TrainPlan& plan, at::Device device, at::ScalarType dtype) {
-  return {build(plan, device, /*without_values=*/true, dtype), device};
+LanguageModel LanguageModel::without_values(const TrainPlan& plan, at::Device device) {
+  return {build(plan, /*without_values=*/true), device};
 }
 
-Engine LanguageModel::initialize(const Config& config, const InitializeOptions& options) const {
+Engine LanguageModel::initialize(const Config& config, InitializeOptions options) const {
+  options.device = device_;
   return std::visit([&](const auto& model) -> Engine { return zero::initialize(model, config, options); }, model_);
 }
 

@@ -19,13 +19,13 @@ namespace zero::app {
 class LanguageModel {
  public:
   /// The plan's, in fp32: initialised from libtorch's default generator, or without values where the plan has weights
-  /// to begin with. On the CPU never whole (zero::deferred_init), on another device whole until initialize().
+  /// to begin with. Never whole (zero::deferred_init); initialize() takes it to `device`.
   explicit LanguageModel(const TrainPlan& plan, at::Device device = at::kCPU);
-  /// The plan's, whose values are loaded in any case; on a device other than the CPU its parameters are of `dtype`.
-  static LanguageModel without_values(const TrainPlan& plan, at::Device device, at::ScalarType dtype);
+  /// The plan's, whose values are loaded in any case.
+  static LanguageModel without_values(const TrainPlan& plan, at::Device device);
 
   /// *Collective.* Throws as zero::initialize().
-  Engine initialize(const Config& config, const InitializeOptions& options) const;
+  Engine initialize(const Config& config, InitializeOptions options) const;
   /// Of a Hugging Face folder. *Collective.* Throws as models::load_weights().
   void load_weights(Engine& engine, const std::string& folder) const;
 
@@ -48,8 +48,7 @@ class LanguageModel {
  private:
   using Model = std::variant<GPT, models::CausalLM>;
   LanguageModel(Model model, at::Device device);
-  /// `dtype`: of parameters without values on a device other than the CPU.
-  static Model build(const TrainPlan& plan, at::Device device, bool without_values, at::ScalarType dtype = at::kFloat);
+  static Model build(const TrainPlan& plan, bool without_values);
 
   Model model_;
   at::Device device_ = at::kCPU;

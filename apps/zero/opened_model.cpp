@@ -160,8 +160,7 @@ LoadedModel load(const OpenedModel& opened, Group group) {
   nlohmann::json json = {{"train_micro_batch_size_per_gpu", 1}, {"zero_optimization", {{"stage", 3}}}};
   if (opened.dtype != kDtypes[0]) json[opened.dtype]["enabled"] = true;
   const Config config = Config::from_text(json.dump(), "configuration");
-  const at::ScalarType dtype = opened.dtype == "bf16" ? at::kBFloat16 : opened.dtype == "fp16" ? at::kHalf : at::kFloat;
-  LanguageModel model = LanguageModel::without_values(opened.plan, device_of_rank(opened.plan.device, group), dtype);
+  LanguageModel model = LanguageModel::without_values(opened.plan, device_of_rank(opened.plan.device, group));
   Engine engine = model.initialize(config, {.group = std::move(group), .evaluation_only = true});
   if (opened.checkpoint.empty()) {
     model.load_weights(engine, opened.plan.init_from);

@@ -244,6 +244,7 @@ void plan_for_gpus(const PlanOptions& options, PlanRequest& request) {
   zero.offload_param = {};
   zero.cpu_offload = zero.cpu_offload_param = false;
   gradients = {};
+  request.config.zerotorch.delayed_update = false;  // of states that are offloaded
   request.model.deferred_init = true;
 }
 

@@ -78,7 +78,11 @@ def draw_bars(axes, bars, text):
 
 
 def memory_bars(modes, peers):
-    bars = [(title(m), m["memory"]["peak_pss_nbytes"] / 1e6, ALONE if m["mode"] == "compute" else OURS, 0, 0) for m in modes]
+    bars = []
+    for mode in modes:
+        memory = mode["memory"]
+        nbytes = memory.get("peak_device_nbytes", memory["peak_pss_nbytes"])
+        bars.append((title(mode), nbytes / 1e6, ALONE if mode["mode"] == "compute" else OURS, 0, 0))
     return bars + [(title(p), p["pss_mb_all_ranks"], PEER, 0, 0) for p in peers]
 
 
@@ -135,7 +139,9 @@ def main():
         figure, grid = plt.subplots(2, 2, figsize=(max(14, 1.7 * columns + 4), 9.5), layout="constrained")
         top = heading(figure, found)
         draw_states(grid[0][0], modes)
-        draw_bars(grid[0][1], memory_bars(modes, peers), "Peak of all processes together (PSS), MB")
+        on_device = all("peak_device_nbytes" in mode["memory"] for mode in modes)
+        draw_bars(grid[0][1], memory_bars(modes, peers),
+                  "Peak of the fullest device, MB" if on_device else "Peak of all processes together (PSS), MB")
         draw_bars(grid[1][0], time_bars(modes, peers, found["warmup"]), "Time of a step, ms (fastest round; line: up to the slowest)")
         draw_losses(grid[1][1], modes, peers, found["same_losses"])
         for axes in grid.flat[:3]:

@@ -81,6 +81,15 @@ bool libtorch_has_cuda() {
   return fs::exists(cuda_library(), error);
 }
 
+int default_ranks(const std::string& device, int on_cpu) {
+  if (device.starts_with("cuda:")) return 1;
+  return device == "cuda" ? std::max(1, visible_gpus()) : on_cpu;
+}
+
+void finish_device(at::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
 at::Device check_device(const std::string& name) {
   if (name == "cuda" || name.starts_with("cuda:")) load_cuda();
   const at::Device device = parse(name);

@@ -14,6 +14,12 @@ int visible_gpus();
 /// Whether its libraries for CUDA are there. Loads nothing.
 bool libtorch_has_cuda();
 
+/// The ranks that train where `device` was asked for and no number: one for each GPU, `on_cpu` on the CPU.
+int default_ranks(const std::string& device, int on_cpu);
+
+/// Returns when the device has done all that it was given; at once on the CPU.
+void finish_device(at::Device device);
+
 /// "cpu", "cuda" or a backend of libtorch, maybe with a number. Loads its libraries for CUDA, before which nothing
 /// may have asked libtorch about CUDA. Throws ConfigError where there is no such device.
 at::Device check_device(const std::string& name);

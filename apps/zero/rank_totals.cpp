@@ -28,12 +28,24 @@ StepTotals mean_over_ranks(Group group, const StepTotals& mine) {
   return mean;
 }
 
-std::vector<MemoryReport> gather_memory(Group group, const MemoryReport& mine) {
-  static_assert(std::is_trivially_copyable_v<MemoryReport>);
-  std::vector<MemoryReport> all(static_cast<std::size_t>(group.size()));
-  const std::vector<std::int64_t> counts(all.size(), sizeof(MemoryReport));
+namespace {
+
+template <class Report>
+std::vector<Report> gather_reports(Group group, const Report& mine) {
+  static_assert(std::is_trivially_copyable_v<Report>);
+  std::vector<Report> all(static_cast<std::size_t>(group.size()));
+  const std::vector<std::int64_t> counts(all.size(), sizeof(Report));
   group.all_gather(&mine, all.data(), counts, DType::kByte, {.label = "memory reports"}).wait();
   return all;
+}
+
+}  // namespace
+
+std::vector<MemoryReport> gather_memory(Group group, const MemoryReport& mine) {
+  return gather_reports(std::move(group), mine);
+}
+std::vector<DeviceMemory> gather_memory(Group group, const DeviceMemory& mine) {
+  return gather_reports(std::move(group), mine);
 }
 
 }  // namespace zero::app

@@ -27,5 +27,6 @@ void add(StepBreakdown& sum, const StepBreakdown& one);
 StepTotals mean_over_ranks(Group group, const StepTotals& mine);
 /// *Collective.* Every rank's report, in rank order.
 std::vector<MemoryReport> gather_memory(Group group, const MemoryReport& mine);
+std::vector<DeviceMemory> gather_memory(Group group, const DeviceMemory& mine);
 
 }  // namespace zero::app

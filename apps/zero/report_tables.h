@@ -61,8 +61,14 @@ struct RunResult {
   int stage = 0;
   std::vector<MemoryReport> memory;  ///< by rank, at the end
   MemoryReport ddp;
-  std::int64_t host_nbytes = 0;  ///< PSS of all ranks
+  std::int64_t host_nbytes = 0;       ///< PSS of all ranks
+  std::vector<DeviceMemory> devices;  ///< by rank: of training
 };
+
+/// Whether libtorch counts what ranks have on devices; and that as JSON, by rank, and as half a line for people.
+bool has_devices(const std::vector<DeviceMemory>& by_rank);
+nlohmann::ordered_json devices_json(const std::vector<DeviceMemory>& by_rank);
+std::string describe_devices(const std::vector<DeviceMemory>& by_rank);
 
 /// Elements each rank received per step, in units of P (N-1)/N; 0 for one rank.
 double traffic_in_model_sizes(const RunResult& result);

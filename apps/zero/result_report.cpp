@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -114,9 +115,11 @@ std::string describe_traffic(const RunResult& result) {
 ordered_json memory_json(const RunResult& result) {
   ordered_json ranks = ordered_json::array();
   for (const MemoryReport& report : result.memory) ranks.push_back(kinds_json(report));
-  return {{"by_rank", ranks},
-          {"ddp_states_nbytes_per_rank", states_nbytes(result.ddp)},
-          {"host_pss_nbytes", result.host_nbytes}};
+  ordered_json json = {{"by_rank", ranks},
+                       {"ddp_states_nbytes_per_rank", states_nbytes(result.ddp)},
+                       {"host_pss_nbytes", result.host_nbytes}};
+  if (has_devices(result.devices)) json["device_by_rank"] = devices_json(result.devices);
+  return json;
 }
 
 ordered_json times_json(const RunResult& result) {
@@ -137,6 +140,28 @@ ordered_json times_json(const RunResult& result) {
 }
 
 }  // namespace
+
+bool has_devices(const std::vector<DeviceMemory>& by_rank) {
+  return std::ranges::any_of(by_rank, [](const DeviceMemory& one) { return one.peak_reserved_nbytes > 0; });
+}
+
+ordered_json devices_json(const std::vector<DeviceMemory>& by_rank) {
+  ordered_json ranks = ordered_json::array();
+  for (const DeviceMemory& one : by_rank) {
+    ranks.push_back({{"allocated_nbytes", one.allocated_nbytes},
+                     {"peak_allocated_nbytes", one.peak_allocated_nbytes},
+                     {"reserved_nbytes", one.reserved_nbytes},
+                     {"peak_reserved_nbytes", one.peak_reserved_nbytes}});
+  }
+  return ranks;
+}
+
+std::string describe_devices(const std::vector<DeviceMemory>& by_rank) {
+  const auto fullest = std::ranges::max_element(by_rank, {}, &DeviceMemory::peak_reserved_nbytes);
+  return fmt::format("{}{} of the device at most, {} of it by tensors at a time (libtorch's allocator)",
+                     by_rank.size() == 1 ? "" : fmt::format("rank {}: ", fullest - by_rank.begin()),
+                     human_nbytes(fullest->peak_reserved_nbytes), human_nbytes(fullest->peak_allocated_nbytes));
+}
 
 std::string memory_key(MemoryKind kind) {
   const std::string_view name = memory_kind_name(kind);
@@ -224,6 +249,7 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
   }
   text += fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
                       result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
+  if (has_devices(result.devices)) text += "           " + describe_devices(result.devices) + "\n";
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
   text += fmt::format("           {} report {} draws it\n", program_name(), for_shell(plan.run_folder));
   std::error_code error;

@@ -98,19 +98,15 @@ TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::s
   return prepare_resume(options, Ranks{failed.ranks}, command_line);
 }
 
-int default_ranks(const TrainOptions& options) {
-  if (options.device.starts_with("cuda:")) return 1;
-  return options.device == "cuda" ? std::max(1, visible_gpus()) : kDefaultRanks;
-}
-
 int run_locally(TrainOptions options, const std::string& command_line) {
   check_ranks_of_host(options.ranks.value_or(1));
   const auto given = options.ranks ? std::optional(Ranks{*options.ranks}) : std::nullopt;
   const std::chrono::duration<double, std::ratio<60>> limit(options.max_minutes);  // of all starts together
   const auto start = std::chrono::steady_clock::now();
-  TrainPlan plan = options.resume || options.restart
-                       ? prepare_resume(options, given, command_line)
-                       : prepare_run(options, given.value_or(Ranks{default_ranks(options)}), command_line);
+  TrainPlan plan =
+      options.resume || options.restart
+          ? prepare_resume(options, given, command_line)
+          : prepare_run(options, given.value_or(Ranks{default_ranks(options.device, kDefaultRanks)}), command_line);
   Ended ended = launch_ranks(plan, options.grace_s);
   for (int restarts = 0; restarts < options.max_restarts && may_go_on(ended, plan.run_folder); ++restarts) {
     if (options.max_minutes > 0) {
@@ -142,7 +138,7 @@ int run_train(const TrainOptions& options, const std::string& command_line) {
   const Console console(true);
   if (options.as_rank) return run_as_rank();
   if (options.print_config) {
-    const int ranks = options.ranks.value_or(default_ranks(options));
+    const int ranks = options.ranks.value_or(default_ranks(options.device, kDefaultRanks));
     const std::int64_t dim = choose_model(options).dim;
     const std::string text = make_config(options, dim, ranks).to_json();  // checked in any case
     console.print((options.config.empty() ? builtin_config(options, dim, ranks) : text) + "\n");

@@ -18,6 +18,7 @@
 #include "text_format.h"
 #include "token_text.h"
 #include "zero/data.h"
+#include "zero/device_memory.h"
 #include "zero/errors.h"
 #include "zero/models.h"
 
@@ -193,6 +194,7 @@ void TrainLoop::train() {
   const bool validated = result_.last_validation && result_.last_validation_step == result_.steps_done;
   if (validation_due() && !validated) validate();
   reset_peak_memory();
+  reset_peak_device_memory(engine_.device());
   const auto patience_is_lost = [&] { return plan_.patience > 0 && result_.validations_since_best >= plan_.patience; };
   while (result_.steps_done < plan_.steps) {
     result_.lost_patience = patience_is_lost();

@@ -14,6 +14,7 @@
 #include "run_folder.h"
 #include "text_format.h"
 #include "train_loop.h"
+#include "zero/device_memory.h"
 #include "zero/errors.h"
 #include "zero/train.h"
 
@@ -52,6 +53,7 @@ RunResult collect_result(const TrainPlan& plan, Engine& engine, const TrainLoop&
   result.stage = engine.config().zero_optimization.stage;
   result.skipped_steps = engine.skipped_steps();
   result.ddp = ddp_memory(plan.parameters_numel, plan.trained_numel, engine.config().param_dtype());
+  result.devices = gather_memory(group, device_memory(engine.device()));
   const double mine = static_cast<double>(process_memory().proportional_nbytes);
   for (const double one : gather_values(group, {&mine, 1}, "memory in use"))
     result.host_nbytes += static_cast<std::int64_t>(one);

@@ -84,6 +84,10 @@ struct InitializeOptions {
   /// The ranks that hold the same part of the model, over which ZeRO shards. Not given: the ranks with the same rank in
   /// their model_parallel groups.
   std::optional<Group> data_parallel;
+  /// Where the module computes. Parameters of a module on the CPU are taken there unit by unit, so that with
+  /// zero::DeferredInit the model is never whole in either memory, and its buffers as by Module::to(). Without a number
+  /// it is the current device of its type. Not given: where the module is.
+  std::optional<c10::Device> device;
   /// Called with the name of every parameter and buffer; required with several model-parallel ranks.
   std::function<Placement(std::string_view name)> placement;
   std::vector<ParameterGroup> parameter_groups;

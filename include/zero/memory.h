@@ -52,6 +52,16 @@ std::string human_nbytes(std::int64_t nbytes);
 /// Bytes as a number of 10^6 bytes, for tables: "43.8"; "-" for none. Local.
 std::string megabytes(double nbytes);
 
+/// What libtorch's allocator of an accelerator counts in a process, as torch.cuda.memory_stats() gives it: all tensors
+/// there, what the engine holds included, but for memory that its ranks share; not what drivers and other libraries
+/// take. In bytes. See zero/device_memory.h.
+struct DeviceMemory {
+  std::int64_t allocated_nbytes = 0;       ///< of tensors that are alive
+  std::int64_t peak_allocated_nbytes = 0;  ///< the most since reset_peak_device_memory(), or the start
+  std::int64_t reserved_nbytes = 0;        ///< obtained from the driver, what waits in pools included
+  std::int64_t peak_reserved_nbytes = 0;
+};
+
 /// A snapshot of one rank's ledger.
 struct MemoryReport {
   std::array<MemoryUse, kMemoryKinds> kinds;
@@ -71,8 +81,9 @@ void empty_cache();
 
 /// The ranks' memory as a readable table: per kind the bytes in use, held and held at most, for each rank (with more
 /// than four ranks, only the one that holds most) and in total; the model's memory before initialize(); resident and
-/// proportional memory of the processes. All vectors are indexed by rank. See Engine::memory_summary().
+/// proportional memory of the processes; what libtorch has on accelerators, where `devices` are given and not empty. All
+/// vectors are indexed by rank. See Engine::memory_summary().
 std::string describe_memory(const std::vector<MemoryReport>& before, const std::vector<MemoryReport>& now,
-                            const std::vector<ProcessMemory>& processes);
+                            const std::vector<ProcessMemory>& processes, const std::vector<DeviceMemory>& devices = {});
 
 }  // namespace zero

@@ -86,13 +86,14 @@ zero::ParameterGroup group_of(const py::dict& from) {
 std::unique_ptr<PythonEngine> initialize(const py::object& module, const std::string& config, const zero::Group& group,
                                          const std::vector<py::dict>& groups, bool evaluation_only,
                                          const std::optional<py::function>& optimizer_factory,
-                                         const std::string& optimizer_name) {
+                                         const std::string& optimizer_name, const std::optional<std::string>& device) {
   zero::InitializeOptions options;
   options.group = group;
   for (const py::dict& one : groups) options.parameter_groups.push_back(group_of(one));
   options.evaluation_only = evaluation_only;
   if (optimizer_factory) options.optimizer_factory = python_optimizer_factory(*optimizer_factory);
   options.optimizer_name = optimizer_name;
+  if (device) options.device = at::Device(*device);
   options.zero_grad_keeps_window = true;
   zero::ModelView view = view_of(module);
   BufferWatch buffers(module);
@@ -371,7 +372,7 @@ void bind_engine(py::module_& module) {
   bind_files(engine);
   module.def("initialize", &initialize, py::arg("module"), py::arg("config"), py::arg("group"), py::arg("groups"),
              py::arg("evaluation_only") = false, py::arg("optimizer_factory") = py::none(),
-             py::arg("optimizer_name") = "");
+             py::arg("optimizer_name") = "", py::arg("device") = py::none());
   module.def("belongs_to_engine",
              [](const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::DeferredInit); });
   py::class_<Gathered>(module, "Gathered")

@@ -69,9 +69,9 @@ def initialize(
         settings = DeepSpeedConfig(given_config(args, config, config_params))
         init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
         partition.finish(model)
-        _move_to_accelerator(model, world_group().local_rank)
+        device = _move_to_accelerator(model, world_group().local_rank)
         _part_from_spectral_norms(model)
-        engine = _Builder(model, settings, optimizer, model_parameters).build()
+        engine = _Builder(model, settings, optimizer, model_parameters, device).build()
     engine.lr_scheduler = _scheduler(engine, settings, lr_scheduler)
     engine.client_lr_scheduler = lr_scheduler
     if training_data is not None:
@@ -79,19 +79,24 @@ def initialize(
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
-def _move_to_accelerator(model: torch.nn.Module, local_rank: int) -> None:
+def _move_to_accelerator(model: torch.nn.Module, local_rank: int) -> str | None:
+    """Where the engine has to take it: what deferred_init has made would be whole there."""
     from zerotorch.accelerator import get_accelerator
     from zerotorch.zero import partition
 
     accelerator = get_accelerator()
     if accelerator.device_name() == "cpu":
-        return
+        return None
     parameters = list(model.parameters())
     if any(p.device.type != "cpu" or engine_of(p) or partition.placed(p) is not None for p in parameters):
-        return
+        return None
     index = local_rank % accelerator.device_count()
     accelerator.set_device(index)
-    model.to(accelerator.device_name(index))
+    device: str = accelerator.device_name(index)
+    if any(_C.belongs_to_engine(p) for p in parameters):
+        return device
+    model.to(device)
+    return None
 
 
 def _part_from_spectral_norms(model: torch.nn.Module) -> None:
@@ -106,7 +111,10 @@ def _part_from_spectral_norms(model: torch.nn.Module) -> None:
 class _Builder:
     """What initialize() knows on the way to the engine."""
 
-    def __init__(self, model: torch.nn.Module, config: DeepSpeedConfig, optimizer: Any, parameters: Any) -> None:
+    def __init__(
+        self, model: torch.nn.Module, config: DeepSpeedConfig, optimizer: Any, parameters: Any, device: str | None
+    ) -> None:
+        self.device = device
         self.model = model
         self.config = config
         self.names = {parameter: name for name, parameter in model.named_parameters()}
@@ -155,7 +163,8 @@ class _Builder:
         trained_by = self._trained_by()
         if trained_by is not None:
             return self._make(trained_by._core, None, trained_by)
-        core = _C.initialize(self.model, self.config.without("optimizer", "scheduler"), world_group(), [], True)
+        config = self.config.without("optimizer", "scheduler")
+        core = _C.initialize(self.model, config, world_group(), [], True, device=self.device)
         return self._make(core, None)
 
     def _trained_by(self) -> DeepSpeedEngine | None:
@@ -181,7 +190,8 @@ class _Builder:
         if not self.config.names_optimizer:
             logger.info("neither initialize() nor the configuration names an optimizer: AdamW with its defaults trains")
             self.config = self.config.with_section("optimizer", {"type": "AdamW"})
-        core = _C.initialize(self.model, self.config.without("scheduler"), world_group(), self._for_engine(groups))
+        config = self.config.without("scheduler")
+        core = _C.initialize(self.model, config, world_group(), self._for_engine(groups), device=self.device)
         section = self.config.resolved["optimizer"]
         defaults = {key: value for key, value in (section.get("params") or {}).items() if value is not None}
         defaults = {key: tuple(value) if isinstance(value, list) else value for key, value in defaults.items()}
@@ -273,7 +283,7 @@ class _Builder:
             for group, values in zip(client.param_groups, params, strict=True)
         ]
         text = self.config.with_section("optimizer", {"type": kind, "params": base}).without("scheduler")
-        core = _C.initialize(self.model, text, world_group(), self._for_engine(groups))
+        core = _C.initialize(self.model, text, world_group(), self._for_engine(groups), device=self.device)
         optimizer = ZeroOptimizer(client.param_groups, dict(client.defaults), client, kind)
         numbers = iter(range(len(client.param_groups)))
         optimizer.attach(
@@ -306,6 +316,7 @@ class _Builder:
             groups if len(groups) > 1 else [],
             optimizer_factory=make,
             optimizer_name=name,
+            device=self.device,
         )
         optimizer = ZeroOptimizer(client.param_groups, dict(client.defaults), client, name)
         optimizer.attach(core, self.names, None)

@@ -54,13 +54,36 @@ DType param_dtype_of(const Config& config, const Inventory& inventory) {
   return config.param_dtype();
 }
 
-c10::Device module_device_of(const Inventory& inventory) {
+/// Where the module is.
+c10::Device present_device_of(const Inventory& inventory) {
   c10::Device device = inventory.parameters.empty() ? c10::Device(c10::kCPU) : inventory.parameters[0].tensor.device();
   for (const auto& item : inventory.parameters) {
     if (item.tensor.device() != device) {
       throw ModelError(fmt::format("parameter '{}' is on {} and others are on {}; move the whole module to one device",
                                    item.name, item.tensor.device().str(), device.str()));
     }
+  }
+  return device;
+}
+
+/// Where it is to be. Throws ConfigError.
+c10::Device module_device_of(const Inventory& inventory, std::optional<c10::Device> wanted) {
+  const c10::Device present = present_device_of(inventory);
+  if (!wanted) return present;
+  c10::Device device = *wanted;
+  if (!device.is_cpu()) {
+    const bool exists = !device.is_meta() && c10::impl::hasDeviceGuardImpl(device.type());
+    const int count = exists ? c10::impl::VirtualGuardImpl(device.type()).deviceCount() : 0;
+    if (device.index() >= count || count == 0) {
+      throw ConfigError(fmt::format("InitializeOptions::device is {}, and libtorch finds {} such device{} here",
+                                    device.str(), count, count == 1 ? "" : "s"));
+    }
+    if (!device.has_index()) device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
+  }
+  if (device != present && !present.is_cpu()) {
+    throw ConfigError(
+        fmt::format("InitializeOptions::device is {}, and the module is on {}: build it on the CPU, or move it itself",
+                    device.str(), present.str()));
   }
   return device;
 }
@@ -78,7 +101,7 @@ std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
   return strides;
 }
 
-setup::LaidOut make_model(Engine::Impl& impl) {
+setup::LaidOut make_model(Engine::Impl& impl, std::optional<c10::Device> device) {
   auto& model = impl.model;
   const auto& inventory = impl.inventory;
   std::vector<layout::ParameterInfo> infos;
@@ -88,7 +111,7 @@ setup::LaidOut make_model(Engine::Impl& impl) {
                      impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
-  model.module_device = module_device_of(inventory);
+  model.module_device = module_device_of(inventory, device);
   // Work for a device other than the current one costs memory on both.
   if (!model.module_device.is_cpu())
     c10::impl::VirtualGuardImpl(model.module_device.type()).setDevice(model.module_device);
@@ -350,7 +373,7 @@ void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   const auto nbytes = element_nbytes(model.param_dtype);
   for (int p : model.units[u].parameters) {
     auto& parameter = model.parameters[p];
-    if (!model.passes->in_host_memory()) storage::note_use(parameter.tensor);
+    if (!parameter.tensor.device().is_cpu()) storage::note_use(parameter.tensor);
     parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model.param_dtype), parameter.strides,
                             static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.module_device,
                             &impl.uses);
@@ -374,7 +397,8 @@ void adopt_parameters(Engine::Impl& impl) {
   impl.store->start();
 }
 
-void adopt_buffers(Engine::Impl& impl) {
+/// `moves`: to where the module is to compute.
+void adopt_buffers(Engine::Impl& impl, bool moves) {
   for (const auto& buffer : impl.inventory.buffers) {
     if (intercept::is_undrawn(buffer.tensor)) {
       throw ModelError(
@@ -383,6 +407,8 @@ void adopt_buffers(Engine::Impl& impl) {
                       buffer.name));
     }
     intercept::write_values(buffer.tensor);
+    if (moves && buffer.tensor.device() != impl.model.module_device)
+      buffer.tensor.set_data(buffer.tensor.detach().to(impl.model.module_device));
   }
   Inventory same_everywhere, same_parts;
   for (const auto& buffer : impl.inventory.buffers)
@@ -522,7 +548,7 @@ void freeze(const Engine::Impl& impl) {
 }
 
 /// The part of initialize() in which ranks depend on each other. *Collective.*
-void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup) {
+void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup, bool moves_buffers) {
   if (auto difference = first_difference(impl.config.to_json(), impl.groups.all, "config")) {
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
   }
@@ -544,7 +570,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
                         impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify);
   impl.without_values = parameters_without_values(impl.inventory);
   adopt_parameters(impl);
-  adopt_buffers(impl);
+  adopt_buffers(impl, moves_buffers);
   if (impl.evaluation_only) freeze(impl);
   if (factory) make_program_optimizer(impl, factory, factory_name);
   impl.gradients = std::make_unique<Gradients>(impl);
@@ -662,7 +688,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->zero_grad_keeps_window = options.zero_grad_keeps_window;
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = impl->evaluation_only ? "for evaluation only" : setup.description;
-  const setup::LaidOut laid = make_model(*impl);
+  const setup::LaidOut laid = make_model(*impl, options.device);
   check_buffers(impl->inventory);
   check_memory(impl->inventory);
   storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
@@ -677,7 +703,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   }
   try {
     impl->activation_home.emplace(impl->config, impl->groups, impl->ledger);
-    join_ranks(*impl, laid, std::move(setup));
+    join_ranks(*impl, laid, std::move(setup), options.device.has_value());
   } catch (const std::exception& error) {
     impl->groups.abort(error.what());
     throw;

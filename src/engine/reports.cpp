@@ -4,6 +4,7 @@
 
 #include "comm/gather_values.h"
 #include "engine/engine_impl.h"
+#include "zero/device_memory.h"
 #include "zero/errors.h"
 
 namespace zero {
@@ -14,16 +15,19 @@ std::string Engine::memory_summary() const {
   struct Part {
     MemoryReport before, now;
     ProcessMemory process;
+    DeviceMemory device;
   };
-  const Part mine{memory_before_initialize(), memory_report(), process_memory()};
+  const Part mine{memory_before_initialize(), memory_report(), process_memory(), device_memory(device())};
   std::vector<MemoryReport> before, now;
   std::vector<ProcessMemory> processes;
+  std::vector<DeviceMemory> devices;
   for (const Part& part : comm::gather_values(impl_->groups.all, mine, "memory summary")) {
     before.push_back(part.before);
     now.push_back(part.now);
     processes.push_back(part.process);
+    devices.push_back(part.device);
   }
-  return describe_memory(before, now, processes);
+  return describe_memory(before, now, processes, devices);
 }
 
 MemoryReport Engine::memory_before_initialize() const { return impl_->memory_before; }

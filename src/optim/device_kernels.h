@@ -12,15 +12,17 @@ namespace zero::optim {
 /// order.
 struct DeviceKernels {
   /// Of this table; another one is not used.
-  static constexpr int kVersion = 1;
+  static constexpr int kVersion = 2;
 
   int version = kVersion;
   /// As Passes::reduce; `block_sumsq` is the device's memory, too, or null.
   void (*reduce)(const ReduceArgs& args, void* stream) = nullptr;
   void (*block_sumsq)(const void* values, DType dtype, std::int64_t numel, double* out, void* stream) = nullptr;
-  /// As Passes::update, of rules of one pass; `formats`: of the states.
+  /// As Passes::update; `formats`: of the states.
   using Update = void (*)(const UpdateArgs& args, const StateFormat* formats, const Hyper& hyper, void* stream);
   Update adam = nullptr, sgd = nullptr, adagrad = nullptr, rmsprop = nullptr, lion = nullptr;
+  /// The first passes of rules of two, and their second.
+  Update lamb = nullptr, muon = nullptr, along_gradient = nullptr, take_direction = nullptr;
   void (*split)(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel,
                 void* stream) = nullptr;
   void (*join)(const std::uint16_t* low, const std::uint16_t* remainder, float* master, std::int64_t numel,

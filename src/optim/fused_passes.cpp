@@ -24,7 +24,7 @@ class FusedPasses final : public Passes {
 
   bool in_host_memory() const override { return false; }
   bool splits_masters() const override { return true; }
-  bool updates(const Rule& rule) const override { return rule.update_by && !rule.whole; }
+  bool updates(const Rule& rule) const override { return rule.update_by != nullptr; }
   bool rounds_stochastically() const override { return true; }
 
   void reduce(const ReduceArgs& args) const override {

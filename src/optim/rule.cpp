@@ -121,6 +121,7 @@ const Rule& lamb() {
   static const Rule rule{.name = "Lamb",
                          .states = std::span<const StateColumn>(kAdamStates).first(2),
                          .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().lamb(args, hyper); },
+                         .update_by = &by<&DeviceKernels::lamb>,
                          .whole = &lamb_step()};
   return rule;
 }
@@ -129,6 +130,7 @@ const Rule& muon() {
   static const Rule rule{.name = "Muon",
                          .states = kMuonStates,
                          .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().muon(args, hyper); },
+                         .update_by = &by<&DeviceKernels::muon>,
                          .whole = &muon_step()};
   return rule;
 }
@@ -139,7 +141,10 @@ void direct_along_gradient(const UpdateArgs& args, const Hyper& hyper) {
 }
 
 const Rule& adafactor() {
-  static const Rule rule{.name = "Adafactor", .update = &direct_along_gradient, .whole = &adafactor_step()};
+  static const Rule rule{.name = "Adafactor",
+                         .update = &direct_along_gradient,
+                         .update_by = &by<&DeviceKernels::along_gradient>,
+                         .whole = &adafactor_step()};
   return rule;
 }
 
@@ -238,9 +243,10 @@ const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups, StateFo
 }
 
 const Rule& take_direction() {
-  static const Rule rule{.name = "direction", .update = [](const UpdateArgs& args, const Hyper& hyper) {
-                           kernels().take_direction(args, hyper);
-                         }};
+  static const Rule rule{
+      .name = "direction",
+      .update = [](const UpdateArgs& args, const Hyper& hyper) { kernels().take_direction(args, hyper); },
+      .update_by = &by<&DeviceKernels::take_direction>};
   return rule;
 }
 

@@ -16,10 +16,11 @@ struct Column {
   std::string title;
   MemoryReport before, now;
   ProcessMemory process;
+  DeviceMemory device;
 };
 
 Column sum_of(const std::vector<Column>& ranks) {
-  Column all{"all ranks", {}, {}, {}};
+  Column all{"all ranks", {}, {}, {}, {}};
   for (const Column& rank : ranks) {
     for (int i = 0; i < kMemoryKinds; ++i) {
       all.before.kinds[i].current_nbytes += rank.before.kinds[i].current_nbytes;
@@ -31,15 +32,19 @@ Column sum_of(const std::vector<Column>& ranks) {
     all.process.resident_nbytes += rank.process.resident_nbytes;
     all.process.proportional_nbytes += rank.process.proportional_nbytes;
     all.process.peak_proportional_nbytes += rank.process.peak_proportional_nbytes;
+    all.device.allocated_nbytes += rank.device.allocated_nbytes;
+    all.device.reserved_nbytes += rank.device.reserved_nbytes;
+    all.device.peak_reserved_nbytes += rank.device.peak_reserved_nbytes;
   }
   return all;
 }
 
 std::vector<Column> columns_of(const std::vector<MemoryReport>& before, const std::vector<MemoryReport>& now,
-                               const std::vector<ProcessMemory>& processes) {
+                               const std::vector<ProcessMemory>& processes, const std::vector<DeviceMemory>& devices) {
   std::vector<Column> ranks;
   for (std::size_t r = 0; r < now.size(); ++r) {
-    ranks.push_back({fmt::format("rank {}", r), before[r], now[r], processes[r]});
+    ranks.push_back(
+        {fmt::format("rank {}", r), before[r], now[r], processes[r], devices.empty() ? DeviceMemory{} : devices[r]});
   }
   const Column all = sum_of(ranks);
   if (ranks.size() > kMostColumns) {
@@ -76,8 +81,8 @@ MemoryUse total_of(const MemoryReport& report) {
 }  // namespace
 
 std::string describe_memory(const std::vector<MemoryReport>& before, const std::vector<MemoryReport>& now,
-                            const std::vector<ProcessMemory>& processes) {
-  const std::vector<Column> columns = columns_of(before, now, processes);
+                            const std::vector<ProcessMemory>& processes, const std::vector<DeviceMemory>& devices) {
+  const std::vector<Column> columns = columns_of(before, now, processes, devices);
   std::string text = fmt::format("{:<18}", "memory in MB");
   for (const Column& column : columns) text += fmt::format("{:>30}  ", column.title);
   text += fmt::format("\n{:<18}", "");
@@ -95,6 +100,12 @@ std::string describe_memory(const std::vector<MemoryReport>& before, const std::
   if (std::ranges::any_of(columns, [](const Column& column) { return column.now.nvme_nbytes > 0; })) {
     text += row("on NVMe, besides", columns, [](const Column& column) {
       return MemoryUse{column.now.nvme_nbytes, column.now.nvme_nbytes, column.now.nvme_nbytes};
+    });
+  }
+  if (std::ranges::any_of(columns, [](const Column& column) { return column.device.reserved_nbytes > 0; })) {
+    text += row("libtorch, device", columns, [](const Column& column) {
+      const DeviceMemory& device = column.device;
+      return MemoryUse{device.reserved_nbytes, device.peak_reserved_nbytes, device.allocated_nbytes};
     });
   }
   text += row("process, resident", columns, [](const Column& column) {

@@ -1,10 +1,11 @@
 #include "zero/whole_tensors.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "base/check.h"
 
@@ -40,6 +41,7 @@ int WholeTensors::owner(int parameter) const {
 
 std::vector<double> WholeTensors::sums_of_squares(std::span<const int> parameters, Read read) {
   if (parameters.empty()) return {};
+  const at::NoGradGuard no_grad;
   constexpr std::int64_t kBlock = layout::kBlockNumel;
   Group group = model_.group;
   const auto chunks = [&](int parameter, int rank) {
@@ -48,29 +50,39 @@ std::vector<double> WholeTensors::sums_of_squares(std::span<const int> parameter
     // Shards are cut between blocks; a parameter may begin and end inside of one.
     return mine.empty() ? 0 : (mine.end + kBlock - 1) / kBlock - mine.begin / kBlock;
   };
-  std::vector<double> mine;
-  std::array<float, kBlock> values;
-  for (const int p : parameters) {
-    const Parameter& parameter = model_.parameters[p];
-    const Range range = layout::intersect(parameter.range, model_.units[parameter.unit].shard(model_.rank()));
-    for (std::int64_t begin = range.begin; begin < range.end; begin = (begin / kBlock + 1) * kBlock) {
-      const Range chunk = layout::intersect({begin, (begin / kBlock + 1) * kBlock}, range);
-      values.fill(0);
-      read(parameter.unit, chunk, values.data());
-      optim::kernels().block_sumsq(values.data(), kBlock, &mine.emplace_back());
-    }
-  }
   std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), 0), next;
   for (int rank = 0; rank < group.size(); ++rank) {
     for (const int p : parameters) counts[rank] += chunks(p, rank);
   }
+  constexpr std::int64_t kPiece = 256 * kBlock;
+  const at::TensorOptions there = at::TensorOptions(at::kFloat).device(model_.device);
+  const at::Tensor values = at::empty({kPiece}, there);
+  at::Tensor mine = at::empty({counts[static_cast<std::size_t>(model_.rank())]}, there.dtype(at::kDouble));
+  std::int64_t done = 0;
+  for (const int p : parameters) {
+    const Parameter& parameter = model_.parameters[p];
+    Range rest = layout::intersect(parameter.range, model_.units[parameter.unit].shard(model_.rank()));
+    while (!rest.empty()) {
+      // What does not begin with a block is summed alone, from a block's first place on.
+      const std::int64_t until = rest.begin % kBlock ? (rest.begin / kBlock + 1) * kBlock : rest.begin + kPiece;
+      const Range piece = layout::intersect({rest.begin, until}, rest);
+      const std::int64_t blocks = (piece.numel() + kBlock - 1) / kBlock;
+      values.narrow(0, (blocks - 1) * kBlock, kBlock).zero_();
+      read(parameter.unit, piece, values.mutable_data_ptr<float>());
+      model_.passes->block_sumsq(values.const_data_ptr(), DType::kFloat32, blocks * kBlock,
+                                 mine.mutable_data_ptr<double>() + done);
+      done += blocks;
+      rest.begin = piece.end;
+    }
+  }
+  mine = mine.cpu();
   std::int64_t total = 0;
   for (const std::int64_t count : counts) {
     next.push_back(total);
     total += count;
   }
   std::vector<double> all(static_cast<std::size_t>(total));
-  group.all_gather(mine.data(), all.data(), counts, DType::kFloat64, {.label = "norms of tensors"}).wait();
+  group.all_gather(mine.const_data_ptr(), all.data(), counts, DType::kFloat64, {.label = "norms of tensors"}).wait();
   std::vector<double> sums;
   for (const int p : parameters) {
     double& sum = sums.emplace_back(0);

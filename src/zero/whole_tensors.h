@@ -19,7 +19,8 @@ class WholeTensors {
   /// `tensors`: parameters that are brought together. *Collective.*
   WholeTensors(const ShardedModel& model, storage::Ledger& ledger, std::vector<int> tensors);
 
-  /// fp32 values of a part of a parameter's unit, in this rank's shard: [range.numel()].
+  /// fp32 values of a part of a parameter's unit, in this rank's shard: [range.numel()], in ShardedModel::device's
+  /// memory.
   using Read = c10::function_ref<void(int unit, Range range, float* out)>;
   /// Sums of squares of `parameters`, by parameter, in the order given: `read` is called for this rank's
   /// shards only. *Collective.*

@@ -69,7 +69,9 @@ TEST(Accelerator, EveryStageAndNumberOfRanksGivesOneCurve) {
         };
         run();
         // Where there are kernels for it, the device updates with the bits of the host.
-        one.on_device = !one.nvme && !one.nvme_parameters && !is_of_whole_tensors(one.curve());
+        one.on_device = !one.nvme && !one.nvme_parameters;
+        // What a GPU makes of whole tensors are its own numbers.
+        if (on_gpu() && is_of_whole_tensors(one.curve())) one.on_device = false;
         if (one.on_device && optim::device_kernels(device_with(++seed))) run();
       }
       return results;
@@ -356,6 +358,70 @@ TEST(Accelerator, WhatGoesPastOperatorsIsReady) {
 }
 
 /// What the ranks of GPUs hold there, by kind, and at most.
+/// Layers that are large enough to be deferred, and buffers.
+struct WideImpl : torch::nn::Module {
+  WideImpl() {
+    for (int i = 0; i < 3; ++i) {
+      layers.push_back(register_module(fmt::format("layer{}", i), torch::nn::Linear(190, 190)));
+      norms.push_back(register_module(fmt::format("norm{}", i), torch::nn::BatchNorm1d(190)));
+    }
+  }
+  at::Tensor loss(const at::Tensor& in) {
+    at::Tensor x = in;
+    for (std::size_t i = 0; i < layers.size(); ++i) x = at::tanh(norms[i](layers[i](x)));
+    return x.square().mean();
+  }
+  std::vector<torch::nn::Linear> layers;
+  std::vector<torch::nn::BatchNorm1d> norms;
+};
+TORCH_MODULE(Wide);
+
+TEST(Accelerator, InitializeTakesAModuleThere) {
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    const auto lines = lines_of(ranks, [&](Group group) {
+      std::vector<std::string> results;
+      for (const int stage : {0, 1, 2, 3}) {
+        for (const char* states : {"cpu", "none"}) {
+          const auto device = device_with(static_cast<std::uint64_t>(7 + group.rank()));
+          use_kernels(true);
+          const std::string json = json_of({.stage = stage, .accumulation = 1, .states = states});
+          const auto train_with = [&](bool moved, bool deferred) {
+            at::set_num_threads(1);
+            at::manual_seed(3);
+            Wide model = deferred ? deferred_init([] { return Wide(); }) : Wide();
+            if (moved) to_device(*model, device);
+            InitializeOptions options{.group = group};
+            if (!moved) options.device = at::Device(device.type());
+            auto engine = initialize(model, json, options);
+            EXPECT_EQ(engine.device(), device);
+            for (const auto& tensor : model->parameters()) EXPECT_EQ(tensor.device(), device);
+            for (const auto& tensor : model->buffers()) EXPECT_EQ(tensor.device(), device);
+            EXPECT_LT(engine.memory_before_initialize()[MemoryKind::kParameters].current_nbytes,
+                      deferred ? 10'000 : 1'000'000);
+            for (int step = 0; step < 3; ++step) {
+              const at::Tensor x = at::arange(8 * 190, at::kFloat).view({8, 190}).add(group.rank() + 3 * step).sin();
+              engine.backward(model->loss(x.to(device)));
+              engine.step();
+            }
+            std::uint64_t hash = kNoBits;
+            for (const auto& item : model->named_parameters())
+              hash = hash_with(hash, engine.full_weight(item.key()).cpu());
+            for (const auto& item : model->named_buffers()) hash = hash_with(hash, item.value().to(at::kFloat).cpu());
+            finish();
+            return fmt::format("{:x}", hash);
+          };
+          const std::string expected = train_with(/*moved=*/true, /*deferred=*/false);
+          results.push_back(fmt::format("{} {} {}", stage, states, expected == train_with(false, false)));
+          results.push_back(fmt::format("{} {} {}", stage, states, expected == train_with(false, true)));
+        }
+      }
+      return results;
+    });
+    ASSERT_EQ(lines.size(), 16u);
+    for (const auto& line : lines) EXPECT_TRUE(mentions(line, "true")) << line << ", " << ranks << " ranks";
+  }
+}
+
 TEST(Accelerator, MemoryIsAsPlanned) {
   for (int ranks = 1; ranks <= 3; ++ranks) {
     const auto lines = lines_of(ranks, [&](Group group) {
@@ -510,16 +576,25 @@ TEST(Accelerator, RefusesWhatItHasNot) {
     refuse(batch + adam + R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, )" + own +
            R"(nccl"}})");
     refuse(batch + adam + R"("zero_optimization": {"stage": 2}, "zerotorch": {"delayed_update": true}})");
+    errors.push_back(error_of<ConfigError>([&] {
+      initialize(make_small(device), batch + adam + R"("steps_per_print": 1})", {.group = group, .device = at::kCPU});
+    }));
+    errors.push_back(error_of<ConfigError>([&] {
+      initialize(make_small(at::kCPU), batch + adam + R"("steps_per_print": 1})",
+                 {.group = group, .device = at::Device(device.type(), 5)});
+    }));
     errors.push_back(error_of<ConfigError>(
         [&] { initialize(make_small(at::kCPU), batch + adam + own + R"(shared"}})", {.group = group}); }));
     simulated::finish();
     return errors;
   });
-  ASSERT_EQ(lines.size(), 7u) << fmt::format("{}", fmt::join(lines, "\n"));
+  ASSERT_EQ(lines.size(), 9u) << fmt::format("{}", fmt::join(lines, "\n"));
   EXPECT_TRUE(mentions(lines[3], "libnccl") && mentions(lines[3], "'nccl'")) << lines[3];
   EXPECT_TRUE(mentions(lines[4], "offload_optimizer")) << lines[4];
   EXPECT_TRUE(mentions(lines[5], "delayed_update") && mentions(lines[5], "'cpu'")) << lines[5];
-  EXPECT_TRUE(mentions(lines[6], "'shared'") && mentions(lines[6], "module on a GPU")) << lines[6];
+  EXPECT_TRUE(mentions(lines[6], "cpu") && mentions(lines[6], "sim:0")) << lines[6];
+  EXPECT_TRUE(mentions(lines[7], "sim:5") && mentions(lines[7], "finds 1 such device")) << lines[7];
+  EXPECT_TRUE(mentions(lines[8], "'shared'") && mentions(lines[8], "module on a GPU")) << lines[8];
   EXPECT_TRUE(mentions(lines[0], "offload_activations") && mentions(lines[0], "sim:0")) << lines[0];
   EXPECT_TRUE(mentions(lines[1], "node_shared")) << lines[1];
   EXPECT_TRUE(mentions(lines[2], "8bit") && mentions(lines[2], "'cpu'")) << lines[2];

@@ -28,6 +28,8 @@ grep -q "threads\? each, on sim; ready" out || fail "it does not say where it tr
 alike "the losses on a device are those of the host" there host
 [ -s there/sample.txt ] || fail "no sample"
 expect device "$(value there/summary.json 'j["device"]')" sim
+expect "devices that are counted" "$(value there/summary.json 'len([d for d in j["memory"]["device_by_rank"] if d["peak_allocated_nbytes"] > 1e5])')" 2
+grep -q "of the device at most" out || fail "it does not say what the device held: $(cat out)"
 
 # With states in host memory, and one rank less; where it was, without being told again; then on the host.
 "$zero" train $run -n 2 --steps 8 --print-config > config.json
@@ -42,6 +44,24 @@ on_device --resume goes_on -n 1 --steps 6 > out 2>&1 || fail "it goes on: $(cat 
 grep -q "on sim:0" out || fail "it goes on elsewhere: $(cat out)"
 "$zero" train --resume goes_on --device cpu -n 2 --steps 8 > out 2>&1 || fail "on the host: $(cat out)"
 alike "a run may change its device" goes_on host
+
+# An update that is late: as on the host.
+python3 - <<'END'
+import json
+config = json.load(open("offloaded.json"))
+config["zerotorch"] = {**config.get("zerotorch", {}), "delayed_update": True}
+json.dump(config, open("late.json", "w"))
+END
+"$zero" train $run -n 2 --config late.json --steps 6 --sample-length 0 --run-dir late_host > out 2>&1 || fail "late on the host: $(cat out)"
+on_device $run --device sim -n 2 --config late.json --steps 6 --sample-length 0 --run-dir late_there > out 2>&1 || fail "late: $(cat out)"
+alike "the losses of late updates on a device" late_there late_host
+
+# Stages beside each other.
+LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open "$zero" compare --preset gpt-tiny --data text.py --cache-dir cache --device sim -n 2 --steps 3 \
+  --warmup 1 --rounds 1 --modes compute,stage0,stage3 --no-plot --out compared > out 2>&1 || fail "compare on a device: $(cat out)"
+grep -q "libtorch had of a device" out || fail "it does not say whose memory it compares: $(cat out)"
+expect "same losses" "$(value compared/compare.json 'j["same_losses"] and j["device"]')" sim
+expect "of the device" "$(value compared/compare.json 'all(m["memory"]["peak_device_nbytes"] > 1e5 for m in j["modes"])')" True
 
 # A model in Hugging Face's shapes, which generates from kept keys and values, on documents that do not see each other.
 echo '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -123,6 +123,7 @@ std::vector<Bytes> update_on(at::Device device, const Rule& rule, Hyper hyper, K
         bytes_of(random_values(whole, 7 + static_cast<unsigned>(states.size()), 0.3f, positive), state.format), device,
         shifted ? element_nbytes_of(state.format) : 0);
   }
+  std::vector<Bytes> left;
   for (int step = 1; step <= 2; ++step) {
     const Memory gradient(bytes_of(random_values(whole, 40 + static_cast<unsigned>(step), 2), gradients), device,
                           shifted ? element_nbytes_of(gradients) : 0);
@@ -134,13 +135,16 @@ std::vector<Bytes> update_on(at::Device device, const Rule& rule, Hyper hyper, K
     args.narrow.gradient = gradients == StateFormat::kFloat32 ? nullptr : gradient.data();
     args.narrow.gradient_format = gradients;
     args.gradient = gradients == StateFormat::kFloat32 ? static_cast<const float*>(gradient.data()) : nullptr;
+    // A first pass puts its direction there.
+    args.direction = const_cast<float*>(args.gradient);
     for (std::size_t s = 0; s < states.size(); ++s) args.states[s] = states[s].data();
     args.numel = numel;
     hyper.step = step;
     hyper.gradient_scale = 0.3;
     passes_for(device).update(rule, args, hyper);
+    left.push_back(gradient.bytes());
   }
-  std::vector<Bytes> left{master.bytes(), remainder.bytes(), low.bytes(), narrow.bytes()};
+  for (const Memory* const kept : {&master, &remainder, &low, &narrow}) left.push_back(kept->bytes());
   for (const Memory& state : states) left.push_back(state.bytes());
   return left;
 }
@@ -189,6 +193,37 @@ TEST_F(DeviceKernelsTest, UpdatesHaveTheBitsOfTheHost) {
     }
   }
   EXPECT_EQ(compared, 14 * 3 * 8);
+}
+
+TEST_F(DeviceKernelsTest, PassesOfRulesOfTwoHaveTheBitsOfTheHost) {
+  struct Case {
+    const char* name;
+    const Rule* rule;
+    Hyper hyper;
+    bool is_second = false;  ///< it writes masters
+  };
+  std::vector<Case> cases{{"the second", &take_direction(), {.lr = 0.1, .weight_decay = 0.1}, true}};
+  for (const StateFormat format : {StateFormat::kFloat32, StateFormat::kBFloat16}) {
+    cases.push_back({"Lamb", &rule_for(Algorithm::kLamb, {}, format), {.weight_decay = 0.1}});
+    cases.push_back({"Lamb", &rule_for(Algorithm::kLamb, {}, format), {.maximize = true, .eps_inside_sqrt = true}});
+    cases.push_back({"Muon", &rule_for(Algorithm::kMuon, {}, format), {.momentum = 0.95}});
+    cases.push_back({"Muon", &rule_for(Algorithm::kMuon, {}, format), {.momentum = 0.3}});
+  }
+  cases.push_back({"Adafactor", &rule_for(Algorithm::kAdafactor, {}), {.maximize = true}});
+  for (const Case& one : cases) {
+    ASSERT_TRUE(passes_for(there_).updates(*one.rule)) << one.name;
+    for (const Kept kept : {Kept::kMaster, Kept::kMasterAndBf16, Kept::kSplit, Kept::kBf16, Kept::kBf16Stochastic,
+                            Kept::kBf16AndLow, Kept::kFp16}) {
+      if (!one.is_second && kept == Kept::kBf16AndLow) continue;  // the host writes what the second pass will
+      for (const std::int64_t numel : {3001, 1024}) {
+        for (const bool shifted : {false, true}) {
+          const auto there = update_on(there_, *one.rule, one.hyper, kept, StateFormat::kFloat32, numel, shifted);
+          EXPECT_EQ(there, update_on(at::kCPU, *one.rule, one.hyper, kept, StateFormat::kFloat32, numel, false))
+              << one.name << ", kept " << static_cast<int>(kept) << ", " << numel << " elements, shifted: " << shifted;
+        }
+      }
+    }
+  }
 }
 
 TEST_F(DeviceKernelsTest, SumsHaveTheBitsOfTheHost) {
