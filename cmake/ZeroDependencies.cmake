@@ -13,13 +13,14 @@ if(NOT ZERO_FUZZ)
   endif()
   include(${CMAKE_CURRENT_LIST_DIR}/ZeroTorch.cmake)
   if(NOT Torch_VERSION)
-    file(STRINGS ${TORCH_INSTALL_PREFIX}/include/torch/headeronly/version.h ZERO_TORCH_VERSION_LINE
-         REGEX "define TORCH_VERSION ")
-    string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" Torch_VERSION "${ZERO_TORCH_VERSION_LINE}")
+    file(STRINGS ${TORCH_INSTALL_PREFIX}/include/torch/headeronly/version.h ZERO_TORCH_VERSION_LINES
+         REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+    string(REGEX MATCHALL "[0-9]+" ZERO_TORCH_VERSION_NUMBERS "${ZERO_TORCH_VERSION_LINES}")
+    string(JOIN "." Torch_VERSION ${ZERO_TORCH_VERSION_NUMBERS})
   endif()
   message(STATUS "libtorch ${Torch_VERSION} in ${TORCH_INSTALL_PREFIX}")
-  if(Torch_VERSION AND (Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.14))
-    message(WARNING "zerotorch is tested with libtorch 2.11 to 2.13, this is ${Torch_VERSION}")
+  if(Torch_VERSION AND (Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.16))
+    message(WARNING "zerotorch is tested with libtorch 2.11 to 2.15, this is ${Torch_VERSION}")
   endif()
 
   # What is installed finds its neighbours and the libtorch it was built with.

@@ -81,7 +81,7 @@ void empty_cache();
 
 /// The ranks' memory as a readable table: per kind the bytes in use, held and held at most, for each rank (with more
 /// than four ranks, only the one that holds most) and in total; the model's memory before initialize(); resident and
-/// proportional memory of the processes; what libtorch has on accelerators, where `devices` are given and not empty. All
+/// proportional memory of the processes; what libtorch has on accelerators, where `devices` are given and count. All
 /// vectors are indexed by rank. See Engine::memory_summary().
 std::string describe_memory(const std::vector<MemoryReport>& before, const std::vector<MemoryReport>& now,
                             const std::vector<ProcessMemory>& processes, const std::vector<DeviceMemory>& devices = {});

@@ -1,6 +1,6 @@
 #pragma once
 // ZERO_CHECK(condition, "format {}", args...): an invariant of ours. A failure is our bug, never the user's.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <string>
 
