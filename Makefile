@@ -11,7 +11,7 @@
 # Each installs what is missing, configures, builds, and repeats nothing the second time.
 #
 # Variables:
-#   TORCH_DIR=/path   an installed libtorch 2.11-2.13 or torch package folder, instead of a wheel in .venv
+#   TORCH_DIR=/path   an installed libtorch 2.11-2.15 or torch package folder, instead of a wheel in .venv
 #   PIP_ARGS="..."    options for pip, for example --index-url with the CPU wheels of PyTorch
 #   JOBS=N            build jobs and tests at a time (default: the number of cores, at most one per 2 GiB of memory)
 #   ARGS="..."        options of `zero train` (compare), for example ARGS="--data ~/books --steps 200"

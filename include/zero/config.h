@@ -340,6 +340,9 @@ struct Config {
       /// kNvme: number of buffers in memory, each of at most 8 MiB (and sub_group_size elements), for pieces that are
       /// read, updated and written concurrently.
       std::int64_t buffer_count = 4;
+      /// kCpu, of a module on a GPU: the part of the elements that are updated in host memory, in whole units. The
+      /// others' states are in the GPU's memory, which updates them meanwhile. The same bits.
+      double ratio = 1;
     };
     OffloadOptimizer offload_optimizer;
     /// Where the parameters' shards live at stage 3 ("offload_param").

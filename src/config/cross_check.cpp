@@ -104,6 +104,14 @@ void check_offload(Check& check) {
   check_device("zero_optimization.offload_optimizer.device", zero.offload_optimizer.device,
                zero.offload_optimizer.nvme_path);
   check_device("zero_optimization.offload_param.device", zero.offload_param.device, zero.offload_param.nvme_path);
+  const Given* ratio = check.find("zero_optimization.offload_optimizer.ratio");
+  if (ratio != nullptr && zero.offload_optimizer.ratio < 1) {
+    if (zero.offload_optimizer.device == Device::kNvme)
+      check.problem(*ratio,
+                    "divides states between a GPU and host memory, and device is 'nvme'; remove one of the two");
+    if (zero.offload_optimizer.device == Device::kNone)
+      check.notice(fmt::format("{}: nothing is offloaded that could be divided", ratio->path));
+  }
   for (const auto& [path, is_on] : {std::pair("zero_optimization.cpu_offload", zero.cpu_offload),
                                     std::pair("zero_optimization.cpu_offload_param", zero.cpu_offload_param)}) {
     if (is_on && check.find(path) != nullptr) check.notice(fmt::format("{}: {}", path, kThereAnyway));

@@ -14,8 +14,6 @@ constexpr std::string_view kOldOffload = "older way to write \"offload_optimizer
 constexpr std::string_view kOldOffloadParam = "older way to write \"offload_param\": {\"device\": \"cpu\"}";
 constexpr std::string_view kWholeUnits = "memory is for whole units, as many as are used at a time";
 constexpr std::string_view kAlways = "reading, updating and writing always overlap";
-constexpr std::string_view kOnGpu =
-    "where states are updated in host memory or on a disk there is nothing to divide with a GPU";
 using Offload = Zero::OffloadOptimizer;
 using OffloadParam = Zero::OffloadParam;
 
@@ -103,10 +101,11 @@ constexpr Key kOffloadKeys[] = {
     {.path = "zero_optimization.offload_optimizer.ratio",
      .kind = Kind::kNumber,
      .fallback = "1.0",
-     .status = kNoEffect,
-     .note = kOnGpu,
-     .harmless = "1.0",
-     .maximum = 1},
+     .note =
+         "device cpu, of a module on a GPU: the part of the elements that are updated in host memory; the states of "
+         "the others are on the GPU, which updates them meanwhile",
+     .maximum = 1,
+     .field = field<&Config::zero_optimization, &Zero::offload_optimizer, &Offload::ratio>},
     refused("zero_optimization.offload_optimizer.super_offload", Kind::kBool, "false",
             "it is for a GPU with a fast link to its host; remove the key", "false"),
     {.path = "zero_optimization.offload_optimizer.cpuadam_cores_perc",

@@ -122,6 +122,9 @@ setup::LaidOut make_model(Engine::Impl& impl, std::optional<c10::Device> device)
         "the module is on {}; shards, sums of gradients and optimizer states are in host memory, where they "
         "are updated",
         model.module_device.str()));
+  } else if (model.device.is_cpu() && impl.config.zero_optimization.offload_optimizer.ratio < 1) {
+    impl.config.notices.push_back(
+        "zero_optimization.offload_optimizer.ratio: of a module on a GPU; all states are in host memory");
   } else if (!model.device.is_cpu() && !optim::fused_passes_for(model.device)) {
     impl.config.notices.push_back(fmt::format(
         "there are no kernels of zerotorch's own for {}: libtorch's operators update there, and round otherwise than "
@@ -228,6 +231,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   impl.client = std::move(setup.client);
   if (laid.step_in_backward) setup.options.bucket_numel = laid.bucket_numel;
   setup.options.updates_late = laid.delayed_update;
+  setup.options.states_on_device = laid.states_on_device;
   const bool on_disk = setup.options.disk.has_value();
   if (on_disk && impl.trace) setup.options.disk->files = &impl.trace->traced(*setup.options.disk->files);
   try {
@@ -240,6 +244,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   sharding::ReducerOptions reducer_options{.bucket_numel = laid.bucket_numel,
                                            .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
                                            .overlap = laid.overlap,
+                                           .copied_by_device = !laid.states_on_device.empty(),
                                            .hands_over_sums = laid.delayed_update};
   if (laid.gradients_on_disk) {
     const std::string& own = impl.config.zerotorch.offload_gradients.nvme_path;
@@ -494,9 +499,28 @@ std::string describe_states(const sharding::OptimizerOptions& options) {
   return text;
 }
 
+/// Of states that are divided between a device and the host. Throws ConfigError.
+void check_ratio(const Engine::Impl& impl, const sharding::OptimizerOptions& options) {
+  constexpr std::string_view kKey = "zero_optimization.offload_optimizer.ratio";
+  const c10::Device device = impl.model.module_device;
+  const optim::Passes* const there = optim::fused_passes_for(device);
+  if (!there) {
+    throw ConfigError(
+        fmt::format("{}: there are no kernels of zerotorch's own for {}, which would update what is there; "
+                    "build with nvcc, or set it to 1",
+                    kKey, device.str()));
+  }
+  for (const auto& group : options.groups) {
+    if (!group.rule->whole && there->updates(*group.rule)) continue;
+    throw ConfigError(fmt::format("{}: {} does not update on {} and on the host at once; set it to 1", kKey,
+                                  group.rule->name, device.str()));
+  }
+}
+
 /// Throws ConfigError.
-void check_device(const Engine::Impl& impl, const sharding::OptimizerOptions& options) {
+void check_device(const Engine::Impl& impl, const setup::LaidOut& laid, const sharding::OptimizerOptions& options) {
   const Config& config = impl.config;
+  if (!laid.states_on_device.empty()) check_ratio(impl, options);
   const bool moves_activations =
       config.zerotorch.offload_activations.device != Config::Zerotorch::OffloadActivations::Device::kNone ||
       config.activation_checkpointing.partition_activations;
@@ -552,7 +576,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   if (auto difference = first_difference(impl.config.to_json(), impl.groups.all, "config")) {
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
   }
-  check_device(impl, setup.options);
+  check_device(impl, laid, setup.options);
   const std::string states = impl.evaluation_only ? "nothing, for evaluation only\n" : describe_states(setup.options);
   if (auto difference = first_difference(states, impl.groups.all, "optimizer")) {
     throw ConfigError(fmt::format("the ranks have different optimizers: {}", *difference));

@@ -1,5 +1,5 @@
 #pragma once
-// The few places where we reach into libtorch's internals, for libtorch 2.11 to 2.13.
+// The few places where we reach into libtorch's internals, for libtorch 2.11 to 2.15.
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/StorageImpl.h>

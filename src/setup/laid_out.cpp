@@ -118,6 +118,34 @@ void put_gradients_on_disk(const Config& config, const Ranks& ranks, LaidOut& la
   }
 }
 
+/// Units by turns, so that both sides have of every part of the model.
+void put_states_on_device(const Config& config, const Ranks& ranks, LaidOut& laid) {
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  const auto& offload = config.zero_optimization.offload_optimizer;
+  if (offload.ratio >= 1 || offload.device != Device::kCpu || !ranks.on_cpu || ranks.module_on_cpu) return;
+  constexpr std::string_view kKey = "zero_optimization.offload_optimizer.ratio";
+  const auto refuse = [&](std::string_view what) {
+    throw ConfigError(fmt::format("{}: {:g} with {}; remove one of the two", kKey, offload.ratio, what));
+  };
+  if (!laid.sharding.optimizer_states) {
+    throw ConfigError(fmt::format("{}: {:g} needs sharded optimizer states; set zero_optimization.stage to 1, 2 or 3",
+                                  kKey, offload.ratio));
+  }
+  if (config.zerotorch.step_in_backward) refuse("zerotorch.step_in_backward");
+  if (config.zerotorch.delayed_update) refuse("zerotorch.delayed_update");
+  if (config.zerotorch.offload_gradients.device == Config::Zerotorch::OffloadGradients::Device::kNvme)
+    refuse("zerotorch.offload_gradients");
+  if (ranks.hosts > 1) refuse("ranks on several hosts");
+  double wanted = 0, placed = 0;
+  for (const layout::Unit& unit : laid.units) {
+    const auto numel = static_cast<double>(unit.numel);
+    wanted += (1 - offload.ratio) * numel;
+    const bool there = unit.numel > 0 && placed + numel / 2 <= wanted;
+    placed += there ? numel : 0;
+    laid.states_on_device.push_back(there);
+  }
+}
+
 void check_step_in_backward(const Config& config) {
   if (!config.zerotorch.step_in_backward || config.gradient_accumulation_steps == 1) return;
   throw ConfigError(
@@ -218,6 +246,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.states_on_disk = zero.offload_optimizer.device == OffloadOptimizer::Device::kNvme;
   laid.disk_buffers = zero.offload_optimizer.buffer_count;
   laid.sub_group_numel = layout::round_up(zero.sub_group_size, layout::kBlockNumel);
+  put_states_on_device(config, ranks, laid);
   put_gradients_on_disk(config, ranks, laid);
   put_parameters_on_disk(config, ranks, laid);
   laid.node_shared = use_node_shared(config, laid, ranks.module_on_cpu);

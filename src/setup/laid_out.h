@@ -48,6 +48,8 @@ struct LaidOut {
   /// Masters and states of elements are in a file, and so many slots of at most that many elements in memory.
   bool states_on_disk = false;
   std::int64_t disk_buffers = 0, sub_group_numel = 0;
+  /// By unit: its states are on the module's accelerator, while all else is in host memory; empty: none are.
+  std::vector<bool> states_on_device;
   /// Sums of gradients are in a file, and so many slots of it in memory.
   bool gradients_on_disk = false;
   std::int64_t gradient_buffers = 0;

@@ -76,7 +76,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
 
 std::unique_ptr<GradientSums> GradientReducer::make_sums() {
   return options_.disk ? make_sums_on_disk(model_, ledger_, held_ranges(), *options_.disk, options_.bucket_numel)
-                       : make_sums_in_memory(model_, ledger_, held_ranges());
+                       : make_sums_in_memory(model_, ledger_, held_ranges(), options_.copied_by_device);
 }
 
 storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {

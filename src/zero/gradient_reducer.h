@@ -39,6 +39,8 @@ struct ReducerOptions {
   bool overlap = true;
   /// Where sums are on disk; not given: in memory. `cuts.slot_numel`: most elements of a piece.
   std::optional<storage::DiskOptions> disk;
+  /// Sums are in memory that an accelerator copies from, and stays.
+  bool copied_by_device = false;
   /// There are two sets of sums: hand_over_sums() may be called.
   bool hands_over_sums = false;
   /// If given: receives the sums [range.numel()] of a part of this rank's shard as soon as they are complete; they are

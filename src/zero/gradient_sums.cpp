@@ -21,11 +21,12 @@ namespace {
 
 class SumsInMemory final : public GradientSums {
  public:
-  SumsInMemory(ShardedModel& model, storage::Ledger& ledger, const std::vector<Range>& held)
+  SumsInMemory(ShardedModel& model, storage::Ledger& ledger, const std::vector<Range>& held, bool copied_by_device)
       : model_(model),
         ledger_(ledger),
         held_(held),
-        comes_and_goes_(model.sharding.optimizer_states && model.home.reuses_blocks()),
+        is_readable_(copied_by_device || !model.sharding.optimizer_states),
+        comes_and_goes_(!is_readable_ && model.home.reuses_blocks()),
         data_(held.size(), nullptr) {
     const std::int64_t total = total_numel();
     if (comes_and_goes_) {
@@ -86,10 +87,8 @@ class SumsInMemory final : public GradientSums {
 
  private:
   FlatBuffer make_always(std::int64_t numel) {
-    // Whole sums are sent to all ranks, who read them in place.
-    return model_.sharding.optimizer_states
-               ? model_.home.make_private(ledger_, MemoryKind::kGradients, model_.sum_dtype, numel)
-               : model_.home.make_readable(ledger_, MemoryKind::kGradients, model_.sum_dtype, numel);
+    return is_readable_ ? model_.home.make_readable(ledger_, MemoryKind::kGradients, model_.sum_dtype, numel)
+                        : model_.home.make_private(ledger_, MemoryKind::kGradients, model_.sum_dtype, numel);
   }
   std::int64_t total_numel() const {
     return std::accumulate(held_.begin(), held_.end(), std::int64_t{0},
@@ -116,6 +115,7 @@ class SumsInMemory final : public GradientSums {
   ShardedModel& model_;
   storage::Ledger& ledger_;
   std::vector<Range> held_;
+  const bool is_readable_;  ///< by all ranks, to whom whole sums are sent, or by a device
   const bool comes_and_goes_;
   std::vector<FlatBuffer> always_;  ///< of all units, where memory does not come and go
   std::vector<void*> data_;         ///< by unit; null: none now
@@ -189,8 +189,8 @@ class SumsOnDisk final : public GradientSums {
 }  // namespace
 
 std::unique_ptr<GradientSums> make_sums_in_memory(ShardedModel& model, storage::Ledger& ledger,
-                                                  const std::vector<Range>& held) {
-  return std::make_unique<SumsInMemory>(model, ledger, held);
+                                                  const std::vector<Range>& held, bool copied_by_device) {
+  return std::make_unique<SumsInMemory>(model, ledger, held, copied_by_device);
 }
 
 std::unique_ptr<GradientSums> make_sums_on_disk(ShardedModel& model, storage::Ledger& ledger,

@@ -50,9 +50,9 @@ class GradientSums {
 /// It comes from the cache behind libtorch's allocator, at whose other end activations grow: as backward goes from unit
 /// to unit, sums come into the place of activations that are no longer needed, and a step of one micro-batch needs
 /// hardly more than the larger of the two. The ledger shows all of it from the beginning, and in use what a window
-/// holds.
+/// holds. `copied_by_device`: that is not so, and an accelerator copies from them beside the host.
 std::unique_ptr<GradientSums> make_sums_in_memory(ShardedModel& model, storage::Ledger& ledger,
-                                                  const std::vector<Range>& held);
+                                                  const std::vector<Range>& held, bool copied_by_device = false);
 
 /// In one file of this process (storage/disk_states.h); of `disk.cuts` only slot_numel counts, as the most. A window's
 /// first contribution to a piece reads nothing, each further one reads and writes it, and what a window has used is not

@@ -78,6 +78,17 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
 void ShardedOptimizer::make_states() {
   std::vector<storage::StateColumn> columns = this->columns();
   // What nobody keeps needs no file.
+  if (std::ranges::find(options_.states_on_device, true) != options_.states_on_device.end()) {
+    ZERO_CHECK(!options_.disk && !options_.updates_late && options_.bucket_numel == 0 && !has_two_passes(),
+               "states on a device beside what goes without");
+    auto twins = storage::make_twin_states(model_.home, model_.module_device, ledger_, std::move(columns),
+                                           options_.states_on_device);
+    twins_ = twins.get();
+    states_ = std::move(twins);
+    constexpr std::int64_t kMostNumel = 4 << 20;  // of what is copied at once
+    on_device_ = std::make_unique<DeviceUpdates>(model_, ledger_, std::min(options_.sub_group_numel, kMostNumel));
+    return;
+  }
   if (!options_.disk || columns.empty()) {
     states_ = storage::make_memory_states(model_.home, ledger_, std::move(columns));
     return;
@@ -372,11 +383,17 @@ void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double
     const int unit = static_cast<int>(u);
     if (!model_.units[u].trainable) continue;
     note_unit(unit);
+    if (is_on_device(unit)) {
+      const Range mine = update_range(unit);
+      begin_on_device(unit, mine, sums_at(reducer.accumulator(unit), mine.begin - reducer.gradient_range(unit).begin));
+      continue;
+    }
     // Directions take the place of gradients.
     reducer.visit_sums(unit, update_range(unit), whole_ ? Access::kUpdate : Access::kRead,
                        [&](Range piece, const void* gradient) { update_range_of(unit, piece, gradient); });
   }
   if (whole_) finish_directions(reducer, lr);
+  if (on_device_) on_device_->finish();
   end_step();
 }
 
@@ -465,14 +482,40 @@ std::int64_t ShardedOptimizer::steps() const {
 void ShardedOptimizer::update_range_of(int unit, Range range, const void* gradient) {
   for_each_run(unit, range, [&](Range run, int group, std::int64_t steps) {
     const optim::Rule& rule = *options_.groups[group].rule;
-    optim::Hyper hyper = noted_.hyper[group];
-    hyper.step = steps + 1;
+    const optim::Hyper hyper = hyper_of(group, steps);
     for_each_piece(unit, run, Access::kUpdate, storage::kAllColumns,
                    [&](Range piece, void* low, std::span<void* const> columns) {
-                     const auto* const of_piece =
-                         static_cast<const char*>(gradient) + (piece.begin - range.begin) * nbytes_of(model_.sum_dtype);
-                     update_piece(rule, unit, piece, low, columns, of_piece, hyper);
+                     update_piece(*model_.passes, rule, unit, piece, low, columns,
+                                  sums_at(gradient, piece.begin - range.begin), hyper);
                    });
+  });
+}
+
+const void* ShardedOptimizer::sums_at(const void* sums, std::int64_t element) const {
+  return static_cast<const char*>(sums) + element * nbytes_of(model_.sum_dtype);
+}
+
+optim::Hyper ShardedOptimizer::hyper_of(int group, std::int64_t steps) const {
+  optim::Hyper hyper = noted_.hyper[group];
+  hyper.step = steps + 1;
+  return hyper;
+}
+
+void ShardedOptimizer::begin_on_device(int unit, Range range, const void* gradient) {
+  if (range.empty()) return;
+  ZERO_CHECK(update_range(unit) == store_.writable_range(unit), "unit {} is updated by others, too", unit);
+  const optim::Passes& passes = optim::passes_for(model_.module_device);
+  for_each_run(unit, range, [&](Range run, int group, std::int64_t steps) {
+    const optim::Rule& rule = *options_.groups[group].rule;
+    const optim::Hyper hyper = hyper_of(group, steps);
+    twins_->there().for_each(
+        unit, run, on_device_->most_numel(), Access::kUpdate, storage::kAllColumns,
+        [&](Range piece, std::span<void* const> columns) {
+          on_device_->begin(piece.numel(), sums_at(gradient, piece.begin - range.begin), store_.in_memory(unit, piece),
+                            masters_ != Masters::kOwn, [&](const void* own_sums, void* own_low) {
+                              update_piece(passes, rule, unit, piece, own_low, columns, own_sums, hyper);
+                            });
+        });
   });
 }
 
@@ -495,7 +538,7 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
                           static_cast<std::size_t>(piece.numel()) * sizeof(float));
     });
   };
-  const auto hyper_of = [&](int p) {
+  const auto live_hyper_of = [&](int p) {
     optim::Hyper hyper = options_.groups[group_of(p)].hyper;
     hyper.lr = lr[group_of(p)];
     hyper.step = steps_[p] + 1;
@@ -507,7 +550,7 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
   const auto directions = whole_->sums_of_squares(with_direction_norm, copy_direction);
   whole_->change_tensors([&](int p) { return std::ranges::binary_search(taking_part, p); }, direction_of,
                          [&](int p, const at::Tensor& direction) {
-                           rule_of(p)->whole->change(direction, held_tensor_states(p), hyper_of(p));
+                           rule_of(p)->whole->change(direction, held_tensor_states(p), live_hyper_of(p));
                          });
 
   std::size_t next_weight = 0, next_direction = 0;
@@ -517,20 +560,21 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
     const double direction_norm = whole.needs_direction_norm ? std::sqrt(directions[next_direction++]) : 0;
     const Parameter& parameter = model_.parameters[p];
     const Range mine = layout::intersect(parameter.range, update_range(parameter.unit));
-    optim::Hyper second = whole.second(hyper_of(p), weight_norm, direction_norm, parameter.range.numel());
+    optim::Hyper second = whole.second(live_hyper_of(p), weight_norm, direction_norm, parameter.range.numel());
     second.step = steps_[p] + 1;
     reducer.visit_sums(parameter.unit, mine, Access::kRead, [&](Range held, void* sums) {
       for_each_piece(parameter.unit, held, Access::kUpdate, storage::kAllColumns,
                      [&](Range piece, void* low, std::span<void* const> columns) {
                        const float* const direction = static_cast<const float*>(sums) + (piece.begin - held.begin);
-                       update_piece(optim::take_direction(), parameter.unit, piece, low, columns, direction, second);
+                       update_piece(*model_.passes, optim::take_direction(), parameter.unit, piece, low, columns,
+                                    direction, second);
                      });
     });
   }
 }
 
-void ShardedOptimizer::update_piece(const optim::Rule& rule, int unit, Range piece, void* low,
-                                    std::span<void* const> columns, const void* gradient,
+void ShardedOptimizer::update_piece(const optim::Passes& passes, const optim::Rule& rule, int unit, Range piece,
+                                    void* low, std::span<void* const> columns, const void* gradient,
                                     const optim::Hyper& hyper) const {
   optim::UpdateArgs args{.low = low, .low_dtype = model_.param_dtype, .numel = piece.numel()};
   if (model_.sum_dtype == DType::kFloat32) {
@@ -563,7 +607,7 @@ void ShardedOptimizer::update_piece(const optim::Rule& rule, int unit, Range pie
   }
   for (std::size_t s = 0; s < rule.states.size(); ++s)
     args.states[s] = columns[column_of(*find_state(rule.states[s].name))];
-  model_.passes->update(rule, args, hyper);
+  passes.update(rule, args, hyper);
 }
 
 at::Tensor ShardedOptimizer::low_values(int unit, Range range) const {

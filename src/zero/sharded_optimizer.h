@@ -18,6 +18,8 @@
 #include "optim/whole_steps.h"
 #include "storage/disk_states.h"
 #include "storage/state_store.h"
+#include "storage/twin_states.h"
+#include "zero/device_updates.h"
 #include "zero/gradient_sums.h"
 #include "zero/parameter_store.h"
 #include "zero/sharded_model.h"
@@ -45,6 +47,10 @@ struct OptimizerOptions {
   /// begin_update() may be called: there is memory for what an update makes of this rank's low-precision values. Needs
   /// sharded optimizer states.
   bool updates_late = false;
+  /// By unit: its states are on the module's accelerator, which also updates them, while everything else is in host
+  /// memory; empty: none are. Not with `disk`, two-pass rules, update_part() and begin_update(), and only where the
+  /// device has kernels for the rules. Needs sums of gradients in memory.
+  std::vector<bool> states_on_device;
 };
 
 class ShardedOptimizer {
@@ -188,8 +194,14 @@ class ShardedOptimizer {
   void write_state(std::size_t column, int unit, Range range, const void* in);
   /// `gradient`: [range.numel()] in ShardedModel::sum_dtype. Allocates nothing.
   void update_range_of(int unit, Range range, const void* gradient);
-  void update_piece(const optim::Rule& rule, int unit, Range piece, void* low, std::span<void* const> columns,
-                    const void* gradient, const optim::Hyper& hyper) const;
+  /// The same of a unit whose states are on the device: only begins.
+  void begin_on_device(int unit, Range range, const void* gradient);
+  bool is_on_device(int unit) const { return twins_ && options_.states_on_device[static_cast<std::size_t>(unit)]; }
+  const void* sums_at(const void* sums, std::int64_t element) const;
+  /// What noted_ has of a run.
+  optim::Hyper hyper_of(int group, std::int64_t steps) const;
+  void update_piece(const optim::Passes& passes, const optim::Rule& rule, int unit, Range piece, void* low,
+                    std::span<void* const> columns, const void* gradient, const optim::Hyper& hyper) const;
   at::Tensor empty(DType dtype, std::int64_t numel) const;
 
   ShardedModel& model_;
@@ -201,6 +213,8 @@ class ShardedOptimizer {
   storage::Ledger& ledger_;
   std::unique_ptr<storage::StateStore> states_;
   const storage::DiskStates* disk_ = nullptr;                    ///< states_, if they are on disk
+  storage::TwinStates* twins_ = nullptr;                         ///< states_, if some are on the device
+  std::unique_ptr<DeviceUpdates> on_device_;                     ///< then
   std::unique_ptr<WholeTensors> whole_;                          ///< only if a rule has two passes
   std::vector<std::vector<storage::FlatBuffer>> tensor_states_;  ///< by parameter; only those this rank owns
   std::vector<std::int64_t> steps_;                              ///< by parameter

@@ -129,17 +129,19 @@ struct Setting {
   bool writes = false;         ///< the program writes a parameter before each step
   std::string states = "cpu";  ///< where they are
   std::string own = {};        ///< keys of zerotorch
+  std::string offload = {};    ///< of offload_optimizer
+  std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
 };
 
 inline std::string json_of(const Setting& setting) {
   return fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {},
-    "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}},
+    "optimizer": {},
     "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 30, "reduce_bucket_size": {},
       "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": 0,
-      "offload_optimizer": {{"device": "{}"}} {}}},
+      "offload_optimizer": {{"device": "{}" {}}} {}}},
     "zerotorch": {{"seed": 4, "unit_numel": 400, "step_in_backward": {} {}}} {}}})",
-                     setting.accumulation, setting.stage, setting.bucket_numel, setting.live_numel, setting.states,
-                     setting.zero, setting.in_backward, setting.own, setting.more);
+                     setting.accumulation, setting.optimizer, setting.stage, setting.bucket_numel, setting.live_numel,
+                     setting.states, setting.offload, setting.zero, setting.in_backward, setting.own, setting.more);
 }
 
 /// Everything that training gives and that does not depend on the number of ranks, as one line: norms, weights, states.
@@ -215,6 +217,16 @@ inline const std::map<std::string, Setting>& settings() {
       {"stage 1, updated in backward", {.stage = 1, .more = R"(, "gradient_clipping": 0)", .in_backward = true}},
       {"stage 3, on another stream", {.stage = 3, .own_stream = true}},
   };
+  return all;
+}
+
+/// The same, and optimizers of whole tensors, which need kernels there. A GPU makes numbers of its own of these.
+inline std::map<std::string, Setting> settings_of_kernels() {
+  auto all = settings();
+  if (on_gpu()) return all;
+  all["stage 3, Muon"] = {.stage = 3, .optimizer = R"({"type": "Muon", "params": {"lr": 0.01}})"};
+  all["stage 2, Lamb"] = {.stage = 2, .optimizer = R"({"type": "Lamb", "params": {"lr": 0.01}})"};
+  all["stage 1, Adafactor"] = {.stage = 1, .optimizer = R"({"type": "Adafactor", "params": {"lr": 0.01}})"};
   return all;
 }
 

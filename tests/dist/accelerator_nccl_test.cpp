@@ -22,7 +22,7 @@ namespace {
 bool is_of_nccl(const std::string& name, const Setting& setting) {
   return !on_gpu() || !setting.more.empty() || name == "stage 1" || name == "stage 3";
 }
-const std::size_t kSettingsOfNccl = on_gpu() ? 8 : 14;
+const std::size_t kSettingsOfNccl = on_gpu() ? 8 : 17;
 
 /// Every setting on the host and, moved by NCCL, on the device: "name<TAB>outcome".
 std::vector<std::string> nccl_outcomes(const Group& group, int seeds) {
@@ -31,7 +31,7 @@ std::vector<std::string> nccl_outcomes(const Group& group, int seeds) {
   if (!on_gpu()) simulated::start({});
   use_nccl();
   use_kernels(true);
-  for (const auto& [name, on_host] : settings()) {
+  for (const auto& [name, on_host] : settings_of_kernels()) {
     if (!is_of_nccl(name, on_host)) continue;
     results.push_back(name + "\t" + train(group, host, on_host));
     Setting there = on_host;

@@ -91,6 +91,21 @@ TEST(Accelerator, EveryStageAndNumberOfRanksGivesOneCurve) {
 /// settings(), and those that need states in host memory.
 std::map<std::string, Setting> settings_of_host() {
   auto all = settings();
+  for (const char* const ratio : {"0", "0.3", "0.6"}) {
+    const std::string divided = fmt::format(R"(, "ratio": {})", ratio);
+    all[fmt::format("stage 1, {} there", ratio)] = {.stage = 1, .offload = divided};
+    all[fmt::format("stage 3, {} there", ratio)] = {.stage = 3, .live_numel = 5000, .offload = divided};
+    all[fmt::format("stage 2, bf16, {} there", ratio)] = {
+        .stage = 2, .more = R"(, "bf16": {"enabled": true, "bf16_optimizer_states": true})", .offload = divided};
+    all[fmt::format("stage 3, 8 bits, {} there", ratio)] = {
+        .stage = 3,
+        .more = R"(, "bf16": {"enabled": true}, "gradient_clipping": 0.05)",
+        .own_stream = true,
+        .offload = divided,
+        .optimizer = R"({"type": "AdamW8bit", "params": {"lr": 0.01}})"};
+    all[fmt::format("stage 2, fp16, {} there", ratio)] = {
+        .stage = 2, .more = R"(, "fp16": {"enabled": true, "initial_scale_power": 8})", .offload = divided};
+  }
   for (int stage = 1; stage <= 3; ++stage) {
     all[fmt::format("stage {}, updated late", stage)] = {
         .stage = stage, .more = R"(, "gradient_clipping": 0.05)", .own = R"(, "delayed_update": true)"};
@@ -105,6 +120,7 @@ TEST(Accelerator, EveryOrderOfItsStreamsGivesTheSameBits) {
     const auto lines = lines_of(ranks, [&](Group group) {
       std::vector<std::string> results;
       if (!on_gpu()) simulated::start({});
+      use_kernels(true);
       for (const auto& [name, setting] : settings_of_host()) {
         // A GPU's operators round as they like.
         results.push_back(name + "\t" + train(group, on_gpu() ? device_with(0) : at::kCPU, setting));
@@ -125,6 +141,11 @@ TEST(Accelerator, EveryOrderOfItsStreamsGivesTheSameBits) {
     EXPECT_EQ(by_name["stage 2"], by_name["stage 3, no overlap"]) << ranks;
     EXPECT_EQ(by_name["stage 0"], by_name["stage 3, one bucket, all live"]) << ranks;
     EXPECT_EQ(by_name["stage 3"], by_name["stage 3, parts run again"]) << ranks;
+    for (const char* const ratio : {"0", "0.3", "0.6"}) {
+      for (const char* const stage : {"stage 1", "stage 3"})
+        EXPECT_EQ(by_name[stage], by_name[fmt::format("{}, {} there", stage, ratio)]) << ranks;
+      EXPECT_EQ(by_name["stage 2, fp16"], by_name[fmt::format("stage 2, fp16, {} there", ratio)]) << ranks;
+    }
     EXPECT_EQ(by_name["stage 1, updated late"], by_name["stage 2, updated late"]) << ranks;
     EXPECT_EQ(by_name["stage 1, updated late"], by_name["stage 3, updated late"]) << ranks;
     EXPECT_NE(by_name["stage 2, updated late"], by_name["stage 2, clipped"]) << ranks;
@@ -497,6 +518,57 @@ TEST(Accelerator, CheckpointsGoFromAndToTheHost) {
   }
 }
 
+/// States of which a part is on the device: saved, loaded from and to the other ways to keep them, changed, and more of
+/// them where parameters are unfrozen.
+TEST(Accelerator, DividedStatesAreSavedLoadedAndChanged) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  const TemporaryFolder folder;
+  for (const int ranks : {1, 2, 3}) {
+    const auto train_with = [&](const std::string& first, const std::string& second) {
+      const std::string to = folder.file(fmt::format("{}{}{}", ranks, first, second));
+      return lines_of(ranks, [&](Group group) {
+        simulated::start({.seed = static_cast<std::uint64_t>(group.rank() + 10)});
+        use_kernels(true);
+        std::string result;
+        for (const std::string& ratio : {first, second}) {
+          const bool saves = &ratio == &first || !std::filesystem::exists(to);
+          const at::Device device = ratio == "host" ? at::Device(at::kCPU) : simulated::device();
+          Small model = make_small(device);
+          Setting setting{.stage = saves ? 3 : 2, .more = R"(, "bf16": {"enabled": true})", .accumulation = 1};
+          if (ratio != "host") setting.offload = R"(, "ratio": )" + ratio;
+          auto engine = initialize(model, json_of(setting), {.group = group});
+          if (!saves) engine.load_checkpoint(to);
+          const auto train_step = [&](int step) {
+            engine.backward(model->loss(tokens_of(step, group.rank(), device)));
+            engine.step();
+          };
+          train_step(saves ? 0 : 3);
+          {
+            const GatheredParameters scope(engine, {model->twice->weight, model->last->bias}, 0);
+            const at::NoGradGuard no_grad;
+            if (group.rank() == 0) model->twice->weight.mul_(0.5), model->last->bias.add_(0.25);
+          }
+          const at::Tensor squares = engine.full_optimizer_state("first.weight", "exp_avg_sq").cpu();
+          engine.set_full_optimizer_state("first.weight", "exp_avg_sq", squares.mul(1.5).to(device));
+          train_step(saves ? 1 : 4);
+          for (auto& parameter : model->frozen->parameters()) parameter.requires_grad_(true);
+          train_step(saves ? 2 : 5);
+          if (saves) engine.save_checkpoint(to);
+          result = outcome_of(engine, model, {engine.grad_norm()});
+        }
+        finish();
+        return std::vector<std::string>{result};
+      });
+    };
+    const auto on_host = train_with("host", "host");
+    for (const char* const ratio : {"0", "0.5"}) {
+      EXPECT_EQ(train_with(ratio, ratio), on_host) << ranks;
+      EXPECT_EQ(train_with(ratio, "1"), on_host) << ranks;
+      EXPECT_EQ(train_with("host", ratio), on_host) << ranks;
+    }
+  }
+}
+
 TEST(Accelerator, AnOverflowOfAnOpenWindowIsNotTakenByAnEngineThatDoesNotSkip) {
   const TemporaryFolder folder;
   const auto lines = lines_of(2, [&](Group group) {
@@ -576,6 +648,14 @@ TEST(Accelerator, RefusesWhatItHasNot) {
     refuse(batch + adam + R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, )" + own +
            R"(nccl"}})");
     refuse(batch + adam + R"("zero_optimization": {"stage": 2}, "zerotorch": {"delayed_update": true}})");
+    const std::string divided = R"("offload_optimizer": {"device": "cpu", "ratio": 0.5}})";
+    refuse(batch + adam + R"("zero_optimization": {"stage": 2, )" + divided + "}");  // no kernels there
+    use_kernels(true);
+    refuse(batch + adam + R"("zero_optimization": {"stage": 0, )" + divided + "}");
+    refuse(batch + adam + R"("zerotorch": {"delayed_update": true}, "zero_optimization": {"stage": 2, )" + divided +
+           "}");
+    refuse(batch + R"("optimizer": {"type": "Lamb"}, "zero_optimization": {"stage": 2, )" + divided + "}");
+    use_kernels(false);
     errors.push_back(error_of<ConfigError>([&] {
       initialize(make_small(device), batch + adam + R"("steps_per_print": 1})", {.group = group, .device = at::kCPU});
     }));
@@ -588,13 +668,17 @@ TEST(Accelerator, RefusesWhatItHasNot) {
     simulated::finish();
     return errors;
   });
-  ASSERT_EQ(lines.size(), 9u) << fmt::format("{}", fmt::join(lines, "\n"));
+  ASSERT_EQ(lines.size(), 13u) << fmt::format("{}", fmt::join(lines, "\n"));
   EXPECT_TRUE(mentions(lines[3], "libnccl") && mentions(lines[3], "'nccl'")) << lines[3];
   EXPECT_TRUE(mentions(lines[4], "offload_optimizer")) << lines[4];
   EXPECT_TRUE(mentions(lines[5], "delayed_update") && mentions(lines[5], "'cpu'")) << lines[5];
-  EXPECT_TRUE(mentions(lines[6], "cpu") && mentions(lines[6], "sim:0")) << lines[6];
-  EXPECT_TRUE(mentions(lines[7], "sim:5") && mentions(lines[7], "finds 1 such device")) << lines[7];
-  EXPECT_TRUE(mentions(lines[8], "'shared'") && mentions(lines[8], "module on a GPU")) << lines[8];
+  EXPECT_TRUE(mentions(lines[6], "ratio") && mentions(lines[6], "no kernels")) << lines[6];
+  EXPECT_TRUE(mentions(lines[7], "ratio") && mentions(lines[7], "stage to 1, 2 or 3")) << lines[7];
+  EXPECT_TRUE(mentions(lines[8], "ratio") && mentions(lines[8], "delayed_update")) << lines[8];
+  EXPECT_TRUE(mentions(lines[9], "ratio") && mentions(lines[9], "Lamb")) << lines[9];
+  EXPECT_TRUE(mentions(lines[10], "cpu") && mentions(lines[10], "sim:0")) << lines[10];
+  EXPECT_TRUE(mentions(lines[11], "sim:5") && mentions(lines[11], "finds 1 such device")) << lines[11];
+  EXPECT_TRUE(mentions(lines[12], "'shared'") && mentions(lines[12], "module on a GPU")) << lines[12];
   EXPECT_TRUE(mentions(lines[0], "offload_activations") && mentions(lines[0], "sim:0")) << lines[0];
   EXPECT_TRUE(mentions(lines[1], "node_shared")) << lines[1];
   EXPECT_TRUE(mentions(lines[2], "8bit") && mentions(lines[2], "'cpu'")) << lines[2];

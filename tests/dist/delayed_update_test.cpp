@@ -50,6 +50,7 @@ struct Setting {
   std::string states_path = {}, gradients_path = {};  ///< on a disk; empty: in memory
   bool delayed = true;
   std::int64_t batch = 12;  ///< micro-batches of a step, of one sample each
+  std::string own = {};     ///< more keys of zerotorch
 
   std::string json() const {
     return fmt::format(R"({{"train_batch_size": {}, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.5,
@@ -57,9 +58,9 @@ struct Setting {
       "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 50, "reduce_bucket_size": 3000,
         "sub_group_size": 1024, "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}}}},
       "zerotorch": {{"seed": 5, "store": "{}", "delayed_update": {},
-        "offload_gradients": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}}}}}})",
+        "offload_gradients": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}} {}}}}})",
                        batch, optimizer, precision, stage, states_path.empty() ? "none" : "nvme", states_path, store,
-                       delayed, gradients_path.empty() ? "none" : "nvme", gradients_path);
+                       delayed, gradients_path.empty() ? "none" : "nvme", gradients_path, own);
   }
 };
 
@@ -257,6 +258,27 @@ TEST_P(DelayedUpdate, IsAPlainLoopWhoseGradientsAreOfTheWeightsBefore) {
                       },
                       {.timeout = std::chrono::minutes(4)}));
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST(DelayedUpdateOverHosts, IsTheSameLoop) {
+  const OneHostAsSeveral hosts(2);
+  expect_all_ok(spawn(4,
+                      [&](Group group) {
+                        for (const char* store : {"node_shared", "copying"}) {
+                          for (const char* own : {"", R"(, "progress_thread": "always")"}) {
+                            const Setting setting{.store = store, .own = own};
+                            auto engine = make_engine(group, setting);
+                            ByHand by_hand(setting);
+                            for (int step = 0; step < 5; ++step) {
+                              train_step(engine);
+                              by_hand.train_step();
+                              ASSERT_EQ(hash_of_seen(engine), by_hand.hash_of_seen()) << step << setting.json();
+                            }
+                            EXPECT_EQ(hash_of(engine), by_hand.hash()) << setting.json();
+                          }
+                        }
+                      },
+                      {.timeout = std::chrono::minutes(2)}));
 }
 
 /// Whatever reads weights or states, or saves them, has the last update: both runs go on from there.
