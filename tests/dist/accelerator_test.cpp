@@ -569,6 +569,26 @@ TEST(Accelerator, DividedStatesAreSavedLoadedAndChanged) {
   }
 }
 
+TEST(Accelerator, TheRatioSaysHowMuchIsThere) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  const auto lines = lines_of(1, [&](Group group) {
+    std::vector<std::string> live;
+    for (const char* const ratio : {"1", "0.6", "0.3", "0"}) {
+      const auto device = device_with(3);
+      use_kernels(true);
+      Small model = make_small(device);
+      const auto engine =
+          initialize(model, json_of({.stage = 1, .accumulation = 1, .offload = fmt::format(R"(, "ratio": {})", ratio)}),
+                     {.group = group});
+      finish();
+      live.push_back(std::to_string(device_memory(device).allocated_nbytes));
+    }
+    return live;
+  });
+  ASSERT_EQ(lines.size(), 4u);
+  for (int i = 0; i < 3; ++i) EXPECT_GT(std::stol(lines[i + 1]), std::stol(lines[i]) + 1000) << i;
+}
+
 TEST(Accelerator, AnOverflowOfAnOpenWindowIsNotTakenByAnEngineThatDoesNotSkip) {
   const TemporaryFolder folder;
   const auto lines = lines_of(2, [&](Group group) {
