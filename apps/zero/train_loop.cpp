@@ -421,6 +421,7 @@ double TrainLoop::seconds_left() const {
 void TrainLoop::validate() {
   if (console_.enabled()) progress_.busy("validating ...");
   const Clock clock;
+  engine_.finish_update();  // it is of what a checkpoint has
   model_.eval();
   const double nats = validation_.mean_loss(engine_.group(), [&](const at::Tensor& tokens, const at::Tensor& targets) {
     check_stop();

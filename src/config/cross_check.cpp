@@ -318,6 +318,12 @@ void check_delayed_update(Check& check) {
                   "the file of zero_optimization.offload_param has one set of parameters; keep them in memory, or set "
                   "this to false");
   }
+  // A save finishes the update, and the curve would depend on the clock.
+  if (check.find("zerotorch.checkpoint.every_minutes") == nullptr) check.config.zerotorch.checkpoint.every_minutes = 0;
+  check.notice(
+      fmt::format("{}: whatever saves a checkpoint, validates or reads weights finishes the update that is under "
+                  "way, and the curve goes on otherwise than without; by itself nothing is saved by the clock",
+                  given->path));
   const std::string& type = config.optimizer.type;
   if (is_of_whole_tensors(type)) {
     check.problem(*given, fmt::format("{} brings tensors together between the ranks in its update, which cannot happen "

@@ -69,10 +69,15 @@ c10::Device present_device_of(const Inventory& inventory) {
 /// Where it is to be. Throws ConfigError.
 c10::Device module_device_of(const Inventory& inventory, std::optional<c10::Device> wanted) {
   const c10::Device present = present_device_of(inventory);
+  if (present.is_meta() || (wanted && wanted->is_meta())) {
+    throw ConfigError(
+        "initialize(): on libtorch's meta device nothing is computed; build the module under zero::deferred_init, which "
+        "takes no memory either, and draws its values where they are needed");
+  }
   if (!wanted) return present;
-  c10::Device device = *wanted;
+  c10::Device device = wanted->is_cpu() ? c10::Device(c10::kCPU) : *wanted;
   if (!device.is_cpu()) {
-    const bool exists = !device.is_meta() && c10::impl::hasDeviceGuardImpl(device.type());
+    const bool exists = c10::impl::hasDeviceGuardImpl(device.type());
     const int count = exists ? c10::impl::VirtualGuardImpl(device.type()).deviceCount() : 0;
     if (device.index() >= count || count == 0) {
       throw ConfigError(fmt::format("InitializeOptions::device is {}, and libtorch finds {} such device{} here",

@@ -85,6 +85,12 @@ Engine::Impl::~Impl() {
   }
   *self = nullptr;
   if (trace) trace->end_calls();
+  if (delayed_update && delayed_update->pending() && groups.is_first() && !failed &&
+      std::uncaught_exceptions() <= exceptions_at_start) {
+    base::log_warning(
+        "the engine goes before the last update was finished (zerotorch.delayed_update), and the module is left without "
+        "it; call Engine::finish_update() first where that matters");
+  }
   delayed_update.reset();
   gradients.reset();
   reducer.reset();  // what its last finish steps call is still there
@@ -402,7 +408,8 @@ at::Tensor Engine::scale(const at::Tensor& loss) {
 void Engine::finish_update() { impl_->enter(engine::Entry::kReadWeights, "finish_update()"); }
 
 void Engine::zero_grad() {
-  engine::MicroBatchRandom::interrupt();  // of a forward that is given up
+  engine::MicroBatchRandom::interrupt();  // of a forward that is given up: the next is the micro-batch's first
+  impl_->random.restart();
   impl_->enter(engine::Entry::kZeroGrad, "zero_grad()");
   impl_->gradients->zero_grad();
 }

@@ -368,8 +368,12 @@ class LoadPlanner {
     if (inside % ranks != 0 || next != begin) {
       notice(
           fmt::format("the checkpoint lies {} micro-batches inside an accumulation window, which {} ranks cannot "
-                      "share out: the window starts again, at micro-batch {}",
-                      inside, ranks, next));
+                      "share out: the window starts again, at micro-batch {}{}",
+                      inside, ranks, next,
+                      impl_.config.zerotorch.delayed_update
+                          ? "; with zerotorch.delayed_update its first micro-batches were of weights that lacked an "
+                            "update, and are now of weights that have it"
+                          : ""));
       return next;
     }
     if (!plan_sums()) {

@@ -425,5 +425,22 @@ TEST(DeferredInit, UsesWeightsOfALivingEngineAsTheyAre) {
   EXPECT_TRUE(second->layers[0]->weight.equal(engine.full_weight("layer0.weight")));
 }
 
+/// libtorch's own way to build without memory has no values to begin with, on any number of ranks.
+TEST(DeferredInit, IsWhatInitializeWantsInPlaceOfMeta) {
+  for (const int ranks : {1, 2}) {
+    expect_all_ok(spawn(ranks, [](Group group) {
+      const auto module = std::make_shared<torch::nn::Module>();
+      module->register_parameter("weight", at::empty({3, 9}, at::TensorOptions().device(at::kMeta)));
+      for (const auto& device : {std::optional<at::Device>(), std::optional<at::Device>(at::kCPU)})
+        expect_said([&] { initialize(module, json(3, "copying", false), {.group = group, .device = device}); },
+                    "deferred_init");
+      // A CPU with a number is the CPU.
+      auto engine =
+          initialize(make_layers(), json(2, "copying", false), {.group = group, .device = at::Device(at::kCPU, 0)});
+      EXPECT_EQ(engine.device(), at::Device(at::kCPU));
+    }));
+  }
+}
+
 }  // namespace
 }  // namespace zero::testing
