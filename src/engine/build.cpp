@@ -71,8 +71,8 @@ c10::Device module_device_of(const Inventory& inventory, std::optional<c10::Devi
   const c10::Device present = present_device_of(inventory);
   if (present.is_meta() || (wanted && wanted->is_meta())) {
     throw ConfigError(
-        "initialize(): on libtorch's meta device nothing is computed; build the module under zero::deferred_init, which "
-        "takes no memory either, and draws its values where they are needed");
+        "initialize(): on libtorch's meta device nothing is computed; build the module under zero::deferred_init, "
+        "which takes no memory either, and draws its values where they are needed");
   }
   if (!wanted) return present;
   c10::Device device = wanted->is_cpu() ? c10::Device(c10::kCPU) : *wanted;

@@ -88,8 +88,8 @@ Engine::Impl::~Impl() {
   if (delayed_update && delayed_update->pending() && groups.is_first() && !failed &&
       std::uncaught_exceptions() <= exceptions_at_start) {
     base::log_warning(
-        "the engine goes before the last update was finished (zerotorch.delayed_update), and the module is left without "
-        "it; call Engine::finish_update() first where that matters");
+        "the engine goes before the last update was finished (zerotorch.delayed_update), and the module is left "
+        "without it; call Engine::finish_update() first where that matters");
   }
   delayed_update.reset();
   gradients.reset();
