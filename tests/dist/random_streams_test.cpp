@@ -217,8 +217,8 @@ TEST(RandomStreams, AProgramGoesOnWithItsOwnNumbersFromACheckpoint) {
 TEST(RandomStreams, AMicroBatchThatIsBegunAnewHasItsNumbers) {
   at::set_num_threads(1);
   const auto losses = [](bool gives_up) {
-    Noisy model;
     at::manual_seed(4);
+    Noisy model;
     auto engine = initialize(model, json(2, 2), {.group = Group()});
     std::vector<double> all;
     for (int i = 0; i < 6; ++i) {
