@@ -568,6 +568,7 @@ void prepare_for_evaluation(Engine::Impl& impl, const InitializeOptions& options
   impl.evaluation_only = true;
   Config& config = impl.config;
   config.zerotorch.step_in_backward = config.zerotorch.delayed_update = false;
+  config.zero_optimization.offload_optimizer.ratio = 1;
   if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
     config.train_micro_batch_size_per_gpu = 1;
 }

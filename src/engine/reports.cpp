@@ -44,7 +44,6 @@ FlopsReport Engine::flops_report() const {
 }
 
 OffloadReport Engine::offload_report() const {
-  if (impl_->delayed_update) impl_->delayed_update->wait();
   OffloadReport report{.reserved_nbytes = impl_->ledger.report().nvme_nbytes};
   for (const auto& traffic :
        {impl_->optimizer->disk_traffic(), impl_->store->disk_traffic(), impl_->reducer->disk_traffic()}) {

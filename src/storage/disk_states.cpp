@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -94,7 +95,7 @@ class States final : public DiskStates {
   }
   void* in_memory(std::size_t, int, Range) const override { return nullptr; }
 
-  DiskTraffic traffic() const override { return traffic_; }
+  DiskTraffic traffic() const override { return {read_nbytes_, written_nbytes_, waited_seconds_}; }
 
   int slot_count() const override { return static_cast<int>(slots_.size()); }
   DiskSlot slot(int index) const override {
@@ -333,7 +334,7 @@ class States final : public DiskStates {
     }
     in_runs(buffer, slot, columns & slot.on_disk, [&](std::span<std::byte> memory, std::uint64_t offset, Columns run) {
       buffer.reading.push_back({file_->read(offset, memory), run});
-      traffic_.read_nbytes += static_cast<std::int64_t>(memory.size());
+      read_nbytes_ += static_cast<std::int64_t>(memory.size());
     });
     buffer.valid |= columns;
   }
@@ -367,7 +368,7 @@ class States final : public DiskStates {
     }
     in_runs(buffer, slot, buffer.changed, [&](std::span<std::byte> memory, std::uint64_t offset, Columns run) {
       buffer.writing.push_back({file_->write(offset, memory), run});
-      traffic_.written_nbytes += static_cast<std::int64_t>(memory.size());
+      written_nbytes_ += static_cast<std::int64_t>(memory.size());
     });
     slot.on_disk |= std::exchange(buffer.changed, 0);
   }
@@ -381,7 +382,7 @@ class States final : public DiskStates {
     const double begin = base::seconds_now();
     for (const Transfer& transfer : transfers) file_->wait(transfer.request);
     transfers.clear();
-    traffic_.waited_seconds += base::seconds_now() - begin;
+    waited_seconds_ += base::seconds_now() - begin;
   }
 
   std::size_t window() const { return buffers_.size() - 2; }
@@ -444,7 +445,8 @@ class States final : public DiskStates {
   int current_ = -1;  ///< the slot that was visited last
   std::uint64_t clock_ = 0;
   std::string broken_;
-  DiskTraffic traffic_;
+  std::atomic<std::int64_t> read_nbytes_{0}, written_nbytes_{0};  ///< any thread may ask for them
+  std::atomic<double> waited_seconds_{0};
 };
 
 }  // namespace

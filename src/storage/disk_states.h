@@ -46,6 +46,7 @@ struct DiskSlot {
 class DiskStates : public StateStore {
  public:
   using StateStore::StateStore;
+  /// From any thread.
   virtual DiskTraffic traffic() const = 0;
   /// In the order in which add_units() made them, a unit's by its elements. Local.
   virtual int slot_count() const = 0;

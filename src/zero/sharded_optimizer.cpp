@@ -77,7 +77,6 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
 
 void ShardedOptimizer::make_states() {
   std::vector<storage::StateColumn> columns = this->columns();
-  // What nobody keeps needs no file.
   if (std::ranges::find(options_.states_on_device, true) != options_.states_on_device.end()) {
     ZERO_CHECK(!options_.disk && !options_.updates_late && options_.bucket_numel == 0 && !has_two_passes(),
                "states on a device beside what goes without");
@@ -89,6 +88,7 @@ void ShardedOptimizer::make_states() {
     on_device_ = std::make_unique<DeviceUpdates>(model_, ledger_, std::min(options_.sub_group_numel, kMostNumel));
     return;
   }
+  // What nobody keeps needs no file.
   if (!options_.disk || columns.empty()) {
     states_ = storage::make_memory_states(model_.home, ledger_, std::move(columns));
     return;
@@ -379,15 +379,16 @@ void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double
   note_rates(lr, gradient_scale);
   // Replicated sums are overwritten in the first pass: nobody may still be reading this rank's part.
   if (whole_ && !model_.sharding.optimizer_states) Group(model_.group).barrier({.label = "replicated sums"}).wait();
+  note_all_units();
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const int unit = static_cast<int>(u);
-    if (!model_.units[u].trainable) continue;
-    note_unit(unit);
-    if (is_on_device(unit)) {
-      const Range mine = update_range(unit);
-      begin_on_device(unit, mine, sums_at(reducer.accumulator(unit), mine.begin - reducer.gradient_range(unit).begin));
-      continue;
-    }
+    const Range mine = update_range(unit);
+    if (!model_.units[u].trainable || mine.empty() || !is_on_device(unit)) continue;
+    begin_on_device(unit, mine, sums_at(reducer.accumulator(unit), mine.begin - reducer.gradient_range(unit).begin));
+  }
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    const int unit = static_cast<int>(u);
+    if (!model_.units[u].trainable || is_on_device(unit)) continue;
     // Directions take the place of gradients.
     reducer.visit_sums(unit, update_range(unit), whole_ ? Access::kUpdate : Access::kRead,
                        [&](Range piece, const void* gradient) { update_range_of(unit, piece, gradient); });
@@ -407,9 +408,7 @@ void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& grad
 void ShardedOptimizer::begin_update(const std::vector<double>& lr, double gradient_scale) {
   ZERO_CHECK(options_.updates_late && !is_late_ && !whole_, "an update that cannot be late");
   note_rates(lr, gradient_scale);
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    if (model_.units[u].trainable) note_unit(static_cast<int>(u));
-  }
+  note_all_units();
   end_step();
   is_late_ = true;
 }
@@ -461,6 +460,12 @@ void ShardedOptimizer::note_rates(const std::vector<double>& lr, double gradient
   }
 }
 
+void ShardedOptimizer::note_all_units() {
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    if (model_.units[u].trainable) note_unit(static_cast<int>(u));
+  }
+}
+
 void ShardedOptimizer::note_unit(int unit) {
   for (const int p : model_.units[unit].parameters) {
     noted_.group[p] = is_active(p) ? options_.group_of_parameter[p] : -1;
@@ -502,7 +507,6 @@ optim::Hyper ShardedOptimizer::hyper_of(int group, std::int64_t steps) const {
 }
 
 void ShardedOptimizer::begin_on_device(int unit, Range range, const void* gradient) {
-  if (range.empty()) return;
   ZERO_CHECK(update_range(unit) == store_.writable_range(unit), "unit {} is updated by others, too", unit);
   const optim::Passes& passes = optim::passes_for(model_.module_device);
   for_each_run(unit, range, [&](Range run, int group, std::int64_t steps) {

@@ -187,6 +187,7 @@ class ShardedOptimizer {
   /// Notes what the update that begins goes by: rates and scale, and which parameters of a unit it changes.
   void note_rates(const std::vector<double>& lr, double gradient_scale);
   void note_unit(int unit);
+  void note_all_units();
   /// Runs `act` and adds the parameters' names to errors from the disk.
   template <class Do>
   void with_names(int unit, Range range, Do act) const;
