@@ -317,7 +317,6 @@ TEST_P(DelayedUpdate, GatheredParametersSeeAndChangeTheNewestWeights) {
         at::Tensor& weight = engine.typed_module()->layers[1]->weight;
         const GatheredParameters scope(engine, {weight}, 0);
         const at::NoGradGuard no_grad;
-        EXPECT_TRUE(at::equal(weight.to(at::kFloat).to(weight.scalar_type()), weight));
         if (group.rank() == 0) weight.mul_(0.5);
       }
       const at::Tensor halved = engine.full_weight("layer1.weight");
