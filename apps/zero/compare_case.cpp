@@ -87,8 +87,7 @@ ordered_json memory_json(const Group& group, const Trainer& trainer) {
   ordered_json json = {{"by_rank", ranks}, {"peak_pss_nbytes_by_rank", peaks}, {"peak_pss_nbytes", sum}};
   if (const auto devices = gather_memory(group, device_memory(trainer.device())); has_devices(devices)) {
     json["device_by_rank"] = devices_json(devices);
-    json["peak_device_nbytes"] =
-        std::ranges::max_element(devices, {}, &DeviceMemory::peak_reserved_nbytes)->peak_reserved_nbytes;
+    json["peak_device_nbytes"] = fullest(devices).peak_reserved_nbytes;
   }
   return json;
 }

@@ -67,6 +67,7 @@ struct RunResult {
 
 /// Whether libtorch counts what ranks have on devices; and that as JSON, by rank, and as half a line for people.
 bool has_devices(const std::vector<DeviceMemory>& by_rank);
+const DeviceMemory& fullest(const std::vector<DeviceMemory>& by_rank);
 nlohmann::ordered_json devices_json(const std::vector<DeviceMemory>& by_rank);
 std::string describe_devices(const std::vector<DeviceMemory>& by_rank);
 

@@ -145,6 +145,10 @@ bool has_devices(const std::vector<DeviceMemory>& by_rank) {
   return std::ranges::any_of(by_rank, [](const DeviceMemory& one) { return one.peak_reserved_nbytes > 0; });
 }
 
+const DeviceMemory& fullest(const std::vector<DeviceMemory>& by_rank) {
+  return *std::ranges::max_element(by_rank, {}, &DeviceMemory::peak_reserved_nbytes);
+}
+
 ordered_json devices_json(const std::vector<DeviceMemory>& by_rank) {
   ordered_json ranks = ordered_json::array();
   for (const DeviceMemory& one : by_rank) {
@@ -157,10 +161,10 @@ ordered_json devices_json(const std::vector<DeviceMemory>& by_rank) {
 }
 
 std::string describe_devices(const std::vector<DeviceMemory>& by_rank) {
-  const auto fullest = std::ranges::max_element(by_rank, {}, &DeviceMemory::peak_reserved_nbytes);
+  const DeviceMemory& most = fullest(by_rank);
   return fmt::format("{}{} of the device at most, {} of it by tensors at a time (libtorch's allocator)",
-                     by_rank.size() == 1 ? "" : fmt::format("rank {}: ", fullest - by_rank.begin()),
-                     human_nbytes(fullest->peak_reserved_nbytes), human_nbytes(fullest->peak_allocated_nbytes));
+                     by_rank.size() == 1 ? "" : fmt::format("rank {}: ", &most - by_rank.data()),
+                     human_nbytes(most.peak_reserved_nbytes), human_nbytes(most.peak_allocated_nbytes));
 }
 
 std::string memory_key(MemoryKind kind) {

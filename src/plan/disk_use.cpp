@@ -82,7 +82,8 @@ DiskUse disk_use_of_gradients(const LaidOut& laid, int rank) {
   }
   if (use.file_nbytes > 0)
     use.buffers_nbytes = laid.gradient_buffers * layout::slot_nbytes({&sums, 1}, 1, cuts.slot_numel);
-  if (laid.delayed_update) use.file_nbytes *= 2, use.buffers_nbytes *= 2;
+  use.file_nbytes *= laid.sets_of_sums();
+  use.buffers_nbytes *= laid.sets_of_sums();
   return use;
 }
 

@@ -46,11 +46,9 @@ std::int64_t largest_piece(const LaidOut& laid, int rank) {
   return largest;
 }
 
-int sets_of_sums(const LaidOut& laid) { return laid.delayed_update ? 2 : 1; }
-
 /// Elements whose gradients `rank` sums at the same time.
 std::int64_t summed_numel(const LaidOut& laid, int rank) {
-  return laid.step_in_backward ? largest_piece(laid, rank) : updated_numel(laid, rank) * sets_of_sums(laid);
+  return laid.step_in_backward ? largest_piece(laid, rank) : updated_numel(laid, rank) * laid.sets_of_sums();
 }
 
 std::int64_t parameters_numel(const LaidOut& laid, int rank) {
@@ -185,7 +183,7 @@ std::vector<double> states_by_rank(const LaidOut& laid) {
   const bool in_memory = !laid.states_on_disk;
   const std::int64_t master = others_write_for_it(laid) || !in_memory ? 0 : master_nbytes(laid, 0);
   const std::int64_t sums =
-      laid.step_in_backward || laid.gradients_on_disk ? 0 : laid.sum_nbytes() * sets_of_sums(laid);
+      laid.step_in_backward || laid.gradients_on_disk ? 0 : laid.sum_nbytes() * laid.sets_of_sums();
   const std::int64_t next = laid.delayed_update ? laid.low_nbytes() : 0;
   double everywhere = laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()) : 0;
   std::vector<double> change(static_cast<std::size_t>(world), 0);      // of what is updated

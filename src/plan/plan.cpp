@@ -205,10 +205,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   // An update reads and writes everything; units are read once more whenever they are gathered, once on a host.
   plan.traffic.nvme_nbytes = plan.traffic.nvme_written_nbytes = static_cast<double>(plan.rank.nvme_nbytes);
   // Each further micro-batch reads and writes the sums once more; of two sets of them a step uses one.
-  const int sets = laid.delayed_update ? 2 : 1;
-  const auto sums_moved = static_cast<double>((plan.accumulation_steps - sets) *
-                                              disk_use_of_gradients(laid, plan.heaviest_rank).file_nbytes) /
-                          sets;
+  const std::int64_t set_nbytes = disk_use_of_gradients(laid, plan.heaviest_rank).file_nbytes / laid.sets_of_sums();
+  const auto sums_moved = static_cast<double>((plan.accumulation_steps - laid.sets_of_sums()) * set_nbytes);
   plan.traffic.nvme_nbytes += sums_moved;
   plan.traffic.nvme_written_nbytes += sums_moved;
   const std::int64_t activations_moved = plan.accumulation_steps * activations_on_nvme;

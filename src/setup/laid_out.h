@@ -68,6 +68,8 @@ struct LaidOut {
   layout::SlotCuts parameter_slots() const;
   std::int64_t low_nbytes() const { return static_cast<std::int64_t>(element_nbytes(param_dtype)); }
   std::int64_t gradient_nbytes() const { return static_cast<std::int64_t>(element_nbytes(gradient_dtype)); }
+  /// Of gradients, each in memory or in a file: one that a late update uses, and one that the next step adds to.
+  int sets_of_sums() const { return delayed_update ? 2 : 1; }
   std::int64_t sum_nbytes() const { return static_cast<std::int64_t>(element_nbytes(sum_dtype)); }
   /// Bytes of the optimizer's states of `range`, which begins and ends where shards may; and of their values
   /// in fp32.

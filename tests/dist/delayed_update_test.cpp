@@ -399,6 +399,17 @@ TEST(DelayedUpdateFailures, AnEngineMayGoInTheMiddle) {
   }
 }
 
+/// A save is part of the curve, which does not depend on the clock unless somebody wants it to.
+TEST(DelayedUpdateFailures, NothingIsSavedByTheClock) {
+  const auto minutes = [](const char* own) {
+    return Config::from_text(fmt::format(R"({{"zero_optimization": {{"stage": 2}}, "zerotorch": {{{}}}}})", own))
+        .zerotorch.checkpoint.every_minutes;
+  };
+  EXPECT_EQ(minutes(""), 10);
+  EXPECT_EQ(minutes(R"("delayed_update": true)"), 0);
+  EXPECT_EQ(minutes(R"("delayed_update": true, "checkpoint": {"every_minutes": 3})"), 3);
+}
+
 TEST(DelayedUpdateFailures, RefusesWhatCannotBeLate) {
   const auto problem = [](const std::string& more) {
     return error_of<ConfigError>([&] {
