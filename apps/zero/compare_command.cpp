@@ -75,13 +75,13 @@ std::string check_memory(const TrainPlan& plan, const CompareOptions& options, o
   const Config config = Config::from_text(plan.config, "configuration of the comparison");
   plan::Cluster cluster;
   cluster.ranks = plan.ranks;
-  if (plan.device != "cpu") cluster.gpus = true, cluster.ranks_per_node = 1;
+  cluster.gpus = plan.device != "cpu";
   const plan::ModelShape model = gpt_shape(gpt_options(plan), plan.preset);  // built on every rank
   const plan::Plan planned = plan::plan_memory(model, config, cluster);
-  result["planned_nbytes"] = static_cast<double>(planned.node_training_nbytes);
-  if (cluster.gpus) return "";  // whose memory the plan does not know
+  result["planned_nbytes"] = static_cast<double>(cluster.gpus ? planned.training_nbytes : planned.node_training_nbytes);
+  cluster.node_memory_nbytes = available_memory_nbytes();
   try {
-    check_fits(model, config, plan.ranks, 0, options.train.force);
+    check_fits_here(model, config, cluster, options.train.force);
     return "";
   } catch (const ConfigError& error) {
     return error.what();

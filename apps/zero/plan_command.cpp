@@ -41,8 +41,7 @@ PlanResult make_plans(PlanRequest request) {
   if (!result.fits) {
     const int judged = request.stages[result.judged];
     plan::Changes allowed;
-    allowed.store = allowed.states_on_nvme = allowed.gradients_on_nvme = allowed.parameters_on_nvme =
-        !request.cluster.gpus;
+    allowed.store = !request.cluster.gpus;
     result.suggestion = plan::suggest(request.model, plan::at_stage(request.config, judged), request.cluster, allowed);
   }
   result.request = std::move(request);

@@ -83,18 +83,13 @@ void take(const plan::Suggestion& found, TrainPlan& plan, Config& config) {
 }  // namespace
 
 std::string fit_or_check(TrainPlan& plan, Config& config, const TrainOptions& options, Ranks ranks, bool goes_on) {
-  if (plan.device != "cpu") {
-    if (options.fit)
-      throw ConfigError("--fit: is for the memory of this host; zero plan --gpu-memory SIZE says what fits GPUs");
-    if (!options.memory.empty())
-      throw ConfigError("--memory: is of this host, and the ranks train on another device; leave it away");
-    return "";
-  }
+  const bool gpus = plan.device != "cpu";
+  if (gpus && options.fit)
+    throw ConfigError("--fit: is for the memory of this host; zero plan --gpu-memory SIZE says what fits GPUs");
   const std::int64_t memory = memory_of(options);
-  if (!options.fit) {
-    return check_fits(shape_to_train(plan), config, ranks.world_size, ranks.per_node, options.force, memory);
-  }
-  const plan::Cluster here{.ranks = ranks.world_size, .ranks_per_node = ranks.per_node, .node_memory_nbytes = memory};
+  const plan::Cluster here{
+      .ranks = ranks.world_size, .ranks_per_node = ranks.per_node, .node_memory_nbytes = memory, .gpus = gpus};
+  if (!options.fit) return check_fits_here(shape_to_train(plan), config, here, options.force);
   try {
     const plan::Suggestion found = plan::fit(shape_to_train(plan), config, here, changes_of(plan, options, goes_on));
     take(found, plan, config);
@@ -108,11 +103,8 @@ std::string fit_or_check(TrainPlan& plan, Config& config, const TrainOptions& op
   }
 }
 
-std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node, bool force,
-                       std::int64_t memory_nbytes) {
-  const plan::Cluster here{.ranks = ranks,
-                           .ranks_per_node = ranks_per_node,
-                           .node_memory_nbytes = memory_nbytes > 0 ? memory_nbytes : available_memory_nbytes()};
+std::string check_fits_here(const plan::ModelShape& model, const Config& config, const plan::Cluster& here,
+                            bool force) {
   try {
     const std::string warning = plan::check_fits(model, config, here, force);
     return warning.empty() ? "" : fmt::format("warning: {}\n", warning);

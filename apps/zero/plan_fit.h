@@ -1,6 +1,5 @@
 #pragma once
 // Whether a run fits this host, before its ranks are started.
-#include <cstdint>
 #include <string>
 
 #include "train_options.h"
@@ -11,17 +10,15 @@
 
 namespace zero::app {
 
-/// plan::check_fits() against the memory of this host (`memory_nbytes`; 0: what is free), in the words of the command
-/// line: a line of warning (with its line end) or nothing. `ranks_per_node`: ranks on this host, 0: all. Local. Throws
-/// ConfigError when it cannot fit, unless `force`.
-std::string check_fits(const plan::ModelShape& model, const Config& config, int ranks, int ranks_per_node, bool force,
-                       std::int64_t memory_nbytes = 0);
+/// plan::check_fits() in the words of the command line: a line of warning (with its line end) or nothing. `here`: this
+/// host, and its ranks. Local. Throws ConfigError when it cannot fit, unless `force`.
+std::string check_fits_here(const plan::ModelShape& model, const Config& config, const plan::Cluster& here, bool force);
 
-/// With --fit: changes `plan` and `config` so that they fit, and says how. As check_fits() otherwise. `goes_on`: the
-/// run has begun, and its micro-batches stay. Local. Throws ConfigError when nothing makes it fit.
+/// With --fit: changes `plan` and `config` so that they fit, and says how. As check_fits_here() otherwise. `goes_on`:
+/// the run has begun, and its micro-batches stay. Local. Throws ConfigError when nothing makes it fit.
 std::string fit_or_check(TrainPlan& plan, Config& config, const TrainOptions& options, Ranks ranks, bool goes_on);
 
-/// What `zero train` builds, for check_fits().
+/// What `zero train` builds, for check_fits_here().
 plan::ModelShape shape_to_train(const TrainPlan& plan);
 
 }  // namespace zero::app

@@ -26,6 +26,16 @@ ordered_json model_json(const PlanResult& result) {
   return json;
 }
 
+ordered_json speeds_json(const plan::Speeds& speeds) {
+  return {{"flops_per_s", speeds.flops_per_s},
+          {"between_ranks", speeds.between_ranks},
+          {"between_hosts", speeds.between_hosts},
+          {"to_device", speeds.to_device},
+          {"device_memory", speeds.device_memory},
+          {"host_memory", speeds.host_memory},
+          {"disk", speeds.disk}};
+}
+
 ordered_json run_json(const PlanResult& result) {
   const plan::Plan& plan = result.plans.front();
   const auto& cluster = result.request.cluster;
@@ -34,7 +44,9 @@ ordered_json run_json(const PlanResult& result) {
           {"nodes", plan.nodes},
           {"node_memory_nbytes", cluster.node_memory_nbytes},
           {"gpus", cluster.gpus},
+          {"gpu_memory_nbytes", cluster.gpu_memory_nbytes},
           {"bandwidth_nbytes_per_s", cluster.bandwidth_nbytes_per_s},
+          {"speeds", speeds_json(cluster.speeds)},
           {"dtype", dtype_name(plan.param_dtype)},
           {"micro_batch", plan.micro_batch},
           {"gradient_accumulation_steps", plan.accumulation_steps}};
@@ -60,9 +72,25 @@ ordered_json traffic_json(const plan::Traffic& traffic) {
           {"published_numel", traffic.published_numel},
           {"whole_numel", traffic.whole_numel},
           {"nbytes", traffic.nbytes},
+          {"between_hosts_nbytes", traffic.between_hosts_nbytes},
           {"seconds", traffic.seconds},
           {"nvme_nbytes", traffic.nvme_nbytes},
-          {"nvme_written_nbytes", traffic.nvme_written_nbytes}};
+          {"nvme_written_nbytes", traffic.nvme_written_nbytes},
+          {"to_device_nbytes", traffic.to_device_nbytes},
+          {"from_device_nbytes", traffic.from_device_nbytes},
+          {"host_update_nbytes", traffic.host_update_nbytes},
+          {"device_update_nbytes", traffic.device_update_nbytes}};
+}
+
+ordered_json times_json(const plan::StepTimes& times) {
+  return {{"compute", times.compute},
+          {"between_ranks", times.between_ranks},
+          {"between_hosts", times.between_hosts},
+          {"to_device", times.to_device},
+          {"update", times.update},
+          {"disk", times.disk},
+          {"at_least", times.at_least()},
+          {"in_turn", times.in_turn()}};
 }
 
 ordered_json paper_json(const plan::Plan& plan) {
@@ -87,11 +115,14 @@ ordered_json stage_json(const plan::Plan& plan, const plan::Cluster& cluster) {
           {"training_nbytes", plan.training_nbytes},
           {"tiers",
            {{"device_nbytes", cluster.gpus ? plan.peak_nbytes() : 0},
-            {"host_nbytes", cluster.gpus ? 0 : plan.peak_nbytes()},
+            {"host_nbytes", plan.host_nbytes},
             {"nvme_nbytes", plan.rank.nvme_nbytes}}},
           {"node_nbytes", plan.node_nbytes},
           {"fits", plan::fits(plan, cluster)},
+          {"shards_on_gpu", plan.shards_on_gpu},
           {"traffic", traffic_json(plan.traffic)},
+          {"flops", plan.flops},
+          {"seconds", times_json(plan.times)},
           {"paper_states", paper_json(plan)}};
 }
 
@@ -104,6 +135,7 @@ ordered_json suggestion_json(const std::optional<plan::Suggestion>& suggestion) 
           {"ranks_per_node", plan.ranks_per_node},
           {"micro_batch", plan.micro_batch},
           {"dtype", dtype_name(plan.param_dtype)},
+          {"gpu_nbytes", suggestion->cluster.gpus ? plan.peak_nbytes() : 0},
           {"node_nbytes", plan.node_nbytes}};
 }
 
@@ -125,13 +157,16 @@ ordered_json plan_json(const PlanResult& result, bool with_offload) {
   const plan::Plan& judged = result.plans[result.judged];
   ordered_json stages = ordered_json::array();
   for (const auto& plan : result.plans) stages.push_back(stage_json(plan, result.request.cluster));
-  ordered_json json = {
-      {"model", model_json(result)},
-      {"run", run_json(result)},
-      {"activations", activations_json(result)},
-      {"stages", stages},
-      {"verdict", {{"stage", judged.stage}, {"fits", result.fits}, {"node_nbytes", judged.node_nbytes}}},
-      {"suggestion", suggestion_json(result.suggestion)}};
+  ordered_json json = {{"model", model_json(result)},
+                       {"run", run_json(result)},
+                       {"activations", activations_json(result)},
+                       {"stages", stages},
+                       {"verdict",
+                        {{"stage", judged.stage},
+                         {"fits", result.fits},
+                         {"gpu_nbytes", result.request.cluster.gpus ? judged.peak_nbytes() : 0},
+                         {"node_nbytes", judged.node_nbytes}}},
+                       {"suggestion", suggestion_json(result.suggestion)}};
   if (with_offload) json["offload_on_paper"] = offload_json(judged);
   return json;
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "cluster_file.h"
 #include "kept_results_option.h"
 #include "number_check.h"
 #include "quantity.h"
@@ -75,9 +76,8 @@ void add_training_options(CLI::App& command, PlanOptions& options) {
 }
 
 void add_machine_options(CLI::App& command, PlanOptions& options) {
-  command.add_option("-n,--ranks", options.ranks, "ranks in all")
+  command.add_option("-n,--ranks", options.ranks, "ranks in all (default: 2, or as many as --cluster has)")
       ->transform(whole_number(1, 1'000'000))
-      ->capture_default_str()
       ->type_name("N")
       ->group(kMachines);
   command.add_option("--ranks-per-node", options.ranks_per_node, "ranks on each host (default: all on one)")
@@ -89,11 +89,16 @@ void add_machine_options(CLI::App& command, PlanOptions& options) {
       ->group(kMachines);
   command
       .add_option("--gpu-memory", options.gpu_memory,
-                  "of the GPU that each rank has, such as 80GB: plan for that, and not for this host")
+                  "of the GPU that each rank has, such as 80GB; --memory is then of their hosts (default: not judged)")
       ->type_name("SIZE")
       ->group(kMachines);
   command.add_option("--bandwidth", options.bandwidth, "that each rank receives at, such as 100Gbit/s")
       ->type_name("RATE")
+      ->group(kMachines);
+  command
+      .add_option("--cluster", options.cluster,
+                  "memory and speeds of machines (JSON); the options above override what it says")
+      ->type_name("FILE")
       ->group(kMachines);
 }
 
@@ -186,10 +191,10 @@ plan::ModelShape read_model(const PlanOptions& options) {
 /// True for the models of `zero train`.
 bool is_ours(const PlanOptions& options) { return options.model.empty() && options.parameters.empty(); }
 
-Config read_config(const PlanOptions& options, const plan::ModelShape& model) {
+Config read_config(const PlanOptions& options, const plan::ModelShape& model, int ranks) {
   Config config = !options.config.empty() ? Config::from_file(options.config)
                   : is_ours(options)
-                      ? Config::from_text(builtin_config(TrainOptions{}, model.transformer->dim, options.ranks))
+                      ? Config::from_text(builtin_config(TrainOptions{}, model.transformer->dim, ranks))
                       : Config::from_text(R"({"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})");
   if (!options.dtype.empty()) {
     config.bf16.enabled = options.dtype == "bf16";
@@ -221,30 +226,30 @@ std::int64_t read_memory(const PlanOptions& options) {
   throw ConfigError("--memory: this host does not say how much is free; give it");
 }
 
-/// A rank that has a GPU shares its memory with nobody; its module is built in the host's, and passes through unit by
-/// unit.
-void plan_for_gpus(const PlanOptions& options, PlanRequest& request) {
-  if (!options.memory.empty()) {
-    throw ConfigError("--memory and --gpu-memory: give one of them, that in which the ranks train");
+plan::Cluster read_machines(const PlanOptions& options) {
+  constexpr int kDefaultRanks = 2;
+  plan::Cluster cluster;
+  if (!options.cluster.empty()) cluster = read_cluster(options.cluster);
+  if (options.ranks || options.cluster.empty()) cluster.ranks = options.ranks.value_or(kDefaultRanks);
+  if (options.ranks_per_node) cluster.ranks_per_node = *options.ranks_per_node;
+  if (!options.gpu_memory.empty()) {
+    cluster.gpus = true;
+    cluster.gpu_memory_nbytes = read_size("--gpu-memory", options.gpu_memory);
   }
-  if (request.config.zerotorch.store == Config::Zerotorch::Store::kNodeShared) {
-    throw ConfigError("--gpu-memory: 'node_shared' is memory of a host that its ranks share; GPUs have 'copying'");
+  // This host says nothing about those of a cluster.
+  const bool are_others = cluster.gpus || !options.cluster.empty();
+  if (!options.memory.empty() || !are_others) cluster.node_memory_nbytes = read_memory(options);
+  if (!options.bandwidth.empty()) cluster.bandwidth_nbytes_per_s = parse_bandwidth("--bandwidth", options.bandwidth);
+  return cluster;
+}
+
+/// Programs take a module to GPUs unit by unit (InitializeOptions::device).
+void plan_for_gpus(PlanRequest& request) {
+  using Store = Config::Zerotorch::Store;
+  if (request.config.zerotorch.store == Store::kNodeShared) {
+    throw ConfigError("--store: 'node_shared' is for modules on the CPU; GPUs have 'copying'");
   }
-  request.cluster.gpus = true;
-  request.cluster.ranks_per_node = 1;
-  request.cluster.node_memory_nbytes = read_size("--gpu-memory", options.gpu_memory);
-  request.config.zerotorch.store = Config::Zerotorch::Store::kCopying;
-  auto& zero = request.config.zero_optimization;
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
-  auto& gradients = request.config.zerotorch.offload_gradients;
-  request.without_offload = zero.offload_optimizer.device != Device::kNone ||
-                            zero.offload_param.device != Device::kNone || zero.cpu_offload || zero.cpu_offload_param ||
-                            gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
-  zero.offload_optimizer = {};
-  zero.offload_param = {};
-  zero.cpu_offload = zero.cpu_offload_param = false;
-  gradients = {};
-  request.config.zerotorch.delayed_update = false;  // of states that are offloaded
+  request.config.zerotorch.store = Store::kCopying;
   request.model.deferred_init = true;
 }
 
@@ -265,6 +270,7 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
       "  zero plan --preset gpt-1b -n 2               on this machine\n"
       "  zero plan --model config.json -n 64 --ranks-per-node 8 --memory 512GiB\n"
       "  zero plan --model config.json -n 8 --gpu-memory 80GB\n"
+      "  zero plan --model config.json --cluster cluster.json\n"
       "  zero plan --parameters 7.5e9 -n 64 --config ds_config.json --json\n"
       "Exit code: 0 it fits, 3 it does not, 2 bad input.");
 }
@@ -273,7 +279,8 @@ PlanRequest read_plan_options(const PlanOptions& options) {
   PlanRequest request;
   request.model = read_model(options);
   request.seq_of_file = !options.model.empty() && !options.seq;
-  request.config = read_config(options, request.model);
+  request.cluster = read_machines(options);
+  request.config = read_config(options, request.model, request.cluster.ranks);
   request.stages = options.stages;
   if (request.stages.empty()) request.stages = {0, 1, 2, 3};
   std::sort(request.stages.begin(), request.stages.end());
@@ -281,16 +288,7 @@ PlanRequest read_plan_options(const PlanOptions& options) {
   const int configured = request.config.zero_optimization.stage;
   const bool planned = std::find(request.stages.begin(), request.stages.end(), configured) != request.stages.end();
   if (!options.config.empty() && planned) request.asked_stage = configured;
-  request.cluster.ranks = options.ranks;
-  request.cluster.ranks_per_node = options.ranks_per_node;
-  if (options.gpu_memory.empty()) {
-    request.cluster.node_memory_nbytes = read_memory(options);
-  } else {
-    plan_for_gpus(options, request);
-  }
-  if (!options.bandwidth.empty()) {
-    request.cluster.bandwidth_nbytes_per_s = parse_bandwidth("--bandwidth", options.bandwidth);
-  }
+  if (request.cluster.gpus) plan_for_gpus(request);
   return request;
 }
 

@@ -27,9 +27,8 @@ struct PlanOptions {
   std::string dtype, store;
   std::optional<std::int64_t> micro_batch;
   // Where.
-  int ranks = 2;
-  int ranks_per_node = 0;
-  std::string memory, gpu_memory, bandwidth;
+  std::optional<int> ranks, ranks_per_node;
+  std::string memory, gpu_memory, bandwidth, cluster;
   // What is printed.
   bool json = false;
   bool offload = false;
@@ -46,7 +45,6 @@ struct PlanRequest {
   plan::Cluster cluster;
   std::vector<int> stages;         ///< in ascending order
   bool seq_of_file = false;        ///< samples are as long as the model's file allows
-  bool without_offload = false;    ///< the configuration has it, and it is not planned
   std::optional<int> asked_stage;  ///< the configuration's; not given: the lowest that fits is looked for
 };
 PlanRequest read_plan_options(const PlanOptions& options);

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "colour.h"
 #include "plan_result.h"
@@ -39,7 +42,8 @@ class Table {
   explicit Table(const PlanResult& result) : result_(result) {
     double largest = 0;
     for (const auto& plan : result.plans) {
-      largest = std::max({largest, static_cast<double>(plan.peak_nbytes()), plan.traffic.nbytes});
+      largest = std::max({largest, static_cast<double>(plan.peak_nbytes()), static_cast<double>(plan.host_nbytes),
+                          plan.traffic.nbytes});
     }
     scale_ = scale_for(largest);
   }
@@ -94,9 +98,12 @@ std::string head_text(const PlanResult& result) {
   } else {
     text += ", laid out as 32 equal layers";
   }
-  const char* const place = result.request.cluster.gpus ? "GPU" : "host";
-  text += fmt::format("\nrun        {} rank{} on {} {}{}, {}, micro-batch {}", plan.ranks, plan.ranks == 1 ? "" : "s",
-                      plan.nodes, place, plan.nodes == 1 ? "" : "s", dtype_name(plan.param_dtype), plan.micro_batch);
+  const auto count = [](int number, const char* what) {
+    return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
+  };
+  const std::string gpus = result.request.cluster.gpus ? count(plan.ranks, "GPU") + " of " : "";
+  text += fmt::format("\nrun        {} on {}{}, {}, micro-batch {}", count(plan.ranks, "rank"), gpus,
+                      count(plan.nodes, "host"), dtype_name(plan.param_dtype), plan.micro_batch);
   if (model.transformer) text += fmt::format(" of {} tokens", with_commas(model.transformer->seq));
   if (result.request.seq_of_file) text += " (the file's longest; --seq N for fewer)";
   text += fmt::format(", accumulation {}\n", plan.accumulation_steps);
@@ -144,10 +151,14 @@ void add_states_rows(Table& table) {
   table.nbytes("as the paper counts, 2 + 2 + 12", states_on_paper);
 }
 
-void add_rank_rows(Table& table, const PlanResult& result) {
+/// Of the rank's GPU, or of host memory.
+double peak_in(const plan::Plan& plan, MemoryKind kind, bool of_gpu) {
+  const MemoryUse& use = plan.rank[kind];
+  return static_cast<double>(of_gpu ? use.peak_device_nbytes : use.peak_nbytes - use.peak_device_nbytes);
+}
+
+void add_kind_rows(Table& table, const PlanResult& result, bool of_gpu) {
   using plan::Plan;
-  table.head(fmt::format("peak of a rank in {}", table.unit()));
-  table.words("parameters are kept", [](const Plan& p) { return p.node_shared ? "shared" : "copying"; });
   for (const MemoryKind kind :
        {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients,
         MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kOffload, MemoryKind::kActivations}) {
@@ -155,8 +166,20 @@ void add_rank_rows(Table& table, const PlanResult& result) {
       return kind == MemoryKind::kBuckets ? p.buckets_are_bound : kind == MemoryKind::kGather && p.gather_is_bound;
     });
     table.nbytes(fmt::format("{}{}", memory_kind_name(kind), bound ? " (at most)" : ""),
-                 [kind](const Plan& p) { return peak_of(p, kind); });
+                 [kind, of_gpu](const Plan& p) { return peak_in(p, kind, of_gpu); });
   }
+}
+
+void add_rank_rows(Table& table, const PlanResult& result) {
+  using plan::Plan;
+  const bool gpus = result.request.cluster.gpus;
+  table.head(fmt::format("peak of a {} in {}", gpus ? "GPU" : "rank", table.unit()));
+  if (gpus) {
+    table.words("sums and states are in", [](const Plan& p) { return p.shards_on_gpu ? "GPU" : "host"; });
+  } else {
+    table.words("parameters are kept", [](const Plan& p) { return p.node_shared ? "shared" : "copying"; });
+  }
+  add_kind_rows(table, result, gpus);
   table.nbytes("gradients in place of activations",
                [](const Plan& p) { return -static_cast<double>(p.reused_nbytes); });
   table.nbytes("process (estimate)", [](const Plan& p) { return static_cast<double>(p.process_nbytes); });
@@ -176,24 +199,38 @@ void add_disk_rows(Table& table, const PlanResult& result) {
   table.nbytes("written in a step", [](const Plan& p) { return p.traffic.nvme_written_nbytes; });
 }
 
+void add_verdict_row(Table& table, std::int64_t memory_nbytes, const std::function<double(const plan::Plan&)>& needed) {
+  if (memory_nbytes <= 0) return;
+  const auto fits = [=](const plan::Plan& p) { return needed(p) <= static_cast<double>(memory_nbytes); };
+  table.words(
+      fmt::format("fits {}", with_gib(memory_nbytes)), [&](const plan::Plan& p) { return fits(p) ? "yes" : "no"; },
+      [&](const plan::Plan& p) { return fits(p) ? Tone::kGood : Tone::kBad; });
+}
+
+std::string ranks_of_host(const PlanResult& result) {
+  const int ranks = result.plans.front().ranks_per_node;
+  return fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
+}
+
 void add_host_rows(Table& table, const PlanResult& result) {
   using plan::Plan;
   const auto& cluster = result.request.cluster;
   const auto peak = [](const Plan& p) { return static_cast<double>(p.node_nbytes); };
   if (cluster.gpus) {
-    table.head("peak of a GPU");
-    table.nbytes("GPU memory", peak);
+    add_verdict_row(table, cluster.gpu_memory_nbytes,
+                    [](const Plan& p) { return static_cast<double>(p.peak_nbytes()); });
+    table.head("in host memory");
+    add_kind_rows(table, result, false);
+    table.nbytes("a rank with its process (estimate)",
+                 [](const Plan& p) { return static_cast<double>(p.host_nbytes); });
+    table.nbytes(fmt::format("a host with {}", ranks_of_host(result)), peak);
   } else {
-    table.head(fmt::format("peak of a host with {} rank{}", result.plans.front().ranks_per_node,
-                           result.plans.front().ranks_per_node == 1 ? "" : "s"));
+    table.head(fmt::format("peak of a host with {}", ranks_of_host(result)));
     table.nbytes("host memory", peak);
-    table.nbytes("an asynchronous checkpoint, on top",
-                 [](const Plan& p) { return static_cast<double>(p.checkpoint_nbytes) * p.ranks_per_node; });
   }
-  table.words(
-      fmt::format("fits {}", with_gib(cluster.node_memory_nbytes)),
-      [&](const Plan& p) { return plan::fits(p, cluster) ? "yes" : "no"; },
-      [&](const Plan& p) { return plan::fits(p, cluster) ? Tone::kGood : Tone::kBad; });
+  table.nbytes("an asynchronous checkpoint, on top",
+               [](const Plan& p) { return static_cast<double>(p.checkpoint_nbytes) * p.ranks_per_node; });
+  add_verdict_row(table, cluster.node_memory_nbytes, peak);
 }
 
 void add_traffic_rows(Table& table, const PlanResult& result) {
@@ -207,9 +244,36 @@ void add_traffic_rows(Table& table, const PlanResult& result) {
                ? std::string("-")
                : fmt::format("{:.2f}", (t.gathered_numel + t.reduced_numel + t.published_numel + t.whole_numel) / all);
   });
+  if (result.plans.front().nodes > 1)
+    table.nbytes("of these from other hosts", [](const Plan& p) { return p.traffic.between_hosts_nbytes; });
   if (result.request.cluster.bandwidth_nbytes_per_s <= 0) return;
   table.words(fmt::format("time at {:g} Gbit/s", result.request.cluster.bandwidth_nbytes_per_s * 8 / 1e9),
               [](const Plan& p) { return seconds_text(p.traffic.seconds); });
+}
+
+/// What takes time at the speeds that are known.
+void add_time_rows(Table& table, const PlanResult& result) {
+  using plan::Plan;
+  using plan::StepTimes;
+  const auto is_none = [&](double StepTimes::*part) {
+    return std::all_of(result.plans.begin(), result.plans.end(), [=](const Plan& p) { return p.times.*part == 0; });
+  };
+  const bool gpus = result.request.cluster.gpus;
+  const std::pair<const char*, double StepTimes::*> rows[] = {
+      {"forward and backward", &StepTimes::compute},
+      {gpus ? "between GPUs of a host" : "between ranks of a host", &StepTimes::between_ranks},
+      {"between hosts", &StepTimes::between_hosts},
+      {"between GPU and host", &StepTimes::to_device},
+      {"update, at the speed of memory", &StepTimes::update},
+      {"disk", &StepTimes::disk}};
+  if (std::ranges::all_of(rows, [&](const auto& row) { return is_none(row.second); })) return;
+  table.head("seconds of a step, at these speeds");
+  for (const auto& [label, part] : rows) {
+    if (is_none(part)) continue;
+    table.words(label, [part = part](const Plan& p) { return p.times.*part == 0 ? "-" : seconds_text(p.times.*part); });
+  }
+  table.words("a step, at least", [](const Plan& p) { return seconds_text(p.times.at_least()); });
+  table.words("with nothing beside anything", [](const Plan& p) { return seconds_text(p.times.in_turn()); });
 }
 
 std::string offload_text(const PlanResult& result) {
@@ -231,21 +295,41 @@ std::string offload_text(const PlanResult& result) {
   return text;
 }
 
+/// "a GPU needs 10.32 GB of 20.00 GB (18.63 GiB)", of all that is known.
+std::string needs_text(const plan::Plan& plan, const plan::Cluster& cluster) {
+  std::vector<std::string> needs;
+  const auto add = [&](const char* place, std::int64_t nbytes, std::int64_t memory) {
+    if (memory > 0) needs.push_back(fmt::format("a {} needs {} of {}", place, human_nbytes(nbytes), with_gib(memory)));
+  };
+  if (cluster.gpus) add("GPU", plan.peak_nbytes(), cluster.gpu_memory_nbytes);
+  add("host", plan.node_nbytes, cluster.node_memory_nbytes);
+  if (needs.empty()) return fmt::format("a host needs {}", human_nbytes(plan.node_nbytes));
+  return fmt::format("{}", fmt::join(needs, ",\n             "));
+}
+
+std::string gpus_text(const PlanResult& result) {
+  const auto& cluster = result.request.cluster;
+  if (!cluster.gpus) return "";
+  std::string text =
+      "GPUs       `zero train --device cuda`, or programs with their module on one\n"
+      "           (docs/gpu.md). Processes (CUDA, its libraries) are estimates\n";
+  const plan::Plan& plan = result.plans[result.judged];
+  using Transport = Config::Zerotorch::DeviceTransport;
+  if (plan.nodes > 1 && !plan.shards_on_gpu && result.request.config.zerotorch.device_transport == Transport::kAuto)
+    text +=
+        "           over several hosts states are in the GPUs' memory only with\n"
+        "           \"zerotorch\": {\"device_transport\": \"nccl\"}\n";
+  return text;
+}
+
 std::string verdict_text(const PlanResult& result) {
   const plan::Plan& judged = result.plans[result.judged];
-  const std::int64_t memory = result.request.cluster.node_memory_nbytes;
-  const bool gpus = result.request.cluster.gpus;
-  const char* const place = gpus ? "GPU" : "host";
-  std::string text =
-      gpus ? "GPUs       `zero train --device cuda`, or programs with their module on one (docs/gpu.md). The\n"
-             "           process (CUDA, its libraries) is an estimate\n"
-           : "";
-  if (result.request.without_offload) {
-    text += "           offload of the configuration is not in it: all is on the GPUs\n";
-  }
-  text += fmt::format("verdict    stage {} {}: a {} needs {} of {}\n", judged.stage,
-                      result.fits ? painted(Tone::kGood, "fits") : painted(Tone::kBad, "does not fit"), place,
-                      human_nbytes(judged.node_nbytes), with_gib(memory));
+  const auto& cluster = result.request.cluster;
+  const std::int64_t memory = cluster.gpus ? cluster.gpu_memory_nbytes : cluster.node_memory_nbytes;
+  std::string text = gpus_text(result);
+  text += fmt::format("verdict    stage {} {}: {}\n", judged.stage,
+                      result.fits ? painted(Tone::kGood, "fits") : painted(Tone::kBad, "does not fit"),
+                      needs_text(judged, cluster));
   if (result.fits) return text;
   if (result.request.seq_of_file) {
     text += fmt::format(
@@ -262,8 +346,8 @@ std::string verdict_text(const PlanResult& result) {
   text += "           smallest change that fits:";
   text += changes.size() == 1 ? " " + changes.front()
                               : fmt::format("\n             {}\n          ", fmt::join(changes, "\n             "));
-  return text + fmt::format("{} then a {} needs {}\n", changes.size() == 1 ? ";" : "", place,
-                            human_nbytes(result.suggestion->plan.node_nbytes));
+  return text + fmt::format("{} then {}\n", changes.size() == 1 ? ";" : "",
+                            plan::needs(result.suggestion->plan, result.suggestion->cluster));
 }
 
 }  // namespace
@@ -275,6 +359,7 @@ std::string plan_text(const PlanResult& result, bool with_offload) {
   add_disk_rows(table, result);
   add_host_rows(table, result);
   if (result.plans.front().ranks > 1) add_traffic_rows(table, result);
+  add_time_rows(table, result);
   std::string text = head_text(result) + notice_text(result) + "\n" + table.take() + activations_text(result) + "\n";
   if (with_offload) text += offload_text(result) + "\n";
   return text + verdict_text(result);

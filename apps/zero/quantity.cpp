@@ -21,8 +21,9 @@ constexpr double kKi = 1024, kMi = kKi * kKi, kGi = kMi * kKi, kTi = kGi * kKi;
 constexpr Unit kCounts[] = {{"", 1}, {"k", 1e3}, {"m", 1e6}, {"b", 1e9}, {"g", 1e9}, {"t", 1e12}};
 constexpr Unit kSizes[] = {{"b", 1},     {"kb", 1e3},  {"mb", 1e6},  {"gb", 1e9}, {"tb", 1e12},
                            {"kib", kKi}, {"mib", kMi}, {"gib", kGi}, {"tib", kTi}};
-constexpr Unit kRates[] = {{"mbit/s", 1e6 / 8}, {"gbit/s", 1e9 / 8}, {"mbps", 1e6 / 8}, {"gbps", 1e9 / 8},
-                           {"mb/s", 1e6},       {"gb/s", 1e9},       {"gib/s", kGi}};
+constexpr Unit kRates[] = {{"mbit/s", 1e6 / 8}, {"gbit/s", 1e9 / 8},  {"mbps", 1e6 / 8},
+                           {"gbps", 1e9 / 8},   {"tbit/s", 1e12 / 8}, {"mb/s", 1e6},
+                           {"gb/s", 1e9},       {"tb/s", 1e12},       {"gib/s", kGi}};
 
 /// The number times its unit; negative when `text` is neither.
 double parse(const std::string& text, std::span<const Unit> units) {

@@ -16,7 +16,8 @@ namespace zero::app {
 /// gradients 2 (4), fp32 master weights 4 (0), Adam's two moments 8: 16 in all. DDP's gradient buckets are not counted.
 MemoryReport ddp_memory(std::int64_t parameters_numel, std::int64_t trained_numel, DType param_dtype);
 
-/// By kind's name: {"current_nbytes", "peak_nbytes"}.
+/// By kind's name: {"current_nbytes", "peak_nbytes"}, of what is on a device also {"device_nbytes",
+/// "peak_device_nbytes"}.
 nlohmann::ordered_json kinds_json(const MemoryReport& report);
 /// A kind's name in JSON, without blanks: "master".
 std::string memory_key(MemoryKind kind);

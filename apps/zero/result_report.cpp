@@ -175,8 +175,12 @@ std::string memory_key(MemoryKind kind) {
 ordered_json kinds_json(const MemoryReport& report) {
   ordered_json kinds = ordered_json::object();
   for (int i = 0; i < kMemoryKinds; ++i) {
-    kinds[memory_key(static_cast<MemoryKind>(i))] = {{"current_nbytes", report.kinds[i].current_nbytes},
-                                                     {"peak_nbytes", report.kinds[i].peak_nbytes}};
+    const MemoryUse& use = report.kinds[i];
+    ordered_json& kind = kinds[memory_key(static_cast<MemoryKind>(i))];
+    kind = {{"current_nbytes", use.current_nbytes}, {"peak_nbytes", use.peak_nbytes}};
+    if (use.peak_device_nbytes == 0) continue;
+    kind["device_nbytes"] = use.device_nbytes;
+    kind["peak_device_nbytes"] = use.peak_device_nbytes;
   }
   return kinds;
 }

@@ -32,7 +32,8 @@ std::size_t distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
-/// "; did you mean 'train'?", or nothing where no name is near.
+}  // namespace
+
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& names) {
   std::string nearest;
   std::size_t least = std::max<std::size_t>(1, word.size() / 3) + 1;
@@ -42,6 +43,8 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
   }
   return nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest);
 }
+
+namespace {
 
 std::vector<std::string> commands_of(const CLI::App& app) {
   std::vector<std::string> names;

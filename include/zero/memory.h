@@ -27,6 +27,8 @@ struct MemoryUse {
   std::int64_t current_nbytes = 0;  ///< held: obtained from the system ("reserved")
   std::int64_t peak_nbytes = 0;     ///< the most that was held
   std::int64_t in_use_nbytes = 0;   ///< held bytes minus idle buffers in pools
+  /// Of these in the memory of accelerators; all else is in the host's.
+  std::int64_t device_nbytes = 0, peak_device_nbytes = 0;
 };
 
 /// The kernel's memory counters of a process.

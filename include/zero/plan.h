@@ -145,13 +145,27 @@ ModelShape model_of_numel(std::int64_t numel);
 
 // ---- The machines ----
 
+/// How fast the machines are, per second; 0: unknown.
+struct Speeds {
+  double flops_per_s = 0;    ///< of a rank, in forward and backward
+  double between_ranks = 0;  ///< bytes that a rank receives from the others of its host: NVLink, PCIe, shared memory
+  double between_hosts = 0;  ///< bytes that a host receives from the others, by all its network cards
+  double to_device = 0;      ///< bytes between a GPU and its host's memory, each way: PCIe
+  double device_memory = 0;  ///< bytes that the memory of a GPU reads and writes
+  double host_memory = 0;    ///< bytes that a host's memory reads and writes
+  double disk = 0;           ///< bytes that a host's disks read and write
+};
+
 struct Cluster {
   int ranks = 1;
   int ranks_per_node = 0;               ///< 0: all on one host
   std::int64_t node_memory_nbytes = 0;  ///< available to the ranks of a host together; 0: unknown, everything fits
-  /// Each "host" is a GPU with its one rank (`ranks_per_node` is 1), and the memory is the GPU's.
+  /// Each rank has a GPU, and its module is there. What it shards is, too, unless the configuration wants it in host
+  /// memory, or there are several hosts and zerotorch.device_transport is not 'nccl'.
   bool gpus = false;
-  double bandwidth_nbytes_per_s = 0;  ///< receive bandwidth of each rank; 0: unknown
+  std::int64_t gpu_memory_nbytes = 0;  ///< of each of them; 0: unknown, everything fits
+  double bandwidth_nbytes_per_s = 0;   ///< receive bandwidth of each rank, from whomever; 0: unknown
+  Speeds speeds;
 };
 
 // ---- The plan ----
@@ -181,22 +195,41 @@ Activations activations(const Transformer& shape, std::int64_t micro_batch, DTyp
 MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank,
                            int ranks_per_node = 0, bool gpus = false);
 
-/// True when reductions overlap backward: the number of buckets in flight then depends on timing.
-bool buckets_are_bound(const Config& config, int world_size);
+/// True when reductions overlap backward, or gradients come from GPUs: the number of buckets in flight then depends on
+/// timing.
+bool buckets_are_bound(const Config& config, int world_size, bool gpus = false);
 
-/// True when the copying store chooses its prefetch distance from measured times.
-bool gather_is_bound(const Config& config, int world_size);
+/// True when the copying store chooses its prefetch distance from measured times, which it does not on GPUs.
+bool gather_is_bound(const Config& config, int world_size, bool gpus = false);
 
 /// Elements each rank receives in one optimizer step, mean over ranks (see zero/report.h).
 struct Traffic {
   double gathered_numel = 0;
   double reduced_numel = 0;
   double published_numel = 0;
-  double whole_numel = 0;          ///< every trainable tensor counts, also one that a step does not use
-  double nbytes = 0;               ///< of all four in their dtypes, plus norms
-  double seconds = 0;              ///< at the cluster's bandwidth, without overlap; 0: bandwidth unknown
-  double nvme_nbytes = 0;          ///< read from disk by the heaviest rank
-  double nvme_written_nbytes = 0;  ///< written to disk by the heaviest rank
+  double whole_numel = 0;           ///< every trainable tensor counts, also one that a step does not use
+  double nbytes = 0;                ///< of all four in their dtypes, plus norms
+  double between_hosts_nbytes = 0;  ///< of these from ranks of other hosts
+  double seconds = 0;               ///< at the cluster's bandwidth, without overlap; 0: bandwidth unknown
+  double nvme_nbytes = 0;           ///< read from disk by the heaviest rank
+  double nvme_written_nbytes = 0;   ///< written to disk by the heaviest rank
+  /// Of shards in the host's memory: parameters to the rank's GPU, gradients from there.
+  double to_device_nbytes = 0, from_device_nbytes = 0;
+  /// Sums, masters, states and parameters that a rank's update reads and writes, by where the states are; those of a
+  /// disk pass the host's memory.
+  double host_update_nbytes = 0, device_update_nbytes = 0;
+};
+
+/// Seconds of an optimizer step by what takes them, at the cluster's speeds; 0: nothing, or the speed is unknown.
+struct StepTimes {
+  double compute = 0;  ///< forward and backward
+  double between_ranks = 0, between_hosts = 0, to_device = 0;
+  double update = 0;  ///< at the speed of memory
+  double disk = 0;
+  bool update_is_beside = false;  ///< of backward, or of the next step: else it follows
+
+  double at_least() const;  ///< with everything beside everything else that it can be beside
+  double in_turn() const;   ///< with nothing beside anything
 };
 
 struct Plan {
@@ -223,11 +256,16 @@ struct Plan {
   /// In addition, while an asynchronous checkpoint is written: a copy of what that rank saves, at most. A host without
   /// memory for it saves synchronously.
   std::int64_t checkpoint_nbytes = 0;
-  std::int64_t start_nbytes = 0;          ///< the first rank's peak inside initialize()
-  std::int64_t training_nbytes = 0;       ///< that rank's peak in training
+  /// Where it computes, so in the memory of its GPU if it has one: that rank's peak inside initialize(), and in
+  /// training.
+  std::int64_t start_nbytes = 0, training_nbytes = 0;
+  std::int64_t host_nbytes = 0;           ///< that rank's peak in host memory, in either
   std::int64_t node_training_nbytes = 0;  ///< peak in training of the host that needs most, all its ranks
   std::int64_t node_nbytes = 0;           ///< the same over start and training
+  bool shards_on_gpu = false;             ///< parameters, sums and states, but for what is on a disk
+  double flops = 0;                       ///< of a rank's forward and backward in a step; 0: unknown
   Traffic traffic;
+  StepTimes times;
 
   std::int64_t peak_nbytes() const { return start_nbytes > training_nbytes ? start_nbytes : training_nbytes; }
 };
@@ -241,8 +279,11 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
 /// stage 0.
 Config at_stage(Config config, int stage);
 
-/// True if the host that needs most has enough memory, or its memory is unknown.
+/// True if the host that needs most has enough memory, and the GPU that does, or their memory is unknown.
 bool fits(const Plan& plan, const Cluster& cluster);
+
+/// What is needed of what there is, of GPUs if they have too little, else of hosts: "a GPU needs 91.20 GB of 80.00 GB".
+std::string needs(const Plan& plan, const Cluster& cluster);
 
 /// Compares the memory for training `model` with that of a host. Returns a warning if it takes more than nine tenths,
 /// or, with `force`, if it does not fit; else an empty string. `config` needs its batch sizes. Local. Throws
@@ -267,6 +308,7 @@ struct Changes {
   bool dtype = true;             ///< bf16
   bool recompute = true;         ///< activation checkpointing of every block
   bool deferred_init = true;
+  bool states_in_host_memory = true;  ///< of GPUs, with all else that is sharded
   bool states_on_nvme = true;
   bool gradients_on_nvme = true;   ///< their sums, with the states, if these may go there
   bool parameters_on_nvme = true;  ///< with the states, if these may go there, at stage 3

@@ -12,9 +12,10 @@ namespace zerotorch {
 namespace py = pybind11;
 namespace {
 
-py::dict plan(const zero::plan::ModelShape& shape, const std::string& config, int ranks, int ranks_per_node) {
+py::dict plan(const zero::plan::ModelShape& shape, const std::string& config, int ranks, int ranks_per_node,
+              bool gpus) {
   const auto planned = zero::plan::plan_memory(shape, zero::Config::from_text(config, "config"),
-                                               {.ranks = ranks, .ranks_per_node = ranks_per_node});
+                                               {.ranks = ranks, .ranks_per_node = ranks_per_node, .gpus = gpus});
   py::dict kinds;
   for (int k = 0; k < zero::kMemoryKinds; ++k) {
     const std::string name(zero::memory_kind_name(static_cast<zero::MemoryKind>(k)));
@@ -30,27 +31,29 @@ py::dict plan(const zero::plan::ModelShape& shape, const std::string& config, in
   dict["rank"] = kinds;
   dict["rank_start_nbytes"] = planned.start_nbytes;
   dict["rank_training_nbytes"] = planned.training_nbytes;
+  dict["rank_host_nbytes"] = planned.host_nbytes;
+  dict["gpus"] = gpus;
   dict["host_nbytes"] = planned.node_nbytes;
   dict["host_training_nbytes"] = planned.node_training_nbytes;
   dict["received_nbytes_per_step"] = planned.traffic.nbytes;
   return dict;
 }
 
-py::dict plan_of_module(const py::object& module, const std::string& config, int ranks, int ranks_per_node) {
-  return plan(zero::plan::shape_of(view_of(module)), config, ranks, ranks_per_node);
+py::dict plan_of_module(const py::object& module, const std::string& config, int ranks, int ranks_per_node, bool gpus) {
+  return plan(zero::plan::shape_of(view_of(module)), config, ranks, ranks_per_node, gpus);
 }
 
-py::dict plan_of_numel(std::int64_t numel, const std::string& config, int ranks, int ranks_per_node) {
-  return plan(zero::plan::model_of_numel(numel), config, ranks, ranks_per_node);
+py::dict plan_of_numel(std::int64_t numel, const std::string& config, int ranks, int ranks_per_node, bool gpus) {
+  return plan(zero::plan::model_of_numel(numel), config, ranks, ranks_per_node, gpus);
 }
 
 }  // namespace
 
 void bind_plan(py::module_& module) {
   module.def("plan_of_module", &plan_of_module, py::arg("module"), py::arg("config"), py::arg("ranks"),
-             py::arg("ranks_per_node") = 0);
+             py::arg("ranks_per_node") = 0, py::arg("gpus") = false);
   module.def("plan_of_numel", &plan_of_numel, py::arg("numel"), py::arg("config"), py::arg("ranks"),
-             py::arg("ranks_per_node") = 0);
+             py::arg("ranks_per_node") = 0, py::arg("gpus") = false);
 }
 
 }  // namespace zerotorch

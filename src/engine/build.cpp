@@ -215,9 +215,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
         .measured_prefetch = impl.config.zerotorch.measured_prefetch && !on_accelerator,
         .publish_bucket_numel = zero.allgather_bucket_size,
         .updates_in_backward = laid.step_in_backward};
-    options.shares_shards = on_accelerator && impl.group.size() > 1 && impl.group.single_node() &&
-                            laid.sharding.optimizer_states && !laid.parameters_on_disk &&
-                            (impl.model.module_is_elsewhere() || laid.copies_units);
+    options.shares_shards = laid.copies_units;
     if (laid.parameters_on_disk) {
       options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);
       options.disk->cuts = laid.parameter_slots();
@@ -237,6 +235,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   if (laid.step_in_backward) setup.options.bucket_numel = laid.bucket_numel;
   setup.options.updates_late = laid.delayed_update;
   setup.options.states_on_device = laid.states_on_device;
+  setup.options.device_update_numel = laid.device_update_numel;
   const bool on_disk = setup.options.disk.has_value();
   if (on_disk && impl.trace) setup.options.disk->files = &impl.trace->traced(*setup.options.disk->files);
   try {

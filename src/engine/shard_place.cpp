@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "setup/laid_out.h"
 #include "storage/device_transport.h"
 #include "storage/nccl.h"
 #include "storage/nccl_transport.h"
@@ -13,20 +14,12 @@
 namespace zero::engine {
 namespace {
 
-bool are_in_host_memory(const Config& config) {
-  const auto& zero = config.zero_optimization;
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
-  return zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone ||
-         zero.cpu_offload || zero.cpu_offload_param ||
-         config.zerotorch.offload_gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
-}
-
 /// Why shards are not moved as the configuration wants; null: they can be.
 const char* problem_of(Config::Zerotorch::DeviceTransport wanted, c10::Device module_device, const Config& config,
                        const Group& group) {
   using Transport = Config::Zerotorch::DeviceTransport;
   if (module_device.is_cpu()) return "is for a module on a GPU; move it there before initialize(), or remove the key";
-  if (are_in_host_memory(config)) {
+  if (setup::wants_host_memory(config)) {
     return "is for shards in the memory of GPUs, and the configuration has them in the host's "
            "(zero_optimization.offload_optimizer and the like); remove one";
   }
@@ -60,7 +53,7 @@ ShardPlace choose_shard_place(c10::Device module_device, const Config& config, c
           fmt::format("zerotorch.device_transport: '{}' {}", wanted == Transport::kNccl ? "nccl" : "shared", problem));
     }
   }
-  if (module_device.is_cpu() || are_in_host_memory(config)) return {};
+  if (module_device.is_cpu() || setup::wants_host_memory(config)) return {};
   if (group.size() == 1) return {.device = module_device};
   if (wanted == Transport::kNccl) return {.device = module_device, .moved_by = MovedBy::kNccl};
   if (storage::can_share_device_memory(group, module_device))

@@ -143,7 +143,8 @@ std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid) {
     for (int i = 0; i < kMicroBatches; ++i) pool.micro_batch(order);
     return pool.total_numel();
   };
-  if (!laid.overlap || laid.world_size == 1) return grown(false);
+  // Gradients on their way from a device are in flight, too.
+  if (!laid.units_on_device && (!laid.overlap || laid.world_size == 1)) return grown(false);
   return std::max({grown(false), grown(true), std::min(limit, sum)});
 }
 

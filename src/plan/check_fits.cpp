@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string>
 
 #include "zero/errors.h"
@@ -13,21 +14,38 @@ namespace {
 std::string remedy(const ModelShape& model, const Config& config, const Cluster& cluster) {
   const auto suggestion = suggest(model, config, cluster);
   if (!suggestion || suggestion->changes.empty()) return "take a smaller model";
-  return fmt::format("the smallest change that fits: {}, then a host needs {}", fmt::join(suggestion->changes, " and "),
-                     human_nbytes(suggestion->plan.node_nbytes));
+  return fmt::format("the smallest change that fits: {}, then {}", fmt::join(suggestion->changes, " and "),
+                     needs(suggestion->plan, suggestion->cluster));
+}
+
+double share_of(std::int64_t nbytes, std::int64_t available) {
+  return available > 0 ? static_cast<double>(nbytes) / static_cast<double>(available) : 0;
 }
 
 }  // namespace
 
+std::string needs(const Plan& plan, const Cluster& cluster) {
+  const bool of_gpu = cluster.gpus && cluster.gpu_memory_nbytes > 0 &&
+                      (plan.peak_nbytes() > cluster.gpu_memory_nbytes || cluster.node_memory_nbytes <= 0 ||
+                       plan.node_nbytes <= cluster.node_memory_nbytes);
+  return of_gpu ? fmt::format("a GPU needs {} of {}", human_nbytes(plan.peak_nbytes()),
+                              human_nbytes(cluster.gpu_memory_nbytes))
+                : fmt::format("a host needs {} of {}", human_nbytes(plan.node_nbytes),
+                              human_nbytes(cluster.node_memory_nbytes));
+}
+
 std::string check_fits(const ModelShape& model, const Config& config, const Cluster& cluster, bool force) {
   constexpr double kTight = 0.9;
   const Plan found = plan_memory(model, config, cluster);
-  const auto available = static_cast<double>(cluster.node_memory_nbytes);
-  if (available <= 0 || static_cast<double>(found.node_nbytes) <= kTight * available) return "";
+  const double of_host = share_of(found.node_nbytes, cluster.node_memory_nbytes);
+  const double of_gpu = cluster.gpus ? share_of(found.peak_nbytes(), cluster.gpu_memory_nbytes) : 0;
+  if (std::max(of_host, of_gpu) <= kTight) return "";
+  const bool is_gpu = of_gpu > of_host;
   const std::string numbers =
-      fmt::format("the run needs about {} on this host ({} rank{}, stage {}) and {} of memory are free",
-                  human_nbytes(found.node_nbytes), found.ranks_per_node, found.ranks_per_node == 1 ? "" : "s",
-                  found.stage, human_nbytes(cluster.node_memory_nbytes));
+      fmt::format("the run needs about {} on {} ({} rank{}, stage {}) and {} of memory are free",
+                  human_nbytes(is_gpu ? found.peak_nbytes() : found.node_nbytes), is_gpu ? "each GPU" : "this host",
+                  found.ranks_per_node, found.ranks_per_node == 1 ? "" : "s", found.stage,
+                  human_nbytes(is_gpu ? cluster.gpu_memory_nbytes : cluster.node_memory_nbytes));
   if (fits(found, cluster) || force) return numbers;
   throw ConfigError(fmt::format("{}; {}", numbers, remedy(model, config, cluster)));
 }

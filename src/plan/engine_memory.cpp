@@ -51,11 +51,16 @@ std::int64_t summed_numel(const LaidOut& laid, int rank) {
   return laid.step_in_backward ? largest_piece(laid, rank) : updated_numel(laid, rank) * laid.sets_of_sums();
 }
 
+/// Elements of parameters that `rank` holds where shards are: its own, and units that it keeps whole there.
 std::int64_t parameters_numel(const LaidOut& laid, int rank) {
   std::int64_t sum = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
+    if (laid.copies_units) {
+      sum += laid.shard(u, rank).numel();
+      continue;
+    }
     if (laid.resident[u]) {
-      sum += laid.units[u].numel + (laid.copies_units ? laid.shard(u, rank).numel() : 0);
+      sum += laid.units[u].numel;
       continue;
     }
     if (laid.parameters_on_disk) continue;
@@ -66,6 +71,18 @@ std::int64_t parameters_numel(const LaidOut& laid, int rank) {
     }
   }
   return sum;
+}
+
+/// Elements of whole units that are kept beside the shards.
+std::int64_t copied_numel(const LaidOut& laid) {
+  std::int64_t sum = 0;
+  for (std::size_t u = 0; u < laid.units.size(); ++u)
+    sum += laid.resident[u] && (laid.copies_units || laid.units_on_device) ? laid.units[u].numel : 0;
+  return sum;
+}
+
+bool is_on_device(const LaidOut& laid, std::size_t unit) {
+  return laid.on_device || (!laid.states_on_device.empty() && laid.states_on_device[unit]);
 }
 
 /// `of_shard[r]` is what rank r's own shards take; on return what it holds for its host.
@@ -92,17 +109,6 @@ bool writes_all_it_updates(const LaidOut& laid, int rank) {
   return true;
 }
 
-/// Bytes per updated element that are kept beside the parameters for their full precision (see
-/// zero/sharded_optimizer.h): parameters of the masters' dtype are their own master, bf16 ones need a 16-bit
-/// remainder for masters in fp32, and fp16 ones and ranks that do not write what they update a master of its
-/// own.
-std::int64_t master_nbytes(const LaidOut& laid, int rank) {
-  const auto own = static_cast<std::int64_t>(element_nbytes(laid.master_dtype));
-  if (!writes_all_it_updates(laid, rank)) return own;
-  if (laid.param_dtype == laid.master_dtype) return 0;
-  return laid.param_dtype == DType::kBFloat16 ? 2 : own;
-}
-
 /// `change[r]` is what rank r has more than rank r - 1: gives `amount` to ranks [first, first + count),
 /// modulo their number.
 void add_to_ranks(std::vector<double>& change, std::int64_t first, std::int64_t count, double amount) {
@@ -116,11 +122,11 @@ void add_to_ranks(std::vector<double>& change, std::int64_t first, std::int64_t 
   change[end - world] -= amount;
 }
 
-/// Units that are read from a disk are in memory once for all ranks of the host: at the most all units, or what each
-/// rank holds where no two hold the same, and one more (storage/host_units.h).
-std::int64_t gather_nbytes(const LaidOut& laid, const Pools& pools) {
+/// Of the host's memory. Units that are read from a disk are there once for all ranks of the host: at the most all
+/// units, or what each rank holds where no two hold the same, and one more (storage/host_units.h).
+std::int64_t gather_nbytes_of_host(const LaidOut& laid, const Pools& pools) {
   const std::int64_t of_rank = pools.gather.pool_numel;
-  if (!laid.parameters_on_disk) return of_rank * laid.low_nbytes();
+  if (!laid.parameters_on_disk) return laid.units_on_device && laid.copies_units ? 0 : of_rank * laid.low_nbytes();
   std::int64_t all = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) all += laid.resident[u] ? 0 : laid.units[u].numel;
   if (all == 0) return 0;
@@ -130,39 +136,59 @@ std::int64_t gather_nbytes(const LaidOut& laid, const Pools& pools) {
 
 }  // namespace
 
+std::int64_t master_nbytes(const LaidOut& laid, int rank) {
+  const auto own = static_cast<std::int64_t>(element_nbytes(laid.master_dtype));
+  if (!writes_all_it_updates(laid, rank)) return own;
+  if (laid.param_dtype == laid.master_dtype) return 0;
+  return laid.param_dtype == DType::kBFloat16 ? 2 : own;
+}
+
 Pools find_pools(const ModelShape& model, const LaidOut& laid, const Config& config) {
   return {bucket_numel(model, laid), gather_use(model, laid, config)};
 }
 
+std::int64_t received_by_nccl_nbytes(const LaidOut& laid, int rank) {
+  return (laid.world_size - 1) * largest_piece(laid, rank) * laid.gradient_nbytes();
+}
+
 MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   MemoryReport report;
-  const auto add = [&](MemoryKind kind, std::int64_t current_nbytes, std::int64_t peak_nbytes) {
-    report[kind].current_nbytes += current_nbytes;
-    report[kind].peak_nbytes += peak_nbytes;
+  const auto add = [&](MemoryKind kind, std::int64_t current_nbytes, std::int64_t peak_nbytes, bool on_device) {
+    MemoryUse& use = report[kind];
+    use.current_nbytes += current_nbytes;
+    use.peak_nbytes += peak_nbytes;
+    if (!on_device) return;
+    use.device_nbytes += current_nbytes;
+    use.peak_device_nbytes += peak_nbytes;
   };
-  const auto hold = [&](MemoryKind kind, std::int64_t nbytes) { add(kind, nbytes, nbytes); };
+  const auto hold = [&](MemoryKind kind, std::int64_t nbytes, bool on_device) { add(kind, nbytes, nbytes, on_device); };
+  const bool there = laid.on_device;
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
-  hold(MemoryKind::kParameters, (parameters_numel(laid, rank) + (laid.delayed_update ? updated : 0)) * low);
+  hold(MemoryKind::kParameters, (parameters_numel(laid, rank) + (laid.delayed_update ? updated : 0)) * low, there);
+  hold(MemoryKind::kParameters, copied_numel(laid) * low, true);
   for (const DiskUse& disk : {disk_use(laid, rank, master_nbytes(laid, rank)), disk_use_of_gradients(laid, rank),
                               disk_use_of_parameters(laid, rank)}) {
-    hold(MemoryKind::kOffload, disk.buffers_nbytes);
+    hold(MemoryKind::kOffload, disk.buffers_nbytes, false);
     report.nvme_nbytes += disk.file_nbytes;
   }
-  if (!laid.states_on_disk) hold(MemoryKind::kMaster, updated * master_nbytes(laid, rank));
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
-    const Range whole{0, laid.units[u].numel};
-    if (laid.units[u].trainable && !laid.states_on_disk)
-      hold(MemoryKind::kOptimizer, laid.state_nbytes(u, laid.sharding.optimizer_states ? laid.shard(u, rank) : whole));
+    if (!laid.units[u].trainable || laid.states_on_disk) continue;
+    const Range its = laid.sharding.optimizer_states ? laid.shard(u, rank) : Range{0, laid.units[u].numel};
+    hold(MemoryKind::kMaster, its.numel() * master_nbytes(laid, rank), is_on_device(laid, u));
+    hold(MemoryKind::kOptimizer, laid.state_nbytes(u, its), is_on_device(laid, u));
   }
-  if (!laid.gradients_on_disk) hold(MemoryKind::kGradients, summed_numel(laid, rank) * laid.sum_nbytes());
+  if (!laid.gradients_on_disk) hold(MemoryKind::kGradients, summed_numel(laid, rank) * laid.sum_nbytes(), there);
   const std::int64_t buckets = pools.bucket_numel * laid.gradient_nbytes();
-  add(MemoryKind::kBuckets, laid.sharding.gradients ? 0 : buckets, buckets);
-  add(MemoryKind::kGather, 0, gather_nbytes(laid, pools));
-  hold(MemoryKind::kOptimizer, laid.whole_state_nbytes_of(rank));
+  add(MemoryKind::kBuckets, laid.sharding.gradients ? 0 : buckets, buckets, there);
+  const std::int64_t gathered = pools.gather.pool_numel * low;
+  if (there || laid.units_on_device) add(MemoryKind::kGather, 0, gathered, true);
+  if (!there) add(MemoryKind::kGather, 0, gather_nbytes_of_host(laid, pools), false);
+  hold(MemoryKind::kOptimizer, laid.whole_state_nbytes_of(rank), there);
   if (laid.sharding.optimizer_states)
-    hold(MemoryKind::kStaging, (laid.whole.largest_numel + laid.whole.send_numel) * 4);
+    hold(MemoryKind::kStaging, (laid.whole.largest_numel + laid.whole.send_numel) * 4, there);
+  hold(MemoryKind::kStaging, laid.device_update_numel * (laid.sum_nbytes() + low), true);
   // initialize() passes one unit at a time through fp32.
-  add(MemoryKind::kStaging, 0, laid.largest_unit() * 4);
+  add(MemoryKind::kStaging, 0, laid.largest_unit() * 4, there);
   return report;
 }
 
@@ -177,51 +203,81 @@ std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank) {
   return sum + laid.whole_state_nbytes_of(rank);
 }
 
-std::vector<double> states_by_rank(const LaidOut& laid) {
-  const auto world = static_cast<std::int64_t>(laid.world_size);
+namespace {
+
+/// Bytes of every rank: what all have, and how much more each has than the one before it.
+class Spread {
+ public:
+  explicit Spread(int world_size) : change_(static_cast<std::size_t>(world_size), 0) {}
+
+  void add_everywhere(double nbytes) { everywhere_ += nbytes; }
+  /// Blocks of `unit`, divided among the ranks.
+  void split(std::size_t unit, std::int64_t blocks, double block_nbytes) {
+    const auto world = static_cast<std::int64_t>(change_.size());
+    everywhere_ += block_nbytes * static_cast<double>(blocks / world);
+    add_to_ranks(change_, static_cast<std::int64_t>(unit) % world, blocks % world, block_nbytes);
+  }
+  std::vector<double> by_rank() const {
+    std::vector<double> nbytes(change_.size());
+    std::partial_sum(change_.begin(), change_.end(), nbytes.begin());
+    for (double& of_rank : nbytes) of_rank += everywhere_;
+    return nbytes;
+  }
+
+ private:
+  double everywhere_ = 0;
+  std::vector<double> change_;
+};
+
+void add(std::vector<double>& to, const std::vector<double>& more) {
+  for (std::size_t r = 0; r < to.size(); ++r) to[r] += more[r];
+}
+
+}  // namespace
+
+StatesByRank states_by_rank(const LaidOut& laid) {
   // Where ranks differ in their masters too, these are added at the end.
   const bool in_memory = !laid.states_on_disk;
   const std::int64_t master = others_write_for_it(laid) || !in_memory ? 0 : master_nbytes(laid, 0);
   const std::int64_t sums =
       laid.step_in_backward || laid.gradients_on_disk ? 0 : laid.sum_nbytes() * laid.sets_of_sums();
   const std::int64_t next = laid.delayed_update ? laid.low_nbytes() : 0;
-  double everywhere = laid.step_in_backward ? static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()) : 0;
-  std::vector<double> change(static_cast<std::size_t>(world), 0);      // of what is updated
-  std::vector<double> parameters(static_cast<std::size_t>(world), 0);  // the same of parameters
-  double parameters_everywhere = 0;
+  const auto low = static_cast<double>(laid.low_nbytes() * layout::kBlockNumel);
+  Spread here(laid.world_size), there(laid.world_size), parameters(laid.world_size);  // `here`: where shards are
+  if (laid.step_in_backward) here.add_everywhere(static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()));
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const layout::Unit& unit = laid.units[u];
     const std::int64_t blocks = unit.numel / layout::kBlockNumel;
+    const auto update = [&](Spread& where, double block_nbytes) {
+      if (!unit.trainable) return;
+      if (laid.sharding.optimizer_states) return where.split(u, blocks, block_nbytes);
+      where.add_everywhere(block_nbytes * static_cast<double>(blocks));
+    };
     // Of a block; an average where a unit's parameters have different states.
     const double states_of_block = in_memory ? static_cast<double>(laid.state_nbytes(u, {0, unit.numel})) /
                                                    static_cast<double>(std::max<std::int64_t>(1, blocks))
                                              : 0;
-    const double updated =
-        unit.trainable ? states_of_block + static_cast<double>((sums + next + master) * layout::kBlockNumel) : 0;
-    const bool splits_parameters = !laid.resident[u], splits_updates = laid.sharding.optimizer_states;
-    const auto low = static_cast<double>(laid.low_nbytes() * layout::kBlockNumel);
-    const double whole = (splits_parameters ? 0 : low) + (splits_updates ? 0 : updated);
-    const std::int64_t first = static_cast<std::int64_t>(u) % world;
-    everywhere += whole * static_cast<double>(blocks);
-    const auto split = [&](double block_nbytes, double& on_all, std::vector<double>& more) {
-      on_all += block_nbytes * static_cast<double>(blocks / world);
-      add_to_ranks(more, first, blocks % world, block_nbytes);
-    };
-    if (splits_updates) split(updated, everywhere, change);
-    if (splits_parameters && !laid.parameters_on_disk) split(low, parameters_everywhere, parameters);
+    const bool is_apart = is_on_device(laid, u) && !laid.on_device;
+    update(is_apart ? there : here, states_of_block + static_cast<double>(master * layout::kBlockNumel));
+    update(here, static_cast<double>((sums + next) * layout::kBlockNumel));
+    const bool is_whole = laid.resident[u] && !laid.copies_units;
+    if (is_whole) here.add_everywhere(low * static_cast<double>(blocks));
+    if (!is_whole && !laid.parameters_on_disk) parameters.split(u, blocks, low);
   }
-  std::vector<double> states(change.size());
-  std::partial_sum(change.begin(), change.end(), states.begin());
-  std::partial_sum(parameters.begin(), parameters.end(), parameters.begin());
-  for (double& nbytes : parameters) nbytes += parameters_everywhere;
-  if (laid.node_shared) share_between_hosts(parameters, laid.ranks_per_node());
+  std::vector<double> held = parameters.by_rank();
+  if (laid.node_shared) share_between_hosts(held, laid.ranks_per_node());
+  add(held, here.by_rank());
   const auto trainable = static_cast<double>(laid.padded_numel(/*trainable_only=*/true));
-  for (std::size_t r = 0; r < states.size(); ++r) {
-    states[r] += everywhere + parameters[r] + static_cast<double>(laid.whole_state_nbytes_of(static_cast<int>(r)));
+  for (std::size_t r = 0; r < held.size(); ++r) {
+    held[r] += static_cast<double>(laid.whole_state_nbytes_of(static_cast<int>(r)));
     if (others_write_for_it(laid) && in_memory)
-      states[r] += trainable * static_cast<double>(master_nbytes(laid, static_cast<int>(r)));
+      held[r] += trainable * static_cast<double>(master_nbytes(laid, static_cast<int>(r)));
   }
-  return states;
+  there.add_everywhere(static_cast<double>(copied_numel(laid) * laid.low_nbytes()));
+  std::vector<double> apart = there.by_rank();
+  if (!laid.on_device) return {std::move(held), std::move(apart)};
+  add(apart, held);
+  return {std::vector<double>(held.size(), 0), std::move(apart)};
 }
 
 MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank, int ranks_per_node,
@@ -234,18 +290,18 @@ MemoryReport engine_memory(const ModelShape& model, const Config& config, int wo
   return ledger_of(laid, find_pools(model, laid, config), rank);
 }
 
-bool buckets_are_bound(const Config& config, int world_size) {
+bool buckets_are_bound(const Config& config, int world_size, bool gpus) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
-  return sharding.gradients && config.zero_optimization.overlaps_comm() && world_size > 1;
+  return sharding.gradients && (gpus || (config.zero_optimization.overlaps_comm() && world_size > 1));
 }
 
-bool gather_is_bound(const Config& config, int world_size) {
+bool gather_is_bound(const Config& config, int world_size, bool gpus) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   if (!sharding.parameters) return false;
   // How much of it ranks hold at the same time depends on how far they are apart.
   if (config.zero_optimization.offload_param.device == Device::kNvme) return true;
-  return world_size > 1 && config.zero_optimization.overlaps_comm() && config.zerotorch.measured_prefetch &&
+  return world_size > 1 && !gpus && config.zero_optimization.overlaps_comm() && config.zerotorch.measured_prefetch &&
          config.zero_optimization.stage3_prefetch_bucket_size > 0;
 }
 

@@ -14,8 +14,17 @@ Pools find_pools(const ModelShape& model, const LaidOut& laid, const Config& con
 /// engine_memory() of a model that is laid out already.
 MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank);
 
+/// Bytes per updated element that are kept beside the parameters for their full precision (see
+/// zero/sharded_optimizer.h): parameters of the masters' dtype are their own master, bf16 ones need a 16-bit
+/// remainder for masters in fp32, and fp16 ones and ranks that do not write what they update a master of its
+/// own.
+std::int64_t master_nbytes(const LaidOut& laid, int rank);
+
 /// Bytes that `rank` saves in a checkpoint between two steps, padding included.
 std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank);
+
+/// Of the GPU's memory: other ranks' parts of a bucket of gradients, which NCCL brings (storage/nccl_transport.h).
+std::int64_t received_by_nccl_nbytes(const LaidOut& laid, int rank);
 
 /// Bytes that gradients and activations of `rank` share, because sums of gradients come into the place of
 /// activations that backward has used; an estimate. 0 where gradients keep their memory. For a transformer.
@@ -23,6 +32,10 @@ std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const C
                            int rank);
 
 /// States of every rank, [world_size] bytes: the kinds that differ between ranks and those that do not.
-std::vector<double> states_by_rank(const LaidOut& laid);
+struct StatesByRank {
+  std::vector<double> host, device;
+  double of(std::size_t rank) const { return host[rank] + device[rank]; }
+};
+StatesByRank states_by_rank(const LaidOut& laid);
 
 }  // namespace zero::plan

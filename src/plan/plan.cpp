@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "layout/module_tree.h"
 #include "plan/disk_use.h"
 #include "plan/engine_memory.h"
 #include "plan/sizes.h"
+#include "plan/traffic.h"
 #include "zero/errors.h"
 
 namespace zero::plan {
@@ -22,8 +24,14 @@ constexpr double kCachePerActivation = 0.02;
 constexpr double kHeapPerActivation = 0.3;
 /// What CUDA, its libraries and their workspaces take of a GPU: about what others report of PyTorch on A100 and H100.
 constexpr double kGpuProcessNbytes = 600e6;
+/// What such a process takes of the host's memory: CUDA's part, its libraries, the threads of both.
+constexpr double kHostOfGpuProcessNbytes = 1500e6;
 
 std::int64_t to_nbytes(double nbytes) { return static_cast<std::int64_t>(std::min(nbytes, 9e18)); }
+
+bool is_by_nccl(const Config& config) {
+  return config.zerotorch.device_transport == Config::Zerotorch::DeviceTransport::kNccl;
+}
 
 void resolve(Config& config, int ranks) {
   if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
@@ -38,51 +46,6 @@ void check(const Cluster& cluster) {
   if (cluster.ranks_per_node < 0) {
     throw ConfigError(fmt::format("plan: got {} ranks per node, want at least 1", cluster.ranks_per_node));
   }
-  if (cluster.gpus && cluster.ranks_per_node != 1) {
-    throw ConfigError(fmt::format("plan: got {} ranks per node, want 1: every rank has a GPU", cluster.ranks_per_node));
-  }
-}
-
-double trainable_numel(const LaidOut& laid) { return static_cast<double>(laid.padded_numel(true)); }
-
-/// Every rank learns the others' block sums and a hash of their order of use, as fp64.
-double norm_nbytes(const LaidOut& laid) {
-  const double blocks = trainable_numel(laid) / static_cast<double>(layout::kBlockNumel);
-  const double world = laid.world_size;
-  return 8 * (blocks + world) * (world - 1) / world;
-}
-
-/// Elements that are sent to all at the end of a step: updated parameters, or without sharded optimizer
-/// states the gradients' sums.
-double published_numel(const LaidOut& laid) {
-  if (!laid.sharding.optimizer_states) return trainable_numel(laid);
-  double numel = 0;
-  for (std::size_t u = 0; u < laid.units.size(); ++u) {
-    if (laid.resident[u] && laid.units[u].trainable) numel += static_cast<double>(laid.units[u].numel);
-  }
-  return numel;
-}
-
-Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config, const Cluster& cluster) {
-  Traffic traffic;
-  if (laid.world_size == 1) return traffic;
-  const double world = laid.world_size, others = (world - 1) / world;
-  const auto steps = static_cast<double>(config.gradient_accumulation_steps);
-  // From a disk nothing comes from other ranks.
-  if (!laid.parameters_on_disk) traffic.gathered_numel = static_cast<double>(pools.gather.gathered_numel) * others;
-  traffic.reduced_numel = steps * trainable_numel(laid) * others;
-  const double to_all = published_numel(laid) * others;
-  // Parameters that exist once on every host: to each host once.
-  const double to_hosts = laid.node_shared ? trainable_numel(laid) * (laid.hosts - 1) / world : 0;
-  traffic.published_numel = to_all + to_hosts;
-  traffic.whole_numel = static_cast<double>(laid.whole_moved_numel) / world;
-  const double low = static_cast<double>(laid.low_nbytes());
-  const double published = laid.sharding.optimizer_states ? low : static_cast<double>(laid.sum_nbytes());
-  traffic.nbytes = (traffic.gathered_numel + to_hosts) * low +
-                   traffic.reduced_numel * static_cast<double>(laid.gradient_nbytes()) + to_all * published +
-                   traffic.whole_numel * sizeof(float) + norm_nbytes(laid);
-  if (cluster.bandwidth_nbytes_per_s > 0) traffic.seconds = traffic.nbytes / cluster.bandwidth_nbytes_per_s;
-  return traffic;
 }
 
 /// Most over hosts of the sum over their ranks.
@@ -100,36 +63,59 @@ constexpr MemoryKind kStates[] = {MemoryKind::kParameters, MemoryKind::kMaster, 
 constexpr MemoryKind kBuffers[] = {MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kOffload,
                                    MemoryKind::kActivations};
 
-std::int64_t sum_of(const MemoryReport& report, std::span<const MemoryKind> kinds) {
+/// Peaks in the memory of the rank's GPU, or of its host.
+std::int64_t peak_in(const MemoryUse& use, bool of_gpu) {
+  return of_gpu ? use.peak_device_nbytes : use.peak_nbytes - use.peak_device_nbytes;
+}
+std::int64_t sum_of(const MemoryReport& report, std::span<const MemoryKind> kinds, bool of_gpu) {
   std::int64_t sum = 0;
-  for (const MemoryKind kind : kinds) sum += report[kind].peak_nbytes;
+  for (const MemoryKind kind : kinds) sum += peak_in(report[kind], of_gpu);
   return sum;
 }
 
 /// initialize() fills parameters and master weights as it takes the module over, unit by unit: one that is whole is
 /// freed meanwhile.
-std::int64_t filled_at_start(const Plan& plan) {
+std::int64_t filled_at_start(const Plan& plan, bool of_gpu, bool has_module) {
   const std::int64_t filled =
-      plan.rank[MemoryKind::kParameters].peak_nbytes + plan.rank[MemoryKind::kMaster].peak_nbytes;
+      peak_in(plan.rank[MemoryKind::kParameters], of_gpu) + peak_in(plan.rank[MemoryKind::kMaster], of_gpu);
+  if (!has_module) return filled;
   return plan.deferred_init ? plan.module_nbytes + filled : std::max(plan.module_nbytes, filled);
 }
 
-/// What each rank holds in training beyond its states is about the same on all of them.
-double training_of_node(const Plan& plan, std::vector<double> states_by_rank, std::int64_t heaviest_states) {
-  const double rest = static_cast<double>(plan.training_nbytes - heaviest_states);
-  for (double& nbytes : states_by_rank) nbytes += rest;
-  return heaviest_node(states_by_rank, plan.ranks_per_node);
+/// Without the process. `has_module`: the module is in that memory.
+std::int64_t start_in(const Plan& plan, bool of_gpu, bool has_module) {
+  return filled_at_start(plan, of_gpu, has_module) + peak_in(plan.rank[MemoryKind::kStaging], of_gpu) +
+         peak_in(plan.rank[MemoryKind::kOffload], of_gpu);
 }
 
-void sum_up(Plan& plan, const std::vector<double>& states_by_rank) {
-  const std::int64_t states = sum_of(plan.rank, kStates);
-  plan.start_nbytes = plan.process_nbytes + filled_at_start(plan) + plan.rank[MemoryKind::kStaging].peak_nbytes +
-                      plan.rank[MemoryKind::kOffload].peak_nbytes;
-  plan.training_nbytes = plan.process_nbytes + states + sum_of(plan.rank, kBuffers) - plan.reused_nbytes;
-  const double start = static_cast<double>(plan.start_nbytes) * plan.ranks_per_node;
-  const double training = training_of_node(plan, states_by_rank, states);
-  plan.node_training_nbytes = to_nbytes(training);
-  plan.node_nbytes = to_nbytes(std::max(start, training));
+/// What each rank holds in training beyond its states is about the same on all of them.
+void sum_up(Plan& plan, StatesByRank states_by_rank, std::int64_t host_process_nbytes, bool gpus) {
+  plan.start_nbytes = plan.process_nbytes + start_in(plan, gpus, true);
+  plan.training_nbytes =
+      plan.process_nbytes + sum_of(plan.rank, kStates, gpus) + sum_of(plan.rank, kBuffers, gpus) - plan.reused_nbytes;
+  std::int64_t start = plan.start_nbytes, training = plan.training_nbytes;
+  if (gpus) {
+    start = host_process_nbytes + start_in(plan, false, false);
+    training = host_process_nbytes + sum_of(plan.rank, kStates, false) + sum_of(plan.rank, kBuffers, false);
+  }
+  plan.host_nbytes = std::max(start, training);
+  const auto rest = static_cast<double>(training - sum_of(plan.rank, kStates, false));
+  for (double& nbytes : states_by_rank.host) nbytes += rest;
+  const double of_node = heaviest_node(states_by_rank.host, plan.ranks_per_node);
+  plan.node_training_nbytes = to_nbytes(of_node);
+  plan.node_nbytes = to_nbytes(std::max(static_cast<double>(start) * plan.ranks_per_node, of_node));
+}
+
+/// The rank whose states take most.
+int heaviest(const StatesByRank& states) {
+  std::size_t found = 0;
+  for (std::size_t r = 1; r < states.host.size(); ++r) found = states.of(r) > states.of(found) ? r : found;
+  return static_cast<int>(found);
+}
+
+/// Of whole activations, in the GPU's memory if there is one.
+void add_activations(Plan& plan, const Activations& kept, bool gpus) {
+  plan.rank[MemoryKind::kActivations] = {0, kept.peak_nbytes, 0, 0, gpus ? kept.peak_nbytes : 0};
 }
 
 }  // namespace
@@ -147,11 +133,14 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
     names.push_back({parameter.name, static_cast<int>(infos.size())});
     infos.push_back({parameter.name, parameter.numel, parameter.trainable, /*replicated=*/false, parameter.shape});
   }
+  const int hosts = (world_size + ranks_per_node - 1) / ranks_per_node;
+  const bool on_gpu = gpus && !setup::wants_host_memory(config) && (hosts == 1 || is_by_nccl(config));
   return setup::lay_out(infos, layout::module_tree(names), config,
                         {.count = world_size,
-                         .hosts = (world_size + ranks_per_node - 1) / ranks_per_node,
-                         .on_cpu = !gpus,
-                         .module_on_cpu = !gpus});
+                         .hosts = hosts,
+                         .on_cpu = !on_gpu,
+                         .module_on_cpu = !gpus,
+                         .reads_in_place = !is_by_nccl(config)});
 }
 
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster) {
@@ -171,11 +160,12 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.parameters_numel = model.numel();
   plan.padded_numel = laid.padded_numel();
   plan.units = static_cast<int>(laid.units.size());
-  const std::vector<double> states = states_by_rank(laid);
-  plan.heaviest_rank = static_cast<int>(std::max_element(states.begin(), states.end()) - states.begin());
+  StatesByRank states = states_by_rank(laid);
+  plan.heaviest_rank = heaviest(states);
+  plan.shards_on_gpu = laid.on_device;
   plan.rank = ledger_of(laid, pools, plan.heaviest_rank);
-  plan.buckets_are_bound = buckets_are_bound(config, plan.ranks);
-  plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks);
+  plan.buckets_are_bound = buckets_are_bound(config, plan.ranks, cluster.gpus);
+  plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks, cluster.gpus);
   plan.deferred_init = model.deferred_init;
   plan.module_nbytes = 4 * (plan.deferred_init ? laid.largest_unit() : plan.parameters_numel);
   std::int64_t activations_on_nvme = 0;
@@ -183,7 +173,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
     const auto& offload = config.zerotorch.offload_activations;
     const bool on_nvme = offload.device == Config::Zerotorch::OffloadActivations::Device::kNvme;
     const Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype, on_nvme);
-    plan.rank[MemoryKind::kActivations] = {0, kept.peak_nbytes};
+    add_activations(plan, kept, cluster.gpus);
     activations_on_nvme = kept.nvme_nbytes;
     const std::int64_t buffers = offload.buffer_count * kept.nvme_buffer_nbytes;
     plan.rank[MemoryKind::kOffload].current_nbytes += buffers;
@@ -195,12 +185,14 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   const double process = cluster.gpus ? kGpuProcessNbytes : kPrivateNbytes + kSharedNbytes / plan.ranks_per_node;
   plan.process_nbytes =
       to_nbytes(process + gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
+  if (laid.on_device && is_by_nccl(config)) plan.process_nbytes += received_by_nccl_nbytes(laid, plan.heaviest_rank);
   // What is on a disk streams from there to the checkpoint, with a ring of buffers.
   constexpr std::int64_t kRingNbytes = 32 << 20;
   const bool streams = laid.states_on_disk || laid.gradients_on_disk || laid.parameters_on_disk;
   const std::int64_t staged = checkpoint_nbytes(laid, plan.heaviest_rank);
   plan.checkpoint_nbytes = streams ? std::min(kRingNbytes, staged) : staged;
-  sum_up(plan, states);
+  sum_up(plan, std::move(states), to_nbytes(kHostOfGpuProcessNbytes), cluster.gpus);
+  plan.flops = flops_of(model, config);
   plan.traffic = traffic_of(laid, pools, config, cluster);
   // An update reads and writes everything; units are read once more whenever they are gathered, once on a host.
   plan.traffic.nvme_nbytes = plan.traffic.nvme_written_nbytes = static_cast<double>(plan.rank.nvme_nbytes);
@@ -217,6 +209,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
     plan.traffic.nvme_nbytes += static_cast<double>(pools.gather.gathered_numel) *
                                 static_cast<double>(laid.low_nbytes()) / static_cast<double>(laid.world_size);
   }
+  plan.times = times_of(plan, config, cluster);
   return plan;
 }
 
@@ -226,13 +219,16 @@ Config at_stage(Config config, int stage) {
   // What needs sharded optimizer states, or parameters.
   config.zerotorch.step_in_backward &= sharding.optimizer_states;
   config.zerotorch.delayed_update &= sharding.optimizer_states;
+  if (!sharding.optimizer_states) config.zero_optimization.offload_optimizer.ratio = 1;
   if (!sharding.optimizer_states) config.zerotorch.offload_gradients = {};
   if (!sharding.parameters) config.zero_optimization.offload_param = {};
   return config;
 }
 
 bool fits(const Plan& plan, const Cluster& cluster) {
-  return cluster.node_memory_nbytes <= 0 || plan.node_nbytes <= cluster.node_memory_nbytes;
+  const auto is_enough = [](std::int64_t nbytes, std::int64_t wanted) { return nbytes <= 0 || wanted <= nbytes; };
+  const bool on_gpu = !cluster.gpus || is_enough(cluster.gpu_memory_nbytes, plan.peak_nbytes());
+  return on_gpu && is_enough(cluster.node_memory_nbytes, plan.node_nbytes);
 }
 
 }  // namespace zero::plan

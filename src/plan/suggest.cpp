@@ -122,9 +122,21 @@ std::vector<Candidate> deferred_init(const Candidate& from) {
   return {with(from, "the module built by zero::deferred_init", [](Candidate& c) { c.model.deferred_init = true; })};
 }
 
+/// The same bits, at the speed of the host's cores and memory.
+std::vector<Candidate> states_in_host_memory(const Candidate& from) {
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  if (!from.cluster.gpus || from.config.zero_optimization.offload_optimizer.device != Device::kNone) return {};
+  return {with(from, "zero_optimization.offload_optimizer.device \"cpu\"", [](Candidate& c) {
+    c.config.zero_optimization.offload_optimizer.device = Device::kCpu;
+    c.config.zerotorch.device_transport = Config::Zerotorch::DeviceTransport::kAuto;
+  })};
+}
+
 /// The same bits, at the speed of the disk.
 std::vector<Candidate> states_on_nvme(const Candidate& from) {
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  // What is saved of a host is of no use to GPUs, whose hosts have room.
+  if (from.cluster.gpus && from.cluster.node_memory_nbytes <= 0) return {};
   if (from.config.zero_optimization.offload_optimizer.device == Device::kNvme) return {};
   return {
       with(from, "zero_optimization.offload_optimizer.device \"nvme\" (nvme_path on a local disk)", [](Candidate& c) {
@@ -171,9 +183,8 @@ std::vector<Candidate> parameters_on_nvme(const Candidate& from) {
 /// `hosts` hosts like those there are; the micro-batch stays, so the global batch grows.
 Candidate on_hosts(const Candidate& from, int hosts, int ranks_per_node) {
   const int ranks = hosts * ranks_per_node;
-  const std::string change = from.cluster.gpus ? fmt::format("{} GPUs", ranks)
-                                               : fmt::format("{} ranks on {} host{}, {} each", ranks, hosts,
-                                                             hosts == 1 ? "" : "s", ranks_per_node);
+  const std::string change = fmt::format("{} {} on {} host{}, {} each", ranks, from.cluster.gpus ? "GPUs" : "ranks",
+                                         hosts, hosts == 1 ? "" : "s", ranks_per_node);
   return with(from, change, [&](Candidate& c) {
     c.cluster.ranks = ranks;
     c.cluster.ranks_per_node = ranks_per_node;
@@ -224,6 +235,7 @@ const NamedChange kChanges[] = {{&Changes::buckets, smaller_buckets},
                                 {&Changes::dtype, bf16},
                                 {&Changes::recompute, checkpointing},
                                 {&Changes::deferred_init, deferred_init},
+                                {&Changes::states_in_host_memory, states_in_host_memory},
                                 {&Changes::states_on_nvme, states_on_nvme},
                                 {&Changes::gradients_on_nvme, gradients_on_nvme},
                                 {&Changes::parameters_on_nvme, parameters_on_nvme}};
@@ -285,17 +297,16 @@ Suggestion fit(const ModelShape& model, const Config& config, const Cluster& clu
   for (const double share : {kComfortable, 1.0}) {
     Cluster part = cluster;
     part.node_memory_nbytes = static_cast<std::int64_t>(share * static_cast<double>(cluster.node_memory_nbytes));
+    part.gpu_memory_nbytes = static_cast<std::int64_t>(share * static_cast<double>(cluster.gpu_memory_nbytes));
     auto found = suggest(model, config, part, allowed);
     if (!found) continue;
     found->cluster = cluster;
     return *found;
   }
   const Candidate all = with_all(start_of(model, config, cluster, allowed));
-  throw ConfigError(
-      fmt::format("nothing that may be changed makes the run fit: with {} a host needs {}, and {} are free",
-                  all.changes.empty() ? "nothing changed" : with_and(all.changes),
-                  human_nbytes(plan_memory(all.model, all.config, all.cluster).node_nbytes),
-                  human_nbytes(cluster.node_memory_nbytes)));
+  throw ConfigError(fmt::format("nothing that may be changed makes the run fit: with {} {}",
+                                all.changes.empty() ? "nothing changed" : with_and(all.changes),
+                                needs(plan_memory(all.model, all.config, all.cluster), all.cluster)));
 }
 
 }  // namespace zero::plan

@@ -144,6 +144,9 @@ void put_states_on_device(const Config& config, const Ranks& ranks, LaidOut& lai
     placed += there ? numel : 0;
     laid.states_on_device.push_back(there);
   }
+  constexpr std::int64_t kMostNumel = 4 << 20;
+  if (std::ranges::find(laid.states_on_device, true) != laid.states_on_device.end())
+    laid.device_update_numel = std::min(laid.sub_group_numel, kMostNumel);
 }
 
 void check_step_in_backward(const Config& config) {
@@ -223,6 +226,14 @@ std::int64_t LaidOut::largest_unit() const {
   return largest;
 }
 
+bool wants_host_memory(const Config& config) {
+  const auto& zero = config.zero_optimization;
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  return zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone ||
+         zero.cpu_offload || zero.cpu_offload_param ||
+         config.zerotorch.offload_gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
+}
+
 LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
                 const Config& config, const Ranks& ranks) {
   check_step_in_backward(config);
@@ -251,8 +262,12 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   put_parameters_on_disk(config, ranks, laid);
   laid.node_shared = use_node_shared(config, laid, ranks.module_on_cpu);
   laid.resident = residents(config, laid);
-  laid.copies_units = !ranks.on_cpu && !ranks.module_on_cpu && ranks.reads_in_place && ranks.count > 1 &&
-                      laid.sharding.optimizer_states;
+  laid.on_device = !ranks.on_cpu;
+  laid.units_on_device = ranks.on_cpu && !ranks.module_on_cpu;
+  // Shards of the ranks of a host are once in its memory, and those on devices where all can read them.
+  const bool reads_in_place = laid.on_device ? ranks.reads_in_place : ranks.hosts == 1;
+  laid.copies_units = !ranks.module_on_cpu && ranks.count > 1 && reads_in_place && laid.sharding.optimizer_states &&
+                      !laid.parameters_on_disk;
   choose_rules(parameters, config, laid);
   return laid;
 }

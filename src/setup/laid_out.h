@@ -23,12 +23,17 @@ struct Ranks {
   bool reads_in_place = true;  ///< the memory of the others' devices
 };
 
+/// True where the configuration wants what a module on an accelerator shards in host memory.
+bool wants_host_memory(const Config& config);
+
 struct LaidOut {
   std::vector<layout::Unit> units;
   layout::Sharding sharding;
-  bool node_shared = false;    ///< else the copying store
-  std::vector<bool> resident;  ///< copying store: whole on every rank; node-shared: all false
-  bool copies_units = false;   ///< whole units are copies of shards that ranks read in place, resident ones too
+  bool node_shared = false;      ///< else the copying store
+  std::vector<bool> resident;    ///< copying store: whole on every rank; node-shared: all false
+  bool copies_units = false;     ///< whole units are copies of shards that ranks read in place, resident ones too
+  bool on_device = false;        ///< shards, sums and states are in the memory of the module's accelerator
+  bool units_on_device = false;  ///< whole units are, and shards in the host's
   DType param_dtype = DType::kFloat32;
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
   DType sum_dtype = DType::kFloat32;       ///< of their sums
@@ -50,6 +55,7 @@ struct LaidOut {
   std::int64_t disk_buffers = 0, sub_group_numel = 0;
   /// By unit: its states are on the module's accelerator, while all else is in host memory; empty: none are.
   std::vector<bool> states_on_device;
+  std::int64_t device_update_numel = 0;  ///< of what is copied for their updates at once; 0: there are none
   /// Sums of gradients are in a file, and so many slots of it in memory.
   bool gradients_on_disk = false;
   std::int64_t gradient_buffers = 0;

@@ -87,7 +87,7 @@ FlatBuffer::FlatBuffer(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_
       device_(device),
       memory_(std::move(memory)),
       data_(data) {
-  ledger_->add(kind_, charged_nbytes_);
+  ledger_->add(kind_, charged_nbytes_, !device_.is_cpu());
 }
 
 FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
@@ -103,7 +103,7 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
 }
 
 FlatBuffer::~FlatBuffer() {
-  if (memory_) ledger_->add(kind_, -charged_nbytes_);
+  if (memory_) ledger_->add(kind_, -charged_nbytes_, !device_.is_cpu());
 }
 
 FlatBuffer FlatBuffer::make_private(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel,

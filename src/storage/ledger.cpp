@@ -48,12 +48,17 @@ std::string MemoryReport::to_string() const {
 
 namespace storage {
 
-void Ledger::add(MemoryKind kind, std::int64_t nbytes) {
-  auto& entry = entries_[static_cast<int>(kind)];
-  const std::int64_t now = entry.current.fetch_add(nbytes) + nbytes;
-  std::int64_t peak = entry.peak.load();
-  while (now > peak && !entry.peak.compare_exchange_weak(peak, now)) {
+void Ledger::Count::add(std::int64_t nbytes) {
+  const std::int64_t now = current.fetch_add(nbytes) + nbytes;
+  std::int64_t most = peak.load();
+  while (now > most && !peak.compare_exchange_weak(most, now)) {
   }
+}
+
+void Ledger::add(MemoryKind kind, std::int64_t nbytes, bool on_device) {
+  auto& entry = entries_[static_cast<int>(kind)];
+  entry.all.add(nbytes);
+  if (on_device) entry.on_device.add(nbytes);
 }
 
 void Ledger::add_idle(MemoryKind kind, std::int64_t nbytes) { entries_[static_cast<int>(kind)].idle.fetch_add(nbytes); }
@@ -61,8 +66,9 @@ void Ledger::add_idle(MemoryKind kind, std::int64_t nbytes) { entries_[static_ca
 MemoryReport Ledger::report() const {
   MemoryReport report;
   for (int i = 0; i < kMemoryKinds; ++i) {
-    const std::int64_t held = entries_[i].current.load();
-    report.kinds[i] = {held, entries_[i].peak.load(), held - entries_[i].idle.load()};
+    const auto& [all, on_device, idle] = entries_[i];
+    const std::int64_t held = all.current.load();
+    report.kinds[i] = {held, all.peak.load(), held - idle.load(), on_device.current.load(), on_device.peak.load()};
   }
   report[MemoryKind::kActivations] = activation_use();
   report.nvme_nbytes = nvme_nbytes_.load();

@@ -9,8 +9,8 @@ namespace zero::storage {
 
 class Ledger {
  public:
-  /// Adds `nbytes` to the bytes held; negative: bytes returned. Thread-safe.
-  void add(MemoryKind kind, std::int64_t nbytes);
+  /// Adds `nbytes` to the bytes held; negative: bytes returned. `on_device`: of an accelerator's memory. Thread-safe.
+  void add(MemoryKind kind, std::int64_t nbytes, bool on_device = false);
   /// Adds `nbytes` to the idle part of the bytes held, buffers that wait in a pool; negative: buffers taken into use
   /// again.
   void add_idle(MemoryKind kind, std::int64_t nbytes);
@@ -19,9 +19,14 @@ class Ledger {
   MemoryReport report() const;
 
  private:
-  struct Entry {
+  struct Count {
     std::atomic<std::int64_t> current{0};
     std::atomic<std::int64_t> peak{0};
+
+    void add(std::int64_t nbytes);
+  };
+  struct Entry {
+    Count all, on_device;
     std::atomic<std::int64_t> idle{0};
   };
   std::array<Entry, kMemoryKinds> entries_;

@@ -27,6 +27,7 @@ Column sum_of(const std::vector<Column>& ranks) {
       all.now.kinds[i].current_nbytes += rank.now.kinds[i].current_nbytes;
       all.now.kinds[i].peak_nbytes += rank.now.kinds[i].peak_nbytes;
       all.now.kinds[i].in_use_nbytes += rank.now.kinds[i].in_use_nbytes;
+      all.now.kinds[i].device_nbytes += rank.now.kinds[i].device_nbytes;
     }
     all.now.nvme_nbytes += rank.now.nvme_nbytes;
     all.process.resident_nbytes += rank.process.resident_nbytes;
@@ -74,6 +75,7 @@ MemoryUse total_of(const MemoryReport& report) {
   for (const MemoryUse& kind : report.kinds) {
     total.current_nbytes += kind.current_nbytes;
     total.in_use_nbytes += kind.in_use_nbytes;
+    total.device_nbytes += kind.device_nbytes;
   }
   return total;  // the kinds' peaks need not be of one moment
 }
@@ -97,6 +99,10 @@ std::string describe_memory(const std::vector<MemoryReport>& before, const std::
                 [i](const Column& column) { return column.now.kinds[i]; });
   }
   text += row("total", columns, [](const Column& column) { return total_of(column.now); });
+  if (std::ranges::any_of(columns, [](const Column& column) { return total_of(column.now).device_nbytes > 0; })) {
+    text += row("of it on devices", columns,
+                [](const Column& column) { return MemoryUse{.current_nbytes = total_of(column.now).device_nbytes}; });
+  }
   if (std::ranges::any_of(columns, [](const Column& column) { return column.now.nvme_nbytes > 0; })) {
     text += row("on NVMe, besides", columns, [](const Column& column) {
       return MemoryUse{column.now.nvme_nbytes, column.now.nvme_nbytes, column.now.nvme_nbytes};

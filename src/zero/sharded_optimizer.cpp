@@ -84,8 +84,7 @@ void ShardedOptimizer::make_states() {
                                            options_.states_on_device);
     twins_ = twins.get();
     states_ = std::move(twins);
-    constexpr std::int64_t kMostNumel = 4 << 20;  // of what is copied at once
-    on_device_ = std::make_unique<DeviceUpdates>(model_, ledger_, std::min(options_.sub_group_numel, kMostNumel));
+    on_device_ = std::make_unique<DeviceUpdates>(model_, ledger_, options_.device_update_numel);
     return;
   }
   // What nobody keeps needs no file.

@@ -51,6 +51,7 @@ struct OptimizerOptions {
   /// memory; empty: none are. Not with `disk`, two-pass rules, update_part() and begin_update(), and only where the
   /// device has kernels for the rules. Needs sums of gradients in memory.
   std::vector<bool> states_on_device;
+  std::int64_t device_update_numel = 0;  ///< at most so many elements of these are copied at once
 };
 
 class ShardedOptimizer {

@@ -3,6 +3,7 @@
 # Usage: plan_command_test.sh <path of zero>
 set -u
 zero=$(realpath "$1")
+source=$(realpath "$(dirname "$0")/../..")
 source "$(dirname "$0")/../support/command_test.sh"
 cd "$work" || exit 1
 
@@ -62,28 +63,74 @@ says "micro-batch 2 of 128 tokens, accumulation 4"
 plan 0 --preset gpt-11m -n 2 --config ds.json --memory 8GB --dtype bf16
 says "bf16, micro-batch 8"
 
-# ---- GPUs: a memory for each rank, on paper ----
+# ---- GPUs: a memory for each rank, and the hosts' ----
 plan 0 --parameters 7e9 -n 8 --gpu-memory 80GB
-says "8 ranks on 8 GPUs"
+says "8 ranks on 8 GPUs of 1 host"
 says "programs with their module on one"
 says "verdict    stage 1 fits: a GPU needs"
+grep -q "verdict.*a host needs\|between\|NVMe" out && fail "judges what nobody gave: $(cat out)"
 plan 3 --parameters 70e9 -n 8 --gpu-memory 80GB --stages 3
 says "stage 3 does not fit: a GPU needs"
-says "smallest change that fits: 1"
-says " GPUs; then a GPU needs"
-grep -q "NVMe\|host" out && fail "a plan for GPUs speaks of hosts: $(cat out)"
+says "smallest change that fits: zero_optimization.offload_optimizer.device \"cpu\"; then a GPU needs"
+plan 3 --parameters 70e9 -n 8 --gpu-memory 80GB --stages 3 --memory 1TB
+says "smallest change that fits: zero_optimization.offload_optimizer.device \"nvme\""
 plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3 --json
+expect "over hosts without NCCL states are in their memory" "$(value "j['stages'][0]['shards_on_gpu']")" False
+plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3
+says '"zerotorch": {"device_transport": "nccl"}'
+echo '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, "zerotorch": {"device_transport": "nccl"}}' > nccl.json
+plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3 --json --config nccl.json
 expect "bytes of states of a GPU at stage 3" \
-  "$(value "[round(sum(j['stages'][0]['kinds'][k]['peak_nbytes'] for k in ('parameters', 'master', 'optimizer', 'gradients')) * 64 / 7e9)]")" "[16]"
-expect "tiers" "$(value "[j['stages'][0]['tiers'][k] > 0 for k in ('device_nbytes', 'host_nbytes')], j['run']['gpus']")" "([True, False], True)"
-echo '{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"},
-  "offload_param": {"device": "nvme", "nvme_path": "/tmp"}}}' > offload.json
-plan 0 --parameters 7e9 -n 8 --gpu-memory 80GB --config offload.json
-says "offload of the configuration is not in it"
-expect "lines that 80 columns do not hold" "$(awk 'length > 80' out | grep -vc '^model\|^run\|^activations\|^GPUs')" 0
-plan 2 --parameters 7e9 --gpu-memory 80GB --memory 1TB
+  "$(value "[round(sum(j['stages'][0]['kinds'][k]['peak_device_nbytes'] for k in ('parameters', 'master', 'optimizer', 'gradients')) * 64 / 7e9)]")" "[16]"
+expect "tiers" "$(value "j['stages'][0]['tiers']['device_nbytes'] > j['stages'][0]['tiers']['host_nbytes'], j['run']['gpus'], j['run']['nodes']")" "(True, True, 8)"
+# Of DeepSpeed's commonest configurations with GPUs.
+for device in cpu nvme; do
+  echo '{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "'$device'", "nvme_path": "/tmp"}}}' > offload.json
+  plan 0 --parameters 7e9 -n 8 --gpu-memory 24GB --memory 512GB --config offload.json
+  says "a host needs"
+  expect "lines that 80 columns do not hold" "$(awk 'length > 80' out | grep -vc '^model\|^run\|^activations')" 0
+  plan 0 --parameters 7e9 -n 8 --gpu-memory 24GB --memory 512GB --config offload.json --json
+  expect "states on GPUs" "$(value "sum(k.get('device_nbytes', 0) for n, k in j['stages'][3]['kinds'].items() if n in ('master', 'optimizer', 'gradients'))")" 0
+done
+expect "states in files" "$(value "j['stages'][3]['tiers']['nvme_nbytes'] > 8e9")" True
+echo '{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}' > twin.json
+plan 0 --parameters 7e9 -n 8 --gpu-memory 80GB --config twin.json --json
+expect "half of the states" "$(value "[round(s['kinds']['optimizer'].get('device_nbytes', 0) / s['kinds']['optimizer']['current_nbytes'], 1) for s in j['stages']]")" "[0.0, 0.5, 0.5, 0.5]"
 plan 2 --parameters 7e9 --gpu-memory 80GB --store node_shared
 plan 2 --parameters 7e9 --gpu-memory 80
+
+# ---- machines from a file ----
+cp "$source/examples/cluster.json" cluster.json
+plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --checkpointing --cluster cluster.json
+says "16 ranks on 16 GPUs of 2 hosts"
+for row in "forward and backward" "between GPUs of a host" "between hosts" "between GPU and host" "update, at the speed of memory" "a step, at least"; do says "  $row"; done
+expect "lines that 80 columns do not hold" "$(awk 'length > 80' out | grep -vc '^model\|^run\|^activations')" 0
+plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --checkpointing --cluster cluster.json --config nccl.json --json
+expect "products of matrices, as one counts them" \
+  "$(value "round(j['stages'][0]['flops'] / (8 * (40 * 12 * 5120 ** 2) * 4096 + 6 * 32000 * 5120 * 4096 + 40 * 16 * 4096 ** 2 * 5120), 6)")" 1.0
+expect "what crosses hosts" "$(value "[round(s['traffic']['between_hosts_nbytes'] / s['traffic']['nbytes'] * 15 / 8, 6) for s in j['stages']]")" "[1.0, 1.0, 1.0, 1.0]"
+expect "seconds between hosts" "$(value "all(abs(s['traffic']['between_hosts_nbytes'] * 8 / 400e9 - s['seconds']['between_hosts']) < 1e-9 for s in j['stages'])")" True
+expect "a step" "$(value "all(s['seconds']['compute'] + s['seconds']['update'] <= s['seconds']['at_least'] <= s['seconds']['in_turn'] for s in j['stages'])")" True
+plan 0 --parameters 7e9 --cluster cluster.json -n 32 --gpu-memory 141GB --json
+expect "options go first" "$(value "j['run']['ranks'], j['run']['nodes'], j['run']['gpu_memory_nbytes'], j['run']['node_memory_nbytes']")" "(32, 4, 141000000000, 2000000000000)"
+echo '{"nodes": 1, "ranks_per_node": 2, "node": {"memory": "24GB", "memory_bandwidth": "20GB/s", "nvme": "2.5GB/s"}, "cpu": {"flops": "150G", "shared_memory": "5GB/s"}}' > cpu.json
+plan 0 --preset gpt-1b --cluster cpu.json
+says "between ranks of a host"
+cluster() { # part of the message, the file
+  echo "$2" > bad.json
+  plan 2 --parameters 7e9 --cluster bad.json
+  grep -qF -- "$1" err || fail "cluster '$2' says '$(cat err)', want '$1'"
+}
+cluster "bad.json: node.memroy: unknown key; did you mean 'memory'?" '{"node": {"memroy": "1TB"}}'
+cluster "bad.json: node.memory: got '100', want a size with its unit" '{"node": {"memory": "100"}}'
+cluster "bad.json: node.memory: got 100, want a size with its unit" '{"node": {"memory": 100}}'
+cluster "bad.json: gpu.pcie: got '55', want a rate" '{"gpu": {"memory": "80GB", "pcie": "55"}}'
+cluster "bad.json: nodes: got 0, want a whole number" '{"nodes": 0}'
+cluster "bad.json: gpu: has no 'memory'" '{"gpu": {}}'
+cluster "has 'gpu' and 'cpu'" '{"gpu": {"memory": "80GB"}, "cpu": {}}'
+cluster "is no JSON" '{'
+cluster "want an object" '[]'
+plan 2 --parameters 7e9 --cluster nowhere.json
 
 # ---- JSON ----
 plan 0 --parameters 7.5e9 -n 64 --ranks-per-node 8 --memory 512GiB --bandwidth 100Gbit/s --json --offload

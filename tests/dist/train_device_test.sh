@@ -107,7 +107,7 @@ refused "want cpu, cuda or another backend" --device gpu
 refused "want cpu, cuda or another backend" --device sim
 LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open refused "--fit: is for the memory of this host" --device sim --fit
 LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open refused "--device sim:3: libtorch finds 1 such device" --device sim:3
-LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open refused "--memory: is of this host" --device sim --memory 1GiB
+LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open refused "on this host (2 ranks, stage 3) and 1.07 GB of memory are free" --device sim --memory 1GiB
 refused "want cpu, cuda or another backend" --device meta
 if [ ! -e /dev/nvidia0 ]; then refused "--device cuda" --device cuda; fi
 

@@ -119,7 +119,7 @@ expect "curve" "$(curve roomy)" "$(curve plain)"
 mkdir -p disk
 "$zero" train $tiny --run-dir nothing --fit --memory 100MB > out 2>&1
 expect "exit code" $? 2
-grep -q -e '--fit: nothing that may be changed makes the run fit: with .* a host needs .*, and 100.0 MB are free; --nvme DIR would let' out ||
+grep -q -e '--fit: nothing that may be changed makes the run fit: with .* a host needs .* of 100.0 MB; --nvme DIR would let' out ||
   fail "--fit of what cannot: $(cat out)"
 [ ! -e nothing ] || fail "a run folder of what cannot fit"
 

@@ -147,6 +147,7 @@ void run_wave(const std::vector<Case>& cases, std::vector<Task> tasks, const Fol
       at::set_num_threads(1);
       if (on_simulated_device) testing::simulated::start({});  // before the first backward
       testing::simulated::use_nccl(moved_by_nccl);
+      if (on_simulated_device) testing::simulated::use_kernels(true);
       for (const Task& task : tasks) {
         const Case& c = cases[static_cast<std::size_t>(task.which)];
         Records records;

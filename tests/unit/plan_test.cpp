@@ -466,7 +466,7 @@ TEST(Fit, ChangesOnlyWhatIsAllowed) {
       EXPECT_TRUE(allowed.states_on_nvme || found.plan.rank.nvme_nbytes == 0);
       EXPECT_EQ(zero.offload_optimizer.nvme_path, found.plan.rank.nvme_nbytes > 0 ? "/disk" : "");
     } catch (const ConfigError& error) {
-      EXPECT_TRUE(testing::mentions(error.what(), "are free")) << error.what();
+      EXPECT_TRUE(testing::mentions(error.what(), "a host needs ")) << error.what();
       EXPECT_LT(gb, 60);
     }
   }

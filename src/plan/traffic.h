@@ -1,0 +1,17 @@
+#pragma once
+// What moves in an optimizer step, and how long that takes at least.
+#include "plan/engine_memory.h"
+
+namespace zero::plan {
+
+/// All but what goes to and comes from disks. `cluster`: checked.
+Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config, const Cluster& cluster);
+
+/// Of forward and backward of a step on a rank, what is computed again included; products of matrices and attention. 0
+/// where the model is no transformer.
+double flops_of(const ModelShape& model, const Config& config);
+
+/// By `cluster.speeds`.
+StepTimes times_of(const Plan& plan, const Config& config, const Cluster& cluster);
+
+}  // namespace zero::plan
