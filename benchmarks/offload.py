@@ -7,7 +7,7 @@ well, parameters there as well, all three. Between them `zero bench io` measures
 fio beside it where that is installed. Prints of each tier: seconds a step, bytes that its ranks read and write, and two
 limits, with the share of them that was reached: the step in memory and these bytes at the disk's mixed rate at the same
 time, and one after the other, as it has to be where the gradient is clipped: the first update waits for the last
-gradient. Two more tiers are another training: updated within backward, where nothing is clipped, and delayed, where the
+gradient. Speculative updates begin in backward (steps must not be clipped: --clipping). Two more tiers are another training: updated within backward, where nothing is clipped, and delayed, where the
 update of a step runs while the next one computes. The fastest step after the first, and what a step moves then. Losses
 must be the same bits (but those of the last two).
 """
@@ -31,12 +31,12 @@ TIERS: dict[str, list[str]] = {
     "states, parameters": ["--nvme", "--nvme-parameters"],
     "all three": ["--nvme", "--nvme-gradients", "--nvme-parameters"],
     "states, in backward": ["--nvme"],
+    "states, speculative": ["--nvme"],
     "states, delayed": ["--nvme"],
 }
 IN_BACKWARD, DELAYED = "states, in backward", "states, delayed"
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
-    "gradient_clipping": 1.0,
     "bf16": {"enabled": True},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95]}},
     "zero_optimization": {"stage": 3},
@@ -62,10 +62,12 @@ def train(args: argparse.Namespace, tier: str, scratch: pathlib.Path, number: in
     options = [part for option in TIERS[tier] for part in ([option, args.folder] if option == "--nvme" else [option])]
     folder = scratch / f"run{number}"
     command = [args.zero, "train", "--preset", args.preset, "--seq", str(args.seq), "-n", str(args.ranks)]
-    config: dict[str, Any] = dict(CONFIG)
+    config: dict[str, Any] = CONFIG | {"gradient_clipping": args.clipping}
     if tier == IN_BACKWARD:
         config |= {"gradient_clipping": 0, "bf16": {"enabled": True, "check_grad_overflow": False}}
         config["zerotorch"] = {"step_in_backward": True}
+    if tier == "states, speculative":
+        config["zerotorch"] = {"speculative_update": True}
     if tier == DELAYED:
         config["zerotorch"] = {"delayed_update": True}
     (scratch / "config.json").write_text(json.dumps(config))
@@ -88,6 +90,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--seq", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--clipping", type=float, default=1.0, help="bound of the gradient's norm")
     parser.add_argument("--timeout", type=float, default=1800)
     parser.add_argument("--tiers", nargs="+", default=list(TIERS), choices=list(TIERS))
     parser.add_argument("--zero", default=str(ROOT / "build/release/apps/zero/zero"))

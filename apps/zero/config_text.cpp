@@ -168,6 +168,8 @@ std::string stage_text(const CheckedConfig& checked) {
   if (config.zero_optimization.overlaps_comm()) text += "; communication overlaps computation";
   if (config.zerotorch.step_in_backward) text += "; updates happen in backward, no gradient is kept";
   if (config.zerotorch.delayed_update) text += "; updates run beside the next step, on whose gradients they come late";
+  if (config.zerotorch.speculative_update)
+    text += "; updates begin in backward, and are undone where gradients are clipped";
   return text;
 }
 

@@ -427,6 +427,11 @@ struct Config {
     /// second set of gradient sums and of this rank's parameters. Needs stage 1 to 3, and states in host memory or on
     /// NVMe.
     bool delayed_update = false;
+    /// Begin the update in backward, of states on NVMe, before it is known whether gradients need clipping or are not
+    /// finite, and undo it where they are: the bits of an update that waits, and a disk that works beside backward.
+    /// Costs a second set of this rank's parameters in memory, and of states in the file. Needs stage 1 to 3 and
+    /// zero_optimization.offload_optimizer.device 'nvme'.
+    bool speculative_update = false;
     /// Stochastic rounding of bf16 master weights (bf16.bf16_master_weights_and_grads): rounds up with a probability
     /// equal to the fraction of the way from the lower to the upper neighbour, so that small steps are right on
     /// average. Random numbers depend on `seed`, step and element only: the same at every stage and number of ranks.

@@ -332,6 +332,40 @@ void check_delayed_update(Check& check) {
   }
 }
 
+void check_speculative_update(Check& check) {
+  const Given* given = check.find("zerotorch.speculative_update");
+  const Config& config = check.config;
+  if (given == nullptr || !config.zerotorch.speculative_update) return;
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  if (config.zero_optimization.stage == 0)
+    check.problem(*given, "needs sharded optimizer states; set zero_optimization.stage to 1, 2 or 3");
+  if (config.zero_optimization.offload_optimizer.device != Device::kNvme) {
+    check.problem(*given,
+                  "is for states on a disk, whose work it lets go on beside backward; set "
+                  "zero_optimization.offload_optimizer.device to 'nvme', or this to false");
+  }
+  if (config.zero_optimization.offload_param.device == Device::kNvme) {
+    check.problem(*given,
+                  "the file of zero_optimization.offload_param has one set of parameters; keep them in memory, or set "
+                  "this to false");
+  }
+  if (config.zerotorch.offload_gradients.device == Config::Zerotorch::OffloadGradients::Device::kNvme) {
+    check.problem(*given,
+                  "reads sums of gradients while others are added to, and zerotorch.offload_gradients has them in a "
+                  "file; keep them in memory, or set this to false");
+  }
+  for (const auto& [is_set, name] : {std::pair{config.zerotorch.step_in_backward, "step_in_backward"},
+                                     std::pair{config.zerotorch.delayed_update, "delayed_update"}}) {
+    if (is_set)
+      check.problem(*given, fmt::format("does what zerotorch.{} does otherwise; remove one of the two", name));
+  }
+  if (is_of_whole_tensors(config.optimizer.type)) {
+    check.problem(*given, fmt::format("{} brings tensors together between the ranks in its update, which cannot happen "
+                                      "beside backward; choose another optimizer, or set this to false",
+                                      config.optimizer.type));
+  }
+}
+
 void check_timeout(Check& check) {
   constexpr double kLeastSeconds = 0.001;
   const Given* given = check.find("zerotorch.timeout_s");
@@ -370,6 +404,7 @@ void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   check_lamb_and_muon(check);
   check_step_in_backward(check);
   check_delayed_update(check);
+  check_speculative_update(check);
   check_timeout(check);
   check_comms_logger(check);
   if (check.find("gradient_clipping") == nullptr) {

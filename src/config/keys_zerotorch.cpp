@@ -81,6 +81,11 @@ constexpr Key kKeys[] = {
              "update while the next step computes, on parameters without that update (ZeRO-Offload's delayed parameter "
              "update): another training than without",
              field<&Config::zerotorch, &Own::delayed_update>),
+    honoured(
+        "zerotorch.speculative_update", Kind::kBool, "false",
+        "with states on NVMe: begin the update in backward, and undo it where gradients are clipped or not finite; "
+        "the same bits",
+        field<&Config::zerotorch, &Own::speculative_update>),
     honoured("zerotorch.stochastic_rounding", Kind::kBool, "false",
              "bf16 master weights are rounded up as often as they are near the upper neighbour; drawn by seed, step "
              "and element alone",

@@ -233,7 +233,8 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   impl.training.lr_overrides.resize(impl.base_lr.size());
   impl.client = std::move(setup.client);
   if (laid.step_in_backward) setup.options.bucket_numel = laid.bucket_numel;
-  setup.options.updates_late = laid.delayed_update;
+  setup.options.updates_late = laid.has_next_parameters();
+  if (setup.options.disk) setup.options.disk->has_two_places = laid.speculative_update;
   setup.options.states_on_device = laid.states_on_device;
   setup.options.device_update_numel = laid.device_update_numel;
   const bool on_disk = setup.options.disk.has_value();
@@ -257,6 +258,14 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     reducer_options.disk->cuts.slot_numel = laid.sub_group_numel;
     if (impl.trace) reducer_options.disk->files = &impl.trace->traced(*reducer_options.disk->files);
   }
+  if (laid.speculative_update) {
+    reducer_options.summed = [&impl](int unit, sharding::Range range) {
+      if (impl.speculative_update) impl.speculative_update->add(unit, range);
+    };
+    reducer_options.changes = [&impl](int unit) {
+      if (impl.speculative_update) impl.speculative_update->spoil(unit);
+    };
+  }
   if (laid.step_in_backward) {
     impl.store->refuse_writes(
         "zerotorch.step_in_backward updates parameters within backward, and what is written besides would be lost; "
@@ -278,6 +287,10 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
         "zerotorch.delayed_update updates parameters while the program goes on, and what is written besides would be "
         "lost; hold a zero::GatheredParameters over it with modifier_rank set, and write on that rank");
     impl.delayed_update = std::make_unique<sharding::DelayedUpdate>(*impl.optimizer, *impl.reducer, impl.timeline);
+  }
+  if (laid.speculative_update) {
+    impl.speculative_update =
+        std::make_unique<sharding::SpeculativeUpdate>(impl.model, *impl.optimizer, *impl.reducer, impl.timeline);
   }
   impl.norm = std::make_unique<sharding::GradientNorm>(impl.model, impl.groups.model_parallel);
   const bool skips_unused = impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
@@ -566,7 +579,7 @@ void prepare_for_evaluation(Engine::Impl& impl, const InitializeOptions& options
   }
   impl.evaluation_only = true;
   Config& config = impl.config;
-  config.zerotorch.step_in_backward = config.zerotorch.delayed_update = false;
+  config.zerotorch.step_in_backward = config.zerotorch.delayed_update = config.zerotorch.speculative_update = false;
   config.zero_optimization.offload_optimizer.ratio = 1;
   if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
     config.train_micro_batch_size_per_gpu = 1;

@@ -92,8 +92,14 @@ Engine::Impl::~Impl() {
         "without it; call Engine::finish_update() first where that matters");
   }
   delayed_update.reset();
+  try {
+    drop_speculative_update();
+  } catch (const std::exception& error) {  // of a disk
+    base::log_error("{}", error.what());
+  }
   gradients.reset();
   reducer.reset();  // what its last finish steps call is still there
+  speculative_update.reset();
   for (auto& parameter : model.parameters) {
     if (!parameter.handle) continue;
     std::shared_ptr<void> memory;
@@ -274,7 +280,7 @@ void Engine::Impl::apply_step(double average) {
     } else if (delayed_update) {
       delayed_update->finish();  // of the step before
       delayed_update->begin(rates, scale);
-    } else {
+    } else if (!speculative_update || !speculative_update->finish(rates, scale)) {
       optimizer->update(*reducer, rates, scale);
     }
   }
@@ -284,6 +290,10 @@ void Engine::Impl::apply_step(double average) {
 void Engine::Impl::publish_update() {
   store->publish(/*frozen_too=*/false);
   for (const auto& parameter : model.parameters) intercept::bump_version(parameter.tensor);
+}
+
+void Engine::Impl::begin_speculative_update() {
+  if (speculative_update && is_boundary() && !sums_are_averages) speculative_update->begin(rates, averaging());
 }
 
 void Engine::Impl::finish_delayed_update() {
@@ -362,6 +372,7 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
   for (Engine::Impl* impl : engines) {
     if (impl->trace) impl->trace->begin_backward();
     impl->gradients->begin_backward();
+    impl->begin_speculative_update();
   }
   try {
     scaled(loss, scale * options.weight).backward(/*gradient=*/{}, options.retain_graph);
@@ -440,7 +451,10 @@ Engine::Impl::MicroBatch Engine::Impl::finish_micro_batch(bool may_be_none) {
   const MicroBatch result{.counts = !may_be_none || agreed.facts().rounds > 0,
                           .buffers_changed = (agreed.facts().flags & Agreement::kBuffersChanged) != 0};
   if (agreed.differing_rank() >= 0) throw_update_difference();
-  if (agreed.facts().flags & Agreement::kParametersWritten) store->writes().commit(*store, *optimizer);
+  if (agreed.facts().flags & Agreement::kParametersWritten) {
+    drop_speculative_update();
+    store->writes().commit(*store, *optimizer);
+  }
   if (const auto& unused = reducer->unused_parameters();
       !unused.empty() && !config.zero_optimization.ignore_unused_parameters) {
     throw ModelError(
@@ -478,6 +492,7 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   } else {
     problem = skip_step(scale, decision);
     finish_delayed_update();
+    drop_speculative_update();
   }
   reducer->start_window();
   gradients->end_window();

@@ -32,6 +32,7 @@
 #include "zero/parameter_store.h"
 #include "zero/sharded_model.h"
 #include "zero/sharded_optimizer.h"
+#include "zero/speculative_update.h"
 
 namespace zero {
 namespace engine {
@@ -92,6 +93,7 @@ struct Engine::Impl {
   std::unique_ptr<sharding::ShardedOptimizer> optimizer;
   std::unique_ptr<sharding::GradientReducer> reducer;
   std::unique_ptr<sharding::DelayedUpdate> delayed_update;  ///< where the configuration wants it
+  std::unique_ptr<sharding::SpeculativeUpdate> speculative_update;
   std::unique_ptr<engine::Gradients> gradients;
   std::optional<engine::BufferSync> buffers;
   std::unique_ptr<intercept::DebugObserver> debug_observer;
@@ -188,6 +190,12 @@ struct Engine::Impl {
   void commit_weights();
   /// The same of a delayed update alone. *Collective.*
   void finish_delayed_update();
+  /// A backward begins: may begin to update beside it. Throws IoError.
+  void begin_speculative_update();
+  /// Before anything that an update beside backward must not have changed. Local. Throws IoError.
+  void drop_speculative_update() {
+    if (speculative_update) speculative_update->drop();
+  }
   /// As enter() for gradients. What has arrived is in the sums; they are averages where they are to be changed.
   /// *Collective.*
   void open_gradients(engine::Entry entry, const char* caller);

@@ -59,6 +59,8 @@ Needs needs_of(engine::Entry entry) {
 
 void Engine::Impl::enter(engine::Entry entry, const char* caller) {
   check_usable();
+  const bool trains_on = entry == engine::Entry::kBackward || entry == engine::Entry::kStep;
+  if (!trains_on && entry != engine::Entry::kReadGradients) drop_speculative_update();
   const Needs needs = needs_of(entry);
   if (needs.trains) check_trains(caller);
   if (needs.values) check_values(caller);

@@ -190,6 +190,7 @@ void Gradients::note_backward() {
     if (impl_.reducer->window_is_empty()) impl_.refresh_rates();
     impl_.reducer->begin_backward();
     if (impl_.noise_meter) impl_.noise_meter->begin_backward();
+    impl_.begin_speculative_update();
   }
   running_.push_back(id);
   const bool in_other_thread = !impl_.model.module_device.is_cpu();
@@ -387,6 +388,7 @@ void Gradients::make_trainable(const std::vector<int>& parameters) {
   if (impl_.group.size() > 1) impl_.group.barrier({.label = "unfreezing " + first}).wait();
   impl_.reducer->flush("unfreezing");                      // no bucket is open where their layout changes
   if (impl_.delayed_update) impl_.delayed_update->wait();  // it adds to what an update goes through
+  impl_.drop_speculative_update();
   std::vector<int> units;
   for (const int p : parameters) {
     const int u = model.parameters[p].unit;

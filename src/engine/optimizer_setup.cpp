@@ -219,11 +219,13 @@ void check_factory(const Config& config, const InitializeOptions& options) {
                                   options.optimizer ? "InitializeOptions::optimizer" : "the JSON ('optimizer')"));
   }
   const auto& own = config.zerotorch;
-  if (own.step_in_backward || own.delayed_update) {
+  if (own.step_in_backward || own.delayed_update || own.speculative_update) {
     throw ConfigError(fmt::format(
         "zerotorch.{} and InitializeOptions::optimizer_factory: an optimizer of the program's own updates all "
         "parameters in one step(); set it to false",
-        own.step_in_backward ? "step_in_backward" : "delayed_update"));
+        own.step_in_backward ? "step_in_backward"
+        : own.delayed_update ? "delayed_update"
+                             : "speculative_update"));
   }
   if (config.zero_optimization.offload_optimizer.device == Config::ZeroOptimization::OffloadOptimizer::Device::kNvme) {
     throw ConfigError(

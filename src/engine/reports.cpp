@@ -52,6 +52,10 @@ OffloadReport Engine::offload_report() const {
     report.written_nbytes += traffic->written_nbytes;
     report.waited_seconds += traffic->waited_seconds;
   }
+  if (impl_->speculative_update) {
+    report.updates_kept = impl_->speculative_update->counts().kept;
+    report.updates_undone = impl_->speculative_update->counts().undone;
+  }
   return report;
 }
 

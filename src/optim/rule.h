@@ -48,6 +48,7 @@ struct Hyper {
 
   /// Factor of the gradient for which descent is the right direction.
   double signed_scale() const { return maximize ? -gradient_scale : gradient_scale; }
+  bool operator==(const Hyper&) const = default;
 };
 
 /// A hyper-parameter under its name in the JSON's optimizer.params; beta1 and beta2 for betas.

@@ -65,6 +65,7 @@ DiskUse disk_use(const LaidOut& laid, int rank, std::int64_t master_nbytes) {
   }
   if (use.file_nbytes > 0)
     use.buffers_nbytes = laid.disk_buffers * layout::slot_nbytes(columns.shapes, ~0u, cuts.slot_numel);
+  if (laid.speculative_update) use.file_nbytes *= 2;
   return use;
 }
 

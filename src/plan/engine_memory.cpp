@@ -164,7 +164,8 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   const auto hold = [&](MemoryKind kind, std::int64_t nbytes, bool on_device) { add(kind, nbytes, nbytes, on_device); };
   const bool there = laid.on_device;
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
-  hold(MemoryKind::kParameters, (parameters_numel(laid, rank) + (laid.delayed_update ? updated : 0)) * low, there);
+  hold(MemoryKind::kParameters, (parameters_numel(laid, rank) + (laid.has_next_parameters() ? updated : 0)) * low,
+       there);
   hold(MemoryKind::kParameters, copied_numel(laid) * low, true);
   for (const DiskUse& disk : {disk_use(laid, rank, master_nbytes(laid, rank)), disk_use_of_gradients(laid, rank),
                               disk_use_of_parameters(laid, rank)}) {
@@ -241,7 +242,7 @@ StatesByRank states_by_rank(const LaidOut& laid) {
   const std::int64_t master = others_write_for_it(laid) || !in_memory ? 0 : master_nbytes(laid, 0);
   const std::int64_t sums =
       laid.step_in_backward || laid.gradients_on_disk ? 0 : laid.sum_nbytes() * laid.sets_of_sums();
-  const std::int64_t next = laid.delayed_update ? laid.low_nbytes() : 0;
+  const std::int64_t next = laid.has_next_parameters() ? laid.low_nbytes() : 0;
   const auto low = static_cast<double>(laid.low_nbytes() * layout::kBlockNumel);
   Spread here(laid.world_size), there(laid.world_size), parameters(laid.world_size);  // `here`: where shards are
   if (laid.step_in_backward) here.add_everywhere(static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()));

@@ -219,6 +219,7 @@ Config at_stage(Config config, int stage) {
   // What needs sharded optimizer states, or parameters.
   config.zerotorch.step_in_backward &= sharding.optimizer_states;
   config.zerotorch.delayed_update &= sharding.optimizer_states;
+  config.zerotorch.speculative_update &= sharding.optimizer_states;
   if (!sharding.optimizer_states) config.zero_optimization.offload_optimizer.ratio = 1;
   if (!sharding.optimizer_states) config.zerotorch.offload_gradients = {};
   if (!sharding.parameters) config.zero_optimization.offload_param = {};

@@ -78,7 +78,9 @@ std::vector<Candidate> step_in_backward(const Candidate& from) {
   const bool shards = layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states;
   const bool possible =
       shards && !config.fp16.enabled && config.gradient_clipping == 0 && config.gradient_accumulation_steps == 1;
-  if (!possible || config.zerotorch.step_in_backward || config.zerotorch.delayed_update) return {};
+  if (!possible || config.zerotorch.step_in_backward || config.zerotorch.delayed_update ||
+      config.zerotorch.speculative_update)
+    return {};
   return {with(from,
                config.param_dtype() == DType::kBFloat16 ? "zerotorch.step_in_backward (bf16.check_grad_overflow false)"
                                                         : "zerotorch.step_in_backward",
@@ -150,6 +152,7 @@ std::vector<Candidate> gradients_on_nvme(const Candidate& from) {
   using Device = Config::Zerotorch::OffloadGradients::Device;
   const Config& config = from.config;
   if (config.zerotorch.offload_gradients.device == Device::kNvme || config.zerotorch.step_in_backward ||
+      config.zerotorch.speculative_update ||
       !layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states ||
       optim::brings_together(setup::rule_of(config)))
     return {};
@@ -169,7 +172,8 @@ std::vector<Candidate> parameters_on_nvme(const Candidate& from) {
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   auto on_disk = from.allowed.states_on_nvme ? states_on_nvme(from) : std::vector<Candidate>();
   if (from.cluster.ranks > ranks_per_node_of(from.cluster)) return {};
-  if (from.config.zero_optimization.offload_param.device == Device::kNvme || from.config.zerotorch.delayed_update)
+  if (from.config.zero_optimization.offload_param.device == Device::kNvme || from.config.zerotorch.delayed_update ||
+      from.config.zerotorch.speculative_update)
     return {};
   const Candidate& start = on_disk.empty() ? from : on_disk.front();
   return {with(start, "stage 3, zero_optimization.offload_param.device \"nvme\"", [](Candidate& c) {

@@ -152,7 +152,8 @@ StepTimes times_of(const Plan& plan, const Config& config, const Cluster& cluste
   times.update = std::max(seconds(traffic.device_update_nbytes, speeds.device_memory),
                           seconds(ranks * traffic.host_update_nbytes, speeds.host_memory));
   times.disk = seconds(ranks * (traffic.nvme_nbytes + traffic.nvme_written_nbytes), speeds.disk);
-  times.update_is_beside = config.zerotorch.delayed_update || config.zerotorch.step_in_backward;
+  times.update_is_beside =
+      config.zerotorch.delayed_update || config.zerotorch.step_in_backward || config.zerotorch.speculative_update;
   return times;
 }
 

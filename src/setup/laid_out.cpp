@@ -251,6 +251,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.overlap = zero.overlaps_comm();
   laid.step_in_backward = config.zerotorch.step_in_backward;
   laid.delayed_update = config.zerotorch.delayed_update;
+  laid.speculative_update = config.zerotorch.speculative_update;
   laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);
   laid.prefetch_numel = laid.overlap ? zero.stage3_prefetch_bucket_size : 0;
   using OffloadOptimizer = Config::ZeroOptimization::OffloadOptimizer;

@@ -48,6 +48,7 @@ struct LaidOut {
   bool overlap = false;
   bool step_in_backward = false;    ///< gradient sums are used up bucket by bucket
   bool delayed_update = false;      ///< there are two sets of gradient sums, and of this rank's parameters
+  bool speculative_update = false;  ///< there are two sets of states in the file, and of this rank's parameters
   std::int64_t bucket_numel = 0;    ///< most elements of a bucket
   std::int64_t prefetch_numel = 0;  ///< gathered ahead of their use, at most
   /// Masters and states of elements are in a file, and so many slots of at most that many elements in memory.
@@ -76,6 +77,8 @@ struct LaidOut {
   std::int64_t gradient_nbytes() const { return static_cast<std::int64_t>(element_nbytes(gradient_dtype)); }
   /// Of gradients, each in memory or in a file: one that a late update uses, and one that the next step adds to.
   int sets_of_sums() const { return delayed_update ? 2 : 1; }
+  /// This rank's parameters are in memory twice: as they are, and as an update under way makes them.
+  bool has_next_parameters() const { return delayed_update || speculative_update; }
   std::int64_t sum_nbytes() const { return static_cast<std::int64_t>(element_nbytes(sum_dtype)); }
   /// Bytes of the optimizer's states of `range`, which begins and ends where shards may; and of their values
   /// in fp32.

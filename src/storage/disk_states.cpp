@@ -51,8 +51,9 @@ class States final : public DiskStates {
         const Range range{begin, layout::slot_end(options_.cuts, {part.range, columns, part.piece_numel}, begin)};
         begin = range.end;
         of_unit[unit].push_back(static_cast<int>(slots.size()));
-        slots.push_back({part.unit, range, columns, end});
-        end += layout::slot_nbytes(shapes_, columns, range.numel());
+        const std::int64_t nbytes = layout::slot_nbytes(shapes_, columns, range.numel());
+        slots.push_back({part.unit, range, columns, {end, options_.has_two_places ? end + nbytes : -1}});
+        end += options_.has_two_places ? 2 * nbytes : nbytes;
       }
     }
     if (end > reserved_nbytes_) {
@@ -100,9 +101,11 @@ class States final : public DiskStates {
   int slot_count() const override { return static_cast<int>(slots_.size()); }
   DiskSlot slot(int index) const override {
     const Slot& slot = slots_[index];
-    return {slot.unit, slot.range, slot.offset};
+    return {slot.unit, slot.range, slot.offsets[0]};
   }
-  std::uint64_t checksum(int slot, std::size_t column) const override { return slots_[slot].checksums[column]; }
+  std::uint64_t checksum(int slot, std::size_t column) const override {
+    return slots_[slot].checksums[place_of(slots_[slot], column)][column];
+  }
 
   void flush(int unit) override {
     if (!broken_.empty()) throw IoError(broken_);
@@ -115,7 +118,38 @@ class States final : public DiskStates {
     }
   }
 
+  void begin_try() override {
+    ZERO_CHECK(options_.has_two_places && !is_try_, "states with one place");
+    if (!broken_.empty()) throw IoError(broken_);
+    // Of before it, so it belongs to where it is.
+    for (Buffer& buffer : buffers_) {
+      if (buffer.slot >= 0 && buffer.changed != 0) write_back(buffer);
+    }
+    is_try_ = true;
+  }
+  void keep_try() override {
+    ZERO_CHECK(is_try_, "nothing was tried");
+    for (Slot& slot : slots_) slot.in_second ^= std::exchange(slot.tried, 0);
+    is_try_ = false;
+  }
+  void forget_try() override {
+    ZERO_CHECK(is_try_, "nothing was tried");
+    is_try_ = false;
+    for (Slot& slot : slots_) {
+      if (slot.tried == 0) continue;
+      if (slot.buffer >= 0) {
+        Buffer& buffer = buffers_[slot.buffer];
+        if (!buffer.reading.empty()) finish_reading(buffer);
+        finish(buffer.writing);
+        buffer.valid &= ~slot.tried;
+        buffer.changed &= ~slot.tried;
+      }
+      slot.tried = 0;
+    }
+  }
+
   void discard() override {
+    ZERO_CHECK(!is_try_, "what is tried, and discarded");
     if (!broken_.empty()) throw IoError(broken_);
     for (Buffer& buffer : buffers_) {
       buffer.changed = 0;
@@ -126,7 +160,7 @@ class States final : public DiskStates {
       }
       empty(buffer);
     }
-    for (Slot& slot : slots_) slot.on_disk = 0;
+    for (Slot& slot : slots_) slot.on_disk = {};
     current_ = -1;
   }
 
@@ -144,11 +178,13 @@ class States final : public DiskStates {
     int unit = 0;
     Range range;
     Columns columns = 0;
-    std::int64_t offset = 0;  ///< in the file
-    Columns on_disk = 0;      ///< were written; others are zeros
-    int buffer = -1;          ///< where it is, or is going, in memory
-    int next = -1;            ///< was updated after it, the last time
-    std::array<std::uint64_t, kMostColumns> checksums{};
+    std::array<std::int64_t, 2> offsets{};  ///< of its places in the file; -1: it has one
+    Columns in_second = 0;                  ///< are in the second place
+    Columns tried = 0;                      ///< are in the other one than that, since begin_try()
+    std::array<Columns, 2> on_disk{};       ///< were written; others are zeros
+    int buffer = -1;                        ///< where it is, or is going, in memory
+    int next = -1;                          ///< was updated after it, the last time
+    std::array<std::array<std::uint64_t, kMostColumns>, 2> checksums{};
   };
   struct Transfer {
     io::File::Request request = 0;
@@ -165,6 +201,10 @@ class States final : public DiskStates {
 
   static bool has(Columns columns, std::size_t column) { return (columns >> column & 1u) != 0; }
   Columns all() const { return columns_.empty() ? 0 : ~0u >> (32 - columns_.size()); }
+
+  static std::size_t place_of(const Slot& slot, std::size_t column) {
+    return (slot.in_second ^ slot.tried) >> column & 1u;
+  }
 
   void open() {
     options_.files->make_folders(options_.folder);
@@ -233,6 +273,7 @@ class States final : public DiskStates {
       if (for_update) {
         finish(buffer.writing);
         buffer.changed |= columns;
+        if (is_try_) slots_[index].tried |= columns;
       }
       buffer.used = ++clock_;
       if (std::exchange(current_, index) != index) read_ahead(index, columns, for_update);
@@ -253,7 +294,7 @@ class States final : public DiskStates {
     if (buffer.changed != 0) write_back(buffer);
   }
 
-  /// Calls `start(memory, offset in file, columns)` for columns that follow each other.
+  /// Calls `start(memory, offset in file, columns, place)` for columns that follow each other in a place.
   template <class Start>
   void in_runs(const Buffer& buffer, const Slot& slot, Columns columns, Start start) {
     for (std::size_t c = 0; c < columns_.size();) {
@@ -262,16 +303,18 @@ class States final : public DiskStates {
         continue;
       }
       const std::int64_t begin = offset_in(slot, c);
+      const std::size_t place = place_of(slot, c);
       std::int64_t end = begin;
       Columns run = 0;
       // Columns that the slot has not are no gap.
       for (; c < columns_.size() && (has(columns, c) || !has(slot.columns, c)); ++c) {
         if (!has(columns, c)) continue;
+        if (place_of(slot, c) != place) break;
         run |= 1u << c;
         end += static_cast<std::int64_t>(column_in(buffer, slot, c).size());
       }
       start(std::span(buffer.memory + begin, static_cast<std::size_t>(end - begin)),
-            static_cast<std::uint64_t>(slot.offset + begin), run);
+            static_cast<std::uint64_t>(slot.offsets[place] + begin), run, place);
     }
   }
 
@@ -326,16 +369,17 @@ class States final : public DiskStates {
 
   void start_reading(Buffer& buffer, Columns columns) {
     Slot& slot = slots_[buffer.slot];
-    const Columns fresh = columns & ~slot.on_disk;
+    const Columns written = on_disk(slot);
     for (std::size_t c = 0; c < columns_.size(); ++c) {
-      if (!has(fresh, c)) continue;
+      if (!has(columns & ~written, c)) continue;
       const auto memory = column_in(buffer, slot, c);
       std::memset(memory.data(), 0, memory.size());
     }
-    in_runs(buffer, slot, columns & slot.on_disk, [&](std::span<std::byte> memory, std::uint64_t offset, Columns run) {
-      buffer.reading.push_back({file_->read(offset, memory), run});
-      read_nbytes_ += static_cast<std::int64_t>(memory.size());
-    });
+    in_runs(buffer, slot, columns & written,
+            [&](std::span<std::byte> memory, std::uint64_t offset, Columns run, std::size_t) {
+              buffer.reading.push_back({file_->read(offset, memory), run});
+              read_nbytes_ += static_cast<std::int64_t>(memory.size());
+            });
     buffer.valid |= columns;
   }
 
@@ -345,7 +389,7 @@ class States final : public DiskStates {
     finish(buffer.reading);
     const Slot& slot = slots_[buffer.slot];
     for (std::size_t c = 0; c < columns_.size(); ++c) {
-      if (!has(read, c) || checksum_of(buffer, slot, c) == slot.checksums[c]) continue;
+      if (!has(read, c) || checksum_of(buffer, slot, c) == slot.checksums[place_of(slot, c)][c]) continue;
       broken_ = fmt::format(
           "'{}' gave back other bytes than were written to it: the checksum of {} differs; the disk, its cable or the "
           "memory of this machine is not reliable: go on from the last checkpoint, on another disk",
@@ -364,13 +408,21 @@ class States final : public DiskStates {
     Slot& slot = slots_[buffer.slot];
     finish(buffer.writing);
     for (std::size_t c = 0; c < columns_.size(); ++c) {
-      if (has(buffer.changed, c)) slot.checksums[c] = checksum_of(buffer, slot, c);
+      if (has(buffer.changed, c)) slot.checksums[place_of(slot, c)][c] = checksum_of(buffer, slot, c);
     }
-    in_runs(buffer, slot, buffer.changed, [&](std::span<std::byte> memory, std::uint64_t offset, Columns run) {
-      buffer.writing.push_back({file_->write(offset, memory), run});
-      written_nbytes_ += static_cast<std::int64_t>(memory.size());
-    });
-    slot.on_disk |= std::exchange(buffer.changed, 0);
+    in_runs(buffer, slot, buffer.changed,
+            [&](std::span<std::byte> memory, std::uint64_t offset, Columns run, std::size_t place) {
+              buffer.writing.push_back({file_->write(offset, memory), run});
+              written_nbytes_ += static_cast<std::int64_t>(memory.size());
+              slot.on_disk[place] |= run;
+            });
+    buffer.changed = 0;
+  }
+
+  /// Columns of which something was written where they are.
+  static Columns on_disk(const Slot& slot) {
+    const Columns second = slot.in_second ^ slot.tried;
+    return (slot.on_disk[0] & ~second) | (slot.on_disk[1] & second);
   }
 
   bool are_done(const std::vector<Transfer>& transfers) const {
@@ -444,6 +496,7 @@ class States final : public DiskStates {
   std::int64_t reserved_nbytes_ = 0;
   int current_ = -1;  ///< the slot that was visited last
   std::uint64_t clock_ = 0;
+  bool is_try_ = false;
   std::string broken_;
   std::atomic<std::int64_t> read_nbytes_{0}, written_nbytes_{0};  ///< any thread may ask for them
   std::atomic<double> waited_seconds_{0};

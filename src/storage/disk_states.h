@@ -22,6 +22,8 @@ struct DiskOptions {
   std::string folder;               ///< where the file without a name is made; made where it is missing
   io::ScratchOptions scratch;
   int buffers = 4;  ///< slots in memory; at least 3
+  /// Every slot has two places in the file: begin_try() may be called.
+  bool has_two_places = false;
   layout::SlotCuts cuts;
 };
 
@@ -56,6 +58,11 @@ class DiskStates : public StateStore {
   /// Returns when everything of a unit that was changed is in the file, where others may read it; not durable. Throws
   /// IoError.
   virtual void flush(int unit) = 0;
+  /// What is changed from here on goes to the other places, until either it is all kept, as if it had been changed as
+  /// usual, or it is all forgotten. Local. Throw IoError.
+  virtual void begin_try() = 0;
+  virtual void keep_try() = 0;
+  virtual void forget_try() = 0;
   /// All columns are zeros again; what is not written yet need not be. Local. Throws IoError where a write that was
   /// under way has failed.
   virtual void discard() = 0;

@@ -484,8 +484,10 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
     options_.consume(bucket.unit, mine, piece_.view(0, mine.numel()));
     return;
   }
+  note_change(bucket.unit);
   sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate,
                [&](Range piece, void* sums) { add_slices(bucket, piece, sums, slices, first); });
+  if (options_.summed && makes_sumsq_) options_.summed(bucket.unit, mine);
 }
 
 Range GradientReducer::mine_of(const Bucket& bucket) const {
@@ -525,6 +527,7 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
     const Range mine = mine_of(bucket);
     if (mine.empty()) continue;
     sums_->take(bucket.unit);
+    note_change(bucket.unit);
     sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate, [&](Range piece, void* memory) {
       const at::Tensor kept = model_.view(memory, model_.sum_dtype, piece.numel());
       if (first) kept.zero_();

@@ -43,6 +43,10 @@ struct ReducerOptions {
   bool copied_by_device = false;
   /// There are two sets of sums: hand_over_sums() may be called.
   bool hands_over_sums = false;
+  /// If given: called when the sums of a part of this rank's shard are complete, unless more gradients come, and
+  /// before those of a unit are changed. In threads that reduce, too.
+  std::function<void(int unit, Range range)> summed;
+  std::function<void(int unit)> changes;
   /// If given: receives the sums [range.numel()] of a part of this rank's shard as soon as they are complete; they are
   /// not kept. Only one backward per window is then possible, and there is no accumulated().
   std::function<void(int unit, Range range, const at::Tensor& sums)> consume;
@@ -84,6 +88,7 @@ class GradientReducer {
   void visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit) const;
   /// The same as one tensor: a copy where they are on disk, else a view.
   at::Tensor accumulated(int unit, Range range) const;
+  GradientSums& sums() { return *sums_; }
   /// All sums of a unit; null where they are on disk.
   void* accumulator(int unit) const { return sums_->in_memory(unit); }
   /// Traffic of sums between memory and disk so far; nullopt where they are in memory.
@@ -204,6 +209,9 @@ class GradientReducer {
   Range mine_of(const Bucket& bucket) const;
   /// Room for the sums of squares of so many blocks.
   void make_sumsq(std::int64_t blocks);
+  void note_change(int unit) const {
+    if (options_.changes) options_.changes(unit);
+  }
   /// Where the sums of squares go of a part of the bucket that begins at `begin` of the unit.
   double* block_sumsq_at(const Bucket& bucket, std::int64_t begin);
   /// Adds the slices, which begin where this rank's part does, to the `piece.numel()` accumulators at `sums`.

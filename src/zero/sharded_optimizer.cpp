@@ -413,13 +413,50 @@ void ShardedOptimizer::begin_update(const std::vector<double>& lr, double gradie
 }
 
 void ShardedOptimizer::run_update(GradientSums& sums) {
+  for (std::size_t u = 0; u < model_.units.size(); ++u) try_unit(static_cast<int>(u), sums);
+}
+
+void ShardedOptimizer::try_unit(int unit, GradientSums& sums) {
+  const Range range = update_range(unit);
+  if (!model_.units[unit].trainable || range.empty()) return;
+  sums.visit(unit, range, Access::kRead,
+             [&](Range piece, const void* gradient) { update_range_of(unit, piece, gradient); });
+}
+
+void ShardedOptimizer::begin_try(const std::vector<double>& lr, double gradient_scale) {
+  ZERO_CHECK(options_.updates_late && !is_late_ && !whole_, "an update that cannot be tried");
+  note_rates(lr, gradient_scale);
+  noted_.group = options_.group_of_parameter;
+  noted_.steps = steps_;
+  if (disk_) disk_->begin_try();
+  is_late_ = true;
+}
+
+bool ShardedOptimizer::would_repeat(const std::vector<double>& lr, double gradient_scale) const {
+  for (std::size_t g = 0; g < options_.groups.size(); ++g) {
+    optim::Hyper now = options_.groups[g].hyper;
+    now.lr = lr[g];
+    now.gradient_scale = gradient_scale;
+    if (noted_.hyper[g] != now) return false;
+  }
+  return noted_.group == options_.group_of_parameter && noted_.steps == steps_;
+}
+
+void ShardedOptimizer::keep_try(GradientSums& sums, const std::function<bool(int unit)>& is_tried) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const int unit = static_cast<int>(u);
-    const Range range = update_range(unit);
-    if (!model_.units[u].trainable || range.empty()) continue;
-    sums.visit(unit, range, Access::kRead,
-               [&](Range piece, const void* gradient) { update_range_of(unit, piece, gradient); });
+    if (!model_.units[u].trainable || is_tried(unit)) continue;
+    note_unit(unit);
+    try_unit(unit, sums);
   }
+  if (disk_) disk_->keep_try();
+  end_update();
+  end_step();
+}
+
+void ShardedOptimizer::forget_try() {
+  is_late_ = false;
+  if (disk_) disk_->forget_try();
 }
 
 void ShardedOptimizer::end_update() {

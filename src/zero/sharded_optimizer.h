@@ -44,8 +44,8 @@ struct OptimizerOptions {
   std::int64_t bucket_numel = 0;  ///< update_part() gets layout::bucket_ranges() of this; 0: only update() is called
   /// Where masters and states live on disk; not given: in memory. sub_group_numel determines its piece size.
   std::optional<storage::DiskOptions> disk;
-  /// begin_update() may be called: there is memory for what an update makes of this rank's low-precision values. Needs
-  /// sharded optimizer states.
+  /// begin_update() or begin_try() may be called: there is memory for what an update makes of this rank's low-precision
+  /// values. Needs sharded optimizer states.
   bool updates_late = false;
   /// By unit: its states are on the module's accelerator, which also updates them, while everything else is in host
   /// memory; empty: none are. Not with `disk`, two-pass rules, update_part() and begin_update(), and only where the
@@ -92,6 +92,17 @@ class ShardedOptimizer {
   void begin_update(const std::vector<double>& lr, double gradient_scale);
   void run_update(GradientSums& sums);
   void end_update();
+
+  /// An update of some units that is then kept, or forgotten; where states are on a disk, of two places
+  /// (storage::DiskOptions), and not with two-pass rules. Of units that are tried every parameter is updated.
+  /// try_unit() may run in another thread as run_update() does. Local. Throw IoError.
+  void begin_try(const std::vector<double>& lr, double gradient_scale);
+  void try_unit(int unit, GradientSums& sums);
+  /// True if these rates and this scale, and the groups and step counts of now, are those of the try.
+  bool would_repeat(const std::vector<double>& lr, double gradient_scale) const;
+  /// Updates those that were not `is_tried`, of them what is active, and keeps it all: as update() leaves it.
+  void keep_try(GradientSums& sums, const std::function<bool(int unit)>& is_tried);
+  void forget_try();
 
   /// A copy of this rank's low-precision values in `range`, for refresh(). Local.
   at::Tensor low_values(int unit, Range range) const;
@@ -214,7 +225,7 @@ class ShardedOptimizer {
   std::vector<optim::StateColumn> kept_;
   storage::Ledger& ledger_;
   std::unique_ptr<storage::StateStore> states_;
-  const storage::DiskStates* disk_ = nullptr;                    ///< states_, if they are on disk
+  storage::DiskStates* disk_ = nullptr;                          ///< states_, if they are on disk
   storage::TwinStates* twins_ = nullptr;                         ///< states_, if some are on the device
   std::unique_ptr<DeviceUpdates> on_device_;                     ///< then
   std::unique_ptr<WholeTensors> whole_;                          ///< only if a rule has two passes
@@ -227,7 +238,7 @@ class ShardedOptimizer {
     std::vector<std::int64_t> steps;  ///< by parameter: its updates before
   } noted_;
   std::vector<storage::FlatBuffer> next_low_;  ///< by unit, of update_range(), if updates_late
-  bool is_late_ = false;                       ///< between begin_update() and end_update()
+  bool is_late_ = false;                       ///< between begin_update() and end_update(), and in a try
 };
 
 }  // namespace zero::sharding

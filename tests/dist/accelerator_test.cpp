@@ -2,7 +2,7 @@
 // whatever the stage, the number of ranks and the order in which the device's streams run. The device is simulated
 // (support/simulated_device.h): it runs late, in random legal orders, and host code cannot touch its memory.
 //
-//   ZERO_TEST_SLOW=1        100 orders in place of 8
+//   ZERO_TEST_SLOW=1        100 orders in place of 4
 //   ZERO_TEST_DEVICE=cuda   on a GPU, which all ranks share, in place of the simulated device: what is compared there
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -114,7 +114,7 @@ std::map<std::string, Setting> settings_of_host() {
 }
 
 TEST(Accelerator, EveryOrderOfItsStreamsGivesTheSameBits) {
-  const int seeds = on_gpu() ? 2 : is_slow() ? 100 : 8;
+  const int seeds = on_gpu() ? 2 : is_slow() ? 100 : 4;
   std::set<std::string> distinct;
   for (int ranks = 1; ranks <= 3; ++ranks) {
     const auto lines = lines_of(ranks, [&](Group group) {

@@ -175,6 +175,7 @@ struct Generator {
     // Not drawn: a seed stays the program that it was.
     made.nvme = (made.ranks + made.stage + made.node_shared + made.overlap + made.little_live) % 3 == 0;
     if (states_on_device) made.nvme = false;
+    made.speculative = made.nvme && made.stage > 0 && !made.step_in_backward;
     const bool may_divide = on_simulated_device && !states_on_device && !made.nvme && !made.step_in_backward;
     if (may_divide && made.stage > 0)
       made.host_percent = std::array{0, 40, 70, 100}[static_cast<std::size_t>(made.ranks + 2 * made.overlap) % 4];
@@ -312,6 +313,7 @@ std::string text_of(const Setting& s) {
   if (s.observer) text += ", observer";
   if (s.jitter) text += ", jitter";
   if (s.nvme) text += ", nvme";
+  if (s.speculative) text += ", speculative";
   if (s.host_percent < 100) text += fmt::format(", {} % of states on the host", s.host_percent);
   return text;
 }
@@ -328,7 +330,8 @@ std::string json_of(const Program& p, const Setting& s) {
       "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": {},
       "stage3_prefetch_bucket_size": {}, "sub_group_size": {},
       "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "ratio": {}}}}},
-    "zerotorch": {{"store": "{}", "progress_thread": "{}", "unit_numel": {}, "step_in_backward": {}, "seed": 5,
+    "zerotorch": {{"store": "{}", "progress_thread": "{}", "unit_numel": {}, "step_in_backward": {},
+      "speculative_update": {}, "seed": 5,
       "unused_parameters": "{}", "device_transport": "{}",
       "debug_observer": {}, "timeout_s": {}}}
   }})",
@@ -341,8 +344,8 @@ std::string json_of(const Program& p, const Setting& s) {
                                                                 : "none",
                      std::filesystem::temp_directory_path().string(), s.host_percent / 100.0,
                      s.node_shared ? "node_shared" : "copying", s.progress_thread ? "always" : "never", p.unit_numel,
-                     s.step_in_backward, p.unused_zero ? "zero" : "skip", moved_by_nccl ? "nccl" : "auto", s.observer,
-                     collective_timeout_s);
+                     s.step_in_backward, s.speculative, p.unused_zero ? "zero" : "skip",
+                     moved_by_nccl ? "nccl" : "auto", s.observer, collective_timeout_s);
 }
 
 }  // namespace zero::fuzz_training

@@ -142,6 +142,7 @@ struct Setting {
   bool observer = false;     ///< zerotorch.debug_observer
   bool jitter = false;       ///< ranks pause here and there, each at its own places
   bool nvme = false;         ///< masters and states in scratch files
+  bool speculative = false;  ///< zerotorch.speculative_update, with nvme
   int host_percent = 100;    ///< of them in host memory, while the device has and updates the others
 };
 

@@ -36,7 +36,8 @@ void simpler_setting(const Case& c, std::size_t r, Setting Run::*part, std::vect
   set([](Setting& s) { s = {.ranks = s.ranks, .stage = s.stage, .node_shared = s.node_shared}; });
   for (const int ranks : {1, 2}) set([ranks](Setting& s) { s.ranks = std::min(s.ranks, ranks); });
   set([](Setting& s) { s.jitter = s.observer = false; });
-  set([](Setting& s) { s.nvme = false; });
+  set([](Setting& s) { s.nvme = s.speculative = false; });
+  set([](Setting& s) { s.speculative = false; });
   set([](Setting& s) { s.host_percent = 100; });
   set([](Setting& s) { s.progress_thread = false; });
   set([](Setting& s) { s.overlap = false; });
