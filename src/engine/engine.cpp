@@ -293,7 +293,9 @@ void Engine::Impl::publish_update() {
 }
 
 void Engine::Impl::begin_speculative_update() {
-  if (speculative_update && is_boundary() && !sums_are_averages) speculative_update->begin(rates, averaging());
+  // A scope writes what it has gathered when it is closed.
+  if (speculative_update && is_boundary() && !sums_are_averages && gathered_scopes == 0)
+    speculative_update->begin(rates, averaging());
 }
 
 void Engine::Impl::finish_delayed_update() {
@@ -372,9 +374,9 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
   for (Engine::Impl* impl : engines) {
     if (impl->trace) impl->trace->begin_backward();
     impl->gradients->begin_backward();
-    impl->begin_speculative_update();
   }
   try {
+    for (Engine::Impl* impl : engines) impl->begin_speculative_update();
     scaled(loss, scale * options.weight).backward(/*gradient=*/{}, options.retain_graph);
   } catch (...) {
     for (Engine::Impl* impl : engines) impl->gradients->fail_backward();

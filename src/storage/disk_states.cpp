@@ -139,13 +139,20 @@ class States final : public DiskStates {
       if (slot.tried == 0) continue;
       if (slot.buffer >= 0) {
         Buffer& buffer = buffers_[slot.buffer];
-        if (!buffer.reading.empty()) finish_reading(buffer);
-        finish(buffer.writing);
+        try {
+          if (!buffer.reading.empty()) finish_reading(buffer);
+          finish(buffer.writing);
+        } catch (const IoError& error) {
+          if (broken_.empty()) broken_ = error.what();
+          buffer.reading.clear();
+          buffer.writing.clear();
+        }
         buffer.valid &= ~slot.tried;
         buffer.changed &= ~slot.tried;
       }
       slot.tried = 0;
     }
+    if (!broken_.empty()) throw IoError(broken_);
   }
 
   void discard() override {

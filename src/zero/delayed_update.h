@@ -12,8 +12,8 @@
 
 namespace zero::sharding {
 
-/// For one thread, beside its own. Functions are local. When it goes it waits for the update that is under way, and drops
-/// it.
+/// For one thread, beside its own. Functions are local. When it goes it waits for the update that is under way, and
+/// drops it.
 class DelayedUpdate {
  public:
   DelayedUpdate(ShardedOptimizer& optimizer, GradientReducer& reducer, Timeline& timeline);

@@ -1,5 +1,7 @@
 #include "zero/speculative_update.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -10,9 +12,11 @@ SpeculativeUpdate::SpeculativeUpdate(const ShardedModel& model, ShardedOptimizer
     : model_(model),
       optimizer_(optimizer),
       reducer_(reducer),
+      process_(::getpid()),
       thread_([this] { work(); }, "speculative update", timeline) {}
 
 SpeculativeUpdate::~SpeculativeUpdate() {
+  if (process_ != ::getpid()) return;
   const std::lock_guard lock(mutex_);
   is_open_ = false;
   is_spoilt_ = true;
@@ -71,11 +75,11 @@ void SpeculativeUpdate::add(int unit, Range range) {
 void SpeculativeUpdate::spoil(int unit) {
   {
     const std::lock_guard lock(mutex_);
-    if (!is_open_ || is_spoilt_ || !units_[static_cast<std::size_t>(unit)].is_queued) return;
+    if (!is_open_ || !units_[static_cast<std::size_t>(unit)].is_queued) return;
     is_spoilt_ = true;
     changed_.notify_all();
   }
-  thread_.wait();
+  thread_.wait();  // also where it is spoilt already: it may still read these sums
 }
 
 bool SpeculativeUpdate::is_spoilt() {
@@ -125,12 +129,13 @@ bool SpeculativeUpdate::finish(const std::vector<double>& lr, double gradient_sc
 }
 
 void SpeculativeUpdate::drop() {
-  if (!under_way_) return;
+  if (!under_way_ || process_ != ::getpid()) return;
   {
     const std::lock_guard lock(mutex_);
     is_spoilt_ = true;
     changed_.notify_all();
   }
+  thread_.wait();
   stop();
   under_way_ = false;
   last_was_dropped_ = !queue_.empty();

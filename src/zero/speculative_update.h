@@ -9,6 +9,8 @@
 //   finish     the step is taken with those rates and that scale: what is missing is updated, and the second places are
 //              the first from here on
 //   drop       instead: the second places are forgotten
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -37,8 +39,8 @@ class SpeculativeUpdate {
   void add(int unit, Range range);
   /// Before sums of a unit are changed: what was made of them does not count. Any thread.
   void spoil(int unit);
-  /// True if the update is done, as ShardedOptimizer::update would have; else nothing has happened, and nothing is under
-  /// way. Throws IoError.
+  /// True if the update is done, as ShardedOptimizer::update would have; else nothing has happened, and nothing is
+  /// under way. Throws IoError.
   bool finish(const std::vector<double>& lr, double gradient_scale);
   /// Nothing has happened. Throws IoError.
   void drop();
@@ -75,6 +77,7 @@ class SpeculativeUpdate {
   bool under_way_ = false;  ///< from begin() to finish() or drop(); of the caller's thread
   bool last_was_dropped_ = false;
   Counts counts_;
+  const pid_t process_;  ///< a forked child has no thread
   UpdateThread thread_;  ///< last: ends first
 };
 

@@ -11,6 +11,8 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <optional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -201,6 +203,60 @@ TEST_P(SpeculativeUpdate, IsUndoneWhereAProgramComesBetween) {
                         }
                       },
                       {.timeout = std::chrono::seconds(200)}));
+}
+
+/// What a scope has gathered is written when it is closed, after the backward.
+TEST_P(SpeculativeUpdate, BackwardMayRunInsideAScope) {
+  const TemporaryFolder folder;
+  expect_all_ok(spawn(GetParam(), [&](const Group& group) {
+    for (const char* const precision : {R"("bf16": {"enabled": false})", R"("bf16": {"enabled": true})"}) {
+      std::vector<std::vector<std::uint64_t>> results;
+      for (const bool speculative : {false, true}) {
+        auto engine = make_engine(group, Setting{.precision = precision}.json(folder.path(), speculative));
+        auto& hashes = results.emplace_back(train(engine, 12, 2));
+        for (int round = 0; round < 6; ++round) {
+          for (bool is_last = false; !is_last;) {
+            const at::Tensor loss = loss_of(engine, 12);
+            is_last = engine.is_gradient_accumulation_boundary();
+            {
+              GatheredParameters scope(engine, {engine.typed_module()->layers[3]->weight}, 0);
+              engine.backward(loss);
+              const at::NoGradGuard no_grad;
+              if (engine.rank() == 0) engine.typed_module()->layers[3]->weight.mul_(0.75);
+            }
+            engine.step();
+          }
+          hashes.push_back(hash_of(engine));
+        }
+      }
+      if (results[0] != results[1]) throw std::logic_error("other bits");
+    }
+  }));
+}
+
+/// A window that ends otherwise than was said when its backward began.
+TEST_P(SpeculativeUpdate, ABoundaryMayBeTakenBack) {
+  const TemporaryFolder folder;
+  expect_all_ok(spawn(GetParam(), [&](const Group& group) {
+    std::vector<std::vector<std::uint64_t>> results;
+    for (const bool speculative : {false, true}) {
+      auto engine = make_engine(group, Setting{.stage = 2}.json(folder.path(), speculative));
+      auto& hashes = results.emplace_back(train(engine, 12, 2));
+      for (int round = 0; round < 4; ++round) {
+        engine.set_gradient_accumulation_boundary(true);
+        engine.backward(loss_of(engine, 12));
+        engine.set_gradient_accumulation_boundary(false);
+        engine.step();
+        engine.backward(loss_of(engine, 12));
+        if (round % 2 == 0) engine.set_gradient_accumulation_boundary(true);
+        engine.step();
+        engine.set_gradient_accumulation_boundary(std::nullopt);
+        if (round % 2 == 1) engine.zero_grad();
+        hashes.push_back(hash_of(engine));
+      }
+    }
+    if (results[0] != results[1]) throw std::logic_error("other bits");
+  }));
 }
 
 TEST_P(SpeculativeUpdate, GradientsMayBeDroppedAndParametersFrozen) {
