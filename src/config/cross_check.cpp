@@ -339,11 +339,6 @@ void check_speculative_update(Check& check) {
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   if (config.zero_optimization.stage == 0)
     check.problem(*given, "needs sharded optimizer states; set zero_optimization.stage to 1, 2 or 3");
-  if (config.zero_optimization.offload_optimizer.device != Device::kNvme) {
-    check.problem(*given,
-                  "is for states on a disk, whose work it lets go on beside backward; set "
-                  "zero_optimization.offload_optimizer.device to 'nvme', or this to false");
-  }
   if (config.zero_optimization.offload_param.device == Device::kNvme) {
     check.problem(*given,
                   "the file of zero_optimization.offload_param has one set of parameters; keep them in memory, or set "

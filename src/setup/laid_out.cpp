@@ -157,6 +157,15 @@ void check_step_in_backward(const Config& config) {
                   config.gradient_accumulation_steps));
 }
 
+void check_speculative_update(const Config& config) {
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  if (!config.zerotorch.speculative_update || config.zero_optimization.offload_optimizer.device == Device::kNvme)
+    return;
+  throw ConfigError(
+      "zerotorch.speculative_update: is for states on a disk, whose work it lets go on beside backward; set "
+      "zero_optimization.offload_optimizer.device to 'nvme' (zero train --nvme DIR), or this to false");
+}
+
 void check_delayed_update(const Config& config, const Ranks& ranks) {
   if (!config.zerotorch.delayed_update || ranks.on_cpu) return;
   throw ConfigError(
@@ -238,6 +247,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
                 const Config& config, const Ranks& ranks) {
   check_step_in_backward(config);
   check_delayed_update(config, ranks);
+  check_speculative_update(config);
   const auto& zero = config.zero_optimization;
   LaidOut laid;
   laid.units = layout::make_units(tree, parameters, unit_options(config, tree));

@@ -93,8 +93,8 @@ struct LaidOut {
 };
 
 /// Throws ConfigError: unknown unit names, 'node_shared' off the CPU, step_in_backward with accumulation,
-/// delayed_update of states off the CPU, gradients or parameters on a disk off the CPU, parameters there over several
-/// hosts.
+/// delayed_update of states off the CPU, speculative_update of states that are not on a disk, gradients or parameters
+/// on a disk off the CPU, parameters there over several hosts.
 LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
                 const Config& config, const Ranks& ranks);
 
