@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -69,7 +70,8 @@ auto flops(double& to) {
 }
 
 void read(const std::string& name, const json& object, const Readers& readers) {
-  if (!object.is_object()) refuse(name, fmt::format("got {}, want an object", object.dump()));
+  if (!object.is_object())
+    refuse(name.substr(0, name.find_last_not_of(':') + 1), fmt::format("got {}, want an object", object.dump()));
   for (const auto& [key, value] : object.items()) {
     const std::string path = name.back() == ':' ? name + " " + key : name + "." + key;
     const auto found = readers.find(key);
@@ -91,7 +93,7 @@ auto section(const Readers& readers) {
 
 plan::Cluster read_cluster(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw IoError(fmt::format("--cluster {}: cannot be read", path));
+  if (!file || std::filesystem::is_directory(path)) throw IoError(fmt::format("--cluster {}: cannot be read", path));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   json root;
   try {

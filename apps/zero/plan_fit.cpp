@@ -109,7 +109,10 @@ std::string check_fits_here(const plan::ModelShape& model, const Config& config,
     const std::string warning = plan::check_fits(model, config, here, force);
     return warning.empty() ? "" : fmt::format("warning: {}\n", warning);
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}; --force starts it all the same", in_options(error.what())));
+    const std::string text = in_options(error.what());
+    // Not of what is wrong with the configuration.
+    if (!text.starts_with("the run needs about ")) throw ConfigError(text);
+    throw ConfigError(fmt::format("{}; --force starts it all the same", text));
   }
 }
 

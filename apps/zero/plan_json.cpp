@@ -83,14 +83,10 @@ ordered_json traffic_json(const plan::Traffic& traffic) {
 }
 
 ordered_json times_json(const plan::StepTimes& times) {
-  return {{"compute", times.compute},
-          {"between_ranks", times.between_ranks},
-          {"between_hosts", times.between_hosts},
-          {"to_device", times.to_device},
-          {"update", times.update},
-          {"disk", times.disk},
-          {"at_least", times.at_least()},
-          {"in_turn", times.in_turn()}};
+  return {
+      {"compute", times.compute},     {"between_ranks", times.between_ranks}, {"between_hosts", times.between_hosts},
+      {"to_device", times.to_device}, {"from_device", times.from_device},     {"update", times.update},
+      {"disk", times.disk},           {"at_least", times.at_least()},         {"in_turn", times.in_turn()}};
 }
 
 ordered_json paper_json(const plan::Plan& plan) {

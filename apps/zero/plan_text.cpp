@@ -258,14 +258,13 @@ void add_time_rows(Table& table, const PlanResult& result) {
   const auto is_none = [&](double StepTimes::*part) {
     return std::all_of(result.plans.begin(), result.plans.end(), [=](const Plan& p) { return p.times.*part == 0; });
   };
-  const bool gpus = result.request.cluster.gpus;
-  const std::pair<const char*, double StepTimes::*> rows[] = {
-      {"forward and backward", &StepTimes::compute},
-      {gpus ? "between GPUs of a host" : "between ranks of a host", &StepTimes::between_ranks},
-      {"between hosts", &StepTimes::between_hosts},
-      {"between GPU and host", &StepTimes::to_device},
-      {"update, at the speed of memory", &StepTimes::update},
-      {"disk", &StepTimes::disk}};
+  const std::pair<const char*, double StepTimes::*> rows[] = {{"forward and backward", &StepTimes::compute},
+                                                              {"between ranks of a host", &StepTimes::between_ranks},
+                                                              {"between hosts", &StepTimes::between_hosts},
+                                                              {"from host to GPU", &StepTimes::to_device},
+                                                              {"from GPU to host", &StepTimes::from_device},
+                                                              {"update, at the speed of memory", &StepTimes::update},
+                                                              {"disk", &StepTimes::disk}};
   if (std::ranges::all_of(rows, [&](const auto& row) { return is_none(row.second); })) return;
   table.head("seconds of a step, at these speeds");
   for (const auto& [label, part] : rows) {

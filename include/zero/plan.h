@@ -213,6 +213,7 @@ struct Traffic {
   double seconds = 0;               ///< at the cluster's bandwidth, without overlap; 0: bandwidth unknown
   double nvme_nbytes = 0;           ///< read from disk by the heaviest rank
   double nvme_written_nbytes = 0;   ///< written to disk by the heaviest rank
+  double nvme_update_nbytes = 0;    ///< of both, what masters and states are
   /// Of shards in the host's memory: parameters to the rank's GPU, gradients from there.
   double to_device_nbytes = 0, from_device_nbytes = 0;
   /// Sums, masters, states and parameters that a rank's update reads and writes, by where the states are; those of a
@@ -223,13 +224,15 @@ struct Traffic {
 /// Seconds of an optimizer step by what takes them, at the cluster's speeds; 0: nothing, or the speed is unknown.
 struct StepTimes {
   double compute = 0;  ///< forward and backward
-  double between_ranks = 0, between_hosts = 0, to_device = 0;
-  double update = 0;  ///< at the speed of memory
-  double disk = 0;
-  bool update_is_beside = false;  ///< of backward, or of the next step: else it follows
+  double between_ranks = 0, between_hosts = 0;
+  double to_device = 0, from_device = 0;
+  double update = 0;                    ///< at the speed of memory
+  double disk = 0, disk_of_update = 0;  ///< the second is a part of the first
+  bool update_is_beside = false;        ///< of backward, or of the next step: else it follows
 
-  double at_least() const;  ///< with everything beside everything else that it can be beside
-  double in_turn() const;   ///< with nothing beside anything
+  /// With everything beside everything else that it can be beside, but for what buffers of a disk hold.
+  double at_least() const;
+  double in_turn() const;  ///< with nothing beside anything
 };
 
 struct Plan {
@@ -282,7 +285,7 @@ Config at_stage(Config config, int stage);
 /// True if the host that needs most has enough memory, and the GPU that does, or their memory is unknown.
 bool fits(const Plan& plan, const Cluster& cluster);
 
-/// What is needed of what there is, of GPUs if they have too little, else of hosts: "a GPU needs 91.20 GB of 80.00 GB".
+/// What is needed of what there is: "a GPU needs 91.20 GB of 80.00 GB and a host 3.10 GB of 64.00 GB".
 std::string needs(const Plan& plan, const Cluster& cluster);
 
 /// Compares the memory for training `model` with that of a host. Returns a warning if it takes more than nine tenths,
@@ -308,6 +311,7 @@ struct Changes {
   bool dtype = true;             ///< bf16
   bool recompute = true;         ///< activation checkpointing of every block
   bool deferred_init = true;
+  bool ratio = true;                  ///< of GPUs: all states in host memory, where a part is
   bool states_in_host_memory = true;  ///< of GPUs, with all else that is sharded
   bool states_on_nvme = true;
   bool gradients_on_nvme = true;   ///< their sums, with the states, if these may go there

@@ -25,13 +25,17 @@ double share_of(std::int64_t nbytes, std::int64_t available) {
 }  // namespace
 
 std::string needs(const Plan& plan, const Cluster& cluster) {
-  const bool of_gpu = cluster.gpus && cluster.gpu_memory_nbytes > 0 &&
-                      (plan.peak_nbytes() > cluster.gpu_memory_nbytes || cluster.node_memory_nbytes <= 0 ||
-                       plan.node_nbytes <= cluster.node_memory_nbytes);
-  return of_gpu ? fmt::format("a GPU needs {} of {}", human_nbytes(plan.peak_nbytes()),
-                              human_nbytes(cluster.gpu_memory_nbytes))
-                : fmt::format("a host needs {} of {}", human_nbytes(plan.node_nbytes),
-                              human_nbytes(cluster.node_memory_nbytes));
+  const bool of_gpu = cluster.gpus && cluster.gpu_memory_nbytes > 0;
+  const bool of_host = !of_gpu || cluster.node_memory_nbytes > 0;
+  std::string text;
+  if (of_gpu)
+    text =
+        fmt::format("a GPU needs {} of {}", human_nbytes(plan.peak_nbytes()), human_nbytes(cluster.gpu_memory_nbytes));
+  if (of_host) {
+    text += fmt::format("{} {} of {}", of_gpu ? " and a host" : "a host needs", human_nbytes(plan.node_nbytes),
+                        human_nbytes(cluster.node_memory_nbytes));
+  }
+  return text;
 }
 
 std::string check_fits(const ModelShape& model, const Config& config, const Cluster& cluster, bool force) {

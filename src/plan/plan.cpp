@@ -146,6 +146,8 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster) {
   check(cluster);
   resolve(config, cluster.ranks);
+  // A part of states that all ranks have: initialize() refuses it, and other stages are planned with it.
+  if (config.zero_optimization.stage == 0) config.zero_optimization.offload_optimizer.ratio = 1;
   Plan plan;
   plan.ranks = cluster.ranks;
   plan.ranks_per_node = cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
@@ -195,7 +197,12 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.flops = flops_of(model, config);
   plan.traffic = traffic_of(laid, pools, config, cluster);
   // An update reads and writes everything; units are read once more whenever they are gathered, once on a host.
-  plan.traffic.nvme_nbytes = plan.traffic.nvme_written_nbytes = static_cast<double>(plan.rank.nvme_nbytes);
+  // Of two places for states it reads one and writes the other.
+  const std::int64_t states_nbytes =
+      disk_use(laid, plan.heaviest_rank, master_nbytes(laid, plan.heaviest_rank)).file_nbytes;
+  const std::int64_t moved = plan.rank.nvme_nbytes - (laid.speculative_update ? states_nbytes / 2 : 0);
+  plan.traffic.nvme_nbytes = plan.traffic.nvme_written_nbytes = static_cast<double>(moved);
+  plan.traffic.nvme_update_nbytes = static_cast<double>(laid.speculative_update ? states_nbytes : 2 * states_nbytes);
   // Each further micro-batch reads and writes the sums once more; of two sets of them a step uses one.
   const std::int64_t set_nbytes = disk_use_of_gradients(laid, plan.heaviest_rank).file_nbytes / laid.sets_of_sums();
   const auto sums_moved = static_cast<double>((plan.accumulation_steps - laid.sets_of_sums()) * set_nbytes);
@@ -220,7 +227,6 @@ Config at_stage(Config config, int stage) {
   config.zerotorch.step_in_backward &= sharding.optimizer_states;
   config.zerotorch.delayed_update &= sharding.optimizer_states;
   config.zerotorch.speculative_update &= sharding.optimizer_states;
-  if (!sharding.optimizer_states) config.zero_optimization.offload_optimizer.ratio = 1;
   if (!sharding.optimizer_states) config.zerotorch.offload_gradients = {};
   if (!sharding.parameters) config.zero_optimization.offload_param = {};
   return config;

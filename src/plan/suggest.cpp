@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "layout/sharding.h"
 #include "optim/rule.h"
@@ -124,11 +127,20 @@ std::vector<Candidate> deferred_init(const Candidate& from) {
   return {with(from, "the module built by zero::deferred_init", [](Candidate& c) { c.model.deferred_init = true; })};
 }
 
+constexpr const char* kStatesOnHost = "zero_optimization.offload_optimizer.device \"cpu\"";
+
+/// A part of the states on the device no more.
+std::vector<Candidate> without_ratio(const Candidate& from) {
+  if (!from.cluster.gpus || from.config.zero_optimization.offload_optimizer.ratio >= 1) return {};
+  return {with(from, "zero_optimization.offload_optimizer.ratio 1",
+               [](Candidate& c) { c.config.zero_optimization.offload_optimizer.ratio = 1; })};
+}
+
 /// The same bits, at the speed of the host's cores and memory.
 std::vector<Candidate> states_in_host_memory(const Candidate& from) {
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   if (!from.cluster.gpus || from.config.zero_optimization.offload_optimizer.device != Device::kNone) return {};
-  return {with(from, "zero_optimization.offload_optimizer.device \"cpu\"", [](Candidate& c) {
+  return {with(from, kStatesOnHost, [](Candidate& c) {
     c.config.zero_optimization.offload_optimizer.device = Device::kCpu;
     c.config.zerotorch.device_transport = Config::Zerotorch::DeviceTransport::kAuto;
   })};
@@ -140,8 +152,11 @@ std::vector<Candidate> states_on_nvme(const Candidate& from) {
   // What is saved of a host is of no use to GPUs, whose hosts have room.
   if (from.cluster.gpus && from.cluster.node_memory_nbytes <= 0) return {};
   if (from.config.zero_optimization.offload_optimizer.device == Device::kNvme) return {};
+  const auto all_on_host = without_ratio(from);
+  Candidate start = all_on_host.empty() ? from : all_on_host.front();
+  std::erase(start.changes, kStatesOnHost);  // in its place
   return {
-      with(from, "zero_optimization.offload_optimizer.device \"nvme\" (nvme_path on a local disk)", [](Candidate& c) {
+      with(start, "zero_optimization.offload_optimizer.device \"nvme\" (nvme_path on a local disk)", [](Candidate& c) {
         c.config.zero_optimization.offload_optimizer.device = Device::kNvme;
         c.config.zero_optimization.offload_optimizer.nvme_path = c.allowed.nvme_path;
       })};
@@ -239,6 +254,7 @@ const NamedChange kChanges[] = {{&Changes::buckets, smaller_buckets},
                                 {&Changes::dtype, bf16},
                                 {&Changes::recompute, checkpointing},
                                 {&Changes::deferred_init, deferred_init},
+                                {&Changes::ratio, without_ratio},
                                 {&Changes::states_in_host_memory, states_in_host_memory},
                                 {&Changes::states_on_nvme, states_on_nvme},
                                 {&Changes::gradients_on_nvme, gradients_on_nvme},
@@ -249,12 +265,36 @@ std::vector<Candidate> candidates_of(const NamedChange& named, const Candidate& 
   return from.allowed.*named.allowed ? named.change(from) : std::vector<Candidate>();
 }
 
-/// As small as they get, whatever it costs: to say what is needed at least.
-Candidate with_all(Candidate all) {
-  for (const NamedChange& named : kChanges) {
-    if (const auto candidates = candidates_of(named, all); !candidates.empty()) all = candidates.back();
+/// Each of them as far as it goes, one after the other.
+Candidate with_these(Candidate from, std::span<const NamedChange* const> changes) {
+  for (const NamedChange* const named : changes) {
+    if (const auto candidates = candidates_of(*named, from); !candidates.empty()) from = candidates.back();
   }
-  return all;
+  return from;
+}
+
+/// As small as they get, whatever it costs: to say what is needed at least.
+Candidate with_all(const Candidate& from) {
+  std::vector<const NamedChange*> all;
+  for (const NamedChange& named : kChanges) all.push_back(&named);
+  return with_these(from, all);
+}
+
+/// What fits with all of `changes`, with fewer of them if it does with fewer.
+Suggestion without_the_needless(const Candidate& start, std::vector<const NamedChange*> changes, Suggestion found) {
+  for (std::size_t i = 0; i < changes.size();) {
+    std::vector<const NamedChange*> fewer = changes;
+    fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
+    const Candidate candidate = with_these(start, fewer);
+    auto smaller = candidate.changes.size() < found.changes.size() ? try_out(candidate) : std::nullopt;
+    if (!smaller) {
+      ++i;
+      continue;
+    }
+    changes = std::move(fewer);
+    found = std::move(*smaller);
+  }
+  return found;
 }
 
 Candidate start_of(const ModelShape& model, const Config& config, const Cluster& cluster, const Changes& allowed) {
@@ -283,14 +323,12 @@ std::optional<Suggestion> suggest(const ModelShape& model, const Config& config,
   constexpr int kFewTimes = 4;
   const auto hosts = allowed.hosts ? more_hosts(start) : std::nullopt;
   if (hosts && hosts->plan.ranks <= kFewTimes * cluster.ranks) return hosts;
-  Candidate all = start;
+  std::vector<const NamedChange*> made;
   for (const NamedChange& named : kChanges) {
-    const auto candidates = candidates_of(named, all);
-    if (candidates.empty()) continue;
-    all = candidates.back();
-    if (auto found = try_out(all)) return found;
+    made.push_back(&named);
+    if (auto found = try_out(with_these(start, made))) return without_the_needless(start, made, std::move(*found));
   }
-  return hosts || !allowed.hosts ? hosts : more_hosts(all);
+  return hosts || !allowed.hosts ? hosts : more_hosts(with_these(start, made));
 }
 
 Suggestion fit(const ModelShape& model, const Config& config, const Cluster& cluster, Changes allowed) {

@@ -146,22 +146,31 @@ StepTimes times_of(const Plan& plan, const Config& config, const Cluster& cluste
   const double ranks = plan.ranks_per_node;
   StepTimes times;
   times.compute = seconds(plan.flops, speeds.flops_per_s);
-  times.between_ranks = seconds(traffic.nbytes - traffic.between_hosts_nbytes, speeds.between_ranks);
+  const double within_host = traffic.nbytes - traffic.between_hosts_nbytes;
+  // What GPUs have in the memory of their host passes through that.
+  const bool by_host = cluster.gpus && !plan.shards_on_gpu;
+  times.between_ranks =
+      by_host ? seconds(ranks * within_host, speeds.host_memory) : seconds(within_host, speeds.between_ranks);
   times.between_hosts = seconds(ranks * traffic.between_hosts_nbytes, speeds.between_hosts);
-  times.to_device = seconds(std::max(traffic.to_device_nbytes, traffic.from_device_nbytes), speeds.to_device);
+  times.to_device = seconds(traffic.to_device_nbytes, speeds.to_device);
+  times.from_device = seconds(traffic.from_device_nbytes, speeds.to_device);
   times.update = std::max(seconds(traffic.device_update_nbytes, speeds.device_memory),
                           seconds(ranks * traffic.host_update_nbytes, speeds.host_memory));
   times.disk = seconds(ranks * (traffic.nvme_nbytes + traffic.nvme_written_nbytes), speeds.disk);
+  times.disk_of_update = seconds(ranks * traffic.nvme_update_nbytes, speeds.disk);
   times.update_is_beside =
       config.zerotorch.delayed_update || config.zerotorch.step_in_backward || config.zerotorch.speculative_update;
   return times;
 }
 
 double StepTimes::at_least() const {
-  const double computing = update_is_beside ? std::max(compute, update) : compute + update;
-  return std::max({computing, between_ranks, between_hosts, to_device, disk});
+  const double updating = std::max(update, disk_of_update);
+  const double computing = update_is_beside ? std::max(compute, updating) : compute + updating;
+  return std::max({computing, between_ranks, between_hosts, to_device, from_device, disk});
 }
 
-double StepTimes::in_turn() const { return compute + between_ranks + between_hosts + to_device + update + disk; }
+double StepTimes::in_turn() const {
+  return compute + between_ranks + between_hosts + to_device + from_device + update + disk;
+}
 
 }  // namespace zero::plan

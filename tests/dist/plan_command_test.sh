@@ -74,6 +74,7 @@ says "stage 3 does not fit: a GPU needs"
 says "smallest change that fits: zero_optimization.offload_optimizer.device \"cpu\"; then a GPU needs"
 plan 3 --parameters 70e9 -n 8 --gpu-memory 80GB --stages 3 --memory 1TB
 says "smallest change that fits: zero_optimization.offload_optimizer.device \"nvme\""
+grep -q 'and a host' out || fail "says nothing of the host: $(cat out)"
 plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3 --json
 expect "over hosts without NCCL states are in their memory" "$(value "j['stages'][0]['shards_on_gpu']")" False
 plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3
@@ -103,7 +104,7 @@ plan 2 --parameters 7e9 --gpu-memory 80
 cp "$source/examples/cluster.json" cluster.json
 plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --checkpointing --cluster cluster.json
 says "16 ranks on 16 GPUs of 2 hosts"
-for row in "forward and backward" "between GPUs of a host" "between hosts" "between GPU and host" "update, at the speed of memory" "a step, at least"; do says "  $row"; done
+for row in "forward and backward" "between ranks of a host" "between hosts" "from host to GPU" "from GPU to host" "update, at the speed of memory" "a step, at least"; do says "  $row"; done
 expect "lines that 80 columns do not hold" "$(awk 'length > 80' out | grep -vc '^model\|^run\|^activations')" 0
 plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --checkpointing --cluster cluster.json --config nccl.json --json
 expect "products of matrices, as one counts them" \
@@ -129,7 +130,28 @@ cluster "bad.json: nodes: got 0, want a whole number" '{"nodes": 0}'
 cluster "bad.json: gpu: has no 'memory'" '{"gpu": {}}'
 cluster "has 'gpu' and 'cpu'" '{"gpu": {"memory": "80GB"}, "cpu": {}}'
 cluster "is no JSON" '{'
-cluster "want an object" '[]'
+cluster "--cluster bad.json: got [], want an object" '[]'
+mkdir -p folder; plan 2 --parameters 7e9 --cluster folder
+# What is suggested fits when it is done.
+echo '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}' > ratio0.json
+plan 3 --parameters 20e9 -n 3 --gpu-memory 12GB --memory 1024GB --config ratio0.json
+says "offload_optimizer.ratio 1"
+sed 's/"stage": 0/"stage": 3/; s/0.5/1/' ratio0.json > ratio3.json
+plan 0 --parameters 20e9 -n 3 --gpu-memory 12GB --memory 1024GB --config ratio3.json
+plan 3 --parameters 70e9 -n 8 --gpu-memory 80GB --memory 1TB
+grep -q 'device "cpu"' out && fail "suggests two places for states: $(cat out)"
+grep -q 'reduce_bucket_size' out && fail "suggests what is not needed: $(cat out)"
+# A speculative update moves what one that waits does, beside backward.
+for speculative in false true; do
+  echo '{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2,
+    "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}, "zerotorch": {"speculative_update": '$speculative'}}' > speculative.json
+  plan 0 --layers 32 --dim 4096 --seq 2048 --vocab 32000 -n 8 --cluster cluster.json --config speculative.json --json
+  value "[j['stages'][2]['traffic']['nvme_nbytes'], round(j['stages'][2]['tiers']['nvme_nbytes'] / j['stages'][2]['traffic']['nvme_nbytes'])]" >> moved
+  value "j['stages'][2]['seconds']['at_least'] - j['stages'][2]['seconds']['disk']" >> waits
+done
+expect "bytes moved" "$(sed 's/, [12]]//' moved | sort -u | wc -l)" 1
+expect "files" "$(sed 's/.*, //' moved | tr -d ']' | paste -sd,)" 1,2
+python3 -c "a, b = map(float, open('waits')); assert a > 0.1 and b == 0, (a, b)" || fail "an update that waits is beside backward: $(cat waits)"
 plan 2 --parameters 7e9 --cluster nowhere.json
 
 # ---- JSON ----
