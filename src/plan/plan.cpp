@@ -147,7 +147,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   check(cluster);
   resolve(config, cluster.ranks);
   // A part of states that all ranks have: initialize() refuses it, and other stages are planned with it.
-  if (config.zero_optimization.stage == 0) config.zero_optimization.offload_optimizer.ratio = 1;
+  const layout::Sharding sharding = layout::sharding_of_stage(config.zero_optimization.stage);
+  if (!sharding.optimizer_states) config.zero_optimization.offload_optimizer.ratio = 1;
   Plan plan;
   plan.ranks = cluster.ranks;
   plan.ranks_per_node = cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
