@@ -60,9 +60,8 @@ class Collector {
           add_piece(tensor, p, mine, masters);
         } else {
           add_made_piece(tensor, p, mine,
-                         [optimizer = impl_.optimizer.get(), unit = parameter.unit](layout::Range range, float* out) {
-                           optimizer->copy_master(unit, range, out);
-                         });
+                         from_home([optimizer = impl_.optimizer.get(), unit = parameter.unit](
+                                       layout::Range range, float* out) { optimizer->copy_master(unit, range, out); }));
         }
       } else if (void* const there = impl_.store->in_memory(parameter.unit, mine)) {
         const auto options =
@@ -95,8 +94,9 @@ class Collector {
       const int unit = impl_.model.parameters[p].unit;
       const at::Tensor there = optimizer->state_in_memory(state, unit, mine);
       if (there.defined()) return add_piece(tensor, p, mine, there);
-      add_made_piece(tensor, p, mine,
-                     [=](layout::Range range, float* out) { optimizer->copy_state(state, unit, range, out); });
+      add_made_piece(tensor, p, mine, from_home([=](layout::Range range, float* out) {
+                       optimizer->copy_state(state, unit, range, out);
+                     }));
     });
   }
 
@@ -236,6 +236,17 @@ class Collector {
       copy(layout::Range{begin, begin + count}, reinterpret_cast<float*>(out));
     };
     contents_.pieces.push_back({tensor, place_of(p, mine.begin), mine.numel(), nullptr, make});
+  }
+
+  /// `copy` writes to memory of where states are; what this gives, to the host's.
+  std::function<void(layout::Range, float*)> from_home(std::function<void(layout::Range, float*)> copy) const {
+    if (impl_.model.device.is_cpu()) return copy;
+    return [copy = std::move(copy), device = impl_.model.device](layout::Range range, float* out) {
+      const at::NoGradGuard no_grad;
+      const at::Tensor there = at::empty({range.numel()}, at::TensorOptions().dtype(at::kFloat).device(device));
+      copy(range, there.mutable_data_ptr<float>());
+      at::from_blob(out, {range.numel()}, at::kFloat).copy_(there);
+    };
   }
 
   /// As it is kept where it is not in memory.
