@@ -10,10 +10,12 @@
 
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "checkpoint/agree.h"
 #include "checkpoint/element_order.h"
