@@ -7,8 +7,9 @@ well, parameters there as well, all three. Between them `zero bench io` measures
 fio beside it where that is installed. Prints of each tier: seconds a step, bytes that its ranks read and write, and two
 limits, with the share of them that was reached: the step in memory and these bytes at the disk's mixed rate at the same
 time, and one after the other, as it has to be where the gradient is clipped: the first update waits for the last
-gradient. Speculative updates begin in backward (steps must not be clipped: --clipping). Two more tiers are another training: updated within backward, where nothing is clipped, and delayed, where the
-update of a step runs while the next one computes. The fastest step after the first, and what a step moves then. Losses
+gradient. Speculative updates begin in backward, and need steps that are not clipped (--clipping). Two more tiers are
+another training: updated within backward, where nothing is clipped, and delayed, where the update of a step runs while
+the next one computes. The fastest step after the first, and what a step moves then. Losses
 must be the same bits (but those of the last two).
 """
 

@@ -81,10 +81,6 @@ std::int64_t copied_numel(const LaidOut& laid) {
   return sum;
 }
 
-bool is_on_device(const LaidOut& laid, std::size_t unit) {
-  return laid.on_device || (!laid.states_on_device.empty() && laid.states_on_device[unit]);
-}
-
 /// `of_shard[r]` is what rank r's own shards take; on return what it holds for its host.
 void share_between_hosts(std::vector<double>& of_shard, int ranks_per_node) {
   const auto stride = static_cast<std::size_t>(ranks_per_node);
@@ -143,6 +139,10 @@ std::int64_t master_nbytes(const LaidOut& laid, int rank) {
   return laid.param_dtype == DType::kBFloat16 ? 2 : own;
 }
 
+bool has_states_on_device(const LaidOut& laid, std::size_t unit) {
+  return laid.on_device || (!laid.states_on_device.empty() && laid.states_on_device[unit]);
+}
+
 Pools find_pools(const ModelShape& model, const LaidOut& laid, const Config& config) {
   return {bucket_numel(model, laid), gather_use(model, laid, config)};
 }
@@ -175,8 +175,8 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     if (!laid.units[u].trainable || laid.states_on_disk) continue;
     const Range its = laid.sharding.optimizer_states ? laid.shard(u, rank) : Range{0, laid.units[u].numel};
-    hold(MemoryKind::kMaster, its.numel() * master_nbytes(laid, rank), is_on_device(laid, u));
-    hold(MemoryKind::kOptimizer, laid.state_nbytes(u, its), is_on_device(laid, u));
+    hold(MemoryKind::kMaster, its.numel() * master_nbytes(laid, rank), has_states_on_device(laid, u));
+    hold(MemoryKind::kOptimizer, laid.state_nbytes(u, its), has_states_on_device(laid, u));
   }
   if (!laid.gradients_on_disk) hold(MemoryKind::kGradients, summed_numel(laid, rank) * laid.sum_nbytes(), there);
   const std::int64_t buckets = pools.bucket_numel * laid.gradient_nbytes();
@@ -258,7 +258,7 @@ StatesByRank states_by_rank(const LaidOut& laid) {
     const double states_of_block = in_memory ? static_cast<double>(laid.state_nbytes(u, {0, unit.numel})) /
                                                    static_cast<double>(std::max<std::int64_t>(1, blocks))
                                              : 0;
-    const bool is_apart = is_on_device(laid, u) && !laid.on_device;
+    const bool is_apart = has_states_on_device(laid, u) && !laid.on_device;
     update(is_apart ? there : here, states_of_block + static_cast<double>(master * layout::kBlockNumel));
     update(here, static_cast<double>((sums + next) * layout::kBlockNumel));
     const bool is_whole = laid.resident[u] && !laid.copies_units;

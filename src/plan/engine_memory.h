@@ -23,6 +23,9 @@ std::int64_t master_nbytes(const LaidOut& laid, int rank);
 /// Bytes that `rank` saves in a checkpoint between two steps, padding included.
 std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank);
 
+/// Of the unit, masters and states are in the memory of GPUs.
+bool has_states_on_device(const LaidOut& laid, std::size_t unit);
+
 /// Of the GPU's memory: other ranks' parts of a bucket of gradients, which NCCL brings (storage/nccl_transport.h).
 std::int64_t received_by_nccl_nbytes(const LaidOut& laid, int rank);
 

@@ -47,7 +47,7 @@ Updated updated_by_all(const LaidOut& laid) {
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const layout::Unit& unit = laid.units[u];
     if (!unit.trainable) continue;
-    const bool there = laid.on_device || (!laid.states_on_device.empty() && laid.states_on_device[u]);
+    const bool there = has_states_on_device(laid, u);
     const double numel = copies * static_cast<double>(unit.numel);
     (there ? all.device : all.host) += numel;
     (there ? all.device_nbytes : all.host_nbytes) +=
@@ -101,10 +101,10 @@ Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config
   }
   if (laid.world_size == 1) return traffic;
   // From a disk nothing comes from other ranks, nor where a host has everything.
-  const bool is_at_hand = laid.parameters_on_disk || (laid.units_on_device && laid.copies_units);
-  if (!is_at_hand) traffic.gathered_numel = gathered * others;
+  const bool is_on_host = laid.units_on_device && laid.copies_units;
+  if (!laid.parameters_on_disk && !is_on_host) traffic.gathered_numel = gathered * others;
   traffic.reduced_numel = steps * trainable * others;
-  const double to_all = laid.units_on_device && laid.copies_units ? 0 : published_numel(laid) * others;
+  const double to_all = is_on_host ? 0 : published_numel(laid) * others;
   // Parameters that exist once on every host: to each host once.
   const double to_hosts = laid.node_shared ? trainable * (laid.hosts - 1) / world : 0;
   traffic.published_numel = to_all + to_hosts;

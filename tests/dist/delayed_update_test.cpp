@@ -18,6 +18,7 @@
 #include "engine/engine_impl.h"
 #include "io/file_system.h"
 #include "support/bits.h"
+#include "support/engine_hash.h"
 #include "support/errors.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
@@ -104,16 +105,6 @@ std::uint64_t train_step(NetEngine& engine) {
 
 void train_steps(NetEngine& engine, int steps) {
   for (int i = 0; i < steps; ++i) train_step(engine);
-}
-
-std::uint64_t hash_of(NetEngine& engine) {
-  std::uint64_t hash = kNoBits;
-  for (const auto& item : engine.module().named_parameters()) {
-    hash = hash_with(hash, engine.full_weight(item.key()));
-    for (const auto& state : engine.optimizer_states(item.key()))
-      hash = hash_with(hash, engine.full_optimizer_state(item.key(), state));
-  }
-  return hash;
 }
 
 /// What the module computes with.

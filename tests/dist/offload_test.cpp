@@ -26,6 +26,7 @@
 #include "engine/engine_impl.h"
 #include "io/posix_files.h"
 #include "support/bits.h"
+#include "support/engine_hash.h"
 #include "support/errors.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
@@ -103,16 +104,6 @@ void train_micro_batch(
 void train_steps(MlpEngine& engine, int steps) {
   const std::int64_t until = engine.global_steps() + steps;
   while (engine.global_steps() < until) train_micro_batch(engine);
-}
-
-std::uint64_t hash_of(MlpEngine& engine) {
-  std::uint64_t hash = kNoBits;
-  for (const auto& item : engine.module().named_parameters()) {
-    hash = hash_with(hash, engine.full_weight(item.key()));
-    for (const auto& state : engine.optimizer_states(item.key()))
-      hash = hash_with(hash, engine.full_optimizer_state(item.key(), state));
-  }
-  return hash;
 }
 
 const std::vector<std::string> kOptimizers = {

@@ -21,6 +21,7 @@
 #include "engine/engine_impl.h"
 #include "io/file_system.h"
 #include "support/bits.h"
+#include "support/engine_hash.h"
 #include "support/errors.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
@@ -86,16 +87,6 @@ at::Tensor loss_of(TowerEngine& engine, std::int64_t batch) {
   return out.square().sum().mul(factor);
 }
 
-std::uint64_t hash_of(TowerEngine& engine) {
-  std::uint64_t hash = kNoBits;
-  for (const auto& item : engine.module().named_parameters()) {
-    hash = hash_with(hash, engine.full_weight(item.key()));
-    for (const auto& state : engine.optimizer_states(item.key()))
-      hash = hash_with(hash, engine.full_optimizer_state(item.key(), state));
-  }
-  return hash;
-}
-
 /// What a program does between the last backward of a step and its step(), if anything; called on every rank.
 using Between = std::function<void(TowerEngine& engine, std::int64_t step)>;
 
@@ -114,21 +105,31 @@ std::vector<std::uint64_t> train(TowerEngine& engine, std::int64_t batch, int st
   return hashes;
 }
 
-/// `path`: of scratch files. Throws where bits differ, or not all was tried that should be.
-void expect_the_same(const Group& group, const std::string& path, const Setting& setting, int steps,
-                     const Between& between = {}) {
+/// Training that gives hashes.
+using Run = std::function<std::vector<std::uint64_t>(TowerEngine& engine)>;
+
+/// What `run` gives without the key, it gives with it: else throws. `path`: of scratch files. Returns the report of the
+/// engine that has the key.
+OffloadReport run_both(const Group& group, const std::string& path, const Setting& setting, const Run& run) {
   std::vector<std::uint64_t> expected;
   {
     auto plain = make_engine(group, setting.json(path, false));
-    expected = train(plain, setting.batch, steps, between);
+    expected = run(plain);
   }
   auto engine = make_engine(group, setting.json(path, true));
-  const auto hashes = train(engine, setting.batch, steps, between);
+  const auto hashes = run(engine);
+  if (hashes.size() != expected.size()) throw std::logic_error("not as many steps");
   for (std::size_t i = 0; i < hashes.size(); ++i) {
-    if (hashes[i] == expected[i]) continue;
-    throw std::logic_error(fmt::format("step {} of {} differs", i, setting.json("", true)));
+    if (hashes[i] != expected[i]) throw std::logic_error(fmt::format("{} of {} differs", i, setting.json("", true)));
   }
-  const OffloadReport report = engine.offload_report();
+  return engine.offload_report();
+}
+
+/// The same of plain training, of which some updates must have been kept, and some undone.
+void expect_the_same(const Group& group, const std::string& path, const Setting& setting, int steps,
+                     const Between& between = {}) {
+  const OffloadReport report =
+      run_both(group, path, setting, [&](TowerEngine& engine) { return train(engine, setting.batch, steps, between); });
   if (report.updates_kept == 0 || report.updates_undone == 0) {
     throw std::logic_error(fmt::format("{} updates were kept and {} undone: {}", report.updates_kept,
                                        report.updates_undone, setting.json("", true)));
@@ -206,80 +207,73 @@ TEST_P(SpeculativeUpdate, IsUndoneWhereAProgramComesBetween) {
 
 /// What a scope has gathered is written when it is closed, after the backward.
 TEST_P(SpeculativeUpdate, BackwardMayRunInsideAScope) {
+  const auto run = [](TowerEngine& engine) {
+    auto hashes = train(engine, 12, 2);
+    for (int round = 0; round < 6; ++round) {
+      for (bool is_last = false; !is_last;) {
+        const at::Tensor loss = loss_of(engine, 12);
+        is_last = engine.is_gradient_accumulation_boundary();
+        {
+          GatheredParameters scope(engine, {engine.typed_module()->layers[3]->weight}, 0);
+          engine.backward(loss);
+          const at::NoGradGuard no_grad;
+          if (engine.rank() == 0) engine.typed_module()->layers[3]->weight.mul_(0.75);
+        }
+        engine.step();
+      }
+      hashes.push_back(hash_of(engine));
+    }
+    return hashes;
+  };
   const TemporaryFolder folder;
   expect_all_ok(spawn(GetParam(), [&](const Group& group) {
-    for (const char* const precision : {R"("bf16": {"enabled": false})", R"("bf16": {"enabled": true})"}) {
-      std::vector<std::vector<std::uint64_t>> results;
-      for (const bool speculative : {false, true}) {
-        auto engine = make_engine(group, Setting{.precision = precision}.json(folder.path(), speculative));
-        auto& hashes = results.emplace_back(train(engine, 12, 2));
-        for (int round = 0; round < 6; ++round) {
-          for (bool is_last = false; !is_last;) {
-            const at::Tensor loss = loss_of(engine, 12);
-            is_last = engine.is_gradient_accumulation_boundary();
-            {
-              GatheredParameters scope(engine, {engine.typed_module()->layers[3]->weight}, 0);
-              engine.backward(loss);
-              const at::NoGradGuard no_grad;
-              if (engine.rank() == 0) engine.typed_module()->layers[3]->weight.mul_(0.75);
-            }
-            engine.step();
-          }
-          hashes.push_back(hash_of(engine));
-        }
-      }
-      if (results[0] != results[1]) throw std::logic_error("other bits");
-    }
+    for (const char* const precision : {R"("bf16": {"enabled": false})", R"("bf16": {"enabled": true})"})
+      run_both(group, folder.path(), {.precision = precision}, run);
   }));
 }
 
 /// A window that ends otherwise than was said when its backward began.
 TEST_P(SpeculativeUpdate, ABoundaryMayBeTakenBack) {
-  const TemporaryFolder folder;
-  expect_all_ok(spawn(GetParam(), [&](const Group& group) {
-    std::vector<std::vector<std::uint64_t>> results;
-    for (const bool speculative : {false, true}) {
-      auto engine = make_engine(group, Setting{.stage = 2}.json(folder.path(), speculative));
-      auto& hashes = results.emplace_back(train(engine, 12, 2));
-      for (int round = 0; round < 4; ++round) {
-        engine.set_gradient_accumulation_boundary(true);
-        engine.backward(loss_of(engine, 12));
-        engine.set_gradient_accumulation_boundary(false);
-        engine.step();
-        engine.backward(loss_of(engine, 12));
-        if (round % 2 == 0) engine.set_gradient_accumulation_boundary(true);
-        engine.step();
-        engine.set_gradient_accumulation_boundary(std::nullopt);
-        if (round % 2 == 1) engine.zero_grad();
-        hashes.push_back(hash_of(engine));
-      }
+  const auto run = [](TowerEngine& engine) {
+    auto hashes = train(engine, 12, 2);
+    for (int round = 0; round < 4; ++round) {
+      engine.set_gradient_accumulation_boundary(true);
+      engine.backward(loss_of(engine, 12));
+      engine.set_gradient_accumulation_boundary(false);
+      engine.step();
+      engine.backward(loss_of(engine, 12));
+      if (round % 2 == 0) engine.set_gradient_accumulation_boundary(true);
+      engine.step();
+      engine.set_gradient_accumulation_boundary(std::nullopt);
+      if (round % 2 == 1) engine.zero_grad();
+      hashes.push_back(hash_of(engine));
     }
-    if (results[0] != results[1]) throw std::logic_error("other bits");
-  }));
+    return hashes;
+  };
+  const TemporaryFolder folder;
+  expect_all_ok(spawn(GetParam(), [&](const Group& group) { run_both(group, folder.path(), {.stage = 2}, run); }));
 }
 
 TEST_P(SpeculativeUpdate, GradientsMayBeDroppedAndParametersFrozen) {
+  const auto run = [](TowerEngine& engine) {
+    auto hashes = train(engine, 12, 2);
+    for (int round = 0; round < 3; ++round) {
+      for (std::int64_t i = 0; i < 12 / engine.world_size(); ++i) {
+        engine.backward(loss_of(engine, 12));
+        if (engine.is_gradient_accumulation_boundary()) break;
+        engine.step();
+      }
+      engine.zero_grad();
+      const bool trains = round == 1;
+      for (auto& parameter : engine.typed_module()->layers[2]->parameters()) parameter.requires_grad_(trains);
+      const auto more = train(engine, 12, 3);
+      hashes.insert(hashes.end(), more.begin(), more.end());
+    }
+    return hashes;
+  };
   const TemporaryFolder folder;
   expect_all_ok(spawn(GetParam(), [&](const Group& group) {
-    std::vector<std::vector<std::uint64_t>> results;
-    for (const bool speculative : {false, true}) {
-      auto engine = make_engine(group, Setting{.stage = 2}.json(folder.path(), speculative));
-      auto& hashes = results.emplace_back(train(engine, 12, 2));
-      for (int round = 0; round < 3; ++round) {
-        for (std::int64_t i = 0; i < 12 / engine.world_size(); ++i) {
-          engine.backward(loss_of(engine, 12));
-          if (engine.is_gradient_accumulation_boundary()) break;
-          engine.step();
-        }
-        engine.zero_grad();
-        const bool trains = round == 1;
-        for (auto& parameter : engine.typed_module()->layers[2]->parameters()) parameter.requires_grad_(trains);
-        const auto more = train(engine, 12, 3);
-        hashes.insert(hashes.end(), more.begin(), more.end());
-      }
-      if (speculative && engine.offload_report().updates_kept == 0) throw std::logic_error("nothing was kept");
-    }
-    if (results[0] != results[1]) throw std::logic_error("other bits");
+    if (run_both(group, folder.path(), {.stage = 2}, run).updates_kept == 0) throw std::logic_error("nothing was kept");
   }));
 }
 
