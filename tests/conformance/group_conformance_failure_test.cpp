@@ -11,7 +11,7 @@
 #include "zero/errors.h"
 #include "zero/group.h"
 
-namespace zero::testing {
+namespace zero::testing::group_conformance_failure_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -163,4 +163,4 @@ TEST(GroupConformance, FinishStepThatThrowsEndsAllRanks) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::group_conformance_failure_test

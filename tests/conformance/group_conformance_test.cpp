@@ -20,7 +20,7 @@
 #include "zero/errors.h"
 #include "zero/group.h"
 
-namespace zero::testing {
+namespace zero::testing::group_conformance_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -698,4 +698,4 @@ TEST(GroupConformance, AWaitInOneGroupLetsAnotherMove) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::group_conformance_test

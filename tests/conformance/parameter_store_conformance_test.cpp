@@ -10,7 +10,7 @@
 #include "support/sharded_room.h"
 #include "support/spawn.h"
 
-namespace zero::sharding {
+namespace zero::sharding::parameter_store_conformance_test {
 namespace {
 
 using Access = ParameterStore::Access;
@@ -245,4 +245,4 @@ INSTANTIATE_TEST_SUITE_P(All, ParameterStores, ::testing::ValuesIn(kStores),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace zero::sharding
+}  // namespace zero::sharding::parameter_store_conformance_test

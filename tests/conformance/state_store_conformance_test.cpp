@@ -13,7 +13,7 @@
 #include "storage/state_store.h"
 #include "support/temporary_folder.h"
 
-namespace zero::storage {
+namespace zero::storage::state_store_conformance_test {
 namespace {
 
 using layout::Range;
@@ -216,4 +216,4 @@ INSTANTIATE_TEST_SUITE_P(All, StateHomes, ::testing::ValuesIn(kHomes),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace zero::storage
+}  // namespace zero::storage::state_store_conformance_test

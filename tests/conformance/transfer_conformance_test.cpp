@@ -17,7 +17,7 @@
 #include "zero/errors.h"
 #include "zero/group.h"
 
-namespace zero::testing {
+namespace zero::testing::transfer_conformance_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -743,4 +743,4 @@ TEST(GroupConformance, ProgressThreadMovesPostsAndFetches) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::transfer_conformance_test

@@ -12,7 +12,7 @@
 #include "support/checkpoint_room.h"
 #include "zero/errors.h"
 
-namespace zero::testing {
+namespace zero::testing::checkpoint_crash_test {
 namespace {
 
 constexpr int kRanks = 2;
@@ -336,4 +336,4 @@ TEST(CheckpointTools, VerifyDiffExportAndPrune) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::checkpoint_crash_test

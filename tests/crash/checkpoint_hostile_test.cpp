@@ -16,7 +16,7 @@
 #include "support/checkpoint_room.h"
 #include "zero/errors.h"
 
-namespace zero::testing {
+namespace zero::testing::checkpoint_hostile_test {
 namespace {
 
 using namespace checkpoint;
@@ -256,4 +256,4 @@ TEST(CheckpointHostile, WithoutMemoryForACopyAnAsynchronousSaveIsInTheForeground
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::checkpoint_hostile_test

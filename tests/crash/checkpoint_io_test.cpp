@@ -19,7 +19,7 @@
 #include "unit/io_support.h"
 #include "zero/errors.h"
 
-namespace zero::testing {
+namespace zero::testing::checkpoint_io_test {
 namespace {
 
 using io::Call;
@@ -319,4 +319,4 @@ TEST(CheckpointPruning, DamagedOnesDoNotCount) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::checkpoint_io_test

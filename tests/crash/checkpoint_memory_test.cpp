@@ -13,7 +13,7 @@
 #include "support/peak_memory.h"
 #include "unit/io_support.h"
 
-namespace zero::testing {
+namespace zero::testing::checkpoint_memory_test {
 namespace {
 
 constexpr int kLayers = 6;
@@ -104,4 +104,4 @@ TEST(CheckpointMemory, ToolsTakeAFewBlocksNotTheModel) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::checkpoint_memory_test

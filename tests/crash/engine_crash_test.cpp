@@ -16,7 +16,7 @@
 #include "support/resume.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::engine_crash_test {
 namespace {
 
 using DeepEngine = ModuleEngine<DeepModel>;
@@ -190,4 +190,4 @@ TEST_F(EngineCrash, DamageIsAnErrorOrAFallBackNeverAWrongLoad) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::engine_crash_test

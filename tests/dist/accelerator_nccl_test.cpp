@@ -15,7 +15,7 @@
 #include "support/mpi_job.h"
 #include "support/simulated_nccl.h"
 
-namespace zero::testing {
+namespace zero::testing::accelerator_nccl_test {
 namespace {
 
 /// On a GPU, where several ranks take long to connect, some of them.
@@ -178,10 +178,10 @@ int be_rank() {
   return ::testing::Test::HasFailure() ? 1 : 0;
 }
 
-}  // namespace zero::testing
+}  // namespace zero::testing::accelerator_nccl_test
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  if (argc >= 2 && std::string_view(argv[1]) == "--rank") return zero::testing::be_rank();
+  if (argc >= 2 && std::string_view(argv[1]) == "--rank") return zero::testing::accelerator_nccl_test::be_rank();
   return RUN_ALL_TESTS();
 }

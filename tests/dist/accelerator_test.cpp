@@ -41,7 +41,7 @@
 #include "zero/plan.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::accelerator_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -774,4 +774,4 @@ TEST(Accelerator, SaysWhereShardsAre) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::accelerator_test

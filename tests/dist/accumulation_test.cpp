@@ -16,7 +16,7 @@
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 
-namespace zero::testing {
+namespace zero::testing::accumulation_test {
 namespace {
 
 enum class Style : std::uint8_t {
@@ -493,4 +493,4 @@ TEST(Accumulation, SeveralBackwardsAreTheSameHoweverLateRanksAre) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::accumulation_test

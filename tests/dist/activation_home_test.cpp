@@ -18,7 +18,7 @@
 #include "zero/models.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::activation_home_test {
 namespace {
 
 using at::Tensor;
@@ -297,4 +297,4 @@ TEST(ActivationHome, OfAnEngineWithModelParallelRanks) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::activation_home_test

@@ -17,7 +17,7 @@
 #include "support/spawn.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::buffers_test {
 namespace {
 
 constexpr std::int64_t kDim = 8;
@@ -510,4 +510,4 @@ TEST(Buffers, SafetensorsKeepTheNameOfTheirNotes) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::buffers_test

@@ -21,7 +21,7 @@
 #include "zero/causal_lm.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::causal_lm_test {
 namespace {
 
 using at::Tensor;
@@ -417,4 +417,4 @@ TEST(CausalLM, WrongTokensAreErrors) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::causal_lm_test

@@ -19,7 +19,7 @@
 #include "support/spawn.h"
 #include "support/watched_files.h"
 
-namespace zero::testing {
+namespace zero::testing::checkpoint_elastic_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -37,7 +37,7 @@ TEST_F(CheckpointElastic, Fp32AndBf16LoadEachOther) {
     at::set_num_threads(1);
     for (const bool bf16 : {false, true}) {
       const std::string tag = bf16 ? "bf16" : "fp32";
-      const Place place{3, 3, false, bf16};
+      const ResumePlace place{3, 3, false, bf16};
       train_and_save(place, group, kResumeWindow * 2, folder, tag);
       // As it was, in its own precision; then in the other one, at another stage and in the other store.
       Values want, got;
@@ -74,7 +74,7 @@ TEST_F(CheckpointElastic, Fp32AndBf16LoadEachOther) {
 TEST_F(CheckpointElastic, FiveSixAndSevenRanks) {
   constexpr std::int64_t kWindow = 210;
   const auto place = [](int ranks, int stage, bool node_shared) {
-    return Place{
+    return ResumePlace{
         .ranks = ranks, .stage = stage, .node_shared = node_shared, .bf16 = true, .window = kWindow, .steps = 3};
   };
   const Trajectory expected = [&] {
@@ -291,4 +291,4 @@ TEST_F(CheckpointElastic, EachRankReadsOnlyWhatItNeeds) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::checkpoint_elastic_test

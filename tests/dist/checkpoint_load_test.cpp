@@ -16,7 +16,7 @@
 #include "support/spawn.h"
 #include "zero/errors.h"
 
-namespace zero::testing {
+namespace zero::testing::checkpoint_load_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -366,4 +366,4 @@ TEST_F(CheckpointLoad, HostileStatesAreRefusedAndChangeNothing) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::checkpoint_load_test

@@ -21,7 +21,7 @@
 #include "support/watched_files.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::checkpoint_save_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -219,4 +219,4 @@ TEST_F(CheckpointSave, TrainingGoesOnAfterEveryFailure) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::checkpoint_save_test

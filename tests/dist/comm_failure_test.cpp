@@ -18,7 +18,7 @@
 #include "support/spawn.h"
 #include "zero/errors.h"
 
-namespace zero::testing {
+namespace zero::testing::comm_failure_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -399,4 +399,4 @@ TEST(CommRendezvous, ManyGroupsOneAfterTheOther) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::comm_failure_test

@@ -12,7 +12,7 @@
 #include "support/mpi_job.h"
 #include "support/spawn.h"
 
-namespace zero::testing {
+namespace zero::testing::comms_logger_test {
 namespace {
 
 std::string json_of(int stage, const std::string& store, const std::string& logger, int accumulation = 1) {
@@ -196,10 +196,10 @@ int be_rank() {
   return ::testing::Test::HasFailure() ? 1 : 0;
 }
 
-}  // namespace zero::testing
+}  // namespace zero::testing::comms_logger_test
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  if (argc >= 2 && std::string_view(argv[1]) == "--rank") return zero::testing::be_rank();
+  if (argc >= 2 && std::string_view(argv[1]) == "--rank") return zero::testing::comms_logger_test::be_rank();
   return RUN_ALL_TESTS();
 }

@@ -18,7 +18,7 @@
 #include "support/temporary_folder.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::deepspeed_curves_test {
 namespace {
 
 // As in the script.
@@ -132,4 +132,4 @@ TEST(DeepSpeedCurves, LossesAreThoseOfDeepSpeedsEngineFromTheSameJson) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::deepspeed_curves_test

@@ -22,7 +22,7 @@
 #include "support/temporary_folder.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::deferred_init_test {
 namespace {
 
 using at::Tensor;
@@ -443,4 +443,4 @@ TEST(DeferredInit, IsWhatInitializeWantsInPlaceOfMeta) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::deferred_init_test

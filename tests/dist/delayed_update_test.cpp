@@ -24,7 +24,7 @@
 #include "support/temporary_folder.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::delayed_update_test {
 namespace {
 
 /// Layers of odd sizes, in units of their own.
@@ -121,7 +121,7 @@ class ByHand {
  public:
   explicit ByHand(const Setting& setting, std::optional<int> frozen = {})
       : ahead_(make_engine(Group(), plain(setting), frozen)), seen_(make_net()) {
-    if (frozen) testing::set_trainable(seen_, *frozen, false);
+    if (frozen) delayed_update_test::set_trainable(seen_, *frozen, false);
     see();
   }
 
@@ -144,8 +144,8 @@ class ByHand {
     set_seen(before);
   }
   void set_trainable(int layer, bool trains) {
-    testing::set_trainable(ahead_.typed_module(), layer, trains);
-    testing::set_trainable(seen_, layer, trains);
+    delayed_update_test::set_trainable(ahead_.typed_module(), layer, trains);
+    delayed_update_test::set_trainable(seen_, layer, trains);
   }
   void see() { set_seen(weights()); }
   std::uint64_t hash() { return hash_of(ahead_); }
@@ -422,4 +422,4 @@ TEST(DelayedUpdateFailures, RefusesWhatCannotBeLate) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::delayed_update_test

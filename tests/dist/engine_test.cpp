@@ -24,7 +24,7 @@
 #include "support/spawn.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::engine_test {
 namespace {
 
 constexpr std::int64_t kLayers = 24, kDim = 64;
@@ -689,4 +689,4 @@ TEST(Engine, MemoryShrinksWithTheStage) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::engine_test

@@ -8,7 +8,7 @@
 #include "support/temporary_folder.h"
 #include "zero/plan.h"
 
-namespace zero::testing {
+namespace zero::testing::evaluation_only_test {
 namespace {
 
 std::string json_of(int stage, bool node_shared, bool bf16, const std::string& more = "") {
@@ -135,4 +135,4 @@ TEST(EvaluationOnly, ThePlanOfAFrozenModelAgrees) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::evaluation_only_test

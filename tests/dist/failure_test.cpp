@@ -11,7 +11,7 @@
 #include "support/spawn.h"
 #include "support/struck_training.h"
 
-namespace zero::testing {
+namespace zero::testing::failure_test {
 namespace {
 
 enum class Event { kThrow, kKill, kStop };
@@ -84,4 +84,4 @@ INSTANTIATE_TEST_SUITE_P(All, Failure, ::testing::ValuesIn(all_cases()), [](cons
 });
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::failure_test

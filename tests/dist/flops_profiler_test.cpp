@@ -19,7 +19,7 @@
 #include "zero/models.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::flops_profiler_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -248,4 +248,4 @@ TEST(FlopsProfiler, WatchesNothingInOtherStepsAndIsAnErrorWhenOff) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::flops_profiler_test

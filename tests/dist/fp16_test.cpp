@@ -17,7 +17,7 @@
 #include "support/temporary_folder.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::fp16_test {
 namespace {
 
 struct Setting {
@@ -530,4 +530,4 @@ TEST(Fp16, CsvMonitorHasDeepSpeedsFilesAndAResumedRunAppends) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::fp16_test

@@ -12,7 +12,7 @@
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 
-namespace zero::testing {
+namespace zero::testing::front_end_test {
 namespace {
 
 at::Tensor input(int step, int rank) { return at::sin(at::arange(12, at::kFloat).view({2, 6}) * (1 + step) + rank); }
@@ -248,4 +248,4 @@ TEST(FrontEnd, AWaitAsksWhetherItIsInterrupted) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::front_end_test

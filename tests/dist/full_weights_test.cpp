@@ -18,7 +18,7 @@
 #include "support/spawn.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::full_weights_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -329,4 +329,4 @@ TEST_F(FullWeights, AFolderThatCannotBeWrittenIsAnErrorOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::full_weights_test

@@ -13,7 +13,7 @@
 #include "zero/models.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::gpt_golden_test {
 namespace {
 
 using at::Tensor;
@@ -106,4 +106,4 @@ TEST(GptGolden, OnOneRankAndOverRanks) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::gpt_golden_test

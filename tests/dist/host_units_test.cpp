@@ -10,7 +10,7 @@
 #include "support/spawn.h"
 #include "zero/errors.h"
 
-namespace zero::storage {
+namespace zero::storage::host_units_test {
 namespace {
 
 using testing::expect_all_ok;
@@ -192,4 +192,4 @@ TEST(HostUnits, OfADeadRankNobodyKeepsWaiting) {
 }
 
 }  // namespace
-}  // namespace zero::storage
+}  // namespace zero::storage::host_units_test

@@ -10,7 +10,7 @@
 #include "support/layers.h"
 #include "support/spawn.h"
 
-namespace zero::testing {
+namespace zero::testing::known_failures_test {
 namespace {
 
 constexpr int kWindow = 6;  // micro-batches of all ranks
@@ -158,4 +158,4 @@ TEST(KnownFailures, FrozenAndUnusedParametersHoldNobodyUp) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::known_failures_test

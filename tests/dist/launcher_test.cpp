@@ -26,7 +26,7 @@
 #include "zero/group.h"
 #include "zero/launch.h"
 
-namespace zero::testing {
+namespace zero::testing::launcher_test {
 
 std::string g_program;  ///< path of this test
 
@@ -643,14 +643,14 @@ int be_rank(const std::string& what) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::launcher_test
 
 int main(int argc, char** argv) {
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string prefix = "--as-rank=";
-  if (first == prefix + "own-ranks") return zero::testing::be_own_ranks(argv[2], argv[3]);
-  if (first.rfind(prefix, 0) == 0) return zero::testing::be_rank(first.substr(prefix.size()));
-  zero::testing::g_program = "/proc/" + std::to_string(::getpid()) + "/exe";
+  if (first == prefix + "own-ranks") return zero::testing::launcher_test::be_own_ranks(argv[2], argv[3]);
+  if (first.rfind(prefix, 0) == 0) return zero::testing::launcher_test::be_rank(first.substr(prefix.size()));
+  zero::testing::launcher_test::g_program = "/proc/" + std::to_string(::getpid()) + "/exe";
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -20,7 +20,7 @@
 #include "zero/lora.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::lora_test {
 namespace {
 
 using at::Tensor;
@@ -262,4 +262,4 @@ TEST(LoraOptions, DefaultsAreReadBack) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::lora_test

@@ -20,7 +20,7 @@
 #include "support/temporary_folder.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::model_parallel_test {
 namespace {
 
 using at::Tensor;
@@ -618,4 +618,4 @@ TEST(ModelParallel, RandomNumbersOfPartsThatRunTwice) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::model_parallel_test

@@ -11,7 +11,7 @@
 #include "zero/plan.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::model_view_test {
 namespace {
 
 using at::Tensor;
@@ -180,4 +180,4 @@ TEST(ModelView, ThePlanTakesAnyModel) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::model_view_test

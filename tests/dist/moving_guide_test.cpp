@@ -27,7 +27,7 @@
 #include "support/spawn.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::moving_guide_test {
 namespace {
 
 using at::Tensor;
@@ -681,4 +681,4 @@ TEST(MovingGuide, Refusals) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::moving_guide_test

@@ -20,7 +20,7 @@
 #include "support/mpi_job.h"
 #include "support/struck_training.h"
 
-namespace zero::testing {
+namespace zero::testing::mpi_failure_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -124,10 +124,10 @@ TEST_F(MpiFailure, RankStruckInBackwardEndsTheOthers) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::mpi_failure_test
 
 int main(int argc, char** argv) {
-  if (argc >= 4 && std::string_view(argv[1]) == "--rank") return zero::testing::be_rank(argv[2], argv[3]);
+  if (argc >= 4 && std::string_view(argv[1]) == "--rank") return zero::testing::mpi_failure_test::be_rank(argv[2], argv[3]);
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

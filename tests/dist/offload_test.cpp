@@ -32,7 +32,7 @@
 #include "support/temporary_folder.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::offload_test {
 namespace {
 
 /// About 21,000 parameters, in units of their own.
@@ -720,4 +720,4 @@ TEST(OffloadFailures, WhatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::offload_test

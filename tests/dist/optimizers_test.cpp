@@ -16,7 +16,7 @@
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 
-namespace zero::testing {
+namespace zero::testing::optimizers_test {
 namespace {
 
 struct OptimizerCase {
@@ -351,4 +351,4 @@ TEST(Optimizers, AdagradsSumsStartAtTheirInitialValue) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::optimizers_test

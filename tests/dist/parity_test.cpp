@@ -19,7 +19,7 @@
 #include "support/parity.h"
 #include "support/spawn.h"
 
-namespace zero::testing {
+namespace zero::testing::parity_test {
 namespace {
 
 std::string g_program;
@@ -154,12 +154,12 @@ TEST(PlainParity, Bf16AgreesWithMastersByHand) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::parity_test
 
 int main(int argc, char** argv) {
-  zero::testing::g_program = argv[0];
+  zero::testing::parity_test::g_program = argv[0];
   if (argc == 3 && std::string_view(argv[1]) == "--worker") {
-    zero::testing::run_all_cases(zero::init_distributed(), argv[2]);
+    zero::testing::parity_test::run_all_cases(zero::init_distributed(), argv[2]);
     return 0;
   }
   ::testing::InitGoogleTest(&argc, argv);

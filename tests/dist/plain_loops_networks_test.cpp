@@ -16,7 +16,7 @@
 #include "dist/plain_loops.h"
 #include "support/temporary_folder.h"
 
-namespace zero::testing {
+namespace zero::testing::plain_loops_networks_test {
 namespace {
 
 // ---- optimizers and rates --------------------------------------------------------------------------------
@@ -526,4 +526,4 @@ TEST(PlainLoops, OneEngineMayBeOverSeveralModules) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::plain_loops_networks_test

@@ -18,7 +18,7 @@
 #include "support/errors.h"
 #include "support/temporary_folder.h"
 
-namespace zero::testing {
+namespace zero::testing::plain_loops_test {
 namespace {
 
 // ---- gradients are dropped -------------------------------------------------------------------------------
@@ -614,4 +614,4 @@ TEST(PlainLoops, ASecondEngineOnAModuleWorksWhenTheFirstIsGone) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::plain_loops_test

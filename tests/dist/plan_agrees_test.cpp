@@ -16,7 +16,7 @@
 #include "zero/plan.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::plan_agrees_test {
 namespace {
 
 constexpr int kSteps = 4;
@@ -301,4 +301,4 @@ TEST(PlanAgrees, GptsParametersAreListedAsTheModuleHasThem) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::plan_agrees_test

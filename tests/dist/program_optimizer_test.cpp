@@ -19,7 +19,7 @@
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 
-namespace zero::testing {
+namespace zero::testing::program_optimizer_test {
 namespace {
 
 struct NAdamOptions : torch::optim::OptimizerCloneableOptions<NAdamOptions> {
@@ -445,4 +445,4 @@ TEST(ProgramOptimizer, WhatCannotBeRightIsAnError) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::program_optimizer_test

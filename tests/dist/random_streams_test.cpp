@@ -15,7 +15,7 @@
 #include "support/temporary_folder.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::random_streams_test {
 namespace {
 
 struct NoisyImpl : torch::nn::Module {
@@ -239,4 +239,4 @@ TEST(RandomStreams, AMicroBatchThatIsBegunAnewHasItsNumbers) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::random_streams_test

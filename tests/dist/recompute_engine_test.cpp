@@ -15,7 +15,7 @@
 #include "zero/models.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::recompute_engine_test {
 namespace {
 
 using at::Tensor;
@@ -255,4 +255,4 @@ TEST(RecomputeEngine, AnErrorOfTheSecondRunLeavesTheWindow) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::recompute_engine_test

@@ -15,7 +15,7 @@
 #include "support/resume.h"
 #include "support/spawn.h"
 
-namespace zero::testing {
+namespace zero::testing::resume_test {
 namespace {
 
 bool full_matrix() {
@@ -25,8 +25,8 @@ bool full_matrix() {
 
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
 
-std::vector<Place> places(bool bf16, int ranks) {
-  std::vector<Place> all;
+std::vector<ResumePlace> places(bool bf16, int ranks) {
+  std::vector<ResumePlace> all;
   for (int stage = 0; stage < 4; ++stage) {
     for (const bool node_shared : {false, true}) all.push_back({ranks, stage, node_shared, bf16});
   }
@@ -34,11 +34,11 @@ std::vector<Place> places(bool bf16, int ranks) {
 }
 
 /// Where a checkpoint is taken: after two steps, or a part of the third window that the ranks can share out.
-std::int64_t end_of(const Place& place, bool inside) {
+std::int64_t end_of(const ResumePlace& place, bool inside) {
   return 2 * kResumeWindow + (inside ? (place.ranks == 8 ? 16 : 12) : 0);
 }
 
-std::string tag_of(const Place& place, bool inside) {
+std::string tag_of(const ResumePlace& place, bool inside) {
   return fmt::format("{}_{}_{}_{}{}", place.ranks, place.stage, place.node_shared ? "shared" : "copying",
                      place.bf16 ? "bf16" : "fp32", inside ? "_inside" : "");
 }
@@ -116,4 +116,4 @@ TEST_F(Resume, EveryCombinationContinuesTheSameCurve) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::resume_test

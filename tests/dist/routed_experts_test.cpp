@@ -20,7 +20,7 @@
 #include "support/spawn.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::routed_experts_test {
 namespace {
 
 using at::Tensor;
@@ -276,4 +276,4 @@ TEST(RoutedExperts, AgreeWithPlainLibtorch) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::routed_experts_test

@@ -28,7 +28,7 @@
 #include "zero/plan.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::speculative_update_test {
 namespace {
 
 /// Layers of odd sizes in units of their own; one of them is not used in every step, and one is used twice.
@@ -379,4 +379,4 @@ TEST(SpeculativeUpdateFailures, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::speculative_update_test

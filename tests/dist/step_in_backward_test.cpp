@@ -12,7 +12,7 @@
 #include "support/spawn.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::step_in_backward_test {
 namespace {
 
 struct Setting {
@@ -153,4 +153,4 @@ TEST(StepInBackward, WhatCannotWorkIsRefused) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::step_in_backward_test

@@ -18,7 +18,7 @@
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 
-namespace zero::testing {
+namespace zero::testing::trace_test {
 namespace {
 
 using nlohmann::json;
@@ -306,4 +306,4 @@ TEST(Trace, TellsThreadsApartAndSamplesChangesOnly) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::trace_test

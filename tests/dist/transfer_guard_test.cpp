@@ -12,7 +12,7 @@
 #include "support/spawn.h"
 #include "zero/group.h"
 
-namespace zero::testing {
+namespace zero::testing::transfer_guard_test {
 namespace {
 
 constexpr int kParcels = 6;
@@ -98,4 +98,4 @@ TEST(TransferGuard, PostsAndFetchesAllocateNothing) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::transfer_guard_test

@@ -16,7 +16,7 @@
 #include "support/temporary_folder.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::whole_tensors_test {
 namespace {
 
 using Shapes = std::vector<std::pair<std::string, std::vector<std::int64_t>>>;
@@ -328,4 +328,4 @@ TEST(WholeTensors, StepsAfterASkippedOneAreAsIfItHadNotBeen) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::whole_tensors_test

@@ -18,7 +18,7 @@
 #include "support/spawn.h"
 #include "zero/zero.h"
 
-namespace zero::testing {
+namespace zero::testing::work_guard_test {
 namespace {
 
 constexpr std::int64_t kWidth = 192;
@@ -181,4 +181,4 @@ TEST(WorkGuard, SeesWork) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::work_guard_test

@@ -14,10 +14,10 @@
 
 namespace {
 
-using zero::testing::Place;
+using zero::testing::ResumePlace;
 
 /// What went wrong, or nothing.
-std::string make(const std::string& folder, const Place& place, const std::string& request) {
+std::string make(const std::string& folder, const ResumePlace& place, const std::string& request) {
   const auto equals = request.rfind('=');
   if (equals == std::string::npos) return "want <tag>=<micro-batches>, got '" + request + "'";
   const std::string tag = request.substr(0, equals);
@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: checkpoint_maker <folder> <ranks> <stage> <fp32|bf16> <tag>=<micro-batches>...\n");
     return 2;
   }
-  Place place;
+  ResumePlace place;
   place.ranks = std::atoi(argv[2]);
   place.stage = std::atoi(argv[3]);
   place.bf16 = std::string(argv[4]) == "bf16";

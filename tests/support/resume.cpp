@@ -20,7 +20,7 @@ void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
   }
 }
 
-void train(Engine& engine, OddModel& model, Group group, const Place& place, std::int64_t end, Trajectory& trajectory) {
+void train(Engine& engine, OddModel& model, Group group, const ResumePlace& place, std::int64_t end, Trajectory& trajectory) {
   const int ranks = group.size();
   std::vector<double> all(ranks);
   const std::vector<std::int64_t> ones(ranks, 1);
@@ -48,12 +48,12 @@ std::uint64_t hash_of(Engine& engine) {
   return hash;
 }
 
-std::string Place::name() const {
+std::string ResumePlace::name() const {
   return fmt::format("{} rank{} stage {} {} {}", ranks, ranks == 1 ? "" : "s", stage,
                      node_shared ? "node-shared" : "copying", bf16 ? "bf16" : "fp32");
 }
 
-std::string resume_json(const Place& place) {
+std::string resume_json(const ResumePlace& place) {
   return fmt::format(R"({{
     "train_batch_size": {}, "train_micro_batch_size_per_gpu": 1,
     "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}}}},
@@ -86,7 +86,7 @@ std::string Trajectory::difference(const Trajectory& later) const {
   return final_hash == later.final_hash ? "" : "the final weights and states";
 }
 
-Trajectory train_and_save(const Place& place, Group group, std::int64_t end, const std::string& folder,
+Trajectory train_and_save(const ResumePlace& place, Group group, std::int64_t end, const std::string& folder,
                           const std::string& tag, const SaveOptions& options) {
   at::set_num_threads(1);
   at::manual_seed(17);
@@ -102,7 +102,7 @@ Trajectory train_and_save(const Place& place, Group group, std::int64_t end, con
   return trajectory;
 }
 
-Trajectory load_and_train(const Place& place, Group group, const std::string& folder, const std::string& tag,
+Trajectory load_and_train(const ResumePlace& place, Group group, const std::string& folder, const std::string& tag,
                           const LoadOptions& options) {
   at::set_num_threads(1);
   at::manual_seed(991);  // other initial weights and streams: all must come from the checkpoint

@@ -13,7 +13,7 @@ inline constexpr int kResumeWindow = 24;  ///< micro-batches of a step: divisibl
 inline constexpr int kResumeSteps = 4;
 
 /// Where a run trains. Any two with the same precision must continue each other's checkpoints bit for bit.
-struct Place {
+struct ResumePlace {
   int ranks = 1;
   int stage = 0;
   bool node_shared = false;
@@ -35,17 +35,17 @@ struct Trajectory {
 
 /// Trains from the first micro-batch to `end` (all ranks' count), and saves to folder/tag unless that is
 /// empty. *Collective.*
-Trajectory train_and_save(const Place& place, Group group, std::int64_t end, const std::string& folder,
+Trajectory train_and_save(const ResumePlace& place, Group group, std::int64_t end, const std::string& folder,
                           const std::string& tag, const SaveOptions& options = {});
 
 /// Loads and trains to the end of the place's steps. *Collective.*
-Trajectory load_and_train(const Place& place, Group group, const std::string& folder, const std::string& tag,
+Trajectory load_and_train(const ResumePlace& place, Group group, const std::string& folder, const std::string& tag,
                           const LoadOptions& options = {});
 
 /// Of all full weights and optimizer states. *Collective.*
 std::uint64_t hash_of(Engine& engine);
 
 /// The JSON of a place.
-std::string resume_json(const Place& place);
+std::string resume_json(const ResumePlace& place);
 
 }  // namespace zero::testing

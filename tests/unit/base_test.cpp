@@ -14,7 +14,7 @@
 #include "base/process_memory.h"
 #include "zero/memory.h"
 
-namespace zero::base {
+namespace zero::base::base_test {
 namespace {
 
 /// Two sockets with a memory node each, four cores a socket, two threads a core; numbered as Linux often
@@ -113,4 +113,4 @@ TEST(ProcessMemory, SeesAPeakThatIsOver) {
 }
 
 }  // namespace
-}  // namespace zero::base
+}  // namespace zero::base::base_test

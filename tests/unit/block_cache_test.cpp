@@ -23,9 +23,9 @@
 #include "storage/cpu_allocator.h"
 #include "zero/memory.h"
 
+namespace zero::storage::block_cache_test {
 namespace {
 
-using zero::storage::BlockCache;
 using Place = BlockCache::Place;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -174,8 +174,8 @@ TEST(BlockCache, KeepsMemoryUntilToldToGiveItBack) {
 class CpuAllocator : public testing::Test {
  protected:
   void SetUp() override {
-    zero::storage::install_cpu_allocator(/*keep_blocks=*/true);
-    if (!zero::storage::keeps_blocks()) GTEST_SKIP() << "no cache here";
+    install_cpu_allocator(/*keep_blocks=*/true);
+    if (!keeps_blocks()) GTEST_SKIP() << "no cache here";
   }
 };
 
@@ -187,19 +187,19 @@ TEST_F(CpuAllocator, TensorsGetTheBlocksThatWereFreed) {
 }
 
 TEST_F(CpuAllocator, CountsWhatIsOut) {
-  const std::int64_t before = zero::storage::activation_use().current_nbytes;
+  const std::int64_t before = activation_use().current_nbytes;
   {
     const at::Tensor large = at::empty({4 << 20}, at::kByte), small = at::empty({1000}, at::kByte);
-    const std::int64_t seen = zero::storage::activation_use().current_nbytes - before;
+    const std::int64_t seen = activation_use().current_nbytes - before;
     EXPECT_GE(seen, (4 << 20) + 1000);
     EXPECT_LT(seen, (4 << 20) + 3000);
-    EXPECT_GE(zero::storage::activation_use().peak_nbytes, before + (4 << 20));
-    void* block = zero::storage::take_block(1 << 20);  // the engine's: not an activation
+    EXPECT_GE(activation_use().peak_nbytes, before + (4 << 20));
+    void* block = take_block(1 << 20);  // the engine's: not an activation
     ASSERT_TRUE(block);
-    EXPECT_EQ(zero::storage::activation_use().current_nbytes - before, seen);
-    zero::storage::return_block(block);
+    EXPECT_EQ(activation_use().current_nbytes - before, seen);
+    return_block(block);
   }
-  EXPECT_EQ(zero::storage::activation_use().current_nbytes, before);
+  EXPECT_EQ(activation_use().current_nbytes, before);
 }
 
 TEST_F(CpuAllocator, ResizedTensorsKeepTheirValues) {
@@ -236,16 +236,16 @@ TEST_F(CpuAllocator, ThreadsMayFreeForEachOther) {
 int train_within(int resource, rlim_t limit) {
   const rlimit limits{limit, limit};
   if (setrlimit(static_cast<__rlimit_resource_t>(resource), &limits) != 0) return 2;
-  zero::storage::install_cpu_allocator(/*keep_blocks=*/true);
-  if (resource == RLIMIT_AS && zero::storage::keeps_blocks()) return 3;
+  install_cpu_allocator(/*keep_blocks=*/true);
+  if (resource == RLIMIT_AS && keeps_blocks()) return 3;
   std::vector<at::Tensor> kept;
   for (int i = 0; i < 10; ++i) kept.push_back(at::full({1 << 20}, i));
   if (kept[7][5].item<float>() != 7) return 4;
   std::vector<void*> blocks;
-  while (void* block = zero::storage::take_block(100 << 20)) blocks.push_back(block);
+  while (void* block = take_block(100 << 20)) blocks.push_back(block);
   if (blocks.empty() || blocks.size() > 100) return 5;
   std::memset(blocks.back(), 1, 100 << 20);
-  for (void* block : blocks) zero::storage::return_block(block);
+  for (void* block : blocks) return_block(block);
   try {
     const at::Tensor too_much = at::empty({std::int64_t{4} << 30}, at::kByte);
     return 6;
@@ -259,7 +259,7 @@ TEST(CpuAllocatorDeathTest, LimitsLeaveThingsToTheCLibrary) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers reserve more than any limit";
 #endif
-  if (zero::storage::keeps_blocks()) GTEST_SKIP() << "there is a cache already";
+  if (keeps_blocks()) GTEST_SKIP() << "there is a cache already";
   for (const int resource : {static_cast<int>(RLIMIT_AS), static_cast<int>(RLIMIT_DATA)}) {
     const pid_t child = fork();
     if (child == 0) {
@@ -298,9 +298,9 @@ TEST_F(CpuAllocator, AForkedChildMayAllocate) {
     const pid_t child = fork();
     if (child == 0) {
       alarm(20);
-      void* block = zero::storage::take_block(1 << 20);
+      void* block = take_block(1 << 20);
       if (!block) _exit(1);
-      zero::storage::return_block(block);
+      return_block(block);
       _exit(0);
     }
     int status = -1;
@@ -321,3 +321,4 @@ TEST_F(CpuAllocator, EmptyCacheGivesMemoryBack) {
 }
 
 }  // namespace
+}  // namespace zero::storage::block_cache_test

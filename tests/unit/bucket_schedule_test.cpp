@@ -8,7 +8,7 @@
 #include <map>
 #include <random>
 
-namespace zero::layout {
+namespace zero::layout::bucket_schedule_test {
 namespace {
 
 struct Layout {
@@ -156,4 +156,4 @@ TEST(BucketSchedule, ABackwardIsUndoneOrNothingIsChanged) {
 }
 
 }  // namespace
-}  // namespace zero::layout
+}  // namespace zero::layout::bucket_schedule_test

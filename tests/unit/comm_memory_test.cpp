@@ -10,7 +10,7 @@
 #include "comm/staging.h"
 #include "zero/errors.h"
 
-namespace zero::comm {
+namespace zero::comm::comm_memory_test {
 namespace {
 
 TEST(CommMemory, AvailableMemoryIsPlausible) {
@@ -118,4 +118,4 @@ TEST(CommStaging, GrowsForALargeInput) {
 }
 
 }  // namespace
-}  // namespace zero::comm
+}  // namespace zero::comm::comm_memory_test

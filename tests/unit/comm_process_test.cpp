@@ -10,7 +10,7 @@
 #include "comm/call_record.h"
 #include "comm/shm_segment.h"
 
-namespace zero::comm {
+namespace zero::comm::comm_process_test {
 namespace {
 
 TEST(CommProcess, FollowsAChildThroughItsLife) {
@@ -73,4 +73,4 @@ TEST(CommSegment, NamesAreSafe) {
 }
 
 }  // namespace
-}  // namespace zero::comm
+}  // namespace zero::comm::comm_process_test

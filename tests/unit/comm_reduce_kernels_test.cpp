@@ -13,7 +13,7 @@
 #include "conformance/reference.h"
 #include "zero/errors.h"
 
-namespace zero::comm {
+namespace zero::comm::comm_reduce_kernels_test {
 namespace {
 
 using zero::testing::float_to_bf16;
@@ -201,4 +201,4 @@ TEST(ReduceKernels, SupportedPairs) {
 }
 
 }  // namespace
-}  // namespace zero::comm
+}  // namespace zero::comm::comm_reduce_kernels_test

@@ -5,7 +5,7 @@
 
 #include "zero/errors.h"
 
-namespace zero::comm {
+namespace zero::comm::comm_rendezvous_test {
 namespace {
 
 Discovery discover_in(const Environment& environment) { return discover(environment, "77-1234"); }
@@ -161,4 +161,4 @@ TEST(Rendezvous, ImpossibleBackendsAreConfigErrors) {
 }
 
 }  // namespace
-}  // namespace zero::comm
+}  // namespace zero::comm::comm_rendezvous_test

@@ -4,7 +4,7 @@
 #include "zero/config.h"
 #include "zero/errors.h"
 
-namespace zero {
+namespace zero::config_batch_test {
 namespace {
 
 Config config_with(std::int64_t train, std::int64_t micro, std::int64_t steps) {
@@ -87,4 +87,4 @@ TEST(ConfigBatch, ErrorsCarryAllNumbersAndARemedy) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::config_batch_test

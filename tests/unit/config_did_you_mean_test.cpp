@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace zero::config {
+namespace zero::config::config_did_you_mean_test {
 namespace {
 
 TEST(ConfigDidYouMean, Distance) {
@@ -23,4 +23,4 @@ TEST(ConfigDidYouMean, Nearest) {
 }
 
 }  // namespace
-}  // namespace zero::config
+}  // namespace zero::config::config_did_you_mean_test

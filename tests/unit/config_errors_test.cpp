@@ -8,7 +8,7 @@
 #include "zero/config.h"
 #include "zero/errors.h"
 
-namespace zero {
+namespace zero::config_errors_test {
 namespace {
 
 std::string error_of(std::string_view text) {
@@ -434,4 +434,4 @@ TEST(ConfigErrors, AllProblemsAtOnceInTheOrderOfTheFile) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::config_errors_test

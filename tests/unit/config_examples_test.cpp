@@ -8,7 +8,7 @@
 #include "zero/config.h"
 #include "zero/errors.h"
 
-namespace zero {
+namespace zero::config_examples_test {
 namespace {
 
 std::string error_of(std::string_view text) {
@@ -140,4 +140,4 @@ TEST(ConfigExamples, FromFile) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::config_examples_test

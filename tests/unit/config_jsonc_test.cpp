@@ -5,7 +5,7 @@
 
 #include "zero/errors.h"
 
-namespace zero::config {
+namespace zero::config::config_jsonc_test {
 namespace {
 
 std::string problems_of(std::string_view text) {
@@ -92,4 +92,4 @@ TEST(ConfigJsonc, NoInputCrashes) {
 }
 
 }  // namespace
-}  // namespace zero::config
+}  // namespace zero::config::config_jsonc_test

@@ -13,7 +13,7 @@
 #include "config/values.h"
 #include "zero/errors.h"
 
-namespace zero::config {
+namespace zero::config::config_schema_test {
 namespace {
 
 // DeepSpeed 0.19, section by section, with what older versions had. "section: key key ...".
@@ -340,4 +340,4 @@ TEST(ConfigSchema, DocsListEveryKeyWithItsStatus) {
 }
 
 }  // namespace
-}  // namespace zero::config
+}  // namespace zero::config::config_schema_test

@@ -6,7 +6,7 @@
 #include "zero/config.h"
 #include "zero/errors.h"
 
-namespace zero {
+namespace zero::config_values_test {
 namespace {
 
 bool has_notice(const Config& config, std::string_view part) {
@@ -253,4 +253,4 @@ TEST(Config, SectionsThatAreNotBuiltAreRefusedWhereTheyAreOn) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::config_values_test

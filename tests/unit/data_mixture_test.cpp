@@ -9,7 +9,7 @@
 #include "zero/data.h"
 #include "zero/errors.h"
 
-namespace zero {
+namespace zero::data_mixture_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -235,4 +235,4 @@ TEST_F(DataMixture, Errors) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::data_mixture_test

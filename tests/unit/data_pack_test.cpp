@@ -15,7 +15,7 @@
 #include "zero/data.h"
 #include "zero/errors.h"
 
-namespace zero {
+namespace zero::data_pack_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -388,4 +388,4 @@ TEST(DataText, Utf8) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::data_pack_test

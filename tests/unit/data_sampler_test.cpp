@@ -10,7 +10,7 @@
 #include "zero/data.h"
 #include "zero/errors.h"
 
-namespace zero {
+namespace zero::data_sampler_test {
 namespace {
 
 /// Bytes that tell their position: any five in a row are unique for a while.
@@ -198,4 +198,4 @@ TEST(DataCorpus, UnigramEntropy) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::data_sampler_test

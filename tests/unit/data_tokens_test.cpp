@@ -13,7 +13,7 @@
 #include "zero/data.h"
 #include "zero/errors.h"
 
-namespace zero {
+namespace zero::data_tokens_test {
 namespace {
 
 using testing::expect_said;
@@ -208,4 +208,4 @@ TEST_F(DataTokens, OtherFoldersAreFoldersOfText) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::data_tokens_test

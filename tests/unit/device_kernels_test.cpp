@@ -15,7 +15,7 @@
 #include "optim/passes.h"
 #include "support/simulated_device.h"
 
-namespace zero::optim {
+namespace zero::optim::device_kernels_test {
 namespace {
 
 using Bytes = std::vector<unsigned char>;
@@ -308,4 +308,4 @@ TEST(CudaKernels, AreFoundWhereTheyWereBuilt) {
 }
 
 }  // namespace
-}  // namespace zero::optim
+}  // namespace zero::optim::device_kernels_test

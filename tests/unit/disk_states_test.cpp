@@ -14,7 +14,7 @@
 #include "support/errors.h"
 #include "zero/errors.h"
 
-namespace zero::storage {
+namespace zero::storage::disk_states_test {
 namespace {
 
 using layout::Range;
@@ -248,4 +248,4 @@ TEST(DiskStates, BytesThatTheDiskGivesBackOtherwiseAreNotUsed) {
 }
 
 }  // namespace
-}  // namespace zero::storage
+}  // namespace zero::storage::disk_states_test

@@ -8,7 +8,7 @@
 #include "zero/causal_lm.h"
 #include "zero/models.h"
 
-namespace zero::testing {
+namespace zero::testing::documents_test {
 namespace {
 
 using at::Tensor;
@@ -135,4 +135,4 @@ TEST(Documents, OfModelsInHuggingFacesShapes) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::documents_test

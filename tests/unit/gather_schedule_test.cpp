@@ -11,7 +11,7 @@
 #include "layout/best_fit.h"
 #include "layout/prefetch_window.h"
 
-namespace zero::layout {
+namespace zero::layout::gather_schedule_test {
 namespace {
 
 using State = GatherSchedule::State;
@@ -270,4 +270,4 @@ TEST(MeasuredWindow, AStepWithoutBackwardAsksForNothingAndTheNextIsMeasured) {
 }
 
 }  // namespace
-}  // namespace zero::layout
+}  // namespace zero::layout::gather_schedule_test

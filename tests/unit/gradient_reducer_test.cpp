@@ -14,7 +14,7 @@
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 
-namespace zero::sharding {
+namespace zero::sharding::gradient_reducer_test {
 namespace {
 
 using testing::Pipes;
@@ -111,4 +111,4 @@ TEST(GradientReducer, SumsWhatRanksAddInOrdersOfTheirOwnOverEveryTransport) {
 }
 
 }  // namespace
-}  // namespace zero::sharding
+}  // namespace zero::sharding::gradient_reducer_test

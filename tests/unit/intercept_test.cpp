@@ -20,7 +20,7 @@
 #include "support/odd_model.h"
 #include "zero/errors.h"
 
-namespace zero::intercept {
+namespace zero::intercept::intercept_test {
 namespace {
 
 /// Copies a parameter in before each use and takes it away after it.
@@ -274,4 +274,4 @@ TEST_F(OneParameter, RetiredParameterIsAnOrdinaryTensor) {
 }
 
 }  // namespace
-}  // namespace zero::intercept
+}  // namespace zero::intercept::intercept_test

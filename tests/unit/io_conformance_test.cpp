@@ -15,7 +15,7 @@
 // where another thread's old one was looks like a race to it.
 extern "C" const char* __tsan_default_suppressions() { return "race:io_uring_*\n"; }
 
-namespace zero::io {
+namespace zero::io::io_conformance_test {
 namespace {
 
 /// A file system and a folder in it to work in.
@@ -549,4 +549,4 @@ TEST(IoAlignedBuffer, IsAlignedZeroedAndMovable) {
 }
 
 }  // namespace
-}  // namespace zero::io
+}  // namespace zero::io::io_conformance_test

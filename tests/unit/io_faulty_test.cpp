@@ -4,7 +4,7 @@
 
 #include "unit/io_support.h"
 
-namespace zero::io {
+namespace zero::io::io_faulty_test {
 namespace {
 
 constexpr std::uint64_t kMutations = 12;
@@ -208,4 +208,4 @@ TEST(IoFaulty, CountsOverThreads) {
 }
 
 }  // namespace
-}  // namespace zero::io
+}  // namespace zero::io::io_faulty_test

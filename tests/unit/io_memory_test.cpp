@@ -5,7 +5,7 @@
 
 #include "unit/io_support.h"
 
-namespace zero::io {
+namespace zero::io::io_memory_test {
 namespace {
 
 using Names = CrashPolicy::Names;
@@ -356,4 +356,4 @@ TEST(IoMemory, AFullDisk) {
 }
 
 }  // namespace
-}  // namespace zero::io
+}  // namespace zero::io::io_memory_test

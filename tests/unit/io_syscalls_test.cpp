@@ -16,7 +16,7 @@
 #include "support/injected_syscalls.h"
 #include "unit/io_support.h"
 
-namespace zero::io {
+namespace zero::io::io_syscalls_test {
 namespace {
 
 constexpr std::size_t kNbytes = 60'000;
@@ -453,4 +453,4 @@ TEST(IoSystemFiles, Work) {
 }
 
 }  // namespace
-}  // namespace zero::io
+}  // namespace zero::io::io_syscalls_test

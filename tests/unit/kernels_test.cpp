@@ -16,7 +16,7 @@
 #include "optim/kernels.h"
 #include "optim/passes.h"
 
-namespace zero::optim {
+namespace zero::optim::kernels_test {
 namespace {
 
 std::vector<float> random_values(std::size_t n, unsigned seed, float spread = 1) {
@@ -325,4 +325,4 @@ TEST(Kernels, CopyCopiesEveryLength) {
 }
 
 }  // namespace
-}  // namespace zero::optim
+}  // namespace zero::optim::kernels_test

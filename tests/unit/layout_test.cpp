@@ -7,7 +7,7 @@
 #include "layout/use_order.h"
 #include "zero/errors.h"
 
-namespace zero::layout {
+namespace zero::layout::layout_test {
 namespace {
 
 TEST(Shard, CutsCoverTheUnitInWholeBlocksAndDifferByOneBlockAtMost) {
@@ -270,4 +270,4 @@ TEST(PrefetchWindow, NothingIsGatheredAheadIntoTheNextPass) {
 }
 
 }  // namespace
-}  // namespace zero::layout
+}  // namespace zero::layout::layout_test

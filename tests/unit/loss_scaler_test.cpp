@@ -7,7 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-namespace zero::optim {
+namespace zero::optim::loss_scaler_test {
 namespace {
 
 using Decision = LossScaler::Decision;
@@ -82,4 +82,4 @@ TEST(LossScaler, TakesEverythingWhereNothingIsToBeSkipped) {
 }
 
 }  // namespace
-}  // namespace zero::optim
+}  // namespace zero::optim::loss_scaler_test

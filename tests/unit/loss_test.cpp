@@ -12,7 +12,7 @@
 #include "support/errors.h"
 #include "zero/errors.h"
 
-namespace zero::testing {
+namespace zero::testing::loss_test {
 namespace {
 
 using at::Tensor;
@@ -188,4 +188,4 @@ TEST(LinearCrossEntropy, WhatIsNotAnInputIsAnError) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::loss_test

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-namespace zero::optim {
+namespace zero::optim::lr_schedule_test {
 namespace {
 
 using nlohmann::json;
@@ -63,4 +63,4 @@ TEST(LrSchedule, NothingBreaksFarBeyondTheEnd) {
 }
 
 }  // namespace
-}  // namespace zero::optim
+}  // namespace zero::optim::lr_schedule_test

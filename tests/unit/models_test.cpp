@@ -10,7 +10,7 @@
 
 #include "zero/errors.h"
 
-namespace zero {
+namespace zero::models_test {
 namespace {
 
 TEST(Models, PresetsHaveTheNumberOfParametersTheySay) {
@@ -100,4 +100,4 @@ TEST(Models, GenerationStopsAndIsHeard) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::models_test

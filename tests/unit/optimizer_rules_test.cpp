@@ -19,7 +19,7 @@
 #include "optim/passes.h"
 #include "optim/update_in_blocks.h"
 
-namespace zero::optim {
+namespace zero::optim::optimizer_rules_test {
 namespace {
 
 std::vector<float> random_values(std::int64_t n, unsigned seed) {
@@ -377,4 +377,4 @@ TEST(OptimizerRules, AGroupLeavesTheStatesAloneThatItDoesNotUse) {
 }
 
 }  // namespace
-}  // namespace zero::optim
+}  // namespace zero::optim::optimizer_rules_test

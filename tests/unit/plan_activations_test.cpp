@@ -16,7 +16,7 @@
 #include "zero/plan.h"
 #include "zero/zero.h"
 
-namespace zero {
+namespace zero::plan_activations_test {
 namespace {
 
 struct Shape {
@@ -210,4 +210,4 @@ TEST(PlanActivations, OnNvme) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::plan_activations_test

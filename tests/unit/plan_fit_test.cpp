@@ -6,7 +6,7 @@
 #include "zero/models.h"
 #include "zero/plan.h"
 
-namespace zero::plan {
+namespace zero::plan::plan_fit_test {
 namespace {
 
 Config stage(int value) {
@@ -57,4 +57,4 @@ TEST(CheckFits, ShapeIsThatOfTheModel) {
 }
 
 }  // namespace
-}  // namespace zero::plan
+}  // namespace zero::plan::plan_fit_test

@@ -4,7 +4,7 @@
 #include "zero/errors.h"
 #include "zero/plan.h"
 
-namespace zero::plan {
+namespace zero::plan::plan_model_test {
 namespace {
 
 TEST(Transformer, RefusesSizesThatDoNotFit) {
@@ -64,4 +64,4 @@ TEST(Activations, GrowWithTheMicroBatchAndShrinkWithCheckpointing) {
 }
 
 }  // namespace
-}  // namespace zero::plan
+}  // namespace zero::plan::plan_model_test

@@ -11,7 +11,7 @@
 #include "zero/errors.h"
 #include "zero/plan.h"
 
-namespace zero::plan {
+namespace zero::plan::plan_test {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -566,4 +566,4 @@ TEST(Suggest, ParametersOnNvmeForOneMachine) {
 }
 
 }  // namespace
-}  // namespace zero::plan
+}  // namespace zero::plan::plan_test

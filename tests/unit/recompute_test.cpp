@@ -18,7 +18,7 @@
 #include "support/temporary_folder.h"
 #include "zero/recompute.h"
 
-namespace zero::testing {
+namespace zero::testing::recompute_test {
 namespace {
 
 using at::Tensor;
@@ -698,4 +698,4 @@ TEST(RecomputeKept, AnotherFunctionIsAnErrorStill) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::recompute_test

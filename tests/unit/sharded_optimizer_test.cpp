@@ -11,7 +11,7 @@
 #include "support/sharded_room.h"
 #include "support/spawn.h"
 
-namespace zero::sharding {
+namespace zero::sharding::sharded_optimizer_test {
 namespace {
 
 using testing::Room;
@@ -126,4 +126,4 @@ TEST(ShardedOptimizer, TakesARuleThatItHasNeverHeardOf) {
 }
 
 }  // namespace
-}  // namespace zero::sharding
+}  // namespace zero::sharding::sharded_optimizer_test

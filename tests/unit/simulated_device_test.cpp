@@ -22,7 +22,7 @@
 
 #include "support/filled.h"
 
-namespace zero::testing::simulated {
+namespace zero::testing::simulated::simulated_device_test {
 namespace {
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
@@ -537,4 +537,4 @@ TEST_F(SimulatedDevice, StreamsOfThePoolAreDistinct) {
 }
 
 }  // namespace
-}  // namespace zero::testing::simulated
+}  // namespace zero::testing::simulated::simulated_device_test

@@ -14,7 +14,7 @@
 #include "optim/passes.h"
 #include "optim/staged_update.h"
 
-namespace zero::optim {
+namespace zero::optim::state_formats_test {
 namespace {
 
 constexpr auto kSigned = StateFormat::kDynamic8, kUnsigned = StateFormat::kDynamic8Unsigned;
@@ -333,4 +333,4 @@ TEST(Adam8bit, StaysNearAdam) {
 }
 
 }  // namespace
-}  // namespace zero::optim
+}  // namespace zero::optim::state_formats_test

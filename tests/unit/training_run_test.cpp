@@ -20,7 +20,7 @@
 #include "zero/models.h"
 #include "zero/train.h"
 
-namespace zero::testing {
+namespace zero::testing::training_run_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -481,7 +481,7 @@ TEST(TrainingRun, GuideOfALoopWithValidationAndAStateOfItsOwn) {
 
 TEST(ModuleShape, GuideOfAnAnswerBeforeInitialize) {
   torch::nn::Linear model(3, 1);
-  const Config config = testing::config();
+  const Config config = training_run_test::config();
   const Group group;
   std::string said;
   const auto print = [&](const std::string& text) { said = text; };
@@ -508,4 +508,4 @@ TEST(ModuleShape, IsThatOfTheModule) {
 }
 
 }  // namespace
-}  // namespace zero::testing
+}  // namespace zero::testing::training_run_test
