@@ -1,6 +1,6 @@
 # The front door. Two commands are enough:
 #   make train    watch a GPT train under ZeRO-3 on two ranks of this machine
-#   make test     build and run the tests
+#   make test     build and run the tests; make test-more those that take longer
 #   make python   the Python package in .venv, and the two programs of every DeepSpeed tutorial
 #   make finetune SmolLM2-135M fine-tuned on Python sources, beside transformers
 #   make compare  the same training under ZeRO 0 to 3: a table and a picture
@@ -27,7 +27,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --progress
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare report shim docs peers test test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
+.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare report shim docs peers test test-more test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -111,8 +111,14 @@ peers:
 	@scripts/bootstrap.sh peers
 
 test: build test-packages
-	@echo "zerotorch: running the tests (slow suites apart: make test-full)"
-	@$(CTEST) -j $(JOBS) -LE "slow"
+	@echo "zerotorch: running the tests (those that take longer: make test-more)"
+	@$(CTEST) -j $(JOBS) -LE "long|slow"
+
+# The rest of what every change has to pass.
+test-more: build test-packages
+	@cmake --build $(BUILD) -j $(JOBS) --target zero_sanitized_tests benchmarks
+	@echo "zerotorch: running the tests that take longer (exhaustive ones: make test-full)"
+	@$(CTEST) -j $(JOBS) -L "long" -LE "slow"
 
 # Every combination of the parity matrix, and whatever else is labelled slow.
 test-full: build

@@ -127,7 +127,8 @@ TEST_F(MpiFailure, RankStruckInBackwardEndsTheOthers) {
 }  // namespace zero::testing::mpi_failure_test
 
 int main(int argc, char** argv) {
-  if (argc >= 4 && std::string_view(argv[1]) == "--rank") return zero::testing::mpi_failure_test::be_rank(argv[2], argv[3]);
+  if (argc >= 4 && std::string_view(argv[1]) == "--rank")
+    return zero::testing::mpi_failure_test::be_rank(argv[2], argv[3]);
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -1,4 +1,4 @@
-// The main function of a program that holds the tests of several files: --file=unit/loss_test.cpp runs those of that one.
+// The main function of a program with the tests of several files: --file=unit/loss_test.cpp runs those of that one.
 #include <gtest/gtest.h>
 
 #include <cstdio>

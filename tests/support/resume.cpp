@@ -20,7 +20,8 @@ void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
   }
 }
 
-void train(Engine& engine, OddModel& model, Group group, const ResumePlace& place, std::int64_t end, Trajectory& trajectory) {
+void train(Engine& engine, OddModel& model, Group group, const ResumePlace& place, std::int64_t end,
+           Trajectory& trajectory) {
   const int ranks = group.size();
   std::vector<double> all(ranks);
   const std::vector<std::int64_t> ones(ranks, 1);
