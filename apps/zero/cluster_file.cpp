@@ -9,6 +9,7 @@
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <vector>
 
 #include "quantity.h"
@@ -89,6 +90,17 @@ auto section(const Readers& readers) {
   return [&readers](const std::string& name, const json& value) { read(name, value, readers); };
 }
 
+/// Refuses keys that an object has twice: the later one would count without a word.
+json::parser_callback_t keys_once(const std::string& path) {
+  return [path, open = std::vector<std::set<std::string>>{}](int, json::parse_event_t event, json& parsed) mutable {
+    if (event == json::parse_event_t::object_start) open.emplace_back();
+    if (event == json::parse_event_t::object_end) open.pop_back();
+    if (event == json::parse_event_t::key && !open.back().insert(parsed.get<std::string>()).second)
+      refuse(path, fmt::format("has '{}' twice in one object; remove one", parsed.get<std::string>()));
+    return true;
+  };
+}
+
 }  // namespace
 
 plan::Cluster read_cluster(const std::string& path) {
@@ -97,7 +109,7 @@ plan::Cluster read_cluster(const std::string& path) {
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   json root;
   try {
-    root = json::parse(text, nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+    root = json::parse(text, keys_once(path), /*allow_exceptions=*/true, /*ignore_comments=*/true);
   } catch (const json::exception& error) {
     refuse(path, fmt::format("is no JSON: {}", error.what()));
   }

@@ -102,8 +102,8 @@ std::string memory_table(const std::vector<MemoryReport>& before, const std::vec
   std::int64_t most = 0;
   for (const auto& report : after) most = std::max(most, states_nbytes(report));
   text += fmt::format(
-      "  As built: what a rank had of the fp32 module before initialize(), which is never\n"
-      "  whole (zero::deferred_init). With DDP each rank holds 16 bytes a trained\n"
+      "  As built: what a rank had of the fp32 module before initialize(), which is\n"
+      "  never whole (zero::deferred_init). With DDP each rank holds 16 bytes a trained\n"
       "  parameter ({}) and buckets.\n",
       ddp[MemoryKind::kMaster].current_nbytes > 0 ? "2 bf16 weight, 2 gradient, 4 fp32 master, 8 Adam"
                                                   : "4 fp32 weight, 4 gradient, 8 Adam");

@@ -135,8 +135,8 @@ std::string describe(const OpenedModel& model) {
       model.is_run() ? fmt::format("after {} steps: {}", with_commas(model.steps), short_path(model.checkpoint))
                      : short_path(plan.init_from) +
                            (model.adapters.empty() ? "" : " with the adapters of " + short_path(model.adapters));
-  return fmt::format("model      {}: {} parameters, {}; {}\n", plan.preset,
-                     human_count(static_cast<double>(plan.parameters_numel)), model.dtype, weights);
+  return hanging("model", fmt::format("{}: {} parameters, {}; {}", plan.preset,
+                                      human_count(static_cast<double>(plan.parameters_numel)), model.dtype, weights));
 }
 
 std::string to_json(const OpenedModel& model) {

@@ -92,7 +92,7 @@ std::string seconds_text(double seconds) {
 std::string head_text(const PlanResult& result) {
   const auto& model = result.request.model;
   const plan::Plan& plan = result.plans.front();
-  std::string text = fmt::format("model      {}: {} parameters", model.name, with_commas(plan.parameters_numel));
+  std::string text = fmt::format("{}: {} parameters", model.name, with_commas(plan.parameters_numel));
   if (const auto& t = model.transformer) {
     text += fmt::format(" in {} layers of width {}, {} heads, vocabulary {}", t->layers, t->dim, t->heads, t->vocab);
   } else {
@@ -102,12 +102,11 @@ std::string head_text(const PlanResult& result) {
     return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
   };
   const std::string gpus = result.request.cluster.gpus ? count(plan.ranks, "GPU") + " of " : "";
-  text += fmt::format("\nrun        {} on {}{}, {}, micro-batch {}", count(plan.ranks, "rank"), gpus,
-                      count(plan.nodes, "host"), dtype_name(plan.param_dtype), plan.micro_batch);
-  if (model.transformer) text += fmt::format(" of {} tokens", with_commas(model.transformer->seq));
-  if (result.request.seq_of_file) text += " (the file's longest; --seq N for fewer)";
-  text += fmt::format(", accumulation {}\n", plan.accumulation_steps);
-  return text;
+  std::string run = fmt::format("{} on {}{}, {}, micro-batch {}", count(plan.ranks, "rank"), gpus,
+                                count(plan.nodes, "host"), dtype_name(plan.param_dtype), plan.micro_batch);
+  if (model.transformer) run += fmt::format(" of {} tokens", with_commas(model.transformer->seq));
+  if (result.request.seq_of_file) run += " (the file's longest; --seq N for fewer)";
+  return hanging("model", text) + hanging("run", run + fmt::format(", accumulation {}", plan.accumulation_steps));
 }
 
 /// What the configuration asks for, and the model does not use.

@@ -25,11 +25,11 @@ constexpr Unit kRates[] = {{"mbit/s", 1e6 / 8}, {"gbit/s", 1e9 / 8},  {"mbps", 1
                            {"gbps", 1e9 / 8},   {"tbit/s", 1e12 / 8}, {"mb/s", 1e6},
                            {"gb/s", 1e9},       {"tb/s", 1e12},       {"gib/s", kGi}};
 
-/// The number times its unit; negative when `text` is neither.
+/// The number times its unit, infinite where it is beyond a double; negative when `text` is neither.
 double parse(const std::string& text, std::span<const Unit> units) {
   char* rest = nullptr;
   const double number = std::strtod(text.c_str(), &rest);
-  if (rest == text.c_str() || !std::isfinite(number)) return -1;
+  if (rest == text.c_str() || std::isnan(number)) return -1;
   while (*rest == ' ') ++rest;
   std::string name(rest);
   for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -44,6 +44,7 @@ std::int64_t whole(const std::string& option, const std::string& text, std::span
   constexpr double kMost = 9e18;
   const double value = parse(text, units);
   if (value >= 0 && value < kMost) return std::llround(value);
+  if (value >= kMost) throw ConfigError(fmt::format("{}: {} is too much; the most is 9e18", option, text));
   throw ConfigError(fmt::format("{}: got '{}', want {}", option, text, wanted));
 }
 
@@ -59,7 +60,7 @@ std::int64_t parse_nbytes(const std::string& option, const std::string& text) {
 
 double parse_bandwidth(const std::string& option, const std::string& text) {
   const double rate = parse(text, kRates);
-  if (rate > 0) return rate;
+  if (rate > 0 && std::isfinite(rate)) return rate;
   throw ConfigError(fmt::format("{}: got '{}', want a rate such as 100Gbit/s or 12.5GB/s", option, text));
 }
 

@@ -86,6 +86,25 @@ std::string printable(const std::string& text) {
   return result;
 }
 
+std::string hanging(const std::string& label, const std::string& text) {
+  constexpr std::size_t kColumns = 80, kIndent = 11;
+  std::string all, line = fmt::format("{:<{}}", label, kIndent);
+  bool is_begun = false;  // the line has a word
+  for (std::size_t from = 0; from < text.size();) {
+    const std::size_t end = std::min(text.find(' ', from), text.size());
+    const std::string word = text.substr(from, end - from);
+    if (is_begun && line.size() + 1 + word.size() > kColumns) {
+      all += line + '\n';
+      line = std::string(kIndent, ' ');
+      is_begun = false;
+    }
+    line += (is_begun ? " " : "") + word;
+    is_begun = true;
+    from = end + 1;
+  }
+  return all + line + '\n';
+}
+
 std::string program_name() {
   std::error_code error;
   const fs::path mine = fs::read_symlink("/proc/self/exe", error);

@@ -17,6 +17,9 @@ std::string duration(double seconds);
 double to_bits(double nats);
 /// `text` with control characters and bytes that are no UTF-8 replaced by '?'; line ends and tabs stay.
 std::string printable(const std::string& text);
+/// A line of a label and what is said of it, ended, broken at spaces where it is longer than 80 columns; what goes over
+/// stands below what is said: hanging("model", "gpt-11m: ...").
+std::string hanging(const std::string& label, const std::string& text);
 /// How this program is called from here: "zero" where that finds it in PATH, else its path.
 std::string program_name();
 /// `path` as an argument that a shell takes as it is.

@@ -58,13 +58,14 @@ std::string describe_training(const TrainPlan& plan, const Config& config, int r
           : "";
   const std::string clipping =
       config.gradient_clipping > 0 ? fmt::format(", clipping at {:g}", config.gradient_clipping) : "";
-  return fmt::format(
-             "training   {} steps of {} sequences ({} rank{} x micro-batch {} x accumulation {}),\n"
-             "           {} tokens{}; {}, ZeRO stage {}, {}, learning rate {:g}{}\n",
-             plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s", config.train_micro_batch_size_per_gpu,
-             config.gradient_accumulation_steps, human_count(static_cast<double>(tokens)), epochs,
-             dtype_name(config.param_dtype()), config.zero_optimization.stage, config.optimizer.type,
-             config.optimizer.lr, clipping) +
+  return hanging(
+             "training",
+             fmt::format("{} steps of {} sequences ({} rank{} x micro-batch {} x accumulation {}), {} tokens{}; {}, "
+                         "ZeRO stage {}, {}, learning rate {:g}{}",
+                         plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s",
+                         config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
+                         human_count(static_cast<double>(tokens)), epochs, dtype_name(config.param_dtype()),
+                         config.zero_optimization.stage, config.optimizer.type, config.optimizer.lr, clipping)) +
          (plan.separator < 0
               ? ""
               : fmt::format("           documents, which token {} separates, do not see each other\n", plan.separator));
@@ -353,9 +354,10 @@ std::string describe_model(const TrainPlan& plan) {
   const GPTOptions preset = gpt_preset(plan.preset);
   const bool as_is =
       preset.layers == plan.layers && preset.dim == plan.dim && preset.heads == plan.heads && preset.seq == plan.seq;
-  return fmt::format("model      {}{}: {} parameters in {} layers of width {}, {} heads, context of {} bytes\n",
-                     plan.preset, as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)),
-                     plan.layers, plan.dim, plan.heads, plan.seq);
+  return hanging("model",
+                 fmt::format("{}{}: {} parameters in {} layers of width {}, {} heads, context of {} bytes", plan.preset,
+                             as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)),
+                             plan.layers, plan.dim, plan.heads, plan.seq));
 }
 
 std::string tokenizer_of(const TrainPlan& plan) {
@@ -665,8 +667,9 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
                               found.recorded_steps));
   } else if (plan.goes_on && plan.steps > steps_before && plan.config.find("total_num_steps") != std::string::npos) {
     console.print(
-        fmt::format("resume     the schedule was made for {} steps: from there on the learning rate stays at its end\n",
-                    steps_before));
+        hanging("resume", fmt::format("the schedule was made for {} steps: from there on the learning rate stays at "
+                                      "its end",
+                                      steps_before)));
   }
   return plan;
 }

@@ -32,9 +32,11 @@ void print_start(const Console& console, const TrainPlan& plan, const Engine& en
   const auto after = gather_memory(group, engine.memory_report());
   const int stage = engine.config().zero_optimization.stage;
   const auto& config = engine.config();
-  console.print(fmt::format("ranks      {} ({}), {} thread{} each, on {}; ready after {}\n\n", group.size(),
-                            group.backend(), at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s",
-                            describe_device(engine.device(), group.size()), duration(seconds)));
+  const int threads = at::get_num_threads();
+  console.print(hanging("ranks", fmt::format("{} ({}), {} thread{} each, on {}; ready after {}", group.size(),
+                                             group.backend(), threads, threads == 1 ? "" : "s",
+                                             describe_device(engine.device(), group.size()), duration(seconds))) +
+                "\n");
   if (!engine.device().is_cpu()) {
     for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
   }

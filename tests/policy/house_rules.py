@@ -147,6 +147,8 @@ def check_tests_are_registered():
         name = str(path.relative_to(ROOT / "tests"))
         if name.endswith("_test.cpp") and name not in registered and path.name not in registered:
             problem(path, 1, "not registered in tests/CMakeLists.txt")
+        if name.endswith("_test.cpp") and not re.search(rf"^namespace zero(::\w+)*::{path.stem} {{$", path.read_text(), re.M):
+            problem(path, 1, f"its namespace does not end in ::{path.stem}; it may be compiled with other files of tests")
 
 
 def check_flags_are_documented():
