@@ -38,7 +38,7 @@ void train(Engine& engine, OddModel& model, Group group, const ResumePlace& plac
 
 }  // namespace
 
-std::uint64_t hash_of(Engine& engine) {
+std::uint64_t resume_hash_of(Engine& engine) {
   std::uint64_t hash = 1469598103934665603ull;
   for (const auto& item : engine.module().named_parameters()) {
     hash_tensor(hash, engine.full_weight(item.key()));
@@ -99,7 +99,7 @@ Trajectory train_and_save(const ResumePlace& place, Group group, std::int64_t en
     engine.save_checkpoint(folder, tag, fmt::format(R"({{"end": {}}})", end), options);
     engine.wait_checkpoint();
   }
-  trajectory.final_hash = hash_of(engine);
+  trajectory.final_hash = resume_hash_of(engine);
   return trajectory;
 }
 
@@ -112,7 +112,7 @@ Trajectory load_and_train(const ResumePlace& place, Group group, const std::stri
   engine.load_checkpoint(folder, tag, options);
   Trajectory trajectory;
   train(engine, model, group, place, place.steps * place.window, trajectory);
-  trajectory.final_hash = hash_of(engine);
+  trajectory.final_hash = resume_hash_of(engine);
   return trajectory;
 }
 

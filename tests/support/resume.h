@@ -43,7 +43,7 @@ Trajectory load_and_train(const ResumePlace& place, Group group, const std::stri
                           const LoadOptions& options = {});
 
 /// Of all full weights and optimizer states. *Collective.*
-std::uint64_t hash_of(Engine& engine);
+std::uint64_t resume_hash_of(Engine& engine);
 
 /// The JSON of a place.
 std::string resume_json(const ResumePlace& place);
