@@ -11,6 +11,7 @@
 #include "doubles/faulty_files.h"
 #include "doubles/memory_files.h"
 #include "engine/checkpoints.h"
+#include "support/engine_hash.h"
 #include "support/errors.h"
 #include "support/odd_model.h"
 #include "support/resume.h"
@@ -46,7 +47,7 @@ class EngineCrash : public ::testing::Test {
   void SetUp() override {
     for (int step = 1; step <= 4; ++step) {
       train(other_);
-      hashes_[step] = resume_hash_of(other_);
+      hashes_[step] = hash_of(other_);
     }
     engine::use_files(saving_.impl(), with_step_1_);
     train(saving_);
@@ -63,9 +64,9 @@ class EngineCrash : public ::testing::Test {
   int expect_sound(io::FileSystem& files, const std::string& where, const LoadOptions& options = {}) {
     engine::use_files(other_.impl(), files);
     const auto step = static_cast<int>(other_.load_checkpoint("ckpt", "", options).global_steps);
-    EXPECT_EQ(resume_hash_of(other_), hashes_[step]) << where;
+    EXPECT_EQ(hash_of(other_), hashes_[step]) << where;
     train(other_);
-    EXPECT_EQ(resume_hash_of(other_), hashes_[step + 1]) << where;
+    EXPECT_EQ(hash_of(other_), hashes_[step + 1]) << where;
     return step;
   }
 

@@ -14,6 +14,7 @@
 
 #include "doubles/faulty_files.h"
 #include "engine/checkpoints.h"
+#include "support/engine_hash.h"
 #include "support/errors.h"
 #include "support/odd_model.h"
 #include "support/resume.h"
@@ -68,7 +69,7 @@ TEST_F(CheckpointSave, ASecondOneWaitsOrIsRefusedAndStagingIsReused) {
     train(engine);
     const auto staging = [&] { return engine.memory_report()[MemoryKind::kStaging].current_nbytes; };
     EXPECT_EQ(staging(), 0);
-    const auto first = resume_hash_of(engine);
+    const auto first = hash_of(engine);
     files.hold();
     engine.save_checkpoint(folder, "one", "{}", {.async = true});
     // Half of the weights and of both moments.
@@ -80,7 +81,7 @@ TEST_F(CheckpointSave, ASecondOneWaitsOrIsRefusedAndStagingIsReused) {
     // Training goes on while nothing is there yet.
     train(engine, 2);
     EXPECT_FALSE(is_there("one"));
-    const auto third = resume_hash_of(engine);
+    const auto third = hash_of(engine);
     const std::string refused =
         error_of([&] { engine.save_checkpoint(folder, "two", "{}", {.async = true, .refuse_when_busy = true}); });
     EXPECT_TRUE(mentions(refused, "saving the checkpoint 'one'") && mentions(refused, "still under way") &&
@@ -107,9 +108,9 @@ TEST_F(CheckpointSave, ASecondOneWaitsOrIsRefusedAndStagingIsReused) {
     // Each has the values of its moment.
     auto other = deep_engine(group);
     EXPECT_EQ(other.load_checkpoint(folder, "one").global_steps, 1);
-    EXPECT_EQ(resume_hash_of(other), first);
+    EXPECT_EQ(hash_of(other), first);
     EXPECT_EQ(other.load_checkpoint(folder, "two").global_steps, 3);
-    EXPECT_EQ(resume_hash_of(other), third);
+    EXPECT_EQ(hash_of(other), third);
   }));
 }
 
@@ -212,9 +213,9 @@ TEST_F(CheckpointSave, TrainingGoesOnAfterEveryFailure) {
     // Not one of them left a trace in the run.
     auto other = deep_engine(group);
     train(other, static_cast<int>(engine.global_steps()));
-    EXPECT_EQ(resume_hash_of(other), resume_hash_of(engine));
+    EXPECT_EQ(hash_of(other), hash_of(engine));
     other.load_checkpoint(folder);
-    EXPECT_EQ(resume_hash_of(other), resume_hash_of(engine));
+    EXPECT_EQ(hash_of(other), hash_of(engine));
   }));
 }
 

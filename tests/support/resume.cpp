@@ -6,19 +6,12 @@
 
 #include <bit>
 
+#include "support/engine_hash.h"
 #include "support/odd_model.h"
 #include "zero/zero.h"
 
 namespace zero::testing {
 namespace {
-
-void hash_tensor(std::uint64_t& hash, const at::Tensor& tensor) {
-  const at::Tensor flat = tensor.contiguous();
-  const auto* values = flat.const_data_ptr<float>();
-  for (std::int64_t i = 0; i < flat.numel(); ++i) {
-    hash = (hash ^ std::bit_cast<std::uint32_t>(values[i])) * 1099511628211ull;
-  }
-}
 
 void train(Engine& engine, OddModel& model, Group group, const ResumePlace& place, std::int64_t end,
            Trajectory& trajectory) {
@@ -37,17 +30,6 @@ void train(Engine& engine, OddModel& model, Group group, const ResumePlace& plac
 }
 
 }  // namespace
-
-std::uint64_t resume_hash_of(Engine& engine) {
-  std::uint64_t hash = 1469598103934665603ull;
-  for (const auto& item : engine.module().named_parameters()) {
-    hash_tensor(hash, engine.full_weight(item.key()));
-    if (!item.value().requires_grad()) continue;
-    hash_tensor(hash, engine.full_optimizer_state(item.key(), "exp_avg"));
-    hash_tensor(hash, engine.full_optimizer_state(item.key(), "exp_avg_sq"));
-  }
-  return hash;
-}
 
 std::string ResumePlace::name() const {
   return fmt::format("{} rank{} stage {} {} {}", ranks, ranks == 1 ? "" : "s", stage,
@@ -99,7 +81,7 @@ Trajectory train_and_save(const ResumePlace& place, Group group, std::int64_t en
     engine.save_checkpoint(folder, tag, fmt::format(R"({{"end": {}}})", end), options);
     engine.wait_checkpoint();
   }
-  trajectory.final_hash = resume_hash_of(engine);
+  trajectory.final_hash = hash_of(engine);
   return trajectory;
 }
 
@@ -112,7 +94,7 @@ Trajectory load_and_train(const ResumePlace& place, Group group, const std::stri
   engine.load_checkpoint(folder, tag, options);
   Trajectory trajectory;
   train(engine, model, group, place, place.steps * place.window, trajectory);
-  trajectory.final_hash = resume_hash_of(engine);
+  trajectory.final_hash = hash_of(engine);
   return trajectory;
 }
 

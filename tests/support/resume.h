@@ -42,9 +42,6 @@ Trajectory train_and_save(const ResumePlace& place, Group group, std::int64_t en
 Trajectory load_and_train(const ResumePlace& place, Group group, const std::string& folder, const std::string& tag,
                           const LoadOptions& options = {});
 
-/// Of all full weights and optimizer states. *Collective.*
-std::uint64_t resume_hash_of(Engine& engine);
-
 /// The JSON of a place.
 std::string resume_json(const ResumePlace& place);
 
