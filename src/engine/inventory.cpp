@@ -18,9 +18,9 @@
 namespace zero::engine {
 namespace {
 
-class Collector {
+class InventoryCollector {
  public:
-  explicit Collector(Inventory& inventory) : inventory_(inventory) {}
+  explicit InventoryCollector(Inventory& inventory) : inventory_(inventory) {}
 
   void add(const ModelView::Parameter& item) {
     if (!item.tensor.defined()) return;  // register_parameter with an empty tensor: an absent bias
@@ -84,7 +84,7 @@ layout::ModuleNode tree_of(const ModelView& model, const Inventory& inventory) {
   return layout::module_tree(names);
 }
 
-std::string describe(const Inventory& inventory) {
+std::string described_to_agree(const Inventory& inventory) {
   std::string text;
   const auto add = [&](const char* what, const Inventory::Named& item) {
     text += fmt::format("{} '{}' {} [{}]{}\n", what, item.name, c10::toString(item.tensor.scalar_type()),
@@ -124,7 +124,7 @@ bool name_matches(std::string_view pattern, std::string_view name) {
 
 Inventory take_inventory(const ModelView& model) {
   Inventory inventory;
-  Collector collector(inventory);
+  InventoryCollector collector(inventory);
   for (const auto& item : model.parameters) collector.add(item);
   for (const auto& item : model.buffers) collector.add(item);
   inventory.tree = tree_of(model, inventory);
@@ -270,7 +270,7 @@ void throw_module_changed(const Inventory& before, const ModelView& model) {
 }
 
 void check_agreement(const Inventory& inventory, Group& group) {
-  if (auto difference = first_difference(describe(inventory), group, "model")) {
+  if (auto difference = first_difference(described_to_agree(inventory), group, "model")) {
     throw ModelError(
         fmt::format("the ranks have different models: {}; build the same module with the same options on "
                     "every rank",

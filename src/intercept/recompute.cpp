@@ -162,7 +162,7 @@ class EndOfGraph {
 };
 
 /// An input inside a part: has a graph, as outside, and may be changed in place.
-struct Entry : torch::autograd::Function<Entry> {
+struct GraphEntry : torch::autograd::Function<GraphEntry> {
   static at::Tensor forward(AutogradContext*, const at::Tensor& x) { return x.variable_data(); }
   static variable_list backward(AutogradContext*, const variable_list& gradients) { return gradients; }
 };
@@ -234,7 +234,7 @@ Arguments arguments_of(const Tensors& inputs, const std::vector<bool>& with_grap
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (with_graphs[i]) {
       made.leaves[i] = inputs[i].detach().requires_grad_(true);
-      made.tensors[i] = Entry::apply(made.leaves[i]);
+      made.tensors[i] = GraphEntry::apply(made.leaves[i]);
     }
     made.versions.push_back(version_of(made.tensors[i]));
   }

@@ -117,15 +117,15 @@ std::map<std::string, std::string> adapter_names(const CausalLM& model, std::vec
 }
 
 /// Of adapter_config.json: what says how, and is of no effect on what comes out.
-const std::set<std::string_view> kWithoutEffect = {"auto_mapping",       "base_model_name_or_path",
-                                                   "inference_mode",     "megatron_config",
-                                                   "megatron_core",      "peft_version",
-                                                   "runtime_config",     "revision",
-                                                   "task_type",          "fan_in_fan_out",
-                                                   "layers_pattern",     "loftq_config",
-                                                   "eva_config",         "corda_config",
-                                                   "lora_ga_config",     "qalora_group_size",
-                                                   "ensure_weight_tying"};
+const std::set<std::string_view> kLoraWithoutEffect = {"auto_mapping",       "base_model_name_or_path",
+                                                       "inference_mode",     "megatron_config",
+                                                       "megatron_core",      "peft_version",
+                                                       "runtime_config",     "revision",
+                                                       "task_type",          "fan_in_fan_out",
+                                                       "layers_pattern",     "loftq_config",
+                                                       "eva_config",         "corda_config",
+                                                       "lora_ga_config",     "qalora_group_size",
+                                                       "ensure_weight_tying"};
 constexpr const char* kRead[] = {"peft_type",      "r",    "lora_alpha",       "lora_dropout", "use_rslora",
                                  "target_modules", "bias", "init_lora_weights"};
 
@@ -167,7 +167,7 @@ LoraOptions parse_lora(const std::string& text, const std::string& where) {
   if (json.value("peft_type", ordered_json()) != "LORA")
     refuse(fmt::format("'peft_type' is {}: only \"LORA\" is built", json.value("peft_type", ordered_json()).dump()));
   for (const auto& [key, value] : json.items()) {
-    const bool is_known = kWithoutEffect.contains(key) || std::ranges::find(kRead, key) != std::end(kRead);
+    const bool is_known = kLoraWithoutEffect.contains(key) || std::ranges::find(kRead, key) != std::end(kRead);
     if (!is_known && !says_nothing(value)) refuse(fmt::format("'{}' is {}, which is not built", key, value.dump()));
   }
   if (const auto bias = json.value("bias", ordered_json("none")); bias != "none")
