@@ -200,9 +200,8 @@ int inspect(const CkptArguments& arguments) {
   if (arguments.json) return say_json(to_json(found));
   const auto& summary = found.summary;
   say(fmt::format("checkpoint  {}  ({})", summary.tag, summary.folder));
-  say(fmt::format("saved       {}, step {}, by {} rank{}, {} files, {}", when(summary.created_unix_ns),
-                  summary.global_steps, summary.world_size, summary.world_size == 1 ? "" : "s", summary.files,
-                  human_nbytes(summary.nbytes)));
+  say(fmt::format("saved       {}, step {}, by {}, {}, {}", when(summary.created_unix_ns), summary.global_steps,
+                  counted(summary.world_size, "rank"), counted(summary.files, "file"), human_nbytes(summary.nbytes)));
   say(fmt::format("parameters  {}", with_commas(summary.parameters)));
   say_members("versions", found.versions);
   say_members("state", found.state);

@@ -41,10 +41,6 @@ std::string row(std::string_view subject, const std::string& text) {
   return result + "\n";
 }
 
-std::string counted(std::int64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", with_commas(count), what, count == 1 ? "" : "s");
-}
-
 /// "lr 0.001, betas [0.9,0.999]", in the order of the schema.
 std::string parameters_text(const Json& section) {
   std::string text;

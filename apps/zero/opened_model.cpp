@@ -132,7 +132,7 @@ OpenedModel open_model(const ModelArguments& arguments) {
 std::string describe(const OpenedModel& model) {
   const TrainPlan& plan = model.plan;
   const std::string weights =
-      model.is_run() ? fmt::format("after {} steps: {}", with_commas(model.steps), short_path(model.checkpoint))
+      model.is_run() ? fmt::format("after {}: {}", counted(model.steps, "step"), short_path(model.checkpoint))
                      : short_path(plan.init_from) +
                            (model.adapters.empty() ? "" : " with the adapters of " + short_path(model.adapters));
   return hanging("model", fmt::format("{}: {} parameters, {}; {}", plan.preset,

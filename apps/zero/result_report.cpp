@@ -46,16 +46,17 @@ std::string describe_validation(const TrainPlan& plan, const RunResult& result) 
   if (result.steps_done == 0 && !result.last_validation) return "";
   std::string text;
   if (!result.last_validation || result.last_validation_step < result.steps_done) {
-    text =
-        fmt::format("result     training loss (average) {} after {} steps,\n           {}\n",
-                    nats_text(plan, result.last_loss, 3), result.steps_done, beside_baseline(plan, result.last_loss));
+    text = fmt::format("result     training loss (average) {} after {},\n           {}\n",
+                       nats_text(plan, result.last_loss, 3), counted(result.steps_done, "step"),
+                       beside_baseline(plan, result.last_loss));
   }
   if (!result.last_validation || (result.last_validation_step == 0 && result.steps_done > 0)) return text;
   const double nats = *result.last_validation;
   const std::string baseline = plan.token_nbytes > 1 ? "" : fmt::format(" of {:.3f} nats", plan.baseline_nats);
-  return text + fmt::format("{:<10} validation loss {} after {} steps,\n           {}{}; it was {:.3f} before step 1\n",
-                            text.empty() ? "result" : "", nats_text(plan, nats, 3), result.last_validation_step,
-                            beside_baseline(plan, nats), baseline, *result.first_validation);
+  return text + fmt::format("{:<10} validation loss {} after {},\n           {}{}; it was {:.3f} before step 1\n",
+                            text.empty() ? "result" : "", nats_text(plan, nats, 3),
+                            counted(result.last_validation_step, "step"), beside_baseline(plan, nats), baseline,
+                            *result.first_validation);
 }
 
 std::string describe_times_briefly(const RunResult& result) {
@@ -237,15 +238,15 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
     const std::int64_t kept = result.best_checkpoint_step();
     const std::string other =
         kept == result.best_validation_step ? "" : fmt::format("           not kept; here is that of step {}:\n", kept);
-    text += fmt::format("best       validation loss {} after {} steps:\n{}           {}\n",
-                        nats_text(plan, *result.best_validation, 3), result.best_validation_step, other,
-                        short_path(result.best_checkpoint));
+    text += fmt::format("best       validation loss {} after {}:\n{}           {}\n",
+                        nats_text(plan, *result.best_validation, 3), counted(result.best_validation_step, "step"),
+                        other, short_path(result.best_checkpoint));
   }
   if (result.steps_done > 0) {
     const std::string here =
         result.steps_here < result.steps_done ? fmt::format("; this time {}", result.steps_here) : "";
-    text += fmt::format("speed      {} tokens/s; {} steps in {}{}, all in {}\n",
-                        with_commas(std::llround(tokens_per_s(result))), result.steps_done,
+    text += fmt::format("speed      {} tokens/s; {} in {}{}, all in {}\n",
+                        with_commas(std::llround(tokens_per_s(result))), counted(result.steps_done, "step"),
                         duration(result.training_seconds), here, duration(result.total_seconds));
     if (result.steps_here > 0) {
       text += plan.verbose ? describe_times(result) + describe_traffic(result) : describe_times_briefly(result);
@@ -253,7 +254,7 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
     }
   }
   if (result.skipped_steps > 0) {
-    text += fmt::format("           {} steps were skipped: the gradient was not finite\n", result.skipped_steps);
+    text += fmt::format("           {} skipped: the gradient was not finite\n", counted(result.skipped_steps, "step"));
   }
   text += fmt::format("memory     {} on this host for {} at the end (PSS)\n", human_nbytes(result.host_nbytes),
                       result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
@@ -285,12 +286,12 @@ std::string describe_result_briefly(const TrainPlan& plan, const RunResult& resu
           ? fmt::format("validation loss {:.4f} nats per {} ({:.0f} % of unigram)", *result.last_validation,
                         token_name(plan), 100 * *result.last_validation / plan.baseline_nats)
           : fmt::format("training loss {:.4f} nats per {}", result.last_loss, token_name(plan));
-  return fmt::format("{}{} steps, {}, {} tokens/s, {}: {}\n",
+  return fmt::format("{}{}, {}, {} tokens/s, {}: {}\n",
                      result.diverged           ? "diverged: "
                      : result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal))
                      : result.time_is_up       ? "stopped by --max-minutes: "
                                                : "",
-                     result.steps_done, loss, with_commas(std::llround(tokens_per_s(result))),
+                     counted(result.steps_done, "step"), loss, with_commas(std::llround(tokens_per_s(result))),
                      duration(result.total_seconds), folder_name(plan));
 }
 

@@ -47,6 +47,10 @@ std::string with_commas(std::int64_t value) {
   return text;
 }
 
+std::string counted(std::int64_t count, const std::string& what) {
+  return with_commas(count) + " " + what + (count == 1 ? "" : "s");
+}
+
 std::string human_count(double count) {
   if (count >= 1e9) return fmt::format("{:.2f} B", count / 1e9);
   if (count >= 1e6) return fmt::format("{:.1f} M", count / 1e6);

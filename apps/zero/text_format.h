@@ -7,6 +7,8 @@ namespace zero::app {
 
 /// 1234567 -> "1,234,567".
 std::string with_commas(std::int64_t value);
+/// "1 step", "1,200 steps".
+std::string counted(std::int64_t count, const std::string& what);
 /// A count with a unit: "14.5 M", "7.50 B", "820".
 std::string human_count(double count);
 /// Seconds on a clock: "0:48", "1:02:03".

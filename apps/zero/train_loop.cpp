@@ -110,7 +110,8 @@ void TrainLoop::resume() {
     console_.print("resume     no checkpoint yet: from the beginning\n\n");
     return;
   }
-  console_.print(fmt::format("resume     from {} after {} steps\n\n", short_path(report.folder), report.global_steps));
+  console_.print(
+      fmt::format("resume     from {} after {}\n\n", short_path(report.folder), counted(report.global_steps, "step")));
   restore(nlohmann::json::parse(report.client_state));
 }
 

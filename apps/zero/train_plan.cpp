@@ -58,14 +58,13 @@ std::string describe_training(const TrainPlan& plan, const Config& config, int r
           : "";
   const std::string clipping =
       config.gradient_clipping > 0 ? fmt::format(", clipping at {:g}", config.gradient_clipping) : "";
-  return hanging(
-             "training",
-             fmt::format("{} steps of {} sequences ({} rank{} x micro-batch {} x accumulation {}), {} tokens{}; {}, "
-                         "ZeRO stage {}, {}, learning rate {:g}{}",
-                         plan.steps, config.train_batch_size, ranks, ranks == 1 ? "" : "s",
-                         config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
-                         human_count(static_cast<double>(tokens)), epochs, dtype_name(config.param_dtype()),
-                         config.zero_optimization.stage, config.optimizer.type, config.optimizer.lr, clipping)) +
+  return hanging("training", fmt::format("{} of {} ({} x micro-batch {} x accumulation {}), {} tokens{}; {}, "
+                                         "ZeRO stage {}, {}, learning rate {:g}{}",
+                                         counted(plan.steps, "step"), counted(config.train_batch_size, "sequence"),
+                                         counted(ranks, "rank"), config.train_micro_batch_size_per_gpu,
+                                         config.gradient_accumulation_steps, human_count(static_cast<double>(tokens)),
+                                         epochs, dtype_name(config.param_dtype()), config.zero_optimization.stage,
+                                         config.optimizer.type, config.optimizer.lr, clipping)) +
          (plan.separator < 0
               ? ""
               : fmt::format("           documents, which token {} separates, do not see each other\n", plan.separator));
@@ -340,16 +339,16 @@ std::string describe_model(const TrainPlan& plan) {
     const std::string adapters =
         plan.lora.empty()
             ? ""
-            : fmt::format(", and adapters of rank {}:\n           {} parameters that are trained",
+            : fmt::format(", and adapters of rank {}: {} parameters that are trained",
                           models::parse_lora(plan.lora).rank, human_count(static_cast<double>(plan.trained_numel)));
     const std::string weights = plan.init_from.empty()
                                     ? "random weights"
                                     : fmt::format("weights of {}{}", short_path(plan.init_from), adapters);
-    return fmt::format(
-        "model      {}: {} parameters in {} layers of width {}, {} heads, vocabulary of {},\n"
-        "           sequences of {} tokens; {}\n",
-        models::family_name(config.family), human_count(static_cast<double>(plan.parameters_numel)), config.layers,
-        config.dim, config.heads, with_commas(config.vocab), plan.seq, weights);
+    return hanging("model", fmt::format("{}: {} parameters in {} layers of width {}, {} heads, vocabulary of {}, "
+                                        "sequences of {} tokens; {}",
+                                        models::family_name(config.family),
+                                        human_count(static_cast<double>(plan.parameters_numel)), config.layers,
+                                        config.dim, config.heads, with_commas(config.vocab), plan.seq, weights));
   }
   const GPTOptions preset = gpt_preset(plan.preset);
   const bool as_is =
@@ -663,13 +662,13 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
         "           run is trained with. --config FILE of a new run takes another one\n");
   }
   if (plan.goes_on && found.recorded_steps >= plan.steps) {
-    console.print(fmt::format("resume     the run has its {} steps already; --steps N, more than that, goes on\n",
-                              found.recorded_steps));
+    console.print(fmt::format("resume     the run has its {} already; --steps N, more than that, goes on\n",
+                              counted(found.recorded_steps, "step")));
   } else if (plan.goes_on && plan.steps > steps_before && plan.config.find("total_num_steps") != std::string::npos) {
     console.print(
-        hanging("resume", fmt::format("the schedule was made for {} steps: from there on the learning rate stays at "
+        hanging("resume", fmt::format("the schedule was made for {}: from there on the learning rate stays at "
                                       "its end",
-                                      steps_before)));
+                                      counted(steps_before, "step"))));
   }
   return plan;
 }

@@ -199,7 +199,8 @@ MemoryReport engine_memory(const ModelShape& model, const Config& config, int wo
 /// timing.
 bool buckets_are_bound(const Config& config, int world_size, bool gpus = false);
 
-/// True when the copying store chooses its prefetch distance from measured times, which it does not on GPUs.
+/// True when the copying store chooses its prefetch distance from measured times, which it does not where
+/// NCCL gathers.
 bool gather_is_bound(const Config& config, int world_size, bool gpus = false);
 
 /// Elements each rank receives in one optimizer step, mean over ranks (see zero/report.h).

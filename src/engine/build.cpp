@@ -206,15 +206,13 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     impl.model.hosts = find_hosts(impl.group);
     impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.timeline);
   } else {
-    const bool on_accelerator = !impl.model.module_device.is_cpu();  // where copies take the time, not gathers
-    sharding::CopyingStoreOptions options{
-        .resident = laid.resident,
-        .max_live_numel = zero.stage3_max_live_parameters,
-        .max_reuse_numel = zero.stage3_max_reuse_distance,
-        .prefetch_numel = laid.prefetch_numel,
-        .measured_prefetch = impl.config.zerotorch.measured_prefetch && !on_accelerator,
-        .publish_bucket_numel = zero.allgather_bucket_size,
-        .updates_in_backward = laid.step_in_backward};
+    sharding::CopyingStoreOptions options{.resident = laid.resident,
+                                          .max_live_numel = zero.stage3_max_live_parameters,
+                                          .max_reuse_numel = zero.stage3_max_reuse_distance,
+                                          .prefetch_numel = laid.prefetch_numel,
+                                          .measured_prefetch = impl.config.zerotorch.measured_prefetch,
+                                          .publish_bucket_numel = zero.allgather_bucket_size,
+                                          .updates_in_backward = laid.step_in_backward};
     options.shares_shards = laid.copies_units;
     if (laid.parameters_on_disk) {
       options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);

@@ -302,7 +302,10 @@ bool gather_is_bound(const Config& config, int world_size, bool gpus) {
   if (!sharding.parameters) return false;
   // How much of it ranks hold at the same time depends on how far they are apart.
   if (config.zero_optimization.offload_param.device == Device::kNvme) return true;
-  return world_size > 1 && !gpus && config.zero_optimization.overlaps_comm() && config.zerotorch.measured_prefetch &&
+  if (gpus ? config.zerotorch.device_transport == Config::Zerotorch::DeviceTransport::kNccl : world_size == 1) {
+    return false;
+  }
+  return config.zero_optimization.overlaps_comm() && config.zerotorch.measured_prefetch &&
          config.zero_optimization.stage3_prefetch_bucket_size > 0;
 }
 

@@ -11,6 +11,7 @@
 #include "layout/gather_schedule.h"
 #include "layout/prefetch_window.h"
 #include "storage/device_stream.h"
+#include "zero/device_times.h"
 #include "zero/device_units.h"
 #include "zero/parameter_store.h"
 #include "zero/shard_home.h"
@@ -64,6 +65,9 @@ class CopyingStore final : public ParameterStore {
     if (model.module_is_elsewhere() || options_.shares_shards) on_device_.emplace(model_, ledger);
     gathers_there_ = home_ && !on_device_ && !model.passes->in_host_memory();
     if (gathers_there_) user_has_read_.emplace(model.device.type());
+    // NCCL's gathers are in the stream of their transport, which is not timed.
+    if (gathers_there_) options_.measured_prefetch = false;
+    if (on_device_ && options_.measured_prefetch) times_on_device_.emplace(model_.module_device.type());
     // One unit ahead, until times have been measured.
     schedule_.set_window(options_.measured_prefetch ? std::min(largest_numel_, options_.prefetch_numel)
                                                     : options_.prefetch_numel);
@@ -201,10 +205,14 @@ class CopyingStore final : public ParameterStore {
     home_->progress();
     const auto before = schedule_.current();
     const auto commands = schedule_.use(index, phase());
-    if (times_of_uses_.measuring() && before != schedule_.current())
-      times_of_uses_.note_use(phase(), base::seconds_now(), timeline_.times.gather);
+    const bool is_timed = before != schedule_.current() && measuring();
+    if (is_timed) begin_timed_use();
     carry_out(commands, /*for_use=*/true);
-    if (on_device_) on_device_->use(index);
+    if (!on_device_) return;
+    on_device_->use(index);
+    if (is_timed) {
+      times_on_device_->begin_compute(storage::current_stream(model_.module_device), on_device_->taken_time(index));
+    }
   }
   void after_use(intercept::ParameterHandle& handle) noexcept override {
     if (!home_) return;
@@ -290,7 +298,13 @@ class CopyingStore final : public ParameterStore {
   void wait_for_gather(int index, bool for_use) {
     Stopwatch watch(timeline_, &StepBreakdown::gather, unit(index).name);
     const double seconds = home_->wait(index);
-    if (for_use && times_of_uses_.measuring()) times_of_uses_.note_gather(unit(index).numel, seconds);
+    if (for_use && measuring()) {
+      if (times_on_device_) {
+        times_on_device_->note_host_gather(seconds);
+      } else {
+        times_of_uses_.note_gather(unit(index).numel, seconds);
+      }
+    }
     if (on_device_ && !home_->always_whole()) upload(index, unit(index).whole());
     attach(index, module_memory(index));
   }
@@ -302,11 +316,21 @@ class CopyingStore final : public ParameterStore {
     home_->drop(index);
   }
 
+  bool measuring() const { return times_on_device_ ? times_on_device_->measuring() : times_of_uses_.measuring(); }
+  void begin_timed_use() {
+    if (times_on_device_) {
+      times_on_device_->begin_use(phase(), storage::current_stream(model_.module_device));
+    } else {
+      times_of_uses_.note_use(phase(), base::seconds_now(), timeline_.times.gather);
+    }
+  }
+
   /// Called at the end of steps: chooses how far to gather ahead from the times of measured ones. *Collective*
   /// where gathers need their counterparts: all ranks choose the farthest that one of them wants.
   void choose_window() {
     if (!options_.measured_prefetch || largest_numel_ == 0 || options_.prefetch_numel == 0) return;
-    auto wanted = times_of_uses_.end_step();
+    auto wanted = times_on_device_ ? times_on_device_->end_step() : times_of_uses_.end_step();
+    if (on_device_) on_device_->time_uploads(measuring() ? &*times_on_device_ : nullptr);
     if (!wanted) return;
     if (!home_->one_sided()) {
       model_.group.all_reduce(&*wanted, 1, DType::kInt64, ReduceOp::kMax, {.label = "prefetch window"}).wait();
@@ -382,7 +406,8 @@ class CopyingStore final : public ParameterStore {
   std::optional<DeviceUnits> on_device_;                ///< if the module is on another device
   std::mutex mutex_;                                    ///< several threads may evaluate
   std::int64_t largest_numel_ = 0;                      ///< of the units that are gathered
-  layout::MeasuredWindow times_of_uses_;
+  layout::MeasuredWindow times_of_uses_;        ///< by the host's clock, where it computes and waits for gathers
+  std::optional<DeviceTimes> times_on_device_;  ///< else
 };
 
 }  // namespace

@@ -54,6 +54,7 @@ void DeviceUnits::take(int unit) {
   Place& place = places_[unit];
   place.memory = pool_.take(model_.units[unit].numel);
   place.users.clear();
+  place.timed.reset();
   Left& left = left_[place.memory];
   for (std::size_t i = 0; i < left.count; ++i) stream_.wait_for(left.users[i].end);
   left.count = 0;
@@ -75,9 +76,16 @@ void DeviceUnits::upload(int unit, Range range, const void* low) {
   Place& place = places_[unit];
   for (const c10::Stream& user : place.users) stream_.wait_for(user);
   place.users.clear();
+  if (times_ && !place.timed) {
+    place.timed.emplace(TimedCopy{times_->make_event(), times_->make_event()});
+    stream_.mark(place.timed->begin);
+  }
   stream_.copy(part(unit, range), model_.view(low, model_.param_dtype, range.numel()));
   if (!place.arrived) place.arrived.emplace(stream_.make_event());
   stream_.mark(*place.arrived);
+  if (!place.timed) return;
+  place.timed->numel += range.numel();
+  stream_.mark(place.timed->end);
 }
 
 void DeviceUnits::use(int unit) {

@@ -10,10 +10,12 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "storage/device_stream.h"
 #include "zero/buffer_pool.h"
+#include "zero/device_times.h"
 #include "zero/sharded_model.h"
 
 namespace zero::sharding {
@@ -34,6 +36,9 @@ class DeviceUnits {
   /// Begins to copy `range` of it from `low`, which has that range, of ShardedModel::device, and must stay as it is
   /// until finish().
   void upload(int unit, Range range, const void* low);
+  /// Uploads are timed from here on, or no longer, with events of `times`: its pair goes with the first who asks.
+  void time_uploads(const DeviceTimes* times) { times_ = times; }
+  std::optional<TimedCopy> taken_time(int unit) { return std::exchange(places_[unit].timed, std::nullopt); }
   /// The caller's current stream may read and write it from here on.
   void use(int unit);
   /// Nobody is given it any more. `host_is_reused`: returns only when nothing reads the host memory of its upload.
@@ -50,6 +55,7 @@ class DeviceUnits {
     storage::FlatBuffer* memory = nullptr;
     std::unique_ptr<storage::FlatBuffer> own;
     std::optional<c10::Event> arrived;
+    std::optional<TimedCopy> timed;
     std::vector<c10::Stream> users;  ///< since it arrived: they wait for that
   };
   /// A stream that has used a buffer, and an event that is over when it has; recorded anew each time.
@@ -72,6 +78,7 @@ class DeviceUnits {
   storage::DeviceStream stream_;
   std::vector<c10::Stream> makers_;  ///< streams in which memory was made
   BufferPool pool_;
+  const DeviceTimes* times_ = nullptr;               ///< while uploads are timed
   std::map<const storage::FlatBuffer*, Left> left_;  ///< of the pool's buffers
   std::vector<Place> places_;                        ///< by unit
 };

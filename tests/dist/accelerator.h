@@ -129,6 +129,7 @@ struct Setting {
   bool writes = false;         ///< the program writes a parameter before each step
   std::string states = "cpu";  ///< where they are
   std::string own = {};        ///< keys of zerotorch
+  bool measured = false;       ///< prefetch by times: a seed does not give the same order again
   std::string offload = {};    ///< of offload_optimizer
   std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
 };
@@ -139,9 +140,10 @@ inline std::string json_of(const Setting& setting) {
     "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 30, "reduce_bucket_size": {},
       "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": 0,
       "offload_optimizer": {{"device": "{}" {}}} {}}},
-    "zerotorch": {{"seed": 4, "unit_numel": 400, "step_in_backward": {} {}}} {}}})",
+    "zerotorch": {{"seed": 4, "unit_numel": 400, "step_in_backward": {}, "measured_prefetch": {} {}}} {}}})",
                      setting.accumulation, setting.optimizer, setting.stage, setting.bucket_numel, setting.live_numel,
-                     setting.states, setting.offload, setting.zero, setting.in_backward, setting.own, setting.more);
+                     setting.states, setting.offload, setting.zero, setting.in_backward, setting.measured, setting.own,
+                     setting.more);
 }
 
 /// Everything that training gives and that does not depend on the number of ranks, as one line: norms, weights, states.

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -28,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "support/simulated_device.h"
 
 namespace zero::testing::simulated {
@@ -160,6 +162,7 @@ struct Queue {
 
 struct Event {
   Point point;
+  std::shared_ptr<double> milliseconds;  // when it was passed last, of one with times
 };
 
 struct Block {
@@ -290,8 +293,8 @@ class Device {
     ++pending_work_;
     put(current(), {.run = std::move(run), .wait = {}, .work = true, .number = ++work_issued_});
   }
-  Point add_mark(int stream) {
-    put(stream, {});
+  Point add_mark(int stream, std::function<void()> when_passed = {}) {
+    put(stream, {.run = std::move(when_passed)});
     return end_of(stream);
   }
   bool left_out(const Wait& wait) {
@@ -629,9 +632,24 @@ class SimGuard final : public c10::impl::DeviceGuardImplInterface {
     device->run_until(ends);
   }
 
-  void record(void** event, const c10::Stream& stream, DeviceIndex, c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& stream, DeviceIndex, c10::EventFlag flag) const override {
     if (*event == nullptr) *event = new Event;
-    static_cast<Event*>(*event)->point = Locked()->add_mark(number_of(stream));
+    auto& the_event = *static_cast<Event*>(*event);
+    std::function<void()> when_passed;
+    if (flag == c10::EventFlag::BACKEND_DEFAULT) {
+      the_event.milliseconds = std::make_shared<double>(-1);
+      when_passed = [at = the_event.milliseconds] { *at = 1e3 * zero::base::seconds_now(); };
+    }
+    the_event.point = Locked()->add_mark(number_of(stream), std::move(when_passed));
+  }
+  double elapsedTime(void* from, void* to, DeviceIndex) const override {
+    const Locked device;
+    const auto time_of = [&](const void* event) {
+      const auto* const one = static_cast<const Event*>(event);
+      TORCH_CHECK(one && one->milliseconds && device->done(one->point), "simulated device: an event without its time");
+      return *one->milliseconds;
+    };
+    return time_of(to) - time_of(from);
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) Locked()->add_wait(number_of(stream), static_cast<Event*>(event)->point);
