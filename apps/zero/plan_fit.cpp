@@ -66,6 +66,10 @@ std::string in_options(std::string text) {
     for (std::size_t at = 0; (at = text.find(key, at)) != std::string::npos; at += option.size())
       text.replace(at, key.size(), option);
   }
+  // Said once.
+  constexpr std::string_view kFolder = "--nvme DIR and --nvme DIR ";
+  for (std::size_t at = 0; (at = text.find(kFolder, at)) != std::string::npos;)
+    text.replace(at, kFolder.size(), "--nvme DIR ");
   return text;
 }
 

@@ -218,14 +218,14 @@ void add_host_rows(Table& table, const PlanResult& result) {
   if (cluster.gpus) {
     add_verdict_row(table, cluster.gpu_memory_nbytes,
                     [](const Plan& p) { return static_cast<double>(p.peak_nbytes()); });
-    table.head("in host memory");
+    table.head(fmt::format("in host memory, {:.2}", table.unit()));
     add_kind_rows(table, result, false);
     table.nbytes("a rank with its process (estimate)",
                  [](const Plan& p) { return static_cast<double>(p.host_nbytes); });
     table.nbytes(fmt::format("a host with {}", ranks_of_host(result)), peak);
   } else {
     table.head(fmt::format("peak of a host with {}", ranks_of_host(result)));
-    table.nbytes("host memory", peak);
+    table.nbytes(fmt::format("host memory, {:.2}", table.unit()), peak);
   }
   table.nbytes("an asynchronous checkpoint, on top",
                [](const Plan& p) { return static_cast<double>(p.checkpoint_nbytes) * p.ranks_per_node; });
@@ -235,7 +235,7 @@ void add_host_rows(Table& table, const PlanResult& result) {
 void add_traffic_rows(Table& table, const PlanResult& result) {
   using plan::Plan;
   table.head("received by a rank in a step");
-  table.nbytes("bytes", [](const Plan& p) { return p.traffic.nbytes; });
+  table.nbytes(fmt::format("{:.2}", table.unit()), [](const Plan& p) { return p.traffic.nbytes; });
   table.words("elements, in model sizes x (N-1)/N", [](const Plan& p) {
     const auto& t = p.traffic;
     const double all = static_cast<double>(p.padded_numel) * (p.ranks - 1) / p.ranks;

@@ -55,6 +55,10 @@ std::int64_t parse_count(const std::string& option, const std::string& text) {
 }
 
 std::int64_t parse_nbytes(const std::string& option, const std::string& text) {
+  // Gigabits: nobody means them by memory, nor do we guess.
+  const std::size_t end = text.size();
+  if (end >= 2 && text[end - 1] == 'b' && std::string_view("KMGT").find(text[end - 2]) != std::string_view::npos)
+    throw ConfigError(fmt::format("{}: got '{}', in bits; want bytes, such as 24GiB, 32GB or 800MB", option, text));
   return whole(option, text, kSizes, "a size with its unit, such as 24GiB, 32GB or 800MB");
 }
 

@@ -375,8 +375,10 @@ void TrainLoop::check_stop() {
 }
 
 Sample TrainLoop::sample() {
-  if (result_.stop_signal != 0 || result_.time_is_up || plan_.sample_length == 0 || !std::isfinite(loss_.value()))
-    return {};
+  // After a gradient that was no number the loss of the step before may be one.
+  const bool is_lost =
+      result_.diverged || !std::isfinite(loss_.value()) || (plan_.keep_going && !std::isfinite(engine_.grad_norm()));
+  if (result_.stop_signal != 0 || result_.time_is_up || plan_.sample_length == 0 || is_lost) return {};
   constexpr std::int64_t kMostContext = 128;
   GenerateOptions options;
   options.length = plan_.sample_length;

@@ -167,11 +167,12 @@ void check_can_go_on(const std::string& folder, const std::string& spare) {
                     for_shell((path.parent_path() / "latest").string()), for_shell(folder)));
   }
   std::string problem = found.problem;
-  if (problem.empty() && found.is_fresh() && found.recorded_steps > 0) {
+  if (problem.empty() && found.is_fresh()) {
+    const std::string end = found.recorded_steps > 0 ? fmt::format("at step {}, ", found.recorded_steps) : "";
     problem = fmt::format(
-        "the run in '{}' has no checkpoint; it ended at step {}, before its first one, or they were "
+        "the run in '{}' has no checkpoint; it ended {}before its first one, or they were "
         "removed (or are where --spare-dir was; give it again): there is nothing to go on from",
-        folder, found.recorded_steps);
+        folder, end);
   }
   if (!problem.empty()) throw CheckpointError(fmt::format("--resume: {}.{}", problem, restart_hint(folder)));
 }

@@ -85,13 +85,20 @@ void check_went_well(const RunResult& result) {
                     "place next time",
                     result.save_problem));
   if (!result.diverged) return;
-  const std::string checkpoint =
-      result.checkpoint.empty() ? "There is no checkpoint of before"
-                                : fmt::format("The last checkpoint is of before: {}", short_path(result.checkpoint));
-  throw ModelError(
-      fmt::format("the loss of step {} is not a number: the run has diverged and was stopped. {}. A smaller "
-                  "learning rate, a longer warm-up or gradient clipping may help; --keep-going trains on",
-                  result.steps_done, checkpoint));
+  // A run that was told to train on may have saved what was lost already.
+  const bool at_once = result.steps_here <= 1 && result.steps_done > 1;
+  const std::string folder = short_path(result.checkpoint);
+  std::string checkpoint = fmt::format("The last checkpoint is of before: {}", folder);
+  if (result.checkpoint.empty()) {
+    checkpoint = "There is no checkpoint of before";
+  } else if (at_once) {
+    checkpoint = fmt::format(
+        "It went on from {}, which may be lost already: write the tag of an earlier one into 'latest'", folder);
+  }
+  throw ModelError(fmt::format(
+      "the loss of step {} or its gradient is not a number: the run has diverged and was stopped. {}. A smaller "
+      "learning rate, a longer warm-up or gradient clipping may help; --keep-going trains on",
+      result.steps_done, checkpoint));
 }
 
 void write_sample(const TrainPlan& plan, const Sample& sample) {

@@ -150,7 +150,8 @@ struct RunOptions {
   bool step_metrics = true;
   /// Returns JSON that is stored in every checkpoint and returned by resume(). Called on rank 0.
   std::function<std::string()> state = {};
-  /// True: a loss that is not a number ends the run (TrainingRun::diverged). False: the run continues and saves.
+  /// True: a loss or an applied gradient that is not finite ends the run (TrainingRun::diverged). False: the run
+  /// continues and saves.
   bool stop_when_diverged = true;
   /// The run stops after the first step that ends later than this many minutes after the TrainingRun was made, by rank
   /// 0's clock: for queues with a time limit. 0: never.
@@ -204,9 +205,10 @@ class TrainingRun {
   /// has diverged, or its time is up. Local.
   bool should_stop() const { return stop_signal_ != 0 || diverged_ || time_is_up_; }
   int stop_signal() const { return stop_signal_; }
-  /// True once the loss was not a number in a step that was taken, in 8 skipped steps in a row, or in the last skipped
-  /// steps before finish(): the parameters are not numbers either, or soon will not be. No checkpoint is written from
-  /// then on, as it would push out good ones. Only with RunOptions::stop_when_diverged. Local.
+  /// True once the loss or the norm of the gradient was not a number in a step that was taken, or the loss in 8 skipped
+  /// steps in a row or in the last skipped ones before finish(): the parameters are not numbers either, or soon will
+  /// not be. No checkpoint is written from then on, as it would push out good ones. Only with
+  /// RunOptions::stop_when_diverged. Local.
   bool diverged() const { return diverged_; }
   /// True once RunOptions::max_minutes have passed, as agreed in after_step(). Local.
   bool time_is_up() const { return time_is_up_; }

@@ -231,14 +231,17 @@ std::optional<StepOutcome> TrainingRun::after_step(double loss) {
 void TrainingRun::look_at_loss(const StepOutcome& outcome) {
   // A batch that is not usable is skipped, and the next one may be.
   constexpr int kMostSkipped = 8;
-  const bool is_number = std::isfinite(outcome.loss);
+  // What was updated by a gradient that is no number is none, however good the loss was before.
+  const bool is_number = std::isfinite(outcome.loss) && (outcome.skipped || std::isfinite(engine_.grad_norm()));
   skipped_without_loss_ = is_number || !outcome.skipped ? 0 : skipped_without_loss_ + 1;
   if (is_number || (outcome.skipped && skipped_without_loss_ < kMostSkipped)) return;
   if (diverged_ || !options_.stop_when_diverged) return;
   diverged_ = true;
-  tell(fmt::format("the loss is {}: the run has diverged and stops; {}. A smaller learning rate, a longer warm-up or "
+  const bool by_loss = !std::isfinite(outcome.loss);
+  tell(fmt::format("{} is {}: the run has diverged and stops; {}. A smaller learning rate, a longer warm-up or "
                    "gradient clipping may help",
-                   outcome.loss, last_.empty() ? "there is no checkpoint" : "its last checkpoint is of before"),
+                   by_loss ? "the loss" : "the norm of the gradient", by_loss ? outcome.loss : engine_.grad_norm(),
+                   last_.empty() ? "there is no checkpoint" : "its last checkpoint is of before"),
        /*failed=*/true);
 }
 

@@ -92,6 +92,10 @@ cp early/metrics.jsonl early.metrics
 "$zero" train --resume --quiet --run-dir early > early.out 2>&1
 expect "exit code of a resume without a checkpoint" $? 2
 grep -q "has no checkpoint; it ended at step .* there is nothing to go on from. To start it over: .* train --restart" early.out || fail "$(cat early.out)"
+cp -r early early2 && rm early2/metrics.jsonl
+"$zero" train --resume --quiet --run-dir early2 > early2.out 2>&1
+expect "exit code of a resume without a checkpoint and a record" $? 2
+[ -e early2/before.1 ] && fail "a run without a checkpoint and a record starts over"
 hint=$(grep -o '[^ ]* train --restart --run-dir [^ ]*' early.out)
 sh -c "$hint --quiet" > early.out 2>&1 || fail "the hint '$hint': $(cat early.out)"
 final early
@@ -126,7 +130,7 @@ cmp -s cut/metrics.jsonl lost/before.1/metrics.jsonl || fail "a run that starts 
 sed 's/"bf16": {"enabled": true}/"optimizer": {"type": "SGD", "params": {"lr": 1e30}}/; s/"every_steps": 4/"every_steps": 1/' config.json > nan.json
 "$zero" train ${common/config.json/nan.json} -n 2 --run-dir nan > nan.out 2>&1
 expect "exit code of a run that diverged" $? 1
-grep -q "zero: error: the loss of step [0-9]* is not a number: the run has diverged" nan.out || fail "$(tail -3 nan.out)"
+grep -q "zero: error: the loss of step [0-9]* or its gradient is not a number: the run has diverged" nan.out || fail "$(tail -3 nan.out)"
 expect "times it is said" "$(grep -c 'has diverged' nan.out)" 1
 "$zero" train ${common/config.json/nan.json} --max-restarts 3 -n 2 --run-dir nan4 > nan.out 2>&1
 expect "exit code of a run that diverged and might start again" $? 1

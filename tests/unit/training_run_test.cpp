@@ -354,6 +354,26 @@ TEST(TrainingRun, StopsWhereTheLossIsNotANumberAndKeepsTheGoodCheckpoints) {
   EXPECT_EQ(checkpoints_of(other), std::vector<std::string>{"global_step3"});
 }
 
+TEST(TrainingRun, AGradientThatIsNotANumberEndsItBeforeACheckpoint) {
+  const TemporaryFolder folder;
+  std::string told;
+  auto engine = make_engine(config(R"("every_steps": 1, "every_minutes": 0, "keep_last": 1, "async": false)"));
+  TrainingRun run(engine, {.folder = folder.path(), .notice = [&](const RunNotice& notice) { told += notice.text; }});
+  for (int i = 0; i < 2; ++i) {
+    at::Tensor loss = engine(at::ones({1, 3})).sum();
+    if (i == 1) loss = loss + at::sqrt(loss * 0);  // 0, and its derivative is not a number
+    engine.backward(loss);
+    engine.step();
+    ASSERT_TRUE(std::isfinite(loss.item<double>()));
+    run.after_step(loss.item<double>());
+    run.save_if_due();
+  }
+  EXPECT_TRUE(run.diverged());
+  run.finish();
+  EXPECT_EQ(checkpoints_of(folder), std::vector<std::string>{"global_step1"});
+  EXPECT_NE(told.find("the norm of the gradient is"), std::string::npos) << told;
+}
+
 TEST(TrainingRun, StopsWhenItsTimeIsUp) {
   const TemporaryFolder folder;
   auto engine = make_engine(config());
