@@ -106,9 +106,8 @@ LoadReport TrainLoop::load() {
 
 void TrainLoop::resume() {
   const LoadReport report = load();
-  if (report.folder.empty()) {
-    console_.print("resume     no checkpoint yet: from the beginning\n\n");
-    return;
+  if (report.folder.empty()) {  // it was looked for before the ranks were started
+    throw CheckpointError(fmt::format("--resume: the checkpoints of {} are gone", short_path(plan_.run_folder)));
   }
   console_.print(
       fmt::format("resume     from {} after {}\n\n", short_path(report.folder), counted(report.global_steps, "step")));

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -36,23 +37,22 @@ void DeviceTimes::begin_compute(const c10::Stream& user, std::optional<TimedCopy
 std::optional<std::int64_t> DeviceTimes::end_step() {
   auto uses = std::exchange(uses_, {});
   std::erase_if(uses, [](const Use& use) { return !use.is_ready; });  // an error was thrown
+  for (const Use& use : uses) {
+    use.ready.synchronize();
+    if (use.copy) use.copy->end.synchronize();
+  }
   try {
     double now = 0, waited = 0;
-    if (has_times_ && !uses.empty()) {
-      for (const Use& use : uses) {
-        use.ready.synchronize();
-        if (use.copy) use.copy->end.synchronize();
-      }
-      for (std::size_t i = 0; i < uses.size(); ++i) {
-        const Use& use = uses[i];
-        if (i > 0) now += seconds_between(uses[i - 1].ready, use.come);
-        const double wait = seconds_between(use.come, use.ready);
-        now += wait;
-        waited += wait;
-        window_.note_use(use.phase, now, waited);
-        if (!use.copy) continue;
-        window_.note_gather(use.copy->numel, use.host_seconds + seconds_between(use.copy->begin, use.copy->end));
-      }
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      const Use& use = uses[i];
+      // Two streams of a program may compute at the same time.
+      if (i > 0) now += std::max(0.0, seconds_between(uses[i - 1].ready, use.come));
+      const double wait = seconds_between(use.come, use.ready);
+      now += wait;
+      waited += wait;
+      window_.note_use(use.phase, now, waited);
+      if (!use.copy) continue;
+      window_.note_gather(use.copy->numel, use.host_seconds + seconds_between(use.copy->begin, use.copy->end));
     }
   } catch (const c10::Error& error) {
     base::log_info("measured_prefetch: the device has no times: {}", error.what_without_backtrace());

@@ -26,7 +26,7 @@ class DeviceTimes {
   c10::Event make_event() const { return c10::Event(device_, c10::EventFlag::BACKEND_DEFAULT); }
 
   /// Uses of this step are to be noted.
-  bool measuring() const { return window_.measuring(); }
+  bool measuring() const { return has_times_ && window_.measuring(); }
   /// While measuring: `user` comes to the next use of a unit, and may have to wait for it.
   void begin_use(int phase, const c10::Stream& user);
   /// The host has waited `seconds` for values that it copies from for this use.

@@ -76,16 +76,23 @@ void DeviceUnits::upload(int unit, Range range, const void* low) {
   Place& place = places_[unit];
   for (const c10::Stream& user : place.users) stream_.wait_for(user);
   place.users.clear();
-  if (times_ && !place.timed) {
+  const bool is_timed = times_ && !place.own;
+  if (is_timed && !place.timed) {
     place.timed.emplace(TimedCopy{times_->make_event(), times_->make_event()});
     stream_.mark(place.timed->begin);
   }
   stream_.copy(part(unit, range), model_.view(low, model_.param_dtype, range.numel()));
   if (!place.arrived) place.arrived.emplace(stream_.make_event());
   stream_.mark(*place.arrived);
-  if (!place.timed) return;
+  if (!is_timed) return;
   place.timed->numel += range.numel();
   stream_.mark(place.timed->end);
+}
+
+void DeviceUnits::time_uploads(const DeviceTimes* times) {
+  if (times_ == times) return;
+  times_ = times;
+  for (Place& place : places_) place.timed.reset();
 }
 
 void DeviceUnits::use(int unit) {

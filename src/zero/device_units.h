@@ -36,8 +36,9 @@ class DeviceUnits {
   /// Begins to copy `range` of it from `low`, which has that range, of ShardedModel::device, and must stay as it is
   /// until finish().
   void upload(int unit, Range range, const void* low);
-  /// Uploads are timed from here on, or no longer, with events of `times`: its pair goes with the first who asks.
-  void time_uploads(const DeviceTimes* times) { times_ = times; }
+  /// Uploads of what was taken until give_back() are timed from here on with events of `times`, or no longer: a pair
+  /// goes with the first who asks, and none is left over from before.
+  void time_uploads(const DeviceTimes* times);
   std::optional<TimedCopy> taken_time(int unit) { return std::exchange(places_[unit].timed, std::nullopt); }
   /// The caller's current stream may read and write it from here on.
   void use(int unit);

@@ -132,6 +132,7 @@ cluster "has 'gpu' and 'cpu'" '{"gpu": {"memory": "80GB"}, "cpu": {}}'
 cluster "is no JSON" '{'
 cluster "bad.json: has 'memory' twice in one object; remove one" '{"gpu": {"memory": "80GB", "memory": "40GB"}}'
 cluster "bad.json: node.memory: 1e30GB is too much; the most is 9e18" '{"node": {"memory": "1e30GB"}}'
+cluster "bad.json: node.memory: got '24Gb', in bits; want bytes" '{"node": {"memory": "24Gb"}}'
 cluster "--cluster bad.json: got [], want an object" '[]'
 mkdir -p folder; plan 2 --parameters 7e9 --cluster folder
 # What is suggested fits when it is done.
