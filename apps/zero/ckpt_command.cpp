@@ -175,12 +175,26 @@ int list(const CkptArguments& arguments) {
   return 0;
 }
 
+/// Columns as wide as what is in them.
+void say_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) line += fmt::format("  {:<{}}", row[i], widths[i]);
+    say(line.substr(0, line.find_last_not_of(' ') + 1));
+  }
+}
+
 /// A member of an object by its path, a line each; what is no object as it is.
 void say_members(const std::string& title, const std::string& text) {
   const ordered_json json = parsed(text);
   std::string head = title;
   const auto line = [&](const std::string& words) {
-    say(fmt::format("{:<12}{}", head, words));
+    Console(true).print(wrapped(head, words, 12));
     head.clear();
   };
   const std::function<void(const std::string&, const ordered_json&)> walk = [&](const std::string& path,
@@ -199,21 +213,24 @@ int inspect(const CkptArguments& arguments) {
   const auto found = checkpoint::inspect(arguments.path);
   if (arguments.json) return say_json(to_json(found));
   const auto& summary = found.summary;
-  say(fmt::format("checkpoint  {}  ({})", summary.tag, summary.folder));
-  say(fmt::format("saved       {}, step {}, by {}, {}, {}", when(summary.created_unix_ns), summary.global_steps,
-                  counted(summary.world_size, "rank"), counted(summary.files, "file"), human_nbytes(summary.nbytes)));
+  const std::string saved =
+      fmt::format("{}, step {}, by {}, {}, {}", when(summary.created_unix_ns), summary.global_steps,
+                  counted(summary.world_size, "rank"), counted(summary.files, "file"), human_nbytes(summary.nbytes));
+  Console(true).print(wrapped("checkpoint", fmt::format("{} ({})", summary.tag, short_path(summary.folder)), 12) +
+                      wrapped("saved", saved, 12));
   say(fmt::format("parameters  {}", with_commas(summary.parameters)));
   say_members("versions", found.versions);
   say_members("state", found.state);
   say_members("client", found.client_state);
   say_members("config", found.config);
   say(fmt::format("tensors     {}", found.tensors.size()));
+  std::vector<std::vector<std::string>> rows;
   for (const auto& tensor : found.tensors) {
     if (!arguments.all_tensors && tensor.kind != "weight" && tensor.kind != "buffer") continue;
-    say(fmt::format("  {:<12} {:<48} {:<5} {:<20} {:>9}  {} piece{}", tensor.kind, tensor.name, tensor.dtype,
-                    fmt::format("[{}]", fmt::join(tensor.shape, ", ")), human_nbytes(tensor.nbytes), tensor.pieces,
-                    tensor.pieces == 1 ? "" : "s"));
+    rows.push_back({tensor.kind, tensor.name, tensor.dtype, fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
+                    human_nbytes(tensor.nbytes), tensor.pieces == 1 ? "" : fmt::format("{} pieces", tensor.pieces)});
   }
+  say_table(rows);
   if (!arguments.all_tensors) say("  (optimizer states and random streams too: --all)");
   return 0;
 }
@@ -289,6 +306,8 @@ int export_weights(CkptArguments arguments) {
     ProgressBar bar;
     report = checkpoint::export_weights(arguments.path, arguments.to, arguments.export_options, bar.callback());
   }
+  if (arguments.json)
+    return say_json({{"tensors", report.tensors}, {"nbytes", report.nbytes}, {"files", report.files}});
   say(fmt::format("{} tensors, {}, in:", report.tensors, human_nbytes(report.nbytes)));
   for (const auto& file : report.files) say("  " + file);
   return 0;
@@ -302,17 +321,24 @@ int diff(const CkptArguments& arguments) {
   }
   if (arguments.json) return say_json(to_json(report), report.different.empty() ? 0 : 1);
   for (const auto& line : report.state) say("  " + line);
+  std::vector<std::vector<std::string>> rows;
   for (const auto& item : report.different) {
     const std::string what = item.note.empty() ? fmt::format("{} elements differ, by at most {:.6g}",
                                                              with_commas(item.differing), item.largest)
                                                : item.note;
-    say(fmt::format("  {:<12} {:<48} {}", item.kind, item.name, what));
+    rows.push_back({item.kind, item.name, what});
   }
+  say_table(rows);
   say(fmt::format("{} of {} tensors are equal, bit for bit", report.identical, report.compared));
   return report.different.empty() ? 0 : 1;
 }
 
 int prune(const CkptArguments& arguments) {
+  const std::filesystem::path path = arguments.path;
+  if (std::filesystem::exists(path / "manifest.json")) {
+    throw ConfigError(
+        fmt::format("{} is one checkpoint; give the folder that it is in, of which old ones go", arguments.path));
+  }
   const auto report = checkpoint::prune(arguments.path, arguments.keep_last, arguments.dry_run);
   if (arguments.json) {
     return say_json({{"removed", report.removed},
@@ -365,7 +391,7 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   exporting->add_flag("--overwrite", arguments->overwrite, "over weights that are in the folder already");
   exporting->add_option("--max-file-gb", arguments->max_file_gb, "largest file, in 10^9 bytes")
-      ->check(CLI::PositiveNumber)
+      ->check(real_number(1e-9, 1e9))
       ->capture_default_str();
   CLI::App* comparing = add("diff", "compare tensor by tensor; exit code 1 when any differs", "checkpoint A", diff);
   comparing->add_option("other", arguments->other, "checkpoint B")->required();
@@ -374,9 +400,8 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
       ->required()
       ->transform(whole_number(1, 1 << 20));
   pruning->add_flag("--dry-run", arguments->dry_run, "only say what would go");
-  for (CLI::App* sub : command->get_subcommands({})) {
-    if (sub != exporting) sub->add_flag("--json", arguments->json, "print JSON, for scripts");
-  }
+  for (CLI::App* sub : command->get_subcommands({}))
+    sub->add_flag("--json", arguments->json, "print JSON, for scripts");
 }
 
 }  // namespace zero::app

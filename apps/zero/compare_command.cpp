@@ -152,11 +152,13 @@ TrainPlan prepare(const CompareOptions& options, const Console& console) {
   const Config config = Config::from_text(plan.config, "configuration of the comparison");
   console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
   console.print(describe_corpus(corpus, clock.seconds()) + describe_model(plan));
-  console.print(fmt::format("training   {} of {} ({} x micro-batch {} x accumulation {}), {}, on {}\n\n",
-                            counted(plan.steps, "step"), counted(config.train_batch_size, "sequence"),
-                            counted(plan.ranks, "rank"), config.train_micro_batch_size_per_gpu,
-                            config.gradient_accumulation_steps, dtype_name(config.param_dtype()),
-                            plan.device == "cpu" ? cpu_name() : plan.device));
+  console.print(
+      hanging("training",
+              fmt::format("{} of {} ({} x micro-batch {} x accumulation {}), {}, on {}", counted(plan.steps, "step"),
+                          counted(config.train_batch_size, "sequence"), counted(plan.ranks, "rank"),
+                          config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
+                          dtype_name(config.param_dtype()), plan.device == "cpu" ? cpu_name() : plan.device)) +
+      "\n");
   return plan;
 }
 

@@ -1,15 +1,19 @@
 #include "config_command.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
+#include <iostream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config_convert.h"
 #include "config_text.h"
@@ -33,13 +37,17 @@ struct ConfigArguments {
   TrainOptions starter;
 };
 
+std::string read_all(std::istream& file) { return {std::istreambuf_iterator<char>(file), {}}; }
+
 int check(const ConfigArguments& arguments) {
   std::string source;  // of problems that have no line
   CheckedConfig checked{.file = arguments.file, .ranks = arguments.ranks, .steps = arguments.steps};
   try {
-    checked.given = Config::from_file(arguments.file);
+    const bool is_piped = arguments.file == "-";
+    if (is_piped) checked.file = "standard input";
+    checked.given = is_piped ? Config::from_text(read_all(std::cin), checked.file) : Config::from_file(arguments.file);
     checked.resolved = checked.given;
-    source = arguments.file + ": ";
+    source = checked.file + ": ";
     checked.resolved.resolve_batch(arguments.ranks);
   } catch (const ConfigError& error) {
     fmt::print(stderr, "{}{}\n", source, error.what());
@@ -52,12 +60,15 @@ int check(const ConfigArguments& arguments) {
 }
 
 int convert(const ConfigArguments& arguments) {
-  std::ifstream file(arguments.file);
-  if (!file) throw IoError(fmt::format("{}: cannot be read", arguments.file));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const bool is_piped = arguments.file == "-";
+  const std::string name = is_piped ? "standard input" : arguments.file;
+  std::ifstream file;
+  if (!is_piped) file.open(arguments.file);
+  if (!file) throw IoError(fmt::format("{}: cannot be read", name));
+  const std::string text = read_all(is_piped ? std::cin : file);
   TrainerArguments given = arguments.trainer;
   given.steps = arguments.steps;
-  const Converted converted = convert_trainer_json(text, arguments.file, given);
+  const Converted converted = convert_trainer_json(text, name, given);
   for (const std::string& decision : converted.decisions) fmt::print(stderr, "{}\n", decision);
   Console(true).print(converted.json + "\n");
   try {
@@ -86,15 +97,22 @@ std::string lower(std::string_view text) {
 
 int keys(const ConfigArguments& arguments) {
   const std::string wanted = lower(arguments.pattern);
-  std::string text;
+  std::vector<KeyInfo> found;
   for (const KeyInfo& key : schema()) {
-    if (lower(key.path).find(wanted) != std::string::npos) text += key_text(key) + "\n";
+    if (lower(key.path).find(wanted) != std::string::npos) found.push_back(key);
   }
-  if (text.empty()) {
+  if (found.empty()) {
     fmt::print(stderr, "zero config keys: no key has '{}' in its name\n", arguments.pattern);
     return 1;
   }
-  Console(true).print(text);
+  const Console console(true);
+  if (arguments.json) {
+    console.print(keys_json(found) + "\n");
+    return 0;
+  }
+  // Programs get a line each.
+  const bool has_reader = ::isatty(STDOUT_FILENO) != 0;
+  for (const KeyInfo& key : found) console.print(has_reader ? wrapped_key_text(key) : key_text(key) + "\n");
   return 0;
 }
 
@@ -108,7 +126,7 @@ void add_convert(CLI::App& command, const std::shared_ptr<ConfigArguments>& argu
   const auto real = [&](const char* name, std::optional<double>& to, const char* help) {
     converting->add_option(name, to, help)->check(real_number(0, 1e6))->type_name("X");
   };
-  converting->add_option("file", arguments->file, "DeepSpeed JSON")->required();
+  converting->add_option("file", arguments->file, "DeepSpeed JSON; - for standard input")->required();
   converting->add_option("-n,--ranks", arguments->ranks, "ranks in all (default 1)")
       ->transform(whole_number(1, 1'000'000))
       ->type_name("N");
@@ -150,7 +168,7 @@ void add_config_command(CLI::App& app, int& exit_code) {
   command->require_subcommand(1);
   CLI::App* checking = command->add_subcommand(
       "check", "what a file means here, or everything that is wrong with it; exit code 1 when it would not run");
-  checking->add_option("file", arguments->file, "DeepSpeed JSON")->required();
+  checking->add_option("file", arguments->file, "DeepSpeed JSON; - for standard input")->required();
   checking->add_option("-n,--ranks", arguments->ranks, "ranks in all")
       ->transform(whole_number(1, 1'000'000))
       ->capture_default_str();
@@ -160,8 +178,10 @@ void add_config_command(CLI::App& app, int& exit_code) {
   checking->callback([arguments, &exit_code] { exit_code = check(*arguments); });
   add_convert(*command, arguments, exit_code);
   add_init(*command, arguments, exit_code);
-  CLI::App* listing = command->add_subcommand("keys", "every key with what becomes of it, one a line");
+  CLI::App* listing =
+      command->add_subcommand("keys", "every key with what becomes of it, one a line where a program reads it");
   listing->add_option("pattern", arguments->pattern, "only those with this in their name, in any case");
+  listing->add_flag("--json", arguments->json, "print JSON, for scripts");
   listing->callback([arguments, &exit_code] { exit_code = keys(*arguments); });
 }
 

@@ -21,32 +21,13 @@ namespace {
 using Scheduler = Config::Scheduler;
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t kMargin = 11, kColumns = 110;
-
-/// "subject    text", its further lines below the first one.
-std::string row(std::string_view subject, const std::string& text) {
-  std::string result = fmt::format("{:<{}}", subject, kMargin);
-  std::size_t column = kMargin;
-  std::istringstream words(text);
-  for (std::string word; words >> word; column += word.size()) {
-    if (column > kMargin && column + 1 + word.size() > kColumns) {
-      result += "\n" + std::string(kMargin, ' ');
-      column = kMargin;
-    } else if (column > kMargin) {
-      result += ' ';
-      ++column;
-    }
-    result += word;
-  }
-  return result + "\n";
-}
-
-/// "lr 0.001, betas [0.9,0.999]", in the order of the schema.
+/// "lr 0.001, betas [0.9,0.999]", in the order of the schema, without what is off.
 std::string parameters_text(const Json& section) {
   std::string text;
   if (!section.contains("params")) return text;
   for (const auto& [name, value] : section.at("params").items()) {
-    if (!value.is_null()) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, value.dump());
+    if (!value.is_null() && value != false)
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, value.dump());
   }
   return text;
 }
@@ -103,7 +84,7 @@ std::string states_text(const Config& config) {
     text +=
         fmt::format(" of a matrix, {:g} ({}) of others", states.nbytes_of_rest, fmt::join(states.names_of_rest, ", "));
   }
-  return config.has_16_bit_masters() ? text : text + ", besides its fp32 master weight";
+  return config.has_16_bit_masters() ? text : text + ", besides its master weight";
 }
 
 /// The steps after which the schedule stays as it is or is over; 0: it has no end of its own.
@@ -143,7 +124,7 @@ std::int64_t peak_step(const Config& config, std::int64_t steps) {
 }
 
 std::string rate_text(const Config& config, std::int64_t step) {
-  return fmt::format("{:.6g} at step {}", plan::learning_rate_at(config, step), with_commas(step + 1));
+  return fmt::format("{:.4g} at step {}", plan::learning_rate_at(config, step), with_commas(step + 1));
 }
 
 std::string rates_text(const Config& config, std::optional<std::int64_t> run_steps) {
@@ -193,40 +174,75 @@ std::string config_text(const CheckedConfig& checked) {
   const Config& config = checked.resolved;
   const Json json = Json::parse(config.to_json());
   std::string text = fmt::format("{}: would run on {}\n\n", checked.file, counted(checked.ranks, "rank"));
-  text += row("batch", batch_text(checked));
-  text += row("precision", precision_text(config));
+  text += hanging("batch", batch_text(checked));
+  text += hanging("precision", precision_text(config));
   std::string hyper = json.contains("optimizer") ? parameters_text(json.at("optimizer")) : "";
   if (hyper.empty()) hyper = fmt::format("lr {:g}, the other defaults of docs/optimizers.md", config.optimizer.lr);
-  text += row("optimizer", fmt::format("{}{}: {}", config.optimizer.type,
-                                       config.optimizer.given ? "" : " (no section in the file)", hyper));
-  text += row("", states_text(config));
+  text += hanging("optimizer", fmt::format("{}{}: {}", config.optimizer.type,
+                                           config.optimizer.given ? "" : " (no section in the file)", hyper));
+  text += hanging("", states_text(config));
   if (config.scheduler.type == Scheduler::Type::kNone) {
-    text += row("schedule", fmt::format("none: the rate stays {:g}", config.optimizer.lr));
+    text += hanging("schedule", fmt::format("none: the rate stays {:g}", config.optimizer.lr));
   } else {
     const Json& section = json.at("scheduler");
-    text += row("schedule", fmt::format("{}: {}", section.at("type").get<std::string>(), parameters_text(section)));
-    text += row("", rates_text(config, checked.steps));
+    text += hanging("schedule", fmt::format("{}: {}", section.at("type").get<std::string>(), parameters_text(section)));
+    text += hanging("", rates_text(config, checked.steps));
   }
-  text += row("clipping", clipping_text(config));
-  text += row("stage", stage_text(checked));
-  if (const std::string files = files_text(config); !files.empty()) text += row("monitors", printable(files));
-  if (config.notices.empty()) return text + row("notices", "none");
+  text += hanging("clipping", clipping_text(config));
+  text += hanging("stage", stage_text(checked));
+  if (const std::string files = files_text(config); !files.empty()) text += hanging("monitors", printable(files));
+  if (config.notices.empty()) return text + hanging("notices", "none");
   text += "\nnotices\n";
-  for (const std::string& notice : config.notices) text += "  " + printable(notice) + "\n";
+  for (const std::string& notice : config.notices) text += wrapped("  -", printable(notice), 4);
   return text;
 }
+
+namespace {
+
+/// "accepted: a b"; empty where any value is.
+std::string accepted_text(const KeyInfo& key) {
+  if (key.accepted_values.empty()) return "";
+  std::string values(key.accepted_values);
+  std::ranges::replace(values, '|', ' ');
+  return fmt::format("accepted: {}", values);
+}
+
+}  // namespace
 
 std::string key_text(const KeyInfo& key) {
   std::string text = fmt::format("{}  {}  {}", key.path, status_name(key.status), key.kind);
   if (!key.default_value.empty()) text += fmt::format("  default {}", key.default_value);
   if (!key.alias_of.empty()) text += fmt::format("  old name of {}", key.alias_of);
   if (!key.note.empty()) text += fmt::format("  {}", key.note);
-  if (!key.accepted_values.empty()) {
-    std::string values(key.accepted_values);
-    std::ranges::replace(values, '|', ' ');
-    text += fmt::format(" (accepted: {})", values);
-  }
+  if (const std::string accepted = accepted_text(key); !accepted.empty()) text += fmt::format(" ({})", accepted);
   return text;
+}
+
+std::string wrapped_key_text(const KeyInfo& key) {
+  std::string text = fmt::format("{}, {}", status_name(key.status), key.kind);
+  if (!key.default_value.empty()) text += fmt::format(", default {}", key.default_value);
+  if (!key.alias_of.empty()) text += fmt::format(", old name of {}", key.alias_of);
+  if (!key.note.empty()) text += fmt::format("\n{}", key.note);
+  if (const std::string accepted = accepted_text(key); !accepted.empty()) text += "\n" + accepted;
+  return fmt::format("{}\n{}", key.path, wrapped("", text, 4));
+}
+
+std::string keys_json(const std::vector<KeyInfo>& keys) {
+  const auto value_of = [](const std::string& text) {
+    Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    return value.is_discarded() ? Json(text) : value;
+  };
+  Json all = Json::array();
+  for (const KeyInfo& key : keys) {
+    Json one = {{"path", key.path}, {"status", status_name(key.status)}, {"kind", key.kind}};
+    if (!key.default_value.empty()) one["default"] = value_of(std::string(key.default_value));
+    if (!key.alias_of.empty()) one["alias_of"] = key.alias_of;
+    if (!key.note.empty()) one["note"] = key.note;
+    std::istringstream values{std::string(key.accepted_values)};
+    for (std::string value; std::getline(values, value, '|');) one["accepted_values"].push_back(value_of(value));
+    all.push_back(std::move(one));
+  }
+  return all.dump(2);
 }
 
 }  // namespace zero::app

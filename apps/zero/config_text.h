@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "zero/config.h"
 
@@ -21,5 +22,9 @@ std::string config_text(const CheckedConfig& checked);
 
 /// One line: path, status, kind, default, note.
 std::string key_text(const KeyInfo& key);
+/// The same in lines of a terminal's width.
+std::string wrapped_key_text(const KeyInfo& key);
+/// The same of all of them, as a JSON array.
+std::string keys_json(const std::vector<KeyInfo>& keys);
 
 }  // namespace zero::app

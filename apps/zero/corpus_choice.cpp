@@ -24,6 +24,7 @@ namespace zero::app {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::ordered_json;
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -288,18 +289,46 @@ std::string describe_tokens(const CorpusInfo& info, double seconds) {
       text, describe_members(info) + context, nats);
 }
 
+/// A line for each reason.
+std::string describe_left_out(const CorpusInfo& info) {
+  std::string text;
+  for (const LeftOutFiles& one : info.left_out) {
+    text += hanging("", fmt::format("left out: {}, {}; {}: {}", counted(one.files, "file"), human_nbytes(one.nbytes),
+                                    one.reason, shortened(one.largest)));
+  }
+  return text;
+}
+
 }  // namespace
+
+std::string describe_files(const CorpusInfo& info) {
+  return hanging("", fmt::format("{} taken", counted(info.files, "file"))) + describe_left_out(info);
+}
+
+ordered_json corpus_json(const CorpusInfo& info) {
+  ordered_json left_out = ordered_json::array(), members = ordered_json::array();
+  for (const LeftOutFiles& one : info.left_out)
+    left_out.push_back(
+        {{"reason", one.reason}, {"files", one.files}, {"nbytes", one.nbytes}, {"largest", one.largest}});
+  for (const MixtureMember& one : info.members)
+    members.push_back({{"source", one.source}, {"train_tokens", one.train_tokens}, {"sequences", one.sequences}});
+  return {{"source", info.source},
+          {"folder", info.folder.string()},
+          {"hash", info.hash},
+          {"reused", info.reused},
+          {"files", info.files},
+          {"token_nbytes", info.tokens.nbytes},
+          {"train_tokens", info.train_tokens()},
+          {"validation_tokens", info.validation_tokens()},
+          {"train_unigram_entropy_nats", info.train_unigram_entropy_nats},
+          {"validation_unigram_entropy_nats", info.validation_unigram_entropy_nats},
+          {"left_out", left_out},
+          {"mixture", members}};
+}
 
 std::string describe_corpus(const CorpusInfo& info, double seconds) {
   if (info.tokens.nbytes > 1) return describe_tokens(info, seconds);
-  std::string left_out;
-  if (info.source != ZERO_TORCH_PREFIX) {
-    for (const LeftOutFiles& one : info.left_out) {
-      left_out +=
-          fmt::format("           left out: {} {}, {}; {}: {}\n", with_commas(one.files),
-                      one.files == 1 ? "file" : "files", human_nbytes(one.nbytes), one.reason, shortened(one.largest));
-    }
-  }
+  const std::string left_out = info.source == ZERO_TORCH_PREFIX ? "" : describe_left_out(info);
   const std::string packed = info.reused ? "found packed" : fmt::format("packed in {}", duration(seconds));
   const double nats = info.validation_unigram_entropy_nats;
   const std::string source = info.source == ZERO_TORCH_PREFIX

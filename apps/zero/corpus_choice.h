@@ -1,6 +1,7 @@
 #pragma once
 // Which text `zero train` learns from, and where its packed form is kept.
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -29,5 +30,9 @@ CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_le
 /// What it is, for people: four lines, and one for each reason why files are left out. `seconds`: how long
 /// packing took.
 std::string describe_corpus(const CorpusInfo& info, double seconds);
+/// How many files were taken, and a line for each reason why others are left out.
+std::string describe_files(const CorpusInfo& info);
+/// The same as JSON.
+nlohmann::ordered_json corpus_json(const CorpusInfo& info);
 
 }  // namespace zero::app

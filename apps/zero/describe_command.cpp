@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 
 #include "console.h"
 #include "host_facts.h"
+#include "zero/models.h"
 
 namespace zero::app {
 namespace {
@@ -59,26 +61,68 @@ std::vector<CommandText> all_commands(const CLI::App& app) {
   return all;
 }
 
+/// "fp32 bf16 fp16" of "fp32|bf16|fp16"; empty where there is no such list.
+std::string values_of(const OptionText& option) {
+  if (option.value == "PRESET") return fmt::format("{}", fmt::join(gpt_presets(), " "));
+  if (option.value.find('|') == std::string::npos) return "";
+  std::string values = option.value;
+  std::ranges::replace(values, '|', ' ');
+  return values;
+}
+
+/// What may follow the command.
 std::string words_after(const CommandText& command) {
   std::vector<std::string> words = command.commands;
+  for (const OptionText& one : command.positionals) {
+    if (const std::string values = values_of(one); !values.empty()) words.push_back(values);
+  }
   for (const OptionText& option : command.options) words.insert(words.end(), option.names.begin(), option.names.end());
   return fmt::format("{}", fmt::join(words, " "));
 }
 
+/// "'train --dtype'|'train --type'".
+std::string option_pattern(const CommandText& command, const OptionText& option) {
+  std::vector<std::string> words;
+  for (const std::string& name : option.names) words.push_back(fmt::format("'{} {}'", command.name, name));
+  return fmt::format("{}", fmt::join(words, "|"));
+}
+
 std::string bash_completion(const CLI::App& app) {
-  std::string cases;
-  for (const CommandText& command : all_commands(app))
-    cases += fmt::format("    '{}') words='{}' ;;\n", command.name, words_after(command));
+  std::string known, words, values;
+  for (const CommandText& command : all_commands(app)) {
+    if (!command.name.empty()) known += fmt::format("{}'{}'", known.empty() ? "" : "|", command.name);
+    const std::string help = command.name.empty() ? "help " : "";
+    words += fmt::format("    '{}') words='{}{}' ;;\n", command.name, help, words_after(command));
+    for (const OptionText& option : command.options) {
+      if (option.value.empty()) continue;
+      const std::string list = values_of(option);
+      values += fmt::format("    {}) {} ;;\n", option_pattern(command, option),
+                            list.empty() ? "return" : fmt::format("words='{}'", list));
+    }
+  }
+  // What is to be the name of a file is left to the shell, as is all that we know nothing of.
   return "_zero() {\n"
-         "  local cur=${COMP_WORDS[COMP_CWORD]} command='' words='' word\n"
+         "  local cur=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command='' words='' word next\n"
+         "  COMPREPLY=()\n"
          "  for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n"
-         "    case $word in -*) break ;; *) command=${command:+$command }$word ;; esac\n"
+         "    next=${command:+$command }$word\n"
+         "    case $next in\n"
+         "      help) ;;\n"
+         "      " +
+         known +
+         ") command=$next ;;\n"
+         "      *) break ;;\n"
+         "    esac\n"
          "  done\n"
          "  case $command in\n" +
-         cases +
-         "    launch*) COMPREPLY=($(compgen -c -- \"$cur\")); return ;;\n"
+         words +
+         "  esac\n"
+         "  case \"$command $before\" in\n" +
+         values +
          "  esac\n"
          "  COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
+         "  [[ $command == launch && $cur != -* ]] && COMPREPLY+=($(compgen -c -- \"$cur\"))\n"
+         "  return 0\n"
          "}\n"
          "complete -o default -F _zero zero\n";
 }
@@ -106,13 +150,20 @@ std::string fish_completion(const CLI::App& app) {
         rest = space == std::string_view::npos ? "" : rest.substr(space + 1);
       }
     }
-    for (const std::string& name : command.commands)
-      text += fmt::format("complete -c zero -n '{}' -a {}\n", when, name);
+    std::vector<std::string> words = command.commands;
+    for (const OptionText& one : command.positionals) {
+      if (const std::string values = values_of(one); !values.empty()) words.push_back(quoted_for_fish(values));
+    }
+    for (const std::string& name : words) text += fmt::format("complete -c zero -n '{}' -a {}\n", when, name);
     for (const OptionText& option : command.options) {
       text += fmt::format("complete -c zero -n '{}'", when);
       for (const std::string& name : option.names)
         text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
-      text += fmt::format("{} -d {}\n", option.value.empty() ? "" : " -r", quoted_for_fish(option.help));
+      const std::string values = values_of(option);
+      const std::string takes = option.value.empty() ? ""
+                                : values.empty()     ? " -r"
+                                                     : fmt::format(" -x -a {}", quoted_for_fish(values));
+      text += fmt::format("{} -d {}\n", takes, quoted_for_fish(option.help));
     }
   }
   return text;
@@ -168,7 +219,8 @@ void add_describe_commands(CLI::App& app) {
   CLI::App* completion = app.add_subcommand("completion", "print completions for a shell: bash, zsh or fish");
   completion->add_option("shell", *shell, "bash, zsh or fish")
       ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}).description(""))
+      ->type_name("bash|zsh|fish");
   completion->footer(
       "Examples:\n"
       "  eval \"$(zero completion bash)\"                               in ~/.bashrc\n"

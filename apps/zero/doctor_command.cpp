@@ -71,7 +71,7 @@ Finding memory() {
   // bf16 parameters shared by the ranks of a host, gradients, masters and Adam's states.
   constexpr double kNbytesEach = 16;
   return {"memory", fmt::format("{} of {} available", human_nbytes(free), human_nbytes(total)),
-          fmt::format("states of about {} parameters with AdamW; zero plan knows more",
+          fmt::format("states of about {} parameters with AdamW; see zero plan",
                       human_count(static_cast<double>(free) / kNbytesEach))};
 }
 
@@ -97,8 +97,8 @@ Finding disk(const std::string& folder) {
     return {"disk",
             fmt::format("{} free in {}; {}", human_nbytes(static_cast<std::int64_t>(fs::space(folder).available)),
                         short_path(folder), speed.description),
-            fast ? "checkpoints and --nvme at the disk's speed (zero bench io measures it)"
-                 : "checkpoints and --nvme work, slower than with io_uring and O_DIRECT",
+            fast ? "checkpoints and --nvme at the disk's speed (zero bench io)"
+                 : "checkpoints and --nvme, slower than by io_uring and O_DIRECT",
             fast ? Verdict::kGood : Verdict::kNote};
   } catch (const std::exception& error) {
     return {"disk", error.what(), "no checkpoints in this folder", Verdict::kMissing};
@@ -153,7 +153,10 @@ int examine(bool json, const std::string& folder) {
     const std::string mark = one.verdict == Verdict::kGood   ? painted(Tone::kGood, "ok")
                              : one.verdict == Verdict::kNote ? painted(Tone::kWarning, "--")
                                                              : painted(Tone::kBad, "!!");
-    console.print(fmt::format("{} {:<13} {}\n{:17}{}\n", mark, one.what, one.found, "", one.meaning));
+    constexpr std::size_t kMark = 2, kIndent = 17;
+    const std::string lines =
+        wrapped(fmt::format("{:{}} {}", "", kMark, one.what), one.found, kIndent) + wrapped("", one.meaning, kIndent);
+    console.print(mark + lines.substr(kMark));
   }
   if (!json) console.print(well ? "\nready to train: zero train\n" : "\nwhat is marked !! is needed\n");
   return well ? 0 : 1;

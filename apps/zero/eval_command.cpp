@@ -40,6 +40,7 @@ struct EvalArguments : ModelArguments {
 struct EvalJob {
   OpenedModel model;
   std::string corpus_folder, source, split;
+  std::string about_text;  ///< what of it is evaluated, for people; empty: nothing to say
   double text_nbytes = 0;  ///< of a token; 0: not known
   std::int64_t seq = 0;
   bool as_json = false;
@@ -50,6 +51,7 @@ std::string to_json(const EvalJob& job) {
               {"corpus_folder", job.corpus_folder},
               {"source", job.source},
               {"split", job.split},
+              {"about_text", job.about_text},
               {"text_nbytes", job.text_nbytes},
               {"seq", job.seq},
               {"as_json", job.as_json}}
@@ -62,6 +64,7 @@ EvalJob eval_job_from_json(const std::string& text) {
           .corpus_folder = of.at("corpus_folder"),
           .source = of.at("source"),
           .split = of.at("split"),
+          .about_text = of.at("about_text"),
           .text_nbytes = of.at("text_nbytes"),
           .seq = of.at("seq"),
           .as_json = of.at("as_json")};
@@ -121,7 +124,11 @@ void take_text(EvalJob& job, const TrainOptions& text) {
     }
     options = tokenized(options, folder);
   }
-  take_corpus(job, text, pack_corpus(options), source);
+  const CorpusInfo corpus = pack_corpus(options);
+  job.about_text = describe_files(corpus);
+  if (corpus.files > 1)
+    job.about_text = "           duplicates and links count as often as they occur\n" + job.about_text;
+  take_corpus(job, text, corpus, source);
 }
 
 std::int64_t sequence_length(const OpenedModel& model, std::optional<std::int64_t> wanted) {
@@ -179,7 +186,7 @@ int run(const EvalJob& job, Group group) {
   Progress progress(console, 0, 0);
   const Corpus corpus(job.corpus_folder, job.split == "train" ? Split::kTrain : Split::kValidation);
   console.print(describe(job.model));
-  console.print(fmt::format("text       {}\n", short_path(job.source)));
+  console.print(fmt::format("text       {}\n{}", short_path(job.source), job.about_text));
   progress.busy("loading the model ...");
   LoadedModel loaded = load(job.model, group);
   Clock clock;

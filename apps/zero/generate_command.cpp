@@ -309,7 +309,7 @@ void add_generate_command(CLI::App& app, int& exit_code) {
   command->add_option("--tokens", arguments->tokens, "tokens in place of text: numbers in, numbers out")
       ->excludes(prompt)
       ->delimiter(',')
-      ->type_name("N");
+      ->type_name("N,...");
   command->add_option("--length", arguments->length, "tokens to add at most (bytes, of models of bytes)")
       ->transform(whole_number(1))
       ->capture_default_str()

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -62,15 +63,23 @@ int run(int argc, char** argv) {
   zero::app::add_describe_commands(app);
   const std::vector<std::string> arguments =
       zero::app::with_program_marked(*app.get_subcommand("launch"), zero::app::with_help(app, {argv + 1, argv + argc}));
+  const auto was_written = [] {
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return true;
+    zero::app::print_error("zero: error: standard output cannot be written: is the disk full?\n");
+    return false;
+  };
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     // What a run has to say is in its folder, too.
     const bool must_be_read = !app.got_subcommand("train") && !app.got_subcommand("launch");
-    if (exit_code != 0 || !must_be_read || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return exit_code;
-    zero::app::print_error("zero: error: standard output cannot be written: is the disk full?\n");
-    return 1;
+    return exit_code != 0 || !must_be_read || was_written() ? exit_code : 1;
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (error.get_exit_code() == 0) {  // --help, --version
+      std::ostringstream text;
+      app.exit(error, text);
+      zero::app::Console(true).print(text.str());
+      return was_written() ? 0 : 1;
+    }
     zero::app::print_error(fmt::format("zero: error: {}\n", zero::app::explain(error, app, arguments)));
     return kBadInput;
   }

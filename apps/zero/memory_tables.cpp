@@ -122,7 +122,7 @@ std::string first_step_memory(const std::vector<MemoryReport>& reports, const Me
       std::max_element(reports.begin(), reports.end(), [&](const auto& a, const auto& b) { return peak(a) < peak(b); });
   const std::int64_t activations = (*most)[MemoryKind::kActivations].peak_nbytes;
   return fmt::format(
-      "memory     step 1 took each rank at most {}:\n"
+      "memory     the first step took each rank at most {}:\n"
       "           states {} + buffers {} + activations {}\n"
       "           with DDP {}: states {} + the same activations, and buckets\n",
       human_nbytes(peak(*most)), human_nbytes(states_nbytes(*most)), human_nbytes(buffers_peak_nbytes(*most)),

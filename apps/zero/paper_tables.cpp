@@ -34,16 +34,16 @@ std::string gb(double value) {
 std::string billions(double parameters) { return fmt::format("{:g} B parameters", parameters / 1e9); }
 
 std::string table1() {
-  std::string text = "Table 1: model states of a rank, in GB (10^9 bytes)\n  ranks";
-  for (const double model : kModels) text += fmt::format("{:>30}", billions(model));
-  text += "\n       ";
+  std::string text = "Table 1: model states of a rank, in GB (10^9 bytes)\n ranks";
+  for (const double model : kModels) text += fmt::format("{:>24}", billions(model));
+  text += "\n      ";
   for (std::size_t i = 0; i < std::size(kModels); ++i)
-    text += fmt::format("{:>10}{:>10}{:>10}", "Pos", "Pos+g", "Pos+g+p");
+    text += fmt::format("{:>8}{:>8}{:>8}", "Pos", "Pos+g", "Pos+g+p");
   text += '\n';
   for (const double ranks : kRanks) {
-    text += fmt::format("  {:>5}", ranks);
+    text += fmt::format("  {:>4}", ranks);
     for (const double model : kModels) {
-      for (int stage = 1; stage <= 3; ++stage) text += fmt::format("{:>10}", gb(states_gb(model, stage, ranks)));
+      for (int stage = 1; stage <= 3; ++stage) text += fmt::format("{:>8}", gb(states_gb(model, stage, ranks)));
     }
     text += '\n';
   }
@@ -55,7 +55,7 @@ double largest(int stage, int model_parallel) {
 }
 
 std::string table2() {
-  std::string text = "Table 2, theory: largest model on GPUs of 32 GB, 64 of them for each part of the model\n";
+  std::string text = "Table 2, theory: largest model on GPUs of 32 GB, 64 for each part of the model\n";
   text += "     MP   GPUs";
   for (const char* name : kStageNames) text += fmt::format("{:>12}", name);
   text += '\n';
@@ -72,12 +72,10 @@ std::string table2() {
 
 std::string paper_tables_text() {
   return table1() + "\n" + table2() +
-         "\n2 bytes for a parameter, 2 for its gradient, 12 for its fp32 master weight and Adam's two "
-         "moments\n"
-         "(arXiv 1910.02054). The paper cuts off whole GB in the columns of 128 B and 1000 B (513 for "
-         "513.5), and\n"
-         "multiplies its rounded first row in table 2 (15.2 for 15.3). What this engine holds is in `zero "
-         "plan`.\n";
+         "\n2 bytes for a parameter, 2 for its gradient, 12 for its fp32 master weight and\n"
+         "Adam's two moments (arXiv 1910.02054). The paper cuts off whole GB in the columns\n"
+         "of 128 B and 1000 B (513 for 513.5), and multiplies its rounded first row in\n"
+         "table 2 (15.2 for 15.3). What this engine holds is in `zero plan`.\n";
 }
 
 ordered_json paper_tables_json() {

@@ -27,7 +27,7 @@ constexpr const char* kDefaultPreset = "gpt-11m";
 
 void add_model_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--preset", options.preset, "a GPT of `zero train` (default gpt-11m)")
-      ->type_name("NAME")
+      ->type_name("PRESET")
       ->group(kModel);
   command.add_option("--model", options.model, "a Hugging Face folder or config.json, as of `zero train`")
       ->type_name("PATH")

@@ -277,17 +277,16 @@ void add_time_rows(Table& table, const PlanResult& result) {
 std::string offload_text(const PlanResult& result) {
   const plan::Plan& plan = result.plans.front();
   std::string text =
-      "offload, on paper (2 + 2 + 12 bytes a parameter). Of these the engine has on NVMe\n"
-      "optimizer states (zero_optimization.offload_optimizer), parameters (offload_param) and\n"
-      "sums of gradients (zerotorch.offload_gradients), each {\"device\": \"nvme\", \"nvme_path\": ...};\n"
-      "what it takes is above\n"
-      "  states of a rank                                                    device        host        "
-      "NVMe\n";
+      "offload, on paper (2 + 2 + 12 bytes a parameter). Of these the engine has on\n"
+      "NVMe optimizer states (zero_optimization.offload_optimizer), parameters\n"
+      "(offload_param) and sums of gradients (zerotorch.offload_gradients), each\n"
+      "{\"device\": \"nvme\", \"nvme_path\": ...}; what it takes is above\n"
+      "  states of a rank                              device        host        NVMe\n";
   for (const auto& row : plan::offload_on_paper(static_cast<double>(plan.parameters_numel), plan.ranks)) {
     const auto cell = [](double nbytes) {
       return nbytes == 0 ? std::string("-") : human_nbytes(static_cast<std::int64_t>(nbytes));
     };
-    text += fmt::format("  {:<62}{:>12}{:>12}{:>12}\n", row.name, cell(row.device_nbytes), cell(row.host_nbytes),
+    text += fmt::format("  {}\n{:42}{:>12}{:>12}{:>12}\n", row.name, "", cell(row.device_nbytes), cell(row.host_nbytes),
                         cell(row.nvme_nbytes));
   }
   return text;
@@ -341,11 +340,12 @@ std::string verdict_text(const PlanResult& result) {
   }
   if (!result.suggestion) return text + "           no change that the plan knows makes it fit\n";
   const auto& changes = result.suggestion->changes;
-  text += "           smallest change that fits:";
-  text += changes.size() == 1 ? " " + changes.front()
-                              : fmt::format("\n             {}\n          ", fmt::join(changes, "\n             "));
-  return text + fmt::format("{} then {}\n", changes.size() == 1 ? ";" : "",
-                            plan::needs(result.suggestion->plan, result.suggestion->cluster));
+  const std::string then = "then " + plan::needs(result.suggestion->plan, result.suggestion->cluster);
+  if (changes.size() == 1)
+    return text + hanging("", fmt::format("smallest change that fits: {}; {}", changes.front(), then));
+  text += hanging("", "smallest change that fits:");
+  for (const std::string& change : changes) text += wrapped("", change, 13);
+  return text + hanging("", then);
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ std::int64_t whole(const std::string& option, const std::string& text, std::span
                    const char* wanted) {
   constexpr double kMost = 9e18;
   const double value = parse(text, units);
+  if (value > 0 && value < 1) throw ConfigError(fmt::format("{}: got '{}', which is less than one", option, text));
   if (value >= 0 && value < kMost) return std::llround(value);
   if (value >= kMost) throw ConfigError(fmt::format("{}: {} is too much; the most is 9e18", option, text));
   throw ConfigError(fmt::format("{}: got '{}', want {}", option, text, wanted));

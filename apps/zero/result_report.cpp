@@ -36,10 +36,15 @@ std::string perplexity_text(double nats) {
                             : fmt::format("perplexity {:.3g}", perplexity);
 }
 
+std::string percent_of_unigram(const TrainPlan& plan, double nats) {
+  return fmt::format("{:.0f} % of unigram", 100 * nats / plan.baseline_nats);
+}
+
 /// The rest of a line about a loss: what the unigram entropy is to it.
 std::string beside_baseline(const TrainPlan& plan, double nats) {
   if (plan.token_nbytes > 1) return perplexity_text(nats);
-  return fmt::format("{:.0f} % of the unigram entropy", 100 * nats / plan.baseline_nats);
+  return std::isfinite(nats) ? fmt::format("{:.0f} % of the unigram entropy", 100 * nats / plan.baseline_nats)
+                             : "not to be compared with the unigram entropy";
 }
 
 std::string describe_validation(const TrainPlan& plan, const RunResult& result) {
@@ -69,13 +74,14 @@ std::string describe_times_briefly(const RunResult& result) {
 std::string describe_times(const RunResult& result) {
   const double each = 1e3 / static_cast<double>(result.steps_here);
   const StepTotals& t = result.totals;
-  return fmt::format(
-      "time       {:.1f} ms a step, the mean over ranks: data {:.1f}, forward {:.1f}, backward {:.1f},\n"
-      "           step {:.1f}; in these gradient copies {:.1f}, reduction {:.1f}, waiting for\n"
-      "           parameters {:.1f}, for ranks {:.1f}, norm {:.1f}, update {:.1f}, publishing {:.1f}\n",
-      each * t.seconds(), each * t.data, each * t.forward, each * t.backward, each * t.step,
-      each * t.inside.gradient_copy, each * t.inside.reduce, each * t.inside.gather, each * t.inside.wait,
-      each * t.inside.norm, each * t.inside.update, each * t.inside.publish);
+  const StepBreakdown& inside = t.inside;
+  return hanging(
+      "time", fmt::format("{:.1f} ms a step, the mean over ranks: data {:.1f}, forward {:.1f}, backward {:.1f}, "
+                          "step {:.1f}; in these gradient copies {:.1f}, reduction {:.1f}, waiting for parameters "
+                          "{:.1f}, for ranks {:.1f}, norm {:.1f}, update {:.1f}, publishing {:.1f}",
+                          each * t.seconds(), each * t.data, each * t.forward, each * t.backward, each * t.step,
+                          each * inside.gradient_copy, each * inside.reduce, each * inside.gather, each * inside.wait,
+                          each * inside.norm, each * inside.update, each * inside.publish));
 }
 
 /// Of offload; empty where nothing moved.
@@ -84,8 +90,9 @@ std::string describe_disk(const RunResult& result) {
   const auto steps = static_cast<double>(std::max<std::int64_t>(1, result.steps_here - 1));
   const auto each = [&](double nbytes) { return human_nbytes(std::llround(nbytes / steps)); };
   if (t.disk_read_nbytes + t.disk_written_nbytes == 0) return "";
-  return fmt::format("disk       {} read and {} written a step by each rank, which waited {:.1f} ms for it\n",
-                     each(t.disk_read_nbytes), each(t.disk_written_nbytes), 1e3 * t.disk_waited / steps);
+  return hanging("disk",
+                 fmt::format("{} read and {} written a step by each rank, which waited {:.1f} ms for it",
+                             each(t.disk_read_nbytes), each(t.disk_written_nbytes), 1e3 * t.disk_waited / steps));
 }
 
 ordered_json disk_json(const RunResult& result) {
@@ -105,12 +112,12 @@ std::string describe_traffic(const RunResult& result) {
   const StepTotals& t = result.totals;
   const std::string whole =
       t.whole_numel > 0 ? fmt::format(", whole tensors {}", human_count(t.whole_numel / steps)) : "";
-  return fmt::format(
-      "traffic    {} elements a step to each rank: gathered {}, reduced {}, published {}{}\n"
-      "           = {:.2f} x P (N-1)/N with P = {} parameters as laid out, N = {} ranks\n",
-      human_count(t.moved_numel() / steps), human_count(t.gathered_numel / steps), human_count(t.reduced_numel / steps),
-      human_count(t.published_numel / steps), whole, traffic_in_model_sizes(result),
-      human_count(static_cast<double>(result.padded_numel)), result.ranks);
+  return hanging("traffic", fmt::format("{} elements a step to each rank: gathered {}, reduced {}, published {}{}\n"
+                                        "= {:.2f} x P (N-1)/N with P = {} parameters as laid out, N = {} ranks",
+                                        human_count(t.moved_numel() / steps), human_count(t.gathered_numel / steps),
+                                        human_count(t.reduced_numel / steps), human_count(t.published_numel / steps),
+                                        whole, traffic_in_model_sizes(result),
+                                        human_count(static_cast<double>(result.padded_numel)), result.ranks));
 }
 
 ordered_json memory_json(const RunResult& result) {
@@ -199,16 +206,16 @@ std::optional<double> bits_per_byte(const TrainPlan& plan, double nats) {
 }
 
 std::string nats_text(const TrainPlan& plan, double nats, int digits) {
+  if (!std::isfinite(nats)) return "not a number";
   const auto bits = bits_per_byte(plan, nats);
   return fmt::format("{:.{}f} nats{}{}", nats, digits, plan.token_nbytes > 1 ? " a token" : "",
                      bits ? fmt::format(" = {:.3f} bits per byte", *bits) : "");
 }
 
 std::string loss_text(const TrainPlan& plan, double nats, int digits) {
-  const std::string beside = plan.token_nbytes > 1
-                                 ? perplexity_text(nats)
-                                 : fmt::format("{:.0f} % of unigram entropy", 100 * nats / plan.baseline_nats);
-  return fmt::format("{}, {}", nats_text(plan, nats, digits), beside);
+  const std::string loss = nats_text(plan, nats, digits);
+  if (!std::isfinite(nats)) return loss;
+  return fmt::format("{}, {}", loss, plan.token_nbytes > 1 ? perplexity_text(nats) : percent_of_unigram(plan, nats));
 }
 
 std::int64_t RunResult::best_checkpoint_step() const {
@@ -281,11 +288,13 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
 }
 
 std::string describe_result_briefly(const TrainPlan& plan, const RunResult& result) {
-  const std::string loss =
-      result.last_validation && result.last_validation_step == result.steps_done
-          ? fmt::format("validation loss {:.4f} nats per {} ({:.0f} % of unigram)", *result.last_validation,
-                        token_name(plan), 100 * *result.last_validation / plan.baseline_nats)
-          : fmt::format("training loss {:.4f} nats per {}", result.last_loss, token_name(plan));
+  const auto nats_each = [&](double nats) {
+    return std::isfinite(nats) ? fmt::format("{:.4f} nats per {}", nats, token_name(plan)) : "not a number";
+  };
+  const std::string loss = result.last_validation && result.last_validation_step == result.steps_done
+                               ? fmt::format("validation loss {} ({})", nats_each(*result.last_validation),
+                                             percent_of_unigram(plan, *result.last_validation))
+                               : fmt::format("training loss {}", nats_each(result.last_loss));
   return fmt::format("{}{}, {}, {} tokens/s, {}: {}\n",
                      result.diverged           ? "diverged: "
                      : result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal))

@@ -13,6 +13,7 @@
 #include <numbers>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 namespace zero::app {
 namespace {
@@ -90,24 +91,47 @@ std::string printable(const std::string& text) {
   return result;
 }
 
-std::string hanging(const std::string& label, const std::string& text) {
-  constexpr std::size_t kColumns = 80, kIndent = 11;
-  std::string all, line = fmt::format("{:<{}}", label, kIndent);
+namespace {
+
+/// Where the word that begins at `from` ends: before a space or a line end, but not within backticks.
+std::size_t end_of_word(const std::string& text, std::size_t from) {
+  bool is_quoted = false;
+  for (std::size_t i = from; i < text.size(); ++i) {
+    if (text[i] == '`') is_quoted = !is_quoted && text.find('`', i + 1) != std::string::npos;
+    if (text[i] == '\n' || (text[i] == ' ' && !is_quoted)) return i;
+  }
+  return text.size();
+}
+
+}  // namespace
+
+std::string wrapped(const std::string& head, const std::string& text, std::size_t indent) {
+  constexpr std::size_t kColumns = 80;
+  const std::string margin(indent, ' ');
+  std::string all, line = fmt::format("{:<{}}", head, indent);
+  if (!head.empty() && head.size() >= indent) {
+    all = head + '\n';
+    line = margin;
+  }
   bool is_begun = false;  // the line has a word
+  const auto end_line = [&] {
+    all += std::exchange(line, margin) + '\n';
+    is_begun = false;
+  };
   for (std::size_t from = 0; from < text.size();) {
-    const std::size_t end = std::min(text.find(' ', from), text.size());
+    const std::size_t end = end_of_word(text, from);
     const std::string word = text.substr(from, end - from);
-    if (is_begun && line.size() + 1 + word.size() > kColumns) {
-      all += line + '\n';
-      line = std::string(kIndent, ' ');
-      is_begun = false;
-    }
+    if (is_begun && line.size() + 1 + word.size() > kColumns) end_line();
     line += (is_begun ? " " : "") + word;
     is_begun = true;
+    if (end < text.size() && text[end] == '\n') end_line();
     from = end + 1;
   }
-  return all + line + '\n';
+  if (is_begun || text.empty()) end_line();
+  return all;
 }
+
+std::string hanging(const std::string& label, const std::string& text) { return wrapped(label, text, 11); }
 
 std::string program_name() {
   std::error_code error;

@@ -19,8 +19,11 @@ std::string duration(double seconds);
 double to_bits(double nats);
 /// `text` with control characters and bytes that are no UTF-8 replaced by '?'; line ends and tabs stay.
 std::string printable(const std::string& text);
-/// A line of a label and what is said of it, ended, broken at spaces where it is longer than 80 columns; what goes over
-/// stands below what is said: hanging("model", "gpt-11m: ...").
+/// `head`, and from column `indent` on `text`, in ended lines of at most 80 columns that are broken at spaces; on a new
+/// line where `head` reaches that far. A line end in `text` begins a line; what is between two backticks, to be pasted,
+/// stays together.
+std::string wrapped(const std::string& head, const std::string& text, std::size_t indent);
+/// A line of a label and what is said of it, as reports have it: hanging("model", "gpt-11m: ...").
 std::string hanging(const std::string& label, const std::string& text);
 /// How this program is called from here: "zero" where that finds it in PATH, else its path.
 std::string program_name();

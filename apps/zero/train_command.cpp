@@ -19,6 +19,7 @@
 
 #include "console.h"
 #include "corpus_choice.h"
+#include "plan_fit.h"
 #include "rank_device.h"
 #include "rank_setup.h"
 #include "text_format.h"
@@ -134,21 +135,33 @@ void check_ranks_fit(const TrainOptions& options, const LaunchedRank& found) {
       fmt::format("--ranks {}, but {} started {}; leave --ranks away", *options.ranks, found.launcher, found.size));
 }
 
+/// What --print-config prints; the shortest form of it, where nothing but options has a say.
+std::string config_to_print(const TrainOptions& options) {
+  const int ranks = options.ranks.value_or(default_ranks(options.device, kDefaultRanks));
+  TrainPlan plan = choose_model(options);
+  Config config = make_config(options, plan.dim, ranks);  // checked in any case
+  if (options.fit) {
+    plan.ranks = ranks;
+    print_error(fit_or_check(plan, config, options, {.world_size = ranks}, /*goes_on=*/false));
+    return config.to_json();
+  }
+  return options.config.empty() ? builtin_config(options, plan.dim, ranks) : config.to_json();
+}
+
 int run_train(const TrainOptions& options, const std::string& command_line) {
   const Console console(true);
   if (options.as_rank) return run_as_rank();
   if (options.print_config) {
-    const int ranks = options.ranks.value_or(default_ranks(options.device, kDefaultRanks));
-    const std::int64_t dim = choose_model(options).dim;
-    const std::string text = make_config(options, dim, ranks).to_json();  // checked in any case
-    console.print((options.config.empty() ? builtin_config(options, dim, ranks) : text) + "\n");
+    console.print(config_to_print(options) + "\n");
     return 0;
   }
   if (options.pack_only) {
     const auto start = std::chrono::steady_clock::now();
     const CorpusInfo corpus = pack_only(options);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    console.print(describe_corpus(corpus, seconds.count()) + fmt::format("packed     {}\n", short_path(corpus.folder)));
+    console.print(options.json ? corpus_json(corpus).dump(2) + "\n"
+                               : describe_corpus(corpus, seconds.count()) +
+                                     fmt::format("packed     {}\n", short_path(corpus.folder)));
     return 0;
   }
   const auto launched = launched_rank();

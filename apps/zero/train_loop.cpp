@@ -81,6 +81,7 @@ RunOptions TrainLoop::run_options() {
           .notice =
               [this](const RunNotice& notice) {
                 if (run_.diverged()) return;
+                if (is_loading_) return say_of_loading(notice.text);
                 notice.is_problem ? warn(notice.text) : note(notice.text);
               }};
 }
@@ -96,9 +97,17 @@ void TrainLoop::warn(const std::string& text) {
   if (engine_.rank() == 0) fmt::print(stderr, "zero train: step {}: {}\n", result_.steps_done, text);
 }
 
+void TrainLoop::say_of_loading(const std::string& text) {
+  console_.print(hanging("resume", text));
+  if (!console_.enabled() && engine_.rank() == 0) print_error(fmt::format("zero train: {}\n", text));
+}
+
 LoadReport TrainLoop::load() {
   try {
-    return run_.resume();
+    is_loading_ = true;
+    LoadReport report = run_.resume();
+    is_loading_ = false;
+    return report;
   } catch (const CheckpointError& error) {
     throw CheckpointError(fmt::format("{}.{}", error.what(), restart_hint(plan_.run_folder)));
   }

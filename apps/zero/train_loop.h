@@ -73,6 +73,7 @@ class TrainLoop {
   /// A line about the step that is done.
   void note(const std::string& text);
   /// What must be heard also by who wants to hear nothing.
+  void say_of_loading(const std::string& text);
   void warn(const std::string& text);
   LoadReport load();
   void resume();
@@ -98,6 +99,7 @@ class TrainLoop {
   Engine& engine_;
   Console console_;
   Progress& progress_;
+  bool is_loading_ = false;  ///< a checkpoint, before the first step
   SequenceSampler sampler_;
   Validation validation_;
   at::Tensor tokens_;               ///< [micro-batch, seq + 1]

@@ -326,7 +326,7 @@ void add_model_options(CLI::App& command, TrainOptions& options) {
           "--preset", options.preset,
           "by parameters: gpt-tiny (137 k), gpt-2m, gpt-11m, gpt-14m, gpt-25m, gpt-152m, gpt-1b, gpt-4b or gpt-7b")
       ->capture_default_str()
-      ->type_name("NAME")
+      ->type_name("PRESET")
       ->group(kModel);
   command.add_option("--layers", options.layers, "overrides the preset's number of blocks")
       ->transform(kPositive)

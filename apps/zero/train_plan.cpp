@@ -237,7 +237,7 @@ void print_tail(const Console& console, const TrainPlan& plan, const Config& con
                             plan.resume    ? ", goes on"
                             : plan.restart ? ", starts over"
                                            : ""));
-  for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
+  for (const std::string& notice : config.notices) console.print(hanging("config", notice));
   if (const int gpus = visible_gpus(); gpus > 0 && plan.device == "cpu" && libtorch_has_cuda()) {
     console.print(fmt::format("device     the CPU; --device cuda trains on the host's GPU{}\n", gpus == 1 ? "" : "s"));
   }
@@ -663,8 +663,10 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
         "           run is trained with. --config FILE of a new run takes another one\n");
   }
   if (plan.goes_on && found.recorded_steps >= plan.steps) {
-    console.print(fmt::format("resume     the run has its {} already; --steps N, more than that, goes on\n",
-                              counted(found.recorded_steps, "step")));
+    const std::string done = fmt::format("the run has its {} already; --steps N, more than that, goes on",
+                                         counted(found.recorded_steps, "step"));
+    console.print(hanging("resume", done));
+    if (!console.enabled()) print_error(fmt::format("zero train: warning: {}\n", done));
   } else if (plan.goes_on && plan.steps > steps_before && plan.config.find("total_num_steps") != std::string::npos) {
     console.print(
         hanging("resume", fmt::format("the schedule was made for {}: from there on the learning rate stays at "

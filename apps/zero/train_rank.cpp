@@ -38,7 +38,7 @@ void print_start(const Console& console, const TrainPlan& plan, const Engine& en
                                              describe_device(engine.device(), group.size()), duration(seconds))) +
                 "\n");
   if (!engine.device().is_cpu()) {
-    for (const std::string& notice : config.notices) console.print(fmt::format("config     {}\n", notice));
+    for (const std::string& notice : config.notices) console.print(hanging("config", notice));
   }
   console.print(
       memory_table(before, after, ddp_memory(plan.parameters_numel, plan.trained_numel, config.param_dtype()), stage) +

@@ -5,12 +5,16 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cctype>
 #include <numeric>
+#include <optional>
+#include <ranges>
 #include <sstream>
 #include <string_view>
 #include <utility>
 
 #include "colour.h"
+#include "text_format.h"
 #include "zero/errors.h"
 
 namespace zero::app {
@@ -32,14 +36,53 @@ std::size_t distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
+/// Commands and options by names that other programs have taught, and ours.
+constexpr std::pair<std::string_view, std::string_view> kNamesElsewhere[] = {
+    {"checkpoint", "ckpt"},
+    {"evaluate", "eval"},
+    {"sample", "generate"},
+    {"benchmark", "bench"},
+    {"environment", "doctor"},
+    {"rm", "prune"},
+    {"show", "inspect"},
+    {"--learning-rate", "--lr"},
+    {"--gpus", "--ranks"},
+    {"--num-gpus", "--ranks"},
+    {"--nproc-per-node", "--ranks"},
+    {"--nproc-per-node", "--nproc"},
+    {"--gpus", "--nproc"},
+    {"--num-gpus", "--nproc"},
+    {"--ranks", "--nproc"},
+    {"--world-size", "--ranks"},
+    {"--deepspeed-config", "--config"},
+    {"--max-steps", "--steps"},
+    {"--epochs", "--steps"},
+    {"--precision", "--dtype"},
+    {"--output-dir", "--run-dir"},
+    {"--save-steps", "--checkpoint-every"},
+    {"--eval-steps", "--eval-every"},
+    {"--zero-stage", "--stage"},
+    {"--train-batch-size", "--batch-size"},
+    {"--per-device-train-batch-size", "--micro-batch"},
+    {"--context-length", "--seq"},
+    {"--max-tokens", "--length"},
+    {"--max-new-tokens", "--length"},
+    {"--gradient-checkpointing", "--recompute"},
+    {"--activation-checkpointing", "--recompute"},
+};
+
 }  // namespace
 
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& names) {
   std::string nearest;
   std::size_t least = std::max<std::size_t>(1, word.size() / 3) + 1;
-  for (const std::string& name : names) {
-    const std::size_t d = distance(word, name);
+  const auto look_at = [&](std::string_view known, std::string_view name) {
+    const std::size_t d = distance(word, known);
     if (d < least) least = d, nearest = name;
+  };
+  for (const std::string& name : names) look_at(name, name);
+  for (const auto& [elsewhere, here] : kNamesElsewhere) {
+    if (std::find(names.begin(), names.end(), here) != names.end()) look_at(elsewhere, here);
   }
   return nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest);
 }
@@ -81,8 +124,23 @@ std::string unknown_argument(const CLI::App& command, const std::string& name, c
   }
   const auto commands = commands_of(command);
   if (commands.empty()) return fmt::format("{} takes no argument '{}'", name, argument);
-  return fmt::format("there is no command '{} {}'{}; want {}", name, argument, did_you_mean(argument, commands),
-                     fmt::join(commands, ", "));
+  const std::string near = did_you_mean(argument, commands);
+  return fmt::format("there is no command '{} {}'{}", name, argument,
+                     near.empty() ? fmt::format("; want {}", fmt::join(commands, ", ")) : near);
+}
+
+std::string where_help_is(const std::string& name) { return fmt::format("\nTry `{} --help`.", name); }
+
+/// "PATH TO": what stands behind a command's name.
+std::string positionals_of(const CLI::App& command) {
+  std::string names;
+  for (const CLI::Option* option : command.get_options()) {
+    if (!option->get_positional()) continue;
+    names += " ";
+    for (const char c : option->get_single_name())
+      names += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return names;
 }
 
 }  // namespace
@@ -91,6 +149,7 @@ std::vector<std::string> with_help(const CLI::App& app, std::vector<std::string>
   if (arguments.empty()) return {"--help"};
   if (arguments.front() != "help") return arguments;
   arguments.erase(arguments.begin());
+  if (arguments == std::vector<std::string>{"help"}) arguments.clear();
   const CLI::App* command = &app;
   for (const std::string& word : arguments) {
     const auto commands = commands_of(*command);
@@ -103,24 +162,7 @@ std::vector<std::string> with_help(const CLI::App& app, std::vector<std::string>
 
 namespace {
 
-constexpr std::size_t kColumns = 80, kTextColumn = 26;
-
-/// `text` in lines of at most kColumns from column `indent` on; the first one begins at column `begin`.
-std::string wrapped(const std::string& text, std::size_t begin, std::size_t indent) {
-  std::string lines;
-  std::size_t column = begin;
-  if (begin + 1 > indent) lines += "\n" + std::string(indent, ' '), column = indent;
-  if (begin + 1 <= indent) lines += std::string(indent - begin, ' '), column = indent;
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    if (column > indent && column + 1 + word.size() > kColumns)
-      lines += "\n" + std::string(indent, ' '), column = indent;
-    if (column > indent) lines += " ", ++column;
-    lines += word;
-    column += word.size();
-  }
-  return lines + "\n";
-}
+constexpr std::size_t kTextColumn = 26;
 
 /// `text` with the word before its first colon, if that is `head`, as a heading.
 std::string with_painted_head(std::string text, const std::string& head) {
@@ -135,6 +177,7 @@ class HelpFormatter : public CLI::Formatter {
                          std::vector<const CLI::Option*> options) const override {
     return with_painted_head(CLI::Formatter::make_group(group, is_positional, std::move(options)), group);
   }
+  std::string make_description(const CLI::App* app) const override { return wrapped("", app->get_description(), 0); }
   std::string make_usage(const CLI::App* app, std::string name) const override {
     return with_painted_head(CLI::Formatter::make_usage(app, std::move(name)), "Usage");
   }
@@ -148,11 +191,11 @@ class HelpFormatter : public CLI::Formatter {
     if (option->get_required()) text += " (required)";
     if (!option->get_default_str().empty()) text += " (default: " + option->get_default_str() + ")";
     const std::string name = "  " + (is_positional ? option->get_single_name() : option->get_name(false, true)) + type;
-    return name + wrapped(text, name.size(), kTextColumn);
+    return wrapped(name, text, kTextColumn);
   }
   std::string make_subcommand(const CLI::App* sub) const override {
     const std::string name = "  " + sub->get_name();
-    return name + wrapped(sub->get_description(), name.size(), kTextColumn);
+    return wrapped(name, sub->get_description(), kTextColumn);
   }
 };
 
@@ -169,7 +212,8 @@ std::vector<std::string> with_program_marked(const CLI::App& command, std::vecto
       break;
     }
     const CLI::Option* const option = command.get_option_no_throw(word->substr(0, word->find('=')));
-    if (option == nullptr) throw ConfigError(unknown_argument(command, "zero " + command.get_name(), *word));
+    const std::string name = "zero " + command.get_name();
+    if (option == nullptr) throw ConfigError(unknown_argument(command, name, *word) + where_help_is(name));
     if (word->find('=') == std::string::npos && option->get_items_expected_max() > 0 && word + 1 != arguments.end())
       ++word;
   }
@@ -196,28 +240,110 @@ std::string two_that_exclude(const std::string& said, const std::string& name) {
 
 }  // namespace
 
+namespace {
+
+/// What is wrong, and the place of the word at which it is.
+struct Problem {
+  std::size_t at = 0;
+  std::string text;
+};
+
+/// The word that gives `option`: "--ranks", "--ranks=2", "-n", "-n2". npos: none does.
+std::size_t place_of(const CLI::Option& option, const std::vector<std::string>& arguments) {
+  const auto gives_it = [&](const std::string& word) {
+    const auto is_long = [&](const std::string& name) { return word.substr(0, word.find('=')) == "--" + name; };
+    const auto is_short = [&](const std::string& letter) { return word.starts_with("-" + letter); };
+    return std::ranges::any_of(option.get_lnames(), is_long) || std::ranges::any_of(option.get_snames(), is_short);
+  };
+  const auto at = std::ranges::find_if(arguments, gives_it);
+  return at == arguments.end() ? std::string::npos : static_cast<std::size_t>(at - arguments.begin());
+}
+
+/// What the parser says of an option's value, with the option as it was typed.
+std::string about_value(std::string said, const CLI::Option& option, const std::string& typed) {
+  const std::string name = option.get_name();
+  const std::string as_typed = typed.starts_with("--") ? typed.substr(0, typed.find('=')) : typed.substr(0, 2);
+  if (said.starts_with("Could not convert"))
+    said = fmt::format("{}: got '{}', want {}", name, fmt::join(option.results(), " "), option.get_type_name());
+  constexpr std::string_view kNotIn = " not in {";
+  if (const std::size_t at = said.find(kNotIn); at != std::string::npos) {
+    std::vector<std::string> values;
+    std::istringstream list(said.substr(at + kNotIn.size(), said.rfind('}') - at - kNotIn.size()));
+    for (std::string value; std::getline(list, value, ',');) values.push_back(value);
+    const std::size_t begin = name.size() + 2;
+    said = fmt::format("{}: got '{}', want {}", name, said.substr(begin, at - begin), fmt::join(values, ", "));
+  }
+  if (!typed.starts_with("-") || !said.starts_with(name + ":")) return said;
+  return as_typed + said.substr(name.size());
+}
+
+/// The first option, as they were typed, whose value is refused.
+std::optional<Problem> first_refused(const CLI::App& command, const std::vector<std::string>& arguments) {
+  std::optional<Problem> first;
+  for (CLI::Option* option : command.parse_order()) {
+    const std::size_t at = option->get_positional() ? arguments.size() : place_of(*option, arguments);
+    if (at == std::string::npos || (first && first->at <= at)) continue;
+    try {
+      option->run_callback();
+    } catch (const CLI::ParseError& error) {
+      first = {at, about_value(error.what(), *option, at < arguments.size() ? arguments[at] : "")};
+    }
+  }
+  return first;
+}
+
+/// The first word that no command and no option takes; an option before a word, which may be its value.
+std::optional<Problem> first_unknown(const CLI::App& command, const std::string& name,
+                                     const std::vector<std::string>& arguments) {
+  const std::vector<std::string> left = command.remaining();
+  const auto is_left = [&](const std::string& word) { return std::find(left.begin(), left.end(), word) != left.end(); };
+  auto at = std::ranges::find_if(arguments, [&](const auto& word) { return word.starts_with("-") && is_left(word); });
+  if (at == arguments.end()) at = std::ranges::find_if(arguments, is_left);
+  if (at != arguments.end())
+    return Problem{static_cast<std::size_t>(at - arguments.begin()), unknown_argument(command, name, *at)};
+  // "-q5": of a flag and what no letter stands for.
+  if (left.empty()) return std::nullopt;
+  const auto whole = std::ranges::find_if(arguments, [&](const std::string& word) {
+    return word.size() > 2 && word.front() == '-' && word.ends_with(left.front().substr(1));
+  });
+  if (whole == arguments.end()) return std::nullopt;
+  return Problem{static_cast<std::size_t>(whole - arguments.begin()),
+                 fmt::format("{} has no option '{}'; {} takes no value", name, *whole, whole->substr(0, 2))};
+}
+
+/// "file is required" and "--steps: 1 required N missing", said of this command.
+std::string what_is_missing(const CLI::ParseError& error, const CLI::App& command, const std::string& name) {
+  const std::string said = error.what();
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string called = option->get_name();
+    if (said == called + " is required") {
+      return option->get_positional()
+                 ? fmt::format("{}: no {} given; want `{}{}`", name, called, name, positionals_of(command))
+                 : fmt::format("{}: {} is needed: {}", name, called, option->get_description());
+    }
+    if (said.starts_with(called + ":") && said.ends_with(" missing"))
+      return fmt::format("{}: no value given; want {}", called, option->get_type_name());
+  }
+  return said;
+}
+
+}  // namespace
+
 std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& arguments) {
   const auto [command, name] = chosen_command(app);
-  const std::string help = fmt::format("\nTry `{} --help`.", name);
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    const std::vector<std::string> left = command->remaining();
-    // In the order in which they were typed; an option before a word, which may be its value.
-    const auto is_left = [&](const std::string& word) {
-      return std::find(left.begin(), left.end(), word) != left.end();
-    };
-    auto at = std::find_if(arguments.begin(), arguments.end(),
-                           [&](const std::string& word) { return word.starts_with("-") && is_left(word); });
-    if (at == arguments.end()) at = std::find_if(arguments.begin(), arguments.end(), is_left);
-    if (at != arguments.end()) return unknown_argument(*command, name, *at) + help;
-  }
+  const std::string help = where_help_is(name);
   // A word where the name of a command has to stand.
   const auto words = static_cast<std::size_t>(std::count(name.begin(), name.end(), ' '));
-  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !commands_of(*command).empty() &&
-      arguments.size() > words) {
-    return unknown_argument(*command, name, arguments[words]) + help;
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !commands_of(*command).empty()) {
+    if (arguments.size() > words) return unknown_argument(*command, name, arguments[words]) + help;
+    return fmt::format("{}: no command given; want {}", name, fmt::join(commands_of(*command), ", ")) + help;
   }
+  std::optional<Problem> first = first_unknown(*command, name, arguments);
+  if (const auto refused = first_refused(*command, arguments); refused && (!first || refused->at < first->at))
+    first = refused;
+  if (first) return first->text + help;
   if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr) return two_that_exclude(error.what(), name) + help;
-  return error.what() + help;
+  return what_is_missing(error, *command, name) + help;
 }
 
 }  // namespace zero::app

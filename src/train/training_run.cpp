@@ -79,6 +79,10 @@ nlohmann::json parse_client_state(const LoadReport& report) {
       report.folder));
 }
 
+std::string left_out_notice(const std::string& tag, const std::string& problem) {
+  return fmt::format("checkpoint '{}' is left out: {}", tag, problem);
+}
+
 }  // namespace
 
 FoundRun find_run(const std::string& folder) {
@@ -96,7 +100,7 @@ FoundRun find_run(const std::string& folder) {
   std::string problems;
   for (const auto& one : found.checkpoints) {
     if (one.complete) continue;
-    found.notices.push_back(fmt::format("checkpoint '{}' is left out: {}", one.tag, one.problem));
+    found.notices.push_back(left_out_notice(one.tag, one.problem));
     problems += fmt::format("{}'{}': {}", problems.empty() ? "" : "; ", one.tag, one.problem);
   }
   if (!found.checkpoints.empty() && found.notices.size() == found.checkpoints.size()) {
@@ -152,13 +156,17 @@ TrainingRun::~TrainingRun() = default;
 
 LoadReport TrainingRun::resume() {
   // Rank 0 looks, or ranks of other hosts might see another state of the folder.
-  const auto notices = nlohmann::json::parse(from_rank_0(engine_.all_ranks(), [&] {
+  const auto left_out = nlohmann::json::parse(from_rank_0(engine_.all_ranks(), [&] {
     const FoundRun found = find_run(options_.folder);
     if (!found.problem.empty()) throw CheckpointError(found.problem);
     if (found.is_fresh()) return std::string("null");
-    return nlohmann::json(found.notices).dump();
+    nlohmann::json incomplete = nlohmann::json::array();
+    for (const auto& one : found.checkpoints) {
+      if (!one.complete) incomplete.push_back({one.tag, one.problem});
+    }
+    return incomplete.dump();
   }));
-  if (notices.is_null()) {
+  if (left_out.is_null()) {
     from_rank_0(engine_.all_ranks(), [&] {
       metrics_->start_over(fresh_folder_for_old(options_.folder).string());
       return std::string();
@@ -166,9 +174,13 @@ LoadReport TrainingRun::resume() {
     return {};
   }
   LoadReport report = engine_.load_checkpoint(folder_, "", {.fall_back = true});
-  for (const std::string notice : notices) {
-    if (engine_.all_ranks().rank() == 0) tell(notice, /*failed=*/true);
-    report.notices.push_back(notice);
+  for (const auto& one : left_out) {
+    const std::string problem = one.at(1);
+    // Not said again of the one that load_checkpoint() has tried.
+    const bool is_said = std::ranges::any_of(
+        report.notices, [&](const std::string& notice) { return notice.find(problem) != std::string::npos; });
+    report.notices.push_back(left_out_notice(one.at(0), problem));
+    if (!is_said) tell(report.notices.back(), /*failed=*/true);
   }
   const nlohmann::json state = parse_client_state(report);
   if (metrics_) go_back(metrics_position(state.at(kMetrics)), report);

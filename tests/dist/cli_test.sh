@@ -25,8 +25,48 @@ done
 cmp -s help.want help.got || fail "zero help train: $(head -2 help.got)"
 "$zero" help ckpt prune | grep -q -- --keep-last || fail "zero help ckpt prune"
 
+"$zero" help help > help.got; "$zero" --help > help.want
+cmp -s help.want help.got || fail "zero help help: $(head -2 help.got)"
+in_80_columns() { # what, its text on standard input
+  local wide; wide=$(awk 'length($0) > 80')
+  [ -z "$wide" ] || fail "$1: lines beyond 80 columns: $wide"
+}
+commands=("" train generate eval launch ckpt "ckpt list" "ckpt inspect" "ckpt verify" "ckpt export" "ckpt diff" "ckpt prune" plan config
+          "config check" "config convert" "config init" "config keys" compare bench doctor runs "runs list" "runs compare" report
+          version completion man)
+for command in "${commands[@]}"; do "$zero" help $command | in_80_columns "help of 'zero $command'"; done
+for command in "plan --paper-table" "plan --preset gpt-1b --memory 1GB --offload" "plan --preset gpt-1b --memory 10GB" doctor; do
+  "$zero" $command | in_80_columns "zero $command"
+done
+"$zero" config init > init.json && "$zero" config check init.json | in_80_columns "zero config check"
+expect "a file on standard input" "$("$zero" config check - < init.json | tail -n +2)" "$("$zero" config check init.json | tail -n +2)"
+expect "keys as JSON" "$("$zero" config keys --json offload_optimizer.device | python3 -c 'import json, sys; (key,) = json.load(sys.stdin); print(key["default"])')" none
+if [ -w /dev/full ]; then
+  "$zero" help > /dev/full 2> bad.err
+  expect "exit code of help that cannot be written" $? 1
+fi
+
 # ---- what is not known, in the order in which it was typed, with the nearest name ----
 refused "there is no command 'zero trian'; did you mean 'train'?" trian
+refused "there is no command 'zero chekpoint'; did you mean 'ckpt'?" chekpoint
+refused "zero train has no option '--learning-rate'; did you mean '--lr'?" train --learning-rate 1
+refused "zero train has no option '--lerning-rate'; did you mean '--lr'?" train --lerning-rate 1
+refused "zero train has no option '--gpus'; did you mean '--ranks'?" train --gpus 2
+refused "zero launch has no option '--num_gpus'; did you mean '--nproc'?" launch --num_gpus 2 true
+refused "zero train has no option '-q5'; -q takes no value" train -q5
+refused "--steps: got 'x', want" train --steps x --seed y --lr q
+refused "zero train has no option '--bogus'" train --bogus --steps x
+refused "--steps: got 'x', want" train --steps x --bogus
+refused "--lr: got 'q', want" train --lr q --steps
+refused "--steps: no value given; want N" train --steps
+refused "-n: got '0', want a whole number" train -n 0
+refused "--dtype: got 'int8', want fp32, bf16, fp16" train --dtype int8
+refused "no file given; want \`zero config check FILE\`" config check
+refused "zero ckpt prune: --keep-last is needed" ckpt prune x
+refused "zero ckpt: no command given; want list, inspect" ckpt
+refused "--tokens: got '1 2 3', want N,..." generate . --tokens "1 2 3"
+refused "--parameters: got '0.5', which is less than one" plan --parameters 0.5
+refused "Try \`zero launch --help\`" launch --foo ls
 refused "there is no command 'zero frobnicate'; want train, generate, eval, launch" frobnicate
 refused "there is no command 'zero ckpt prun'; did you mean 'prune'?" ckpt prun x
 refused "zero train has no option '--prest'; did you mean '--preset'?" train --prest gpt-tiny --lrr 3
@@ -117,6 +157,12 @@ completions() { # words typed
 completions zero tr | grep -qx train || fail "completion of 'zero tr': $(completions zero tr)"
 completions zero ckpt pr | grep -qx prune || fail "completion of 'zero ckpt pr'"
 completions zero train --pre | grep -qx -- --preset || fail "completion of 'zero train --pre'"
+completions zero help ck | grep -qx ckpt || fail "completion of 'zero help ck'"
+completions zero ckpt prune folder --ke | grep -qx -- --keep-last || fail "completion behind an argument"
+expect "completion of a value" "$(completions zero train --dtype "" | tr '\n' ' ')" "fp32 bf16 fp16 "
+expect "completion of a preset" "$(completions zero plan --preset gpt-2 | tr '\n' ' ')" "gpt-2m gpt-25m "
+completions zero completion "" | grep -qx zsh || fail "completion of a shell"
+expect "completion of a file, which is the shell's" "$(completions zero train --config "")" ""
 completions zero train --steps 3 --st | grep -qx -- --stage || fail "completion behind a value"
 for shell in zsh fish; do "$zero" completion $shell | grep -q preset || fail "completion $shell"; done
 refused "bash" completion tcsh

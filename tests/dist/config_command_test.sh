@@ -134,7 +134,7 @@ complains "cut.json:"
 config 2 check missing.json
 complains "cannot read"
 config 2 check ds.json -n 0
-complains "--ranks"
+complains "-n: got '0'"
 config 2 check
 config 2
 

@@ -178,7 +178,7 @@ grep -q "of 3,000 bytes in sequences of 32" out || fail "eval says $(cat out)"
 refused "'nowhere' is no model" generate nowhere
 refused "'nowhere' is no model" eval nowhere
 mkdir empty && refused "'empty' is no model" generate empty
-refused "model is required" generate
+refused "no model given" generate
 refused "vocabulary has 23 tokens" generate llama --tokens 99
 refused "made for 16 positions" generate llama --tokens 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1
 refused "give the tokens themselves with --tokens" generate mistral --prompt x

@@ -13,7 +13,8 @@ plan() {
   "$zero" plan "$@" > out 2> err
   expect "exit code of 'zero plan $*'" $? "$want"
 }
-says() { grep -qF -- "$1" out || { fail "no '$1' in:"; cat out err; }; }
+# The words in their order, wherever a line ends; or a row as it is.
+says() { grep -qF -- "$1" out || tr -s ' \n' '  ' < out | grep -qF -- "$1" || { fail "no '$1' in:"; cat out err; }; }
 # value <expression over j>: of the JSON in out
 value() { python3 -c "import json; j = json.load(open('out')); print(($1))"; }
 
@@ -236,7 +237,7 @@ refused "offload" --config nvme.json
 refused "cannot read" --config missing.json
 refused "needs as many ranks on each" -n 5 --ranks-per-node 2 --store node_shared --memory 8GB
 refused "--stages" --stages 4
-refused "--ranks" -n 0
+refused "-n: got '0'" -n 0
 refused "has no option '--no-such-option'" --no-such-option
 
 [ "$failures" = 0 ] && echo "zero plan: all well"
