@@ -84,7 +84,7 @@ std::string states_text(const Config& config) {
     text +=
         fmt::format(" of a matrix, {:g} ({}) of others", states.nbytes_of_rest, fmt::join(states.names_of_rest, ", "));
   }
-  return config.has_16_bit_masters() ? text : text + ", besides its master weight";
+  return config.has_16_bit_masters() ? text : text + ", besides its fp32 master weight";
 }
 
 /// The steps after which the schedule stays as it is or is over; 0: it has no end of its own.
@@ -124,7 +124,7 @@ std::int64_t peak_step(const Config& config, std::int64_t steps) {
 }
 
 std::string rate_text(const Config& config, std::int64_t step) {
-  return fmt::format("{:.4g} at step {}", plan::learning_rate_at(config, step), with_commas(step + 1));
+  return fmt::format("{:.6g} at step {}", plan::learning_rate_at(config, step), with_commas(step + 1));
 }
 
 std::string rates_text(const Config& config, std::optional<std::int64_t> run_steps) {
@@ -191,9 +191,9 @@ std::string config_text(const CheckedConfig& checked) {
   text += hanging("clipping", clipping_text(config));
   text += hanging("stage", stage_text(checked));
   if (const std::string files = files_text(config); !files.empty()) text += hanging("monitors", printable(files));
-  if (config.notices.empty()) return text + hanging("notices", "none");
-  text += "\nnotices\n";
-  for (const std::string& notice : config.notices) text += wrapped("  -", printable(notice), 4);
+  std::string notices = config.notices.empty() ? "none" : "";
+  for (const std::string& notice : config.notices) notices += (notices.empty() ? "" : "\n") + printable(notice);
+  text += hanging("notices", notices);
   return text;
 }
 
