@@ -167,14 +167,21 @@ int examine(bool json, const std::string& folder) {
 void add_doctor_command(CLI::App& app, int& exit_code) {
   struct Arguments {
     bool json = false;
-    std::string folder = ".";
+    std::string folder = ".", device;
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("doctor", "what this machine has, and what that means for training");
   command->add_flag("--json", arguments->json, "print JSON, for scripts");
   command->add_option("--dir", arguments->folder, "folder whose disk is looked at (default: this one)")
       ->type_name("DIR");
-  command->callback([arguments, &exit_code] { exit_code = examine(arguments->json, arguments->folder); });
+  command->add_option("--free-memory-of", arguments->device)->group("");  // hidden: ask_free_memory() of others
+  command->callback([arguments, &exit_code] {
+    if (arguments->device.empty()) {
+      exit_code = examine(arguments->json, arguments->folder);
+    } else {
+      Console(true).print(ordered_json(free_memory(arguments->device)).dump() + "\n");
+    }
+  });
 }
 
 }  // namespace zero::app

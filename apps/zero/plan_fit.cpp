@@ -5,11 +5,15 @@
 #include <linux/magic.h>
 #include <sys/statfs.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "quantity.h"
+#include "rank_device.h"
+#include "text_format.h"
 #include "zero/errors.h"
 #include "zero/lora.h"
 #include "zero/memory.h"
@@ -20,6 +24,27 @@ namespace {
 
 std::int64_t memory_of(const TrainOptions& options) {
   return options.memory.empty() ? available_memory_nbytes() : parse_nbytes("--memory", options.memory);
+}
+
+/// Of the GPU that each rank has, or its part of one that several have. 0: not to be judged.
+std::int64_t gpu_memory_of(const TrainOptions& options, const std::string& device, Ranks ranks) {
+  if (device == "cpu") {
+    if (!options.gpu_memory.empty()) throw ConfigError("--gpu-memory: is for ranks on GPUs; give --device cuda");
+    return 0;
+  }
+  if (!options.gpu_memory.empty()) return parse_nbytes("--gpu-memory", options.gpu_memory);
+  if (!options.fit) return 0;
+  const std::vector<std::int64_t> free = ask_free_memory(device);
+  const std::int64_t here = ranks.per_node > 0 ? ranks.per_node : ranks.world_size;
+  const auto devices = static_cast<std::int64_t>(free.size());
+  std::int64_t least = 0;
+  for (std::int64_t i = 0; i < std::min(devices, here); ++i) {
+    const std::int64_t ranks_on_it = (here - i + devices - 1) / devices;  // they take them in turn
+    const std::int64_t part = free[static_cast<std::size_t>(i)] / ranks_on_it;
+    least = i == 0 ? part : std::min(least, part);
+  }
+  if (least > 0) return least;
+  throw ConfigError("--fit: the device does not say how much of its memory is free; give it with --gpu-memory");
 }
 
 /// Dropout is drawn, and routed experts are balanced, by micro-batch.
@@ -42,7 +67,7 @@ bool is_memory(std::filesystem::path folder) {
 plan::Changes changes_of(const TrainPlan& plan, const TrainOptions& options, bool goes_on) {
   plan::Changes allowed;
   allowed.stage = !options.stage;
-  allowed.store = options.store.empty();
+  allowed.store = options.store.empty() && plan.device == "cpu";
   allowed.micro_batch = !options.micro_batch && !goes_on && !depends_on_micro_batches(plan);
   allowed.recompute = !options.recompute;
   allowed.states_on_nvme = allowed.gradients_on_nvme = allowed.parameters_on_nvme = !options.nvme.empty();
@@ -87,19 +112,26 @@ void take(const plan::Suggestion& found, TrainPlan& plan, Config& config) {
 }  // namespace
 
 std::string fit_or_check(TrainPlan& plan, Config& config, const TrainOptions& options, Ranks ranks, bool goes_on) {
-  const bool gpus = plan.device != "cpu";
-  if (gpus && options.fit)
-    throw ConfigError("--fit: is for the memory of this host; zero plan --gpu-memory SIZE says what fits GPUs");
   const std::int64_t memory = memory_of(options);
-  const plan::Cluster here{
-      .ranks = ranks.world_size, .ranks_per_node = ranks.per_node, .node_memory_nbytes = memory, .gpus = gpus};
-  if (!options.fit) return check_fits_here(shape_to_train(plan), config, here, options.force);
+  const plan::Cluster here{.ranks = ranks.world_size,
+                           .ranks_per_node = ranks.per_node,
+                           .node_memory_nbytes = memory,
+                           .gpus = plan.device != "cpu",
+                           .gpu_memory_nbytes = gpu_memory_of(options, plan.device, ranks)};
+  Config to_plan = config;
+  if (here.gpus) to_plan.zerotorch.store = Config::Zerotorch::Store::kCopying;  // theirs
+  if (!options.fit) return check_fits_here(shape_to_train(plan), to_plan, here, options.force);
   try {
-    const plan::Suggestion found = plan::fit(shape_to_train(plan), config, here, changes_of(plan, options, goes_on));
+    const plan::Suggestion found = plan::fit(shape_to_train(plan), to_plan, here, changes_of(plan, options, goes_on));
     take(found, plan, config);
-    return fmt::format("fit        {}: {} on this host, of {}\n",
-                       found.changes.empty() ? "as it is" : fmt::format("{}", fmt::join(found.changes, " and ")),
-                       human_nbytes(found.plan.node_nbytes), human_nbytes(memory));
+    const std::string on_gpu =
+        here.gpus ? fmt::format("{} of each rank's GPU, of {}, and ", human_nbytes(found.plan.peak_nbytes()),
+                                human_nbytes(here.gpu_memory_nbytes))
+                  : "";
+    return hanging(
+        "fit", fmt::format("{}: {}{} on this host, of {}",
+                           found.changes.empty() ? "as it is" : fmt::format("{}", fmt::join(found.changes, " and ")),
+                           on_gpu, human_nbytes(found.plan.node_nbytes), human_nbytes(memory)));
   } catch (const ConfigError& error) {
     throw ConfigError(
         fmt::format("--fit: {}{}", error.what(),

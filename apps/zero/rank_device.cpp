@@ -1,5 +1,6 @@
 #include "rank_device.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -7,11 +8,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "text_format.h"
 #include "zero/errors.h"
+#include "zero/launch.h"
 
 namespace zero::app {
 namespace {
@@ -47,6 +53,18 @@ at::Device parse(const std::string& name) {
   } catch (const c10::Error&) {  // no name of a device
   }
   throw ConfigError(fmt::format("--device: got '{}', want cpu, cuda or another backend that libtorch has here", name));
+}
+
+/// Not every libtorch's has it.
+template <class Allocator>
+std::int64_t free_nbytes(Allocator& allocator, c10::DeviceIndex index) {
+  if constexpr (requires { allocator.getMemoryInfo(index); }) {
+    try {
+      return static_cast<std::int64_t>(allocator.getMemoryInfo(index).first);
+    } catch (const c10::Error&) {  // nor every device's
+    }
+  }
+  return 0;
 }
 
 int number_of(at::Device device) { return static_cast<int>(c10::impl::VirtualGuardImpl(device.type()).deviceCount()); }
@@ -101,6 +119,28 @@ at::Device check_device(const std::string& name) {
                          : ""));
   }
   return device;
+}
+
+std::vector<std::int64_t> free_memory(const std::string& name) {
+  const at::Device device = check_device(name);
+  if (device.is_cpu()) return {};
+  auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  std::vector<std::int64_t> free;
+  const int first = device.has_index() ? device.index() : 0;
+  const int end = device.has_index() ? first + 1 : number_of(device);
+  for (int i = first; i < end; ++i)
+    free.push_back(allocator ? free_nbytes(*allocator, static_cast<c10::DeviceIndex>(i)) : 0);
+  return free;
+}
+
+std::vector<std::int64_t> ask_free_memory(const std::string& name) {
+  const std::string command =
+      fmt::format("{} doctor --free-memory-of {}", for_shell(own_command()[0]), for_shell(name));
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), &::pclose);
+  std::string text;
+  for (int c = 0; pipe && (c = std::fgetc(pipe.get())) != EOF;) text += static_cast<char>(c);
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return json.is_array() ? json.get<std::vector<std::int64_t>>() : std::vector<std::int64_t>();
 }
 
 at::Device device_of_rank(const std::string& name, const Group& group) {

@@ -2,7 +2,9 @@
 // The device that a rank trains on.
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "zero/group.h"
 
@@ -23,6 +25,13 @@ void finish_device(at::Device device);
 /// "cpu", "cuda" or a backend of libtorch, maybe with a number. Loads its libraries for CUDA, before which nothing
 /// may have asked libtorch about CUDA. Throws ConfigError where there is no such device.
 at::Device check_device(const std::string& name);
+
+/// Bytes that are free of each device that `name` means; 0 where libtorch does not say. Loads as check_device() does, and
+/// throws as it does.
+std::vector<std::int64_t> free_memory(const std::string& name);
+
+/// The same, asked by a process of its own: this one takes no memory of a device for it.
+std::vector<std::int64_t> ask_free_memory(const std::string& name);
 
 /// Of this rank: the one of its place on the host where `name` has no number; ranks beyond the number of devices share
 /// them. Throws as check_device(), on ranks other than 0 IoError: each host has its own devices, and a ConfigError is

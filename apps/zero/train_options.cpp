@@ -79,6 +79,11 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--memory", options.memory, "of this host to plan with, such as 24GiB (default: what is free)")
       ->type_name("SIZE")
       ->group(kTraining);
+  command
+      .add_option("--gpu-memory", options.gpu_memory,
+                  "of the GPU that each rank has, to plan with, such as 80GB (default: with --fit what is free)")
+      ->type_name("SIZE")
+      ->group(kTraining);
   add_override_options(command, options);
   command.add_option("--steps", options.steps, "optimizer steps (default 220)")
       ->transform(kPositive)

@@ -38,6 +38,7 @@ struct TrainOptions {
   bool trace = false;                     ///< some steps, for Perfetto
   bool fit = false;                       ///< choose what makes it fit this host
   std::string memory;                     ///< of this host, for the plan; empty: what is free
+  std::string gpu_memory;                 ///< of each rank's GPU, for the plan; empty: with `fit` what is free
   // How to train it.
   std::string device;  ///< cpu or cuda; not given: the run's, else the CPU
   std::string config;  ///< a DeepSpeed JSON; empty: the built-in one

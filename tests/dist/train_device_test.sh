@@ -45,6 +45,21 @@ grep -q "on sim:0" out || fail "it goes on elsewhere: $(cat out)"
 "$zero" train --resume goes_on --device cpu -n 2 --steps 8 > out 2>&1 || fail "on the host: $(cat out)"
 alike "a run may change its device" goes_on host
 
+# What fits the device that all ranks share, or as much of it as is given; and trains the same.
+on_device $run --device sim -n 2 --steps 4 --stage 3 --sample-length 0 --fit --run-dir roomy > out 2>&1 || fail "--fit: $(cat out)"
+tr -s ' \n' '  ' < out | grep -qE 'fit as it is: [0-9.]+ [GM]B of each rank.s GPU, of 2\.[01][0-9]* GB, and' || fail "--fit of what fits: $(cat out)"
+on_device $run --device sim -n 2 --steps 4 --stage 1 --sample-length 0 --fit --gpu-memory 602MB --run-dir tight > out 2>&1 || fail "--fit of less: $(cat out)"
+grep -q '^fit  *as it is' out && fail "nothing was changed: $(cat out)"
+alike "what --fit has changed" tight roomy
+on_device $run --device sim -n 2 --steps 4 --gpu-memory 600MB --run-dir small > out 2>&1
+expect "exit code of what does not fit a GPU" $? 2
+grep -q "on each GPU .* of memory are free" out || fail "it does not say what does not fit: $(cat out)"
+on_device $run --device sim -n 2 --steps 4 --fit --gpu-memory 600MB --run-dir small > out 2>&1
+expect "exit code where nothing makes it fit" $? 2
+[ ! -e small ] || fail "a run's folder of what cannot fit"
+"$zero" train $run --gpu-memory 1GB > out 2>&1
+expect "exit code of the memory of no GPU" $? 2
+
 # An update that is late: as on the host.
 python3 - <<'END'
 import json
@@ -105,7 +120,6 @@ refused() { # part of the message, options
 }
 refused "want cpu, cuda or another backend" --device gpu
 refused "want cpu, cuda or another backend" --device sim
-LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open refused "--fit: is for the memory of this host" --device sim --fit
 LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open refused "--device sim:3: libtorch finds 1 such device" --device sim:3
 LD_PRELOAD=$simulated LD_LIBRARY_PATH=$open refused "on this host (2 ranks, stage 3) and 1.07 GB of memory are free" --device sim --memory 1GiB
 refused "want cpu, cuda or another backend" --device meta
