@@ -174,7 +174,10 @@ void add_doctor_command(CLI::App& app, int& exit_code) {
   command->add_flag("--json", arguments->json, "print JSON, for scripts");
   command->add_option("--dir", arguments->folder, "folder whose disk is looked at (default: this one)")
       ->type_name("DIR");
-  command->add_option("--free-memory-of", arguments->device)->group("");  // hidden: ask_free_memory() of others
+  command
+      ->add_option("--free-memory-of", arguments->device,
+                   "print only the free bytes of each such device (cuda, cuda:1), as JSON")
+      ->type_name("DEVICE");
   command->callback([arguments, &exit_code] {
     if (arguments->device.empty()) {
       exit_code = examine(arguments->json, arguments->folder);

@@ -26,8 +26,8 @@ void finish_device(at::Device device);
 /// may have asked libtorch about CUDA. Throws ConfigError where there is no such device.
 at::Device check_device(const std::string& name);
 
-/// Bytes that are free of each device that `name` means; 0 where libtorch does not say. Loads as check_device() does, and
-/// throws as it does.
+/// Bytes that are free of each device that `name` means; 0 where libtorch does not say. Loads and throws as
+/// check_device() does.
 std::vector<std::int64_t> free_memory(const std::string& name);
 
 /// The same, asked by a process of its own: this one takes no memory of a device for it.
