@@ -25,7 +25,7 @@ endif()
 # library (command line, tests) is compiled quickly, not for speed.
 function(zero_target_options target)
   cmake_parse_arguments(arg "PROGRAM" "" "" ${ARGN})
-  target_compile_options(${target} PRIVATE -fPIC $<$<CONFIG:Release>:$<IF:$<BOOL:${arg_PROGRAM}>,-O1,-O2>>)
+  target_compile_options(${target} PRIVATE -fPIC $<$<CONFIG:Release>:$<IF:$<BOOL:${arg_PROGRAM}>,-Og,-O2>>)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-missing-field-initializers $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -ffp-contract=off)
   if(NOT arg_PROGRAM)
     target_compile_options(${target} PRIVATE -Wshadow -Wextra-semi -Wnon-virtual-dtor -Woverloaded-virtual)

@@ -163,6 +163,9 @@ int list(const CkptArguments& arguments) {
     return say_json(all);
   }
   if (summaries.empty()) say(fmt::format("no checkpoints in {}", arguments.path));
+  const bool is_folder = !std::filesystem::exists(std::filesystem::path(arguments.path) / "manifest.json");
+  if (!summaries.empty() && is_folder && std::ranges::none_of(summaries, &checkpoint::Summary::latest))
+    say("no latest: the file 'latest' names none of these; write the tag of one into it");
   for (const auto& item : summaries) {
     if (!item.complete) {
       say(fmt::format("  {:<24} INCOMPLETE: {}", item.tag, item.problem));
@@ -355,8 +358,12 @@ int prune(const CkptArguments& arguments) {
     say(fmt::format("DAMAGED  {} stays, and is not counted: a checksum is wrong", tag));
   for (const auto& tag : report.removed) say(fmt::format("{} {}", verb, tag));
   for (const auto& name : report.leftovers) say(fmt::format("{} {} (an interrupted save)", verb, name));
-  say(fmt::format("{} checkpoint{}, {}", report.removed.size(), report.removed.size() == 1 ? "" : "s",
-                  human_nbytes(report.nbytes)));
+  if (report.removed.empty() && report.leftovers.empty()) {
+    say("nothing to remove");
+  } else {
+    say(fmt::format("{} {}, {}", verb, counted(static_cast<std::int64_t>(report.removed.size()), "checkpoint"),
+                    human_nbytes(report.nbytes)));
+  }
   return 0;
 }
 
@@ -385,20 +392,23 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
       ->add_flag("--every", arguments->every, "every checkpoint of the folder, not its latest alone");
   CLI::App* exporting = add("export", "weights as safetensors files for Hugging Face's loaders", kEither,
                             [](const CkptArguments& given) { return export_weights(given); });
-  exporting->add_option("to", arguments->to, "folder to write to")->required();
+  exporting->add_option("folder", arguments->to, "folder to write to")->required();
   exporting->add_option("--dtype", arguments->export_options.dtype, "fp32, bf16, fp16 or module")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16", "module"}))
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16", "module"}).description(""))
+      ->type_name("fp32|bf16|fp16|module")
       ->capture_default_str();
   exporting->add_flag("--overwrite", arguments->overwrite, "over weights that are in the folder already");
   exporting->add_option("--max-file-gb", arguments->max_file_gb, "largest file, in 10^9 bytes")
       ->check(real_number(1e-9, 1e9))
+      ->type_name("X")
       ->capture_default_str();
   CLI::App* comparing = add("diff", "compare tensor by tensor; exit code 1 when any differs", "checkpoint A", diff);
   comparing->add_option("other", arguments->other, "checkpoint B")->required();
   CLI::App* pruning = add("prune", "remove old checkpoints and what interrupted saves left", kFolder, prune);
   pruning->add_option("--keep-last", arguments->keep_last, "how many to keep")
       ->required()
-      ->transform(whole_number(1, 1 << 20));
+      ->transform(whole_number(1, 1 << 20))
+      ->type_name("N");
   pruning->add_flag("--dry-run", arguments->dry_run, "only say what would go");
   for (CLI::App* sub : command->get_subcommands({}))
     sub->add_flag("--json", arguments->json, "print JSON, for scripts");

@@ -51,7 +51,7 @@ int check(const ConfigArguments& arguments) {
     checked.resolved.resolve_batch(arguments.ranks);
   } catch (const ConfigError& error) {
     fmt::print(stderr, "{}{}\n", source, error.what());
-    if (std::string_view(error.what()).find("\"auto\" is filled in") != std::string_view::npos)
+    if (arguments.file != "-" && std::string_view(error.what()).find("\"auto\" is filled in") != std::string_view::npos)
       fmt::print(stderr, "{} config convert {} fills them in\n", program_name(), for_shell(arguments.file));
     return 1;
   }
@@ -171,9 +171,11 @@ void add_config_command(CLI::App& app, int& exit_code) {
   checking->add_option("file", arguments->file, "DeepSpeed JSON; - for standard input")->required();
   checking->add_option("-n,--ranks", arguments->ranks, "ranks in all")
       ->transform(whole_number(1, 1'000'000))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->type_name("N");
   checking->add_option("--steps", arguments->steps, "optimizer steps of the run, where the schedule does not say")
-      ->transform(whole_number(1, 1'000'000'000'000));
+      ->transform(whole_number(1, 1'000'000'000'000))
+      ->type_name("N");
   checking->add_flag("--json", arguments->json, "print the configuration with its defaults, as a DeepSpeed JSON");
   checking->callback([arguments, &exit_code] { exit_code = check(*arguments); });
   add_convert(*command, arguments, exit_code);

@@ -149,40 +149,45 @@ bool looks_like_mixture(const fs::path& path) {
   return std::regex_search(lower(text), key);
 }
 
-/// {"mixture": [{"data": PATH, "weight": X}, ...]}; empty for any other file.
-std::vector<std::pair<fs::path, double>> read_mixture(const fs::path& path) {
+[[noreturn]] void refuse_mixture(const fs::path& path, const std::string& what) {
+  throw ConfigError(
+      fmt::format("{}: {}; want {{\"mixture\": [{{\"data\": PATH, \"weight\": X}}, ...]}}", path.string(), what));
+}
+
+/// The list of {"mixture": [...]}; null for any other file.
+nlohmann::json mixture_list(const fs::path& path) {
   std::error_code error;
   if (path.extension() != ".json" || !fs::is_regular_file(path, error)) return {};
-  const auto refuse = [&](const std::string& what) {
-    throw ConfigError(
-        fmt::format("{}: {}; want {{\"mixture\": [{{\"data\": PATH, \"weight\": X}}, ...]}}", path.string(), what));
-  };
   std::ifstream file(path);
   nlohmann::json json;
   try {
     json = nlohmann::json::parse(file);
   } catch (const nlohmann::json::exception& error) {
-    if (looks_like_mixture(path)) refuse(fmt::format("is no JSON ({})", error.what()));
+    if (looks_like_mixture(path)) refuse_mixture(path, fmt::format("is no JSON ({})", error.what()));
     return {};
   }
   if (!json.is_object()) return {};
   for (const auto& item : json.items()) {
     if (item.key() != "mixture" && lower(item.key()).starts_with("mixture"))
-      refuse(fmt::format("has \"{}\"", item.key()));
+      refuse_mixture(path, fmt::format("has \"{}\"", item.key()));
   }
   if (!json.contains("mixture")) return {};
-  if (json.size() > 1) refuse("has other keys beside \"mixture\"");
-  const auto& list = json["mixture"];
-  if (!list.is_array() || list.empty()) refuse("\"mixture\" is no list of corpora");
+  if (json.size() > 1) refuse_mixture(path, "has other keys beside \"mixture\"");
+  if (!json["mixture"].is_array() || json["mixture"].empty()) refuse_mixture(path, "\"mixture\" is no list of corpora");
+  return json["mixture"];
+}
+
+/// {"mixture": [{"data": PATH, "weight": X}, ...]}; empty for any other file.
+std::vector<std::pair<fs::path, double>> read_mixture(const fs::path& path) {
   std::vector<std::pair<fs::path, double>> mixture;
-  for (const auto& one : list) {
+  for (const auto& one : mixture_list(path)) {
     const bool well = one.is_object() && one.contains("data") && one["data"].is_string() && one.contains("weight") &&
                       one["weight"].is_number() && one.size() == 2;
-    if (!well || one["data"] == "") refuse(fmt::format("got {}", one.dump()));
+    if (!well || one["data"] == "") refuse_mixture(path, fmt::format("got {}", one.dump()));
     fs::path source = fs::absolute(path_in(path.parent_path(), one["data"])).lexically_normal();
     if (source.filename().empty()) source = source.parent_path();
     check_exists(source, path.c_str());
-    if (!read_mixture(source).empty()) refuse(fmt::format("{} is a mixture itself", source.string()));
+    if (!mixture_list(source).is_null()) refuse_mixture(path, fmt::format("{} is a mixture itself", source.string()));
     mixture.emplace_back(std::move(source), one["weight"].get<double>());
   }
   return mixture;
@@ -252,9 +257,10 @@ CorpusInfo pack_and_check(const CorpusOptions& options, std::int64_t sequence_le
         info.source, with_commas(info.train_tokens()), with_commas(info.validation_tokens()), sequence_length));
   }
   throw ConfigError(
-      fmt::format("{}: {} to train on and {} to validate on are too few for sequences of {} bytes; give more "
-                  "text with --data, or a smaller --seq",
-                  info.source, human_nbytes(info.train_nbytes), human_nbytes(info.validation_nbytes), sequence_length));
+      fmt::format("{}: its {} to train on and {} to validate on, with a byte between documents, are too few for "
+                  "sequences of {}; give more text with --data, or a smaller --seq",
+                  info.source, human_nbytes(info.train_nbytes), human_nbytes(info.validation_nbytes),
+                  counted(sequence_length, "byte")));
 }
 
 namespace {

@@ -94,6 +94,7 @@ void take_own_text(EvalJob& job) {
   try {
     const Corpus corpus(plan.corpus_folder, Split::kValidation);
     if (corpus.hash() != plan.corpus_hash) throw IoError("it is another text by now");
+    if (!is_packed_well(plan.corpus_folder)) throw IoError("it is damaged");
     if (corpus.sections().size() > 1) refuse_mixture(plan.data);
   } catch (const IoError& error) {
     throw ConfigError(fmt::format(

@@ -9,6 +9,7 @@
 
 #include "hostfile.h"
 #include "number_check.h"
+#include "rank_setup.h"
 #include "train_options.h"
 #include "zero/errors.h"
 #include "zero/launch.h"
@@ -52,6 +53,7 @@ zero::LaunchOptions local_options(const LaunchArguments& arguments, std::vector<
   options.prefix_output = !arguments.no_prefix;
   options.log_dir = arguments.log_dir;
   options.max_restarts = arguments.max_restarts;
+  options.stopped_limit_ms = zero::app::stopped_limit_ms();
   if (arguments.grace_s) options.grace_ms = options.failure_grace_ms = static_cast<int>(*arguments.grace_s * 1000);
   for (const std::string& assignment : arguments.environment) {
     const auto equals = assignment.find('=');
@@ -86,7 +88,9 @@ int run(const LaunchArguments& arguments, std::vector<std::string> rest) {
 void add_launch_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<LaunchArguments>();
   CLI::App* command = app.add_subcommand("launch", "start the ranks of a job and look after them");
-  command->add_option("-n,--nproc", arguments->nproc, "number of ranks (default 2; with --hostfile: all its slots)")
+  command
+      ->add_option("-n,--nproc,--ranks", arguments->nproc,
+                   "number of ranks (default 2; with --hostfile: all its slots)")
       ->transform(zero::app::whole_number(1, 4096))
       ->type_name("N");
   command

@@ -1,11 +1,17 @@
 #include "number_check.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include <cmath>
 #include <cstdlib>
 #include <string>
+
+#include "quantity.h"
+#include "usage.h"
+#include "zero/errors.h"
+#include "zero/models.h"
 
 namespace zero::app {
 namespace {
@@ -44,6 +50,49 @@ CLI::Validator real_number(double least, double most) {
     const double value = parsed(text);
     if (value >= least && value <= most) return {};
     return fmt::format("got '{}', want a number from {:g} to {:g}", text, least, most);
+  });
+}
+
+namespace {
+
+/// What `read` has against a text, without the name of an option.
+template <class Read>
+CLI::Validator readable(Read read) {
+  return check([read](std::string& text) -> std::string {
+    try {
+      read(text);
+      return {};
+    } catch (const ConfigError& error) {
+      const std::string said = error.what();
+      return said.starts_with(": ") ? said.substr(2) : said;
+    }
+  });
+}
+
+}  // namespace
+
+CLI::Validator size_text() {
+  return readable([](const std::string& text) { parse_nbytes("", text); });
+}
+
+CLI::Validator rate_text() {
+  return readable([](const std::string& text) { parse_bandwidth("", text); });
+}
+
+CLI::Validator count_text() {
+  return readable([](const std::string& text) { parse_count("", text); });
+}
+
+CLI::Validator preset_name() {
+  return readable([](const std::string& text) {
+    try {
+      gpt_preset(text);
+    } catch (const ConfigError&) {
+      const std::string near = did_you_mean(text.starts_with("gpt-") ? text : "gpt-" + text, gpt_presets());
+      throw ConfigError(
+          fmt::format("there is no preset '{}'{}", text,
+                      near.empty() ? fmt::format("; want one of {}", fmt::join(gpt_presets(), ", ")) : near));
+    }
   });
 }
 

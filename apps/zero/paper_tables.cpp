@@ -73,9 +73,9 @@ std::string table2() {
 std::string paper_tables_text() {
   return table1() + "\n" + table2() +
          "\n2 bytes for a parameter, 2 for its gradient, 12 for its fp32 master weight and\n"
-         "Adam's two moments (arXiv 1910.02054). The paper cuts off whole GB in the columns\n"
-         "of 128 B and 1000 B (513 for 513.5), and multiplies its rounded first row in\n"
-         "table 2 (15.2 for 15.3). What this engine holds is in `zero plan`.\n";
+         "Adam's two moments (arXiv 1910.02054). The paper cuts off whole GB of 128 B and\n"
+         "1000 B (513 for 513.5), and multiplies its rounded first row in table 2 (15.2\n"
+         "for 15.3). What this engine holds is in `zero plan`.\n";
 }
 
 ordered_json paper_tables_json() {

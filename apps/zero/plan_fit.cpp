@@ -85,7 +85,7 @@ std::string in_options(std::string text) {
       {"stage 3, zero_optimization.offload_param.device \"nvme\"", "--nvme DIR --nvme-parameters"},
       {"zero_optimization.offload_optimizer.device \"nvme\" (nvme_path on a local disk)", "--nvme DIR"},
       {"zerotorch.offload_gradients.device \"nvme\"", "--nvme DIR --nvme-gradients"},
-      {"activation checkpointing (zero::recompute, or --recompute 1)", "--recompute 1"},
+      {"activation checkpointing (zero train --recompute 1)", "--recompute 1"},
       {"zero_optimization.stage ", "--stage "}};
   for (const auto& [key, option] : kOptions) {
     for (std::size_t at = 0; (at = text.find(key, at)) != std::string::npos; at += option.size())

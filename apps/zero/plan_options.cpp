@@ -27,12 +27,14 @@ constexpr const char* kDefaultPreset = "gpt-11m";
 
 void add_model_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--preset", options.preset, "a GPT of `zero train` (default gpt-11m)")
+      ->check(preset_name())
       ->type_name("PRESET")
       ->group(kModel);
   command.add_option("--model", options.model, "a Hugging Face folder or config.json, as of `zero train`")
       ->type_name("PATH")
       ->group(kModel);
   command.add_option("--parameters", options.parameters, "only their number, such as 7.5e9 or 7.5B")
+      ->check(count_text())
       ->type_name("N")
       ->group(kModel);
   const auto size = [&](const char* name, std::optional<std::int64_t>& value, const char* help) {
@@ -85,14 +87,17 @@ void add_machine_options(CLI::App& command, PlanOptions& options) {
       ->type_name("N")
       ->group(kMachines);
   command.add_option("--memory", options.memory, "of each host, such as 24GiB or 32GB (default: free on this one)")
+      ->check(size_text())
       ->type_name("SIZE")
       ->group(kMachines);
   command
       .add_option("--gpu-memory", options.gpu_memory,
                   "of the GPU that each rank has, such as 80GB; --memory is then of their hosts (default: not judged)")
+      ->check(size_text())
       ->type_name("SIZE")
       ->group(kMachines);
   command.add_option("--bandwidth", options.bandwidth, "that each rank receives at, such as 100Gbit/s")
+      ->check(rate_text())
       ->type_name("RATE")
       ->group(kMachines);
   command
@@ -141,7 +146,7 @@ plan::ModelShape read_file(const PlanOptions& options) {
 /// A preset with what overrides it, or sizes alone.
 plan::ModelShape read_gpt(const PlanOptions& options) {
   constexpr std::int64_t kHeadDim = 64;
-  if (!options.preset.empty() || !names_sizes(options)) {
+  if (!options.preset.empty() || (!options.layers && !options.dim)) {
     TrainOptions as_trained;
     as_trained.preset = options.preset.empty() ? kDefaultPreset : options.preset;
     as_trained.layers = options.layers;
@@ -263,8 +268,13 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
   command.get_option("--stages")->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command.add_flag("--json", options.json, "for programs")->group(kOutput);
   command.add_flag("--offload", options.offload, "also the states under the papers' offload schemes")->group(kOutput);
-  command.add_flag("--paper-table", options.paper_table, "tables 1 and 2 of the ZeRO paper from its formulas, and end")
-      ->group(kOutput);
+  CLI::Option* const paper = command.add_flag("--paper-table", options.paper_table,
+                                              "tables 1 and 2 of the ZeRO paper from its formulas, and end");
+  paper->group(kOutput);
+  for (CLI::Option* other : command.get_options())
+    if (other != paper && other->get_group() != kOutput && !other->get_lnames().empty() &&
+        other->get_lnames()[0] != "help")
+      paper->excludes(other);
   command.footer(
       "Examples:\n"
       "  zero plan --preset gpt-1b -n 2               on this machine\n"

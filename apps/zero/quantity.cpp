@@ -44,6 +44,8 @@ std::int64_t whole(const std::string& option, const std::string& text, std::span
   constexpr double kMost = 9e18;
   const double value = parse(text, units);
   if (value > 0 && value < 1) throw ConfigError(fmt::format("{}: got '{}', which is less than one", option, text));
+  if (value >= 0 && value != std::floor(value) && std::isdigit(static_cast<unsigned char>(text.back())))
+    throw ConfigError(fmt::format("{}: got '{}', which is not whole; want {}", option, text, wanted));
   if (value >= 0 && value < kMost) return std::llround(value);
   if (value >= kMost) throw ConfigError(fmt::format("{}: {} is too much; the most is 9e18", option, text));
   throw ConfigError(fmt::format("{}: got '{}', want {}", option, text, wanted));
@@ -56,6 +58,8 @@ std::int64_t parse_count(const std::string& option, const std::string& text) {
 }
 
 std::int64_t parse_nbytes(const std::string& option, const std::string& text) {
+  if (!text.empty() && std::string_view("kKMGT").find(text.back()) != std::string_view::npos)
+    throw ConfigError(fmt::format("{0}: got '{1}'; want {1}iB, of 1024, or {1}B, of 1000", option, text));
   // Gigabits: nobody means them by memory, nor do we guess.
   const std::size_t end = text.size();
   if (end >= 2 && text[end - 1] == 'b' && std::string_view("KMGT").find(text[end - 2]) != std::string_view::npos)

@@ -36,15 +36,14 @@ void report(int rank, const std::string& text, bool of_others) {
   print_error(fmt::format("zero: error: {}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank), text));
 }
 
-/// A little more than the ranks wait for each other, who say more; ZERO_STOPPED_LIMIT_S is theirs, too.
+}  // namespace
+
 int stopped_limit_ms() {
   constexpr double kDefaultS = 3, kMoreS = 2;
   const char* const text = std::getenv("ZERO_STOPPED_LIMIT_S");
   const double wanted = text ? std::atof(text) : kDefaultS;
   return static_cast<int>(1e3 * ((wanted > 0 && wanted < 1e6 ? wanted : kDefaultS) + kMoreS));
 }
-
-}  // namespace
 
 void check_ranks_of_host(int ranks) {
   const int most = std::max(8, 4 * usable_cpus());

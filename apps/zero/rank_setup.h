@@ -10,6 +10,10 @@ namespace zero::app {
 /// Throws ConfigError for more ranks than it makes sense to start on this host.
 void check_ranks_of_host(int ranks);
 
+/// How long a rank may be stopped (SIGSTOP) before it counts as failed: a little more than ranks wait for each other,
+/// who say more. ZERO_STOPPED_LIMIT_S is theirs, too.
+int stopped_limit_ms();
+
 /// launch() for ranks of this command ("zero train"), which say themselves, once for all of them, what went wrong.
 int launch_own_ranks(const std::string& command, LaunchOptions options);
 

@@ -37,6 +37,7 @@ std::string perplexity_text(double nats) {
 }
 
 std::string percent_of_unigram(const TrainPlan& plan, double nats) {
+  if (!std::isfinite(nats)) return "not to be compared with unigram";
   return fmt::format("{:.0f} % of unigram", 100 * nats / plan.baseline_nats);
 }
 

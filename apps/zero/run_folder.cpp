@@ -71,6 +71,15 @@ fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
 fs::path find_run_folder(const std::string& wanted) {
   if (!wanted.empty()) {
     if (!what_a_run_left(wanted).empty()) return fs::absolute(wanted).lexically_normal();
+    fs::path inside = fs::absolute(wanted).lexically_normal();
+    if (inside.filename().empty()) inside = inside.parent_path();
+    const fs::path run = inside.parent_path(), run_of_one = run.parent_path();
+    if (inside.filename() == "checkpoints" && !what_a_run_left(run).empty()) return run;
+    if (run.filename() == "checkpoints" && !what_a_run_left(run_of_one).empty()) {
+      throw ConfigError(fmt::format(
+          "--resume: '{}' is a checkpoint; a run goes on from its latest, which the file '{}' names: --resume {}",
+          wanted, short_path((run / "latest").string()), for_shell(run_of_one.string())));
+    }
     throw ConfigError(fmt::format("--resume: '{}' holds no run", wanted));
   }
   std::optional<std::pair<fs::file_time_type, fs::path>> newest;

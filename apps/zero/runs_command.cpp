@@ -48,12 +48,13 @@ struct RunFacts {
   std::string preset, state;
   std::int64_t ranks = 0, stage = 0, steps = 0, steps_wanted = 0, checkpoints = 0;
   std::optional<double> val_loss;
+  std::int64_t val_step = 0;  ///< of val_loss
   fs::file_time_type written;
 };
 
 bool is_run(const fs::path& folder) {
   std::error_code error;
-  return fs::exists(folder / "metrics.jsonl", error) && fs::exists(folder / "plan.json", error);
+  return fs::exists(folder / "metrics.jsonl", error);
 }
 
 RunFacts facts_of(const fs::path& folder) {
@@ -68,16 +69,21 @@ RunFacts facts_of(const fs::path& folder) {
                  .steps_wanted = plan.value("steps", 0),
                  .checkpoints = static_cast<std::int64_t>(found.checkpoints.size()),
                  .val_loss = {},
+                 .val_step = 0,
                  .written = fs::last_write_time(folder / "metrics.jsonl")};
   if (summary.contains("val_loss") && summary["val_loss"].is_number()) facts.val_loss = summary["val_loss"];
+  facts.val_step = summary.value("val_loss_step", facts.steps);
   // A summary is of an earlier start where metrics have more steps.
   const bool is_of_now = summary.value("steps", std::int64_t{-1}) == facts.steps;
-  facts.state = !found.problem.empty()             ? "checkpoints missing"
-                : !is_of_now                       ? "no summary: running, or ended at once"
+  facts.state = plan.empty()                       ? "no plan.json"
+                : !found.problem.empty()           ? "checkpoints missing"
+                : !is_of_now                       ? "running, or ended at once"
                 : summary.value("diverged", false) ? "diverged"
+                : summary.contains("error")        ? "failed"
                 : summary.contains("stopped_by") && !summary["stopped_by"].is_null()
-                    ? fmt::format("stopped by {}", summary["stopped_by"].get<std::string>())
-                    : "finished";
+                    ? fmt::format("stopped: {}", summary["stopped_by"].get<std::string>())
+                : summary.value("finished", true) ? "finished"
+                                                  : "failed";
   return facts;
 }
 
@@ -106,15 +112,19 @@ int list(const RunsArguments& arguments) {
                      {"steps_wanted", run.steps_wanted},
                      {"checkpoints", run.checkpoints},
                      {"val_loss", run.val_loss ? ordered_json(*run.val_loss) : ordered_json()},
+                     {"val_loss_step", run.val_step},
                      {"state", run.state}});
     }
     say(all.dump(2));
     return 0;
   }
   if (runs.empty()) say(fmt::format("no runs in {}", arguments.folder));
+  std::size_t widest = 0;
+  for (const RunFacts& run : runs) widest = std::max(widest, run.folder.filename().string().size());
   for (const RunFacts& run : runs) {
-    say(fmt::format("{:<34} step {:>6}/{:<6} val {:>7}  {}", run.folder.filename().string(), run.steps,
-                    run.steps_wanted, run.val_loss ? fmt::format("{:.4f}", *run.val_loss) : "-", run.state));
+    const std::string before = run.val_step < run.steps ? fmt::format(" at {}", run.val_step) : "";
+    say(fmt::format("{:<{}} step {:>5}/{:<5} val {:<13} {}", run.folder.filename().string(), widest, run.steps,
+                    run.steps_wanted, run.val_loss ? fmt::format("{:.4f}{}", *run.val_loss, before) : "-", run.state));
   }
   return 0;
 }
@@ -177,7 +187,8 @@ std::vector<std::string> differing_surroundings(const fs::path& a, const fs::pat
 
 int compare(const RunsArguments& arguments) {
   for (const std::string& folder : {arguments.first, arguments.second})
-    if (!is_run(folder)) throw ConfigError(fmt::format("'{}' holds no run (metrics.jsonl, plan.json)", folder));
+    if (!is_run(folder) || !fs::exists(fs::path(folder) / "plan.json"))
+      throw ConfigError(fmt::format("'{}' holds no run (metrics.jsonl, plan.json)", folder));
   const auto keys = differing_keys(arguments.first, arguments.second);
   const auto surroundings = differing_surroundings(arguments.first, arguments.second);
   const auto a = curve_of(arguments.first), b = curve_of(arguments.second);
@@ -210,6 +221,7 @@ int compare(const RunsArguments& arguments) {
       for (const std::string& line : *lines) say("  " + line);
     say(fmt::format("{} steps and {}; of {} in both, {} have the same loss and norm, bit for bit", a.size(), b.size(),
                     common, equal));
+    if (a.size() != b.size()) say("the curves differ in their length");
     if (first_difference >= 0)
       say(fmt::format("the first that differs is step {}; losses differ by {:.3g} at most", first_difference, largest));
     if (first_difference >= 0 && !surroundings.empty())
@@ -230,8 +242,8 @@ void add_runs_command(CLI::App& app, int& exit_code) {
   listing->callback([arguments, &exit_code] { exit_code = list(*arguments); });
   CLI::App* comparing =
       command->add_subcommand("compare", "configuration and curves of two runs; exit code 1 when the curves differ");
-  comparing->add_option("a", arguments->first, "folder of a run")->required();
-  comparing->add_option("b", arguments->second, "folder of another")->required();
+  comparing->add_option("first", arguments->first, "folder of a run")->required();
+  comparing->add_option("second", arguments->second, "folder of another")->required();
   comparing->add_flag("--json", arguments->json, "print JSON, for scripts");
   comparing->callback([arguments, &exit_code] { exit_code = compare(*arguments); });
 }

@@ -99,10 +99,21 @@ TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::s
   return prepare_resume(options, Ranks{failed.ranks}, command_line);
 }
 
+void say_how_to_go_on(const TrainPlan& plan) {
+  std::int64_t newest = 0;
+  for (const checkpoint::Summary& one : find_run(plan.run_folder).checkpoints)
+    if (one.complete) newest = std::max(newest, one.global_steps);
+  if (newest > 0 && newest < plan.steps) {
+    print_error(fmt::format("zero train: `{} train --resume {}` goes on from the checkpoint after {}\n", program_name(),
+                            for_shell(plan.run_folder), counted(newest, "step")));
+  }
+}
+
 int run_locally(TrainOptions options, const std::string& command_line) {
   check_ranks_of_host(options.ranks.value_or(1));
   const auto given = options.ranks ? std::optional(Ranks{*options.ranks}) : std::nullopt;
-  const std::chrono::duration<double, std::ratio<60>> limit(options.max_minutes);  // of all starts together
+  using Minutes = std::chrono::duration<double, std::ratio<60>>;
+  const Minutes limit(options.max_minutes);  // of all starts together
   const auto start = std::chrono::steady_clock::now();
   TrainPlan plan =
       options.resume || options.restart
@@ -111,14 +122,18 @@ int run_locally(TrainOptions options, const std::string& command_line) {
   Ended ended = launch_ranks(plan, options.grace_s);
   for (int restarts = 0; restarts < options.max_restarts && may_go_on(ended, plan.run_folder); ++restarts) {
     if (options.max_minutes > 0) {
-      options.max_minutes = (limit - (std::chrono::steady_clock::now() - start)).count();
-      if (options.max_minutes <= 0) break;
+      options.max_minutes = Minutes(limit - (std::chrono::steady_clock::now() - start)).count();
+      if (options.max_minutes <= 0) {
+        print_error("zero train: not started again: --max-minutes is over\n");
+        break;
+      }
     }
     print_error(fmt::format("zero train: starting all ranks again ({} of {})\n", restarts + 1, options.max_restarts));
     std::this_thread::sleep_for(restart_pause(restarts));
     plan = plan_again(options, plan, command_line);
     ended = launch_ranks(plan, options.grace_s);
   }
+  if (may_go_on(ended, plan.run_folder)) say_how_to_go_on(plan);
   const int signal = ended.code == 0 ? read_summary(plan.run_folder).value("stop_signal", 0) : 0;
   return signal == 0 ? ended.code : 128 + signal;
 }

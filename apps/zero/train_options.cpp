@@ -77,11 +77,13 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
                 "--recompute and, in the folder that --nvme allows, states and parameters; options that are given stay")
       ->group(kTraining);
   command.add_option("--memory", options.memory, "of this host to plan with, such as 24GiB (default: what is free)")
+      ->check(size_text())
       ->type_name("SIZE")
       ->group(kTraining);
   command
       .add_option("--gpu-memory", options.gpu_memory,
                   "of the GPU that each rank has, to plan with, such as 80GB (default: with --fit what is free)")
+      ->check(size_text())
       ->type_name("SIZE")
       ->group(kTraining);
   add_override_options(command, options);
@@ -213,7 +215,7 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
       ->group(kTraining);
   command
       .add_option("--max-minutes", options.max_minutes,
-                  "stop with a checkpoint after the step that ends later than this (default: never)")
+                  "stop with a checkpoint after the step that ends later than this; 0: never (default)")
       ->check(real_number(0, 1e9))
       ->type_name("X")
       ->group(kTraining);
@@ -236,6 +238,7 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
 
 void add_output_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--run-dir", options.run_dir, "folder of the run; default: runs/<date-time>-<preset>")
+      ->check(CLI::Validator([](const std::string& path) { return path.empty() ? "want a folder" : ""; }, ""))
       ->type_name("DIR")
       ->group(kOutput);
   command
@@ -294,6 +297,7 @@ void add_text_options(CLI::App& command, TrainOptions& options) {
                   "of the files in a folder that are taken; may be repeated (default: .txt .md .py .rst)")
       ->type_name("TEXT")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->delimiter(',')
       ->allow_extra_args(false)
       ->group(kData);
   command.add_flag("--all-files", options.all_files, "take text files of any suffix")->group(kData);
@@ -331,6 +335,7 @@ void add_model_options(CLI::App& command, TrainOptions& options) {
           "--preset", options.preset,
           "by parameters: gpt-tiny (137 k), gpt-2m, gpt-11m, gpt-14m, gpt-25m, gpt-152m, gpt-1b, gpt-4b or gpt-7b")
       ->capture_default_str()
+      ->check(preset_name())
       ->type_name("PRESET")
       ->group(kModel);
   command.add_option("--layers", options.layers, "overrides the preset's number of blocks")

@@ -155,25 +155,49 @@ std::string checkpoint_elsewhere(const std::filesystem::path& folder, const std:
              : "";
 }
 
+bool has_diverged(const std::filesystem::path& folder) {
+  std::ifstream file(folder / "summary.json");
+  const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  return summary.is_object() && summary.value("diverged", false);
+}
+
+/// Of the newest checkpoint that can be loaded.
+std::int64_t saved_steps(const FoundRun& found) {
+  std::int64_t newest = 0;
+  for (const auto& one : found.checkpoints)
+    if (one.complete) newest = std::max(newest, one.global_steps);
+  return newest;
+}
+
 /// A run that cannot go on stays as it is.
 void check_can_go_on(const std::string& folder, const std::string& spare) {
   const FoundRun found = find_run(folder);
   if (const std::string last = checkpoint_elsewhere(folder, spare, found); !last.empty()) {
     const std::filesystem::path path = last;
-    throw CheckpointError(
-        fmt::format("--resume: the last checkpoint of this run is in {}. Bring it back first:\n"
-                    "  mkdir -p {}/checkpoints && cp -r {} {}/checkpoints/ && cp {} {}/checkpoints/",
-                    short_path(last), for_shell(folder), for_shell(last), for_shell(folder),
-                    for_shell((path.parent_path() / "latest").string()), for_shell(folder)));
+    const std::filesystem::path metrics = path.parent_path() / "metrics.jsonl";
+    throw CheckpointError(fmt::format(
+        "--resume: the last checkpoint of this run is in {1}. Bring it back first:\n"
+        "  mkdir -p {0}/checkpoints && cp -r {2} {0}/checkpoints/ && cp {3}/latest {0}/checkpoints/{4}",
+        for_shell(folder), short_path(last), for_shell(last), for_shell(path.parent_path().string()),
+        std::filesystem::exists(metrics) ? fmt::format(" && cp {} {}/", for_shell(metrics.string()), for_shell(folder))
+                                         : ""));
   }
   std::string problem = found.problem;
   if (problem.empty() && found.is_fresh()) {
+    if (has_diverged(folder)) {
+      throw CheckpointError(
+          fmt::format("--resume: the run in '{}' diverged at step {}, before its first checkpoint: there is nothing to "
+                      "go on from, and the same would happen again. Start a new one, with a smaller --lr",
+                      folder, found.recorded_steps));
+    }
     const std::string end = found.recorded_steps > 0 ? fmt::format("at step {}, ", found.recorded_steps) : "";
     problem = fmt::format(
         "the run in '{}' has no checkpoint; it ended {}before its first one, or they were "
         "removed (or are where --spare-dir was; give it again): there is nothing to go on from",
         folder, end);
   }
+  constexpr std::string_view kSaidBelow = ", or start the run over";
+  if (problem.ends_with(kSaidBelow)) problem.resize(problem.size() - kSaidBelow.size());
   if (!problem.empty()) throw CheckpointError(fmt::format("--resume: {}.{}", problem, restart_hint(folder)));
 }
 
@@ -181,11 +205,16 @@ void check_can_go_on(const std::string& folder, const std::string& spare) {
 CorpusInfo pack_given(const TrainOptions& options, const CorpusOptions& text, std::int64_t sequence_length) {
   try {
     return pack_and_check(text, sequence_length);
-  } catch (const IoError& error) {
+  } catch (const Error& error) {
     if (options.data != "-") throw;
     std::error_code ignored;
     std::filesystem::remove(text.source, ignored);
-    throw ConfigError(fmt::format("--data -: standard input is {}", error.what()));
+    // By the name that it was given.
+    std::string said = error.what();
+    const std::string file = text.source.string();
+    if (const std::size_t at = said.find(file); at != std::string::npos)
+      said.replace(at, file.size(), "standard input");
+    throw ConfigError(fmt::format("--data -: {}", said));
   }
 }
 
@@ -271,7 +300,8 @@ void find_text_again(TrainPlan& plan) {
   // What a mixture is says its file; and it may be gone, as any text.
   const bool may_be_mixture = plan.data.ends_with(".json") && std::filesystem::exists(plan.data, error);
   try {
-    if (!may_be_mixture && Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash) return;
+    const bool is_it = !may_be_mixture && Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash;
+    if (is_it && is_packed_well(plan.corpus_folder)) return;
   } catch (const IoError&) {  // the cache was emptied
   }
   const CorpusInfo corpus =
@@ -637,6 +667,11 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);
   if (options.resume) check_can_go_on(plan.run_folder, plan.spare_folder);
+  const FoundRun found = find_run(plan.run_folder);
+  if (options.resume && options.steps && *options.steps < saved_steps(found)) {
+    throw ConfigError(fmt::format("--steps {}: the run has done {} already; it goes on with more than that",
+                                  *options.steps, counted(saved_steps(found), "step")));
+  }
   plan.merge = plan.merge || options.merge;
   if (options.merge && plan.lora.empty()) throw ConfigError("--merge: the run has no adapters");
   if (!options.export_dir.empty()) {
@@ -644,7 +679,6 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
     plan.export_folder = export_folder(options);
   }
   check_export(plan.export_folder, plan, "");
-  const FoundRun found = find_run(plan.run_folder);
   plan.goes_on = options.resume && !found.checkpoints.empty();
   const bool was_edited = config_was_edited(plan);
   Config config = resume_config(plan.config, options, plan.ranks);
@@ -662,9 +696,9 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
         "resume     config.json in the run's folder was changed, which has no effect: it says what the\n"
         "           run is trained with. --config FILE of a new run takes another one\n");
   }
-  if (plan.goes_on && found.recorded_steps >= plan.steps) {
+  if (plan.goes_on && saved_steps(found) >= plan.steps) {
     const std::string done = fmt::format("the run has its {} already; --steps N, more than that, goes on",
-                                         counted(found.recorded_steps, "step"));
+                                         counted(saved_steps(found), "step"));
     console.print(hanging("resume", done));
     if (!console.enabled()) print_error(fmt::format("zero train: warning: {}\n", done));
   } else if (plan.goes_on && plan.steps > steps_before && plan.config.find("total_num_steps") != std::string::npos) {

@@ -52,11 +52,26 @@ constexpr std::pair<std::string_view, std::string_view> kNamesElsewhere[] = {
     {"--nproc-per-node", "--nproc"},
     {"--gpus", "--nproc"},
     {"--num-gpus", "--nproc"},
-    {"--ranks", "--nproc"},
     {"--world-size", "--ranks"},
     {"--deepspeed-config", "--config"},
     {"--max-steps", "--steps"},
     {"--epochs", "--steps"},
+    {"--num-epochs", "--steps"},
+    {"--num-train-epochs", "--steps"},
+    {"--save-every", "--checkpoint-every"},
+    {"--resume-from-checkpoint", "--resume"},
+    {"--deepspeed", "--config"},
+    {"--bf16", "--dtype"},
+    {"--fp16", "--dtype"},
+    {"--gradient-accumulation-steps", "--batch-size"},
+    {"--nproc", "--ranks"},
+    {"--tokens", "--seq"},
+    {"--recompute", "--checkpointing"},
+    {"--stage", "--stages"},
+    {"--stage", "--modes"},
+    {"--nnodes", "--hostfile"},
+    {"-V", "--version"},
+    {"-v", "--version"},
     {"--precision", "--dtype"},
     {"--output-dir", "--run-dir"},
     {"--save-steps", "--checkpoint-every"},
@@ -80,6 +95,7 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
     const std::size_t d = distance(word, known);
     if (d < least) least = d, nearest = name;
   };
+  if (word.size() == 2 && word.front() == '-') least = 1;  // nothing is near a letter
   for (const std::string& name : names) look_at(name, name);
   for (const auto& [elsewhere, here] : kNamesElsewhere) {
     if (std::find(names.begin(), names.end(), here) != names.end()) look_at(elsewhere, here);
@@ -338,7 +354,8 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
     if (arguments.size() > words) return unknown_argument(*command, name, arguments[words]) + help;
     return fmt::format("{}: no command given; want {}", name, fmt::join(commands_of(*command), ", ")) + help;
   }
-  std::optional<Problem> first = first_unknown(*command, name, arguments);
+  std::optional<Problem> first;
+  if (!command->get_prefix_command()) first = first_unknown(*command, name, arguments);
   if (const auto refused = first_refused(*command, arguments); refused && (!first || refused->at < first->at))
     first = refused;
   if (first) return first->text + help;

@@ -116,6 +116,10 @@ struct CorpusInfo {
 /// by one, or found packed; ConfigError where their tokens are not of one kind.
 CorpusInfo pack_corpus(const CorpusOptions& options);
 
+/// Whether the packed text in a folder is what was packed, which it is read for; token files are not looked at. False
+/// where it is missing, too. Local.
+bool is_packed_well(const std::filesystem::path& folder);
+
 enum class Split : std::uint8_t { kTrain, kValidation };
 
 /// The target in the place of a token that is context only; what losses ignore.

@@ -108,6 +108,9 @@ class MetricsRecord {
 
   /// Makes the record durable and returns its position.
   MetricsPosition sync();
+  /// Writes a copy of all lines, with those that the disk has not taken, to the file `path`, and returns the position
+  /// in it. For a disk with room where the record's has none.
+  MetricsPosition copy_to(const std::string& path);
   /// Truncates the record to `position`. Call before the first event.
   void go_back_to(const MetricsPosition& position);
   /// Starts an empty record and moves the old one into the folder `kept`; event files only if their folder is below the
@@ -233,7 +236,7 @@ class TrainingRun {
   void look_at_loss(const StepOutcome& outcome);
   bool may_be_lost() const;
   void go_back(MetricsPosition position, LoadReport& report);
-  std::string client_state(bool whole_record);
+  std::string client_state(const std::string& folder);
   void start_save(const std::string& folder, bool async);
   void completed();
   void wait();

@@ -271,6 +271,18 @@ std::shared_ptr<ControlSegment> ControlSegment::create_anonymous(int ranks) {
   return over(create_memfd(nbytes_of(ranks), "control segment"), ranks, true);
 }
 
+bool ControlSegment::say_ended(const std::string& job_id, int rank) noexcept {
+  try {
+    const auto segment = find_segment(name_of(job_id));
+    if (!segment || rank >= segment->ranks()) return false;
+    if (segment->block(rank).state.load(std::memory_order_acquire) != RankState::kAbsent) return false;
+    segment->fail(rank, fmt::format("rank {} has ended, with exit code 0, and never came to meet the others", rank));
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 std::shared_ptr<ControlSegment> ControlSegment::rendezvous(const std::string& job_id, int rank, int ranks,
                                                            std::chrono::milliseconds timeout) {
   const std::string name = name_of(job_id);

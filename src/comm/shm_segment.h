@@ -129,6 +129,10 @@ class ControlSegment {
   /// Removes the names of this user's jobs whose rank 0 died before all had met. Local, throws nothing.
   static void remove_left_behind() noexcept;
 
+  /// Says for `rank`, which has ended without an error, that it will not come: ranks of the job that are waiting for it
+  /// fail. True when there was somebody to tell. Local, throws nothing.
+  static bool say_ended(const std::string& job_id, int rank) noexcept;
+
   /// Name under /dev/shm for a job of this user. Odd characters are replaced, long ids hashed. Local.
   static std::string name_of(const std::string& job_id);
 

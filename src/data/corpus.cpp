@@ -57,6 +57,14 @@ Corpus::Corpus(const std::filesystem::path& folder, Split split) {
   name_ = (folder / (train ? data::kTrainFile : data::kValidationFile)).string();
 }
 
+bool is_packed_well(const std::filesystem::path& folder) {
+  try {
+    return data::is_intact(data::read_corpus_json(folder));
+  } catch (const IoError&) {
+    return false;
+  }
+}
+
 Corpus::Corpus(std::string text) : name_("memory") {
   const auto owned = std::make_shared<const std::string>(std::move(text));
   size_ = static_cast<std::int64_t>(owned->size());

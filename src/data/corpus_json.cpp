@@ -48,12 +48,13 @@ TokenInfo tokens_of(const ordered_json& json) {
 }
 
 ordered_json split_json(const char* file, std::int64_t nbytes, std::int64_t targets, double entropy_nats,
-                        const std::vector<Part>& parts) {
+                        const std::vector<Part>& parts, const std::string& hash) {
   ordered_json json = {{"file", file},
                        {"nbytes", nbytes},
                        {"targets", targets},
                        {"unigram_entropy_nats", entropy_nats},
                        {"unigram_entropy_bits", entropy_nats / std::numbers::ln2}};
+  if (!hash.empty()) json["hash"] = hash;
   for (const Part& part : parts) {
     ordered_json one = {{"file", part.path.string()}, {"skip_nbytes", part.skip_nbytes}, {"nbytes", part.nbytes}};
     if (part.token_nbytes > 0) one["token_nbytes"] = part.token_nbytes;
@@ -63,6 +64,25 @@ ordered_json split_json(const char* file, std::int64_t nbytes, std::int64_t targ
 }
 
 }  // namespace
+
+/// Token files are their owner's, and a mixture has none of its own.
+bool is_intact(const StoredCorpus& stored) {
+  const bool is_own = stored.parts.train.size() == 1 && stored.parts.train[0].path == stored.info.folder / kTrainFile;
+  if (!is_own) return true;
+  const auto is_as_packed = [](const Part& part, const std::string& hash) {
+    const FileReader reader(part.path);
+    FileHash here;
+    std::string piece;
+    constexpr std::int64_t kPiece = 4 << 20;
+    for (std::int64_t from = 0; from < part.nbytes; from += kPiece) {
+      if (!reader.read(from, std::min(kPiece, part.nbytes - from), piece)) return false;
+      here.add(piece);
+    }
+    return here.text() == hash;
+  };
+  return is_as_packed(stored.parts.train[0], stored.parts.train_hash) &&
+         is_as_packed(stored.parts.validation[0], stored.parts.validation_hash);
+}
 
 StoredCorpus read_corpus_json(const fs::path& folder) {
   const fs::path path = folder / kCorpusFile;
@@ -88,7 +108,8 @@ StoredCorpus read_corpus_json(const fs::path& folder) {
     info.train_targets = train.value("targets", info.train_tokens());
     info.validation_targets = validation.value("targets", info.validation_tokens());
     stored.parts = {parts_of(train, folder, kTrainFile, info.train_nbytes),
-                    parts_of(validation, folder, kValidationFile, info.validation_nbytes)};
+                    parts_of(validation, folder, kValidationFile, info.validation_nbytes), train.value("hash", ""),
+                    validation.value("hash", "")};
     for (const auto& one : json.value("mixture", ordered_json::array())) {
       info.members.push_back({one.at("source"), one.at("sequences"), one.at("train_tokens"),
                               one.at("validation_tokens"), one.at("folder"), one.at("hash")});
@@ -133,21 +154,22 @@ void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std
                         {"largest", one.largest},
                         {"largest_nbytes", one.largest_nbytes}});
   }
-  ordered_json json = {{"source", info.source},
-                       {"hash", info.hash},
-                       {"listing", fingerprint},
-                       {"tokens",
-                        {{"nbytes", info.tokens.nbytes},
-                         {"largest", info.tokens.largest},
-                         {"text_nbytes", info.tokens.text_nbytes},
-                         {"pieces", info.tokens.pieces},
-                         {"tokenizer", info.tokens.tokenizer},
-                         {"has_context", info.tokens.has_context}}},
-                       {"train", split_json(kTrainFile, info.train_nbytes, info.train_targets,
-                                            info.train_unigram_entropy_nats, parts.train)},
-                       {"validation", split_json(kValidationFile, info.validation_nbytes, info.validation_targets,
-                                                 info.validation_unigram_entropy_nats, parts.validation)},
-                       {"files", {{"taken", info.files}, {"left_out", std::move(left_out)}}}};
+  ordered_json json = {
+      {"source", info.source},
+      {"hash", info.hash},
+      {"listing", fingerprint},
+      {"tokens",
+       {{"nbytes", info.tokens.nbytes},
+        {"largest", info.tokens.largest},
+        {"text_nbytes", info.tokens.text_nbytes},
+        {"pieces", info.tokens.pieces},
+        {"tokenizer", info.tokens.tokenizer},
+        {"has_context", info.tokens.has_context}}},
+      {"train", split_json(kTrainFile, info.train_nbytes, info.train_targets, info.train_unigram_entropy_nats,
+                           parts.train, parts.train_hash)},
+      {"validation", split_json(kValidationFile, info.validation_nbytes, info.validation_targets,
+                                info.validation_unigram_entropy_nats, parts.validation, parts.validation_hash)},
+      {"files", {{"taken", info.files}, {"left_out", std::move(left_out)}}}};
   for (const MixtureMember& one : info.members) {
     json["mixture"].push_back({{"source", one.source},
                                {"sequences", one.sequences},
@@ -164,7 +186,7 @@ void write_corpus_json(const fs::path& folder, const CorpusInfo& info, const std
 std::optional<CorpusInfo> find_packed(const fs::path& folder, const std::string& fingerprint) {
   try {
     StoredCorpus stored = read_corpus_json(folder);
-    if (stored.fingerprint != fingerprint) return std::nullopt;
+    if (stored.fingerprint != fingerprint || !is_intact(stored)) return std::nullopt;
     stored.info.reused = true;
     return stored.info;
   } catch (const IoError&) {

@@ -29,9 +29,10 @@ struct Part {
 /// Where the tokens of a corpus are.
 struct Parts {
   std::vector<Part> train, validation;
+  std::string train_hash, validation_hash;  ///< hash_of() the folder's own files
 };
 
-/// `parts`: of token files that stay where they are; empty: the folder's own files.
+/// `parts`: of token files that stay where they are; else only the hashes of the folder's own files.
 void write_corpus_json(const std::filesystem::path& folder, const CorpusInfo& info, const std::string& fingerprint,
                        const Parts& parts = {});
 
@@ -41,10 +42,13 @@ struct StoredCorpus {
   Parts parts;
 };
 
+/// Reads the folder's own files and compares them with their hashes.
+bool is_intact(const StoredCorpus& stored);
+
 /// Throws IoError when corpus.json is missing or damaged, or a file has not the size it says.
 StoredCorpus read_corpus_json(const std::filesystem::path& folder);
 
-/// The complete corpus in `folder` when it was packed from the same options and files.
+/// The complete corpus in `folder` when it was packed from the same options and files, and is what was packed.
 std::optional<CorpusInfo> find_packed(const std::filesystem::path& folder, const std::string& fingerprint);
 
 }  // namespace zero::data

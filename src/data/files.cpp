@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -135,6 +136,15 @@ void sync_folder(const std::filesystem::path& path) {
     errno = error;
     throw_errno(path, "cannot sync the folder");
   }
+}
+
+FileHash::FileHash() : state_(XXH3_createState(), &XXH3_freeState) { XXH3_128bits_reset(state_.get()); }
+
+void FileHash::add(std::string_view bytes) { XXH3_128bits_update(state_.get(), bytes.data(), bytes.size()); }
+
+std::string FileHash::text() const {
+  const XXH128_hash_t digest = XXH3_128bits_digest(state_.get());
+  return fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
 }
 
 }  // namespace zero::data

@@ -2,9 +2,12 @@
 // Small file helpers of the corpus packer. Every failure is an IoError with the path and the system's reason.
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+
+struct XXH3_state_s;
 
 namespace zero::data {
 
@@ -31,6 +34,17 @@ class FileWriter {
   int fd_ = -1;
   std::string buffer_;
   std::int64_t nbytes_ = 0;
+};
+
+/// The XXH3 hash, of 128 bits, of bytes that come in pieces.
+class FileHash {
+ public:
+  FileHash();
+  void add(std::string_view bytes);
+  std::string text() const;  ///< in hexadecimal digits
+
+ private:
+  std::shared_ptr<XXH3_state_s> state_;
 };
 
 /// A folder with a fresh name beside `target`; removed with everything in it unless it was moved.

@@ -49,6 +49,8 @@ void add_file(const CorpusOptions& options, const fs::path& path, std::string na
 }
 
 void walk(const CorpusOptions& options, const fs::path& root, Listing& listing) {
+  if (::access(root.c_str(), R_OK | X_OK) != 0)
+    throw IoError(fmt::format("{}: cannot list the corpus source: {}", root.string(), std::strerror(errno)));
   std::error_code error;
   fs::recursive_directory_iterator at(root, fs::directory_options::skip_permission_denied, error);
   while (!error && at != fs::recursive_directory_iterator()) {

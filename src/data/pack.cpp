@@ -143,22 +143,37 @@ std::size_t validation_count(const std::vector<Piece>& files, double target) {
   return count;
 }
 
+/// How many of the first pieces are validation; 0: the end of the last one is.
+std::size_t split(std::vector<Piece>& pieces, double target) {
+  const std::size_t count = validation_count(pieces, target);
+  double nbytes = count > 0 ? 0 : static_cast<double>(pieces.back().nbytes);
+  for (std::size_t i = 0; i < count; ++i) nbytes += static_cast<double>(pieces[i].nbytes);
+  if (nbytes >= target / 10) return count;
+  // Some tiny files beside large ones say nothing: the end of the largest does.
+  std::iter_swap(std::ranges::max_element(pieces, {}, &Piece::nbytes), pieces.end() - 1);
+  return 0;
+}
+
 /// One split on its way to disk, with its byte counts.
 class SplitWriter {
  public:
   SplitWriter(const fs::path& path, XXH3_state_t* hash) : writer_(path), hash_(hash) {}
   void append(std::string_view bytes) {
     writer_.append(bytes);
+    own_hash_.add(bytes);
     XXH3_128bits_update(hash_, bytes.data(), bytes.size());
     for (const char c : bytes) ++histogram_[static_cast<unsigned char>(c)];
   }
   void finish() { writer_.finish(); }
   std::int64_t nbytes() const { return writer_.nbytes(); }
   double entropy_nats() const { return data::entropy_nats(histogram_); }
+  /// Of what is in the file.
+  std::string hash() const { return own_hash_.text(); }
 
  private:
   data::FileWriter writer_;
-  XXH3_state_t* hash_;
+  XXH3_state_t* hash_;  ///< of both splits, as they come
+  data::FileHash own_hash_;
   data::Histogram histogram_{};
 };
 
@@ -173,12 +188,13 @@ std::size_t cut_position(std::string_view text, double tail_nbytes) {
   return cut;
 }
 
-void write_splits(const std::vector<Piece>& files, double validation_fraction, const fs::path& folder,
-                  CorpusInfo& info) {
+/// Returns the hashes of the files.
+data::Parts write_splits(std::vector<Piece>& files, double validation_fraction, const fs::path& folder,
+                         CorpusInfo& info) {
   double total = 0;
   for (const Piece& file : files) total += static_cast<double>(file.nbytes + 1);
   const double target = total * validation_fraction;
-  const std::size_t first_train = validation_fraction == 1 ? files.size() : validation_count(files, target);
+  const std::size_t first_train = validation_fraction == 1 ? files.size() : split(files, target);
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), &XXH3_freeState);
   XXH3_128bits_reset(hash.get());
   SplitWriter validation(folder / data::kValidationFile, hash.get());
@@ -209,6 +225,7 @@ void write_splits(const std::vector<Piece>& files, double validation_fraction, c
   info.validation_unigram_entropy_nats = validation.entropy_nats();
   const XXH128_hash_t digest = XXH3_128bits_digest(hash.get());
   info.hash = fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
+  return {{}, {}, train.hash(), validation.hash()};
 }
 
 /// What decides besides text and size; empty for a file that was named.
@@ -395,8 +412,8 @@ CorpusInfo pack_corpus(const CorpusOptions& options) {
 
   create_parents(folder);
   data::TemporaryFolder temporary(folder);
-  write_splits(files, options.validation_fraction, temporary.path(), info);
-  data::write_corpus_json(temporary.path(), info, fingerprint);
+  const data::Parts parts = write_splits(files, options.validation_fraction, temporary.path(), info);
+  data::write_corpus_json(temporary.path(), info, fingerprint, parts);
   // Another rank may have packed the same meanwhile; its readers keep what they have.
   if (auto found = data::find_packed(folder, fingerprint)) return *found;
   temporary.replace(folder);

@@ -131,6 +131,7 @@ struct Rank {
   int rank = 0;
   pid_t pid = 0;  ///< also its process group
   bool running = false;
+  bool ended_well = false;            ///< and nobody was told yet who may wait for it
   std::int64_t stopped_since_ns = 0;  ///< by a signal, as far as is known; 0: it is not
   FileDescriptor log;
   LineForwarder out;
@@ -183,6 +184,7 @@ class Job {
   void terminate();
   void fail(const Failure& failure);
   void look_for_stopped();
+  void tell_of_ended();
   void end_strays();
   void pause();
   void signal_all(int signal);
@@ -342,6 +344,7 @@ int Job::run() {
   while (running()) {
     poll_once(signals);
     reap();
+    tell_of_ended();
     escalate();
   }
   for (Rank& rank : ranks_) {
@@ -422,10 +425,18 @@ void Job::reap() {
       if (WIFSTOPPED(status) || WIFCONTINUED(status)) continue;
       rank.running = false;
       const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+      rank.ended_well = well;
       if (!well && !failure_) {
         fail({rank.rank, rank.pid, status, base::monotonic_ns()});
       }
     }
+  }
+}
+
+/// Others may wait for a rank that has ended: they have not met yet while there is a segment of the job.
+void Job::tell_of_ended() {
+  for (Rank& rank : ranks_) {
+    if (rank.ended_well && running() && comm::ControlSegment::say_ended(job_id_, rank.rank)) rank.ended_well = false;
   }
 }
 
@@ -490,7 +501,15 @@ int Job::report() const {
     return 128 + ended_by_;
   }
   if (unread_) return 128 + SIGPIPE;
-  if (!failure_) return 0;
+  if (!failure_) {
+    for (const Rank& rank : ranks_) {
+      const int error = rank.out.write_error() != 0 ? rank.out.write_error() : rank.err.write_error();
+      if (error == 0) continue;
+      say(fmt::format("output of rank {} is lost: {}", rank.rank, std::strerror(error)));
+      return 1;
+    }
+    return 0;
+  }
   const int status = failure_->status;
   const bool by_signal = WIFSIGNALED(status);
   const std::string how =
@@ -517,7 +536,7 @@ int Job::report() const {
     say(fmt::format("rank {} of {} (pid {}) failed first: {}, after {:.1f} s{}", failure_->rank, options_.nproc,
                     failure_->pid, how, seconds, others));
   }
-  if (WIFSTOPPED(status)) return 128 + SIGSTOP;
+  if (WIFSTOPPED(status)) return 1;
   return by_signal ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 

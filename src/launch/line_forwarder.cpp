@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::size_t kLongestLine = 64 << 10;  ///< a longer one is cut: memory must stay bounded
 
-/// False when nobody reads any more.
-bool write_all(int fd, std::string_view text) {
+/// 0, or the error.
+int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t wrote = ::write(fd, text.data(), text.size());
     if (wrote > 0) {
@@ -23,10 +23,10 @@ bool write_all(int fd, std::string_view text) {
       pollfd ready{fd, POLLOUT, 0};
       ::poll(&ready, 1, 100);
     } else if (errno != EINTR) {
-      return errno != EPIPE;
+      return errno;
     }
   }
-  return true;
+  return 0;
 }
 
 }  // namespace
@@ -81,8 +81,11 @@ void LineForwarder::write_lines() {
   }
   if (begin == 0) return;
   pending_.erase(0, begin);
-  unread_ |= !write_all(target_, prefixed);  // one call, so that lines of different ranks do not mix
-  write_all(log_, plain);
+  const int error = write_all(target_, prefixed);  // one call, so that lines of different ranks do not mix
+  unread_ |= error == EPIPE;
+  if (write_error_ == 0 && error != EPIPE) write_error_ = error;
+  if (log_ < 0) return;
+  if (const int of_log = write_all(log_, plain); write_error_ == 0) write_error_ = of_log;
 }
 
 }  // namespace zero::launcher

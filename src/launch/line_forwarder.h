@@ -21,6 +21,8 @@ class LineForwarder {
   void finish();
   /// Nobody reads what is written any more.
   bool is_unread() const { return unread_; }
+  /// What became of the first write that failed otherwise, as errno says it; 0: none did.
+  int write_error() const { return write_error_; }
 
  private:
   /// Writes the lines that are complete.
@@ -31,6 +33,7 @@ class LineForwarder {
   std::string prefix_;
   std::string pending_;  ///< read, not yet written
   bool unread_ = false;
+  int write_error_ = 0;
 };
 
 }  // namespace zero::launcher

@@ -118,7 +118,7 @@ std::vector<Candidate> bf16(const Candidate& from) {
 
 std::vector<Candidate> checkpointing(const Candidate& from) {
   if (!from.model.transformer || from.model.transformer->checkpointing) return {};
-  return {with(from, "activation checkpointing (zero::recompute, or --recompute 1)",
+  return {with(from, "activation checkpointing (zero train --recompute 1)",
                [](Candidate& c) { c.model.transformer->checkpointing = true; })};
 }
 

@@ -91,6 +91,19 @@ MetricsPosition MetricsRecord::sync() {
   return position;
 }
 
+MetricsPosition MetricsRecord::copy_to(const std::string& path) {
+  std::string text = io::read_text(io::system_files(), impl_->lines.path().string(), std::uint64_t{1} << 40);
+  text.resize(static_cast<std::size_t>(impl_->end));
+  text += impl_->waiting;
+  replace_text(path, text);
+  MetricsPosition position{.lines_nbytes = static_cast<std::int64_t>(text.size())};
+  if (impl_->events) {
+    position.events_file = impl_->events->file().filename().string();
+    position.events_nbytes = impl_->events->sync();
+  }
+  return position;
+}
+
 void MetricsRecord::go_back_to(const MetricsPosition& position) {
   impl_->lines.cut(position.lines_nbytes);
   impl_->end = position.lines_nbytes;

@@ -79,8 +79,11 @@ nlohmann::json parse_client_state(const LoadReport& report) {
       report.folder));
 }
 
-std::string left_out_notice(const std::string& tag, const std::string& problem) {
-  return fmt::format("checkpoint '{}' is left out: {}", tag, problem);
+/// Of the record: where the last whole line ends.
+std::int64_t end_of_last_line(const std::string& folder) {
+  const std::string text =
+      io::read_text(io::system_files(), (fs::path(folder) / "metrics.jsonl").string(), std::uint64_t{1} << 40);
+  return static_cast<std::int64_t>(text.rfind('\n') + 1);  // 0 where there is none
 }
 
 }  // namespace
@@ -100,7 +103,7 @@ FoundRun find_run(const std::string& folder) {
   std::string problems;
   for (const auto& one : found.checkpoints) {
     if (one.complete) continue;
-    found.notices.push_back(left_out_notice(one.tag, one.problem));
+    found.notices.push_back(fmt::format("checkpoint '{}' is left out: {}", one.tag, one.problem));
     problems += fmt::format("{}'{}': {}", problems.empty() ? "" : "; ", one.tag, one.problem);
   }
   if (!found.checkpoints.empty() && found.notices.size() == found.checkpoints.size()) {
@@ -156,17 +159,13 @@ TrainingRun::~TrainingRun() = default;
 
 LoadReport TrainingRun::resume() {
   // Rank 0 looks, or ranks of other hosts might see another state of the folder.
-  const auto left_out = nlohmann::json::parse(from_rank_0(engine_.all_ranks(), [&] {
+  const auto notices = nlohmann::json::parse(from_rank_0(engine_.all_ranks(), [&] {
     const FoundRun found = find_run(options_.folder);
     if (!found.problem.empty()) throw CheckpointError(found.problem);
     if (found.is_fresh()) return std::string("null");
-    nlohmann::json incomplete = nlohmann::json::array();
-    for (const auto& one : found.checkpoints) {
-      if (!one.complete) incomplete.push_back({one.tag, one.problem});
-    }
-    return incomplete.dump();
+    return nlohmann::json(found.notices).dump();
   }));
-  if (left_out.is_null()) {
+  if (notices.is_null()) {
     from_rank_0(engine_.all_ranks(), [&] {
       metrics_->start_over(fresh_folder_for_old(options_.folder).string());
       return std::string();
@@ -174,13 +173,9 @@ LoadReport TrainingRun::resume() {
     return {};
   }
   LoadReport report = engine_.load_checkpoint(folder_, "", {.fall_back = true});
-  for (const auto& one : left_out) {
-    const std::string problem = one.at(1);
-    // Not said again of the one that load_checkpoint() has tried.
-    const bool is_said = std::ranges::any_of(
-        report.notices, [&](const std::string& notice) { return notice.find(problem) != std::string::npos; });
-    report.notices.push_back(left_out_notice(one.at(0), problem));
-    if (!is_said) tell(report.notices.back(), /*failed=*/true);
+  for (const std::string notice : notices) {
+    tell(notice, /*failed=*/true);
+    report.notices.push_back(notice);
   }
   const nlohmann::json state = parse_client_state(report);
   if (metrics_) go_back(metrics_position(state.at(kMetrics)), report);
@@ -196,12 +191,12 @@ LoadReport TrainingRun::resume() {
 void TrainingRun::go_back(MetricsPosition position, LoadReport& report) {
   const std::int64_t there = metrics_->sync().lines_nbytes;
   if (there < position.lines_nbytes) {
+    const std::int64_t wanted = std::exchange(position.lines_nbytes, end_of_last_line(options_.folder));
     report.notices.push_back(
         fmt::format("metrics.jsonl has {} of the {} bytes that it had at this checkpoint; it goes on "
                     "from where it ends",
-                    there, position.lines_nbytes));
+                    there, wanted));
     tell(report.notices.back(), /*failed=*/true);
-    position.lines_nbytes = there;
   }
   metrics_->go_back_to(position);
   position_ = position;
@@ -215,7 +210,10 @@ std::string TrainingRun::restart() {
       fs::create_directories(kept);
       fs::rename(folder_, kept / "checkpoints");
     }
-    if (fs::exists(mark_of(options_.folder))) fs::remove(mark_of(options_.folder));
+    if (const fs::path mark = mark_of(options_.folder); fs::exists(mark)) {
+      fs::create_directories(kept);
+      fs::rename(mark, kept / mark.filename());
+    }
     return fs::exists(kept) ? kept.string() : std::string();
   });
 }
@@ -285,8 +283,8 @@ bool TrainingRun::may_be_lost() const {
   return diverged_ || (options_.stop_when_diverged && skipped_without_loss_ > 0);
 }
 
-/// On rank 0. `whole_record`: an error where the metrics so far cannot be written.
-std::string TrainingRun::client_state(bool whole_record) {
+/// On rank 0. `folder`: of checkpoints, maybe not the run's; then the record goes there, too.
+std::string TrainingRun::client_state(const std::string& folder) {
   nlohmann::json client = nlohmann::json::object();
   client[kProgram] = nlohmann::json::object();
   if (options_.state) {
@@ -294,10 +292,11 @@ std::string TrainingRun::client_state(bool whole_record) {
     if (client[kProgram].is_discarded()) throw ConfigError("RunOptions::state: want JSON, got something else");
   }
   // Durable before the checkpoint that refers to them is.
-  try {
+  if (folder == folder_) {
     position_ = metrics_->sync();
-  } catch (const IoError&) {
-    if (whole_record) throw;
+  } else {
+    fs::create_directories(folder);
+    position_ = metrics_->copy_to((fs::path(folder) / "metrics.jsonl").string());
   }
   client[kMetrics] = to_json(position_);
   return client.dump();
@@ -310,7 +309,7 @@ void TrainingRun::start_save(const std::string& folder, bool async) {
   saved_at_ns_ = base::monotonic_ns();
   std::string state;
   try {
-    state = from_rank_0(engine_.all_ranks(), [&] { return client_state(folder == folder_); });
+    state = from_rank_0(engine_.all_ranks(), [&] { return client_state(folder); });
   } catch (const ConfigError&) {
     throw;
   } catch (const Error& error) {

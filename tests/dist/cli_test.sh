@@ -52,7 +52,7 @@ refused "there is no command 'zero chekpoint'; did you mean 'ckpt'?" chekpoint
 refused "zero train has no option '--learning-rate'; did you mean '--lr'?" train --learning-rate 1
 refused "zero train has no option '--lerning-rate'; did you mean '--lr'?" train --lerning-rate 1
 refused "zero train has no option '--gpus'; did you mean '--ranks'?" train --gpus 2
-refused "zero launch has no option '--num_gpus'; did you mean '--nproc'?" launch --num_gpus 2 true
+refused "zero launch has no option '--num_gpus'; did you mean '--ranks'?" launch --num_gpus 2 true
 refused "zero train has no option '-q5'; -q takes no value" train -q5
 refused "--steps: got 'x', want" train --steps x --seed y --lr q
 refused "zero train has no option '--bogus'" train --bogus --steps x
@@ -115,6 +115,20 @@ if mpirun --version 2> /dev/null | grep -q "Open MPI"; then
   launched --hostfile hosts sh -c 'exit 7' > /dev/null
   expect "exit code of ranks of a host file" $? 7
 fi
+write_text
+limited() { timeout 20 "$zero" launch "$@" 2>&1; }
+out=$(ZERO_STOPPED_LIMIT_S=0.1 limited -n 2 sh -c '[ $RANK = 1 ] && kill -STOP $$; sleep 30')
+expect "exit code where a rank is stopped" $? 1
+echo "$out" | grep -q "rank 1 .* failed first: stopped" || fail "a stopped rank: $out"
+out=$(limited -n 2 sh -c "[ \$RANK = 1 ] && exit 0; exec $zero train --preset gpt-tiny --data text.py --cache-dir cache --steps 2 -q --run-dir alone")
+expect "exit code where a rank ends before it meets the others" $? 1
+echo "$out" | grep -q "rank 1 has ended, with exit code 0, and never came" || fail "a rank that ended: $out"
+if [ -w /dev/full ]; then
+  "$zero" launch -n 2 sh -c 'echo y; sleep 0.2' > /dev/full 2> bad.err
+  expect "exit code where the output is lost" $? 1
+  grep -q "output of rank [01] is lost: No space left" bad.err || fail "lost output: $(cat bad.err)"
+fi
+refused '--env: got "B", wanted NAME=VALUE' launch -n 1 --env B bash -c 'echo x'
 expect "input of rank 0" "$(echo word | launched -n 2 cat)" "[0] word"
 refused "no program given" launch -n 2
 refused "did you mean '--no-prefix'?" launch -n 1 --no-prefx echo
@@ -141,6 +155,9 @@ OMP_NUM_THREADS=2 "$zero" train $given -n 1 --seed 7 --run-dir runs/other > out 
 expect "runs" "$(wc -l < out)" 3
 grep -qE '^s1 +step +3/3 +val +[0-9.]+ +finished$' out || fail "runs list: $(cat out)"
 "$zero" runs list --json | python3 -c 'import json, sys; assert [r["steps"] for r in json.load(sys.stdin)] == [3] * 3' || fail "runs list --json"
+sed 's/"finished": true/"finished": false, "error": "lost"/' runs/s1/summary.json > failed.json
+cp -r runs/s1 failed && cp failed.json failed/summary.json
+"$zero" runs list failed | grep -q ' failed$' || fail "a run that failed: $("$zero" runs list failed)"
 "$zero" runs compare runs/s1 runs/s3 > out || fail "two stages differ: $(cat out)"
 grep -qF 'zero_optimization.stage: 1 and 3' out || fail "runs compare: $(cat out)"
 grep -qF 'of 3 in both, 3 have the same loss and norm' out || fail "runs compare: $(cat out)"

@@ -124,6 +124,10 @@ grep -q -e '--fit: nothing that may be changed makes the run fit: with .* a host
 [ ! -e nothing ] || fail "a run folder of what cannot fit"
 
 # ---- a mixture of texts ----
+echo '{"mixture": [{"data": "itself.json", "weight": 1}]}' > itself.json
+"$zero" train $tiny --data itself.json --run-dir itself > out 2>&1
+expect "exit code of a mixture of itself" $? 2
+grep -q "itself.json is a mixture itself" out || fail "a mixture of itself: $(cat out)"
 mkdir -p texts && for i in $(seq 1 2000); do echo "def f$i(x): return $i"; done > texts/code.py
 for i in $(seq 1 2000); do echo "And so it was, $i times over."; done > texts/words.txt
 echo '{"mixture": [{"data": "code.py", "weight": 3}, {"data": "words.txt", "weight": 1}]}' > texts/mix.json

@@ -81,6 +81,30 @@ kill_rank "$pid"
 kill_rank "$pid"
 wait "$pid"
 expect "exit code when restarts are used up" $? 137
+grep -q 'zero train: `.* train --resume .*again2` goes on from the checkpoint after' again.out || ! [ -e again2/checkpoints/latest ] ||
+  fail "it does not say how the run goes on: $(cat again.out)"
+
+# ---- the limit of time is of all starts together ----
+timeout 60 "$zero" train $common --steps 1000000 --max-restarts 1 --max-minutes 0.15 -n 2 --quiet --run-dir limited > limited.out 2>&1 &
+pid=$!
+wait_for_steps limited 2
+kill_rank "$(pgrep -P "$pid" | head -n 1)"
+wait "$pid"
+expect "exit code of a run that was started again, after its time" $? 0
+grep -q '"stopped_by": "max_minutes"' limited/summary.json || fail "not stopped by its limit: $(cat limited.out)"
+
+# ---- fewer steps than were done: nothing is changed ----
+before=$(find cut -type f -exec cksum {} + | sort)
+"$zero" train --resume cut --steps 1 --quiet > fewer.out 2>&1
+expect "exit code of fewer steps than were done" $? 2
+grep -q -e "--steps 1: the run has done [0-9]* steps already" fewer.out || fail "fewer steps: $(cat fewer.out)"
+expect "files after fewer steps" "$(find cut -type f -exec cksum {} + | sort)" "$before"
+
+# ---- metrics that end inside a line: its rest is not glued to the next one ----
+cp -r cut half && truncate -s -10 half/metrics.jsonl
+"$zero" train --resume half --steps $((steps + 1)) --quiet > half.out 2>&1 || fail "resume after half a line: $(cat half.out)"
+python3 -c 'import json
+for line in open("half/metrics.jsonl"): json.loads(line)' || fail "a line that is no JSON"
 
 # ---- before the first checkpoint; the record begins again ----
 sed 's/"every_steps": 4/"every_steps": 1000000/' config.json > never.json
@@ -216,6 +240,7 @@ if mount -t tmpfs -o size=20m none small 2> /dev/null; then
   expect "exit code of a resume without the spare checkpoint" $? 2
   sh -c "$(grep '^  mkdir' small.out)" || fail "the hint: $(cat small.out)"
   resume small/r --steps 402
+  expect "steps that a full disk had not taken" "$(grep -c '"loss"' small/r/metrics.jsonl)" 402
   [ -e small/r/checkpoints/global_step402/manifest.json ] || fail "it did not go on: $(ls small/r/checkpoints)"
   umount small
 fi

@@ -546,7 +546,7 @@ def test_a_damaged_trace_is_left_out(
     code = report_runs.main(["--out", str(page), str(folder)])
     said = capsys.readouterr()
     assert code == 0 and said.out.startswith(f"{page}: 1 run, ")
-    assert said.err.startswith("report_runs: warning: ") and words in said.err and said.err.count("\n") == 1
+    assert said.err.startswith("zero report: warning: ") and words in said.err and said.err.count("\n") == 1
     data, text = data_in(page)
     assert [trace["rank"] for trace in data["runs"][0]["traces"]] == [1]
     assert data["runs"][0]["traces"][0]["step"] == "step 2"
@@ -561,7 +561,7 @@ def test_all_traces_are_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for path in (folders[0] / "trace").iterdir():
         path.write_bytes(path.read_bytes()[:-100])
     code, said = report(capsys, tmp_path / "page.html", *folders)
-    assert code == 0 and said.count("report_runs: warning: ") == 2
+    assert code == 0 and said.count("zero report: warning: ") == 2
     data, text = data_in(tmp_path / "page.html")
     assert data["runs"][0]["traces"] == [] and 'id="timeline"' not in (tmp_path / "page.html").read_text()
     for rank in range(2):
@@ -612,7 +612,7 @@ def test_what_is_broken_is_named(
     folder = make_run(tmp_path / "mine")
     spoil(folder)
     code, said = report(capsys, tmp_path / "page.html", folder)
-    assert code == 2 and said.startswith("report_runs: error: ") and words in said
+    assert code == 2 and said.startswith("zero report: error: ") and words in said
     assert said.count("\n") == 1 and not list(tmp_path.glob("*page*"))
 
 

@@ -240,7 +240,24 @@ TEST_F(DataPack, ReusesOnlyWhatIsUnchangedAndComplete) {
   EXPECT_TRUE(repacked()) << "a damaged corpus.json";
   fs::remove(options_.folder / "train.bin");
   EXPECT_TRUE(repacked()) << "a missing split";
+  EXPECT_TRUE(is_packed_well(options_.folder));
+  std::fstream(options_.folder / "train.bin", std::ios::in | std::ios::out | std::ios::binary).put('~');
+  EXPECT_FALSE(is_packed_well(options_.folder));
+  EXPECT_TRUE(repacked()) << "a byte that is another one";
+  EXPECT_FALSE(is_packed_well(options_.folder / "nowhere"));
   EXPECT_FALSE(repacked());
+}
+
+TEST_F(DataPack, TinyFilesAreNoValidation) {
+  std::string lines;
+  for (int i = 0; i < 9'000; ++i) lines += "line " + std::to_string(i) + "\n";
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+    write("large.py", lines);
+    write("tiny.py", "x\n");
+    options_.seed = seed;
+    const CorpusInfo info = pack_corpus(options_);
+    EXPECT_NEAR(static_cast<double>(info.validation_nbytes), 0.05 * static_cast<double>(lines.size()), 100) << seed;
+  }
 }
 
 TEST_F(DataPack, AllOfIt) {

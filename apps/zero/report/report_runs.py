@@ -28,7 +28,7 @@ from run_folders import Run, tell_apart  # noqa: E402
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="report_runs", description="Draws runs of `zero train` as one page of HTML.")
+    parser = argparse.ArgumentParser(prog="zero report", description="Draws runs of `zero train` as one page of HTML.")
     parser.add_argument("--out", type=Path, required=True, help="the page; replaced if it is there")
     parser.add_argument("--title", default="", help="of the page (default: the names of the runs)")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder of zero train")
@@ -38,7 +38,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 def warn_of_damage(data: dict[str, Any]) -> None:
     for run in data["runs"]:
         for damaged in run["damaged_traces"]:
-            print(f"report_runs: warning: {damaged['problem']}: this trace is left out", file=sys.stderr)
+            print(f"zero report: warning: {damaged['problem']}: this trace is left out", file=sys.stderr)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         data = data_of(runs, options.title)
         nbytes = write_whole(options.out, page_of(data, plotly))
     except (Refused, OSError) as error:
-        print(f"report_runs: error: {error}", file=sys.stderr)
+        print(f"zero report: error: {error}", file=sys.stderr)
         return 2
     warn_of_damage(data)
     made = f"{counted(len(runs), 'run', 'runs')}, {human_nbytes(nbytes)}"
