@@ -94,16 +94,14 @@ std::string head_text(const PlanResult& result) {
   const plan::Plan& plan = result.plans.front();
   std::string text = fmt::format("{}: {} parameters", model.name, with_commas(plan.parameters_numel));
   if (const auto& t = model.transformer) {
-    text += fmt::format(" in {} layers of width {}, {} heads, vocabulary {}", t->layers, t->dim, t->heads, t->vocab);
+    text += fmt::format(" in {} of width {}, {}, vocabulary {}", counted(t->layers, "layer"), t->dim,
+                        counted(t->heads, "head"), with_commas(t->vocab));
   } else {
     text += ", laid out as 32 equal layers";
   }
-  const auto count = [](int number, const char* what) {
-    return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
-  };
-  const std::string gpus = result.request.cluster.gpus ? count(plan.ranks, "GPU") + " of " : "";
-  std::string run = fmt::format("{} on {}{}, {}, micro-batch {}", count(plan.ranks, "rank"), gpus,
-                                count(plan.nodes, "host"), dtype_name(plan.param_dtype), plan.micro_batch);
+  const std::string gpus = result.request.cluster.gpus ? counted(plan.ranks, "GPU") + " of " : "";
+  std::string run = fmt::format("{} on {}{}, {}, micro-batch {}", counted(plan.ranks, "rank"), gpus,
+                                counted(plan.nodes, "host"), dtype_name(plan.param_dtype), plan.micro_batch);
   if (model.transformer) run += fmt::format(" of {} tokens", with_commas(model.transformer->seq));
   if (result.request.seq_of_file) run += " (the file's longest; --seq N for fewer)";
   return hanging("model", text) + hanging("run", run + fmt::format(", accumulation {}", plan.accumulation_steps));

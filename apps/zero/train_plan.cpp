@@ -375,19 +375,19 @@ std::string describe_model(const TrainPlan& plan) {
     const std::string weights = plan.init_from.empty()
                                     ? "random weights"
                                     : fmt::format("weights of {}{}", short_path(plan.init_from), adapters);
-    return hanging("model", fmt::format("{}: {} parameters in {} layers of width {}, {} heads, vocabulary of {}, "
-                                        "sequences of {} tokens; {}",
-                                        models::family_name(config.family),
-                                        human_count(static_cast<double>(plan.parameters_numel)), config.layers,
-                                        config.dim, config.heads, with_commas(config.vocab), plan.seq, weights));
+    return hanging(
+        "model", fmt::format("{}: {} parameters in {} of width {}, {}, vocabulary of {}, "
+                             "sequences of {} tokens; {}",
+                             models::family_name(config.family),
+                             human_count(static_cast<double>(plan.parameters_numel)), counted(config.layers, "layer"),
+                             config.dim, counted(config.heads, "head"), with_commas(config.vocab), plan.seq, weights));
   }
   const GPTOptions preset = gpt_preset(plan.preset);
   const bool as_is =
       preset.layers == plan.layers && preset.dim == plan.dim && preset.heads == plan.heads && preset.seq == plan.seq;
-  return hanging("model",
-                 fmt::format("{}{}: {} parameters in {} layers of width {}, {} heads, context of {} bytes", plan.preset,
-                             as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)),
-                             plan.layers, plan.dim, plan.heads, plan.seq));
+  return hanging("model", fmt::format("{}{}: {} parameters in {} of width {}, {}, context of {} bytes", plan.preset,
+                                      as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)),
+                                      counted(plan.layers, "layer"), plan.dim, counted(plan.heads, "head"), plan.seq));
 }
 
 std::string tokenizer_of(const TrainPlan& plan) {

@@ -221,8 +221,8 @@ class TrainingRun {
   /// Writes the last checkpoint and waits until it is complete. Writes none before the first step, if this step has
   /// one, or if the run has diverged. *Collective.* Throws CheckpointError.
   void finish();
-  /// As finish(), but writes into another folder of checkpoints, for when the run's folder has no room. *Collective.*
-  /// Throws CheckpointError.
+  /// As finish(), but writes into another folder of checkpoints, and a whole `metrics.jsonl` there: for when the run's
+  /// folder has no room. *Collective.* Throws CheckpointError.
   void finish_in(const std::string& folder);
 
   /// Folder of the last checkpoint, perhaps still under way; empty: none. Local.

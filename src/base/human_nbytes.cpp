@@ -10,7 +10,7 @@ std::string human_nbytes(std::int64_t nbytes) {
   if (value >= 1e9) return fmt::format("{:.2f} GB", value / 1e9);
   if (value >= 1e6) return fmt::format("{:.1f} MB", value / 1e6);
   if (value >= 1e3) return fmt::format("{:.1f} kB", value / 1e3);
-  return fmt::format("{} bytes", nbytes);
+  return fmt::format("{} byte{}", nbytes, nbytes == 1 ? "" : "s");
 }
 
 std::string megabytes(double nbytes) { return nbytes == 0 ? "-" : fmt::format("{:.1f}", nbytes / 1e6); }
