@@ -375,7 +375,9 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
   command->require_subcommand(1);
   const auto add = [&](const char* name, const char* help, const char* path_help, int (*run)(const CkptArguments&)) {
     CLI::App* sub = command->add_subcommand(name, help);
-    sub->add_option("path", arguments->path, path_help)->required();
+    sub->add_option("path", arguments->path, path_help)
+        ->required()
+        ->check(CLI::Validator([](const std::string& path) { return path.empty() ? "want a path" : ""; }, ""));
     sub->callback([arguments, run, &exit_code] {
       arguments->path = checkpoints_of(arguments->path);
       arguments->other = checkpoints_of(arguments->other);
