@@ -47,6 +47,11 @@ std::string checkpoints_of(const std::string& path) {
   return is_run ? inside.string() : path;
 }
 
+bool is_checkpoint(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::exists(path / "manifest.json", error);
+}
+
 ordered_json to_json(const checkpoint::Summary& item) {
   ordered_json json = {
       {"tag", item.tag}, {"folder", item.folder}, {"complete", item.complete}, {"latest", item.latest}};
@@ -148,8 +153,7 @@ std::vector<checkpoint::Summary> summaries_of(const std::string& path) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::absolute(path).lexically_normal();
   const fs::path one = folder.filename().empty() ? folder.parent_path() : folder;
-  std::error_code error;
-  if (!fs::exists(one / "manifest.json", error)) return checkpoint::list(path);
+  if (!is_checkpoint(one)) return checkpoint::list(path);
   auto all = checkpoint::list(one.parent_path().string());
   std::erase_if(all, [&](const checkpoint::Summary& item) { return item.tag != one.filename().string(); });
   return all;
@@ -163,8 +167,8 @@ int list(const CkptArguments& arguments) {
     return say_json(all);
   }
   if (summaries.empty()) say(fmt::format("no checkpoints in {}", arguments.path));
-  const bool is_folder = !std::filesystem::exists(std::filesystem::path(arguments.path) / "manifest.json");
-  if (!summaries.empty() && is_folder && std::ranges::none_of(summaries, &checkpoint::Summary::latest))
+  if (!summaries.empty() && !is_checkpoint(arguments.path) &&
+      std::ranges::none_of(summaries, &checkpoint::Summary::latest))
     say("no latest: the file 'latest' names none of these; write the tag of one into it");
   for (const auto& item : summaries) {
     if (!item.complete) {
@@ -337,8 +341,7 @@ int diff(const CkptArguments& arguments) {
 }
 
 int prune(const CkptArguments& arguments) {
-  const std::filesystem::path path = arguments.path;
-  if (std::filesystem::exists(path / "manifest.json")) {
+  if (is_checkpoint(arguments.path)) {
     throw ConfigError(
         fmt::format("{} is one checkpoint; give the folder that it is in, of which old ones go", arguments.path));
   }
@@ -375,9 +378,7 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
   command->require_subcommand(1);
   const auto add = [&](const char* name, const char* help, const char* path_help, int (*run)(const CkptArguments&)) {
     CLI::App* sub = command->add_subcommand(name, help);
-    sub->add_option("path", arguments->path, path_help)
-        ->required()
-        ->check(CLI::Validator([](const std::string& path) { return path.empty() ? "want a path" : ""; }, ""));
+    sub->add_option("path", arguments->path, path_help)->required()->check(not_empty("a path"));
     sub->callback([arguments, run, &exit_code] {
       arguments->path = checkpoints_of(arguments->path);
       arguments->other = checkpoints_of(arguments->other);

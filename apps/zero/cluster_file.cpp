@@ -12,8 +12,8 @@
 #include <set>
 #include <vector>
 
+#include "near_names.h"
 #include "quantity.h"
-#include "usage.h"
 #include "zero/errors.h"
 
 namespace zero::app {

@@ -7,6 +7,11 @@
 
 namespace zero::app {
 
+std::string lost_output() {
+  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  return is_written ? "" : "standard output cannot be written: is the disk full?";
+}
+
 void print_error(const std::string& text) {
   std::string said = text;
   // The first words, up to what it is about.

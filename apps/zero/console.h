@@ -21,6 +21,9 @@ class Console {
   bool enabled_;
 };
 
+/// What to say where standard output has not taken all that was printed; empty: it has.
+std::string lost_output();
+
 /// Writes to standard error what it can: errors are said while other things go wrong. "zero: error:" and
 /// "zero train: warning:" are in colour where there are colours.
 void print_error(const std::string& text);

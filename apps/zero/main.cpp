@@ -64,9 +64,9 @@ int run(int argc, char** argv) {
   const std::vector<std::string> arguments =
       zero::app::with_program_marked(*app.get_subcommand("launch"), zero::app::with_help(app, {argv + 1, argv + argc}));
   const auto was_written = [] {
-    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return true;
-    zero::app::print_error("zero: error: standard output cannot be written: is the disk full?\n");
-    return false;
+    const std::string lost = zero::app::lost_output();
+    if (!lost.empty()) zero::app::print_error(fmt::format("zero: error: {}\n", lost));
+    return lost.empty();
   };
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));

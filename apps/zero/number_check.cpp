@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "near_names.h"
 #include "quantity.h"
-#include "usage.h"
 #include "zero/errors.h"
 #include "zero/models.h"
 
@@ -70,6 +70,10 @@ CLI::Validator readable(Read read) {
 }
 
 }  // namespace
+
+CLI::Validator not_empty(const std::string& wanted) {
+  return check([wanted](std::string& text) { return text.empty() ? "want " + wanted : std::string(); });
+}
 
 CLI::Validator size_text() {
   return readable([](const std::string& text) { parse_nbytes("", text); });

@@ -15,6 +15,9 @@ CLI::Validator whole_number(std::int64_t least, std::int64_t most = std::numeric
 /// Finite numbers from `least` to `most`.
 CLI::Validator real_number(double least, double most);
 
+/// Not empty, as an unset variable of a shell makes it; `wanted`: "a path".
+CLI::Validator not_empty(const std::string& wanted);
+
 /// "24GiB", "100Gbit/s", "7.5B", as quantity.h reads them; and the name of a preset.
 CLI::Validator size_text();
 CLI::Validator rate_text();

@@ -3,13 +3,14 @@
 #include <fmt/format.h>
 #include <time.h>
 
+#include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "text_format.h"
 #include "zero/errors.h"
-#include "zero/train.h"
 
 namespace zero::app {
 namespace {
@@ -90,6 +91,20 @@ fs::path find_run_folder(const std::string& wanted) {
   }
   if (newest) return fs::absolute(newest->second).lexically_normal();
   throw ConfigError("--resume: there is no run below runs/; name its folder: --resume --run-dir DIR");
+}
+
+nlohmann::ordered_json read_run_json(const fs::path& folder, const std::string& name) {
+  std::ifstream file(folder / name);
+  auto json = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? json : nlohmann::ordered_json::object();
+}
+
+std::int64_t saved_steps(const FoundRun& found) {
+  std::int64_t newest = 0;
+  for (const checkpoint::Summary& one : found.checkpoints) {
+    if (one.complete) newest = std::max(newest, one.global_steps);
+  }
+  return newest;
 }
 
 void write_run_json(const fs::path& folder, const std::string& name, const nlohmann::ordered_json& value) {

@@ -1,8 +1,11 @@
 #pragma once
 // The folder a run leaves behind: what it was asked for, what happened at each step, what came out.
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+
+#include "zero/train.h"
 
 namespace zero::app {
 
@@ -20,6 +23,14 @@ std::filesystem::path find_run_folder(const std::string& wanted);
 
 // What is in it: config.json, environment.json, plan.json, metrics.jsonl (one object per step and per validation, in
 // order), summary.json, sample.txt, checkpoints.
+
+inline constexpr const char* kSummary = "summary.json";
+
+/// A JSON file of a run's folder; an empty object where it is not there or none.
+nlohmann::ordered_json read_run_json(const std::filesystem::path& folder, const std::string& name);
+
+/// The steps of the newest checkpoint that can be loaded; 0: there is none.
+std::int64_t saved_steps(const FoundRun& found);
 
 /// Writes a JSON file of a run's folder; a crash leaves the old or the new one. Throws IoError.
 void write_run_json(const std::filesystem::path& folder, const std::string& name, const nlohmann::ordered_json& value);

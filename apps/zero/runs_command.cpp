@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "console.h"
+#include "run_folder.h"
 #include "text_format.h"
 #include "zero/errors.h"
 #include "zero/train.h"
@@ -33,12 +34,6 @@ struct RunsArguments {
   std::string folder = "runs", first, second;
   bool json = false;
 };
-
-ordered_json read_run_json(const fs::path& path) {
-  std::ifstream file(path);
-  auto json = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
-  return json.is_object() ? json : ordered_json::object();
-}
 
 void say(const std::string& text) { Console(true).print(text + "\n"); }
 
@@ -58,7 +53,7 @@ bool is_run(const fs::path& folder) {
 }
 
 RunFacts facts_of(const fs::path& folder) {
-  const ordered_json summary = read_run_json(folder / "summary.json"), plan = read_run_json(folder / "plan.json");
+  const ordered_json summary = read_run_json(folder, "summary.json"), plan = read_run_json(folder, "plan.json");
   const FoundRun found = find_run(folder.string());
   RunFacts facts{.folder = folder,
                  .preset = plan.value("preset", ""),
@@ -146,7 +141,7 @@ std::map<std::int64_t, std::pair<double, double>> curve_of(const fs::path& folde
 
 /// Keys of the configuration that differ: "zero_optimization.stage: 3 and 1".
 std::vector<std::string> differing_keys(const fs::path& a, const fs::path& b) {
-  const auto flat_a = read_run_json(a / "config.json").flatten(), flat_b = read_run_json(b / "config.json").flatten();
+  const auto flat_a = read_run_json(a, "config.json").flatten(), flat_b = read_run_json(b, "config.json").flatten();
   std::set<std::string> names;
   for (const auto& item : flat_a.items()) names.insert(item.key());
   for (const auto& item : flat_b.items()) names.insert(item.key());
@@ -175,7 +170,7 @@ std::vector<std::string> differing_surroundings(const fs::path& a, const fs::pat
   std::vector<std::string> lines;
   for (const Fact& fact : kFacts) {
     const auto value_in = [&](const fs::path& folder) {
-      return read_run_json(folder / fact.file)
+      return read_run_json(folder, std::string(fact.file))
           .value(ordered_json::json_pointer(std::string(fact.path)), ordered_json());
     };
     const ordered_json mine = value_in(a), other = value_in(b);

@@ -22,6 +22,7 @@
 #include "plan_fit.h"
 #include "rank_device.h"
 #include "rank_setup.h"
+#include "run_folder.h"
 #include "text_format.h"
 #include "train_config.h"
 #include "train_options.h"
@@ -60,12 +61,6 @@ int run_under_launcher(const TrainOptions& options, int rank, const std::string&
   });
 }
 
-nlohmann::json read_summary(const std::string& run_folder) {
-  std::ifstream file(std::filesystem::path(run_folder) / "summary.json");
-  const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  return summary.is_object() ? summary : nlohmann::json::object();
-}
-
 struct Ended {
   int code = 0;
   int stop_signal = 0;  ///< that asked the ranks to stop; they may have failed for another reason
@@ -88,7 +83,7 @@ Ended launch_ranks(const TrainPlan& plan, double grace_s) {
 bool may_go_on(const Ended& ended, const std::string& run_folder) {
   constexpr int kBadInput = 2;
   return ended.stop_signal == 0 && ended.code != 0 && ended.code != kBadInput && ended.code != 128 + SIGPIPE &&
-         !read_summary(run_folder).value("diverged", false);
+         !read_run_json(run_folder, kSummary).value("diverged", false);
 }
 
 /// The plan of the run after its ranks have failed: from its newest checkpoint, or, before the first, over.
@@ -100,9 +95,7 @@ TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::s
 }
 
 void say_how_to_go_on(const TrainPlan& plan) {
-  std::int64_t newest = 0;
-  for (const checkpoint::Summary& one : find_run(plan.run_folder).checkpoints)
-    if (one.complete) newest = std::max(newest, one.global_steps);
+  const std::int64_t newest = saved_steps(find_run(plan.run_folder));
   if (newest > 0 && newest < plan.steps) {
     print_error(fmt::format("zero train: `{} train --resume {}` goes on from the checkpoint after {}\n", program_name(),
                             for_shell(plan.run_folder), counted(newest, "step")));
@@ -134,7 +127,7 @@ int run_locally(TrainOptions options, const std::string& command_line) {
     ended = launch_ranks(plan, options.grace_s);
   }
   if (may_go_on(ended, plan.run_folder)) say_how_to_go_on(plan);
-  const int signal = ended.code == 0 ? read_summary(plan.run_folder).value("stop_signal", 0) : 0;
+  const int signal = ended.code == 0 ? read_run_json(plan.run_folder, kSummary).value("stop_signal", 0) : 0;
   return signal == 0 ? ended.code : 128 + signal;
 }
 

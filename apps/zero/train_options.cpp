@@ -238,7 +238,7 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
 
 void add_output_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--run-dir", options.run_dir, "folder of the run; default: runs/<date-time>-<preset>")
-      ->check(CLI::Validator([](const std::string& path) { return path.empty() ? "want a folder" : ""; }, ""))
+      ->check(not_empty("a folder"))
       ->type_name("DIR")
       ->group(kOutput);
   command
@@ -289,7 +289,7 @@ void add_text_options(CLI::App& command, TrainOptions& options) {
       .add_option("--data", options.data,
                   "file or folder of text, - for standard input, or folder of token files (docs/models.md); default: "
                   "$ZERO_DATA, else the Python sources of torch, or of this system")
-      ->check(CLI::Validator([](const std::string& path) { return path.empty() ? "want a path" : ""; }, ""))
+      ->check(not_empty("a path"))
       ->type_name("PATH")
       ->group(kData);
   command

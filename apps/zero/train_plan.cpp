@@ -141,32 +141,13 @@ void check_recompute(const TrainPlan& plan, const TrainOptions& options) {
 /// Where the run's last checkpoint is, if its folder could not take it: in `spare` (empty: not known), or
 /// where its summary says.
 std::string checkpoint_elsewhere(const std::filesystem::path& folder, const std::string& spare, const FoundRun& found) {
-  const std::filesystem::path in_folder = folder / "summary.json",
-                              in_spare = std::filesystem::path(spare) / "summary.json";
-  std::ifstream file(!spare.empty() && std::filesystem::exists(in_spare) ? in_spare : in_folder);
-  const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!summary.is_object() || !summary.value("checkpoint_in_spare_folder", false)) return "";
+  const bool is_in_spare = !spare.empty() && std::filesystem::exists(std::filesystem::path(spare) / kSummary);
+  const auto summary = read_run_json(is_in_spare ? std::filesystem::path(spare) : folder, kSummary);
+  if (!summary.value("checkpoint_in_spare_folder", false)) return "";
   const std::filesystem::path last = summary["checkpoint"].get<std::string>();
-  std::int64_t newest = 0;
-  for (const auto& one : found.checkpoints) newest = std::max(newest, one.global_steps);
   const bool is_there = std::filesystem::exists(last / "manifest.json");
-  return is_there && last.parent_path() != folder / "checkpoints" && summary.value("steps", std::int64_t{0}) > newest
-             ? last.string()
-             : "";
-}
-
-bool has_diverged(const std::filesystem::path& folder) {
-  std::ifstream file(folder / "summary.json");
-  const auto summary = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  return summary.is_object() && summary.value("diverged", false);
-}
-
-/// Of the newest checkpoint that can be loaded.
-std::int64_t saved_steps(const FoundRun& found) {
-  std::int64_t newest = 0;
-  for (const auto& one : found.checkpoints)
-    if (one.complete) newest = std::max(newest, one.global_steps);
-  return newest;
+  const bool is_newest = summary.value("steps", std::int64_t{0}) > saved_steps(found);
+  return is_there && is_newest && last.parent_path() != folder / "checkpoints" ? last.string() : "";
 }
 
 /// A run that cannot go on stays as it is.
@@ -184,7 +165,7 @@ void check_can_go_on(const std::string& folder, const std::string& spare) {
   }
   std::string problem = found.problem;
   if (problem.empty() && found.is_fresh()) {
-    if (has_diverged(folder)) {
+    if (read_run_json(folder, kSummary).value("diverged", false)) {
       throw CheckpointError(
           fmt::format("--resume: the run in '{}' diverged at step {}, before its first checkpoint: there is nothing to "
                       "go on from, and the same would happen again. Start a new one, with a smaller --lr",
@@ -300,8 +281,8 @@ void find_text_again(TrainPlan& plan) {
   // What a mixture is says its file; and it may be gone, as any text.
   const bool may_be_mixture = plan.data.ends_with(".json") && std::filesystem::exists(plan.data, error);
   try {
-    const bool is_it = !may_be_mixture && Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash;
-    if (is_it && is_packed_well(plan.corpus_folder)) return;
+    const bool is_same = !may_be_mixture && Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash;
+    if (is_same && is_packed_well(plan.corpus_folder)) return;
   } catch (const IoError&) {  // the cache was emptied
   }
   const CorpusInfo corpus =

@@ -200,8 +200,8 @@ int run(const TrainPlan& plan, Group group) {
                         : plan.quiet ? describe_result_briefly(plan, result)
                                      : describe_result(plan, result));
     write_summary(plan, result);
-    if (plan.json && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0))
-      throw IoError("standard output cannot be written: is the disk full? summary.json in the run's folder has it");
+    if (const std::string lost = lost_output(); plan.json && !lost.empty())
+      throw IoError(lost + " summary.json in the run's folder has it");
   }
   if (first) check_went_well(result);
   const bool is_done = result.steps_done == plan.steps || result.lost_patience;

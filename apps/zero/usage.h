@@ -24,9 +24,6 @@ std::shared_ptr<CLI::FormatterBase> help_formatter();
 /// for an option that is not known.
 std::vector<std::string> with_program_marked(const CLI::App& command, std::vector<std::string> arguments);
 
-/// "; did you mean 'train'?", or nothing where no name is near.
-std::string did_you_mean(const std::string& word, const std::vector<std::string>& names);
-
 /// The sentence for an error of `app` with these arguments: which of them, what it should be, and the nearest name
 /// where one is unknown.
 std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& arguments);

@@ -1,12 +1,10 @@
 // pack_corpus: list, read and deduplicate, shuffle, split, write.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <unordered_set>
 
 #include "data/corpus_json.h"
@@ -157,23 +155,23 @@ std::size_t split(std::vector<Piece>& pieces, double target) {
 /// One split on its way to disk, with its byte counts.
 class SplitWriter {
  public:
-  SplitWriter(const fs::path& path, XXH3_state_t* hash) : writer_(path), hash_(hash) {}
+  SplitWriter(const fs::path& path, data::FileHash& of_both) : writer_(path), of_both_(of_both) {}
   void append(std::string_view bytes) {
     writer_.append(bytes);
-    own_hash_.add(bytes);
-    XXH3_128bits_update(hash_, bytes.data(), bytes.size());
+    hash_.add(bytes);
+    of_both_.add(bytes);
     for (const char c : bytes) ++histogram_[static_cast<unsigned char>(c)];
   }
   void finish() { writer_.finish(); }
   std::int64_t nbytes() const { return writer_.nbytes(); }
   double entropy_nats() const { return data::entropy_nats(histogram_); }
   /// Of what is in the file.
-  std::string hash() const { return own_hash_.text(); }
+  std::string hash() const { return hash_.text(); }
 
  private:
   data::FileWriter writer_;
-  XXH3_state_t* hash_;  ///< of both splits, as they come
-  data::FileHash own_hash_;
+  data::FileHash hash_;
+  data::FileHash& of_both_;  ///< of both splits, as they come
   data::Histogram histogram_{};
 };
 
@@ -195,10 +193,9 @@ data::Parts write_splits(std::vector<Piece>& files, double validation_fraction, 
   for (const Piece& file : files) total += static_cast<double>(file.nbytes + 1);
   const double target = total * validation_fraction;
   const std::size_t first_train = validation_fraction == 1 ? files.size() : split(files, target);
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), &XXH3_freeState);
-  XXH3_128bits_reset(hash.get());
-  SplitWriter validation(folder / data::kValidationFile, hash.get());
-  SplitWriter train(folder / data::kTrainFile, hash.get());
+  data::FileHash hash;
+  SplitWriter validation(folder / data::kValidationFile, hash);
+  SplitWriter train(folder / data::kTrainFile, hash);
   std::string contents;
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (!data::FileReader(files[i].path).read(files[i].offset, files[i].nbytes, contents) ||
@@ -223,8 +220,7 @@ data::Parts write_splits(std::vector<Piece>& files, double validation_fraction, 
   info.validation_targets = info.validation_tokens();
   info.train_unigram_entropy_nats = train.entropy_nats();
   info.validation_unigram_entropy_nats = validation.entropy_nats();
-  const XXH128_hash_t digest = XXH3_128bits_digest(hash.get());
-  info.hash = fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
+  info.hash = hash.text();
   return {{}, {}, train.hash(), validation.hash()};
 }
 

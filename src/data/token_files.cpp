@@ -1,12 +1,10 @@
 #include "data/token_files.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <vector>
@@ -149,7 +147,7 @@ class Scan {
     std::int64_t targets = 0;
   };
   /// Of a split.
-  Seen of(const std::vector<Part>& parts, XXH3_state_t* hash) {
+  Seen of(const std::vector<Part>& parts, FileHash& hash) {
     std::vector<std::int64_t> counts;
     std::string bytes;
     for (const Part& part : parts) {
@@ -158,7 +156,7 @@ class Scan {
         const std::int64_t nbytes = std::min<std::int64_t>(kAtATime * token_nbytes_, part.nbytes - done);
         if (!reader.read(part.skip_nbytes + done, nbytes, bytes))
           throw IoError(fmt::format("{}: cannot be read", part.path.string()));
-        XXH3_128bits_update(hash, bytes.data(), bytes.size());
+        hash.add(bytes);
         const std::span tokens(tokens_.data(), static_cast<std::size_t>(nbytes / token_nbytes_));
         widen({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, token_nbytes_, tokens);
         count(tokens, counts, part.path);
@@ -243,18 +241,16 @@ CorpusInfo scan(const TokenFiles& files) {
   info.train_nbytes = nbytes_of(files.parts.train);
   info.validation_nbytes = nbytes_of(files.parts.validation);
   info.files = static_cast<std::int64_t>(files.parts.train.size() + files.parts.validation.size());
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), &XXH3_freeState);
-  XXH3_128bits_reset(hash.get());
+  FileHash hash;
   Scan all(files.tokens);
-  const Scan::Seen validation = all.of(files.parts.validation, hash.get());
-  const Scan::Seen train = all.of(files.parts.train, hash.get());
+  const Scan::Seen validation = all.of(files.parts.validation, hash);
+  const Scan::Seen train = all.of(files.parts.train, hash);
   info.validation_unigram_entropy_nats = validation.entropy_nats;
   info.train_unigram_entropy_nats = train.entropy_nats;
   info.validation_targets = validation.targets;
   info.train_targets = train.targets;
   info.tokens.largest = all.largest();
-  const XXH128_hash_t digest = XXH3_128bits_digest(hash.get());
-  info.hash = fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
+  info.hash = hash.text();
   return info;
 }
 

@@ -41,6 +41,15 @@ struct MetricsRecord::Impl {
     }
   }
 
+  /// Of a file of so many bytes of lines, and of the events, which are durable then.
+  MetricsPosition position_at(std::int64_t lines_nbytes) {
+    MetricsPosition position{.lines_nbytes = lines_nbytes};
+    if (!events) return position;
+    position.events_file = events->file().filename().string();
+    position.events_nbytes = events->sync();
+    return position;
+  }
+
   fs::path folder, events_folder;
   std::unique_ptr<io::Lock> lock;
   base::AppendFile lines;
@@ -81,14 +90,8 @@ void MetricsRecord::add_events(std::int64_t step, const Scalars& scalars) {
 }
 
 MetricsPosition MetricsRecord::sync() {
-  MetricsPosition position;
   impl_->write_waiting();
-  position.lines_nbytes = impl_->lines.sync();
-  if (impl_->events) {
-    position.events_file = impl_->events->file().filename().string();
-    position.events_nbytes = impl_->events->sync();
-  }
-  return position;
+  return impl_->position_at(impl_->lines.sync());
 }
 
 MetricsPosition MetricsRecord::copy_to(const std::string& path) {
@@ -96,12 +99,7 @@ MetricsPosition MetricsRecord::copy_to(const std::string& path) {
   text.resize(static_cast<std::size_t>(impl_->end));
   text += impl_->waiting;
   replace_text(path, text);
-  MetricsPosition position{.lines_nbytes = static_cast<std::int64_t>(text.size())};
-  if (impl_->events) {
-    position.events_file = impl_->events->file().filename().string();
-    position.events_nbytes = impl_->events->sync();
-  }
-  return position;
+  return impl_->position_at(static_cast<std::int64_t>(text.size()));
 }
 
 void MetricsRecord::go_back_to(const MetricsPosition& position) {

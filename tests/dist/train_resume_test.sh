@@ -76,12 +76,12 @@ grep -q "zero train: starting all ranks again (2 of 2)" again.out || echo "note:
 final again
 "$zero" train $common --max-restarts 1 -n 2 --quiet --run-dir again2 > again.out 2>&1 &
 pid=$!
-wait_for_steps again2 2
+wait_for_steps again2 9
 kill_rank "$pid"
 kill_rank "$pid"
 wait "$pid"
 expect "exit code when restarts are used up" $? 137
-grep -q 'zero train: `.* train --resume .*again2` goes on from the checkpoint after' again.out || ! [ -e again2/checkpoints/latest ] ||
+grep -q 'zero train: `.* train --resume .*again2` goes on from the checkpoint after' again.out ||
   fail "it does not say how the run goes on: $(cat again.out)"
 
 # ---- the limit of time is of all starts together ----
