@@ -30,6 +30,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->type_name("N")
       ->group(kTraining);
   command.add_option("--device", options.device, "what ranks compute on: cpu, or cuda, of whose GPUs each takes one")
+      ->check(device_name())
       ->type_name("cpu|cuda")
       ->group(kTraining);
   command.add_flag("--force", options.force, "start also a mode that does not fit the memory")->group(kTraining);
@@ -45,6 +46,7 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
   command
       .add_option("--modes", options.modes,
                   "of compute (forward and backward alone), stage0, stage1, stage2, stage3, stage3-copying")
+      ->check(some_of({"compute", "stage0", "stage1", "stage2", "stage3", "stage3-copying"}))
       ->capture_default_str()
       ->type_name("LIST")
       ->group(kComparison);
@@ -71,12 +73,14 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
   command.add_flag("--peers", options.peers, "also DDP, FSDP2 and DeepSpeed, from Python (see --python)")
       ->group(kOthers);
   command.add_option("--peer-modes", options.peer_modes, "of compute, ddp, fsdp2, zero1, zero2, zero3")
+      ->check(some_of({"compute", "ddp", "fsdp2", "zero1", "zero2", "zero3"}))
       ->capture_default_str()
       ->type_name("LIST")
       ->group(kOthers);
   command
       .add_option("--peer-settings", options.peer_settings,
-                  "users: as torchrun starts them; ours: pinned and with our allocator settings; or both")
+                  "users: as torchrun starts them; ours: pinned and with our allocator settings; or users,ours")
+      ->check(some_of({"users", "ours"}))
       ->capture_default_str()
       ->type_name("LIST")
       ->group(kOthers);

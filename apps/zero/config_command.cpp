@@ -150,9 +150,9 @@ void add_init(CLI::App& command, const std::shared_ptr<ConfigArguments>& argumen
   starting->add_option("-n,--ranks", arguments->ranks, "ranks in all (default 1)")
       ->transform(whole_number(1, 1'000'000))
       ->type_name("N");
-  starting->add_option("--stage", options.stage, "ZeRO stage, 0 to 3 (default 3)")
+  starting->add_option("--stage", options.stage, "ZeRO stage (default 3)")
       ->transform(whole_number(0, 3))
-      ->type_name("N");
+      ->type_name("0|1|2|3");
   starting->add_option("--steps", options.steps, "optimizer steps, for the schedule (default 220)")
       ->transform(whole_number(1))
       ->type_name("N");

@@ -1,5 +1,7 @@
 #include "console.h"
 
+#include <fmt/format.h>
+
 #include <string_view>
 #include <utility>
 
@@ -10,6 +12,12 @@ namespace zero::app {
 std::string lost_output() {
   const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   return is_written ? "" : "standard output cannot be written: is the disk full?";
+}
+
+int exit_code_of_output() {
+  const std::string lost = lost_output();
+  if (!lost.empty()) print_error(fmt::format("zero: error: {}\n", lost));
+  return lost.empty() ? 0 : 1;
 }
 
 void print_error(const std::string& text) {

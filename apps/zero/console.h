@@ -21,6 +21,9 @@ class Console {
   bool enabled_;
 };
 
+/// Says so on standard error where standard output has not taken all that was printed. Returns the exit code: 0 or 1.
+int exit_code_of_output();
+
 /// What to say where standard output has not taken all that was printed; empty: it has.
 std::string lost_output();
 

@@ -87,44 +87,70 @@ std::string option_pattern(const CommandText& command, const OptionText& option)
   return fmt::format("{}", fmt::join(words, "|"));
 }
 
+std::string with_bars(std::string list, const std::string& more) { return list + (list.empty() ? "" : "|") + more; }
+
 std::string bash_completion(const CLI::App& app) {
-  std::string known, words, values;
+  std::string known, groups, words, values, with_value;
   for (const CommandText& command : all_commands(app)) {
-    if (!command.name.empty()) known += fmt::format("{}'{}'", known.empty() ? "" : "|", command.name);
+    if (!command.name.empty()) known = with_bars(known, fmt::format("'{}'", command.name));
+    if (!command.commands.empty()) groups = with_bars(groups, fmt::format("'{}'", command.name));
     const std::string help = command.name.empty() ? "help " : "";
     words += fmt::format("    '{}') words='{}{}' ;;\n", command.name, help, words_after(command));
     for (const OptionText& option : command.options) {
       if (option.value.empty()) continue;
+      if (command.name == "launch") with_value = with_bars(with_value, option_pattern(command, option));
       const std::string list = values_of(option);
       values += fmt::format("    {}) {} ;;\n", option_pattern(command, option),
                             list.empty() ? "return" : fmt::format("words='{}'", list));
     }
   }
-  // What is to be the name of a file is left to the shell, as is all that we know nothing of.
-  return "_zero() {\n"
-         "  local cur=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command='' words='' word next\n"
-         "  COMPREPLY=()\n"
-         "  for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n"
-         "    next=${command:+$command }$word\n"
-         "    case $next in\n"
-         "      help) ;;\n"
-         "      " +
-         known +
-         ") command=$next ;;\n"
-         "      *) break ;;\n"
-         "    esac\n"
-         "  done\n"
-         "  case $command in\n" +
-         words +
-         "  esac\n"
-         "  case \"$command $before\" in\n" +
-         values +
-         "  esac\n"
-         "  COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
-         "  [[ $command == launch && $cur != -* ]] && COMPREPLY+=($(compgen -c -- \"$cur\"))\n"
-         "  return 0\n"
-         "}\n"
-         "complete -o default -F _zero zero\n";
+  // What is to be the name of a file is left to the shell, as is all that we know nothing of: behind the program of
+  // zero launch, behind a word that is no command. "--name=value" comes as three words, or as one.
+  constexpr const char* kFunction = R"(_zero() {{
+  local cur=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command='' words='' prefix='' word next i
+  COMPREPLY=()
+  if [[ $cur == '=' ]]; then
+    cur=''
+  elif [[ $before == '=' ]]; then
+    before=${{COMP_WORDS[COMP_CWORD-2]}}
+  elif [[ $cur == --*=* ]]; then
+    before=${{cur%%=*}} prefix=${{cur%%=*}}= cur=${{cur#*=}}
+  fi
+  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+    next=${{command:+$command }}$word
+    case $next in
+      help) ;;
+      {known}) command=$next ;;
+      *)
+        case $command in {groups}) [[ $word == -* ]] || return ;; esac
+        break
+        ;;
+    esac
+  done
+  if [[ $command == launch ]]; then
+    for ((i = 2; i < COMP_CWORD; ++i)); do
+      case "launch ${{COMP_WORDS[i]}}" in
+        {with_value})
+          [[ ${{COMP_WORDS[i+1]}} == '=' ]] && i=$((i + 1))
+          i=$((i + 1))
+          ;;
+        'launch -'*) ;;
+        *) return ;;
+      esac
+    done
+  fi
+  case $command in
+{words}  esac
+  case "$command $before" in
+{values}  esac
+  COMPREPLY=($(compgen -P "$prefix" -W "$words" -- "$cur"))
+  [[ $command == launch && $cur != -* ]] && COMPREPLY+=($(compgen -c -- "$cur"))
+  return 0
+}}
+complete -o default -F _zero zero
+)";
+  return fmt::format(fmt::runtime(kFunction), fmt::arg("known", known), fmt::arg("groups", groups),
+                     fmt::arg("with_value", with_value), fmt::arg("words", words), fmt::arg("values", values));
 }
 
 std::string zsh_completion(const CLI::App& app) {

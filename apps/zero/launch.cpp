@@ -2,6 +2,9 @@
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <cctype>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,12 +41,21 @@ std::vector<std::string> command_of(const LaunchArguments& arguments, std::vecto
   return command;
 }
 
-/// Throws where it is not NAME=VALUE.
-void check_assignment(const std::string& assignment) {
-  const auto equals = assignment.find('=');
-  if (equals == 0 || equals == std::string::npos) {
-    throw CLI::ValidationError("--env", "got \"" + assignment + "\", wanted NAME=VALUE");
-  }
+/// What zero launch and mpirun say to each rank of itself.
+constexpr const char* kOfRank[] = {"ZERO_RANK",  "ZERO_LOCAL_RANK",  "RANK",           "LOCAL_RANK",
+                                   "ROLE_RANK",  "ZERO_WORLD_SIZE",  "WORLD_SIZE",     "ZERO_LOCAL_WORLD_SIZE",
+                                   "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"};
+
+/// What is wrong with NAME=VALUE; empty: nothing.
+std::string problem_with(const std::string& assignment) {
+  const std::string name = assignment.substr(0, assignment.find('='));
+  const bool starts_well = !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0;
+  const bool is_name = starts_well && std::ranges::all_of(name, [](char c) {
+                         return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+                       });
+  if (!is_name || name.size() == assignment.size()) return "got '" + assignment + "', want NAME=VALUE";
+  const bool is_of_rank = std::ranges::find(kOfRank, name) != std::end(kOfRank);
+  return is_of_rank ? name + " says to each rank which it is: zero launch sets it (see -n)" : "";
 }
 
 zero::LaunchOptions local_options(const LaunchArguments& arguments, std::vector<std::string> command) {
@@ -77,7 +89,6 @@ zero::LaunchOptions local_options(const LaunchArguments& arguments, std::vector<
 
 int run(const LaunchArguments& arguments, std::vector<std::string> rest) {
   std::vector<std::string> command = command_of(arguments, std::move(rest));
-  for (const std::string& assignment : arguments.environment) check_assignment(assignment);
   if (arguments.rank_of_host) zero::app::become_rank_of_host(command);
   if (!arguments.hostfile.empty()) launch_on_hosts(arguments, std::move(command));
   return zero::launch(local_options(arguments, std::move(command)));
@@ -88,6 +99,7 @@ int run(const LaunchArguments& arguments, std::vector<std::string> rest) {
 void add_launch_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<LaunchArguments>();
   CLI::App* command = app.add_subcommand("launch", "start the ranks of a job and look after them");
+  command->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command
       ->add_option("-n,--nproc,--ranks", arguments->nproc,
                    "number of ranks (default 2; with --hostfile: all its slots)")
@@ -111,6 +123,7 @@ void add_launch_command(CLI::App& app, int& exit_code) {
       ->check(zero::app::real_number(0, 3600))
       ->type_name("S");
   command->add_option("--env", arguments->environment, "NAME=VALUE for the ranks; may be repeated")
+      ->check(CLI::Validator(problem_with, ""))
       ->take_all()
       ->allow_extra_args(false);
   command->add_flag("--as-rank", arguments->rank_of_host)->group("");  // hidden: what mpirun starts

@@ -63,22 +63,17 @@ int run(int argc, char** argv) {
   zero::app::add_describe_commands(app);
   const std::vector<std::string> arguments =
       zero::app::with_program_marked(*app.get_subcommand("launch"), zero::app::with_help(app, {argv + 1, argv + argc}));
-  const auto was_written = [] {
-    const std::string lost = zero::app::lost_output();
-    if (!lost.empty()) zero::app::print_error(fmt::format("zero: error: {}\n", lost));
-    return lost.empty();
-  };
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     // What a run has to say is in its folder, too.
     const bool must_be_read = !app.got_subcommand("train") && !app.got_subcommand("launch");
-    return exit_code != 0 || !must_be_read || was_written() ? exit_code : 1;
+    return exit_code == 0 && must_be_read ? zero::app::exit_code_of_output() : exit_code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {  // --help, --version
       std::ostringstream text;
       app.exit(error, text);
       zero::app::Console(true).print(text.str());
-      return was_written() ? 0 : 1;
+      return zero::app::exit_code_of_output();
     }
     zero::app::print_error(fmt::format("zero: error: {}\n", zero::app::explain(error, app, arguments)));
     return kBadInput;

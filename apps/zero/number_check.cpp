@@ -4,12 +4,15 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 
 #include "near_names.h"
 #include "quantity.h"
+#include "rank_device.h"
 #include "zero/errors.h"
 #include "zero/models.h"
 
@@ -64,7 +67,8 @@ CLI::Validator readable(Read read) {
       return {};
     } catch (const ConfigError& error) {
       const std::string said = error.what();
-      return said.starts_with(": ") ? said.substr(2) : said;
+      const std::size_t colon = said.find(": ");
+      return said.starts_with("--") || colon == 0 ? said.substr(colon + 2) : said;
     }
   });
 }
@@ -73,6 +77,22 @@ CLI::Validator readable(Read read) {
 
 CLI::Validator not_empty(const std::string& wanted) {
   return check([wanted](std::string& text) { return text.empty() ? "want " + wanted : std::string(); });
+}
+
+CLI::Validator some_of(std::vector<std::string> values) {
+  return check([values = std::move(values)](std::string& text) -> std::string {
+    std::istringstream list(text);
+    bool is_empty = true;
+    for (std::string one; std::getline(list, one, ','); is_empty = false) {
+      if (std::ranges::find(values, one) == values.end())
+        return fmt::format("got '{}', want some of {}", one, fmt::join(values, ", "));
+    }
+    return is_empty ? fmt::format("want at least one of {}", fmt::join(values, ", ")) : "";
+  });
+}
+
+CLI::Validator device_name() {
+  return readable([](const std::string& text) { parse_device(text); });
 }
 
 CLI::Validator size_text() {

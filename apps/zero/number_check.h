@@ -1,7 +1,9 @@
 #pragma once
-// Checks of numbers on the command line. For Option::transform(): 1e3 becomes 1000.
+// Checks of numbers and names on the command line. For Option::transform(): 1e3 becomes 1000.
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
 
 namespace CLI {
 class Validator;
@@ -17,6 +19,12 @@ CLI::Validator real_number(double least, double most);
 
 /// Not empty, as an unset variable of a shell makes it; `wanted`: "a path".
 CLI::Validator not_empty(const std::string& wanted);
+
+/// Some of `values`, with commas.
+CLI::Validator some_of(std::vector<std::string> values);
+
+/// The name of a device that libtorch knows, whether or not there is one.
+CLI::Validator device_name();
 
 /// "24GiB", "100Gbit/s", "7.5B", as quantity.h reads them; and the name of a preset.
 CLI::Validator size_text();

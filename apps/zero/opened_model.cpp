@@ -93,6 +93,7 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments, const std
       ->type_name("fp32|bf16|fp16");
   command.add_option("--device", arguments.device, "what ranks compute on: cpu, or cuda, of whose GPUs each takes one")
       ->capture_default_str()
+      ->check(device_name())
       ->type_name("cpu|cuda");
   command.add_flag("--as-rank", arguments.as_rank)->group("");
   command.callback([&arguments, model, run = std::move(run)] {
@@ -106,6 +107,7 @@ OpenedModel open_model(const ModelArguments& arguments) {
   const fs::path folder = fs::absolute(path).lexically_normal();
   const fs::path named = folder.filename().empty() ? folder.parent_path() : folder;
   std::error_code error;
+  check_device(arguments.device);
   OpenedModel opened;
   if (fs::exists(named / "plan.json", error)) {
     opened = open_run(named, {});

@@ -45,16 +45,6 @@ void load_cuda() {
     throw ConfigError(fmt::format("--device cuda: {}", ::dlerror()));
 }
 
-at::Device parse(const std::string& name) {
-  try {
-    const at::Device device(name);
-    if (device.is_cpu()) return at::kCPU;
-    if (!device.is_meta() && c10::impl::hasDeviceGuardImpl(device.type())) return device;
-  } catch (const c10::Error&) {  // no name of a device
-  }
-  throw ConfigError(fmt::format("--device: got '{}', want cpu, cuda or another backend that libtorch has here", name));
-}
-
 /// Not every libtorch's has it.
 template <class Allocator>
 std::int64_t free_nbytes(Allocator& allocator, c10::DeviceIndex index) {
@@ -108,9 +98,20 @@ void finish_device(at::Device device) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
+at::Device parse_device(const std::string& name) {
+  try {
+    const at::Device device(name);
+    if (device.is_cpu()) return at::kCPU;
+    if (device.is_cuda()) return device;  // whose library is loaded when it is needed
+    if (!device.is_meta() && c10::impl::hasDeviceGuardImpl(device.type())) return device;
+  } catch (const c10::Error&) {  // no name of a device
+  }
+  throw ConfigError(fmt::format("--device: got '{}', want cpu, cuda or another backend that libtorch has here", name));
+}
+
 at::Device check_device(const std::string& name) {
-  if (name == "cuda" || name.starts_with("cuda:")) load_cuda();
-  const at::Device device = parse(name);
+  const at::Device device = parse_device(name);
+  if (device.is_cuda()) load_cuda();
   const int count = device.is_cpu() ? 1 : number_of(device);
   if (count == 0 || (device.has_index() && device.index() >= count)) {
     throw ConfigError(fmt::format(

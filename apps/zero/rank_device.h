@@ -22,7 +22,11 @@ int default_ranks(const std::string& device, int on_cpu);
 /// Returns when the device has done all that it was given; at once on the CPU.
 void finish_device(at::Device device);
 
-/// "cpu", "cuda" or a backend of libtorch, maybe with a number. Loads its libraries for CUDA, before which nothing
+/// "cpu", "cuda" or a backend of libtorch, maybe with a number. Throws ConfigError where it is no such name. Loads
+/// nothing.
+at::Device parse_device(const std::string& name);
+
+/// The same, where there is such a device. Loads its libraries for CUDA, before which nothing
 /// may have asked libtorch about CUDA. Throws ConfigError where there is no such device.
 at::Device check_device(const std::string& name);
 

@@ -96,10 +96,13 @@ TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::s
 
 void say_how_to_go_on(const TrainPlan& plan) {
   const std::int64_t newest = saved_steps(find_run(plan.run_folder));
-  if (newest > 0 && newest < plan.steps) {
-    print_error(fmt::format("zero train: `{} train --resume {}` goes on from the checkpoint after {}\n", program_name(),
-                            for_shell(plan.run_folder), counted(newest, "step")));
-  }
+  if (newest >= plan.steps) return;
+  const std::string run = for_shell(plan.run_folder);
+  print_error(newest > 0 ? fmt::format("zero train: `{} train --resume {}` goes on from the checkpoint after {}\n",
+                                       program_name(), run, counted(newest, "step"))
+                         : fmt::format("zero train: there is no checkpoint yet; `{} train --restart {}` begins it "
+                                       "again\n",
+                                       program_name(), run));
 }
 
 int run_locally(TrainOptions options, const std::string& command_line) {
@@ -161,7 +164,7 @@ int run_train(const TrainOptions& options, const std::string& command_line) {
   if (options.as_rank) return run_as_rank();
   if (options.print_config) {
     console.print(config_to_print(options) + "\n");
-    return 0;
+    return exit_code_of_output();
   }
   if (options.pack_only) {
     const auto start = std::chrono::steady_clock::now();
@@ -170,7 +173,7 @@ int run_train(const TrainOptions& options, const std::string& command_line) {
     console.print(options.json ? corpus_json(corpus).dump(2) + "\n"
                                : describe_corpus(corpus, seconds.count()) +
                                      fmt::format("packed     {}\n", short_path(corpus.folder)));
-    return 0;
+    return exit_code_of_output();
   }
   const auto launched = launched_rank();
   if (!launched) return run_locally(options, command_line);

@@ -27,14 +27,15 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   command
       .add_option("--device", options.device,
                   "what ranks train on: cpu, or cuda, of whose GPUs each takes one, in turn (default: cpu)")
+      ->check(device_name())
       ->type_name("cpu|cuda")
       ->group(kTraining);
   command.add_option("--config", options.config, "DeepSpeed JSON; default: built in, see --print-config")
       ->type_name("FILE")
       ->group(kTraining);
-  command.add_option("--stage", options.stage, "ZeRO stage, 0 to 3; overrides the configuration")
+  command.add_option("--stage", options.stage, "ZeRO stage; overrides the configuration")
       ->transform(whole_number(0, 3))
-      ->type_name("N")
+      ->type_name("0|1|2|3")
       ->group(kTraining);
   command
       .add_option("--store", options.store,

@@ -134,23 +134,6 @@ class HelpFormatter : public CLI::Formatter {
 
 std::shared_ptr<CLI::FormatterBase> help_formatter() { return std::make_shared<HelpFormatter>(); }
 
-std::vector<std::string> with_program_marked(const CLI::App& command, std::vector<std::string> arguments) {
-  if (arguments.empty() || arguments.front() != command.get_name()) return arguments;
-  for (auto word = arguments.begin() + 1; word != arguments.end(); ++word) {
-    if (*word == "--") break;
-    if (!word->starts_with("-")) {
-      arguments.insert(word, "--");
-      break;
-    }
-    const CLI::Option* const option = command.get_option_no_throw(word->substr(0, word->find('=')));
-    const std::string name = "zero " + command.get_name();
-    if (option == nullptr) throw ConfigError(unknown_argument(command, name, *word) + where_help_is(name));
-    if (word->find('=') == std::string::npos && option->get_items_expected_max() > 0 && word + 1 != arguments.end())
-      ++word;
-  }
-  return arguments;
-}
-
 namespace {
 
 /// `said`: "A excludes B".
@@ -219,15 +202,18 @@ std::optional<Problem> first_refused(const CLI::App& command, const std::vector<
   return first;
 }
 
-/// The first word that no command and no option takes; an option before a word, which may be its value.
+/// The first word that no command and no option takes.
 std::optional<Problem> first_unknown(const CLI::App& command, const std::string& name,
                                      const std::vector<std::string>& arguments) {
   const std::vector<std::string> left = command.remaining();
-  const auto is_left = [&](const std::string& word) { return std::find(left.begin(), left.end(), word) != left.end(); };
-  auto at = std::ranges::find_if(arguments, [&](const auto& word) { return word.starts_with("-") && is_left(word); });
-  if (at == arguments.end()) at = std::ranges::find_if(arguments, is_left);
-  if (at != arguments.end())
-    return Problem{static_cast<std::size_t>(at - arguments.begin()), unknown_argument(command, name, *at)};
+  // From the back: the same word may stand before, where a command or an option has taken it.
+  std::size_t at = arguments.size();
+  for (const std::string& word : left | std::views::reverse) {
+    const auto end = arguments.begin() + static_cast<std::ptrdiff_t>(at);
+    const auto last = std::find(std::make_reverse_iterator(end), arguments.rend(), word);
+    if (last != arguments.rend()) at = static_cast<std::size_t>(arguments.rend() - last) - 1;
+  }
+  if (at < arguments.size()) return Problem{at, unknown_argument(command, name, arguments[at])};
   // "-q5": of a flag and what no letter stands for.
   if (left.empty()) return std::nullopt;
   const auto whole = std::ranges::find_if(arguments, [&](const std::string& word) {
@@ -254,7 +240,60 @@ std::string what_is_missing(const CLI::ParseError& error, const CLI::App& comman
   return said;
 }
 
+/// A word that gives an option, with the value in it ("--ranks=2", "-n2") or without.
+struct TypedOption {
+  CLI::Option* option = nullptr;  ///< null: there is none of that name
+  std::optional<std::string> value;
+};
+
+TypedOption read_option(CLI::App& command, const std::string& word) {
+  const bool is_long = word.starts_with("--");
+  const std::size_t name_size = is_long ? std::min(word.find('='), word.size()) : std::min<std::size_t>(2, word.size());
+  TypedOption typed{command.get_option_no_throw(word.substr(0, name_size)), std::nullopt};
+  if (name_size < word.size()) typed.value = word.substr(name_size + (is_long ? 1 : 0));
+  return typed;
+}
+
+bool takes_value(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
+
+/// What is wrong with the values of options, none of which is parsed yet; empty: nothing.
+std::string problem_with_values(CLI::App& command, const std::vector<std::string>& words) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    auto [option, value] = read_option(command, words[i]);
+    if (option == nullptr || !takes_value(*option)) continue;
+    const std::string typed = words[i];
+    if (!value && i + 1 < words.size()) value = words[++i];
+    if (!value) continue;
+    try {
+      option->add_result(*value);
+      option->run_callback();
+    } catch (const CLI::ParseError& error) {
+      return about_value(error.what(), *option, typed);
+    }
+  }
+  return "";
+}
+
 }  // namespace
+
+std::vector<std::string> with_program_marked(CLI::App& command, std::vector<std::string> arguments) {
+  if (arguments.empty() || arguments.front() != command.get_name()) return arguments;
+  for (auto word = arguments.begin() + 1; word != arguments.end(); ++word) {
+    if (*word == "--") break;
+    if (!word->starts_with("-")) {
+      arguments.insert(word, "--");
+      break;
+    }
+    const auto [option, value] = read_option(command, *word);
+    if (option == nullptr || (value && !takes_value(*option))) {
+      const std::string name = "zero " + command.get_name();
+      const std::string before = problem_with_values(command, {arguments.begin() + 1, word});
+      throw ConfigError((before.empty() ? unknown_argument(command, name, *word) : before) + where_help_is(name));
+    }
+    if (takes_value(*option) && !value && word + 1 != arguments.end()) ++word;
+  }
+  return arguments;
+}
 
 std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& arguments) {
   const auto [command, name] = chosen_command(app);

@@ -22,7 +22,7 @@ std::shared_ptr<CLI::FormatterBase> help_formatter();
 /// The same with `--` before the first word that is neither an option of `command` nor an option's value,
 /// where `arguments` begin with the name of `command`: what follows is another program's. Throws ConfigError
 /// for an option that is not known.
-std::vector<std::string> with_program_marked(const CLI::App& command, std::vector<std::string> arguments);
+std::vector<std::string> with_program_marked(CLI::App& command, std::vector<std::string> arguments);
 
 /// The sentence for an error of `app` with these arguments: which of them, what it should be, and the nearest name
 /// where one is unknown.

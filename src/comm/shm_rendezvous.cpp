@@ -46,7 +46,7 @@ void write_header(ControlSegment& segment, int ranks) {
   head.magic.store(kMagic, std::memory_order_release);
 }
 
-/// Removes the name when the creator leaves rendezvous() by any way.
+/// Removes the name when the creator leaves by any way.
 class NameGuard {
  public:
   explicit NameGuard(std::string name) : name_(std::move(name)) {}
@@ -57,6 +57,7 @@ class NameGuard {
     if (!name_.empty()) ::shm_unlink(name_.c_str());
     name_.clear();
   }
+  void release() { name_.clear(); }
 
  private:
   std::string name_;
@@ -171,15 +172,23 @@ void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::
   }
 }
 
-std::shared_ptr<ControlSegment> create_and_gather(const std::string& name, int ranks, std::chrono::milliseconds timeout,
-                                                  std::int64_t deadline_ns) {
-  ControlSegment::remove_left_behind();
+/// The caller removes the name.
+std::shared_ptr<ControlSegment> create(const std::string& name, int ranks, std::int64_t deadline_ns) {
   const FileDescriptor fd = create_or_take_over(name, deadline_ns);
   NameGuard guard(name);
   const std::size_t nbytes = ControlSegment::nbytes_of(ranks);
   reserve(fd, name, nbytes);
   auto segment = std::make_shared<ControlSegment>(Mapping(fd.get(), nbytes));
   write_header(*segment, ranks);
+  guard.release();
+  return segment;
+}
+
+std::shared_ptr<ControlSegment> create_and_gather(const std::string& name, int ranks, std::chrono::milliseconds timeout,
+                                                  std::int64_t deadline_ns) {
+  ControlSegment::remove_left_behind();
+  auto segment = create(name, ranks, deadline_ns);
+  NameGuard guard(name);
   segment->attach(0);
   wait_for(*segment, 0, deadline_ns, timeout, [&] { return absent_ranks(*segment).empty(); });
   guard.remove();
@@ -209,6 +218,7 @@ std::shared_ptr<ControlSegment> find_and_attach(const std::string& name, int ran
     check_interrupt();
     std::this_thread::sleep_for(std::chrono::nanoseconds(kPollNs));
   }
+  if (segment->failed()) throw CommError("rendezvous failed: " + segment->reason());
   if (segment->header().nbytes != ControlSegment::nbytes_of(ranks) || segment->ranks() != ranks) {
     throw ConfigError(
         fmt::format("rank {} wants a group of {} ranks, rank 0 (pid {}) has made one of {}. The world size "
@@ -271,9 +281,12 @@ std::shared_ptr<ControlSegment> ControlSegment::create_anonymous(int ranks) {
   return over(create_memfd(nbytes_of(ranks), "control segment"), ranks, true);
 }
 
-bool ControlSegment::say_ended(const std::string& job_id, int rank) noexcept {
+bool ControlSegment::say_ended(const std::string& job_id, int rank, int ranks) noexcept {
+  const std::string name = name_of(job_id);
   try {
-    const auto segment = find_segment(name_of(job_id));
+    auto segment = find_segment(name);
+    // Rank 0 would have made it: nobody else does, and whoever looks for it has to find why it is not to be had.
+    if (!segment && rank == 0) segment = create(name, ranks, base::monotonic_ns());
     if (!segment || rank >= segment->ranks()) return false;
     if (segment->block(rank).state.load(std::memory_order_acquire) != RankState::kAbsent) return false;
     segment->fail(rank, fmt::format("rank {} has ended, with exit code 0, and never came to meet the others", rank));

@@ -129,9 +129,11 @@ class ControlSegment {
   /// Removes the names of this user's jobs whose rank 0 died before all had met. Local, throws nothing.
   static void remove_left_behind() noexcept;
 
-  /// Says for `rank`, which has ended without an error, that it will not come: ranks of the job that are waiting for it
-  /// fail. True when there was somebody to tell. Local, throws nothing.
-  static bool say_ended(const std::string& job_id, int rank) noexcept;
+  /// Says for `rank` of a job of `ranks` on this host, which has ended without an error, that it will not come: ranks
+  /// that wait for it fail. For rank 0 this process keeps the name of a failed segment where there is none, for those
+  /// that are still to look for one; whoever ends the job removes it. True when this needs not be said again. Local,
+  /// throws nothing.
+  static bool say_ended(const std::string& job_id, int rank, int ranks) noexcept;
 
   /// Name under /dev/shm for a job of this user. Odd characters are replaced, long ids hashed. Local.
   static std::string name_of(const std::string& job_id);

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Raised when the packed bytes of the same files would change.
-constexpr int kFormatVersion = 2;
+constexpr int kFormatVersion = 3;
 
 bool wanted_suffix(const CorpusOptions& options, const std::string& name) {
   const auto small = [](std::string text) {

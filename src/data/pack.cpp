@@ -146,8 +146,8 @@ std::size_t split(std::vector<Piece>& pieces, double target) {
   const std::size_t count = validation_count(pieces, target);
   double nbytes = count > 0 ? 0 : static_cast<double>(pieces.back().nbytes);
   for (std::size_t i = 0; i < count; ++i) nbytes += static_cast<double>(pieces[i].nbytes);
-  if (nbytes >= target / 10) return count;
-  // Some tiny files beside large ones say nothing: the end of the largest does.
+  if (nbytes >= target / 2) return count;
+  // Small files beside large ones are too little, and one large file too much: the end of the largest is right.
   std::iter_swap(std::ranges::max_element(pieces, {}, &Piece::nbytes), pieces.end() - 1);
   return 0;
 }

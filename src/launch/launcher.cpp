@@ -58,16 +58,6 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-void remove_shm_files(const std::string& job_id) {
-  const std::string prefix = comm::ControlSegment::name_of(job_id).substr(1);
-  DIR* folder = ::opendir("/dev/shm");
-  if (!folder) return;
-  while (const dirent* entry = ::readdir(folder)) {
-    if (std::string_view(entry->d_name).starts_with(prefix)) ::shm_unlink(fmt::format("/{}", entry->d_name).c_str());
-  }
-  ::closedir(folder);
-}
-
 /// The signals of the job arrive at a descriptor; ranks start with the mask there was before.
 class SignalReader {
  public:
@@ -222,7 +212,7 @@ Job::~Job() {
     while (::waitpid(-rank.pid, nullptr, 0) > 0 || errno == EINTR) {
     }
   }
-  remove_shm_files(job_id_);
+  ::shm_unlink(comm::ControlSegment::name_of(job_id_).c_str());  // where ranks had not all met
 }
 
 std::vector<std::string> Job::environment_of(int rank) const {
@@ -433,10 +423,11 @@ void Job::reap() {
   }
 }
 
-/// Others may wait for a rank that has ended: they have not met yet while there is a segment of the job.
+/// Others may wait for a rank that has ended, or come to wait for it.
 void Job::tell_of_ended() {
   for (Rank& rank : ranks_) {
-    if (rank.ended_well && running() && comm::ControlSegment::say_ended(job_id_, rank.rank)) rank.ended_well = false;
+    if (rank.ended_well && running() && comm::ControlSegment::say_ended(job_id_, rank.rank, options_.nproc))
+      rank.ended_well = false;
   }
 }
 

@@ -42,6 +42,8 @@ done
 expect "a file on standard input" "$("$zero" config check - < init.json | tail -n +2)" "$("$zero" config check init.json | tail -n +2)"
 expect "keys as JSON" "$("$zero" config keys --json offload_optimizer.device | python3 -c 'import json, sys; (key,) = json.load(sys.stdin); print(key["default"])')" none
 if [ -w /dev/full ]; then
+  "$zero" train --print-config > /dev/full 2> bad.err
+  expect "exit code of a configuration that is lost" $? 1
   "$zero" help > /dev/full 2> bad.err
   expect "exit code of help that cannot be written" $? 1
 fi
@@ -120,16 +122,29 @@ limited() { timeout 20 "$zero" launch "$@" 2>&1; }
 out=$(ZERO_STOPPED_LIMIT_S=0.1 limited -n 2 sh -c '[ $RANK = 1 ] && kill -STOP $$; sleep 30')
 expect "exit code where a rank is stopped" $? 1
 echo "$out" | grep -q "rank 1 .* failed first: stopped" || fail "a stopped rank: $out"
-out=$(limited -n 2 sh -c "[ \$RANK = 1 ] && exit 0; exec $zero train --preset gpt-tiny --data text.py --cache-dir cache --steps 2 -q --run-dir alone")
-expect "exit code where a rank ends before it meets the others" $? 1
-echo "$out" | grep -q "rank 1 has ended, with exit code 0, and never came" || fail "a rank that ended: $out"
+for gone in 0 1; do
+  out=$(limited -n 2 sh -c "[ \$RANK = $gone ] && exit 0; sleep 0.\$RANK; exec $zero train --preset gpt-tiny --data text.py --cache-dir cache --steps 2 -q --run-dir alone")
+  expect "exit code where rank $gone ends before it meets the others" $? 1
+  echo "$out" | grep -q "rank $gone has ended, with exit code 0, and never came" || fail "a rank that ended: $out"
+done
+expect_nothing_in_shm
 if [ -w /dev/full ]; then
   "$zero" launch -n 2 sh -c 'echo y; sleep 0.2' > /dev/full 2> bad.err
   expect "exit code where the output is lost" $? 1
   grep -q "output of rank [01] is lost: No space left" bad.err || fail "lost output: $(cat bad.err)"
 fi
-refused '--env: got "B", wanted NAME=VALUE' launch -n 1 --env B bash -c 'echo x'
+refused "--env: got 'B', want NAME=VALUE" launch -n 1 --env B bash -c 'echo x'
 expect "input of rank 0" "$(echo word | launched -n 2 cat)" "[0] word"
+refused "ZERO_RANK says to each rank which it is" launch --env ZERO_RANK=7 true
+refused "--env: got '1A=2', want NAME=VALUE" launch --env 1A=2 true
+refused "--nproc: got '0', want a whole number" launch --nproc 0 --log-dri q true
+refused "--env: got 'A', want NAME=VALUE" launch --env A --nproc 0 true
+expect "the last of two numbers, and one behind its letter" "$(launched --nproc 3 -n2 sh -c 'echo $WORLD_SIZE' | head -1 | cut -d' ' -f2)" 2
+refused "zero ckpt prune takes no argument 'extra'" ckpt prune base extra --jsn
+refused "zero ckpt prune has no option '--jsn'" ckpt prune --jsn 5 base
+refused "--modes: got 'stage9', want some of compute, stage0" compare --modes stage9 --rounds 0
+refused "--peer-settings: got 'me', want some of users, ours" compare --peer-settings me
+refused "--device: got 'tpu', want cpu" eval base --device tpu -n 0
 refused "no program given" launch -n 2
 refused "did you mean '--no-prefix'?" launch -n 1 --no-prefx echo
 
@@ -174,6 +189,12 @@ completions() { # words typed
 completions zero tr | grep -qx train || fail "completion of 'zero tr': $(completions zero tr)"
 completions zero ckpt pr | grep -qx prune || fail "completion of 'zero ckpt pr'"
 completions zero train --pre | grep -qx -- --preset || fail "completion of 'zero train --pre'"
+expect "completion of --preset=" "$(completions zero train --preset = gpt-t; completions zero train --preset=gpt-t)" "gpt-tiny
+--preset=gpt-tiny"
+expect "completion of --stage" "$(completions zero train --stage '' | tr '\n' ' ')" "0 1 2 3 "
+expect "completion behind a program" "$(completions zero launch -n 2 --log-dir=x ./train --; completions zero launch --log-dir = x ./train --)" ""
+completions zero launch -n 2 --lo | grep -qx -- --log-dir || fail "completion of 'zero launch -n 2 --lo'"
+expect "completion behind what is no command" "$(completions zero bogus ''; completions zero ckpt bogus '')" ""
 completions zero help ck | grep -qx ckpt || fail "completion of 'zero help ck'"
 completions zero ckpt prune folder --ke | grep -qx -- --keep-last || fail "completion behind an argument"
 expect "completion of a value" "$(completions zero train --dtype "" | tr '\n' ' ')" "fp32 bf16 fp16 "

@@ -84,6 +84,14 @@ expect "exit code when restarts are used up" $? 137
 grep -q 'zero train: `.* train --resume .*again2` goes on from the checkpoint after' again.out ||
   fail "it does not say how the run goes on: $(cat again.out)"
 
+"$zero" train $common --steps 1000000 --checkpoint-every 1000000 -n 2 --quiet --run-dir unsaved > unsaved.out 2>&1 &
+pid=$!
+wait_for_steps unsaved 1
+kill_rank "$pid"
+wait "$pid"
+expect "exit code before the first checkpoint" $? 137
+grep -q 'there is no checkpoint yet; `.* train --restart .*unsaved` begins it again' unsaved.out || fail "$(cat unsaved.out)"
+
 # ---- the limit of time is of all starts together ----
 timeout 60 "$zero" train $common --steps 1000000 --max-restarts 1 --max-minutes 0.15 -n 2 --quiet --run-dir limited > limited.out 2>&1 &
 pid=$!

@@ -248,15 +248,31 @@ TEST_F(DataPack, ReusesOnlyWhatIsUnchangedAndComplete) {
   EXPECT_FALSE(repacked());
 }
 
-TEST_F(DataPack, TinyFilesAreNoValidation) {
-  std::string lines;
-  for (int i = 0; i < 9'000; ++i) lines += "line " + std::to_string(i) + "\n";
-  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
-    write("large.py", lines);
-    write("tiny.py", "x\n");
-    options_.seed = seed;
-    const CorpusInfo info = pack_corpus(options_);
-    EXPECT_NEAR(static_cast<double>(info.validation_nbytes), 0.05 * static_cast<double>(lines.size()), 100) << seed;
+TEST_F(DataPack, FewFilesOfAnySizeGiveValidationItsPart) {
+  const auto lines_of = [](const std::string& word, std::size_t nbytes) {
+    std::string lines;
+    for (int i = 0; lines.size() < nbytes; ++i) lines += word + " " + std::to_string(i) + "\n";
+    return lines;
+  };
+  const std::vector<std::vector<std::size_t>> all_sizes = {
+      {90'000, 2}, {20'000, 20'000, 300}, {300'000, 100, 2'000}, {300, 2'000, 300'000, 2'000}, {20'000, 1, 300}};
+  for (const auto& sizes : all_sizes) {
+    fs::remove_all(options_.source);
+    fs::create_directories(options_.source);
+    double total = 0;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      const std::string name(1, static_cast<char>('a' + i));
+      const std::string lines = lines_of(name, sizes[i]);
+      write(name + ".py", lines);
+      total += static_cast<double>(lines.size() + 1);
+    }
+    for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+      options_.seed = seed;
+      const CorpusInfo info = pack_corpus(options_);
+      const auto validation = static_cast<double>(info.validation_nbytes);
+      EXPECT_GT(validation, 0.024 * total) << sizes[0] << " " << sizes[1] << " " << seed;
+      EXPECT_LT(validation, 0.105 * total) << sizes[0] << " " << sizes[1] << " " << seed;
+    }
   }
 }
 
