@@ -390,7 +390,7 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
   constexpr const char* kFolder = "folder of checkpoints, or of a run";
   add("list", "checkpoints of a folder; * marks the latest", kFolder, list);
   add("inspect", "tensors, sizes, configuration, step", kEither, inspect)
-      ->add_flag("--all", arguments->all_tensors, "optimizer states and random streams too");
+      ->add_flag("--all", arguments->all_tensors, "optimizer states and random streams too, which --json always has");
   add("verify", "read every byte and compare every checksum; exit code 1 on damage", kEither, verify)
       ->add_flag("--every", arguments->every, "every checkpoint of the folder, not its latest alone");
   CLI::App* exporting = add("export", "weights as safetensors files for Hugging Face's loaders", kEither,

@@ -76,6 +76,7 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
       ->check(some_of({"compute", "ddp", "fsdp2", "zero1", "zero2", "zero3"}))
       ->capture_default_str()
       ->type_name("LIST")
+      ->needs("--peers")
       ->group(kOthers);
   command
       .add_option("--peer-settings", options.peer_settings,
@@ -83,11 +84,13 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
       ->check(some_of({"users", "ours"}))
       ->capture_default_str()
       ->type_name("LIST")
+      ->needs("--peers")
       ->group(kOthers);
   command.add_option("--peer-timeout", options.peer_timeout_s, "seconds for each of them")
       ->transform(whole_number(1, 1 << 20))
       ->capture_default_str()
       ->type_name("S")
+      ->needs("--peers")
       ->group(kOthers);
   command
       .add_option("--python", options.python,

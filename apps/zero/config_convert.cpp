@@ -131,7 +131,8 @@ Converted convert_trainer_json(const std::string& text, const std::string& name,
     Conversion(given, result.decisions).run(json, "");
     result.json = json.dump(2);
   } catch (const nlohmann::json::exception& error) {
-    throw ConfigError(fmt::format("{}: {}", name, error.what()));
+    const std::string said = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
+    throw ConfigError(fmt::format("{}: {}", name, said.substr(said.starts_with("[") ? said.find("] ") + 2 : 0)));
   }
   return result;
 }

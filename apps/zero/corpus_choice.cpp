@@ -118,6 +118,11 @@ fs::path keep_standard_input(const fs::path& cache) {
 
 void check_exists(const fs::path& source, const char* from) {
   std::error_code error;
+  if (fs::is_fifo(source, error)) {
+    throw ConfigError(
+        fmt::format("{}: {} is a pipe, and can be read but once; text of a program: `... | zero train --data -`", from,
+                    source.string()));
+  }
   if (fs::exists(source, error)) return;
   throw ConfigError(fmt::format("{}: there is no file or folder {}; give the text to learn from with --data PATH", from,
                                 source.string()));

@@ -21,6 +21,7 @@ struct OptionText {
   std::vector<std::string> names;  ///< "-n", "--ranks"
   std::string value;               ///< "N"; empty: a flag
   std::string help;
+  bool is_needed = false;
 };
 
 /// A command as it is typed ("ckpt prune"), with what may follow.
@@ -35,11 +36,15 @@ CommandText text_of(const CLI::App& command, const std::string& name) {
   CommandText text{name, command.get_description(), command.get_footer(), {}, {}, {}};
   for (const CLI::Option* option : command.get_options()) {
     if (option->get_positional()) {
-      text.positionals.push_back({{option->get_single_name()}, option->get_type_name(), option->get_description()});
+      text.positionals.push_back(
+          {{option->get_single_name()}, option->get_type_name(), option->get_description(), option->get_required()});
       continue;
     }
     if (option->get_group().empty()) continue;  // hidden
-    OptionText one{{}, option->get_items_expected_max() == 0 ? "" : option->get_type_name(), option->get_description()};
+    OptionText one{{},
+                   option->get_items_expected_max() == 0 ? "" : option->get_type_name(),
+                   option->get_description(),
+                   option->get_required()};
     for (const std::string& letter : option->get_snames()) one.names.push_back("-" + letter);
     for (const std::string& word : option->get_lnames()) one.names.push_back("--" + word);
     text.options.push_back(std::move(one));
@@ -70,12 +75,17 @@ std::string values_of(const OptionText& option) {
   return values;
 }
 
-/// What may follow the command.
+/// What may follow the command, without its options.
 std::string words_after(const CommandText& command) {
   std::vector<std::string> words = command.commands;
   for (const OptionText& one : command.positionals) {
     if (const std::string values = values_of(one); !values.empty()) words.push_back(values);
   }
+  return fmt::format("{}", fmt::join(words, " "));
+}
+
+std::string options_of(const CommandText& command) {
+  std::vector<std::string> words;
   for (const OptionText& option : command.options) words.insert(words.end(), option.names.begin(), option.names.end());
   return fmt::format("{}", fmt::join(words, " "));
 }
@@ -90,12 +100,14 @@ std::string option_pattern(const CommandText& command, const OptionText& option)
 std::string with_bars(std::string list, const std::string& more) { return list + (list.empty() ? "" : "|") + more; }
 
 std::string bash_completion(const CLI::App& app) {
-  std::string known, groups, words, values, with_value;
+  std::string known, groups, words, values, with_value, with_file;
   for (const CommandText& command : all_commands(app)) {
     if (!command.name.empty()) known = with_bars(known, fmt::format("'{}'", command.name));
     if (!command.commands.empty()) groups = with_bars(groups, fmt::format("'{}'", command.name));
     const std::string help = command.name.empty() ? "help " : "";
-    words += fmt::format("    '{}') words='{}{}' ;;\n", command.name, help, words_after(command));
+    words += fmt::format("    '{}') words='{}{}' options='{}' ;;\n", command.name, help, words_after(command),
+                         options_of(command));
+    if (!command.positionals.empty()) with_file = with_bars(with_file, fmt::format("'{}'", command.name));
     for (const OptionText& option : command.options) {
       if (option.value.empty()) continue;
       if (command.name == "launch") with_value = with_bars(with_value, option_pattern(command, option));
@@ -107,7 +119,7 @@ std::string bash_completion(const CLI::App& app) {
   // What is to be the name of a file is left to the shell, as is all that we know nothing of: behind the program of
   // zero launch, behind a word that is no command. "--name=value" comes as three words, or as one.
   constexpr const char* kFunction = R"(_zero() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command='' words='' prefix='' word next i
+  local cur=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command='' words='' prefix='' options='' word next i
   COMPREPLY=()
   if [[ $cur == '=' ]]; then
     cur=''
@@ -141,6 +153,10 @@ std::string bash_completion(const CLI::App& app) {
   fi
   case $command in
 {words}  esac
+  case $command in
+    {with_file}) [[ $cur == -* ]] && words="$words $options" ;;
+    *) words="$words $options" ;;
+  esac
   case "$command $before" in
 {values}  esac
   COMPREPLY=($(compgen -P "$prefix" -W "$words" -- "$cur"))
@@ -150,7 +166,8 @@ std::string bash_completion(const CLI::App& app) {
 complete -o default -F _zero zero
 )";
   return fmt::format(fmt::runtime(kFunction), fmt::arg("known", known), fmt::arg("groups", groups),
-                     fmt::arg("with_value", with_value), fmt::arg("words", words), fmt::arg("values", values));
+                     fmt::arg("with_value", with_value), fmt::arg("with_file", with_file), fmt::arg("words", words),
+                     fmt::arg("values", values));
 }
 
 std::string zsh_completion(const CLI::App& app) {
@@ -220,10 +237,13 @@ std::string man_page(const CLI::App& app) {
   for (const CommandText& command : all) {
     if (!command.commands.empty()) continue;
     text += fmt::format(".B zero {}\n[\\fIoptions\\fR]", for_man(command.name));
-    for (const OptionText& one : command.positionals) text += fmt::format(" \\fI{}\\fR", for_man(one.names.front()));
+    for (const OptionText& one : command.positionals) {
+      const std::string name = fmt::format("\\fI{}\\fR", for_man(one.names.front()));
+      text += one.is_needed ? " " + name : " [" + name + "]";
+    }
     text += "\n.br\n";
   }
-  text += ".SH COMMANDS\n";
+  text += ".B zero help\n[\\fIcommand\\fR]\n.SH COMMANDS\n";
   for (const CommandText& command : all) {
     if (command.name.empty()) continue;
     text += fmt::format(".SS zero {}\n{}\n", for_man(command.name), for_man(command.help));

@@ -177,6 +177,7 @@ void add_doctor_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--free-memory-of", arguments->device,
                    "print only the free bytes of each such device (cuda, cuda:1), as JSON")
+      ->check(device_name())
       ->type_name("DEVICE");
   command->callback([arguments, &exit_code] {
     if (arguments->device.empty()) {

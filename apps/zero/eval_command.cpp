@@ -106,16 +106,15 @@ void take_own_text(EvalJob& job) {
 }
 
 void take_text(EvalJob& job, const TrainOptions& text) {
-  const TrainPlan& plan = job.model.plan;
   CorpusOptions options = choose_corpus(text.data, text.cache_dir, wanted_suffixes(text));
   const fs::path source = options.source;
   if (!options.mixture.empty()) refuse_mixture(source.string());
   if (holds_tokens(source)) return take_corpus(job, text, pack_corpus(options), source);
   if (job.split == "train") throw ConfigError("--split train: text is evaluated as a whole; leave --split away");
+  job.split = "all";
   options.folder += "-whole";
   options.validation_fraction = 1;
-  const bool is_bytes = job.model.is_run() && plan.token_nbytes == 1;
-  if (!is_bytes) {
+  if (!job.model.takes_bytes()) {
     const std::string folder = job.model.tokenizer_folder();
     if (!has_tokenizer(folder)) {
       throw ConfigError(
@@ -145,8 +144,14 @@ EvalJob prepare(const EvalArguments& arguments) {
   EvalJob job{.model = open_model(arguments), .split = arguments.split, .as_json = arguments.as_json};
   job.seq = sequence_length(job.model, arguments.seq);
   const bool own = arguments.text.data.empty();
-  if (own && (arguments.text.separate_documents || arguments.text.separator))
-    throw ConfigError("--separate-documents: of its own text the run says it itself; give a text with --data");
+  const auto needs_text = [&](bool is_given, const std::string& option) {
+    if (own && is_given)
+      throw ConfigError(option + ": is of a text that is given with --data; of its own the run says it itself");
+  };
+  needs_text(arguments.text.separate_documents, "--separate-documents");
+  needs_text(arguments.text.separator.has_value(), "--separator");
+  needs_text(!arguments.text.suffixes.empty(), "--suffix");
+  needs_text(arguments.text.all_files, "--all-files");
   own ? take_own_text(job) : take_text(job, arguments.text);
   return job;
 }

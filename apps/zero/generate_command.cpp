@@ -98,9 +98,8 @@ void take_bytes(GenerateJob& job, const std::string& text) {
 
 void take_text(GenerateJob& job, const std::string& text, const fs::path& scratch) {
   const std::string folder = job.model.tokenizer_folder();
-  const TrainPlan& plan = job.model.plan;
   job.text = text;
-  if (job.model.is_run() && plan.token_nbytes == 1) return take_bytes(job, text);
+  if (job.model.takes_bytes()) return take_bytes(job, text);
   if (!has_tokenizer(folder)) {
     throw ConfigError(fmt::format(
         "{}: there is no tokenizer.json to make tokens of text with; give the tokens themselves with --tokens",
@@ -110,7 +109,7 @@ void take_text(GenerateJob& job, const std::string& text, const fs::path& scratc
   job.prompt = std::move(made.tokens);
   job.special = std::move(made.special);
   job.pieces = (scratch / "pieces.json").string();
-  job.stop = job.model.is_run() ? separator_of(plan.token_pieces) : end_tokens(folder);
+  job.stop = job.model.is_run() ? separator_of(job.model.plan.token_pieces) : end_tokens(folder);
   if (job.prompt.empty()) {
     if (job.stop.empty()) throw ConfigError("the prompt is empty; give some text with --prompt");
     job.prompt = {job.stop.front()};  // after which texts begin
@@ -279,13 +278,12 @@ int run(const GenerateJob& job, Group group) {
   }
   printer.finish();
   if (!first || job.quiet) return signal;
-  const char* const unit = job.model.plan.model.empty() ? "bytes" : "tokens";
-  const std::string more = count > 1 ? fmt::format("; {} more at {:.1f} {}/s", with_commas(count - 1),
+  const std::string unit = job.model.takes_bytes() ? "byte" : "token";
+  const std::string more = count > 1 ? fmt::format("; {} more at {:.1f} {}s/s", with_commas(count - 1),
                                                    static_cast<double>(count - 1) / rest, unit)
                                      : "";
-  print_error(fmt::format("zero generate: loaded in {}; {} {} of prompt and the first one in {}{}\n", duration(ready),
-                          with_commas(static_cast<std::int64_t>(job.prompt.size())), unit, duration(until_first),
-                          more));
+  print_error(fmt::format("zero generate: loaded in {}; {} of prompt and the first one in {}{}\n", duration(ready),
+                          counted(static_cast<std::int64_t>(job.prompt.size()), unit), duration(until_first), more));
   return signal;
 }
 
@@ -308,6 +306,7 @@ void add_generate_command(CLI::App& app, int& exit_code) {
           ->type_name("TEXT");
   command->add_option("--tokens", arguments->tokens, "tokens in place of text: numbers in, numbers out")
       ->excludes(prompt)
+      ->check(not_empty("numbers with commas"))
       ->delimiter(',')
       ->type_name("N,...");
   command->add_option("--length", arguments->length, "tokens to add at most (bytes, of models of bytes)")

@@ -116,6 +116,7 @@ void add_launch_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--log-dir", arguments->log_dir,
                    "folder where each rank's output is also appended to rank<N>.log; with --hostfile mpirun's files")
+      ->check(zero::app::not_empty("a folder"))
       ->type_name("DIR");
   command
       ->add_option("--grace", arguments->grace_s,

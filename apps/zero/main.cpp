@@ -1,5 +1,7 @@
 // The command line `zero`.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
@@ -67,7 +69,8 @@ int run(int argc, char** argv) {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     // What a run has to say is in its folder, too.
     const bool must_be_read = !app.got_subcommand("train") && !app.got_subcommand("launch");
-    return exit_code == 0 && must_be_read ? zero::app::exit_code_of_output() : exit_code;
+    const int of_output = must_be_read ? zero::app::exit_code_of_output() : 0;
+    return exit_code != 0 ? exit_code : of_output;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {  // --help, --version
       std::ostringstream text;
@@ -80,9 +83,16 @@ int run(int argc, char** argv) {
   }
 }
 
+/// Where one of the three is closed, the next file that is opened would be taken for it: so that writes fail instead.
+void open_standard_streams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_streams();
   try {
     return run(argc, argv);
   } catch (const zero::app::ProgramStopped& stopped) {

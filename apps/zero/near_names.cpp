@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -34,12 +35,15 @@ constexpr std::pair<std::string_view, std::string_view> kNamesElsewhere[] = {
     {"benchmark", "bench"},
     {"environment", "doctor"},
     {"rm", "prune"},
+    {"ls", "list"},
     {"show", "inspect"},
     {"--learning-rate", "--lr"},
     {"--gpus", "--ranks"},
     {"--num-gpus", "--ranks"},
     {"--nproc-per-node", "--ranks"},
     {"--world-size", "--ranks"},
+    {"--workers", "--ranks"},
+    {"--processes", "--ranks"},
     {"--deepspeed-config", "--config"},
     {"--max-steps", "--steps"},
     {"--epochs", "--steps"},
@@ -87,6 +91,15 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
   for (const auto& [elsewhere, here] : kNamesElsewhere) {
     if (std::find(names.begin(), names.end(), here) != names.end()) look_at(elsewhere, here);
   }
+  // The beginning of one, or one in other letters.
+  const auto in_small_letters = [](std::string text) {
+    std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return text;
+  };
+  const std::string small = in_small_letters(word);
+  const auto begins_so = [&](const std::string& name) { return small.size() > 3 && name.starts_with(small); };
+  if (std::ranges::count_if(names, begins_so) == 1) nearest = *std::ranges::find_if(names, begins_so);
+  if (std::ranges::find(names, small) != names.end()) nearest = small;
   return nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest);
 }
 

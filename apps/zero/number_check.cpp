@@ -39,8 +39,10 @@ CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
     const double value = parsed(text);
     const bool whole = std::isfinite(value) && std::abs(value) <= kExact && value == std::floor(value);
     if (!whole || value < static_cast<double>(least) || value > static_cast<double>(most)) {
-      const std::string range = static_cast<double>(most) >= 1e12 ? fmt::format("at least {}", least)
-                                                                  : fmt::format("from {} to {}", least, most);
+      const bool is_bounded = static_cast<double>(most) < 1e12 || (value > kExact && std::isfinite(value));
+      const std::string range = is_bounded
+                                    ? fmt::format("from {} to {}", least, std::min<std::int64_t>(most, 1LL << 53))
+                                    : fmt::format("at least {}", least);
       return fmt::format("got '{}', want a whole number, {}", text, range);
     }
     text = std::to_string(static_cast<std::int64_t>(value));

@@ -10,6 +10,7 @@
 #include "number_check.h"
 #include "rank_device.h"
 #include "text_format.h"
+#include "tokenizer.h"
 #include "zero/checkpoint.h"
 #include "zero/config.h"
 #include "zero/errors.h"
@@ -55,13 +56,12 @@ OpenedModel open_adapters(const fs::path& path) {
   return opened;
 }
 
-/// `checkpoint`: one of the run's; empty: the newest that is whole.
-OpenedModel open_run(const fs::path& run, const fs::path& checkpoint) {
+/// `folder`: of checkpoints of the run. `tag`: of one of them; empty: the newest that is whole.
+OpenedModel open_run(const fs::path& run, const fs::path& folder, const std::string& tag) {
   OpenedModel opened{.plan = read_plan(run), .checkpoint = {}, .adapters = {}, .dtype = {}};
   std::string problems;
-  const fs::path folder = checkpoint.empty() ? run / "checkpoints" : checkpoint.parent_path();
   for (const checkpoint::Summary& one : checkpoint::list(folder.string())) {
-    if (!checkpoint.empty() && fs::path(one.folder).filename() != checkpoint.filename()) continue;
+    if (!tag.empty() && fs::path(one.folder).filename() != tag) continue;
     if (!one.complete) problems += fmt::format("; {}: {}", one.tag, one.problem);
     if (!one.complete || (!opened.checkpoint.empty() && one.global_steps < opened.steps)) continue;
     opened.checkpoint = one.folder;
@@ -69,7 +69,7 @@ OpenedModel open_run(const fs::path& run, const fs::path& checkpoint) {
   }
   if (opened.checkpoint.empty())
     throw CheckpointError(fmt::format("{}: the run has no checkpoint to take its weights from{}",
-                                      (checkpoint.empty() ? run : checkpoint).string(), problems));
+                                      (tag.empty() ? run : folder / tag).string(), problems));
   opened.dtype = dtype_name(Config::from_text(opened.plan.config, "configuration of the run").param_dtype());
   return opened;
 }
@@ -102,6 +102,12 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments, const std
   });
 }
 
+bool OpenedModel::takes_bytes() const {
+  if (is_run()) return plan.token_nbytes == 1;
+  const std::int64_t vocab = causal_lm_config(plan).vocab;
+  return vocab >= 256 && vocab <= kLargestOfBytes && !has_tokenizer(tokenizer_folder());
+}
+
 OpenedModel open_model(const ModelArguments& arguments) {
   const std::string &path = arguments.model, &dtype = arguments.dtype;
   const fs::path folder = fs::absolute(path).lexically_normal();
@@ -110,9 +116,11 @@ OpenedModel open_model(const ModelArguments& arguments) {
   check_device(arguments.device);
   OpenedModel opened;
   if (fs::exists(named / "plan.json", error)) {
-    opened = open_run(named, {});
+    opened = open_run(named, named / "checkpoints", "");
+  } else if (fs::exists(named.parent_path() / "plan.json", error) && !checkpoint::list(named.string()).empty()) {
+    opened = open_run(named.parent_path(), named, "");
   } else if (fs::exists(named.parent_path().parent_path() / "plan.json", error)) {
-    opened = open_run(named.parent_path().parent_path(), named);
+    opened = open_run(named.parent_path().parent_path(), named.parent_path(), named.filename().string());
   } else if (fs::exists(named / "metrics.jsonl", error)) {
     throw ConfigError(
         fmt::format("'{}' is the folder of a run without its plan.json, which says what the model is", path));

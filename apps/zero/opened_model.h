@@ -32,6 +32,8 @@ struct OpenedModel {
   std::int64_t steps = 0;  ///< of a run: after how many
   std::string dtype;       ///< fp32, bf16 or fp16
 
+  /// Its tokens are bytes of text.
+  bool takes_bytes() const;
   bool is_run() const { return plan.init_from.empty() || !checkpoint.empty(); }
   /// Its folder, where a tokenizer may be; empty: tokens are bytes, or nobody knows.
   std::string tokenizer_folder() const { return is_run() ? tokenizer_of(plan) : plan.init_from; }

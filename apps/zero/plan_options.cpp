@@ -181,6 +181,10 @@ plan::ModelShape read_model(const PlanOptions& options) {
     if (names_sizes(options) || options.seq) {
       throw ConfigError("--parameters: knows no sizes; leave --layers, --dim, --heads, --seq and --vocab away");
     }
+    if (options.unfused_attention || options.checkpointing) {
+      throw ConfigError(fmt::format("{}: is of activations, which --parameters knows nothing of; leave it away",
+                                    options.checkpointing ? "--checkpointing" : "--unfused-attention"));
+    }
     const std::int64_t numel = parse_count("--parameters", options.parameters);
     if (numel < 1) throw ConfigError("--parameters: got 0, want a model with some");
     return plan::model_of_numel(numel);

@@ -43,6 +43,10 @@ int report(const ReportArguments& arguments) {
   }
   const fs::path page = arguments.output.empty() ? fs::path(runs.front()) / "report.html" : fs::path(arguments.output);
   const std::string python = find_python(arguments.python, {"plotly"});
+  if (python.empty() && !arguments.python.empty()) {
+    throw ConfigError(
+        fmt::format("--python {}: is no Python that runs and has plotly, which draws the page", arguments.python));
+  }
   if (python.empty()) {
     throw ConfigError(
         "the page is drawn by plotly, and no Python here has it: pip install plotly, and give that Python with "

@@ -295,7 +295,8 @@ std::string describe_result_briefly(const TrainPlan& plan, const RunResult& resu
   const std::string loss = result.last_validation && result.last_validation_step == result.steps_done
                                ? fmt::format("validation loss {} ({})", nats_each(*result.last_validation),
                                              percent_of_unigram(plan, *result.last_validation))
-                               : fmt::format("training loss {}", nats_each(result.last_loss));
+                           : result.steps_done == 0 ? "no loss yet"
+                                                    : fmt::format("training loss {}", nats_each(result.last_loss));
   return fmt::format("{}{}, {}, {} tokens/s, {}: {}\n",
                      result.diverged           ? "diverged: "
                      : result.stop_signal != 0 ? fmt::format("stopped by {}: ", stop_signal_name(result.stop_signal))
@@ -328,8 +329,8 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
           {"device", plan.device},
           {"threads_per_rank", at::get_num_threads()},
           {"stage", result.stage},
-          {"train_loss", result.last_loss},
-          {"train_loss_last_step", result.step_loss},
+          {"train_loss", result.steps_done > 0 ? ordered_json(result.last_loss) : ordered_json()},
+          {"train_loss_last_step", or_null(result.step_loss)},
           {"val_loss", or_null(result.last_validation)},
           {"val_loss_at_start", or_null(result.first_validation)},
           {"val_loss_step", result.last_validation_step},
@@ -342,8 +343,9 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
           {"tokens_per_s", tokens_per_s(result)},
           {"training_seconds", result.training_seconds},
           {"total_seconds", result.total_seconds},
-          {"ms_per_step", times_json(result)},
-          {"received_per_step_in_model_sizes", traffic_in_model_sizes(result)},
+          {"ms_per_step", result.steps_here > 0 ? times_json(result) : ordered_json()},
+          {"received_per_step_in_model_sizes",
+           result.steps_here > 0 ? ordered_json(traffic_in_model_sizes(result)) : ordered_json()},
           {"memory", memory_json(result)},
           {"disk", disk_json(result)}};
 }

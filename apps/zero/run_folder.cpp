@@ -90,7 +90,7 @@ fs::path find_run_folder(const std::string& wanted) {
     if (!error && (!newest || time > newest->first)) newest.emplace(time, entry.path());
   }
   if (newest) return fs::absolute(newest->second).lexically_normal();
-  throw ConfigError("--resume: there is no run below runs/; name its folder: --resume --run-dir DIR");
+  throw ConfigError("there is no run below runs/; name its folder: --resume DIR (or --restart DIR)");
 }
 
 nlohmann::ordered_json read_run_json(const fs::path& folder, const std::string& name) {
@@ -102,6 +102,7 @@ nlohmann::ordered_json read_run_json(const fs::path& folder, const std::string& 
 std::int64_t saved_steps(const FoundRun& found) {
   std::int64_t newest = 0;
   for (const checkpoint::Summary& one : found.checkpoints) {
+    if (one.complete && one.latest) return one.global_steps;
     if (one.complete) newest = std::max(newest, one.global_steps);
   }
   return newest;

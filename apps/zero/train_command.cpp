@@ -78,12 +78,20 @@ Ended launch_ranks(const TrainPlan& plan, double grace_s) {
   return ended;
 }
 
+/// Whether a run that went on from a checkpoint did not come a step further, and its ranks have said why: another time
+/// they would say it again.
+bool is_stuck(const TrainPlan& plan, const Ended& ended) {
+  const FoundRun found = find_run(plan.run_folder);
+  return plan.goes_on && ended.code < 128 && saved_steps(found) == plan.begins_at &&
+         found.recorded_steps <= plan.begins_at;
+}
+
 /// Whether ranks that ended so might get further another time: what is wrong with the input stays wrong, a run that
 /// has diverged does so again, and who stopped it wants it stopped.
-bool may_go_on(const Ended& ended, const std::string& run_folder) {
+bool may_go_on(const Ended& ended, const TrainPlan& plan) {
   constexpr int kBadInput = 2;
   return ended.stop_signal == 0 && ended.code != 0 && ended.code != kBadInput && ended.code != 128 + SIGPIPE &&
-         !read_run_json(run_folder, kSummary).value("diverged", false);
+         !is_stuck(plan, ended) && !read_run_json(plan.run_folder, kSummary).value("diverged", false);
 }
 
 /// The plan of the run after its ranks have failed: from its newest checkpoint, or, before the first, over.
@@ -116,7 +124,7 @@ int run_locally(TrainOptions options, const std::string& command_line) {
           ? prepare_resume(options, given, command_line)
           : prepare_run(options, given.value_or(Ranks{default_ranks(options.device, kDefaultRanks)}), command_line);
   Ended ended = launch_ranks(plan, options.grace_s);
-  for (int restarts = 0; restarts < options.max_restarts && may_go_on(ended, plan.run_folder); ++restarts) {
+  for (int restarts = 0; restarts < options.max_restarts && may_go_on(ended, plan); ++restarts) {
     if (options.max_minutes > 0) {
       options.max_minutes = Minutes(limit - (std::chrono::steady_clock::now() - start)).count();
       if (options.max_minutes <= 0) {
@@ -129,7 +137,7 @@ int run_locally(TrainOptions options, const std::string& command_line) {
     plan = plan_again(options, plan, command_line);
     ended = launch_ranks(plan, options.grace_s);
   }
-  if (may_go_on(ended, plan.run_folder)) say_how_to_go_on(plan);
+  if (may_go_on(ended, plan)) say_how_to_go_on(plan);
   const int signal = ended.code == 0 ? read_run_json(plan.run_folder, kSummary).value("stop_signal", 0) : 0;
   return signal == 0 ? ended.code : 128 + signal;
 }
@@ -156,7 +164,11 @@ std::string config_to_print(const TrainOptions& options) {
     print_error(fit_or_check(plan, config, options, {.world_size = ranks}, /*goes_on=*/false));
     return config.to_json();
   }
-  return options.config.empty() ? builtin_config(options, plan.dim, ranks) : config.to_json();
+  if (!options.config.empty()) return config.to_json();
+  const std::string brief = builtin_config(options, plan.dim, ranks);
+  Config of_brief = Config::from_text(brief, "built-in configuration");
+  of_brief.resolve_batch(ranks);
+  return of_brief.to_json() == config.to_json() ? brief : config.to_json();
 }
 
 int run_train(const TrainOptions& options, const std::string& command_line) {
@@ -196,7 +208,14 @@ void add_train_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "train a language model with ZeRO, and watch it learn");
   add_train_options(*command, *options);
-  command->callback([options, &exit_code] { exit_code = run_train(*options, own_command_line()); });
+  command->callback([command, options, &exit_code] {
+    const CLI::Option* const data = command->get_option("--data");
+    if (data->count() > 1) {  // of other options the last one counts, too; but a text is more than a number
+      print_error(fmt::format("zero train: warning: --data: given {} times; the text is {}\n", data->count(),
+                              for_shell(options->data)));
+    }
+    exit_code = run_train(*options, own_command_line());
+  });
 }
 
 }  // namespace zero::app

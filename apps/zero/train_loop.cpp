@@ -229,6 +229,7 @@ nlohmann::json TrainLoop::state() const {
           {"best_validation_step", result_.best_validation_step},
           {"validations_since_best", result_.validations_since_best},
           {"best_checkpoint", result_.best_checkpoint},
+          {"step_loss", optional(result_.step_loss)},
           {"loss", {number(loss_.state().first), loss_.state().second}},
           {"noise", {number(noise_.state().first), noise_.state().second}},
           {"signal", {number(signal_.state().first), signal_.state().second}},
@@ -252,6 +253,7 @@ void TrainLoop::restore(const nlohmann::json& state) {
   result_.best_validation = optional(state.value("best_validation", nlohmann::json()));
   result_.best_validation_step = state.value("best_validation_step", std::int64_t{0});
   result_.validations_since_best = state.value("validations_since_best", std::int64_t{0});
+  result_.step_loss = optional(state.value("step_loss", nlohmann::json()));
   loss_.restore({number(state.at("loss").at(0)), state.at("loss").at(1)});
   for (auto& [name, mean] : {std::pair<const char*, RecentMean*>("noise", &noise_), {"signal", &signal_}}) {
     if (state.contains(name)) mean->restore({number(state.at(name).at(0)), state.at(name).at(1)});

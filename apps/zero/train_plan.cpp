@@ -123,11 +123,20 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
   plan.recompute_keep =
       options.recompute_keep.value_or(plan.recompute_every > 0 ? plan.recompute_keep : KeptResults::kNone);
   if (options.spare_dir.empty()) return;
-  plan.spare_folder = std::filesystem::absolute(options.spare_dir).string();
   std::error_code error;
-  std::filesystem::create_directories(plan.spare_folder, error);
-  if (error || ::access(plan.spare_folder.c_str(), W_OK) != 0)
+  std::filesystem::create_directories(options.spare_dir, error);
+  if (error || ::access(options.spare_dir.c_str(), W_OK) != 0)
     throw ConfigError(fmt::format("--spare-dir {}: cannot be written to", options.spare_dir));
+}
+
+/// Where the last checkpoint of this run goes, and no other run's.
+void take_spare_folder(TrainPlan& plan, const TrainOptions& options) {
+  if (options.spare_dir.empty()) return;
+  const std::filesystem::path run = plan.run_folder, before = plan.spare_folder;
+  const auto hash = static_cast<std::uint32_t>(std::hash<std::string>{}(run.string()));
+  const std::string name = before.empty() ? fmt::format("{}-{:08x}", run.filename().string(), hash)
+                                          : before.filename().string();  // of a run that was moved since
+  plan.spare_folder = (std::filesystem::absolute(options.spare_dir) / name).string();
 }
 
 void check_recompute(const TrainPlan& plan, const TrainOptions& options) {
@@ -226,6 +235,16 @@ void check_export(const std::string& folder, const TrainPlan& plan, const std::s
   }
 }
 
+/// What another run has exported is not to be had a second time.
+void check_exports_nothing_over(const std::string& folder) {
+  if (folder.empty()) return;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    throw ConfigError(fmt::format("--export {}: holds weights already ({}); choose another folder, or remove them",
+                                  folder, entry.path().filename().string()));
+  }
+}
+
 /// Made here, so that a place that cannot be written to is found before the training and not after it.
 std::string export_folder(const TrainOptions& options) {
   namespace fs = std::filesystem;
@@ -257,11 +276,10 @@ void print_tail(const Console& console, const TrainPlan& plan, const Config& con
 /// The folder whose tokenizer makes tokens of text for the plan's model; empty: bytes are its tokens. Throws
 /// ConfigError where there is none, and weights have learnt from what it made.
 std::string tokenizer_for(const TrainPlan& plan, const TrainOptions& options) {
-  constexpr std::int64_t kOfBytes = 300;  // a vocabulary of bytes, and some more
   if (plan.model.empty()) return "";
   for (const std::string* from : {&options.init_from, &options.model})
     if (has_tokenizer(*from)) return absolute_or_empty(*from);
-  if (!plan.init_from.empty() && causal_lm_config(plan).vocab > kOfBytes) {
+  if (!plan.init_from.empty() && causal_lm_config(plan).vocab > kLargestOfBytes) {
     throw ConfigError(fmt::format(
         "--init-from {0}: has no tokenizer.json to make tokens of the text with, and bytes are not what its "
         "weights know; bring its tokenizer there, or give tokens with --data (docs/models.md)",
@@ -404,15 +422,19 @@ plan::ModelShape causal_lm_shape(const TrainPlan& plan) {
 
 namespace {
 
+/// Throws ConfigError for options of adapters where there are none.
+void check_adapters(const TrainOptions& options) {
+  if (options.lora_rank) return;
+  if (options.lora_alpha || options.lora_dropout || !options.lora_targets.empty()) {
+    throw ConfigError(
+        "--lora-alpha, --lora-dropout and --lora-targets are of adapters; --lora RANK gives the model some");
+  }
+  if (options.merge) throw ConfigError("--merge: there are no adapters to merge; --lora RANK trains some");
+}
+
 /// adapter_config.json of the adapters that the options ask for; empty: none. Throws ConfigError.
 std::string lora_of(const TrainOptions& options, models::CausalLMConfig::Family family) {
-  if (!options.lora_rank) {
-    if (options.lora_alpha || options.lora_dropout || !options.lora_targets.empty())
-      throw ConfigError(
-          "--lora-alpha, --lora-dropout and --lora-targets are of adapters; --lora RANK gives the model some");
-    if (options.merge) throw ConfigError("--merge: there are no adapters to merge; --lora RANK trains some");
-    return "";
-  }
+  if (!options.lora_rank) return "";
   if (options.init_from.empty())
     throw ConfigError("--lora: adapters change a model that has learnt something; give its folder with --init-from");
   const double rank = static_cast<double>(*options.lora_rank);
@@ -519,6 +541,7 @@ void take_tokens(TrainPlan& plan, const TrainOptions& options, const CorpusInfo&
 }  // namespace
 
 TrainPlan choose_model(const TrainOptions& options) {
+  check_adapters(options);
   if (!options.model.empty() || !options.init_from.empty()) return choose_causal_lm(options);
   if (options.lora_rank)
     throw ConfigError("--lora: adapters are of a model in Hugging Face's shapes; give its folder with --init-from");
@@ -590,6 +613,8 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   plan.steps = options.steps.value_or(kDefaultSteps);
   plan.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, (plan.steps + 3) / 4));
   plan.eval_batches = options.eval_batches;
+  if (plan.eval_every == 0 && options.patience.value_or(0) > 0)
+    throw ConfigError("--patience: counts validations, and with --eval-every 0 there are none");
   plan.prompt = unescape(options.prompt.empty() ? kDefaultPrompt : options.prompt);
   plan.sample_length = options.sample_length.value_or(kDefaultSampleLength);
   plan.export_folder = export_folder(options);
@@ -597,6 +622,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   if (plan.merge && plan.export_folder.empty())
     throw ConfigError("--merge: is of the model that --export writes; give its folder");
   check_export(plan.export_folder, plan, options.model);
+  check_exports_nothing_over(plan.export_folder);
   plan.top_k = options.top_k;
   plan.temperature = options.temperature;
   plan.cache_dir = absolute_or_empty(options.cache_dir);
@@ -624,6 +650,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   }
   plan.run_folder = make_run_folder(options.run_dir, plan.preset).string();
   if (!options.no_tensorboard) plan.tensorboard_folder = tensorboard_folder(config, plan.run_folder);
+  take_spare_folder(plan, options);
   plan.command_line = command_line;
   write_start(plan);
 
@@ -632,6 +659,17 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   print_tail(console, plan, config, about_memory);
   return plan;
 }
+
+namespace {
+
+/// Of a configuration: after how many steps its schedule has come to its end; 0: it has none that ends.
+std::int64_t steps_of_schedule(const std::string& config) {
+  const auto json = nlohmann::json::parse(config);
+  const nlohmann::json::json_pointer steps("/scheduler/params/total_num_steps");
+  return json.contains(steps) && json[steps].is_number() ? json[steps].get<std::int64_t>() : 0;
+}
+
+}  // namespace
 
 TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks, const std::string& command_line) {
   const std::filesystem::path folder = find_run_folder(options.run_dir);
@@ -644,9 +682,9 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   if (ranks) plan.ranks = ranks->world_size;
   if (!options.device.empty()) plan.device = options.device;
   check_device(plan.device);
-  const std::int64_t steps_before = plan.steps;
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);
+  take_spare_folder(plan, options);
   if (options.resume) check_can_go_on(plan.run_folder, plan.spare_folder);
   const FoundRun found = find_run(plan.run_folder);
   if (options.resume && options.steps && *options.steps < saved_steps(found)) {
@@ -661,6 +699,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   }
   check_export(plan.export_folder, plan, "");
   plan.goes_on = options.resume && !found.checkpoints.empty();
+  plan.begins_at = plan.goes_on ? saved_steps(found) : 0;
   const bool was_edited = config_was_edited(plan);
   Config config = resume_config(plan.config, options, plan.ranks);
   const std::string about_memory = fit_or_check(
@@ -682,11 +721,10 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
                                          counted(saved_steps(found), "step"));
     console.print(hanging("resume", done));
     if (!console.enabled()) print_error(fmt::format("zero train: warning: {}\n", done));
-  } else if (plan.goes_on && plan.steps > steps_before && plan.config.find("total_num_steps") != std::string::npos) {
-    console.print(
-        hanging("resume", fmt::format("the schedule was made for {}: from there on the learning rate stays at "
-                                      "its end",
-                                      counted(steps_before, "step"))));
+  } else if (const std::int64_t end = steps_of_schedule(plan.config); plan.goes_on && end > 0 && plan.steps > end) {
+    console.print(hanging("resume", fmt::format("the schedule ends after {}: from there on the learning rate stays as "
+                                                "it is then",
+                                                counted(end, "step"))));
   }
   return plan;
 }

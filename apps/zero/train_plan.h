@@ -46,16 +46,17 @@ struct TrainPlan {
   bool norms = false;  ///< of every unit, in the metrics
   bool noise = false;  ///< of gradients, in the metrics
   bool quiet = false, verbose = false;
-  bool json = false;          ///< the summary in place of words; `quiet`, too
-  bool resume = false;        ///< go on from the newest checkpoint of the run folder, if there is one
-  bool goes_on = false;       ///< `resume`, and there is a checkpoint: it has the weights
-  bool restart = false;       ///< start the run of the folder over
-  bool keep_going = false;    ///< also when the loss is not a number
-  std::int64_t patience = 0;  ///< validations in a row without a better one that end the run; 0: none do
-  bool keep_best = false;     ///< a checkpoint of the best validation, in best_folder()
-  double max_minutes = 0;     ///< 0: as long as it takes
-  std::string command_line;   ///< of this start
-  std::string spare_folder;   ///< for the last checkpoint, where the run's cannot take it; empty: none
+  bool json = false;           ///< the summary in place of words; `quiet`, too
+  bool resume = false;         ///< go on from the newest checkpoint of the run folder, if there is one
+  bool goes_on = false;        ///< `resume`, and there is a checkpoint: it has the weights
+  std::int64_t begins_at = 0;  ///< the step of that checkpoint; known to the process that plans, not to the ranks
+  bool restart = false;        ///< start the run of the folder over
+  bool keep_going = false;     ///< also when the loss is not a number
+  std::int64_t patience = 0;   ///< validations in a row without a better one that end the run; 0: none do
+  bool keep_best = false;      ///< a checkpoint of the best validation, in best_folder()
+  double max_minutes = 0;      ///< 0: as long as it takes
+  std::string command_line;    ///< of this start
+  std::string spare_folder;    ///< for the last checkpoint, where the run's cannot take it; empty: none
 };
 
 /// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown
@@ -77,6 +78,8 @@ std::string best_folder(const std::string& run_folder);
 /// What the plan says of the model: of one, or of the other.
 GPTOptions gpt_options(const TrainPlan& plan);
 models::CausalLMConfig causal_lm_config(const TrainPlan& plan);
+/// A vocabulary of bytes, and some tokens that are special.
+inline constexpr std::int64_t kLargestOfBytes = 300;
 /// Of that, with the plan's adapters.
 plan::ModelShape causal_lm_shape(const TrainPlan& plan);
 /// "model  gpt-11m: 10.9 M parameters in ...", a line.

@@ -53,7 +53,8 @@ std::string unknown_argument(const CLI::App& command, const std::string& name, c
     const std::string option = argument.substr(0, argument.find('='));
     return fmt::format("{} has no option '{}'{}", name, option, did_you_mean(option, options_of(command)));
   }
-  const auto commands = commands_of(command);
+  auto commands = commands_of(command);
+  if (command.get_parent() == nullptr) commands.emplace_back("help");
   if (commands.empty()) return fmt::format("{} takes no argument '{}'", name, argument);
   const std::string near = did_you_mean(argument, commands);
   return fmt::format("there is no command '{} {}'{}", name, argument,
@@ -82,10 +83,14 @@ std::vector<std::string> with_help(const CLI::App& app, std::vector<std::string>
   arguments.erase(arguments.begin());
   if (arguments == std::vector<std::string>{"help"}) arguments.clear();
   const CLI::App* command = &app;
-  for (const std::string& word : arguments) {
+  for (auto word = arguments.begin(); word != arguments.end(); ++word) {
     const auto commands = commands_of(*command);
-    if (std::find(commands.begin(), commands.end(), word) == commands.end()) return arguments;
-    command = command->get_subcommand(word);
+    if (commands.empty()) {  // what follows would be done
+      arguments.erase(word, arguments.end());
+      break;
+    }
+    if (std::find(commands.begin(), commands.end(), *word) == commands.end()) return arguments;
+    command = command->get_subcommand(*word);
   }
   arguments.push_back("--help");
   return arguments;
@@ -298,6 +303,9 @@ std::vector<std::string> with_program_marked(CLI::App& command, std::vector<std:
 std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& arguments) {
   const auto [command, name] = chosen_command(app);
   const std::string help = where_help_is(name);
+  // Before the name of a command.
+  if (const auto before = command == &app ? std::nullopt : first_unknown(app, app.get_name(), arguments))
+    return before->text + where_help_is(app.get_name());
   // A word where the name of a command has to stand.
   const auto words = static_cast<std::size_t>(std::count(name.begin(), name.end(), ' '));
   if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !commands_of(*command).empty()) {

@@ -30,7 +30,7 @@ struct LaunchOptions {
   /// Time the other ranks get after the first failure, if less than `grace_ms`. They usually end by themselves, with an
   /// error that names the failed rank; ranks that are stopped (SIGSTOP) get no time.
   int failure_grace_ms = 5'000;
-  int kill_after_ms = 3'000;  ///< from SIGTERM to SIGKILL
+  int kill_after_ms = 1'500;  ///< from SIGTERM to SIGKILL
   /// A job that fails is started again this often, all ranks anew, with an id and a port of their own: they go on from
   /// where they have saved. Not once a signal has asked it to stop, nor where nobody reads its output. What rank 0 has
   /// read of the input is gone.
@@ -57,8 +57,8 @@ struct LaunchOptions {
 /// its own process group; and /dev/null as input, except rank 0, which gets this process's input if that is a file or a
 /// pipe.
 ///
-/// SIGINT, SIGTERM, SIGHUP and SIGUSR1 are forwarded to all ranks; a second SIGINT or SIGTERM kills them, and the exit
-/// code is 128 + that signal. SIGTSTP (Ctrl-Z) stops the ranks, then this process; they resume together. When standard
+/// SIGINT, SIGTERM, SIGHUP and SIGUSR1 are forwarded to all ranks, also to those that are stopped, which go on for it; a
+/// second SIGINT or SIGTERM, or SIGQUIT, kills them, and the exit code is 128 + that signal. SIGTSTP (Ctrl-Z) stops the ranks, then this process; they resume together. When standard
 /// output has no reader any more, the ranks get SIGHUP. Ranks die with this process. On return, no process of the job
 /// is left, nor its files in /dev/shm, nor those of jobs that were killed earlier. Reports on standard error which rank
 /// failed first, and how. Call from the main thread: the ranks live as long as the calling thread. Throws ConfigError

@@ -27,6 +27,7 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x7a65726f'73686d32;  // "zeroshm2": raise with the layout
 constexpr std::int64_t kPollNs = 2 * base::kNanosPerMilli;
+constexpr std::int64_t kNoticeS = 5;         ///< after which a rank that waits for others says so
 constexpr std::int64_t kCreationGraceS = 5;  ///< a segment without magic that is older was left by a dead creator
 
 /// Process ids of containers that share /dev/shm mean something only within this; 0: not known.
@@ -144,6 +145,7 @@ std::vector<int> absent_ranks(const ControlSegment& segment) {
 void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::chrono::milliseconds timeout,
               const std::function<bool()>& done) {
   std::int64_t next_check_ns = base::monotonic_ns() + 100 * base::kNanosPerMilli;
+  std::int64_t notice_ns = base::monotonic_ns() + kNoticeS * base::kNanosPerSecond;
   while (!done()) {
     const std::int64_t now_ns = base::monotonic_ns();
     std::string problem;
@@ -163,6 +165,13 @@ void wait_for(ControlSegment& segment, int rank, std::int64_t deadline_ns, std::
         }
       }
       check_interrupt();
+    }
+    if (rank == 0 && now_ns > notice_ns) {
+      notice_ns = deadline_ns;
+      base::log_warning(
+          "waiting for {} of the {} that the environment (ZERO_WORLD_SIZE, WORLD_SIZE and the like) says there are, "
+          "until {:.0f} s are over",
+          ranks_text(absent_ranks(segment)), segment.ranks(), static_cast<double>(timeout.count()) / 1e3);
     }
     if (!problem.empty()) {
       segment.fail(rank, problem);

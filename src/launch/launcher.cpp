@@ -38,7 +38,7 @@ namespace {
 using comm::FileDescriptor;
 using launcher::LineForwarder;
 
-constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGTSTP, SIGCONT};
+constexpr int kHandled[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGTSTP, SIGCONT};
 
 std::string new_job_id() {
   std::random_device random;
@@ -64,7 +64,7 @@ class SignalReader {
   SignalReader() {
     sigset_t mask;
     sigemptyset(&mask);
-    for (const int signal : kForwarded) sigaddset(&mask, signal);
+    for (const int signal : kHandled) sigaddset(&mask, signal);
     sigaddset(&mask, SIGCHLD);
     struct sigaction by_default {};
     by_default.sa_handler = SIG_DFL;
@@ -281,12 +281,14 @@ std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 
+std::string log_path(const std::string& folder, int rank) { return fmt::format("{}/rank{}.log", folder, rank); }
+
 /// Empty where none is wanted.
 FileDescriptor open_log(const std::string& folder, int rank) {
   if (folder.empty()) return {};
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  const std::string path = fmt::format("{}/rank{}.log", folder, rank);
+  const std::string path = log_path(folder, rank);
   FileDescriptor log(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!log) throw IoError(fmt::format("launch: cannot write the log '{}': {}", path, std::strerror(errno)));
   return log;
@@ -392,8 +394,9 @@ void Job::handle_signal(int signal) {
   if (stop_signal_ == 0) stop_signal_ = signal;
   if (ending_since_ns_ == 0) ending_since_ns_ = base::monotonic_ns();
   if (signal == SIGINT || signal == SIGTERM) ++interrupts_;
-  if (interrupts_ > 1 && ended_by_ == 0) ended_by_ = signal;
+  if ((interrupts_ > 1 || signal == SIGQUIT) && ended_by_ == 0) ended_by_ = signal;
   signal_all(ended_by_ != 0 ? SIGKILL : signal);
+  signal_all(SIGCONT);  // one that is stopped would not see it
 }
 
 /// Ctrl-Z: nothing of the job runs until the shell lets this process go on.
@@ -440,7 +443,7 @@ void Job::fail(const Failure& failure) {
 
 /// A rank that is stopped and will not go on by itself: the others would wait for it.
 void Job::look_for_stopped() {
-  if (failure_ || options_.stopped_limit_ms == 0) return;
+  if (failure_ || stop_signal_ != 0 || options_.stopped_limit_ms == 0) return;
   const std::int64_t now_ns = base::monotonic_ns(), limit_ns = options_.stopped_limit_ms * base::kNanosPerMilli;
   for (const Rank& rank : ranks_) {
     if (!rank.running || rank.stopped_since_ns == 0 || now_ns - rank.stopped_since_ns < limit_ns) continue;
@@ -488,16 +491,22 @@ void Job::say(const std::string& text) const { write_line(options_.name, text); 
 
 int Job::report() const {
   if (ended_by_ != 0) {
-    say("ended at once by the second signal");
+    say(ended_by_ == SIGQUIT ? "ended at once by SIGQUIT" : "ended at once by the second signal");
     return 128 + ended_by_;
   }
   if (unread_) return 128 + SIGPIPE;
   if (!failure_) {
     for (const Rank& rank : ranks_) {
-      const int error = rank.out.write_error() != 0 ? rank.out.write_error() : rank.err.write_error();
-      if (error == 0) continue;
-      say(fmt::format("output of rank {} is lost: {}", rank.rank, std::strerror(error)));
-      return 1;
+      const auto first = [](int one, int other) { return one != 0 ? one : other; };
+      const int error = first(rank.out.write_error(), rank.err.write_error());
+      const int log_error = first(rank.out.log_error(), rank.err.log_error());
+      if (error != 0) {
+        say(fmt::format("output of rank {} is lost: {}", rank.rank, std::strerror(error)));
+      } else if (log_error != 0) {
+        say(fmt::format("a part of the log {} is lost: {}", log_path(options_.log_dir, rank.rank),
+                        std::strerror(log_error)));
+      }
+      if (error != 0 || log_error != 0) return 1;
     }
     return 0;
   }

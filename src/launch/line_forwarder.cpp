@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string_view>
 #include <utility>
@@ -11,7 +12,7 @@
 namespace zero::launcher {
 namespace {
 
-constexpr std::size_t kLongestLine = 64 << 10;  ///< a longer one is cut: memory must stay bounded
+constexpr std::size_t kLongestLine = 16 << 20;  ///< a longer one is cut: memory must stay bounded
 
 /// 0, or the error.
 int write_all(int fd, std::string_view text) {
@@ -68,7 +69,7 @@ void LineForwarder::write_lines() {
   std::string prefixed, plain;
   std::size_t begin = 0;
   while (true) {
-    std::size_t end = pending_.find_first_of("\r\n", begin);
+    std::size_t end = pending_.find_first_of("\r\n", std::max(begin, searched_));
     // A carriage return may have its newline still to come.
     if (end == std::string::npos || (pending_[end] == '\r' && end + 1 == pending_.size())) break;
     if (pending_[end] == '\r' && pending_[end + 1] == '\n') ++end;
@@ -79,13 +80,15 @@ void LineForwarder::write_lines() {
     prefixed += line;
     if (log_ >= 0) plain += line;
   }
-  if (begin == 0) return;
+  const bool may_end = pending_.ends_with('\r');
   pending_.erase(0, begin);
+  searched_ = pending_.size() - (may_end && !pending_.empty() ? 1 : 0);
+  if (begin == 0) return;
   const int error = write_all(target_, prefixed);  // one call, so that lines of different ranks do not mix
   unread_ |= error == EPIPE;
   if (write_error_ == 0 && error != EPIPE) write_error_ = error;
   if (log_ < 0) return;
-  if (const int of_log = write_all(log_, plain); write_error_ == 0) write_error_ = of_log;
+  if (const int of_log = write_all(log_, plain); log_error_ == 0) log_error_ = of_log;
 }
 
 }  // namespace zero::launcher

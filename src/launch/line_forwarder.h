@@ -23,6 +23,8 @@ class LineForwarder {
   bool is_unread() const { return unread_; }
   /// What became of the first write that failed otherwise, as errno says it; 0: none did.
   int write_error() const { return write_error_; }
+  /// The same of the log.
+  int log_error() const { return log_error_; }
 
  private:
   /// Writes the lines that are complete.
@@ -31,9 +33,10 @@ class LineForwarder {
   comm::FileDescriptor source_;
   int target_ = -1, log_ = -1;
   std::string prefix_;
-  std::string pending_;  ///< read, not yet written
+  std::string pending_;       ///< read, not yet written
+  std::size_t searched_ = 0;  ///< of it, up to where no line ends
   bool unread_ = false;
-  int write_error_ = 0;
+  int write_error_ = 0, log_error_ = 0;
 };
 
 }  // namespace zero::launcher

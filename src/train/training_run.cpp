@@ -108,7 +108,7 @@ FoundRun find_run(const std::string& folder) {
   }
   if (!found.checkpoints.empty() && found.notices.size() == found.checkpoints.size()) {
     found.problem = fmt::format(
-        "none of the checkpoints in '{}' can be loaded ({}); bring back what is missing, use the zerotorch that wrote "
+        "none of the checkpoints in '{}' can be loaded ({}); bring back what is missing or use the zerotorch that wrote "
         "them, or start the run over",
         checkpoints, problems);
   } else if (found.checkpoints.empty() && !mark.empty()) {
@@ -123,12 +123,12 @@ FoundRun find_run(const std::string& folder) {
         checkpoints);
   } else if (!mark.empty() && !has(mark) && latest.empty()) {
     found.problem = fmt::format(
-        "the last checkpoint of '{}' was '{}', which is not there; bring it back, write the tag of another one into "
+        "the last checkpoint of '{}' was '{}', which is not there; bring it back or write the tag of another one into "
         "'{}/latest', or start the run over",
         folder, mark, checkpoints);
   } else if (!latest.empty() && !has(latest)) {
     found.problem = fmt::format(
-        "the latest checkpoint of '{}' is '{}', which is not there; bring it back, write the tag of another one into "
+        "the latest checkpoint of '{}' is '{}', which is not there; bring it back or write the tag of another one into "
         "'{}/latest', or start the run over",
         folder, latest, checkpoints);
   }

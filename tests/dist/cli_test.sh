@@ -135,6 +135,33 @@ if [ -w /dev/full ]; then
 fi
 refused "--env: got 'B', want NAME=VALUE" launch -n 1 --env B bash -c 'echo x'
 expect "input of rank 0" "$(echo word | launched -n 2 cat)" "[0] word"
+refused "zero has no option '-n'" -n 2 train
+refused "did you mean 'help'?" hlep
+refused "did you mean '--steps'?" train --STEPS 3
+refused "did you mean '--quiet'?" train --qui
+refused "--peer-modes requires --peers" compare --peer-modes ddp
+refused "--tokens: want numbers with commas" generate r --tokens ''
+refused "--unfused-attention: is of activations" plan --parameters 1e9 --unfused-attention
+refused "gives the model some" train --lora-alpha 3
+refused "with --eval-every 0 there are none" train --patience 1 --eval-every 0
+"$zero" train --preset gpt-tiny --data a --data text.py --pack-only --cache-dir cache 2>&1 | grep -q "warning: --data: given 2 times; the text is text.py" ||
+  fail "two texts, and not a word"
+mkfifo pipe.txt
+refused "is a pipe, and can be read but once" train --data pipe.txt
+mkdir -p held/checkpoints && "$zero" help ckpt prune held --keep-last 1 | grep -q "^Usage: zero ckpt prune" || fail "zero help with arguments"
+"$zero" train --print-config --nvme nv | grep -q '"nvme_path": "nv"' || fail "--print-config leaves --nvme out"
+expect "a line of 200,000 bytes" "$("$zero" launch --no-prefix -n 1 sh -c 'head -c 200000 /dev/zero | tr "\0" x; echo' | wc)" "$(printf '%7d %7d %7d' 1 1 200001)"
+"$zero" launch -n 2 echo hi >&- 2> bad.err
+expect "exit code where standard output is closed" $? 1
+grep -q "output of rank [01] is lost: Bad file descriptor" bad.err || fail "closed output: $(cat bad.err)"
+mkdir logs && ln -s /dev/full logs/rank0.log
+expect "where a log is lost" "$("$zero" launch --log-dir logs -n 2 echo hi 2>&1 > /dev/null)" \
+  "zero launch: a part of the log logs/rank0.log is lost: No space left on device"
+"$zero" launch -n 2 sh -c 'kill -STOP $$; sleep 30' 2> bad.err &
+pid=$!
+until [ "$(ps -o stat= --ppid $pid | grep -c T)" = 2 ]; do sleep 0.05; done
+kill -TERM $pid; wait $pid
+expect "exit code of a stop where ranks are stopped" $? 143
 refused "ZERO_RANK says to each rank which it is" launch --env ZERO_RANK=7 true
 refused "--env: got '1A=2', want NAME=VALUE" launch --env 1A=2 true
 refused "--nproc: got '0', want a whole number" launch --nproc 0 --log-dri q true

@@ -134,6 +134,12 @@ kept=$(value best/summary.json 'j["best_checkpoint"]')
 timeout 60 "$zero" eval exported --data texts --seq 8 --json > of_export.json || fail "eval of the export"
 timeout 60 "$zero" eval "$kept" --data texts --seq 8 --json > of_best.json || fail "eval of the best"
 expect "loss of the best" "$(value of_export.json 'j["loss"]')" "$(value of_best.json 'j["loss"]')"
+timeout 60 "$zero" eval best/best --data texts --seq 8 --json > of_folder.json || fail "eval of a folder of checkpoints"
+expect "loss of the newest in it" "$(value of_folder.json 'j["loss"], j["split"]')" "$(value of_best.json 'j["loss"], "all"')"
+refused "--suffix: is of a text that is given with --data" eval best --suffix .py
+$train --init-from llama --data long.txt --seq 8 --steps 1 --sample-length 0 --export exported --run-dir no > out 2>&1
+expect "exit code of an export over another" $? 2
+grep -q "holds weights already" out || fail "export over another: $(cat out)"
 
 # ---- tokens that are there; the loss is that of a validation of the same sequences, without the experts' balance
 folder mixtral mixtral

@@ -181,7 +181,7 @@ mkdir documents && for i in $(seq 200); do echo "one two three $((i * 7919))" > 
 expect "loss of a run with separate documents" "$(loss_of apart --data documents)" "$(loss_of apart --data documents --separate-documents)"
 [ "$(loss_of whole --data documents --separate-documents)" != "$(loss_of whole --data documents)" ] || fail "zero eval --separate-documents changes nothing"
 ! "$zero" eval apart --separate-documents > out 2>&1 || fail "zero eval --separate-documents of the run's own text passes"
-grep -q "give a text with --data" out || fail "zero eval --separate-documents: $(cat out)"
+grep -q "is of a text that is given with --data" out || fail "zero eval --separate-documents: $(cat out)"
 "$zero" train --resume apart --steps 5 -q > out 2>&1 || fail "--resume of separate documents: $(cat out)"
 expect "separator of the run" "$(value apart/plan.json 'j["separator"]')" 0
 "$zero" train --resume apart0 --steps 5 --recompute 0 --recompute-keep none -q > out 2>&1 || fail "--resume at stage 0: $(cat out)"

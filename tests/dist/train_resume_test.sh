@@ -181,6 +181,19 @@ expect "exit code of a run in bf16 that diverged" $? 1
 grep -q '"diverged": true' nan3/summary.json || fail "no word in summary.json: $(cat nan.out)"
 [ "$(ls nan3/checkpoints 2>/dev/null | grep -c global_step)" -le 2 ] || fail "checkpoints of a model of NaN: $(ls nan3/checkpoints)"
 
+# ---- nothing left to do: what was measured stays; an older checkpoint: from there ----
+cp -r uninterrupted done
+resume done
+cmp -s uninterrupted/summary.json done/summary.json || fail "another summary: $(diff uninterrupted/summary.json done/summary.json)"
+rm done/summary.json && resume done
+expect "last loss without a step" "$(grep -o '"train_loss_last_step": [^,]*' done/summary.json)" \
+  "$(grep -o '"train_loss_last_step": [^,]*' uninterrupted/summary.json)"
+grep -q '"ms_per_step": null' done/summary.json || fail "times of steps that were not made"
+cp -r uninterrupted back && echo "global_step$((steps - 2))" > back/checkpoints/latest
+resume back
+grep -q "steps already" resume.out && fail "it has steps to make: $(cat resume.out)"
+final back
+
 # ---- a folder whose metrics or plan are gone is a run's all the same ----
 cp -r cut lost2 && rm lost2/metrics.jsonl
 "$zero" train $common -n 2 --quiet --run-dir lost2 > lost.out 2>&1
@@ -203,6 +216,7 @@ before=$(find lost -type f -exec cksum {} + | sort)
 "$zero" train --resume --quiet --steps 50 --run-dir lost > lost.out 2>&1
 expect "exit code where all checkpoints are damaged" $? 1
 grep -q "To start it over: " lost.out || fail "$(cat lost.out)"
+grep -q "goes on from the checkpoint" lost.out && fail "a hint that fails again: $(cat lost.out)"
 expect "files where all checkpoints are damaged" "$(find lost -type f -exec cksum {} + | sort)" "$before"
 
 # ---- the last checkpoint cannot be written: everything else is, and there is a way out ----
@@ -220,6 +234,7 @@ hint=$(grep '^  mkdir' full.out)
 sh -c "$hint" || fail "the hint '$hint'"
 resume full
 final full
+expect "a folder for each run in the spare one" "$(ls "$work/spare" | grep -c '^full-')" 1
 "$zero" train $common -n 2 --run-dir waits > waits.out 2>&1 &
 pid=$!
 wait_for_steps waits 3
@@ -241,8 +256,8 @@ if mount -t tmpfs -o size=20m none small 2> /dev/null; then
   wait "$pid"
   expect "exit code with a full disk and a spare folder" $? 0
   grep -q "its lines are kept in memory" small.out || fail "nothing said of the metrics: $(tail -5 small.out)"
-  [ -e spare2/checkpoints/global_step400/manifest.json ] || fail "no spare checkpoint: $(tail -5 small.out)"
-  grep -q '"steps": 400' spare2/summary.json || fail "no summary: $(tail -5 small.out)"
+  [ -e spare2/r-*/checkpoints/global_step400/manifest.json ] || fail "no spare checkpoint: $(tail -5 small.out)"
+  grep -q '"steps": 400' spare2/r-*/summary.json || fail "no summary: $(tail -5 small.out)"
   rm small/fill
   "$zero" train --resume --quiet --run-dir small/r --spare-dir "$work/spare2" > small.out 2>&1
   expect "exit code of a resume without the spare checkpoint" $? 2

@@ -93,10 +93,10 @@ def page_of(data: dict[str, Any], plotly: str) -> str:
 def write_whole(path: Path, text: str) -> int:
     """Through a file beside it, so that nobody sees half a page. Returns its bytes."""
     if path.is_dir():
-        raise Refused(f"--out {of_path(path)}: is a folder; name a file")
+        raise Refused(f"--output {of_path(path)}: is a folder; name a file")
     path = path.resolve()  # a link stays one
     if path.exists() and not path.is_file():
-        raise Refused(f"--out {of_path(path)}: is no regular file; name another")
+        raise Refused(f"--output {of_path(path)}: is no regular file; name another")
     content = text.encode(errors="replace")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -105,5 +105,5 @@ def write_whole(path: Path, text: str) -> int:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise Refused(f"--out {of_path(path)}: cannot be written: {error.strerror}; name another place") from None
+        raise Refused(f"--output {of_path(path)}: cannot be written: {error.strerror}; name another place") from None
     return len(content)

@@ -54,7 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     warn_of_damage(data)
     made = f"{counted(len(runs), 'run', 'runs')}, {human_nbytes(nbytes)}"
-    print(f"{of_path(options.out)}: {made}; open it in a browser")
+    try:
+        print(f"{of_path(options.out)}: {made}; open it in a browser", flush=True)
+    except OSError as error:
+        print(f"zero report: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.stdout = None  # or its end would be tried again, with a traceback
+        return 1
     return 0
 
 
