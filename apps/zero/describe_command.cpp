@@ -119,7 +119,8 @@ std::string bash_completion(const CLI::App& app) {
   // What is to be the name of a file is left to the shell, as is all that we know nothing of: behind the program of
   // zero launch, behind a word that is no command. "--name=value" comes as three words, or as one.
   constexpr const char* kFunction = R"(_zero() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command='' words='' prefix='' options='' word next i
+  local cur=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command=''
+  local words='' options='' prefix='' word next i
   COMPREPLY=()
   if [[ $cur == '=' ]]; then
     cur=''

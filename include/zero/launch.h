@@ -57,12 +57,13 @@ struct LaunchOptions {
 /// its own process group; and /dev/null as input, except rank 0, which gets this process's input if that is a file or a
 /// pipe.
 ///
-/// SIGINT, SIGTERM, SIGHUP and SIGUSR1 are forwarded to all ranks, also to those that are stopped, which go on for it; a
-/// second SIGINT or SIGTERM, or SIGQUIT, kills them, and the exit code is 128 + that signal. SIGTSTP (Ctrl-Z) stops the ranks, then this process; they resume together. When standard
-/// output has no reader any more, the ranks get SIGHUP. Ranks die with this process. On return, no process of the job
-/// is left, nor its files in /dev/shm, nor those of jobs that were killed earlier. Reports on standard error which rank
-/// failed first, and how. Call from the main thread: the ranks live as long as the calling thread. Throws ConfigError
-/// if the program cannot be started, IoError if a log cannot be written.
+/// SIGINT, SIGTERM, SIGHUP and SIGUSR1 are forwarded to all ranks, also to those that are stopped, which go on for it;
+/// a second SIGINT or SIGTERM, or SIGQUIT, kills them, and the exit code is 128 + that signal. SIGTSTP (Ctrl-Z) stops
+/// the ranks, then this process; they resume together. When standard output has no reader any more, the ranks get
+/// SIGHUP. Ranks die with this process. On return, no process of the job is left, nor its files in /dev/shm, nor those
+/// of jobs that were killed earlier. Reports on standard error which rank failed first, and how. Call from the main
+/// thread: the ranks live as long as the calling thread. Throws ConfigError if the program cannot be started, IoError
+/// if a log cannot be written.
 int launch(const LaunchOptions& options);
 
 /// How long to wait before a job that was started again `restarts` times starts once more: what has failed at once may

@@ -108,8 +108,8 @@ FoundRun find_run(const std::string& folder) {
   }
   if (!found.checkpoints.empty() && found.notices.size() == found.checkpoints.size()) {
     found.problem = fmt::format(
-        "none of the checkpoints in '{}' can be loaded ({}); bring back what is missing or use the zerotorch that wrote "
-        "them, or start the run over",
+        "none of the checkpoints in '{}' can be loaded ({}); bring back what is missing or use the zerotorch that "
+        "wrote them, or start the run over",
         checkpoints, problems);
   } else if (found.checkpoints.empty() && !mark.empty()) {
     found.problem = fmt::format(
