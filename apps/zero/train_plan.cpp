@@ -132,7 +132,9 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
 /// Where the last checkpoint of this run goes, and no other run's.
 void take_spare_folder(TrainPlan& plan, const TrainOptions& options) {
   if (options.spare_dir.empty()) return;
-  const std::filesystem::path run = plan.run_folder, before = plan.spare_folder;
+  std::filesystem::path run = plan.run_folder;
+  if (run.filename().empty()) run = run.parent_path();  // "runs/x/"
+  const std::filesystem::path before = plan.spare_folder;
   const auto hash = static_cast<std::uint32_t>(std::hash<std::string>{}(run.string()));
   const std::string name = before.empty() ? fmt::format("{}-{:08x}", run.filename().string(), hash)
                                           : before.filename().string();  // of a run that was moved since
