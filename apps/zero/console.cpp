@@ -11,7 +11,7 @@ namespace zero::app {
 
 std::string lost_output() {
   const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  return is_written ? "" : "standard output cannot be written: is the disk full?";
+  return is_written ? "" : "standard output cannot be written: its disk is full, or it is closed";
 }
 
 int exit_code_of_output() {

@@ -20,6 +20,7 @@
 #include "doctor_command.h"
 #include "eval_command.h"
 #include "generate_command.h"
+#include "help_text.h"
 #include "host_facts.h"
 #include "launch.h"
 #include "plan_command.h"

@@ -150,8 +150,7 @@ void check_ranks_fit(const TrainOptions& options, const LaunchedRank& found) {
                     found.launcher));
   }
   if (!options.ranks || *options.ranks == found.size) return;
-  throw ConfigError(
-      fmt::format("--ranks {}, but {} started {}; leave --ranks away", *options.ranks, found.launcher, found.size));
+  throw ConfigError(fmt::format("-n {}, but {} started {}; leave -n away", *options.ranks, found.launcher, found.size));
 }
 
 /// What --print-config prints; the shortest form of it, where nothing but options has a say.

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "console.h"
 #include "corpus_choice.h"
@@ -129,16 +130,21 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
     throw ConfigError(fmt::format("--spare-dir {}: cannot be written to", options.spare_dir));
 }
 
-/// Where the last checkpoint of this run goes, and no other run's.
-void take_spare_folder(TrainPlan& plan, const TrainOptions& options) {
-  if (options.spare_dir.empty()) return;
-  std::filesystem::path run = plan.run_folder;
+/// Where the last checkpoint of this run goes, and no other one's: not of one that was here before and has moved, was
+/// copied or started over. `is_where_it_was`: it goes on, in the same folder.
+void take_spare_folder(TrainPlan& plan, const TrainOptions& options, bool is_where_it_was) {
+  namespace fs = std::filesystem;
+  const fs::path before = plan.spare_folder;
+  if (options.spare_dir.empty() && before.empty()) return;
+  const fs::path folder = options.spare_dir.empty() ? before.parent_path() : fs::absolute(options.spare_dir);
+  if (is_where_it_was && !before.empty()) {
+    plan.spare_folder = (folder / before.filename()).string();
+    return;
+  }
+  fs::path run = plan.run_folder;
   if (run.filename().empty()) run = run.parent_path();  // "runs/x/"
-  const std::filesystem::path before = plan.spare_folder;
-  const auto hash = static_cast<std::uint32_t>(std::hash<std::string>{}(run.string()));
-  const std::string name = before.empty() ? fmt::format("{}-{:08x}", run.filename().string(), hash)
-                                          : before.filename().string();  // of a run that was moved since
-  plan.spare_folder = (std::filesystem::absolute(options.spare_dir) / name).string();
+  std::random_device random;
+  plan.spare_folder = (folder / fmt::format("{}-{:08x}", run.filename().string(), random())).string();
 }
 
 void check_recompute(const TrainPlan& plan, const TrainOptions& options) {
@@ -304,6 +310,10 @@ void find_text_again(TrainPlan& plan) {
     const bool is_same = !may_be_mixture && Corpus(plan.corpus_folder, Split::kTrain).hash() == plan.corpus_hash;
     if (is_same && is_packed_well(plan.corpus_folder)) return;
   } catch (const IoError&) {  // the cache was emptied
+  }
+  if (!plan.data.empty() && !std::filesystem::exists(plan.data, error)) {
+    throw ConfigError(fmt::format("--resume: the text {} that the run {} learns from is not there; bring it back",
+                                  plan.data, plan.run_folder));
   }
   const CorpusInfo corpus =
       pack_and_check(corpus_of(choose_corpus(plan.data, plan.cache_dir, plan.suffixes), plan), plan.seq);
@@ -652,7 +662,7 @@ TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::strin
   }
   plan.run_folder = make_run_folder(options.run_dir, plan.preset).string();
   if (!options.no_tensorboard) plan.tensorboard_folder = tensorboard_folder(config, plan.run_folder);
-  take_spare_folder(plan, options);
+  take_spare_folder(plan, options, /*is_where_it_was=*/false);
   plan.command_line = command_line;
   write_start(plan);
 
@@ -680,14 +690,16 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   if (plan.tensorboard_folder.starts_with(plan.run_folder + "/")) {
     plan.tensorboard_folder.replace(0, plan.run_folder.size(), folder.string());
   }
+  const bool is_where_it_was = plan.run_folder == folder.string();
+  const std::string spare_before = plan.spare_folder;
   plan.run_folder = folder.string();
   if (ranks) plan.ranks = ranks->world_size;
   if (!options.device.empty()) plan.device = options.device;
   check_device(plan.device);
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);
-  take_spare_folder(plan, options);
-  if (options.resume) check_can_go_on(plan.run_folder, plan.spare_folder);
+  take_spare_folder(plan, options, options.resume && is_where_it_was);
+  if (options.resume) check_can_go_on(plan.run_folder, spare_before.empty() ? plan.spare_folder : spare_before);
   const FoundRun found = find_run(plan.run_folder);
   if (options.resume && options.steps && *options.steps < saved_steps(found)) {
     throw ConfigError(fmt::format("--steps {}: the run has done {} already; it goes on with more than that",

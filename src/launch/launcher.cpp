@@ -289,7 +289,8 @@ FileDescriptor open_log(const std::string& folder, int rank) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   const std::string path = log_path(folder, rank);
-  FileDescriptor log(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  // Of a FIFO that nobody reads: an error, not a wait.
+  FileDescriptor log(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666));
   if (!log) throw IoError(fmt::format("launch: cannot write the log '{}': {}", path, std::strerror(errno)));
   return log;
 }

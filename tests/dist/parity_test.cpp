@@ -107,6 +107,7 @@ TEST_F(Parity, EveryCombinationGivesTheSameBits) {
   } else {
     for (const auto& [ranks, per_host] : {std::pair{1, 1}, {2, 2}, {3, 3}, {4, 4}, {2, 1}, {4, 2}}) {
       if (is_quick() && ranks != 2) continue;
+      if (is_sample() && ranks == 1) continue;  // it has no one to send to, in either backend
       const OneHostAsSeveral hosts(per_host);
       const int status = std::system(
           fmt::format("ZERO_BACKEND=mpi timeout {} {} -n {} --oversubscribe --allow-run-as-root {} --worker {}",

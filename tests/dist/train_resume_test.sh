@@ -235,6 +235,14 @@ sh -c "$hint" || fail "the hint '$hint'"
 resume full
 final full
 expect "a folder for each run in the spare one" "$(ls "$work/spare" | grep -c '^full-')" 1
+spare_of() { grep -o '"spare_folder": *"[^"]*"' full/plan.json; }
+before=$(spare_of)
+resume full --steps $((steps + 1))
+expect "the spare folder of a run that goes on" "$(spare_of)" "$before"
+cp -r full copied && resume copied --steps $((steps + 2))
+grep -qF "$before" copied/plan.json && fail "a copy of a run has its spare folder"
+"$zero" train --restart full --quiet > full.out 2>&1 || fail "restart: $(cat full.out)"
+[ "$(spare_of)" != "$before" ] && spare_of | grep -q "$work/spare/full-" || fail "the spare folder of a run that starts over: $(spare_of)"
 "$zero" train $common -n 2 --run-dir waits > waits.out 2>&1 &
 pid=$!
 wait_for_steps waits 3
