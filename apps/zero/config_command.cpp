@@ -51,6 +51,7 @@ int check(const ConfigArguments& arguments) {
     checked.resolved.resolve_batch(arguments.ranks);
   } catch (const ConfigError& error) {
     fmt::print(stderr, "{}{}\n", source, error.what());
+    if (!source.empty()) fmt::print(stderr, "-n N checks it for that many ranks, not {}\n", arguments.ranks);
     if (arguments.file != "-" && std::string_view(error.what()).find("\"auto\" is filled in") != std::string_view::npos)
       fmt::print(stderr, "{} config convert {} fills them in\n", program_name(), for_shell(arguments.file));
     return 1;

@@ -146,7 +146,9 @@ std::string bash_completion(const CLI::App& app) {
         {with_value})
           [[ ${{COMP_WORDS[i+1]}} == '=' ]] && i=$((i + 1))
           i=$((i + 1))
+          while [[ ${{COMP_WORDS[i+1]}} == '=' ]]; do i=$((i + 2)); done
           ;;
+        'launch --') return ;;
         'launch -'*) ;;
         *) return ;;
       esac

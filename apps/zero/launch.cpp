@@ -42,9 +42,19 @@ std::vector<std::string> command_of(const LaunchArguments& arguments, std::vecto
 }
 
 /// What zero launch and mpirun say to each rank of itself.
-constexpr const char* kOfRank[] = {"ZERO_RANK",  "ZERO_LOCAL_RANK",  "RANK",           "LOCAL_RANK",
-                                   "ROLE_RANK",  "ZERO_WORLD_SIZE",  "WORLD_SIZE",     "ZERO_LOCAL_WORLD_SIZE",
-                                   "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"};
+constexpr const char* kOfRank[] = {"ZERO_RANK",
+                                   "ZERO_LOCAL_RANK",
+                                   "RANK",
+                                   "LOCAL_RANK",
+                                   "ROLE_RANK",
+                                   "ZERO_WORLD_SIZE",
+                                   "WORLD_SIZE",
+                                   "ZERO_LOCAL_WORLD_SIZE",
+                                   "GROUP_RANK",
+                                   "LOCAL_WORLD_SIZE",
+                                   "ROLE_WORLD_SIZE",
+                                   "ZERO_RESTART_COUNT",
+                                   "TORCHELASTIC_RESTART_COUNT"};
 
 /// What is wrong with NAME=VALUE; empty: nothing.
 std::string problem_with(const std::string& assignment) {

@@ -48,9 +48,8 @@ int stopped_limit_ms() {
 void check_ranks_of_host(int ranks) {
   const int most = std::max(8, 4 * usable_cpus());
   if (ranks <= most) return;
-  throw ConfigError(
-      fmt::format("--ranks: got {}, want at most {}: this host has {} cores. Use mpirun for several hosts", ranks, most,
-                  usable_cpus()));
+  throw ConfigError(fmt::format("-n {}: want at most {}: this host has {} cores. Use mpirun for several hosts", ranks,
+                                most, usable_cpus()));
 }
 
 int launch_own_ranks(const std::string& command, LaunchOptions options) {

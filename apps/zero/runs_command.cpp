@@ -16,6 +16,8 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "console.h"
@@ -49,7 +51,25 @@ struct RunFacts {
 
 bool is_run(const fs::path& folder) {
   std::error_code error;
-  return fs::exists(folder / "metrics.jsonl", error);
+  return fs::exists(folder / "metrics.jsonl", error) || fs::exists(folder / "plan.json", error);
+}
+
+fs::file_time_type written_at(const fs::path& folder) {
+  std::error_code error;
+  const auto time = fs::last_write_time(folder / "metrics.jsonl", error);
+  return error ? fs::last_write_time(folder) : time;
+}
+
+/// The last validation that metrics.jsonl has, and its step.
+std::optional<std::pair<double, std::int64_t>> last_validation(const fs::path& folder) {
+  std::optional<std::pair<double, std::int64_t>> last;
+  std::ifstream file(folder / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.contains("val_loss") && json["val_loss"].is_number())
+      last = {json["val_loss"], json.value("step", std::int64_t{0})};
+  }
+  return last;
 }
 
 RunFacts facts_of(const fs::path& folder) {
@@ -65,9 +85,11 @@ RunFacts facts_of(const fs::path& folder) {
                  .checkpoints = static_cast<std::int64_t>(found.checkpoints.size()),
                  .val_loss = {},
                  .val_step = 0,
-                 .written = fs::last_write_time(folder / "metrics.jsonl")};
+                 .written = written_at(folder)};
   if (summary.contains("val_loss") && summary["val_loss"].is_number()) facts.val_loss = summary["val_loss"];
   facts.val_step = summary.value("val_loss_step", facts.steps);
+  if (const auto last = summary.empty() ? last_validation(folder) : std::nullopt)
+    std::tie(facts.val_loss, facts.val_step) = *last;
   // A summary is of an earlier start where metrics have more steps.
   const bool is_of_now = summary.value("steps", std::int64_t{-1}) == facts.steps;
   facts.state = plan.empty()                       ? "no plan.json"

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
 #include "console.h"
@@ -155,30 +156,69 @@ void check_recompute(const TrainPlan& plan, const TrainOptions& options) {
   throw ConfigError("--recompute-keep: keeps results of blocks that are computed again; give --recompute, too");
 }
 
-/// Where the run's last checkpoint is, if its folder could not take it: in `spare` (empty: not known), or
-/// where its summary says.
-std::string checkpoint_elsewhere(const std::filesystem::path& folder, const std::string& spare, const FoundRun& found) {
-  const bool is_in_spare = !spare.empty() && std::filesystem::exists(std::filesystem::path(spare) / kSummary);
-  const auto summary = read_run_json(is_in_spare ? std::filesystem::path(spare) : folder, kSummary);
-  if (!summary.value("checkpoint_in_spare_folder", false)) return "";
-  const std::filesystem::path last = summary["checkpoint"].get<std::string>();
-  const bool is_there = std::filesystem::exists(last / "manifest.json");
-  const bool is_newest = summary.value("steps", std::int64_t{0}) > saved_steps(found);
-  return is_there && is_newest && last.parent_path() != folder / "checkpoints" ? last.string() : "";
+/// The last checkpoint of a run whose folder could not take it.
+struct CheckpointElsewhere {
+  std::filesystem::path folder;  ///< where it is, or was
+  bool is_there = false;
+  std::int64_t steps = 0;
+};
+
+/// `spares`: folders that it may be in by now, besides where the run's summary says.
+std::optional<CheckpointElsewhere> checkpoint_elsewhere(const std::filesystem::path& folder,
+                                                        const std::vector<std::filesystem::path>& spares,
+                                                        const FoundRun& found) {
+  namespace fs = std::filesystem;
+  const auto has_summary = [](const fs::path& spare) { return fs::exists(spare / kSummary); };
+  const auto spare = std::ranges::find_if(spares, has_summary);
+  const auto summary = read_run_json(spare == spares.end() ? folder : *spare, kSummary);
+  CheckpointElsewhere last{.folder = {}, .steps = summary.value("steps", std::int64_t{0})};
+  if (!summary.value("checkpoint_in_spare_folder", false) || last.steps <= saved_steps(found)) return std::nullopt;
+  last.folder = summary["checkpoint"].get<std::string>();
+  if (last.folder.parent_path() == folder / "checkpoints") return std::nullopt;
+  std::vector<fs::path> places = {last.folder};
+  for (const fs::path& one : spares) places.push_back(one / "checkpoints" / last.folder.filename());
+  const auto place =
+      std::ranges::find_if(places, [](const fs::path& one) { return fs::exists(one / "manifest.json"); });
+  last.is_there = place != places.end();
+  if (last.is_there) last.folder = *place;
+  return last;
+}
+
+/// Where it may be: `before` was the run's, `given` is what --spare-dir says now, of the run or of several.
+std::vector<std::filesystem::path> spare_folders(const std::filesystem::path& before, const std::string& given) {
+  std::vector<std::filesystem::path> folders;
+  if (!before.empty()) folders.push_back(before);
+  if (given.empty()) return folders;
+  const std::filesystem::path folder = std::filesystem::absolute(given);
+  folders.push_back(folder);
+  if (!before.empty()) folders.push_back(folder / before.filename());
+  return folders;
+}
+
+/// What brings it into the run's folder.
+std::string how_to_bring_back(const std::filesystem::path& last, const std::string& folder) {
+  const std::filesystem::path metrics = last.parent_path() / "metrics.jsonl";
+  return fmt::format(
+      "--resume: the last checkpoint of this run is in {1}. Bring it back first:\n"
+      "  mkdir -p {0}/checkpoints && cp -r {2} {0}/checkpoints/ && cp {3}/latest {0}/checkpoints/{4}",
+      for_shell(folder), short_path(last), for_shell(last.string()), for_shell(last.parent_path().string()),
+      std::filesystem::exists(metrics) ? fmt::format(" && cp {} {}/", for_shell(metrics.string()), for_shell(folder))
+                                       : "");
 }
 
 /// A run that cannot go on stays as it is.
-void check_can_go_on(const std::string& folder, const std::string& spare) {
+void check_can_go_on(const std::string& folder, const std::vector<std::filesystem::path>& spares) {
   const FoundRun found = find_run(folder);
-  if (const std::string last = checkpoint_elsewhere(folder, spare, found); !last.empty()) {
-    const std::filesystem::path path = last;
-    const std::filesystem::path metrics = path.parent_path() / "metrics.jsonl";
+  if (const auto last = checkpoint_elsewhere(folder, spares, found)) {
+    if (last->is_there) throw CheckpointError(how_to_bring_back(last->folder, folder));
+    const std::int64_t saved = saved_steps(found);
     throw CheckpointError(fmt::format(
-        "--resume: the last checkpoint of this run is in {1}. Bring it back first:\n"
-        "  mkdir -p {0}/checkpoints && cp -r {2} {0}/checkpoints/ && cp {3}/latest {0}/checkpoints/{4}",
-        for_shell(folder), short_path(last), for_shell(last), for_shell(path.parent_path().string()),
-        std::filesystem::exists(metrics) ? fmt::format(" && cp {} {}/", for_shell(metrics.string()), for_shell(folder))
-                                         : ""));
+        "--resume: the last checkpoint of this run, after {}, was written to {}, which is not there. Bring it back, or "
+        "say with --spare-dir where it is now.{}",
+        counted(last->steps, "step"), last->folder.string(),
+        saved > 0 ? fmt::format(" To go on without it, after {}: rm {}", counted(saved, "step"),
+                                for_shell(folder + "/" + kSummary))
+                  : restart_hint(folder)));
   }
   std::string problem = found.problem;
   if (problem.empty() && found.is_fresh()) {
@@ -699,7 +739,7 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);
   take_spare_folder(plan, options, options.resume && is_where_it_was);
-  if (options.resume) check_can_go_on(plan.run_folder, spare_before.empty() ? plan.spare_folder : spare_before);
+  if (options.resume) check_can_go_on(plan.run_folder, spare_folders(spare_before, options.spare_dir));
   const FoundRun found = find_run(plan.run_folder);
   if (options.resume && options.steps && *options.steps < saved_steps(found)) {
     throw ConfigError(fmt::format("--steps {}: the run has done {} already; it goes on with more than that",

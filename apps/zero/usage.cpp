@@ -90,14 +90,23 @@ struct Problem {
   std::string text;
 };
 
-/// The word that gives `option`: "--ranks", "--ranks=2", "-n", "-n2". npos: none does.
-std::size_t place_of(const CLI::Option& option, const std::vector<std::string>& arguments) {
+/// The first word that gives `option`: "--ranks", "--ranks=2", "-n", "-n2"; where one of them gives the value that `said`
+/// names, that one. npos: none does.
+std::size_t place_of(const CLI::Option& option, const std::vector<std::string>& arguments,
+                     const std::string& said = "") {
   const auto gives_it = [&](const std::string& word) {
     const auto is_long = [&](const std::string& name) { return word.substr(0, word.find('=')) == "--" + name; };
     const auto is_short = [&](const std::string& letter) { return word.starts_with("-" + letter); };
     return std::ranges::any_of(option.get_lnames(), is_long) || std::ranges::any_of(option.get_snames(), is_short);
   };
-  const auto at = std::ranges::find_if(arguments, gives_it);
+  const auto has_it = [&](const std::string& word) {
+    const auto next = &word + 1 < arguments.data() + arguments.size() ? *(&word + 1) : "";
+    const std::string own = word.starts_with("--") ? word.substr(std::min(word.find('='), word.size() - 1) + 1)
+                                                   : word.substr(std::min<std::size_t>(2, word.size()));
+    return gives_it(word) && said.find("got '" + (own.empty() ? next : own) + "'") != std::string::npos;
+  };
+  auto at = std::ranges::find_if(arguments, has_it);
+  if (at == arguments.end()) at = std::ranges::find_if(arguments, gives_it);
   return at == arguments.end() ? std::string::npos : static_cast<std::size_t>(at - arguments.begin());
 }
 
@@ -128,7 +137,8 @@ std::optional<Problem> first_refused(const CLI::App& command, const std::vector<
     try {
       option->run_callback();
     } catch (const CLI::ParseError& error) {
-      first = {at, about_value(error.what(), *option, at < arguments.size() ? arguments[at] : "")};
+      const std::size_t place = at < arguments.size() ? place_of(*option, arguments, error.what()) : at;
+      first = {place, about_value(error.what(), *option, place < arguments.size() ? arguments[place] : "")};
     }
   }
   return first;

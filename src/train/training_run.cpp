@@ -194,8 +194,8 @@ void TrainingRun::go_back(MetricsPosition position, LoadReport& report) {
     const std::int64_t wanted = std::exchange(position.lines_nbytes, end_of_last_line(options_.folder));
     report.notices.push_back(
         fmt::format("metrics.jsonl has {} of the {} bytes that it had at this checkpoint; it goes on "
-                    "from where it ends",
-                    there, wanted));
+                    "from where it ends{}",
+                    there, wanted, position.lines_nbytes < there ? ", without its last line, which has no end" : ""));
     tell(report.notices.back(), /*failed=*/true);
   }
   metrics_->go_back_to(position);

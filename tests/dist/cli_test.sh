@@ -165,6 +165,8 @@ expect "exit code of a stop where ranks are stopped" $? 143
 refused "ZERO_RANK says to each rank which it is" launch --env ZERO_RANK=7 true
 refused "--env: got '1A=2', want NAME=VALUE" launch --env 1A=2 true
 refused "--nproc: got '0', want a whole number" launch --nproc 0 --log-dri q true
+refused "--nproc: got 'bad', want a whole number" launch -n 3 --nproc=bad true
+refused "ZERO_RESTART_COUNT says to each rank" launch --env ZERO_RESTART_COUNT=7 true
 refused "--env: got 'A', want NAME=VALUE" launch --env A --nproc 0 true
 expect "the last of two numbers, and one behind its letter" "$(launched --nproc 3 -n2 sh -c 'echo $WORLD_SIZE' | head -1 | cut -d' ' -f2)" 2
 refused "zero ckpt prune takes no argument 'extra'" ckpt prune base extra --jsn
@@ -220,6 +222,7 @@ expect "completion of --preset=" "$(completions zero train --preset = gpt-t; com
 --preset=gpt-tiny"
 expect "completion of --stage" "$(completions zero train --stage '' | tr '\n' ' ')" "0 1 2 3 "
 expect "completion behind a program" "$(completions zero launch -n 2 --log-dir=x ./train --; completions zero launch --log-dir = x ./train --)" ""
+completions zero launch --env A = 1 --lo | grep -qx -- --log-dir || fail "completion behind --env A=1"
 completions zero launch -n 2 --lo | grep -qx -- --log-dir || fail "completion of 'zero launch -n 2 --lo'"
 expect "completion behind what is no command" "$(completions zero bogus ''; completions zero ckpt bogus '')" ""
 completions zero help ck | grep -qx ckpt || fail "completion of 'zero help ck'"

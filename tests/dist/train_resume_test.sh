@@ -74,11 +74,11 @@ wait "$pid"
 expect "exit code of a run that went on by itself" $? 0
 grep -q "zero train: starting all ranks again (2 of 2)" again.out || echo "note: the run was over before it was killed"
 final again
-"$zero" train $common --max-restarts 1 -n 2 --quiet --run-dir again2 > again.out 2>&1 &
+"$zero" train $common --steps 1000000 --max-restarts 1 -n 2 --quiet --run-dir again2 > again.out 2>&1 &
 pid=$!
 wait_for_steps again2 9
-kill_rank "$pid"
-kill_rank "$pid"
+# A third time where the second found no rank yet.
+for _ in 1 2 3; do kill -0 "$pid" 2> /dev/null && kill_rank "$pid"; done
 wait "$pid"
 expect "exit code when restarts are used up" $? 137
 grep -q 'zero train: `.* train --resume .*again2` goes on from the checkpoint after' again.out ||
@@ -230,11 +230,17 @@ grep -q "the last checkpoint is in .*spare" full.out || fail "$(tail -5 full.out
 rm -r full/checkpoints/global_step$steps
 "$zero" train --resume --quiet --run-dir full > full.out 2>&1
 expect "exit code of a resume without the spare checkpoint" $? 2
+mv spare other_spare
+"$zero" train --resume full --quiet > full.out 2>&1
+expect "exit code of a resume where the spare folder is gone" $? 2
+grep -q "after $steps steps, was written to .*/spare/full-.*, which is not there.* rm .*full/summary.json" full.out || fail "$(cat full.out)"
+"$zero" train --resume full --spare-dir other_spare --quiet > full.out 2>&1
 hint=$(grep '^  mkdir' full.out)
+grep -q "cp -r [^ ]*other_spare/full-" <<< "$hint" || fail "where the spare folder is now: $(cat full.out)"
 sh -c "$hint" || fail "the hint '$hint'"
 resume full
 final full
-expect "a folder for each run in the spare one" "$(ls "$work/spare" | grep -c '^full-')" 1
+expect "a folder for each run in the spare one" "$(ls other_spare | grep -c '^full-')" 1
 spare_of() { grep -o '"spare_folder": *"[^"]*"' full/plan.json; }
 before=$(spare_of)
 resume full --steps $((steps + 1))
