@@ -90,8 +90,8 @@ struct Problem {
   std::string text;
 };
 
-/// The first word that gives `option`: "--ranks", "--ranks=2", "-n", "-n2"; where one of them gives the value that `said`
-/// names, that one. npos: none does.
+/// The first word that gives `option`: "--ranks", "--ranks=2", "-n", "-n2"; where one gives the value that `said` names,
+/// that one. npos: none does.
 std::size_t place_of(const CLI::Option& option, const std::vector<std::string>& arguments,
                      const std::string& said = "") {
   const auto gives_it = [&](const std::string& word) {
