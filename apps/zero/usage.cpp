@@ -90,7 +90,7 @@ struct Problem {
   std::string text;
 };
 
-/// The first word that gives `option`: "--ranks", "--ranks=2", "-n", "-n2"; where one gives the value that `said` names,
+/// The first word that gives `option`: "--ranks", "--ranks=2", "-n", "-n2"; where one gives the value that `said` has,
 /// that one. npos: none does.
 std::size_t place_of(const CLI::Option& option, const std::vector<std::string>& arguments,
                      const std::string& said = "") {
