@@ -162,6 +162,14 @@ pid=$!
 until [ "$(ps -o stat= --ppid $pid | grep -c T)" = 2 ]; do sleep 0.05; done
 kill -TERM $pid; wait $pid
 expect "exit code of a stop where ranks are stopped" $? 143
+rm logs/rank0.log && mkfifo logs/rank0.log
+refused "cannot write the log 'logs/rank0.log'" launch --log-dir logs -n 2 true
+"$zero" launch -n 2 sh -c 'setsid sleep 77 & echo started; wait' > out 2> bad.err &
+pid=$!
+until [ "$(grep -c started out)" = 2 ]; do sleep 0.05; done
+kill -QUIT $pid; wait $pid
+expect "exit code of SIGQUIT" $? 131
+grep -q "ended at once by SIGQUIT" bad.err || fail "SIGQUIT: $(cat bad.err)"
 refused "ZERO_RANK says to each rank which it is" launch --env ZERO_RANK=7 true
 refused "--env: got '1A=2', want NAME=VALUE" launch --env 1A=2 true
 refused "--nproc: got '0', want a whole number" launch --nproc 0 --log-dri q true
@@ -200,6 +208,9 @@ expect "runs" "$(wc -l < out)" 3
 grep -qE '^s1 +step +3/3 +val +[0-9.]+ +finished$' out || fail "runs list: $(cat out)"
 "$zero" runs list --json | python3 -c 'import json, sys; assert [r["steps"] for r in json.load(sys.stdin)] == [3] * 3' || fail "runs list --json"
 sed 's/"finished": true/"finished": false, "error": "lost"/' runs/s1/summary.json > failed.json
+cp -r runs/s1 unsummed && rm unsummed/summary.json
+"$zero" runs list unsummed | grep -qE 'val +[0-9.]+ ' || fail "a run without a summary: $("$zero" runs list unsummed)"
+rm unsummed/metrics.jsonl && expect "a run without metrics" "$("$zero" runs list unsummed | wc -l)" 1
 cp -r runs/s1 failed && cp failed.json failed/summary.json
 "$zero" runs list failed | grep -q ' failed$' || fail "a run that failed: $("$zero" runs list failed)"
 "$zero" runs compare runs/s1 runs/s3 > out || fail "two stages differ: $(cat out)"
