@@ -117,7 +117,8 @@ OpenedModel open_model(const ModelArguments& arguments) {
   OpenedModel opened;
   if (fs::exists(named / "plan.json", error)) {
     opened = open_run(named, named / "checkpoints", "");
-  } else if (fs::exists(named.parent_path() / "plan.json", error) && !checkpoint::list(named.string()).empty()) {
+  } else if (fs::exists(named.parent_path() / "plan.json", error) && fs::is_directory(named, error) &&
+             !checkpoint::list(named.string()).empty()) {
     opened = open_run(named.parent_path(), named, "");
   } else if (fs::exists(named.parent_path().parent_path() / "plan.json", error)) {
     opened = open_run(named.parent_path().parent_path(), named.parent_path(), named.filename().string());

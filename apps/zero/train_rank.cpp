@@ -112,16 +112,16 @@ void write_sample(const TrainPlan& plan, const Sample& sample) {
 /// A disk that is full takes nothing of a result that is on the screen. Where there was nothing left to do, what was
 /// measured before stays.
 void write_summary(const TrainPlan& plan, const RunResult& result) {
-  const auto before = read_run_json(plan.run_folder, "summary.json");
+  const auto before = read_run_json(plan.run_folder, kSummary);
   if (result.steps_here == 0 && before.value("finished", false) && before.value("steps", -1) == result.steps_done)
     return;
   try {
-    write_run_json(plan.run_folder, "summary.json", summary_json(plan, result));
+    write_run_json(plan.run_folder, kSummary, summary_json(plan, result));
   } catch (const IoError& error) {
     fmt::print(stderr, "zero train: {}\n", error.what());
     if (plan.spare_folder.empty()) return;
     std::filesystem::create_directories(plan.spare_folder);
-    write_run_json(plan.spare_folder, "summary.json", summary_json(plan, result));
+    write_run_json(plan.spare_folder, kSummary, summary_json(plan, result));
     fmt::print(stderr, "zero train: summary.json is in {}\n", plan.spare_folder);
   }
 }
@@ -134,7 +134,7 @@ void write_failure(const TrainPlan& plan, RunResult result, const std::string& e
   summary["finished"] = false;
   summary["error"] = error;
   try {
-    write_run_json(plan.run_folder, "summary.json", summary);
+    write_run_json(plan.run_folder, kSummary, summary);
   } catch (const std::exception&) {  // the error is on its way
   }
 }
