@@ -11,8 +11,10 @@
 // (prefetch as far as stage3_prefetch_bucket_size instead of measured), -blocking (overlap_comm false), -8bit
 // (AdamW8bit), -nvme (masters and states in a scratch file in --nvme-path; the line says what went to and from the
 // disk), -params (parameters in one, too), -host (states and parameters of a module on a GPU in host memory, where they
-// are anyway with several ranks). Under mpirun the ranks are mpirun's; scripts/slow_network.sh makes them talk
-// over a network of a given speed.
+// are anyway with several ranks), -ratio (half of the elements updated there, half by the GPU), -late (delayed_update).
+// A GPU's memory is that in use (with what allocators keep, of all processes), what libtorch's allocator had of it at
+// most, and the ledger's kinds; --alone for those of the engine. Under mpirun the ranks are mpirun's;
+// scripts/slow_network.sh makes them talk over a network of a given speed.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/ops/normal_native.h>
@@ -102,22 +104,22 @@ std::string json_of(const Options& options, const std::string& mode) {
            "optimizer": {{"type": "{}", "params": {{"lr": 1e-4, "weight_decay": 0.01}}}},
            "gradient_clipping": {}, "bf16": {{"enabled": {}, "check_grad_overflow": {}}},
            "zero_optimization": {{"stage": {}, "overlap_comm": {}, "stage3_max_reuse_distance": 0,
-             "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}}},
+             "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}, "ratio": {}}},
              "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
            "aio": {{"block_size": {}, "queue_depth": {}}},
            "zerotorch": {{"store": "{}", "step_in_backward": {}, "progress_thread": "{}",
-             "measured_prefetch": {}, "caching_allocator": {}}}{}}})",
+             "measured_prefetch": {}, "caching_allocator": {}, "delayed_update": {}}}{}}})",
       options.batch, options.accumulation, has("8bit") ? "AdamW8bit" : "AdamW", options.in_backward ? 0.0 : 1.0,
       !options.fp32, !options.in_backward, mode[5], !has("blocking"),
       has("nvme")   ? "nvme"
       : has("host") ? "cpu"
                     : "none",
-      options.nvme_path, options.buffer_count,
+      options.nvme_path, options.buffer_count, has("ratio") ? 0.5 : 1.0,
       has("params") ? "nvme"
       : has("host") ? "cpu"
                     : "none",
       options.nvme_path, options.block_size, options.queue_depth, copying || !node_shared ? "copying" : "node_shared",
-      options.in_backward, has("thread") ? "always" : "never", !has("fixed"), !options.glibc,
+      options.in_backward, has("thread") ? "always" : "never", !has("fixed"), !options.glibc, has("late"),
       options.bf16_sums ? R"(, "data_types": {"grad_accum_dtype": "bf16"})" : "");
 }
 
@@ -169,7 +171,21 @@ struct Measured {
   std::vector<double> disk_nbytes, disk_waited;  ///< of the steps
   double last_loss = 0;
   double device_used_mb = 0;
+  zero::DeviceMemory of_libtorch;
+  zero::MemoryReport ledger;
 };
+
+/// MB of a GPU by the ledger's kinds, at most.
+nlohmann::json device_peaks(const zero::MemoryReport& ledger) {
+  nlohmann::json kinds;
+  for (int i = 0; i < zero::kMemoryKinds; ++i) {
+    const auto kind = static_cast<zero::MemoryKind>(i);
+    if (ledger[kind].peak_device_nbytes > 0)
+      kinds[std::string(zero::memory_kind_name(kind))] =
+          std::round(static_cast<double>(ledger[kind].peak_device_nbytes) / 1e6);
+  }
+  return kinds;
+}
 
 nlohmann::json summary(const Options& options, const std::string& mode, const Measured& measured, std::int64_t numel,
                        double peak_mb, const zero::CommunicationReport& sent, zero::Group group) {
@@ -201,6 +217,9 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
           {"pss_mb_all_ranks", std::round(peak_mb)},
           {"device", options.device},
           {"device_used_mb", std::round(measured.device_used_mb)},
+          {"device_allocated_mb", std::round(static_cast<double>(measured.of_libtorch.peak_allocated_nbytes) / 1e6)},
+          {"device_reserved_mb", std::round(static_cast<double>(measured.of_libtorch.peak_reserved_nbytes) / 1e6)},
+          {"device_ledger_mb", device_peaks(measured.ledger)},
           {"loss", measured.last_loss},
           {"backend", group.backend()},
           {"received_numel_per_step", sent.total_numel() / (options.warmup + options.steps)},
@@ -217,6 +236,13 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
             {"norm", mean_of(&B::norm)},
             {"update", mean_of(&B::update)},
             {"publish", mean_of(&B::publish)}}}};
+}
+
+/// Modes of a kind train alike.
+std::string kind_of(const std::string& mode) {
+  std::string kind;
+  for (const char* const word : {"8bit", "late"}) kind += mode.find(word) != std::string::npos ? word : "";
+  return kind;
 }
 
 int run_rank(const Options& options) {
@@ -245,13 +271,18 @@ int run_rank(const Options& options) {
     plain->to(device);
     if (!options.fp32) plain->to(at::kBFloat16);
   }
-  std::map<bool, double> expected_loss;  // of another optimizer, another
+  std::map<std::string, double> expected_loss;
   std::stringstream modes(options.modes);
   for (std::string mode; std::getline(modes, mode, ',');) {
     at::manual_seed(1);
-    zero::GPT model(model_opts);
-    model->to(device);
-    auto engine = zero::initialize(model, json_of(options, mode), zero::InitializeOptions{.group = group});
+    zero::InitializeOptions initialize{.group = group};
+    if (!device.is_cpu()) {
+      initialize.device = device;
+      zero::reset_peak_device_memory(device);
+    }
+    // Never whole on a GPU, whose allocator would keep the memory.
+    auto model = device.is_cpu() ? zero::GPT(model_opts) : zero::deferred_init([&] { return zero::GPT(model_opts); });
+    auto engine = zero::initialize(model, json_of(options, mode), initialize);
     Measured measured;
     double peak = 0;
     for (int i = 0; i < options.warmup + options.steps; ++i) {
@@ -292,13 +323,15 @@ int run_rank(const Options& options) {
                                                          disk.written_nbytes - disk_before.written_nbytes));
       measured.disk_waited.push_back(disk.waited_seconds - disk_before.waited_seconds);
     }
+    if (!device.is_cpu()) measured.of_libtorch = zero::device_memory(device);
+    measured.ledger = engine.memory_report();
+    engine.finish_update();  // of -late, which is timed without it
     group.all_reduce(&peak, 1, zero::DType::kFloat64).wait();
     const auto line =
         summary(options, mode, measured, zero::gpt_numel(model_opts), peak, engine.communication_report(), group);
     if (group.rank() == 0) {
       std::cout << line.dump() << std::endl;
-      const double expected =
-          expected_loss.try_emplace(mode.find("8bit") != std::string::npos, measured.last_loss).first->second;
+      const double expected = expected_loss.try_emplace(kind_of(mode), measured.last_loss).first->second;
       if (!(std::abs(measured.last_loss - expected) <= tolerance * std::abs(expected))) {
         std::cerr << mode << ": loss " << measured.last_loss << ", other modes " << expected << "\n";
         return 1;

@@ -32,7 +32,7 @@ if [ -z "$build" ]; then
   say "configured"
   kernels=$(ninja -C $build -t targets all | grep -o "^zerotorch_cuda: " | tr -d ": " | head -n 1)
   [ -n "$kernels" ] || say "no nvcc: the kernels are not built"
-  timeout "$(left)" ninja -C $build $kernels accelerator_test simulated_device_test bench_step bench_device_kernels \
+  timeout "$(left)" ninja -C $build $kernels accelerator_test simulated_device_test bench_step bench_device_kernels zero \
     >"$out/build.log" 2>&1 || { grep -E "error|FAILED" "$out/build.log" | head -n 30; exit 1; }
   say "built"
 fi
@@ -68,6 +68,8 @@ if ! python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; th
   exit $rc
 fi
 side_by_side 100 simulated_device_test '*Kernels*'
+timeout 120 tests/dist/train_device_test.sh $build/apps/zero/zero >"$logs/zero" 2>&1 &
+command_line=$!
 nccl=()
 if [ -f "$bundle/libnccl.so.2.xz" ]; then
   xz -dc "$bundle/libnccl.so.2.xz" >"$logs/libnccl.so.2" || exit 1
@@ -75,7 +77,10 @@ if [ -f "$bundle/libnccl.so.2.xz" ]; then
   nccl=('*ARankThatFails*:*ByNccl' '*NcclMovesTheSameBits')
 fi
 side_by_side 150 accelerator_test '*OneCurve' '*EveryOrder*' '*StatesMayBe*' '*WhatAProgram*' \
-  '*WhatGoesPast*:*MemoryIsAsPlanned' "${nccl[@]:-*ARankThatFails*}"
+  '*WhatGoesPast*:*MemoryIsAsPlanned' '*InitializeTakes*:*ASingleRank*:*CheckpointsGo*:*AnOverflow*' 'DeviceTimes.*' \
+  "${nccl[@]:-*ARankThatFails*}"
+wait $command_line || rc=1
+tail -n 20 "$logs/zero" | cut -c1-600
 unset LD_PRELOAD
 say "tests on the GPU"
 

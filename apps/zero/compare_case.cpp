@@ -31,8 +31,8 @@ using nlohmann::ordered_json;
 /// What is trained: the module under an engine, or alone.
 class Trainer {
  public:
-  Trainer(const CompareCase& one, const Config& config, Group group)
-      : config_(config), group_(group), device_(device_of_rank(one.plan.device, group)), model_(gpt_options(one.plan)) {
+  Trainer(const CompareCase& one, const Config& config, Group group, at::Device device)
+      : config_(config), group_(group), device_(device), model_(gpt_options(one.plan)) {
     if (one.mode == "compute") {
       if (config.param_dtype() == DType::kBFloat16) model_->to(at::kBFloat16);
       if (!device_.is_cpu()) model_->to(device_);
@@ -93,12 +93,13 @@ ordered_json memory_json(const Group& group, const Trainer& trainer) {
 }
 
 int run(const CompareCase& one, Group group) {
+  const at::Device device = device_of_rank(one.plan.device, group);
   const Config config = Config::from_text(one.plan.config, "configuration of the comparison");
-  set_up_process(group, config, {.announce_stop = false, .quiet = true});
+  set_up_process(group, config, {.announce_stop = false, .quiet = true, .device = device});
   Progress progress(Console(group.rank() == 0 && !one.plan.quiet), 0, 0);
   progress.busy(fmt::format("  {}: building the model ...", mode_title(one.mode)));
   Clock clock;
-  Trainer trainer(one, config, group);
+  Trainer trainer(one, config, group, device);
   const double initialize_seconds = clock.lap();
   const SequenceSampler sampler(Corpus(one.plan.corpus_folder, Split::kTrain), one.plan.seq,
                                 static_cast<std::uint64_t>(one.plan.seed));

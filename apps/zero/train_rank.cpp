@@ -171,7 +171,7 @@ int run(const TrainPlan& plan, Group group) {
   if (config.zerotorch.trace.enabled && trace_is_the_runs && group.rank() == 0)
     keep_old_trace(config.zerotorch.trace.path);
   // What the library says at start is part of our own words.
-  set_up_process(group, config, {.quiet = true});
+  set_up_process(group, config, {.quiet = true, .device = device});
   const bool first = group.rank() == 0;
   const Console console(first && !plan.quiet);
 

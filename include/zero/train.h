@@ -16,6 +16,8 @@
 //   run.finish();
 //
 // docs/training_run.md explains it; examples/training_run.cpp is a whole program.
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -43,13 +45,15 @@ struct ProcessOptions {
   bool announce_stop = true;
   /// Suppress the library's log lines below warnings, unless ZERO_LOG_LEVEL sets the level.
   bool quiet = false;
+  /// Where the model will be.
+  c10::Device device = c10::kCPU;
 };
 
 /// Prepares this process as a rank of a run; call before the model is built. Pins it to its share of the host's cores
-/// if `zerotorch.bind_cores_to_rank` is set. Gives every rank the same number of compute threads (OMP_NUM_THREADS, else
-/// the cores of the smallest share), because kernels with different numbers may round differently. Tells glibc to keep
-/// freed memory, because fresh pages cost more than a warm copy. Seeds libtorch's generator with `zerotorch.seed` if
-/// given. Process-wide. *Collective.* Throws CommError.
+/// if `zerotorch.bind_cores_to_rank` is set, beside its GPU where the host has several memory nodes. Gives every rank
+/// the same number of compute threads (OMP_NUM_THREADS, else the cores of the smallest share), because kernels with
+/// different numbers may round differently. Tells glibc to keep freed memory, because fresh pages cost more than a warm
+/// copy. Seeds libtorch's generator with `zerotorch.seed` if given. Process-wide. *Collective.* Throws CommError.
 void set_up_process(Group group, const Config& config, const ProcessOptions& options = {});
 
 /// The first SIGINT, SIGTERM, SIGHUP or SIGPIPE since set_up_process(), 0 if none. Local, any thread.

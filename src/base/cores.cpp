@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -63,6 +64,21 @@ std::vector<int> core_share(std::vector<Cpu> cpus, int rank, int ranks) {
   }
   std::sort(share.begin(), share.end());
   return share;
+}
+
+int share_of_rank(std::span<const int> nodes, int rank) {
+  if (std::ranges::any_of(nodes, [](int node) { return node < 0; })) return rank;
+  const auto mine = static_cast<std::size_t>(rank);
+  int before = 0;
+  for (std::size_t other = 0; other < nodes.size(); ++other)
+    before += std::tuple(nodes[other], other) < std::tuple(nodes[mine], mine);
+  return before;
+}
+
+int memory_node_of_pci(std::string_view address, const std::string& devices) {
+  std::string name(address);
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+  return read_int(fmt::format("{}/{}/numa_node", devices, name), -1);
 }
 
 int count_cores(const std::vector<Cpu>& cpus) {

@@ -1,5 +1,8 @@
 #pragma once
 // Which cores a process may use, how they lie on the host, and a rank's share of them.
+#include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace zero::base {
@@ -19,6 +22,14 @@ std::vector<Cpu> usable_cpus();
 /// that a rank lies on one memory node and no two share a core where that can be; single hardware threads
 /// when there are fewer cores than ranks; none when there are fewer CPUs than ranks. Ascending ids.
 std::vector<int> core_share(std::vector<Cpu> cpus, int rank, int ranks);
+
+/// Which share rank `rank` of a host takes: ranks whose devices are on one memory node have shares next to each other,
+/// nodes in their order. `nodes`: of each rank's device. As the ranks where one is unknown (-1).
+int share_of_rank(std::span<const int> nodes, int rank);
+
+/// The memory node that a device on the PCI bus is on, by its address such as "0000:3B:00.0"; -1: the system does not
+/// say. Local.
+int memory_node_of_pci(std::string_view address, const std::string& devices = "/sys/bus/pci/devices");
 
 /// Cores among these CPUs: what compute threads are worth having for.
 int count_cores(const std::vector<Cpu>& cpus);

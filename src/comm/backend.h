@@ -143,6 +143,7 @@ struct Patience {
   std::int64_t waited_ns = 0;                                        ///< part of the timeout already used
   std::int64_t limit_ns = std::numeric_limits<std::int64_t>::max();  ///< after it block_until() returns false
   bool while_others_run = false;                                     ///< and once every rank waits, where sees_waits()
+  bool for_device = false;  ///< the rank's own, which ends what it was given: this rank is none that waits for others
 };
 
 /// A work that Backend::progress() advances.

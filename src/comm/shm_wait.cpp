@@ -72,7 +72,7 @@ bool ShmBackend::block_until(const std::function<bool()>& done, const std::funct
     const std::int64_t now_ns = base::monotonic_ns();
     const std::int64_t limit_left_ns = patience.limit_ns - (now_ns - begin_ns);
     if (limit_left_ns <= 0) return false;
-    segment_->fall_asleep(rank(), event);
+    if (!patience.for_device) segment_->fall_asleep(rank(), event);
     if (segment_->all_asleep(event)) {
       if (patience.while_others_run) return false;
       if (std::exchange(told, event) != event) segment_->wake_sleepers();

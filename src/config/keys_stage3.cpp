@@ -28,7 +28,7 @@ constexpr Key kOffloadKeys[] = {
     old_name("zero_optimization.max_reuse_distance", Kind::kCount, "1e9",
              "zero_optimization.stage3_max_reuse_distance"),
     honoured("zero_optimization.stage3_prefetch_bucket_size", Kind::kCount, "5e7",
-             "elements gathered ahead of use; 0: none",
+             "elements gathered ahead of use; from a disk or to a GPU at least a unit, however large; 0: none",
              field<&Config::zero_optimization, &Zero::stage3_prefetch_bucket_size>),
     old_name("zero_optimization.prefetch_bucket_size", Kind::kCount, "5e7",
              "zero_optimization.stage3_prefetch_bucket_size"),
@@ -122,7 +122,7 @@ constexpr Key kOffloadKeys[] = {
      .fallback = "\"none\"",
      .note =
          "nvme: a scratch file of each rank in nvme_path, read just before use; cpu: host memory, also of a module on "
-         "a GPU; with one on the CPU they are there anyway",
+         "a GPU, where units are copied just before use; with one on the CPU they are there anyway",
      .choices = "none|cpu|nvme",
      .field = field<&Config::zero_optimization, &Zero::offload_param, &OffloadParam::device>},
     honoured("zero_optimization.offload_param.nvme_path", Kind::kString, "\"\"",

@@ -17,15 +17,17 @@
 namespace zero::engine {
 namespace {
 
-/// What the ranks tell each other: the host, and the CPUs they may use on it.
+/// What the ranks tell each other: the host, the CPUs they may use on it, and the memory node of their device.
 struct Place {
   std::uint64_t host;
   cpu_set_t cpus;
+  int node_of_device;
 };
 
-Place own_place() {
+Place own_place(int node_of_device) {
   Place place;
   std::memset(&place, 0, sizeof place);
+  place.node_of_device = node_of_device;
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);
   place.host = std::hash<std::string>{}(name);
@@ -39,20 +41,30 @@ struct Share {
   std::vector<int> cpus;       ///< else: this rank's part of them; empty: more ranks than CPUs
 };
 
-Share share_of(Group group) {
-  const auto all = comm::gather_values(group, own_place(), "cores of the ranks");
+Share share_of(Group group, int node_of_device) {
+  const auto all = comm::gather_values(group, own_place(node_of_device), "cores of the ranks");
   const Place& mine = all[static_cast<std::size_t>(group.rank())];
   const bool pinned_before = std::any_of(all.begin(), all.end(), [&](const Place& other) {
     return other.host == mine.host && !CPU_EQUAL(&other.cpus, &mine.cpus);
   });
   if (pinned_before) return {true, {}};
-  return {false, base::core_share(base::usable_cpus(), group.local_rank(), group.local_size())};
+  std::vector<int> nodes;  // of the ranks of this host
+  int own = 0;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].host != mine.host) continue;
+    if (static_cast<int>(rank) == group.rank()) own = static_cast<int>(nodes.size());
+    nodes.push_back(all[rank].node_of_device);
+  }
+  // Ranks that count as being on hosts of their own are as many as the group says.
+  const bool is_local = static_cast<int>(nodes.size()) == group.local_size();
+  const int place = is_local ? base::share_of_rank(nodes, own) : group.local_rank();
+  return {false, base::core_share(base::usable_cpus(), place, group.local_size())};
 }
 
 }  // namespace
 
-int bind_cores(Group group) {
-  const Share share = share_of(group);
+int bind_cores(Group group, int node_of_device) {
+  const Share share = share_of(group, node_of_device);
   if (share.pinned_before) return base::count_cores(base::usable_cpus());
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
@@ -70,7 +82,7 @@ int bind_cores(Group group) {
 }
 
 int count_cores_of_rank(Group group) {
-  const Share share = share_of(group);
+  const Share share = share_of(group, /*node_of_device=*/-1);
   std::vector<base::Cpu> cpus = base::usable_cpus();
   if (!share.pinned_before && group.local_size() > 1) {
     std::erase_if(cpus, [&](const base::Cpu& cpu) {

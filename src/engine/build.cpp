@@ -26,6 +26,7 @@
 #include "intercept/gradient_hook.h"
 #include "setup/laid_out.h"
 #include "storage/cpu_allocator.h"
+#include "storage/cuda_runtime.h"
 #include "storage/device_stream.h"
 #include "zero/errors.h"
 
@@ -703,9 +704,13 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
     impl->groups.set_timeout(
         std::chrono::milliseconds(static_cast<std::int64_t>(impl->config.zerotorch.timeout_s * 1e3)));
   }
-  if (impl->config.zerotorch.bind_cores_to_rank) bind_cores(impl->groups.all);
   impl->config.resolve_batch(impl->group.size());
   impl->inventory = take_inventory(impl->view);
+  if (impl->config.zerotorch.bind_cores_to_rank) {
+    const auto& parameters = impl->inventory.parameters;
+    const c10::Device here = parameters.empty() ? c10::kCPU : parameters.front().tensor.device();
+    bind_cores(impl->groups.all, storage::memory_node_of(options.device.value_or(here)));
+  }
   if (impl->inventory.parameters.empty() && !impl->groups.model_parallel) {
     const char* const problem =
         "the model has no parameters: there is nothing to train or to shard; use it without an engine";

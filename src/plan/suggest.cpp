@@ -146,6 +146,20 @@ std::vector<Candidate> states_in_host_memory(const Candidate& from) {
   })};
 }
 
+/// Of a single rank, whose GPU otherwise has all of them; those of several are there with their states at stage 3.
+std::vector<Candidate> parameters_in_host_memory(const Candidate& from) {
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  if (!from.cluster.gpus || from.cluster.ranks > 1 ||
+      from.config.zero_optimization.offload_param.device != Device::kNone)
+    return {};
+  const auto states_there = states_in_host_memory(from);
+  return {with(states_there.empty() ? from : states_there.front(),
+               "stage 3, zero_optimization.offload_param.device \"cpu\"", [](Candidate& c) {
+                 c.config = at_stage(c.config, 3);
+                 c.config.zero_optimization.offload_param.device = Device::kCpu;
+               })};
+}
+
 /// The same bits, at the speed of the disk.
 std::vector<Candidate> states_on_nvme(const Candidate& from) {
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
@@ -256,6 +270,7 @@ const NamedChange kChanges[] = {{&Changes::buckets, smaller_buckets},
                                 {&Changes::deferred_init, deferred_init},
                                 {&Changes::ratio, without_ratio},
                                 {&Changes::states_in_host_memory, states_in_host_memory},
+                                {&Changes::states_in_host_memory, parameters_in_host_memory},
                                 {&Changes::states_on_nvme, states_on_nvme},
                                 {&Changes::gradients_on_nvme, gradients_on_nvme},
                                 {&Changes::parameters_on_nvme, parameters_on_nvme}};

@@ -34,11 +34,20 @@ bool use_node_shared(const Config& config, const LaidOut& laid, bool module_on_c
   return laid.hosts == 1 && module_on_cpu && laid.world_size > 1 && laid.sharding.parameters;
 }
 
-std::vector<bool> residents(const Config& config, const LaidOut& laid) {
+/// A single rank has all parameters where its module is, unless they are to be in host memory, and that is elsewhere.
+bool stays_whole(const Config& config, const Ranks& ranks, const LaidOut& laid) {
+  if (!laid.sharding.parameters) return true;
+  if (laid.world_size > 1 || laid.parameters_on_disk) return false;
+  const auto& zero = config.zero_optimization;
+  const bool in_host_memory =
+      zero.cpu_offload_param || zero.offload_param.device != Config::ZeroOptimization::OffloadOptimizer::Device::kNone;
+  return ranks.module_on_cpu || !ranks.on_cpu || !in_host_memory;
+}
+
+std::vector<bool> residents(const Config& config, const Ranks& ranks, const LaidOut& laid) {
   const std::size_t count = laid.units.size();
   if (laid.node_shared) return std::vector<bool>(count, false);
-  if (!laid.sharding.parameters) return std::vector<bool>(count, true);
-  if (laid.world_size == 1 && !laid.parameters_on_disk) return std::vector<bool>(count, true);
+  if (stays_whole(config, ranks, laid)) return std::vector<bool>(count, true);
   const auto& zero = config.zero_optimization;
   std::vector<layout::UnitSize> sizes;
   for (const layout::Unit& unit : laid.units) {
@@ -104,8 +113,6 @@ void put_parameters_on_disk(const Config& config, const Ranks& ranks, LaidOut& l
   }
   laid.parameter_buffers = offload.buffer_count;
   laid.cut_numel = std::max(layout::kBlockNumel, layout::kColumnAlignNbytes / laid.low_nbytes());
-  // Less than a unit ahead would be none at all, and the disk idle.
-  if (laid.prefetch_numel > 0) laid.prefetch_numel = std::max(laid.prefetch_numel, laid.largest_unit());
 }
 
 void put_gradients_on_disk(const Config& config, const Ranks& ranks, LaidOut& laid) {
@@ -271,14 +278,17 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   put_states_on_device(config, ranks, laid);
   put_gradients_on_disk(config, ranks, laid);
   put_parameters_on_disk(config, ranks, laid);
+  // Less than a unit ahead would be none at all, and the disk or the GPU's bus idle.
+  if (laid.prefetch_numel > 0 && (laid.parameters_on_disk || !ranks.module_on_cpu))
+    laid.prefetch_numel = std::max(laid.prefetch_numel, laid.largest_unit());
   laid.node_shared = use_node_shared(config, laid, ranks.module_on_cpu);
-  laid.resident = residents(config, laid);
+  laid.resident = residents(config, ranks, laid);
   laid.on_device = !ranks.on_cpu;
   laid.units_on_device = ranks.on_cpu && !ranks.module_on_cpu;
   // Shards of the ranks of a host are once in its memory, and those on devices where all can read them.
   const bool reads_in_place = laid.on_device ? ranks.reads_in_place : ranks.hosts == 1;
-  laid.copies_units = !ranks.module_on_cpu && ranks.count > 1 && reads_in_place && laid.sharding.optimizer_states &&
-                      !laid.parameters_on_disk;
+  laid.copies_units = !ranks.module_on_cpu && (ranks.count > 1 || !stays_whole(config, ranks, laid)) &&
+                      reads_in_place && laid.sharding.optimizer_states && !laid.parameters_on_disk;
   choose_rules(parameters, config, laid);
   return laid;
 }

@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <array>
+
+#include "base/cores.h"
 #include "storage/library_functions.h"
 
 namespace zero::storage {
@@ -23,7 +26,8 @@ bool load(CudaRuntime& runtime) {
            find_function(library, "cudaDeviceSynchronize", runtime.device_synchronize) &&
            find_function(library, "cudaIpcGetMemHandle", runtime.ipc_get_mem_handle) &&
            find_function(library, "cudaIpcOpenMemHandle", runtime.ipc_open_mem_handle) &&
-           find_function(library, "cudaIpcCloseMemHandle", runtime.ipc_close_mem_handle);
+           find_function(library, "cudaIpcCloseMemHandle", runtime.ipc_close_mem_handle) &&
+           find_function(library, "cudaDeviceGetPCIBusId", runtime.device_get_pci_bus_id);
   }
   return false;
 }
@@ -39,6 +43,19 @@ const CudaRuntime* cuda_runtime() {
   static CudaRuntime runtime;
   static const bool is_there = load(runtime);
   return is_there ? &runtime : nullptr;
+}
+
+int memory_node_of(c10::Device device) {
+  const CudaRuntime* const runtime = device.is_cuda() ? cuda_runtime() : nullptr;
+  if (!runtime) return -1;
+  std::array<char, 32> address{};
+  const int code = runtime->device_get_pci_bus_id(address.data(), static_cast<int>(address.size()),
+                                                  device.has_index() ? device.index() : 0);
+  if (code != 0) {
+    runtime->error(code);
+    return -1;
+  }
+  return base::memory_node_of_pci(address.data());
 }
 
 }  // namespace zero::storage

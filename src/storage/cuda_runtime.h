@@ -1,6 +1,8 @@
 #pragma once
 // The functions of CUDA's runtime that are needed beside libtorch's. They are found in the library that libtorch has
 // loaded, so that nothing of CUDA is needed to build, and one build serves machines with and without GPUs.
+#include <c10/core/Device.h>
+
 #include <cstddef>
 #include <string>
 
@@ -20,6 +22,7 @@ struct CudaRuntime {
   int (*ipc_get_mem_handle)(SharedHandle*, void*) = nullptr;
   int (*ipc_open_mem_handle)(void**, SharedHandle, unsigned) = nullptr;
   int (*ipc_close_mem_handle)(void*) = nullptr;
+  int (*device_get_pci_bus_id)(char*, int, int) = nullptr;
 
   /// What an error code means; forgets it, as it would be taken for that of a kernel.
   std::string error(int code) const;
@@ -27,5 +30,8 @@ struct CudaRuntime {
 
 /// Null where libtorch has loaded no CUDA runtime, or one without these functions. Local.
 const CudaRuntime* cuda_runtime();
+
+/// The memory node of the host that a GPU is on; -1: of another device, or the system does not say. Local.
+int memory_node_of(c10::Device device);
 
 }  // namespace zero::storage

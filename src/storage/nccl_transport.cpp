@@ -406,7 +406,7 @@ class Posts : public Issuer {
       constexpr std::int64_t kGlanceNs = 100'000;
       const comm::BackendGuard guard(*backend.lock());
       const std::int64_t begin = base::monotonic_ns();
-      comm::Patience patience{.timeout = posts_.group().timeout()};
+      comm::Patience patience{.timeout = posts_.group().timeout(), .for_device = true};
       try {
         do {
           patience.waited_ns = base::monotonic_ns() - begin;

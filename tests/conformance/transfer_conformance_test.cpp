@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/backend.h"
 #include "comm/transport.h"
 #include "conformance_main.h"
 #include "reference.h"
@@ -239,6 +240,27 @@ TEST(GroupConformance, BoardWaitsAsLongAsALateRankRuns) {
     EXPECT_TRUE(summing.wait_while_others_run(0, 30s));
     summing.expect_sums(0, 0);
     EXPECT_TRUE(summing.wait_while_others_run(1, 0ms)) << "never posted";
+    group.barrier().wait();
+  });
+}
+
+TEST(GroupConformance, BoardWaitsForARankWhoseDeviceIsBusy) {
+  on_ranks([](Group group) {
+    if (group.size() == 1) return;
+    SummingBoard summing(group, true);
+    if (group.rank() == group.size() - 1) {
+      comm::Backend& backend = *comm::GroupAccess::backend(group);
+      const comm::BackendGuard guard(*backend.lock());
+      const auto begin = std::chrono::steady_clock::now();
+      backend.block_until([&] { return std::chrono::steady_clock::now() - begin > 400ms; },
+                          [] {
+                            return comm::Blocker{"its device", "is busy", {}};
+                          },
+                          {.timeout = group.timeout(), .for_device = true});
+    }
+    summing.post(0, 0);
+    EXPECT_TRUE(summing.wait_while_others_run(0, 30s));
+    summing.expect_sums(0, 0);
     group.barrier().wait();
   });
 }

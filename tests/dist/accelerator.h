@@ -232,6 +232,9 @@ inline std::map<std::string, Setting> settings_of_kernels() {
   return all;
 }
 
+/// Of zero_optimization.
+inline constexpr const char* kParametersOnHost = R"(, "offload_param": {"device": "cpu"})";
+
 /// Keys of zerotorch.
 inline constexpr const char* kByNccl = R"(, "device_transport": "nccl")";
 

@@ -136,6 +136,11 @@ cluster "bad.json: node.memory: 1e30GB is too much; the most is 9e18" '{"node": 
 cluster "bad.json: node.memory: got '24Gb', in bits; want bytes" '{"node": {"memory": "24Gb"}}'
 cluster "--cluster bad.json: got [], want an object" '[]'
 mkdir -p folder; plan 2 --parameters 7e9 --cluster folder
+# One GPU need not hold all parameters.
+plan 3 --preset gpt-4b -n 1 --gpu-memory 8GB --memory 100GB --stages 3 --micro-batch 1 --seq 256
+grep -q 'offload_param.device "cpu"' <(tr -s ' \n' '  ' < out) || fail "parameters stay on the GPU: $(cat out)"
+echo '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}' > streamed.json
+plan 0 --preset gpt-4b -n 1 --gpu-memory 3GB --memory 100GB --stages 3 --seq 256 --config streamed.json
 # What is suggested fits when it is done.
 echo '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}' > ratio0.json
 plan 3 --parameters 20e9 -n 3 --gpu-memory 12GB --memory 1024GB --config ratio0.json

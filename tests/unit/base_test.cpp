@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <string>
@@ -12,6 +14,7 @@
 #include "base/cores.h"
 #include "base/log.h"
 #include "base/process_memory.h"
+#include "support/temporary_folder.h"
 #include "zero/memory.h"
 
 namespace zero::base::base_test {
@@ -60,6 +63,27 @@ TEST(Cores, SharesAreDisjointAndWholeForEveryNumberOfRanks) {
     EXPECT_EQ(sum, 16u) << ranks;
   }
   EXPECT_EQ(count_cores(two_sockets()), 8);
+}
+
+TEST(Cores, ARankLiesBesideItsDevice) {
+  const auto shares_of = [](std::vector<int> nodes) {
+    Ids shares;
+    for (int rank = 0; rank < static_cast<int>(nodes.size()); ++rank) shares.push_back(share_of_rank(nodes, rank));
+    return shares;
+  };
+  EXPECT_EQ(shares_of({0, 0, 1, 1}), (Ids{0, 1, 2, 3}));
+  EXPECT_EQ(shares_of({1, 1, 0, 0}), (Ids{2, 3, 0, 1}));
+  EXPECT_EQ(shares_of({1, 0, 1, 0, 0}), (Ids{3, 0, 4, 1, 2}));
+  EXPECT_EQ(shares_of({1, -1, 0, 0}), (Ids{0, 1, 2, 3})) << "one is not known";
+  EXPECT_EQ(core_share(two_sockets(), share_of_rank(Ids{1, 0}, 0), 2), (Ids{4, 5, 6, 7, 12, 13, 14, 15}));
+}
+
+TEST(Cores, TheNodeOfADeviceIsTheSystems) {
+  const zero::testing::TemporaryFolder folder;
+  std::filesystem::create_directories(folder.file("0000:3b:00.0"));
+  std::ofstream(folder.file("0000:3b:00.0/numa_node")) << "1\n";
+  EXPECT_EQ(memory_node_of_pci("0000:3B:00.0", folder.path()), 1);
+  EXPECT_EQ(memory_node_of_pci("0000:3C:00.0", folder.path()), -1);
 }
 
 TEST(Log, ALevelThatIsNoneIsSaidAndInfoUsed) {
