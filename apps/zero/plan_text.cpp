@@ -111,8 +111,11 @@ std::string head_text(const PlanResult& result) {
 std::string notice_text(const PlanResult& result) {
   using Device = Config::Zerotorch::OffloadActivations::Device;
   const auto& model = result.request.model;
+  const Config& config = result.request.config;
   const bool checkpoints = model.transformer && model.transformer->checkpointing;
-  if (result.request.config.zerotorch.offload_activations.device != Device::kNvme || checkpoints) return "";
+  const bool offloads = config.zerotorch.offload_activations.device == Device::kNvme ||
+                        (result.request.cluster.gpus && config.activations_in_host_memory());
+  if (!offloads || checkpoints) return "";
   return "notice     zerotorch.offload_activations takes what checkpointed layers keep:\n"
          "           without --checkpointing nothing\n";
 }

@@ -218,6 +218,11 @@ struct Config {
   /// The dtype of optimizer states, unless the optimizer type prescribes another.
   DType state_dtype() const { return bf16.enabled && bf16.optimizer_states ? DType::kBFloat16 : DType::kFloat32; }
   /// The dtype gradients are summed in: micro-batches are added in rank order and the sum is rounded after each.
+  /// Whether zero::recompute() keeps what backward needs of a module on a GPU in host memory.
+  bool activations_in_host_memory() const {
+    return activation_checkpointing.cpu_checkpointing ||
+           zerotorch.offload_activations.device == Zerotorch::OffloadActivations::Device::kCpu;
+  }
   DType sum_dtype() const { return grad_accum_dtype.value_or(master_dtype()); }
   /// Whether all ranks skip a step in which a gradient is not finite.
   bool skips_non_finite() const { return fp16.enabled || (bf16.enabled && bf16.check_grad_overflow); }
@@ -489,8 +494,9 @@ struct Config {
     /// Where zero::recompute() keeps what backward needs of a part (zero/activations.h).
     struct OffloadActivations {
       enum class Device : std::uint8_t {
-        kNone,  ///< memory
-        kNvme,  ///< a scratch file per rank
+        kNone,  ///< where the module is
+        kCpu,   ///< host memory, of a module on a GPU
+        kNvme,  ///< a scratch file per rank, of a module on the CPU
       };
       Device device = Device::kNone;
       /// kNvme: a folder on a local disk, created if missing. No files stay there after the run.
@@ -506,6 +512,8 @@ struct Config {
   struct ActivationCheckpointing {
     /// Each model-parallel rank keeps its part of the inputs of parts, which must be the same on all of them.
     bool partition_activations = false;
+    /// As zerotorch.offload_activations.device kCpu.
+    bool cpu_checkpointing = false;
   };
   ActivationCheckpointing activation_checkpointing;
 

@@ -125,6 +125,22 @@ void check_offload(Check& check) {
     if (given != nullptr && check.config.activation_checkpointing.partition_activations)
       check.problem(*given, "'nvme' and activation_checkpointing.partition_activations; remove one");
   }
+  const bool by_old_key = check.config.activation_checkpointing.cpu_checkpointing;
+  for (const auto& [path, is_on] :
+       {std::pair("activation_checkpointing.cpu_checkpointing", by_old_key),
+        std::pair("zerotorch.offload_activations.device",
+                  activations.device == Config::Zerotorch::OffloadActivations::Device::kCpu)}) {
+    if (is_on && check.find(path) != nullptr)
+      check.notice(fmt::format("{}: of a module on the CPU activations are in host memory anyway", path));
+  }
+  if (const Given* given = check.find("activation_checkpointing.cpu_checkpointing"); given != nullptr && by_old_key) {
+    if (activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme)
+      check.problem(*given, "and zerotorch.offload_activations.device 'nvme' are two places; remove one");
+  }
+  if (const Given* given = check.find("activation_checkpointing.partition_activations");
+      given != nullptr && check.config.activation_checkpointing.partition_activations &&
+      check.config.activations_in_host_memory())
+    check.problem(*given, "and activations in host memory are two places; remove one");
   const Given* parameters = check.find("zero_optimization.offload_param.device");
   if (parameters == nullptr || zero.offload_param.device != Device::kNvme) return;
   if (zero.stage != 3) check.problem(*parameters, "'nvme' needs stage 3: at other stages parameters are not sharded");

@@ -12,8 +12,9 @@ namespace zero::engine {
 /// The home of zero::recompute() from now on until this is destroyed, or another one takes its place.
 class UsedActivationHome {
  public:
-  /// Nothing where the configuration asks for nothing. Memory of the host counts in `ledger`. Throws IoError.
-  UsedActivationHome(const Config& config, const Groups& groups, storage::Ledger& ledger);
+  /// Nothing where the configuration asks for nothing, or for what is so anyway. Memory of the host counts in `ledger`.
+  /// Throws IoError.
+  UsedActivationHome(const Config& config, const Groups& groups, c10::Device module, storage::Ledger& ledger);
   ~UsedActivationHome();
   UsedActivationHome(const UsedActivationHome&) = delete;
   UsedActivationHome& operator=(const UsedActivationHome&) = delete;

@@ -538,13 +538,14 @@ void check_device(const Engine::Impl& impl, const setup::LaidOut& laid, const sh
   const Config& config = impl.config;
   if (!laid.states_on_device.empty()) check_ratio(impl, options);
   const bool moves_activations =
-      config.zerotorch.offload_activations.device != Config::Zerotorch::OffloadActivations::Device::kNone ||
+      config.zerotorch.offload_activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme ||
       config.activation_checkpointing.partition_activations;
   if (moves_activations && !impl.model.module_device.is_cpu()) {
-    throw ConfigError(
-        fmt::format("zerotorch.offload_activations and activation_checkpointing.partition_activations take activations "
-                    "from host memory, and the module is on {}; move it to the CPU or remove them",
-                    impl.model.module_device.str()));
+    throw ConfigError(fmt::format(
+        "zerotorch.offload_activations.device 'nvme' and activation_checkpointing.partition_activations take "
+        "activations from host memory, and the module is on {}; set the device to 'cpu', which keeps them "
+        "in host memory, or remove the keys",
+        impl.model.module_device.str()));
   }
   if (impl.model.passes->in_host_memory()) return;
   constexpr std::string_view kRemedy =
@@ -747,7 +748,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
     impl->timeline.trace = &impl->trace->recorder();
   }
   try {
-    impl->activation_home.emplace(impl->config, impl->groups, impl->ledger);
+    impl->activation_home.emplace(impl->config, impl->groups, impl->model.module_device, impl->ledger);
     join_ranks(*impl, laid, std::move(setup), options.device.has_value());
   } catch (const std::exception& error) {
     impl->groups.abort(error.what());

@@ -171,14 +171,17 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks, cluster.gpus);
   plan.deferred_init = model.deferred_init;
   plan.module_nbytes = 4 * (plan.deferred_init ? laid.largest_unit() : plan.parameters_numel);
-  std::int64_t activations_on_nvme = 0;
+  std::int64_t activations_on_nvme = 0, activations_on_host = 0;
   if (model.transformer) {
     const auto& offload = config.zerotorch.offload_activations;
     const bool on_nvme = offload.device == Config::Zerotorch::OffloadActivations::Device::kNvme;
-    const Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype, on_nvme);
+    const bool on_host = cluster.gpus && config.activations_in_host_memory();
+    Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype, on_nvme || on_host);
+    (on_host ? activations_on_host : activations_on_nvme) = kept.nvme_nbytes;
+    constexpr std::int64_t kOnTheirWay = 3;  // two to the host, one back
+    if (on_host) kept.peak_nbytes += kOnTheirWay * kept.nvme_buffer_nbytes;
     add_activations(plan, kept, cluster.gpus);
-    activations_on_nvme = kept.nvme_nbytes;
-    const std::int64_t buffers = offload.buffer_count * kept.nvme_buffer_nbytes;
+    const std::int64_t buffers = on_host ? activations_on_host : offload.buffer_count * kept.nvme_buffer_nbytes;
     plan.rank[MemoryKind::kOffload].current_nbytes += buffers;
     plan.rank[MemoryKind::kOffload].peak_nbytes += buffers;
     // Sums on GPUs have memory of their own.
@@ -213,6 +216,9 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.traffic.nvme_nbytes += static_cast<double>(activations_moved);
   plan.traffic.nvme_written_nbytes += static_cast<double>(activations_moved);
   plan.rank.nvme_nbytes += activations_on_nvme;
+  const auto moved_to_host = static_cast<double>(plan.accumulation_steps * activations_on_host);
+  plan.traffic.from_device_nbytes += moved_to_host;
+  plan.traffic.to_device_nbytes += moved_to_host;
   if (laid.parameters_on_disk) {
     plan.traffic.nvme_nbytes += static_cast<double>(pools.gather.gathered_numel) *
                                 static_cast<double>(laid.low_nbytes()) / static_cast<double>(laid.world_size);

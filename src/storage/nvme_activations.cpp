@@ -299,10 +299,14 @@ void Activations::check(Buffer& buffer) {
 
 namespace zero {
 
-bool storage::can_leave_memory(const at::Tensor& tensor, std::int64_t min_nbytes) {
-  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_quantized() &&
-         !tensor.is_conj() && !tensor.is_neg() && tensor.is_non_overlapping_and_dense() && tensor.nbytes() > 0 &&
+bool storage::is_plain(const at::Tensor& tensor, std::int64_t min_nbytes) {
+  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_conj() &&
+         !tensor.is_neg() && tensor.is_non_overlapping_and_dense() && tensor.nbytes() > 0 &&
          static_cast<std::int64_t>(tensor.nbytes()) >= min_nbytes;
+}
+
+bool storage::can_leave_memory(const at::Tensor& tensor, std::int64_t min_nbytes) {
+  return is_plain(tensor, min_nbytes) && tensor.is_cpu();
 }
 
 std::shared_ptr<NvmeActivations> storage::activations_on_nvme(const NvmeActivationOptions& options,
