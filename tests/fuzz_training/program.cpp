@@ -179,6 +179,8 @@ struct Generator {
     const bool may_divide = on_simulated_device && !states_on_device && !made.nvme && !made.step_in_backward;
     if (may_divide && made.stage > 0)
       made.host_percent = std::array{0, 40, 70, 100}[static_cast<std::size_t>(made.ranks + 2 * made.overlap) % 4];
+    made.parameters_on_host =
+        on_simulated_device && !states_on_device && made.stage == 3 && (made.ranks + made.tiny_buckets) % 2 == 1;
     if (moved_by_nccl && uses_parameters_alone()) made.stage = std::min(made.stage, 2);
     return made;
   }
@@ -314,6 +316,7 @@ std::string text_of(const Setting& s) {
   if (s.jitter) text += ", jitter";
   if (s.nvme) text += ", nvme";
   if (s.speculative) text += ", speculative";
+  if (s.parameters_on_host) text += ", parameters on the host";
   if (s.host_percent < 100) text += fmt::format(", {} % of states on the host", s.host_percent);
   return text;
 }
@@ -329,7 +332,7 @@ std::string json_of(const Program& p, const Setting& s) {
     "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {}, "allgather_bucket_size": {},
       "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": {},
       "stage3_prefetch_bucket_size": {}, "sub_group_size": {},
-      "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "ratio": {}}}}},
+      "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "ratio": {}}}, "offload_param": {{"device": "{}"}}}},
     "zerotorch": {{"store": "{}", "progress_thread": "{}", "unit_numel": {}, "step_in_backward": {},
       "speculative_update": {}, "seed": 5,
       "unused_parameters": "{}", "device_transport": "{}",
@@ -343,9 +346,10 @@ std::string json_of(const Program& p, const Setting& s) {
                      : on_simulated_device && !states_on_device ? "cpu"
                                                                 : "none",
                      std::filesystem::temp_directory_path().string(), s.host_percent / 100.0,
-                     s.node_shared ? "node_shared" : "copying", s.progress_thread ? "always" : "never", p.unit_numel,
-                     s.step_in_backward, s.speculative, p.unused_zero ? "zero" : "skip",
-                     moved_by_nccl ? "nccl" : "auto", s.observer, collective_timeout_s);
+                     s.parameters_on_host ? "cpu" : "none", s.node_shared ? "node_shared" : "copying",
+                     s.progress_thread ? "always" : "never", p.unit_numel, s.step_in_backward, s.speculative,
+                     p.unused_zero ? "zero" : "skip", moved_by_nccl ? "nccl" : "auto", s.observer,
+                     collective_timeout_s);
 }
 
 }  // namespace zero::fuzz_training

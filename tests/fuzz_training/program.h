@@ -138,12 +138,13 @@ struct Setting {
   bool progress_thread = false;
   bool step_in_backward = false;
   int persistence = 0;
-  bool little_live = false;  ///< stage 3: almost nothing stays gathered, no prefetch
-  bool observer = false;     ///< zerotorch.debug_observer
-  bool jitter = false;       ///< ranks pause here and there, each at its own places
-  bool nvme = false;         ///< masters and states in scratch files
-  bool speculative = false;  ///< zerotorch.speculative_update, with nvme
-  int host_percent = 100;    ///< of them in host memory, while the device has and updates the others
+  bool little_live = false;         ///< stage 3: almost nothing stays gathered, no prefetch
+  bool observer = false;            ///< zerotorch.debug_observer
+  bool jitter = false;              ///< ranks pause here and there, each at its own places
+  bool nvme = false;                ///< masters and states in scratch files
+  bool speculative = false;         ///< zerotorch.speculative_update, with nvme
+  bool parameters_on_host = false;  ///< of a module on a device: offload_param
+  int host_percent = 100;           ///< of them in host memory, while the device has and updates the others
 };
 
 struct Run {

@@ -38,6 +38,7 @@ void simpler_setting(const Case& c, std::size_t r, Setting Run::*part, std::vect
   set([](Setting& s) { s.jitter = s.observer = false; });
   set([](Setting& s) { s.nvme = s.speculative = false; });
   set([](Setting& s) { s.speculative = false; });
+  set([](Setting& s) { s.parameters_on_host = false; });
   set([](Setting& s) { s.host_percent = 100; });
   set([](Setting& s) { s.progress_thread = false; });
   set([](Setting& s) { s.overlap = false; });
