@@ -92,10 +92,62 @@ std::string plain_json(const std::string& text) {
   return result;
 }
 
+/// Options of the trainer's that are given, by name.
+std::vector<std::string> names_of(const TrainerArguments& given) {
+  std::vector<std::string> names;
+  const auto add = [&](bool is_given, const char* name) {
+    if (is_given) names.emplace_back(name);
+  };
+  add(given.lr.has_value(), "--lr");
+  add(given.weight_decay.has_value(), "--weight-decay");
+  add(given.clipping.has_value(), "--clipping");
+  add(given.micro_batch.has_value(), "--micro-batch");
+  add(given.accumulation.has_value(), "--accumulation");
+  add(given.warmup_steps.has_value(), "--warmup-steps");
+  add(given.hidden_size.has_value(), "--hidden-size");
+  add(!given.dtype.empty(), "--dtype");
+  return names;
+}
+
 class Conversion {
  public:
   Conversion(const TrainerArguments& given, std::vector<std::string>& decisions)
       : given_(given), decisions_(decisions) {}
+
+  /// What the trainer makes itself where the file has no such section: its AdamW, and a rate that falls in a line.
+  void add_sections(Json& json) {
+    if (!json.contains("optimizer")) {
+      json["optimizer"] = {{"type", "AdamW"},
+                           {"params", {{"lr", "auto"}, {"betas", "auto"}, {"eps", "auto"}, {"weight_decay", "auto"}}}};
+      decisions_.emplace_back("optimizer: AdamW (the trainer's own, as there is no section)");
+    }
+    if (json.contains("scheduler")) return;
+    if (!given_.steps) {
+      if (given_.warmup_steps)
+        throw ConfigError("--warmup-steps: of the trainer's own schedule, as there is no section: give --steps N, too");
+      decisions_.emplace_back(
+          "scheduler: none (the trainer's own falls in a line to 0, as there is no section: --steps N writes it)");
+      return;
+    }
+    json["scheduler"] = {{"type", "WarmupDecayLR"},
+                         {"params",
+                          {{"warmup_min_lr", "auto"},
+                           {"warmup_max_lr", "auto"},
+                           {"warmup_num_steps", "auto"},
+                           {"warmup_type", "linear"},
+                           {"total_num_steps", "auto"}}}};
+    decisions_.emplace_back("scheduler: WarmupDecayLR (the trainer's own, as there is no section)");
+  }
+
+  /// Throws ConfigError for an option that no value has taken.
+  void check_options(const std::string& name) const {
+    for (const std::string& option : names_of(given_)) {
+      const auto took = [&](const std::string& line) { return line.ends_with("(" + option + ")"); };
+      if (std::ranges::none_of(decisions_, took))
+        throw ConfigError(fmt::format(
+            "{}: no value of {} is \"auto\" that it fills in; change the file, or leave it away", option, name));
+    }
+  }
 
   void run(Json& object, const std::string& above) {
     for (auto item = object.begin(); item != object.end();) {
@@ -128,7 +180,10 @@ Converted convert_trainer_json(const std::string& text, const std::string& name,
   try {
     Json json = Json::parse(plain_json(text));
     if (!json.is_object()) throw ConfigError(fmt::format("{}: want a JSON object", name));
-    Conversion(given, result.decisions).run(json, "");
+    Conversion conversion(given, result.decisions);
+    conversion.add_sections(json);
+    conversion.run(json, "");
+    conversion.check_options(name);
     result.json = json.dump(2);
   } catch (const nlohmann::json::exception& error) {
     const std::string said = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."

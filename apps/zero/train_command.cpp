@@ -160,6 +160,8 @@ std::string config_to_print(const TrainOptions& options) {
   Config config = make_config(options, plan.dim, ranks);  // checked in any case
   if (options.fit) {
     plan.ranks = ranks;
+    if (!options.device.empty()) plan.device = options.device;
+    check_device(plan.device);
     print_error(fit_or_check(plan, config, options, {.world_size = ranks}, /*goes_on=*/false));
     return config.to_json();
   }

@@ -137,11 +137,10 @@ void check_offload(Check& check) {
     if (activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme)
       check.problem(*given, "and zerotorch.offload_activations.device 'nvme' are two places; remove one");
   }
-  if (const Given* given = check.find("activation_checkpointing.partition_activations");
-      given != nullptr && check.config.activation_checkpointing.partition_activations &&
-      check.config.activations_in_host_memory())
-    check.problem(*given, "and activations in host memory are two places; remove one");
   const Given* parameters = check.find("zero_optimization.offload_param.device");
+  if (parameters != nullptr && zero.offload_param.device == Device::kCpu && zero.stage != 3)
+    check.notice(
+        "zero_optimization.offload_param.device: 'cpu' is for stage 3: at other stages a GPU has all parameters");
   if (parameters == nullptr || zero.offload_param.device != Device::kNvme) return;
   if (zero.stage != 3) check.problem(*parameters, "'nvme' needs stage 3: at other stages parameters are not sharded");
   if (check.config.zerotorch.store == Config::Zerotorch::Store::kNodeShared) {

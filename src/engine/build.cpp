@@ -539,7 +539,7 @@ void check_device(const Engine::Impl& impl, const setup::LaidOut& laid, const sh
   if (!laid.states_on_device.empty()) check_ratio(impl, options);
   const bool moves_activations =
       config.zerotorch.offload_activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme ||
-      config.activation_checkpointing.partition_activations;
+      (config.activation_checkpointing.partition_activations && impl.groups.model_parallel);
   if (moves_activations && !impl.model.module_device.is_cpu()) {
     throw ConfigError(fmt::format(
         "zerotorch.offload_activations.device 'nvme' and activation_checkpointing.partition_activations take "

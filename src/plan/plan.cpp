@@ -143,8 +143,17 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
                          .reads_in_place = !is_by_nccl(config)});
 }
 
+/// What initialize() refuses of a module on a GPU.
+void check_for_gpus(const Config& config) {
+  if (config.zerotorch.offload_activations.device != Config::Zerotorch::OffloadActivations::Device::kNvme) return;
+  throw ConfigError(
+      "zerotorch.offload_activations.device: 'nvme' is for modules on the CPU; 'cpu' keeps those of a module on a GPU in "
+      "host memory");
+}
+
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster) {
   check(cluster);
+  if (cluster.gpus) check_for_gpus(config);
   resolve(config, cluster.ranks);
   // A part of states that all ranks have: initialize() refuses it, and other stages are planned with it.
   const layout::Sharding sharding = layout::sharding_of_stage(config.zero_optimization.stage);
@@ -228,6 +237,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
 }
 
 Config at_stage(Config config, int stage) {
+  using OffloadDevice = Config::ZeroOptimization::OffloadOptimizer::Device;
   config.zero_optimization.stage = stage;
   const layout::Sharding sharding = layout::sharding_of_stage(stage);
   // What needs sharded optimizer states, or parameters.
@@ -235,7 +245,9 @@ Config at_stage(Config config, int stage) {
   config.zerotorch.delayed_update &= sharding.optimizer_states;
   config.zerotorch.speculative_update &= sharding.optimizer_states;
   if (!sharding.optimizer_states) config.zerotorch.offload_gradients = {};
-  if (!sharding.parameters) config.zero_optimization.offload_param = {};
+  // In host memory it is where the states are, too, at any stage.
+  if (!sharding.parameters && config.zero_optimization.offload_param.device != OffloadDevice::kCpu)
+    config.zero_optimization.offload_param = {};
   return config;
 }
 

@@ -113,7 +113,11 @@ std::vector<Candidate> smaller_micro_batches(const Candidate& from) {
 
 std::vector<Candidate> bf16(const Candidate& from) {
   if (from.config.param_dtype() != DType::kFloat32) return {};
-  return {with(from, "bf16", [](Candidate& c) { c.config.bf16.enabled = true; })};
+  return {with(from, from.config.zerotorch.step_in_backward ? "bf16 (bf16.check_grad_overflow false)" : "bf16",
+               [](Candidate& c) {
+                 c.config.bf16.enabled = true;
+                 if (c.config.zerotorch.step_in_backward) c.config.bf16.check_grad_overflow = false;
+               })};
 }
 
 std::vector<Candidate> checkpointing(const Candidate& from) {
@@ -174,6 +178,12 @@ std::vector<Candidate> states_on_nvme(const Candidate& from) {
         c.config.zero_optimization.offload_optimizer.device = Device::kNvme;
         c.config.zero_optimization.offload_optimizer.nvme_path = c.allowed.nvme_path;
       })};
+}
+
+/// Parameters of a single rank need no disk, where states do.
+std::vector<Candidate> parameters_beside_states_on_nvme(const Candidate& from) {
+  const auto states_there = states_on_nvme(from);
+  return states_there.empty() ? states_there : parameters_in_host_memory(states_there.front());
 }
 
 /// With the states, which take more and move as often.
@@ -272,6 +282,7 @@ const NamedChange kChanges[] = {{&Changes::buckets, smaller_buckets},
                                 {&Changes::states_in_host_memory, states_in_host_memory},
                                 {&Changes::states_in_host_memory, parameters_in_host_memory},
                                 {&Changes::states_on_nvme, states_on_nvme},
+                                {&Changes::states_on_nvme, parameters_beside_states_on_nvme},
                                 {&Changes::gradients_on_nvme, gradients_on_nvme},
                                 {&Changes::parameters_on_nvme, parameters_on_nvme}};
 

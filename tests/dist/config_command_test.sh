@@ -190,6 +190,21 @@ expect "precision" "$(converted '(j["bf16"]["enabled"], j["fp16"]["enabled"])')"
 echo '{"zero_optimization": {"stage": 9}, "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 1}' > bad.json
 config 1 convert bad.json
 complains "zero_optimization.stage"
+# What the trainer makes itself where the file has no section for it, and options that nothing takes.
+echo '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}}' > bare.json
+config 0 convert bare.json --steps 1000 --lr 2e-5 --weight-decay 0.1
+cp out converted.json
+expect "the trainer's optimizer" "$(converted '(j["optimizer"]["params"]["lr"], j["optimizer"]["params"]["weight_decay"], j["scheduler"]["params"]["total_num_steps"])')" "(2e-05, 0.1, 1000)"
+config 0 check converted.json
+says "last 4.0"
+config 0 convert bare.json
+complains "optimizer: AdamW (the trainer's own"
+complains "scheduler: none (the trainer's own"
+config 2 convert bare.json --warmup-steps 50
+complains "give --steps N"
+config 2 convert converted.json --lr 3e-4
+complains '--lr: no value of converted.json is "auto"'
+config 0 convert converted.json
 echo '[1' > bad.json
 config 2 convert bad.json
 complains "bad.json:"

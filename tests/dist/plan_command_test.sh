@@ -141,6 +141,17 @@ plan 3 --preset gpt-4b -n 1 --gpu-memory 8GB --memory 100GB --stages 3 --micro-b
 grep -q 'offload_param.device "cpu"' <(tr -s ' \n' '  ' < out) || fail "parameters stay on the GPU: $(cat out)"
 echo '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}' > streamed.json
 plan 0 --preset gpt-4b -n 1 --gpu-memory 3GB --memory 100GB --stages 3 --seq 256 --config streamed.json
+for more in '"offload_activations": {"device": "nvme", "nvme_path": "/tmp"}' '"delayed_update": true'; do
+  echo '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "zerotorch": {'"$more"'}}' > more.json
+  plan $([[ $more == *nvme* ]] && echo 2 || echo 0) --preset gpt-1b -n 1 --gpu-memory 80GB --memory 100GB --config more.json
+done
+plan 0 --layers 40 --dim 5120 --heads 40 --seq 2048 --checkpointing -n 1 --gpu-memory 24GB --memory 128GB --stages 3 --config "$source/examples/one_gpu.json"
+plan 0 --preset gpt-1b -n 1 --gpu-memory 80GB --stages 2 --json --config "$source/examples/one_gpu.json"
+expect "offload_param keeps states in host memory at any stage" "$(value "j['stages'][0]['shards_on_gpu']")" False
+# bf16 goes with updates in backward, whose steps cannot be skipped.
+echo '{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "zerotorch": {"step_in_backward": true}}' > in_backward.json
+plan 3 --layers 40 --dim 5120 --heads 40 --seq 1024 -n 1 --gpu-memory 8GB --config in_backward.json
+says "smallest change that fits"
 # What is suggested fits when it is done.
 echo '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}' > ratio0.json
 plan 3 --parameters 20e9 -n 3 --gpu-memory 12GB --memory 1024GB --config ratio0.json
