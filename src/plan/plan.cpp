@@ -147,7 +147,7 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
 void check_for_gpus(const Config& config) {
   if (config.zerotorch.offload_activations.device != Config::Zerotorch::OffloadActivations::Device::kNvme) return;
   throw ConfigError(
-      "zerotorch.offload_activations.device: 'nvme' is for modules on the CPU; 'cpu' keeps those of a module on a GPU in "
+      "zerotorch.offload_activations.device: 'nvme' is for modules on the CPU; 'cpu' keeps those of one on a GPU in "
       "host memory");
 }
 
