@@ -320,6 +320,14 @@ std::string gpus_text(const PlanResult& result) {
   return text;
 }
 
+/// Where what fits may not.
+std::string margin_text(const plan::Plan& plan, const plan::Cluster& cluster) {
+  constexpr double kTight = 0.95;
+  const auto memory = static_cast<double>(cluster.gpu_memory_nbytes);
+  if (!cluster.gpus || memory <= 0 || static_cast<double>(plan.peak_nbytes()) <= kTight * memory) return "";
+  return "           little of the GPU is left: its figures are right to some 4 %\n";
+}
+
 std::string verdict_text(const PlanResult& result) {
   const plan::Plan& judged = result.plans[result.judged];
   const auto& cluster = result.request.cluster;
@@ -328,7 +336,7 @@ std::string verdict_text(const PlanResult& result) {
   text += fmt::format("verdict    stage {} {}: {}\n", judged.stage,
                       result.fits ? painted(Tone::kGood, "fits") : painted(Tone::kBad, "does not fit"),
                       needs_text(judged, cluster));
-  if (result.fits) return text;
+  if (result.fits) return text + margin_text(judged, cluster);
   if (result.request.seq_of_file) {
     text += fmt::format(
         "           samples of {} tokens are the model's longest: plan those that you train on with --seq\n",
@@ -342,11 +350,12 @@ std::string verdict_text(const PlanResult& result) {
   if (!result.suggestion) return text + "           no change that the plan knows makes it fit\n";
   const auto& changes = result.suggestion->changes;
   const std::string then = "then " + plan::needs(result.suggestion->plan, result.suggestion->cluster);
+  const std::string margin = margin_text(result.suggestion->plan, result.suggestion->cluster);
   if (changes.size() == 1)
-    return text + hanging("", fmt::format("smallest change that fits: {}; {}", changes.front(), then));
+    return text + hanging("", fmt::format("smallest change that fits: {}; {}", changes.front(), then)) + margin;
   text += hanging("", "smallest change that fits:");
   for (const std::string& change : changes) text += wrapped("", change, 13);
-  return text + hanging("", then);
+  return text + hanging("", then) + margin;
 }
 
 }  // namespace

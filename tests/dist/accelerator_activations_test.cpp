@@ -160,7 +160,7 @@ bool come_back(const at::Device& device, const std::shared_ptr<ActivationHome>& 
 TEST(Accelerator, ActivationsComeBackInEveryOrder) {
   const auto lines = lines_of(1, [](const Group&) {
     std::vector<std::string> results;
-    for (int seed = 0; seed < (on_gpu() ? 2 : is_slow() ? 200 : 20); ++seed) {
+    for (int seed = 0; seed < (on_gpu() ? 2 : is_slow() ? 200 : 8); ++seed) {
       const auto device = device_with(static_cast<std::uint64_t>(seed));
       std::int64_t held = 0;
       {

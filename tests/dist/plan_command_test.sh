@@ -148,6 +148,12 @@ done
 plan 0 --layers 40 --dim 5120 --heads 40 --seq 2048 --checkpointing -n 1 --gpu-memory 24GB --memory 128GB --stages 3 --config "$source/examples/one_gpu.json"
 plan 0 --preset gpt-1b -n 1 --gpu-memory 80GB --stages 2 --json --config "$source/examples/one_gpu.json"
 expect "offload_param keeps states in host memory at any stage" "$(value "j['stages'][0]['shards_on_gpu']")" False
+plan 0 --preset gpt-1b -n 1 --gpu-memory 20GB --stages 2 --json
+needed=$(value "j['verdict']['gpu_nbytes']")
+plan 0 --preset gpt-1b -n 1 --gpu-memory $((needed * 102 / 100))B --stages 2
+says "little of the GPU is left"
+plan 0 --preset gpt-1b -n 1 --gpu-memory $((needed * 108 / 100))B --stages 2
+grep -q "is left" out && fail "there is room: $(cat out)"
 # bf16 goes with updates in backward, whose steps cannot be skipped.
 echo '{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "zerotorch": {"step_in_backward": true}}' > in_backward.json
 plan 3 --layers 40 --dim 5120 --heads 40 --seq 1024 -n 1 --gpu-memory 8GB --config in_backward.json
