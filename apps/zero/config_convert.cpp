@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 
 #include "zero/errors.h"
@@ -142,8 +143,7 @@ class Conversion {
   /// Throws ConfigError for an option that no value has taken.
   void check_options(const std::string& name) const {
     for (const std::string& option : names_of(given_)) {
-      const auto took = [&](const std::string& line) { return line.ends_with("(" + option + ")"); };
-      if (std::ranges::none_of(decisions_, took))
+      if (!taken_.contains(option))
         throw ConfigError(fmt::format(
             "{}: no value of {} is \"auto\" that it fills in; change the file, or leave it away", option, name));
     }
@@ -158,6 +158,7 @@ class Conversion {
         continue;
       }
       const Decision decision = decide(path, given_);
+      taken_.insert(decision.why);
       if (decision.value) {
         decisions_.push_back(fmt::format("{}: {} ({})", path, decision.value->dump(), decision.why));
         *item++ = *decision.value;
@@ -171,6 +172,7 @@ class Conversion {
  private:
   const TrainerArguments& given_;
   std::vector<std::string>& decisions_;
+  std::set<std::string> taken_;  ///< options, among other reasons
 };
 
 }  // namespace

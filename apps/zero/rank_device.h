@@ -39,7 +39,7 @@ std::vector<std::int64_t> ask_free_memory(const std::string& name);
 
 /// Of this rank: the one of its place on the host where `name` has no number; ranks beyond the number of devices share
 /// them. Throws as check_device(), on ranks other than 0 IoError: each host has its own devices, and a ConfigError is
-/// said by rank 0 alone.
+/// said by rank 0 alone. Call it before set_up_process(): at a seed libtorch looks for CUDA, and never again.
 at::Device device_of_rank(const std::string& name, const Group& group);
 
 }  // namespace zero::app

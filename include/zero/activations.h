@@ -60,8 +60,9 @@ std::shared_ptr<NvmeActivations> activations_on_nvme(const NvmeActivationOptions
 
 /// In the host's memory, of tensors of a GPU or another device that are dense and have `min_nbytes`; those of the CPU
 /// are there. They leave while forward goes on and come back one ahead of backward, in a stream of their own: the host
-/// waits for nothing, and the device where the way to the host is slower than its computation. Takes memory of the
-/// device for two tensors on their way. Pinned memory of the host is used again from step to step. Local. Any thread.
+/// waits for nothing while shapes recur, and the device where the way to the host is slower than its computation. Takes
+/// memory of the device for two tensors on their way. Pinned memory of the host is used again from step to step.
+/// Local. Any thread.
 std::shared_ptr<ActivationHome> activations_in_host_memory(std::int64_t min_nbytes = 64 << 10);
 
 /// Each rank of `group` keeps its part of every tensor, which must be the same on all of them: model-parallel ranks,

@@ -217,12 +217,12 @@ struct Config {
   DType master_dtype() const { return has_16_bit_masters() ? param_dtype() : DType::kFloat32; }
   /// The dtype of optimizer states, unless the optimizer type prescribes another.
   DType state_dtype() const { return bf16.enabled && bf16.optimizer_states ? DType::kBFloat16 : DType::kFloat32; }
-  /// The dtype gradients are summed in: micro-batches are added in rank order and the sum is rounded after each.
   /// Whether zero::recompute() keeps what backward needs of a module on a GPU in host memory.
   bool activations_in_host_memory() const {
     return activation_checkpointing.cpu_checkpointing ||
            zerotorch.offload_activations.device == Zerotorch::OffloadActivations::Device::kCpu;
   }
+  /// The dtype gradients are summed in: micro-batches are added in rank order and the sum is rounded after each.
   DType sum_dtype() const { return grad_accum_dtype.value_or(master_dtype()); }
   /// Whether all ranks skip a step in which a gradient is not finite.
   bool skips_non_finite() const { return fp16.enabled || (bf16.enabled && bf16.check_grad_overflow); }

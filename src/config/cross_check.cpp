@@ -133,10 +133,10 @@ void check_offload(Check& check) {
     if (is_on && check.find(path) != nullptr)
       check.notice(fmt::format("{}: of a module on the CPU activations are in host memory anyway", path));
   }
-  if (const Given* given = check.find("activation_checkpointing.cpu_checkpointing"); given != nullptr && by_old_key) {
-    if (activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme)
-      check.problem(*given, "and zerotorch.offload_activations.device 'nvme' are two places; remove one");
-  }
+  const Given* given_by_old_key = check.find("activation_checkpointing.cpu_checkpointing");
+  if (given_by_old_key != nullptr && by_old_key &&
+      activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme)
+    check.problem(*given_by_old_key, "and zerotorch.offload_activations.device 'nvme' are two places; remove one");
   const Given* parameters = check.find("zero_optimization.offload_param.device");
   if (parameters != nullptr && zero.offload_param.device == Device::kCpu && zero.stage != 3)
     check.notice(

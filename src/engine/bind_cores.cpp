@@ -49,15 +49,12 @@ Share share_of(Group group, int node_of_device) {
   });
   if (pinned_before) return {true, {}};
   std::vector<int> nodes;  // of the ranks of this host
-  int own = 0;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].host != mine.host) continue;
-    if (static_cast<int>(rank) == group.rank()) own = static_cast<int>(nodes.size());
-    nodes.push_back(all[rank].node_of_device);
+  for (const Place& other : all) {
+    if (other.host == mine.host) nodes.push_back(other.node_of_device);
   }
-  // Ranks that count as being on hosts of their own are as many as the group says.
+  // Ranks of one host may count as being on several.
   const bool is_local = static_cast<int>(nodes.size()) == group.local_size();
-  const int place = is_local ? base::share_of_rank(nodes, own) : group.local_rank();
+  const int place = is_local ? base::share_of_rank(nodes, group.local_rank()) : group.local_rank();
   return {false, base::core_share(base::usable_cpus(), place, group.local_size())};
 }
 

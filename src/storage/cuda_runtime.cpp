@@ -1,5 +1,6 @@
 #include "storage/cuda_runtime.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
 #include <array>
@@ -49,8 +50,8 @@ int memory_node_of(c10::Device device) {
   const CudaRuntime* const runtime = device.is_cuda() ? cuda_runtime() : nullptr;
   if (!runtime) return -1;
   std::array<char, 32> address{};
-  const int code = runtime->device_get_pci_bus_id(address.data(), static_cast<int>(address.size()),
-                                                  device.has_index() ? device.index() : 0);
+  if (!device.has_index()) device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
+  const int code = runtime->device_get_pci_bus_id(address.data(), static_cast<int>(address.size()), device.index());
   if (code != 0) {
     runtime->error(code);
     return -1;

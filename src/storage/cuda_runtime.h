@@ -31,7 +31,8 @@ struct CudaRuntime {
 /// Null where libtorch has loaded no CUDA runtime, or one without these functions. Local.
 const CudaRuntime* cuda_runtime();
 
-/// The memory node of the host that a GPU is on; -1: of another device, or the system does not say. Local.
+/// The memory node of the host that a GPU is on, of one without an index this thread's; -1: of another device, or the
+/// system does not say. Local.
 int memory_node_of(c10::Device device);
 
 }  // namespace zero::storage

@@ -17,6 +17,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -60,7 +61,7 @@ class HostBlock {
 /// A tensor that is kept.
 struct HostItem {
   at::Tensor like;  ///< sizes, strides and dtype, without memory
-  std::shared_ptr<HostBlock> block;
+  std::unique_ptr<HostBlock> block;
   at::Tensor back;  ///< has come back, or is on its way
   c10::Event arrived;
 };
@@ -145,14 +146,14 @@ class Lane {
   }
 
   /// Steps of one shape use the same ones again; of another shape they go.
-  std::shared_ptr<HostBlock> take_block(std::size_t nbytes) {
+  std::unique_ptr<HostBlock> take_block(std::size_t nbytes) {
     auto best = free_.end();
     for (auto one = free_.begin(); one != free_.end(); ++one) {
       const std::size_t size = (*one)->nbytes();
       if (size >= nbytes && size <= 2 * nbytes && (best == free_.end() || size < (*best)->nbytes())) best = one;
     }
     if (best != free_.end()) {
-      std::shared_ptr<HostBlock> block = std::move(*best);
+      std::unique_ptr<HostBlock> block = std::move(*best);
       free_.erase(best);
       return block;
     }
@@ -160,12 +161,12 @@ class Lane {
       stream_.finish();
       free_.clear();
     }
-    return std::make_shared<HostBlock>(nbytes, device_, count_);
+    return std::make_unique<HostBlock>(nbytes, device_, count_);
   }
 
   const c10::Device device_;
   const Count count_;
-  std::vector<std::shared_ptr<HostBlock>> free_;
+  std::vector<std::unique_ptr<HostBlock>> free_;
   std::list<HostItem> items_;  ///< as they were kept
   std::array<Leaving, 2> leaving_;
   std::size_t next_ = 0;
