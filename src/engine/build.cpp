@@ -232,6 +232,9 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   impl.training.lr_overrides.resize(impl.base_lr.size());
   impl.client = std::move(setup.client);
   if (laid.step_in_backward) setup.options.bucket_numel = laid.bucket_numel;
+  // What changes directions in place, and a program's own optimizer, take them as they are added.
+  const bool reads_narrow = !setup.options.float_masters &&
+                            std::ranges::none_of(setup.options.groups, [](const auto& g) { return g.rule->whole; });
   setup.options.updates_late = laid.has_next_parameters();
   if (setup.options.disk) setup.options.disk->has_two_places = laid.speculative_update;
   setup.options.states_on_device = laid.states_on_device;
@@ -248,6 +251,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   sharding::ReducerOptions reducer_options{.bucket_numel = laid.bucket_numel,
                                            .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
                                            .overlap = laid.overlap,
+                                           .dtype_of_one = reads_narrow ? laid.dtype_of_one : std::nullopt,
                                            .copied_by_device = !laid.states_on_device.empty(),
                                            .hands_over_sums = laid.delayed_update};
   if (laid.gradients_on_disk) {

@@ -110,7 +110,7 @@ class Collector {
     for_each_part(/*trainable_only=*/true, [&](int p, layout::Range mine) {
       const std::size_t tensor = tensors[static_cast<std::size_t>(p)];
       const int unit = impl_.model.parameters[p].unit;
-      if (reducer->accumulator(unit) && impl_.model.sum_dtype == DType::kFloat32)
+      if (reducer->accumulator(unit) && reducer->sums().dtype() == DType::kFloat32)
         return add_piece(tensor, p, mine, reducer->accumulated(unit, mine));
       add_made_piece(tensor, p, mine, [=, &model = impl_.model](layout::Range range, float* out) {
         const at::Tensor sums = reducer->accumulated(unit, range);

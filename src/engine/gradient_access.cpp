@@ -35,10 +35,10 @@ void for_each_part(Engine::Impl& impl, Visit visit) {
     const layout::Range mine = layout::intersect(parameter.range, unit.shard(impl.group.rank()));
     if (mine.empty()) continue;
     impl.reducer->visit_sums(parameter.unit, mine, sharding::GradientSums::Access::kUpdate,
-                             [&](layout::Range piece, void* sums) {
+                             [&](layout::Range piece, sharding::Sums sums) {
                                const std::int64_t begin = piece.begin - parameter.range.begin;
                                visit(parameter, layout::Range{begin, begin + piece.numel()},
-                                     impl.model.view(sums, impl.model.sum_dtype, piece.numel()));
+                                     impl.model.view(sums.data, sums.dtype, piece.numel()));
                              });
   }
 }

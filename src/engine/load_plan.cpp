@@ -405,8 +405,8 @@ class LoadPlanner {
       // prepare_window() on.
       add(p, *t, impl_.model.units[u].shard(impl_.group.rank()),
           {{}, [=, &model = impl_.model](Range r, const at::Tensor& values) {
-             reducer->visit_sums(u, r, sharding::GradientSums::Access::kUpdate, [&](Range piece, void* sums) {
-               model.view(sums, model.sum_dtype, piece.numel())
+             reducer->visit_sums(u, r, sharding::GradientSums::Access::kUpdate, [&](Range piece, sharding::Sums sums) {
+               model.view(sums.data, sums.dtype, piece.numel())
                    .copy_(values.narrow(0, piece.begin - r.begin, piece.numel()));
              });
            }});

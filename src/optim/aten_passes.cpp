@@ -53,6 +53,7 @@ class AtenPasses final : public Passes {
     const at::NoGradGuard no_grad;
     const at::Tensor accumulator = view(args.accumulator, scalar_type_of(args.accumulator_dtype), args.numel);
     if (args.first) accumulator.zero_();
+    if (args.slices.empty()) accumulator.add_(0.0);
     for (const void* slice : args.slices) {
       const at::Tensor values = view(slice, scalar_type_of(args.dtype), args.numel);
       accumulator.copy_(accumulator.to(at::kFloat).add_(values));

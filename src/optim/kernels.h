@@ -16,12 +16,13 @@ inline constexpr std::int64_t kSumBlockNumel = 1024;
 
 /// One ordered reduction onto the owner's shard: accumulator = ((base + slice_0) + slice_1) + ... in fp32.
 struct ReduceArgs {
-  void* accumulator = nullptr;          ///< [numel] of `accumulator_dtype`
-  std::span<const void* const> slices;  ///< in rank order, [numel] each, of `dtype`
-  DType dtype = DType::kFloat32;        ///< kFloat16, kBFloat16 or kFloat32
-  std::int64_t numel = 0;               ///< multiple of kSumBlockNumel
-  bool first = false;                   ///< base is 0 instead of the accumulator's value
-  double* block_sumsq = nullptr;        ///< [numel / kSumBlockNumel], sums of squares of the result; or null
+  void* accumulator = nullptr;  ///< [numel] of `accumulator_dtype`
+  /// In rank order, [numel] each, of `dtype`. None: what the accumulator holds is the one slice, to be added to 0.
+  std::span<const void* const> slices;
+  DType dtype = DType::kFloat32;  ///< kFloat16, kBFloat16 or kFloat32
+  std::int64_t numel = 0;         ///< multiple of kSumBlockNumel
+  bool first = false;             ///< base is 0 instead of the accumulator's value
+  double* block_sumsq = nullptr;  ///< [numel / kSumBlockNumel], sums of squares of the result; or null
   /// Or kFloat16, kBFloat16: rounded to nearest even after every slice, so that it does not matter which of
   /// them came in an earlier call.
   DType accumulator_dtype = DType::kFloat32;

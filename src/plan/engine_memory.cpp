@@ -48,7 +48,8 @@ std::int64_t largest_piece(const LaidOut& laid, int rank) {
 
 /// Elements whose gradients `rank` sums at the same time.
 std::int64_t summed_numel(const LaidOut& laid, int rank) {
-  return laid.step_in_backward ? largest_piece(laid, rank) : updated_numel(laid, rank) * laid.sets_of_sums();
+  if (!laid.step_in_backward) return updated_numel(laid, rank) * laid.sets_of_sums();
+  return laid.needs_no_sum() ? 0 : largest_piece(laid, rank);
 }
 
 /// Elements of parameters that `rank` holds where shards are: its own, and units that it keeps whole there.
@@ -187,7 +188,8 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   hold(MemoryKind::kOptimizer, laid.whole_state_nbytes_of(rank), there);
   if (laid.sharding.optimizer_states)
     hold(MemoryKind::kStaging, (laid.whole.largest_numel + laid.whole.send_numel) * 4, there);
-  hold(MemoryKind::kStaging, laid.device_update_numel * (laid.sum_nbytes() + low), true);
+  const auto widest_sum = static_cast<std::int64_t>(element_nbytes(laid.sum_dtype));
+  hold(MemoryKind::kStaging, laid.device_update_numel * (widest_sum + low), true);
   // initialize() passes one unit at a time through fp32.
   add(MemoryKind::kStaging, 0, laid.largest_unit() * 4, there);
   return report;
@@ -245,7 +247,8 @@ StatesByRank states_by_rank(const LaidOut& laid) {
   const std::int64_t next = laid.has_next_parameters() ? laid.low_nbytes() : 0;
   const auto low = static_cast<double>(laid.low_nbytes() * layout::kBlockNumel);
   Spread here(laid.world_size), there(laid.world_size), parameters(laid.world_size);  // `here`: where shards are
-  if (laid.step_in_backward) here.add_everywhere(static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()));
+  if (laid.step_in_backward && !laid.needs_no_sum())
+    here.add_everywhere(static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()));
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const layout::Unit& unit = laid.units[u];
     const std::int64_t blocks = unit.numel / layout::kBlockNumel;
@@ -293,7 +296,8 @@ MemoryReport engine_memory(const ModelShape& model, const Config& config, int wo
 
 bool buckets_are_bound(const Config& config, int world_size, bool gpus) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
-  return sharding.gradients && (gpus || (config.zero_optimization.overlaps_comm() && world_size > 1));
+  const bool needs_them = world_size > 1 || config.gradient_accumulation_steps > 1;
+  return sharding.gradients && needs_them && (gpus || (config.zero_optimization.overlaps_comm() && world_size > 1));
 }
 
 bool gather_is_bound(const Config& config, int world_size, bool gpus) {

@@ -1,6 +1,7 @@
 #pragma once
 // From a configuration and a model's parameters to what the other rooms are told: units, what is sharded, which store,
 // sizes of buckets. The engine builds from it, and the plan computes with the same. No libtorch.
+#include <optional>
 #include <vector>
 
 #include "layout/shard.h"
@@ -36,8 +37,11 @@ struct LaidOut {
   bool units_on_device = false;  ///< whole units are, and shards in the host's
   DType param_dtype = DType::kFloat32;
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
-  DType sum_dtype = DType::kFloat32;       ///< of their sums
-  DType master_dtype = DType::kFloat32;    ///< of master weights
+  DType sum_dtype = DType::kFloat32;       ///< they are added in
+  /// Of one rank whose window is one micro-batch: a sum is a gradient itself, and kept in this dtype, which has its
+  /// value. Not given: sums are kept as they are added.
+  std::optional<DType> dtype_of_one;
+  DType master_dtype = DType::kFloat32;  ///< of master weights
   int world_size = 1;
   int hosts = 1;
   /// Of the configuration's optimizer, by unit and its slots: a rule each.
@@ -79,7 +83,11 @@ struct LaidOut {
   int sets_of_sums() const { return delayed_update ? 2 : 1; }
   /// This rank's parameters are in memory twice: as they are, and as an update under way makes them.
   bool has_next_parameters() const { return delayed_update || speculative_update; }
-  std::int64_t sum_nbytes() const { return static_cast<std::int64_t>(element_nbytes(sum_dtype)); }
+  std::int64_t sum_nbytes() const {
+    return static_cast<std::int64_t>(element_nbytes(dtype_of_one.value_or(sum_dtype)));
+  }
+  /// Gradients come straight into their sums, or are consumed where they are.
+  bool needs_no_sum() const { return dtype_of_one == gradient_dtype && !gradients_on_disk; }
   /// Bytes of the optimizer's states of `range`, which begins and ends where shards may; and of their values
   /// in fp32.
   std::int64_t state_nbytes(std::size_t unit, layout::Range range) const;

@@ -142,6 +142,15 @@ FlatBuffer FlatBuffer::make_node_shared(Ledger& ledger, MemoryKind kind, DType d
       data};
 }
 
+FlatBuffer FlatBuffer::borrow(void* data, DType dtype, std::int64_t numel, c10::Device device) {
+  FlatBuffer buffer;
+  buffer.dtype_ = dtype;
+  buffer.numel_ = numel;
+  buffer.device_ = device;
+  buffer.data_ = data;
+  return buffer;
+}
+
 at::Tensor FlatBuffer::view(std::int64_t offset_numel, std::int64_t numel) const {
   ZERO_CHECK(offset_numel >= 0 && numel >= 0 && offset_numel + numel <= numel_, "[{}, +{}) of {}", offset_numel, numel,
              numel_);

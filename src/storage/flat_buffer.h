@@ -43,6 +43,9 @@ class FlatBuffer {
                                      std::int64_t charged_numel, Group& group, std::string_view label,
                                      c10::Device copies_by = c10::kCPU);
 
+  /// [numel] elements at `data`, which is somebody else's, and in nobody's ledger by this. Local.
+  static FlatBuffer borrow(void* data, DType dtype, std::int64_t numel, c10::Device device);
+
   bool empty() const { return numel_ == 0; }
   std::int64_t numel() const { return numel_; }
   DType dtype() const { return dtype_; }

@@ -43,6 +43,7 @@ class CopyingStore final : public ParameterStore {
         pins_(model.units.size(), 0),
         residents_(model.units.size()),
         gathered_(model.units.size(), nullptr),
+        is_uploaded_(model.units.size(), 0),
         publications_(model.units.size()) {
     const auto& resident = options_.resident;
     for (std::size_t i = 0; i < residents_.size(); ++i) {
@@ -108,6 +109,13 @@ class CopyingStore final : public ParameterStore {
   void quiesce() override {
     carry_out(schedule_.quiesce());
     if (on_device_) on_device_->finish();
+  }
+
+  /// Of one rank alone: the host's updates of further units go on beside the copy.
+  void updated(int index) override {
+    if (!on_device_ || model_.world_size() > 1 || !has_own_memory(index) || is_uploaded_[index]) return;
+    upload(index, unit(index).whole());
+    is_uploaded_[index] = 1;
   }
 
   void publish(bool frozen_too) override {
@@ -364,6 +372,7 @@ class CopyingStore final : public ParameterStore {
     if (!on_device_) return;
     for (std::size_t i = 0; i < residents_.size(); ++i) {
       const int index = static_cast<int>(i);
+      if (std::exchange(is_uploaded_[i], 0)) continue;
       if (!is_resident(i) || !(unit(index).trainable || frozen_too)) continue;
       upload(index, unit(index).whole());
     }
@@ -401,6 +410,7 @@ class CopyingStore final : public ParameterStore {
   std::vector<int> pins_;                               ///< by unit: pin() calls without their unpin()
   std::vector<FlatBuffer> residents_;                   ///< by unit; empty for others, and where all share them
   std::vector<void*> gathered_;                         ///< by unit: where it is, or will be, whole
+  std::vector<std::uint8_t> is_uploaded_;               ///< by unit: since the last publish(), by updated()
   std::vector<std::vector<Publication>> publications_;  ///< by unit, of residents
   std::unique_ptr<ShardHome> home_;                     ///< null where all units are resident in own memory
   std::optional<DeviceUnits> on_device_;                ///< if the module is on another device

@@ -27,15 +27,17 @@ DeviceUpdates::~DeviceUpdates() {
   }
 }
 
-void DeviceUpdates::begin(std::int64_t numel, const void* sums, void* low, bool reads_low, Update update) {
+void DeviceUpdates::begin(std::int64_t numel, Sums sums, void* low, bool reads_low, Update update) {
   const at::NoGradGuard no_grad;
   const at::Tensor own_low = low_.view(0, numel);
   const at::Tensor host_low = model_.view(low, model_.param_dtype, numel);
-  stream_.copy(sums_.view(0, numel), model_.view(sums, model_.sum_dtype, numel));
+  const Sums own{sums_.data(), sums.dtype};
+  stream_.copy(storage::view_of(own.data, own.dtype, numel, model_.module_device),
+               model_.view(sums.data, sums.dtype, numel));
   if (reads_low) stream_.copy(own_low, host_low);
   {
     const c10::StreamGuard here(stream_.stream());
-    update(sums_.data(), low_.data());
+    update(own, low_.data());
   }
   stream_.copy(host_low, own_low);
 }

@@ -6,6 +6,7 @@
 
 #include "storage/device_stream.h"
 #include "storage/flat_buffer.h"
+#include "zero/gradient_sums.h"
 #include "zero/sharded_model.h"
 
 namespace zero::sharding {
@@ -22,10 +23,11 @@ class DeviceUpdates {
 
   std::int64_t most_numel() const { return sums_.numel(); }
   /// Begins to update [numel] elements: `update` launches kernels on the device's copies, in the stream that is current
-  /// then. `sums` and `low`, of host memory, stay as they are until finish(), when `low` has the new values.
+  /// then. `sums` (of ShardedModel::sum_dtype, or narrower) and `low`, of host memory, stay as they are until finish(),
+  /// when `low` has the new values.
   /// `reads_low`: the update needs those that it has before.
-  using Update = c10::function_ref<void(const void* sums, void* low)>;
-  void begin(std::int64_t numel, const void* sums, void* low, bool reads_low, Update update);
+  using Update = c10::function_ref<void(Sums sums, void* low)>;
+  void begin(std::int64_t numel, Sums sums, void* low, bool reads_low, Update update);
   /// Returns when all that was begun is over.
   void finish();
 

@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/small_floats.h"
 #include "intercept/gradient_hook.h"
 #include "zero/errors.h"
@@ -75,9 +76,14 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
 }
 
 std::unique_ptr<GradientSums> GradientReducer::make_sums() {
-  return options_.disk ? make_sums_on_disk(model_, ledger_, held_ranges(), *options_.disk, options_.bucket_numel)
-                       : make_sums_in_memory(model_, ledger_, held_ranges(), options_.copied_by_device);
+  if (options_.disk) return make_sums_on_disk(model_, ledger_, held_ranges(), *options_.disk, options_.bucket_numel);
+  // A device's gradients come into memory that it can copy to beside the host.
+  return make_sums_in_memory(model_, ledger_, held_ranges(),
+                             {.dtype = options_.dtype_of_one.value_or(model_.sum_dtype),
+                              .copied_by_device = options_.copied_by_device || (from_device_ && needs_no_sum())});
 }
+
+bool GradientReducer::needs_no_sum() const { return options_.dtype_of_one == model_.gradient_dtype && !options_.disk; }
 
 storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
   return model_.home.make_readable(ledger_, MemoryKind::kBuckets, model_.gradient_dtype, numel);
@@ -89,7 +95,7 @@ void GradientReducer::make_memory() {
     std::int64_t largest = 0;
     for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
     pool_limit_numel_ = layout::bucket_pool_limit(largest, options_.overlap);
-  } else {
+  } else if (!needs_no_sum()) {
     for (auto& bucket : buckets_) {
       if (bucket.own.empty()) bucket.own = make_buffer(bucket.range.numel());
     }
@@ -99,7 +105,7 @@ void GradientReducer::make_memory() {
     if (model_.sharding.optimizer_states) break;
     unit_counts_.push_back(layout::shard_counts(unit.cuts, unit.whole()));
   }
-  if (options_.consume && piece_.numel() < largest_piece()) {
+  if (options_.consume && !needs_no_sum() && piece_.numel() < largest_piece()) {
     piece_ = model_.home.make_private(ledger_, MemoryKind::kGradients, model_.sum_dtype, largest_piece());
   }
   if (model_.world_size() == 1) return;
@@ -290,7 +296,7 @@ bool GradientReducer::undo_backward() {
   if (rows_) rows_->undo_backward();
   for (const int b : schedule_.undone()) {
     wait_for_copies(buckets_[b]);
-    if (pool_) pool_->give_back(buckets_[b].buffer);
+    if (pool_ && buckets_[b].buffer != &buckets_[b].in_sums) pool_->give_back(buckets_[b].buffer);
     buckets_[b].buffer = nullptr;
   }
   for (const int p : used_in_backward_) used_[p] = 0;
@@ -308,17 +314,47 @@ void GradientReducer::open(Bucket& bucket) {
   }
   if (std::ranges::find(on_their_way_, index) != on_their_way_.end()) post_arrived(/*all=*/true);
   retire_if_complete(bucket);
-  if (pool_) {
+  if (void* const place = place_in_sums(bucket)) {
+    bucket.in_sums = FlatBuffer::borrow(place, model_.gradient_dtype, bucket.range.numel(), model_.device);
+    bucket.buffer = &bucket.in_sums;
+  } else if (pool_) {
     take_from_pool(bucket);
-  } else if (bucket.sent_buffer == &bucket.own) {  // a second backward, and ranks that are not as far
-    if (bucket.spare.empty()) bucket.spare = make_buffer(bucket.range.numel());
-    bucket.buffer = &bucket.spare;
   } else {
-    bucket.buffer = &bucket.own;
+    // The other one is for a second backward, and ranks that are not as far.
+    FlatBuffer& free = bucket.sent_buffer == &bucket.own ? bucket.spare : bucket.own;
+    if (free.empty()) free = make_buffer(bucket.range.numel());
+    bucket.buffer = &free;
   }
   for (const Range gap : bucket.gaps) {
     bucket.buffer->view(gap.begin - bucket.range.begin, gap.numel()).zero_();
   }
+}
+
+void* GradientReducer::place_in_sums(const Bucket& bucket) {
+  if (board_ || !sums_ || !bucket.fresh || sums_->dtype() != model_.gradient_dtype) return nullptr;
+  if (from_device_ && !needs_no_sum()) return nullptr;  // it could not copy there beside the host
+  sums_->take(bucket.unit);
+  void* const all = sums_->in_memory(bucket.unit);
+  if (!all) return nullptr;
+  return Sums{all, sums_->dtype()}.from(bucket.range.begin - gradient_range(bucket.unit).begin).data;
+}
+
+void GradientReducer::widen_sums() {
+  if (!sums_ || sums_->dtype() == model_.sum_dtype) return;
+  for (std::size_t u = 0; u < model_.units.size(); ++u) note_change(static_cast<int>(u));
+  for (Bucket& bucket : buckets_) {
+    if (bucket.buffer != &bucket.in_sums) continue;
+    wait_for_copies(bucket);
+    if (!pool_ && bucket.own.empty()) bucket.own = make_buffer(bucket.range.numel());
+    bucket.buffer = pool_ ? pool_->take(bucket.range.numel()) : &bucket.own;
+    model_.passes->copy(bucket.buffer->data(), bucket.in_sums.data(), bucket.in_sums.nbytes());
+  }
+  sums_->widen();
+  if (std::exchange(widened_, true)) return;
+  base::log_info(
+      "sums of gradients are kept in {} from here on and not in {}: more than one gradient came to them in a step, or "
+      "the program changes them",
+      dtype_name(model_.sum_dtype), dtype_name(*options_.dtype_of_one));
 }
 
 /// How long to wait for buckets sent before, instead of taking more memory. A rank that does not use what
@@ -476,17 +512,25 @@ void GradientReducer::post(Bucket& bucket) {
 
 void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices) {
   const Range mine = mine_of(bucket);
-  if (sums_ && !mine.empty()) sums_->take(bucket.unit);
   const bool first = std::exchange(bucket.fresh, false);
+  if (!first) widen_sums();
+  if (sums_ && !mine.empty()) sums_->take(bucket.unit);
   if (mine.empty()) return;
+  if (options_.consume && needs_no_sum()) {
+    add_slices(bucket, mine, {bucket.sent_buffer->data(), model_.gradient_dtype}, {}, /*first=*/false);
+    options_.consume(bucket.unit, mine, bucket.sent_buffer->view(0, mine.numel()));
+    return;
+  }
   if (options_.consume) {
-    add_slices(bucket, mine, piece_.data(), slices, first);
+    add_slices(bucket, mine, {piece_.data(), piece_.dtype()}, slices, first);
     options_.consume(bucket.unit, mine, piece_.view(0, mine.numel()));
     return;
   }
   note_change(bucket.unit);
-  sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate,
-               [&](Range piece, void* sums) { add_slices(bucket, piece, sums, slices, first); });
+  const bool is_there = bucket.sent_buffer == &bucket.in_sums;
+  sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate, [&](Range piece, Sums sums) {
+    is_there ? add_slices(bucket, piece, sums, {}, /*first=*/false) : add_slices(bucket, piece, sums, slices, first);
+  });
   if (options_.summed && makes_sumsq_) options_.summed(bucket.unit, mine);
 }
 
@@ -499,21 +543,21 @@ double* GradientReducer::block_sumsq_at(const Bucket& bucket, std::int64_t begin
   return all.mutable_data_ptr<double>() + bucket.block_offset + (begin - mine_of(bucket).begin) / kBlockNumel;
 }
 
-void GradientReducer::add_slices(const Bucket& bucket, Range piece, void* sums, std::span<const void* const> slices,
+void GradientReducer::add_slices(const Bucket& bucket, Range piece, Sums sums, std::span<const void* const> slices,
                                  bool first) {
   Stopwatch watch(timeline_, &StepBreakdown::reduce, model_.units[bucket.unit].name);
   const std::int64_t offset =
       (piece.begin - mine_of(bucket).begin) * static_cast<std::int64_t>(element_nbytes(model_.gradient_dtype));
   piece_slices_.clear();
   for (const void* const slice : slices) piece_slices_.push_back(static_cast<const char*>(slice) + offset);
-  model_.passes->reduce({.accumulator = sums,
+  model_.passes->reduce({.accumulator = sums.data,
                          .slices = piece_slices_,
                          .dtype = model_.gradient_dtype,
                          .numel = piece.numel(),
                          .first = first,
                          // The norm is that of the whole sum.
                          .block_sumsq = makes_sumsq_ ? block_sumsq_at(bucket, piece.begin) : nullptr,
-                         .accumulator_dtype = model_.sum_dtype});
+                         .accumulator_dtype = sums.dtype});
 }
 
 void GradientReducer::add_rows(int parameter, std::span<const RowGradients::RankRows> by_rank) {
@@ -526,10 +570,11 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
     const bool first = std::exchange(bucket.fresh, false);
     const Range mine = mine_of(bucket);
     if (mine.empty()) continue;
+    if (!first) widen_sums();  // else every element gets one value
     sums_->take(bucket.unit);
     note_change(bucket.unit);
-    sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate, [&](Range piece, void* memory) {
-      const at::Tensor kept = model_.view(memory, model_.sum_dtype, piece.numel());
+    sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate, [&](Range piece, Sums all) {
+      const at::Tensor kept = model_.view(all.data, all.dtype, piece.numel());
       if (first) kept.zero_();
       const at::Tensor wide = kept.to(at::kFloat);  // itself where it is fp32
       float* const sums = wide.mutable_data_ptr<float>();
@@ -546,7 +591,7 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
         wide.copy_(kept);
       }
       if (makes_sumsq_)
-        model_.passes->block_sumsq(memory, model_.sum_dtype, piece.numel(), block_sumsq_at(bucket, piece.begin));
+        model_.passes->block_sumsq(all.data, all.dtype, piece.numel(), block_sumsq_at(bucket, piece.begin));
     });
   }
 }
@@ -554,7 +599,7 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
 void GradientReducer::retire(Bucket& bucket) {
   bucket.work = {};
   std::erase(sent_, index_of(bucket));
-  if (pool_) pool_->give_back(bucket.sent_buffer);
+  if (pool_ && bucket.sent_buffer != &bucket.in_sums) pool_->give_back(bucket.sent_buffer);
   bucket.sent_buffer = nullptr;
 }
 

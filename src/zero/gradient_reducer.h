@@ -7,7 +7,8 @@
 //
 // A bucket is a range of a unit; layout/bucket_schedule.h decides when it is opened, sent and closed. Ranks send the
 // same buckets in any order, with zeros for parameters that they did not use (comm/transport.h). With replicated
-// gradients every bucket owns its memory permanently; with sharded gradients buckets take it from a pool.
+// gradients every bucket owns its memory permanently; with sharded gradients buckets take it from a pool. Of one rank
+// alone the first gradients of a window come straight into the sums, if these are of their dtype.
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -39,6 +40,9 @@ struct ReducerOptions {
   bool overlap = true;
   /// Where sums are on disk; not given: in memory. `cuts.slot_numel`: most elements of a piece.
   std::optional<storage::DiskOptions> disk;
+  /// One rank, of whose window one micro-batch is all: until more comes, a sum is the gradient itself, and is kept in
+  /// this dtype, which has its value. Not given: in ShardedModel::sum_dtype.
+  std::optional<DType> dtype_of_one;
   /// Sums are in memory that an accelerator copies from, and stays.
   bool copied_by_device = false;
   /// There are two sets of sums: hand_over_sums() may be called.
@@ -83,12 +87,14 @@ class GradientReducer {
   /// *Collective.* With replicated gradients: sends every owner's sums to all ranks. Otherwise does nothing.
   void replicate();
 
-  /// The sums over the window's micro-batches, not averaged, in ShardedModel::sum_dtype, of a part of
-  /// gradient_range(unit), from begin to end: [piece.numel()] each, valid during the call. Local. Throws IoError.
-  void visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit) const;
+  /// The sums over the window's micro-batches, not averaged, of a part of gradient_range(unit), from begin to end:
+  /// [piece.numel()] each, valid during the call, of sums().dtype(), which is ShardedModel::sum_dtype where they are
+  /// updated. Local. Throws IoError.
+  void visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit);
   /// The same as one tensor: a copy where they are on disk, else a view.
   at::Tensor accumulated(int unit, Range range) const;
   GradientSums& sums() { return *sums_; }
+  const GradientSums& sums() const { return *sums_; }
   /// All sums of a unit; null where they are on disk.
   void* accumulator(int unit) const { return sums_->in_memory(unit); }
   /// Traffic of sums between memory and disk so far; nullopt where they are in memory.
@@ -159,6 +165,7 @@ class GradientReducer {
     std::int64_t block_offset = 0;               ///< of this rank's part, in block_sumsq_
     bool fresh = true;                           ///< nothing accumulated yet in this window
     storage::FlatBuffer own, spare;              ///< with replicated gradients; spare: for a second round
+    storage::FlatBuffer in_sums;                 ///< its place there, while `buffer` or `sent_buffer` is that
     storage::FlatBuffer* buffer = nullptr;       ///< of the open round
     storage::FlatBuffer* sent_buffer = nullptr;  ///< other ranks may still read it
     Work work;                                   ///< the pending reduction
@@ -175,6 +182,12 @@ class GradientReducer {
   void make_memory();
   storage::FlatBuffer make_buffer(std::int64_t numel);
   std::unique_ptr<GradientSums> make_sums();
+  /// True where the first gradients of every bucket come straight into the sums, or are all that is consumed.
+  bool needs_no_sum() const;
+  /// The bucket's place in sums that its first gradients may be written to; null: they may not. Takes memory for them.
+  void* place_in_sums(const Bucket& bucket);
+  /// Before sums get what their dtype may not hold.
+  void widen_sums();
   std::vector<Range> held_ranges() const;
   std::int64_t largest_piece() const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - buckets_.data()); }
@@ -214,8 +227,9 @@ class GradientReducer {
   }
   /// Where the sums of squares go of a part of the bucket that begins at `begin` of the unit.
   double* block_sumsq_at(const Bucket& bucket, std::int64_t begin);
-  /// Adds the slices, which begin where this rank's part does, to the `piece.numel()` accumulators at `sums`.
-  void add_slices(const Bucket& bucket, Range piece, void* sums, std::span<const void* const> slices, bool first);
+  /// Adds the slices, which begin where this rank's part does, to the `piece.numel()` accumulators at `sums`; without
+  /// slices these have all of the sum.
+  void add_slices(const Bucket& bucket, Range piece, Sums sums, std::span<const void* const> slices, bool first);
   void zero_missing(Bucket& bucket);
   /// Retires buckets whose reductions are complete.
   void retire_complete();
@@ -260,6 +274,7 @@ class GradientReducer {
   bool makes_sumsq_ = true;      ///< whether passes of this micro-batch compute sums of squares
   bool sumsq_complete_ = false;  ///< computed by all passes of the last micro-batch
   bool window_is_empty_ = true;
+  bool widened_ = false;  ///< sums have been
   std::int64_t reduced_numel_ = 0;
   std::int64_t published_numel_ = 0;
   std::int64_t reductions_ = 0;

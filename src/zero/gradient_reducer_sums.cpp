@@ -13,22 +13,25 @@ namespace zero::sharding {
 
 using layout::kBlockNumel;
 
-void GradientReducer::visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit) const {
-  if (access == GradientSums::Access::kUpdate) note_change(unit);
+void GradientReducer::visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit) {
+  if (access == GradientSums::Access::kUpdate) {
+    note_change(unit);
+    widen_sums();
+  }
   if (!range.empty()) sums_->visit(unit, range, access, visit);
 }
 
 at::Tensor GradientReducer::accumulated(int unit, Range range) const {
-  const auto element = static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
-  if (auto* const all = static_cast<char*>(accumulator(unit)); all || range.empty())
-    return model_.view(all ? all + (range.begin - gradient_range(unit).begin) * element : nullptr, model_.sum_dtype,
-                       range.numel());
-  at::Tensor copy = at::empty(
-      {range.numel()}, at::TensorOptions().dtype(storage::to_scalar_type(model_.sum_dtype)).device(model_.device));
-  auto* const out = static_cast<char*>(copy.mutable_data_ptr());
-  visit_sums(unit, range, GradientSums::Access::kRead, [&](Range piece, void* sums) {
-    model_.passes->copy(out + (piece.begin - range.begin) * element, sums,
-                        static_cast<std::size_t>(piece.numel() * element));
+  const DType dtype = sums_->dtype();
+  const Sums all{accumulator(unit), dtype};
+  if (range.empty()) return model_.view(nullptr, dtype, 0);
+  if (all.data) return model_.view(all.from(range.begin - gradient_range(unit).begin).data, dtype, range.numel());
+  at::Tensor copy =
+      at::empty({range.numel()}, at::TensorOptions().dtype(storage::to_scalar_type(dtype)).device(model_.device));
+  const Sums out{copy.mutable_data_ptr(), dtype};
+  sums_->visit(unit, range, GradientSums::Access::kRead, [&](Range piece, Sums sums) {
+    model_.passes->copy(out.from(piece.begin - range.begin).data, sums.data,
+                        static_cast<std::size_t>(piece.numel()) * element_nbytes(dtype));
   });
   return copy;
 }
@@ -80,7 +83,7 @@ void GradientReducer::scale_sums(double factor) {
     if (!model_.units[u].trainable) continue;
     const int unit = static_cast<int>(u);
     visit_sums(unit, model_.units[u].shard(model_.rank()), GradientSums::Access::kUpdate,
-               [&](Range piece, void* sums) { model_.view(sums, model_.sum_dtype, piece.numel()).mul_(factor); });
+               [&](Range piece, Sums sums) { model_.view(sums.data, sums.dtype, piece.numel()).mul_(factor); });
   }
   refresh_sumsq();
 }
@@ -96,8 +99,8 @@ void GradientReducer::complete_sumsq() {
 void GradientReducer::refresh_sumsq() {
   for (const Bucket& bucket : buckets_) {
     if (bucket.fresh) continue;
-    visit_sums(bucket.unit, mine_of(bucket), GradientSums::Access::kRead, [&](Range piece, void* sums) {
-      model_.passes->block_sumsq(sums, model_.sum_dtype, piece.numel(), block_sumsq_at(bucket, piece.begin));
+    visit_sums(bucket.unit, mine_of(bucket), GradientSums::Access::kRead, [&](Range piece, Sums sums) {
+      model_.passes->block_sumsq(sums.data, sums.dtype, piece.numel(), block_sumsq_at(bucket, piece.begin));
     });
   }
   sumsq_complete_ = true;
@@ -133,7 +136,7 @@ void GradientReducer::hold_sums() {
       if (mine.empty()) continue;
       sums_->take(bucket.unit);
       sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate,
-                   [&](Range piece, void* sums) { model_.view(sums, model_.sum_dtype, piece.numel()).zero_(); });
+                   [&](Range piece, Sums sums) { model_.view(sums.data, sums.dtype, piece.numel()).zero_(); });
     }
     return;
   }

@@ -1,6 +1,6 @@
 #pragma once
-// GradientSums: the sums of gradients of one accumulation window, by unit, of ShardedModel::sum_dtype. In memory, or in
-// a scratch file and in memory only for the pieces that are visited.
+// GradientSums: the sums of gradients of one accumulation window, by unit, of ShardedModel::sum_dtype, or of a narrower
+// dtype that has all their values. In memory, or in a scratch file and in memory only for the pieces that are visited.
 #include <c10/util/FunctionRef.h>
 
 #include <memory>
@@ -14,13 +14,28 @@
 
 namespace zero::sharding {
 
+struct Sums {
+  void* data;  ///< memory of ShardedModel::device
+  DType dtype;
+
+  Sums from(std::int64_t element) const {
+    return {static_cast<char*>(data) + element * static_cast<std::int64_t>(element_nbytes(dtype)), dtype};
+  }
+};
+
 class GradientSums {
  public:
   using Access = storage::StateStore::Access;
   /// `sums`: [piece.numel()], valid during the call.
-  using Visit = c10::function_ref<void(Range piece, void* sums)>;
+  using Visit = c10::function_ref<void(Range piece, Sums sums)>;
 
   virtual ~GradientSums() = default;
+
+  /// Of the sums there are now.
+  virtual DType dtype() const = 0;
+  /// From here on they are of ShardedModel::sum_dtype, with the values that they have. Local, beside no visit. Throws
+  /// IoError when the system refuses memory, and leaves them as they are.
+  virtual void widen() = 0;
 
   /// Unit u, which had none, gets sums of its elements `held`. Local. Throws IoError.
   virtual void add_unit(int unit, Range held) = 0;
@@ -44,15 +59,20 @@ class GradientSums {
   virtual std::string disk_description() const { return {}; }
 };
 
+struct MemoryForSums {
+  DType dtype = DType::kFloat32;  ///< of sums until they are widened: ShardedModel::sum_dtype, or one within it
+  bool copied_by_device = false;  ///< an accelerator copies from them, or to them, beside the host
+};
+
 /// `held[u]`: the elements of unit u whose sums are kept; empty: none.
 ///
 /// Where a rank sums its shards only, a unit's sums have memory from its first contribution to the end of the window.
 /// It comes from the cache behind libtorch's allocator, at whose other end activations grow: as backward goes from unit
 /// to unit, sums come into the place of activations that are no longer needed, and a step of one micro-batch needs
 /// hardly more than the larger of the two. The ledger shows all of it from the beginning, and in use what a window
-/// holds. `copied_by_device`: that is not so, and an accelerator copies from them beside the host.
+/// holds. That is not so where an accelerator copies.
 std::unique_ptr<GradientSums> make_sums_in_memory(ShardedModel& model, storage::Ledger& ledger,
-                                                  const std::vector<Range>& held, bool copied_by_device = false);
+                                                  const std::vector<Range>& held, MemoryForSums memory);
 
 /// In one file of this process (storage/disk_states.h); of `disk.cuts` only slot_numel counts, as the most. A window's
 /// first contribution to a piece reads nothing, each further one reads and writes it, and what a window has used is not

@@ -43,6 +43,9 @@ class ParameterStore : public intercept::UseObserver {
   /// *Collective order.* Completes everything under way, so that shards may be written after the next
   /// collective.
   virtual void quiesce() = 0;
+  /// Called within an update, when what this rank writes of `unit` is as it will be published: what needs no other rank
+  /// may go on already. Local.
+  virtual void updated(int unit) { (void)unit; }
   /// *Collective.* Called after writable ranges were written: makes the new values visible to every rank. Leaves out
   /// frozen units unless `frozen_too`.
   virtual void publish(bool frozen_too) = 0;

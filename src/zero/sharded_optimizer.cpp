@@ -383,14 +383,16 @@ void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double
     const int unit = static_cast<int>(u);
     const Range mine = update_range(unit);
     if (!model_.units[u].trainable || mine.empty() || !is_on_device(unit)) continue;
-    begin_on_device(unit, mine, sums_at(reducer.accumulator(unit), mine.begin - reducer.gradient_range(unit).begin));
+    reducer.visit_sums(unit, mine, Access::kRead,
+                       [&](Range piece, Sums gradient) { begin_on_device(unit, piece, gradient); });
   }
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const int unit = static_cast<int>(u);
     if (!model_.units[u].trainable || is_on_device(unit)) continue;
     // Directions take the place of gradients.
     reducer.visit_sums(unit, update_range(unit), whole_ ? Access::kUpdate : Access::kRead,
-                       [&](Range piece, const void* gradient) { update_range_of(unit, piece, gradient); });
+                       [&](Range piece, Sums gradient) { update_range_of(unit, piece, gradient); });
+    if (!whole_) store_.updated(unit);
   }
   if (whole_) finish_directions(reducer, lr);
   if (on_device_) on_device_->finish();
@@ -401,7 +403,7 @@ void ShardedOptimizer::update_part(int unit, Range range, const at::Tensor& grad
                                    double gradient_scale) {
   note_rates(lr, gradient_scale);
   note_unit(unit);
-  update_range_of(unit, range, gradient.const_data_ptr());
+  update_range_of(unit, range, {gradient.mutable_data_ptr(), storage::to_dtype(gradient.scalar_type())});
 }
 
 void ShardedOptimizer::begin_update(const std::vector<double>& lr, double gradient_scale) {
@@ -419,8 +421,7 @@ void ShardedOptimizer::run_update(GradientSums& sums) {
 void ShardedOptimizer::try_unit(int unit, GradientSums& sums) {
   const Range range = update_range(unit);
   if (!model_.units[unit].trainable || range.empty()) return;
-  sums.visit(unit, range, Access::kRead,
-             [&](Range piece, const void* gradient) { update_range_of(unit, piece, gradient); });
+  sums.visit(unit, range, Access::kRead, [&](Range piece, Sums gradient) { update_range_of(unit, piece, gradient); });
 }
 
 void ShardedOptimizer::begin_try(const std::vector<double>& lr, double gradient_scale) {
@@ -520,20 +521,16 @@ std::int64_t ShardedOptimizer::steps() const {
   return steps_.empty() ? 0 : *std::max_element(steps_.begin(), steps_.end());
 }
 
-void ShardedOptimizer::update_range_of(int unit, Range range, const void* gradient) {
+void ShardedOptimizer::update_range_of(int unit, Range range, Sums gradient) {
   for_each_run(unit, range, [&](Range run, int group, std::int64_t steps) {
     const optim::Rule& rule = *options_.groups[group].rule;
     const optim::Hyper hyper = hyper_of(group, steps);
     for_each_piece(unit, run, Access::kUpdate, storage::kAllColumns,
                    [&](Range piece, void* low, std::span<void* const> columns) {
                      update_piece(*model_.passes, rule, unit, piece, low, columns,
-                                  sums_at(gradient, piece.begin - range.begin), hyper);
+                                  gradient.from(piece.begin - range.begin), hyper);
                    });
   });
-}
-
-const void* ShardedOptimizer::sums_at(const void* sums, std::int64_t element) const {
-  return static_cast<const char*>(sums) + element * nbytes_of(model_.sum_dtype);
 }
 
 optim::Hyper ShardedOptimizer::hyper_of(int group, std::int64_t steps) const {
@@ -542,7 +539,7 @@ optim::Hyper ShardedOptimizer::hyper_of(int group, std::int64_t steps) const {
   return hyper;
 }
 
-void ShardedOptimizer::begin_on_device(int unit, Range range, const void* gradient) {
+void ShardedOptimizer::begin_on_device(int unit, Range range, Sums gradient) {
   ZERO_CHECK(update_range(unit) == store_.writable_range(unit), "unit {} is updated by others, too", unit);
   const optim::Passes& passes = optim::passes_for(model_.module_device);
   for_each_run(unit, range, [&](Range run, int group, std::int64_t steps) {
@@ -551,8 +548,8 @@ void ShardedOptimizer::begin_on_device(int unit, Range range, const void* gradie
     twins_->there().for_each(
         unit, run, on_device_->most_numel(), Access::kUpdate, storage::kAllColumns,
         [&](Range piece, std::span<void* const> columns) {
-          on_device_->begin(piece.numel(), sums_at(gradient, piece.begin - range.begin), store_.in_memory(unit, piece),
-                            masters_ != Masters::kOwn, [&](const void* own_sums, void* own_low) {
+          on_device_->begin(piece.numel(), gradient.from(piece.begin - range.begin), store_.in_memory(unit, piece),
+                            masters_ != Masters::kOwn, [&](Sums own_sums, void* own_low) {
                               update_piece(passes, rule, unit, piece, own_low, columns, own_sums, hyper);
                             });
         });
@@ -573,8 +570,8 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
     return static_cast<float*>(reducer.accumulator(unit)) + (range.begin - reducer.gradient_range(unit).begin);
   };
   const auto copy_direction = [&](int unit, Range range, float* out) {
-    reducer.visit_sums(unit, range, Access::kRead, [&](Range piece, void* direction) {
-      model_.passes->copy(out + (piece.begin - range.begin), direction,
+    reducer.visit_sums(unit, range, Access::kRead, [&](Range piece, Sums direction) {
+      model_.passes->copy(out + (piece.begin - range.begin), direction.data,
                           static_cast<std::size_t>(piece.numel()) * sizeof(float));
     });
   };
@@ -602,27 +599,25 @@ void ShardedOptimizer::finish_directions(GradientReducer& reducer, const std::ve
     const Range mine = layout::intersect(parameter.range, update_range(parameter.unit));
     optim::Hyper second = whole.second(live_hyper_of(p), weight_norm, direction_norm, parameter.range.numel());
     second.step = steps_[p] + 1;
-    reducer.visit_sums(parameter.unit, mine, Access::kRead, [&](Range held, void* sums) {
+    reducer.visit_sums(parameter.unit, mine, Access::kRead, [&](Range held, Sums its) {
       for_each_piece(parameter.unit, held, Access::kUpdate, storage::kAllColumns,
                      [&](Range piece, void* low, std::span<void* const> columns) {
-                       const float* const direction = static_cast<const float*>(sums) + (piece.begin - held.begin);
                        update_piece(*model_.passes, optim::take_direction(), parameter.unit, piece, low, columns,
-                                    direction, second);
+                                    its.from(piece.begin - held.begin), second);
                      });
     });
   }
 }
 
 void ShardedOptimizer::update_piece(const optim::Passes& passes, const optim::Rule& rule, int unit, Range piece,
-                                    void* low, std::span<void* const> columns, const void* gradient,
+                                    void* low, std::span<void* const> columns, Sums gradient,
                                     const optim::Hyper& hyper) const {
   optim::UpdateArgs args{.low = low, .low_dtype = model_.param_dtype, .numel = piece.numel()};
-  if (model_.sum_dtype == DType::kFloat32) {
-    args.gradient = static_cast<const float*>(gradient);
-    args.direction = static_cast<float*>(const_cast<void*>(gradient));  // the sums are used up by the step
+  if (gradient.dtype == DType::kFloat32) {
+    args.gradient = args.direction = static_cast<float*>(gradient.data);  // the sums are used up by the step
   } else {
-    args.narrow.gradient = gradient;
-    args.narrow.gradient_format = format_of(model_.sum_dtype);
+    args.narrow.gradient = gradient.data;
+    args.narrow.gradient_format = format_of(gradient.dtype);
   }
   void* master = nullptr;
   switch (masters_) {

@@ -80,8 +80,8 @@ class ShardedOptimizer {
   /// g. Other ranks see the result after store.publish(). Local, but *collective* with two-pass rules.
   void update(class GradientReducer& reducer, const std::vector<double>& lr, double gradient_scale);
 
-  /// The same for one part of update_range(unit), `gradient` [range.numel()]; call end_step() when all parts are
-  /// updated. Not with two-pass rules.
+  /// The same for one part of update_range(unit), `gradient` [range.numel()] of any dtype that gradients have; call
+  /// end_step() when all parts are updated. Not with two-pass rules.
   void update_part(int unit, Range range, const at::Tensor& gradient, const std::vector<double>& lr,
                    double gradient_scale);
   void end_step();
@@ -205,16 +205,15 @@ class ShardedOptimizer {
   void with_names(int unit, Range range, Do act) const;
   void read_state(std::size_t column, int unit, Range range, void* out) const;
   void write_state(std::size_t column, int unit, Range range, const void* in);
-  /// `gradient`: [range.numel()] in ShardedModel::sum_dtype. Allocates nothing.
-  void update_range_of(int unit, Range range, const void* gradient);
+  /// `gradient`: [range.numel()]. Allocates nothing.
+  void update_range_of(int unit, Range range, Sums gradient);
   /// The same of a unit whose states are on the device: only begins.
-  void begin_on_device(int unit, Range range, const void* gradient);
+  void begin_on_device(int unit, Range range, Sums gradient);
   bool is_on_device(int unit) const { return twins_ && options_.states_on_device[static_cast<std::size_t>(unit)]; }
-  const void* sums_at(const void* sums, std::int64_t element) const;
   /// What noted_ has of a run.
   optim::Hyper hyper_of(int group, std::int64_t steps) const;
   void update_piece(const optim::Passes& passes, const optim::Rule& rule, int unit, Range piece, void* low,
-                    std::span<void* const> columns, const void* gradient, const optim::Hyper& hyper) const;
+                    std::span<void* const> columns, Sums gradient, const optim::Hyper& hyper) const;
   at::Tensor empty(DType dtype, std::int64_t numel) const;
 
   ShardedModel& model_;

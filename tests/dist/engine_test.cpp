@@ -615,7 +615,8 @@ TEST(Engine, MemoryInUseIsLessThanHeldAndTheSummaryHasAllRanks) {
       train(engine, 2);
       const auto report = engine.memory_report();
       EXPECT_EQ(report[MemoryKind::kBuckets].in_use_nbytes, 0);  // between steps they wait in the pool
-      EXPECT_GT(report[MemoryKind::kBuckets].current_nbytes, 0);
+      // One rank's gradients come straight into their sums.
+      EXPECT_EQ(report[MemoryKind::kBuckets].current_nbytes > 0, ranks > 1);
       EXPECT_EQ(report[MemoryKind::kOptimizer].in_use_nbytes, report[MemoryKind::kOptimizer].current_nbytes);
       for (const auto& kind : report.kinds) EXPECT_LE(kind.in_use_nbytes, kind.current_nbytes);
       const std::string summary = engine.memory_summary();

@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -108,6 +109,120 @@ TEST(GradientReducer, SumsWhatRanksAddInOrdersOfTheirOwnOverEveryTransport) {
                          {.timeout = std::chrono::seconds(60)}));
     }
   }
+}
+
+/// A rank alone, of whose windows one micro-batch is said to be all.
+struct Alone {
+  struct OfOneDtype : Room {
+    OfOneDtype(Group group, int stage, DType dtype)
+        : Room({.units = {{900, 70}, {1}, {1300}, {64, 64, 700}},
+                .sharding = layout::sharding_of_stage(stage),
+                .param_dtype = dtype},
+               group, comm::make_host_transport(group)) {
+      model.gradient_dtype = dtype;
+    }
+  } room;
+  GradientReducer reducer;
+
+  Alone(Group group, int stage, DType dtype, bool says_so)
+      : room(group, stage, dtype),
+        reducer(room.model, room.ledger, room.timeline,
+                {.bucket_numel = 1024, .dtype_of_one = says_so ? std::optional(dtype) : std::nullopt}) {}
+
+  void add_all(int micro_batch) {
+    for (int p = 0; p < static_cast<int>(room.model.parameters.size()); ++p)
+      reducer.add(p, gradient(room, p, micro_batch, 0));
+  }
+  /// All sums and their squares, as they are kept.
+  std::string bytes() {
+    reducer.complete_sumsq();
+    std::string all;
+    for (std::size_t u = 0; u < room.model.units.size(); ++u) {
+      const int unit = static_cast<int>(u);
+      const at::Tensor wide = reducer.accumulated(unit, reducer.gradient_range(unit)).to(at::kFloat).contiguous();
+      all.append(static_cast<const char*>(wide.const_data_ptr()), wide.nbytes());
+    }
+    const auto squares = reducer.shard_block_sumsq();
+    return all.append(reinterpret_cast<const char*>(squares.data()), squares.size_bytes());
+  }
+  std::int64_t nbytes(MemoryKind kind) { return room.ledger.report()[kind].current_nbytes; }
+};
+
+TEST(GradientReducer, OneGradientIsItsSumUntilAnotherComes) {
+  const std::vector<std::pair<const char*, std::function<void(Alone&)>>> windows = {
+      {"one micro-batch",
+       [](Alone& alone) {
+         alone.add_all(0);
+         alone.reducer.finish_micro_batch({});
+       }},
+      {"with a part that is not used",
+       [](Alone& alone) {
+         alone.reducer.add(1, gradient(alone.room, 1, 0, 0));
+         alone.reducer.finish_micro_batch({});
+       }},
+      {"a backward that fails, and is run again",
+       [](Alone& alone) {
+         alone.reducer.begin_backward();
+         alone.reducer.add(0, gradient(alone.room, 0, 5, 0));
+         EXPECT_TRUE(alone.reducer.undo_backward());
+         alone.add_all(0);
+         alone.reducer.finish_micro_batch({});
+       }},
+      {"a second backward while a bucket is incomplete",
+       [](Alone& alone) {
+         alone.reducer.add(0, gradient(alone.room, 0, 0, 0));
+         alone.reducer.add(2, gradient(alone.room, 2, 0, 0));
+         alone.reducer.add(2, gradient(alone.room, 2, 1, 0));
+         alone.reducer.add(1, gradient(alone.room, 1, 0, 0));
+         alone.reducer.finish_micro_batch({});
+       }},
+      {"two micro-batches after all",
+       [](Alone& alone) {
+         for (const int micro_batch : {0, 1}) {
+           alone.add_all(micro_batch);
+           alone.reducer.finish_micro_batch({});
+         }
+       }},
+      {"sums that are scaled",
+       [](Alone& alone) {
+         alone.add_all(0);
+         alone.reducer.finish_micro_batch({});
+         alone.reducer.scale_sums(1.0 / 3);
+       }},
+      {"one micro-batch, later",
+       [](Alone& alone) {
+         alone.add_all(2);
+         alone.reducer.finish_micro_batch({});
+       }},
+  };
+  testing::expect_all_ok(testing::spawn(
+      1,
+      [&](Group group) {
+        for (const int stage : {0, 1, 2}) {
+          for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+            for (std::size_t first = 0; first < windows.size(); ++first) {
+              Alone told(group, stage, dtype, true), plain(group, stage, dtype, false);
+              EXPECT_EQ(told.nbytes(MemoryKind::kBuckets), 0);
+              EXPECT_EQ(told.nbytes(MemoryKind::kGradients),
+                        told.room.model.padded_numel() * static_cast<std::int64_t>(element_nbytes(dtype)));
+              for (std::size_t w = first; w < windows.size(); ++w) {
+                for (Alone* const one : {&told, &plain}) windows[w].second(*one);
+                EXPECT_EQ(told.bytes(), plain.bytes()) << windows[w].first << ", stage " << stage;
+                EXPECT_EQ(told.reducer.reductions(), plain.reducer.reductions());
+                for (Alone* const one : {&told, &plain}) one->reducer.start_window();
+              }
+              if (first + 1 == windows.size()) {
+                EXPECT_EQ(told.reducer.sums().dtype(), dtype);
+                EXPECT_EQ(told.nbytes(MemoryKind::kBuckets), 0);
+                continue;
+              }
+              EXPECT_EQ(told.reducer.sums().dtype(), DType::kFloat32);
+              EXPECT_EQ(told.nbytes(MemoryKind::kGradients), plain.nbytes(MemoryKind::kGradients));
+            }
+          }
+        }
+      },
+      {.timeout = std::chrono::seconds(60)}));
 }
 
 }  // namespace

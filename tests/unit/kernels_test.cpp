@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "base/small_floats.h"
 #include "optim/kernels.h"
 #include "optim/passes.h"
 
@@ -148,6 +149,36 @@ TEST(Kernels, ReduceAddsInRankOrderOnEveryInstructionSet) {
   }
 }
 
+TEST(Kernels, OneGradientAloneIsItsSumOnEveryInstructionSet) {
+  auto values = awkward_floats();
+  std::erase_if(values, [](float value) { return std::isnan(value); });
+  values.resize(values.size() / kSumBlockNumel * kSumBlockNumel + kSumBlockNumel, -0.0f);
+  const auto numel = static_cast<std::int64_t>(values.size());
+  const auto check = [&](DType dtype, auto of_dtype) {
+    using Element = typename decltype(of_dtype)::value_type;
+    for (const auto* set : available()) {
+      const std::vector<const void*> slices{of_dtype.data()};
+      std::vector<Element> want(of_dtype.size()), sums = of_dtype, without_squares = of_dtype;
+      std::vector<double> want_squares(of_dtype.size() / kSumBlockNumel), squares(want_squares.size());
+      set->reduce({want.data(), slices, dtype, numel, true, want_squares.data(), dtype});
+      set->reduce({sums.data(), {}, dtype, numel, false, squares.data(), dtype});
+      set->reduce({without_squares.data(), {}, dtype, numel, false, nullptr, dtype});
+      EXPECT_EQ(std::memcmp(sums.data(), want.data(), want.size() * sizeof(Element)), 0) << set->isa;
+      EXPECT_EQ(std::memcmp(without_squares.data(), want.data(), want.size() * sizeof(Element)), 0) << set->isa;
+      EXPECT_TRUE(same_bits(squares, want_squares)) << set->isa;
+      const Element no_bits{};
+      EXPECT_EQ(std::memcmp(&sums.back(), &no_bits, sizeof(Element)), 0) << "-0 is 0 in a sum that begins with 0";
+    }
+  };
+  check(DType::kFloat32, values);
+  check(DType::kBFloat16, to_bf16(values));
+  std::vector<base::Float16> halves(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) base::narrow(values[i], halves[i]);
+  std::vector<std::uint16_t> half_bits(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) half_bits[i] = halves[i].bits;
+  check(DType::kFloat16, half_bits);
+}
+
 TEST(Kernels, AdamIsTheSameOnEveryInstructionSet) {
   for (const bool decoupled : {false, true}) {
     for (const bool low : {false, true}) {
@@ -250,6 +281,9 @@ TEST(Kernels, DevicePassesAgreeWithTheKernels) {
   const Passes& passes = aten_passes_for(c10::kCPU);
   passes.reduce({.accumulator = device.mutable_data_ptr<float>(), .slices = slices, .numel = kNumel});
   EXPECT_TRUE(at::equal(device, at::from_blob(accumulator.data(), {kNumel}, at::kFloat)));
+  std::vector<float> alone(kSumBlockNumel, -0.0f);
+  passes.reduce({.accumulator = alone.data(), .numel = kSumBlockNumel});
+  EXPECT_FALSE(std::signbit(alone.front()));
   passes.block_sumsq(device.const_data_ptr<float>(), DType::kFloat32, kNumel, device_sums.data());
   for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(sums[i], device_sums[i], 1e-12 * sums[i]);
 }

@@ -120,7 +120,8 @@ TEST(ShardRange, IsThatOfTheCuts) {
 }
 
 TEST(Plan, StatesAreThoseOfThePaperUpToFormatAndPadding) {
-  // bf16: 2 for parameters, 2 for what they lack of fp32, 8 for the moments, 4 for fp32 gradient sums: 16.
+  // bf16: 2 for parameters, 2 for what they lack of fp32, 8 for the moments, 4 for fp32 gradient sums: 16. A sum of one
+  // gradient is that gradient, of 2.
   const ModelShape model = model_of_numel(32 * 1024 * 640);
   const double numel = static_cast<double>(model.numel());
   for (const int ranks : {1, 4, 64}) {
@@ -132,7 +133,7 @@ TEST(Plan, StatesAreThoseOfThePaperUpToFormatAndPadding) {
         states += plan.rank[kind].current_nbytes;
       }
       const bool sharded = stage >= 1;
-      const double update = (2 + 8 + 4) * numel / (sharded ? ranks : 1);
+      const double update = (2 + 8 + (ranks == 1 ? 2 : 4)) * numel / (sharded ? ranks : 1);
       const double parameters = 2 * numel / (stage == 3 ? ranks : 1);
       EXPECT_EQ(static_cast<double>(states), update + parameters) << "stage " << stage << ", " << ranks;
     }
@@ -238,7 +239,7 @@ TEST(Plan, DegenerateModels) {
       // Fewer elements than ranks: most ranks hold nothing, one holds a block.
       const Plan one = plan_memory(model_of_numel(1), at(stage), {.ranks = ranks, .ranks_per_node = 1});
       EXPECT_EQ(one.padded_numel, 1024);
-      EXPECT_GE(one.rank.total_nbytes(), 1024 * 16);
+      EXPECT_GE(one.rank.total_nbytes(), 1024 * (ranks == 1 ? 14 : 16));
     }
   }
   const ModelShape frozen{.name = "frozen", .parameters = {{"a.weight", 5000, false}}, .uses = {}, .transformer = {}};
@@ -403,6 +404,7 @@ TEST(Suggest, TheSmallestChangeFirst) {
 TEST(Suggest, MoreHostsAreTheFewestThatDo) {
   const ModelShape model = model_of_numel(13'000'000'000);
   Config config = at(3);  // which keeps everything that was gathered
+  config.gradient_accumulation_steps = 2;
   config.zero_optimization.stage3_max_live_parameters = config.zero_optimization.stage3_max_reuse_distance = 1LL << 40;
   Cluster cluster{.ranks = 8, .ranks_per_node = 1, .node_memory_nbytes = 64'000'000'000};
   Cluster small = cluster;
