@@ -95,7 +95,7 @@ void GradientReducer::make_memory() {
     std::int64_t largest = 0;
     for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
     pool_limit_numel_ = layout::bucket_pool_limit(largest, options_.overlap);
-  } else if (!needs_no_sum()) {
+  } else if (options_.consume || !needs_no_sum()) {
     for (auto& bucket : buckets_) {
       if (bucket.own.empty()) bucket.own = make_buffer(bucket.range.numel());
     }
