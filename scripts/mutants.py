@@ -35,7 +35,8 @@ MARK = "ZERO_MUTANTS_RUN"  # in the environment of every process that a test sta
 TRAINING = """intercept_test work_guard_test sharding_room_test step_in_backward_test buffers_test engine_test plain_loops_test
     moving_guide_test routed_experts_test checkpoint_load_test checkpoint_save_test full_weights_test
     checkpoint_elastic_test example_gan_3 example_actor_critic_3 example_carried_state_lm_3 engine_crash_test
-    resume_test accumulation_test recompute_engine_test parity_test training_fuzz_test plan_agrees_test""".split()
+    resume_test accumulation_test recompute_engine_test parity_test training_fuzz_test plan_agrees_test
+    accelerator_test""".split()
 COMM = """comm_unit_test transfer_guard_test group_conformance_self group_conformance_shm_2 group_conformance_shm_3
     group_conformance_threads group_conformance_progress_thread group_conformance_threads_progress_thread
     group_conformance_mpi_hosts group_conformance_mpi_2 group_conformance_mpi_3

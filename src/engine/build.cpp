@@ -248,12 +248,13 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     if (!on_disk) throw;
     throw IoError(fmt::format("zero_optimization.offload_optimizer.nvme_path: {}", error.what()));
   }
-  sharding::ReducerOptions reducer_options{.bucket_numel = laid.bucket_numel,
-                                           .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
-                                           .overlap = laid.overlap,
-                                           .dtype_of_one = reads_narrow ? laid.dtype_of_one : std::nullopt,
-                                           .copied_by_device = !laid.states_on_device.empty(),
-                                           .hands_over_sums = laid.delayed_update};
+  sharding::ReducerOptions reducer_options{
+      .bucket_numel = laid.bucket_numel,
+      .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
+      .overlap = laid.overlap,
+      .dtype_of_one = reads_narrow || laid.dtype_of_one == laid.sum_dtype ? laid.dtype_of_one : std::nullopt,
+      .copied_by_device = !laid.states_on_device.empty(),
+      .hands_over_sums = laid.delayed_update};
   if (laid.gradients_on_disk) {
     const std::string& own = impl.config.zerotorch.offload_gradients.nvme_path;
     reducer_options.disk = disk_of(impl.config, own.empty() ? zero.offload_optimizer.nvme_path : own,

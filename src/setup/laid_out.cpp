@@ -156,12 +156,13 @@ void put_states_on_device(const Config& config, const Ranks& ranks, LaidOut& lai
     laid.device_update_numel = std::min(laid.sub_group_numel, kMostNumel);
 }
 
-/// For sums of one gradient. Optimizers of whole tensors work in the memory of their sums.
+/// For sums of one gradient. Optimizers of whole tensors work in the memory of their sums, in fp32.
 std::optional<DType> dtype_of_one(const Config& config, const Ranks& ranks, const LaidOut& laid) {
   const bool has_one = ranks.count == 1 && config.gradient_accumulation_steps == 1;
   const bool changes_them = rule_of(config).whole || rule_of(config, /*by_muon=*/false).whole;
-  if (!has_one || changes_them || laid.gradients_on_disk) return std::nullopt;
-  if (laid.sum_dtype != laid.gradient_dtype && laid.sum_dtype != DType::kFloat32) return std::nullopt;
+  if (!has_one || laid.gradients_on_disk) return std::nullopt;
+  const bool holds_its_values = laid.sum_dtype == DType::kFloat32 && !changes_them;
+  if (laid.sum_dtype != laid.gradient_dtype && !holds_its_values) return std::nullopt;
   return laid.gradient_dtype;
 }
 

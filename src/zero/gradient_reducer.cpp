@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/small_floats.h"
 #include "intercept/gradient_hook.h"
+#include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
 namespace zero::sharding {
@@ -264,9 +265,14 @@ bool GradientReducer::is_in_buckets(int parameter) const {
 void GradientReducer::add_dense(int parameter, const at::Tensor& gradient) {
   for (const auto place : places_[parameter]) {
     Bucket& bucket = buckets_[place.bucket];
+    const bool is_second = schedule_.open(place.bucket) && schedule_.has(place.bucket, place.position);
+    if (is_second && may_send(bucket) && !options_.consume) {
+      // Added in the sums' dtype, whatever else the bucket waits for.
+      zero_missing(bucket);
+      send(bucket);
+    }
     const auto arrival = schedule_.arrive(place.bucket, place.position);
     if (arrival.opens) open(bucket);
-    // Another gradient before the bucket was sent (several backwards in one micro-batch) adds to the one there is.
     copy_in(bucket, parameter, gradient, arrival.adds);
     if (arrival.completes && may_send(bucket)) {
       zero_missing(bucket);  // of parameters that are frozen for now
@@ -276,7 +282,8 @@ void GradientReducer::add_dense(int parameter, const at::Tensor& gradient) {
 }
 
 /// A micro-batch sends what a bucket's first gradients are at once, and at its end the sum of those of later backwards:
-/// which of them are added before they are rounded and sent must not depend on how far other ranks are.
+/// which of them are added before they are rounded and sent must not depend on how far other ranks are. One rank alone
+/// adds each of them to the sums.
 bool GradientReducer::may_send(const Bucket& bucket) const {
   return !board_ || schedule_.rounds(index_of(bucket)) == 0;
 }
@@ -350,6 +357,7 @@ void GradientReducer::widen_sums() {
     model_.passes->copy(bucket.buffer->data(), bucket.in_sums.data(), bucket.in_sums.nbytes());
   }
   sums_->widen();
+  storage::give_back_freed_memory();  // which is of sizes that nobody asks for again
   if (std::exchange(widened_, true)) return;
   base::log_info(
       "sums of gradients are kept in {} from here on and not in {}: more than one gradient came to them in a step, or "

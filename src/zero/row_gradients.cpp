@@ -53,7 +53,8 @@ at::Tensor RowGradients::join(int parameter) {
   at::Tensor sum;
   for (const at::Tensor& gradient : kept_[parameter]) {
     const at::Tensor one = gradient.to(storage::to_scalar_type(model_.gradient_dtype)).coalesce();
-    sum = sum.defined() ? (sum + one).coalesce() : one;
+    // In fp32, as libtorch has no sum of sparse halves; rounded once, as one of halves would be.
+    sum = sum.defined() ? (sum.to(at::kFloat) + one.to(at::kFloat)).coalesce().to(one.scalar_type()).coalesce() : one;
   }
   return sum;
 }

@@ -492,5 +492,59 @@ TEST(Accumulation, SeveralBackwardsAreTheSameHoweverLateRanksAre) {
   }));
 }
 
+/// Two parameters of one unit, of which a backward reaches only the first, or both.
+struct PairImpl : torch::nn::Module {
+  PairImpl() {
+    for (const char* name : {"first", "second"}) {
+      const at::Tensor values = at::arange(300, at::kFloat).mul(name[0] == 'f' ? 0.37 : 0.11).sin();
+      register_parameter(name, values);
+    }
+  }
+  at::Tensor loss(double seed, bool both) {
+    const at::Tensor weights = at::arange(300, at::kFloat).add(seed).mul(1.3).cos();
+    const auto all = parameters();
+    const at::Tensor of_first = (all[0].to(at::kFloat) * weights).square().sum();
+    return both ? of_first + (all[1].to(at::kFloat) * weights).square().sum() : of_first;
+  }
+};
+TORCH_MODULE(Pair);
+
+/// Sums of two backwards are fp32's, whatever else the bucket of a parameter waits for, and however large it is.
+TEST(Accumulation, ASecondBackwardThroughAPartOfAUnitIsNotRounded) {
+  for (const int ranks : {1, 2}) {
+    expect_all_ok(spawn(ranks, [](Group group) {
+      for (const char* precision : {"bf16", "fp16"}) {
+        for (int stage = 0; stage <= 3; ++stage) {
+          for (const int bucket : {64, 100'000}) {
+            SCOPED_TRACE(fmt::format("{}, stage {}, buckets of {}", precision, stage, bucket));
+            const std::string json = fmt::format(
+                R"({{"train_micro_batch_size_per_gpu": 1, "optimizer": {{"type": "SGD", "params": {{"lr": 0.1}}}},
+                "{}": {{"enabled": true{}}}, "zero_optimization": {{"stage": {}, "reduce_bucket_size": {},
+                "stage3_param_persistence_threshold": 0}}, "zerotorch": {{"unit_numel": 100000}}}})",
+                precision, precision[0] == 'f' ? R"(, "loss_scale": 4)" : "", stage, bucket);
+            Pair model;
+            auto engine = initialize(model, json, InitializeOptions{.group = group});
+            at::Tensor want = at::zeros({300});
+            for (const double seed : {0.0, 1.0}) {
+              for (int rank = 0; rank < group.size(); ++rank) {
+                const at::Tensor first =
+                    engine.full_weight("first").to(precision[0] == 'f' ? at::kHalf : at::kBFloat16).requires_grad_();
+                const at::Tensor weights = at::arange(300, at::kFloat).add(seed + 10 * rank).mul(1.3).cos();
+                ((first.to(at::kFloat) * weights).square().sum() * engine.loss_scale()).backward();
+                want += first.grad().to(at::kFloat) / engine.loss_scale();
+              }
+            }
+            for (const double seed : {0.0, 1.0}) engine.backward(model->loss(seed + 10 * group.rank(), false));
+            EXPECT_TRUE(at::equal(engine.full_gradient("first") * group.size(), want));
+            engine.step();
+            engine.backward(model->loss(2, true));
+            engine.step();
+          }
+        }
+      }
+    }));
+  }
+}
+
 }  // namespace
 }  // namespace zero::testing::accumulation_test
