@@ -292,6 +292,7 @@ class Device {
     ++counts_.tasks;
     ++pending_work_;
     put(current(), {.run = std::move(run), .wait = {}, .work = true, .number = ++work_issued_});
+    maybe_run();  // before the host has done anything that this should have come after
   }
   Point add_mark(int stream, std::function<void()> when_passed = {}) {
     put(stream, {.run = std::move(when_passed)});
