@@ -302,9 +302,10 @@ bool GradientReducer::undo_backward() {
   if (!schedule_.undo_backward()) return false;
   if (rows_) rows_->undo_backward();
   for (const int b : schedule_.undone()) {
-    wait_for_copies(buckets_[b]);
-    if (pool_ && buckets_[b].buffer != &buckets_[b].in_sums) pool_->give_back(buckets_[b].buffer);
-    buckets_[b].buffer = nullptr;
+    Bucket& bucket = buckets_[b];
+    wait_for_copies(bucket);
+    FlatBuffer* const buffer = std::exchange(bucket.buffer, nullptr);  // none where open() has thrown
+    if (pool_ && buffer && buffer != &bucket.in_sums) pool_->give_back(buffer);
   }
   for (const int p : used_in_backward_) used_[p] = 0;
   used_in_backward_.clear();

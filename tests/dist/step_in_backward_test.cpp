@@ -150,6 +150,22 @@ TEST(StepInBackward, WhatCannotWorkIsRefused) {
     const std::string after = error_of([&] { engine.step(); });
     EXPECT_NE(after.find("failed half-way"), std::string::npos) << after;
   }));
+  for (int stage = 1; stage <= 3; ++stage) {
+    for (const int ranks : {1, 2}) {
+      expect_all_ok(spawn(ranks, [stage](Group group) {
+        torch::nn::Linear model(9, 9);  // one bucket, which the second backward cannot open
+        auto engine = initialize(model,
+                                 fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
+                "optimizer": {{"type": "SGD", "params": {{"lr": 0.1}}}}, "zero_optimization": {{"stage": {}}},
+                "zerotorch": {{"step_in_backward": true}}}})",
+                                             stage),
+                                 {.group = group});
+        engine.backward(engine(at::ones({2, 9})).sum());
+        const std::string twice = error_of([&] { engine.backward(engine(at::ones({2, 9})).sum()); });
+        EXPECT_NE(twice.find("a second backward before step()"), std::string::npos) << twice;
+      }));
+    }
+  }
 }
 
 }  // namespace
