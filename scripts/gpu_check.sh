@@ -19,21 +19,14 @@ rc=0
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || say "no GPU here"
 python3 -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)' || exit 1
 c++ --version | head -n 1
-torch=$(python3 -c 'import torch.utils; print(torch.utils.cmake_prefix_path)')
 bundle=$PWD/build/gpu-bundle
 export LD_LIBRARY_PATH=$bundle/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 build=${2:-}
 if [ -z "$build" ]; then
   build=build/gpu
-  cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$bundle/usr;$torch" \
-    -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu -DZERO_WITH_MPI=OFF -DZERO_BUILD_PYTHON=OFF >"$out/configure.log" 2>&1 \
-    || { tail -n 30 "$out/configure.log"; exit 1; }
-  say "configured"
-  kernels=$(ninja -C $build -t targets all | grep -o "^zerotorch_cuda: " | tr -d ": " | head -n 1)
-  [ -n "$kernels" ] || say "no nvcc: the kernels are not built"
-  timeout "$(left)" ninja -C $build $kernels accelerator_test simulated_device_test bench_step bench_device_kernels zero \
-    >"$out/build.log" 2>&1 || { grep -E "error|FAILED" "$out/build.log" | head -n 30; exit 1; }
+  scripts/gpu_build.sh "$out" "$(left)" OFF \
+    accelerator_test simulated_device_test bench_step bench_device_kernels zero || exit 1
   say "built"
 fi
 

@@ -17,13 +17,7 @@ left() { echo $((${ZERO_GPU_CHECK_SECONDS:-530} - (SECONDS - began))); }
 bundle=$PWD/build/gpu-bundle
 export LD_LIBRARY_PATH=$bundle/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 if [ $# -lt 2 ]; then
-  torch=$(python3 -c 'import torch.utils; print(torch.utils.cmake_prefix_path)') || exit 1
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$bundle/usr;$torch" \
-    -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu -DZERO_WITH_MPI=OFF -DZERO_BUILD_PYTHON=ON >"$out/configure.log" 2>&1 \
-    || { tail -n 30 "$out/configure.log"; exit 1; }
-  kernels=$(ninja -C "$build" -t targets all | grep -o "^zerotorch_cuda: " | tr -d ": " | head -n 1)
-  timeout "$(left)" ninja -C "$build" $kernels zerotorch_python >"$out/build.log" 2>&1 \
-    || { grep -E "error|FAILED" "$out/build.log" | head -n 30; exit 1; }
+  scripts/gpu_build.sh "$out" "$(left)" ON zerotorch_python || exit 1
 fi
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT

@@ -252,7 +252,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
       .bucket_numel = laid.bucket_numel,
       .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
       .overlap = laid.overlap,
-      .dtype_of_one = reads_narrow || laid.dtype_of_one == laid.sum_dtype ? laid.dtype_of_one : std::nullopt,
+      .sums_are_gradients = laid.sums_are_gradients && (reads_narrow || laid.gradient_dtype == laid.sum_dtype),
       .copied_by_device = !laid.states_on_device.empty(),
       .hands_over_sums = laid.delayed_update};
   if (laid.gradients_on_disk) {

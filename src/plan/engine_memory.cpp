@@ -49,7 +49,7 @@ std::int64_t largest_piece(const LaidOut& laid, int rank) {
 /// Elements whose gradients `rank` sums at the same time.
 std::int64_t summed_numel(const LaidOut& laid, int rank) {
   if (!laid.step_in_backward) return updated_numel(laid, rank) * laid.sets_of_sums();
-  return laid.needs_no_sum() ? 0 : largest_piece(laid, rank);
+  return laid.sums_are_gradients ? 0 : largest_piece(laid, rank);
 }
 
 /// Elements of parameters that `rank` holds where shards are: its own, and units that it keeps whole there.
@@ -247,7 +247,7 @@ StatesByRank states_by_rank(const LaidOut& laid) {
   const std::int64_t next = laid.has_next_parameters() ? laid.low_nbytes() : 0;
   const auto low = static_cast<double>(laid.low_nbytes() * layout::kBlockNumel);
   Spread here(laid.world_size), there(laid.world_size), parameters(laid.world_size);  // `here`: where shards are
-  if (laid.step_in_backward && !laid.needs_no_sum())
+  if (laid.step_in_backward && !laid.sums_are_gradients)
     here.add_everywhere(static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()));
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const layout::Unit& unit = laid.units[u];

@@ -156,14 +156,12 @@ void put_states_on_device(const Config& config, const Ranks& ranks, LaidOut& lai
     laid.device_update_numel = std::min(laid.sub_group_numel, kMostNumel);
 }
 
-/// For sums of one gradient. Optimizers of whole tensors work in the memory of their sums, in fp32.
-std::optional<DType> dtype_of_one(const Config& config, const Ranks& ranks, const LaidOut& laid) {
+/// Optimizers of whole tensors work in the memory of their sums, in fp32.
+bool sums_are_gradients(const Config& config, const Ranks& ranks, const LaidOut& laid) {
   const bool has_one = ranks.count == 1 && config.gradient_accumulation_steps == 1;
+  if (!has_one || laid.gradients_on_disk) return false;
   const bool changes_them = rule_of(config).whole || rule_of(config, /*by_muon=*/false).whole;
-  if (!has_one || laid.gradients_on_disk) return std::nullopt;
-  const bool holds_its_values = laid.sum_dtype == DType::kFloat32 && !changes_them;
-  if (laid.sum_dtype != laid.gradient_dtype && !holds_its_values) return std::nullopt;
-  return laid.gradient_dtype;
+  return laid.sum_dtype == laid.gradient_dtype || (laid.sum_dtype == DType::kFloat32 && !changes_them);
 }
 
 void check_step_in_backward(const Config& config) {
@@ -288,7 +286,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   put_states_on_device(config, ranks, laid);
   put_gradients_on_disk(config, ranks, laid);
   put_parameters_on_disk(config, ranks, laid);
-  laid.dtype_of_one = dtype_of_one(config, ranks, laid);
+  laid.sums_are_gradients = sums_are_gradients(config, ranks, laid);
   // Less than a unit ahead would be none at all, and the disk or the GPU's bus idle.
   if (laid.prefetch_numel > 0 && (laid.parameters_on_disk || !ranks.module_on_cpu))
     laid.prefetch_numel = std::max(laid.prefetch_numel, laid.largest_unit());

@@ -1,7 +1,6 @@
 #pragma once
 // From a configuration and a model's parameters to what the other rooms are told: units, what is sharded, which store,
 // sizes of buckets. The engine builds from it, and the plan computes with the same. No libtorch.
-#include <optional>
 #include <vector>
 
 #include "layout/shard.h"
@@ -38,9 +37,9 @@ struct LaidOut {
   DType param_dtype = DType::kFloat32;
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
   DType sum_dtype = DType::kFloat32;       ///< they are added in
-  /// Of one rank whose window is one micro-batch: a sum is a gradient itself, and kept in this dtype, which has its
-  /// value. Not given: sums are kept as they are added.
-  std::optional<DType> dtype_of_one;
+  /// Of one rank whose window is one micro-batch: a sum is a gradient itself, and kept in the dtype of gradients, into
+  /// which these come straight, or consumed where it is.
+  bool sums_are_gradients = false;
   DType master_dtype = DType::kFloat32;  ///< of master weights
   int world_size = 1;
   int hosts = 1;
@@ -84,10 +83,8 @@ struct LaidOut {
   /// This rank's parameters are in memory twice: as they are, and as an update under way makes them.
   bool has_next_parameters() const { return delayed_update || speculative_update; }
   std::int64_t sum_nbytes() const {
-    return static_cast<std::int64_t>(element_nbytes(dtype_of_one.value_or(sum_dtype)));
+    return static_cast<std::int64_t>(element_nbytes(sums_are_gradients ? gradient_dtype : sum_dtype));
   }
-  /// Gradients come straight into their sums, or are consumed where they are.
-  bool needs_no_sum() const { return dtype_of_one == gradient_dtype && !gradients_on_disk; }
   /// Bytes of the optimizer's states of `range`, which begins and ends where shards may; and of their values
   /// in fp32.
   std::int64_t state_nbytes(std::size_t unit, layout::Range range) const;

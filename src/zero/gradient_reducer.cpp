@@ -79,12 +79,11 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
 std::unique_ptr<GradientSums> GradientReducer::make_sums() {
   if (options_.disk) return make_sums_on_disk(model_, ledger_, held_ranges(), *options_.disk, options_.bucket_numel);
   // A device's gradients come into memory that it can copy to beside the host.
-  return make_sums_in_memory(model_, ledger_, held_ranges(),
-                             {.dtype = options_.dtype_of_one.value_or(model_.sum_dtype),
-                              .copied_by_device = options_.copied_by_device || (from_device_ && needs_no_sum())});
+  return make_sums_in_memory(
+      model_, ledger_, held_ranges(),
+      {.dtype = options_.sums_are_gradients ? model_.gradient_dtype : model_.sum_dtype,
+       .copied_by_device = options_.copied_by_device || (from_device_ && options_.sums_are_gradients)});
 }
-
-bool GradientReducer::needs_no_sum() const { return options_.dtype_of_one == model_.gradient_dtype && !options_.disk; }
 
 storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
   return model_.home.make_readable(ledger_, MemoryKind::kBuckets, model_.gradient_dtype, numel);
@@ -96,7 +95,7 @@ void GradientReducer::make_memory() {
     std::int64_t largest = 0;
     for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
     pool_limit_numel_ = layout::bucket_pool_limit(largest, options_.overlap);
-  } else if (options_.consume || !needs_no_sum()) {
+  } else if (options_.consume || !options_.sums_are_gradients) {
     for (auto& bucket : buckets_) {
       if (bucket.own.empty()) bucket.own = make_buffer(bucket.range.numel());
     }
@@ -106,7 +105,7 @@ void GradientReducer::make_memory() {
     if (model_.sharding.optimizer_states) break;
     unit_counts_.push_back(layout::shard_counts(unit.cuts, unit.whole()));
   }
-  if (options_.consume && !needs_no_sum() && piece_.numel() < largest_piece()) {
+  if (options_.consume && !options_.sums_are_gradients && piece_.numel() < largest_piece()) {
     piece_ = model_.home.make_private(ledger_, MemoryKind::kGradients, model_.sum_dtype, largest_piece());
   }
   if (model_.world_size() == 1) return;
@@ -340,7 +339,7 @@ void GradientReducer::open(Bucket& bucket) {
 
 void* GradientReducer::place_in_sums(const Bucket& bucket) {
   if (board_ || !sums_ || !bucket.fresh || sums_->dtype() != model_.gradient_dtype) return nullptr;
-  if (from_device_ && !needs_no_sum()) return nullptr;  // it could not copy there beside the host
+  if (from_device_ && !options_.sums_are_gradients) return nullptr;  // it could not copy there beside the host
   sums_->take(bucket.unit);
   void* const all = sums_->in_memory(bucket.unit);
   if (!all) return nullptr;
@@ -363,7 +362,7 @@ void GradientReducer::widen_sums() {
   base::log_info(
       "sums of gradients are kept in {} from here on and not in {}: more than one gradient came to them in a step, or "
       "the program changes them",
-      dtype_name(model_.sum_dtype), dtype_name(*options_.dtype_of_one));
+      dtype_name(model_.sum_dtype), dtype_name(model_.gradient_dtype));
 }
 
 /// How long to wait for buckets sent before, instead of taking more memory. A rank that does not use what
@@ -525,7 +524,7 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
   if (!first) widen_sums();
   if (sums_ && !mine.empty()) sums_->take(bucket.unit);
   if (mine.empty()) return;
-  if (options_.consume && needs_no_sum()) {
+  if (options_.consume && options_.sums_are_gradients) {
     add_slices(bucket, mine, {bucket.sent_buffer->data(), model_.gradient_dtype}, {}, /*first=*/false);
     options_.consume(bucket.unit, mine, bucket.sent_buffer->view(0, mine.numel()));
     return;

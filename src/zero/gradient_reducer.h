@@ -41,8 +41,8 @@ struct ReducerOptions {
   /// Where sums are on disk; not given: in memory. `cuts.slot_numel`: most elements of a piece.
   std::optional<storage::DiskOptions> disk;
   /// One rank, of whose window one micro-batch is all: until more comes, a sum is the gradient itself, and is kept in
-  /// this dtype, which has its value. Not given: in ShardedModel::sum_dtype.
-  std::optional<DType> dtype_of_one;
+  /// ShardedModel::gradient_dtype, whose values sum_dtype has. Not with `disk`.
+  bool sums_are_gradients = false;
   /// Sums are in memory that an accelerator copies from, and stays.
   bool copied_by_device = false;
   /// There are two sets of sums: hand_over_sums() may be called.
@@ -182,8 +182,6 @@ class GradientReducer {
   void make_memory();
   storage::FlatBuffer make_buffer(std::int64_t numel);
   std::unique_ptr<GradientSums> make_sums();
-  /// True where the first gradients of every bucket come straight into the sums, or are all that is consumed.
-  bool needs_no_sum() const;
   /// The bucket's place in sums that its first gradients may be written to; null: they may not. Takes memory for them.
   void* place_in_sums(const Bucket& bucket);
   /// Before sums get what their dtype may not hold.

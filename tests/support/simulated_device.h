@@ -1,7 +1,8 @@
 #pragma once
-// An accelerator without hardware, the backend "sim" of libtorch (PrivateUse1): its streams run late and in random
-// legal orders, its memory cannot be touched by the host, and what is freed is overwritten. A missing wait between
-// streams or a buffer that is freed or used again too early shows as wrong bits for some seeds.
+// An accelerator without hardware, the backend "sim" of libtorch (PrivateUse1): its streams run late or at once, in
+// random legal orders, its memory cannot be touched by the host, and what is freed is overwritten. A missing wait
+// between streams, a buffer that is freed or used again too early, and what the host begins too early show as wrong
+// bits for some seeds.
 #include <c10/core/Device.h>
 
 #include <cstdint>

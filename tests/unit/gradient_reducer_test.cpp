@@ -126,8 +126,7 @@ struct Alone {
 
   Alone(Group group, int stage, DType dtype, bool says_so)
       : room(group, stage, dtype),
-        reducer(room.model, room.ledger, room.timeline,
-                {.bucket_numel = 1024, .dtype_of_one = says_so ? std::optional(dtype) : std::nullopt}) {}
+        reducer(room.model, room.ledger, room.timeline, {.bucket_numel = 1024, .sums_are_gradients = says_so}) {}
 
   void add_all(int micro_batch) {
     for (int p = 0; p < static_cast<int>(room.model.parameters.size()); ++p)
