@@ -2,6 +2,8 @@
 // The tables of the 8-bit formats (optim/state_format.h). Decade i has first * 2^i fractions, and both ways between
 // fraction and code are a line there; `first` is 1 for signed codes, else 2.
 
+#include "base/device_code.h"
+
 namespace zero::optim {
 
 inline constexpr int kDecades = 7;
@@ -28,6 +30,9 @@ constexpr DecadeLines fraction_lines(int first) {
     lines.slope.values[decade] = static_cast<float>(slope);
     lines.offset.values[decade] = static_cast<float>(0.1 * power - slope * (count - first));
   }
+  // The last code is 1 to the last bit.
+  const float last = static_cast<float>(first * ((1 << kDecades) - 1));
+  lines.offset.values[kDecades - 1] = 1 - lines.slope.values[kDecades - 1] * last;
   lines.slope.values[kDecades] = lines.slope.values[kDecades - 1];
   lines.offset.values[kDecades] = lines.offset.values[kDecades - 1];
   return lines;
@@ -50,6 +55,16 @@ constexpr ByDecade ends_of_decades() {
   for (int decade = 0; decade < kDecades; ++decade)
     ends.values[decade] = static_cast<float>(power_of_ten(decade + 1 - kDecades));
   return ends;
+}
+
+/// The fraction of a magnitude is (magnitude * scale) * inverse. A block is scaled where the inverse of its largest one
+/// would not be a normal number.
+ZERO_DEVICE constexpr float scale_of(float largest) {
+  const float of_small = largest < 0x1p-126f && largest > 0 ? 0x1p64f : 1.0f;
+  return largest > 0x1p126f ? 0x1p-64f : of_small;
+}
+ZERO_DEVICE constexpr float inverse_of(float largest, float scale) {
+  return 1.0f / (largest == 0 ? 1.0f : largest * scale);
 }
 
 }  // namespace zero::optim

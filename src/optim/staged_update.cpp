@@ -8,7 +8,7 @@
 namespace zero::optim {
 namespace {
 
-constexpr std::int64_t kBlock = 1024;
+constexpr std::int64_t kBlock = 512;
 static_assert(kBlock % kQuantizedBlockNumel == 0);
 
 template <class T>
@@ -17,6 +17,28 @@ T* offset(T* memory, std::int64_t numel) {
 }
 void* offset(void* memory, StateFormat format, std::int64_t numel) {
   return static_cast<char*>(memory) + nbytes_of(format, numel);
+}
+
+void fetch(const void* from, std::int64_t nbytes) {
+  constexpr std::int64_t kLine = 64;
+  asm volatile("");  // else GCC takes it for a function that does nothing
+  for (std::int64_t i = 0; i < nbytes; i += kLine) __builtin_prefetch(static_cast<const char*>(from) + i);
+}
+
+/// What a block needs of memory, while the one before it is computed: a block is too short for the processor to see
+/// where its eight or so streams go on.
+void fetch_block(const Rule& rule, const UpdateArgs& args, std::int64_t begin) {
+  const auto& narrow = args.narrow;
+  const auto of = [&](const void* memory, StateFormat format) {
+    if (memory) fetch(offset(const_cast<void*>(memory), format, begin), nbytes_of(format, kBlock));
+  };
+  of(args.master, StateFormat::kFloat32);
+  of(narrow.master, narrow.master_format);
+  of(args.remainder, StateFormat::kBFloat16);
+  of(args.low, format_of(args.low_dtype));
+  of(args.gradient, StateFormat::kFloat32);
+  of(narrow.gradient, narrow.gradient_format);
+  for (std::size_t s = 0; s < rule.states.size(); ++s) of(args.states[s], rule.states[s].format);
 }
 
 void narrow_master(const float* values, void* out, std::int64_t begin, std::int64_t numel, const UpdateArgs& args,
@@ -39,6 +61,7 @@ void update_staged(const Rule& rule, const UpdateArgs& args, const Hyper& hyper)
   alignas(64) float master[kBlock], gradient[kBlock], states[kMostStates][kBlock];
   const auto& narrow = args.narrow;
   for (std::int64_t begin = 0; begin < args.numel; begin += kBlock) {
+    fetch_block(rule, args, begin + kBlock);
     UpdateArgs block{.low_dtype = args.low_dtype, .numel = std::min(kBlock, args.numel - begin)};
     if (narrow.master) {
       block.master = master;

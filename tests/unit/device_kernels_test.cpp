@@ -83,7 +83,7 @@ enum class Kept { kMaster, kMasterAndBf16, kMasterAndFp16, kSplit, kBf16, kBf16S
 
 /// All that two updates leave behind.
 std::vector<Bytes> update_on(at::Device device, const Rule& rule, Hyper hyper, Kept kept, StateFormat gradients,
-                             std::int64_t numel, bool shifted) {
+                             std::int64_t numel, bool shifted, float size = 1) {
   const std::size_t word = shifted ? 4 : 0, half = shifted ? 2 : 0;
   const std::int64_t whole = (numel + kQuantizedBlockNumel - 1) / kQuantizedBlockNumel * kQuantizedBlockNumel;
   const auto weights = random_values(whole, 1, 1);
@@ -119,13 +119,14 @@ std::vector<Bytes> update_on(at::Device device, const Rule& rule, Hyper hyper, K
   std::vector<Memory> states;
   for (const StateColumn& state : rule.states) {
     const bool positive = state.name.find("sq") != std::string_view::npos || state.name == "sum";
-    states.emplace_back(
-        bytes_of(random_values(whole, 7 + static_cast<unsigned>(states.size()), 0.3f, positive), state.format), device,
-        shifted ? element_nbytes_of(state.format) : 0);
+    states.emplace_back(bytes_of(random_values(whole, 7 + static_cast<unsigned>(states.size()),
+                                               0.3f * (positive ? size * size : size), positive),
+                                 state.format),
+                        device, shifted ? element_nbytes_of(state.format) : 0);
   }
   std::vector<Bytes> left;
   for (int step = 1; step <= 2; ++step) {
-    const Memory gradient(bytes_of(random_values(whole, 40 + static_cast<unsigned>(step), 2), gradients), device,
+    const Memory gradient(bytes_of(random_values(whole, 40 + static_cast<unsigned>(step), 2 * size), gradients), device,
                           shifted ? element_nbytes_of(gradients) : 0);
     args.master = static_cast<float*>(master.data());
     args.remainder = static_cast<std::uint16_t*>(remainder.data());
@@ -193,6 +194,17 @@ TEST_F(DeviceKernelsTest, UpdatesHaveTheBitsOfTheHost) {
     }
   }
   EXPECT_EQ(compared, 14 * 3 * 8);
+}
+
+TEST_F(DeviceKernelsTest, EightBitStatesOfTheSmallestAndLargestNumbersHaveTheBitsOfTheHost) {
+  const Hyper hyper{.weight_decay = 0.1};
+  const Rule& rule = rule_for(Algorithm::kAdam8bit, {&hyper, 1});
+  for (const float size : {1e-20f, 1e19f}) {
+    const auto run = [&](at::Device device) {
+      return update_on(device, rule, hyper, Kept::kSplit, StateFormat::kFloat32, 3001, false, size);
+    };
+    EXPECT_EQ(run(there_), run(at::kCPU)) << size;
+  }
 }
 
 TEST_F(DeviceKernelsTest, PassesOfRulesOfTwoHaveTheBitsOfTheHost) {

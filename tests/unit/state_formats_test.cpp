@@ -85,6 +85,31 @@ TEST(StateFormats, EveryInstructionSetHasTheSameBytes) {
   }
 }
 
+/// Where a block's largest magnitude, or its inverse, is subnormal.
+TEST(StateFormats, EightBitsOfTheSmallestAndLargestNumbers) {
+  for (const StateFormat format : {kSigned, kUnsigned}) {
+    const Floats values = values_over(2.0, 20 * kBlock, 11, format == kSigned);
+    const Bytes codes = narrowed(generic::kKernels, format, values);
+    for (const float scale : {0x1p-147f, 0x1p-129f, 0x1p-128f, 0x1p124f, 0x1p126f}) {
+      Floats scaled = values;
+      for (float& value : scaled) value *= scale;
+      const Bytes want = narrowed(generic::kKernels, format, scaled);
+      for (const Kernels* set : all_kernels()) {
+        EXPECT_EQ(narrowed(*set, format, scaled), want) << set->isa << ' ' << scale;
+        const Floats back = widened(*set, format, want);
+        EXPECT_TRUE(same_bits(back, widened(generic::kKernels, format, want))) << set->isa << ' ' << scale;
+        EXPECT_EQ(narrowed(*set, format, back), want) << set->isa << ' ' << scale;
+      }
+      if (scale < 1) continue;
+      // Exactly scaled: the same codes, after another largest magnitude.
+      for (std::size_t i = 0; i < codes.size(); ++i) {
+        if (i % (kBlock + 4) < 4) continue;
+        ASSERT_EQ(codes[i], want[i]) << scale << ' ' << i;
+      }
+    }
+  }
+}
+
 TEST(StateFormats, WhatWasWidenedIsNarrowedToTheSameBytes) {
   for (const StateFormat format : {StateFormat::kBFloat16, StateFormat::kFloat16, kSigned, kUnsigned}) {
     for (const double decades : {0.1, 2.0, 7.0, 12.0}) {
@@ -136,7 +161,9 @@ TEST(StateFormats, ZerosStayAndWhatIsNotFiniteIsSeen) {
       values[70] = std::numeric_limits<float>::quiet_NaN();
       values[2 * kBlock + 5] = std::numeric_limits<float>::infinity();
       values[3 * kBlock] = 1e-42f;
-      const Floats back = widened(*set, format, narrowed(*set, format, values));
+      const Bytes kept = narrowed(*set, format, values);
+      EXPECT_EQ(kept, narrowed(generic::kKernels, format, values)) << set->isa;
+      const Floats back = widened(*set, format, kept);
       EXPECT_EQ(Floats(back.begin(), back.begin() + kBlock), Floats(kBlock, 0.0f));
       for (std::int64_t i = kBlock; i < 2 * kBlock; ++i) EXPECT_TRUE(std::isnan(back[i])) << i;
       EXPECT_FALSE(std::isfinite(back[2 * kBlock + 5]));
