@@ -2,6 +2,8 @@
 // The tables of the 8-bit formats (optim/state_format.h). Decade i has first * 2^i fractions, and both ways between
 // fraction and code are a line there; `first` is 1 for signed codes, else 2.
 
+#include <cstdint>
+
 #include "base/device_code.h"
 
 namespace zero::optim {
@@ -55,6 +57,26 @@ constexpr ByDecade ends_of_decades() {
   for (int decade = 0; decade < kDecades; ++decade)
     ends.values[decade] = static_cast<float>(power_of_ten(decade + 1 - kDecades));
   return ends;
+}
+
+/// Where in each octave from 2^-31 to 2 a decade ends, if one does, with the number of the decade that the octave begins
+/// in as its last four bits: these matter as little as which of two lines is taken where they meet. By the last five
+/// bits of an exponent.
+struct Octaves {
+  std::int32_t end[32];
+};
+constexpr Octaves octaves() {
+  constexpr ByDecade kEnds = ends_of_decades();
+  Octaves octaves{};
+  float begin = 0x1p-31f;
+  for (int octave = 0; octave < 32; ++octave, begin *= 2) {
+    int decade = 0;
+    while (decade + 1 < kDecades && kEnds.values[decade] < begin) ++decade;
+    const bool ends = decade + 1 < kDecades && kEnds.values[decade] < 2 * begin;
+    const float end = ends ? kEnds.values[decade] : 2.0f;
+    octaves.end[octave] = (__builtin_bit_cast(std::int32_t, end) & ~15) | decade;
+  }
+  return octaves;
 }
 
 /// The fraction of a magnitude is (magnitude * scale) * inverse. A block is scaled where the inverse of its largest one

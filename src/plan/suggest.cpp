@@ -53,7 +53,8 @@ Candidate with(Candidate from, std::string words, const std::function<void(Candi
 }
 
 std::vector<Candidate> smaller_buckets(const Candidate& from) {
-  const bool pooled = layout::sharding_of_stage(from.config.zero_optimization.stage).gradients;
+  const bool pooled =
+      layout::sharding_of_stage(from.config.zero_optimization.stage).gradients || from.cluster.ranks == 1;
   if (!pooled || from.config.zero_optimization.reduce_bucket_size <= kSmallBucketNumel) return {};
   return {with(from, fmt::format("zero_optimization.reduce_bucket_size {}", kSmallBucketNumel),
                [](Candidate& c) { c.config.zero_optimization.reduce_bucket_size = kSmallBucketNumel; })};

@@ -267,6 +267,8 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   LaidOut laid;
   laid.units = layout::make_units(tree, parameters, unit_options(config, tree));
   laid.sharding = layout::sharding_of_stage(zero.stage);
+  // One alone, whose sums are whole at any stage, has no use for what it has added to them.
+  laid.sharding.gradients |= ranks.count == 1;
   laid.param_dtype = config.param_dtype();
   laid.gradient_dtype = config.communication_dtype.value_or(laid.param_dtype);
   laid.sum_dtype = config.sum_dtype();

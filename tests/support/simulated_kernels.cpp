@@ -56,10 +56,10 @@ struct Launcher {
         typename Body::Lane mine[kSumLanes];
         std::int32_t most[2] = {0, 0};
         for (int lane = 0; lane < kSumLanes; ++lane) {
-          body.first(block, lane, mine[lane]);
+          body.first(block, lane, mine[lane], kCodeTables);
           for (int s = 0; s < 2; ++s) most[s] = std::max(most[s], mine[lane].most[s]);
         }
-        for (int lane = 0; lane < kSumLanes; ++lane) body.second(block, lane, mine[lane], most);
+        for (int lane = 0; lane < kSumLanes; ++lane) body.second(block, lane, mine[lane], most, kCodeTables);
       }
     });
   }

@@ -74,13 +74,20 @@ __global__ void __launch_bounds__(kSumThreads) run_sums(std::int64_t blocks, con
 
 template <class Body>
 __global__ void __launch_bounds__(kThreads) run_groups(std::int64_t blocks, const Body body) {
+  constexpr int kWords = sizeof(CodeTables) / sizeof(std::uint32_t);
+  static_assert(kWords <= kThreads);
+  __shared__ CodeTables tables;
+  if (threadIdx.x < kWords)
+    reinterpret_cast<std::uint32_t*>(&tables)[threadIdx.x] =
+        reinterpret_cast<const std::uint32_t*>(&kCodeTables)[threadIdx.x];
+  __syncthreads();
   const int lane = threadIdx.x % kSumLanes;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kGroups;
   std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * kGroups + threadIdx.x / kSumLanes;
   for (; block / 2 * 2 < blocks; block += step) {
     typename Body::Lane mine;
     mine.most[0] = mine.most[1] = 0;
-    if (block < blocks) body.first(block, lane, mine);
+    if (block < blocks) body.first(block, lane, mine, tables);
     std::int32_t most[2] = {mine.most[0], mine.most[1]};
     for (int half = kSumLanes / 2; half > 0; half /= 2) {
       for (std::int32_t& one : most) {
@@ -89,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) run_groups(std::int64_t blocks, cons
       }
     }
     __syncwarp();  // all lanes have read what some of them write now
-    if (block < blocks) body.second(block, lane, mine, most);
+    if (block < blocks) body.second(block, lane, mine, most, tables);
   }
 }
 
@@ -112,7 +119,10 @@ struct Launcher {
   template <class Body>
   static void groups(std::int64_t blocks, const Body& body, void* stream) {
     if (blocks == 0) return;
-    run_groups<<<blocks_for(blocks, kGroups), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(blocks, body);
+    // Of many, some for each thread: its tables come once.
+    constexpr std::int64_t kFew = 4096, kRounds = 8;
+    const int wanted = blocks_for(blocks, blocks > kFew * kRounds * kGroups ? kRounds * kGroups : kGroups);
+    run_groups<<<wanted, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(blocks, body);
   }
 };
 
