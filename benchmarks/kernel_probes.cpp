@@ -47,22 +47,36 @@ ZERO_INLINE void adam(const UpdateArgs& args) {
   }
 }
 
-template <class T>
-ZERO_INLINE void reduce_typed(float* accumulator, const void* a, const void* b, std::int64_t numel, bool first) {
+template <class T, bool kFour>
+ZERO_INLINE void reduce_typed(float* accumulator, const void* const* slices, std::int64_t numel, bool first) {
   const std::uint32_t mask = always_zero;
   auto* __restrict out = reinterpret_cast<U32*>(accumulator);
-  const T* __restrict x = static_cast<const T*>(a);
-  const T* __restrict y = static_cast<const T*>(b);
+  const T* __restrict a = static_cast<const T*>(slices[0]);
+  const T* __restrict b = static_cast<const T*>(slices[1]);
+  const T* __restrict c = static_cast<const T*>(slices[kFour ? 2 : 0]);
+  const T* __restrict d = static_cast<const T*>(slices[kFour ? 3 : 0]);
+  const auto of_all = [&](std::int64_t i) {
+    const std::uint32_t two = static_cast<std::uint32_t>(a[i]) ^ b[i];
+    return kFour ? two ^ c[i] ^ d[i] : two;
+  };
   if (first) {
-    for (std::int64_t i = 0; i < numel; ++i) out[i] = static_cast<std::uint32_t>(x[i]) ^ y[i];
+    for (std::int64_t i = 0; i < numel; ++i) out[i] = of_all(i);
   } else {
-    for (std::int64_t i = 0; i < numel; ++i) out[i] = out[i] ^ (static_cast<std::uint32_t>(x[i] ^ y[i]) & mask);
+    for (std::int64_t i = 0; i < numel; ++i) out[i] = out[i] ^ (of_all(i) & mask);
   }
 }
 
-ZERO_INLINE void reduce(float* accumulator, const void* a, const void* b, DType dtype, std::int64_t numel, bool first) {
-  dtype == DType::kFloat32 ? reduce_typed<U32>(accumulator, a, b, numel, first)
-                           : reduce_typed<U16>(accumulator, a, b, numel, first);
+template <bool kFour>
+ZERO_INLINE void reduce_some(float* accumulator, const void* const* slices, DType dtype, std::int64_t numel,
+                             bool first) {
+  dtype == DType::kFloat32 ? reduce_typed<U32, kFour>(accumulator, slices, numel, first)
+                           : reduce_typed<U16, kFour>(accumulator, slices, numel, first);
+}
+
+ZERO_INLINE void reduce(float* accumulator, std::span<const void* const> slices, DType dtype, std::int64_t numel,
+                        bool first) {
+  slices.size() == 4 ? reduce_some<true>(accumulator, slices.data(), dtype, numel, first)
+                     : reduce_some<false>(accumulator, slices.data(), dtype, numel, first);
 }
 
 ZERO_INLINE void sum_onto(void* onto, const void* other, std::size_t nbytes) {
@@ -106,9 +120,9 @@ ZERO_INLINE void streams(std::span<void* const> written, std::span<const std::si
   TARGET void adam_master_##ISA(const UpdateArgs& args) { adam<Weights::kMaster>(args); }                              \
   TARGET void adam_master_and_low_##ISA(const UpdateArgs& args) { adam<Weights::kMasterAndLow>(args); }                \
   TARGET void adam_split_##ISA(const UpdateArgs& args) { adam<Weights::kSplit>(args); }                                \
-  TARGET void reduce_##ISA(float* accumulator, const void* a, const void* b, DType dtype, std::int64_t numel,          \
+  TARGET void reduce_##ISA(float* accumulator, std::span<const void* const> slices, DType dtype, std::int64_t numel,   \
                            bool first) {                                                                               \
-    reduce(accumulator, a, b, dtype, numel, first);                                                                    \
+    reduce(accumulator, slices, dtype, numel, first);                                                                  \
   }                                                                                                                    \
   TARGET void sum_onto_##ISA(void* onto, const void* other, std::size_t nbytes) { sum_onto(onto, other, nbytes); }     \
   TARGET void read_##ISA(const void* data, std::size_t nbytes) { read(data, nbytes); }                                 \

@@ -17,8 +17,9 @@ struct Probes {
   void (*adam_master_and_low)(const zero::optim::UpdateArgs&);
   /// Reads and writes low, remainder and both moments; reads the gradient.
   void (*adam_split)(const zero::optim::UpdateArgs&);
-  /// Reads two slices and, unless `first`, the accumulator; writes the accumulator.
-  void (*reduce)(float* accumulator, const void* a, const void* b, zero::DType dtype, std::int64_t numel, bool first);
+  /// Reads two or four slices and, unless `first`, the accumulator; writes the accumulator.
+  void (*reduce)(float* accumulator, std::span<const void* const> slices, zero::DType dtype, std::int64_t numel,
+                 bool first);
   /// Reads both, writes `onto`.
   void (*sum_onto)(void* onto, const void* other, std::size_t nbytes);
   void (*read)(const void* data, std::size_t nbytes);

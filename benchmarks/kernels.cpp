@@ -261,121 +261,138 @@ class RulePass final : public Pass {
   std::unique_ptr<Buffer> gradient_;
 };
 
-/// What GradientReducer does with two ranks' slices; with sums of squares in a window's last micro-batch.
+/// The slices of some ranks, two or four.
+class Slices {
+ public:
+  Slices(int ranks, DType dtype, std::int64_t numel) : dtype_(dtype) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      addresses_.push_back(
+          buffers_.emplace_back(static_cast<std::size_t>(numel) * zero::element_nbytes(dtype)).as<void>());
+    }
+  }
+  void fill_all(std::int64_t numel) {
+    unsigned seed = 2;
+    for (Buffer& buffer : buffers_) {
+      dtype_ == DType::kFloat32 ? fill(buffer.as<float>(), numel, seed) : fill(buffer.as<std::uint16_t>(), numel, seed);
+      ++seed;
+    }
+  }
+  /// ((base + slice 0) + slice 1) + ... at i.
+  float onto(float base, std::int64_t i) const {
+    for (const Buffer& buffer : buffers_)
+      base += dtype_ == DType::kFloat32 ? buffer.as<float>()[i] : widen(buffer.as<std::uint16_t>()[i]);
+    return base;
+  }
+  std::span<const void* const> addresses() const { return addresses_; }
+  void* first() const { return buffers_.front().as<void>(); }
+
+ private:
+  DType dtype_;
+  std::deque<Buffer> buffers_;
+  std::vector<const void*> addresses_;
+};
+
+/// What GradientReducer does with the ranks' slices; with sums of squares in a window's last micro-batch.
 class ReducePass final : public Pass {
  public:
-  ReducePass(const optim::Kernels& kernels, const Probes& probes, DType dtype, bool first, bool squares,
+  ReducePass(const optim::Kernels& kernels, const Probes& probes, int ranks, DType dtype, bool first, bool squares,
              std::size_t budget)
       : kernels_(kernels),
         probes_(probes),
         dtype_(dtype),
         first_(first),
         squares_(squares),
-        element_(zero::element_nbytes(dtype)),
-        numel_(static_cast<std::int64_t>(budget / (4 + 2 * element_)) / 1024 * 1024),
+        element_nbytes_(static_cast<double>(zero::element_nbytes(dtype)) * ranks + 4),
+        numel_(static_cast<std::int64_t>(static_cast<double>(budget) / element_nbytes_) / 1024 * 1024),
         accumulator_(numel_ * 4),
-        a_(numel_ * element_),
-        b_(numel_ * element_),
+        slices_(ranks, dtype, numel_),
         sums_(numel_ / optim::kSumBlockNumel) {}
 
   void kernel() override {
-    const void* const slices[] = {a_.as<void>(), b_.as<void>()};
     kernels_.reduce({.accumulator = accumulator_.as<float>(),
-                     .slices = slices,
+                     .slices = slices_.addresses(),
                      .dtype = dtype_,
                      .numel = numel_,
                      .first = first_,
                      .block_sumsq = squares_ ? sums_.data() : nullptr});
   }
-  void probe() override {
-    probes_.reduce(accumulator_.as<float>(), a_.as<void>(), b_.as<void>(), dtype_, numel_, first_);
-  }
+  void probe() override { probes_.reduce(accumulator_.as<float>(), slices_.addresses(), dtype_, numel_, first_); }
   void verify() override {
     fill(accumulator_.as<float>(), numel_, 1);
-    dtype_ == DType::kFloat32 ? fill(a_.as<float>(), numel_, 2) : fill(a_.as<std::uint16_t>(), numel_, 2);
-    dtype_ == DType::kFloat32 ? fill(b_.as<float>(), numel_, 3) : fill(b_.as<std::uint16_t>(), numel_, 3);
+    slices_.fill_all(numel_);
     kernel();
-    const auto at = [&](const Buffer& buffer, std::int64_t i) {
-      return dtype_ == DType::kFloat32 ? buffer.as<float>()[i] : widen(buffer.as<std::uint16_t>()[i]);
-    };
     for (std::int64_t block = 0; block < numel_ / 1024; ++block) {
       double sum = 0;
       for (std::int64_t i = 1024 * block; i < 1024 * (block + 1); ++i) {
-        const float wanted = ((first_ ? 0.0f : noise(i, 1)) + at(a_, i)) + at(b_, i);
+        const float wanted = slices_.onto(first_ ? 0.0f : noise(i, 1), i);
         expect("reduce", i, accumulator_.as<float>()[i], wanted, 0);
         sum += static_cast<double>(wanted) * wanted;
       }
       if (squares_) expect("reduce, sum of squares", block, sums_[block], sum, 1e-12);
     }
   }
-  double traffic() const override { return static_cast<double>(numel_) * (2.0 * element_ + (first_ ? 4 : 8)); }
+  double traffic() const override { return static_cast<double>(numel_) * (element_nbytes_ + (first_ ? 0 : 4)); }
 
  private:
   const optim::Kernels& kernels_;
   const Probes& probes_;
   DType dtype_;
   bool first_, squares_;
-  std::size_t element_;
+  double element_nbytes_;
   std::int64_t numel_;
-  Buffer accumulator_, a_, b_;
+  Buffer accumulator_;
+  Slices slices_;
   std::vector<double> sums_;
 };
 
-/// Group::all_reduce and reduce_scatter: two slices to a third place, or onto the first.
+/// Group::all_reduce and reduce_scatter: slices to another place, or two onto the first.
 class OrderedPass final : public Pass {
  public:
-  OrderedPass(const Probes& probes, DType dtype, bool in_place, std::size_t budget)
+  OrderedPass(const Probes& probes, int ranks, DType dtype, bool in_place, std::size_t budget)
       : probes_(probes),
         dtype_(dtype),
         in_place_(in_place),
         element_(zero::element_nbytes(dtype)),
-        out_nbytes_(in_place ? element_ : 4),
-        numel_(static_cast<std::int64_t>(budget / (2 * element_ + 4)) / 1024 * 1024),
+        element_nbytes_(static_cast<double>(element_) * ranks + (in_place ? static_cast<double>(element_) : 4)),
+        numel_(static_cast<std::int64_t>(static_cast<double>(budget) / element_nbytes_) / 1024 * 1024),
         out_(in_place ? 4096 : numel_ * 4),
-        a_(numel_ * element_),
-        b_(numel_ * element_) {}
+        slices_(ranks, dtype, numel_) {}
 
   void kernel() override {
-    const void* const slices[] = {a_.as<void>(), b_.as<void>()};
-    zero::comm::reduce_ordered(slices, numel_, dtype_,
+    zero::comm::reduce_ordered(slices_.addresses(), numel_, dtype_,
                                {.out = out(),
                                 .out_dtype = in_place_ ? dtype_ : DType::kFloat32,
                                 .op = zero::ReduceOp::kSum,
                                 .base = in_place_ ? zero::comm::ReduceBase::kFirst : zero::comm::ReduceBase::kZero});
   }
   void probe() override {
-    if (in_place_) return probes_.sum_onto(a_.as<void>(), b_.as<void>(), numel_ * element_);
-    probes_.reduce(out_.as<float>(), a_.as<void>(), b_.as<void>(), dtype_, numel_, /*first=*/true);
+    if (in_place_) return probes_.sum_onto(out(), slices_.addresses()[1], numel_ * element_);
+    probes_.reduce(out_.as<float>(), slices_.addresses(), dtype_, numel_, /*first=*/true);
   }
   void verify() override {
-    const bool wide = dtype_ == DType::kFloat32;
-    wide ? fill(a_.as<float>(), numel_, 2) : fill(a_.as<std::uint16_t>(), numel_, 2);
-    wide ? fill(b_.as<float>(), numel_, 3) : fill(b_.as<std::uint16_t>(), numel_, 3);
-    const auto widened = [&](const Buffer& buffer) {
-      std::vector<float> values(numel_);
-      for (std::int64_t i = 0; i < numel_; ++i)
-        values[i] = wide ? buffer.as<float>()[i] : widen(buffer.as<std::uint16_t>()[i]);
-      return values;
-    };
-    const std::vector<float> a = widened(a_), b = widened(b_);
+    slices_.fill_all(numel_);
+    std::vector<float> wanted(numel_);
+    for (std::int64_t i = 0; i < numel_; ++i) wanted[i] = slices_.onto(0, i);
     kernel();
     for (std::int64_t i = 0; i < numel_; ++i) {
-      const bool low = in_place_ && !wide;
+      const bool low = in_place_ && dtype_ != DType::kFloat32;
       const float got = low ? widen(static_cast<std::uint16_t*>(out())[i]) : static_cast<float*>(out())[i];
-      expect("ordered reduction", i, got, a[i] + b[i], low ? 1.0 / 256 : 0);
+      expect("ordered reduction", i, got, wanted[i], low ? 1.0 / 256 : 0);
     }
   }
-  double traffic() const override { return static_cast<double>(numel_) * (2.0 * element_ + out_nbytes_); }
+  double traffic() const override { return static_cast<double>(numel_) * element_nbytes_; }
 
  private:
-  void* out() const { return in_place_ ? a_.as<void>() : out_.as<void>(); }
+  void* out() const { return in_place_ ? slices_.first() : out_.as<void>(); }
 
   const Probes& probes_;
   DType dtype_;
   bool in_place_;
-  std::size_t element_, out_nbytes_;
+  std::size_t element_;
+  double element_nbytes_;
   std::int64_t numel_;
-  Buffer out_, a_, b_;
+  Buffer out_;
+  Slices slices_;
 };
 
 class NormPass final : public Pass {
@@ -538,26 +555,27 @@ void run_all(const Options& options) {
   rule("adam, bf16 states, masters and sums", {of(Algorithm::kAdam, {}, bf16), {}, true, false, true});
   rule("adam, the same, rounded stochastically", {of(Algorithm::kAdam, {}, bf16), {}, true, true, true});
   rule("adam, 8-bit states", {of(Algorithm::kAdam8bit, {}), {}});
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-    for (const auto& [first, squares] : {std::pair{true, true}, {true, false}, {false, false}, {false, true}}) {
-      run(options,
-          fmt::format("reduce 2 x {} {} fp32{}", zero::dtype_name(dtype), first ? "to" : "onto",
-                      squares ? ", with sums of squares" : ""),
-          isa, [&kernels, &probes, dtype, first = first, squares = squares](std::size_t budget) {
-            return std::make_unique<ReducePass>(kernels, probes, dtype, first, squares, budget);
-          });
+  for (const int ranks : {2, 4}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+      for (const auto& [first, squares] : {std::pair{true, true}, {true, false}, {false, false}, {false, true}}) {
+        run(options,
+            fmt::format("reduce {} x {} {} fp32{}", ranks, zero::dtype_name(dtype), first ? "to" : "onto",
+                        squares ? ", with sums of squares" : ""),
+            isa, [&kernels, &probes, ranks, dtype, first = first, squares = squares](std::size_t budget) {
+              return std::make_unique<ReducePass>(kernels, probes, ranks, dtype, first, squares, budget);
+            });
+      }
     }
   }
+  const auto ordered = [&](const std::string& name, int ranks, DType dtype, bool in_place) {
+    run(options, "ordered sum, " + name, isa, [&probes, ranks, dtype, in_place](std::size_t budget) {
+      return std::make_unique<OrderedPass>(probes, ranks, dtype, in_place, budget);
+    });
+  };
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-    for (const bool in_place : {true, false}) {
-      const auto name = zero::dtype_name(dtype);
-      run(options,
-          fmt::format("ordered sum, {}",
-                      in_place ? fmt::format("{} onto {}", name, name) : fmt::format("2 x {} to fp32", name)),
-          isa, [&probes, dtype, in_place](std::size_t budget) {
-            return std::make_unique<OrderedPass>(probes, dtype, in_place, budget);
-          });
-    }
+    const auto name = zero::dtype_name(dtype);
+    ordered(fmt::format("{} onto {}", name, name), 2, dtype, true);
+    for (const int ranks : {2, 4}) ordered(fmt::format("{} x {} to fp32", ranks, name), ranks, dtype, false);
   }
   run(options, "norm: sums of squares of fp32", isa,
       [&kernels, &probes](std::size_t budget) { return std::make_unique<NormPass>(kernels, probes, budget); });

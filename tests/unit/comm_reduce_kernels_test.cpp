@@ -45,7 +45,7 @@ TEST(ReduceKernels, EveryInstructionSetGivesTheReferenceBits) {
   std::uint64_t salt = 0;
   for (const auto& [dtype, out_dtype] : types) {
     for (const std::int64_t numel : {0, 1, 7, 31, 4096, 4097, 10'001}) {
-      for (const std::size_t ranks : {1u, 2u, 3u, 5u}) {
+      for (const std::size_t ranks : {1u, 2u, 3u, 4u, 5u, 9u}) {
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
           for (const ReduceBase base : {ReduceBase::kZero, ReduceBase::kOut, ReduceBase::kFirst}) {
             if (base == ReduceBase::kOut && out_dtype != DType::kFloat32 && dtype != DType::kFloat64 &&
@@ -102,14 +102,18 @@ TEST(ReduceKernels, ZeroIsaIsTheMostTheyUse) {
 TEST(ReduceKernels, OutMayBeAnyOfTheSlices) {
   constexpr std::int64_t kNumel = 9'999;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    for (std::size_t alias = 0; alias < 3; ++alias) {
-      for (const KernelIsa isa : supported_isas()) {
-        std::vector<Bytes> inputs;
-        for (int r = 0; r < 3; ++r) inputs.push_back(wild_data(dtype, kNumel, r, 5));
-        const Bytes expected = reduce_in_order(inputs, dtype, dtype, ReduceOp::kSum, nullptr, 0, kNumel);
-        reduce_ordered_with(isa, pointers(inputs), kNumel, dtype,
-                            {inputs[alias].data(), dtype, ReduceOp::kSum, ReduceBase::kFirst});
-        EXPECT_EQ(inputs[alias], expected) << "slice " << alias << " " << isa_name(isa);
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+      for (const int ranks : {3, 7}) {
+        for (int alias = 0; alias < ranks; ++alias) {
+          for (const KernelIsa isa : supported_isas()) {
+            std::vector<Bytes> inputs;
+            for (int r = 0; r < ranks; ++r) inputs.push_back(wild_data(dtype, kNumel, r, 5));
+            const Bytes expected = reduce_in_order(inputs, dtype, dtype, op, nullptr, 0, kNumel);
+            reduce_ordered_with(isa, pointers(inputs), kNumel, dtype,
+                                {inputs[alias].data(), dtype, op, ReduceBase::kFirst});
+            EXPECT_EQ(inputs[alias], expected) << "slice " << alias << " of " << ranks << " " << isa_name(isa);
+          }
+        }
       }
     }
   }

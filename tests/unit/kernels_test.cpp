@@ -107,7 +107,7 @@ TEST(Kernels, MastersAreParametersAndRemaindersBitForBit) {
 
 TEST(Kernels, ReduceAddsInRankOrderOnEveryInstructionSet) {
   for (const bool low : {false, true}) {
-    for (const std::size_t ranks : {1u, 2u, 3u, 5u}) {
+    for (const std::size_t ranks : {1u, 2u, 3u, 4u, 5u, 9u}) {
       for (const bool first : {false, true}) {
         std::vector<std::vector<float>> fp32;
         std::vector<std::vector<std::uint16_t>> bf16;

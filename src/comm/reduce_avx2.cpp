@@ -1,0 +1,3 @@
+// Compiled with the flags of its instruction set: see src/comm in CMakeLists.txt.
+#define ZERO_ISA avx2
+#include "comm/reduce_body.inc"
