@@ -59,9 +59,9 @@ constexpr ByDecade ends_of_decades() {
   return ends;
 }
 
-/// Where in each octave from 2^-31 to 2 a decade ends, if one does, with the number of the decade that the octave begins
-/// in as its last four bits: these matter as little as which of two lines is taken where they meet. By the last five
-/// bits of an exponent.
+/// Where in each octave from 2^-31 to 2 a decade ends, if one does, by the last five bits of an exponent. The last four
+/// bits of an end, which matter as little as which of two lines is taken where they meet, are the number of the decade
+/// that the octave begins in.
 struct Octaves {
   std::int32_t end[32];
 };
