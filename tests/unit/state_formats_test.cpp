@@ -85,6 +85,46 @@ TEST(StateFormats, EveryInstructionSetHasTheSameBytes) {
   }
 }
 
+template <class Half>
+void expect_converted_as_elements(StateFormat format) {
+  // All halves, the floats around each and around the middle to the next, and a rest of a vector.
+  Floats values;
+  Bytes all;
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const Half half{static_cast<std::uint16_t>(bits)};
+    all.push_back(static_cast<unsigned char>(bits));
+    all.push_back(static_cast<unsigned char>(bits >> 8));
+    const auto wide = std::bit_cast<std::uint32_t>(base::widen(half));
+    const std::uint32_t middle = format == StateFormat::kFloat16 ? 0x1000 : 0x8000;
+    for (const std::uint32_t from : {wide, wide + middle}) {
+      for (const std::uint32_t other : {from - 1, from, from + 1}) values.push_back(std::bit_cast<float>(other));
+    }
+  }
+  for (int i = 0; i < 7; ++i) values.push_back(1.0f + static_cast<float>(i) / 1024);
+  for (const Kernels* set : all_kernels()) {
+    const Floats wide = widened(*set, format, all);
+    for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+      const float want = base::widen(Half{static_cast<std::uint16_t>(bits)});
+      if (std::isnan(want)) {
+        ASSERT_TRUE(std::isnan(wide[bits])) << set->isa << ' ' << bits;
+      } else {
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(wide[bits]), std::bit_cast<std::uint32_t>(want)) << set->isa << bits;
+      }
+    }
+    const Bytes kept = narrowed(*set, format, values);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      Half want;
+      base::narrow(values[i], want);
+      ASSERT_EQ(kept[2 * i] | kept[2 * i + 1] << 8, want.bits) << set->isa << ' ' << values[i];
+    }
+  }
+}
+
+TEST(StateFormats, HalvesAreConvertedAsTheirElementsAre) {
+  expect_converted_as_elements<base::Float16>(StateFormat::kFloat16);
+  expect_converted_as_elements<base::BFloat16>(StateFormat::kBFloat16);
+}
+
 /// Where a block's largest magnitude, or its inverse, is subnormal.
 TEST(StateFormats, EightBitsOfTheSmallestAndLargestNumbers) {
   for (const StateFormat format : {kSigned, kUnsigned}) {
