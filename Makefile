@@ -163,7 +163,7 @@ test-fuzz-training: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target training_fuzz
 	@OMP_NUM_THREADS=1 ZERO_LOG_LEVEL=error $(BUILD)/tests/training_fuzz --first $(FUZZ_FIRST) --count 2000 --shrink
 
-# Sixty-three deliberate breakages, each of which a test has to notice; after make build. MUTANTS="--only NAME".
+# Seventy deliberate breakages, each of which a test has to notice; after make build. MUTANTS="--only NAME".
 test-mutants:
 	@$(PYTHON) scripts/mutants.py --build $(BUILD) $(MUTANTS)
 

@@ -32,7 +32,7 @@ MOST_SURVIVORS = 2
 MARK = "ZERO_MUTANTS_RUN"  # in the environment of every process that a test starts
 
 # What runs the rooms that are broken. The slow ones come last.
-TRAINING = """intercept_test work_guard_test sharding_room_test step_in_backward_test buffers_test engine_test plain_loops_test
+TRAINING = """kernels_test simulated_device_test intercept_test work_guard_test sharding_room_test step_in_backward_test buffers_test engine_test plain_loops_test
     moving_guide_test routed_experts_test checkpoint_load_test checkpoint_save_test full_weights_test
     checkpoint_elastic_test example_gan_3 example_actor_critic_3 example_carried_state_lm_3 engine_crash_test
     resume_test accumulation_test recompute_engine_test parity_test training_fuzz_test plan_agrees_test

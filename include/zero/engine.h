@@ -113,7 +113,8 @@ struct InitializeOptions {
   bool evaluation_only = false;
   /// What zero_grad() between two micro-batches of an accumulation window does to the micro-batches that step() has
   /// already ended: false drops them, as in plain libtorch; true keeps them, as DeepSpeed does for programs that call
-  /// it in every micro-batch.
+  /// it in every micro-batch. Dropped, too, with a warning, where a backward failed when some of its gradients had been
+  /// added to theirs; zero_grad() between a backward and its step() within a window is a ModelError then.
   bool zero_grad_keeps_window = false;
 };
 

@@ -155,7 +155,12 @@ class DeepSpeedEngine(torch.nn.Module):
             self.lr_scheduler.step(**(lr_kwargs or {}))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients of a micro-batch that no step() has ended; those of earlier ones stay in their window."""
+        """After a backward that failed: drops what it left. Micro-batches that step() has ended stay in their window, but
+        where gradients of that backward had been added to their sums: then they are dropped, too, with a warning.
+
+        Of a backward that did not fail it drops the gradients before the window's first step(), and is a ModelError
+        later in it: they cannot be dropped alone. Does nothing elsewhere.
+        """
         self._require_alive()
         if self.optimizer is not None:
             self._core.zero_grad()

@@ -8,19 +8,19 @@ namespace zero::comm {
 namespace {
 
 #ifdef ZERO_X86_KERNELS
-constexpr Loops *kAvx2 = avx2::reduce, *kAvx512 = avx512::reduce;
+constexpr ReduceLoops *kAvx2 = avx2::reduce, *kAvx512 = avx512::reduce;
 bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
 bool cpu_has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
 }
 #else
-constexpr Loops *kAvx2 = generic::reduce, *kAvx512 = generic::reduce;
+constexpr ReduceLoops *kAvx2 = generic::reduce, *kAvx512 = generic::reduce;
 bool cpu_has_avx2() { return false; }
 bool cpu_has_avx512() { return false; }
 #endif
 
-Loops* loops_for(KernelIsa isa) {
+ReduceLoops* loops_for(KernelIsa isa) {
   switch (isa) {
     case KernelIsa::kAvx512:
       return kAvx512;
@@ -80,8 +80,8 @@ void reduce_ordered_with(KernelIsa isa, std::span<const void* const> slices, std
              dtype_name(reduction.out_dtype));
   ZERO_CHECK(isa_supported(isa), "this CPU has no {}", isa_name(isa));
   if (numel == 0) return;
-  const Arguments arguments{slices.data(), slices.size(), numel, reduction.out, reduction.base};
-  loops_for(isa)(arguments, dtype, reduction.out_dtype, reduction.op);
+  const SlicesToReduce all{slices.data(), slices.size(), numel, reduction.out, reduction.base};
+  loops_for(isa)(all, dtype, reduction.out_dtype, reduction.op);
 }
 
 void reduce_ordered(std::span<const void* const> slices, std::int64_t numel, DType dtype, const Reduction& reduction) {

@@ -9,7 +9,7 @@
 namespace zero::comm {
 
 /// See reduce_ordered(); at least one slice.
-struct Arguments {
+struct SlicesToReduce {
   const void* const* slices;
   std::size_t count;
   std::int64_t numel;
@@ -17,16 +17,16 @@ struct Arguments {
   ReduceBase base;
 };
 
-using Loops = void(const Arguments& arguments, DType dtype, DType out_dtype, ReduceOp op);
+using ReduceLoops = void(const SlicesToReduce& all, DType dtype, DType out_dtype, ReduceOp op);
 
 namespace generic {
-Loops reduce;
+ReduceLoops reduce;
 }
 namespace avx2 {
-Loops reduce;
+ReduceLoops reduce;
 }
 namespace avx512 {
-Loops reduce;
+ReduceLoops reduce;
 }
 
 }  // namespace zero::comm

@@ -273,8 +273,8 @@ void Gradients::fail_backward() noexcept {
     return;
   }
   lost_ =
-      "a backward of this accumulation window failed after some of its gradients had been added to those of "
-      "other ranks: the window is lost. Call zero_grad() of the engine on every rank, which drops it, and go "
+      "a backward of this accumulation window failed after some of its gradients had been added to the window's sums: "
+      "the window is lost. Call zero_grad() of the engine on every rank, which drops it, and go "
       "on "
       "with the next batch";
 }
@@ -339,13 +339,20 @@ void Gradients::drop_window() {
   }
   impl_.sums_are_averages = false;
   running_.clear();
-  lost_.reset();
+  const bool failed = std::exchange(lost_, std::nullopt).has_value();
   foreign_ = false;
   arm_all();
   impl_.reducer->drop_window();
   if (impl_.noise_meter) impl_.noise_meter->forget();
   const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
-  if (drops && impl_.window_micro_batches() > 0 && !std::exchange(warned_of_drop_, true) && impl_.groups.is_first()) {
+  if (!drops || impl_.window_micro_batches() == 0 || !impl_.groups.is_first()) return;
+  if (failed) {
+    base::log_warning(
+        "zero_grad() after a backward that failed when some of its gradients had been added: it has dropped the {} "
+        "micro-batches that this accumulation window had, too. The window still ends when step() has counted {}, and its "
+        "sums are divided by as many",
+        impl_.window_micro_batches(), impl_.config.gradient_accumulation_steps * impl_.group.size());
+  } else if (!std::exchange(warned_of_drop_, true)) {
     base::log_warning(
         "zero_grad() inside an accumulation window has dropped {} of its {} micro-batches; call it at the "
         "window's end only, or not at all: step() ends a window by itself",

@@ -413,20 +413,21 @@ void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& g
   const Range part = layout::intersect(target.range, bucket.range);
   // The flat buffer holds the parameter's elements in the order of its own memory, whatever its strides.
   at::Tensor source = gradient;
+  const at::ScalarType travels_in = storage::to_scalar_type(model_.gradient_dtype);
   const bool lazy = source.layout() != at::kStrided || source.is_neg() || source._is_zerotensor();
   if (lazy || source.strides() != target.tensor.strides() || !source.is_non_overlapping_and_dense() ||
-      source.scalar_type() != target.tensor.scalar_type() ||
+      (source.scalar_type() != target.tensor.scalar_type() && source.scalar_type() != travels_in) ||
       (source.device() != model_.device && source.device() != model_.module_device)) {
     source = at::empty_strided(target.tensor.sizes(), target.tensor.strides(),
                                at::TensorOptions().dtype(target.tensor.scalar_type()).device(model_.module_device));
     source.copy_(gradient.layout() == at::kStrided ? gradient : gradient.to_dense());
     copied_nbytes_ += static_cast<std::int64_t>(source.nbytes());
   }
-  const std::int64_t nbytes = static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
+  const auto nbytes = static_cast<std::int64_t>(source.element_size());
   copied_nbytes_ += part.numel() * static_cast<std::int64_t>(element_nbytes(model_.gradient_dtype));
   const std::int64_t to = part.begin - bucket.range.begin;
   const std::int64_t from = part.begin - target.range.begin;
-  const bool converts = model_.gradient_dtype != model_.param_dtype;
+  const bool converts = source.scalar_type() != travels_in;
   const bool is_elsewhere = source.device() != model_.device;
   if (!add_to && !converts && !is_elsewhere) {
     model_.passes->copy(bucket.buffer->data_at(to), static_cast<const char*>(source.const_data_ptr()) + from * nbytes,
@@ -568,7 +569,7 @@ void GradientReducer::add_slices(const Bucket& bucket, Range piece, Sums sums, s
                          .accumulator_dtype = sums.dtype});
 }
 
-void GradientReducer::add_rows(int parameter, std::span<const RowGradients::RankRows> by_rank) {
+void GradientReducer::add_rows(int parameter, std::span<const RowGradients::RankRows> in_order) {
   const auto& target = model_.parameters[parameter];
   Stopwatch watch(timeline_, &StepBreakdown::reduce, target.name);
   window_is_empty_ = false;
@@ -578,7 +579,7 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
     const bool first = std::exchange(bucket.fresh, false);
     const Range mine = mine_of(bucket);
     if (mine.empty()) continue;
-    if (!first) widen_sums();  // else every element gets one value
+    if (!first || in_order.size() > 1) widen_sums();  // else every element gets one value
     sums_->take(bucket.unit);
     note_change(bucket.unit);
     sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate, [&](Range piece, Sums all) {
@@ -586,7 +587,7 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
       if (first) kept.zero_();
       const at::Tensor wide = kept.to(at::kFloat);  // itself where it is fp32
       float* const sums = wide.mutable_data_ptr<float>();
-      for (const auto& [rows, values] : by_rank) {
+      for (const auto& [rows, values] : in_order) {
         for (std::size_t i = 0; i < rows.size(); ++i) {
           const std::int64_t begin = target.range.begin + rows[i] * columns;
           const Range part = layout::intersect({begin, begin + columns}, piece);
@@ -664,14 +665,17 @@ const MicroBatchAgreement& GradientReducer::flush(std::string_view label, MicroB
     if (agreement_.used(p) != (used_[p] != 0)) routed_ = true;  // the others hear of it next time
   }
   const bool has_rows = agreement_.facts().flags & MicroBatchAgreement::kRows;
+  std::int64_t rounds = agreement_.facts().rounds;
   if (has_rows) {
+    const auto agreed = rows_->agree([this](int p) { return is_in_buckets(p); }, schedule_.most_rounds_wanted(),
+                                     [this](int p, const at::Tensor& gradient) { add_dense(p, gradient); });
     // Ranks that sent a table's buckets wait for those that send them only now.
-    routed_ |= rows_->agree([this](int p) { return is_in_buckets(p); },
-                            [this](int p, const at::Tensor& gradient) { add_dense(p, gradient); });
+    routed_ |= agreed.mixed;
+    rounds = std::max(rounds, agreed.rounds);
   }
-  if (agreement_.facts().rounds > 0) even_out(agreement_.facts().rounds);
+  if (rounds > 0) even_out(rounds);
   if (has_rows) {
-    rows_->exchange([this](int p, std::span<const RowGradients::RankRows> by_rank) { add_rows(p, by_rank); });
+    rows_->exchange([this](int p, std::span<const RowGradients::RankRows> in_order) { add_rows(p, in_order); });
   }
   return agreement_;
 }

@@ -196,7 +196,7 @@ class GradientReducer {
   bool wait_a_while(Bucket& bucket);
   void take_from_pool(Bucket& bucket);
   void add_dense(int parameter, const at::Tensor& gradient);
-  void add_rows(int parameter, std::span<const RowGradients::RankRows> by_rank);
+  void add_rows(int parameter, std::span<const RowGradients::RankRows> in_order);
   /// True when part of the parameter is in a bucket in this micro-batch, or was sent.
   bool is_in_buckets(int parameter) const;
   void begin_micro_batch();

@@ -47,16 +47,13 @@ void RowGradients::end_micro_batch() {
   as_rows_.clear();
 }
 
-/// What was kept of a parameter, summed one after the other as dense gradients are: coalesced, of the dtype
-/// they travel in.
-at::Tensor RowGradients::join(int parameter) {
-  at::Tensor sum;
-  for (const at::Tensor& gradient : kept_[parameter]) {
-    const at::Tensor one = gradient.to(storage::to_scalar_type(model_.gradient_dtype)).coalesce();
-    // In fp32, as libtorch has no sum of sparse halves; rounded once, as one of halves would be.
-    sum = sum.defined() ? (sum.to(at::kFloat) + one.to(at::kFloat)).coalesce().to(one.scalar_type()).coalesce() : one;
-  }
-  return sum;
+/// What was kept of a parameter, backward by backward, of the dtype they travel in. Rows that come more than once in one
+/// are added as autograd would, in the gradient's own.
+std::vector<at::Tensor> RowGradients::coalesced(int parameter) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& gradient : kept_[parameter])
+    all.push_back(gradient.coalesce().to(storage::to_scalar_type(model_.gradient_dtype)).coalesce());
+  return all;
 }
 
 /// True when `rows` rows with their indices are fewer bytes than the table.
@@ -66,16 +63,27 @@ bool RowGradients::is_less(int parameter, std::int64_t rows) const {
   return rows * (row_nbytes + static_cast<std::int64_t>(sizeof(std::int64_t))) < tensor.size(0) * row_nbytes;
 }
 
-bool RowGradients::agree(const std::function<bool(int parameter)>& is_dense,
-                         const std::function<void(int parameter, const at::Tensor& gradient)>& take_dense) {
+RowGradients::Agreement RowGradients::agree(
+    const std::function<bool(int parameter)>& is_dense, std::int64_t dense_rounds,
+    const std::function<void(int parameter, const at::Tensor& gradient)>& take_dense) {
   constexpr std::int64_t kDense = -1;
   at::NoGradGuard no_grad;
   const auto ranks = static_cast<std::size_t>(model_.world_size());
-  std::map<int, at::Tensor> joined;
-  for (const auto& [parameter, gradients] : kept_) joined[parameter] = join(parameter);
+  std::map<int, std::vector<at::Tensor>> kept;
+  for (const auto& [parameter, gradients] : kept_) kept[parameter] = coalesced(parameter);
   kept_.clear();
   std::vector<std::int64_t> mine;
-  for (const int p : tables_) mine.push_back(is_dense(p) ? kDense : joined.contains(p) ? joined[p]._nnz() : 0);
+  std::int64_t rounds = 0;
+  for (const int p : tables_) {
+    std::int64_t rows = 0;
+    const bool dense = is_dense(p);
+    if (const auto found = kept.find(p); found != kept.end()) {
+      for (const at::Tensor& gradient : found->second) rows += gradient._nnz();
+      rounds = std::max(rounds, static_cast<std::int64_t>(found->second.size()) + (dense ? dense_rounds : 0));
+    }
+    mine.push_back(dense ? kDense : rows);
+  }
+  mine.push_back(rounds);
   std::vector<std::int64_t> all = mine;
   if (ranks > 1) {
     all.resize(mine.size() * ranks);
@@ -83,38 +91,43 @@ bool RowGradients::agree(const std::function<bool(int parameter)>& is_dense,
     model_.group.all_gather(mine.data(), all.data(), counts, DType::kInt64, {.label = "numbers of gradient rows"})
         .wait();
   }
-  bool mixed = false;
+  Agreement agreement;
+  for (std::size_t r = 0; r < ranks; ++r) agreement.rounds = std::max(agreement.rounds, all[(r + 1) * mine.size() - 1]);
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const int p = tables_[t];
     Agreed agreed{p, {}, {}};
-    if (const auto found = joined.find(p); found != joined.end()) agreed.mine = found->second;
-    for (std::size_t r = 0; r < ranks; ++r) agreed.rows_of_rank.push_back(all[r * tables_.size() + t]);
+    if (const auto found = kept.find(p); found != kept.end()) agreed.mine = found->second;
+    for (std::size_t r = 0; r < ranks; ++r) agreed.rows_of_rank.push_back(all[r * mine.size() + t]);
     const auto& rows = agreed.rows_of_rank;
     const bool some_dense = std::find(rows.begin(), rows.end(), kDense) != rows.end();
-    mixed = mixed || (some_dense && *std::max_element(rows.begin(), rows.end()) >= 0);
+    agreement.mixed = agreement.mixed || (some_dense && *std::max_element(rows.begin(), rows.end()) >= 0);
     const std::int64_t total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
     if (some_dense || !is_less(p, total)) {
       as_rows_.erase(p);
-      if (agreed.mine.defined()) take_dense(p, agreed.mine.to_dense());
+      for (const at::Tensor& gradient : agreed.mine) take_dense(p, gradient.to_dense());
     } else if (total > 0) {
       as_rows_.insert(p);
       agreed_.push_back(std::move(agreed));
     }
   }
-  return mixed;
+  return agreement;
 }
 
-void RowGradients::exchange(const std::function<void(int parameter, std::span<const RankRows> by_rank)>& take_rows) {
+void RowGradients::exchange(const std::function<void(int parameter, std::span<const RankRows> in_order)>& take_rows) {
   at::NoGradGuard no_grad;
   for (const Agreed& agreed : std::exchange(agreed_, {})) {
     const auto& parameter = model_.parameters[agreed.parameter];
     const std::int64_t columns = parameter.tensor.size(1);
-    at::Tensor rows = at::empty({0}, at::kLong),
-               values = at::empty({0, columns}, storage::to_scalar_type(model_.gradient_dtype));
-    if (agreed.mine.defined()) {
-      rows = agreed.mine.indices().select(0, 0).contiguous();
-      values = agreed.mine.values().contiguous();
+    // Row r of a rank's k-th backward travels as k * V + r.
+    const std::int64_t table_rows = parameter.tensor.size(0);
+    std::vector<at::Tensor> indices, parts;
+    for (const at::Tensor& gradient : agreed.mine) {
+      indices.push_back(gradient.indices().select(0, 0) + static_cast<std::int64_t>(indices.size()) * table_rows);
+      parts.push_back(gradient.values());
     }
+    at::Tensor rows = indices.empty() ? at::empty({0}, at::kLong) : at::cat(indices).contiguous();
+    at::Tensor values = parts.empty() ? at::empty({0, columns}, storage::to_scalar_type(model_.gradient_dtype))
+                                      : at::cat(parts).contiguous();
     if (model_.world_size() > 1) {
       std::int64_t total = 0;
       std::vector<std::int64_t> numel;
@@ -137,15 +150,24 @@ void RowGradients::exchange(const std::function<void(int parameter, std::span<co
       rows = all_rows;
       values = all_values;
     }
-    std::vector<RankRows> by_rank;
-    const auto* row = rows.const_data_ptr<std::int64_t>();
-    const auto* value = static_cast<const std::byte*>(values.const_data_ptr());
+    // First all ranks' first backward, then their second: as buckets go.
+    std::vector<RankRows> in_order;
+    auto* const row = rows.mutable_data_ptr<std::int64_t>();
+    const auto* const value = static_cast<const std::byte*>(values.const_data_ptr());
+    const std::int64_t row_nbytes = columns * static_cast<std::int64_t>(values.element_size());
+    std::vector<std::int64_t> next, ends;
     for (const std::int64_t count : agreed.rows_of_rank) {
-      by_rank.push_back({{row, static_cast<std::size_t>(count)}, value});
-      row += count;
-      value += count * columns * static_cast<std::int64_t>(values.element_size());
+      next.push_back(ends.empty() ? 0 : ends.back());
+      ends.push_back(next.back() + count);
     }
-    take_rows(agreed.parameter, by_rank);
+    for (std::int64_t first = 0; next != ends; first += table_rows) {
+      for (std::size_t r = 0; r < next.size(); ++r) {
+        const std::int64_t begin = next[r];
+        for (; next[r] < ends[r] && row[next[r]] < first + table_rows; ++next[r]) row[next[r]] -= first;
+        in_order.push_back({{row + begin, static_cast<std::size_t>(next[r] - begin)}, value + begin * row_nbytes});
+      }
+    }
+    take_rows(agreed.parameter, in_order);
   }
 }
 

@@ -413,6 +413,41 @@ TEST(PlainLoops, SparseGradientsTravelAsRows) {
   });
 }
 
+/// Sums of the gradients of `backwards` before one step(), each of which reads row 1 twice.
+Tensor sum_of_table(Group group, const Where& where, const std::string& travels, std::int64_t rows, bool sparse,
+                    int backwards) {
+  at::manual_seed(3);
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(rows, 3).sparse(sparse));
+  auto engine = initialize(table, json_of(where, kAdam + R"(, "bf16": {"enabled": true})" + travels), {.group = group});
+  for (int b = 0; b < backwards; ++b) {
+    // What is added in 16 bits is not what is added in 32.
+    const float unit = b == 0 ? 1.0f : 0x1p-10f * static_cast<float>(1 + group.rank());
+    const Tensor weights = at::tensor({unit * (1 + 0x1p-7f), unit * 0x1p-9f, unit}).unsqueeze(1).to(at::kBFloat16);
+    const Tensor read = table(at::tensor({std::int64_t{1}, std::int64_t{1}, std::int64_t{2 + group.rank() % 2}}));
+    engine.backward((read * weights).to(at::kFloat).sum());
+  }
+  Tensor sum = engine.full_gradient("weight").clone();
+  engine.step();
+  return sum;
+}
+
+TEST(PlainLoops, SparseGradientsAreAddedAsDenseOnesAre) {
+  everywhere([](Group group, const Where& where) {
+    for (const char* const travels :
+         {"", R"(, "communication_data_type": "fp32")", R"(, "communication_data_type": "fp16")"}) {
+      for (const std::int64_t rows : {4, 300}) {  // too few to go as rows, and enough
+        // Three on several ranks may be added in the dtype they travel in where they are dense.
+        for (int backwards = 1; backwards <= (where.ranks == 1 ? 3 : 2); ++backwards) {
+          const Tensor sparse = sum_of_table(group, where, travels, rows, true, backwards);
+          const Tensor dense = sum_of_table(group, where, travels, rows, false, backwards);
+          EXPECT_TRUE(at::equal(sparse, dense)) << travels << ' ' << rows << " rows, " << backwards << " backwards\n"
+                                                << sparse.narrow(0, 0, 4) << dense.narrow(0, 0, 4);
+        }
+      }
+    }
+  });
+}
+
 TEST(PlainLoops, RowsCountInTheNormAlsoWhereAParameterIsUnfrozenAfterTheirBackward) {
   everywhere([](Group group, const Where& where) {
     const auto make = [] {

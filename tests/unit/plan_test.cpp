@@ -201,6 +201,20 @@ TEST(Plan, StagesNeverTakeMore) {
   }
 }
 
+TEST(Plan, OneRankUsesItsBucketsAgainAtAnyStage) {
+  const auto buckets = [](int ranks, int stage) {
+    const Config config = config_of("\"reduce_bucket_size\": 1000000, \"stage\": " + std::to_string(stage),
+                                    ", \"gradient_accumulation_steps\": 2");
+    return plan_memory(small_gpt(), config, {.ranks = ranks, .ranks_per_node = 1})
+        .rank[MemoryKind::kBuckets]
+        .peak_nbytes;
+  };
+  for (int stage = 0; stage < 2; ++stage) {
+    EXPECT_EQ(buckets(1, stage), buckets(1, 2)) << stage;
+    EXPECT_GT(buckets(2, stage), buckets(2, 2)) << stage;
+  }
+}
+
 TEST(Plan, TrafficIsTheTheory) {
   const ModelShape model = model_of_numel(32 * 1024 * 10);
   const double psi = static_cast<double>(model.numel());
