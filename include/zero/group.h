@@ -141,8 +141,9 @@ class Group {
   Work exchange(const void* in, std::span<const std::int64_t> counts, DType dtype, ConsumeSlices consume,
                 const CollectiveOptions& options = {});
 
-  /// *Collective.* Reduces `numel` elements in place, with the same bits on every rank. Sums in rank order; bf16 and
-  /// fp16 are summed in fp32 and rounded once (to nearest even). Not for kByte.
+  /// *Collective.* Reduces `numel` elements in place, with the same bits on every rank. Sums in rank order, without the
+  /// 0 that reduce_scatter() begins with; bf16 and fp16 are summed in fp32 and rounded once (to nearest even). Not for
+  /// kByte.
   Work all_reduce(void* inout, std::int64_t numel, DType dtype, ReduceOp op = ReduceOp::kSum,
                   const CollectiveOptions& options = {});
 

@@ -349,8 +349,8 @@ void Gradients::drop_window() {
   if (failed) {
     base::log_warning(
         "zero_grad() after a backward that failed when some of its gradients had been added: it has dropped the {} "
-        "micro-batches that this accumulation window had, too. The window still ends when step() has counted {}, and its "
-        "sums are divided by as many",
+        "micro-batches that this accumulation window had, too. The window still ends when step() has counted {}, and "
+        "its sums are divided by as many",
         impl_.window_micro_batches(), impl_.config.gradient_accumulation_steps * impl_.group.size());
   } else if (!std::exchange(warned_of_drop_, true)) {
     base::log_warning(

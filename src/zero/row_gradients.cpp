@@ -47,8 +47,8 @@ void RowGradients::end_micro_batch() {
   as_rows_.clear();
 }
 
-/// What was kept of a parameter, backward by backward, of the dtype they travel in. Rows that come more than once in one
-/// are added as autograd would, in the gradient's own.
+/// What was kept of a parameter, backward by backward, of the dtype they travel in. Rows that come more than once in
+/// one are added as autograd would, in the gradient's own.
 std::vector<at::Tensor> RowGradients::coalesced(int parameter) {
   std::vector<at::Tensor> all;
   for (const at::Tensor& gradient : kept_[parameter])
