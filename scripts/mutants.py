@@ -2,10 +2,11 @@
 """Breaks the library on purpose and looks whether the tests notice.
 
 Each entry of tests/mutants/mutants.json (name, file, old, new, why) replaces one piece of one source file, which must
-occur there once. That file is compiled alone, linked with the objects of a finished build into a library of its own,
-and the test programs of the build run with it, broad and fast ones first, until one fails. A test that fails without
-any mutant, too, is left out; one that takes four times as long as without, and 20 s more, counts as failed. The build
-is only read. Exit status: 0, 1 when more than two mutants survive, 2 when one cannot be built.
+occur there once (of a file that is included, for the one source that `compiled_in` names). That file is compiled
+alone, linked with the objects of a finished build into a library of its own, and the test programs of the build run
+with it, broad and fast ones first, until one fails. A test that fails without any mutant, too, is left out; one that
+takes four times as long as without, and 20 s more, counts as failed. The build is only read. Exit status: 0, 1 when
+more than two mutants survive, 2 when one cannot be built.
 """
 from __future__ import annotations
 
@@ -106,8 +107,12 @@ class Build:
         text = path.read_text()
         if text.count(mutant["old"]) != 1:
             return f"`old` occurs {text.count(mutant['old'])} times in {mutant['file']}"
-        (folder / path.name).write_text(text.replace(mutant["old"], mutant["new"]))
-        original, compiled = f"{self.source}/{mutant['file']}", str(folder / path.name)
+        # What is included is broken for the one source that `compiled_in` names.
+        broken = folder / (pathlib.Path(mutant["file"]).relative_to("src") if "compiled_in" in mutant else path.name)
+        broken.parent.mkdir(parents=True, exist_ok=True)
+        broken.write_text(text.rebroken(mutant["old"], mutant["new"]))
+        original = f"{self.source}/{mutant.get('compiled_in', mutant['file'])}"
+        compiled = original if "compiled_in" in mutant else str(broken)
         command = self.compile[original]
         if batch := self.batch.get(original):
             (folder / "batch.cpp").write_text(pathlib.Path(self.here(batch)).read_text().replace(original, compiled))
@@ -115,6 +120,7 @@ class Build:
         # A breakage that also makes a warning is one for the tests all the same.
         words = shlex.split(self.here(command.replace(original, compiled))) + ["-Wno-error"]
         words = [word.replace(f"-I{self.source}/", f"-I{ROOT}/") for word in words]
+        words.insert(1, f"-I{folder}")
         place = words.index("-o") + 1
         linked, words[place] = words[place], str(folder / (path.name + ".o"))
         link = [words[place] if word == linked else word for word in shlex.split(self.here(self.link))]
