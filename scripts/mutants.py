@@ -110,7 +110,7 @@ class Build:
         # What is included is broken for the one source that `compiled_in` names.
         broken = folder / (pathlib.Path(mutant["file"]).relative_to("src") if "compiled_in" in mutant else path.name)
         broken.parent.mkdir(parents=True, exist_ok=True)
-        broken.write_text(text.rebroken(mutant["old"], mutant["new"]))
+        broken.write_text(text.replace(mutant["old"], mutant["new"]))
         original = f"{self.source}/{mutant.get('compiled_in', mutant['file'])}"
         compiled = original if "compiled_in" in mutant else str(broken)
         command = self.compile[original]
