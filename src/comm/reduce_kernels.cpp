@@ -9,15 +9,8 @@ namespace {
 
 #ifdef ZERO_X86_KERNELS
 constexpr ReduceLoops *kAvx2 = avx2::reduce, *kAvx512 = avx512::reduce;
-bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
-bool cpu_has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
-}
 #else
 constexpr ReduceLoops *kAvx2 = generic::reduce, *kAvx512 = generic::reduce;
-bool cpu_has_avx2() { return false; }
-bool cpu_has_avx512() { return false; }
 #endif
 
 ReduceLoops* loops_for(KernelIsa isa) {
@@ -37,8 +30,8 @@ ReduceLoops* loops_for(KernelIsa isa) {
 KernelIsa best_isa() {
   static const KernelIsa best = [] {
     const auto limit = base::isa_limit();
-    if (limit >= base::IsaLimit::kAvx512 && cpu_has_avx512()) return KernelIsa::kAvx512;
-    if (limit >= base::IsaLimit::kAvx2 && cpu_has_avx2()) return KernelIsa::kAvx2;
+    if (limit >= base::IsaLimit::kAvx512 && base::cpu_has_avx512()) return KernelIsa::kAvx512;
+    if (limit >= base::IsaLimit::kAvx2 && base::cpu_has_avx2()) return KernelIsa::kAvx2;
     return KernelIsa::kBaseline;
   }();
   return best;
@@ -61,9 +54,9 @@ bool isa_supported(KernelIsa isa) {
     case KernelIsa::kBaseline:
       return true;
     case KernelIsa::kAvx2:
-      return cpu_has_avx2();
+      return base::cpu_has_avx2();
     case KernelIsa::kAvx512:
-      return cpu_has_avx512();
+      return base::cpu_has_avx512();
   }
   return false;
 }

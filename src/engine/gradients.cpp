@@ -274,9 +274,7 @@ void Gradients::fail_backward() noexcept {
   }
   lost_ =
       "a backward of this accumulation window failed after some of its gradients had been added to the window's sums: "
-      "the window is lost. Call zero_grad() of the engine on every rank, which drops it, and go "
-      "on "
-      "with the next batch";
+      "the window is lost. Call zero_grad() of the engine on every rank, which drops it, and go on with the next batch";
 }
 
 void Gradients::check_dropped(const char* caller, Arriving arriving) {

@@ -65,10 +65,11 @@ constexpr ByDecade ends_of_decades() {
 struct Octaves {
   std::int32_t end[32];
 };
+inline constexpr std::int32_t kBeginOfOctaves = __builtin_bit_cast(std::int32_t, 0x1p-31f);  ///< below, the code is 0
 constexpr Octaves octaves() {
   constexpr ByDecade kEnds = ends_of_decades();
   Octaves octaves{};
-  float begin = 0x1p-31f;
+  float begin = __builtin_bit_cast(float, kBeginOfOctaves);
   for (int octave = 0; octave < 32; ++octave, begin *= 2) {
     int decade = 0;
     while (decade + 1 < kDecades && kEnds.values[decade] < begin) ++decade;

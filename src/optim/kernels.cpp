@@ -9,17 +9,10 @@ bool supported(Isa isa) {
   switch (isa) {
     case Isa::kGeneric:
       return true;
-#ifdef ZERO_X86_KERNELS
     case Isa::kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+      return base::cpu_has_avx2();
     case Isa::kAvx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512cd");
-#else
-    default:
-      return false;
-#endif
+      return base::cpu_has_avx512();
   }
   return false;
 }

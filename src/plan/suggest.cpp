@@ -53,8 +53,7 @@ Candidate with(Candidate from, std::string words, const std::function<void(Candi
 }
 
 std::vector<Candidate> smaller_buckets(const Candidate& from) {
-  const bool pooled =
-      layout::sharding_of_stage(from.config.zero_optimization.stage).gradients || from.cluster.ranks == 1;
+  const bool pooled = layout::sharding_of_stage(from.config.zero_optimization.stage, from.cluster.ranks).gradients;
   if (!pooled || from.config.zero_optimization.reduce_bucket_size <= kSmallBucketNumel) return {};
   return {with(from, fmt::format("zero_optimization.reduce_bucket_size {}", kSmallBucketNumel),
                [](Candidate& c) { c.config.zero_optimization.reduce_bucket_size = kSmallBucketNumel; })};

@@ -266,9 +266,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   const auto& zero = config.zero_optimization;
   LaidOut laid;
   laid.units = layout::make_units(tree, parameters, unit_options(config, tree));
-  laid.sharding = layout::sharding_of_stage(zero.stage);
-  // One alone, whose sums are whole at any stage, has no use for what it has added to them.
-  laid.sharding.gradients |= ranks.count == 1;
+  laid.sharding = layout::sharding_of_stage(zero.stage, ranks.count);
   laid.param_dtype = config.param_dtype();
   laid.gradient_dtype = config.communication_dtype.value_or(laid.param_dtype);
   laid.sum_dtype = config.sum_dtype();
