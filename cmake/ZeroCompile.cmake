@@ -63,6 +63,28 @@ function(zero_precompile owner)
   set_property(GLOBAL PROPERTY zero_precompiled_${owner} ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${owner}.dir/cmake_pch.hxx)
 endfunction()
 
+# Loops over elements, whose source is compiled once per instruction set: vectorised, never contracted. What is there on
+# this processor is picked at run time.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(zero_x86 ZERO_X86_KERNELS)
+endif()
+
+# Of <path>_generic.cpp, <path>_avx2.cpp and <path>_avx512.cpp in the list <sources>: the flags of each, for targets of
+# this directory. Before zero_batch().
+function(zero_per_instruction_set sources path)
+  set(flags -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math)
+  set_source_files_properties(${path}_generic.cpp PROPERTIES COMPILE_OPTIONS "${flags}")
+  if(NOT zero_x86)
+    list(FILTER ${sources} EXCLUDE REGEX "${path}_avx(2|512)\\.cpp$")
+    set(${sources} ${${sources}} PARENT_SCOPE)
+    return()
+  endif()
+  set_source_files_properties(${path}_avx2.cpp PROPERTIES COMPILE_OPTIONS "${flags};-mavx2;-mf16c")
+  # GCC 12 warns of its own intrinsics where they are inlined.
+  set(avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512cd -mprefer-vector-width=512 -Wno-maybe-uninitialized)
+  set_source_files_properties(${path}_avx512.cpp PROPERTIES COMPILE_OPTIONS "${flags};${avx512}")
+endfunction()
+
 # Most of what a file of ours takes to compile is what it includes, and what it makes of that again. zero_batch() compiles
 # the files of a folder a few at a time, which halves the time of a first build; whoever works on them sets ZERO_BATCH to
 # 1, for a file alone is compiled sooner. So anonymous namespaces of a folder's files have no two things of one name.
