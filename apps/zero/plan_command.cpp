@@ -42,7 +42,12 @@ PlanResult make_plans(PlanRequest request) {
     const int judged = request.stages[result.judged];
     plan::Changes allowed;
     allowed.store = !request.cluster.gpus;
-    result.suggestion = plan::suggest(request.model, plan::at_stage(request.config, judged), request.cluster, allowed);
+    const Config config = plan::at_stage(request.config, judged);
+    result.suggestion = plan::suggest(request.model, config, request.cluster, allowed);
+    result.in_place = plan::suggest_in_place(request.model, config, request.cluster, allowed);
+    // What fits without all that is in the first place.
+    if (result.suggestion && result.in_place && result.suggestion->changes == result.in_place->changes)
+      result.in_place.reset();
   }
   result.request = std::move(request);
   return result;

@@ -162,7 +162,8 @@ ordered_json plan_json(const PlanResult& result, bool with_offload) {
                          {"fits", result.fits},
                          {"gpu_nbytes", result.request.cluster.gpus ? judged.peak_nbytes() : 0},
                          {"node_nbytes", judged.node_nbytes}}},
-                       {"suggestion", suggestion_json(result.suggestion)}};
+                       {"suggestion", suggestion_json(result.suggestion)},
+                       {"suggestion_in_place", suggestion_json(result.in_place)}};
   if (with_offload) json["offload_on_paper"] = offload_json(judged);
   return json;
 }

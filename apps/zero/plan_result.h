@@ -15,6 +15,7 @@ struct PlanResult {
   std::size_t judged = 0;         ///< index of the plan that the verdict is about
   bool fits = false;
   std::optional<plan::Suggestion> suggestion;  ///< only where it does not fit
+  std::optional<plan::Suggestion> in_place;    ///< where that takes a disk, the GPUs' hosts or more of these
 };
 
 /// Plans every stage and judges the one asked for.

@@ -328,6 +328,22 @@ std::string margin_text(const plan::Plan& plan, const plan::Cluster& cluster) {
   return "           little of the GPU is left: its figures are right to some 4 %\n";
 }
 
+std::string suggestion_text(const std::string& head, const plan::Suggestion& suggestion) {
+  const std::string then = "then " + plan::needs(suggestion.plan, suggestion.cluster);
+  const std::string margin = margin_text(suggestion.plan, suggestion.cluster);
+  const auto& changes = suggestion.changes;
+  if (changes.size() == 1) return hanging("", fmt::format("{} {}; {}", head, changes.front(), then)) + margin;
+  std::string text = hanging("", head);
+  for (const std::string& change : changes) text += wrapped("", change, 13);
+  return text + hanging("", then) + margin;
+}
+
+/// Beside the memory that computes.
+std::string what_is_taken(const plan::Suggestion& suggestion, const plan::Cluster& cluster) {
+  if (suggestion.cluster.ranks != cluster.ranks) return "more hosts";
+  return suggestion.plan.rank.nvme_nbytes > 0 ? "a disk" : "host memory";
+}
+
 std::string verdict_text(const PlanResult& result) {
   const plan::Plan& judged = result.plans[result.judged];
   const auto& cluster = result.request.cluster;
@@ -347,15 +363,14 @@ std::string verdict_text(const PlanResult& result) {
     text += fmt::format("           inside initialize() every rank has the whole fp32 module, {}\n",
                         human_nbytes(judged.module_nbytes));
   }
-  if (!result.suggestion) return text + "           no change that the plan knows makes it fit\n";
-  const auto& changes = result.suggestion->changes;
-  const std::string then = "then " + plan::needs(result.suggestion->plan, result.suggestion->cluster);
-  const std::string margin = margin_text(result.suggestion->plan, result.suggestion->cluster);
-  if (changes.size() == 1)
-    return text + hanging("", fmt::format("smallest change that fits: {}; {}", changes.front(), then)) + margin;
-  text += hanging("", "smallest change that fits:");
-  for (const std::string& change : changes) text += wrapped("", change, 13);
-  return text + hanging("", then) + margin;
+  if (!result.suggestion && !result.in_place) return text + "           no change that the plan knows makes it fit\n";
+  if (result.suggestion) text += suggestion_text("smallest change that fits:", *result.suggestion);
+  if (result.in_place) {
+    const std::string without = result.suggestion ? fmt::format("or without {}:", what_is_taken(*result.suggestion, cluster))
+                                                  : "smallest change that fits:";
+    text += suggestion_text(without, *result.in_place);
+  }
+  return text;
 }
 
 }  // namespace

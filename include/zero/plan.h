@@ -312,6 +312,7 @@ struct Changes {
   bool dtype = true;             ///< bf16
   bool recompute = true;         ///< activation checkpointing of every block
   bool deferred_init = true;
+  bool fewer_bits = false;            ///< of optimizer states, then also of masters and sums: another curve
   bool ratio = true;                  ///< of GPUs: all states in host memory, where a part is
   bool states_in_host_memory = true;  ///< of GPUs, with all else that is sharded
   bool states_on_nvme = true;
@@ -327,8 +328,13 @@ struct Changes {
 std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster,
                                   const Changes& allowed = {});
 
+/// The smallest change that makes it fit into the memory that computes: of what is `allowed`, nothing goes to NVMe, from
+/// GPUs to their hosts or to more hosts, but optimizer states and masters may have fewer bits. Else as suggest().
+std::optional<Suggestion> suggest_in_place(const ModelShape& model, const Config& config, const Cluster& cluster,
+                                           Changes allowed = {});
+
 /// The same training on `cluster` as it is: of what is `allowed`, only what leaves the numbers of training as they are
-/// (neither dtype nor hosts, but for the rounding of sums where micro-batches become smaller), so that a tenth of the
+/// (neither dtype, bits nor hosts, but for the rounding of sums where micro-batches become smaller), so that a tenth of the
 /// host's memory stays free if that can be, else so that it fits. Local. Throws ConfigError, with what is needed and
 /// what there is, where nothing helps.
 Suggestion fit(const ModelShape& model, const Config& config, const Cluster& cluster, Changes allowed = {});

@@ -131,6 +131,35 @@ std::vector<Candidate> deferred_init(const Candidate& from) {
   return {with(from, "the module built by zero::deferred_init", [](Candidate& c) { c.model.deferred_init = true; })};
 }
 
+/// Of parameters in bf16: states in bf16, in 8 bits, then also no masters. The last one is the smallest.
+std::vector<Candidate> fewer_bits(const Candidate& from) {
+  const Config& config = from.config;
+  const std::string& type = config.optimizer.type;
+  if (config.param_dtype() != DType::kBFloat16 || config.bf16.master_weights_and_grads) return {};
+  constexpr std::string_view kCurve = " (another curve)";
+  std::vector<std::string> changes;
+  Candidate narrow = from;
+  std::vector<Candidate> candidates;
+  const auto add = [&](std::string change) {
+    changes.push_back(std::move(change));
+    candidates.push_back(narrow);
+    candidates.back().changes.push_back(fmt::format("{}{}", fmt::join(changes, ", "), kCurve));
+  };
+  if (!config.bf16.optimizer_states && !type.ends_with("8bit")) {
+    narrow.config.bf16.optimizer_states = true;
+    add("bf16.bf16_optimizer_states");
+  }
+  if (type == "Adam" || type == "AdamW") {
+    narrow.config.bf16.optimizer_states = false;
+    narrow.config.optimizer.type += "8bit";
+    changes.clear();
+    add(fmt::format("optimizer.type \"{}\"", narrow.config.optimizer.type));
+  }
+  narrow.config.bf16.master_weights_and_grads = narrow.config.zerotorch.stochastic_rounding = true;
+  add("bf16.bf16_master_weights_and_grads, zerotorch.stochastic_rounding");
+  return candidates;
+}
+
 constexpr const char* kStatesOnHost = "zero_optimization.offload_optimizer.device \"cpu\"";
 
 /// A part of the states on the device no more.
@@ -278,6 +307,7 @@ const NamedChange kChanges[] = {{&Changes::buckets, smaller_buckets},
                                 {&Changes::dtype, bf16},
                                 {&Changes::recompute, checkpointing},
                                 {&Changes::deferred_init, deferred_init},
+                                {&Changes::fewer_bits, fewer_bits},
                                 {&Changes::ratio, without_ratio},
                                 {&Changes::states_in_host_memory, states_in_host_memory},
                                 {&Changes::states_in_host_memory, parameters_in_host_memory},
@@ -357,9 +387,17 @@ std::optional<Suggestion> suggest(const ModelShape& model, const Config& config,
   return hosts || !allowed.hosts ? hosts : more_hosts(with_these(start, made));
 }
 
+std::optional<Suggestion> suggest_in_place(const ModelShape& model, const Config& config, const Cluster& cluster,
+                                           Changes allowed) {
+  allowed.fewer_bits = true;
+  allowed.states_in_host_memory = allowed.states_on_nvme = allowed.gradients_on_nvme = allowed.parameters_on_nvme =
+      allowed.hosts = false;
+  return suggest(model, config, cluster, allowed);
+}
+
 Suggestion fit(const ModelShape& model, const Config& config, const Cluster& cluster, Changes allowed) {
   constexpr double kComfortable = 0.9;
-  allowed.dtype = allowed.hosts = false;
+  allowed.dtype = allowed.fewer_bits = allowed.hosts = false;
   // In backward nobody can skip a step whose gradients are not finite.
   if (config.param_dtype() == DType::kBFloat16 && config.bf16.check_grad_overflow) allowed.step_in_backward = false;
   for (const double share : {kComfortable, 1.0}) {

@@ -45,6 +45,12 @@ says "does not fit"
 says "smallest change that fits:"
 plan 3 --parameters 7e9 -n 2 --memory 20GB --stages 3
 says "             zerotorch.offload_gradients.device \"nvme\""
+plan 3 --preset gpt-1b -n 2 --memory 9GiB
+says "or without a disk: optimizer.type \"AdamW8bit\""
+says "(another curve)"
+plan 3 --preset gpt-1b -n 2 --memory 9GiB --json
+expect "JSON of what fits in place" "$(value "[j[k]['node_nbytes'] <= 9 * 2**30 for k in ('suggestion', 'suggestion_in_place')]")" "[True, True]"
+expect "that is not asked for" "$(value "any('8bit' in c for c in j['suggestion']['changes'])")" False
 
 echo '{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": true}}' > once.json
 plan 0 --preset gpt-1b -n 2 --memory 1TB --config once.json
@@ -76,6 +82,8 @@ says "smallest change that fits: zero_optimization.offload_optimizer.device \"cp
 plan 3 --parameters 70e9 -n 8 --gpu-memory 80GB --stages 3 --memory 1TB
 says "smallest change that fits: zero_optimization.offload_optimizer.device \"nvme\""
 grep -q 'and a host' out || fail "says nothing of the host: $(cat out)"
+plan 3 --preset gpt-4b -n 1 --gpu-memory 40GB
+says "or without host memory"
 plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3 --json
 expect "over hosts without NCCL states are in their memory" "$(value "j['stages'][0]['shards_on_gpu']")" False
 plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3

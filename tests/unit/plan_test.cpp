@@ -454,6 +454,44 @@ TEST(Suggest, StatesOnNvmeWhereNothingElseIsEnough) {
   EXPECT_EQ(found->plan.rank[MemoryKind::kOptimizer].peak_nbytes, 0);
 }
 
+/// Where a disk would do, states and masters of fewer bits may do without one.
+TEST(Suggest, FewerBitsInPlace) {
+  const ModelShape model = model_of_numel(4'000'000'000);
+  const auto config = [](std::string_view optimizer) {
+    return Config::from_text(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "optimizer": {"type": ")" +
+                             std::string(optimizer) + R"("}, "zero_optimization": {"stage": 3}})");
+  };
+  struct Case {
+    std::string_view optimizer;
+    double nbytes;  ///< of a parameter
+    std::string_view type, change;
+  };
+  for (const auto& [optimizer, nbytes, type, change] :
+       {Case{"AdamW", 13, "AdamW", "bf16.bf16_optimizer_states"}, Case{"Adam", 11, "Adam8bit", "\"Adam8bit\""},
+        Case{"AdamW", 7, "AdamW8bit", "zerotorch.stochastic_rounding"},
+        Case{"Lion", 7, "Lion", "bf16.bf16_master_weights_and_grads"}}) {
+    const Cluster cluster{.ranks = 2, .node_memory_nbytes = static_cast<std::int64_t>(nbytes * 4e9)};
+    Changes allowed{.step_in_backward = false, .deferred_init = false};
+    ModelShape deferred = model;
+    deferred.deferred_init = true;
+    const auto in_place = suggest_in_place(deferred, config(optimizer), cluster, allowed);
+    ASSERT_TRUE(in_place) << optimizer << nbytes;
+    EXPECT_EQ(in_place->plan.rank.nvme_nbytes, 0);
+    EXPECT_EQ(in_place->config.optimizer.type, type);
+    ASSERT_EQ(in_place->changes.size(), 1u);
+    EXPECT_TRUE(testing::mentions(in_place->changes[0], change)) << in_place->changes[0];
+    EXPECT_TRUE(testing::mentions(in_place->changes[0], "another curve")) << in_place->changes[0];
+    const auto elsewhere = suggest(deferred, config(optimizer), cluster, allowed);
+    ASSERT_TRUE(elsewhere);
+    EXPECT_EQ(elsewhere->config.optimizer.type, optimizer);
+    EXPECT_GT(elsewhere->plan.rank.nvme_nbytes, 0);
+  }
+  // Not where what keeps the numbers is enough, nor where nothing is.
+  const Cluster roomy{.ranks = 2, .node_memory_nbytes = 1LL << 40}, tiny{.ranks = 2, .node_memory_nbytes = 1LL << 30};
+  EXPECT_TRUE(suggest_in_place(model, config("AdamW"), roomy)->changes.empty());
+  EXPECT_FALSE(suggest_in_place(model, config("AdamW"), tiny));
+}
+
 /// Of what is allowed the smallest, never other numbers.
 TEST(Fit, ChangesOnlyWhatIsAllowed) {
   const ModelShape model = transformer({.layers = 24, .dim = 2048, .heads = 16, .vocab = 50257, .seq = 1024}, "1.3b");
@@ -464,13 +502,19 @@ TEST(Fit, ChangesOnlyWhatIsAllowed) {
   int fitted = 0;
   for (std::int64_t gb = 2; gb <= 100; gb += 2) {
     cluster.node_memory_nbytes = gb * 1'000'000'000;
-    Changes allowed{.stage = gb % 4 != 0, .micro_batch = gb % 3 != 0, .recompute = gb % 5 != 0, .nvme_path = "/disk"};
+    Changes allowed{.stage = gb % 4 != 0,
+                    .micro_batch = gb % 3 != 0,
+                    .recompute = gb % 5 != 0,
+                    .fewer_bits = true,
+                    .nvme_path = "/disk"};
     allowed.states_on_nvme = allowed.gradients_on_nvme = allowed.parameters_on_nvme = gb % 7 != 0;
     try {
       const Suggestion found = fit(model, config, cluster, allowed);
       ++fitted;
       EXPECT_LE(found.plan.node_nbytes, cluster.node_memory_nbytes);
       EXPECT_EQ(found.config.param_dtype(), config.param_dtype());
+      EXPECT_EQ(found.config.optimizer.type, config.optimizer.type);
+      EXPECT_EQ(found.config.state_dtype(), config.state_dtype());
       EXPECT_EQ(found.cluster.ranks, 2);
       EXPECT_EQ(found.cluster.node_memory_nbytes, cluster.node_memory_nbytes);
       const auto& zero = found.config.zero_optimization;
