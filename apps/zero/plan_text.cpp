@@ -366,8 +366,9 @@ std::string verdict_text(const PlanResult& result) {
   if (!result.suggestion && !result.in_place) return text + "           no change that the plan knows makes it fit\n";
   if (result.suggestion) text += suggestion_text("smallest change that fits:", *result.suggestion);
   if (result.in_place) {
-    const std::string without = result.suggestion ? fmt::format("or without {}:", what_is_taken(*result.suggestion, cluster))
-                                                  : "smallest change that fits:";
+    const std::string without = result.suggestion
+                                    ? fmt::format("or without {}:", what_is_taken(*result.suggestion, cluster))
+                                    : "smallest change that fits:";
     text += suggestion_text(without, *result.in_place);
   }
   return text;

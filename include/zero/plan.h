@@ -328,15 +328,15 @@ struct Changes {
 std::optional<Suggestion> suggest(const ModelShape& model, const Config& config, const Cluster& cluster,
                                   const Changes& allowed = {});
 
-/// The smallest change that makes it fit into the memory that computes: of what is `allowed`, nothing goes to NVMe, from
-/// GPUs to their hosts or to more hosts, but optimizer states and masters may have fewer bits. Else as suggest().
+/// The smallest change that makes it fit into the memory that computes: of what is `allowed`, nothing goes to NVMe,
+/// from GPUs to their hosts or to more hosts, but optimizer states and masters may have fewer bits. Else as suggest().
 std::optional<Suggestion> suggest_in_place(const ModelShape& model, const Config& config, const Cluster& cluster,
                                            Changes allowed = {});
 
 /// The same training on `cluster` as it is: of what is `allowed`, only what leaves the numbers of training as they are
-/// (neither dtype, bits nor hosts, but for the rounding of sums where micro-batches become smaller), so that a tenth of the
-/// host's memory stays free if that can be, else so that it fits. Local. Throws ConfigError, with what is needed and
-/// what there is, where nothing helps.
+/// (neither dtype, bits nor hosts, but for the rounding of sums where micro-batches become smaller), so that a tenth of
+/// the host's memory stays free if that can be, else so that it fits. Local. Throws ConfigError, with what is needed
+/// and what there is, where nothing helps.
 Suggestion fit(const ModelShape& model, const Config& config, const Cluster& cluster, Changes allowed = {});
 
 }  // namespace zero::plan

@@ -458,8 +458,9 @@ TEST(Suggest, StatesOnNvmeWhereNothingElseIsEnough) {
 TEST(Suggest, FewerBitsInPlace) {
   const ModelShape model = model_of_numel(4'000'000'000);
   const auto config = [](std::string_view optimizer) {
-    return Config::from_text(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "optimizer": {"type": ")" +
-                             std::string(optimizer) + R"("}, "zero_optimization": {"stage": 3}})");
+    return Config::from_text(
+        R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "optimizer": {"type": ")" +
+        std::string(optimizer) + R"("}, "zero_optimization": {"stage": 3}})");
   };
   struct Case {
     std::string_view optimizer;
