@@ -312,11 +312,8 @@ std::string gpus_text(const PlanResult& result) {
       "GPUs       `zero train --device cuda`, or programs with their module on one\n"
       "           (docs/gpu.md). Processes (CUDA, its libraries) are estimates\n";
   const plan::Plan& plan = result.plans[result.judged];
-  using Transport = Config::Zerotorch::DeviceTransport;
-  if (plan.nodes > 1 && !plan.shards_on_gpu && result.request.config.zerotorch.device_transport == Transport::kAuto)
-    text +=
-        "           over several hosts states are in the GPUs' memory only with\n"
-        "           \"zerotorch\": {\"device_transport\": \"nccl\"}\n";
+  if (plan.nodes > 1 && plan.shards_on_gpu)
+    text += "           Between hosts NCCL moves what is sharded; without it all that is in\n           host memory\n";
   return text;
 }
 

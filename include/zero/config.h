@@ -389,8 +389,9 @@ struct Config {
     Store store = Store::kAuto;
     enum class DeviceTransport : std::uint8_t { kAuto, kShared, kNccl };
     /// With shards in the memory of several ranks' GPUs, what moves them. shared: ranks of one host read each other's
-    /// memory in place; nccl: NCCL, also between hosts, with a GPU to a rank. auto: shared on one host; over several,
-    /// shards are in host memory and the ranks' group moves them.
+    /// memory in place; nccl: NCCL, also between hosts, with a GPU to a rank. auto: shared on one host if GPUs map each
+    /// other's memory, else nccl; where NCCL cannot, on several hosts, shards are in host memory and the ranks' group
+    /// moves them.
     DeviceTransport device_transport = DeviceTransport::kAuto;
     /// Upper bound of a unit, in elements; 0: derived from the model. Smaller units: less memory, more gathers.
     std::int64_t unit_numel = 0;

@@ -161,7 +161,7 @@ struct Cluster {
   int ranks_per_node = 0;               ///< 0: all on one host
   std::int64_t node_memory_nbytes = 0;  ///< available to the ranks of a host together; 0: unknown, everything fits
   /// Each rank has a GPU, and its module is there. What it shards is, too, unless the configuration wants it in host
-  /// memory, or there are several hosts and zerotorch.device_transport is not 'nccl'.
+  /// memory. Between hosts it moves by NCCL, which is taken to be there.
   bool gpus = false;
   std::int64_t gpu_memory_nbytes = 0;  ///< of each of them; 0: unknown, everything fits
   double bandwidth_nbytes_per_s = 0;   ///< receive bandwidth of each rank, from whomever; 0: unknown
@@ -201,7 +201,7 @@ bool buckets_are_bound(const Config& config, int world_size, bool gpus = false);
 
 /// True when the copying store chooses its prefetch distance from measured times, which it does not where
 /// NCCL gathers.
-bool gather_is_bound(const Config& config, int world_size, bool gpus = false);
+bool gather_is_bound(const Config& config, int world_size, bool gpus = false, int hosts = 1);
 
 /// Elements each rank receives in one optimizer step, mean over ranks (see zero/report.h).
 struct Traffic {

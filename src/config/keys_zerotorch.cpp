@@ -19,7 +19,8 @@ constexpr Key kKeys[] = {
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",
      .note = "what moves shards between the memories of GPUs: ranks of one host read them in place (shared), or nccl; "
-             "auto: shared on one host, else shards are in host memory",
+             "auto: shared on one host if GPUs map each other's memory, else nccl; where it cannot, between hosts, "
+             "shards are in host memory",
      .choices = "auto|shared|nccl",
      .field = field<&Config::zerotorch, &Own::device_transport>},
     {.path = "zerotorch.unit_numel",

@@ -107,17 +107,10 @@ std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
   return strides;
 }
 
-setup::LaidOut make_model(Engine::Impl& impl, std::optional<c10::Device> device) {
+/// Where the module is, and what is sharded of it. *Collective.*
+ShardPlace place_model(Engine::Impl& impl, std::optional<c10::Device> device) {
   auto& model = impl.model;
-  const auto& inventory = impl.inventory;
-  std::vector<layout::ParameterInfo> infos;
-  infos.reserve(inventory.parameters.size());
-  for (const auto& item : inventory.parameters) {
-    infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad() && !impl.evaluation_only,
-                     impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
-  }
-  model.param_dtype = param_dtype_of(impl.config, inventory);
-  model.module_device = module_device_of(inventory, device);
+  model.module_device = module_device_of(impl.inventory, device);
   // Work for a device other than the current one costs memory on both.
   if (!model.module_device.is_cpu())
     c10::impl::VirtualGuardImpl(model.module_device.type()).setDevice(model.module_device);
@@ -137,6 +130,19 @@ setup::LaidOut make_model(Engine::Impl& impl, std::optional<c10::Device> device)
         "on the CPU",
         model.device.str()));
   }
+  return place;
+}
+
+setup::LaidOut make_model(Engine::Impl& impl, const ShardPlace& place) {
+  auto& model = impl.model;
+  const auto& inventory = impl.inventory;
+  std::vector<layout::ParameterInfo> infos;
+  infos.reserve(inventory.parameters.size());
+  for (const auto& item : inventory.parameters) {
+    infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad() && !impl.evaluation_only,
+                     impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
+  }
+  model.param_dtype = param_dtype_of(impl.config, inventory);
   const setup::LaidOut laid = setup::lay_out(infos, inventory.tree, impl.config,
                                              {.count = impl.group.size(),
                                               .hosts = impl.group.single_node() ? 1 : 2,
@@ -595,7 +601,8 @@ void freeze(const Engine::Impl& impl) {
 }
 
 /// The part of initialize() in which ranks depend on each other. *Collective.*
-void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup, bool moves_buffers) {
+void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, const ShardPlace& place, OptimizerSetup setup,
+                bool moves_buffers) {
   if (auto difference = first_difference(impl.config.to_json(), impl.groups.all, "config")) {
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
   }
@@ -607,7 +614,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   check_agreement(impl.inventory, impl.group);
   agree_on_parts(impl.groups, impl.inventory);
   choose_progress_thread(impl);
-  make_transport(impl.model, choose_shard_place(impl.model.module_device, impl.config, impl.group).moved_by);
+  make_transport(impl.model, place.moved_by);
   MicroBatchRandom::interrupt();
   impl.training.seed = choose_seed(impl.config, impl.number, impl.groups.all);
   const OptimizerFactory factory = std::move(setup.factory);
@@ -739,7 +746,8 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->zero_grad_keeps_window = options.zero_grad_keeps_window;
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = impl->evaluation_only ? "for evaluation only" : setup.description;
-  const setup::LaidOut laid = make_model(*impl, options.device);
+  const ShardPlace place = place_model(*impl, options.device);
+  const setup::LaidOut laid = make_model(*impl, place);
   check_buffers(impl->inventory);
   check_memory(impl->inventory);
   storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
@@ -754,7 +762,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   }
   try {
     impl->activation_home.emplace(impl->config, impl->groups, impl->model.module_device, impl->ledger);
-    join_ranks(*impl, laid, std::move(setup), options.device.has_value());
+    join_ranks(*impl, laid, place, std::move(setup), options.device.has_value());
   } catch (const std::exception& error) {
     impl->groups.abort(error.what());
     throw;

@@ -2,10 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <set>
+#include <string>
 #include <string_view>
 
+#include "comm/gather_values.h"
 #include "setup/laid_out.h"
+#include "storage/cuda_runtime.h"
+#include "storage/device_reach.h"
 #include "storage/device_transport.h"
 #include "storage/nccl.h"
 #include "storage/nccl_transport.h"
@@ -13,6 +20,13 @@
 
 namespace zero::engine {
 namespace {
+
+constexpr std::string_view kLabel = "device transport";
+
+bool is_set(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && std::string_view(value) == "1";
+}
 
 /// Why shards are not moved as the configuration wants; null: they can be.
 const char* problem_of(Config::Zerotorch::DeviceTransport wanted, c10::Device module_device, const Config& config,
@@ -26,24 +40,19 @@ const char* problem_of(Config::Zerotorch::DeviceTransport wanted, c10::Device mo
   if (wanted == Transport::kShared && !storage::can_share_device_memory(group, module_device)) {
     return "is for ranks of one host on devices that share memory with other processes; use 'nccl', or 'auto'";
   }
-  const auto is_set = [](const char* name) {
-    const char* const value = std::getenv(name);
-    return value != nullptr && std::string_view(value) == "1";
-  };
   if (wanted == Transport::kNccl && (is_set("CUDA_DEVICE_MAX_CONNECTIONS") || is_set("CUDA_LAUNCH_BLOCKING"))) {
     return "and CUDA_DEVICE_MAX_CONNECTIONS or CUDA_LAUNCH_BLOCKING is 1 in the environment: gradients and parameters "
            "move at the same time, and ranks would wait for each other's for ever; unset it";
   }
   if (wanted == Transport::kNccl && storage::nccl_of(module_device.type()) == nullptr) {
     return "needs NCCL, and there is no libnccl.so.2: PyTorch's wheels for CUDA bring one along (nvidia-nccl), whose "
-           "folder LD_LIBRARY_PATH may name; without it use 'auto'";
+           "folder LD_LIBRARY_PATH may name";
   }
   return nullptr;
 }
 
-}  // namespace
-
-ShardPlace choose_shard_place(c10::Device module_device, const Config& config, const Group& group) {
+/// As far as a rank can tell alone.
+ShardPlace choose_alone(c10::Device module_device, const Config& config, const Group& group) {
   using Transport = Config::Zerotorch::DeviceTransport;
   using MovedBy = ShardPlace::MovedBy;
   const Transport wanted = config.zerotorch.device_transport;
@@ -55,9 +64,80 @@ ShardPlace choose_shard_place(c10::Device module_device, const Config& config, c
   }
   if (module_device.is_cpu() || setup::wants_host_memory(config)) return {};
   if (group.size() == 1) return {.device = module_device};
-  if (wanted == Transport::kNccl) return {.device = module_device, .moved_by = MovedBy::kNccl};
-  if (storage::can_share_device_memory(group, module_device))
+  if (storage::can_share_device_memory(group, module_device) && wanted != Transport::kNccl)
     return {.device = module_device, .moved_by = MovedBy::kSharedMemory};
+  return {.device = module_device, .moved_by = MovedBy::kNccl};
+}
+
+/// Why NCCL cannot move the shards of all ranks; empty: it can. *Collective.*
+std::string problem_of_nccl(c10::Device module_device, const Config& config, Group& group) {
+  struct Facts {
+    std::array<char, 400> problem{};
+    std::array<char, 100> gpu{};
+  } mine;
+  if (const char* const problem = problem_of(Config::Zerotorch::DeviceTransport::kNccl, module_device, config, group)) {
+    std::string_view(problem).copy(mine.problem.data(), mine.problem.size() - 1);
+  }
+  storage::identity_of(module_device).copy(mine.gpu.data(), mine.gpu.size() - 1);
+  std::set<std::string_view> taken;
+  const auto all = comm::gather_values(group, mine, kLabel);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::string_view problem = all[rank].problem.data(), gpu = all[rank].gpu.data();
+    if (!problem.empty()) return fmt::format("rank {}: 'nccl' {}", rank, problem);
+    if (!gpu.empty() && !taken.insert(gpu).second && !is_set("NCCL_MULTI_RANK_GPU_ENABLE"))
+      return fmt::format("rank {} has the GPU of another rank", rank);
+  }
+  return {};
+}
+
+/// The same where the devices do not share their memory. *Collective.*
+ShardPlace not_in_place(const storage::DeviceReach& reach, c10::Device module_device, Config& config, Group& group) {
+  if (!reach.reads_rightly) {
+    throw IoError(fmt::format(
+        "the ranks' GPUs do not read each other's memory rightly: {}. Known causes are an IOMMU or access control "
+        "(ACS) between PCIe slots, and drivers that offer what a card has not; switch these off, or keep what ranks "
+        "share in host memory (zero_optimization.offload_optimizer.device 'cpu'), or set zerotorch.device_transport "
+        "to 'nccl' and NCCL_P2P_DISABLE=1 in the environment",
+        reach.problem));
+  }
+  std::string other_way = "zerotorch.device_transport to 'nccl', or ";
+  std::string problem;
+  if (config.zerotorch.device_transport == Config::Zerotorch::DeviceTransport::kAuto) {
+    problem = problem_of_nccl(module_device, config, group);
+    if (problem.empty()) {
+      config.notices.push_back(fmt::format(
+          "the ranks' GPUs cannot map each other's memory ({}): NCCL moves gradients and parameters between them",
+          reach.problem));
+      return {.device = module_device, .moved_by = ShardPlace::MovedBy::kNccl};
+    }
+    problem = fmt::format(", and NCCL cannot move what is sharded between them ({})", problem);
+    other_way.clear();
+  }
+  throw IoError(
+      fmt::format("the ranks' GPUs cannot map each other's memory ({}){}; set {}zero_optimization.offload_optimizer."
+                  "device to 'cpu', which keeps what ranks share in host memory",
+                  reach.problem, problem, other_way));
+}
+
+}  // namespace
+
+ShardPlace choose_shard_place(c10::Device module_device, Config& config, Group& group) {
+  using MovedBy = ShardPlace::MovedBy;
+  const ShardPlace place = choose_alone(module_device, config, group);
+  if (group.size() == 1) return place;
+  const bool is_asked_for = config.zerotorch.device_transport != Config::Zerotorch::DeviceTransport::kAuto;
+  const auto is_as_here = [&](MovedBy one) { return one == place.moved_by; };
+  if (!std::ranges::all_of(comm::gather_values(group, place.moved_by, kLabel), is_as_here))
+    return is_asked_for ? place : ShardPlace{};  // what ranks compare further on says where they differ
+  if (place.moved_by == MovedBy::kSharedMemory) {
+    const storage::DeviceReach reach = storage::find_device_reach(group, module_device);
+    return reach.problem.empty() ? place : not_in_place(reach, module_device, config, group);
+  }
+  if (place.moved_by != MovedBy::kNccl || is_asked_for) return place;
+  const std::string problem = problem_of_nccl(module_device, config, group);
+  if (problem.empty()) return place;
+  config.notices.push_back(
+      fmt::format("what is sharded is in host memory, as NCCL cannot move it between GPUs ({})", problem));
   return {};
 }
 

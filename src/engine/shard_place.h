@@ -20,9 +20,12 @@ struct ShardPlace {
   MovedBy moved_by = MovedBy::kGroup;
 };
 
-/// With a module on an accelerator in its memory, unless the configuration wants them in the host's, or ranks have no
-/// way to each other's. Local. Throws ConfigError where the configuration wants what cannot be had.
-ShardPlace choose_shard_place(c10::Device module_device, const Config& config, const Group& group);
+/// Of a module on an accelerator in its memory, unless the configuration wants them in the host's: by the shared memory
+/// of devices on one host, if these can use each other's, else by NCCL. Where that cannot, they are in host memory on
+/// several hosts. What is not as the configuration lets expect, a notice in `config` says. *Collective.* Throws
+/// ConfigError where the configuration wants what cannot be had, IoError where devices of one host cannot use each
+/// other's memory and NCCL is no way either.
+ShardPlace choose_shard_place(c10::Device module_device, Config& config, Group& group);
 
 /// *Collective.* Gives the model its transport and its home.
 void make_transport(sharding::ShardedModel& model, ShardPlace::MovedBy moved_by);

@@ -300,15 +300,13 @@ bool buckets_are_bound(const Config& config, int world_size, bool gpus) {
   return sharding.gradients && needs_them && (gpus || (config.zero_optimization.overlaps_comm() && world_size > 1));
 }
 
-bool gather_is_bound(const Config& config, int world_size, bool gpus) {
+bool gather_is_bound(const Config& config, int world_size, bool gpus, int hosts) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   if (!sharding.parameters) return false;
   // How much of it ranks hold at the same time depends on how far they are apart.
   if (config.zero_optimization.offload_param.device == Device::kNvme) return true;
-  if (gpus ? config.zerotorch.device_transport == Config::Zerotorch::DeviceTransport::kNccl : world_size == 1) {
-    return false;
-  }
+  if (gpus ? setup::wants_nccl(config, hosts) : world_size == 1) return false;
   return config.zero_optimization.overlaps_comm() && config.zerotorch.measured_prefetch &&
          config.zero_optimization.stage3_prefetch_bucket_size > 0;
 }

@@ -29,10 +29,6 @@ constexpr double kHostOfGpuProcessNbytes = 1500e6;
 
 std::int64_t to_nbytes(double nbytes) { return static_cast<std::int64_t>(std::min(nbytes, 9e18)); }
 
-bool is_by_nccl(const Config& config) {
-  return config.zerotorch.device_transport == Config::Zerotorch::DeviceTransport::kNccl;
-}
-
 void resolve(Config& config, int ranks) {
   if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
     config.train_micro_batch_size_per_gpu = 1;
@@ -134,13 +130,11 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
     infos.push_back({parameter.name, parameter.numel, parameter.trainable, /*replicated=*/false, parameter.shape});
   }
   const int hosts = (world_size + ranks_per_node - 1) / ranks_per_node;
-  const bool on_gpu = gpus && !setup::wants_host_memory(config) && (hosts == 1 || is_by_nccl(config));
-  return setup::lay_out(infos, layout::module_tree(names), config,
-                        {.count = world_size,
-                         .hosts = hosts,
-                         .on_cpu = !on_gpu,
-                         .module_on_cpu = !gpus,
-                         .reads_in_place = !is_by_nccl(config)});
+  const bool by_nccl = setup::wants_nccl(config, hosts);
+  const bool on_gpu = gpus && !setup::wants_host_memory(config) && (hosts == 1 || by_nccl);
+  return setup::lay_out(
+      infos, layout::module_tree(names), config,
+      {.count = world_size, .hosts = hosts, .on_cpu = !on_gpu, .module_on_cpu = !gpus, .reads_in_place = !by_nccl});
 }
 
 /// What initialize() refuses of a module on a GPU.
@@ -177,7 +171,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.shards_on_gpu = laid.on_device;
   plan.rank = ledger_of(laid, pools, plan.heaviest_rank);
   plan.buckets_are_bound = buckets_are_bound(config, plan.ranks, cluster.gpus);
-  plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks, cluster.gpus);
+  plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks, cluster.gpus, plan.nodes);
   plan.deferred_init = model.deferred_init;
   plan.module_nbytes = 4 * (plan.deferred_init ? laid.largest_unit() : plan.parameters_numel);
   std::int64_t activations_on_nvme = 0, activations_on_host = 0;
@@ -200,7 +194,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   const double process = cluster.gpus ? kGpuProcessNbytes : kPrivateNbytes + kSharedNbytes / plan.ranks_per_node;
   plan.process_nbytes =
       to_nbytes(process + gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
-  if (laid.on_device && is_by_nccl(config)) plan.process_nbytes += received_by_nccl_nbytes(laid, plan.heaviest_rank);
+  if (laid.on_device && setup::wants_nccl(config, plan.nodes))
+    plan.process_nbytes += received_by_nccl_nbytes(laid, plan.heaviest_rank);
   // What is on a disk streams from there to the checkpoint, with a ring of buffers.
   constexpr std::int64_t kRingNbytes = 32 << 20;
   const bool streams = laid.states_on_disk || laid.gradients_on_disk || laid.parameters_on_disk;

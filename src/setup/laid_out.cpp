@@ -258,6 +258,12 @@ bool wants_host_memory(const Config& config) {
          config.zerotorch.offload_gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
 }
 
+bool wants_nccl(const Config& config, int hosts) {
+  using Transport = Config::Zerotorch::DeviceTransport;
+  const Transport wanted = config.zerotorch.device_transport;
+  return wanted == Transport::kNccl || (wanted == Transport::kAuto && hosts > 1);
+}
+
 LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
                 const Config& config, const Ranks& ranks) {
   check_step_in_backward(config);

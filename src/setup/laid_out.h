@@ -25,6 +25,9 @@ struct Ranks {
 
 /// True where the configuration wants what a module on an accelerator shards in host memory.
 bool wants_host_memory(const Config& config);
+/// True where NCCL is what moves shards between GPUs: between hosts, if there is an NCCL and the configuration does not
+/// name another way, and where it names NCCL.
+bool wants_nccl(const Config& config, int hosts);
 
 struct LaidOut {
   std::vector<layout::Unit> units;

@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <fstream>
+#include <string>
 
 #include "base/cores.h"
 #include "storage/library_functions.h"
@@ -33,6 +35,18 @@ bool load(CudaRuntime& runtime) {
   return false;
 }
 
+/// Where it is on the bus of its host, of one without an index this thread's; empty: not known.
+std::string pci_address_of(c10::Device device) {
+  const CudaRuntime* const runtime = device.is_cuda() ? cuda_runtime() : nullptr;
+  if (!runtime) return {};
+  std::array<char, 32> address{};
+  if (!device.has_index()) device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
+  const int code = runtime->device_get_pci_bus_id(address.data(), static_cast<int>(address.size()), device.index());
+  if (code == 0) return address.data();
+  runtime->error(code);
+  return {};
+}
+
 }  // namespace
 
 std::string CudaRuntime::error(int code) const {
@@ -46,17 +60,17 @@ const CudaRuntime* cuda_runtime() {
   return is_there ? &runtime : nullptr;
 }
 
+std::string identity_of(c10::Device device) {
+  const std::string address = pci_address_of(device);
+  if (address.empty()) return {};
+  std::string machine;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> machine;
+  return machine + ' ' + address;
+}
+
 int memory_node_of(c10::Device device) {
-  const CudaRuntime* const runtime = device.is_cuda() ? cuda_runtime() : nullptr;
-  if (!runtime) return -1;
-  std::array<char, 32> address{};
-  if (!device.has_index()) device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
-  const int code = runtime->device_get_pci_bus_id(address.data(), static_cast<int>(address.size()), device.index());
-  if (code != 0) {
-    runtime->error(code);
-    return -1;
-  }
-  return base::memory_node_of_pci(address.data());
+  const std::string address = pci_address_of(device);
+  return address.empty() ? -1 : base::memory_node_of_pci(address);
 }
 
 }  // namespace zero::storage

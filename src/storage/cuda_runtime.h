@@ -31,6 +31,9 @@ struct CudaRuntime {
 /// Null where libtorch has loaded no CUDA runtime, or one without these functions. Local.
 const CudaRuntime* cuda_runtime();
 
+/// What tells a GPU from all others, also of other machines; empty: of another device, or CUDA does not say. Local.
+std::string identity_of(c10::Device device);
+
 /// The memory node of the host that a GPU is on, of one without an index this thread's; -1: of another device, or the
 /// system does not say. Local.
 int memory_node_of(c10::Device device);

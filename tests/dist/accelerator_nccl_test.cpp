@@ -83,6 +83,99 @@ TEST(Accelerator, NcclMovesTheSameBitsBesideMpi) {
   }
 }
 
+/// GPUs that the driver keeps apart: NCCL moves what ranks would read in place, and a notice says so.
+TEST(Accelerator, NcclDoesWhereDevicesAreApart) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  for (int ranks = 2; ranks <= 3; ++ranks) {
+    const auto lines = lines_of(ranks, [&](Group group) {
+      simulated::use_kernels(true);
+      simulated::start({});
+      Setting setting{.stage = 2, .more = R"(, "bf16": {"enabled": true})"};
+      std::vector<std::string> results{train(group, at::kCPU, setting)};
+      setting.states = "none";
+      simulated::use_nccl(true);
+      // On one rank alone, too.
+      if (group.rank() == ranks - 1 || ranks == 2) simulated::share_memory(simulated::Sharing::kRefusesToMap);
+      const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
+      results.push_back(train(group, device, setting));
+      simulated::finish();
+      Small model = make_small(device);
+      const auto engine = initialize(model, json_of({.accumulation = 1, .states = "none"}), {.group = group});
+      std::string said;
+      for (const auto& notice : engine.config().notices) said += notice + " ";
+      EXPECT_TRUE(mentions(said, "cannot map each other's memory") && mentions(said, "NCCL moves")) << said;
+      return results;
+    });
+    ASSERT_EQ(lines.size(), 2u);
+    EXPECT_EQ(lines[0], lines[1]) << ranks;
+  }
+}
+
+/// Between hosts nobody has to ask for NCCL. Without it on one of them, what is sharded is in host memory.
+TEST(Accelerator, NcclDoesBetweenHosts) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  const OneHostAsSeveral hosts(1);
+  for (int ranks = 2; ranks <= 3; ++ranks) {
+    const auto lines = lines_of(ranks, [&](Group group) {
+      simulated::use_kernels(true);
+      simulated::start({});
+      Setting setting{.stage = 2, .more = R"(, "bf16": {"enabled": true})"};
+      std::vector<std::string> results{train(group, at::kCPU, setting)};
+      setting.states = "none";
+      for (const bool everywhere : {true, false}) {
+        simulated::use_nccl(everywhere || group.rank() == 0);
+        const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
+        results.push_back(train(group, device, setting));
+        simulated::finish();
+        Small model = make_small(device);
+        const auto engine = initialize(model, json_of({.accumulation = 1, .states = "none"}), {.group = group});
+        std::string said;
+        for (const auto& notice : engine.config().notices) said += notice + " ";
+        EXPECT_EQ(mentions(said, "in host memory, as NCCL cannot move it between GPUs (rank 1: "), !everywhere) << said;
+        EXPECT_EQ(engine.memory_report()[MemoryKind::kOptimizer].device_nbytes > 0, everywhere);
+        simulated::finish();
+      }
+      return results;
+    });
+    ASSERT_EQ(lines.size(), 3u);
+    for (const auto& line : lines) EXPECT_EQ(line, lines[0]) << ranks;
+  }
+}
+
+/// Whatever stands in the way, all ranks have the error, and may go on with what it says.
+TEST(Accelerator, DevicesThatCannotReadEachOthersMemoryAreAnError) {
+  if (on_gpu()) GTEST_SKIP() << "of the simulated device";
+  using simulated::Sharing;
+  struct Case {
+    Sharing sharing;
+    bool with_nccl;
+    const char* own;
+    const char* words;
+  };
+  for (const Case& one :
+       {Case{Sharing::kRefusesToMap, false, "", "NCCL cannot move"},
+        Case{Sharing::kRefusesToMap, true, R"(, "device_transport": "shared")", "device_transport to 'nccl'"},
+        Case{Sharing::kMapsOtherMemory, true, "", "rank 1 reads other bytes"}}) {
+    expect_all_ok(spawn(2, [&](Group group) {
+      const auto device = device_with(1);
+      simulated::use_nccl(one.with_nccl);
+      if (group.rank() == 1) simulated::share_memory(one.sharing);
+      Small model = make_small(device);
+      try {
+        initialize(model, json_of({.accumulation = 1, .states = "none", .own = one.own}), {.group = group});
+        ADD_FAILURE() << one.words;
+      } catch (const IoError& error) {
+        const std::string said = error.what();
+        EXPECT_TRUE(mentions(said, one.words) && mentions(said, "rank 1") && mentions(said, "'cpu'")) << said;
+      }
+      auto engine = initialize(model, json_of({.accumulation = 1}), {.group = group});
+      engine.backward(model->loss(tokens_of(0, group.rank(), device)));
+      engine.step();
+      simulated::finish();
+    }));
+  }
+}
+
 TEST(Accelerator, WhatNcclReportsEndsAll) {
   if (on_gpu()) GTEST_SKIP() << "of the simulated device";
   const auto began = std::chrono::steady_clock::now();

@@ -85,9 +85,9 @@ grep -q 'and a host' out || fail "says nothing of the host: $(cat out)"
 plan 3 --preset gpt-4b -n 1 --gpu-memory 40GB
 says "or without host memory"
 plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3 --json
-expect "over hosts without NCCL states are in their memory" "$(value "j['stages'][0]['shards_on_gpu']")" False
+expect "over hosts states are on the GPUs" "$(value "j['stages'][0]['shards_on_gpu']")" True
 plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3
-says '"zerotorch": {"device_transport": "nccl"}'
+says "Between hosts NCCL moves what is sharded"
 echo '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, "zerotorch": {"device_transport": "nccl"}}' > nccl.json
 plan 0 --parameters 7e9 -n 64 --ranks-per-node 8 --gpu-memory 80GB --stages 3 --json --config nccl.json
 expect "bytes of states of a GPU at stage 3" \
@@ -113,6 +113,10 @@ plan 2 --parameters 7e9 --gpu-memory 80
 cp "$source/examples/cluster.json" cluster.json
 plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --checkpointing --cluster cluster.json
 says "16 ranks on 16 GPUs of 2 hosts"
+says "  between hosts"
+grep -q "from host to GPU" out && fail "states on GPUs come from hosts: $(cat out)"
+echo '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}' > on_host.json
+plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --checkpointing --cluster cluster.json --config on_host.json
 for row in "forward and backward" "between ranks of a host" "between hosts" "from host to GPU" "from GPU to host" "update, at the speed of memory" "a step, at least"; do says "  $row"; done
 expect "lines that 80 columns do not hold" "$(awk 'length > 80' out | grep -vc '^model\|^run\|^activations')" 0
 plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --checkpointing --cluster cluster.json --config nccl.json --json

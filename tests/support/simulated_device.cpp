@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -22,6 +23,7 @@
 
 #include "storage/device_sharing.h"
 #include "support/simulated_queues.h"
+#include "zero/errors.h"
 
 namespace zero::testing::simulated {
 namespace {
@@ -568,6 +570,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input
   return {parts[3].sigmoid() * cy.tanh(), cy, gates.detach()};
 }
 
+std::atomic<Sharing> sharing_of_memory = Sharing::kWorks;
+
 /// Blocks are files of memory, which other processes open by the number that they have here.
 class SimSharing final : public storage::DeviceSharing {
   struct Block {
@@ -585,6 +589,11 @@ class SimSharing final : public storage::DeviceSharing {
             }};
   }
   std::shared_ptr<void> open(c10::Device, const storage::SharedHandle& handle, std::size_t nbytes) override {
+    if (sharing_of_memory == Sharing::kRefusesToMap) throw IoError("simulated device: it maps nothing of others");
+    if (sharing_of_memory == Sharing::kMapsOtherMemory) {
+      storage::SharedHandle mine;
+      return allocate(device(), nbytes, mine);
+    }
     Block block;
     std::memcpy(&block, handle.bytes.data(), sizeof(block));
     const std::string path = "/proc/" + std::to_string(block.process) + "/fd/" + std::to_string(block.file);
@@ -648,6 +657,8 @@ void start(Options options) {
   at::Generator generator = default_generator();
   generator.set_current_seed(c10::default_rng_seed_val);
 }
+
+void share_memory(Sharing how) { sharing_of_memory = how; }
 
 c10::Device device() { return kDevice; }
 

@@ -36,6 +36,14 @@ void start(Options options);
 /// else libtorch's operators do their work. At first it has none.
 void use_kernels(bool wanted);
 
+/// What comes of other ranks' memory of the device, from here on.
+enum class Sharing {
+  kWorks,
+  kRefusesToMap,     ///< an error
+  kMapsOtherMemory,  ///< of the same size
+};
+void share_memory(Sharing how);
+
 /// The device: sim:0.
 c10::Device device();
 
