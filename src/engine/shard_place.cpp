@@ -45,8 +45,9 @@ const char* problem_of(Config::Zerotorch::DeviceTransport wanted, c10::Device mo
            "move at the same time, and ranks would wait for each other's for ever; unset it";
   }
   if (wanted == Transport::kNccl && storage::nccl_of(module_device.type()) == nullptr) {
-    return "needs NCCL, and there is no libnccl.so.2: PyTorch's wheels for CUDA bring one along (nvidia-nccl), whose "
-           "folder LD_LIBRARY_PATH may name";
+    return module_device.is_cuda() ? "needs NCCL, and there is no libnccl.so.2: PyTorch's wheels for CUDA bring one "
+                                     "along (nvidia-nccl), whose folder LD_LIBRARY_PATH may name"
+                                   : "needs NCCL, which is for CUDA's devices";
   }
   return nullptr;
 }

@@ -51,7 +51,7 @@ class Communicator {
     break_off();
     throw CommError(fmt::format(
         "NCCL made no communicator for the {} of {} ranks: {} on {}. It needs a GPU of its own for each rank; its own "
-        "words come with NCCL_DEBUG=WARN. Without zerotorch.device_transport: 'nccl' ranks do without it",
+        "words come with NCCL_DEBUG=WARN. With zero_optimization.offload_optimizer.device 'cpu' ranks do without it",
         label_, group_.size(), nccl_.get_error_string(static_cast<int>(code)),
         mine == code ? fmt::format("this rank, {}", group_.rank()) : "another rank"));
   }
@@ -587,7 +587,8 @@ class NcclWindow final : public comm::ShardWindow, public Posts, public std::ena
     const std::string reason = fmt::format(
         "rank {} waits for {}, which NCCL gathers when all ranks ask for it, and the others wait for something else: "
         "ranks use different parameters, or the same in different orders. Make a unit of what is used by some ranks "
-        "only (zero_optimization.leaf_module), use stage 2, or leave out zerotorch.device_transport",
+        "only (zero_optimization.leaf_module), use stage 2, or keep what is sharded in host memory "
+        "(zero_optimization.offload_optimizer.device 'cpu')",
         group().rank(), parcel_of(parcel).label);
     comm::GroupAccess::backend(group())->abort(reason);
     throw CommError(reason);
