@@ -166,7 +166,9 @@ std::string draw(const CompareOptions& options, const fs::path& folder) {
         "             python {} {}\n",
         script, short_path(folder.string()));
   }
-  const int code = run_program({python, script, folder.string()});
+  std::vector<std::string> command = python_script(python, script);
+  command.push_back(folder.string());
+  const int code = run_program(command);
   return code == 0 ? "             compare.png, compare.svg\n"
                    : fmt::format("             no picture: {} ended with {}\n", script, code);
 }

@@ -82,8 +82,9 @@ plan::Changes changes_of(const TrainPlan& plan, const TrainOptions& options, boo
 /// A suggestion in options of `zero train`, where there are such.
 std::string in_options(std::string text) {
   constexpr std::pair<std::string_view, std::string_view> kOptions[] = {
+      {" (nvme_path on a local disk)", ""},
       {"stage 3, zero_optimization.offload_param.device \"nvme\"", "--nvme DIR --nvme-parameters"},
-      {"zero_optimization.offload_optimizer.device \"nvme\" (nvme_path on a local disk)", "--nvme DIR"},
+      {"zero_optimization.offload_optimizer.device \"nvme\"", "--nvme DIR"},
       {"zerotorch.offload_gradients.device \"nvme\"", "--nvme DIR --nvme-gradients"},
       {"activation checkpointing (zero train --recompute 1)", "--recompute 1"},
       {"zero_optimization.stage ", "--stage "}};

@@ -335,10 +335,11 @@ std::string suggestion_text(const std::string& head, const plan::Suggestion& sug
   return text + hanging("", then) + margin;
 }
 
-/// Beside the memory that computes.
-std::string what_is_taken(const plan::Suggestion& suggestion, const plan::Cluster& cluster) {
-  if (suggestion.cluster.ranks != cluster.ranks) return "more hosts";
-  return suggestion.plan.rank.nvme_nbytes > 0 ? "a disk" : "host memory";
+/// What a suggestion takes beside the memory that computes.
+std::string what_is_taken(const plan::Plan& now, const plan::Plan& then) {
+  if (then.nodes != now.nodes || then.ranks != now.ranks) return "more hosts";
+  if (then.rank.nvme_nbytes > 0) return now.rank.nvme_nbytes > 0 ? "more of the disk" : "a disk";
+  return now.shards_on_gpu ? "host memory" : "more host memory";
 }
 
 std::string verdict_text(const PlanResult& result) {
@@ -364,7 +365,7 @@ std::string verdict_text(const PlanResult& result) {
   if (result.suggestion) text += suggestion_text("smallest change that fits:", *result.suggestion);
   if (result.in_place) {
     const std::string without = result.suggestion
-                                    ? fmt::format("or without {}:", what_is_taken(*result.suggestion, cluster))
+                                    ? fmt::format("or without {}:", what_is_taken(judged, result.suggestion->plan))
                                     : "smallest change that fits:";
     text += suggestion_text(without, *result.in_place);
   }

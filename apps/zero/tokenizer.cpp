@@ -25,7 +25,7 @@ void run_tokenizer(const std::string& tokenizer, std::vector<std::string> argume
         "ZERO_PYTHON to a Python that has it",
         tokenizer, std::getenv("ZERO_PYTHON") ? "ZERO_PYTHON is no Python with" : "no Python here has"));
   }
-  std::vector<std::string> command = python_script(python, find_side_program("tokenize.py"));
+  std::vector<std::string> command = python_script(python, find_side_program("zerotorch/tokenize.py"));
   command.insert(command.end(), {"--tokenizer", tokenizer});
   command.insert(command.end(), arguments.begin(), arguments.end());
   if (run_program(command) != 0)

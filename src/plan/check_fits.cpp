@@ -34,6 +34,8 @@ std::string needs(const Plan& plan, const Cluster& cluster) {
   if (of_host) {
     text += fmt::format("{} {} of {}", of_gpu ? " and a host" : "a host needs", human_nbytes(plan.node_nbytes),
                         human_nbytes(cluster.node_memory_nbytes));
+  } else if (!plan.shards_on_gpu) {
+    text += fmt::format(" and a host {}", human_nbytes(plan.node_nbytes));
   }
   return text;
 }

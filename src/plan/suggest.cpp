@@ -22,6 +22,8 @@ namespace {
 
 constexpr std::int64_t kSmallBucketNumel = 1'000'000;
 constexpr int kMostSuggestedRanks = 131'072;
+constexpr const char* kOtherCurve = " (another curve)";
+constexpr const char* kNvmePath = " (nvme_path on a local disk)";
 
 struct Candidate {
   std::vector<std::string> changes;
@@ -113,11 +115,12 @@ std::vector<Candidate> smaller_micro_batches(const Candidate& from) {
 
 std::vector<Candidate> bf16(const Candidate& from) {
   if (from.config.param_dtype() != DType::kFloat32) return {};
-  return {with(from, from.config.zerotorch.step_in_backward ? "bf16 (bf16.check_grad_overflow false)" : "bf16",
-               [](Candidate& c) {
-                 c.config.bf16.enabled = true;
-                 if (c.config.zerotorch.step_in_backward) c.config.bf16.check_grad_overflow = false;
-               })};
+  const bool in_backward = from.config.zerotorch.step_in_backward;
+  const char* const unchecked = in_backward ? ", bf16.check_grad_overflow false" : "";
+  return {with(from, fmt::format("bf16{}{}", unchecked, kOtherCurve), [&](Candidate& c) {
+    c.config.bf16.enabled = true;
+    if (in_backward) c.config.bf16.check_grad_overflow = false;
+  })};
 }
 
 std::vector<Candidate> checkpointing(const Candidate& from) {
@@ -131,35 +134,40 @@ std::vector<Candidate> deferred_init(const Candidate& from) {
   return {with(from, "the module built by zero::deferred_init", [](Candidate& c) { c.model.deferred_init = true; })};
 }
 
-/// Of parameters in bf16: states in bf16, in 8 bits, then also no masters. The last one is the smallest.
+/// Of parameters in bf16: states in bf16, in 8 bits, then also no masters; of those in fp16: states in 8 bits. The last
+/// one is the smallest.
 std::vector<Candidate> fewer_bits(const Candidate& from) {
   const Config& config = from.config;
-  const std::string& type = config.optimizer.type;
-  if (config.param_dtype() != DType::kBFloat16 || config.bf16.master_weights_and_grads) return {};
-  constexpr std::string_view kCurve = " (another curve)";
+  const auto& optimizer = config.optimizer;
+  const bool is_bf16 = config.param_dtype() == DType::kBFloat16;
+  if (!is_bf16 && config.param_dtype() != DType::kFloat16) return {};
   std::vector<std::string> changes;
   Candidate narrow = from;
   std::vector<Candidate> candidates;
   const auto add = [&](std::string change) {
     changes.push_back(std::move(change));
     candidates.push_back(narrow);
-    candidates.back().changes.push_back(fmt::format("{}{}", fmt::join(changes, ", "), kCurve));
+    candidates.back().changes.push_back(fmt::format("{}{}", fmt::join(changes, ", "), kOtherCurve));
   };
-  if (!config.bf16.optimizer_states && !type.ends_with("8bit")) {
+  if (is_bf16 && !config.bf16.optimizer_states && !optimizer.type.ends_with("8bit")) {
     narrow.config.bf16.optimizer_states = true;
     add("bf16.bf16_optimizer_states");
   }
-  if (type == "Adam" || type == "AdamW") {
+  if ((optimizer.type == "Adam" || optimizer.type == "AdamW") && !optimizer.amsgrad) {
     narrow.config.bf16.optimizer_states = false;
     narrow.config.optimizer.type += "8bit";
     changes.clear();
+    if (config.bf16.optimizer_states) changes.push_back("no bf16.bf16_optimizer_states");
     add(fmt::format("optimizer.type \"{}\"", narrow.config.optimizer.type));
   }
-  narrow.config.bf16.master_weights_and_grads = narrow.config.zerotorch.stochastic_rounding = true;
-  add("bf16.bf16_master_weights_and_grads, zerotorch.stochastic_rounding");
+  if (is_bf16 && !config.bf16.master_weights_and_grads) {
+    narrow.config.bf16.master_weights_and_grads = narrow.config.zerotorch.stochastic_rounding = true;
+    add("bf16.bf16_master_weights_and_grads, zerotorch.stochastic_rounding");
+  }
   return candidates;
 }
 
+constexpr const char* kParametersOnHost = "stage 3, zero_optimization.offload_param.device \"cpu\"";
 constexpr const char* kStatesOnHost = "zero_optimization.offload_optimizer.device \"cpu\"";
 
 /// A part of the states on the device no more.
@@ -186,11 +194,10 @@ std::vector<Candidate> parameters_in_host_memory(const Candidate& from) {
       from.config.zero_optimization.offload_param.device != Device::kNone)
     return {};
   const auto states_there = states_in_host_memory(from);
-  return {with(states_there.empty() ? from : states_there.front(),
-               "stage 3, zero_optimization.offload_param.device \"cpu\"", [](Candidate& c) {
-                 c.config = at_stage(c.config, 3);
-                 c.config.zero_optimization.offload_param.device = Device::kCpu;
-               })};
+  return {with(states_there.empty() ? from : states_there.front(), kParametersOnHost, [](Candidate& c) {
+    c.config = at_stage(c.config, 3);
+    c.config.zero_optimization.offload_param.device = Device::kCpu;
+  })};
 }
 
 /// The same bits, at the speed of the disk.
@@ -203,7 +210,7 @@ std::vector<Candidate> states_on_nvme(const Candidate& from) {
   Candidate start = all_on_host.empty() ? from : all_on_host.front();
   std::erase(start.changes, kStatesOnHost);  // in its place
   return {
-      with(start, "zero_optimization.offload_optimizer.device \"nvme\" (nvme_path on a local disk)", [](Candidate& c) {
+      with(start, fmt::format("zero_optimization.offload_optimizer.device \"nvme\"{}", kNvmePath), [](Candidate& c) {
         c.config.zero_optimization.offload_optimizer.device = Device::kNvme;
         c.config.zero_optimization.offload_optimizer.nvme_path = c.allowed.nvme_path;
       })};
@@ -225,11 +232,12 @@ std::vector<Candidate> gradients_on_nvme(const Candidate& from) {
       optim::brings_together(setup::rule_of(config)))
     return {};
   auto on_disk = from.allowed.states_on_nvme ? states_on_nvme(from) : std::vector<Candidate>();
-  return {
-      with(on_disk.empty() ? from : on_disk.front(), "zerotorch.offload_gradients.device \"nvme\"", [](Candidate& c) {
-        c.config.zerotorch.offload_gradients.device = Device::kNvme;
-        c.config.zerotorch.offload_gradients.nvme_path = c.allowed.nvme_path;
-      })};
+  const Candidate& start = on_disk.empty() ? from : on_disk.front();
+  const char* const path = start.config.zero_optimization.offload_optimizer.nvme_path.empty() ? kNvmePath : "";
+  return {with(start, fmt::format("zerotorch.offload_gradients.device \"nvme\"{}", path), [](Candidate& c) {
+    c.config.zerotorch.offload_gradients.device = Device::kNvme;
+    c.config.zerotorch.offload_gradients.nvme_path = c.allowed.nvme_path;
+  })};
 }
 
 int ranks_per_node_of(const Cluster& cluster) {
@@ -243,8 +251,12 @@ std::vector<Candidate> parameters_on_nvme(const Candidate& from) {
   if (from.config.zero_optimization.offload_param.device == Device::kNvme || from.config.zerotorch.delayed_update ||
       from.config.zerotorch.speculative_update)
     return {};
-  const Candidate& start = on_disk.empty() ? from : on_disk.front();
-  return {with(start, "stage 3, zero_optimization.offload_param.device \"nvme\"", [](Candidate& c) {
+  Candidate start = on_disk.empty() ? from : on_disk.front();
+  std::erase(start.changes, kParametersOnHost);  // in its place
+  const bool moves = start.config.zerotorch.store == Config::Zerotorch::Store::kNodeShared;
+  const std::string words = fmt::format("stage 3, zero_optimization.offload_param.device \"nvme\"{}{}", kNvmePath,
+                                        moves ? ", zerotorch.store \"auto\"" : "");
+  return {with(start, words, [](Candidate& c) {
     c.config.zero_optimization.stage = 3;
     c.config.zerotorch.store = Config::Zerotorch::Store::kAuto;
     c.config.zero_optimization.offload_param.device = Device::kNvme;
@@ -255,8 +267,11 @@ std::vector<Candidate> parameters_on_nvme(const Candidate& from) {
 /// `hosts` hosts like those there are; the micro-batch stays, so the global batch grows.
 Candidate on_hosts(const Candidate& from, int hosts, int ranks_per_node) {
   const int ranks = hosts * ranks_per_node;
-  const std::string change = fmt::format("{} {} on {} host{}, {} each", ranks, from.cluster.gpus ? "GPUs" : "ranks",
-                                         hosts, hosts == 1 ? "" : "s", ranks_per_node);
+  const std::int64_t batch =
+      from.config.train_micro_batch_size_per_gpu * from.config.gradient_accumulation_steps * ranks;
+  const std::string larger = ranks == from.cluster.ranks ? "" : fmt::format(" (train_batch_size {})", batch);
+  const std::string change = fmt::format("{} {} on {} host{}, {} each{}", ranks, from.cluster.gpus ? "GPUs" : "ranks",
+                                         hosts, hosts == 1 ? "" : "s", ranks_per_node, larger);
   return with(from, change, [&](Candidate& c) {
     c.cluster.ranks = ranks;
     c.cluster.ranks_per_node = ranks_per_node;

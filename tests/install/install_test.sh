@@ -9,6 +9,12 @@ trap 'rm -rf "$work"' EXIT
 if grep -rqE "nlohmann|spdlog|fmt/" "$work/prefix/include"; then
   echo "a public header needs a private dependency"; exit 1
 fi
+# The folder of a script comes first where Python looks for modules.
+python3 - "$work/prefix/share/zerotorch" << 'EOF'
+import pathlib, sys
+shadows = [path.name for path in pathlib.Path(sys.argv[1]).glob("*.py") if path.stem in getattr(sys, "stdlib_module_names", ())]
+sys.exit(f"installed beside scripts, with the names of Python's own modules: {shadows}" if shadows else 0)
+EOF
 "$cmake" -S "$consumer" -B "$work/consumer" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Release \
   >"$work/configure.log" 2>&1 || { cat "$work/configure.log"; exit 1; }
 "$cmake" --build "$work/consumer" -j 1

@@ -1,5 +1,6 @@
 // The plan without an engine: the ZeRO paper's tables, sizes from 1 to 100,000 ranks, what fits and what
 // helps.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -457,40 +458,46 @@ TEST(Suggest, StatesOnNvmeWhereNothingElseIsEnough) {
 /// Where a disk would do, states and masters of fewer bits may do without one.
 TEST(Suggest, FewerBitsInPlace) {
   const ModelShape model = model_of_numel(4'000'000'000);
-  const auto config = [](std::string_view optimizer) {
-    return Config::from_text(
-        R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "optimizer": {"type": ")" +
-        std::string(optimizer) + R"("}, "zero_optimization": {"stage": 3}})");
+  const auto config = [](std::string_view optimizer, std::string_view dtype = R"("bf16": {"enabled": true})") {
+    return Config::from_text(fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, {}, "optimizer": {{"type": {}}},
+                                             "zero_optimization": {{"stage": 3}}}})",
+                                         dtype, optimizer));
   };
+  constexpr std::string_view kBf16 = R"("bf16": {"enabled": true})", kFp16 = R"("fp16": {"enabled": true})",
+                             kWithoutMasters = R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true})";
   struct Case {
-    std::string_view optimizer;
+    std::string_view optimizer, dtype;
     double nbytes;  ///< of a parameter
     std::string_view type, change;
   };
-  for (const auto& [optimizer, nbytes, type, change] :
-       {Case{"AdamW", 13, "AdamW", "bf16.bf16_optimizer_states"}, Case{"Adam", 11, "Adam8bit", "\"Adam8bit\""},
-        Case{"AdamW", 7, "AdamW8bit", "zerotorch.stochastic_rounding"},
-        Case{"Lion", 7, "Lion", "bf16.bf16_master_weights_and_grads"}}) {
+  for (const auto& [optimizer, dtype, nbytes, type, change] :
+       {Case{R"("AdamW")", kBf16, 13, "AdamW", "bf16.bf16_optimizer_states"},
+        Case{R"("Adam")", kBf16, 11, "Adam8bit", "\"Adam8bit\""},
+        Case{R"("AdamW")", kBf16, 7, "AdamW8bit", "zerotorch.stochastic_rounding"},
+        Case{R"("AdamW", "params": {"amsgrad": true})", kBf16, 11, "AdamW", "zerotorch.stochastic_rounding"},
+        Case{R"("AdamW")", kWithoutMasters, 7, "AdamW8bit", "\"AdamW8bit\""},
+        Case{R"("AdamW")", kFp16, 13, "AdamW8bit", "\"AdamW8bit\""},
+        Case{R"("Lion")", kBf16, 7, "Lion", "bf16.bf16_master_weights_and_grads"}}) {
     const Cluster cluster{.ranks = 2, .node_memory_nbytes = static_cast<std::int64_t>(nbytes * 4e9)};
     Changes allowed{.step_in_backward = false, .deferred_init = false};
     ModelShape deferred = model;
     deferred.deferred_init = true;
-    const auto in_place = suggest_in_place(deferred, config(optimizer), cluster, allowed);
-    ASSERT_TRUE(in_place) << optimizer << nbytes;
+    const auto in_place = suggest_in_place(deferred, config(optimizer, dtype), cluster, allowed);
+    ASSERT_TRUE(in_place) << optimizer << dtype << nbytes;
     EXPECT_EQ(in_place->plan.rank.nvme_nbytes, 0);
     EXPECT_EQ(in_place->config.optimizer.type, type);
     ASSERT_EQ(in_place->changes.size(), 1u);
     EXPECT_TRUE(testing::mentions(in_place->changes[0], change)) << in_place->changes[0];
     EXPECT_TRUE(testing::mentions(in_place->changes[0], "another curve")) << in_place->changes[0];
-    const auto elsewhere = suggest(deferred, config(optimizer), cluster, allowed);
+    const auto elsewhere = suggest(deferred, config(optimizer, dtype), cluster, allowed);
     ASSERT_TRUE(elsewhere);
-    EXPECT_EQ(elsewhere->config.optimizer.type, optimizer);
+    EXPECT_EQ(elsewhere->config.optimizer.type, config(optimizer).optimizer.type);
     EXPECT_GT(elsewhere->plan.rank.nvme_nbytes, 0);
   }
   // Not where what keeps the numbers is enough, nor where nothing is.
   const Cluster roomy{.ranks = 2, .node_memory_nbytes = 1LL << 40}, tiny{.ranks = 2, .node_memory_nbytes = 1LL << 30};
-  EXPECT_TRUE(suggest_in_place(model, config("AdamW"), roomy)->changes.empty());
-  EXPECT_FALSE(suggest_in_place(model, config("AdamW"), tiny));
+  EXPECT_TRUE(suggest_in_place(model, config(R"("AdamW")"), roomy)->changes.empty());
+  EXPECT_FALSE(suggest_in_place(model, config(R"("AdamW")"), tiny));
 }
 
 /// Of what is allowed the smallest, never other numbers.
