@@ -91,7 +91,7 @@ std::string problem_of_nccl(c10::Device module_device, const Config& config, Gro
   return {};
 }
 
-/// The same where the devices do not share their memory. *Collective.*
+/// The place where the devices of one host cannot use each other's memory. *Collective.*
 ShardPlace not_in_place(const storage::DeviceReach& reach, c10::Device module_device, Config& config, Group& group) {
   if (!reach.reads_rightly) {
     throw IoError(fmt::format(
@@ -101,23 +101,18 @@ ShardPlace not_in_place(const storage::DeviceReach& reach, c10::Device module_de
         "to 'nccl' and NCCL_P2P_DISABLE=1 in the environment",
         reach.problem));
   }
-  std::string other_way = "zerotorch.device_transport to 'nccl', or ";
-  std::string problem;
-  if (config.zerotorch.device_transport == Config::Zerotorch::DeviceTransport::kAuto) {
-    problem = problem_of_nccl(module_device, config, group);
-    if (problem.empty()) {
-      config.notices.push_back(fmt::format(
-          "the ranks' GPUs cannot map each other's memory ({}): NCCL moves gradients and parameters between them",
-          reach.problem));
-      return {.device = module_device, .moved_by = ShardPlace::MovedBy::kNccl};
-    }
-    problem = fmt::format(", and NCCL cannot move what is sharded between them ({})", problem);
-    other_way.clear();
+  const std::string apart = fmt::format("the ranks' GPUs cannot map each other's memory ({})", reach.problem);
+  constexpr std::string_view kRemedy =
+      "zero_optimization.offload_optimizer.device to 'cpu', which keeps what ranks share in host memory";
+  if (config.zerotorch.device_transport == Config::Zerotorch::DeviceTransport::kShared)
+    throw IoError(fmt::format("{}; set zerotorch.device_transport to 'nccl', or {}", apart, kRemedy));
+  const std::string problem = problem_of_nccl(module_device, config, group);
+  if (!problem.empty()) {
+    throw IoError(
+        fmt::format("{}, and NCCL cannot move what is sharded between them ({}); set {}", apart, problem, kRemedy));
   }
-  throw IoError(
-      fmt::format("the ranks' GPUs cannot map each other's memory ({}){}; set {}zero_optimization.offload_optimizer."
-                  "device to 'cpu', which keeps what ranks share in host memory",
-                  reach.problem, problem, other_way));
+  config.notices.push_back(fmt::format("{}: NCCL moves gradients and parameters between them", apart));
+  return {.device = module_device, .moved_by = ShardPlace::MovedBy::kNccl};
 }
 
 }  // namespace

@@ -20,7 +20,7 @@
 namespace zero::storage {
 namespace {
 
-constexpr std::int64_t kNumel = 16 << 10;  ///< of 4 bytes
+constexpr std::int64_t kNumel = 16 << 10, kNbytes = kNumel * static_cast<std::int64_t>(sizeof(std::int32_t));
 constexpr std::string_view kLabel = "shared device memory";
 
 struct Offer {
@@ -37,7 +37,6 @@ struct Finding {
 at::Tensor words_of(int rank) { return at::arange(kNumel, at::kInt).mul_(131071).add_(rank); }
 
 at::Tensor words_at(void* memory, c10::Device device) {
-  constexpr auto kNbytes = kNumel * static_cast<std::int64_t>(sizeof(std::int32_t));
   return view_of(memory, DType::kByte, kNbytes, device).view(at::kInt);
 }
 
@@ -59,7 +58,6 @@ DeviceReach find_device_reach(Group group, c10::Device device) {
   const auto sharing = device_sharing(device.type());
   ZERO_CHECK(sharing, "{} shares no memory", device.str());
   const at::NoGradGuard no_grad;
-  constexpr std::size_t kNbytes = kNumel * sizeof(std::int32_t);
   Finding mine;
   Offer offer;
   std::shared_ptr<void> block;
@@ -80,15 +78,11 @@ DeviceReach find_device_reach(Group group, c10::Device device) {
   }
   // Nobody frees a block before all have let go of it.
   const auto findings = comm::gather_values(group, mine, kLabel);
-  DeviceReach reach;
-  for (std::size_t rank = 0; rank < findings.size(); ++rank) {
-    const Finding& one = findings[rank];
-    reach.reads_rightly = reach.reads_rightly && one.reads_rightly;
-    if (!reach.problem.empty()) continue;
-    if (one.problem[0] != 0) reach.problem = fmt::format("rank {}: {}", rank, one.problem.data());
-    if (!one.reads_rightly) reach.problem = fmt::format("rank {} reads other bytes there than were written", rank);
-  }
-  return reach;
+  if (const auto wrong = std::ranges::find(findings, false, &Finding::reads_rightly); wrong != findings.end())
+    return {fmt::format("rank {} reads other bytes there than were written", wrong - findings.begin()), false};
+  const auto failed = std::ranges::find_if(findings, [](const Finding& one) { return one.problem[0] != 0; });
+  if (failed == findings.end()) return {};
+  return {fmt::format("rank {}: {}", failed - findings.begin(), failed->problem.data()), true};
 }
 
 }  // namespace zero::storage

@@ -10,7 +10,7 @@
 namespace zero::storage {
 
 struct DeviceReach {
-  std::string problem;        ///< of the lowest rank that has one; empty: they can
+  std::string problem;        ///< of the lowest rank that has one, other bytes before all else; empty: they can
   bool reads_rightly = true;  ///< else what a rank has mapped has other bytes than its owner wrote
 };
 

@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/core/StreamGuard.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -157,6 +158,11 @@ inline std::string outcome_of(Engine& engine, Small& model, std::vector<double> 
       hash = hash_with(hash, engine.full_optimizer_state(item.key(), state).cpu());
   }
   return fmt::format("{:016x} {}", hash, numbers.back());
+}
+
+/// What the log says of the configuration.
+inline std::string notices_of(const Engine& engine) {
+  return fmt::format("{}", fmt::join(engine.config().notices, " "));
 }
 
 inline constexpr int kMicroBatches = 12;

@@ -83,26 +83,36 @@ TEST(Accelerator, NcclMovesTheSameBitsBesideMpi) {
   }
 }
 
+constexpr const char* kBf16 = R"(, "bf16": {"enabled": true})";
+
+/// What training on the host gives, before the device begins.
+std::string train_on_host(Group group) {
+  simulated::use_kernels(true);
+  simulated::start({});
+  return train(group, at::kCPU, {.stage = 2, .more = kBf16});
+}
+
+/// The same with states on the device.
+std::string train_there(Group group) {
+  const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
+  std::string outcome = train(group, device, {.stage = 2, .more = kBf16, .states = "none"});
+  simulated::finish();
+  return outcome;
+}
+
 /// GPUs that the driver keeps apart: NCCL moves what ranks would read in place, and a notice says so.
 TEST(Accelerator, NcclDoesWhereDevicesAreApart) {
   if (on_gpu()) GTEST_SKIP() << "of the simulated device";
   for (int ranks = 2; ranks <= 3; ++ranks) {
     const auto lines = lines_of(ranks, [&](Group group) {
-      simulated::use_kernels(true);
-      simulated::start({});
-      Setting setting{.stage = 2, .more = R"(, "bf16": {"enabled": true})"};
-      std::vector<std::string> results{train(group, at::kCPU, setting)};
-      setting.states = "none";
+      std::vector<std::string> results{train_on_host(group)};
       simulated::use_nccl(true);
       // On one rank alone, too.
       if (group.rank() == ranks - 1 || ranks == 2) simulated::share_memory(simulated::Sharing::kRefusesToMap);
-      const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
-      results.push_back(train(group, device, setting));
-      simulated::finish();
-      Small model = make_small(device);
+      results.push_back(train_there(group));
+      Small model = make_small(simulated::device());
       const auto engine = initialize(model, json_of({.accumulation = 1, .states = "none"}), {.group = group});
-      std::string said;
-      for (const auto& notice : engine.config().notices) said += notice + " ";
+      const std::string said = notices_of(engine);
       EXPECT_TRUE(mentions(said, "cannot map each other's memory") && mentions(said, "NCCL moves")) << said;
       return results;
     });
@@ -117,20 +127,13 @@ TEST(Accelerator, NcclDoesBetweenHosts) {
   const OneHostAsSeveral hosts(1);
   for (int ranks = 2; ranks <= 3; ++ranks) {
     const auto lines = lines_of(ranks, [&](Group group) {
-      simulated::use_kernels(true);
-      simulated::start({});
-      Setting setting{.stage = 2, .more = R"(, "bf16": {"enabled": true})"};
-      std::vector<std::string> results{train(group, at::kCPU, setting)};
-      setting.states = "none";
+      std::vector<std::string> results{train_on_host(group)};
       for (const bool everywhere : {true, false}) {
         simulated::use_nccl(everywhere || group.rank() == 0);
-        const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
-        results.push_back(train(group, device, setting));
-        simulated::finish();
-        Small model = make_small(device);
+        results.push_back(train_there(group));
+        Small model = make_small(simulated::device());
         const auto engine = initialize(model, json_of({.accumulation = 1, .states = "none"}), {.group = group});
-        std::string said;
-        for (const auto& notice : engine.config().notices) said += notice + " ";
+        const std::string said = notices_of(engine);
         EXPECT_EQ(mentions(said, "in host memory, as NCCL cannot move it between GPUs (rank 1: "), !everywhere) << said;
         EXPECT_EQ(engine.memory_report()[MemoryKind::kOptimizer].device_nbytes > 0, everywhere);
         simulated::finish();

@@ -710,11 +710,9 @@ TEST(Accelerator, SaysWhereShardsAre) {
     const auto device = device_with(1);
     Small model = make_small(device);
     auto engine = initialize(model, json_of({.accumulation = 1}), {.group = group});
-    std::string said;
-    for (const auto& notice : engine.config().notices) said += notice + " ";
     EXPECT_EQ(engine.device(), device);
     simulated::finish();
-    return std::vector<std::string>{said};
+    return std::vector<std::string>{notices_of(engine)};
   });
   EXPECT_TRUE(mentions(lines.at(0),
                        "the module is on sim:0; shards, sums of gradients and optimizer states are in host memory"))
