@@ -4,9 +4,9 @@
 Each entry of tests/mutants/mutants.json (name, file, old, new, why) replaces one piece of one source file, which must
 occur there once (of a file that is included, for the one source that `compiled_in` names). That file is compiled
 alone, linked with the objects of a finished build into a library of its own, and the test programs of the build run
-with it, broad and fast ones first, until one fails. A test that fails without any mutant, too, is left out; one that
-takes four times as long as without, and 20 s more, counts as failed. The build is only read. Exit status: 0, 1 when
-more than two mutants survive, 2 when one cannot be built.
+with it until one fails: the entry's `test`, if it has one, then broad and fast ones first. A test that fails without
+any mutant, too, is left out; one that takes four times as long as without, and 20 s more, counts as failed. The build
+is only read. Exit status: 0, 1 when more than two mutants survive, 2 when one cannot be built.
 """
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COMM = """comm_unit_test transfer_guard_test group_conformance_self group_confor
     launcher_test""".split()
 RUNS = ["training_run_test", "example_training_run"]
 SLOW = """train_command_test compare_command_test plan_command_test config_command_test ckpt_command_test train_resume_test
-    failure_test mpi_failure_test""".split()
+    failure_test mpi_failure_test accelerator_long_test""".split()
 
 
 @dataclass
@@ -218,7 +218,8 @@ class Runner:
             with self.compiling:
                 problem = self.build.compile_mutant(mutant, folder)
             room = mutant["file"].split("/")[1]
-            names = {"comm": COMM, "train": RUNS}.get(room, []) + TRAINING + SLOW
+            likely = [mutant["test"]] if "test" in mutant else []
+            names = likely + {"comm": COMM, "train": RUNS}.get(room, []) + TRAINING + SLOW
             for test in (self.build.tests[n] for n in names if n in self.build.tests and not problem):
                 if self.is_usable(test):
                     passed, seconds = self.run(test, folder, test.limit or 0, name)

@@ -25,6 +25,7 @@
 #include "base/clock.h"
 #include "comm/backend.h"
 #include "storage/device_stream.h"
+#include "storage/mutual_wait.h"
 #include "storage/nccl.h"
 #include "zero/errors.h"
 
@@ -207,9 +208,14 @@ class Connections {
         device(of),
         gradients(group, of, nccl, "gradients"),
         parameters(group, of, nccl, "parameters"),
+        waits_(std::in_place, group),
         watch_(std::make_unique<std::jthread>([this](const std::stop_token& stop) { watch(stop); })) {}
   ~Connections() {
-    if (is_forked_child()) (void)watch_.release();  // which does not run here
+    waits_.reset();  // while the watch goes on: it may have to wait
+    if (is_forked_child())
+      (void)watch_.release();  // which does not run here
+    else if (has_failed())
+      break_off();
   }
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
@@ -228,6 +234,7 @@ class Connections {
     }
     parameters.communicator().break_off();
   }
+  MutualWait& waits() { return *waits_; }
   bool has_failed() const { return comm::GroupAccess::backend(group)->failed(); }
   /// Throws CommError once it was broken off.
   void throw_if_ended() const {
@@ -268,6 +275,7 @@ class Connections {
     }
   }
 
+  std::optional<MutualWait> waits_;
   std::atomic<bool> ended_{false};
   mutable std::mutex mutex_;
   std::optional<std::string> failure_;
@@ -342,8 +350,6 @@ class Posts : public Issuer {
   /// Moves a parcel, in the stream of the order, which is the current one.
   virtual void move(int parcel) = 0;
   virtual std::shared_ptr<Posts> shared() = 0;
-  /// Waits until all ranks know of the last post of a parcel. Throws CommError.
-  virtual void wait_until_told(int parcel) { told(parcel).wait(); }
 
   const Group& group() const { return order_.group(); }
   Order& order() { return order_; }
@@ -443,6 +449,20 @@ class Posts : public Issuer {
     move(parcel);
     order_.stream().mark(post.done);
     post.issued = true;
+  }
+
+  /// Until all ranks know of the last post of a parcel. A fetch that others never make would last until the time-out.
+  /// Throws CommError.
+  void wait_until_told(int parcel) {
+    if (connections_->waits().wait(host(), parcel, told(parcel))) return;
+    const std::string reason = fmt::format(
+        "rank {} waits for {}, which NCCL moves when all ranks ask for it, and the others wait for something else: "
+        "ranks use different parameters, or the same in different orders. Make a unit of what is used by some ranks "
+        "only (zero_optimization.leaf_module), use stage 2, or keep what is sharded in host memory "
+        "(zero_optimization.offload_optimizer.device 'cpu')",
+        group().rank(), parcel_of(parcel).label);
+    comm::GroupAccess::backend(group())->abort(reason);
+    throw CommError(reason);
   }
 
   Post& post_of(int parcel) { return posts_[static_cast<std::size_t>(parcel)]; }
@@ -571,28 +591,6 @@ class NcclWindow final : public comm::ShardWindow, public Posts, public std::ena
 
  private:
   std::shared_ptr<Posts> shared() override { return shared_from_this(); }
-
-  /// A fetch that others never make would last until the time-out: told apart where ranks see each other wait.
-  void wait_until_told(int parcel) override {
-    constexpr std::int64_t kVainNs = 10'000'000'000, kPauseNs = 50'000'000;
-    std::int64_t in_vain = 0;
-    while (host().sees_waits() && in_vain < kVainNs) {
-      const std::int64_t begin = base::monotonic_ns();
-      if (host().wait_while_others_run(parcel, told(parcel), group().timeout())) return;
-      if (base::monotonic_ns() - begin > kPauseNs) in_vain = 0;  // some rank did something else
-      std::this_thread::sleep_for(std::chrono::nanoseconds(kPauseNs));
-      in_vain += kPauseNs;
-    }
-    if (!host().sees_waits()) return told(parcel).wait();
-    const std::string reason = fmt::format(
-        "rank {} waits for {}, which NCCL gathers when all ranks ask for it, and the others wait for something else: "
-        "ranks use different parameters, or the same in different orders. Make a unit of what is used by some ranks "
-        "only (zero_optimization.leaf_module), use stage 2, or keep what is sharded in host memory "
-        "(zero_optimization.offload_optimizer.device 'cpu')",
-        group().rank(), parcel_of(parcel).label);
-    comm::GroupAccess::backend(group())->abort(reason);
-    throw CommError(reason);
-  }
 
   void move(int parcel) override {
     const auto p = static_cast<std::size_t>(parcel);

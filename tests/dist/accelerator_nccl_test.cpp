@@ -1,7 +1,9 @@
 // A module on an accelerator whose shards NCCL moves, beside shared memory and beside MPI. The device and its NCCL are
 // simulated (support/simulated_nccl.h).
 //
-//   --rank   one rank of an mpirun job: prints outcomes
+//   --rank     one rank of an mpirun job: prints outcomes
+//   --astray   one of ranks that use different layers
+//   --late     one of ranks of which the last one is late
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +11,7 @@
 #include <set>
 #include <sstream>
 #include <string_view>
+#include <thread>
 
 #include "dist/accelerator.h"
 #include "support/errors.h"
@@ -216,25 +219,27 @@ struct RoutedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Routed);
 
+/// Ranks use another layer at each step: the same one as the other rank at no step. The norms.
+std::string train_routed(Group group, at::Device device, int stage, const std::string& own) {
+  at::set_num_threads(1);
+  at::manual_seed(3);
+  Routed model;
+  to_device(*model, device);
+  auto engine = initialize(
+      model, json_of({.stage = stage, .accumulation = 2, .states = own.empty() ? "cpu" : "none", .own = own}),
+      {.group = group});
+  std::string norms;
+  for (int step = 0; step < 6; ++step) {
+    at::manual_seed(100 + 10 * step + group.rank());
+    engine.backward(model->loss(at::randn({4, 13}).to(device), (step + group.rank()) % 2 == 1));
+    engine.step();
+    norms += fmt::format("{:a} ", engine.grad_norm());
+  }
+  return norms;
+}
+
 TEST(Accelerator, RanksMayUseDifferentParametersByNccl) {
   if (!has_nccl()) GTEST_SKIP() << kNoNccl;
-  const auto train_routed = [](Group group, at::Device device, int stage, const std::string& own) {
-    at::set_num_threads(1);
-    at::manual_seed(3);
-    Routed model;
-    to_device(*model, device);
-    auto engine = initialize(
-        model, json_of({.stage = stage, .accumulation = 2, .states = own.empty() ? "cpu" : "none", .own = own}),
-        {.group = group});
-    std::string norms;
-    for (int step = 0; step < 6; ++step) {
-      at::manual_seed(100 + 10 * step + group.rank());
-      engine.backward(model->loss(at::randn({4, 13}).to(device), (step + group.rank()) % 2 == 1));
-      engine.step();
-      norms += fmt::format("{:a} ", engine.grad_norm());
-    }
-    return norms;
-  };
   const auto lines = lines_of(2, [&](Group group) {
     std::vector<std::string> results;
     use_nccl();
@@ -252,7 +257,7 @@ TEST(Accelerator, RanksMayUseDifferentParametersByNccl) {
   for (const auto& line : lines) EXPECT_EQ(line, lines[0]);
   // What a rank alone wants to have whole, NCCL cannot bring.
   const auto began = std::chrono::steady_clock::now();
-  const auto results = spawn(2, [&](Group group) {
+  const auto results = spawn(3, [&](Group group) {
     use_nccl();
     train_routed(group, device_with(static_cast<std::uint64_t>(group.rank())), 3, kByNccl);
   });
@@ -263,7 +268,59 @@ TEST(Accelerator, RanksMayUseDifferentParametersByNccl) {
   }
 }
 
+/// Over MPI no rank sees of another that it waits, nor whether it is only late.
+TEST(Accelerator, RanksThatUseDifferentParametersByNcclBesideMpiEndWithinSeconds) {
+  if (!has_nccl()) GTEST_SKIP() << kNoNccl;
+  if (!mpirun_path()) GTEST_SKIP() << "no MPI in this build";
+  const OneHostAsSeveral hosts(1);
+  for (const int ranks : {2, 3}) {
+    const MpiJobResult result = run_under_mpirun(ranks, {"--astray"}, std::chrono::seconds(100));
+    EXPECT_NE(result.exit_code, 0) << result.output;
+    for (int rank = 0; rank < ranks; ++rank)
+      EXPECT_TRUE(mentions(error_of_rank(result, rank), "leaf_module")) << result.output;
+  }
+}
+
+TEST(Accelerator, ARankMayBeLateByNcclBesideMpi) {
+  if (!has_nccl()) GTEST_SKIP() << kNoNccl;
+  if (!mpirun_path()) GTEST_SKIP() << "no MPI in this build";
+  const OneHostAsSeveral hosts(1);
+  const MpiJobResult result = run_under_mpirun(3, {"--late"}, std::chrono::seconds(100));
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+}
+
 }  // namespace
+
+/// Ranks of an mpirun job that wait for each other.
+int go_astray() {
+  const Group group = join_mpi_job();
+  try {
+    use_nccl();
+    use_kernels(true);
+    train_routed(group, device_with(static_cast<std::uint64_t>(group.rank())), 3, kByNccl);
+    return 0;
+  } catch (const std::exception& error) {
+    report_error(group.rank(), error.what());
+    return 1;
+  }
+}
+
+/// Ranks of an mpirun job that wait for the last one for longer than those that wait for each other are given.
+int be_late() {
+  const Group group = join_mpi_job();
+  use_nccl();
+  use_kernels(true);
+  const auto device = device_with(static_cast<std::uint64_t>(group.rank()));
+  Small model = make_small(device);
+  auto engine =
+      initialize(model, json_of({.stage = 3, .accumulation = 1, .states = "none", .own = kByNccl}), {.group = group});
+  for (int step = 0; step < 3; ++step) {
+    if (step == 1 && group.rank() == group.size() - 1) std::this_thread::sleep_for(std::chrono::seconds(20));
+    engine.backward(model->loss(tokens_of(step, group.rank(), device)));
+    engine.step();
+  }
+  return 0;
+}
 
 /// A rank of an mpirun job.
 int be_rank() {
@@ -278,6 +335,10 @@ int be_rank() {
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  if (argc >= 2 && std::string_view(argv[1]) == "--rank") return zero::testing::accelerator_nccl_test::be_rank();
+  using namespace zero::testing::accelerator_nccl_test;
+  const std::string_view role = argc >= 2 ? argv[1] : "";
+  if (role == "--rank") return be_rank();
+  if (role == "--astray") return go_astray();
+  if (role == "--late") return be_late();
   return RUN_ALL_TESTS();
 }
