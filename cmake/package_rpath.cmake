@@ -8,9 +8,8 @@ foreach(path ${files})
   get_filename_component(folder ${folder} NAME)
   get_filename_component(name ${path} NAME)
   if(folder STREQUAL "bin" AND name STREQUAL "zero")
-
     set(rpath "$ORIGIN/../lib:$ORIGIN/../lib/zerotorch")
-  elseif(name MATCHES "^libzerotorch.*\\.so")
+  elseif(name MATCHES "^libzerotorch.*\\.so" AND NOT name MATCHES "^libzerotorch_cuda") # which looks for nothing
     set(rpath "$ORIGIN:$ORIGIN/zerotorch")
   else()
     continue()

@@ -2,7 +2,7 @@
 # Installs the build into an empty folder and builds a project of somebody else's against it: find_package(zerotorch),
 # zero::zero, a module of its own, two ranks started by the installed command line.
 set -euo pipefail
-build=$1 consumer=$2 cmake=$3
+build=$1 consumer=$2 cmake=$3 project=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$cmake" --install "$build" --prefix "$work/prefix" >"$work/install.log"
@@ -21,3 +21,10 @@ EOF
 cd "$work"
 timeout 120 "$work/prefix/bin/zero" launch -n 2 -- "$work/consumer/consumer" "$consumer/ds_config.json" | tee "$work/out.txt"
 grep -q "rank 0 of 2: loss went down" "$work/out.txt"
+# What `make package` does to the files: they look for libraries beside them, and in no folder of this machine.
+mkdir "$work/package" && mv "$work/prefix" "$work/package/usr"
+"$cmake" -D CPACK_TEMPORARY_INSTALL_DIRECTORY="$work/package" -P "$project/cmake/package_rpath.cmake"
+for file in "$work"/package/usr/bin/zero "$work"/package/usr/lib*/libzerotorch*.so; do
+  elsewhere=$(readelf -d "$file" | sed -n 's/.*R\(UN\)\?PATH.*\[\(.*\)\]/\2/p' | tr ':' '\n' | grep -v '^\$ORIGIN' || true)
+  if [ -n "$elsewhere" ]; then echo "packaged, $file looks for libraries in $elsewhere"; exit 1; fi
+done
