@@ -207,7 +207,8 @@ void say_members(const std::string& title, const std::string& text) {
   const std::function<void(const std::string&, const ordered_json&)> walk = [&](const std::string& path,
                                                                                 const ordered_json& value) {
     if (value.is_object() && !value.empty()) {
-      for (const auto& [name, member] : value.items()) walk(path.empty() ? name : path + "." + name, member);
+      for (const auto& [name, member] : value.items())
+        walk(path.empty() ? name : fmt::format("{}.{}", path, name), member);
     } else {
       const std::string words = value.is_string() ? value.get<std::string>() : value.dump();
       line(path.empty() ? words : fmt::format("{} = {}", path, words));

@@ -74,7 +74,7 @@ void read(const std::string& name, const json& object, const Readers& readers) {
   if (!object.is_object())
     refuse(name.substr(0, name.find_last_not_of(':') + 1), fmt::format("got {}, want an object", object.dump()));
   for (const auto& [key, value] : object.items()) {
-    const std::string path = name.back() == ':' ? name + " " + key : name + "." + key;
+    const std::string path = fmt::format("{}{}{}", name, name.back() == ':' ? " " : ".", key);
     const auto found = readers.find(key);
     if (found != readers.end()) {
       found->second(path, value);

@@ -72,7 +72,7 @@ fs::path python_sources_of_system() {
 
 /// Text that is here without being asked for.
 fs::path default_source() {
-  const fs::path prefix = python_prefix();
+  fs::path prefix = python_prefix();
   std::error_code error;
   if (fs::exists(prefix / "__init__.py", error)) return prefix;
   if (const fs::path system = python_sources_of_system(); !system.empty()) return system;
@@ -188,7 +188,8 @@ std::vector<std::pair<fs::path, double>> read_mixture(const fs::path& path) {
   for (const auto& one : mixture_list(path)) {
     const bool well = one.is_object() && one.contains("data") && one["data"].is_string() && one.contains("weight") &&
                       one["weight"].is_number() && one.size() == 2;
-    if (!well || one["data"] == "") refuse_mixture(path, fmt::format("got {}", one.dump()));
+    if (!well || one["data"].get_ref<const std::string&>().empty())
+      refuse_mixture(path, fmt::format("got {}", one.dump()));
     fs::path source = fs::absolute(path_in(path.parent_path(), one["data"])).lexically_normal();
     if (source.filename().empty()) source = source.parent_path();
     check_exists(source, path.c_str());

@@ -93,11 +93,14 @@ std::string options_of(const CommandText& command) {
 /// "'train --dtype'|'train --type'".
 std::string option_pattern(const CommandText& command, const OptionText& option) {
   std::vector<std::string> words;
+  words.reserve(option.names.size());
   for (const std::string& name : option.names) words.push_back(fmt::format("'{} {}'", command.name, name));
   return fmt::format("{}", fmt::join(words, "|"));
 }
 
-std::string with_bars(std::string list, const std::string& more) { return list + (list.empty() ? "" : "|") + more; }
+std::string with_bars(const std::string& list, const std::string& more) {
+  return list.empty() ? more : fmt::format("{}|{}", list, more);
+}
 
 std::string bash_completion(const CLI::App& app) {
   std::string known, groups, words, values, with_value, with_file;

@@ -39,6 +39,7 @@ HostSlots read_line(const std::string& line, const std::string& where) {
 
 [[noreturn]] void replace_process(const std::vector<std::string>& command) {
   std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
   for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   ::execvp(arguments[0], arguments.data());

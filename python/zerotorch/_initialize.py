@@ -14,7 +14,7 @@ from zerotorch.config import DeepSpeedConfig, given_config
 from zerotorch.distributed import init_distributed, world_group
 from zerotorch.engine import DeepSpeedEngine
 from zerotorch.errors import ConfigError, NotBuiltError, UsageError
-from zerotorch.optimizer import LIVE, OverShards, ZeroOptimizer, configuration_of
+from zerotorch.optimizer import LIVE, OverShards, ZeroOptimizer, configuration_of, let_go
 from zerotorch.utils.logging import log_dist, logger
 from zerotorch.zero.gathered import engine_of
 
@@ -221,6 +221,11 @@ class _Builder:
                         "of the model; make the optimizer from model.parameters() after the model is complete"
                     )
                 held.add(parameter)
+        if any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self._trainable()):
+            logger.warning(
+                "parameters have gradients from before initialize(): the engine begins without them; call zero_grad() "
+                "before, or run that backward by the engine"
+            )
         left = [parameter for parameter in self._trainable() if parameter not in held]
         for parameter in left:
             parameter.requires_grad_(False)
@@ -264,6 +269,7 @@ class _Builder:
     def _with_client(self, client: torch.optim.Optimizer) -> DeepSpeedEngine:
         if self.config.names_optimizer:
             logger.warning("initialize() gives an optimizer: it takes the place of the configuration's ('optimizer')")
+        let_go(client)  # of an engine that was
         if any(state.get("step", 1) != 0 for state in client.state.values()):
             raise ConfigError(
                 "the optimizer has been stepped before initialize(); its states cannot be taken over: give a fresh one"

@@ -88,6 +88,7 @@ def load(
         options.strict,
     )
     saved = _from_json(report["client_state"])
+    _set_extra_states(engine.module, saved.extra_states)
     optimizer = engine.optimizer
     if optimizer is not None and not options.module_only:
         if options.load_optimizer_states and saved.groups is not None:
@@ -122,10 +123,13 @@ def write_weights(state: dict[str, torch.Tensor], folder: str, name: str) -> Non
 class _Saved:
     """What was beside the engine's own state."""
 
-    def __init__(self, client_state: dict[str, Any], groups: Any = None, scheduler: Any = None) -> None:
+    def __init__(
+        self, client_state: dict[str, Any], groups: Any = None, scheduler: Any = None, extra_states: Any = None
+    ) -> None:
         self.client_state = client_state
         self.groups = groups
         self.scheduler = scheduler
+        self.extra_states: dict[str, Any] = extra_states or {}
 
 
 def _to_json(engine: DeepSpeedEngine, state: dict[str, Any]) -> str:
@@ -136,7 +140,27 @@ def _to_json(engine: DeepSpeedEngine, state: dict[str, Any]) -> str:
         saved["param_groups"] = {"torch_save": _pickle(engine.optimizer.groups_to_save())}
     if engine.lr_scheduler is not None and hasattr(engine.lr_scheduler, "state_dict"):
         saved["lr_scheduler"] = {"torch_save": _pickle(engine.lr_scheduler.state_dict())}
+    extra_states = {name: module.get_extra_state() for name, module in _with_extra_states(engine.module)}
+    if extra_states:
+        saved["extra_states"] = {"torch_save": _pickle(extra_states)}
     return json.dumps(saved)
+
+
+def _with_extra_states(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """Modules, by name, that keep more than tensors in their state_dict()."""
+    none = torch.nn.Module.get_extra_state
+    return [(name, part) for name, part in module.named_modules() if type(part).get_extra_state is not none]
+
+
+def _set_extra_states(module: torch.nn.Module, saved: dict[str, Any]) -> None:
+    left = dict(saved)
+    for name, part in _with_extra_states(module):
+        if name in left:
+            part.set_extra_state(left.pop(name))
+        else:
+            log_dist(f"load_checkpoint: it has no extra state of the module '{name}', which keeps what it has", ranks=[0])
+    for name in left:
+        log_dist(f"load_checkpoint: its extra state of '{name}' is of no module here", ranks=[0])
 
 
 def _from_json(text: str) -> _Saved:
@@ -146,8 +170,8 @@ def _from_json(text: str) -> _Saved:
     if saved[_FORMAT] != _VERSION:
         raise CheckpointError(f"the checkpoint's client state is of version {saved[_FORMAT]}; this reads {_VERSION}")
     client_state = _unpickle(saved["client_state"])
-    groups, scheduler = saved.get("param_groups"), saved.get("lr_scheduler")
-    return _Saved(client_state, groups and _unpickle(groups), scheduler and _unpickle(scheduler))
+    parts = [saved.get(name) for name in ("param_groups", "lr_scheduler", "extra_states")]
+    return _Saved(client_state, *(part and _unpickle(part) for part in parts))
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:

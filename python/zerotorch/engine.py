@@ -23,6 +23,20 @@ _STAGES_OF_SHARDED_GRADIENTS = 2
 _STAGE_OF_SHARDED_PARAMETERS = 3
 
 
+_PIPELINES = "pipelines are not built; loop over forward, backward and step"
+_MOVES = "states stay where the configuration puts them (zero_optimization.offload_optimizer)"
+_OWN_GRADIENTS = "gradients go to their owners during backward, and are no longer with the module afterwards"
+#: Members of DeepSpeed's that programs ask for, and why there are none.
+_NOT_BUILT = {
+    "train_batch": _PIPELINES,
+    "eval_batch": _PIPELINES,
+    "offload_states": _MOVES,
+    "reload_states": _MOVES,
+    "allreduce_gradients": _OWN_GRADIENTS,
+    "buffered_allreduce_fallback": _OWN_GRADIENTS,
+    "monitor": "zerotorch.monitor.monitor.MonitorMaster writes what a program has to write",
+    "flops_profiler": "the section flops_profiler of the configuration prints the figures of a step",
+}
 _cores: weakref.WeakSet[_C.Engine] = weakref.WeakSet()
 
 
@@ -89,6 +103,8 @@ class DeepSpeedEngine(torch.nn.Module):
             modules = self.__dict__.get("_modules", {})
             if "module" in modules and hasattr(modules["module"], name):
                 return getattr(modules["module"], name)
+            if name in _NOT_BUILT:
+                raise AttributeError(f"DeepSpeedEngine.{name}: {_NOT_BUILT[name]}") from None
             raise
 
     # ---- one step ----
@@ -264,6 +280,11 @@ class DeepSpeedEngine(torch.nn.Module):
         """Learning rates by parameter group, for the next update."""
         return [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
 
+    def set_lr(self, lr: float) -> None:
+        """Of all parameter groups, from the next update on; a scheduler goes on from its own. Local."""
+        for group in [] if self.optimizer is None else self.optimizer.param_groups:
+            group["lr"] = lr
+
     def get_mom(self) -> list[Any]:
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return [group["momentum"] if "momentum" in group else group.get("betas") for group in groups]
@@ -278,6 +299,15 @@ class DeepSpeedEngine(torch.nn.Module):
     @property
     def cur_scale(self) -> float:
         return self._core.loss_scale
+
+    def dynamic_loss_scale(self) -> bool:
+        return self.fp16_enabled() and not self._config.resolved["fp16"]["loss_scale"]
+
+    def steps_per_print(self) -> Any:
+        return self._config.resolved["steps_per_print"]
+
+    def wall_clock_breakdown(self) -> bool:
+        return bool(self._config.resolved["wall_clock_breakdown"])
 
     def zero_optimization_stage(self) -> int:
         return self._config.stage
@@ -379,6 +409,8 @@ class DeepSpeedEngine(torch.nn.Module):
             self.__dict__["_trained_by"] = None
             return
         raw_access.detach(self._names, self._hooks_of_module)
+        if self.optimizer is not None:
+            self.optimizer.detach()
         self._core.destroy()
 
     # ---- whole tensors: used by zerotorch.utils.safe_* ----

@@ -5,20 +5,25 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from zerotorch import _C
+from zerotorch.distributed import world_group
 from zerotorch.errors import ConfigError, UsageError
 from zerotorch.ops.optimizer import EngineOptimizer
 from zerotorch.runtime.base_optimizer import ZeROOptimizer
+from zerotorch.utils.logging import logger
 
 #: Hyper-parameters of a group that the engine takes at any time.
 LIVE = (
     *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "momentum", "dampening"),
     *("nesterov", "alpha", "centered", "lr_decay", "max_coeff", "min_coeff"),
 )
+#: Those it takes when it is made.
+_FIXED = ("decoupled_weight_decay",)
 
 
 class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
@@ -45,6 +50,8 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         self._core: _C.Engine | None = None
         self._names: dict[torch.nn.Parameter, str] = {}
         self._pushed: list[dict[str, Any]] = []
+        self._fixed: list[dict[str, Any]] = []
+        self._said_replaced = False
         self._indices: list[int | None] | None = None
         self.overflow = False
 
@@ -59,7 +66,23 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         self._names = names
         self._indices = indices
         self._pushed = [_live_values(group) for group in self.param_groups]
-        self.state = _State(self)  # type: ignore[assignment]
+        self._fixed = [_fixed_values(group) for group in self.param_groups]
+        states = _State(self)
+        self.state = states  # type: ignore[assignment]
+        if self.client is not None:  # what it would do alone the engine would not know of
+            self.client.state = states  # type: ignore[assignment]
+            self.client.state_dict = self.state_dict  # type: ignore[method-assign]
+            self.client.load_state_dict = self.load_state_dict  # type: ignore[method-assign]
+
+    def detach(self) -> None:
+        """The engine is gone: the client's optimizer is an ordinary one again."""
+        if self.client is not None:
+            let_go(self.client)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "state" and isinstance(self.__dict__.get("state"), _State):
+            _refuse_new_states()
+        super().__setattr__(name, value)
 
     def push(self) -> None:
         """Gives the engine what has changed in `param_groups`. Local."""
@@ -77,6 +100,11 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
             if changed and number is not None:
                 self._core.set_parameter_group(number, changed)
                 self._pushed[index] = now
+            if _fixed_values(group) != self._fixed[index]:
+                raise UsageError(
+                    f"parameter group {index} has got another {', '.join(_FIXED)} since initialize(), which the engine "
+                    "takes once: give it before"
+                )
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Ends a micro-batch, as the engine's step() does; schedulers are stepped by that one only. *Collective.*"""
@@ -84,22 +112,69 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
             raise UsageError("step(closure): the engine's backward() runs before step(), and once")
         if self._core is None:
             raise UsageError("step() of an optimizer that belongs to no engine")
-        self.push()
         skipped, steps = self._core.skipped_steps, self._core.global_steps
+        self._look_for_another_step()
         if self._core.is_gradient_accumulation_boundary():
-            self._call_hooks("_optimizer_step_pre_hooks")
+            self._call_hooks("_optimizer_step_pre_hooks", torch_optimizer._global_optimizer_pre_hooks)
+        self.push()
+        before = self._values_of_groups()
         self._core.step()
         self.overflow = self._core.skipped_steps > skipped
         if self._core.global_steps > steps:
-            self._call_hooks("_optimizer_step_post_hooks")
+            self._check_same_on_all_ranks(before)
+            self._call_hooks("_optimizer_step_post_hooks", torch_optimizer._global_optimizer_post_hooks)
         if self.client is not None:
             self.client._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask whether it was stepped
 
-    def _call_hooks(self, name: str) -> None:
-        """Of a client's optimizer whose step() the engine takes the place of."""
-        if self.client is not None and self._indices is not None:
-            for hook in list(getattr(self.client, name).values()):
-                hook(self.client, (), {})
+    step.hooked = True  # type: ignore[attr-defined]  # torch would call hooks at every micro-batch
+
+    def _call_hooks(self, name: str, everyones: Mapping[int, Any]) -> None:
+        """Of an update: a client's that the engine updates in place of, everybody's, and ours."""
+        if self._indices is not None:  # else the client's own step() calls the first two
+            for hook in [*everyones.values(), *([] if self.client is None else getattr(self.client, name).values())]:
+                hook(self.optimizer, (), {})
+        for hook in list(getattr(self, name).values()):
+            hook(self, (), {})
+
+    def _look_for_another_step(self) -> None:
+        """Says once that a step() which the program has put in the place of its optimizer's is not called."""
+        other = None if self.client is None else self.client.__dict__.get("step")
+        if other is None or self._said_replaced or getattr(other, "_wrapped_by_lr_sched", False):
+            return
+        self._said_replaced = True
+        logger.warning(
+            "step() of the program's %s was replaced by another, which is not called, as the engine updates: use "
+            "register_step_pre_hook() and register_step_post_hook(), or a class with a step() of its own",
+            type(self.client).__name__,
+        )
+
+    def _values_of_groups(self) -> list[dict[str, Any]]:
+        """Of a client's optimizer that steps itself: numbers of its groups."""
+        if self.client is None or self._indices is not None:
+            return []
+        return [_numbers(group) for group in self.param_groups]
+
+    def _check_same_on_all_ranks(self, before: list[dict[str, Any]]) -> None:
+        """Of what the client's step() has changed in its groups. *Collective* where it has."""
+        changed = {
+            f"group {index}: {key}": value
+            for index, group in enumerate(self._values_of_groups())
+            for key, value in group.items()
+            if before[index].get(key) != value
+        }
+        assert self._core is not None
+        if not changed or self._core.world_size == 1:
+            return
+        mine = torch.tensor(list(changed.values()), dtype=torch.float64)
+        firsts = mine.clone()
+        world_group().broadcast(firsts, 0)
+        for name, value, first in zip(changed, mine.tolist(), firsts.tolist(), strict=True):
+            if value != first and not (value != value and first != first):
+                raise UsageError(
+                    f"step() of {type(self.client).__name__} has made {value} of its {name} on rank {self._core.rank} and "
+                    f"{first} on rank 0: it looks at whole parameters, of which each rank gives it a part. Take an "
+                    "optimizer that treats elements one by one"
+                )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the engine's zero_grad(). *Collective.*"""
@@ -168,6 +243,22 @@ class _NoOffload:
         pass
 
 
+def let_go(client: torch.optim.Optimizer) -> None:
+    """Takes from a program's optimizer what an engine has given it: it has no states then."""
+    if isinstance(client.state, _State):
+        client.state = defaultdict(dict)
+        for name in ("state_dict", "load_state_dict"):
+            client.__dict__.pop(name, None)
+
+
+def _refuse_new_states(*_: Any, **__: Any) -> NoReturn:
+    raise UsageError(
+        "states of an optimizer that an engine has cannot be replaced or cleared here: they are sharded over the ranks. "
+        "zerotorch.utils.safe_set_full_optimizer_state() sets one of a parameter; load_checkpoint(..., "
+        "load_optimizer_states=False) or a new engine begins with fresh ones"
+    )
+
+
 class _State(Mapping[torch.nn.Parameter, dict[str, Any]]):
     """States by parameter, read from the engine when they are asked for."""
 
@@ -192,12 +283,30 @@ class _State(Mapping[torch.nn.Parameter, dict[str, Any]]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    clear = pop = popitem = update = setdefault = __setitem__ = __delitem__ = _refuse_new_states
+
 
 def _live_values(group: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: _number(group[key]) for key in LIVE if key in group}
     if "betas" in values:
         values["betas"] = tuple(_number(beta) for beta in values["betas"])
     return values
+
+
+def _fixed_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: group[key] for key in _FIXED if key in group}
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
+    values = {key: _number(value) for key, value in group.items() if key != "params" and _is_number(value)}
+    for key, value in group.items():
+        if key != "params" and isinstance(value, (tuple, list)) and all(_is_number(one) for one in value):
+            values.update({f"{key}[{index}]": _number(one) for index, one in enumerate(value)})
+    return {key: float(value) for key, value in values.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
 
 
 def _number(value: Any) -> Any:
@@ -217,9 +326,19 @@ def configuration_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[s
         return None
     name, keys = kind
     params = [{key: _number_or_pair(group[key]) for key in keys} for group in optimizer.param_groups]
-    if name == "Adam":
-        for values, group in zip(params, optimizer.param_groups, strict=True):
-            values["adam_w_mode"] = bool(group.get("decoupled_weight_decay", False))
+    if name == "Adagrad":  # torch gives all groups the one of its constructor
+        for values in params:
+            values["initial_accumulator_value"] = _number(optimizer.defaults["initial_accumulator_value"])
+    decoupled = {bool(group.get("decoupled_weight_decay", name == "AdamW")) for group in optimizer.param_groups}
+    if len(decoupled) > 1:
+        raise ConfigError(
+            "decoupled_weight_decay is true in some parameter groups of the optimizer and false in others: the engine has "
+            "one of them for all"
+        )
+    if name in ("Adam", "AdamW") and decoupled != {name == "AdamW"}:
+        name = "Adam"
+        for values in params:
+            values["adam_w_mode"] = decoupled == {True}
     return name, params
 
 
@@ -234,6 +353,11 @@ def _of_adafactor(group: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
     """By name, as libraries have classes of their own. Raises ConfigError."""
     name = type(optimizer).__name__
+    if "lbfgs" in name.lower():
+        raise ConfigError(
+            f"{name} needs the loss several times a step, and products over all parameters: an engine has one backward a "
+            "step, and each rank a part of the parameters. Take another optimizer"
+        )
     if any(known in name.lower() for known in _OF_WHOLE_TENSORS):
         raise ConfigError(
             f"{name} needs whole parameters, of which each rank would give it a part: name Adafactor, Lamb or Muon in the "
@@ -245,7 +369,7 @@ def _number_or_pair(value: Any) -> Any:
     return [_number(one) for one in value] if isinstance(value, (tuple, list)) else _number(value)
 
 
-_OF_WHOLE_TENSORS = ("lbfgs", "adafactor", "muon", "lamb", "lars", "shampoo", "soap", "galore", "kfac")
+_OF_WHOLE_TENSORS = ("adafactor", "muon", "lamb", "lars", "shampoo", "soap", "galore", "kfac")
 _ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
 _KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
     torch.optim.AdamW: ("AdamW", _ADAM),
@@ -263,7 +387,8 @@ class OverShards:
     """A client's optimizer of any class over the engine's shards: one that treats elements one by one gets right
     numbers.
 
-    Its hyper-parameters are those of the client's groups, whenever they are asked for.
+    Its hyper-parameters are those of the client's groups, whenever they are asked for, and what its step() writes into
+    its groups is written into these.
     """
 
     def __init__(self, client: torch.optim.Optimizer, shards: list[list[torch.Tensor]]) -> None:
@@ -274,10 +399,13 @@ class OverShards:
         self._inner.state = defaultdict(dict)
         self._inner.param_groups = [{"params": tensors} for tensors in shards]
 
+    def _sources(self) -> list[dict[str, Any]]:
+        return [group for group in self._client.param_groups if group["params"]]
+
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         groups = self._inner.param_groups
-        sources = [group for group in self._client.param_groups if group["params"]]
+        sources = self._sources()
         for index, group in enumerate(groups):
             # The last group is of parameters that the client does not hold: there are none.
             source = sources[min(index, len(sources) - 1)]
@@ -289,5 +417,14 @@ class OverShards:
         return self._inner.state
 
     def step(self) -> None:
-        assert self.param_groups  # up to date
-        self._inner.step()
+        groups = self.param_groups
+        lent = [(source, source["params"]) for source in self._sources()][: len(groups)]
+        try:  # with the client's groups themselves, which a hook or the optimizer may change
+            for (source, _), group in zip(lent, groups, strict=False):
+                source["params"] = group["params"]
+            self._inner.param_groups = [*self._client.param_groups, *groups[len(lent) :]]
+            self._inner.step()
+        finally:
+            self._inner.param_groups = groups
+            for source, parameters in lent:
+                source["params"] = parameters

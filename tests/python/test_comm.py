@@ -36,6 +36,18 @@ def test_collectives_of_one_rank_are_copies() -> None:
         assert collective(out.zero_(), tensor) is None and torch.equal(out, tensor)
     comm.all_gather([out.zero_()], tensor)
     assert torch.equal(out, tensor)
+    for of_lists in (comm.all_to_all, comm.all_gather_coalesced):
+        assert of_lists([out.zero_()], [tensor]) is None and torch.equal(out, tensor)
+    for of_one in (comm.gather, comm.reduce_scatter):
+        first, second = (tensor, [out.zero_()]) if of_one is comm.gather else (out.zero_(), [tensor])
+        assert of_one(first, second) is None and torch.equal(out, tensor)
+    comm.scatter(out.zero_(), [tensor])
+    comm.reduce(out, 0)
+    assert torch.equal(comm.inference_all_reduce(out) or out, tensor)
+    work = comm.all_reduce_coalesced([out, tensor], async_op=True)
+    assert work.wait() and work.is_completed()
+    with pytest.raises(UsageError, match="no other to talk to"):
+        comm.send(tensor, 0)
     objects = [None]
     comm.all_gather_object(objects, "own")
     comm.broadcast_object_list(objects, 0)
@@ -90,6 +102,30 @@ def test_two_ranks(tmp_path: pathlib.Path) -> None:
             assert comm.get_world_size(group) == 1 and comm.get_global_rank(group, 0) == 1
         assert groups.get_data_parallel_group() is torch.distributed.group.WORLD
         assert groups._get_data_parallel_rank() == rank
+        sum_of_all = torch.tensor([rank + 1.0])
+        comm.reduce(sum_of_all, 1)
+        assert rank == 0 or sum_of_all.item() == 3
+        comm.gather(torch.tensor([float(rank)]), each if rank == 0 else None, 0)
+        assert rank == 1 or [one.item() for one in each] == [0, 1]
+        comm.scatter(part, [torch.tensor([5.0]), torch.tensor([6.0])] if rank == 1 else None, 1)
+        assert part.item() == 5 + rank
+        comm.all_to_all(each, [torch.tensor([10.0 * rank]), torch.tensor([10.0 * rank + 1])])
+        assert [one.item() for one in each] == [rank, 10 + rank]
+        comm.reduce_scatter(part, [torch.tensor([1.0]), torch.tensor([2.0])])
+        assert part.item() == 2.0 * (rank + 1)
+        several = [torch.tensor([1.0 + rank]), torch.tensor([10.0, 20.0])]
+        comm.all_reduce_coalesced(several, async_op=True).wait()
+        assert [one.tolist() for one in several] == [[3], [20, 40]] and comm.has_all_reduce_coalesced()
+        comm.all_gather_coalesced([gathered], [torch.tensor([7.0 + rank])])
+        assert gathered.tolist() == [7, 8]
+        if rank == 0:
+            comm.send(torch.tensor([4.0]), 1)
+            comm.isend(torch.tensor([3.0]), 1, tag=9).wait()
+        else:
+            assert comm.recv(part, 0) == 0 and part.item() == 4
+            comm.irecv(part, 0, tag=9).wait()
+            assert part.item() == 3
+        comm.monitored_barrier()
         comm.barrier()
         comm.destroy_process_group()
         assert not comm.is_initialized()

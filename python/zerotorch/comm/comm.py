@@ -20,26 +20,40 @@ from ..utils.logging import logger
 __all__ = [
     "ReduceOp",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_object",
     "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
     "all_to_all_single",
     "barrier",
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
+    "gather",
     "get_all_ranks_from_group",
     "get_global_rank",
     "get_local_rank",
     "get_rank",
     "get_world_group",
     "get_world_size",
+    "has_all_reduce_coalesced",
+    "inference_all_reduce",
     "init_distributed",
+    "irecv",
     "is_available",
     "is_initialized",
+    "isend",
     "log_summary",
+    "monitored_barrier",
     "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
     "reduce_scatter_tensor",
+    "scatter",
+    "send",
 ]
 
 Group = Any  # torch.distributed.ProcessGroup, which does not exist where torch was built without it
@@ -179,6 +193,122 @@ def all_to_all_single(
     return dist.all_to_all_single(output, tensor, output_split_sizes, input_split_sizes, group, async_op)
 
 
+def all_to_all(
+    output_tensor_list: list[torch.Tensor],
+    input_tensor_list: list[torch.Tensor],
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """Tensor r of `input_tensor_list` to rank r, and what rank r has sent into tensor r of `output_tensor_list`."""
+    if _is_alone():
+        output_tensor_list[0].copy_(input_tensor_list[0])
+        return _done(async_op)
+    return dist.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+
+
+def reduce(tensor: torch.Tensor, dst: int, op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False) -> Any:
+    """`tensor` of rank `dst` becomes the sum, or what `op` says, of all ranks'; the others' are undefined."""
+    return _done(async_op) if _is_alone() else dist.reduce(tensor, dst, op, group, async_op)
+
+
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: list[torch.Tensor],
+    op: Any = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """The sum (or what `op` says) of all ranks' tensor of `input_list` that has this rank's number."""
+    if _is_alone():
+        output.copy_(input_list[0])
+        return _done(async_op)
+    return dist.reduce_scatter(output, input_list, op, group, async_op)
+
+
+def gather(
+    tensor: torch.Tensor,
+    gather_list: list[torch.Tensor] | None = None,
+    dst: int = 0,
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """`tensor` of every rank into `gather_list` of rank `dst`, by rank."""
+    if _is_alone():
+        if gather_list:
+            gather_list[0].copy_(tensor)
+        return _done(async_op)
+    return dist.gather(tensor, gather_list, dst, group, async_op)
+
+
+def scatter(
+    tensor: torch.Tensor,
+    scatter_list: list[torch.Tensor] | None = None,
+    src: int = 0,
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """Tensor r of rank `src`'s `scatter_list` into `tensor` of rank r."""
+    if _is_alone():
+        if scatter_list:
+            tensor.copy_(scatter_list[0])
+        return _done(async_op)
+    return dist.scatter(tensor, scatter_list, src, group, async_op)
+
+
+def all_reduce_coalesced(
+    tensors: list[torch.Tensor], op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False
+) -> Any:
+    """all_reduce() of each of `tensors`."""
+    return _together([all_reduce(tensor, op, group, async_op) for tensor in tensors], async_op)
+
+
+def all_gather_coalesced(
+    output_tensors: list[torch.Tensor], input_tensors: list[torch.Tensor], group: Group = None, async_op: bool = False
+) -> Any:
+    """all_gather_into_tensor() of each of `input_tensors` into the one of `output_tensors`."""
+    pairs = zip(output_tensors, input_tensors, strict=True)
+    return _together([all_gather_into_tensor(out, tensor, group, async_op) for out, tensor in pairs], async_op)
+
+
+def has_all_reduce_coalesced() -> bool:
+    """Local."""
+    return True
+
+
+def inference_all_reduce(tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Group = None) -> Any:
+    """all_reduce()."""
+    return all_reduce(tensor, op, group)
+
+
+def monitored_barrier(group: Group = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
+    """barrier() that names the ranks which have not come after `timeout`, a timedelta."""
+    return None if _is_alone() else dist.monitored_barrier(group, timeout, wait_all_ranks)
+
+
+def send(tensor: torch.Tensor, dst: int, group: Group = None, tag: int = 0) -> None:
+    """`tensor` to rank `dst`, which calls recv(). Of two ranks."""
+    _require_others("send")
+    dist.send(tensor, dst, group, tag)
+
+
+def recv(tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> Any:
+    """Into `tensor` what rank `src`, or any, sends. Of two ranks. Returns the sender's rank."""
+    _require_others("recv")
+    return dist.recv(tensor, src, group, tag)
+
+
+def isend(tensor: torch.Tensor, dst: int, group: Group = None, tag: int = 0) -> Any:
+    """send() that does not wait. Returns what to wait() for."""
+    _require_others("isend")
+    return dist.isend(tensor, dst, group, tag)
+
+
+def irecv(tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> Any:
+    """recv() that does not wait. Returns what to wait() for."""
+    _require_others("irecv")
+    return dist.irecv(tensor, src, group, tag)
+
+
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """A picklable object of every rank into `object_list`, by rank."""
     if _is_alone():
@@ -225,6 +355,28 @@ def _is_alone() -> bool:
     if ranks > 1:
         raise UsageError(f"there are {ranks} ranks, which cannot talk yet: call init_distributed first")
     return True
+
+
+def _require_others(what: str) -> None:
+    if _is_alone():
+        raise UsageError(f"{what}(): there is one rank, and no other to talk to")
+
+
+class Together:
+    """Several collectives that are under way."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> bool:
+        return all([work.wait() for work in self._works])
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+def _together(works: list[Any], async_op: bool) -> Together | None:
+    return Together(works) if async_op else None
 
 
 def _done(async_op: bool) -> Done | None:

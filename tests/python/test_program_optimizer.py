@@ -1,0 +1,326 @@
+"""A program's optimizer beside plain torch: what it, its hooks and its groups do in a step, and what it must not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run
+from torch import nn
+from torch.optim import optimizer as torch_optimizer
+
+STEPS = 4
+CONFIG = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "zero_allow_untested_optimizer": True}
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps a number in its groups, and lowers its rate itself."""
+
+    def __init__(self, params: Any, lr: float = 1.0) -> None:
+        super().__init__(params, {"lr": lr, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-group["lr"] / group["k"])
+            group["lr"] *= 0.9
+
+
+class OfWholeTensors(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "d": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["d"] = sum(float(p.grad.norm()) for p in group["params"] if p.grad is not None)
+
+
+def halve(optimizer: Any, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+def counting(module: nn.Module) -> torch.optim.Optimizer:
+    return Counting(module.parameters())
+
+
+def counting_in_groups(module: nn.Module) -> torch.optim.Optimizer:
+    weights = [p for p in module.parameters() if p.dim() > 1]
+    biases = [p for p in module.parameters() if p.dim() == 1]
+    return Counting([{"params": weights}, {"params": []}, {"params": biases, "lr": 0.3, "k": 1}])
+
+
+def halved(kind: Any) -> Make:
+    def make(module: nn.Module) -> torch.optim.Optimizer:
+        optimizer = kind(module.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(halve)
+        optimizer.register_step_post_hook(lambda o, *_: o.param_groups[0].update(weight_decay=0.1))
+        return optimizer
+
+    return make
+
+
+def halved_by_closure(kind: Any) -> Make:
+    def make(module: nn.Module) -> torch.optim.Optimizer:
+        optimizer = kind(module.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(lambda *_: halve(optimizer))
+        return optimizer
+
+    return make
+
+
+def coupled(module: nn.Module) -> torch.optim.Optimizer:
+    groups = [{"params": list(module.parameters()), "decoupled_weight_decay": False}]
+    return torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5)
+
+
+def adagrad(module: nn.Module) -> torch.optim.Optimizer:
+    groups = [{"params": list(module.parameters()), "initial_accumulator_value": 0.5}]
+    return torch.optim.Adagrad(groups, lr=0.1)
+
+
+CASES: dict[str, Make] = {
+    "its own numbers": counting,
+    "its own numbers, in groups": counting_in_groups,
+    "hooks of SGD": halved(torch.optim.SGD),
+    "hooks of AdamW": halved(torch.optim.AdamW),
+    "hooks of NAdam": halved(torch.optim.NAdam),
+    "hooks that know SGD": halved_by_closure(torch.optim.SGD),
+    "hooks that know NAdam": halved_by_closure(torch.optim.NAdam),
+    "AdamW without decoupled_weight_decay": coupled,
+    "Adagrad with a value of a group": adagrad,
+}
+
+
+def build() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(2, 5, generator=torch.Generator().manual_seed(step))
+
+
+def numbers_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def plain(make: Make) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    module = build()
+    optimizer = make(module)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        module(batch(step)).square().mean().backward()
+        optimizer.step()
+    return [p.detach() for p in module.parameters()], numbers_of(optimizer)
+
+
+def trained(case: str, stage: int, accumulation: int) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    import zerotorch
+
+    module = build()
+    optimizer = CASES[case](module)
+    config = {**CONFIG, "gradient_accumulation_steps": accumulation, "zero_optimization": {"stage": stage}}
+    engine = zerotorch.initialize(model=module, optimizer=optimizer, config=config)[0]
+    for step in range(STEPS):
+        for _ in range(accumulation):
+            engine.backward(engine(batch(step)).square().mean())
+            engine.step()
+    with zerotorch.zero.GatheredParameters(list(module.parameters())):
+        weights = [p.detach().clone() for p in module.parameters()]
+    engine.destroy()
+    return weights, numbers_of(optimizer)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_are_plain_torchs(case: str) -> None:
+    weights, numbers = plain(CASES[case])
+    first = None
+    for ranks, stage, accumulation in ((1, 0, 1), (1, 3, 2), (2, 1, 2), (2, 3, 1)):
+        for result, its_numbers in run(ranks, trained, case, stage, accumulation):
+            torch.testing.assert_close(result, weights, rtol=1e-5, atol=1e-6)
+            assert its_numbers == numbers
+            first = first or result
+            assert all(torch.equal(a, b) for a, b in zip(result, first, strict=True))
+
+
+def calls_of_hooks(accumulation: int) -> list[int]:
+    import zerotorch
+
+    module = build()
+    client = torch.optim.SGD(module.parameters(), lr=0.1)
+    config = {**CONFIG, "gradient_accumulation_steps": accumulation}
+    engine = zerotorch.initialize(model=module, optimizer=client, config=config)[0]
+    calls = [0, 0, 0]
+
+    def count(index: int) -> Callable[..., None]:
+        return lambda *_: calls.__setitem__(index, calls[index] + 1)
+
+    engine.optimizer.register_step_pre_hook(count(0))
+    client.register_step_post_hook(count(1))
+    everyones = torch_optimizer.register_optimizer_step_post_hook(count(2))
+    for step in range(8):
+        engine.backward(engine(batch(step)).square().mean())
+        engine.step()
+    everyones.remove()
+    return calls
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+def test_hooks_are_called_once_an_update(accumulation: int) -> None:
+    assert run(1, calls_of_hooks, accumulation) == [[8 // accumulation] * 3]
+
+
+def of_whole_tensors() -> str:
+    import zerotorch
+
+    module = build()
+    config = {**CONFIG, "zero_optimization": {"stage": 1}}
+    engine = zerotorch.initialize(model=module, optimizer=OfWholeTensors(module.parameters()), config=config)[0]
+    engine.backward(engine(batch(0)).square().mean())
+    try:
+        engine.step()
+    except zerotorch.UsageError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_make_different_numbers_are_an_error() -> None:
+    first, second = run(2, of_whole_tensors)
+    assert not first
+    assert "treats elements one by one" in second and "group 0: d" in second
+
+
+def whose_states_it_were() -> None:
+    import zerotorch
+
+    module = build()
+    client = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    before = client.state_dict()
+    engine = zerotorch.initialize(model=module, optimizer=client, config=CONFIG)[0]
+    for what in (
+        lambda: client.state.clear(),
+        lambda: client.load_state_dict(before),
+        lambda: client.state_dict(),
+        lambda: engine.optimizer.state.clear(),
+        lambda: setattr(engine.optimizer, "state", {}),
+    ):
+        with pytest.raises(zerotorch.UsageError, match="sharded over the ranks"):
+            what()
+    engine.destroy()
+    assert client.state_dict() == before
+
+
+def test_states_are_the_engines() -> None:
+    run(1, whose_states_it_were)
+
+
+def another_step() -> list[str]:
+    import zerotorch
+
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    zerotorch.logger.addHandler(Listener())
+    module = build()
+    module[0].weight.grad = torch.ones(7, 5)
+    client = torch.optim.SGD(module.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(client, 1)
+    engine = zerotorch.initialize(model=module, optimizer=client, config=CONFIG)[0]
+    for step in range(3):
+        if step == 1:
+            client.step = lambda *_: None  # type: ignore[method-assign]
+        engine.backward(engine(batch(step)).square().mean())
+        engine.step()
+        said.append(str(step))
+    return said
+
+
+def test_a_step_that_is_not_called_is_told() -> None:
+    said = run(1, another_step)[0]
+    where = [i for i, text in enumerate(said) if "was replaced by another" in text]
+    assert len(where) == 1 and said.index("0") < where[0] < said.index("1")
+    assert sum("gradients from before initialize()" in text for text in said) == 1
+
+
+def test_different_decays_are_refused_by_their_name() -> None:
+    import zerotorch
+
+    module = build()
+    first, *rest = module.parameters()
+    client = torch.optim.Adam([{"params": [first], "decoupled_weight_decay": True}, {"params": rest}], lr=0.1)
+    with pytest.raises(zerotorch.ConfigError, match="decoupled_weight_decay is true in some"):
+        zerotorch.initialize(model=module, optimizer=client, config=CONFIG)
+
+
+def asked_of_the_engine() -> None:
+    import zerotorch
+
+    module = build()
+    client = torch.optim.SGD(module.parameters(), lr=0.1)
+    engine = zerotorch.initialize(model=module, optimizer=client, config=CONFIG)[0]
+    engine.set_lr(0.25)
+    assert engine.get_lr() == [0.25] == [client.param_groups[0]["lr"]]
+    assert not engine.dynamic_loss_scale() and not engine.wall_clock_breakdown() and engine.steps_per_print() >= 0
+    assert not hasattr(engine, "train_batch")
+    with pytest.raises(AttributeError, match="pipelines are not built"):
+        engine.train_batch()
+
+
+def test_members_of_deepspeeds_engine() -> None:
+    run(1, asked_of_the_engine)
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.seen = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.linear(x)
+
+    def get_extra_state(self) -> Any:
+        return {"seen": self.seen, "table": torch.arange(3)}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert torch.equal(state["table"], torch.arange(3))
+        self.seen = state["seen"]
+
+
+def remembered(folder: str, stage: int) -> int:
+    import zerotorch
+
+    def start() -> Any:
+        module = nn.Sequential(nn.Identity(), Remembers())
+        config = {**CONFIG, "zero_optimization": {"stage": stage}}
+        client = torch.optim.SGD(module.parameters(), lr=0.1)
+        return zerotorch.initialize(model=module, optimizer=client, config=config)[0]
+
+    engine = start()
+    for step in range(3):
+        engine.backward(engine(batch(step)).square().mean())
+        engine.step()
+    engine.save_checkpoint(folder)
+    engine.destroy()
+    engine = start()
+    engine.load_checkpoint(folder)
+    return engine.module[1].seen
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3)])
+def test_extra_states_of_modules_are_saved(tmp_path: Path, ranks: int, stage: int) -> None:
+    assert run(ranks, remembered, str(tmp_path), stage) == [3] * ranks
