@@ -19,6 +19,7 @@
 #include "colour.h"
 #include "console.h"
 #include "host_facts.h"
+#include "number_check.h"
 #include "rank_device.h"
 #include "text_format.h"
 #include "zero/disk.h"

@@ -71,8 +71,8 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         self.state = states  # type: ignore[assignment]
         if self.client is not None:  # what it would do alone the engine would not know of
             self.client.state = states  # type: ignore[assignment]
-            self.client.state_dict = self.state_dict  # type: ignore[method-assign]
-            self.client.load_state_dict = self.load_state_dict  # type: ignore[method-assign]
+            self.client.state_dict = _refuse_to_save  # type: ignore[method-assign]
+            self.client.load_state_dict = _refuse_to_load  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """The engine is gone: the client's optimizer is an ordinary one again."""
@@ -193,16 +193,10 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         return self._core
 
     def state_dict(self) -> dict[str, Any]:
-        raise UsageError(
-            "state_dict() of the engine's optimizer: its states are sharded over the ranks; save them with the engine's "
-            "save_checkpoint()"
-        )
+        _refuse_to_save()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        raise UsageError(
-            "load_state_dict() of the engine's optimizer: its states are sharded over the ranks; load them with the "
-            "engine's load_checkpoint()"
-        )
+        _refuse_to_load()
 
     def __getstate__(self) -> dict[str, Any]:
         raise UsageError("the engine's optimizer cannot be copied or pickled: its states are sharded over the ranks")
@@ -249,6 +243,20 @@ def let_go(client: torch.optim.Optimizer) -> None:
         client.state = defaultdict(dict)
         for name in ("state_dict", "load_state_dict"):
             client.__dict__.pop(name, None)
+
+
+def _refuse_to_save(*_: Any, **__: Any) -> NoReturn:
+    raise UsageError(
+        "state_dict() of the engine's optimizer: its states are sharded over the ranks; save them with the engine's "
+        "save_checkpoint()"
+    )
+
+
+def _refuse_to_load(*_: Any, **__: Any) -> NoReturn:
+    raise UsageError(
+        "load_state_dict() of the engine's optimizer: its states are sharded over the ranks; load them with the "
+        "engine's load_checkpoint()"
+    )
 
 
 def _refuse_new_states(*_: Any, **__: Any) -> NoReturn:
@@ -335,7 +343,7 @@ def configuration_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[s
             "decoupled_weight_decay is true in some parameter groups of the optimizer and false in others: the engine has "
             "one of them for all"
         )
-    if name in ("Adam", "AdamW") and decoupled != {name == "AdamW"}:
+    if name == "Adam" or (name == "AdamW" and decoupled == {False}):
         name = "Adam"
         for values in params:
             values["adam_w_mode"] = decoupled == {True}

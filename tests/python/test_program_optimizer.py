@@ -96,6 +96,11 @@ CASES: dict[str, Make] = {
     "hooks of NAdam": halved(torch.optim.NAdam),
     "hooks that know SGD": halved_by_closure(torch.optim.SGD),
     "hooks that know NAdam": halved_by_closure(torch.optim.NAdam),
+    "AdamW": lambda module: torch.optim.AdamW(module.parameters(), lr=0.1, weight_decay=0.5),
+    "Adam": lambda module: torch.optim.Adam(module.parameters(), lr=0.1, weight_decay=0.5),
+    "Adam with decoupled_weight_decay": lambda module: torch.optim.Adam(
+        module.parameters(), lr=0.1, weight_decay=0.5, decoupled_weight_decay=True
+    ),
     "AdamW without decoupled_weight_decay": coupled,
     "Adagrad with a value of a group": adagrad,
 }
@@ -281,6 +286,32 @@ def asked_of_the_engine() -> None:
 
 def test_members_of_deepspeeds_engine() -> None:
     run(1, asked_of_the_engine)
+
+
+def goes_without_the_collector() -> list[bool]:
+    import gc
+    import weakref
+
+    import torch._dynamo  # which keeps what imports it first
+    import zerotorch
+
+    gone = []
+    for make in (CASES["hooks of AdamW"], counting):
+        gc.collect()
+        gc.disable()
+        module = build()
+        engine = zerotorch.initialize(model=module, optimizer=make(module), config=CONFIG)[0]
+        engine.backward(engine(batch(0)).square().mean())
+        engine.step()
+        optimizer = weakref.ref(engine.optimizer)
+        del engine, module
+        gone.append(optimizer() is None)
+        gc.enable()
+    return gone
+
+
+def test_an_engine_with_a_programs_optimizer_goes_at_once() -> None:
+    assert run(1, goes_without_the_collector) == [[True, True]]
 
 
 class Remembers(nn.Module):
