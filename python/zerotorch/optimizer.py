@@ -22,8 +22,8 @@ LIVE = (
     *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "momentum", "dampening"),
     *("nesterov", "alpha", "centered", "lr_decay", "max_coeff", "min_coeff"),
 )
-#: Those it takes when it is made.
-_FIXED = ("decoupled_weight_decay",)
+#: One that it takes when it is made.
+_FIXED = "decoupled_weight_decay"
 
 
 class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
@@ -50,7 +50,6 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         self._core: _C.Engine | None = None
         self._names: dict[torch.nn.Parameter, str] = {}
         self._pushed: list[dict[str, Any]] = []
-        self._fixed: list[dict[str, Any]] = []
         self._said_replaced = False
         self._indices: list[int | None] | None = None
         self.overflow = False
@@ -66,7 +65,6 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
         self._names = names
         self._indices = indices
         self._pushed = [_live_values(group) for group in self.param_groups]
-        self._fixed = [_fixed_values(group) for group in self.param_groups]
         states = _State(self)
         self.state = states  # type: ignore[assignment]
         if self.client is not None:  # what it would do alone the engine would not know of
@@ -86,25 +84,27 @@ class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
 
     def push(self) -> None:
         """Gives the engine what has changed in `param_groups`. Local."""
-        if self._core is None or self._indices is None:
+        if self._core is None:
             return
         if len(self.param_groups) != len(self._pushed):
             raise UsageError(
                 "the optimizer has got a parameter group since initialize(), which the engine would not train: give it "
                 "all parameters before (frozen ones may be unfrozen later), or make a new engine"
             )
+        if self._indices is None:
+            return
         for index, group in enumerate(self.param_groups):
             now = _live_values(group)
             changed = {key: value for key, value in now.items() if value != self._pushed[index].get(key)}
+            if _FIXED in changed:
+                raise UsageError(
+                    f"parameter group {index} has got another {_FIXED} since initialize(), which the engine takes once: "
+                    "give it before"
+                )
             number = self._indices[index]
             if changed and number is not None:
                 self._core.set_parameter_group(number, changed)
                 self._pushed[index] = now
-            if _fixed_values(group) != self._fixed[index]:
-                raise UsageError(
-                    f"parameter group {index} has got another {', '.join(_FIXED)} since initialize(), which the engine "
-                    "takes once: give it before"
-                )
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Ends a micro-batch, as the engine's step() does; schedulers are stepped by that one only. *Collective.*"""
@@ -295,14 +295,10 @@ class _State(Mapping[torch.nn.Parameter, dict[str, Any]]):
 
 
 def _live_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    values = {key: _number(group[key]) for key in LIVE if key in group}
+    values = {key: _number(group[key]) for key in (*LIVE, _FIXED) if key in group}
     if "betas" in values:
         values["betas"] = tuple(_number(beta) for beta in values["betas"])
     return values
-
-
-def _fixed_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: group[key] for key in _FIXED if key in group}
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
@@ -426,7 +422,7 @@ class OverShards:
 
     def step(self) -> None:
         groups = self.param_groups
-        lent = [(source, source["params"]) for source in self._sources()][: len(groups)]
+        lent = [(source, source["params"]) for source in self._sources()]
         try:  # with the client's groups themselves, which a hook or the optimizer may change
             for (source, _), group in zip(lent, groups, strict=False):
                 source["params"] = group["params"]

@@ -27,8 +27,8 @@ MutualWait::MutualWait(Group group)
       exceptions_at_start_(std::uncaught_exceptions()),
       everyones_(static_cast<std::size_t>(group_.size())) {
   if (comm::GroupAccess::backend(group_)->sees_waits()) return;
-  mine_ = group_.allocate(sizeof(State));
-  const std::vector<std::int64_t> counts(everyones_.size(), sizeof(State) / sizeof(std::int64_t));
+  mine_ = group_.allocate(sizeof(std::int64_t));
+  const std::vector<std::int64_t> counts(everyones_.size(), 1);
   window_ = comm::make_shard_window(group_, "waits for NCCL", {{"waits", counts}}, DType::kInt64, {mine_.data()});
 }
 
@@ -61,27 +61,26 @@ bool MutualWait::wait_and_ask(Work& post) {
   constexpr int kAlike = 6;  ///< seen so often: nobody has left his wait in between
   if (post.wait_for(kVain)) return true;
   struct Long {
-    explicit Long(MutualWait& of) : waits(of) { waits.set({++waits.long_waits_}); }
-    ~Long() { waits.set({}); }
+    explicit Long(MutualWait& of) : waits(of) { waits.say(++waits.long_waits_); }
+    ~Long() { waits.say(0); }
     MutualWait& waits;
   } const here(*this);
-  std::vector<State> before;
+  std::vector<std::int64_t> before;
   for (int alike = 0; alike < kAlike;) {
     if (!read_.valid() || read_.test()) read_ = window_->fetch(0, everyones_.data(), "who waits");
     if (post.wait_for(kBetween)) return true;
     if (!read_.test()) continue;  // some rank is in no call of the group
-    const bool all_wait = std::ranges::all_of(everyones_, [](const State& state) { return state.wait > 0; });
-    const bool is_as_before = std::ranges::equal(everyones_, before, {}, &State::wait, &State::wait);
-    alike = !all_wait ? 0 : is_as_before ? alike + 1 : 1;
+    const bool all_wait = std::ranges::min(everyones_) > 0;
+    alike = !all_wait ? 0 : everyones_ == before ? alike + 1 : 1;
     before = everyones_;
   }
   return false;
 }
 
-void MutualWait::set(State state) {
+void MutualWait::say(std::int64_t wait) {
   // A thread that moves data for the others reads it.
   const comm::BackendGuard guard(*comm::GroupAccess::backend(group_)->lock());
-  *static_cast<State*>(mine_.data()) = state;
+  *static_cast<std::int64_t*>(mine_.data()) = wait;
 }
 
 }  // namespace zero::storage

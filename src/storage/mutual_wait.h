@@ -26,18 +26,15 @@ class MutualWait {
   bool wait(comm::ExchangeBoard& board, int parcel, Work& post);
 
  private:
-  struct State {
-    std::int64_t wait = 0;  ///< the running number of the long wait that the rank is in; 0: in none
-  };
   bool wait_and_look(comm::ExchangeBoard& board, int parcel, Work& post);
   bool wait_and_ask(Work& post);
-  void set(State state);
+  void say(std::int64_t wait);
 
   Group group_;
   std::int64_t long_waits_ = 0;
   const int process_, exceptions_at_start_;
-  SharedMemory mine_;                          ///< State
-  std::vector<State> everyones_;               ///< [N]
+  SharedMemory mine_;                          ///< the number of the long wait that the rank is in; 0: in none
+  std::vector<std::int64_t> everyones_;        ///< [N] the same of all ranks
   std::shared_ptr<comm::ShardWindow> window_;  ///< null where ranks see each other wait
   Work read_;                                  ///< of everyones_
 };

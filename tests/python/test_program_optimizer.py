@@ -229,6 +229,31 @@ def test_states_are_the_engines() -> None:
     run(1, whose_states_it_were)
 
 
+def changed_too_late() -> None:
+    import zerotorch
+
+    def engine_of(make: Make) -> tuple[Any, torch.optim.Optimizer]:
+        module = build()
+        client = make(module)
+        engine = zerotorch.initialize(model=module, optimizer=client, config=CONFIG)[0]
+        engine.backward(engine(batch(0)).square().mean())
+        return engine, client
+
+    engine, client = engine_of(CASES["Adam"])
+    client.param_groups[0]["decoupled_weight_decay"] = True
+    with pytest.raises(zerotorch.UsageError, match="another decoupled_weight_decay"):
+        engine.step()
+    for make in (CASES["AdamW"], counting):
+        engine, client = engine_of(make)
+        client.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        with pytest.raises(zerotorch.UsageError, match="has got a parameter group since initialize"):
+            engine.step()
+
+
+def test_what_an_engine_takes_once_cannot_change() -> None:
+    run(1, changed_too_late)
+
+
 def another_step() -> list[str]:
     import zerotorch
 
