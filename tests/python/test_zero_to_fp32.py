@@ -11,6 +11,7 @@ import sys
 import odd_model
 import pytest
 import torch
+from ranks import run
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -94,6 +95,26 @@ def test_files(tmp_path, safe, limit):
         if safe:
             with safe_open(path, "pt") as opened:
                 assert opened.metadata() == {"format": "pt"}
+
+
+def written_at_once(case: str, folder: str, safe: bool) -> None:
+    from zerotorch.distributed import init_distributed, world_group
+
+    init_distributed()
+    for _ in range(20):
+        world_group().barrier()
+        zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(folder_of(case), folder, "200B", safe_serialization=safe)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_all_ranks_may_write_the_same_files(tmp_path, safe):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(folder_of(CASES[0]), alone, "200B", safe_serialization=safe)
+    run(2, written_at_once, CASES[0], str(together), safe)
+    files = sorted(path.name for path in alone.iterdir())
+    assert len(files) > 2 and sorted(path.name for path in together.iterdir()) == files
+    for name in files:
+        assert (alone / name).read_bytes() == (together / name).read_bytes(), name
 
 
 def test_tied_weights_are_written_once_by_torch_save(tmp_path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -58,21 +61,33 @@ def write_model(tensors: Mapping[str, LazyTensor], folder: str, max_nbytes: int 
         else [f"{stem}-{index:05}-of-{len(parts):05}{suffix}" for index in range(1, len(parts) + 1)]
     )
     for file, part in zip(files, parts):
-        writing = os.path.join(folder, file + ".writing")
-        if safetensors:
-            with open(writing, "wb") as out:
-                _write_safetensors(part, out)
-        else:
-            torch.save(_load_all(part), writing)
-        os.replace(writing, os.path.join(folder, file))
+        with _replacing(os.path.join(folder, file)) as writing:
+            if safetensors:
+                with open(writing, "wb") as out:
+                    _write_safetensors(part, out)
+            else:
+                torch.save(_load_all(part), writing)
     if len(parts) > 1:
         index: dict[str, Any] = {
             "metadata": {"total_size": sum(sizes)},
             "weight_map": {name: file for file, part in zip(files, parts) for name in part},
         }
-        with open(os.path.join(folder, f"{stem}{suffix}.index.json"), "w", encoding="utf-8") as out_text:
-            out_text.write(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        with _replacing(os.path.join(folder, f"{stem}{suffix}.index.json")) as writing:
+            Path(writing).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return files
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[str]:
+    """A path to write to, which takes the place of `path` at the end of the scope. It is this process's alone: several
+    ranks may write the same model, and each then replaces a complete file by an equal one."""
+    writing = f"{path}.{socket.gethostname()}-{os.getpid()}.writing"
+    try:
+        yield writing
+        os.replace(writing, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(writing)
 
 
 def _load_all(part: Mapping[str, LazyTensor]) -> dict[str, Tensor]:
