@@ -61,12 +61,11 @@ def write_model(tensors: Mapping[str, LazyTensor], folder: str, max_nbytes: int 
         else [f"{stem}-{index:05}-of-{len(parts):05}{suffix}" for index in range(1, len(parts) + 1)]
     )
     for file, part in zip(files, parts):
-        with _replacing(os.path.join(folder, file)) as writing:
+        with _replacing(os.path.join(folder, file)) as writing, open(writing, "wb") as out:
             if safetensors:
-                with open(writing, "wb") as out:
-                    _write_safetensors(part, out)
-            else:
-                torch.save(_load_all(part), writing)
+                _write_safetensors(part, out)
+            else:  # given a path, torch.save() would write its name into the file
+                torch.save(_load_all(part), out)
     if len(parts) > 1:
         index: dict[str, Any] = {
             "metadata": {"total_size": sum(sizes)},
