@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/cpu_products.h"
 #include "zero/dtype.h"
 
 namespace zero {
@@ -416,6 +417,10 @@ struct Config {
     /// A thread per rank that progresses gathers and reductions while other threads compute. auto: with overlap_comm,
     /// if the backend is MPI or the rank has a core more than its compute threads.
     ProgressThread progress_thread = ProgressThread::kAuto;
+    /// How products of 16-bit parameters and activations are computed on the CPU (zero/cpu_products.h). auto: in fp32
+    /// where the processor has no instructions for the dtype; rank 0's choice holds for all. For the whole process while
+    /// the engine lives. With fp32 parameters only kFp32 has an effect: on products under autocast.
+    CpuProducts cpu_products = CpuProducts::kAuto;
     /// Copying store: choose how far to prefetch from measured gather and compute times, up to
     /// stage3_prefetch_bucket_size. False: always prefetch that far.
     bool measured_prefetch = true;

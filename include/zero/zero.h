@@ -2,6 +2,7 @@
 // Everything a training program needs.
 #include "zero/checkpoint.h"     // IWYU pragma: export
 #include "zero/config.h"         // IWYU pragma: export
+#include "zero/cpu_products.h"   // IWYU pragma: export
 #include "zero/device_memory.h"  // IWYU pragma: export
 #include "zero/disk.h"           // IWYU pragma: export
 #include "zero/engine.h"         // IWYU pragma: export

@@ -8,6 +8,7 @@ void bind_group(pybind11::module_& module);
 /// Engine and Gathered.
 void bind_engine(pybind11::module_& module);
 /// plan_of_module() and plan_of_numel().
+void bind_cpu_products(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
 
 }  // namespace zerotorch

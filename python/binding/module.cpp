@@ -20,6 +20,7 @@ PYBIND11_MODULE(_C, module) {
   zerotorch::bind_group(module);
   zerotorch::bind_engine(module);
   zerotorch::bind_plan(module);
+  zerotorch::bind_cpu_products(module);
   module.def(
       "resolve_config",
       [](const std::string& text, const std::string& source) {

@@ -66,6 +66,13 @@ constexpr Key kKeys[] = {
              "rank has a core more than compute threads",
      .choices = "auto|always|never",
      .field = field<&Config::zerotorch, &Own::progress_thread>},
+    {.path = "zerotorch.cpu_products",
+     .kind = Kind::kChoice,
+     .fallback = "\"auto\"",
+     .note = "how 16-bit products are computed on the CPU: by libtorch's own kernels (native), or in fp32 and rounded "
+             "once; auto: whichever a measurement at start finds faster",
+     .choices = "auto|native|fp32",
+     .field = field<&Config::zerotorch, &Own::cpu_products>},
     honoured("zerotorch.measured_prefetch", Kind::kBool, "true",
              "copying store: gather ahead only as far as measured times ask for, up to "
              "stage3_prefetch_bucket_size",

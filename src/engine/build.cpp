@@ -600,6 +600,31 @@ void freeze(const Engine::Impl& impl) {
   for (const auto& parameter : impl.model.parameters) parameter.tensor.requires_grad_(false);
 }
 
+/// *Collective.* One way of computing 16-bit products for all ranks: what rank 0's processor does faster. Throws
+/// ConfigError.
+void choose_cpu_products(Engine::Impl& impl) {
+  const CpuProducts wanted = impl.config.zerotorch.cpu_products;
+  if (!impl.model.module_device.is_cpu()) return;
+  std::vector<DType> dtypes = {impl.model.param_dtype};
+  if (impl.model.param_dtype == DType::kFloat32) {
+    // Under autocast parameters are fp32 and products are not.
+    if (wanted != CpuProducts::kFp32) return;
+    dtypes = {DType::kBFloat16, DType::kFloat16};
+  }
+  for (const DType dtype : dtypes) {
+    std::int64_t way = static_cast<std::int64_t>(wanted);
+    if (wanted == CpuProducts::kAuto) {
+      if (impl.groups.all.rank() == 0) way = static_cast<std::int64_t>(faster_cpu_products(dtype));
+      impl.groups.all.broadcast(&way, 1, DType::kInt64, 0, {.label = "cpu_products"}).wait();
+    }
+    impl.cpu_products.emplace_back(static_cast<CpuProducts>(way), dtype);
+    if (impl.cpu_products.back().chosen() != CpuProducts::kFp32) continue;
+    impl.config.notices.push_back(
+        fmt::format("{0} products are computed in fp32 and rounded once{1} (zerotorch.cpu_products)", dtype_name(dtype),
+                    wanted == CpuProducts::kAuto ? ": this CPU has no fast instructions for them" : ""));
+  }
+}
+
 /// The part of initialize() in which ranks depend on each other. *Collective.*
 void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, const ShardPlace& place, OptimizerSetup setup,
                 bool moves_buffers) {
@@ -613,6 +638,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, const ShardPlace
   }
   check_agreement(impl.inventory, impl.group);
   agree_on_parts(impl.groups, impl.inventory);
+  choose_cpu_products(impl);
   choose_progress_thread(impl);
   make_transport(impl.model, place.moved_by);
   MicroBatchRandom::interrupt();

@@ -82,6 +82,7 @@ struct Engine::Impl {
   std::shared_ptr<torch::nn::Module> module;  ///< null: made of a view
   MemoryReport memory_before;
   storage::Ledger ledger;
+  std::vector<CpuProductsScope> cpu_products;  ///< by dtype; none where the module is not on the CPU
   std::optional<engine::UsedActivationHome> activation_home;
   std::unique_ptr<engine::StepTrace> trace;  ///< where the JSON asks for it
   engine::Inventory inventory;

@@ -296,6 +296,9 @@ class LoadPlanner {
     };
     compare("threads_per_rank", state_.threads_per_rank, threads_per_rank());
     compare("cpu_capability", state_.cpu_capability, cpu_capability());
+    // Earlier checkpoints do not say.
+    const nlohmann::json products = cpu_products(impl_);
+    if (!state_.cpu_products.is_null() && !products.is_null()) compare("cpu_products", state_.cpu_products, products);
     plan_.training = state_.training;
     plan_accumulation();
     plan_.training.micro_batches = plan_position();

@@ -146,6 +146,10 @@ class Reader {
 
 nlohmann::json threads_per_rank() { return at::get_num_threads(); }
 nlohmann::json cpu_capability() { return at::get_cpu_capability(); }
+nlohmann::json cpu_products(const Engine::Impl& impl) {
+  if (impl.cpu_products.empty()) return nullptr;
+  return impl.cpu_products.front().chosen() == CpuProducts::kFp32 ? "fp32" : "native";
+}
 
 std::string SavedState::optimizer_name(const sharding::ShardedOptimizer& optimizer) {
   const std::string_view name = optimizer.name(), narrow = "8bit";
@@ -179,6 +183,7 @@ SavedState SavedState::of(const Engine::Impl& impl) {
   state.precision = dtype_name(impl.model.param_dtype);
   state.threads_per_rank = engine::threads_per_rank();
   state.cpu_capability = engine::cpu_capability();
+  state.cpu_products = engine::cpu_products(impl);
   return state;
 }
 
@@ -199,6 +204,7 @@ std::string SavedState::to_json() const {
       {"cpu_capability", cpu_capability},
       {"optimizer", optimizer},
   };
+  if (!cpu_products.is_null()) json["cpu_products"] = cpu_products;
   if (training.accumulation_steps) json["gradient_accumulation_steps_set"] = true;
   // One number where all groups have it, as before there were several.
   const auto& overrides = training.lr_overrides;
@@ -246,6 +252,7 @@ SavedState SavedState::from_json(const std::string& text, Parts parts, const std
   state.precision = reader.value("precision");
   state.threads_per_rank = reader.value("threads_per_rank");
   state.cpu_capability = reader.value("cpu_capability");
+  state.cpu_products = reader.value("cpu_products");
   return state;
 }
 

@@ -26,7 +26,7 @@ struct SavedState {
   std::vector<std::string> frozen;  ///< parameters that are frozen for now, with states in the checkpoint
 
   // For whoever reads the file, and for warnings: null where the file does not say.
-  nlohmann::json model_parallel_size, stage, precision, threads_per_rank, cpu_capability;
+  nlohmann::json model_parallel_size, stage, precision, threads_per_rank, cpu_capability, cpu_products;
   nlohmann::json optimizer;  ///< its name; states of one name may be another's
 
   /// Micro-batches of all data-parallel ranks that made a step.
@@ -52,5 +52,7 @@ struct SavedState {
 /// How many threads and which instructions this process computes with, as they are in SavedState.
 nlohmann::json threads_per_rank();
 nlohmann::json cpu_capability();
+/// How 16-bit products are computed; null: there are none, or not on the CPU.
+nlohmann::json cpu_products(const Engine::Impl& impl);
 
 }  // namespace zero::engine

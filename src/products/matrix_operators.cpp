@@ -1,0 +1,193 @@
+// mm, addmm, bmm, baddbmm, addmv and dot, to which linear, matmul, einsum and their gradients come down.
+#include <ATen/native/Resize.h>
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/addmv_cpu_dispatch.h>
+#include <ATen/ops/baddbmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/dot_cpu_dispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
+
+#include "products/matrix_product.h"
+#include "products/panels.h"
+#include "products/registry.h"
+
+namespace zero::products {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+
+bool is_ordinary(const Tensor& tensor) { return tensor.numel() > 0; }
+
+/// Two operands of a product that is ours; whatever is wrong with others is for libtorch to say.
+bool takes_product(const Tensor& a, const Tensor& b, std::int64_t dimensions) {
+  return is_taken(a) && a.scalar_type() == b.scalar_type() && a.dim() == dimensions && b.dim() == dimensions &&
+         is_ordinary(a) && is_ordinary(b) && a.size(dimensions - 1) == b.size(dimensions - 2) &&
+         (dimensions == 2 || a.size(0) == b.size(0));
+}
+
+/// What can be added to a result of these sizes.
+bool can_be_added(const Tensor& self, at::ScalarType dtype, at::IntArrayRef sizes) {
+  if (self.scalar_type() != dtype || self.dim() > static_cast<std::int64_t>(sizes.size())) return false;
+  for (std::int64_t d = 1; d <= self.dim(); ++d) {
+    const std::int64_t size = self.size(self.dim() - d);
+    if (size != 1 && size != sizes[sizes.size() - static_cast<std::size_t>(d)]) return false;
+  }
+  return true;
+}
+
+Addend addend_of(const Tensor& self, const Scalar& beta, at::IntArrayRef sizes) {
+  return {self.expand(sizes), beta.toFloat()};
+}
+
+/// Into `out` as operators with an out argument do: resized, and in its own layout.
+void copy_to(Tensor& out, const Tensor& result) {
+  at::native::resize_output(out, result.sizes());
+  out.copy_(result);
+}
+
+bool takes_out(const Tensor& out, const Tensor& like) { return out.scalar_type() == like.scalar_type(); }
+
+at::DimVector sizes_of(const Tensor& a, const Tensor& b) {
+  return a.dim() == 2 ? at::DimVector{a.size(0), b.size(1)} : at::DimVector{a.size(0), a.size(1), b.size(2)};
+}
+
+Tensor product(const Tensor& a, const Tensor& b, const Addend& addend, float alpha) {
+  Tensor out = at::empty(sizes_of(a, b), a.options());
+  (a.dim() == 2 ? multiply : multiply_batch)(a, b, addend, alpha, out);
+  return out;
+}
+
+/// self <- beta * self + alpha * a @ b, of which every element is read before it is written.
+void product_in_place(Tensor& self, const Tensor& a, const Tensor& b, float beta, float alpha) {
+  const bool alone = self.is_contiguous() && !self.is_alias_of(a) && !self.is_alias_of(b);
+  if (!alone) {
+    self.copy_(product(a, b, {self, beta}, alpha));
+    return;
+  }
+  (a.dim() == 2 ? multiply : multiply_batch)(a, b, {self, beta}, alpha, self);
+}
+
+Tensor mm(const Tensor& a, const Tensor& b) {
+  return takes_product(a, b, 2) ? product(a, b, {}, 1) : at::cpu::mm(a, b);
+}
+
+Tensor& mm_out(const Tensor& a, const Tensor& b, Tensor& out) {
+  if (!takes_product(a, b, 2) || !takes_out(out, a)) return at::cpu::mm_outf(a, b, out);
+  copy_to(out, product(a, b, {}, 1));
+  return out;
+}
+
+Tensor bmm(const Tensor& a, const Tensor& b) {
+  return takes_product(a, b, 3) ? product(a, b, {}, 1) : at::cpu::bmm(a, b);
+}
+
+Tensor& bmm_out(const Tensor& a, const Tensor& b, Tensor& out) {
+  if (!takes_product(a, b, 3) || !takes_out(out, a)) return at::cpu::bmm_outf(a, b, out);
+  copy_to(out, product(a, b, {}, 1));
+  return out;
+}
+
+bool takes_product(const Tensor& self, const Tensor& a, const Tensor& b, std::int64_t dimensions) {
+  return takes_product(a, b, dimensions) && can_be_added(self, a.scalar_type(), sizes_of(a, b));
+}
+
+Tensor addmm(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  if (!takes_product(self, a, b, 2)) return at::cpu::addmm(self, a, b, beta, alpha);
+  return product(a, b, addend_of(self, beta, sizes_of(a, b)), alpha.toFloat());
+}
+
+Tensor& addmm_out(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                  Tensor& out) {
+  if (!takes_product(self, a, b, 2) || !takes_out(out, a)) return at::cpu::addmm_outf(self, a, b, beta, alpha, out);
+  copy_to(out, product(a, b, addend_of(self, beta, sizes_of(a, b)), alpha.toFloat()));
+  return out;
+}
+
+Tensor& addmm_(Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  if (!takes_product(self, a, b, 2) || self.sizes() != at::IntArrayRef(sizes_of(a, b)))
+    return at::cpu::addmm_(self, a, b, beta, alpha);
+  product_in_place(self, a, b, beta.toFloat(), alpha.toFloat());
+  return self;
+}
+
+Tensor baddbmm(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  if (!takes_product(self, a, b, 3)) return at::cpu::baddbmm(self, a, b, beta, alpha);
+  return product(a, b, addend_of(self, beta, sizes_of(a, b)), alpha.toFloat());
+}
+
+Tensor& baddbmm_out(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                    Tensor& out) {
+  if (!takes_product(self, a, b, 3) || !takes_out(out, a)) return at::cpu::baddbmm_outf(self, a, b, beta, alpha, out);
+  copy_to(out, product(a, b, addend_of(self, beta, sizes_of(a, b)), alpha.toFloat()));
+  return out;
+}
+
+Tensor& baddbmm_(Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  if (!takes_product(self, a, b, 3) || self.sizes() != at::IntArrayRef(sizes_of(a, b)))
+    return at::cpu::baddbmm_(self, a, b, beta, alpha);
+  product_in_place(self, a, b, beta.toFloat(), alpha.toFloat());
+  return self;
+}
+
+bool takes_vector(const Tensor& self, const Tensor& matrix, const Tensor& vector) {
+  return is_taken(matrix) && matrix.scalar_type() == vector.scalar_type() && matrix.dim() == 2 && vector.dim() == 1 &&
+         is_ordinary(matrix) && is_ordinary(vector) && matrix.size(1) == vector.size(0) &&
+         can_be_added(self, matrix.scalar_type(), {matrix.size(0)});
+}
+
+Tensor vector_product(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
+                      const Scalar& alpha) {
+  const std::int64_t rows = matrix.size(0);
+  return product(matrix, vector.unsqueeze(1), {self.expand({rows}).unsqueeze(1), beta.toFloat()}, alpha.toFloat())
+      .squeeze(1);
+}
+
+Tensor addmv(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta, const Scalar& alpha) {
+  if (!takes_vector(self, matrix, vector)) return at::cpu::addmv(self, matrix, vector, beta, alpha);
+  return vector_product(self, matrix, vector, beta, alpha);
+}
+
+Tensor& addmv_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
+                  const Scalar& alpha, Tensor& out) {
+  if (!takes_vector(self, matrix, vector) || !takes_out(out, matrix))
+    return at::cpu::addmv_outf(self, matrix, vector, beta, alpha, out);
+  copy_to(out, vector_product(self, matrix, vector, beta, alpha));
+  return out;
+}
+
+Tensor& addmv_(Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta, const Scalar& alpha) {
+  if (!takes_vector(self, matrix, vector) || self.numel() != matrix.size(0))
+    return at::cpu::addmv_(self, matrix, vector, beta, alpha);
+  self.copy_(vector_product(self, matrix, vector, beta, alpha));
+  return self;
+}
+
+Tensor dot(const Tensor& a, const Tensor& b) {
+  const bool takes = is_taken(a) && a.scalar_type() == b.scalar_type() && a.dim() == 1 && b.dim() == 1 &&
+                     a.numel() == b.numel() && is_ordinary(a) && is_ordinary(b);
+  if (!takes) return at::cpu::dot(a, b);
+  return at::cpu::dot(widened_in(Slot::kLeft, a), widened_in(Slot::kRight, b)).to(a.scalar_type());
+}
+
+}  // namespace
+
+void register_matrix_products(torch::Library& cpu) {
+  cpu.impl("mm", TORCH_FN(mm));
+  cpu.impl("mm.out", TORCH_FN(mm_out));
+  cpu.impl("bmm", TORCH_FN(bmm));
+  cpu.impl("bmm.out", TORCH_FN(bmm_out));
+  cpu.impl("addmm", TORCH_FN(addmm));
+  cpu.impl("addmm.out", TORCH_FN(addmm_out));
+  cpu.impl("addmm_", TORCH_FN(addmm_));
+  cpu.impl("baddbmm", TORCH_FN(baddbmm));
+  cpu.impl("baddbmm.out", TORCH_FN(baddbmm_out));
+  cpu.impl("baddbmm_", TORCH_FN(baddbmm_));
+  cpu.impl("addmv", TORCH_FN(addmv));
+  cpu.impl("addmv.out", TORCH_FN(addmv_out));
+  cpu.impl("addmv_", TORCH_FN(addmv_));
+  cpu.impl("dot", TORCH_FN(dot));
+}
+
+}  // namespace zero::products

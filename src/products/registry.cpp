@@ -1,0 +1,174 @@
+#include "products/registry.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
+#include <ATen/ops/ones.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <mutex>
+
+#include "products/matrix_product.h"
+#include "zero/cpu_products.h"
+#include "zero/errors.h"
+
+namespace zero::products {
+namespace {
+
+/// Scopes that live, of each dtype and way.
+struct Holders {
+  std::atomic<int> native{0}, in_fp32{0};
+  std::atomic<int>& of(CpuProducts way) { return way == CpuProducts::kFp32 ? in_fp32 : native; }
+};
+
+std::array<Holders, 2>& all_holders() {
+  static std::array<Holders, 2> holders;
+  return holders;
+}
+
+Holders& holders_of(DType dtype) {
+  if (dtype != DType::kBFloat16 && dtype != DType::kFloat16)
+    throw ConfigError(
+        fmt::format("CpuProductsScope: {} products are libtorch's own; want bf16 or fp16", dtype_name(dtype)));
+  return all_holders()[dtype == DType::kBFloat16 ? 0 : 1];
+}
+
+std::mutex& mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+/// libtorch warns of every kernel that replaces one of its own.
+class Quiet : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+/// For the rest of the process: what is not taken goes to the kernels that were there.
+void register_once() {
+  static const bool registered = [] {
+    Quiet quiet;
+    c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+    // Never freed: a program may compute until its very end.
+    auto* cpu = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+    auto* autograd =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
+    register_matrix_products(*cpu);
+    register_attention(*cpu);
+    register_convolutions(*cpu);
+    register_recurrent(*cpu, *autograd);
+    return true;
+  }();
+  (void)registered;
+}
+
+/// Seconds of the fastest of a few runs.
+template <class F>
+double seconds_of(const F& f) {
+  using Clock = std::chrono::steady_clock;
+  f();  // kernels that are made at their first use
+  double best = std::numeric_limits<double>::infinity();
+  for (int run = 0; run < 3; ++run) {
+    const auto begin = Clock::now();
+    f();
+    best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  return best;
+}
+
+}  // namespace
+
+bool is_taken(at::ScalarType dtype) {
+  if (dtype == at::kBFloat16) return all_holders()[0].in_fp32.load(std::memory_order_relaxed) > 0;
+  if (dtype == at::kHalf) return all_holders()[1].in_fp32.load(std::memory_order_relaxed) > 0;
+  return false;
+}
+
+}  // namespace zero::products
+
+namespace zero {
+
+using products::holders_of;
+
+ProductSpeed measure_cpu_products(DType dtype, int edge) {
+  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const bool narrow = dtype != DType::kFloat32;
+  if (narrow) holders_of(dtype);
+  const at::ScalarType type = dtype == DType::kFloat32    ? at::kFloat
+                              : dtype == DType::kBFloat16 ? at::kBFloat16
+                                                          : at::kHalf;
+  const at::Tensor a = at::ones({edge, edge}, type), b = at::ones({edge, edge}, type), out = at::empty_like(a);
+  const at::Tensor at = a.t(), bt = b.t();
+  const double operations = 3 * 2.0 * edge * edge * edge;
+  ProductSpeed speed;
+  // Forward of a linear layer, and the gradients of its input and its weight.
+  speed.native = operations / products::seconds_of([&] {
+                   at::cpu::mm(a, bt);
+                   at::cpu::mm(a, b);
+                   at::cpu::mm(at, b);
+                 });
+  if (!narrow) return speed;
+  speed.in_fp32 = operations / products::seconds_of([&] {
+                    products::multiply(a, bt, {}, 1, out);
+                    products::multiply(a, b, {}, 1, out);
+                    products::multiply(at, b, {}, 1, out);
+                  });
+  return speed;
+}
+
+CpuProducts faster_cpu_products(DType dtype) {
+  holders_of(dtype);
+  static std::array<CpuProducts, 2> faster{CpuProducts::kAuto, CpuProducts::kAuto};
+  static std::mutex measuring;
+  const std::lock_guard lock(measuring);
+  CpuProducts& known = faster[dtype == DType::kBFloat16 ? 0 : 1];
+  if (known == CpuProducts::kAuto) {
+    // Kernels without instructions for the dtype are 5 to 40 times slower, those that widen in registers (oneDNN's for
+    // AVX-512) about as fast: nothing lies near the line, where another process could move a measurement across it.
+    const ProductSpeed speed = measure_cpu_products(dtype);
+    known = speed.in_fp32 > 2 * speed.native ? CpuProducts::kFp32 : CpuProducts::kNative;
+  }
+  return known;
+}
+
+class CpuProductsScope::Impl {
+ public:
+  Impl(CpuProducts wanted, DType dtype)
+      : holders_(holders_of(dtype)), way_(wanted == CpuProducts::kAuto ? faster_cpu_products(dtype) : wanted) {
+    const std::lock_guard lock(products::mutex());
+    const auto other = way_ == CpuProducts::kFp32 ? CpuProducts::kNative : CpuProducts::kFp32;
+    if (holders_.of(other) > 0) {
+      throw ConfigError(fmt::format(
+          "zerotorch.cpu_products: \"{}\", while another engine of this process computes {} products the other way "
+          "(\"{}\"), and the choice is for the process: give both the same, or destroy that engine first",
+          way_ == CpuProducts::kFp32 ? "fp32" : "native", dtype_name(dtype),
+          other == CpuProducts::kFp32 ? "fp32" : "native"));
+    }
+    if (way_ == CpuProducts::kFp32) products::register_once();
+    ++holders_.of(way_);
+  }
+  ~Impl() { --holders_.of(way_); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  CpuProducts way() const { return way_; }
+
+ private:
+  products::Holders& holders_;
+  CpuProducts way_;
+};
+
+CpuProductsScope::CpuProductsScope(CpuProducts wanted, DType dtype) : impl_(std::make_unique<Impl>(wanted, dtype)) {}
+CpuProductsScope::~CpuProductsScope() = default;
+CpuProductsScope::CpuProductsScope(CpuProductsScope&&) noexcept = default;
+CpuProductsScope& CpuProductsScope::operator=(CpuProductsScope&&) noexcept = default;
+CpuProducts CpuProductsScope::chosen() const { return impl_->way(); }
+
+}  // namespace zero
