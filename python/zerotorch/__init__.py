@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerotorch._build import check_torch
 from zerotorch._lazy import attach
-from zerotorch._surface import NAMES, SUBMODULES
+from zerotorch._not_built_modules import install as _install
+from zerotorch._surface import NAMES
 from zerotorch._version import __version__
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["__version__"]
 
 check_torch()
+_install()
 
-_attribute, __dir__ = attach(__name__, SUBMODULES, NAMES)
+_attribute, __dir__ = attach(__name__, NAMES)
 
 
 def __getattr__(name: str) -> Any:

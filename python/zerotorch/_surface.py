@@ -1,24 +1,5 @@
 """Which members of the package are imported when they are first used, and from where."""
 
-SUBMODULES = (
-    "accelerator",
-    "checkpoint",
-    "checkpointing",
-    "comm",
-    "compression",
-    "inference",
-    "launcher",
-    "moe",
-    "module_inject",
-    "monitor",
-    "ops",
-    "pipe",
-    "profiling",
-    "runtime",
-    "utils",
-    "zero",
-)
-
 NAMES = {
     "CheckpointError": "zerotorch.errors",
     "CommError": "zerotorch.errors",
@@ -55,4 +36,5 @@ NAMES = {
     "replace_transformer_layer": "zerotorch.module_inject",
     "set_autotp_mode": "zerotorch.module_inject",
     "tp_model_init": "zerotorch.module_inject",
+    "version": "zerotorch.git_version_info",
 }

@@ -1,1 +1,5 @@
-"""`deepspeed.compression`, which is not built."""
+"""`deepspeed.compression`, of which the helpers are built."""
+
+from .._lazy import attach
+
+__getattr__, __dir__ = attach(__name__)

@@ -1,1 +1,5 @@
-"""`deepspeed.moe`: expert parallelism, which is not built."""
+"""`deepspeed.moe`: what programs ask about experts."""
+
+from .._lazy import attach
+
+__getattr__, __dir__ = attach(__name__)

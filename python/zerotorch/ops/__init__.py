@@ -4,7 +4,6 @@ from .._lazy import attach
 
 __getattr__, __dir__ = attach(
     __name__,
-    submodules=("adagrad", "adam", "aio", "lamb", "lion", "op_builder", "transformer"),
     names={
         "__compatible_ops__": "zerotorch.ops.op_builder",
         "DeepSpeedTransformerConfig": "zerotorch.ops.transformer",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+from zerotorch._lazy import attach
 from zerotorch.zero.gathered import GatheredParameters
 from zerotorch.zero.init import Init
 
 __all__ = [
     "GatheredParameters",
     "Init",
-    "TiledLinear",
     "register_external_parameter",
     "unregister_external_parameter",
 ]
@@ -24,13 +25,21 @@ def unregister_external_parameter(module: Any, parameter: Any) -> None:
     """Nothing, as register_external_parameter()."""
 
 
+_attribute, _members = attach(__name__)
+
+
 def __getattr__(name: str) -> Any:
-    if name == "TiledLinear":
-        from zerotorch.errors import NotBuiltError
+    """Members of `zerotorch.runtime.zero`, which DeepSpeed has under both names."""
+    try:
+        return _attribute(name)
+    except AttributeError:
+        if name.startswith("_"):
+            raise
+    try:
+        return getattr(importlib.import_module("zerotorch.runtime.zero"), name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
-        raise NotBuiltError("zero.TiledLinear is not built: use torch.nn.Linear")
-    if name.startswith("estimate_zero"):
-        from zerotorch.runtime.zero import memory_estimates
 
-        return getattr(memory_estimates, name)
-    raise AttributeError(f"module 'zerotorch.zero' has no attribute '{name}'")
+def __dir__() -> list[str]:
+    return sorted({*_members(), *dir(importlib.import_module("zerotorch.runtime.zero"))})

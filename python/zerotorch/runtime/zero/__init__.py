@@ -2,10 +2,13 @@
 
 from ..._lazy import attach
 
+_ESTIMATES = [f"estimate_zero{{}}_model_states_mem_needs{ending}" for ending in ("", "_all_live", "_all_cold")]
+
 __getattr__, __dir__ = attach(
     __name__,
-    submodules=("memory_estimates", "partition_parameters", "stage3", "stage_1_and_2"),
     names={
+        **{name.format(2): "zerotorch.runtime.zero.stage_1_and_2" for name in _ESTIMATES},
+        **{name.format(3): "zerotorch.runtime.zero.stage3" for name in _ESTIMATES},
         "GatheredParameters": "zerotorch.zero",
         "Init": "zerotorch.zero",
         "ZeroParamStatus": "zerotorch.runtime.zero.partition_parameters",

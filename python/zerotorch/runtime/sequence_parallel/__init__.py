@@ -1,1 +1,0 @@
-"""`deepspeed.runtime.sequence_parallel`, which is not built."""
