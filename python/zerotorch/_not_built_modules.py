@@ -1,4 +1,4 @@
-"""Modules that exist by the table of what is not built alone, so that importing them succeeds and using them says why."""
+"""Modules that exist by the table of what is not built alone: importing them succeeds, and using them says why."""
 
 from __future__ import annotations
 

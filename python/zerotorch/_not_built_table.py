@@ -122,7 +122,8 @@ FEATURES: tuple[tuple[str, str, dict[str, str]], ...] = (
         "set train_batch_size, and load a checkpoint with any number of ranks",
         {
             "elasticity": "DSElasticAgent compute_elastic_config elasticity_enabled ensure_immutable_elastic_config",
-            "elasticity.config": "ElasticityConfig ElasticityConfigError ElasticityError ElasticityIncompatibleWorldSize",
+            "elasticity.config": "ElasticityConfig ElasticityConfigError ElasticityError "
+            "ElasticityIncompatibleWorldSize",
             "elasticity.elasticity": "compute_elastic_config",
         },
     ),
@@ -373,7 +374,8 @@ FEATURES: tuple[tuple[str, str, dict[str, str]], ...] = (
             "module_inject.auto_tp_model_utils": "build_bloom_alibi_tensor build_mpt_alibi_tensor get_alibi_mask "
             "install_head_sharded_helper",
             "module_inject.autotp_config": "AutoTPConfig PartitionType",
-            "module_inject.layers": "GateUpPack_LinearLayer GatherReplacedLayerParams LinearAllreduce LinearLayer LmHeadLinearAllreduce "
+            "module_inject.layers": "GateUpPack_LinearLayer GatherReplacedLayerParams LinearAllreduce LinearLayer "
+            "LmHeadLinearAllreduce "
             "SubParamLinearAllreduce SubParamLinearLayer Yuan_LinearAllreduce Yuan_LinearLayer "
             "collect_autotp_universal_checkpoint_info fused_LinearLayer set_autotp_mode",
             "module_inject.replace_module": "replace_transformer_layer",
@@ -418,6 +420,9 @@ FEATURES: tuple[tuple[str, str, dict[str, str]], ...] = (
     (
         "swapping of tensors outside the engine",
         "set zero_optimization.offload_optimizer or offload_param",
-        {"runtime.swap_tensor": "", "runtime.swap_tensor.partitioned_param_swapper": "AsyncPartitionedParameterSwapper"},
+        {
+            "runtime.swap_tensor": "",
+            "runtime.swap_tensor.partitioned_param_swapper": "AsyncPartitionedParameterSwapper",
+        },
     ),
 )

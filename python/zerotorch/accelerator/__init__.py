@@ -1,6 +1,7 @@
 """`deepspeed.accelerator`: what modules compute on, the CPU or CUDA's GPUs."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -9,7 +10,14 @@ from .accelerator import Accelerator
 from .cpu_accelerator import CPUAccelerator
 from .cuda_accelerator import CUDAAccelerator
 
-__all__ = ["Accelerator", "CPUAccelerator", "CUDAAccelerator", "get_accelerator", "is_current_accelerator_supported"]
+__all__ = [
+    "Accelerator",
+    "CPUAccelerator",
+    "CUDAAccelerator",
+    "get_accelerator",
+    "is_current_accelerator_supported",
+    "set_accelerator",
+]
 
 _accelerator: CPUAccelerator | CUDAAccelerator | None = None
 
@@ -30,6 +38,12 @@ def get_accelerator() -> CPUAccelerator | CUDAAccelerator:
             raise ConfigError("DS_ACCELERATOR is 'cuda', and torch finds no GPU; unset it, or set it to 'cpu'")
         _accelerator = CUDAAccelerator() if wanted == "cuda" else CPUAccelerator()
     return _accelerator
+
+
+def set_accelerator(accel_obj: Any) -> None:
+    """From here on get_accelerator() is this object. The engine does not ask it where parameters are. Local."""
+    global _accelerator
+    _accelerator = accel_obj
 
 
 def is_current_accelerator_supported() -> bool:

@@ -209,3 +209,6 @@ def _bytes_of(file: str, field: str) -> int:
         if name == field:
             return int(value.split()[0]) * 1024
     return 0
+
+
+CPU_Accelerator = CPUAccelerator  # DeepSpeed's name

@@ -162,3 +162,6 @@ class CUDAAccelerator(Accelerator):
 
     def replay_graph(self, graph: torch.cuda.CUDAGraph) -> None:
         graph.replay()
+
+
+CUDA_Accelerator = CUDAAccelerator  # DeepSpeed's name

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from .._lazy import attach
+
 
 def clone_tensors_for_torch_save(item: Any, device: str | torch.device = "cpu") -> Any:
     """A copy of `item` whose tensors, also inside of lists, tuples and dictionaries, have storages of their own.
@@ -18,3 +20,6 @@ def clone_tensors_for_torch_save(item: Any, device: str | torch.device = "cpu") 
     if isinstance(item, dict):
         return type(item)({key: clone_tensors_for_torch_save(value, device) for key, value in item.items()})
     return item
+
+
+__getattr__, __dir__ = attach(__name__)

@@ -27,6 +27,7 @@ __all__ = [
     "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
+    "allgather_fn",
     "barrier",
     "broadcast",
     "broadcast_object_list",
@@ -38,7 +39,9 @@ __all__ = [
     "get_rank",
     "get_world_group",
     "get_world_size",
+    "has_all_gather_into_tensor",
     "has_all_reduce_coalesced",
+    "has_reduce_scatter_tensor",
     "inference_all_reduce",
     "init_distributed",
     "irecv",
@@ -47,10 +50,12 @@ __all__ = [
     "isend",
     "log_summary",
     "monitored_barrier",
+    "mpi_discovery",
     "new_group",
     "recv",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_fn",
     "reduce_scatter_tensor",
     "scatter",
     "send",
@@ -86,6 +91,21 @@ def init_distributed(*args: Any, **kwargs: Any) -> Any:
     from ..distributed import init_distributed as initialize
 
     return initialize(*args, **kwargs)
+
+
+def mpi_discovery(distributed_port: int = 29500, verbose: bool = True) -> None:
+    """Puts what mpirun or srun has told this process into RANK, LOCAL_RANK and WORLD_SIZE, where they are not set.
+
+    MASTER_ADDR and MASTER_PORT are this host and `distributed_port` where they are not set. Local.
+    """
+    from ..distributed import _from_launcher
+
+    for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        os.environ.setdefault(name, _from_launcher(name) or alone)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    if verbose:
+        logger.info("rank %s of %s", os.environ["RANK"], os.environ["WORLD_SIZE"])
 
 
 def get_rank(group: Group = None) -> int:
@@ -176,6 +196,20 @@ def reduce_scatter_tensor(
         output_tensor.copy_(tensor.view_as(output_tensor))
         return _done(async_op)
     return dist.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
+
+
+allgather_fn = all_gather_into_tensor
+reduce_scatter_fn = reduce_scatter_tensor
+
+
+def has_all_gather_into_tensor() -> bool:
+    """True. Local."""
+    return True
+
+
+def has_reduce_scatter_tensor() -> bool:
+    """True. Local."""
+    return True
 
 
 def all_to_all_single(

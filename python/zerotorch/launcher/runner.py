@@ -5,9 +5,19 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from .hostfile import (
+    _parse_hostfile as _parse_hostfile,
+    encode_world_info as encode_world_info,
+    fetch_hostfile as fetch_hostfile,
+    parse_inclusion_exclusion as parse_inclusion_exclusion,
+    parse_resource_filter as parse_resource_filter,
+)
 from .local_ranks import run_ranks
 
+# For programs that start ranks on several hosts themselves.
 DEEPSPEED_ENVIRONMENT_NAME = ".deepspeed_env"
+DLTS_HOSTFILE = "/job/hostfile"
+EXPORT_ENVS = ["MLFLOW", "PYTHON", "MV2", "UCX"]
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -34,6 +44,11 @@ def main(args: Sequence[str] | None = None) -> int:
         return [*start, *module, options.user_script, *local_rank, *options.user_args]
 
     return run_ranks(ranks, command, master_addr=options.master_addr, master_port=options.master_port)
+
+
+def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a command line. Local."""
+    return _parser().parse_args(args)
 
 
 def _parser() -> argparse.ArgumentParser:

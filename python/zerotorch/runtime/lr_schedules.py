@@ -17,6 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import UsageError
 from ..utils.logging import logger
+from .lr_schedule_names import *  # noqa: F403
+from .lr_schedule_names import VALID_LR_SCHEDULES
 
 __all__ = [
     "VALID_LR_SCHEDULES",
@@ -28,8 +30,6 @@ __all__ = [
     "add_tuning_arguments",
     "get_torch_optimizer",
 ]
-
-VALID_LR_SCHEDULES = ["LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"]
 
 Rates = float | Sequence[float]
 

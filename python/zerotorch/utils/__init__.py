@@ -3,8 +3,6 @@
 from .._lazy import attach
 from .logging import log_dist, log_dist_once, logger, set_log_level_from_string
 
-__all__ = ["log_dist", "log_dist_once", "logger", "set_log_level_from_string"]
-
 _SAFE = [
     f"safe_{verb}_{what}"
     for verb in ("get", "set")
@@ -28,14 +26,15 @@ _LEAF = (
     "z3_leaf_parameter",
 )
 
-__getattr__, __dir__ = attach(
-    __name__,
-    submodules=("groups", "init_on_device", "leaf_modules", "logging", "tensor_fragment", "zero_to_fp32"),
-    names={
-        **{name: "zerotorch.utils.tensor_fragment" for name in [*_SAFE, "safe_update_full_grad_vectorized"]},
-        **{name: "zerotorch.utils.leaf_modules" for name in _LEAF},
-        "OnDevice": "zerotorch.utils.init_on_device",
-        "RepeatingLoader": "zerotorch.runtime.dataloader",
-        "is_initialized": "zerotorch.comm",
-    },
-)
+_ORIGINS = {
+    **{name: "zerotorch.utils.tensor_fragment" for name in [*_SAFE, "safe_update_full_grad_vectorized"]},
+    **{name: "zerotorch.utils.leaf_modules" for name in _LEAF},
+    "OnDevice": "zerotorch.utils.init_on_device",
+    "RepeatingLoader": "zerotorch.runtime.dataloader",
+    "is_initialized": "zerotorch.comm",
+    "instrument_w_nvtx": "zerotorch.utils.nvtx",
+}
+
+__all__ = ["log_dist", "log_dist_once", "logger", "set_log_level_from_string", *_ORIGINS]  # noqa: PLE0604
+
+__getattr__, __dir__ = attach(__name__, names=_ORIGINS)

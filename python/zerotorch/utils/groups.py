@@ -10,6 +10,9 @@ from .. import comm
 from ..errors import NotBuiltError
 
 
+mpu: Any = None  # of a program that has tensor parallelism of its own
+
+
 def initialize(ep_size: int = 1, mpu: Any = None) -> None:
     """Accepts one expert-parallel rank. Raises NotBuiltError for more."""
     if ep_size != 1:
@@ -74,6 +77,7 @@ _get_sequence_data_parallel_world_size = _get_data_parallel_world_size
 _get_sequence_data_parallel_rank = _get_data_parallel_rank
 _get_sequence_data_parallel_group = _get_data_parallel_group
 
+_get_expert_model_parallel_world_size = _one
 _get_expert_parallel_world_size = _get_expert_parallel_rank = _raises("expert")
 _get_expert_parallel_group = _get_expert_data_parallel_group = _get_max_expert_parallel_group = _raises("expert")
 _get_expert_data_parallel_world_size = _get_expert_data_parallel_rank = _raises("expert")

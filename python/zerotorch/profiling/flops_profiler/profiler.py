@@ -126,7 +126,7 @@ class FlopsProfiler:
 
     def get_total_flops(self, as_string: bool = False) -> Any:
         """Floating-point operations of the forwards."""
-        total = self._sum(self.model, lambda figures: figures.flops)
+        total = self._flops(self.model)
         return number_to_string(total) if as_string else total
 
     def get_total_macs(self, as_string: bool = False) -> Any:
@@ -143,6 +143,9 @@ class FlopsProfiler:
         """Parameters of the model, shared ones once."""
         total = sum(_size(parameter) for parameter in self.model.parameters())
         return params_to_string(total) if as_string else total
+
+    def _flops(self, module: torch.nn.Module) -> int:
+        return self._sum(module, lambda figures: figures.flops)
 
     def _sum(self, module: torch.nn.Module, figure: Callable[[_Figures], int]) -> int:
         return sum(figure(self._figures[one]) for one in module.modules() if one in self._figures)
@@ -162,7 +165,7 @@ class FlopsProfiler:
         detailed: bool = True,
         output_file: str | None = None,
     ) -> None:
-        """Prints the totals, the largest modules by depth, and with `detailed` every module, or writes them to a file."""
+        """Prints the totals, the largest modules by depth and, with `detailed`, every module, or writes it to a file."""
         if not self.started:
             return
         with _output(output_file):
@@ -185,13 +188,14 @@ class FlopsProfiler:
             levels.setdefault(depth, {}).setdefault(type(module).__name__, []).append(module)
         for depth, classes in levels.items():
             if module_depth < 0 or depth <= module_depth:
-                costs = {kind: sum(self._sum(one, lambda f: f.flops) for one in found) for kind, found in classes.items()}
+                costs = {kind: sum(map(self._flops, found)) for kind, found in classes.items()}
                 largest = sorted(costs.items(), key=lambda item: -item[1])[:top_modules]
-                print(f"  depth {depth}: " + ", ".join(f"{kind} {flops_to_string(cost)[:-1]}" for kind, cost in largest))
+                texts = [f"{kind} {flops_to_string(cost)[:-1]}" for kind, cost in largest]
+                print(f"  depth {depth}: " + ", ".join(texts))
 
     def _line(self, module: torch.nn.Module) -> str:
         parameters = params_to_string(sum(_size(one) for one in module.parameters()))
-        flops = flops_to_string(self._sum(module, lambda figures: figures.flops))[:-1]
+        flops = flops_to_string(self._flops(module))[:-1]
         macs = macs_to_string(self._sum(module, lambda figures: figures.macs))
         return f"{parameters} parameters, {macs}, {flops}, {duration_to_string(self._seconds(module))}"
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from ...accelerator import get_accelerator
 from ...errors import NotBuiltError, UsageError
 from ...utils.logging import log_dist
 
@@ -164,6 +165,13 @@ class CudaRNGStatesTracker:
 
 
 _tracker = CudaRNGStatesTracker()
+
+# Names that Megatron's kin takes from here.
+_CUDA_RNG_STATE_TRACKER = _tracker
+
+
+def _set_cuda_rng_state(new_state: torch.Tensor, device: Any = -1) -> None:
+    get_accelerator().set_rng_state(new_state)
 
 
 def get_cuda_rng_tracker() -> CudaRNGStatesTracker:

@@ -11,6 +11,7 @@ import torch
 
 from ..._lazy import attach
 from ...accelerator import get_accelerator
+from ...comm import get_rank
 
 __all__ = ["ZeroParamStatus", "ZeroParamType", "get_accelerator", "zero_wrapper_for_fp_tensor_constructor"]
 
@@ -52,6 +53,19 @@ def zero_wrapper_for_fp_tensor_constructor(
         return made.to(target_fp_dtype) if target_fp_dtype is not None and made.is_floating_point() else made
 
     return construct
+
+
+def print_rank_0(message: object, debug: bool = False, force: bool = False) -> None:
+    """With `debug` or `force`, prints on rank 0. Local."""
+    if (debug or force) and get_rank() == 0:
+        print(message)
+
+
+def shutdown_init_context() -> None:
+    """Nothing: `zero.Init` changes nothing outside of its context. Local."""
+
+
+restore_init_context = shutdown_init_context
 
 
 __getattr__, __dir__ = attach(

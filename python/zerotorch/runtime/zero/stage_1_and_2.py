@@ -2,6 +2,7 @@
 
 import torch
 
+from ..._lazy import attach
 from ..base_optimizer import ZeROOptimizer
 from .memory_estimates import Estimate, largest_layer, print_estimates
 
@@ -37,3 +38,6 @@ def estimate_zero2_model_states_mem_needs_all_cold(
 ) -> None:
     """Prints the estimate for a number of parameters. Local."""
     print_estimates(Estimate(2, total_params, num_gpus_per_node, num_nodes, additional_buffer_factor))
+
+
+__getattr__, __dir__ = attach(__name__)

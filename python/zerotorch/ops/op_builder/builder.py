@@ -1,0 +1,5 @@
+"""`deepspeed.ops.op_builder.builder`. Local."""
+
+from . import OpBuilder
+
+CUDAOpBuilder = OpBuilder

@@ -1,0 +1,22 @@
+"""`deepspeed.runtime.constants`: names of keys, and defaults, that programs read."""
+
+TRAIN_BATCH_SIZE = "train_batch_size"
+TRAIN_MICRO_BATCH_SIZE_PER_GPU = "train_micro_batch_size_per_gpu"
+GRADIENT_ACCUMULATION_STEPS = "gradient_accumulation_steps"
+OPTIMIZER = "optimizer"
+SCHEDULER = "scheduler"
+TYPE = "type"
+STEPS_PER_PRINT = "steps_per_print"
+DUMP_STATE = "dump_state"
+FP16 = "fp16"
+BFLOAT16 = "bf16"
+GRADIENT_CLIPPING = "gradient_clipping"
+GRADIENT_CLIPPING_DEFAULT = 1.0
+LOG_LEVEL = "log_level"
+LOG_LEVEL_DEFAULT = None
+ROUTE_TRAIN = "train"
+ROUTE_EVAL = "eval"
+ROUTE_PREDICT = "predict"
+ROUTE_ENCODE = "encode"
+DATA_PARALLEL_GROUP = "data_parallel_group"
+GLOBAL_RANK = "global_rank"

@@ -1,0 +1,148 @@
+"""Parts of DeepSpeed that are plain functions give what DeepSpeed 0.19.8 gives; files and errors of some others."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import deepspeed_values
+import pytest
+import torch
+from zerotorch.errors import CheckpointError, ConfigError, NotBuiltError, UsageError
+
+WANTED = json.loads((pathlib.Path(__file__).parent / "data" / "deepspeed_values.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def observed() -> Any:
+    return json.loads(json.dumps(deepspeed_values.observe("zerotorch")))
+
+
+@pytest.mark.parametrize("part", [name for name in WANTED if name != "constants"])
+def test_values_are_deepspeeds(part: str, observed: Any) -> None:
+    assert observed[part] == WANTED[part]
+
+
+def test_constants_are_deepspeeds(observed: Any) -> None:
+    for module, wanted in WANTED["constants"].items():
+        there = observed["constants"][module]
+        assert {name: there.get(name) for name in wanted} == wanted
+
+
+def test_conv1d_becomes_linear() -> None:
+    from zerotorch.compression.helper import convert_conv1d_to_linear, recursive_getattr
+
+    class Conv1D(torch.nn.Module):
+        """transformers' layout."""
+
+        def __init__(self, outputs: int, inputs: int) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(inputs, outputs))
+            self.bias = torch.nn.Parameter(torch.randn(outputs))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight + self.bias
+
+    model = torch.nn.Sequential(torch.nn.Sequential(Conv1D(3, 5)), Conv1D(2, 3))
+    x = torch.randn(4, 5)
+    wanted = model(x)
+    assert convert_conv1d_to_linear(model, Conv1D) is model
+    assert isinstance(recursive_getattr(model, "0.0"), torch.nn.Linear) and model[1].weight.shape == (2, 3)
+    torch.testing.assert_close(model(x), wanted)
+
+
+def test_timers_count() -> None:
+    from zerotorch.utils.timer import SynchronizedWallClockTimer, ThroughputTimer
+
+    timers = SynchronizedWallClockTimer()
+    timers("a").start()
+    with pytest.raises(UsageError, match="a timer has already been started"):
+        timers("a").start()
+    timers("a").stop()
+    assert timers.get_mean(["a", "none"])["a"] >= 0 and timers("a").elapsed() == 0
+    timers.log(["a"])
+    throughput = ThroughputTimer(batch_size=8, start_step=1)
+    assert throughput.avg_samples_per_sec() == float("-inf")
+    for step in range(4):
+        throughput.start()
+        throughput.stop(global_step=step % 2 == 1)
+    assert (throughput.global_step_count, throughput.micro_step_count) == (2, 4)
+    assert throughput.avg_samples_per_sec() == pytest.approx(8 / throughput.total_elapsed_time)
+    throughput.update_epoch_count()
+    assert (throughput.epoch_count, throughput.micro_step_count) == (1, 0)
+
+
+def test_a_checkpoint_gets_the_name_of_a_universal_one(tmp_path: pathlib.Path) -> None:
+    from zerotorch.checkpoint import ds_to_universal
+
+    source = tmp_path / "global_step3"
+    (source / "zero").mkdir(parents=True)
+    (source / "zero" / "file").write_text("x")
+    options = ["--input_folder", str(source), "--output_folder", str(tmp_path / "universal"), "--inject_missing_state"]
+    ds_to_universal.main(ds_to_universal.parse_arguments(options))
+    assert (tmp_path / "universal" / "zero" / "file").read_text() == "x"
+    assert (tmp_path / "latest_universal").read_text() == "universal"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step3", "latest_universal", "universal"]
+    with pytest.raises(CheckpointError, match="exists"):
+        ds_to_universal.main(ds_to_universal.parse_arguments(options))
+    with pytest.raises(CheckpointError, match="is no folder"):
+        ds_to_universal.main(ds_to_universal.parse_arguments(["--input_folder", "/no/such", "--output_folder", "/no"]))
+
+
+def test_monitors_by_class(tmp_path: pathlib.Path) -> None:
+    from zerotorch.monitor.config import CSVConfig, DeepSpeedMonitorConfig, WandbConfig
+    from zerotorch.monitor.csv_monitor import csvMonitor
+    from zerotorch.monitor.monitor import MonitorMaster
+    from zerotorch.monitor.wandb import WandbMonitor
+
+    section = {"enabled": True, "output_path": str(tmp_path), "job_name": "job"}
+    csvMonitor(CSVConfig(**section)).write_events([("Train/loss", 0.5, 10)])
+    MonitorMaster(DeepSpeedMonitorConfig(csv_monitor=section)).write_events([("Train/loss", 0.25, 20)])
+    assert (tmp_path / "job" / "Train_loss.csv").read_text() == "step,loss\n10,0.5\n20,0.25\n"
+    assert not WandbMonitor(WandbConfig()).enabled
+    with pytest.raises(NotBuiltError, match="wandb is not built, it needs a service; use csv_monitor or tensorboard"):
+        WandbMonitor(WandbConfig(enabled=True))
+
+
+def test_a_section_of_a_programs_own() -> None:
+    from zerotorch.runtime.config_utils import DeepSpeedConfigModel
+
+    class Mine(DeepSpeedConfigModel):
+        size: int = 3
+        name: str | None = None
+
+    assert Mine(size=5e0) == Mine(size=5) and Mine(name=None).model_dump() == {"size": 3, "name": None}
+    with pytest.raises(ConfigError, match=r"Mine has no key 'sise': it has size, name"):
+        Mine(sise=1)
+    with pytest.raises(ConfigError, match=r"Mine.size must be int, got True"):
+        Mine(size=True)
+
+
+def test_an_accelerator_can_be_put_in_its_place() -> None:
+    from zerotorch.accelerator.real_accelerator import get_accelerator, set_accelerator
+
+    before, mine = get_accelerator(), object()
+    try:
+        set_accelerator(mine)
+        assert get_accelerator() is mine
+    finally:
+        set_accelerator(before)
+
+
+def test_leaf_modules_by_module_and_by_function() -> None:
+    import zerotorch.utils
+    from zerotorch.utils.z3_leaf_module import set_z3_leaf_modules
+
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    set_z3_leaf_modules(model, [torch.nn.Linear])
+    assert zerotorch.utils.z3_leaf_module(model[0]) and not zerotorch.utils.z3_leaf_module(model)
+
+
+def test_the_report_of_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    from zerotorch import env_report, git_version_info
+
+    env_report.main()
+    printed = capsys.readouterr().out
+    assert "cpu_adam" in printed and torch.__version__ in printed
+    assert git_version_info.torch_info["version"] == ".".join(torch.__version__.split(".")[:2])
