@@ -113,7 +113,8 @@ int run_mode(const CompareCase& one, ordered_json& result) {
 }
 
 fs::path make_folder(const CompareOptions& options) {
-  const fs::path wanted = options.out.empty() ? fresh_path("comparisons", options.train.preset) : fs::path(options.out);
+  const fs::path wanted = options.out.empty() ? fresh_path("comparisons", options.train.preset.value_or(kDefaultPreset))
+                                              : fs::path(options.out);
   const fs::path folder = fs::absolute(wanted).lexically_normal();
   if (fs::exists(folder / kResult)) {
     throw ConfigError(fmt::format("--out {}: it already holds a comparison; give another folder", folder.string()));
@@ -236,11 +237,17 @@ int run_compare(CompareOptions options) {
   }
   if (options.peers) check_peers(options, config, modes);  // before anything takes time
   const fs::path folder = make_folder(options);
-  if (const int stopped = run_modes(options, modes, folder, console, comparison); stopped != 0) {
-    print_error(fmt::format("stopped by {}: no result\n", stop_signal_name(stopped - 128)));
-    return stopped;
+  const int stopped = run_modes(options, modes, folder, console, comparison);
+  if (stopped != 0) {
+    // What is complete was not for nothing.
+    const std::size_t complete = comparison.modes.size();
+    print_error(fmt::format("stopped by {}: {}\n", stop_signal_name(stopped - 128),
+                            complete == 0 ? "no result"
+                                          : fmt::format("the result of {} that ended",
+                                                        counted(static_cast<std::int64_t>(complete), "mode"))));
+    if (complete == 0) return stopped;
   }
-  if (options.peers) {
+  if (options.peers && stopped == 0) {
     int code = 0;
     comparison.peers = run_peers(options, comparison, folder, code);
     if (code > 128) return code;
@@ -256,6 +263,7 @@ int run_compare(CompareOptions options) {
   }
   const bool failed = std::any_of(comparison.modes.begin(), comparison.modes.end(),
                                   [](const auto& one) { return one.contains("error"); });
+  if (stopped != 0) return stopped;
   return !same_losses(comparison) ? 1 : failed ? 3 : 0;
 }
 

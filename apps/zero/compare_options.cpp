@@ -29,6 +29,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->transform(whole_number(0))
       ->type_name("N")
       ->group(kTraining);
+  add_dtype_option(command, options);
   command.add_option("--device", options.device, "what ranks compute on: cpu, or cuda, of whose GPUs each takes one")
       ->check(device_name())
       ->type_name("cpu|cuda")

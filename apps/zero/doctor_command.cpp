@@ -1,6 +1,7 @@
 // What this machine has of what training needs, found out by trying.
 #include "doctor_command.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <fmt/format.h>
 #include <sys/statvfs.h>
@@ -22,6 +23,7 @@
 #include "number_check.h"
 #include "rank_device.h"
 #include "text_format.h"
+#include "zero/cpu_products.h"
 #include "zero/disk.h"
 #include "zero/errors.h"
 #include "zero/launch.h"
@@ -58,12 +60,33 @@ Finding cores() {
 Finding instructions() {
   const std::string flags = flags_of_cpu();
   const auto has = [&](const char* name) { return flags.find(fmt::format(" {} ", name)) != std::string::npos; };
-  std::string found = at::get_cpu_capability();
-  for (const char* name : {"avx512_bf16", "amx_bf16"})
-    if (has(name)) found += fmt::format(", {}", name);
-  const bool fast = has("avx512_bf16") || has("amx_bf16");
-  return {"instructions", found, fast ? "matrix products in bf16 are fast" : "bf16 saves memory, not time",
-          fast ? Verdict::kGood : Verdict::kNote};
+  std::string found = at::get_cpu_capability(), of_16_bits;
+  for (const char* name : {"avx512_bf16", "avx512_fp16", "avx_ne_convert", "amx_bf16", "amx_fp16"})
+    if (has(name)) of_16_bits += fmt::format("{}{}", of_16_bits.empty() ? "" : ", ", name);
+  return {"instructions", of_16_bits.empty() ? found : found + ", " + of_16_bits,
+          of_16_bits.empty() ? "none for 16-bit products" : "some for 16-bit products"};
+}
+
+/// Measured: what a processor says of itself does not tell what its libraries make of it.
+Finding products() {
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  constexpr int kEdge = 256;
+  const double fp32 = measure_cpu_products(DType::kFloat32, kEdge).native;
+  std::string found = fmt::format("one core, GFLOP/s: fp32 {:.0f}", fp32 / 1e9), meaning;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    const ProductSpeed speed = measure_cpu_products(dtype, kEdge);
+    const bool in_fp32 = faster_cpu_products(dtype) == CpuProducts::kFp32;
+    found += in_fp32 ? fmt::format("; {} {:.0f} (computed in fp32; libtorch alone {:.1f})", dtype_name(dtype),
+                                   speed.in_fp32 / 1e9, speed.native / 1e9)
+                     : fmt::format("; {} {:.0f}", dtype_name(dtype), speed.native / 1e9);
+    if (dtype != DType::kBFloat16) continue;
+    meaning = in_fp32                     ? "bf16 has fp32's speed and takes half the memory: use it"
+              : speed.native > 1.2 * fp32 ? "bf16 is the fastest, and takes half the memory: use it"
+                                          : "bf16 takes half the memory";
+  }
+  at::set_num_threads(before);
+  return {"products", found, meaning};
 }
 
 Finding memory() {
@@ -143,7 +166,7 @@ ordered_json to_json(const std::vector<Finding>& findings) {
 }
 
 int examine(bool json, const std::string& folder) {
-  const std::vector<Finding> findings = {versions(),      cores(),      instructions(), memory(),
+  const std::vector<Finding> findings = {versions(),      cores(),      instructions(), products(), memory(),
                                          shared_memory(), disk(folder), mpi(),          gpu()};
   const Console console(true);
   bool well = true;

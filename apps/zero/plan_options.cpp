@@ -23,7 +23,6 @@ constexpr const char* kModel = "Model";
 constexpr const char* kTraining = "Training";
 constexpr const char* kMachines = "Machines";
 constexpr const char* kOutput = "Output";
-constexpr const char* kDefaultPreset = "gpt-11m";
 
 void add_model_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--preset", options.preset, "a GPT of `zero train` (default gpt-11m)")
@@ -160,7 +159,7 @@ plan::ModelShape read_gpt(const PlanOptions& options) {
     gpt.heads = chosen.heads;
     gpt.seq = chosen.seq;
     gpt.vocab = options.vocab.value_or(gpt.vocab);
-    plan::ModelShape shape = gpt_shape(gpt, as_trained.preset);
+    plan::ModelShape shape = gpt_shape(gpt, *as_trained.preset);
     shape.deferred_init = true;  // as `zero train` does
     return shape;
   }

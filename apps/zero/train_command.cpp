@@ -19,6 +19,7 @@
 
 #include "console.h"
 #include "corpus_choice.h"
+#include "machine_speed.h"
 #include "plan_fit.h"
 #include "rank_device.h"
 #include "rank_setup.h"
@@ -154,8 +155,9 @@ void check_ranks_fit(const TrainOptions& options, const LaunchedRank& found) {
 }
 
 /// What --print-config prints; the shortest form of it, where nothing but options has a say.
-std::string config_to_print(const TrainOptions& options) {
+std::string config_to_print(TrainOptions options) {
   const int ranks = options.ranks.value_or(default_ranks(options.device, kDefaultRanks));
+  choose_run_size(options, ranks);
   TrainPlan plan = choose_model(options);
   Config config = make_config(options, plan.dim, ranks);  // checked in any case
   if (options.fit) {

@@ -187,6 +187,7 @@ Config resume_config(const std::string& text, const TrainOptions& options, int r
   json.erase("gradient_accumulation_steps");  // follows from the global batch and the ranks
   override_zero(json, options);
   override_checkpoints(json, options);
+  if (options.lr) override_rate(json, *options.lr);
   Config config = Config::from_text(json.dump(), "configuration of the run");
   config.resolve_batch(ranks);
   return config;

@@ -88,7 +88,9 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->type_name("SIZE")
       ->group(kTraining);
   add_override_options(command, options);
-  command.add_option("--steps", options.steps, "optimizer steps (default 220)")
+  command
+      .add_option("--steps", options.steps,
+                  "optimizer steps (default 220; without a model and a configuration both are chosen for this machine)")
       ->transform(kPositive)
       ->type_name("N")
       ->group(kTraining);
@@ -134,38 +136,14 @@ void add_sample_options(CLI::App& command, TrainOptions& options) {
 }
 
 /// What a run that goes on has decided for itself.
-constexpr const char* kFixedByTheRun[] = {"--data",
-                                          "--suffix",
-                                          "--all-files",
-                                          "--cache-dir",
-                                          "--pack-only",
-                                          "--preset",
-                                          "--lora",
-                                          "--lora-targets",
-                                          "--lora-alpha",
-                                          "--lora-dropout",
-                                          "--model",
-                                          "--init-from",
-                                          "--layers",
-                                          "--dim",
-                                          "--heads",
-                                          "--seq",
-                                          "--config",
-                                          "--seed",
-                                          "--lr",
-                                          "--batch-size",
-                                          "--micro-batch",
-                                          "--dtype",
-                                          "--eval-every",
-                                          "--eval-batches",
-                                          "--prompt",
-                                          "--temperature",
-                                          "--sample-length",
-                                          "--top-k",
-                                          "--no-tensorboard",
-                                          "--print-config",
-                                          "--separate-documents",
-                                          "--separator"};
+constexpr const char* kFixedByTheRun[] = {
+    "--data",          "--suffix",     "--all-files",      "--cache-dir",    "--pack-only",
+    "--preset",        "--lora",       "--lora-targets",   "--lora-alpha",   "--lora-dropout",
+    "--model",         "--init-from",  "--layers",         "--dim",          "--heads",
+    "--seq",           "--config",     "--seed",           "--batch-size",   "--micro-batch",
+    "--dtype",         "--eval-every", "--eval-batches",   "--prompt",       "--temperature",
+    "--sample-length", "--top-k",      "--no-tensorboard", "--print-config", "--separate-documents",
+    "--separator"};
 
 /// An option that may be followed by the folder of a run.
 CLI::Option* add_run_option(CLI::App& command, const std::string& name, bool& wanted, std::string& run_dir,
@@ -324,7 +302,11 @@ void add_override_options(CLI::App& command, TrainOptions& options) {
       ->transform(kPositive)
       ->type_name("N")
       ->group(kTraining);
-  command.add_option("--dtype", options.dtype, "of parameters and activations; overrides the configuration")
+  add_dtype_option(command, options);
+}
+
+void add_dtype_option(CLI::App& command, TrainOptions& options) {
+  command.add_option("--dtype", options.dtype, "data type of parameters and activations; overrides the configuration")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
       ->type_name("fp32|bf16|fp16")
       ->group(kTraining);
@@ -335,7 +317,6 @@ void add_model_options(CLI::App& command, TrainOptions& options) {
       .add_option(
           "--preset", options.preset,
           "by parameters: gpt-tiny (137 k), gpt-2m, gpt-11m, gpt-14m, gpt-25m, gpt-152m, gpt-1b, gpt-4b or gpt-7b")
-      ->capture_default_str()
       ->check(preset_name())
       ->type_name("PRESET")
       ->group(kModel);
@@ -415,7 +396,7 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   add_resume_options(command, options);
   command.footer(
       "Examples:\n"
-      "  zero train                         two ranks, ZeRO-3, about two minutes\n"
+      "  zero train                         two ranks, ZeRO-3, two to four minutes\n"
       "  zero train --data ~/books --preset gpt-25m --steps 2000\n"
       "  zero train -n 4 --config ds_config.json --stage 2\n"
       "  zero train --lr 1e-3 --batch-size 32 --dtype fp32 --checkpoint-every 100\n"

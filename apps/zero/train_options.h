@@ -22,7 +22,7 @@ struct TrainOptions {
   bool all_files = false;             ///< whatever their suffix
   bool pack_only = false;
   // The model.
-  std::string preset = "gpt-11m";
+  std::optional<std::string> preset;  ///< not given: what the machine trains in minutes, else kDefaultPreset
   std::optional<std::int64_t> layers, dim, heads, seq;
   std::string model;                      ///< a Hugging Face folder or config.json, in place of a preset
   std::string init_from;                  ///< a Hugging Face folder with weights
@@ -54,7 +54,7 @@ struct TrainOptions {
   bool nvme_gradients = false;             ///< for sums of gradients, too
   bool nvme_parameters = false;            ///< for parameters, too
   std::string nvme_activations;            ///< a folder for what recomputed blocks keep; empty: the configuration's
-  std::optional<std::int64_t> steps;       ///< not given: kDefaultSteps, or those of the run that goes on
+  std::optional<std::int64_t> steps;       ///< not given: as `preset`, kDefaultSteps, or those of the run that goes on
   std::optional<std::int64_t> seed;        ///< not given: the configuration's, else kDefaultSeed
   std::optional<std::int64_t> eval_every;  ///< steps; 0: only at start and end; not given: steps / 4
   std::int64_t eval_batches = 24;          ///< of 8 sequences; 0: the whole split
@@ -87,6 +87,7 @@ struct TrainOptions {
 
 inline constexpr std::int64_t kDefaultSeed = 1234;
 inline constexpr int kDefaultRanks = 2;
+inline constexpr const char* kDefaultPreset = "gpt-11m";
 inline constexpr std::int64_t kDefaultSteps = 220;
 inline constexpr std::int64_t kDefaultSampleLength = 400;
 inline constexpr const char* kDefaultPrompt = "def forward(self, x):\\n";
@@ -104,6 +105,8 @@ void add_text_options(CLI::App& command, TrainOptions& options);
 void add_model_options(CLI::App& command, TrainOptions& options);
 /// --lr, --batch-size, --micro-batch and --dtype, for commands that make a configuration.
 void add_override_options(CLI::App& command, TrainOptions& options);
+/// The last of them alone.
+void add_dtype_option(CLI::App& command, TrainOptions& options);
 
 /// "\n" -> a line end, "\t" -> a tab, "\\" -> a backslash.
 std::string unescape(const std::string& text);

@@ -15,6 +15,7 @@
 #include "console.h"
 #include "corpus_choice.h"
 #include "host_facts.h"
+#include "machine_speed.h"
 #include "plan_fit.h"
 #include "progress.h"
 #include "rank_device.h"
@@ -208,8 +209,29 @@ void print_head(const Console& console) {
   console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
 }
 
+/// How long it will take, and what to do about it where that is long. Of a preset on the CPU of this host; else "".
+std::string describe_time(const TrainPlan& plan, const Config& config) {
+  if (plan.device != "cpu" || !plan.model.empty()) return "";
+  const MachineSpeed speed = measure_machine(config.param_dtype(), plan.ranks);
+  const std::int64_t steps = plan.steps - plan.begins_at;
+  const std::int64_t validations = 1 + (plan.eval_every > 0 ? steps / plan.eval_every : 1);
+  constexpr std::int64_t kValidationSequences = 8;
+  const double seconds = seconds_of_training(gpt_options(plan), speed, plan.ranks, steps, config.train_batch_size,
+                                             validations * plan.eval_batches * kValidationSequences);
+  std::string text =
+      hanging("machine", fmt::format("{}: about {}", describe_speed(speed, plan.ranks), duration(seconds)));
+  constexpr double kLong = 600;
+  if (seconds > kLong && plan.max_minutes == 0) {
+    text += hanging("",
+                    "fewer --steps, a smaller --preset, or --max-minutes 10 end it sooner; Ctrl-C saves a checkpoint, "
+                    "from which --resume goes on");
+  }
+  return text;
+}
+
 void print_tail(const Console& console, const TrainPlan& plan, const Config& config, const std::string& about_memory) {
   console.print(describe_model(plan) + describe_training(plan, config, plan.ranks));
+  if (console.enabled()) console.print(describe_time(plan, config));
   console.print(fmt::format("run        {}{}\n", short_path(plan.run_folder),
                             plan.resume    ? ", goes on"
                             : plan.restart ? ", starts over"
@@ -501,7 +523,8 @@ TrainPlan choose_model(const TrainOptions& options) {
     throw ConfigError(
         "--export: writes a Hugging Face folder, of a model that --model gives; zero ckpt export writes "
         "the weights of others");
-  GPTOptions model = gpt_preset(options.preset);
+  const std::string preset = options.preset.value_or(kDefaultPreset);
+  GPTOptions model = gpt_preset(preset);
   model.layers = options.layers.value_or(model.layers);
   model.dim = options.dim.value_or(model.dim);
   model.heads = options.heads.value_or(model.heads);
@@ -511,7 +534,7 @@ TrainPlan choose_model(const TrainOptions& options) {
         fmt::format("model: dim {} is not a multiple of heads {}; change --dim or --heads", model.dim, model.heads));
   }
   TrainPlan plan;
-  plan.preset = options.preset;
+  plan.preset = preset;
   plan.layers = model.layers;
   plan.dim = model.dim;
   plan.heads = model.heads;
@@ -551,7 +574,8 @@ CorpusInfo pack_only(const TrainOptions& options) {
   return corpus;
 }
 
-TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::string& command_line) {
+TrainPlan prepare_run(TrainOptions options, Ranks ranks, const std::string& command_line) {
+  choose_run_size(options, ranks.world_size);
   TrainPlan plan = choose_model(options);
   plan.ranks = ranks.world_size;
   if (!options.device.empty()) plan.device = options.device;

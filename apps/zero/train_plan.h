@@ -108,7 +108,7 @@ CorpusInfo pack_only(const TrainOptions& options);
 /// Everything that can be checked and done before ranks exist: memory, configuration, model, text
 /// (packed here), run folder with environment.json. Prints what was decided unless quiet. Local. Throws
 /// ConfigError, IoError.
-TrainPlan prepare_run(const TrainOptions& options, Ranks ranks, const std::string& command_line);
+TrainPlan prepare_run(TrainOptions options, Ranks ranks, const std::string& command_line);
 
 /// As prepare_run() for a run that goes on or starts over: its own plan, with what the options may change.
 /// `ranks` not given: as many as it had. Changes nothing in its folder. Throws ConfigError also when its text
