@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from zerotorch import _C, checkpoint_io, raw_access
 from zerotorch.comm.comm import register_engine
 from zerotorch.config import DeepSpeedConfig
+from zerotorch.engine_names import EngineNames
 from zerotorch.errors import ModelError, NotBuiltError, UsageError
 from zerotorch.local_rank import LocalRank
 from zerotorch.optimizer import ZeroOptimizer
@@ -24,17 +25,14 @@ _STAGE_OF_SHARDED_PARAMETERS = 3
 
 
 _PIPELINES = "pipelines are not built; loop over forward, backward and step"
-_MOVES = "states stay where the configuration puts them (zero_optimization.offload_optimizer)"
 _OWN_GRADIENTS = "gradients go to their owners during backward, and are no longer with the module afterwards"
 #: Members of DeepSpeed's that programs ask for, and why there are none.
 _NOT_BUILT = {
     "train_batch": _PIPELINES,
     "eval_batch": _PIPELINES,
-    "offload_states": _MOVES,
-    "reload_states": _MOVES,
     "allreduce_gradients": _OWN_GRADIENTS,
     "buffered_allreduce_fallback": _OWN_GRADIENTS,
-    "monitor": "zerotorch.monitor.monitor.MonitorMaster writes what a program has to write",
+    "set_data_post_process_func": "process batches in the loader's collate_fn",
     "flops_profiler": "the section flops_profiler of the configuration prints the figures of a step",
 }
 _cores: weakref.WeakSet[_C.Engine] = weakref.WeakSet()
@@ -48,7 +46,7 @@ def _destroy_all() -> None:
         core.destroy()
 
 
-class DeepSpeedEngine(torch.nn.Module):
+class DeepSpeedEngine(EngineNames, torch.nn.Module):
     """What ``zerotorch.initialize`` returns. Call it as the module; names it does not have are the module's.
 
     All ranks make the same calls in the same order, but where a method is said to be local. One thread at a time uses
@@ -82,6 +80,8 @@ class DeepSpeedEngine(torch.nn.Module):
         self._names = names
         self.config = config.raw
         self.optimizer = optimizer
+        if optimizer is not None:
+            optimizer._engine = weakref.ref(self)
         self.basic_optimizer = None if optimizer is None else optimizer.optimizer
         self.lr_scheduler = lr_scheduler
         self.client_lr_scheduler: Any = None
@@ -113,6 +113,8 @@ class DeepSpeedEngine(torch.nn.Module):
         """The module's forward. With fp16.auto_cast floating-point inputs are cast to fp16."""
         self._require_alive()
         self._core.begin_forward()
+        if self.module.training:
+            self.tput_timer.start()
         if self._config.auto_casts:
             args, kwargs = tree_map_only(torch.Tensor, self._cast, (args, kwargs))
         return self.module(*args, **kwargs)
@@ -167,6 +169,7 @@ class DeepSpeedEngine(torch.nn.Module):
             raise UsageError("step() of an engine that was made without an optimizer: it only evaluates")
         before = self.global_steps
         self.optimizer.step()
+        self.tput_timer.stop(global_step=self.global_steps > before)
         if self.global_steps > before and self.was_step_applied() and self.lr_scheduler is not None:
             self.lr_scheduler.step(**(lr_kwargs or {}))
 

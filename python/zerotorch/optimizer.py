@@ -14,6 +14,7 @@ from zerotorch import _C
 from zerotorch.distributed import world_group
 from zerotorch.errors import ConfigError, UsageError
 from zerotorch.ops.optimizer import EngineOptimizer
+from zerotorch.optimizer_names import OptimizerNames
 from zerotorch.runtime.base_optimizer import ZeROOptimizer
 from zerotorch.utils.logging import logger
 
@@ -26,7 +27,7 @@ LIVE = (
 _FIXED = "decoupled_weight_decay"
 
 
-class ZeroOptimizer(ZeROOptimizer, torch.optim.Optimizer):
+class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
     """Steps the engine. Schedulers of torch work on it: what `param_groups` say is used at the next update.
 
     Attributes:
@@ -283,7 +284,9 @@ class _State(Mapping[torch.nn.Parameter, dict[str, Any]]):
     def __getitem__(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
         name = self._optimizer._names[parameter]
         core = self._optimizer._required()
-        return {state: core.local_optimizer_state(name, state)[1] for state in core.optimizer_states(name)}
+        states = {state: core.local_optimizer_state(name, state)[1] for state in core.optimizer_states(name)}
+        steps = core.global_steps - core.skipped_steps
+        return {"step": torch.tensor(float(steps)), **states} if states else {}
 
     def __iter__(self) -> Iterator[torch.nn.Parameter]:
         return (p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad)

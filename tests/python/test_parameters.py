@@ -369,7 +369,7 @@ def safe_functions(store: str) -> dict[str, Any]:
     assert all(value in whole.tolist() for value in local.tolist())
     assert utils.safe_get_full_grad(model.shift) is None
     keys = set(engine.optimizer.state[model.gain])
-    assert keys == {"exp_avg", "exp_avg_sq"}
+    assert keys == {"exp_avg", "exp_avg_sq", "step"}
     engine.destroy()
     return seen
 

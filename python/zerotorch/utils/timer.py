@@ -158,8 +158,12 @@ class ThroughputTimer:
         steps_per_output: float | None = None,
         monitor_memory: bool = False,
         logging_fn: Callable[[str], None] | None = None,
+        *,
+        synchronized: bool = True,
     ) -> None:
-        """`config`: `.enabled` says whether it measures (None: it does)."""
+        """`config`: `.enabled` says whether it measures (None: it does), and `.synchronized` whether it waits for the
+        device, as `synchronized` does."""
+        self.synchronized = bool(getattr(config, "synchronized", synchronized))
         self.enabled = bool(getattr(config, "enabled", True))
         self.config = config
         self.batch_size = 1 if batch_size is None else batch_size
@@ -184,8 +188,7 @@ class ThroughputTimer:
             return
         self.started = True
         if self.global_step_count >= self.start_step:
-            get_accelerator().synchronize()
-            self.start_time = time.perf_counter()
+            self.start_time = self._now()
 
     def stop(self, global_step: bool = False, report_speed: bool = True) -> None:
         """The micro-step has ended, and with `global_step` a step, which is logged every `steps_per_output` steps."""
@@ -196,14 +199,18 @@ class ThroughputTimer:
         self.global_step_count += bool(global_step)
         if not self.start_time:
             return
-        get_accelerator().synchronize()
-        self.end_time = time.perf_counter()
+        self.end_time = self._now()
         self.total_elapsed_time += self.end_time - self.start_time
         self.step_elapsed_time += self.end_time - self.start_time
         if global_step:
             if report_speed and self.steps_per_output and self.global_step_count % self.steps_per_output == 0:
                 self._report()
             self.step_elapsed_time = 0.0
+
+    def _now(self) -> float:
+        if self.synchronized:
+            get_accelerator().synchronize()
+        return time.perf_counter()
 
     def _report(self) -> None:
         now = self.batch_size / (self.step_elapsed_time + _SHORTEST_S)

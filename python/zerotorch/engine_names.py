@@ -1,0 +1,322 @@
+"""Members of DeepSpeed's engine that programs read, with what they mean here: settings, groups, timers, states."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerotorch import comm
+from zerotorch.config import DeepSpeedConfig
+from zerotorch.errors import ConfigError, NotBuiltError, UsageError
+from zerotorch.runtime.zero.offload_config import OffloadDeviceEnum, OffloadStateTypeEnum
+from zerotorch.utils.logging import logger
+from zerotorch.utils.timer import SynchronizedWallClockTimer, ThroughputTimer
+
+if TYPE_CHECKING:
+    from zerotorch import _C
+    from zerotorch.monitor.monitor import MonitorMaster
+    from zerotorch.optimizer import ZeroOptimizer
+
+
+_STAGE_OF_SHARDED_PARAMETERS = 3
+
+
+def _setting(path: str, default: Any = None) -> Callable[[EngineNames], Any]:
+    """A method that returns a value of the configuration: as the engine has read it, else as it was given."""
+
+    def read(self: EngineNames) -> Any:
+        for there in (self._config.resolved, self._config.raw):
+            for key in path.split("."):
+                there = there.get(key) if isinstance(there, dict) else None  # type: ignore[assignment]
+            if there is not None:
+                return there
+        return default
+
+    read.__doc__ = f"`{path}` of the configuration. Local."
+    return read
+
+
+class EngineNames:
+    """Base of DeepSpeedEngine. Methods are local unless they say otherwise."""
+
+    _config: DeepSpeedConfig
+    _core: _C.Engine
+    _in_no_sync: bool
+    module: torch.nn.Module
+    optimizer: ZeroOptimizer | None
+    train_batch_size: Callable[[], int]
+    zero_optimization_stage: Callable[[], int]
+    get_global_grad_norm: Callable[[], float | None]
+
+    # ---- settings ----
+
+    log_level = _setting("log_level")
+    memory_breakdown = _setting("memory_breakdown", False)
+    dump_state = _setting("dump_state", False)
+    dataloader_drop_last = _setting("dataloader_drop_last", False)
+    communication_data_type = property(_setting("communication_data_type"))
+    gradient_predivide_factor = _setting("gradient_predivide_factor", 1.0)
+    aio_config = _setting("aio")
+    load_universal_checkpoint = _setting("checkpoint.load_universal", False)
+    use_node_local_storage = _setting("checkpoint.use_node_local_storage", False)
+    optimizer_params = _setting("optimizer.params")
+    optimizer_legacy_fusion = _setting("optimizer.legacy_fusion", False)
+    scheduler_name = _setting("scheduler.type")
+    scheduler_params = _setting("scheduler.params")
+    zero_allow_untested_optimizer = _setting("zero_allow_untested_optimizer", False)
+    zero_force_ds_cpu_optimizer = _setting("zero_force_ds_cpu_optimizer", True)
+    fp16_auto_cast = _setting("fp16.auto_cast", False)
+    fp16_master_weights_and_gradients = _setting("fp16.fp16_master_weights_and_grads", False)
+    bf16_master_weights_and_gradients = _setting("bf16.bf16_master_weights_and_grads", False)
+    bf16_optimizer_states = _setting("bf16.bf16_optimizer_states", False)
+    managed_gradient_accumulation = _setting("managed_gradient_accumulation", True)
+    flops_profiler_enabled = _setting("flops_profiler.enabled", False)
+    flops_profiler_profile_step = _setting("flops_profiler.profile_step", 1)
+    flops_profiler_module_depth = _setting("flops_profiler.module_depth", -1)
+    flops_profiler_top_modules = _setting("flops_profiler.top_modules", 1)
+    flops_profiler_detailed = _setting("flops_profiler.detailed", True)
+    flops_profiler_output_file = _setting("flops_profiler.output_file")
+    flops_profiler_recompute_fwd_factor = _setting("flops_profiler.recompute_fwd_factor", 0.0)
+    zero_overlap_comm = _setting("zero_optimization.overlap_comm")
+    zero_reduce_scatter = _setting("zero_optimization.reduce_scatter", True)
+    zero_contiguous_gradients = _setting("zero_optimization.contiguous_gradients", True)
+    zero_reduce_bucket_size = _setting("zero_optimization.reduce_bucket_size")
+    zero_allgather_bucket_size = _setting("zero_optimization.allgather_bucket_size")
+    zero_allgather_partitions = _setting("zero_optimization.allgather_partitions", True)
+    zero_sub_group_size = _setting("zero_optimization.sub_group_size")
+    zero_max_live_parameters = _setting("zero_optimization.stage3_max_live_parameters")
+    zero_max_reuse_distance = _setting("zero_optimization.stage3_max_reuse_distance")
+    zero_prefetch_bucket_size = _setting("zero_optimization.stage3_prefetch_bucket_size")
+    zero_param_persistence_threshold = _setting("zero_optimization.stage3_param_persistence_threshold")
+    zero_model_persistence_threshold = _setting("zero_optimization.stage3_model_persistence_threshold")
+    zero_module_granularity_threshold = _setting("zero_optimization.stage3_module_granularity_threshold", 0)
+    zero_ignore_unused_parameters = _setting("zero_optimization.ignore_unused_parameters", True)
+    zero_load_from_fp32_weights = _setting("zero_optimization.load_from_fp32_weights", True)
+    zero_elastic_checkpoint = _setting("zero_optimization.elastic_checkpoint", False)
+    zero_legacy_stage1 = _setting("zero_optimization.legacy_stage1", False)
+    zero_round_robin_gradients = _setting("zero_optimization.round_robin_gradients", False)
+    zero_hpz_partition_size = _setting("zero_optimization.zero_hpz_partition_size", 1)
+    zero_quantized_weights = _setting("zero_optimization.zero_quantized_weights", False)
+    zero_quantized_gradients = _setting("zero_optimization.zero_quantized_gradients", False)
+    zero_quantized_nontrainable_weights = _setting("zero_optimization.zero_quantized_nontrainable_weights", False)
+    zero_partial_offload = _setting("zero_optimization.offload_optimizer.ratio", 1.0)
+    zero_compute_grad_norm = _setting("zero_optimization.compute_grad_norm", True)
+    zero_parameter_alignment = _setting("zero_optimization.parameter_alignment", False)
+    zero_allgather_sequential = _setting("zero_optimization.stage3_allgather_sequential", False)
+    zero_log_trace_cache_warnings = _setting("zero_optimization.log_trace_cache_warnings", False)
+    zero_multi_rank_bucket_allreduce = _setting("zero_optimization.use_multi_rank_bucket_allreduce", True)
+    super_offload = _setting("zero_optimization.offload_optimizer.super_offload", False)
+    cpuadam_cores_perc = _setting("zero_optimization.offload_optimizer.cpuadam_cores_perc", 0.8)
+    is_sanity_checks_enabled = _setting("zero_optimization.enable_sanity_checks", False)
+
+    def optimizer_name(self) -> str | None:
+        """The class of the program's optimizer, else what the configuration names, in small letters."""
+        if self.optimizer is not None and self.optimizer.client is not None:
+            return type(self.optimizer.client).__name__
+        section = self._config.raw.get("optimizer")
+        return str(section["type"]).lower() if isinstance(section, dict) and section.get("type") else None
+
+    def zero_offload_optimizer(self) -> Any:
+        """The section, as an object; None where it was not given."""
+        from zerotorch.runtime.zero.config import DeepSpeedZeroOffloadOptimizerConfig
+
+        return self._offload("offload_optimizer", DeepSpeedZeroOffloadOptimizerConfig)
+
+    def zero_offload_param(self) -> Any:
+        """The section, as an object; None where it was not given."""
+        from zerotorch.runtime.zero.config import DeepSpeedZeroOffloadParamConfig
+
+        return self._offload("offload_param", DeepSpeedZeroOffloadParamConfig)
+
+    def _offload(self, name: str, kind: Callable[..., Any]) -> Any:
+        section = (self._config.raw.get("zero_optimization") or {}).get(name)
+        known = kind().model_dump()
+        if not isinstance(section, dict):
+            return None
+        return kind(**{key: value for key, value in section.items() if key in known and value is not None})
+
+    def zero_cpu_offload(self) -> bool:
+        section = self.zero_offload_optimizer()
+        return section is not None and section.device == OffloadDeviceEnum.cpu
+
+    def zero_nvme_offload_optimizer(self) -> bool:
+        section = self.zero_offload_optimizer()
+        return section is not None and section.device == OffloadDeviceEnum.nvme
+
+    zero_use_cpu_optimizer = zero_cpu_offload
+
+    def postscale_gradients(self) -> bool:
+        return not self._config.raw.get("prescale_gradients", False)
+
+    def initial_dynamic_scale(self) -> int:
+        return int(2 ** self._config.resolved["fp16"]["initial_scale_power"])
+
+    def torch_autocast_enabled(self) -> bool:
+        return bool((self._config.raw.get("torch_autocast") or {}).get("enabled", False))
+
+    def dynamic_loss_scale_args(self) -> dict[str, Any]:
+        """Arguments of DynamicLossScaler."""
+        from zerotorch.runtime.precision_config import DeepSpeedFP16Config
+
+        known = DeepSpeedFP16Config().model_dump()
+        section = self._config.resolved["fp16"]
+        given = {key: value for key, value in section.items() if key in known and value is not None}
+        return DeepSpeedFP16Config(**given).dynamic_loss_scale_args()
+
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        """Of the parameters, and of their accumulated gradients."""
+        names = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+        wanted = self._config.resolved["data_types"]["grad_accum_dtype"]
+        return self._config.param_dtype, names.get(wanted, torch.float32)
+
+    def is_first_weights_partition_group(self) -> bool:
+        return self.zero_optimization_stage() == _STAGE_OF_SHARDED_PARAMETERS
+
+    # ---- ranks: all are data-parallel ----
+
+    mp_world_size = sequence_parallel_size = 1
+    mpu: Any = None
+    seq_parallel_group: Any = None
+    pipeline_parallelism = has_moe_layers = use_ds_comm = is_compiled = False
+    num_experts: tuple[int, ...] = ()
+
+    def get_data_parallel_rank(self) -> int:
+        return comm.get_rank()
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+    get_tensor_parallel_rank = get_model_parallel_rank
+
+    def get_sequence_parallel_group(self) -> Any:
+        """None: sequences are not split."""
+        return None
+
+    def autotp_size(self) -> int:
+        return 0
+
+    def random_ltd_enabled(self) -> bool:
+        return False
+
+    data_efficiency_enabled = curriculum_learning_enabled = autotuning_enabled = random_ltd_enabled
+    is_deepcompile_enabled = is_deepcompile_active = random_ltd_enabled
+
+    @property
+    def data_parallel_group(self) -> Any:
+        """torch.distributed's group of all ranks; None without one."""
+        return comm.get_world_group()
+
+    @property
+    def dist_backend(self) -> str | None:
+        """Of torch.distributed; None without a process group."""
+        return torch.distributed.get_backend() if comm.is_initialized() else None
+
+    @property
+    def seq_dp_world_size(self) -> int:
+        return comm.get_world_size()
+
+    @property
+    def client_optimizer(self) -> Any:
+        """The optimizer that the program gave; None where the configuration names it."""
+        return None if self.optimizer is None else self.optimizer.client
+
+    @property
+    def inside_no_sync_ctxt(self) -> bool:
+        return self._in_no_sync
+
+    @property
+    def param_names(self) -> dict[torch.nn.Parameter, str]:
+        """Names by parameter."""
+        return {parameter: name for name, parameter in self.module.named_parameters()}
+
+    @property
+    def _global_grad_norm(self) -> float | None:
+        return self.get_global_grad_norm()
+
+    # ---- what programs write and measure with ----
+
+    @functools.cached_property
+    def timers(self) -> SynchronizedWallClockTimer:
+        """Timers for the program's own use; the engine's figures are those of wall_clock_breakdown."""
+        return SynchronizedWallClockTimer()
+
+    @functools.cached_property
+    def tput_timer(self) -> ThroughputTimer:
+        """Counts micro-steps from forward to step(), and samples per second from the third step on."""
+        return ThroughputTimer(
+            batch_size=self.train_batch_size(),
+            steps_per_output=self._config.resolved["steps_per_print"] or None,
+            synchronized=False,  # a wait at every micro-step would be the slowest part of small ones
+        )
+
+    @functools.cached_property
+    def monitor(self) -> MonitorMaster:
+        """Writes the program's events into the files of the engine's."""
+        from zerotorch.monitor.monitor import MonitorMaster
+
+        return MonitorMaster(self._config.raw)
+
+    # ---- gradients ----
+
+    @contextlib.contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """Backwards inside are one micro-batch: their gradients are added, and the step() after the block updates.
+
+        Stages 1 to 3, as in DeepSpeed; gradients are reduced as they come, since each rank keeps its shard of the sum
+        only. Raises UsageError inside of another one or of no_sync(), and for step() inside.
+        """
+        if self.zero_optimization_stage() == 0:
+            raise NotBuiltError("coalesce_grad_reduction requires ZeRO stage 1/2/3, got stage 0; use no_sync()")
+        if self._in_no_sync:
+            raise UsageError("coalesce_grad_reduction cannot be nested inside another no_sync context")
+        self._in_no_sync = True
+        try:
+            yield
+        finally:
+            self._in_no_sync = False
+
+    # ---- where states are ----
+
+    def offload_states(
+        self,
+        include: Iterable[OffloadStateTypeEnum] | None = None,
+        device: OffloadDeviceEnum = OffloadDeviceEnum.cpu,
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> None:
+        """Takes states (None: all) off the accelerator until reload_states(). States on the CPU are where they should be.
+
+        Raises NotBuiltError for states on a GPU: where they are is for the configuration to say. Raises UsageError with
+        offload_param, which has taken parameters away already, and without an optimizer; ConfigError for NVMe.
+        """
+        param = self.zero_offload_param()
+        if param is not None and param.device != OffloadDeviceEnum.none:
+            raise UsageError("Moving states across devices is not supported for offloaded parameters.")
+        if self.optimizer is None:
+            raise UsageError("Moving states across devices is not supported without an optimizer.")
+        kinds = [OffloadStateTypeEnum(kind) for kind in (OffloadStateTypeEnum if include is None else include)]
+        if device == OffloadDeviceEnum.none:
+            logger.warning("offload_states(device=none) moves nothing")
+            return
+        if device == OffloadDeviceEnum.nvme:
+            raise ConfigError("NVMe offload is not supported for offloading states: use cpu")
+        for kind in kinds:
+            if self._state_device(kind).type != "cpu":
+                raise NotBuiltError(
+                    f"offload_states(): {kind.value} are on {self._core.device} and stay there while the engine lives; "
+                    "set zero_optimization.offload_optimizer.device to cpu, or destroy() the engine and make another"
+                )
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """Takes states back that offload_states() has taken away. Raises UsageError without an optimizer."""
+        if self.optimizer is None:
+            raise UsageError("Moving states across devices is not supported without an optimizer.")
+
+    def _state_device(self, kind: OffloadStateTypeEnum) -> torch.device:
+        offloads = (OffloadStateTypeEnum.optim_states, OffloadStateTypeEnum.hp_params)
+        on_host = kind in offloads and (self.zero_cpu_offload() or self.zero_nvme_offload_optimizer())
+        return torch.device("cpu" if on_host else self._core.device)

@@ -1,0 +1,89 @@
+"""Members of DeepSpeed's optimizers that programs read from `engine.optimizer`. Everything is local."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerotorch.errors import UsageError
+from zerotorch.runtime.fp16.loss_scaler import LossScalerBase
+
+if TYPE_CHECKING:
+    from zerotorch import _C
+    from zerotorch.engine import DeepSpeedEngine
+
+
+class _Scale(LossScalerBase):
+    """The engine's loss scale, read when it is asked for."""
+
+    def __init__(self, core: _C.Engine, dynamic: bool) -> None:
+        self._core = core
+        self.dynamic = dynamic
+
+    @property
+    def cur_scale(self) -> float:  # type: ignore[override]
+        return self._core.loss_scale
+
+    def update_scale(self, overflow: bool) -> None:
+        """Raises UsageError: the engine does it at each step."""
+        raise UsageError("update_scale() of an engine's loss scale: the engine does it at each step")
+
+
+class OptimizerNames:
+    """Base of the engine's optimizer."""
+
+    param_groups: list[dict[str, Any]]
+    _required: Callable[[], _C.Engine]
+    _engine: weakref.ref[DeepSpeedEngine] | None = None
+
+    def _its_engine(self) -> DeepSpeedEngine:
+        engine = None if self._engine is None else self._engine()
+        if engine is None:
+            raise UsageError("this optimizer belongs to no engine")
+        return engine
+
+    @property
+    def loss_scaler(self) -> LossScalerBase:
+        """Has `loss_scale`, `cur_scale`, `dynamic` and `scale_loss()`."""
+        return _Scale(self._required(), self.dynamic_loss_scale)
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        return self._its_engine().dynamic_loss_scale()
+
+    def needs_scaler(self) -> bool:
+        """Whether a loss must be scaled before its backward: in fp16."""
+        return self._its_engine().fp16_enabled()
+
+    def scale_if_loss(self, value: Any) -> Any:
+        """A loss in fp16 times its scale; anything else as it is."""
+        wanted = isinstance(value, torch.Tensor) and self.needs_scaler()
+        return self._its_engine().scale(value) if wanted else value
+
+    @property
+    def clip_grad(self) -> float:
+        return self._its_engine().gradient_clipping()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        return self._its_engine().module_dtype
+
+    def get_lr(self) -> float:
+        """Of the first group."""
+        return float(self.param_groups[0]["lr"])
+
+    def set_lr(self, lr: float) -> None:
+        """Of all groups, from the next update on."""
+        self._its_engine().set_lr(lr)
+
+    def offload_states(self, *args: Any, **kwargs: Any) -> None:
+        """As the engine's."""
+        self._its_engine().offload_states(*args, **kwargs)
+
+    def reload_states(self, *args: Any, **kwargs: Any) -> None:
+        """As the engine's."""
+        self._its_engine().reload_states(*args, **kwargs)

@@ -1,0 +1,190 @@
+"""Members of an engine and its optimizer that programs touch besides forward, backward and step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import run
+from torch import nn
+
+
+def config(stage: int, **more: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": stage},
+        **more,
+    }
+
+
+def make(stage: int, **more: Any) -> Any:
+    import zerotorch
+
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    return zerotorch.initialize(
+        model=model, model_parameters=model.parameters(), config=config(stage, **more), optimizer=None
+    )[0]
+
+
+def train(engine: Any, steps: int) -> None:
+    for step in range(steps):
+        engine.backward(engine(torch.full((2, 4), 0.1 * step)).mean())
+        engine.step()
+
+
+def throughput(stage: int) -> tuple[int, int, int, float]:
+    engine = make(stage, gradient_accumulation_steps=2)
+    train(engine, 8)
+    engine.eval()
+    engine(torch.ones(2, 4))  # an evaluation is no step
+    engine.tput_timer.update_epoch_count()
+    timer = engine.tput_timer
+    speed = timer.avg_samples_per_sec()
+    assert speed == pytest.approx(engine.train_batch_size() * 2 / timer.total_elapsed_time)
+    engine.destroy()
+    return timer.epoch_count, timer.global_step_count, timer.micro_step_count, speed
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_the_throughput_timer_counts(stage: int) -> None:
+    for epochs, steps, micro_steps, speed in run(2, throughput, stage):
+        assert (epochs, steps, micro_steps) == (1, 4, 0) and 0 < speed < float("inf")
+
+
+def moves(stage: int) -> None:
+    from zerotorch.errors import ConfigError, UsageError
+    from zerotorch.runtime.zero.offload_config import OffloadDeviceEnum, OffloadStateTypeEnum
+    from zerotorch.runtime.zero.offload_states import get_state_devices
+
+    engine = make(stage)
+    train(engine, 1)
+    before = engine._core.full_weight("0.weight")
+    engine.offload_states()
+    engine.optimizer.offload_states(
+        include=[OffloadStateTypeEnum.optim_states, "hp_params"], device=OffloadDeviceEnum.cpu, non_blocking=True
+    )
+    for kind in OffloadStateTypeEnum:
+        assert get_state_devices(engine, kind) == {torch.device("cpu")}
+    engine.reload_states(non_blocking=True)
+    engine.optimizer.reload_states()
+    assert torch.equal(engine._core.full_weight("0.weight"), before)
+    train(engine, 1)
+    engine.offload_states(device="none")
+    with pytest.raises(ValueError, match="NVMe offload is not supported for offloading states"):
+        engine.offload_states(device=OffloadDeviceEnum.nvme)
+    with pytest.raises(ValueError):
+        engine.offload_states(include=["weights"])
+    assert issubclass(ConfigError, ValueError)
+    engine.destroy()
+    engine = make(3, zero_optimization={"stage": 3, "offload_param": {"device": "cpu"}})
+    with pytest.raises(AssertionError, match="not supported for offloaded parameters"):
+        engine.offload_states()
+    engine.destroy()
+    assert issubclass(UsageError, AssertionError)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_states_are_where_they_should_be(stage: int) -> None:
+    run(2, moves, stage)
+
+
+def without_an_optimizer() -> None:
+    import zerotorch
+
+    engine = zerotorch.initialize(model=nn.Linear(2, 2), config={"train_micro_batch_size_per_gpu": 1})[0]
+    for call in (engine.offload_states, engine.reload_states):
+        with pytest.raises(AssertionError, match="not supported without an optimizer"):
+            call()
+    engine.destroy()
+
+
+def test_there_is_nothing_to_move_without_an_optimizer() -> None:
+    run(1, without_an_optimizer)
+
+
+def coalesced(stage: int) -> list[float]:
+    engine = make(stage)
+    with engine.coalesce_grad_reduction():
+        for step in range(3):
+            engine.backward(engine(torch.full((2, 4), 0.3 * step + 0.1)).mean())
+        with pytest.raises(AssertionError, match="illegal to call Engine.step"):
+            engine.step()
+        with pytest.raises(AssertionError, match="cannot be nested"), engine.coalesce_grad_reduction():
+            pass
+    engine.step()
+    assert engine.global_steps == 1
+    norm = engine.get_global_grad_norm()
+    engine.destroy()
+    return [norm]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_backwards_of_a_block_are_one_micro_batch(stage: int) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    sum(model(torch.full((2, 4), 0.3 * step + 0.1)).mean() for step in range(3)).backward()  # type: ignore[union-attr]
+    wanted = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()  # type: ignore[union-attr]
+    for (norm,) in run(2, coalesced, stage):
+        assert norm == pytest.approx(wanted, rel=1e-5)
+
+
+def not_at_stage_0() -> None:
+    engine = make(0)
+    with pytest.raises(NotImplementedError, match="requires ZeRO stage 1/2/3"), engine.coalesce_grad_reduction():
+        pass
+    engine.destroy()
+
+
+def test_stage_0_has_no_sync() -> None:
+    run(1, not_at_stage_0)
+
+
+def names() -> None:
+    engine = make(2, fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 4}, steps_per_print=5)
+    optimizer = engine.optimizer
+    assert optimizer.state[engine.module[0].weight] == {} or optimizer.state[engine.module[0].weight]["step"] == 0
+    train(engine, 3)
+    assert optimizer.state[engine.module[0].weight]["step"] == 3
+    assert {"exp_avg", "exp_avg_sq"} <= optimizer.state[engine.module[0].weight].keys()
+    assert optimizer.needs_scaler() and optimizer.dynamic_loss_scale and optimizer.loss_scaler.dynamic
+    assert optimizer.loss_scaler.loss_scale == optimizer.loss_scaler.cur_scale == engine.loss_scale() == 16
+    assert optimizer.loss_scaler.scale_loss(torch.tensor(2.0)) == 32
+    with pytest.raises(AssertionError, match="the engine does it at each step"):
+        optimizer.loss_scaler.update_scale(True)
+    assert engine.initial_dynamic_scale() == 16 and engine.dynamic_loss_scale_args()["init_scale"] == 16
+    assert optimizer.get_lr() == 0.1 and optimizer.clip_grad == 0 and optimizer.dtype == torch.float16
+    optimizer.set_lr(0.5)
+    assert engine.get_lr() == [0.5]
+    assert engine.log_level() is None and engine.optimizer_name() == "adamw" and engine.scheduler_name() is None
+    assert engine.zero_reduce_bucket_size() == 500_000_000 and engine.zero_overlap_comm() is not True
+    assert engine.zero_offload_param() is None and not engine.zero_cpu_offload() and engine.zero_partial_offload() == 1
+    assert engine.get_data_types() == (torch.float16, torch.float32) and engine.postscale_gradients()
+    assert engine.get_data_parallel_rank() == engine.global_rank and engine.mp_world_size == 1 and engine.mpu is None
+    assert engine.seq_dp_world_size == engine.world_size == 2 and engine.dist_backend == "gloo"
+    assert set(engine.param_names.values()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert engine._global_grad_norm == engine.get_global_grad_norm() and engine.client_optimizer is None
+    engine.timers("mine").start()
+    engine.timers("mine").stop()
+    assert not engine.monitor.enabled
+    engine.monitor.write_events([("loss", 1.0, 1)])
+    engine.destroy()
+
+
+def test_names_are_there() -> None:
+    run(2, names)
+
+
+def offloaded() -> None:
+    section = {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    engine = make(2, zero_optimization=section)
+    assert engine.zero_cpu_offload() and engine.zero_offload_optimizer().pin_memory
+    assert engine.zero_offload_optimizer().device == "cpu" and not engine.zero_nvme_offload_optimizer()
+    engine.destroy()
+
+
+def test_sections_of_offload() -> None:
+    run(1, offloaded)
