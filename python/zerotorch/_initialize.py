@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from zerotorch import _C
+from zerotorch import _C, life_cycle
 from zerotorch._version import __version__
 from zerotorch.config import DeepSpeedConfig, given_config
 from zerotorch.distributed import init_distributed, world_group
@@ -16,6 +16,7 @@ from zerotorch.engine import DeepSpeedEngine
 from zerotorch.errors import ConfigError, NotBuiltError, UsageError
 from zerotorch.optimizer import LIVE, OverShards, ZeroOptimizer, configuration_of, let_go
 from zerotorch.utils.logging import log_dist, logger
+from zerotorch.zero import partition
 from zerotorch.zero.gathered import engine_of
 
 #: Values of a parameter group that the engine takes when it is made.
@@ -59,8 +60,6 @@ def initialize(
         ConfigError: for the configuration or the optimizer, naming what is wrong.
         UsageError: for a model that cannot be trained.
     """
-    from zerotorch.zero import partition
-
     if model is None or not isinstance(model, torch.nn.Module):
         raise UsageError(f"deepspeed.initialize requires a model: a torch.nn.Module, got {type(model).__name__}")
     if mpu is not None or mesh_param is not None:
@@ -68,10 +67,7 @@ def initialize(
     with partition.suspended():
         settings = DeepSpeedConfig(given_config(args, config, config_params))
         init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-        partition.finish(model)
-        device = _move_to_accelerator(model, world_group().local_rank)
-        _part_from_spectral_norms(model)
-        engine = _Builder(model, settings, optimizer, model_parameters, device).build()
+        engine = _Builder(model, settings, optimizer, model_parameters).build()
     engine.lr_scheduler = _scheduler(engine, settings, lr_scheduler)
     engine.client_lr_scheduler = lr_scheduler
     if training_data is not None:
@@ -82,7 +78,6 @@ def initialize(
 def _move_to_accelerator(model: torch.nn.Module, local_rank: int) -> str | None:
     """Where the engine has to take it: what deferred_init has made would be whole there."""
     from zerotorch.accelerator import get_accelerator
-    from zerotorch.zero import partition
 
     accelerator = get_accelerator()
     if accelerator.device_name() == "cpu":
@@ -111,13 +106,12 @@ def _part_from_spectral_norms(model: torch.nn.Module) -> None:
 class _Builder:
     """What initialize() knows on the way to the engine."""
 
-    def __init__(
-        self, model: torch.nn.Module, config: DeepSpeedConfig, optimizer: Any, parameters: Any, device: str | None
-    ) -> None:
-        self.device = device
+    def __init__(self, model: torch.nn.Module, config: DeepSpeedConfig, optimizer: Any, parameters: Any) -> None:
+        self.device: str | None = None
         self.model = model
         self.config = config
         self.names = {parameter: name for name, parameter in model.named_parameters()}
+        self.flags = life_cycle.Flags(model)
         self.given = None if parameters is None else list(parameters)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             if not callable(optimizer):
@@ -128,12 +122,30 @@ class _Builder:
         self.client: torch.optim.Optimizer | None = optimizer
 
     def build(self) -> DeepSpeedEngine:
+        if not self._trains:
+            trained_by = self._trained_by()
+            if trained_by is not None:
+                return self._make(trained_by._core, None, trained_by)
+        self.device = life_cycle.take_over(self.model)
+        self.flags = life_cycle.Flags(self.model)
+        try:
+            return self._make_new()
+        except BaseException:
+            self.flags.restore()
+            raise
+
+    @property
+    def _trains(self) -> bool:
+        return self.client is not None or self.config.names_optimizer or bool(self.given)
+
+    def _make_new(self) -> DeepSpeedEngine:
+        partition.finish(self.model)
+        self.device = self.device or _move_to_accelerator(self.model, world_group().local_rank)
+        _part_from_spectral_norms(self.model)
         self._tell_what_is_cast()
         if self.client is not None:
             return self._with_client(self.client)
-        if not self.config.names_optimizer and not self.given:
-            return self._for_evaluation()
-        return self._with_configured()
+        return self._with_configured() if self._trains else self._for_evaluation()
 
     def _tell_what_is_cast(self) -> None:
         """A module of several precisions, as fp32 adapters on a bf16 base, gets one."""
@@ -157,31 +169,26 @@ class _Builder:
             f"DeepSpeed info: version={__version__} (zerotorch), stage {self.config.stage}, {core.world_size} ranks",
             ranks=[0],
         )
-        return DeepSpeedEngine(self.model, core, self.config, optimizer, None, self.names, trained_by)
+        return DeepSpeedEngine(self.model, core, self.config, optimizer, None, self.names, self.flags, trained_by)
 
     def _for_evaluation(self) -> DeepSpeedEngine:
-        trained_by = self._trained_by()
-        if trained_by is not None:
-            return self._make(trained_by._core, None, trained_by)
         config = self.config.without("optimizer", "scheduler")
         core = _C.initialize(self.model, config, world_group(), [], True, device=self.device)
+        self.flags.restore()  # the program may train them with another engine, or with none
         return self._make(core, None)
 
     def _trained_by(self) -> DeepSpeedEngine | None:
-        """The engine that has all of the module already, as Lightning's has when a trainer evaluates after it has
-        fitted: the weights are where that one has them, whatever stage this configuration says."""
-        engines = {id(engine): engine for engine in map(engine_of, self.names)}
-        if len(engines) != 1 or None in engines.values():
+        """The engine that has all parameters already, as Lightning's has when a trainer evaluates after it has fitted:
+        the weights are where that one has them, whatever stage this configuration says."""
+        engine = life_cycle.only_engine_of(self.names)
+        if engine is None or engine._config.param_dtype == self.config.param_dtype:
+            return engine
+        if engine.optimizer is None:  # it gives way to one of the other precision
             return None
-        engine: DeepSpeedEngine = next(iter(engines.values()))
-        if engine.module is not self.model:
-            return None
-        if engine._config.param_dtype != self.config.param_dtype:
-            raise ConfigError(
-                f"the module is trained by an engine whose parameters are {engine._config.param_dtype}, and cannot be "
-                f"evaluated as {self.config.param_dtype} beside it"
-            )
-        return engine
+        raise ConfigError(
+            f"the module is trained by an engine whose parameters are {engine._config.param_dtype}, and cannot be "
+            f"evaluated as {self.config.param_dtype} beside it"
+        )
 
     # ---- the configuration's optimizer ----
 

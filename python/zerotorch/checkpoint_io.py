@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,9 +43,25 @@ def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], 
         with contextlib.suppress(CheckpointError):  # which tells the other ranks
             engine._core.save_checkpoint(folder, tag, "client_state cannot be saved", save_latest)
         raise CheckpointError(f"client_state cannot be saved: {error}") from error
-    engine._core.save_checkpoint(folder, tag, text, save_latest)
+    with frozen_for_evaluation(engine):
+        engine._core.save_checkpoint(folder, tag, text, save_latest)
     if engine.global_rank == 0:
         _write_script(Path(folder) / "zero_to_fp32.py")
+
+
+@contextlib.contextmanager
+def frozen_for_evaluation(engine: DeepSpeedEngine) -> Iterator[None]:
+    """Of an engine that only evaluates the core takes parameters which require a gradient, or have one, for ones to be
+    trained."""
+    parameters = [] if engine.optimizer is not None else list(engine._names)
+    before = [(parameter.requires_grad, parameter.grad) for parameter in parameters]
+    for parameter in parameters:
+        parameter.requires_grad_(False).grad = None
+    try:
+        yield
+    finally:
+        for parameter, (requires_grad, gradient) in zip(parameters, before, strict=True):
+            parameter.requires_grad_(requires_grad).grad = gradient
 
 
 def _write_script(path: Path) -> None:
@@ -79,14 +96,15 @@ def load(
     if not tag and not _has_checkpoint(folder):
         log_dist(f"load_checkpoint: there is no checkpoint in '{folder}'", ranks=[0])
         return None, None
-    report = engine._core.load_checkpoint(
-        folder,
-        tag or _latest(folder),
-        options.module_only,
-        options.load_optimizer_states,
-        options.load_lr_scheduler_states,
-        options.strict,
-    )
+    with frozen_for_evaluation(engine):
+        report = engine._core.load_checkpoint(
+            folder,
+            tag or _latest(folder),
+            options.module_only,
+            options.load_optimizer_states,
+            options.load_lr_scheduler_states,
+            options.strict,
+        )
     saved = _from_json(report["client_state"])
     _set_extra_states(engine.module, saved.extra_states)
     optimizer = engine.optimizer

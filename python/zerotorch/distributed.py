@@ -92,6 +92,23 @@ def world_group() -> _C.Group:
     return _group
 
 
+def first_problem(mine: str | None) -> str | None:
+    """The problem of the first rank that has one, with its number, on all ranks; None where none has. *Collective.*"""
+    group = world_group()
+    if group.size == 1:
+        return mine
+    said = list((mine or "").encode())
+    for rank in range(group.size):
+        nbytes = torch.tensor([len(said)])
+        group.broadcast(nbytes, rank)
+        if not int(nbytes):
+            continue
+        text = torch.tensor(said if rank == group.rank else [0] * int(nbytes), dtype=torch.uint8)
+        group.broadcast(text, rank)
+        return f"rank {rank}: {bytes(text.tolist()).decode()}"
+    return None
+
+
 def _show_one_traceback(rank: int) -> None:
     """A rank that ends because another one failed says so in a line: that one shows its traceback."""
     earlier = sys.excepthook

@@ -16,6 +16,7 @@ from zerotorch.comm.comm import register_engine
 from zerotorch.config import DeepSpeedConfig
 from zerotorch.engine_names import EngineNames
 from zerotorch.errors import ModelError, NotBuiltError, UsageError
+from zerotorch.life_cycle import Flags, Life, ModuleChanges, are_released
 from zerotorch.local_rank import LocalRank
 from zerotorch.optimizer import ZeroOptimizer
 from zerotorch.utils.logging import log_dist
@@ -46,6 +47,10 @@ def _destroy_all() -> None:
         core.destroy()
 
 
+def _to_half(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.half() if tensor.is_floating_point() else tensor
+
+
 class DeepSpeedEngine(EngineNames, torch.nn.Module):
     """What ``zerotorch.initialize`` returns. Call it as the module; names it does not have are the module's.
 
@@ -69,9 +74,11 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         optimizer: ZeroOptimizer | None,
         lr_scheduler: Any,
         names: dict[torch.nn.Parameter, str],
+        flags: Flags,
         trained_by: DeepSpeedEngine | None = None,
     ) -> None:
-        """`trained_by`: the engine that has the module and `core`, beside which this one evaluates."""
+        """`flags`: which parameters required a gradient before. `trained_by`: the engine that has the parameters and
+        `core`, beside which this one evaluates."""
         super().__init__()
         self.module = module
         self._core = core
@@ -90,10 +97,17 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         self._in_no_sync = False
         self._said_scaling = False
         self.__dict__["_trained_by"] = trained_by  # no child of ours
-        self._hooks_of_module = (
-            raw_access.attach(module, names, config.stage, self, core.world_size) if trained_by is None else []
-        )
-        if config.logs_comms and trained_by is None:
+        self._life = Life()
+        self._changes: ModuleChanges | None = None
+        if trained_by is not None:
+            return
+        self._holds_shards_only = are_released(names)
+        handles = raw_access.attach(module, names, config.stage, self, core.world_size)
+        if optimizer is not None:
+            optimizer.life = self._life
+        self._changes = ModuleChanges(flags.keep_frozen(), names, handles)
+        self._changes.restore_with(core)
+        if config.logs_comms:
             register_engine(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -110,25 +124,20 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
     # ---- one step ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward. With fp16.auto_cast floating-point inputs are cast to fp16."""
-        self._require_alive()
-        self._core.begin_forward()
+        """The module's forward, also when the engine has ended. With fp16.auto_cast floating-point inputs are cast to
+        fp16."""
+        if not self._core.is_destroyed:
+            self._core.begin_forward()
         if self.module.training:
             self.tput_timer.start()
         if self._config.auto_casts:
-            args, kwargs = tree_map_only(torch.Tensor, self._cast, (args, kwargs))
+            args, kwargs = tree_map_only(torch.Tensor, _to_half, (args, kwargs))
         return self.module(*args, **kwargs)
 
-    def _require_alive(self) -> None:
-        if self._core.is_destroyed:
-            raise UsageError(
-                "this engine was destroyed, as accelerate's free_memory() does, with which every train() of Hugging Face's "
-                "Trainer begins: make a new engine, or a new Trainer"
-            )
-
-    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
-        cast = self._core.cast_input(tensor)
-        return tensor if cast is None else cast
+    def _require_training(self, call: str) -> None:
+        if self.optimizer is None:
+            raise UsageError(f"{call} of an engine that was made without an optimizer: it only evaluates")
+        self._life.require_trainable()
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Runs backward from a scalar loss; gradients leave the module for the ranks that own them.
@@ -142,8 +151,7 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         Returns:
             The loss, divided by gradient_accumulation_steps() where the engine divides.
         """
-        if self.optimizer is None:
-            raise UsageError("backward() of an engine that was made without an optimizer: it only evaluates")
+        self._require_training("backward()")
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"backward() needs a tensor, got {type(loss).__name__}")
         steps = self.gradient_accumulation_steps()
@@ -165,8 +173,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         """Ends a micro-batch; at an accumulation boundary also clips, updates and steps the scheduler."""
         if self._in_no_sync:
             raise UsageError("It is illegal to call Engine.step() inside no_sync context manager")
-        if self.optimizer is None:
-            raise UsageError("step() of an engine that was made without an optimizer: it only evaluates")
+        self._require_training("step()")
+        assert self.optimizer is not None
         before = self.global_steps
         self.optimizer.step()
         self.tput_timer.stop(global_step=self.global_steps > before)
@@ -178,15 +186,17 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         where gradients of that backward had been added to their sums: then they are dropped, too, with a warning.
 
         Of a backward that did not fail it drops the gradients before the window's first step(), and is a ModelError
-        later in it: they cannot be dropped alone. Does nothing elsewhere.
+        later in it: they cannot be dropped alone. Without an optimizer, or when the engine has ended, the module's
+        gradients are plain ones, and are dropped as such.
         """
-        self._require_alive()
-        if self.optimizer is not None:
+        if self.optimizer is None or self._core.is_destroyed:
+            self.module.zero_grad(set_to_none)
+        else:
             self._core.zero_grad()
 
     def finish_update(self) -> None:
         """With zerotorch.delayed_update: the last step's update becomes part of the parameters. On every rank."""
-        self._require_alive()
+        self._life.require_alive()
         self._core.finish_update()
 
     @contextlib.contextmanager
@@ -406,12 +416,21 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def destroy(self) -> None:
-        """Gives up memory and the group's part. The module is an ordinary one afterwards, but that parameters which
-        were sharded and not gathered throw on use."""
-        if self.__dict__["_trained_by"] is not None:
+        """Gives up memory and the group's part. The module is an ordinary one afterwards, with requires_grad as it was
+        before initialize(), but that parameters which were sharded and not gathered throw on use."""
+        self._life.destroy()
+        if self._changes is None:  # another engine has the parameters
             self.__dict__["_trained_by"] = None
             return
-        raw_access.detach(self._names, self._hooks_of_module)
+        self._end()
+
+    def _end_as_replaced(self) -> None:
+        self._life.replace()
+        self._end()
+
+    def _end(self) -> None:
+        assert self._changes is not None
+        self._changes.restore()
         if self.optimizer is not None:
             self.optimizer.detach()
         self._core.destroy()

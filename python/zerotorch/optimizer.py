@@ -13,6 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 from zerotorch import _C
 from zerotorch.distributed import world_group
 from zerotorch.errors import ConfigError, UsageError
+from zerotorch.life_cycle import Life
 from zerotorch.ops.optimizer import EngineOptimizer
 from zerotorch.optimizer_names import OptimizerNames
 from zerotorch.runtime.base_optimizer import ZeROOptimizer
@@ -48,6 +49,7 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         self.client = client
         if client is not None:
             self.param_groups = client.param_groups
+        self.life = Life()
         self._core: _C.Engine | None = None
         self._names: dict[torch.nn.Parameter, str] = {}
         self._pushed: list[dict[str, Any]] = []
@@ -113,6 +115,7 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
             raise UsageError("step(closure): the engine's backward() runs before step(), and once")
         if self._core is None:
             raise UsageError("step() of an optimizer that belongs to no engine")
+        self.life.require_trainable()
         skipped, steps = self._core.skipped_steps, self._core.global_steps
         self._look_for_another_step()
         if self._core.is_gradient_accumulation_boundary():

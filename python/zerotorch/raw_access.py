@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -53,13 +54,18 @@ def mark(parameter: torch.nn.Parameter, ranks: int) -> None:
 
 
 class EngineOf:
-    """Leads from a parameter to its engine; a pickled parameter has none."""
+    """Leads from a parameter to its engine, and to what is left of it where the program has let go of the engine and
+    kept its optimizer; a pickled parameter has none."""
 
     def __init__(self, engine: Any = None) -> None:
         self._reference = None if engine is None else weakref.ref(engine)
+        self._core = None if engine is None else weakref.ref(engine._core)
 
     def __call__(self) -> Any:
         return None if self._reference is None else self._reference()
+
+    def core(self) -> Any:
+        return None if self._core is None else self._core()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EngineOf, ()
@@ -130,10 +136,10 @@ def attach(
     return [register(child, _own_memory) for child in module.modules()]
 
 
-def detach(names: dict[torch.nn.Parameter, str], handles: list[Any]) -> None:
+def detach(parameters: Iterable[torch.nn.Parameter], handles: list[Any]) -> None:
     for handle in handles:
         handle.remove()
-    for parameter in names:
+    for parameter in parameters:
         for name in (*_marks(parameter, 1), "ds_id", "_zerotorch_engine"):
             vars(parameter).pop(name, None)
 

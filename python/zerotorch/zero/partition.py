@@ -160,6 +160,39 @@ def spread(parameters: list[torch.nn.Parameter], root: int | None) -> None:
     host.barrier()  # nobody writes again before all see it
 
 
+class Kept:
+    """Values of an engine's parameters that outlive it, once per host. A parameter gets them back by give_back()."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], block: Block, places: list[Placed]) -> None:
+        self._parameters = parameters
+        self._block = block
+        self._places = places
+
+    def give_back(self) -> None:
+        """When the engine has ended. *Collective.*"""
+        self._block.host.barrier()  # the first rank has written
+        for parameter, place_of in zip(self._parameters, self._places, strict=True):
+            parameter.data = place_of.values()
+            parameter._zerotorch_placed = place_of  # type: ignore[attr-defined]
+
+
+def keep(core: _C.Engine, parameters: list[torch.nn.Parameter]) -> Kept:
+    """Gathers parameters of which each rank has a shard, one at a time. *Collective.*"""
+    sizes = [_pages(p.numel() * p.element_size()) for p in parameters]
+    block = Block(max(sum(sizes), mmap.PAGESIZE))
+    places = []
+    offset = 0
+    for parameter, size in zip(parameters, sizes, strict=True):
+        place_of = Placed(block, offset, size, parameter.shape, parameter.dtype)
+        scope = _C.Gathered(core, [parameter], None)
+        if block.is_first:
+            place_of.values().copy_(parameter.detach())
+        scope.close()
+        places.append(place_of)
+        offset += size
+    return Kept(parameters, block, places)
+
+
 def finish(model: torch.nn.Module) -> None:
     """Before an engine takes the parameters: every rank has the first rank's values. *Collective* where there are some
     of zero.Init."""
